@@ -1,0 +1,10 @@
+//! Everything about the language that can be tested without counting allocations.
+
+mod cells;
+mod errors;
+mod language;
+mod matching;
+mod outcome;
+mod random;
+mod reference;
+mod support;

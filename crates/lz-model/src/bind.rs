@@ -1,0 +1,675 @@
+//! From arguments to a query: shapes matched, dimensions named, every mistake reported as one.
+
+use smallvec::SmallVec;
+
+use crate::call::{BindRules, Call, CallError, NamedCall};
+use crate::catalog::{Catalog, Facts, Op};
+use crate::device::DeviceSpec;
+use crate::dtype::DType;
+use crate::layout::{self, Layout, LayoutEvidence, LayoutVerdict, Rank4};
+use crate::nearest::nearest;
+use crate::param::{Param, ParamType, ParamValue};
+use crate::query::{MAX_DIMS, MAX_INPUTS, MAX_PARAMS, Query, TensorFacts, TensorMeta};
+use crate::schema::{DTypeRule, LayoutRule, Output, OutputDType, Sizes};
+use crate::shape::{Axis, ShapePattern};
+use crate::tensor::Extents;
+
+/// A call whose arguments fit the operation.
+#[derive(Clone, Debug)]
+pub struct Bound {
+    /// What selection looks at.
+    pub query: Query,
+    /// How the layout was found, where the operation has named ones.
+    pub layout: Option<LayoutVerdict>,
+}
+
+/// A tensor an operation will give.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OutputSpec {
+    /// Its name.
+    pub name: &'static str,
+    /// Its dtype.
+    pub dtype: DType,
+    /// Its sizes.
+    pub shape: Extents,
+}
+
+impl Op {
+    /// Matches a call with the schema. [`Op::check`] tells whether the values also make sense.
+    pub fn bind(&self, call: &Call<'_>, rules: &BindRules) -> Result<Bound, CallError> {
+        Binder::new(self, call)?.run(rules)
+    }
+
+    /// Checks the conditions every valid call meets. They depend on the query alone, so one that
+    /// was checked before need not be checked again.
+    pub fn check(&self, query: &Query, device: &DeviceSpec) -> Result<(), CallError> {
+        let facts = Facts {
+            op: self,
+            query,
+            device,
+        };
+        for (check, holds) in &self.checks {
+            if !holds.test(&facts).unwrap_or(false) {
+                return Err(CallError::Check {
+                    op: self.id(),
+                    code: check.code,
+                    message: check.message,
+                    hint: check.hint,
+                    values: holds
+                        .slots()
+                        .iter()
+                        .map(|&s| self.describe(s, &facts))
+                        .collect::<Vec<_>>()
+                        .join(", "),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn describe(&self, slot: u16, facts: &Facts<'_>) -> String {
+        use lz_expr::{Env, Value};
+        let name = self.field_name(slot);
+        match facts.get(slot) {
+            Value::Bool(b) => format!("{name}={b}"),
+            Value::Int(i) => format!("{name}={i}"),
+            Value::Float(x) => format!("{name}={x}"),
+            Value::Str(s) => format!("{name}={s}"),
+        }
+    }
+
+    /// Puts named arguments into schema order.
+    pub fn in_order<'a>(&self, call: &NamedCall<'a>) -> Result<OrderedCall<'a>, CallError> {
+        let schema = self.schema();
+        let mut ordered = OrderedCall {
+            inputs: [None; MAX_INPUTS],
+            params: [ParamValue::None; MAX_PARAMS],
+        };
+        for (name, meta) in &call.inputs {
+            let index = self
+                .input_index(name)
+                .ok_or_else(|| CallError::UnknownInput {
+                    op: self.id(),
+                    name: (*name).to_owned(),
+                    nearest: nearest(name, schema.inputs.iter().map(|i| i.name)),
+                })?;
+            ordered.inputs[index] = Some(*meta);
+        }
+        for (name, value) in &call.params {
+            let index = self
+                .param_index(name)
+                .ok_or_else(|| CallError::UnknownParam {
+                    op: self.id(),
+                    name: (*name).to_owned(),
+                    nearest: nearest(name, schema.params.iter().map(|p| p.name)),
+                })?;
+            ordered.params[index] = *value;
+        }
+        Ok(ordered)
+    }
+
+    /// The parameters of a call with defaults filled in, checked.
+    pub fn params(
+        &self,
+        given: &[ParamValue],
+    ) -> Result<SmallVec<[ParamValue; MAX_PARAMS]>, CallError> {
+        let params = self.schema().params;
+        if given.len() > params.len()
+            && given[params.len()..].iter().any(|v| *v != ParamValue::None)
+        {
+            return Err(CallError::TooMany {
+                op: self.id(),
+                what: "parameters",
+                most: params.len(),
+                got: given.len(),
+            });
+        }
+        params
+            .iter()
+            .enumerate()
+            .map(
+                |(i, param)| match given.get(i).copied().unwrap_or(ParamValue::None) {
+                    ParamValue::None => param.default.value().ok_or(CallError::MissingParam {
+                        op: self.id(),
+                        param: param.name,
+                    }),
+                    value => self.typed(param, value),
+                },
+            )
+            .collect()
+    }
+
+    fn typed(&self, param: &Param, value: ParamValue) -> Result<ParamValue, CallError> {
+        let expected = match (param.ty, value) {
+            (ParamType::Bool, ParamValue::Bool(_))
+            | (ParamType::Int, ParamValue::Int(_))
+            | (ParamType::Name, ParamValue::Str(_)) => return Ok(value),
+            (ParamType::Float, ParamValue::Float(x)) if !x.is_nan() => return Ok(value),
+            (ParamType::Float, ParamValue::Int(i)) => return Ok(ParamValue::Float(i as f64)),
+            (ParamType::Choice(choices), ParamValue::Str(s)) if choices.contains(&s.as_str()) => {
+                return Ok(value);
+            }
+            (ParamType::Choice(choices), _) => format!("one of {}", choices.join(", ")),
+            (ParamType::Bool, _) => "true or false".into(),
+            (ParamType::Int, _) => "an integer".into(),
+            (ParamType::Float, _) => "a number".into(),
+            (ParamType::Name, _) => "a name".into(),
+        };
+        Err(CallError::BadParam {
+            op: self.id(),
+            param: param.name,
+            got: value.to_string(),
+            expected,
+        })
+    }
+
+    /// The tensors a call will give, from its arguments and its query. Updated inputs are not listed.
+    pub fn outputs(&self, call: &Call<'_>, query: &Query) -> Vec<OutputSpec> {
+        let schema = self.schema();
+        let meta = |name: &str| {
+            self.input_index(name)
+                .and_then(|i| call.inputs.get(i).copied().flatten())
+        };
+        let params = self.params(call.params).unwrap_or_default();
+        schema
+            .outputs
+            .iter()
+            .zip(&self.outputs)
+            .filter_map(|(output, patterns)| match *output {
+                Output::Updates(_) => None,
+                Output::Fresh { name, shape, dtype } => {
+                    let dtype = match dtype {
+                        OutputDType::Of(input) => meta(input)?.dtype,
+                        OutputDType::Fixed(dtype) => dtype,
+                        OutputDType::Named(param) => self
+                            .param_index(param)
+                            .and_then(|i| params[i].as_str())?
+                            .parse()
+                            .ok()?,
+                    };
+                    let shape = match shape.strip_prefix("like:") {
+                        Some(input) => meta(input)?.shape.into(),
+                        None => self.output_shape(patterns, call, query),
+                    };
+                    Some(OutputSpec { name, dtype, shape })
+                }
+            })
+            .collect()
+    }
+
+    fn output_shape(&self, patterns: &[ShapePattern], call: &Call<'_>, query: &Query) -> Extents {
+        let layout = query.tensor(0).layout();
+        let pattern = patterns
+            .iter()
+            .find(|p| p.layout == Some(layout))
+            .unwrap_or(&patterns[0]);
+        let mut shape = Extents::new();
+        for axis in &pattern.axes {
+            match *axis {
+                Axis::Dim(d) | Axis::Broadcast(d) => shape.push(query.dim(d)),
+                Axis::PlusOne(d) => shape.push(query.dim(d) + 1),
+                Axis::Fixed(n) => shape.push(n),
+                Axis::Rest(d) => shape.extend_from_slice(self.leading(d, call)),
+            }
+        }
+        shape
+    }
+
+    /// The leading axes that the first input with `...dim` has for it.
+    fn leading<'a>(&self, dim: usize, call: &Call<'a>) -> &'a [i64] {
+        for (patterns, meta) in self.inputs.iter().zip(call.inputs) {
+            if let (Some(pattern), Some(meta)) = (
+                patterns
+                    .iter()
+                    .find(|p| p.axes.first() == Some(&Axis::Rest(dim))),
+                meta,
+            ) {
+                return &meta.shape[..meta.shape.len() + 1 - pattern.axes.len()];
+            }
+        }
+        &[]
+    }
+}
+
+/// Named arguments in schema order.
+#[derive(Clone, Debug)]
+pub struct OrderedCall<'a> {
+    /// Tensors.
+    pub inputs: [Option<TensorMeta<'a>>; MAX_INPUTS],
+    /// Parameters.
+    pub params: [ParamValue; MAX_PARAMS],
+}
+
+impl Catalog {
+    /// Finds the operation a named call is, and binds it: the first behind `name` that takes it.
+    pub fn resolve<'a>(
+        &self,
+        name: &str,
+        call: &NamedCall<'a>,
+        rules: &BindRules,
+        device: impl Fn(crate::query::DeviceIx) -> Option<&'a DeviceSpec>,
+    ) -> Result<(OrderedCall<'a>, Bound), CallError> {
+        let target = self.find(name)?;
+        let mut call = call.clone();
+        for &(param, value) in target.fixes {
+            match call.params.iter().find(|(name, _)| *name == param) {
+                Some((_, given)) if *given != ParamValue::Bool(value) => {
+                    return Err(CallError::BadParam {
+                        op: self.op(target.ops[0]).id(),
+                        param,
+                        got: given.to_string(),
+                        expected: format!("{value}, as '{name}' says"),
+                    });
+                }
+                _ => call.params.push((param, ParamValue::Bool(value))),
+            }
+        }
+        let mut reasons = Vec::new();
+        for &ix in &target.ops {
+            let op = self.op(ix);
+            let attempt = op.in_order(&call).and_then(|ordered| {
+                let in_order = Call {
+                    inputs: &ordered.inputs,
+                    params: &ordered.params,
+                    layout: call.layout,
+                    device: call.device,
+                    context: call.context,
+                };
+                let bound = op.bind(&in_order, rules)?;
+                Ok((ordered, bound))
+            });
+            match attempt {
+                Ok((ordered, bound)) => {
+                    let unknown = DeviceSpec::new(crate::device::Platform::Cpu, "unknown");
+                    let spec = device(bound.query.device()).unwrap_or(&unknown);
+                    if target.ops.len() == 1
+                        || op.admits(&Facts {
+                            op,
+                            query: &bound.query,
+                            device: spec,
+                        })
+                    {
+                        op.check(&bound.query, spec)?;
+                        return Ok((ordered, bound));
+                    }
+                }
+                Err(error) if target.ops.len() == 1 => return Err(error),
+                Err(error) => reasons.push(error),
+            }
+        }
+        reasons.dedup_by_key(|e| e.code());
+        Err(CallError::NoneFits {
+            alias: name.to_owned(),
+            reasons,
+        })
+    }
+}
+
+/// The state of one binding.
+struct Binder<'o, 'a> {
+    op: &'o Op,
+    inputs: &'a [Option<TensorMeta<'a>>],
+    params: SmallVec<[ParamValue; MAX_PARAMS]>,
+    explicit_layout: Option<Layout>,
+    query: Query,
+    /// Which input, or parameter, first showed each dimension.
+    shown_by: [Option<&'static str>; MAX_DIMS],
+}
+
+impl Sizes for Binder<'_, '_> {
+    fn dim(&self, name: &str) -> i64 {
+        self.op.dim_index(name).map_or(0, |i| self.query.dims[i])
+    }
+    fn param(&self, name: &str) -> ParamValue {
+        self.op
+            .param_index(name)
+            .map_or(ParamValue::None, |i| self.params[i])
+    }
+}
+
+impl<'o, 'a> Binder<'o, 'a> {
+    fn new(op: &'o Op, call: &Call<'a>) -> Result<Binder<'o, 'a>, CallError> {
+        let most = op.schema().inputs.len();
+        if call.inputs.len() > most && call.inputs[most..].iter().any(Option::is_some) {
+            return Err(CallError::TooMany {
+                op: op.id(),
+                what: "tensors",
+                most,
+                got: call.inputs.len(),
+            });
+        }
+        let params = op.params(call.params)?;
+        let device = call
+            .inputs
+            .iter()
+            .flatten()
+            .next()
+            .map_or(call.device, |meta| meta.device);
+        let mut query = Query::new(op.ix(), device, &call.context);
+        for (i, (param, value)) in op.schema().params.iter().zip(&params).enumerate() {
+            query.set_param(i, param, *value);
+        }
+        Ok(Binder {
+            op,
+            inputs: &call.inputs[..call.inputs.len().min(most)],
+            params,
+            explicit_layout: call.layout,
+            query,
+            shown_by: [None; MAX_DIMS],
+        })
+    }
+
+    fn run(mut self, rules: &BindRules) -> Result<Bound, CallError> {
+        self.check_presence_device_and_dtype()?;
+        let verdict = self.find_layout(rules)?;
+        for (i, from) in self.op.dim_params.iter().enumerate() {
+            if let Some(size) = from.and_then(|p| self.params[p].as_int()) {
+                self.query.dims[i] = size;
+                self.shown_by[i] = Some("the parameter of that name");
+            }
+        }
+        for index in 0..self.inputs.len() {
+            if let Some(meta) = self.inputs[index] {
+                self.match_shape(index, &meta, verdict.map(|v| v.layout))?;
+            }
+        }
+        for i in 0..self.op.schema().dims.len() {
+            self.complete(i);
+        }
+        Ok(Bound {
+            query: self.query,
+            layout: verdict,
+        })
+    }
+
+    fn check_presence_device_and_dtype(&self) -> Result<(), CallError> {
+        let (op, schema) = (self.op.id(), self.op.schema());
+        let mut first: Option<(&'static str, TensorMeta<'_>)> = None;
+        for (i, input) in schema.inputs.iter().enumerate() {
+            let Some(meta) = self.inputs.get(i).copied().flatten() else {
+                if input.optional {
+                    continue;
+                }
+                return Err(CallError::MissingInput {
+                    op,
+                    input: input.name,
+                });
+            };
+            if meta.shape.iter().any(|&n| n < 0) {
+                return Err(CallError::NegativeSize {
+                    op,
+                    input: input.name,
+                    shape: meta.shape.to_vec(),
+                });
+            }
+            match first {
+                None => first = Some((input.name, meta)),
+                Some((other, reference)) if reference.device != meta.device => {
+                    let (got, expected) = (meta.device.0, reference.device.0);
+                    return Err(CallError::MixedDevices {
+                        op,
+                        input: input.name,
+                        got,
+                        other,
+                        expected,
+                    });
+                }
+                Some(_) => {}
+            }
+            match input.dtype {
+                DTypeRule::In(allowed) if !allowed.contains(meta.dtype) => {
+                    return Err(CallError::WrongDType {
+                        op,
+                        input: input.name,
+                        got: meta.dtype,
+                        allowed,
+                    });
+                }
+                DTypeRule::Same(other) => {
+                    let expected = self
+                        .op
+                        .input_index(other)
+                        .and_then(|i| self.inputs[i])
+                        .map(|m| m.dtype);
+                    if let Some(expected) = expected.filter(|e| *e != meta.dtype) {
+                        return Err(CallError::MixedDTypes {
+                            op,
+                            input: input.name,
+                            got: meta.dtype,
+                            other,
+                            expected,
+                        });
+                    }
+                }
+                DTypeRule::In(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn find_layout(&self, rules: &BindRules) -> Result<Option<LayoutVerdict>, CallError> {
+        let explicit = |layout| {
+            Some(LayoutVerdict {
+                layout,
+                evidence: LayoutEvidence::Explicit,
+            })
+        };
+        if let Some(layout) = self.explicit_layout {
+            let known: Vec<&str> = self.named_layouts();
+            if !known.contains(&layout.name()) {
+                let known = if known.is_empty() {
+                    "none".into()
+                } else {
+                    known.join(", ")
+                };
+                return Err(CallError::WrongLayout {
+                    op: self.op.id(),
+                    layout,
+                    known,
+                });
+            }
+        }
+        Ok(match self.op.schema().layout {
+            LayoutRule::None => None,
+            LayoutRule::Default(layout) => explicit(self.explicit_layout.unwrap_or(layout)),
+            LayoutRule::Detect { query, key } => {
+                let rank4 = |name| -> Result<Option<Rank4<'_>>, CallError> {
+                    let Some(meta) = self
+                        .op
+                        .input_index(name)
+                        .and_then(|i| self.inputs.get(i).copied().flatten())
+                    else {
+                        return Ok(None);
+                    };
+                    if meta.shape.len() != 4 {
+                        return Err(self.wrong_rank(name, &meta));
+                    }
+                    Ok(Some(Rank4 {
+                        shape: meta.shape,
+                        strides: meta.strides,
+                    }))
+                };
+                let (Some(q), k) = (rank4(query)?, rank4(key)?) else {
+                    return Ok(None);
+                };
+                let verdict = layout::detect(q, k, self.explicit_layout, &rules.layout_hints);
+                if verdict.evidence == LayoutEvidence::Ambiguous && rules.strict {
+                    return Err(CallError::AmbiguousLayout {
+                        op: self.op.id(),
+                        shape: q.shape.to_vec(),
+                    });
+                }
+                Some(verdict)
+            }
+        })
+    }
+
+    fn named_layouts(&self) -> Vec<&'static str> {
+        let mut names: Vec<_> = self
+            .op
+            .inputs
+            .iter()
+            .flatten()
+            .filter_map(|p| p.layout)
+            .map(Layout::name)
+            .collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
+    fn wrong_rank(&self, input: &str, meta: &TensorMeta<'_>) -> CallError {
+        let index = self.op.input_index(input).unwrap_or(0);
+        let input = &self.op.schema().inputs[index];
+        CallError::WrongRank {
+            op: self.op.id(),
+            input: input.name,
+            got: meta.shape.len(),
+            shape: meta.shape.to_vec(),
+            expected: input
+                .shape
+                .split('|')
+                .map(|s| format!("({})", s.trim()))
+                .collect::<Vec<_>>()
+                .join(" or "),
+        }
+    }
+
+    fn match_shape(
+        &mut self,
+        index: usize,
+        meta: &TensorMeta<'_>,
+        layout: Option<Layout>,
+    ) -> Result<(), CallError> {
+        let patterns = &self.op.inputs[index];
+        let usable = |p: &&ShapePattern| {
+            p.layout.is_none_or(|tag| Some(tag) == layout) && p.fits_rank(meta.shape.len())
+        };
+        let mut first_error = None;
+        for pattern in patterns.iter().filter(usable) {
+            match self.match_pattern(index, meta, pattern) {
+                Ok((dims, shown_by, broadcast)) => {
+                    self.query.dims = dims;
+                    self.shown_by = shown_by;
+                    let layout = pattern.layout.unwrap_or(Layout::Strided);
+                    self.query.tensors[index] = TensorFacts::new(meta, layout, broadcast);
+                    return Ok(());
+                }
+                Err(error) => {
+                    first_error.get_or_insert(error);
+                }
+            }
+        }
+        Err(first_error
+            .unwrap_or_else(|| self.wrong_rank(self.op.schema().inputs[index].name, meta)))
+    }
+
+    #[allow(clippy::type_complexity)]
+    fn match_pattern(
+        &self,
+        index: usize,
+        meta: &TensorMeta<'_>,
+        pattern: &ShapePattern,
+    ) -> Result<([i64; MAX_DIMS], [Option<&'static str>; MAX_DIMS], bool), CallError> {
+        let input = &self.op.schema().inputs[index];
+        let (mut dims, mut shown_by) = (self.query.dims, self.shown_by);
+        let mut broadcast = false;
+        let rest = meta.shape.len() + 1 - pattern.axes.len().max(1);
+        let mut at = 0;
+        for axis in &pattern.axes {
+            let size = match axis {
+                Axis::Rest(_) => {
+                    at += rest;
+                    meta.shape[..rest].iter().product()
+                }
+                _ => {
+                    at += 1;
+                    meta.shape[at - 1]
+                }
+            };
+            let (d, wanted) = match *axis {
+                Axis::Dim(d) | Axis::Rest(d) => (d, size),
+                Axis::PlusOne(d) => (d, size - 1),
+                Axis::Broadcast(d) => {
+                    if size == 1 && dims[d] != 1 {
+                        broadcast = true;
+                        continue;
+                    }
+                    (d, size)
+                }
+                Axis::Fixed(n) => {
+                    if size != n {
+                        let because = format!("the operation fixes it to {n}");
+                        return Err(self.wrong_size(
+                            input.name,
+                            meta,
+                            n.to_string(),
+                            size,
+                            n,
+                            because,
+                        ));
+                    }
+                    continue;
+                }
+            };
+            if shown_by[d].is_none() {
+                if let Some(rule) = self.op.schema().dims[d].derived {
+                    dims[d] = rule(self);
+                    shown_by[d] = Some("other arguments");
+                }
+            }
+            match shown_by[d] {
+                None if wanted >= 0 => {
+                    dims[d] = wanted;
+                    shown_by[d] = Some(input.name);
+                }
+                Some(_) if dims[d] == wanted => {}
+                by => {
+                    let because = format!(
+                        "from {}",
+                        by.map_or("the operation".into(), |by| format!("'{by}'"))
+                    );
+                    let expected = if matches!(axis, Axis::PlusOne(_)) {
+                        dims[d] + 1
+                    } else {
+                        dims[d]
+                    };
+                    let name = self.op.schema().dims[d].name.to_owned();
+                    return Err(self.wrong_size(input.name, meta, name, size, expected, because));
+                }
+            }
+        }
+        Ok((dims, shown_by, broadcast))
+    }
+
+    fn wrong_size(
+        &self,
+        input: &'static str,
+        meta: &TensorMeta<'_>,
+        dim: String,
+        got: i64,
+        expected: i64,
+        because: String,
+    ) -> CallError {
+        CallError::WrongSize {
+            op: self.op.id(),
+            input,
+            shape: meta.shape.to_vec(),
+            dim,
+            got,
+            expected,
+            because,
+        }
+    }
+
+    /// Sizes a dimension no tensor showed.
+    fn complete(&mut self, index: usize) {
+        if self.shown_by[index].is_some() {
+            return;
+        }
+        let dim = &self.op.schema().dims[index];
+        if let Some(size) = dim.derived.map(|rule| rule(self)).or(dim.otherwise) {
+            self.query.dims[index] = size;
+        }
+    }
+}

@@ -1,0 +1,580 @@
+//! From a well-formed document to descriptors: names resolved against the catalog, all problems collected.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lz_expr::{Expr, Type};
+
+use super::doc::{Document, Kernel, Platforms};
+use super::{Capabilities, Problem};
+use crate::catalog::{Catalog, Op};
+use crate::device::Platform;
+use crate::dtype::{DType, DTypeSet};
+use crate::kernel::{
+    BackendDescriptor, DimRule, InputRule, KernelDescriptor, ParamRule, PluginOrigin, QuantRule,
+    TokenizerRule,
+};
+use crate::nearest::{did_you_mean, nearest};
+use crate::param::{Param, ParamRole};
+use crate::schema::{DTypeRule, DimKind};
+use crate::version::Requirement;
+
+/// Problems found so far, and where we are.
+#[derive(Default)]
+struct Problems(Vec<Problem>);
+
+impl Problems {
+    fn add(&mut self, path: &str, message: impl Into<String>) {
+        self.0.push(Problem {
+            path: path.to_owned(),
+            message: message.into(),
+        });
+    }
+
+    fn parse<T: std::str::FromStr<Err: std::fmt::Display>>(
+        &mut self,
+        path: &str,
+        text: &str,
+    ) -> Option<T> {
+        text.parse()
+            .map_err(|e: T::Err| self.add(path, e.to_string()))
+            .ok()
+    }
+}
+
+pub(super) fn resolve(document: Document, hash: String) -> Result<Capabilities, Vec<Problem>> {
+    let mut problems = Problems::default();
+    let platforms = match document.platform {
+        Platforms::One(p) => vec![p],
+        Platforms::Many(ps) => ps,
+    };
+    if document.backend.trim().is_empty() {
+        problems.add("/backend", "the name is empty; name the library");
+    }
+    if platforms.is_empty() {
+        problems.add(
+            "/platform",
+            "no platform; name one of cpu, cuda, rocm, hpu, xpu",
+        );
+    }
+    let requires = requirements(&mut problems, "/requires", &document.requires);
+    let mut seen = BTreeSet::new();
+    let mut kernels = Vec::new();
+    for (operation, docs) in &document.ops {
+        let path = format!("/ops/{}", operation.replace('~', "~0").replace('/', "~1"));
+        let ops: Vec<&Op> = match Catalog::get().find(operation) {
+            Ok(target) => target.ops.iter().map(|ix| Catalog::get().op(*ix)).collect(),
+            Err(error) => {
+                problems.add(&path, error.to_string());
+                continue;
+            }
+        };
+        for (i, kernel) in docs.iter().enumerate() {
+            let path = format!("{path}/{i}");
+            let version = kernel
+                .version
+                .clone()
+                .unwrap_or_else(|| document.backend_version.clone());
+            if !seen.insert((kernel.kernel_id.clone(), version.clone())) {
+                let message = format!(
+                    "kernel id '{}' is used twice; ids are unique in a backend",
+                    kernel.kernel_id
+                );
+                problems.add(&format!("{path}/kernel_id"), message);
+            }
+            let mut reader = KernelReader {
+                problems: &mut problems,
+                path: &path,
+                ops: &ops,
+                doc: kernel,
+            };
+            let mut descriptor = reader.read(operation, &document.backend, &platforms);
+            descriptor.version = version;
+            descriptor.requires.extend(requires.iter().cloned());
+            kernels.push(descriptor);
+        }
+    }
+    if !problems.0.is_empty() {
+        problems.0.sort();
+        return Err(problems.0);
+    }
+    let backend = BackendDescriptor {
+        name: document.backend,
+        version: document.backend_version,
+        platforms,
+        import_name: document.import_name,
+        origin: document.plugin_origin.unwrap_or(PluginOrigin::Builtin),
+        requires,
+        init_cost_ms: document.init_cost_ms,
+        supports_graphs: kernels.iter().any(|k| k.graph_safe),
+        capabilities_hash: hash,
+        schema_version: document.schema_version,
+    };
+    Ok(Capabilities {
+        backend,
+        kernels,
+        generations: document.gpu_generations,
+    })
+}
+
+fn requirements(problems: &mut Problems, path: &str, texts: &[String]) -> Vec<Requirement> {
+    texts
+        .iter()
+        .enumerate()
+        .filter_map(|(i, text)| problems.parse(&format!("{path}/{i}"), text))
+        .collect()
+}
+
+/// Reads one kernel against the operations it was written for.
+struct KernelReader<'a> {
+    problems: &'a mut Problems,
+    path: &'a str,
+    ops: &'a [&'static Op],
+    doc: &'a Kernel,
+}
+
+impl KernelReader<'_> {
+    fn read(&mut self, operation: &str, backend: &str, platforms: &[Platform]) -> KernelDescriptor {
+        let doc = self.doc;
+        let mut kernel = KernelDescriptor::new(&doc.kernel_id, operation, backend);
+        if doc.kernel_id.trim().is_empty() {
+            self.problems.add(&self.at("kernel_id"), "the id is empty");
+        }
+        kernel.platforms = platforms.to_vec();
+        kernel.min_sm = doc.min_sm.flatten();
+        if platforms.contains(&Platform::Cuda) && doc.min_sm.is_none() {
+            self.problems
+                .add(self.path, "'min_sm' is missing; state it, or null for any");
+        }
+        kernel.max_sm = doc.max_sm;
+        kernel.generations.clone_from(&doc.supported_generations);
+        kernel.min_tensor_core_generation = doc.min_tensor_core_generation;
+        kernel.instruction_sets = doc
+            .instruction_set
+            .iter()
+            .chain(&doc.instruction_sets)
+            .cloned()
+            .collect();
+        kernel.device_features.clone_from(&doc.device_features);
+        kernel.vendors.clone_from(&doc.vendors);
+        kernel.requires = requirements(self.problems, &self.at("requires"), &doc.requires);
+        if let Some(driver) = &doc.min_driver_version {
+            let path = self.at("min_driver_version");
+            kernel.requires.extend(
+                self.problems
+                    .parse::<Requirement>(&path, &format!("driver>={driver}")),
+            );
+        }
+        self.tensors(&mut kernel);
+        kernel.dims = self.dims();
+        kernel.params = self.params();
+        kernel.inputs = self.inputs();
+        self.expressions(&mut kernel);
+        kernel.shares_kv_heads = doc.supports_gqa;
+        kernel.kv_strategies.clone_from(&doc.supports_kv_strategies);
+        kernel.quant = (!doc.supported_quant_dtypes.is_empty()).then(|| QuantRule {
+            formats: doc.supported_quant_dtypes.clone(),
+            granularities: doc.quantization_scale_granularity.into_iter().collect(),
+            zero_point: doc.quantization_zero_point,
+            requires_scales: doc.quantization_requires_scales,
+        });
+        kernel.graph_safe = doc.is_cuda_graph_safe;
+        kernel.deterministic = doc.deterministic;
+        kernel.autograd = doc.autograd;
+        kernel.batch_invariant = doc.batch_invariant;
+        kernel.jit = doc.jit;
+        kernel.tp.clone_from(&doc.tp_invariance);
+        kernel.requires_packed_weights = doc.requires_packed_weights;
+        kernel.supports_prepack = doc.supports_prepack;
+        kernel.tokenizer = self.tokenizer();
+        kernel.priority = doc.priority;
+        kernel.transform_cost_hint = doc.transform_cost_hint;
+        for (i, fused) in doc.fuses_ops.iter().enumerate() {
+            if let Err(error) = Catalog::get().find(fused) {
+                self.problems
+                    .add(&self.at(&format!("fuses_ops/{i}")), error.to_string());
+            }
+        }
+        kernel.fuses.clone_from(&doc.fuses_ops);
+        kernel
+    }
+
+    fn at(&self, key: &str) -> String {
+        format!("{}/{key}", self.path)
+    }
+
+    fn tensors(&mut self, kernel: &mut KernelDescriptor) {
+        let doc = self.doc;
+        kernel.dtypes = self.dtypes("dtypes", &doc.dtypes);
+        if doc.dtypes.is_empty() {
+            self.problems.add(
+                &self.at("dtypes"),
+                "no dtype is stated; a kernel must say which it takes",
+            );
+        }
+        if doc.requires_layouts.is_empty() {
+            self.problems.add(
+                &self.at("requires_layouts"),
+                "no layout is stated; name them, or 'contiguous' or 'strided'",
+            );
+        }
+        kernel.layouts.clone_from(&doc.requires_layouts);
+        kernel.produces_layout = doc.produces_layout;
+        for (key, text, slot) in [
+            (
+                "requires_dtype",
+                &doc.requires_dtype,
+                &mut kernel.requires_dtype,
+            ),
+            (
+                "produces_dtype",
+                &doc.produces_dtype,
+                &mut kernel.produces_dtype,
+            ),
+        ] {
+            *slot = text.as_ref().and_then(|t| {
+                self.problems
+                    .parse::<DType>(&format!("{}/{key}", self.path), t)
+            });
+        }
+        kernel.requires_contiguous = doc.requires_contiguous;
+        kernel.requires_last_dim_stride1 = doc.requires_last_dim_stride1;
+        kernel.requires_aligned = doc.requires_aligned;
+    }
+
+    fn dtypes(&mut self, key: &str, names: &[String]) -> DTypeSet {
+        let base = self.at(key);
+        names
+            .iter()
+            .enumerate()
+            .filter_map(|(i, name)| self.problems.parse::<DType>(&format!("{base}/{i}"), name))
+            .collect()
+    }
+
+    /// Dimension rules: those by name, and the flat keys of the specification.
+    fn dims(&mut self) -> BTreeMap<String, DimRule> {
+        let doc = self.doc;
+        let mut rules: BTreeMap<String, DimRule> = BTreeMap::new();
+        for (name, rule) in &doc.dims {
+            if let Some(canonical) = self.dim_name(&format!("dims/{name}"), name) {
+                self.check_rule(&format!("dims/{name}"), rule);
+                rules.insert(canonical, rule.clone());
+            }
+        }
+        for (name, &(min, max)) in &doc.shape_constraints {
+            if let Some(canonical) = self.dim_name(&format!("shape_constraints/{name}"), name) {
+                let rule = rules.entry(canonical).or_default();
+                (rule.min, rule.max) = (Some(min), Some(max));
+            }
+        }
+        for dim in self.ops.iter().flat_map(|op| op.schema().dims) {
+            let mut rule = rules.get(dim.name).cloned().unwrap_or_default();
+            match dim.kind {
+                DimKind::HeadDim if dim.name == "head_dim" => {
+                    rule.min = rule.min.or(doc.min_head_dim.flatten());
+                    rule.max = rule.max.or(doc.max_head_dim.flatten());
+                    rule.multiple_of = rule.multiple_of.or(doc.head_dim_multiple);
+                }
+                DimKind::Seq => rule.max = rule.max.or(doc.max_seq_len),
+                DimKind::Batch => {
+                    rule.min = rule.min.or(doc.min_batch_size);
+                    rule.max = rule.max.or(doc.max_batch_size);
+                }
+                _ => {}
+            }
+            let stated = rules.contains_key(dim.name)
+                || dim.name == "head_dim" && doc.max_head_dim.is_some();
+            if dim.must_constrain && !stated {
+                let flat = if dim.name == "head_dim" {
+                    "'max_head_dim' (null for any) or "
+                } else {
+                    ""
+                };
+                let message = format!(
+                    "no constraint on '{}'; state {flat}'dims.{}'",
+                    dim.name, dim.name
+                );
+                if !self
+                    .problems
+                    .0
+                    .iter()
+                    .any(|p| p.path == self.path && p.message == message)
+                {
+                    self.problems.add(self.path, message);
+                }
+            }
+            if rule != DimRule::default() || rules.contains_key(dim.name) {
+                self.check_rule("head_dim_multiple", &rule);
+                rules.insert(dim.name.to_owned(), rule);
+            }
+        }
+        rules
+    }
+
+    fn check_rule(&mut self, key: &str, rule: &DimRule) {
+        let message = match rule {
+            DimRule {
+                multiple_of: Some(m),
+                ..
+            } if *m < 1 => format!("a multiple of {m} makes no sense; use 1 or more"),
+            DimRule {
+                min: Some(min),
+                max: Some(max),
+                ..
+            } if min > max => format!("min {min} is larger than max {max}"),
+            DimRule {
+                one_of: Some(set), ..
+            } if set.is_empty() => "an empty 'one_of' allows nothing".into(),
+            _ => return,
+        };
+        let path = self.at(key);
+        if !self.problems.0.iter().any(|p| p.path == path) {
+            self.problems.add(&path, message);
+        }
+    }
+
+    /// The canonical name of a dimension that some operation of this kernel has.
+    fn dim_name(&mut self, key: &str, name: &str) -> Option<String> {
+        let found = self.ops.iter().find_map(|op| {
+            op.dim_index(name)
+                .map(|i| op.schema().dims[i].name.to_owned())
+        });
+        if found.is_none() {
+            let known = self
+                .ops
+                .iter()
+                .flat_map(|op| op.schema().dims)
+                .map(|d| d.name);
+            let message = format!(
+                "no dimension '{name}' here{}",
+                did_you_mean(&nearest(name, known))
+            );
+            self.problems.add(&self.at(key), message);
+        }
+        found
+    }
+
+    fn params(&mut self) -> BTreeMap<String, ParamRule> {
+        let doc = self.doc;
+        let mut rules = BTreeMap::new();
+        for (name, rule) in &doc.params {
+            match self
+                .ops
+                .iter()
+                .find_map(|op| op.param_index(name).map(|i| &op.schema().params[i]))
+            {
+                Some(Param {
+                    role: ParamRole::Presence,
+                    ..
+                }) if *rule != ParamRule::default() => {
+                    let message =
+                        format!("'{name}' decides only by being given; use an empty rule {{}}");
+                    self.problems
+                        .add(&self.at(&format!("params/{name}")), message);
+                }
+                Some(param) => {
+                    rules.insert(param.name.to_owned(), rule.clone());
+                }
+                None => {
+                    let known = self
+                        .ops
+                        .iter()
+                        .flat_map(|op| op.schema().params)
+                        .map(|p| p.name);
+                    let message = format!(
+                        "no parameter '{name}' here{}",
+                        did_you_mean(&nearest(name, known))
+                    );
+                    self.problems
+                        .add(&self.at(&format!("params/{name}")), message);
+                }
+            }
+        }
+        for (supported, name) in [
+            (doc.supports_dropout, "dropout_p"),
+            (doc.supports_scale, "scale"),
+        ] {
+            if supported && self.ops.iter().any(|op| op.param_index(name).is_some()) {
+                rules.entry(name.to_owned()).or_default();
+            }
+        }
+        if doc.supports_offsets {
+            rules.entry("return_offsets".to_owned()).or_default();
+        }
+        rules
+    }
+
+    fn inputs(&mut self) -> BTreeMap<String, InputRule> {
+        let doc = self.doc;
+        let mut rules: BTreeMap<String, InputRule> = BTreeMap::new();
+        for (name, rule) in &doc.inputs {
+            let found = self
+                .ops
+                .iter()
+                .find_map(|op| op.input_index(name).map(|i| &op.schema().inputs[i]));
+            let Some(input) = found else {
+                let known = self
+                    .ops
+                    .iter()
+                    .flat_map(|op| op.schema().inputs)
+                    .map(|i| i.name);
+                let message = format!(
+                    "no input '{name}' here{}",
+                    did_you_mean(&nearest(name, known))
+                );
+                self.problems
+                    .add(&self.at(&format!("inputs/{name}")), message);
+                continue;
+            };
+            let dtypes = rule
+                .dtypes
+                .as_ref()
+                .map(|names| self.dtypes(&format!("inputs/{name}/dtypes"), names));
+            rules.insert(
+                input.name.to_owned(),
+                InputRule {
+                    dtypes,
+                    layouts: rule.layouts.clone(),
+                    required: rule.required,
+                    no_broadcast: rule.no_broadcast,
+                },
+            );
+        }
+        for input in self.ops.iter().flat_map(|op| op.schema().inputs) {
+            if input.mask && doc.supports_attn_mask {
+                let dtypes = self.mask_dtypes();
+                rules
+                    .entry(input.name.to_owned())
+                    .or_default()
+                    .dtypes
+                    .get_or_insert(dtypes);
+            }
+            if input.cache && matches!(input.dtype, DTypeRule::In(set) if set.contains(DType::F32))
+                || input.cache && matches!(input.dtype, DTypeRule::Same(_))
+            {
+                if let Some(names) = &doc.supports_kv_cache_dtypes {
+                    let dtypes = self.dtypes("supports_kv_cache_dtypes", names);
+                    rules
+                        .entry(input.name.to_owned())
+                        .or_default()
+                        .dtypes
+                        .get_or_insert(dtypes);
+                }
+                if let Some(layouts) = &doc.supports_kv_cache_layouts {
+                    rules
+                        .entry(input.name.to_owned())
+                        .or_default()
+                        .layouts
+                        .get_or_insert_with(|| layouts.clone());
+                }
+            }
+        }
+        rules
+    }
+
+    fn mask_dtypes(&mut self) -> DTypeSet {
+        let Some(types) = &self.doc.supported_attn_mask_types else {
+            return DTypeSet::MASKS;
+        };
+        let mut set = DTypeSet::EMPTY;
+        for (i, kind) in types.iter().enumerate() {
+            match kind.as_str() {
+                "none" => {}
+                "bool" => set.insert(DType::Bool),
+                "float" => DTypeSet::FLOATS.iter().for_each(|d| set.insert(d)),
+                other => {
+                    let path = self.at(&format!("supported_attn_mask_types/{i}"));
+                    self.problems.add(
+                        &path,
+                        format!("unknown mask type '{other}'; use none, bool or float"),
+                    );
+                }
+            }
+        }
+        set
+    }
+
+    /// Compiles every expression against every operation it must hold for.
+    fn expressions(&mut self, kernel: &mut KernelDescriptor) {
+        let doc = self.doc;
+        for (i, text) in doc.conditions.iter().enumerate() {
+            self.compile(&format!("conditions/{i}"), text, Type::Bool);
+        }
+        if let Some(text) = &doc.workspace_bytes {
+            self.compile("workspace_bytes", text, Type::Int);
+        }
+        if let Some(grid) = &doc.grid_layout {
+            let formulas = [
+                ("x_formula", Some(&grid.x_formula)),
+                ("y_formula", grid.y_formula.as_ref()),
+                ("z_formula", grid.z_formula.as_ref()),
+                ("shared_bytes_formula", grid.shared_bytes_formula.as_ref()),
+            ];
+            if grid.tile_size < 1 || grid.blocks_per_batch_head < 1 {
+                self.problems.add(
+                    &self.at("grid_layout"),
+                    "tile_size and blocks_per_batch_head must be 1 or more",
+                );
+            }
+            for (key, text) in formulas {
+                if let Some(text) = text {
+                    let expanded = expand_tiles(text, self.ops, grid.tile_size);
+                    self.compile(&format!("grid_layout/{key}"), &expanded, Type::Int);
+                }
+            }
+        }
+        kernel.conditions.clone_from(&doc.conditions);
+        kernel.workspace.clone_from(&doc.workspace_bytes);
+        kernel.grid.clone_from(&doc.grid_layout);
+    }
+
+    fn compile(&mut self, key: &str, text: &str, ty: Type) {
+        let failure = self
+            .ops
+            .iter()
+            .find_map(|op| Expr::compile_as(text, op.scope(), ty).err());
+        if let Some(error) = failure {
+            self.problems.add(
+                &self.at(key),
+                format!("column {}: {}", error.column, error.kind),
+            );
+        }
+    }
+
+    fn tokenizer(&self) -> TokenizerRule {
+        let doc = self.doc;
+        let lists = [
+            ("tokenizer_id", &doc.tokenizer_ids),
+            ("vocab_hash", &doc.vocab_hashes),
+            ("merges_hash", &doc.merges_hashes),
+            ("added_tokens_hash", &doc.added_tokens_hashes),
+            ("special_tokens_hash", &doc.special_tokens_hashes),
+            ("normalizer_id", &doc.supports_normalizers),
+            ("pretokenizer_id", &doc.supports_pretokenizers),
+        ];
+        let serves = lists
+            .into_iter()
+            .filter_map(|(name, list)| Some((name.to_owned(), list.clone()?)))
+            .collect();
+        TokenizerRule {
+            serves,
+            offsets: doc.supports_offsets,
+        }
+    }
+}
+
+/// Replaces `seq_tiles` by the tiled length of the operation's first sequence.
+fn expand_tiles(text: &str, ops: &[&Op], tile: i64) -> String {
+    let seq = ops
+        .iter()
+        .flat_map(|op| op.schema().dims)
+        .find(|d| d.kind == DimKind::Seq)
+        .map_or("1", |d| d.name);
+    text.replace("seq_tiles", &format!("ceil_div({seq}, {tile})"))
+}
+
+impl crate::kernel::GridRule {
+    /// A formula of this grid for `op`, with `seq_tiles` written out.
+    pub fn formula_for(&self, text: &str, op: &'static Op) -> String {
+        expand_tiles(text, &[op], self.tile_size)
+    }
+}

@@ -1,0 +1,79 @@
+//! What things *are*: the vocabulary every other crate speaks.
+//!
+//! | | |
+//! |---|---|
+//! | [`DType`], [`Layout`], [`QuantSpec`] | how numbers are stored |
+//! | [`DeviceSpec`], [`GenerationTable`] | what hardware can do |
+//! | [`OpSchema`], [`Catalog`] | operations: inputs, dimensions, parameters, costs, tolerances |
+//! | [`Query`] | one call, reduced to what can decide between kernels |
+//! | [`KernelDescriptor`], [`BackendDescriptor`], [`capabilities`] | kernels and their constraints |
+//! | [`Reason`] | why a kernel is out |
+//! | [`Tensor`], [`TensorView`] | host memory, for native kernels |
+//!
+//! Nothing here decides anything, and nothing here does input or output beyond reading a device file.
+//!
+//! ```
+//! use lz_model::{BindRules, Catalog, DType, NamedCall, TensorMeta};
+//!
+//! // 32 query heads share 8 key/value heads, many queries: `attention` is grouped-query prefill.
+//! let (q, kv) = ([2, 1024, 32, 128], [2, 1024, 8, 128]);
+//! let call = NamedCall::new()
+//!     .input("query", TensorMeta::new(DType::Bf16, &q))
+//!     .input("key", TensorMeta::new(DType::Bf16, &kv))
+//!     .input("value", TensorMeta::new(DType::Bf16, &kv));
+//! let (_, bound) = Catalog::get().resolve("attention", &call, &BindRules::default(), |_| None).unwrap();
+//! let op = Catalog::get().op(bound.query.op());
+//! assert_eq!(op.id(), "attention.gqa.prefill");
+//! assert_eq!(bound.query.dim(op.dim_index("kv_heads").unwrap()), 8);
+//! ```
+#![forbid(unsafe_code)]
+
+mod args;
+mod bind;
+mod call;
+pub mod capabilities;
+mod catalog;
+mod device;
+mod dtype;
+mod generation;
+mod kernel;
+mod layout;
+mod nearest;
+pub mod numeric;
+pub mod ops;
+mod param;
+mod quant;
+mod query;
+mod reason;
+pub mod schema;
+mod shape;
+mod symbol;
+mod tensor;
+pub mod version;
+
+pub use args::{KernelArgs, KernelError};
+pub use bind::{Bound, OrderedCall, OutputSpec};
+pub use call::{BindRules, Call, CallError, NamedCall};
+pub use catalog::{Catalog, Facts, Op, Target};
+pub use device::{CpuCaches, DeviceFileError, DeviceSpec, LaunchLimits, Platform, UnknownPlatform};
+pub use dtype::{DType, DTypeSet, UnknownDType};
+pub use generation::{GenerationRow, GenerationTable};
+pub use kernel::{
+    BackendDescriptor, DimRule, GridRule, InputRule, KernelDescriptor, ParamRule, PluginOrigin,
+    QuantRule, Scalar, TokenizerRule, TpRule,
+};
+pub use layout::{
+    Layout, LayoutEvidence, LayoutHints, LayoutVerdict, Rank4, UnknownLayout,
+    detect as detect_layout,
+};
+pub use nearest::{did_you_mean, nearest};
+pub use param::{Param, ParamDefault, ParamRole, ParamType, ParamValue};
+pub use quant::{Granularity, QuantFormat, QuantFormatSpec, QuantSpec};
+pub use query::{
+    Context, DeviceIx, KvStrategy, MAX_DIMS, MAX_INPUTS, MAX_PARAMS, OpIx, Query, ReductionOrder,
+    TensorFacts, TensorMeta,
+};
+pub use reason::{CODES, Reason};
+pub use schema::OpSchema;
+pub use symbol::Symbol;
+pub use tensor::{Extents, Tensor, TensorError, TensorView, TensorViewMut, indices, row_major};

@@ -1,0 +1,236 @@
+//! Dense attention over contiguous keys and values: standard, grouped-query and cross.
+
+use crate::dtype::DTypeSet;
+use crate::param::{Param, ParamDefault, ParamRole, ParamType};
+use crate::schema::*;
+
+/// Softmax scale of every attention operation.
+pub const SCALE: Param = Param::new(
+    "scale",
+    ParamType::Float,
+    ParamDefault::Derived,
+    "softmax scale; 1/sqrt(head_dim) when not given",
+)
+.role(ParamRole::Presence)
+.also(&["sm_scale", "softmax_scale"]);
+/// Causal masking, aligned bottom-right.
+pub const CAUSAL: Param = Param::bool(
+    "causal",
+    true,
+    "query i attends to keys up to i + seq_k - seq_q",
+)
+.also(&["is_causal"]);
+/// Sliding window to the left.
+pub const WINDOW_LEFT: Param = Param::int(
+    "window_left",
+    -1,
+    "how many earlier keys a query may attend to; -1 for all",
+);
+/// Sliding window to the right.
+pub const WINDOW_RIGHT: Param = Param::int(
+    "window_right",
+    -1,
+    "how many later keys a query may attend to; -1 for all",
+);
+/// Logit soft-capping.
+pub const SOFTCAP: Param = Param::float(
+    "softcap",
+    0.0,
+    "scores become softcap * tanh(scores / softcap); 0 turns it off",
+);
+
+const DROPOUT: Param = Param::float(
+    "dropout_p",
+    0.0,
+    "probability that an attention weight is dropped (training)",
+);
+
+const MASK: Input = Input::new(
+    "attn_mask",
+    "batch? heads? seq_q? seq_k | seq_q? seq_k",
+    DTypeSet::MASKS,
+)
+.optional()
+.mask();
+const SLOPES: Input = Input::new("alibi_slopes", "heads", DTypeSet::FLOATS).optional();
+
+const HEADS_DIVIDE: Check = Check {
+    holds: "heads % max(kv_heads, 1) == 0 and (kv_heads > 0 or heads == 0)",
+    code: CheckCode::GqaHeadsMismatch,
+    message: "the number of query heads is not a multiple of the number of key/value heads",
+    hint: "pass key and value with a head count that divides the query's",
+};
+const HEADS_EQUAL: Check = Check {
+    holds: "heads == kv_heads",
+    code: CheckCode::GqaHeadsMismatch,
+    message: "standard attention needs as many key/value heads as query heads",
+    hint: "call the gqa operation, or the alias 'attention', which picks it by head counts",
+};
+const MASK_OR_CAUSAL: Check = Check {
+    holds: "not (causal and attn_mask.present)",
+    code: CheckCode::AttnMaskInvalid,
+    message: "attn_mask and causal=true were both given",
+    hint: "pass causal=false and put the causal structure into the mask",
+};
+/// Windows are at least -1.
+pub const WINDOWS_VALID: Check = Check {
+    holds: "window_left >= -1 and window_right >= -1",
+    code: CheckCode::Constraint,
+    message: "a window is smaller than -1",
+    hint: "use -1 for no window, 0 for only the aligned key",
+};
+/// Softcap is not negative.
+pub const SOFTCAP_VALID: Check = Check {
+    holds: "softcap >= 0.0",
+    code: CheckCode::Constraint,
+    message: "softcap is negative",
+    hint: "use 0 to turn it off, or a positive cap",
+};
+const DROPOUT_VALID: Check = Check {
+    holds: "dropout_p >= 0.0 and dropout_p < 1.0",
+    code: CheckCode::Constraint,
+    message: "dropout_p is outside [0, 1)",
+    hint: "use 0 for inference",
+};
+
+/// The dimensions of dense attention.
+const DIMS: &[Dim] = &[
+    Dim::bucketed("batch", DimKind::Batch).also(&["batch_size"]),
+    Dim::bucketed("seq_q", DimKind::Seq).also(&["seq_len", "seq_len_q"]),
+    Dim::bucketed("seq_k", DimKind::Seq).also(&["seq_len_k", "kv_len"]),
+    Dim::exact("heads", DimKind::Heads).also(&["num_heads"]),
+    Dim::exact("kv_heads", DimKind::KvHeads).also(&["num_kv_heads"]),
+    Dim::exact("head_dim", DimKind::HeadDim).must_constrain(),
+    Dim::exact("v_dim", DimKind::Other),
+];
+
+const QUERY: Input = Input::new(
+    "query",
+    "BSHD: batch seq_q heads head_dim | BHSD: batch heads seq_q head_dim",
+    DTypeSet::FLOATS_AND_FP8,
+)
+.also(&["q"]);
+const KEY: Input = Input::same(
+    "key",
+    "BSHD: batch seq_k kv_heads head_dim | BHSD: batch kv_heads seq_k head_dim",
+    "query",
+)
+.also(&["k"]);
+const VALUE: Input = Input::same(
+    "value",
+    "BSHD: batch seq_k kv_heads v_dim | BHSD: batch kv_heads seq_k v_dim",
+    "query",
+)
+.also(&["v"]);
+
+const SELF_INPUTS: &[Input] = &[QUERY, KEY, VALUE, MASK, SLOPES];
+const SELF_PARAMS: &[Param] = &[
+    CAUSAL,
+    SCALE,
+    WINDOW_LEFT,
+    WINDOW_RIGHT,
+    SOFTCAP,
+    DROPOUT,
+    Param::seed(),
+];
+
+const SEMANTICS: &str = "scores = scale * q.k^T (softcapped, plus slope * -|distance|, plus or masked by attn_mask); \
+keys outside the causal bound or the window get no weight; out = softmax(scores).v. Causal and windows are aligned \
+bottom-right: query i stands at key position i + seq_k - seq_q. A query that may attend to nothing gives zeros. Each \
+group of heads/kv_heads query heads shares one key/value head. A NaN that takes part gives NaN.";
+
+const DENSE: OpSchema = OpSchema {
+    family: Family::Attention,
+    semantics: SEMANTICS,
+    dims: DIMS,
+    inputs: SELF_INPUTS,
+    params: SELF_PARAMS,
+    outputs: &[Output::like(
+        "output",
+        "BSHD: batch seq_q heads v_dim | BHSD: batch heads seq_q v_dim",
+        "query",
+    )],
+    layout: LayoutRule::Detect {
+        query: "query",
+        key: "key",
+    },
+    flops: "2 * batch * heads * seq_q * seq_k * (head_dim + v_dim)",
+    bytes: "batch * (seq_q * heads * (head_dim + v_dim) + seq_k * kv_heads * (head_dim + v_dim)) * dtype_bits / 8",
+    ..BLANK
+};
+
+const STANDARD_CHECKS: &[Check] = &[
+    HEADS_EQUAL,
+    MASK_OR_CAUSAL,
+    WINDOWS_VALID,
+    SOFTCAP_VALID,
+    DROPOUT_VALID,
+];
+const GQA_CHECKS: &[Check] = &[
+    HEADS_DIVIDE,
+    MASK_OR_CAUSAL,
+    WINDOWS_VALID,
+    SOFTCAP_VALID,
+    DROPOUT_VALID,
+];
+
+/// Many queries, as many key/value heads as query heads.
+pub static STANDARD_PREFILL: OpSchema = OpSchema {
+    id: "attention.standard.prefill",
+    summary: "attention of many queries, one key/value head per query head",
+    when: "heads == kv_heads and seq_q != 1",
+    checks: STANDARD_CHECKS,
+    ..DENSE
+};
+
+/// One query per sequence, as many key/value heads as query heads.
+pub static STANDARD_DECODE: OpSchema = OpSchema {
+    id: "attention.standard.decode",
+    summary: "attention of one new query per sequence, one key/value head per query head",
+    when: "heads == kv_heads and seq_q == 1",
+    checks: STANDARD_CHECKS,
+    ..DENSE
+};
+
+/// Many queries, key/value heads shared by groups of query heads.
+pub static GQA_PREFILL: OpSchema = OpSchema {
+    id: "attention.gqa.prefill",
+    summary: "attention of many queries, key/value heads shared by groups of query heads",
+    when: "heads != kv_heads and seq_q != 1",
+    checks: GQA_CHECKS,
+    ..DENSE
+};
+
+/// One query per sequence, key/value heads shared by groups of query heads.
+pub static GQA_DECODE: OpSchema = OpSchema {
+    id: "attention.gqa.decode",
+    summary: "attention of one new query per sequence, key/value heads shared by groups of query heads",
+    when: "heads != kv_heads and seq_q == 1",
+    checks: GQA_CHECKS,
+    ..DENSE
+};
+
+const CROSS: OpSchema = OpSchema {
+    also: &[],
+    params: &[SCALE, SOFTCAP, DROPOUT, Param::seed()],
+    checks: &[HEADS_DIVIDE, SOFTCAP_VALID, DROPOUT_VALID],
+    semantics: "out = softmax(scale * q.k^T + mask).v with keys and values of another sequence (an encoder's); never causal",
+    inputs: &[QUERY, KEY, VALUE, MASK],
+    ..DENSE
+};
+
+/// Many queries over an encoder's keys and values.
+pub static CROSS_PREFILL: OpSchema = OpSchema {
+    id: "attention.cross.prefill",
+    summary: "attention of many queries to another sequence",
+    when: "seq_q != 1",
+    ..CROSS
+};
+
+/// One query per sequence over an encoder's keys and values.
+pub static CROSS_DECODE: OpSchema = OpSchema {
+    id: "attention.cross.decode",
+    summary: "attention of one new query per sequence to another sequence",
+    when: "seq_q == 1",
+    ..CROSS
+};

@@ -1,0 +1,164 @@
+//! Attention over a paged key/value cache.
+
+use super::attention::{CAUSAL, SCALE, SOFTCAP, SOFTCAP_VALID, WINDOW_LEFT};
+use crate::dtype::DTypeSet;
+use crate::layout::Layout;
+use crate::schema::*;
+
+/// Page indices of each sequence.
+pub const BLOCK_TABLES: Input =
+    Input::new("block_tables", "batch max_blocks", DTypeSet::INDICES).cache();
+/// Tokens of each sequence in the cache.
+pub const CONTEXT_LENS: Input = Input::new("context_lens", "batch", DTypeSet::INDICES)
+    .cache()
+    .also(&["seq_lens"]);
+
+const KEY_CACHE: Input = Input::new(
+    "key_cache",
+    "NHD: num_blocks block_size kv_heads head_dim | HND: num_blocks kv_heads block_size head_dim",
+    DTypeSet::FLOATS_AND_FP8,
+)
+.cache();
+const VALUE_CACHE: Input = Input::same(
+    "value_cache",
+    "NHD: num_blocks block_size kv_heads head_dim | HND: num_blocks kv_heads block_size head_dim",
+    "key_cache",
+)
+.cache();
+
+const BATCH: Dim = Dim::bucketed("batch", DimKind::Batch).also(&["batch_size"]);
+const TOKENS: Dim = Dim::bucketed("seq_q", DimKind::Seq).also(&["seq_len", "seq_len_q", "tokens"]);
+const MAX_BLOCKS: Dim = Dim::bucketed("max_blocks", DimKind::Other);
+const NUM_BLOCKS: Dim = Dim::bucketed("num_blocks", DimKind::Other);
+const BLOCK_SIZE: Dim = Dim::exact("block_size", DimKind::Other).also(&["page_size"]);
+const HEADS: Dim = Dim::exact("heads", DimKind::Heads).also(&["num_heads"]);
+const KV_HEADS: Dim = Dim::exact("kv_heads", DimKind::KvHeads).also(&["num_kv_heads"]);
+const HEAD_DIM: Dim = Dim::exact("head_dim", DimKind::HeadDim).must_constrain();
+const MAX_CONTEXT: Dim = Dim::bucketed("seq_k", DimKind::Seq)
+    .also(&["seq_len_k", "max_context"])
+    .derived(|sizes| {
+        sizes
+            .dim("max_blocks")
+            .saturating_mul(sizes.dim("block_size"))
+    });
+
+const HEADS_DIVIDE: Check = Check {
+    holds: "heads % max(kv_heads, 1) == 0 and (kv_heads > 0 or heads == 0)",
+    code: CheckCode::GqaHeadsMismatch,
+    message: "the number of query heads is not a multiple of the cache's key/value heads",
+    hint: "pass a cache whose head count divides the query's",
+};
+const HEADS_EQUAL: Check = Check {
+    holds: "heads == kv_heads",
+    code: CheckCode::GqaHeadsMismatch,
+    message: "standard paged attention needs as many key/value heads as query heads",
+    hint: "call the gqa operation, or the alias 'attention.paged', which picks it by head counts",
+};
+
+const DECODE: OpSchema = OpSchema {
+    family: Family::Attention,
+    semantics: "sequence b's keys are the first context_lens[b] slots of the pages block_tables[b, 0..]; its one query \
+attends to all of them (within the window). A context length of 0 gives zeros. Page indices beyond the context are not read.",
+    dims: &[
+        BATCH,
+        MAX_BLOCKS,
+        NUM_BLOCKS,
+        MAX_CONTEXT,
+        BLOCK_SIZE,
+        HEADS,
+        KV_HEADS,
+        HEAD_DIM,
+    ],
+    inputs: &[
+        Input::new(
+            "query",
+            "batch heads head_dim | batch 1 heads head_dim",
+            DTypeSet::FLOATS_AND_FP8,
+        )
+        .also(&["q"]),
+        KEY_CACHE,
+        VALUE_CACHE,
+        BLOCK_TABLES,
+        CONTEXT_LENS,
+    ],
+    params: &[SCALE, WINDOW_LEFT, SOFTCAP],
+    outputs: &[Output::like("output", "like:query", "query")],
+    layout: LayoutRule::Default(Layout::Nhd),
+    flops: "4 * batch * heads * seq_k * head_dim",
+    bytes: "(2 * batch * seq_k * kv_heads + 2 * batch * heads) * head_dim * dtype_bits / 8",
+    ..BLANK
+};
+
+const PREFILL: OpSchema = OpSchema {
+    semantics: "queries are packed along the first dimension; sequence b owns rows cu_seqlens_q[b] .. cu_seqlens_q[b+1], \
+which are the last positions of its context_lens[b] cached tokens (bottom-right aligned).",
+    dims: &[
+        BATCH,
+        TOKENS,
+        MAX_BLOCKS,
+        NUM_BLOCKS,
+        MAX_CONTEXT,
+        BLOCK_SIZE,
+        HEADS,
+        KV_HEADS,
+        HEAD_DIM,
+    ],
+    inputs: &[
+        Input::new("query", "seq_q heads head_dim", DTypeSet::FLOATS_AND_FP8).also(&["q"]),
+        KEY_CACHE,
+        VALUE_CACHE,
+        BLOCK_TABLES,
+        CONTEXT_LENS,
+        Input::new("cu_seqlens_q", "batch+1", DTypeSet::INDICES).also(&["qo_indptr"]),
+    ],
+    params: &[CAUSAL, SCALE, WINDOW_LEFT, SOFTCAP],
+    flops: "4 * seq_q * heads * seq_k * head_dim",
+    bytes: "(2 * batch * seq_k * kv_heads + 2 * seq_q * heads) * head_dim * dtype_bits / 8",
+    ..DECODE
+};
+
+const WINDOW_VALID: Check = Check {
+    holds: "window_left >= -1",
+    code: CheckCode::Constraint,
+    message: "window_left is smaller than -1",
+    hint: "use -1 for no window",
+};
+
+const STANDARD: &[Check] = &[HEADS_EQUAL, WINDOW_VALID, SOFTCAP_VALID];
+const GQA: &[Check] = &[HEADS_DIVIDE, WINDOW_VALID, SOFTCAP_VALID];
+
+/// Decode, one key/value head per query head.
+pub static STANDARD_DECODE_PAGED: OpSchema = OpSchema {
+    id: "attention.standard.decode.paged",
+    summary: "one new query per sequence over a paged cache, one key/value head per query head",
+    when: "heads == kv_heads",
+    checks: STANDARD,
+    ..DECODE
+};
+
+/// Decode, shared key/value heads.
+pub static GQA_DECODE_PAGED: OpSchema = OpSchema {
+    id: "attention.gqa.decode.paged",
+    summary: "one new query per sequence over a paged cache, shared key/value heads",
+    when: "heads != kv_heads",
+    checks: GQA,
+    ..DECODE
+};
+
+/// Prefill, one key/value head per query head.
+pub static STANDARD_PREFILL_PAGED: OpSchema = OpSchema {
+    id: "attention.standard.prefill.paged",
+    summary: "packed queries over a paged cache, one key/value head per query head",
+    when: "heads == kv_heads",
+    checks: STANDARD,
+    ..PREFILL
+};
+
+/// Prefill, shared key/value heads.
+pub static GQA_PREFILL_PAGED: OpSchema = OpSchema {
+    id: "attention.gqa.prefill.paged",
+    summary: "packed queries over a paged cache, shared key/value heads",
+    when: "heads != kv_heads",
+    checks: GQA,
+    ..PREFILL
+};

@@ -1,0 +1,26 @@
+//! Embeddings.
+
+use crate::dtype::DTypeSet;
+use crate::schema::*;
+
+/// Table lookup.
+pub static LOOKUP: OpSchema = OpSchema {
+    id: "embedding.lookup",
+    family: Family::Embedding,
+    also: &["embedding"],
+    summary: "rows of a table by index",
+    semantics: "out[i] = weight[indices[i]]; an index outside the table is an error",
+    dims: &[
+        Dim::bucketed("rows", DimKind::Batch).also(&["tokens", "batch", "batch_size"]),
+        Dim::bucketed("vocab", DimKind::Other).also(&["vocab_size"]),
+        Dim::exact("hidden", DimKind::Other).also(&["hidden_size"]),
+    ],
+    inputs: &[
+        Input::new("indices", "...rows", DTypeSet::INDICES).also(&["input", "input_ids"]),
+        Input::new("weight", "vocab hidden", DTypeSet::FLOATS),
+    ],
+    outputs: &[Output::like("output", "...rows hidden", "weight")],
+    tolerances: Tolerances::Exact,
+    bytes: "rows * dtype_bits / 8 + 4 * rows * hidden",
+    ..BLANK
+};

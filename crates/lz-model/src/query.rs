@@ -1,0 +1,443 @@
+//! The query: everything selection may look at, in a fixed-size value that is its own cache key.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::dtype::DType;
+use crate::layout::Layout;
+use crate::param::{Param, ParamRole, ParamType, ParamValue};
+use crate::quant::QuantSpec;
+use crate::symbol::Symbol;
+
+/// Most named dimensions an operation has.
+pub const MAX_DIMS: usize = 12;
+/// Most tensors an operation takes.
+pub const MAX_INPUTS: usize = 8;
+/// Most parameters an operation takes.
+pub const MAX_PARAMS: usize = 10;
+
+/// An operation's place in the catalog.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OpIx(pub u16);
+
+/// A device's place in the snapshot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DeviceIx(pub u16);
+
+/// What is known of a tensor argument before the call.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorMeta<'a> {
+    /// Element type.
+    pub dtype: DType,
+    /// Sizes.
+    pub shape: &'a [i64],
+    /// Strides in elements; `None` is row-major without gaps.
+    pub strides: Option<&'a [i64]>,
+    /// Where it lives.
+    pub device: DeviceIx,
+    /// Whether its data starts at a multiple of 16 bytes.
+    pub aligned: bool,
+    /// Whether a gradient is wanted for it.
+    pub requires_grad: bool,
+}
+
+impl<'a> TensorMeta<'a> {
+    /// A contiguous, aligned tensor on the first device.
+    pub fn new(dtype: DType, shape: &'a [i64]) -> TensorMeta<'a> {
+        TensorMeta {
+            dtype,
+            shape,
+            strides: None,
+            device: DeviceIx(0),
+            aligned: true,
+            requires_grad: false,
+        }
+    }
+
+    /// The same with strides.
+    pub fn strided(mut self, strides: &'a [i64]) -> TensorMeta<'a> {
+        self.strides = Some(strides);
+        self
+    }
+
+    /// The same on another device.
+    pub fn on(mut self, device: DeviceIx) -> TensorMeta<'a> {
+        self.device = device;
+        self
+    }
+
+    fn last_stride_is_one(&self) -> bool {
+        match (self.shape.last(), self.strides.and_then(<[i64]>::last)) {
+            (Some(&n), Some(&stride)) => stride == 1 || n <= 1,
+            _ => true,
+        }
+    }
+
+    fn is_contiguous(&self) -> bool {
+        let Some(strides) = self.strides else {
+            return true;
+        };
+        let mut expected = 1;
+        for (&n, &stride) in self.shape.iter().zip(strides).rev() {
+            if n == 0 {
+                return true;
+            }
+            if n != 1 && stride != expected {
+                return false;
+            }
+            expected *= n;
+        }
+        true
+    }
+}
+
+/// What a query keeps of a tensor: dtype, layout and the strides' properties, in one word.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct TensorFacts(u32);
+
+impl TensorFacts {
+    const PRESENT: u32 = 1;
+    const CONTIGUOUS: u32 = 1 << 1;
+    const LAST_STRIDE_ONE: u32 = 1 << 2;
+    const ALIGNED: u32 = 1 << 3;
+    const BROADCAST: u32 = 1 << 4;
+
+    pub(crate) fn new(meta: &TensorMeta<'_>, layout: Layout, broadcast: bool) -> TensorFacts {
+        let bit = |on: bool, bit: u32| if on { bit } else { 0 };
+        TensorFacts(
+            Self::PRESENT
+                | bit(meta.is_contiguous(), Self::CONTIGUOUS)
+                | bit(meta.last_stride_is_one(), Self::LAST_STRIDE_ONE)
+                | bit(meta.aligned, Self::ALIGNED)
+                | bit(broadcast, Self::BROADCAST)
+                | (meta.dtype as u32) << 8
+                | (layout as u32) << 16,
+        )
+    }
+
+    /// Whether the tensor was given.
+    pub fn is_present(self) -> bool {
+        self.0 & Self::PRESENT != 0
+    }
+    /// Whether it is row-major without gaps.
+    pub fn is_contiguous(self) -> bool {
+        self.0 & Self::CONTIGUOUS != 0
+    }
+    /// Whether neighbours along the last dimension are neighbours in memory.
+    pub fn has_last_stride_one(self) -> bool {
+        self.0 & Self::LAST_STRIDE_ONE != 0
+    }
+    /// Whether it starts at a multiple of 16 bytes.
+    pub fn is_aligned(self) -> bool {
+        self.0 & Self::ALIGNED != 0
+    }
+    /// Whether it is broadcast along some axis.
+    pub fn is_broadcast(self) -> bool {
+        self.0 & Self::BROADCAST != 0
+    }
+    /// Its dtype, if it was given.
+    pub fn dtype(self) -> Option<DType> {
+        self.is_present()
+            .then(|| DType::from_code((self.0 >> 8) as u8))
+    }
+    /// Its layout; [`Layout::Strided`] when the operation names none.
+    pub fn layout(self) -> Layout {
+        Layout::from_code((self.0 >> 16 & 0xff) as u8)
+    }
+}
+
+impl fmt::Debug for TensorFacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.dtype() {
+            None => f.write_str("absent"),
+            Some(dtype) => {
+                write!(f, "{dtype} {}", self.layout())?;
+                if !self.is_contiguous() {
+                    f.write_str(" strided")?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// How keys and values are kept between calls.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+#[repr(u8)]
+pub enum KvStrategy {
+    /// One buffer per sequence.
+    Contiguous = 1,
+    /// Pages and block tables.
+    Paged,
+    /// Contiguous virtual addresses over pages mapped on demand.
+    Virtual,
+    /// One pool for host and device.
+    Unified,
+}
+
+impl KvStrategy {
+    /// The name used in files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            KvStrategy::Contiguous => "contiguous",
+            KvStrategy::Paged => "paged",
+            KvStrategy::Virtual => "virtual",
+            KvStrategy::Unified => "unified",
+        }
+    }
+}
+
+/// The order in which a tensor-parallel reduction adds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[repr(u8)]
+pub enum ReductionOrder {
+    /// Around a ring.
+    Ring = 1,
+    /// Pairwise.
+    Tree,
+    /// In rank order, whatever the number of ranks.
+    Canonical,
+}
+
+impl ReductionOrder {
+    /// The name used in files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ReductionOrder::Ring => "ring",
+            ReductionOrder::Tree => "tree",
+            ReductionOrder::Canonical => "canonical",
+        }
+    }
+}
+
+/// What a call demands or is surrounded by, beyond its arguments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Context {
+    /// Only deterministic kernels.
+    pub deterministic: bool,
+    /// A CUDA graph is being captured.
+    pub capturing: bool,
+    /// Gradients are on and some input wants one.
+    pub requires_grad: bool,
+    /// The model is being trained.
+    pub training: bool,
+    /// Kernels that would have to be compiled first are out.
+    pub no_jit: bool,
+    /// Results must not depend on the batch a row is in.
+    pub batch_invariant: bool,
+    /// Results must not depend on the number of tensor-parallel ranks.
+    pub tp_invariant: bool,
+    /// Quantized operands may be converted to another format.
+    pub allow_requantize: bool,
+    /// Operations next to this one that a kernel may fuse, as a bit per [`OpIx`].
+    pub adjacent: u64,
+    /// How keys and values are kept; by the operation when not given.
+    pub kv_strategy: Option<KvStrategy>,
+    /// Tensor-parallel ranks; 0 and 1 are both "not parallel".
+    pub tp_size: u16,
+    /// The reduction order the ranks agreed on.
+    pub reduction: Option<ReductionOrder>,
+    /// How quantized operands are quantized.
+    pub quant: Option<QuantSpec>,
+    /// The least accuracy rank a quantization format must have.
+    pub min_accuracy_rank: u8,
+    /// The packed weights the call comes with.
+    pub packed_weights: Option<Symbol>,
+}
+
+/// A call, reduced to what can decide between kernels.
+///
+/// It is plain data of a fixed size, comparable and hashable as a whole: the selection cache
+/// compares these fields themselves, never only a hash of them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct Query {
+    op: u16,
+    device: u16,
+    flags: u16,
+    tp_size: u16,
+    adjacent: u64,
+    packed_weights: u64,
+    quant: u32,
+    kv_strategy: u8,
+    reduction: u8,
+    min_accuracy_rank: u8,
+    spare: u8,
+    pub(crate) tensors: [TensorFacts; MAX_INPUTS],
+    pub(crate) params: [u64; MAX_PARAMS],
+    pub(crate) dims: [i64; MAX_DIMS],
+}
+
+const NONE_INT: u64 = i64::MIN as u64;
+const NONE_FLOAT: u64 = f64::NAN.to_bits() | 1;
+
+impl Query {
+    pub(crate) fn new(op: OpIx, device: DeviceIx, context: &Context) -> Query {
+        let bits = [
+            context.deterministic,
+            context.capturing,
+            context.requires_grad,
+            context.training,
+            context.no_jit,
+            context.batch_invariant,
+            context.tp_invariant,
+            context.allow_requantize,
+        ];
+        Query {
+            op: op.0,
+            device: device.0,
+            flags: bits
+                .iter()
+                .rev()
+                .fold(0, |flags, &bit| flags << 1 | u16::from(bit)),
+            tp_size: context.tp_size,
+            adjacent: context.adjacent,
+            packed_weights: context.packed_weights.map_or(0, Symbol::code),
+            quant: QuantSpec::code(context.quant),
+            kv_strategy: context.kv_strategy.map_or(0, |s| s as u8),
+            reduction: context.reduction.map_or(0, |r| r as u8),
+            min_accuracy_rank: context.min_accuracy_rank,
+            spare: 0,
+            tensors: [TensorFacts::default(); MAX_INPUTS],
+            params: [0; MAX_PARAMS],
+            dims: [0; MAX_DIMS],
+        }
+    }
+
+    /// Which operation is asked for.
+    pub fn op(&self) -> OpIx {
+        OpIx(self.op)
+    }
+
+    /// On which device.
+    pub fn device(&self) -> DeviceIx {
+        DeviceIx(self.device)
+    }
+
+    /// The demands of the call.
+    pub fn context(&self) -> Context {
+        let bit = |n: u16| self.flags >> n & 1 == 1;
+        Context {
+            deterministic: bit(0),
+            capturing: bit(1),
+            requires_grad: bit(2),
+            training: bit(3),
+            no_jit: bit(4),
+            batch_invariant: bit(5),
+            tp_invariant: bit(6),
+            allow_requantize: bit(7),
+            adjacent: self.adjacent,
+            kv_strategy: match self.kv_strategy {
+                1 => Some(KvStrategy::Contiguous),
+                2 => Some(KvStrategy::Paged),
+                3 => Some(KvStrategy::Virtual),
+                4 => Some(KvStrategy::Unified),
+                _ => None,
+            },
+            tp_size: self.tp_size,
+            reduction: match self.reduction {
+                1 => Some(ReductionOrder::Ring),
+                2 => Some(ReductionOrder::Tree),
+                3 => Some(ReductionOrder::Canonical),
+                _ => None,
+            },
+            quant: QuantSpec::from_code(self.quant),
+            min_accuracy_rank: self.min_accuracy_rank,
+            packed_weights: Symbol::from_code(self.packed_weights),
+        }
+    }
+
+    /// What is known of input `index`.
+    pub fn tensor(&self, index: usize) -> TensorFacts {
+        self.tensors[index]
+    }
+
+    /// The size of dimension `index`.
+    pub fn dim(&self, index: usize) -> i64 {
+        self.dims[index]
+    }
+
+    /// All dimensions; those beyond the operation's own are zero.
+    pub fn dims(&self) -> &[i64; MAX_DIMS] {
+        &self.dims
+    }
+
+    /// The same query with other dimensions: the key of a cell.
+    pub fn with_dims(mut self, dims: [i64; MAX_DIMS]) -> Query {
+        self.dims = dims;
+        self
+    }
+
+    /// The same query marked as one whose dimensions are exact, so that it can never equal the
+    /// key of a cell.
+    pub fn marked_exact(mut self) -> Query {
+        self.spare = 1;
+        self
+    }
+
+    pub(crate) fn set_param(&mut self, index: usize, param: &Param, value: ParamValue) {
+        self.params[index] = match param.role {
+            ParamRole::Ignored | ParamRole::Dim => 0,
+            ParamRole::Presence => u64::from(value != ParamValue::None),
+            ParamRole::Exact => match value {
+                ParamValue::None => match param.ty {
+                    ParamType::Int => NONE_INT,
+                    ParamType::Float => NONE_FLOAT,
+                    _ => 0,
+                },
+                ParamValue::Bool(b) => u64::from(b),
+                ParamValue::Int(i) if param.ty == ParamType::Float => (i as f64).to_bits(),
+                ParamValue::Int(i) => i as u64,
+                // One zero, so that -0.0 and 0.0 are one key.
+                ParamValue::Float(x) => (x + 0.0).to_bits(),
+                ParamValue::Str(s) => s.code(),
+            },
+        };
+    }
+
+    /// The value of an exact parameter, as the key holds it.
+    pub fn param(&self, index: usize, param: &Param) -> ParamValue {
+        let word = self.params[index];
+        match param.ty {
+            ParamType::Bool => ParamValue::Bool(word != 0),
+            ParamType::Int if word == NONE_INT => ParamValue::None,
+            ParamType::Int => ParamValue::Int(word as i64),
+            ParamType::Float if word == NONE_FLOAT => ParamValue::None,
+            ParamType::Float => ParamValue::Float(f64::from_bits(word)),
+            ParamType::Choice(_) | ParamType::Name => {
+                Symbol::from_code(word).map_or(ParamValue::None, ParamValue::Str)
+            }
+        }
+    }
+
+    /// Whether a [`ParamRole::Presence`] parameter was given.
+    pub fn param_given(&self, index: usize) -> bool {
+        self.params[index] != 0
+    }
+}
+
+impl fmt::Debug for Query {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let op = crate::catalog::Catalog::get().op(self.op());
+        write!(f, "{}(", op.id())?;
+        for (dim, size) in op.schema().dims.iter().zip(self.dims) {
+            write!(f, "{}={size} ", dim.name)?;
+        }
+        write!(f, "{:?})", &self.tensors[..op.schema().inputs.len()])
+    }
+}
