@@ -72,6 +72,8 @@ impl Arith {
 #[derive(Debug)]
 pub(crate) struct Ast {
     pub(crate) at: usize,
+    /// How many operators, calls and parentheses are around its deepest leaf.
+    pub(crate) height: usize,
     pub(crate) kind: AstKind,
 }
 

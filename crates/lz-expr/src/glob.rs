@@ -3,7 +3,7 @@
 /// Whether `text` matches `pattern`. Takes at most `pattern * text` steps: a
 /// mismatch only ever goes back to the last `*`, as an earlier one could gain
 /// nothing by taking more.
-pub(crate) fn matches(pattern: &str, text: &str) -> bool {
+pub fn matches(pattern: &str, text: &str) -> bool {
     let (mut p, mut t) = (0, 0);
     // After the last `*`: where the pattern goes on, and where the text may.
     let mut retry: Option<(usize, usize)> = None;

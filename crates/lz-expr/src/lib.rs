@@ -72,7 +72,9 @@
 //!
 //! # Types
 //!
-//! * Int and Float mix to Float. Strings have `==`, `!=`, `in` and `matches`;
+//! * Int and Float mix to Float; in an `in` test, `min` or `max`, one Float makes
+//!   all of them Float. (Beyond 2^53, Ints round when they become Floats.)
+//! * Strings have `==`, `!=`, `in` and `matches`;
 //!   bools have `==`, `!=` and logic. Everything else is a load-time error.
 //! * Int `/` Int truncates toward zero; `ceil_div` rounds up; `%` is the
 //!   Euclidean remainder, never negative.
@@ -82,9 +84,10 @@
 //!
 //! # Limits
 //!
-//! A source has at most [`MAX_SOURCE_BYTES`] bytes and at most [`MAX_NESTING`]
-//! levels of parentheses, calls, lists and prefix operators. A chain such as
-//! `a and b and c` or `a + b + c` is one level however long it is.
+//! A source has at most [`MAX_SOURCE_BYTES`] bytes, and nests at most
+//! [`MAX_NESTING`] levels deep: that many operators, calls and parentheses may
+//! be around any one value. A chain such as `a and b and c` or `a + b - c` is
+//! one level however long it is.
 
 mod ast;
 mod check;
@@ -106,6 +109,7 @@ mod value;
 pub use cuts::{Cut, Modulus};
 pub use error::{EvalError, ExprError, ExprErrorKind};
 pub use expr::Expr;
+pub use glob::matches as glob_matches;
 pub use matching::MatchValue;
 pub use outcome::{Bounds, Known, Outcome};
 pub use scope::Scope;
@@ -114,5 +118,5 @@ pub use value::{Env, Type, Value};
 /// The longest source an expression may have, in bytes.
 pub const MAX_SOURCE_BYTES: usize = 4096;
 
-/// How deep parentheses, calls, lists and prefix operators may nest.
+/// How many operators, calls and parentheses there may be around one value.
 pub const MAX_NESTING: usize = 64;

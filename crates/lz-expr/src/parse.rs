@@ -109,6 +109,16 @@ impl Parser<'_> {
         Ok(())
     }
 
+    /// The node, unless it is too tall. Operators that follow one another nest
+    /// to the left without `nested`, as in `(a * b) + c`; this is where they count.
+    fn node(&self, at: usize, height: usize, kind: AstKind) -> Result<Ast, ExprError> {
+        if height > MAX_NESTING {
+            let limit = MAX_NESTING;
+            return Err(self.error(ExprErrorKind::TooDeep { limit }, at));
+        }
+        Ok(Ast { at, height, kind })
+    }
+
     /// Runs `inner` one level deeper; `at` is what the error points to.
     fn nested<T>(
         &mut self,
@@ -159,51 +169,62 @@ impl Parser<'_> {
     }
 
     fn operator(&mut self, left: Ast, level: Level, extend: bool) -> Result<Ast, ExprError> {
+        let Ast { at, height, .. } = left;
         let op_at = self.at();
-        let at = left.at;
         let op = self.kind().clone();
         self.advance();
-        let kind = match op {
-            TokenKind::In => self.membership(left, false)?,
+        match op {
+            TokenKind::In => return self.membership(left, false),
             TokenKind::Not => {
                 self.advance();
-                self.membership(left, true)?
+                return self.membership(left, true);
             }
-            _ => {
-                let right = self.expression(level.tighter())?;
-                match (op, left.kind) {
-                    (TokenKind::Or, AstKind::Any(mut parts)) if extend => {
-                        parts.push(right);
-                        AstKind::Any(parts)
-                    }
-                    (TokenKind::And, AstKind::All(mut parts)) if extend => {
-                        parts.push(right);
-                        AstKind::All(parts)
-                    }
-                    (TokenKind::Arith(op), AstKind::Chain(first, mut links)) if extend => {
-                        links.push(ChainLink {
-                            op,
-                            op_at,
-                            operand: right,
-                        });
-                        AstKind::Chain(first, links)
-                    }
-                    (op, kind) => binary(op, op_at, Ast { at, kind }, right),
-                }
+            _ => {}
+        }
+        let right = self.nested(op_at, |p| p.expression(level.tighter()))?;
+        let height = match extend {
+            true => height.max(right.height + 1),
+            false => height.max(right.height) + 1,
+        };
+        let kind = match (op, left.kind) {
+            (TokenKind::Or, AstKind::Any(mut parts)) if extend => {
+                parts.push(right);
+                AstKind::Any(parts)
+            }
+            (TokenKind::And, AstKind::All(mut parts)) if extend => {
+                parts.push(right);
+                AstKind::All(parts)
+            }
+            (TokenKind::Arith(op), AstKind::Chain(first, mut links)) if extend => {
+                links.push(ChainLink {
+                    op,
+                    op_at,
+                    operand: right,
+                });
+                AstKind::Chain(first, links)
+            }
+            (op, kind) => {
+                let left = Ast { kind, ..left };
+                binary(op, op_at, left, right)
             }
         };
-        Ok(Ast { at, kind })
+        self.node(at, height, kind)
     }
 
-    fn membership(&mut self, item: Ast, negated: bool) -> Result<AstKind, ExprError> {
-        let at = self.at();
+    fn membership(&mut self, item: Ast, negated: bool) -> Result<Ast, ExprError> {
+        let bracket = self.at();
         self.expect(TokenKind::LeftBracket, "a list such as `[a, b]`")?;
-        let list = self.nested(at, |p| p.separated(TokenKind::RightBracket, "`,` or `]`"))?;
-        Ok(AstKind::In {
+        let list = self.nested(bracket, |p| {
+            p.separated(TokenKind::RightBracket, "`,` or `]`")
+        })?;
+        let height = tallest(&list).max(item.height) + 1;
+        let at = item.at;
+        let kind = AstKind::In {
             negated,
             item: Box::new(item),
             list,
-        })
+        };
+        self.node(at, height, kind)
     }
 
     /// One or more expressions between commas, and the closing token.
@@ -223,8 +244,7 @@ impl Parser<'_> {
 
     fn prefix(&mut self, least: Level) -> Result<Ast, ExprError> {
         let at = self.at();
-        let token = self.kind().clone();
-        let kind = match token {
+        let kind = match self.kind().clone() {
             TokenKind::Bool(value) => AstKind::Bool(value),
             TokenKind::Float(value) => AstKind::Float(value),
             TokenKind::Str(value) => AstKind::Str(value),
@@ -233,42 +253,38 @@ impl Parser<'_> {
                 AstKind::Int(value)
             }
             TokenKind::Name(name) => {
-                self.advance();
-                if *self.kind() != TokenKind::LeftParen {
-                    return Ok(Ast {
-                        at,
-                        kind: AstKind::Name(name),
-                    });
+                if self.tokens[self.next + 1].kind == TokenKind::LeftParen {
+                    return self.call(name, at);
                 }
-                self.advance();
-                let arguments = self.nested(at, Parser::arguments)?;
-                return Ok(Ast {
-                    at,
-                    kind: AstKind::Call(name, arguments),
-                });
+                AstKind::Name(name)
             }
-            TokenKind::LeftParen => {
-                self.advance();
-                let mut inner = self.nested(at, |p| {
-                    let inner = p.expression(Level::Or)?;
-                    p.expect(TokenKind::RightParen, "an operator or `)`")?;
-                    Ok(inner)
-                })?;
-                inner.at = at;
-                return Ok(inner);
-            }
-            // `a == !b`: opposite a tighter operator, `not` binds as tightly.
+            TokenKind::LeftParen => return self.parenthesised(at),
             TokenKind::Not => {
                 self.advance();
+                // `a == !b`: opposite a tighter operator, `not` binds as tightly.
                 let inner = self.nested(at, |p| p.expression(least.max(Level::Not)))?;
-                let kind = AstKind::Not(Box::new(inner));
-                return Ok(Ast { at, kind });
+                return self.node(at, inner.height + 1, AstKind::Not(Box::new(inner)));
             }
             TokenKind::Arith(Arith::Sub) => return self.negative(at),
             _ => return Err(self.unexpected("a value")),
         };
         self.advance();
-        Ok(Ast { at, kind })
+        self.node(at, 0, kind)
+    }
+
+    fn call(&mut self, name: String, at: usize) -> Result<Ast, ExprError> {
+        self.advance();
+        self.advance();
+        let arguments = self.nested(at, Parser::arguments)?;
+        let height = tallest(&arguments) + 1;
+        self.node(at, height, AstKind::Call(name, arguments))
+    }
+
+    fn parenthesised(&mut self, at: usize) -> Result<Ast, ExprError> {
+        self.advance();
+        let inner = self.nested(at, |p| p.expression(Level::Or))?;
+        self.expect(TokenKind::RightParen, "an operator or `)`")?;
+        self.node(at, inner.height + 1, inner.kind)
     }
 
     fn arguments(&mut self) -> Result<Vec<Ast>, ExprError> {
@@ -285,12 +301,10 @@ impl Parser<'_> {
         if let TokenKind::Int(magnitude) = *self.kind() {
             self.advance();
             let value = 0i64.wrapping_sub_unsigned(magnitude);
-            let kind = AstKind::Int(value);
-            return Ok(Ast { at, kind });
+            return self.node(at, 0, AstKind::Int(value));
         }
         let inner = self.nested(at, |p| p.expression(Level::Prefix))?;
-        let kind = AstKind::Neg(Box::new(inner));
-        Ok(Ast { at, kind })
+        self.node(at, inner.height + 1, AstKind::Neg(Box::new(inner)))
     }
 
     fn too_large(&self) -> ExprError {
@@ -298,6 +312,10 @@ impl Parser<'_> {
         let text = self.text[token.start..token.end].to_owned();
         self.error(ExprErrorKind::BadNumber { text }, token.start)
     }
+}
+
+fn tallest(items: &[Ast]) -> usize {
+    items.iter().map(|item| item.height).max().unwrap_or(0)
 }
 
 /// A binary operator that does not extend a chain.

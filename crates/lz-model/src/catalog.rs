@@ -224,6 +224,14 @@ impl Op {
             .position(|p| p.name == name || p.also.contains(&name))
     }
 
+    /// Whether some input of it comes in named layouts.
+    pub fn has_named_layouts(&self) -> bool {
+        self.inputs
+            .iter()
+            .flatten()
+            .any(|pattern| pattern.layout.is_some())
+    }
+
     /// Whether a call of a shared alias is this operation.
     pub fn admits(&self, facts: &Facts<'_>) -> bool {
         self.when

@@ -77,3 +77,4 @@ pub use reason::{CODES, Reason};
 pub use schema::OpSchema;
 pub use symbol::Symbol;
 pub use tensor::{Extents, Tensor, TensorError, TensorView, TensorViewMut, indices, row_major};
+pub use version::Requirement;

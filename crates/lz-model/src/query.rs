@@ -242,8 +242,6 @@ pub struct Context {
     pub batch_invariant: bool,
     /// Results must not depend on the number of tensor-parallel ranks.
     pub tp_invariant: bool,
-    /// Quantized operands may be converted to another format.
-    pub allow_requantize: bool,
     /// Operations next to this one that a kernel may fuse, as a bit per [`OpIx`].
     pub adjacent: u64,
     /// How keys and values are kept; by the operation when not given.
@@ -296,7 +294,6 @@ impl Query {
             context.no_jit,
             context.batch_invariant,
             context.tp_invariant,
-            context.allow_requantize,
         ];
         Query {
             op: op.0,
@@ -340,7 +337,6 @@ impl Query {
             no_jit: bit(4),
             batch_invariant: bit(5),
             tp_invariant: bit(6),
-            allow_requantize: bit(7),
             adjacent: self.adjacent,
             kv_strategy: match self.kv_strategy {
                 1 => Some(KvStrategy::Contiguous),

@@ -72,7 +72,11 @@ fn cases() -> Vec<(&'static str, Kind, usize)> {
         ("dtype in [float16, 5]", mismatch("in", Str, Int), 20),
         ("batch in [1, 'a']", mismatch("in", Int, Str), 14),
         ("scale in [1, true]", mismatch("in", Float, Bool), 14),
-        ("true in [true]", operand("in", "an int, a float or a str", Bool), 1),
+        (
+            "true in [true]",
+            operand("in", "an int, a float or a str", Bool),
+            1,
+        ),
         ("batch and true", operand("and", "a bool", Int), 1),
         ("true or dtype", operand("or", "a bool", Str), 9),
         ("not batch", operand("not", "a bool", Int), 5),
@@ -83,8 +87,16 @@ fn cases() -> Vec<(&'static str, Kind, usize)> {
         ("", unexpected("end of expression", "a value"), 1),
         ("batch >", unexpected("end of expression", "a value"), 8),
         ("batch 1", unexpected("`1`", OPERATOR), 7),
-        ("(batch", unexpected("end of expression", "an operator or `)`"), 7),
-        ("batch in 3", unexpected("`3`", "a list such as `[a, b]`"), 10),
+        (
+            "(batch",
+            unexpected("end of expression", "an operator or `)`"),
+            7,
+        ),
+        (
+            "batch in 3",
+            unexpected("`3`", "a list such as `[a, b]`"),
+            10,
+        ),
         ("batch in []", unexpected("`]`", "a value"), 11),
         ("batch in [1 2]", unexpected("`2`", "`,` or `]`"), 13),
         ("min(1 2)", unexpected("`2`", "`,` or `)`"), 7),
@@ -94,9 +106,17 @@ fn cases() -> Vec<(&'static str, Kind, usize)> {
         ("batch <> 3", unexpected("`>`", "a value"), 8),
         ("batch # 3", Kind::UnexpectedCharacter { found: '#' }, 7),
         ("true & true", Kind::UnexpectedCharacter { found: '&' }, 6),
-        ("op matches attention.*", Kind::UnexpectedCharacter { found: '.' }, 21),
+        (
+            "op matches attention.*",
+            Kind::UnexpectedCharacter { found: '.' },
+            21,
+        ),
         ("'é' == é", Kind::UnexpectedCharacter { found: 'é' }, 8),
-        ("batch > 9223372036854775808", number("9223372036854775808"), 9),
+        (
+            "batch > 9223372036854775808",
+            number("9223372036854775808"),
+            9,
+        ),
         ("-9223372036854775809", number("9223372036854775809"), 2),
         ("90a", number("90a"), 1),
         ("1 + 1.", number("1."), 5),
@@ -210,7 +230,10 @@ fn wrong_type_names_both() {
     let (expected, found) = (Type::Bool, Type::Int);
     assert_eq!(error.kind, Kind::WrongType { expected, found });
     assert_eq!(error.column, 3);
-    assert_eq!(error.kind.to_string(), "the expression is int, but bool is wanted");
+    assert_eq!(
+        error.kind.to_string(),
+        "the expression is int, but bool is wanted"
+    );
     assert!(Expr::compile_as("1.5", &scope(), Type::Int).is_err());
 }
 
@@ -291,5 +314,9 @@ fn display_shows_only_the_line_and_its_neighbourhood() {
 #[test]
 fn it_is_an_error() {
     let boxed: Box<dyn std::error::Error + Send + Sync> = Box::new(error("("));
-    assert!(boxed.to_string().starts_with("unexpected end of expression"));
+    assert!(
+        boxed
+            .to_string()
+            .starts_with("unexpected end of expression")
+    );
 }

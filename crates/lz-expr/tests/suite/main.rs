@@ -4,6 +4,7 @@ mod cells;
 mod errors;
 mod language;
 mod matching;
+mod nesting;
 mod outcome;
 mod random;
 mod reference;

@@ -1,0 +1,279 @@
+//! The selection cache: a thread-local front, then a shared table of 256 shards.
+//!
+//! - Keys are whole queries; equality of all fields decides, a hash only finds the place.
+//! - Reads never lock. A shard is an immutable table behind an atomic pointer; writers copy it.
+//! - A miss is computed once, however many threads miss it at the same time.
+//! - After [`SelectionCache::invalidate`] returns, nothing computed before it is served.
+//! - The number of entries is bounded (least recently used go first), and entries expire.
+
+mod clock;
+mod flight;
+mod front;
+mod generation;
+mod shard;
+
+use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use lz_model::{OpIx, Query};
+
+pub use clock::Clock;
+pub use flight::{Boarding, Flights, Leader};
+pub use generation::{Generation, Ticket};
+pub use shard::ENTRY_OVERHEAD;
+
+use crate::decision::{KernelIx, Plan};
+use crate::snapshot::Snapshot;
+use front::Origin;
+use shard::{Entry, Shard, Stored, mentions};
+
+/// How the cache is sized.
+#[derive(Clone, Debug)]
+pub struct CacheConfig {
+    /// Shards, at most; a power of two.
+    pub shards: usize,
+    /// Entries, at most; 0 turns the cache off.
+    pub max_entries: usize,
+    /// Milliseconds an entry lives.
+    pub ttl_ms: u64,
+    /// The clock entries live by.
+    pub clock: Clock,
+}
+
+impl Default for CacheConfig {
+    fn default() -> Self {
+        CacheConfig {
+            shards: 256,
+            max_entries: 10_000,
+            ttl_ms: 60_000,
+            clock: Clock::System,
+        }
+    }
+}
+
+/// What to forget.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Invalidate {
+    /// Everything.
+    All,
+    /// One operation.
+    Op(OpIx),
+    /// Every plan that names one of these kernels (one kernel, or all of a backend).
+    Kernels(Vec<KernelIx>),
+}
+
+/// Counts since the cache was made. Hits in a thread's front are not counted: counting would cost
+/// more than they do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheStats {
+    /// Entries now.
+    pub entries: usize,
+    /// Lookups the shared table answered.
+    pub shared_hits: u64,
+    /// Lookups that had to be computed.
+    pub misses: u64,
+}
+
+/// The cache.
+pub struct SelectionCache {
+    id: u64,
+    shards: Box<[Shard]>,
+    capacity: usize,
+    config: CacheConfig,
+    hasher: foldhash::fast::FixedState,
+    shared_hits: AtomicU64,
+    misses: AtomicU64,
+}
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+impl SelectionCache {
+    /// An empty cache.
+    pub fn new(config: CacheConfig) -> SelectionCache {
+        // Fewer shards when there are fewer entries than shards, so that the bound holds.
+        let mut shards = config.shards.max(1).next_power_of_two();
+        while shards > 1 && shards > config.max_entries {
+            shards /= 2;
+        }
+        SelectionCache {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            shards: (0..shards).map(|_| Shard::default()).collect(),
+            capacity: config.max_entries / shards,
+            config,
+            hasher: foldhash::fast::FixedState::default(),
+            shared_hits: AtomicU64::new(0),
+            misses: AtomicU64::new(0),
+        }
+    }
+
+    /// The plan for a query under a snapshot: remembered, or computed by `compute`.
+    ///
+    /// `compute` gives the plan and whether it holds for the query's whole cell; `None` means no
+    /// kernel can serve the call, which is not remembered.
+    #[inline]
+    pub fn plan<F>(&self, snapshot: &Snapshot, query: &Query, compute: F) -> Option<Plan>
+    where
+        F: Fn() -> (Option<Plan>, bool),
+    {
+        let now_ms = self.config.clock.now_ms();
+        let hash = self.hasher.hash_one(query);
+        let current = |shard: u32| self.shards[shard as usize].generation.ticket();
+        if let Some(plan) = front::find(hash, query, self.id, snapshot.epoch(), now_ms, current) {
+            return Some(plan);
+        }
+        self.shared(snapshot, query, hash, now_ms, compute)
+    }
+
+    /// The shared table's answer, computing on a miss.
+    #[inline(never)]
+    fn shared<F>(
+        &self,
+        snapshot: &Snapshot,
+        query: &Query,
+        hash: u64,
+        now_ms: u64,
+        compute: F,
+    ) -> Option<Plan>
+    where
+        F: Fn() -> (Option<Plan>, bool),
+    {
+        let cell = snapshot.cell_key(query);
+        let exact = query.marked_exact();
+        let mut key = cell;
+        // A follower looks again after its leader landed. An answer can be invalidated before it
+        // is read, and a mixed cell needs a second look, so this may repeat, but not for ever.
+        for _ in 0..4 {
+            let place = self.place(&key);
+            let ticket = place.shard.generation.ticket();
+            match self.look(&place, &key, snapshot.epoch(), now_ms) {
+                Some((Stored::Mixed, _)) if key == cell => {
+                    key = exact;
+                    continue;
+                }
+                Some((Stored::Plan(plan), expires_ms)) => {
+                    self.shared_hits.fetch_add(1, Ordering::Relaxed);
+                    let (cache, epoch, shard) = (self.id, snapshot.epoch(), place.index);
+                    front::remember(
+                        hash,
+                        query,
+                        plan,
+                        Origin {
+                            cache,
+                            epoch,
+                            shard,
+                            ticket,
+                            expires_ms,
+                        },
+                    );
+                    return Some(plan);
+                }
+                _ => {}
+            }
+            let flight = place.shard.flights.board(&key);
+            if let Boarding::Follower = flight {
+                continue;
+            }
+            // Somebody may have landed between the look and the boarding.
+            if let Boarding::Leader(_) = flight
+                && self.look(&place, &key, snapshot.epoch(), now_ms).is_some()
+            {
+                continue;
+            }
+            return self.compute(snapshot, &cell, &exact, now_ms, &compute);
+        }
+        self.compute(snapshot, &cell, &exact, now_ms, &compute)
+    }
+
+    fn compute<F>(
+        &self,
+        snapshot: &Snapshot,
+        cell: &Query,
+        exact: &Query,
+        now_ms: u64,
+        compute: &F,
+    ) -> Option<Plan>
+    where
+        F: Fn() -> (Option<Plan>, bool),
+    {
+        self.misses.fetch_add(1, Ordering::Relaxed);
+        let (cell_place, exact_place) = (self.place(cell), self.place(exact));
+        // Tickets first: what is computed from here on is void if anything is invalidated meanwhile.
+        let (cell_ticket, exact_ticket) = (
+            cell_place.shard.generation.ticket(),
+            exact_place.shard.generation.ticket(),
+        );
+        let (plan, uniform) = compute();
+        let plan = plan?;
+        let insert = |place: &Place<'_>, ticket, key: &Query, stored| {
+            let entry = Entry::new(
+                *key,
+                stored,
+                snapshot.epoch(),
+                now_ms.saturating_add(self.config.ttl_ms),
+            );
+            place.shard.insert(place.tag, ticket, self.capacity, entry);
+        };
+        if uniform {
+            insert(&cell_place, cell_ticket, cell, Stored::Plan(plan));
+        } else {
+            insert(&exact_place, exact_ticket, exact, Stored::Plan(plan));
+            insert(&cell_place, cell_ticket, cell, Stored::Mixed);
+        }
+        Some(plan)
+    }
+
+    fn look(
+        &self,
+        place: &Place<'_>,
+        key: &Query,
+        epoch: u64,
+        now_ms: u64,
+    ) -> Option<(Stored, u64)> {
+        place
+            .shard
+            .find(place.tag, key, epoch, now_ms)
+            .map(|entry| (entry.stored, entry.expires_ms))
+    }
+
+    fn place(&self, key: &Query) -> Place<'_> {
+        let hash = self.hasher.hash_one(key);
+        let index = (hash >> 32) as usize & (self.shards.len() - 1);
+        Place {
+            shard: &self.shards[index],
+            index: index as u32,
+            tag: hash as u32,
+        }
+    }
+
+    /// Forgets. After this returns, nothing computed before is served.
+    pub fn invalidate(&self, what: &Invalidate) {
+        for shard in &self.shards {
+            shard.invalidate(|key, plan| match what {
+                Invalidate::All => true,
+                Invalidate::Op(op) => key.op() == *op,
+                Invalidate::Kernels(kernels) => mentions(plan, kernels),
+            });
+        }
+    }
+
+    /// Counts.
+    pub fn stats(&self) -> CacheStats {
+        CacheStats {
+            entries: self.shards.iter().map(Shard::len).sum(),
+            shared_hits: self.shared_hits.load(Ordering::Relaxed),
+            misses: self.misses.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The most entries it can hold.
+    pub fn bound(&self) -> usize {
+        self.capacity * self.shards.len()
+    }
+}
+
+/// Where a key belongs.
+struct Place<'a> {
+    shard: &'a Shard,
+    index: u32,
+    tag: u32,
+}

@@ -1,0 +1,143 @@
+//! One shard of the shared table: an immutable table behind an atomic pointer, replaced on write.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+use lz_model::Query;
+use parking_lot::Mutex;
+
+use super::flight::Flights;
+use super::generation::{Generation, Ticket};
+use crate::decision::{KernelIx, Plan};
+
+/// What is stored under a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// The plan of every query with this key.
+    Plan(Plan),
+    /// Queries with this cell key do not share a plan: look under the exact key.
+    Mixed,
+}
+
+/// One entry.
+#[derive(Debug)]
+pub struct Entry {
+    pub key: Query,
+    pub stored: Stored,
+    pub epoch: u64,
+    pub expires_ms: u64,
+    /// When it was last used, in ticks of the shard.
+    used: AtomicU64,
+}
+
+/// Bytes an entry takes beyond its key, its share of the table included.
+pub const ENTRY_OVERHEAD: usize = size_of::<Entry>() - size_of::<Query>()
+    + 2 * size_of::<usize>()
+    + size_of::<(u32, Arc<Entry>)>();
+
+#[derive(Default)]
+struct Table {
+    rows: Vec<(u32, Arc<Entry>)>,
+}
+
+/// A shard.
+#[derive(Default)]
+pub struct Shard {
+    table: ArcSwap<Table>,
+    writing: Mutex<()>,
+    ticks: AtomicU64,
+    pub generation: Generation,
+    pub flights: Flights<Query>,
+}
+
+impl Shard {
+    /// The entry for `key`, if there is one that still counts.
+    pub fn find(&self, tag: u32, key: &Query, epoch: u64, now_ms: u64) -> Option<Arc<Entry>> {
+        let table = self.table.load();
+        let live =
+            |entry: &Entry| entry.key == *key && entry.epoch == epoch && now_ms < entry.expires_ms;
+        let (_, entry) = table
+            .rows
+            .iter()
+            .find(|(t, entry)| *t == tag && live(entry))?;
+        // Readers write the tick only when it is new, so that hits do not fight over a cache line.
+        let tick = self.ticks.load(Ordering::Relaxed);
+        if entry.used.load(Ordering::Relaxed) != tick {
+            entry.used.store(tick, Ordering::Relaxed);
+        }
+        Some(entry.clone())
+    }
+
+    /// Adds an entry, unless something was invalidated since `ticket`. The least recently used
+    /// make room.
+    pub fn insert(&self, tag: u32, ticket: Ticket, capacity: usize, mut entry: Entry) -> bool {
+        let _writing = self.writing.lock();
+        if !self.generation.is_current(ticket) || capacity == 0 {
+            return false;
+        }
+        let tick = self.ticks.fetch_add(1, Ordering::Relaxed) + 1;
+        entry.used = AtomicU64::new(tick);
+        let mut rows: Vec<(u32, Arc<Entry>)> = self
+            .table
+            .load()
+            .rows
+            .iter()
+            .filter(|(_, e)| e.key != entry.key && e.epoch == entry.epoch)
+            .cloned()
+            .collect();
+        while rows.len() >= capacity {
+            let oldest = (0..rows.len())
+                .min_by_key(|&i| rows[i].1.used.load(Ordering::Relaxed))
+                .unwrap_or(0);
+            rows.swap_remove(oldest);
+        }
+        rows.push((tag, Arc::new(entry)));
+        self.table.store(Arc::new(Table { rows }));
+        true
+    }
+
+    /// Drops the entries `stale` picks, and makes computations under way not count.
+    pub fn invalidate(&self, stale: impl Fn(&Query, Option<&Plan>) -> bool) {
+        let _writing = self.writing.lock();
+        self.generation.advance();
+        let plan = |entry: &Entry| {
+            if let Stored::Plan(plan) = entry.stored {
+                Some(plan)
+            } else {
+                None
+            }
+        };
+        let rows = self
+            .table
+            .load()
+            .rows
+            .iter()
+            .filter(|(_, e)| !stale(&e.key, plan(e).as_ref()))
+            .cloned()
+            .collect();
+        self.table.store(Arc::new(Table { rows }));
+    }
+
+    /// Number of entries.
+    pub fn len(&self) -> usize {
+        self.table.load().rows.len()
+    }
+}
+
+impl Entry {
+    pub fn new(key: Query, stored: Stored, epoch: u64, expires_ms: u64) -> Entry {
+        Entry {
+            key,
+            stored,
+            epoch,
+            expires_ms,
+            used: AtomicU64::new(0),
+        }
+    }
+}
+
+/// Whether a plan runs a kernel.
+pub fn mentions(plan: Option<&Plan>, kernels: &[KernelIx]) -> bool {
+    plan.is_some_and(|plan| kernels.iter().any(|&kernel| plan.mentions(kernel)))
+}

@@ -1,0 +1,174 @@
+//! Cells: the sets of shapes that share a decision.
+//!
+//! Along a bucketed dimension, a cell is an interval between neighbouring cuts together with the
+//! divisibility by every modulus. The cuts are the performance buckets and *every* threshold any
+//! registered constraint or rule puts on that dimension, so no constraint on a single dimension
+//! changes its mind within a cell. Constraints that combine dimensions are judged for the whole
+//! cell by interval arithmetic when a decision is made; where one is not constant, the decision
+//! holds for the exact shape only ([`Uniformity`]).
+
+use lz_expr::{Bounds, Env, Expr, Known, Value};
+use lz_model::schema::DimKey;
+use lz_model::{DimRule, Facts, MAX_DIMS, Op, Query};
+
+/// The most moduli one dimension can have and still be bucketed.
+const MAX_MODULI: usize = 16;
+
+/// How one dimension is cut.
+#[derive(Clone, Debug, Default)]
+struct Axis {
+    /// `None`: by exact value.
+    cuts: Option<Vec<i64>>,
+    moduli: Vec<i64>,
+}
+
+impl Axis {
+    fn interval(&self, size: i64) -> usize {
+        self.cuts
+            .as_ref()
+            .map_or(0, |cuts| cuts.partition_point(|&at| at <= size))
+    }
+
+    /// The key of the cell `size` lies in.
+    fn code(&self, size: i64) -> i64 {
+        if self.cuts.is_none() {
+            return size;
+        }
+        let divisible = self
+            .moduli
+            .iter()
+            .enumerate()
+            .fold(0, |bits, (i, m)| bits | i64::from(size % m == 0) << i);
+        (self.interval(size) as i64) << MAX_MODULI | divisible
+    }
+
+    /// Least and largest size of the interval `size` lies in.
+    fn bounds(&self, size: i64) -> (i64, i64) {
+        let Some(cuts) = &self.cuts else {
+            return (size, size);
+        };
+        let i = self.interval(size);
+        let low = if i == 0 { 0 } else { cuts[i - 1] };
+        (low.min(size), cuts.get(i).map_or(i64::MAX, |&at| at - 1))
+    }
+}
+
+/// How one operation's shapes are cut into cells.
+#[derive(Clone, Debug)]
+pub(crate) struct Cells {
+    axes: [Axis; MAX_DIMS],
+}
+
+impl Cells {
+    pub fn new(op: &Op) -> Cells {
+        let mut axes: [Axis; MAX_DIMS] = Default::default();
+        for (axis, dim) in axes.iter_mut().zip(op.schema().dims) {
+            if let DimKey::Bucketed(ends) = dim.key {
+                axis.cuts = Some(ends.iter().map(|end| end + 1).collect());
+            }
+        }
+        Cells { axes }
+    }
+
+    /// A size from which on things may be different.
+    pub fn cut(&mut self, dim: usize, at: i64) {
+        self.axes[dim]
+            .cuts
+            .iter_mut()
+            .for_each(|cuts| cuts.push(at));
+    }
+
+    fn modulus(&mut self, dim: usize, m: i64) {
+        if m > 1 {
+            self.axes[dim].moduli.push(m);
+        }
+    }
+
+    /// Every threshold of a dimension rule.
+    pub fn add_rule(&mut self, dim: usize, rule: &DimRule) {
+        let after = |x: i64| x.saturating_add(1);
+        let ends = rule.min.into_iter().chain(rule.max.map(after));
+        let listed = rule.one_of.iter().flatten().flat_map(|&v| [v, after(v)]);
+        ends.chain(listed).for_each(|at| self.cut(dim, at));
+        rule.multiple_of
+            .into_iter()
+            .for_each(|m| self.modulus(dim, m));
+    }
+
+    /// Every threshold an expression puts on a single dimension.
+    pub fn add_expr(&mut self, op: &Op, expr: &Expr) {
+        for cut in expr.cuts() {
+            if let Some(dim) = op.dim_of_slot(cut.slot) {
+                self.cut(dim, cut.at);
+            }
+        }
+        for modulus in expr.moduli() {
+            if let Some(dim) = op.dim_of_slot(modulus.slot) {
+                self.modulus(dim, modulus.modulus);
+            }
+        }
+    }
+
+    pub fn finish(&mut self) {
+        for axis in &mut self.axes {
+            axis.moduli.sort_unstable();
+            axis.moduli.dedup();
+            if axis.moduli.len() > MAX_MODULI {
+                axis.cuts = None;
+            }
+            if let Some(cuts) = &mut axis.cuts {
+                cuts.sort_unstable();
+                cuts.dedup();
+            }
+        }
+    }
+
+    /// The key of the cell a query lies in.
+    pub fn key(&self, query: &Query) -> Query {
+        let mut dims = *query.dims();
+        for (size, axis) in dims.iter_mut().zip(&self.axes) {
+            *size = axis.code(*size);
+        }
+        query.with_dims(dims)
+    }
+
+    /// The shape at which a cell's speed is judged: the largest of each interval, or the least
+    /// where it has no end. The same for every shape of a cell.
+    pub fn representative(&self, query: &Query) -> Query {
+        let mut dims = *query.dims();
+        for (size, axis) in dims.iter_mut().zip(&self.axes) {
+            let (low, high) = axis.bounds(*size);
+            *size = if high == i64::MAX { low } else { high };
+        }
+        query.with_dims(dims)
+    }
+
+    /// What is known of a whole cell.
+    pub fn bounds<'a>(&'a self, facts: &'a Facts<'a>) -> CellBounds<'a> {
+        CellBounds { cells: self, facts }
+    }
+}
+
+/// The range of every field over the cell a query lies in.
+pub(crate) struct CellBounds<'a> {
+    cells: &'a Cells,
+    facts: &'a Facts<'a>,
+}
+
+impl Bounds for CellBounds<'_> {
+    fn bounds(&self, slot: u16) -> Known<'_> {
+        match self.facts.op.dim_of_slot(slot) {
+            Some(dim) => match self.cells.axes[dim].bounds(self.facts.query.dim(dim)) {
+                (low, high) if low == high => Known::Exactly(Value::Int(low)),
+                (low, high) => Known::Between(low, high),
+            },
+            None => Known::Exactly(self.facts.get(slot)),
+        }
+    }
+
+    fn divisible(&self, slot: u16, m: i64) -> Option<bool> {
+        let dim = self.facts.op.dim_of_slot(slot)?;
+        let (axis, size) = (&self.cells.axes[dim], self.facts.query.dim(dim));
+        (axis.cuts.is_none() || axis.moduli.contains(&m)).then_some(size % m == 0)
+    }
+}

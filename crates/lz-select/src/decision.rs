@@ -1,0 +1,211 @@
+//! The outcome of a selection: which kernel, and everything that was considered.
+
+use lz_model::{Query, Reason};
+use serde::Serialize;
+
+use crate::perf::Estimate;
+
+/// A kernel's place in its snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct KernelIx(pub u32);
+
+/// What must be done to the arguments before a kernel can take them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Transforms(u8);
+
+impl Transforms {
+    /// Nothing.
+    pub const NONE: Transforms = Transforms(0);
+    /// View operands in another order of dimensions.
+    pub const LAYOUT: Transforms = Transforms(1);
+    /// Copy operands to row-major memory.
+    pub const CONTIGUOUS: Transforms = Transforms(2);
+    /// Cast operands to a wider dtype, and the result back.
+    pub const CAST: Transforms = Transforms(4);
+
+    /// With those of `other`.
+    #[must_use]
+    pub fn and(self, other: Transforms) -> Transforms {
+        Transforms(self.0 | other.0)
+    }
+
+    /// Whether all of `other` are in it.
+    pub fn has(self, other: Transforms) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Whether nothing is to be done.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Names, for people and reports.
+    pub fn names(self) -> Vec<&'static str> {
+        let all = [
+            (Self::LAYOUT, "layout"),
+            (Self::CONTIGUOUS, "contiguous"),
+            (Self::CAST, "cast"),
+        ];
+        all.into_iter()
+            .filter(|(t, _)| self.has(*t))
+            .map(|(_, name)| name)
+            .collect()
+    }
+}
+
+/// The named parts of a score. They add up to [`Terms::total`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Terms {
+    /// Declared priority.
+    pub priority: f64,
+    /// Preferences, avoidances and boosts of the policy.
+    pub policy: f64,
+    /// Measured or predicted speed against the fastest.
+    pub perf: f64,
+    /// It would have to be compiled first.
+    pub jit: f64,
+    /// It failed recently.
+    pub reliability: f64,
+    /// Arguments would have to be transformed.
+    pub transform: f64,
+    /// It does neighbouring operations along.
+    pub fusion: f64,
+}
+
+impl Terms {
+    /// The score.
+    pub fn total(&self) -> f64 {
+        self.priority
+            + self.policy
+            + self.perf
+            + self.jit
+            + self.reliability
+            + self.transform
+            + self.fusion
+    }
+
+    /// What overrules speed: the operator's will, and that a kernel is ready and sound.
+    pub(crate) fn standing(&self) -> f64 {
+        self.policy + self.jit + self.reliability
+    }
+}
+
+/// One kernel that was considered.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// Which kernel.
+    pub kernel: KernelIx,
+    /// Why it is out; empty when it is not.
+    pub reasons: Vec<Reason>,
+    /// Its score, by parts.
+    pub terms: Terms,
+    /// How long it takes, if that is known.
+    pub estimate: Option<Estimate>,
+    /// What must be done to the arguments first.
+    pub transforms: Transforms,
+}
+
+impl Candidate {
+    /// Whether it could serve the call.
+    pub fn accepted(&self) -> bool {
+        self.reasons.is_empty()
+    }
+}
+
+/// What the ranking went by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Basis {
+    /// Every candidate was measured: the fastest wins.
+    Measured,
+    /// Every candidate was measured or predicted: the fastest wins.
+    Predicted,
+    /// Not enough is known: the highest score wins.
+    Declared,
+    /// The operator locked the kernel.
+    Locked,
+}
+
+/// Everything about one selection. [`explain`](crate::Snapshot::select) returns this very value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decision {
+    /// What was asked.
+    pub query: Query,
+    /// Every registered kernel of the operation, in the snapshot's fixed order.
+    pub candidates: Vec<Candidate>,
+    /// The accepted ones, best first, as indices into `candidates`.
+    pub ranking: Vec<usize>,
+    /// What the ranking went by.
+    pub basis: Basis,
+    /// Names of the policy rules that applied.
+    pub rules: Vec<String>,
+    /// Whether every shape of the cell gets this very decision.
+    pub uniform: bool,
+}
+
+impl Decision {
+    /// The kernel that will run.
+    pub fn chosen(&self) -> Option<&Candidate> {
+        self.ranking.first().map(|&i| &self.candidates[i])
+    }
+
+    /// The accepted candidates, best first.
+    pub fn ranked(&self) -> impl Iterator<Item = &Candidate> {
+        self.ranking.iter().map(|&i| &self.candidates[i])
+    }
+}
+
+/// How many kernels a plan names beyond the first.
+pub const FALLBACKS: usize = 6;
+
+/// A decision reduced to what dispatch needs, small enough to cache by the thousands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    kernels: [u32; 1 + FALLBACKS],
+    transforms: [Transforms; 1 + FALLBACKS],
+    len: u8,
+}
+
+impl Plan {
+    /// The first kernels of a ranking; when there are more than fit, the last place goes to
+    /// `last_resort`, so that the chain always ends in a reference where there is one.
+    pub fn new(
+        ranked: &[(KernelIx, Transforms)],
+        last_resort: Option<(KernelIx, Transforms)>,
+    ) -> Option<Plan> {
+        ranked.first()?;
+        let mut plan = Plan {
+            kernels: [0; 1 + FALLBACKS],
+            transforms: [Transforms::NONE; 1 + FALLBACKS],
+            len: 0,
+        };
+        for &step in ranked.iter().take(1 + FALLBACKS) {
+            plan.put(plan.len as usize, step);
+        }
+        if let Some(step) = last_resort.filter(|(kernel, _)| !plan.mentions(*kernel)) {
+            plan.put((plan.len as usize).min(FALLBACKS), step);
+        }
+        Some(plan)
+    }
+
+    fn put(&mut self, at: usize, (kernel, transforms): (KernelIx, Transforms)) {
+        self.kernels[at] = kernel.0;
+        self.transforms[at] = transforms;
+        self.len = self.len.max(at as u8 + 1);
+    }
+
+    /// The kernel to run.
+    pub fn chosen(&self) -> KernelIx {
+        KernelIx(self.kernels[0])
+    }
+
+    /// The kernels to try, in order, with what each needs done to the arguments.
+    pub fn steps(&self) -> impl ExactSizeIterator<Item = (KernelIx, Transforms)> + '_ {
+        (0..self.len as usize).map(|i| (KernelIx(self.kernels[i]), self.transforms[i]))
+    }
+
+    /// Whether a kernel is in the chain.
+    pub fn mentions(&self, kernel: KernelIx) -> bool {
+        self.kernels[..self.len as usize].contains(&kernel.0)
+    }
+}

@@ -1,0 +1,53 @@
+//! Selection, pure: a query and a snapshot in, a decision out, and a cache in front.
+//!
+//! - [`Snapshot`] holds everything a decision depends on; [`SnapshotSpec::build`] checks and compiles it.
+//! - [`Snapshot::select`] judges every registered kernel ([legality](Candidate::reasons) first, preference after)
+//!   and gives a [`Decision`] with all reasons and all scores.
+//! - [`SelectionCache`] remembers the [`Plan`] of whole cells of shapes; a remembered plan is always the one
+//!   selection would make.
+//! - [`PerfSource`] is all it knows of measurements; [`PolicySpec`] of the operator's will.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use lz_model::*;
+//! use lz_select::*;
+//!
+//! let mut kernel = KernelDescriptor::new("mine.rms", "norm.rms", "mine");
+//! kernel.platforms = vec![Platform::Cpu];
+//! kernel.dtypes = DTypeSet::of(&[DType::F32]);
+//! kernel.layouts = vec![Layout::Contiguous];
+//! kernel.dims.insert("hidden".into(), DimRule { max: Some(8192), ..DimRule::default() });
+//!
+//! let mut spec = SnapshotSpec { devices: vec![DeviceSpec::new(Platform::Cpu, "here")], ..SnapshotSpec::default() };
+//! spec.backend(BackendDescriptor::native("mine", "1.0", vec![Platform::Cpu]));
+//! spec.kernels.push(Arc::new(kernel));
+//! let snapshot = spec.build(1).unwrap();
+//!
+//! let shape = [4, 16384];
+//! let call = NamedCall::new().input("input", TensorMeta::new(DType::F32, &shape));
+//! let (_, bound) = Catalog::get().resolve("rms_norm", &call, &BindRules::default(), |_| None).unwrap();
+//! let decision = snapshot.select(&bound.query);
+//! assert!(decision.chosen().is_none());
+//! assert_eq!(decision.candidates[0].reasons[0].to_string(), "hidden: at most 8192 does not hold (hidden=16384)");
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod cache;
+mod cell;
+mod check;
+mod constraint;
+mod decision;
+mod perf;
+mod policy;
+mod select;
+mod snapshot;
+mod sync;
+
+pub use cache::{CacheConfig, CacheStats, Clock, ENTRY_OVERHEAD, Invalidate, SelectionCache};
+pub use constraint::BadConstraint;
+pub use decision::{Basis, Candidate, Decision, FALLBACKS, KernelIx, Plan, Terms, Transforms};
+pub use perf::{Estimate, EstimateKind, NoPerfData, PerfSource};
+pub use policy::{Action, Condition, Pattern, PolicyError, PolicySpec, RuleSpec};
+pub use snapshot::{
+    BackendState, Health, MemoryState, Settings, Snapshot, SnapshotError, SnapshotSpec,
+};

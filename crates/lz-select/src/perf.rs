@@ -1,0 +1,56 @@
+//! What selection may ask about speed. Implemented by the performance database; empty by default.
+
+use lz_model::{Facts, KernelDescriptor, OpIx};
+use serde::Serialize;
+
+/// Where a time comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EstimateKind {
+    /// Measured at this very shape bucket.
+    Measured,
+    /// Interpolated between measured shapes.
+    Predicted,
+}
+
+/// How long a kernel takes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Estimate {
+    /// Median time in microseconds.
+    pub median_us: f64,
+    /// Differences below this are noise.
+    pub spread_us: f64,
+    /// How many measurements stand behind it.
+    pub samples: u32,
+    /// Measured or predicted.
+    pub kind: EstimateKind,
+    /// Whether there is enough behind it to overrule declared priorities.
+    pub trusted: bool,
+}
+
+/// Read-only knowledge of kernel times.
+///
+/// `estimate` must be a function of its arguments for as long as the source is part of a
+/// snapshot: selection is cached on that promise. It is asked at the representative shape of a
+/// cell, so a source that knows an exact shape reports its edges to give it a cell of its own.
+pub trait PerfSource: Send + Sync {
+    /// The time of `kernel` for the call, if anything is known.
+    fn estimate(&self, kernel: &KernelDescriptor, facts: &Facts<'_>) -> Option<Estimate>;
+
+    /// Sizes at which the knowledge changes: dimension index, and the first size that is different.
+    fn edges(&self, op: OpIx) -> Vec<(usize, i64)>;
+}
+
+/// Knows nothing: declared priority decides.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoPerfData;
+
+impl PerfSource for NoPerfData {
+    fn estimate(&self, _: &KernelDescriptor, _: &Facts<'_>) -> Option<Estimate> {
+        None
+    }
+
+    fn edges(&self, _: OpIx) -> Vec<(usize, i64)> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,392 @@
+//! The snapshot: everything a selection depends on, immutable.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use lz_model::{
+    BackendDescriptor, BindRules, Catalog, DeviceIx, DeviceSpec, KernelDescriptor, LayoutHints, Op,
+    OpIx, Query, Reason, version,
+};
+
+use crate::cell::Cells;
+use crate::check::device_reasons;
+use crate::constraint::{BadConstraint, Compiled};
+use crate::decision::KernelIx;
+use crate::perf::{NoPerfData, PerfSource};
+use crate::policy::{Action, Policy, PolicyError, PolicySpec};
+
+/// Switches of selection.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// Off: only references run.
+    pub enabled: bool,
+    /// Refuse every transform, and ambiguous layouts.
+    pub strict: bool,
+    /// Allow layout, contiguity and dtype transforms.
+    pub allow_adaptation: bool,
+    /// Only deterministic kernels.
+    pub deterministic: bool,
+    /// Allow kernels that would have to be compiled first.
+    pub allow_jit: bool,
+    /// Memory that must stay free, in bytes.
+    pub memory_headroom_bytes: i64,
+    /// Whether a call falls through to the next kernel when one fails.
+    pub fallback_enabled: bool,
+    /// Head counts that help to tell layouts apart.
+    pub layout_hints: LayoutHints,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            enabled: true,
+            strict: false,
+            allow_adaptation: true,
+            deterministic: false,
+            allow_jit: true,
+            memory_headroom_bytes: 1024 << 20,
+            fallback_enabled: true,
+            layout_hints: LayoutHints::default(),
+        }
+    }
+}
+
+impl Settings {
+    pub(crate) fn allows_transforms(&self) -> bool {
+        self.allow_adaptation && !self.strict
+    }
+
+    /// How arguments are read.
+    pub fn bind_rules(&self) -> BindRules {
+        BindRules {
+            layout_hints: self.layout_hints.clone(),
+            strict: self.strict,
+        }
+    }
+}
+
+/// Memory of a device, as last probed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryState {
+    /// Free bytes.
+    pub free: i64,
+    /// The largest block that can be had in one piece.
+    pub largest_block: i64,
+}
+
+impl MemoryState {
+    /// What a workspace may take when `headroom` must stay free.
+    pub fn available(&self, headroom: i64) -> i64 {
+        self.largest_block
+            .min(self.free.saturating_sub(headroom))
+            .max(0)
+    }
+}
+
+/// A backend as this process found it.
+#[derive(Clone, Debug)]
+pub struct BackendState {
+    /// Its description.
+    pub descriptor: BackendDescriptor,
+    /// Why it cannot be used, if it cannot.
+    pub unavailable: Option<Reason>,
+}
+
+/// What is known of a kernel's recent behaviour.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Health {
+    /// Points taken off its score.
+    pub penalty: f64,
+    /// Set when it must not run: what went wrong.
+    pub quarantined: Option<String>,
+    /// Compiled on first use, and not compiled yet.
+    pub cold: bool,
+}
+
+/// Everything a snapshot is made of, before it is checked and compiled. Cheap to clone: a reload
+/// is a clone, a change, and a build.
+#[derive(Clone)]
+pub struct SnapshotSpec {
+    /// The devices; a query's device is an index into these.
+    pub devices: Vec<DeviceSpec>,
+    /// Their memory, where it was probed.
+    pub memory: Vec<Option<MemoryState>>,
+    /// Versions of installed libraries, by lower-case name.
+    pub versions: BTreeMap<String, String>,
+    /// The backends, by name.
+    pub backends: BTreeMap<String, BackendState>,
+    /// The kernels.
+    pub kernels: Vec<Arc<KernelDescriptor>>,
+    /// The operator's will.
+    pub policy: PolicySpec,
+    /// Switches.
+    pub settings: Settings,
+    /// Health by kernel id.
+    pub health: HashMap<String, Health>,
+    /// What is known about speed.
+    pub perf: Arc<dyn PerfSource>,
+}
+
+impl Default for SnapshotSpec {
+    fn default() -> Self {
+        SnapshotSpec {
+            devices: Vec::new(),
+            memory: Vec::new(),
+            versions: BTreeMap::new(),
+            backends: BTreeMap::new(),
+            kernels: Vec::new(),
+            policy: PolicySpec::default(),
+            settings: Settings::default(),
+            health: HashMap::new(),
+            perf: Arc::new(NoPerfData),
+        }
+    }
+}
+
+/// Why a snapshot could not be built.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum SnapshotError {
+    /// Two kernels of one id and version.
+    #[error("kernel '{id}' version {version} is registered twice; give it another id or version")]
+    DuplicateKernel {
+        /// The id.
+        id: String,
+        /// The version.
+        version: String,
+    },
+    /// A kernel of a backend nobody registered.
+    #[error("kernel '{kernel}' belongs to backend '{backend}', which is not registered")]
+    UnknownBackend {
+        /// The kernel.
+        kernel: String,
+        /// The backend.
+        backend: String,
+    },
+    /// A kernel for an operation that does not exist.
+    #[error("kernel '{kernel}': {error}")]
+    UnknownOperation {
+        /// The kernel.
+        kernel: String,
+        /// What is wrong, with the nearest name.
+        error: String,
+    },
+    /// A constraint that makes no sense.
+    #[error(transparent)]
+    Constraint(#[from] BadConstraint),
+    /// A policy that cannot be used.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+}
+
+/// A kernel in a snapshot.
+pub(crate) struct Entry {
+    pub descriptor: Arc<KernelDescriptor>,
+    pub health: Health,
+    /// What rules it out whatever the call, by device.
+    pub standing_reasons: Vec<Vec<Reason>>,
+}
+
+/// Everything a selection depends on: registry, devices, policy, health, performance knowledge.
+///
+/// Immutable; a change is a new snapshot with a new epoch. Selection is a pure function of the
+/// snapshot and the query.
+pub struct Snapshot {
+    pub(crate) epoch: u64,
+    pub(crate) spec: SnapshotSpec,
+    /// Sorted by id, newest version first: the order that resolves ties.
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) by_op: Vec<Vec<Compiled>>,
+    pub(crate) policy: Policy,
+    pub(crate) cells: Vec<Cells>,
+}
+
+impl SnapshotSpec {
+    /// Registers a backend as available.
+    pub fn backend(&mut self, descriptor: BackendDescriptor) {
+        self.backends.insert(
+            descriptor.name.clone(),
+            BackendState {
+                descriptor,
+                unavailable: None,
+            },
+        );
+    }
+
+    /// Checks and compiles everything. All problems are reported, not only the first.
+    pub fn build(&self, epoch: u64) -> Result<Snapshot, Vec<SnapshotError>> {
+        let mut problems = Vec::new();
+        let mut kernels = self.kernels.clone();
+        kernels.sort_by(|a, b| {
+            a.id.cmp(&b.id)
+                .then_with(|| version::compare(&b.version, &a.version))
+                .then_with(|| a.version.cmp(&b.version))
+        });
+        for pair in kernels.windows(2) {
+            if (&pair[0].id, &pair[0].version) == (&pair[1].id, &pair[1].version) {
+                let (id, version) = (pair[0].id.clone(), pair[0].version.clone());
+                problems.push(SnapshotError::DuplicateKernel { id, version });
+            }
+        }
+        let policy = Policy::compile(&self.policy).unwrap_or_else(|error| {
+            problems.push(error.into());
+            Policy::default()
+        });
+        let catalog = Catalog::get();
+        let mut by_op: Vec<Vec<Compiled>> = catalog.ops().iter().map(|_| Vec::new()).collect();
+        for (i, kernel) in kernels.iter().enumerate() {
+            if let Err(error) = self.compile(KernelIx(i as u32), kernel, &mut by_op) {
+                problems.push(error);
+            }
+        }
+        if !problems.is_empty() {
+            return Err(problems);
+        }
+        let entries = kernels
+            .into_iter()
+            .map(|kernel| self.entry(kernel))
+            .collect();
+        let cells = catalog
+            .ops()
+            .iter()
+            .map(|op| self.cells(op, &by_op[op.ix().0 as usize], &policy))
+            .collect();
+        Ok(Snapshot {
+            epoch,
+            spec: self.clone(),
+            entries,
+            by_op,
+            policy,
+            cells,
+        })
+    }
+
+    fn compile(
+        &self,
+        ix: KernelIx,
+        kernel: &KernelDescriptor,
+        by_op: &mut [Vec<Compiled>],
+    ) -> Result<(), SnapshotError> {
+        if !self.backends.contains_key(&kernel.backend) {
+            let (kernel, backend) = (kernel.id.clone(), kernel.backend.clone());
+            return Err(SnapshotError::UnknownBackend { kernel, backend });
+        }
+        let catalog = Catalog::get();
+        let target =
+            catalog
+                .find(&kernel.operation)
+                .map_err(|e| SnapshotError::UnknownOperation {
+                    kernel: kernel.id.clone(),
+                    error: e.to_string(),
+                })?;
+        for &op in &target.ops {
+            by_op[op.0 as usize].push(Compiled::new(ix, kernel, catalog.op(op))?);
+        }
+        Ok(())
+    }
+
+    fn entry(&self, descriptor: Arc<KernelDescriptor>) -> Entry {
+        let unavailable = self.backends[&descriptor.backend].unavailable.clone();
+        let health = self.health.get(&descriptor.id).cloned().unwrap_or_default();
+        let quarantined = health
+            .quarantined
+            .clone()
+            .map(|error| Reason::BackendError { error });
+        let standing_reasons = self
+            .devices
+            .iter()
+            .map(|device| {
+                let mut reasons =
+                    device_reasons(&descriptor, device, |name| self.versions.get(name).cloned());
+                reasons.extend(unavailable.clone());
+                reasons.extend(quarantined.clone());
+                reasons
+            })
+            .collect();
+        Entry {
+            descriptor,
+            health,
+            standing_reasons,
+        }
+    }
+
+    fn cells(&self, op: &Op, kernels: &[Compiled], policy: &Policy) -> Cells {
+        let mut cells = Cells::new(op);
+        for compiled in kernels {
+            compiled
+                .dims
+                .iter()
+                .for_each(|(dim, rule)| cells.add_rule(*dim, rule));
+            compiled
+                .expressions()
+                .for_each(|expr| cells.add_expr(op, expr));
+        }
+        for rule in policy.rules(op.ix()) {
+            rule.when.iter().for_each(|expr| cells.add_expr(op, expr));
+        }
+        for (dim, at) in self.perf.edges(op.ix()) {
+            cells.cut(dim, at);
+        }
+        cells.finish();
+        cells
+    }
+}
+
+impl Snapshot {
+    /// Different for every snapshot of an engine.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// What it was built from.
+    pub fn spec(&self) -> &SnapshotSpec {
+        &self.spec
+    }
+
+    /// A device.
+    pub fn device(&self, ix: DeviceIx) -> Option<&DeviceSpec> {
+        self.spec.devices.get(ix.0 as usize)
+    }
+
+    /// A kernel.
+    pub fn kernel(&self, ix: KernelIx) -> &Arc<KernelDescriptor> {
+        &self.entries[ix.0 as usize].descriptor
+    }
+
+    /// Every kernel, in the fixed order.
+    pub fn kernels(&self) -> impl Iterator<Item = (KernelIx, &Arc<KernelDescriptor>)> {
+        self.entries
+            .iter()
+            .enumerate()
+            .map(|(i, e)| (KernelIx(i as u32), &e.descriptor))
+    }
+
+    /// The kernels registered for an operation, in the fixed order.
+    pub fn kernels_for(&self, op: OpIx) -> impl Iterator<Item = KernelIx> + '_ {
+        self.by_op[op.0 as usize].iter().map(|c| c.kernel)
+    }
+
+    /// What rules a kernel out on a device, whatever the call.
+    pub fn standing_reasons(&self, kernel: KernelIx, device: DeviceIx) -> &[Reason] {
+        self.entries[kernel.0 as usize]
+            .standing_reasons
+            .get(device.0 as usize)
+            .map_or(&[], Vec::as_slice)
+    }
+
+    /// The key of the cell a query lies in: queries with one key get one decision, unless the
+    /// decision says it is not uniform.
+    pub fn cell_key(&self, query: &Query) -> Query {
+        self.cells[query.op().0 as usize].key(query)
+    }
+
+    /// Whether a policy rule locks an operation to a kernel unconditionally, and to which.
+    pub fn lock_of(&self, op: OpIx) -> Option<&str> {
+        self.policy
+            .rules(op)
+            .iter()
+            .find_map(|rule| match (&rule.action, &rule.when) {
+                (Action::Lock(pattern), None) => Some(pattern.as_str()),
+                _ => None,
+            })
+    }
+}
