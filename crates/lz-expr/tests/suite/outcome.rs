@@ -92,6 +92,9 @@ fn remainders() {
     is("batch % 8", &batch(7, 9), Between(0, 7));
     is("batch % -8", &batch(-9, 15), Between(0, 7));
     is("batch % seq_len", &batch(3, 5), Varies);
+    // What is known of the remainder is not known of what is made of it.
+    is("batch % 8 / 4", &with(false), Between(0, 1));
+    is("batch % 8 * 3", &with(true), Between(0, 0));
     is("batch % 8 < 8", &Facts::default(), AlwaysTrue);
     // Nothing is said of 4 just because something is said of 8.
     is("batch % 4 == 0", &with(false), Varies);
@@ -130,6 +133,21 @@ fn what_is_not_reached_cannot_fail() {
     is("batch <= 0 or 1 / batch >= 0", &batch(-5, 0), AlwaysTrue);
     is("batch in [3, 1 / 0]", &batch(3, 3), AlwaysTrue);
     is("batch in [3, 1 / 0]", &batch(3, 4), Varies);
+}
+
+#[test]
+fn divisors_of_either_sign() {
+    is("batch / -2", &batch(3, 9), Between(-4, -1));
+    is("ceil_div(batch, -2)", &batch(-9, -2), Between(1, 5));
+    is("7 / batch", &batch(-3, -2), Between(-3, -2));
+    is(
+        "seq_len / batch",
+        &known(&[
+            (BATCH, Known::Between(-3, -2)),
+            (SEQ_LEN, Known::Between(-6, 5)),
+        ]),
+        Between(-2, 3),
+    );
 }
 
 #[test]

@@ -1,0 +1,97 @@
+//! Transforms: arguments brought into the form a kernel takes, and results brought back.
+
+use lz_model::{
+    BindRules, Call, DType, KernelArgs, KernelDescriptor, KernelError, Layout, Op, OutputSpec, ParamValue, Query, Tensor,
+    TensorView, TensorViewMut,
+};
+use lz_select::Transforms;
+
+use crate::executable::Executable;
+
+/// The axes that exchange two layouts, by rank.
+fn transposition(rank: usize) -> Option<&'static [usize]> {
+    match rank {
+        4 => Some(&[0, 2, 1, 3]),
+        3 => Some(&[1, 0, 2]),
+        _ => None,
+    }
+}
+
+/// The layout the kernel takes instead of `from`.
+fn target(kernel: &KernelDescriptor, from: Layout) -> Option<Layout> {
+    let partner = match from {
+        Layout::Bshd => Layout::Bhsd,
+        Layout::Bhsd => Layout::Bshd,
+        Layout::Nhd => Layout::Hnd,
+        Layout::Hnd => Layout::Nhd,
+        other => other,
+    };
+    kernel.layouts.contains(&partner).then_some(partner)
+}
+
+/// Runs a kernel on transformed copies and views of the inputs, and gives its results in the form
+/// the caller expects.
+pub(crate) fn run_adapted(
+    op: &'static Op,
+    kernel: &KernelDescriptor,
+    executable: &Executable,
+    transforms: Transforms,
+    query: &Query,
+    inputs: &[Option<TensorView<'_>>],
+    params: &[ParamValue],
+    expected: &[OutputSpec],
+) -> Result<Vec<Tensor>, KernelError> {
+    let unexpected = |what: &str| KernelError::Failed(format!("arguments could not be adapted: {what}"));
+    let layout = query.tensor(0).layout();
+    let new_layout = if transforms.has(Transforms::LAYOUT) {
+        Some(target(kernel, layout).ok_or_else(|| unexpected("no layout to transpose to"))?)
+    } else {
+        None
+    };
+    let cast_to = kernel.requires_dtype.filter(|_| transforms.has(Transforms::CAST));
+    let copies: Vec<Option<Tensor>> = inputs
+        .iter()
+        .enumerate()
+        .map(|(i, input)| {
+            let view = input.as_ref()?;
+            let named = query.tensor(i).layout().is_named();
+            let turned = match (new_layout, transposition(view.shape().len())) {
+                (Some(_), Some(order)) if named => view.permuted(order),
+                _ => view.clone(),
+            };
+            Some(turned.cast(cast_dtype(turned.dtype(), cast_to)))
+        })
+        .collect();
+    let views: Vec<Option<TensorView<'_>>> = copies.iter().map(|c| c.as_ref().map(Tensor::view)).collect();
+    let metas: Vec<_> = views.iter().map(|v| v.as_ref().map(|v| v.meta().on(query.device()))).collect();
+    let call = Call {
+        inputs: &metas,
+        params,
+        layout: new_layout.or(layout.is_named().then_some(layout)),
+        device: query.device(),
+        context: query.context(),
+    };
+    let bound = op.bind(&call, &BindRules::default()).map_err(|e| unexpected(&e.to_string()))?;
+    let mut results: Vec<Tensor> = op.outputs(&call, &bound.query).iter().map(|o| Tensor::zeros(o.dtype, &o.shape)).collect();
+    let mut outputs: Vec<TensorViewMut<'_>> = results.iter_mut().map(Tensor::view_mut).collect();
+    executable.run(&mut KernelArgs { query: &bound.query, inputs: &views, params, outputs: &mut outputs })?;
+    results
+        .iter()
+        .zip(expected)
+        .map(|(result, spec)| {
+            let view = result.view();
+            let turned = match (new_layout, transposition(view.shape().len())) {
+                (Some(_), Some(order)) => view.permuted(order),
+                _ => view,
+            };
+            if turned.shape() != &spec.shape[..] {
+                return Err(unexpected(&format!("the result has shape {:?}, expected {:?}", turned.shape(), spec.shape)));
+            }
+            Ok(turned.cast(spec.dtype))
+        })
+        .collect()
+}
+
+fn cast_dtype(dtype: DType, to: Option<DType>) -> DType {
+    to.filter(|&to| dtype.is_float() && dtype.widens_to(to)).unwrap_or(dtype)
+}

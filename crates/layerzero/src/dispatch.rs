@@ -1,0 +1,198 @@
+//! Dispatch: the chosen kernel is run; when it fails, the next; at last the reference.
+
+use lz_model::{
+    Call, Catalog, Context, KernelArgs, KernelError, Layout, NamedCall, Op, OutputSpec, ParamValue, Query, Tensor,
+    TensorView, TensorViewMut,
+};
+use lz_model::schema::Output;
+use lz_select::{KernelIx, Transforms};
+
+use crate::adapt::run_adapted;
+use crate::engine::{Engine, State, no_kernel};
+use crate::error::{Error, Failure};
+use crate::warn::Warning;
+
+/// The arguments of a call on host memory, by name.
+#[derive(Debug, Default)]
+pub struct Arguments<'a> {
+    inputs: Vec<(&'a str, TensorView<'a>)>,
+    updates: Vec<(&'a str, TensorViewMut<'a>)>,
+    params: Vec<(&'a str, ParamValue)>,
+    layout: Option<Layout>,
+    context: Context,
+}
+
+impl<'a> Arguments<'a> {
+    /// No arguments yet.
+    pub fn new() -> Arguments<'a> {
+        Arguments::default()
+    }
+
+    /// Adds a tensor that is read.
+    pub fn input(mut self, name: &'a str, view: TensorView<'a>) -> Arguments<'a> {
+        self.inputs.push((name, view));
+        self
+    }
+
+    /// Adds a tensor that is updated in place.
+    pub fn update(mut self, name: &'a str, view: TensorViewMut<'a>) -> Arguments<'a> {
+        self.updates.push((name, view));
+        self
+    }
+
+    /// Adds a parameter.
+    pub fn param(mut self, name: &'a str, value: ParamValue) -> Arguments<'a> {
+        self.params.push((name, value));
+        self
+    }
+
+    /// Says the layout.
+    pub fn layout(mut self, layout: Layout) -> Arguments<'a> {
+        self.layout = Some(layout);
+        self
+    }
+
+    /// Says the demands.
+    pub fn context(mut self, context: Context) -> Arguments<'a> {
+        self.context = context;
+        self
+    }
+}
+
+/// A call that was served.
+#[derive(Clone, Debug)]
+pub struct Dispatched {
+    /// The operation it was.
+    pub op: &'static str,
+    /// The kernel that served it.
+    pub kernel_id: String,
+    /// The new tensors, by name. Updated inputs were updated in place.
+    pub outputs: Vec<(&'static str, Tensor)>,
+    /// What was tried before, and failed.
+    pub failures: Vec<Failure>,
+}
+
+impl Dispatched {
+    /// The first output: the result of most operations.
+    pub fn output(&self) -> Option<&Tensor> {
+        self.outputs.first().map(|(_, tensor)| tensor)
+    }
+}
+
+impl Engine {
+    /// Runs an operation with the kernel selection chooses. A kernel that fails is followed by
+    /// the next in the ranking, at last by the reference; half-written in-place tensors are put
+    /// back before another kernel sees them.
+    pub fn dispatch(&self, op: &str, mut arguments: Arguments<'_>) -> Result<Dispatched, Error> {
+        let state = self.state();
+        let named = NamedCall {
+            inputs: arguments
+                .inputs
+                .iter()
+                .map(|(name, view)| (*name, view.meta()))
+                .chain(arguments.updates.iter().map(|(name, view)| (*name, view.meta())))
+                .collect(),
+            params: arguments.params.clone(),
+            layout: arguments.layout,
+            device: lz_model::DeviceIx(0),
+            context: arguments.context,
+        };
+        let (ordered, bound) = self.bind(op, &named)?;
+        let query = bound.query;
+        let op = Catalog::get().op(query.op());
+        let params = op.params(&ordered.params)?;
+        let call = Call { inputs: &ordered.inputs, params: &params, layout: named.layout, device: named.device, context: named.context };
+        let expected = op.outputs(&call, &query);
+        let Some(plan) = self.plan_in(&state, &query) else {
+            return Err(no_kernel(&state.snapshot, &state.snapshot.select(&query)));
+        };
+        drop(named);
+
+        let mut inputs: Vec<Option<TensorView<'_>>> = vec![None; op.schema().inputs.len()];
+        for (name, view) in &arguments.inputs {
+            if let Some(index) = op.input_index(name) {
+                inputs[index] = Some(view.clone());
+            }
+        }
+        let attempt = Attempt { state: &state, op, query: &query, inputs: &inputs, params: &params, expected: &expected };
+        let most = if state.snapshot.spec().settings.fallback_enabled { usize::MAX } else { 1 };
+        let mut failures: Vec<Failure> = Vec::new();
+        for (kernel, transforms) in plan.steps().take(most) {
+            let kernel_id = state.snapshot.kernel(kernel).id.clone();
+            match attempt.run(kernel, transforms, &mut arguments.updates) {
+                Ok(outputs) => {
+                    if let Some(first) = failures.first() {
+                        let (failed, error) = (first.kernel_id.clone(), first.error.to_string());
+                        self.warnings.give(&Warning::FellBack { op: op.id(), failed, error, served: kernel_id.clone() });
+                    }
+                    let outputs = expected.iter().map(|spec| spec.name).zip(outputs).collect();
+                    return Ok(Dispatched { op: op.id(), kernel_id, outputs, failures });
+                }
+                Err(error) => {
+                    let pointless = error.is_callers_fault();
+                    failures.push(Failure { kernel_id, error });
+                    if pointless {
+                        break;
+                    }
+                }
+            }
+        }
+        Err(Error::Execution { op: op.id(), chain: failures })
+    }
+}
+
+/// One bound call, to be tried on one kernel after another.
+struct Attempt<'a> {
+    state: &'a State,
+    op: &'static Op,
+    query: &'a Query,
+    inputs: &'a [Option<TensorView<'a>>],
+    params: &'a [ParamValue],
+    expected: &'a [OutputSpec],
+}
+
+impl Attempt<'_> {
+    fn run(&self, kernel: KernelIx, transforms: Transforms, updates: &mut [(&str, TensorViewMut<'_>)]) -> Result<Vec<Tensor>, KernelError> {
+        let executable = &self.state.executables[kernel.0 as usize];
+        let descriptor = self.state.snapshot.kernel(kernel);
+        if !transforms.is_empty() {
+            return run_adapted(self.op, descriptor, executable, transforms, self.query, self.inputs, self.params, self.expected);
+        }
+        let before: Vec<Tensor> = updates.iter().map(|(_, view)| view.as_view().to_tensor()).collect();
+        let result = self.run_as_is(executable, updates);
+        if result.is_err() {
+            for ((_, view), old) in updates.iter_mut().zip(&before) {
+                view.copy_from(&old.view());
+            }
+        }
+        result
+    }
+
+    fn run_as_is(&self, executable: &crate::executable::Executable, updates: &mut [(&str, TensorViewMut<'_>)]) -> Result<Vec<Tensor>, KernelError> {
+        let mut fresh: Vec<Tensor> = self.expected.iter().map(|spec| Tensor::zeros(spec.dtype, &spec.shape)).collect();
+        let mut fresh_views = fresh.iter_mut().map(Tensor::view_mut);
+        let mut updated: Vec<Option<TensorViewMut<'_>>> = Vec::new();
+        let mut names = Vec::new();
+        for (name, view) in updates.iter_mut() {
+            names.push(self.op.input_index(name));
+            updated.push(Some(view.reborrow()));
+        }
+        let mut outputs: Vec<TensorViewMut<'_>> = Vec::new();
+        for output in self.op.schema().outputs {
+            let view = match output {
+                Output::Fresh { .. } => fresh_views.next(),
+                Output::Updates(name) => {
+                    let index = self.op.input_index(name);
+                    names.iter().position(|n| *n == index).and_then(|i| updated[i].take())
+                }
+            };
+            let missing = || KernelError::Failed(format!("no memory for '{}'; pass it as an updated tensor", output.name()));
+            outputs.push(view.ok_or_else(missing)?);
+        }
+        let inputs = self.inputs;
+        let args = &mut KernelArgs { query: self.query, inputs, params: self.params, outputs: &mut outputs };
+        executable.run(args)?;
+        drop(outputs);
+        Ok(fresh)
+    }
+}

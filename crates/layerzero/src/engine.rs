@@ -1,0 +1,386 @@
+//! The engine: one immutable state behind an atomic pointer, and everything one can ask of it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use lz_model::{
+    BackendDescriptor, Bound, Catalog, DeviceSpec, KernelDescriptor, LayoutEvidence, NamedCall, OrderedCall, Query, Reason,
+    capabilities, nearest,
+};
+use lz_select::{
+    BackendState, CacheConfig, CacheStats, Decision, Invalidate, KernelIx, Plan, SelectionCache, Snapshot, SnapshotSpec,
+};
+use parking_lot::Mutex;
+
+use crate::error::{Error, Rejection};
+use crate::executable::{DynamicKernel, Executable};
+use crate::report::Report;
+use crate::warn::{Warning, WarningHook, Warnings};
+
+/// A snapshot with what runs its kernels.
+pub(crate) struct State {
+    pub snapshot: Snapshot,
+    pub executables: Vec<Executable>,
+}
+
+/// What the next state is built from.
+#[derive(Clone, Default)]
+struct Draft {
+    spec: SnapshotSpec,
+    executables: HashMap<(String, String), Executable>,
+    epoch: u64,
+}
+
+impl Draft {
+    fn build(&self) -> Result<State, Error> {
+        let snapshot = self.spec.build(self.epoch).map_err(Error::Snapshot)?;
+        let executable = |kernel: &KernelDescriptor| {
+            self.executables.get(&(kernel.id.clone(), kernel.version.clone())).cloned().unwrap_or(Executable::Described)
+        };
+        let executables = snapshot.kernels().map(|(_, kernel)| executable(kernel)).collect();
+        Ok(State { snapshot, executables })
+    }
+}
+
+/// Makes an [`Engine`].
+#[derive(Default)]
+pub struct EngineBuilder {
+    devices: Option<Vec<DeviceSpec>>,
+    cache: CacheConfig,
+    hook: Option<WarningHook>,
+}
+
+impl EngineBuilder {
+    /// These devices instead of the ones found on this machine. Selection then answers for them;
+    /// kernels for hardware that is not here can be chosen and explained, not run.
+    pub fn devices(mut self, devices: Vec<DeviceSpec>) -> EngineBuilder {
+        self.devices = Some(devices);
+        self
+    }
+
+    /// How the selection cache is sized.
+    pub fn cache(mut self, config: CacheConfig) -> EngineBuilder {
+        self.cache = config;
+        self
+    }
+
+    /// Who receives warnings, instead of the log.
+    pub fn on_warning(mut self, hook: impl Fn(&Warning) + Send + Sync + 'static) -> EngineBuilder {
+        self.hook = Some(Box::new(hook));
+        self
+    }
+
+    /// An engine with the built-in kernels registered.
+    pub fn build(self) -> Engine {
+        let mut draft = Draft { epoch: 1, ..Draft::default() };
+        draft.spec.devices = self.devices.unwrap_or_else(|| lz_hardware::detect().devices);
+        draft.spec.backend(lz_cpu::backend());
+        for (kernel, descriptor) in lz_cpu::descriptors() {
+            draft.executables.insert((descriptor.id.clone(), descriptor.version.clone()), Executable::Static(kernel));
+            draft.spec.kernels.push(Arc::new(descriptor));
+        }
+        let state = draft.build().expect("the built-in kernels fit together; a test builds them");
+        Engine {
+            state: ArcSwap::from_pointee(state),
+            draft: Mutex::new(draft),
+            warnings: Warnings::new(self.cache.clock.clone(), self.hook),
+            cache: SelectionCache::new(self.cache),
+        }
+    }
+}
+
+/// Selects, explains and runs kernels.
+///
+/// All of it is behind `&self` and safe to share between threads. Reading never locks; a change
+/// builds a whole new state, checks it, and swaps it in, or leaves everything as it was.
+pub struct Engine {
+    state: ArcSwap<State>,
+    draft: Mutex<Draft>,
+    cache: SelectionCache,
+    pub(crate) warnings: Warnings,
+}
+
+/// A kernel as listings show it.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct KernelInfo {
+    /// Its id.
+    pub kernel_id: String,
+    /// Its version.
+    pub version: String,
+    /// The library it comes from.
+    pub backend: String,
+    /// The operation or alias it was written against.
+    pub operation: String,
+    /// Its declared priority.
+    pub priority: i32,
+    /// Processors it runs on.
+    pub platforms: Vec<&'static str>,
+    /// Dtypes it takes.
+    pub dtypes: Vec<&'static str>,
+    /// Whether it is a reference.
+    pub reference: bool,
+    /// How a call reaches it: `static`, `dynamic`, or `described` when it cannot run here.
+    pub dispatch: &'static str,
+    /// Why it cannot run on the first device, whatever the call.
+    pub unavailable: Vec<String>,
+}
+
+/// Which kernel serves a call.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct Selection {
+    /// The operation the call is.
+    pub op: &'static str,
+    /// The kernel.
+    pub kernel_id: String,
+    /// Its version.
+    pub version: String,
+    /// Its score.
+    pub score: f64,
+}
+
+impl Engine {
+    /// Starts to make an engine.
+    pub fn builder() -> EngineBuilder {
+        EngineBuilder::default()
+    }
+
+    /// An engine for this machine, with the built-in kernels.
+    pub fn new() -> Engine {
+        Engine::builder().build()
+    }
+
+    pub(crate) fn state(&self) -> arc_swap::Guard<Arc<State>> {
+        self.state.load()
+    }
+
+    /// Runs `read` on the current snapshot.
+    pub fn with_snapshot<R>(&self, read: impl FnOnce(&Snapshot) -> R) -> R {
+        read(&self.state().snapshot)
+    }
+
+    // --- asking ---------------------------------------------------------------------------
+
+    /// Finds the operation a call is and checks its arguments.
+    pub fn bind<'a>(&self, op: &str, call: &NamedCall<'a>) -> Result<(OrderedCall<'a>, Bound), Error> {
+        let state = self.state();
+        // The specs outlive the borrow of the guard only as clones; one device is small.
+        let snapshot = &state.snapshot;
+        for (_, meta) in &call.inputs {
+            if snapshot.device(meta.device).is_none() {
+                return Err(Error::UnknownDevice(meta.device.0));
+            }
+        }
+        let rules = snapshot.spec().settings.bind_rules();
+        let (ordered, bound) = Catalog::get().resolve(op, call, &rules, |ix| snapshot.device(ix))?;
+        if bound.layout.is_some_and(|v| v.evidence == LayoutEvidence::Ambiguous) {
+            let shape = ordered.inputs[0].map(|m| m.shape.to_vec()).unwrap_or_default();
+            let op = Catalog::get().op(bound.query.op()).id();
+            self.warnings.give(&Warning::AmbiguousLayout { op, shape });
+        }
+        Ok((ordered, bound))
+    }
+
+    /// The plan for a query: from the cache, or by selection. `None` when no kernel can serve it.
+    pub fn plan(&self, query: &Query) -> Option<Plan> {
+        self.plan_in(&self.state(), query)
+    }
+
+    pub(crate) fn plan_in(&self, state: &State, query: &Query) -> Option<Plan> {
+        let snapshot = &state.snapshot;
+        self.cache.plan(snapshot, query, || {
+            let decision = snapshot.select(query);
+            (snapshot.plan(&decision), decision.uniform)
+        })
+    }
+
+    /// Everything about the choice of a kernel for a call.
+    pub fn explain(&self, op: &str, call: &NamedCall<'_>) -> Result<Report, Error> {
+        let (_, bound) = self.bind(op, call)?;
+        let state = self.state();
+        Ok(Report::new(&state.snapshot, &state.snapshot.select(&bound.query)))
+    }
+
+    /// The kernel that serves a call.
+    pub fn which(&self, op: &str, call: &NamedCall<'_>) -> Result<Selection, Error> {
+        let (_, bound) = self.bind(op, call)?;
+        let state = self.state();
+        let decision = state.snapshot.select(&bound.query);
+        let Some(chosen) = decision.chosen() else { return Err(no_kernel(&state.snapshot, &decision)) };
+        let kernel = state.snapshot.kernel(chosen.kernel);
+        Ok(Selection {
+            op: Catalog::get().op(bound.query.op()).id(),
+            kernel_id: kernel.id.clone(),
+            version: kernel.version.clone(),
+            score: chosen.terms.total(),
+        })
+    }
+
+    /// The plan for a call: the kernels that would be tried, in order.
+    pub fn select(&self, op: &str, call: &NamedCall<'_>) -> Result<Vec<String>, Error> {
+        let (_, bound) = self.bind(op, call)?;
+        let state = self.state();
+        match self.plan_in(&state, &bound.query) {
+            Some(plan) => Ok(plan.steps().map(|(kernel, _)| state.snapshot.kernel(kernel).id.clone()).collect()),
+            None => Err(no_kernel(&state.snapshot, &state.snapshot.select(&bound.query))),
+        }
+    }
+
+    /// Why a kernel cannot serve a call; empty when it can. `kernel_id` may carry `@version`.
+    pub fn validate(&self, kernel_id: &str, call: &NamedCall<'_>) -> Result<Vec<Reason>, Error> {
+        let state = self.state();
+        let (id, version) = kernel_id.rsplit_once('@').map_or((kernel_id, None), |(id, v)| (id, Some(v)));
+        let wanted = |k: &KernelDescriptor| k.id == id && version.is_none_or(|v| k.version == v);
+        let found = state.snapshot.kernels().find(|(_, kernel)| wanted(kernel));
+        let Some((ix, kernel)) = found else {
+            let nearest = nearest(id, state.snapshot.kernels().map(|(_, k)| k.id.as_str())).map(str::to_owned);
+            return Err(Error::UnknownKernel { id: kernel_id.to_owned(), nearest });
+        };
+        let (_, bound) = self.bind(&kernel.operation, call)?;
+        let decision = state.snapshot.select(&bound.query);
+        Ok(decision.candidates.into_iter().find(|c| c.kernel == ix).map(|c| c.reasons).unwrap_or_default())
+    }
+
+    /// The registered kernels, of one operation (or alias) or of all.
+    pub fn list_kernels(&self, op: Option<&str>) -> Result<Vec<KernelInfo>, Error> {
+        let state = self.state();
+        let wanted: Option<Vec<KernelIx>> = match op {
+            None => None,
+            Some(name) => {
+                let target = Catalog::get().find(name)?;
+                Some(target.ops.iter().flat_map(|&op| state.snapshot.kernels_for(op).collect::<Vec<_>>()).collect())
+            }
+        };
+        let first_device = lz_model::DeviceIx(0);
+        let info = |ix: KernelIx, kernel: &KernelDescriptor| KernelInfo {
+            kernel_id: kernel.id.clone(),
+            version: kernel.version.clone(),
+            backend: kernel.backend.clone(),
+            operation: kernel.operation.clone(),
+            priority: kernel.priority,
+            platforms: kernel.platforms.iter().map(|p| p.name()).collect(),
+            dtypes: kernel.dtypes.iter().map(|d| d.name()).collect(),
+            reference: kernel.reference,
+            dispatch: match state.executables[ix.0 as usize] {
+                Executable::Static(_) => "static",
+                Executable::Dynamic(_) => "dynamic",
+                Executable::Described => "described",
+            },
+            unavailable: state.snapshot.standing_reasons(ix, first_device).iter().map(ToString::to_string).collect(),
+        };
+        let listed = |ix: &KernelIx| wanted.as_ref().is_none_or(|w| w.contains(ix));
+        Ok(state.snapshot.kernels().filter(|(ix, _)| listed(ix)).map(|(ix, kernel)| info(ix, kernel)).collect())
+    }
+
+    /// The backends, with why one cannot be used.
+    pub fn backends(&self) -> Vec<BackendState> {
+        self.state().snapshot.spec().backends.values().cloned().collect()
+    }
+
+    /// The devices.
+    pub fn devices(&self) -> Vec<DeviceSpec> {
+        self.state().snapshot.spec().devices.clone()
+    }
+
+    /// What the cache did so far.
+    pub fn cache_stats(&self) -> CacheStats {
+        self.cache.stats()
+    }
+
+    // --- changing -------------------------------------------------------------------------
+
+    /// Changes what selection depends on. The new state is built and checked first; when that
+    /// fails nothing changes.
+    pub fn update(&self, change: impl FnOnce(&mut SnapshotSpec)) -> Result<(), Error> {
+        self.change(|draft| change(&mut draft.spec))
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Draft)) -> Result<(), Error> {
+        let mut current = self.draft.lock();
+        let mut next = current.clone();
+        change(&mut next);
+        next.epoch = current.epoch + 1;
+        let state = next.build()?;
+        self.state.store(Arc::new(state));
+        *current = next;
+        Ok(())
+    }
+
+    /// Registers a kernel with its implementation. Several versions of one id may be registered;
+    /// the newest is preferred, and `id@version` names one of them.
+    pub fn register(&self, descriptor: KernelDescriptor, kernel: Arc<dyn DynamicKernel>) -> Result<(), Error> {
+        self.change(|draft| {
+            let name = descriptor.backend.clone();
+            draft.spec.backends.entry(name.clone()).or_insert_with(|| BackendState {
+                descriptor: BackendDescriptor::native(name, descriptor.version.clone(), descriptor.platforms.clone()),
+                unavailable: None,
+            });
+            let key = (descriptor.id.clone(), descriptor.version.clone());
+            draft.executables.entry(key).or_insert(Executable::Dynamic(kernel));
+            draft.spec.kernels.push(Arc::new(descriptor));
+        })
+    }
+
+    /// Removes one version of a kernel. Calls under way finish with it.
+    pub fn unregister(&self, id: &str, version: &str) -> Result<(), Error> {
+        let known = self.with_snapshot(|s| s.kernels().any(|(_, k)| k.id == id && k.version == version));
+        if !known {
+            return Err(Error::UnknownKernel { id: format!("{id}@{version}"), nearest: None });
+        }
+        self.change(|draft| {
+            draft.spec.kernels.retain(|k| k.id != id || k.version != version);
+            draft.executables.remove(&(id.to_owned(), version.to_owned()));
+        })
+    }
+
+    /// Loads a backend's capabilities document. Its kernels can be selected; they run once
+    /// implementations are attached. A document that is refused leaves the backend known and
+    /// disabled, with its reason.
+    pub fn load_capabilities(&self, name: &str, text: &str) -> Result<(), Error> {
+        match capabilities::read(text) {
+            Ok(document) => self.change(|draft| {
+                draft.spec.backends.insert(document.backend.name.clone(), BackendState { descriptor: document.backend, unavailable: None });
+                draft.spec.kernels.extend(document.kernels.into_iter().map(Arc::new));
+            }),
+            Err(error) => {
+                let reason = error.reason(name);
+                self.change(|draft| {
+                    let mut descriptor = BackendDescriptor::native(name, "unknown", Vec::new());
+                    descriptor.origin = lz_model::PluginOrigin::EntryPoint;
+                    draft.spec.backends.insert(name.to_owned(), BackendState { descriptor, unavailable: Some(reason) });
+                })?;
+                Err(Error::Capabilities { backend: name.to_owned(), error })
+            }
+        }
+    }
+
+    /// Forgets cached decisions.
+    pub fn invalidate(&self, what: &Invalidate) {
+        self.cache.invalidate(what);
+    }
+
+    /// Forgets cached decisions that would run a backend's kernels.
+    pub fn invalidate_backend(&self, backend: &str) {
+        let kernels = self.with_snapshot(|s| s.kernels().filter(|(_, k)| k.backend == backend).map(|(ix, _)| ix).collect());
+        self.cache.invalidate(&Invalidate::Kernels(kernels));
+    }
+}
+
+impl Default for Engine {
+    fn default() -> Self {
+        Engine::new()
+    }
+}
+
+pub(crate) fn no_kernel(snapshot: &Snapshot, decision: &Decision) -> Error {
+    let op = Catalog::get().op(decision.query.op()).id();
+    let rejections: Vec<Rejection> = decision
+        .candidates
+        .iter()
+        .map(|c| Rejection { kernel_id: snapshot.kernel(c.kernel).id.clone(), reasons: c.reasons.clone() })
+        .collect();
+    if decision.query.context().capturing && rejections.iter().any(|r| r.reasons == [Reason::CudaGraphUnsafe]) {
+        return Error::CudaGraphUnsafe { op, rejections };
+    }
+    Error::NoKernel { op, rejections }
+}

@@ -1,0 +1,64 @@
+//! LayerZero: call an operation; the fastest kernel that is proven right for this input on this machine runs, and
+//! one can always ask why.
+//!
+//! The [`Engine`] is the whole of it: it knows the machine, the kernels and the operator's will, decides
+//! ([`Engine::which`]), explains ([`Engine::explain`]) and runs ([`Engine::dispatch`]).
+//!
+//! ```
+//! use layerzero::{Arguments, Engine};
+//! use layerzero::model::{DType, ParamValue, Tensor};
+//!
+//! let engine = Engine::new();
+//! let x = Tensor::from_f64(DType::F32, &[2, 4], &[1.0, -1.0, 1.0, -1.0, 2.0, 2.0, 2.0, 2.0]);
+//! let done = engine.dispatch("rms_norm", Arguments::new().input("x", x.view()).param("eps", ParamValue::Float(0.0)))?;
+//! assert_eq!(done.output().unwrap().to_f64(), [1.0, -1.0, 1.0, -1.0, 1.0, 1.0, 1.0, 1.0]);
+//! assert_eq!(done.kernel_id, "lz_cpu.ref.norm.rms");
+//! # Ok::<(), layerzero::Error>(())
+//! ```
+//!
+//! A kernel of your own is a descriptor and a function:
+//!
+//! ```
+//! use std::sync::Arc;
+//! use layerzero::{Arguments, Engine};
+//! use layerzero::model::*;
+//!
+//! let engine = Engine::new();
+//! let mut mine = KernelDescriptor::new("mine.rms", "norm.rms", "mine");
+//! mine.platforms = vec![Platform::Cpu];
+//! mine.dtypes = DTypeSet::of(&[DType::F32]);
+//! mine.layouts = vec![Layout::Contiguous];
+//! mine.priority = 80;
+//! engine.register(mine, Arc::new(|args: &mut KernelArgs<'_, '_>| {
+//!     let _ = args; // write args.outputs[0] here
+//!     Err(KernelError::Failed("not written yet".into()))
+//! }))?;
+//!
+//! // It is chosen, fails, and the reference serves the call.
+//! let x = Tensor::from_f64(DType::F32, &[1, 2], &[3.0, 3.0]);
+//! let done = engine.dispatch("rms_norm", Arguments::new().input("x", x.view()))?;
+//! assert_eq!(done.failures[0].kernel_id, "mine.rms");
+//! assert_eq!(done.kernel_id, "lz_cpu.ref.norm.rms");
+//! # Ok::<(), layerzero::Error>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod adapt;
+mod dispatch;
+mod engine;
+mod error;
+mod executable;
+mod report;
+mod warn;
+
+/// What things are: operations, devices, kernels, tensors.
+pub use lz_model as model;
+/// How kernels are selected: snapshots, policies, decisions.
+pub use lz_select as selection;
+
+pub use dispatch::{Arguments, Dispatched};
+pub use engine::{Engine, EngineBuilder, KernelInfo, Selection};
+pub use error::{Error, Failure, Rejection};
+pub use executable::{DynamicKernel, Executable};
+pub use report::{CandidateReport, REPORT_VERSION, ReasonReport, Report};
+pub use warn::{Warning, WarningHook};

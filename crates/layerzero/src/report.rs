@@ -1,0 +1,183 @@
+//! A decision as a report: owned, serializable, printable.
+
+use std::fmt;
+
+use comfy_table::{Table, presets};
+use lz_model::{Catalog, Facts, Reason};
+use lz_select::{Basis, Decision, Snapshot, Terms};
+use serde::Serialize;
+
+/// Schema version of every JSON document LayerZero prints.
+pub const REPORT_VERSION: &str = "1.0";
+
+/// A reason, with its sentence.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ReasonReport {
+    /// Code and fields.
+    #[serde(flatten)]
+    pub reason: Reason,
+    /// The sentence.
+    pub message: String,
+}
+
+/// One kernel that was considered.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CandidateReport {
+    /// Its id.
+    pub kernel_id: String,
+    /// Its version.
+    pub version: String,
+    /// The library it comes from.
+    pub backend: String,
+    /// Whether it could serve the call.
+    pub accepted: bool,
+    /// Its place among the accepted, from 1.
+    pub rank: Option<usize>,
+    /// Its score.
+    pub score: Option<f64>,
+    /// The score, by parts.
+    pub terms: Option<Terms>,
+    /// Its time in microseconds, if measured or predicted.
+    pub time_us: Option<f64>,
+    /// What must be done to the arguments first.
+    pub transforms: Vec<&'static str>,
+    /// Why it is out.
+    pub reasons: Vec<ReasonReport>,
+}
+
+/// Everything about one selection.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// Schema version of this document.
+    pub schema_version: &'static str,
+    /// The operation the call was.
+    pub op: &'static str,
+    /// The device it is about.
+    pub device: String,
+    /// Sizes by name.
+    pub dims: Vec<(&'static str, i64)>,
+    /// Tensors by name: dtype, layout, strides.
+    pub tensors: Vec<(&'static str, String)>,
+    /// The kernel that would run.
+    pub chosen: Option<String>,
+    /// What the ranking went by.
+    pub basis: Basis,
+    /// Policy rules that applied.
+    pub rules: Vec<String>,
+    /// Floating-point operations of the call.
+    pub flops: f64,
+    /// Bytes it must move at least.
+    pub bytes: f64,
+    /// The least time it can take on this device, where its peaks are known.
+    pub floor_us: Option<f64>,
+    /// Every registered kernel of the operation: accepted ones by rank, then the others.
+    pub candidates: Vec<CandidateReport>,
+}
+
+impl Report {
+    pub(crate) fn new(snapshot: &Snapshot, decision: &Decision) -> Report {
+        let query = &decision.query;
+        let op = Catalog::get().op(query.op());
+        let schema = op.schema();
+        let device = snapshot.device(query.device());
+        let (flops, bytes) = device.map_or((0.0, 0.0), |device| {
+            let facts = Facts { op, query, device };
+            (op.flops(&facts), op.bytes(&facts))
+        });
+        let floor_us = device.zip(op.dtype(query)).and_then(|(d, dtype)| d.roofline_us(dtype, flops, bytes));
+        let mut candidates: Vec<CandidateReport> = decision.candidates.iter().enumerate().map(|(i, c)| {
+            let kernel = snapshot.kernel(c.kernel);
+            let accepted = c.accepted();
+            CandidateReport {
+                kernel_id: kernel.id.clone(),
+                version: kernel.version.clone(),
+                backend: kernel.backend.clone(),
+                accepted,
+                rank: decision.ranking.iter().position(|&r| r == i).map(|r| r + 1),
+                score: accepted.then(|| c.terms.total()),
+                terms: accepted.then_some(c.terms),
+                time_us: c.estimate.map(|e| e.median_us),
+                transforms: c.transforms.names(),
+                reasons: c.reasons.iter().map(|r| ReasonReport { reason: r.clone(), message: r.to_string() }).collect(),
+            }
+        }).collect();
+        candidates.sort_by_key(|c| c.rank.unwrap_or(usize::MAX));
+        let tensors = schema.inputs.iter().enumerate();
+        Report {
+            schema_version: REPORT_VERSION,
+            op: op.id(),
+            device: device.map_or_else(|| "none".into(), |d| d.name.clone()),
+            dims: schema.dims.iter().zip(query.dims()).map(|(d, &size)| (d.name, size)).collect(),
+            tensors: tensors.filter(|(i, _)| query.tensor(*i).is_present()).map(|(i, t)| (t.name, format!("{:?}", query.tensor(i)))).collect(),
+            chosen: decision.chosen().map(|c| snapshot.kernel(c.kernel).id.clone()),
+            basis: decision.basis,
+            rules: decision.rules.clone(),
+            flops,
+            bytes,
+            floor_us,
+            candidates,
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let join = |items: Vec<String>| items.join(", ");
+        writeln!(f, "{} on {}", self.op, self.device)?;
+        writeln!(f, "  sizes    {}", join(self.dims.iter().map(|(n, s)| format!("{n}={s}")).collect()))?;
+        writeln!(f, "  tensors  {}", join(self.tensors.iter().map(|(n, t)| format!("{n}: {t}")).collect()))?;
+        write!(f, "  work     {:.3} MFLOP, {:.3} MB", self.flops / 1e6, self.bytes / 1e6)?;
+        match self.floor_us {
+            Some(floor) => writeln!(f, ", at least {floor:.1} µs here")?,
+            None => writeln!(f)?,
+        }
+        if !self.rules.is_empty() {
+            writeln!(f, "  policy   {}", self.rules.join("; "))?;
+        }
+        match &self.chosen {
+            Some(kernel) => writeln!(f, "  chosen   {kernel} ({})", basis_text(self.basis))?,
+            None => writeln!(f, "  chosen   nothing: no kernel can serve this call")?,
+        }
+        let mut table = Table::new();
+        table.load_preset(presets::NOTHING).set_header(["", "kernel", "version", "score", "time", "why"]);
+        for c in &self.candidates {
+            table.add_row([
+                c.rank.map_or_else(|| "✗".into(), |r| r.to_string()),
+                c.kernel_id.clone(),
+                c.version.clone(),
+                c.score.map_or_else(String::new, |s| format!("{s:.1}")),
+                c.time_us.map_or_else(String::new, |t| format!("{t:.1} µs")),
+                why(c),
+            ]);
+        }
+        write!(f, "{}", table.trim_fmt())
+    }
+}
+
+fn basis_text(basis: Basis) -> &'static str {
+    match basis {
+        Basis::Measured => "fastest measured",
+        Basis::Predicted => "fastest predicted",
+        Basis::Declared => "highest score; nothing measured yet",
+        Basis::Locked => "locked by policy",
+    }
+}
+
+fn why(candidate: &CandidateReport) -> String {
+    if !candidate.accepted {
+        return candidate.reasons.iter().map(|r| format!("[{}] {}", r.reason.code(), r.message)).collect::<Vec<_>>().join("; ");
+    }
+    let Some(terms) = &candidate.terms else { return String::new() };
+    let parts = [
+        ("priority", terms.priority),
+        ("policy", terms.policy),
+        ("speed", terms.perf),
+        ("jit", terms.jit),
+        ("reliability", terms.reliability),
+        ("transform", terms.transform),
+        ("fusion", terms.fusion),
+    ];
+    let mut text: Vec<String> = parts.iter().filter(|(_, v)| *v != 0.0).map(|(name, v)| format!("{name} {v:+.0}")).collect();
+    text.extend((!candidate.transforms.is_empty()).then(|| format!("needs {}", candidate.transforms.join(" + "))));
+    if text.is_empty() { "last resort".into() } else { text.join(", ") }
+}

@@ -1,0 +1,91 @@
+//! Warnings, each at most once a minute per cause.
+
+use std::collections::HashMap;
+
+use lz_select::Clock;
+use parking_lot::Mutex;
+
+/// How long a cause stays quiet after a warning.
+const QUIET_MS: u64 = 60_000;
+/// Most causes remembered; beyond that the oldest are forgotten.
+const MOST: usize = 1024;
+
+/// Something worth saying that is no error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Warning {
+    /// BSHD was assumed, BHSD would have fitted as well.
+    AmbiguousLayout {
+        /// The operation.
+        op: &'static str,
+        /// The shape that fits both.
+        shape: Vec<i64>,
+    },
+    /// A kernel failed and the call went on to another.
+    FellBack {
+        /// The operation.
+        op: &'static str,
+        /// What failed.
+        failed: String,
+        /// What it said.
+        error: String,
+        /// What served the call.
+        served: String,
+    },
+}
+
+impl Warning {
+    fn cause(&self) -> String {
+        match self {
+            Warning::AmbiguousLayout { op, shape } => format!("layout {op} {shape:?}"),
+            Warning::FellBack { op, failed, .. } => format!("fallback {op} {failed}"),
+        }
+    }
+}
+
+impl std::fmt::Display for Warning {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Warning::AmbiguousLayout { op, shape } => {
+                write!(f, "{op}: the layout of shape {shape:?} is ambiguous, BSHD was assumed; pass the layout to be sure")
+            }
+            Warning::FellBack { op, failed, error, served } => {
+                write!(f, "{op}: {failed} failed ({error}); {served} served the call")
+            }
+        }
+    }
+}
+
+/// Receives warnings.
+pub type WarningHook = Box<dyn Fn(&Warning) + Send + Sync>;
+
+/// Lets each cause through once a minute.
+pub(crate) struct Warnings {
+    clock: Clock,
+    last: Mutex<HashMap<String, u64>>,
+    hook: WarningHook,
+}
+
+impl Warnings {
+    pub fn new(clock: Clock, hook: Option<WarningHook>) -> Warnings {
+        let log: WarningHook = Box::new(|warning| tracing::warn!(target: "layerzero", "{warning}"));
+        Warnings { clock, last: Mutex::default(), hook: hook.unwrap_or(log) }
+    }
+
+    pub fn give(&self, warning: &Warning) {
+        let now = self.clock.now_ms();
+        let mut last = self.last.lock();
+        let quiet = |then: u64| now < then.saturating_add(QUIET_MS);
+        if last.get(&warning.cause()).is_some_and(|&then| quiet(then)) {
+            return;
+        }
+        if last.len() >= MOST {
+            last.retain(|_, then| quiet(*then));
+        }
+        if last.len() >= MOST {
+            last.clear();
+        }
+        last.insert(warning.cause(), now);
+        drop(last);
+        (self.hook)(warning);
+    }
+}
