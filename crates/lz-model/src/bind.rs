@@ -209,25 +209,30 @@ impl Op {
                 Axis::Dim(d) | Axis::Broadcast(d) => shape.push(query.dim(d)),
                 Axis::PlusOne(d) => shape.push(query.dim(d) + 1),
                 Axis::Fixed(n) => shape.push(n),
-                Axis::Rest(d) => shape.extend_from_slice(self.leading(d, call)),
+                Axis::Rest(d) => shape
+                    .extend_from_slice(self.leading(d, call.inputs).map_or(&[], |(_, axes)| axes)),
             }
         }
         shape
     }
 
-    /// The leading axes that the first input with `...dim` has for it.
-    fn leading<'a>(&self, dim: usize, call: &Call<'a>) -> &'a [i64] {
-        for (patterns, meta) in self.inputs.iter().zip(call.inputs) {
-            if let (Some(pattern), Some(meta)) = (
-                patterns
-                    .iter()
-                    .find(|p| p.axes.first() == Some(&Axis::Rest(dim))),
-                meta,
-            ) {
-                return &meta.shape[..meta.shape.len() + 1 - pattern.axes.len()];
-            }
-        }
-        &[]
+    /// The leading axes that the first input with `...dim` has for it, and that input's name.
+    fn leading<'a>(
+        &self,
+        dim: usize,
+        inputs: &[Option<TensorMeta<'a>>],
+    ) -> Option<(&'static str, &'a [i64])> {
+        let named = self.schema().inputs.iter().zip(&self.inputs).zip(inputs);
+        named.into_iter().find_map(|((input, patterns), meta)| {
+            let pattern = patterns
+                .iter()
+                .find(|p| p.axes.first() == Some(&Axis::Rest(dim)))?;
+            let shape = meta.as_ref()?.shape;
+            Some((
+                input.name,
+                &shape[..(shape.len() + 1).checked_sub(pattern.axes.len())?],
+            ))
+        })
     }
 }
 
@@ -318,12 +323,24 @@ struct Binder<'o, 'a> {
 
 impl Sizes for Binder<'_, '_> {
     fn dim(&self, name: &str) -> i64 {
-        self.op.dim_index(name).map_or(0, |i| self.query.dims[i])
+        let Some(i) = self.op.dim_index(name) else {
+            return 0;
+        };
+        match (self.shown_by[i], self.op.schema().dims[i].derived) {
+            (None, Some(rule)) => rule(self),
+            _ => self.query.dims[i],
+        }
     }
     fn param(&self, name: &str) -> ParamValue {
         self.op
             .param_index(name)
             .map_or(ParamValue::None, |i| self.params[i])
+    }
+    fn dtype(&self, input: &str) -> Option<DType> {
+        self.op
+            .input_index(input)
+            .and_then(|i| self.inputs.get(i).copied().flatten())
+            .map(|meta| meta.dtype)
     }
 }
 
@@ -364,6 +381,16 @@ impl<'o, 'a> Binder<'o, 'a> {
         let verdict = self.find_layout(rules)?;
         for (i, from) in self.op.dim_params.iter().enumerate() {
             if let Some(size) = from.and_then(|p| self.params[p].as_int()) {
+                if size < 0 {
+                    let param = self.op.schema().dims[i].name;
+                    let (got, expected) = (size.to_string(), "zero or more".into());
+                    return Err(CallError::BadParam {
+                        op: self.op.id(),
+                        param,
+                        got,
+                        expected,
+                    });
+                }
                 self.query.dims[i] = size;
                 self.shown_by[i] = Some("the parameter of that name");
             }
@@ -395,6 +422,17 @@ impl<'o, 'a> Binder<'o, 'a> {
                     input: input.name,
                 });
             };
+            let elements = meta
+                .shape
+                .iter()
+                .try_fold(1i64, |n, &size| n.checked_mul(size.max(1)));
+            if elements.is_none() {
+                return Err(CallError::TooLarge {
+                    op,
+                    input: input.name,
+                    shape: meta.shape.to_vec(),
+                });
+            }
             if meta.shape.iter().any(|&n| n < 0) {
                 return Err(CallError::NegativeSize {
                     op,
@@ -471,7 +509,10 @@ impl<'o, 'a> Binder<'o, 'a> {
         }
         Ok(match self.op.schema().layout {
             LayoutRule::None => None,
-            LayoutRule::Default(layout) => explicit(self.explicit_layout.unwrap_or(layout)),
+            LayoutRule::Default(layout) => explicit(
+                self.explicit_layout
+                    .unwrap_or_else(|| self.layout_by_rank(layout)),
+            ),
             LayoutRule::Detect { query, key } => {
                 let rank4 = |name| -> Result<Option<Rank4<'_>>, CallError> {
                     let Some(meta) = self
@@ -502,6 +543,29 @@ impl<'o, 'a> Binder<'o, 'a> {
                 Some(verdict)
             }
         })
+    }
+
+    /// The default layout, unless the rank of the first input that has layouts fits only another.
+    fn layout_by_rank(&self, default: Layout) -> Layout {
+        let tagged = self
+            .op
+            .inputs
+            .iter()
+            .zip(self.inputs)
+            .find(|(patterns, _)| patterns.iter().any(|p| p.layout.is_some()));
+        let Some((patterns, Some(meta))) = tagged else {
+            return default;
+        };
+        let mut fitting = patterns
+            .iter()
+            .filter(|p| p.fits_rank(meta.shape.len()))
+            .filter_map(|p| p.layout);
+        let first = fitting.next();
+        if first == Some(default) || fitting.any(|l| l == default) {
+            default
+        } else {
+            first.unwrap_or(default)
+        }
     }
 
     fn named_layouts(&self) -> Vec<&'static str> {
@@ -578,8 +642,9 @@ impl<'o, 'a> Binder<'o, 'a> {
         let mut at = 0;
         for axis in &pattern.axes {
             let size = match axis {
-                Axis::Rest(_) => {
+                Axis::Rest(d) => {
                     at += rest;
+                    self.same_leading(input.name, meta, &meta.shape[..rest], *d)?;
                     meta.shape[..rest].iter().product()
                 }
                 _ => {
@@ -612,11 +677,9 @@ impl<'o, 'a> Binder<'o, 'a> {
                     continue;
                 }
             };
-            if shown_by[d].is_none() {
-                if let Some(rule) = self.op.schema().dims[d].derived {
-                    dims[d] = rule(self);
-                    shown_by[d] = Some("other arguments");
-                }
+            if let (None, Some(rule)) = (shown_by[d], self.op.schema().dims[d].derived) {
+                dims[d] = rule(self);
+                shown_by[d] = Some("other arguments");
             }
             match shown_by[d] {
                 None if wanted >= 0 => {
@@ -640,6 +703,25 @@ impl<'o, 'a> Binder<'o, 'a> {
             }
         }
         Ok((dims, shown_by, broadcast))
+    }
+
+    /// Inputs that share leading axes have the very same ones, not only as many elements.
+    fn same_leading(
+        &self,
+        input: &'static str,
+        meta: &TensorMeta<'_>,
+        axes: &[i64],
+        dim: usize,
+    ) -> Result<(), CallError> {
+        match self.op.leading(dim, self.inputs) {
+            Some((other, expected)) if expected != axes => {
+                let product = |axes: &[i64]| axes.iter().product();
+                let because = format!("the leading axes of '{other}' are {expected:?}");
+                let name = format!("leading axes {axes:?}");
+                Err(self.wrong_size(input, meta, name, product(axes), product(expected), because))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn wrong_size(

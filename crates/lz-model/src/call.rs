@@ -158,6 +158,13 @@ pub enum CallError {
         input: &'static str,
         shape: Vec<i64>,
     },
+    /// More elements than can be counted.
+    #[error("{op}: '{input}' of shape {shape:?} has too many elements")]
+    TooLarge {
+        op: &'static str,
+        input: &'static str,
+        shape: Vec<i64>,
+    },
     /// A dtype the operation does not take here.
     #[error("{op}: '{input}' is {got}, expected one of {allowed}")]
     WrongDType {
@@ -223,7 +230,9 @@ impl CallError {
             CallError::BadParam { .. } => "BAD_PARAM",
             CallError::TooMany { .. } => "TOO_MANY_ARGUMENTS",
             CallError::WrongRank { .. } => "WRONG_RANK",
-            CallError::WrongSize { .. } | CallError::NegativeSize { .. } => "WRONG_SHAPE",
+            CallError::WrongSize { .. }
+            | CallError::NegativeSize { .. }
+            | CallError::TooLarge { .. } => "WRONG_SHAPE",
             CallError::WrongDType { .. } => "WRONG_DTYPE",
             CallError::MixedDTypes { .. } => "MIXED_DTYPES",
             CallError::MixedDevices { .. } => "MIXED_DEVICES",
@@ -261,6 +270,7 @@ impl CallError {
                 format!("make '{input}' agree with the others: {because}")
             }
             CallError::NegativeSize { .. } => "sizes are zero or more".into(),
+            CallError::TooLarge { .. } => "a tensor has at most 2^63 - 1 elements".into(),
             CallError::WrongDType { input, allowed, .. } => {
                 format!("cast '{input}' to one of {allowed}")
             }

@@ -7,7 +7,7 @@ use lz_expr::{Env, Expr, Scope, Type, Value};
 
 use crate::call::CallError;
 use crate::device::DeviceSpec;
-use crate::dtype::DType;
+use crate::dtype::{DType, DTypeSet};
 use crate::nearest::nearest;
 use crate::ops::{ALIASES, OPS};
 use crate::param::{ParamRole, ParamType, ParamValue};
@@ -249,9 +249,15 @@ impl Op {
         self.bytes.int(facts).map_or(f64::INFINITY, |n| n as f64)
     }
 
-    /// The dtype a call is about: that of its first tensor.
+    /// The dtype a call is about: that of its first tensor which is neither index nor mask.
     pub fn dtype(&self, query: &Query) -> Option<DType> {
-        (0..self.schema.inputs.len()).find_map(|i| query.tensor(i).dtype())
+        let dtypes = || {
+            (0..self.schema.inputs.len()).filter_map(|i| query.tensor(i).dtype().map(|d| (i, d)))
+        };
+        let data = dtypes().find(|(i, d)| {
+            !self.schema.inputs[*i].mask && (d.is_float() || DTypeSet::QUANTIZED.contains(*d))
+        });
+        data.or_else(|| dtypes().next()).map(|(_, d)| d)
     }
 }
 

@@ -201,8 +201,16 @@ pub fn store(dtype: DType, bytes: &mut [u8], index: usize, value: f64) {
     match dtype {
         DType::F64 => put(bytes, index, value.to_le_bytes()),
         DType::F32 | DType::Tf32 => put(bytes, index, (value as f32).to_le_bytes()),
-        DType::F16 => put(bytes, index, f16::from_f64(value).to_le_bytes()),
-        DType::Bf16 => put(bytes, index, bf16::from_f64(value).to_le_bytes()),
+        DType::F16 => put(
+            bytes,
+            index,
+            f16::from_f64(to_precision(value, 10, -14)).to_le_bytes(),
+        ),
+        DType::Bf16 => put(
+            bytes,
+            index,
+            bf16::from_f64(to_precision(value, 7, -126)).to_le_bytes(),
+        ),
         DType::F8E4M3 | DType::F8E5M2 => {
             bytes[index] = mini(dtype).expect("an 8-bit float").encode(value)
         }
@@ -219,6 +227,17 @@ pub fn store(dtype: DType, bytes: &mut [u8], index: usize, value: f64) {
         DType::I32 => put(bytes, index, (value.round_ties_even() as i32).to_le_bytes()),
         DType::I16 => put(bytes, index, (value.round_ties_even() as i16).to_le_bytes()),
     }
+}
+
+/// Rounds to a binary format's mantissa, half to even, so that the conversion that follows is exact.
+/// (The `half` crate's own conversion drops the low bits first, which loses ties.)
+fn to_precision(value: f64, mantissa_bits: i32, min_exponent: i32) -> f64 {
+    if !value.is_finite() || value == 0.0 {
+        return value;
+    }
+    let exponent = (value.to_bits() >> 52 & 0x7ff) as i32 - 1023;
+    let unit = f64::from(exponent.max(min_exponent) - mantissa_bits).exp2();
+    (value / unit).round_ties_even() * unit
 }
 
 fn put<const N: usize>(bytes: &mut [u8], index: usize, value: [u8; N]) {
@@ -277,6 +296,23 @@ mod tests {
         assert_eq!(rounded(DType::I8, 1e9), 127.0);
         assert_eq!(rounded(DType::I4, -100.0), -8.0);
         assert!(rounded(DType::F8E5M2, f64::NAN).is_nan());
+    }
+
+    #[test]
+    fn halves_round_once_even_just_above_a_tie() {
+        let just_above = 1.0 + 2f64.powi(-11) + 2f64.powi(-40);
+        assert_eq!(rounded(DType::F16, just_above), 1.0 + 2f64.powi(-10));
+        assert_eq!(rounded(DType::F16, 1.0 + 2f64.powi(-11)), 1.0);
+        assert_eq!(
+            rounded(DType::Bf16, 1.0 + 2f64.powi(-8) + 2f64.powi(-40)),
+            1.0 + 2f64.powi(-7)
+        );
+        assert_eq!(
+            rounded(DType::F16, 2f64.powi(-25) + 2f64.powi(-60)),
+            2f64.powi(-24)
+        );
+        assert_eq!(rounded(DType::F16, 65_520.0), f64::INFINITY);
+        assert_eq!(rounded(DType::F16, 65_519.9), 65_504.0);
     }
 
     #[test]

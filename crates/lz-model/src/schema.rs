@@ -99,6 +99,8 @@ pub trait Sizes {
     fn dim(&self, name: &str) -> i64;
     /// A parameter.
     fn param(&self, name: &str) -> ParamValue;
+    /// The dtype of an input that was given.
+    fn dtype(&self, input: &str) -> Option<DType>;
 }
 
 /// A named dimension.

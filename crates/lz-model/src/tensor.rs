@@ -47,7 +47,7 @@ struct Geometry {
 pub fn row_major(shape: &[i64]) -> Extents {
     let mut strides: Extents = SmallVec::from_elem(1, shape.len());
     for i in (0..shape.len().saturating_sub(1)).rev() {
-        strides[i] = strides[i + 1] * shape[i + 1].max(1);
+        strides[i] = strides[i + 1].saturating_mul(shape[i + 1].max(1));
     }
     strides
 }
@@ -120,10 +120,19 @@ impl Geometry {
     }
 }
 
+/// Elements of a shape; zero whenever some size is, however large the others are.
+fn element_count(shape: &[i64]) -> i64 {
+    if shape.iter().any(|&n| n <= 0) {
+        0
+    } else {
+        shape.iter().product()
+    }
+}
+
 /// Every index of a shape, in row-major order.
 pub fn indices(shape: &[i64]) -> impl Iterator<Item = Extents> + use<> {
     let shape: Extents = shape.into();
-    let total: i64 = shape.iter().product();
+    let total = element_count(&shape);
     (0..total).map(move |flat| {
         let mut index: Extents = SmallVec::from_elem(0, shape.len());
         let mut rest = flat;
@@ -152,7 +161,7 @@ macro_rules! reading {
             }
             /// Number of elements.
             pub fn len(&self) -> usize {
-                self.geometry.shape.iter().product::<i64>() as usize
+                element_count(&self.geometry.shape) as usize
             }
             /// Whether there are no elements.
             pub fn is_empty(&self) -> bool {
@@ -316,7 +325,7 @@ pub struct Tensor {
 impl Tensor {
     /// All zeros.
     pub fn zeros(dtype: DType, shape: &[i64]) -> Tensor {
-        let elements: i64 = shape.iter().product();
+        let elements = element_count(shape);
         let bytes = vec![0; dtype.bytes_for(elements.max(0) as usize)];
         let geometry = Geometry {
             dtype,
@@ -333,7 +342,7 @@ impl Tensor {
         let mut tensor = Tensor::zeros(dtype, shape);
         assert_eq!(
             values.len() as i64,
-            shape.iter().product::<i64>(),
+            element_count(shape),
             "numbers for shape {shape:?}"
         );
         for (i, &value) in values.iter().enumerate() {

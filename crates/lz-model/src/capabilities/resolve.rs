@@ -448,9 +448,11 @@ impl KernelReader<'_> {
                     .dtypes
                     .get_or_insert(dtypes);
             }
-            if input.cache && matches!(input.dtype, DTypeRule::In(set) if set.contains(DType::F32))
-                || input.cache && matches!(input.dtype, DTypeRule::Same(_))
-            {
+            let holds_data = match input.dtype {
+                DTypeRule::In(set) => set.contains(DType::F32),
+                DTypeRule::Same(_) => true,
+            };
+            if input.cache && holds_data {
                 if let Some(names) = &doc.supports_kv_cache_dtypes {
                     let dtypes = self.dtypes("supports_kv_cache_dtypes", names);
                     rules

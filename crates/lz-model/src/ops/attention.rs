@@ -81,9 +81,9 @@ pub const WINDOWS_VALID: Check = Check {
 };
 /// Softcap is not negative.
 pub const SOFTCAP_VALID: Check = Check {
-    holds: "softcap >= 0.0",
+    holds: "softcap >= 0.0 and softcap < 1e30",
     code: CheckCode::Constraint,
-    message: "softcap is negative",
+    message: "softcap is negative or infinite",
     hint: "use 0 to turn it off, or a positive cap",
 };
 const DROPOUT_VALID: Check = Check {

@@ -21,6 +21,6 @@ pub static LOOKUP: OpSchema = OpSchema {
     ],
     outputs: &[Output::like("output", "...rows hidden", "weight")],
     tolerances: Tolerances::Exact,
-    bytes: "rows * dtype_bits / 8 + 4 * rows * hidden",
+    bytes: "2 * rows * hidden * dtype_bits / 8 + 8 * rows",
     ..BLANK
 };

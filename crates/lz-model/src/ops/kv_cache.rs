@@ -54,7 +54,7 @@ pub static COMPACT: OpSchema = OpSchema {
     also: &["kv_compact"],
     summary: "moves pages, so that freed ones gather at the end",
     semantics: "page moves[i, 1] becomes what page moves[i, 0] held before the call; sources are read before anything \
-is written. A page beyond the cache is an error and nothing is written.",
+is written; of two moves to one page the later wins. A page beyond the cache is an error and nothing is written.",
     dims: &[
         Dim::bucketed("moves", DimKind::Batch).also(&["batch", "batch_size"]),
         NUM_BLOCKS,

@@ -2,6 +2,7 @@
 
 use crate::dtype::{DType, DTypeSet};
 use crate::param::{Param, ParamDefault, ParamType};
+use crate::quant::QuantFormat;
 use crate::schema::*;
 
 const FORMATS: &[&str] = &["int8", "int4", "fp8_e4m3", "fp8_e5m2", "mxfp4", "nvfp4"];
@@ -11,11 +12,35 @@ const GRANULARITY: Param = Param::choice(
     "per_tensor",
     "what one scale covers: everything, a row, or group_size elements of a row",
 );
-const GROUP: Param = Param::int(
+const GROUP: Param = Param::new(
     "group_size",
-    32,
-    "elements per scale when blockwise; the format's own for mxfp4 (32) and nvfp4 (16)",
+    ParamType::Int,
+    ParamDefault::Derived,
+    "elements per scale when blockwise; the format's own when not given (mxfp4 32, nvfp4 16), else 32",
 );
+
+/// How many elements of a row share a scale.
+fn group(sizes: &dyn Sizes) -> i64 {
+    if sizes.param("granularity").as_str() != Some("blockwise") {
+        return sizes.dim("cols").max(1);
+    }
+    let format = match sizes
+        .param("dtype")
+        .as_str()
+        .filter(|name| FORMATS.contains(name))
+    {
+        Some(name) => name.parse().ok(),
+        None => sizes.dtype("values"),
+    };
+    let own = format
+        .and_then(QuantFormat::of)
+        .and_then(|f| f.spec().group_size);
+    sizes
+        .param("group_size")
+        .as_int()
+        .unwrap_or(own.map_or(32, i64::from))
+        .max(1)
+}
 
 /// How many rows of scales there are.
 fn scale_rows(sizes: &dyn Sizes) -> i64 {
@@ -31,22 +56,23 @@ fn scale_cols(sizes: &dyn Sizes) -> i64 {
     if sizes.param("granularity").as_str() != Some("blockwise") {
         return 1;
     }
-    let group = sizes.param("group_size").as_int().unwrap_or(1).max(1);
+    let group = sizes.dim("group");
     sizes.dim("cols").div_euclid(group) + i64::from(sizes.dim("cols") % group != 0)
 }
 
 const DIMS: &[Dim] = &[
     Dim::bucketed("rows", DimKind::Batch).also(&["batch", "batch_size"]),
     Dim::exact("cols", DimKind::Other).also(&["hidden"]),
+    Dim::exact("group", DimKind::Other).derived(group),
     Dim::bucketed("scale_rows", DimKind::Other).derived(scale_rows),
     Dim::exact("scale_cols", DimKind::Other).derived(scale_cols),
 ];
 
 const GROUP_VALID: Check = Check {
-    holds: "granularity != 'blockwise' or group_size >= 1",
+    holds: "group >= 1 and group_size >= 0",
     code: CheckCode::Constraint,
     message: "group_size is smaller than 1",
-    hint: "use 32 (mxfp4), 16 (nvfp4) or the group size of the checkpoint",
+    hint: "leave it out for the format's own, or pass the group size of the checkpoint",
 };
 
 /// Float to quantized.
@@ -57,7 +83,8 @@ pub static QUANTIZE: OpSchema = OpSchema {
     semantics: "a scale covers the granularity's elements: max|x| / largest value of the format, as float32 unless \
 given (mxfp4: rounded down to a power of two of the block's exponent, 2^(floor(log2 max|x|) - 2); nvfp4: rounded to \
 E4M3). values = round(x / scale), half to even, saturating; a scale of 0 gives 0. With zero_point, integers cover \
-[min, max]: scale = (max - min) / (2^bits - 1), zero_point = round(lowest - min / scale).",
+the range of the data and zero: with min = min(x, 0) and max = max(x, 0), scale = (max - min) / (2^bits - 1), zero_point = \
+round(lowest - min / scale), values = round(x / scale) + zero_point. A scale of one dimension covers whole rows.",
     dims: DIMS,
     inputs: &[
         Input::new("input", "...rows cols", DTypeSet::FLOATS),
@@ -103,10 +130,10 @@ E4M3). values = round(x / scale), half to even, saturating; a scale of 0 gives 0
     checks: &[
         GROUP_VALID,
         Check {
-            holds: "dtype not in ['mxfp4', 'nvfp4'] or granularity == 'blockwise'",
+            holds: "(dtype != 'mxfp4' or granularity == 'blockwise' and group == 32) and (dtype != 'nvfp4' or granularity == 'blockwise' and group == 16)",
             code: CheckCode::Constraint,
             message: "the format is blockwise by definition",
-            hint: "pass granularity='blockwise' and group_size=32 (mxfp4) or 16 (nvfp4)",
+            hint: "pass granularity='blockwise' and leave group_size out (mxfp4 has 32, nvfp4 16)",
         },
         Check {
             holds: "not zero_point or dtype in ['int8', 'int4']",
@@ -163,7 +190,21 @@ pub static DEQUANTIZE: OpSchema = OpSchema {
         shape: "like:values",
         dtype: OutputDType::Named("dtype"),
     }],
-    checks: &[GROUP_VALID],
+    checks: &[
+        GROUP_VALID,
+        Check {
+            holds: "(values.dtype != 'mxfp4' or granularity == 'blockwise' and group == 32) and (values.dtype != 'nvfp4' or granularity == 'blockwise' and group == 16)",
+            code: CheckCode::Constraint,
+            message: "the format is blockwise by definition",
+            hint: "pass granularity='blockwise' and leave group_size out (mxfp4 has 32, nvfp4 16)",
+        },
+        Check {
+            holds: "not zero_points.present or values.dtype in ['int8', 'int4']",
+            code: CheckCode::Constraint,
+            message: "only integer formats have zero points",
+            hint: "drop zero_points",
+        },
+    ],
     flops: "2 * rows * cols",
     bytes: "2 * rows * cols * dtype_bits / 8",
     ..BLANK

@@ -61,10 +61,9 @@ impl Shard {
             .rows
             .iter()
             .find(|(t, entry)| *t == tag && live(entry))?;
-        // Readers write the tick only when it is new, so that hits do not fight over a cache line.
-        let tick = self.ticks.load(Ordering::Relaxed);
-        if entry.used.load(Ordering::Relaxed) != tick {
-            entry.used.store(tick, Ordering::Relaxed);
+        // The most recently used entry needs no mark, so repeated hits on it write nothing.
+        if entry.used.load(Ordering::Relaxed) != self.ticks.load(Ordering::Relaxed) {
+            entry.used.store(self.ticks.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
         }
         Some(entry.clone())
     }

@@ -1,0 +1,150 @@
+//! Native kernels: plain Rust on host memory.
+//!
+//! Today these are the *references*: for every tensor operation of the catalog one readable
+//! implementation of its `semantics`, computed in float64 and rounded once, at the end. Every other
+//! kernel is measured against them, and they are the last resort when nothing else can run.
+//!
+//! | | |
+//! |---|---|
+//! | [`call`] | runs the reference of an operation on named tensors |
+//! | [`KERNELS`], [`Builtin`] | the kernels, for those who select and run them themselves |
+//! | [`descriptors`], [`backend`] | what they are, as selection sees them |
+//!
+//! ```
+//! use lz_cpu::call;
+//! use lz_model::{DType, Tensor};
+//!
+//! // Three numbers with a mean square of 1, so that normalizing them changes nothing.
+//! let x = Tensor::from_f64(DType::F32, &[1, 3], &[1.0, -1.0, 1.0]);
+//! let outputs = call("norm.rms", &[("input", x.view())], &[("eps", lz_model::ParamValue::Float(0.0))], None)?;
+//! let (name, y) = &outputs[0];
+//! assert_eq!((*name, y.to_f64()), ("output", vec![1.0, -1.0, 1.0]));
+//! # Ok::<(), lz_cpu::CallRefError>(())
+//! ```
+//!
+//! # Adding a kernel
+//!
+//! Write a unit struct that implements `NativeKernel` in a file of its own, and add its line to the
+//! list in this file. References implement `reference::Reference` instead, which derives the
+//! descriptor from the operation's schema.
+#![forbid(unsafe_code)]
+
+mod call;
+#[cfg(test)]
+mod every_op;
+mod kernel;
+mod reference;
+
+use lz_model::{BackendDescriptor, Catalog, KernelArgs, KernelDescriptor, KernelError, Platform};
+
+pub use call::{CallRefError, call};
+use kernel::NativeKernel;
+
+/// The name of the backend all these kernels belong to.
+pub const BACKEND: &str = "lz_cpu";
+
+/// The version of the backend and its kernels: this crate's.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Makes the enum, the list and the dispatch out of the lines `Name = type;`.
+macro_rules! kernels {
+    ($($name:ident = $kernel:ty;)+) => {
+        /// A built-in kernel: a closed enum, so that a call is a direct `match` without a vtable.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[allow(missing_docs)] // the names are the documentation
+        pub enum Builtin { $($name),+ }
+
+        /// Every built-in kernel, in the order of listings.
+        pub static KERNELS: &[Builtin] = &[$(Builtin::$name),+];
+
+        impl Builtin {
+            /// The ids of the operations it implements.
+            pub fn ops(self) -> &'static [&'static str] {
+                match self { $(Builtin::$name => <$kernel>::OPS),+ }
+            }
+
+            /// What selection knows of it for one of its [`Builtin::ops`]. Panics on an id the
+            /// catalog does not have.
+            pub fn descriptor(self, op: &str) -> KernelDescriptor {
+                let op = Catalog::get().ops().iter().find(|o| o.id() == op);
+                let op = op.unwrap_or_else(|| panic!("{self:?} was asked about an operation the catalog does not have"));
+                match self { $(Builtin::$name => <$kernel>::descriptor(op)),+ }
+            }
+
+            /// Does the work of a bound and checked call of one of its [`Builtin::ops`].
+            pub fn run(self, args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
+                match self { $(Builtin::$name => <$kernel as NativeKernel>::run(args)),+ }
+            }
+        }
+    };
+}
+
+kernels! {
+    DenseAttention = reference::attention::Dense;
+    PagedAttention = reference::paged::Paged;
+    LatentAttention = reference::mla::Latent;
+    PagedLatentAttention = reference::mla::PagedLatent;
+    BlockSparseAttention = reference::sparse::Block;
+    VariableBlockSparseAttention = reference::sparse::VariableBlock;
+    Embedding = reference::embedding::Lookup;
+    Rope = reference::posenc::Rope;
+    Alibi = reference::posenc::Alibi;
+    RmsNorm = reference::norm::Rms;
+    LayerNorm = reference::norm::Layer;
+    FusedAddRmsNorm = reference::norm::FusedAddRms;
+    Linear = reference::mlp::Linear;
+    FusedMlp = reference::mlp::Fused;
+    SiluMul = reference::activation::SiluMul;
+    Gelu = reference::activation::Gelu;
+    TopK = reference::sampling::TopK;
+    TopP = reference::sampling::TopP;
+    Speculative = reference::sampling::Speculative;
+    Quantize = reference::quantize::Quantize;
+    Dequantize = reference::quantize::Dequantize;
+    KvAppend = reference::kv_cache::Append;
+    KvCompact = reference::kv_cache::Compact;
+}
+
+/// Every kernel with its descriptor, once per operation it implements.
+pub fn descriptors() -> impl Iterator<Item = (Builtin, KernelDescriptor)> {
+    KERNELS.iter().flat_map(|&kernel| {
+        kernel
+            .ops()
+            .iter()
+            .map(move |op| (kernel, kernel.descriptor(op)))
+    })
+}
+
+/// The backend these kernels make up.
+pub fn backend() -> BackendDescriptor {
+    BackendDescriptor::native(BACKEND, VERSION, vec![Platform::Cpu])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lz_model::schema::OpKind;
+
+    #[test]
+    fn every_tensor_operation_has_exactly_one_reference() {
+        for op in Catalog::get()
+            .ops()
+            .iter()
+            .filter(|op| op.schema().kind != OpKind::Tokenization)
+        {
+            let references = descriptors()
+                .filter(|(_, d)| d.operation == op.id() && d.reference)
+                .count();
+            assert_eq!(references, 1, "{}", op.id());
+        }
+    }
+
+    #[test]
+    fn every_kernel_names_operations_that_exist() {
+        for (kernel, descriptor) in descriptors() {
+            let target = Catalog::get().find(&descriptor.operation).unwrap();
+            assert_eq!(target.ops.len(), 1, "{kernel:?}");
+            assert_eq!(descriptor.backend, backend().name);
+        }
+    }
+}

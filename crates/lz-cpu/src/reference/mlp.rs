@@ -1,0 +1,132 @@
+//! Matrix products and feed-forward blocks.
+
+use lz_model::{KernelArgs, KernelError};
+
+use super::Reference;
+use super::activation::{gelu, relu, silu};
+use super::arguments::Arguments;
+use super::rows::{read_matrix, read_row, read_vector, write_row};
+
+/// Linear layer.
+pub struct Linear;
+
+/// Feed-forward block.
+pub struct Fused;
+
+impl Reference for Linear {
+    const OPS: &'static [&'static str] = &["mlp.linear"];
+
+    fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
+        let (input, weight) = (args.tensor("input"), read_matrix(&args.tensor("weight")));
+        let bias = args.optional_tensor("bias").map(|bias| read_vector(&bias));
+        for row in 0..args.dim("rows") {
+            let mut out = weight.times(&read_row(&input, row));
+            for (out, bias) in out.iter_mut().zip(bias.iter().flatten()) {
+                *out += bias;
+            }
+            write_row(&mut args.outputs[0], row, out);
+        }
+        Ok(())
+    }
+}
+
+impl Reference for Fused {
+    const OPS: &'static [&'static str] = &["mlp.fused"];
+
+    fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
+        let input = args.tensor("input");
+        let (up, down) = (
+            read_matrix(&args.tensor("up_weight")),
+            read_matrix(&args.tensor("down_weight")),
+        );
+        let gate = args
+            .optional_tensor("gate_weight")
+            .map(|gate| read_matrix(&gate));
+        let activation = match args.text("activation") {
+            "gelu" => gelu,
+            "relu" => relu,
+            _ => silu,
+        };
+        for row in 0..args.dim("rows") {
+            let x = read_row(&input, row);
+            let hidden: Vec<f64> = match &gate {
+                Some(gate) => gate
+                    .times(&x)
+                    .into_iter()
+                    .zip(up.times(&x))
+                    .map(|(gate, up)| activation(gate) * up)
+                    .collect(),
+                None => up.times(&x).into_iter().map(activation).collect(),
+            };
+            write_row(&mut args.outputs[0], row, down.times(&hidden));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::call;
+    use lz_model::{DType, ParamValue, Tensor};
+
+    #[test]
+    fn linear_multiplies_with_the_transposed_weight() {
+        let x = Tensor::from_f64(DType::F32, &[2, 2], &[1., 2., 3., 4.]);
+        let w = Tensor::from_f64(DType::F32, &[3, 2], &[1., 0., 0., 1., 10., 100.]);
+        let b = Tensor::from_f64(DType::F32, &[3], &[0., 0., 0.5]);
+        let inputs = [
+            ("input", x.view()),
+            ("weight", w.view()),
+            ("bias", b.view()),
+        ];
+        let out = call("linear", &inputs, &[], None).unwrap();
+        assert_eq!(out[0].1.shape(), [2, 3]);
+        assert_eq!(out[0].1.to_f64(), [1., 2., 210.5, 3., 4., 430.5]);
+    }
+
+    #[test]
+    fn no_features_sum_to_the_bias() {
+        let (x, w) = (
+            Tensor::zeros(DType::F32, &[2, 0]),
+            Tensor::zeros(DType::F32, &[1, 0]),
+        );
+        let b = Tensor::from_f64(DType::F32, &[1], &[3.0]);
+        let inputs = [
+            ("input", x.view()),
+            ("weight", w.view()),
+            ("bias", b.view()),
+        ];
+        assert_eq!(
+            call("linear", &inputs, &[], None).unwrap()[0].1.to_f64(),
+            [3.0, 3.0]
+        );
+    }
+
+    #[test]
+    fn the_block_is_its_parts() {
+        let x = Tensor::from_f64(DType::F64, &[1], &[2.0]);
+        let up = Tensor::from_f64(DType::F64, &[2, 1], &[1.0, -1.0]);
+        let down = Tensor::from_f64(DType::F64, &[1, 2], &[10.0, 1.0]);
+        let gate = Tensor::from_f64(DType::F64, &[2, 1], &[3.0, 3.0]);
+        let relu = [("activation", ParamValue::str("relu"))];
+        let plain = [
+            ("input", x.view()),
+            ("up_weight", up.view()),
+            ("down_weight", down.view()),
+        ];
+        assert_eq!(
+            call("fused_mlp", &plain, &relu, None).unwrap()[0]
+                .1
+                .to_f64(),
+            [20.0]
+        );
+        let gated = [&plain[..], &[("gate_weight", gate.view())]].concat();
+        // relu(6) * 2 and relu(6) * -2.
+        assert_eq!(
+            call("fused_mlp", &gated, &relu, None).unwrap()[0]
+                .1
+                .to_f64(),
+            [108.0]
+        );
+    }
+}

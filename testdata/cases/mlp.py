@@ -1,0 +1,149 @@
+"""Matrix products and feed-forward blocks."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from .activation import each, gelu, relu, silu
+from .case import NAN, Case, Draw, Expected, Tensor, every_other, padded_rows, transposed, with_value
+from .number import FLOATS, dot
+
+LINEAR, FUSED = "mlp.linear", "mlp.fused"
+
+
+def product(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+    """x . weight^T + bias over the last axis."""
+    rows = x.reshape(-1, x.shape[-1]) if x.size else np.zeros((int(np.prod(x.shape[:-1])), x.shape[-1]))
+    out = np.array([[dot(row, w) for w in weight] for row in rows]).reshape(*x.shape[:-1], weight.shape[0])
+    return out if bias is None else out + bias
+
+
+def _linear(
+    name: str,
+    dtype: str = "float32",
+    rows: tuple[int, ...] = (3,),
+    k: int = 5,
+    n: int = 4,
+    *,
+    bias: bool = True,
+    full_precision: bool = False,
+    edit: Any = None,
+    view: Any = None,
+    call: str = LINEAR,
+) -> Case:
+    draw = Draw(LINEAR, name)
+    fill = draw.floats if full_precision else draw.coarse
+    inputs: dict[str, Tensor] = {"input": fill(dtype, *rows, k), "weight": fill(dtype, n, k)}
+    if bias:
+        inputs["bias"] = fill(dtype, n)
+    inputs = edit(inputs) if edit else inputs
+    x = {name: t.values for name, t in inputs.items()}
+    out = product(x["input"], x["weight"], x.get("bias"))
+    return Case(name, call, view(inputs) if view else inputs, {"output": Expected(dtype, out)})
+
+
+VIEWS = {
+    "input": lambda t: transposed(t, 0, 1),
+    "weight": every_other,
+    "bias": padded_rows,
+    "up_weight": lambda t: transposed(t, 0, 1),
+    "down_weight": every_other,
+    "gate_weight": padded_rows,
+}
+
+
+def _view(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {n: VIEWS[n](t) for n, t in inputs.items()}
+
+
+def _linears() -> Iterator[Case]:
+    for dtype in FLOATS:
+        yield _linear(dtype, dtype, full_precision=True)
+        yield _linear(f"{dtype}_rank_3_no_bias", dtype, (2, 2), 8, 3, bias=False)
+    yield _linear("rank_1", rows=())
+    yield _linear("one_by_one", rows=(1,), k=1, n=1)
+    yield _linear("many_rows", rows=(7,), k=3, n=2)
+    yield _linear("no_rows", rows=(0,))
+    yield _linear("no_rows_rank_3", rows=(2, 0), bias=False)
+    yield _linear("no_inputs_leave_the_bias", k=0)
+    yield _linear("no_inputs_no_bias", k=0, bias=False)
+    yield _linear("no_outputs", n=0)
+    yield _linear("strided", view=_view)
+    yield _linear(
+        "weight_transposed_bfloat16", "bfloat16", view=lambda x: x | {"weight": transposed(x["weight"], 0, 1)}
+    )
+    yield _linear("nan_input_stays_in_its_row", edit=lambda x: x | {"input": with_value(x["input"], (1, 2), NAN)})
+    yield _linear("nan_weight_stays_in_its_column", edit=lambda x: x | {"weight": with_value(x["weight"], (2, 0), NAN)})
+    yield _linear("nan_bias", edit=lambda x: x | {"bias": with_value(x["bias"], (0,), NAN)})
+    yield _linear("alias_linear", call="linear")
+
+
+ACTIVATIONS = {"silu": silu, "gelu": gelu, "relu": relu}
+
+
+def fused(x: np.ndarray, up: np.ndarray, down: np.ndarray, gate: np.ndarray | None, activation: str) -> np.ndarray:
+    act = ACTIVATIONS[activation]
+    hidden = each(act, product(x, up)) if gate is None else each(act, product(x, gate)) * product(x, up)
+    return product(hidden, down)
+
+
+def _fused(
+    name: str,
+    dtype: str = "float32",
+    rows: tuple[int, ...] = (2,),
+    hidden: int = 4,
+    inner: int = 6,
+    *,
+    gated: bool = True,
+    full_precision: bool = False,
+    edit: Any = None,
+    view: Any = None,
+    call: str = FUSED,
+    **params: Any,
+) -> Case:
+    draw = Draw(FUSED, name)
+    fill = draw.floats if full_precision else draw.coarse
+    inputs: dict[str, Tensor] = {
+        "input": fill(dtype, *rows, hidden),
+        "up_weight": fill(dtype, inner, hidden, bound=0.75),
+        "down_weight": fill(dtype, hidden, inner, bound=0.75),
+    }
+    if gated:
+        inputs["gate_weight"] = fill(dtype, inner, hidden, bound=0.75)
+    inputs = edit(inputs) if edit else inputs
+    x = {n: t.values for n, t in inputs.items()}
+    out = fused(x["input"], x["up_weight"], x["down_weight"], x.get("gate_weight"), params.get("activation", "silu"))
+    return Case(name, call, view(inputs) if view else inputs, {"output": Expected(dtype, out)}, params)
+
+
+def _fuseds() -> Iterator[Case]:
+    for dtype in FLOATS:
+        for activation in ACTIVATIONS:
+            yield _fused(
+                f"{dtype}_{activation}_gated", dtype, activation=activation, full_precision=activation == "silu"
+            )
+            yield _fused(f"{dtype}_{activation}", dtype, activation=activation, gated=False)
+    yield _fused("default_is_silu")
+    yield _fused("rank_1", rows=())
+    yield _fused("rank_3", rows=(2, 1), gated=False, activation="gelu")
+    yield _fused("no_rows", rows=(0,))
+    yield _fused("no_intermediate", inner=0)
+    yield _fused("no_hidden", hidden=0)
+    yield _fused("strided", view=_view)
+    yield _fused("strided_no_gate_bfloat16", "bfloat16", gated=False, view=_view)
+    yield _fused("nan_stays_in_its_row", edit=lambda x: x | {"input": with_value(x["input"], (1, 0), NAN)})
+    yield _fused("alias_fused_mlp", call="fused_mlp")
+
+
+CASES = {LINEAR: _linears, FUSED: _fuseds}
+
+
+def check() -> None:
+    draw = Draw("mlp")
+    x, up, down, gate = (draw.floats("float64", *s).values for s in ((2, 3, 4), (6, 4), (4, 6), (6, 4)))
+    assert np.allclose(product(x, up, np.ones(6)), x @ up.T + 1, rtol=1e-13)
+    opened = x @ gate.T
+    want = (opened / (1 + np.exp(-opened)) * (x @ up.T)) @ down.T
+    assert np.allclose(fused(x, up, down, gate, "silu"), want, rtol=1e-12)
+    assert np.allclose(fused(x, up, down, None, "relu"), np.maximum(x @ up.T, 0) @ down.T, rtol=1e-12)
