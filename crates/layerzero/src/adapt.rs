@@ -1,8 +1,8 @@
 //! Transforms: arguments brought into the form a kernel takes, and results brought back.
 
 use lz_model::{
-    BindRules, Call, DType, KernelArgs, KernelDescriptor, KernelError, Layout, Op, OutputSpec, ParamValue, Query, Tensor,
-    TensorView, TensorViewMut,
+    BindRules, Call, DType, KernelArgs, KernelDescriptor, KernelError, Layout, Op, OutputSpec,
+    ParamValue, Query, Tensor, TensorView, TensorViewMut,
 };
 use lz_select::Transforms;
 
@@ -41,14 +41,17 @@ pub(crate) fn run_adapted(
     params: &[ParamValue],
     expected: &[OutputSpec],
 ) -> Result<Vec<Tensor>, KernelError> {
-    let unexpected = |what: &str| KernelError::Failed(format!("arguments could not be adapted: {what}"));
+    let unexpected =
+        |what: &str| KernelError::Failed(format!("arguments could not be adapted: {what}"));
     let layout = query.tensor(0).layout();
     let new_layout = if transforms.has(Transforms::LAYOUT) {
         Some(target(kernel, layout).ok_or_else(|| unexpected("no layout to transpose to"))?)
     } else {
         None
     };
-    let cast_to = kernel.requires_dtype.filter(|_| transforms.has(Transforms::CAST));
+    let cast_to = kernel
+        .requires_dtype
+        .filter(|_| transforms.has(Transforms::CAST));
     let copies: Vec<Option<Tensor>> = inputs
         .iter()
         .enumerate()
@@ -62,8 +65,14 @@ pub(crate) fn run_adapted(
             Some(turned.cast(cast_dtype(turned.dtype(), cast_to)))
         })
         .collect();
-    let views: Vec<Option<TensorView<'_>>> = copies.iter().map(|c| c.as_ref().map(Tensor::view)).collect();
-    let metas: Vec<_> = views.iter().map(|v| v.as_ref().map(|v| v.meta().on(query.device()))).collect();
+    let views: Vec<Option<TensorView<'_>>> = copies
+        .iter()
+        .map(|c| c.as_ref().map(Tensor::view))
+        .collect();
+    let metas: Vec<_> = views
+        .iter()
+        .map(|v| v.as_ref().map(|v| v.meta().on(query.device())))
+        .collect();
     let call = Call {
         inputs: &metas,
         params,
@@ -71,10 +80,21 @@ pub(crate) fn run_adapted(
         device: query.device(),
         context: query.context(),
     };
-    let bound = op.bind(&call, &BindRules::default()).map_err(|e| unexpected(&e.to_string()))?;
-    let mut results: Vec<Tensor> = op.outputs(&call, &bound.query).iter().map(|o| Tensor::zeros(o.dtype, &o.shape)).collect();
+    let bound = op
+        .bind(&call, &BindRules::default())
+        .map_err(|e| unexpected(&e.to_string()))?;
+    let mut results: Vec<Tensor> = op
+        .outputs(&call, &bound.query)
+        .iter()
+        .map(|o| Tensor::zeros(o.dtype, &o.shape))
+        .collect();
     let mut outputs: Vec<TensorViewMut<'_>> = results.iter_mut().map(Tensor::view_mut).collect();
-    executable.run(&mut KernelArgs { query: &bound.query, inputs: &views, params, outputs: &mut outputs })?;
+    executable.run(&mut KernelArgs {
+        query: &bound.query,
+        inputs: &views,
+        params,
+        outputs: &mut outputs,
+    })?;
     results
         .iter()
         .zip(expected)
@@ -85,7 +105,11 @@ pub(crate) fn run_adapted(
                 _ => view,
             };
             if turned.shape() != &spec.shape[..] {
-                return Err(unexpected(&format!("the result has shape {:?}, expected {:?}", turned.shape(), spec.shape)));
+                return Err(unexpected(&format!(
+                    "the result has shape {:?}, expected {:?}",
+                    turned.shape(),
+                    spec.shape
+                )));
             }
             Ok(turned.cast(spec.dtype))
         })
@@ -93,5 +117,6 @@ pub(crate) fn run_adapted(
 }
 
 fn cast_dtype(dtype: DType, to: Option<DType>) -> DType {
-    to.filter(|&to| dtype.is_float() && dtype.widens_to(to)).unwrap_or(dtype)
+    to.filter(|&to| dtype.is_float() && dtype.widens_to(to))
+        .unwrap_or(dtype)
 }

@@ -1,10 +1,10 @@
 //! Dispatch: the chosen kernel is run; when it fails, the next; at last the reference.
 
-use lz_model::{
-    Call, Catalog, Context, KernelArgs, KernelError, Layout, NamedCall, Op, OutputSpec, ParamValue, Query, Tensor,
-    TensorView, TensorViewMut,
-};
 use lz_model::schema::Output;
+use lz_model::{
+    Call, Catalog, Context, KernelArgs, KernelError, Layout, NamedCall, Op, OutputSpec, ParamValue,
+    Query, Tensor, TensorView, TensorViewMut,
+};
 use lz_select::{KernelIx, Transforms};
 
 use crate::adapt::run_adapted;
@@ -90,7 +90,12 @@ impl Engine {
                 .inputs
                 .iter()
                 .map(|(name, view)| (*name, view.meta()))
-                .chain(arguments.updates.iter().map(|(name, view)| (*name, view.meta())))
+                .chain(
+                    arguments
+                        .updates
+                        .iter()
+                        .map(|(name, view)| (*name, view.meta())),
+                )
                 .collect(),
             params: arguments.params.clone(),
             layout: arguments.layout,
@@ -101,7 +106,13 @@ impl Engine {
         let query = bound.query;
         let op = Catalog::get().op(query.op());
         let params = op.params(&ordered.params)?;
-        let call = Call { inputs: &ordered.inputs, params: &params, layout: named.layout, device: named.device, context: named.context };
+        let call = Call {
+            inputs: &ordered.inputs,
+            params: &params,
+            layout: named.layout,
+            device: named.device,
+            context: named.context,
+        };
         let expected = op.outputs(&call, &query);
         let Some(plan) = self.plan_in(&state, &query) else {
             return Err(no_kernel(&state.snapshot, &state.snapshot.select(&query)));
@@ -114,8 +125,19 @@ impl Engine {
                 inputs[index] = Some(view.clone());
             }
         }
-        let attempt = Attempt { state: &state, op, query: &query, inputs: &inputs, params: &params, expected: &expected };
-        let most = if state.snapshot.spec().settings.fallback_enabled { usize::MAX } else { 1 };
+        let attempt = Attempt {
+            state: &state,
+            op,
+            query: &query,
+            inputs: &inputs,
+            params: &params,
+            expected: &expected,
+        };
+        let most = if state.snapshot.spec().settings.fallback_enabled {
+            usize::MAX
+        } else {
+            1
+        };
         let mut failures: Vec<Failure> = Vec::new();
         for (kernel, transforms) in plan.steps().take(most) {
             let kernel_id = state.snapshot.kernel(kernel).id.clone();
@@ -123,10 +145,20 @@ impl Engine {
                 Ok(outputs) => {
                     if let Some(first) = failures.first() {
                         let (failed, error) = (first.kernel_id.clone(), first.error.to_string());
-                        self.warnings.give(&Warning::FellBack { op: op.id(), failed, error, served: kernel_id.clone() });
+                        self.warnings.give(&Warning::FellBack {
+                            op: op.id(),
+                            failed,
+                            error,
+                            served: kernel_id.clone(),
+                        });
                     }
                     let outputs = expected.iter().map(|spec| spec.name).zip(outputs).collect();
-                    return Ok(Dispatched { op: op.id(), kernel_id, outputs, failures });
+                    return Ok(Dispatched {
+                        op: op.id(),
+                        kernel_id,
+                        outputs,
+                        failures,
+                    });
                 }
                 Err(error) => {
                     let pointless = error.is_callers_fault();
@@ -137,7 +169,10 @@ impl Engine {
                 }
             }
         }
-        Err(Error::Execution { op: op.id(), chain: failures })
+        Err(Error::Execution {
+            op: op.id(),
+            chain: failures,
+        })
     }
 }
 
@@ -152,13 +187,30 @@ struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    fn run(&self, kernel: KernelIx, transforms: Transforms, updates: &mut [(&str, TensorViewMut<'_>)]) -> Result<Vec<Tensor>, KernelError> {
+    fn run(
+        &self,
+        kernel: KernelIx,
+        transforms: Transforms,
+        updates: &mut [(&str, TensorViewMut<'_>)],
+    ) -> Result<Vec<Tensor>, KernelError> {
         let executable = &self.state.executables[kernel.0 as usize];
         let descriptor = self.state.snapshot.kernel(kernel);
         if !transforms.is_empty() {
-            return run_adapted(self.op, descriptor, executable, transforms, self.query, self.inputs, self.params, self.expected);
+            return run_adapted(
+                self.op,
+                descriptor,
+                executable,
+                transforms,
+                self.query,
+                self.inputs,
+                self.params,
+                self.expected,
+            );
         }
-        let before: Vec<Tensor> = updates.iter().map(|(_, view)| view.as_view().to_tensor()).collect();
+        let before: Vec<Tensor> = updates
+            .iter()
+            .map(|(_, view)| view.as_view().to_tensor())
+            .collect();
         let result = self.run_as_is(executable, updates);
         if result.is_err() {
             for ((_, view), old) in updates.iter_mut().zip(&before) {
@@ -168,8 +220,16 @@ impl Attempt<'_> {
         result
     }
 
-    fn run_as_is(&self, executable: &crate::executable::Executable, updates: &mut [(&str, TensorViewMut<'_>)]) -> Result<Vec<Tensor>, KernelError> {
-        let mut fresh: Vec<Tensor> = self.expected.iter().map(|spec| Tensor::zeros(spec.dtype, &spec.shape)).collect();
+    fn run_as_is(
+        &self,
+        executable: &crate::executable::Executable,
+        updates: &mut [(&str, TensorViewMut<'_>)],
+    ) -> Result<Vec<Tensor>, KernelError> {
+        let mut fresh: Vec<Tensor> = self
+            .expected
+            .iter()
+            .map(|spec| Tensor::zeros(spec.dtype, &spec.shape))
+            .collect();
         let mut fresh_views = fresh.iter_mut().map(Tensor::view_mut);
         let mut updated: Vec<Option<TensorViewMut<'_>>> = Vec::new();
         let mut names = Vec::new();
@@ -183,14 +243,27 @@ impl Attempt<'_> {
                 Output::Fresh { .. } => fresh_views.next(),
                 Output::Updates(name) => {
                     let index = self.op.input_index(name);
-                    names.iter().position(|n| *n == index).and_then(|i| updated[i].take())
+                    names
+                        .iter()
+                        .position(|n| *n == index)
+                        .and_then(|i| updated[i].take())
                 }
             };
-            let missing = || KernelError::Failed(format!("no memory for '{}'; pass it as an updated tensor", output.name()));
+            let missing = || {
+                KernelError::Failed(format!(
+                    "no memory for '{}'; pass it as an updated tensor",
+                    output.name()
+                ))
+            };
             outputs.push(view.ok_or_else(missing)?);
         }
         let inputs = self.inputs;
-        let args = &mut KernelArgs { query: self.query, inputs, params: self.params, outputs: &mut outputs };
+        let args = &mut KernelArgs {
+            query: self.query,
+            inputs,
+            params: self.params,
+            outputs: &mut outputs,
+        };
         executable.run(args)?;
         drop(outputs);
         Ok(fresh)

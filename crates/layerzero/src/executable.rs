@@ -42,12 +42,23 @@ impl Executable {
         match self {
             Executable::Static(kernel) => kernel.run(args),
             Executable::Dynamic(kernel) => catch_unwind(AssertUnwindSafe(|| kernel.run(args)))
-                .unwrap_or_else(|panic| Err(KernelError::Failed(format!("panicked: {}", panic_text(&*panic))))),
-            Executable::Described => Err(KernelError::Failed("is only described here, it cannot be run".into())),
+                .unwrap_or_else(|panic| {
+                    Err(KernelError::Failed(format!(
+                        "panicked: {}",
+                        panic_text(&*panic)
+                    )))
+                }),
+            Executable::Described => Err(KernelError::Failed(
+                "is only described here, it cannot be run".into(),
+            )),
         }
     }
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
-    panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
 }

@@ -84,32 +84,56 @@ impl Report {
             let facts = Facts { op, query, device };
             (op.flops(&facts), op.bytes(&facts))
         });
-        let floor_us = device.zip(op.dtype(query)).and_then(|(d, dtype)| d.roofline_us(dtype, flops, bytes));
-        let mut candidates: Vec<CandidateReport> = decision.candidates.iter().enumerate().map(|(i, c)| {
-            let kernel = snapshot.kernel(c.kernel);
-            let accepted = c.accepted();
-            CandidateReport {
-                kernel_id: kernel.id.clone(),
-                version: kernel.version.clone(),
-                backend: kernel.backend.clone(),
-                accepted,
-                rank: decision.ranking.iter().position(|&r| r == i).map(|r| r + 1),
-                score: accepted.then(|| c.terms.total()),
-                terms: accepted.then_some(c.terms),
-                time_us: c.estimate.map(|e| e.median_us),
-                transforms: c.transforms.names(),
-                reasons: c.reasons.iter().map(|r| ReasonReport { reason: r.clone(), message: r.to_string() }).collect(),
-            }
-        }).collect();
+        let floor_us = device
+            .zip(op.dtype(query))
+            .and_then(|(d, dtype)| d.roofline_us(dtype, flops, bytes));
+        let mut candidates: Vec<CandidateReport> = decision
+            .candidates
+            .iter()
+            .enumerate()
+            .map(|(i, c)| {
+                let kernel = snapshot.kernel(c.kernel);
+                let accepted = c.accepted();
+                CandidateReport {
+                    kernel_id: kernel.id.clone(),
+                    version: kernel.version.clone(),
+                    backend: kernel.backend.clone(),
+                    accepted,
+                    rank: decision.ranking.iter().position(|&r| r == i).map(|r| r + 1),
+                    score: accepted.then(|| c.terms.total()),
+                    terms: accepted.then_some(c.terms),
+                    time_us: c.estimate.map(|e| e.median_us),
+                    transforms: c.transforms.names(),
+                    reasons: c
+                        .reasons
+                        .iter()
+                        .map(|r| ReasonReport {
+                            reason: r.clone(),
+                            message: r.to_string(),
+                        })
+                        .collect(),
+                }
+            })
+            .collect();
         candidates.sort_by_key(|c| c.rank.unwrap_or(usize::MAX));
         let tensors = schema.inputs.iter().enumerate();
         Report {
             schema_version: REPORT_VERSION,
             op: op.id(),
             device: device.map_or_else(|| "none".into(), |d| d.name.clone()),
-            dims: schema.dims.iter().zip(query.dims()).map(|(d, &size)| (d.name, size)).collect(),
-            tensors: tensors.filter(|(i, _)| query.tensor(*i).is_present()).map(|(i, t)| (t.name, format!("{:?}", query.tensor(i)))).collect(),
-            chosen: decision.chosen().map(|c| snapshot.kernel(c.kernel).id.clone()),
+            dims: schema
+                .dims
+                .iter()
+                .zip(query.dims())
+                .map(|(d, &size)| (d.name, size))
+                .collect(),
+            tensors: tensors
+                .filter(|(i, _)| query.tensor(*i).is_present())
+                .map(|(i, t)| (t.name, format!("{:?}", query.tensor(i))))
+                .collect(),
+            chosen: decision
+                .chosen()
+                .map(|c| snapshot.kernel(c.kernel).id.clone()),
             basis: decision.basis,
             rules: decision.rules.clone(),
             flops,
@@ -124,9 +148,27 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let join = |items: Vec<String>| items.join(", ");
         writeln!(f, "{} on {}", self.op, self.device)?;
-        writeln!(f, "  sizes    {}", join(self.dims.iter().map(|(n, s)| format!("{n}={s}")).collect()))?;
-        writeln!(f, "  tensors  {}", join(self.tensors.iter().map(|(n, t)| format!("{n}: {t}")).collect()))?;
-        write!(f, "  work     {:.3} MFLOP, {:.3} MB", self.flops / 1e6, self.bytes / 1e6)?;
+        writeln!(
+            f,
+            "  sizes    {}",
+            join(self.dims.iter().map(|(n, s)| format!("{n}={s}")).collect())
+        )?;
+        writeln!(
+            f,
+            "  tensors  {}",
+            join(
+                self.tensors
+                    .iter()
+                    .map(|(n, t)| format!("{n}: {t}"))
+                    .collect()
+            )
+        )?;
+        write!(
+            f,
+            "  work     {:.3} MFLOP, {:.3} MB",
+            self.flops / 1e6,
+            self.bytes / 1e6
+        )?;
         match self.floor_us {
             Some(floor) => writeln!(f, ", at least {floor:.1} µs here")?,
             None => writeln!(f)?,
@@ -139,7 +181,9 @@ impl fmt::Display for Report {
             None => writeln!(f, "  chosen   nothing: no kernel can serve this call")?,
         }
         let mut table = Table::new();
-        table.load_preset(presets::NOTHING).set_header(["", "kernel", "version", "score", "time", "why"]);
+        table
+            .load_style(presets::NOTHING)
+            .set_header(["", "kernel", "version", "score", "time", "why"]);
         for c in &self.candidates {
             table.add_row([
                 c.rank.map_or_else(|| "✗".into(), |r| r.to_string()),
@@ -165,9 +209,16 @@ fn basis_text(basis: Basis) -> &'static str {
 
 fn why(candidate: &CandidateReport) -> String {
     if !candidate.accepted {
-        return candidate.reasons.iter().map(|r| format!("[{}] {}", r.reason.code(), r.message)).collect::<Vec<_>>().join("; ");
+        return candidate
+            .reasons
+            .iter()
+            .map(|r| format!("[{}] {}", r.reason.code(), r.message))
+            .collect::<Vec<_>>()
+            .join("; ");
     }
-    let Some(terms) = &candidate.terms else { return String::new() };
+    let Some(terms) = &candidate.terms else {
+        return String::new();
+    };
     let parts = [
         ("priority", terms.priority),
         ("policy", terms.policy),
@@ -177,7 +228,18 @@ fn why(candidate: &CandidateReport) -> String {
         ("transform", terms.transform),
         ("fusion", terms.fusion),
     ];
-    let mut text: Vec<String> = parts.iter().filter(|(_, v)| *v != 0.0).map(|(name, v)| format!("{name} {v:+.0}")).collect();
-    text.extend((!candidate.transforms.is_empty()).then(|| format!("needs {}", candidate.transforms.join(" + "))));
-    if text.is_empty() { "last resort".into() } else { text.join(", ") }
+    let mut text: Vec<String> = parts
+        .iter()
+        .filter(|(_, v)| *v != 0.0)
+        .map(|(name, v)| format!("{name} {v:+.0}"))
+        .collect();
+    text.extend(
+        (!candidate.transforms.is_empty())
+            .then(|| format!("needs {}", candidate.transforms.join(" + "))),
+    );
+    if text.is_empty() {
+        "last resort".into()
+    } else {
+        text.join(", ")
+    }
 }

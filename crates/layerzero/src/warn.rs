@@ -46,10 +46,21 @@ impl std::fmt::Display for Warning {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Warning::AmbiguousLayout { op, shape } => {
-                write!(f, "{op}: the layout of shape {shape:?} is ambiguous, BSHD was assumed; pass the layout to be sure")
+                write!(
+                    f,
+                    "{op}: the layout of shape {shape:?} is ambiguous, BSHD was assumed; pass the layout to be sure"
+                )
             }
-            Warning::FellBack { op, failed, error, served } => {
-                write!(f, "{op}: {failed} failed ({error}); {served} served the call")
+            Warning::FellBack {
+                op,
+                failed,
+                error,
+                served,
+            } => {
+                write!(
+                    f,
+                    "{op}: {failed} failed ({error}); {served} served the call"
+                )
             }
         }
     }
@@ -68,7 +79,11 @@ pub(crate) struct Warnings {
 impl Warnings {
     pub fn new(clock: Clock, hook: Option<WarningHook>) -> Warnings {
         let log: WarningHook = Box::new(|warning| tracing::warn!(target: "layerzero", "{warning}"));
-        Warnings { clock, last: Mutex::default(), hook: hook.unwrap_or(log) }
+        Warnings {
+            clock,
+            last: Mutex::default(),
+            hook: hook.unwrap_or(log),
+        }
     }
 
     pub fn give(&self, warning: &Warning) {

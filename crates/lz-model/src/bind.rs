@@ -247,12 +247,12 @@ pub struct OrderedCall<'a> {
 
 impl Catalog {
     /// Finds the operation a named call is, and binds it: the first behind `name` that takes it.
-    pub fn resolve<'a>(
+    pub fn resolve<'a, 'd>(
         &self,
         name: &str,
         call: &NamedCall<'a>,
         rules: &BindRules,
-        device: impl Fn(crate::query::DeviceIx) -> Option<&'a DeviceSpec>,
+        device: impl Fn(crate::query::DeviceIx) -> Option<&'d DeviceSpec>,
     ) -> Result<(OrderedCall<'a>, Bound), CallError> {
         let target = self.find(name)?;
         let mut call = call.clone();

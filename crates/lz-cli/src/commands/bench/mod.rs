@@ -1,0 +1,76 @@
+//! `layerzero bench`: measurements of LayerZero itself, one file each. To add one: write its file, add a line to
+//! [`BENCHES`].
+
+pub mod select;
+
+use serde_json::Value;
+
+use crate::error::CliError;
+use crate::exit::Exit;
+use crate::printer::Printer;
+
+/// Measure LayerZero itself on this machine
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Which measurement; lists them when not given
+    name: Option<String>,
+    /// How many batches are timed
+    #[arg(long, default_value_t = 200)]
+    batches: usize,
+    /// How many repetitions are timed together
+    #[arg(long, default_value_t = 1000)]
+    batch_size: usize,
+}
+
+/// How to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BenchOptions {
+    /// How many batches are timed; at least one.
+    pub batches: usize,
+    /// How many repetitions are timed together; at least one.
+    pub batch_size: usize,
+}
+
+/// One measurement.
+pub struct Bench {
+    /// What to ask for it by.
+    pub name: &'static str,
+    /// One line.
+    pub summary: &'static str,
+    /// Measures; the result is the content of a JSON document.
+    pub run: fn(&BenchOptions) -> Result<Value, CliError>,
+    /// Prints a result for people.
+    pub print: fn(&Value, &mut Printer<'_>) -> Result<(), CliError>,
+}
+
+/// The measurements, in the order of listings.
+pub static BENCHES: &[Bench] = &[
+    Bench { name: "select", summary: "time to a plan for a call seen before", run: select::run, print: select::print },
+];
+
+/// Measures and prints.
+pub fn run(args: &Args, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
+    let Some(name) = &args.name else { return list(printer) };
+    let Some(bench) = BENCHES.iter().find(|b| b.name == name) else {
+        let nearest = lz_model::nearest(name, BENCHES.iter().map(|b| b.name));
+        let what = format!("unknown measurement '{name}'{}", lz_model::did_you_mean(&nearest));
+        return Err(CliError::argument(what, "list them with 'layerzero bench'"));
+    };
+    let result = (bench.run)(&BenchOptions { batches: args.batches.max(1), batch_size: args.batch_size.max(1) })?;
+    if printer.wants_json() {
+        printer.json(&result)?;
+    } else {
+        (bench.print)(&result, printer)?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn list(printer: &mut Printer<'_>) -> Result<Exit, CliError> {
+    if printer.wants_json() {
+        let benches: Vec<Value> = BENCHES.iter().map(|b| serde_json::json!({"name": b.name, "summary": b.summary})).collect();
+        printer.json(&serde_json::json!({ "benches": benches }))?;
+    } else {
+        printer.table(["name", "measures"], BENCHES.iter().map(|b| [b.name.into(), b.summary.into()]))?;
+    }
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,45 @@
+//! The commands, one file each. To add one: write its file, add a line to the list.
+
+pub mod bench;
+pub mod completions;
+pub mod doctor;
+pub mod explain;
+pub mod kernels;
+pub mod ops;
+pub mod run;
+pub mod schema;
+pub mod select;
+
+use crate::error::CliError;
+use crate::exit::Exit;
+use crate::printer::Printer;
+
+/// Makes the command enum and its dispatch out of the lines `Name = module;`. The help of a command is the
+/// documentation of its module's `Args`.
+macro_rules! commands {
+    ($($name:ident = $module:ident;)+) => {
+        /// What to do.
+        #[derive(Debug, clap::Subcommand)]
+        #[allow(missing_docs)] // each command is documented, for its help, in its own file
+        pub enum Command { $($name($module::Args)),+ }
+
+        impl Command {
+            /// Does it.
+            pub fn run(&self, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
+                match self { $(Command::$name(args) => $module::run(args, printer)),+ }
+            }
+        }
+    };
+}
+
+commands! {
+    Doctor = doctor;
+    Ops = ops;
+    Kernels = kernels;
+    Select = select;
+    Explain = explain;
+    Run = run;
+    Schema = schema;
+    Bench = bench;
+    Completions = completions;
+}

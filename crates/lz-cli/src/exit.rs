@@ -1,0 +1,24 @@
+//! How a command ends.
+
+/// The exits of `layerzero`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Exit {
+    /// Done.
+    Ok = 0,
+    /// The answer is no.
+    No = 1,
+    /// The command line or the call is wrong.
+    Usage = 2,
+    /// A capabilities document or a device description is wrong.
+    Config = 3,
+    /// The environment cannot be used.
+    Unusable = 4,
+}
+
+impl Exit {
+    /// The number the process ends with.
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+}

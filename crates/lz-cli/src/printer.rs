@@ -1,0 +1,131 @@
+//! The one way out: text and tables for people, JSON for programs, errors and warnings beside.
+
+use std::io::{self, Write};
+
+use clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+use comfy_table::{Table, presets};
+use serde::Serialize;
+
+use crate::color::{Paint, Style};
+use crate::error::CliError;
+use crate::exit::Exit;
+
+/// The version every JSON document carries.
+pub const SCHEMA_VERSION: &str = layerzero::REPORT_VERSION;
+
+/// A document with its version.
+#[derive(Serialize)]
+struct Versioned<'a, T: Serialize + ?Sized> {
+    schema_version: &'static str,
+    #[serde(flatten)]
+    content: &'a T,
+}
+
+#[derive(Serialize)]
+struct Failed<T> {
+    error: T,
+}
+
+/// Writes answers, in the form that was asked for.
+pub struct Printer<'w> {
+    out: &'w mut dyn Write,
+    err: &'w mut dyn Write,
+    json: bool,
+    paint: Paint,
+    err_paint: Paint,
+}
+
+impl<'w> Printer<'w> {
+    /// A printer to two outputs.
+    pub fn new(out: &'w mut dyn Write, err: &'w mut dyn Write, json: bool, paint: Paint, err_paint: Paint) -> Printer<'w> {
+        Printer { out, err, json, paint, err_paint }
+    }
+
+    /// Whether JSON was asked for.
+    pub fn wants_json(&self) -> bool {
+        self.json
+    }
+
+    /// Prints one JSON document, with its version in front.
+    pub fn json<T: Serialize + ?Sized>(&mut self, content: &T) -> io::Result<()> {
+        self.raw_json(&Versioned { schema_version: SCHEMA_VERSION, content })
+    }
+
+    /// Prints a JSON document as it is.
+    pub fn raw_json<T: Serialize + ?Sized>(&mut self, document: &T) -> io::Result<()> {
+        let text = serde_json::to_string_pretty(document)?;
+        writeln!(self.out, "{text}")
+    }
+
+    /// Prints a line.
+    pub fn line(&mut self, text: impl AsRef<str>) -> io::Result<()> {
+        writeln!(self.out, "{}", text.as_ref())
+    }
+
+    /// Prints a heading, after an empty line.
+    pub fn heading(&mut self, text: &str) -> io::Result<()> {
+        let text = self.paint.paint(Style::Heading, text);
+        writeln!(self.out, "\n{text}")
+    }
+
+    /// The text, set off if the output is coloured.
+    pub fn paint(&self, style: Style, text: &str) -> String {
+        self.paint.paint(style, text)
+    }
+
+    /// Prints a table, indented under its heading.
+    pub fn table<const N: usize>(&mut self, header: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> io::Result<()> {
+        let mut table = Table::new();
+        table.load_style(presets::NOTHING).set_header(header);
+        for row in rows {
+            table.add_row(row);
+        }
+        table.trim_fmt().lines().try_for_each(|line| writeln!(self.out, " {}", line.trim_end()))
+    }
+
+    /// Prints bytes as they are.
+    pub fn bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.out.write_all(bytes)
+    }
+
+    /// Prints what clap has to show: help, or the version.
+    pub fn help(&mut self, help: &clap::Error) -> io::Result<()> {
+        let text = help.render();
+        if self.paint.is_on() { write!(self.out, "{}", text.ansi()) } else { write!(self.out, "{text}") }
+    }
+
+    /// Prints a warning, beside the answer.
+    pub fn warning(&mut self, text: &str) {
+        let label = self.err_paint.paint(Style::Warning, "warning");
+        self.beside(&format!("{label}: {text}"));
+    }
+
+    /// Prints an error beside the answer, and as the answer when that is JSON. Gives the exit it leads to.
+    pub fn error(&mut self, error: &CliError) -> Exit {
+        match error {
+            // A reader that has seen enough is no failure.
+            CliError::Output(source) if source.kind() == io::ErrorKind::BrokenPipe => return Exit::Ok,
+            CliError::Usage(help) if help.kind() == DisplayHelpOnMissingArgumentOrSubcommand => self.beside(&error.to_string()),
+            _ => {
+                let label = self.err_paint.paint(Style::Bad, &format!("error[{}]", error.code()));
+                let hint = self.err_paint.paint(Style::Good, "hint");
+                self.beside(&format!("{label}: {error}\n{hint}: {}", error.hint()));
+            }
+        }
+        if self.json {
+            // The exit tells of the error, whether or not its document finds a reader.
+            let _ = self.json(&Failed { error: error.document() }).and_then(|()| self.flush());
+        }
+        error.exit()
+    }
+
+    /// Prints beside the answer. When that fails there is nowhere left to say so.
+    fn beside(&mut self, text: &str) {
+        let _ = writeln!(self.err, "{text}");
+    }
+
+    /// Writes out what is buffered.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}

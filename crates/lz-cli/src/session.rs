@@ -1,0 +1,135 @@
+//! From engine and policy arguments to an engine.
+
+use std::fs;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use layerzero::{Engine, Error as EngineError};
+use lz_model::{DeviceSpec, Platform, nearest};
+use lz_select::{Pattern, PolicySpec};
+
+use crate::args::{EngineArgs, PolicyArgs};
+use crate::error::CliError;
+use crate::printer::Printer;
+
+/// An engine, and the warnings it gave.
+pub struct Session {
+    /// The engine.
+    pub engine: Engine,
+    /// What could not be found out about this machine, when the engine answers for it.
+    pub notes: Vec<lz_hardware::Note>,
+    warnings: Arc<Mutex<Vec<String>>>,
+}
+
+impl Session {
+    /// The engine the arguments describe. A document that is refused is an error.
+    pub fn open(args: &EngineArgs) -> Result<Session, CliError> {
+        let (session, refused) = Session::open_anyway(args)?;
+        refused.into_iter().next().map_or(Ok(session), Err)
+    }
+
+    /// As [`Session::open`], with the backends of refused documents disabled, and why.
+    pub fn open_anyway(args: &EngineArgs) -> Result<(Session, Vec<CliError>), CliError> {
+        let session = match &args.device {
+            Some(name) => Session::on(vec![device(name)?]),
+            None => {
+                let machine = lz_hardware::detect();
+                Session { notes: machine.notes, ..Session::on(machine.devices) }
+            }
+        };
+        let refused = args.capabilities.iter().filter_map(|path| load(&session.engine, path).err()).collect();
+        Ok((session, refused))
+    }
+
+    /// An engine for these devices.
+    pub fn on(devices: Vec<DeviceSpec>) -> Session {
+        let warnings = Arc::new(Mutex::new(Vec::new()));
+        let given = Arc::clone(&warnings);
+        let hook = move |warning: &layerzero::Warning| {
+            given.lock().unwrap_or_else(PoisonError::into_inner).push(warning.to_string());
+        };
+        let engine = Engine::builder().devices(devices).on_warning(hook).build();
+        Session { engine, notes: Vec::new(), warnings }
+    }
+
+    /// Puts the operator's will in force for an operation.
+    pub fn set_policy(&self, op: &str, args: &PolicyArgs) -> Result<(), CliError> {
+        let mut policy = PolicySpec::default();
+        for kernel in args.lock.iter().chain(&args.deny) {
+            self.check_kernel(kernel)?;
+        }
+        for backend in args.prefer.iter().chain(&args.avoid) {
+            self.check_backend(backend)?;
+        }
+        if let Some(kernel) = &args.lock {
+            policy = policy.lock(op, kernel);
+        }
+        policy = args.deny.iter().fold(policy, |policy, kernel| policy.deny(kernel));
+        policy = args.prefer.iter().fold(policy, |policy, backend| policy.prefer_source(backend));
+        policy = args.avoid.iter().fold(policy, |policy, backend| policy.avoid_source(backend));
+        self.engine.update(|spec| {
+            spec.policy = policy;
+            spec.settings.strict = args.strict;
+        })?;
+        Ok(())
+    }
+
+    /// A pattern that names no kernel is more likely a mistake than a wish.
+    fn check_kernel(&self, pattern: &str) -> Result<(), CliError> {
+        let wanted = Pattern::Kernel(pattern.to_owned());
+        let nearest = self.engine.with_snapshot(|snapshot| {
+            if snapshot.kernels().any(|(_, kernel)| wanted.matches(kernel)) {
+                return None;
+            }
+            Some(nearest(pattern, snapshot.kernels().map(|(_, k)| k.id.as_str())).map(str::to_owned))
+        });
+        nearest.map_or(Ok(()), |nearest| Err(EngineError::UnknownKernel { id: pattern.to_owned(), nearest }.into()))
+    }
+
+    fn check_backend(&self, name: &str) -> Result<(), CliError> {
+        let backends = self.engine.backends();
+        let known = || backends.iter().map(|b| b.descriptor.name.as_str());
+        if known().any(|n| n == name) {
+            return Ok(());
+        }
+        let what = format!("unknown backend '{name}'{}", lz_model::did_you_mean(&nearest(name, known())));
+        Err(CliError::argument(what, format!("registered are {}", known().collect::<Vec<_>>().join(", "))))
+    }
+
+    /// Prints the warnings given so far.
+    pub fn print_warnings(&self, printer: &mut Printer<'_>) {
+        let warnings = std::mem::take(&mut *self.warnings.lock().unwrap_or_else(PoisonError::into_inner));
+        warnings.iter().for_each(|text| printer.warning(text));
+    }
+}
+
+/// The device a name or path stands for.
+fn device(name: &str) -> Result<DeviceSpec, CliError> {
+    if let Some(spec) = lz_hardware::described(name) {
+        return Ok(spec);
+    }
+    let path = Path::new(name);
+    if path.extension().is_some() || path.components().count() > 1 || path.exists() {
+        return Ok(DeviceSpec::from_file(path)?);
+    }
+    if let Some((platform, index)) = place(name) {
+        let mut here = lz_hardware::detect().devices.into_iter().filter(|d| d.platform == platform);
+        let missing = || CliError::argument(format!("this machine has no device '{name}'"), "see 'layerzero doctor'");
+        return here.nth(index).ok_or_else(missing);
+    }
+    let nearest = nearest(name, lz_hardware::described_names().iter().copied()).map(str::to_owned);
+    Err(CliError::UnknownDevice { name: name.to_owned(), nearest })
+}
+
+/// A device of this machine, named as torch does: `cpu`, `cuda`, `cuda:1`.
+fn place(name: &str) -> Option<(Platform, usize)> {
+    let (platform, index) = name.split_once(':').unwrap_or((name, "0"));
+    Some((platform.parse().ok()?, index.parse().ok()?))
+}
+
+fn load(engine: &Engine, path: &Path) -> Result<(), CliError> {
+    let unreadable = |source| CliError::Unreadable { path: path.to_owned(), source };
+    let text = fs::read_to_string(path).map_err(unreadable)?;
+    let stem = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy();
+    engine.load_capabilities(&stem, &text).map_err(|error| CliError::Capabilities { path: path.to_owned(), error })
+}
