@@ -6,6 +6,7 @@ use lz_model::{
 };
 use lz_select::Transforms;
 
+use crate::dispatch::Attempt;
 use crate::executable::Executable;
 
 /// The axes that exchange two layouts, by rank.
@@ -32,15 +33,19 @@ fn target(kernel: &KernelDescriptor, from: Layout) -> Option<Layout> {
 /// Runs a kernel on transformed copies and views of the inputs, and gives its results in the form
 /// the caller expects.
 pub(crate) fn run_adapted(
-    op: &'static Op,
+    attempt: &Attempt<'_>,
     kernel: &KernelDescriptor,
     executable: &Executable,
     transforms: Transforms,
-    query: &Query,
-    inputs: &[Option<TensorView<'_>>],
-    params: &[ParamValue],
-    expected: &[OutputSpec],
 ) -> Result<Vec<Tensor>, KernelError> {
+    let Attempt {
+        op,
+        query,
+        inputs,
+        params,
+        expected,
+        ..
+    } = *attempt;
     let unexpected =
         |what: &str| KernelError::Failed(format!("arguments could not be adapted: {what}"));
     let layout = query.tensor(0).layout();

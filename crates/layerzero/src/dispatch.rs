@@ -177,13 +177,13 @@ impl Engine {
 }
 
 /// One bound call, to be tried on one kernel after another.
-struct Attempt<'a> {
+pub(crate) struct Attempt<'a> {
     state: &'a State,
-    op: &'static Op,
-    query: &'a Query,
-    inputs: &'a [Option<TensorView<'a>>],
-    params: &'a [ParamValue],
-    expected: &'a [OutputSpec],
+    pub op: &'static Op,
+    pub query: &'a Query,
+    pub inputs: &'a [Option<TensorView<'a>>],
+    pub params: &'a [ParamValue],
+    pub expected: &'a [OutputSpec],
 }
 
 impl Attempt<'_> {
@@ -196,16 +196,7 @@ impl Attempt<'_> {
         let executable = &self.state.executables[kernel.0 as usize];
         let descriptor = self.state.snapshot.kernel(kernel);
         if !transforms.is_empty() {
-            return run_adapted(
-                self.op,
-                descriptor,
-                executable,
-                transforms,
-                self.query,
-                self.inputs,
-                self.params,
-                self.expected,
-            );
+            return run_adapted(self, descriptor, executable, transforms);
         }
         let before: Vec<Tensor> = updates
             .iter()
