@@ -1,8 +1,8 @@
 //! Transforms: arguments brought into the form a kernel takes, and results brought back.
 
 use lz_model::{
-    BindRules, Call, DType, KernelArgs, KernelDescriptor, KernelError, Layout, Op, OutputSpec,
-    ParamValue, Query, Tensor, TensorView, TensorViewMut,
+    BindRules, Call, DType, KernelArgs, KernelDescriptor, KernelError, Layout, Tensor, TensorView,
+    TensorViewMut,
 };
 use lz_select::Transforms;
 

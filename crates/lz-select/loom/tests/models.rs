@@ -1,10 +1,11 @@
-//! Models of the hand-written atomics, explored by loom. Run with `RUSTFLAGS="--cfg loom"`.
+//! Models of the hand-written atomics, explored by loom. Run with `make loom`.
 #![cfg(loom)]
 
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
-use lz_select::cache::{Boarding, Flights, Generation};
+use lz_select_loom::flight::{Boarding, Flights};
+use lz_select_loom::generation::Generation;
 
 fn model(f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
