@@ -47,7 +47,7 @@ pub enum CliError {
         /// The file.
         path: PathBuf,
         /// Why.
-        error: EngineError,
+        error: Box<EngineError>,
     },
     /// A file that cannot be read.
     #[error("cannot read '{}': {source}", path.display())]
@@ -92,7 +92,10 @@ struct ProblemDocument {
 impl CliError {
     /// Arguments that do not fit together.
     pub fn argument(what: impl Into<String>, hint: impl Into<String>) -> CliError {
-        CliError::Argument { what: what.into(), hint: hint.into() }
+        CliError::Argument {
+            what: what.into(),
+            hint: hint.into(),
+        }
     }
 
     /// A stable code.
@@ -101,7 +104,8 @@ impl CliError {
             CliError::Usage(_) => "USAGE",
             CliError::Argument { .. } => "BAD_ARGUMENT",
             CliError::Call(error) => error.code(),
-            CliError::Engine(error) | CliError::Capabilities { error, .. } => error.code(),
+            CliError::Engine(error) => error.code(),
+            CliError::Capabilities { error, .. } => error.code(),
             CliError::UnknownDevice { .. } => "UNKNOWN_DEVICE",
             CliError::DeviceFile(_) => "INVALID_DEVICE",
             CliError::Unreadable { .. } => "UNREADABLE_FILE",
@@ -113,13 +117,20 @@ impl CliError {
     /// How the command ends.
     pub fn exit(&self) -> Exit {
         match self {
-            CliError::Usage(_) | CliError::Argument { .. } | CliError::Call(_) | CliError::UnknownDevice { .. } => Exit::Usage,
-            CliError::DeviceFile(_) | CliError::Capabilities { .. } | CliError::Unreadable { .. } => Exit::Config,
+            CliError::Usage(_)
+            | CliError::Argument { .. }
+            | CliError::Call(_)
+            | CliError::UnknownDevice { .. } => Exit::Usage,
+            CliError::DeviceFile(_)
+            | CliError::Capabilities { .. }
+            | CliError::Unreadable { .. } => Exit::Config,
             CliError::Outdated { .. } => Exit::No,
             CliError::Output(_) => Exit::Unusable,
             CliError::Engine(error) => match error {
                 EngineError::Call(_) | EngineError::UnknownKernel { .. } => Exit::Usage,
-                EngineError::NoKernel { .. } | EngineError::CudaGraphUnsafe { .. } | EngineError::Execution { .. } => Exit::No,
+                EngineError::NoKernel { .. }
+                | EngineError::CudaGraphUnsafe { .. }
+                | EngineError::Execution { .. } => Exit::No,
                 EngineError::Snapshot(_) | EngineError::Capabilities { .. } => Exit::Config,
                 EngineError::UnknownDevice(_) => Exit::Unusable,
             },
@@ -132,13 +143,21 @@ impl CliError {
             CliError::Usage(_) => "see 'layerzero --help'".into(),
             CliError::Argument { hint, .. } => hint.clone(),
             CliError::Call(error) => error.hint(),
-            CliError::Engine(error) | CliError::Capabilities { error, .. } => error.hint(),
+            CliError::Engine(error) => error.hint(),
+            CliError::Capabilities { error, .. } => error.hint(),
             CliError::UnknownDevice { .. } => {
-                format!("pass a JSON file, 'cpu' or 'cuda:0', or one of {}", lz_hardware::described_names().join(", "))
+                format!(
+                    "pass a JSON file, 'cpu' or 'cuda:0', or one of {}",
+                    lz_hardware::described_names().join(", ")
+                )
             }
-            CliError::DeviceFile(_) => "see what a description holds with 'layerzero schema device'".into(),
+            CliError::DeviceFile(_) => {
+                "see what a description holds with 'layerzero schema device'".into()
+            }
             CliError::Unreadable { .. } => "check the path".into(),
-            CliError::Outdated { path, what, .. } => format!("layerzero schema {what} > {}", path.display()),
+            CliError::Outdated { path, what, .. } => {
+                format!("layerzero schema {what} > {}", path.display())
+            }
             CliError::Output(_) => "check the disk or pipe that standard output goes to".into(),
         }
     }
@@ -146,12 +165,13 @@ impl CliError {
     /// As JSON.
     pub fn document(&self) -> ErrorDocument {
         let problems = match self {
-            CliError::Capabilities {
-                error: EngineError::Capabilities { error: CapabilitiesError::Problems(problems), .. }, ..
-            } => problems.as_slice(),
+            CliError::Capabilities { error, .. } => problems(error),
             _ => &[],
         };
-        let document = |p: &Problem| ProblemDocument { path: p.path.clone(), message: p.message.clone() };
+        let document = |p: &Problem| ProblemDocument {
+            path: p.path.clone(),
+            message: p.message.clone(),
+        };
         ErrorDocument {
             code: self.code(),
             message: self.to_string(),
@@ -161,9 +181,23 @@ impl CliError {
     }
 }
 
+/// The single problems of a document that was refused.
+fn problems(error: &EngineError) -> &[Problem] {
+    match error {
+        EngineError::Capabilities {
+            error: CapabilitiesError::Problems(problems),
+            ..
+        } => problems,
+        _ => &[],
+    }
+}
+
 /// What clap has to say, without its own label and hint.
 fn plain(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
-    text.strip_suffix("For more information, try '--help'.").unwrap_or(text).trim_end().to_owned()
+    text.strip_suffix("For more information, try '--help'.")
+        .unwrap_or(text)
+        .trim_end()
+        .to_owned()
 }

@@ -18,7 +18,7 @@ pub enum Exit {
 
 impl Exit {
     /// The number the process ends with.
-    pub const fn code(self) -> u8 {
-        self as u8
+    pub const fn code(self) -> i32 {
+        self as i32
     }
 }

@@ -51,7 +51,7 @@ pub struct Terminals {
 }
 
 /// Runs the command line and gives the exit code. The first argument is the program's name.
-pub fn run<I>(args: I, out: &mut dyn Write, err: &mut dyn Write) -> u8
+pub fn run<I>(args: I, out: &mut dyn Write, err: &mut dyn Write) -> i32
 where
     I: IntoIterator<Item: Into<OsString>>,
 {
@@ -59,7 +59,7 @@ where
 }
 
 /// As [`run`], for outputs that may be terminals, which decides about colours.
-pub fn run_on<I>(args: I, out: &mut dyn Write, err: &mut dyn Write, terminals: Terminals) -> u8
+pub fn run_on<I>(args: I, out: &mut dyn Write, err: &mut dyn Write, terminals: Terminals) -> i32
 where
     I: IntoIterator<Item: Into<OsString>>,
 {
@@ -70,12 +70,18 @@ where
         // What was parsed before the mistake is not known, so the flag is looked for as it is written.
         Err(_) => (args.iter().any(|a| a == "--json"), ColorChoice::Auto),
     };
-    let mut printer = Printer::new(out, err, json, Paint::new(color, terminals.out), Paint::new(color, terminals.err));
+    let mut printer = Printer::new(
+        out,
+        err,
+        json,
+        Paint::new(color, terminals.out),
+        Paint::new(color, terminals.err),
+    );
     let answered = match parsed {
         Ok(cli) => cli.command.run(&mut printer),
         Err(refusal) if refusal.use_stderr() => Err(CliError::Usage(refusal)),
-        Err(help) => printer.help(&help).map(|()| Exit::Ok).map_err(CliError::Output),
+        Err(help) => printer.help(&help).map(|()| Exit::Ok),
     };
-    let written = answered.and_then(|exit| Ok(printer.flush().map(|()| exit)?));
+    let written = answered.and_then(|exit| printer.flush().map(|()| exit));
     written.unwrap_or_else(|error| printer.error(&error)).code()
 }

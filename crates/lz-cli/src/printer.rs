@@ -37,8 +37,20 @@ pub struct Printer<'w> {
 
 impl<'w> Printer<'w> {
     /// A printer to two outputs.
-    pub fn new(out: &'w mut dyn Write, err: &'w mut dyn Write, json: bool, paint: Paint, err_paint: Paint) -> Printer<'w> {
-        Printer { out, err, json, paint, err_paint }
+    pub fn new(
+        out: &'w mut dyn Write,
+        err: &'w mut dyn Write,
+        json: bool,
+        paint: Paint,
+        err_paint: Paint,
+    ) -> Printer<'w> {
+        Printer {
+            out,
+            err,
+            json,
+            paint,
+            err_paint,
+        }
     }
 
     /// Whether JSON was asked for.
@@ -47,25 +59,27 @@ impl<'w> Printer<'w> {
     }
 
     /// Prints one JSON document, with its version in front.
-    pub fn json<T: Serialize + ?Sized>(&mut self, content: &T) -> io::Result<()> {
-        self.raw_json(&Versioned { schema_version: SCHEMA_VERSION, content })
+    pub fn json<T: Serialize + ?Sized>(&mut self, content: &T) -> Result<(), CliError> {
+        self.raw_json(&Versioned {
+            schema_version: SCHEMA_VERSION,
+            content,
+        })
     }
 
     /// Prints a JSON document as it is.
-    pub fn raw_json<T: Serialize + ?Sized>(&mut self, document: &T) -> io::Result<()> {
-        let text = serde_json::to_string_pretty(document)?;
-        writeln!(self.out, "{text}")
+    pub fn raw_json<T: Serialize + ?Sized>(&mut self, document: &T) -> Result<(), CliError> {
+        self.line(serde_json::to_string_pretty(document).map_err(io::Error::from)?)
     }
 
     /// Prints a line.
-    pub fn line(&mut self, text: impl AsRef<str>) -> io::Result<()> {
-        writeln!(self.out, "{}", text.as_ref())
+    pub fn line(&mut self, text: impl AsRef<str>) -> Result<(), CliError> {
+        Ok(writeln!(self.out, "{}", text.as_ref())?)
     }
 
     /// Prints a heading, after an empty line.
-    pub fn heading(&mut self, text: &str) -> io::Result<()> {
+    pub fn heading(&mut self, text: &str) -> Result<(), CliError> {
         let text = self.paint.paint(Style::Heading, text);
-        writeln!(self.out, "\n{text}")
+        self.line(format!("\n{text}"))
     }
 
     /// The text, set off if the output is coloured.
@@ -74,24 +88,36 @@ impl<'w> Printer<'w> {
     }
 
     /// Prints a table, indented under its heading.
-    pub fn table<const N: usize>(&mut self, header: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> io::Result<()> {
+    pub fn table<const N: usize>(
+        &mut self,
+        header: [&str; N],
+        rows: impl IntoIterator<Item = [String; N]>,
+    ) -> Result<(), CliError> {
         let mut table = Table::new();
         table.load_style(presets::NOTHING).set_header(header);
         for row in rows {
             table.add_row(row);
         }
-        table.trim_fmt().lines().try_for_each(|line| writeln!(self.out, " {}", line.trim_end()))
+        table
+            .trim_fmt()
+            .lines()
+            .try_for_each(|line| self.line(format!(" {}", line.trim_end())))
     }
 
     /// Prints bytes as they are.
-    pub fn bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.out.write_all(bytes)
+    pub fn bytes(&mut self, bytes: &[u8]) -> Result<(), CliError> {
+        Ok(self.out.write_all(bytes)?)
     }
 
     /// Prints what clap has to show: help, or the version.
-    pub fn help(&mut self, help: &clap::Error) -> io::Result<()> {
+    pub fn help(&mut self, help: &clap::Error) -> Result<(), CliError> {
         let text = help.render();
-        if self.paint.is_on() { write!(self.out, "{}", text.ansi()) } else { write!(self.out, "{text}") }
+        let text = if self.paint.is_on() {
+            text.ansi().to_string()
+        } else {
+            text.to_string()
+        };
+        self.bytes(text.as_bytes())
     }
 
     /// Prints a warning, beside the answer.
@@ -104,17 +130,27 @@ impl<'w> Printer<'w> {
     pub fn error(&mut self, error: &CliError) -> Exit {
         match error {
             // A reader that has seen enough is no failure.
-            CliError::Output(source) if source.kind() == io::ErrorKind::BrokenPipe => return Exit::Ok,
-            CliError::Usage(help) if help.kind() == DisplayHelpOnMissingArgumentOrSubcommand => self.beside(&error.to_string()),
+            CliError::Output(source) if source.kind() == io::ErrorKind::BrokenPipe => {
+                return Exit::Ok;
+            }
+            CliError::Usage(help) if help.kind() == DisplayHelpOnMissingArgumentOrSubcommand => {
+                self.beside(&error.to_string())
+            }
             _ => {
-                let label = self.err_paint.paint(Style::Bad, &format!("error[{}]", error.code()));
+                let label = self
+                    .err_paint
+                    .paint(Style::Bad, &format!("error[{}]", error.code()));
                 let hint = self.err_paint.paint(Style::Good, "hint");
                 self.beside(&format!("{label}: {error}\n{hint}: {}", error.hint()));
             }
         }
         if self.json {
             // The exit tells of the error, whether or not its document finds a reader.
-            let _ = self.json(&Failed { error: error.document() }).and_then(|()| self.flush());
+            let _ = self
+                .json(&Failed {
+                    error: error.document(),
+                })
+                .and_then(|()| self.flush());
         }
         error.exit()
     }
@@ -125,7 +161,7 @@ impl<'w> Printer<'w> {
     }
 
     /// Writes out what is buffered.
-    pub fn flush(&mut self) -> io::Result<()> {
-        self.out.flush()
+    pub fn flush(&mut self) -> Result<(), CliError> {
+        Ok(self.out.flush()?)
     }
 }

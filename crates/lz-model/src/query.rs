@@ -1,6 +1,7 @@
 //! The query: everything selection may look at, in a fixed-size value that is its own cache key.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 
 use serde::{Deserialize, Serialize};
 
@@ -262,7 +263,7 @@ pub struct Context {
 ///
 /// It is plain data of a fixed size, comparable and hashable as a whole: the selection cache
 /// compares these fields themselves, never only a hash of them.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Query {
     op: u16,
@@ -279,6 +280,28 @@ pub struct Query {
     pub(crate) tensors: [TensorFacts; MAX_INPUTS],
     pub(crate) params: [u64; MAX_PARAMS],
     pub(crate) dims: [i64; MAX_DIMS],
+}
+
+/// By words instead of field by field: hashing is on the path of every call.
+impl Hash for Query {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let half = |a: u16, b: u16| u64::from(a) << 16 | u64::from(b);
+        state.write_u64(half(self.op, self.device) << 32 | half(self.flags, self.tp_size));
+        state.write_u64(self.adjacent);
+        state.write_u64(self.packed_weights);
+        let small = [
+            self.kv_strategy,
+            self.reduction,
+            self.min_accuracy_rank,
+            self.spare,
+        ];
+        state.write_u64(u64::from(self.quant) << 32 | u64::from(u32::from_le_bytes(small)));
+        for pair in self.tensors.chunks_exact(2) {
+            state.write_u64(u64::from(pair[0].0) << 32 | u64::from(pair[1].0));
+        }
+        self.params.hash(state);
+        self.dims.hash(state);
+    }
 }
 
 const NONE_INT: u64 = i64::MIN as u64;

@@ -519,24 +519,22 @@ fn memory_transforms(
     // A transposed view is not contiguous in its new order.
     let contiguous = tensor.is_contiguous() && !transforms.has(Transforms::LAYOUT);
     let copyable = adaptable && check.role != InputRole::Cache;
-    let needs = [
-        (
-            check.contiguous && !contiguous,
-            Reason::NotContiguous { input: input() },
-        ),
+    let needs: [(bool, fn(String) -> Reason); 3] = [
+        (check.contiguous && !contiguous, |input| {
+            Reason::NotContiguous { input }
+        }),
         (
             check.last_stride_one && !tensor.has_last_stride_one(),
-            Reason::StrideLastDim { input: input() },
+            |input| Reason::StrideLastDim { input },
         ),
-        (
-            check.aligned && !tensor.is_aligned(),
-            Reason::NotAligned { input: input() },
-        ),
+        (check.aligned && !tensor.is_aligned(), |input| {
+            Reason::NotAligned { input }
+        }),
     ];
     for (needed, reason) in needs {
         match (needed, copyable) {
             (true, true) => transforms = transforms.and(Transforms::CONTIGUOUS),
-            (true, false) => reasons.push(reason),
+            (true, false) => reasons.push(reason(input())),
             (false, _) => {}
         }
     }

@@ -44,10 +44,32 @@ pub fn run(args: &Args, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     };
     let row = |k: &KernelInfo| {
         let (platforms, dtypes) = (k.platforms.join(", "), k.dtypes.join(", "));
-        [k.kernel_id.clone(), k.version.clone(), k.operation.clone(), k.priority.to_string(), platforms, dtypes, k.dispatch.into(), status(k)]
+        [
+            k.kernel_id.clone(),
+            k.version.clone(),
+            k.operation.clone(),
+            k.priority.to_string(),
+            platforms,
+            dtypes,
+            k.dispatch.into(),
+            status(k),
+        ]
     };
-    let header = ["kernel", "version", "operation", "priority", "platforms", "dtypes", "dispatch", "status"];
-    printer.line(format!("{} kernels, on {}", answer.kernels.len(), answer.device.as_deref().unwrap_or("no device")))?;
+    let header = [
+        "kernel",
+        "version",
+        "operation",
+        "priority",
+        "platforms",
+        "dtypes",
+        "dispatch",
+        "status",
+    ];
+    printer.line(format!(
+        "{} kernels, on {}",
+        answer.kernels.len(),
+        answer.device.as_deref().unwrap_or("no device")
+    ))?;
     if !answer.kernels.is_empty() {
         printer.table(header, answer.kernels.iter().map(row))?;
     }

@@ -145,7 +145,7 @@ impl SelectionCache {
         for _ in 0..4 {
             let place = self.place(&key);
             let ticket = place.shard.generation.ticket();
-            match self.look(&place, &key, snapshot.epoch(), now_ms) {
+            match place.shard.find(place.tag, &key, snapshot.epoch(), now_ms) {
                 Some((Stored::Mixed, _)) if key == cell => {
                     key = exact;
                     continue;
@@ -175,7 +175,10 @@ impl SelectionCache {
             }
             // Somebody may have landed between the look and the boarding.
             if let Boarding::Leader(_) = flight
-                && self.look(&place, &key, snapshot.epoch(), now_ms).is_some()
+                && place
+                    .shard
+                    .find(place.tag, &key, snapshot.epoch(), now_ms)
+                    .is_some()
             {
                 continue;
             }
@@ -220,19 +223,6 @@ impl SelectionCache {
             insert(&cell_place, cell_ticket, cell, Stored::Mixed);
         }
         Some(plan)
-    }
-
-    fn look(
-        &self,
-        place: &Place<'_>,
-        key: &Query,
-        epoch: u64,
-        now_ms: u64,
-    ) -> Option<(Stored, u64)> {
-        place
-            .shard
-            .find(place.tag, key, epoch, now_ms)
-            .map(|entry| (entry.stored, entry.expires_ms))
     }
 
     fn place(&self, key: &Query) -> Place<'_> {

@@ -52,8 +52,8 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// The entry for `key`, if there is one that still counts.
-    pub fn find(&self, tag: u32, key: &Query, epoch: u64, now_ms: u64) -> Option<Arc<Entry>> {
+    /// What is stored for `key`, if that still counts, and until when it does.
+    pub fn find(&self, tag: u32, key: &Query, epoch: u64, now_ms: u64) -> Option<(Stored, u64)> {
         let table = self.table.load();
         let live =
             |entry: &Entry| entry.key == *key && entry.epoch == epoch && now_ms < entry.expires_ms;
@@ -63,9 +63,12 @@ impl Shard {
             .find(|(t, entry)| *t == tag && live(entry))?;
         // The most recently used entry needs no mark, so repeated hits on it write nothing.
         if entry.used.load(Ordering::Relaxed) != self.ticks.load(Ordering::Relaxed) {
-            entry.used.store(self.ticks.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+            entry.used.store(
+                self.ticks.fetch_add(1, Ordering::Relaxed) + 1,
+                Ordering::Relaxed,
+            );
         }
-        Some(entry.clone())
+        Some((entry.stored, entry.expires_ms))
     }
 
     /// Adds an entry, unless something was invalidated since `ticket`. The least recently used

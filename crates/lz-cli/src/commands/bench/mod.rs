@@ -20,6 +20,9 @@ pub struct Args {
     /// How many repetitions are timed together
     #[arg(long, default_value_t = 1000)]
     batch_size: usize,
+    /// Only repeat the measured call this often: what an instruction counter runs
+    #[arg(long, hide = true)]
+    probe: Option<usize>,
 }
 
 /// How to measure.
@@ -29,6 +32,8 @@ pub struct BenchOptions {
     pub batches: usize,
     /// How many repetitions are timed together; at least one.
     pub batch_size: usize,
+    /// Only repeat the measured call this often, for an instruction counter.
+    pub probe: Option<usize>,
 }
 
 /// One measurement.
@@ -44,19 +49,31 @@ pub struct Bench {
 }
 
 /// The measurements, in the order of listings.
-pub static BENCHES: &[Bench] = &[
-    Bench { name: "select", summary: "time to a plan for a call seen before", run: select::run, print: select::print },
-];
+pub static BENCHES: &[Bench] = &[Bench {
+    name: "select",
+    summary: "what selection costs, cached and cold, and how it scales with threads",
+    run: select::run,
+    print: select::print,
+}];
 
 /// Measures and prints.
 pub fn run(args: &Args, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
-    let Some(name) = &args.name else { return list(printer) };
+    let Some(name) = &args.name else {
+        return list(printer);
+    };
     let Some(bench) = BENCHES.iter().find(|b| b.name == name) else {
         let nearest = lz_model::nearest(name, BENCHES.iter().map(|b| b.name));
-        let what = format!("unknown measurement '{name}'{}", lz_model::did_you_mean(&nearest));
+        let what = format!(
+            "unknown measurement '{name}'{}",
+            lz_model::did_you_mean(&nearest)
+        );
         return Err(CliError::argument(what, "list them with 'layerzero bench'"));
     };
-    let result = (bench.run)(&BenchOptions { batches: args.batches.max(1), batch_size: args.batch_size.max(1) })?;
+    let result = (bench.run)(&BenchOptions {
+        batches: args.batches.max(1),
+        batch_size: args.batch_size.max(1),
+        probe: args.probe,
+    })?;
     if printer.wants_json() {
         printer.json(&result)?;
     } else {
@@ -67,10 +84,16 @@ pub fn run(args: &Args, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
 
 fn list(printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     if printer.wants_json() {
-        let benches: Vec<Value> = BENCHES.iter().map(|b| serde_json::json!({"name": b.name, "summary": b.summary})).collect();
+        let benches: Vec<Value> = BENCHES
+            .iter()
+            .map(|b| serde_json::json!({"name": b.name, "summary": b.summary}))
+            .collect();
         printer.json(&serde_json::json!({ "benches": benches }))?;
     } else {
-        printer.table(["name", "measures"], BENCHES.iter().map(|b| [b.name.into(), b.summary.into()]))?;
+        printer.table(
+            ["name", "measures"],
+            BENCHES.iter().map(|b| [b.name.into(), b.summary.into()]),
+        )?;
     }
     Ok(Exit::Ok)
 }
