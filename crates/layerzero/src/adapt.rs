@@ -1,8 +1,7 @@
 //! Transforms: arguments brought into the form a kernel takes, and results brought back.
 
 use lz_model::{
-    BindRules, Call, DType, KernelArgs, KernelDescriptor, KernelError, Layout, Tensor, TensorView,
-    TensorViewMut,
+    BindRules, Call, DType, KernelArgs, KernelDescriptor, KernelError, Layout, Tensor, TensorView, TensorViewMut,
 };
 use lz_select::Transforms;
 
@@ -38,25 +37,15 @@ pub(crate) fn run_adapted(
     executable: &Executable,
     transforms: Transforms,
 ) -> Result<Vec<Tensor>, KernelError> {
-    let Attempt {
-        op,
-        query,
-        inputs,
-        params,
-        expected,
-        ..
-    } = *attempt;
-    let unexpected =
-        |what: &str| KernelError::Failed(format!("arguments could not be adapted: {what}"));
+    let Attempt { op, query, inputs, params, expected, .. } = *attempt;
+    let unexpected = |what: &str| KernelError::Failed(format!("arguments could not be adapted: {what}"));
     let layout = query.tensor(0).layout();
     let new_layout = if transforms.has(Transforms::LAYOUT) {
         Some(target(kernel, layout).ok_or_else(|| unexpected("no layout to transpose to"))?)
     } else {
         None
     };
-    let cast_to = kernel
-        .requires_dtype
-        .filter(|_| transforms.has(Transforms::CAST));
+    let cast_to = kernel.requires_dtype.filter(|_| transforms.has(Transforms::CAST));
     let copies: Vec<Option<Tensor>> = inputs
         .iter()
         .enumerate()
@@ -70,14 +59,8 @@ pub(crate) fn run_adapted(
             Some(turned.cast(cast_dtype(turned.dtype(), cast_to)))
         })
         .collect();
-    let views: Vec<Option<TensorView<'_>>> = copies
-        .iter()
-        .map(|c| c.as_ref().map(Tensor::view))
-        .collect();
-    let metas: Vec<_> = views
-        .iter()
-        .map(|v| v.as_ref().map(|v| v.meta().on(query.device())))
-        .collect();
+    let views: Vec<Option<TensorView<'_>>> = copies.iter().map(|c| c.as_ref().map(Tensor::view)).collect();
+    let metas: Vec<_> = views.iter().map(|v| v.as_ref().map(|v| v.meta().on(query.device()))).collect();
     let call = Call {
         inputs: &metas,
         params,
@@ -85,21 +68,11 @@ pub(crate) fn run_adapted(
         device: query.device(),
         context: query.context(),
     };
-    let bound = op
-        .bind(&call, &BindRules::default())
-        .map_err(|e| unexpected(&e.to_string()))?;
-    let mut results: Vec<Tensor> = op
-        .outputs(&call, &bound.query)
-        .iter()
-        .map(|o| Tensor::zeros(o.dtype, &o.shape))
-        .collect();
+    let bound = op.bind(&call, &BindRules::default()).map_err(|e| unexpected(&e.to_string()))?;
+    let mut results: Vec<Tensor> =
+        op.outputs(&call, &bound.query).iter().map(|o| Tensor::zeros(o.dtype, &o.shape)).collect();
     let mut outputs: Vec<TensorViewMut<'_>> = results.iter_mut().map(Tensor::view_mut).collect();
-    executable.run(&mut KernelArgs {
-        query: &bound.query,
-        inputs: &views,
-        params,
-        outputs: &mut outputs,
-    })?;
+    executable.run(&mut KernelArgs { query: &bound.query, inputs: &views, params, outputs: &mut outputs })?;
     results
         .iter()
         .zip(expected)
@@ -122,6 +95,5 @@ pub(crate) fn run_adapted(
 }
 
 fn cast_dtype(dtype: DType, to: Option<DType>) -> DType {
-    to.filter(|&to| dtype.is_float() && dtype.widens_to(to))
-        .unwrap_or(dtype)
+    to.filter(|&to| dtype.is_float() && dtype.widens_to(to)).unwrap_or(dtype)
 }

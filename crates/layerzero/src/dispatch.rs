@@ -2,8 +2,8 @@
 
 use lz_model::schema::Output;
 use lz_model::{
-    Call, Catalog, Context, KernelArgs, KernelError, Layout, NamedCall, Op, OutputSpec, ParamValue,
-    Query, Tensor, TensorView, TensorViewMut,
+    Call, Catalog, Context, KernelArgs, KernelError, Layout, NamedCall, Op, OutputSpec, ParamValue, Query, Tensor,
+    TensorView, TensorViewMut,
 };
 use lz_select::{KernelIx, Transforms};
 
@@ -90,12 +90,7 @@ impl Engine {
                 .inputs
                 .iter()
                 .map(|(name, view)| (*name, view.meta()))
-                .chain(
-                    arguments
-                        .updates
-                        .iter()
-                        .map(|(name, view)| (*name, view.meta())),
-                )
+                .chain(arguments.updates.iter().map(|(name, view)| (*name, view.meta())))
                 .collect(),
             params: arguments.params.clone(),
             layout: arguments.layout,
@@ -125,19 +120,9 @@ impl Engine {
                 inputs[index] = Some(view.clone());
             }
         }
-        let attempt = Attempt {
-            state: &state,
-            op,
-            query: &query,
-            inputs: &inputs,
-            params: &params,
-            expected: &expected,
-        };
-        let most = if state.snapshot.spec().settings.fallback_enabled {
-            usize::MAX
-        } else {
-            1
-        };
+        let attempt =
+            Attempt { state: &state, op, query: &query, inputs: &inputs, params: &params, expected: &expected };
+        let most = if state.snapshot.spec().settings.fallback_enabled { usize::MAX } else { 1 };
         let mut failures: Vec<Failure> = Vec::new();
         for (kernel, transforms) in plan.steps().take(most) {
             let kernel_id = state.snapshot.kernel(kernel).id.clone();
@@ -153,12 +138,7 @@ impl Engine {
                         });
                     }
                     let outputs = expected.iter().map(|spec| spec.name).zip(outputs).collect();
-                    return Ok(Dispatched {
-                        op: op.id(),
-                        kernel_id,
-                        outputs,
-                        failures,
-                    });
+                    return Ok(Dispatched { op: op.id(), kernel_id, outputs, failures });
                 }
                 Err(error) => {
                     let pointless = error.is_callers_fault();
@@ -169,10 +149,7 @@ impl Engine {
                 }
             }
         }
-        Err(Error::Execution {
-            op: op.id(),
-            chain: failures,
-        })
+        Err(Error::Execution { op: op.id(), chain: failures })
     }
 }
 
@@ -198,10 +175,7 @@ impl Attempt<'_> {
         if !transforms.is_empty() {
             return run_adapted(self, descriptor, executable, transforms);
         }
-        let before: Vec<Tensor> = updates
-            .iter()
-            .map(|(_, view)| view.as_view().to_tensor())
-            .collect();
+        let before: Vec<Tensor> = updates.iter().map(|(_, view)| view.as_view().to_tensor()).collect();
         let result = self.run_as_is(executable, updates);
         if result.is_err() {
             for ((_, view), old) in updates.iter_mut().zip(&before) {
@@ -216,11 +190,7 @@ impl Attempt<'_> {
         executable: &crate::executable::Executable,
         updates: &mut [(&str, TensorViewMut<'_>)],
     ) -> Result<Vec<Tensor>, KernelError> {
-        let mut fresh: Vec<Tensor> = self
-            .expected
-            .iter()
-            .map(|spec| Tensor::zeros(spec.dtype, &spec.shape))
-            .collect();
+        let mut fresh: Vec<Tensor> = self.expected.iter().map(|spec| Tensor::zeros(spec.dtype, &spec.shape)).collect();
         let mut fresh_views = fresh.iter_mut().map(Tensor::view_mut);
         let mut updated: Vec<Option<TensorViewMut<'_>>> = Vec::new();
         let mut names = Vec::new();
@@ -234,27 +204,15 @@ impl Attempt<'_> {
                 Output::Fresh { .. } => fresh_views.next(),
                 Output::Updates(name) => {
                     let index = self.op.input_index(name);
-                    names
-                        .iter()
-                        .position(|n| *n == index)
-                        .and_then(|i| updated[i].take())
+                    names.iter().position(|n| *n == index).and_then(|i| updated[i].take())
                 }
             };
-            let missing = || {
-                KernelError::Failed(format!(
-                    "no memory for '{}'; pass it as an updated tensor",
-                    output.name()
-                ))
-            };
+            let missing =
+                || KernelError::Failed(format!("no memory for '{}'; pass it as an updated tensor", output.name()));
             outputs.push(view.ok_or_else(missing)?);
         }
         let inputs = self.inputs;
-        let args = &mut KernelArgs {
-            query: self.query,
-            inputs,
-            params: self.params,
-            outputs: &mut outputs,
-        };
+        let args = &mut KernelArgs { query: self.query, inputs, params: self.params, outputs: &mut outputs };
         executable.run(args)?;
         drop(outputs);
         Ok(fresh)

@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use lz_model::{
-    BackendDescriptor, Bound, Catalog, DeviceSpec, KernelDescriptor, LayoutEvidence, NamedCall,
-    OrderedCall, Query, Reason, capabilities, nearest,
+    BackendDescriptor, Bound, Catalog, DeviceSpec, KernelDescriptor, LayoutEvidence, NamedCall, OrderedCall, Query,
+    Reason, capabilities, nearest,
 };
 use lz_select::{
-    BackendState, CacheConfig, CacheStats, Decision, Invalidate, KernelIx, Plan, SelectionCache,
-    Snapshot, SnapshotSpec,
+    BackendState, CacheConfig, CacheStats, Decision, Invalidate, KernelIx, Plan, SelectionCache, Snapshot, SnapshotSpec,
 };
 use parking_lot::Mutex;
 
@@ -37,19 +36,10 @@ impl Draft {
     fn build(&self) -> Result<State, Error> {
         let snapshot = self.spec.build(self.epoch).map_err(Error::Snapshot)?;
         let executable = |kernel: &KernelDescriptor| {
-            self.executables
-                .get(&(kernel.id.clone(), kernel.version.clone()))
-                .cloned()
-                .unwrap_or(Executable::Described)
+            self.executables.get(&(kernel.id.clone(), kernel.version.clone())).cloned().unwrap_or(Executable::Described)
         };
-        let executables = snapshot
-            .kernels()
-            .map(|(_, kernel)| executable(kernel))
-            .collect();
-        Ok(State {
-            snapshot,
-            executables,
-        })
+        let executables = snapshot.kernels().map(|(_, kernel)| executable(kernel)).collect();
+        Ok(State { snapshot, executables })
     }
 }
 
@@ -83,24 +73,14 @@ impl EngineBuilder {
 
     /// An engine with the built-in kernels registered.
     pub fn build(self) -> Engine {
-        let mut draft = Draft {
-            epoch: 1,
-            ..Draft::default()
-        };
-        draft.spec.devices = self
-            .devices
-            .unwrap_or_else(|| lz_hardware::detect().devices);
+        let mut draft = Draft { epoch: 1, ..Draft::default() };
+        draft.spec.devices = self.devices.unwrap_or_else(|| lz_hardware::detect().devices);
         draft.spec.backend(lz_cpu::backend());
         for (kernel, descriptor) in lz_cpu::descriptors() {
-            draft.executables.insert(
-                (descriptor.id.clone(), descriptor.version.clone()),
-                Executable::Static(kernel),
-            );
+            draft.executables.insert((descriptor.id.clone(), descriptor.version.clone()), Executable::Static(kernel));
             draft.spec.kernels.push(Arc::new(descriptor));
         }
-        let state = draft
-            .build()
-            .expect("the built-in kernels fit together; a test builds them");
+        let state = draft.build().expect("the built-in kernels fit together; a test builds them");
         Engine {
             state: ArcSwap::from_pointee(state),
             draft: Mutex::new(draft),
@@ -182,11 +162,7 @@ impl Engine {
     // --- asking ---------------------------------------------------------------------------
 
     /// Finds the operation a call is and checks its arguments.
-    pub fn bind<'a>(
-        &self,
-        op: &str,
-        call: &NamedCall<'a>,
-    ) -> Result<(OrderedCall<'a>, Bound), Error> {
+    pub fn bind<'a>(&self, op: &str, call: &NamedCall<'a>) -> Result<(OrderedCall<'a>, Bound), Error> {
         let state = self.state();
         let snapshot = &state.snapshot;
         for (_, meta) in &call.inputs {
@@ -195,15 +171,9 @@ impl Engine {
             }
         }
         let rules = snapshot.spec().settings.bind_rules();
-        let (ordered, bound) =
-            Catalog::get().resolve(op, call, &rules, |ix| snapshot.device(ix))?;
-        if bound
-            .layout
-            .is_some_and(|v| v.evidence == LayoutEvidence::Ambiguous)
-        {
-            let shape = ordered.inputs[0]
-                .map(|m| m.shape.to_vec())
-                .unwrap_or_default();
+        let (ordered, bound) = Catalog::get().resolve(op, call, &rules, |ix| snapshot.device(ix))?;
+        if bound.layout.is_some_and(|v| v.evidence == LayoutEvidence::Ambiguous) {
+            let shape = ordered.inputs[0].map(|m| m.shape.to_vec()).unwrap_or_default();
             let op = Catalog::get().op(bound.query.op()).id();
             self.warnings.give(&Warning::AmbiguousLayout { op, shape });
         }
@@ -227,10 +197,7 @@ impl Engine {
     pub fn explain(&self, op: &str, call: &NamedCall<'_>) -> Result<Report, Error> {
         let (_, bound) = self.bind(op, call)?;
         let state = self.state();
-        Ok(Report::new(
-            &state.snapshot,
-            &state.snapshot.select(&bound.query),
-        ))
+        Ok(Report::new(&state.snapshot, &state.snapshot.select(&bound.query)))
     }
 
     /// The kernel that serves a call.
@@ -255,41 +222,24 @@ impl Engine {
         let (_, bound) = self.bind(op, call)?;
         let state = self.state();
         match self.plan_in(&state, &bound.query) {
-            Some(plan) => Ok(plan
-                .steps()
-                .map(|(kernel, _)| state.snapshot.kernel(kernel).id.clone())
-                .collect()),
-            None => Err(no_kernel(
-                &state.snapshot,
-                &state.snapshot.select(&bound.query),
-            )),
+            Some(plan) => Ok(plan.steps().map(|(kernel, _)| state.snapshot.kernel(kernel).id.clone()).collect()),
+            None => Err(no_kernel(&state.snapshot, &state.snapshot.select(&bound.query))),
         }
     }
 
     /// Why a kernel cannot serve a call; empty when it can. `kernel_id` may carry `@version`.
     pub fn validate(&self, kernel_id: &str, call: &NamedCall<'_>) -> Result<Vec<Reason>, Error> {
         let state = self.state();
-        let (id, version) = kernel_id
-            .rsplit_once('@')
-            .map_or((kernel_id, None), |(id, v)| (id, Some(v)));
+        let (id, version) = kernel_id.rsplit_once('@').map_or((kernel_id, None), |(id, v)| (id, Some(v)));
         let wanted = |k: &KernelDescriptor| k.id == id && version.is_none_or(|v| k.version == v);
         let found = state.snapshot.kernels().find(|(_, kernel)| wanted(kernel));
         let Some((ix, kernel)) = found else {
-            let nearest = nearest(id, state.snapshot.kernels().map(|(_, k)| k.id.as_str()))
-                .map(str::to_owned);
-            return Err(Error::UnknownKernel {
-                id: kernel_id.to_owned(),
-                nearest,
-            });
+            let nearest = nearest(id, state.snapshot.kernels().map(|(_, k)| k.id.as_str())).map(str::to_owned);
+            return Err(Error::UnknownKernel { id: kernel_id.to_owned(), nearest });
         };
         let (_, bound) = self.bind(&kernel.operation, call)?;
         let decision = state.snapshot.select(&bound.query);
-        Ok(decision
-            .candidates
-            .into_iter()
-            .find(|c| c.kernel == ix)
-            .map(|c| c.reasons)
-            .unwrap_or_default())
+        Ok(decision.candidates.into_iter().find(|c| c.kernel == ix).map(|c| c.reasons).unwrap_or_default())
     }
 
     /// The registered kernels, of one operation (or alias) or of all.
@@ -299,13 +249,7 @@ impl Engine {
             None => None,
             Some(name) => {
                 let target = Catalog::get().find(name)?;
-                Some(
-                    target
-                        .ops
-                        .iter()
-                        .flat_map(|&op| state.snapshot.kernels_for(op).collect::<Vec<_>>())
-                        .collect(),
-                )
+                Some(target.ops.iter().flat_map(|&op| state.snapshot.kernels_for(op).collect::<Vec<_>>()).collect())
             }
         };
         let first_device = lz_model::DeviceIx(0);
@@ -323,31 +267,15 @@ impl Engine {
                 Executable::Dynamic(_) => "dynamic",
                 Executable::Described => "described",
             },
-            unavailable: state
-                .snapshot
-                .standing_reasons(ix, first_device)
-                .iter()
-                .map(ToString::to_string)
-                .collect(),
+            unavailable: state.snapshot.standing_reasons(ix, first_device).iter().map(ToString::to_string).collect(),
         };
         let listed = |ix: &KernelIx| wanted.as_ref().is_none_or(|w| w.contains(ix));
-        Ok(state
-            .snapshot
-            .kernels()
-            .filter(|(ix, _)| listed(ix))
-            .map(|(ix, kernel)| info(ix, kernel))
-            .collect())
+        Ok(state.snapshot.kernels().filter(|(ix, _)| listed(ix)).map(|(ix, kernel)| info(ix, kernel)).collect())
     }
 
     /// The backends, with why one cannot be used.
     pub fn backends(&self) -> Vec<BackendState> {
-        self.state()
-            .snapshot
-            .spec()
-            .backends
-            .values()
-            .cloned()
-            .collect()
+        self.state().snapshot.spec().backends.values().cloned().collect()
     }
 
     /// The devices.
@@ -381,52 +309,28 @@ impl Engine {
 
     /// Registers a kernel with its implementation. Several versions of one id may be registered;
     /// the newest is preferred, and `id@version` names one of them.
-    pub fn register(
-        &self,
-        descriptor: KernelDescriptor,
-        kernel: Arc<dyn DynamicKernel>,
-    ) -> Result<(), Error> {
+    pub fn register(&self, descriptor: KernelDescriptor, kernel: Arc<dyn DynamicKernel>) -> Result<(), Error> {
         self.change(|draft| {
             let name = descriptor.backend.clone();
-            draft
-                .spec
-                .backends
-                .entry(name.clone())
-                .or_insert_with(|| BackendState {
-                    descriptor: BackendDescriptor::native(
-                        name,
-                        descriptor.version.clone(),
-                        descriptor.platforms.clone(),
-                    ),
-                    unavailable: None,
-                });
+            draft.spec.backends.entry(name.clone()).or_insert_with(|| BackendState {
+                descriptor: BackendDescriptor::native(name, descriptor.version.clone(), descriptor.platforms.clone()),
+                unavailable: None,
+            });
             let key = (descriptor.id.clone(), descriptor.version.clone());
-            draft
-                .executables
-                .entry(key)
-                .or_insert(Executable::Dynamic(kernel));
+            draft.executables.entry(key).or_insert(Executable::Dynamic(kernel));
             draft.spec.kernels.push(Arc::new(descriptor));
         })
     }
 
     /// Removes one version of a kernel. Calls under way finish with it.
     pub fn unregister(&self, id: &str, version: &str) -> Result<(), Error> {
-        let known =
-            self.with_snapshot(|s| s.kernels().any(|(_, k)| k.id == id && k.version == version));
+        let known = self.with_snapshot(|s| s.kernels().any(|(_, k)| k.id == id && k.version == version));
         if !known {
-            return Err(Error::UnknownKernel {
-                id: format!("{id}@{version}"),
-                nearest: None,
-            });
+            return Err(Error::UnknownKernel { id: format!("{id}@{version}"), nearest: None });
         }
         self.change(|draft| {
-            draft
-                .spec
-                .kernels
-                .retain(|k| k.id != id || k.version != version);
-            draft
-                .executables
-                .remove(&(id.to_owned(), version.to_owned()));
+            draft.spec.kernels.retain(|k| k.id != id || k.version != version);
+            draft.executables.remove(&(id.to_owned(), version.to_owned()));
         })
     }
 
@@ -438,33 +342,18 @@ impl Engine {
             Ok(document) => self.change(|draft| {
                 draft.spec.backends.insert(
                     document.backend.name.clone(),
-                    BackendState {
-                        descriptor: document.backend,
-                        unavailable: None,
-                    },
+                    BackendState { descriptor: document.backend, unavailable: None },
                 );
-                draft
-                    .spec
-                    .kernels
-                    .extend(document.kernels.into_iter().map(Arc::new));
+                draft.spec.kernels.extend(document.kernels.into_iter().map(Arc::new));
             }),
             Err(error) => {
                 let reason = error.reason(name);
                 self.change(|draft| {
                     let mut descriptor = BackendDescriptor::native(name, "unknown", Vec::new());
                     descriptor.origin = lz_model::PluginOrigin::EntryPoint;
-                    draft.spec.backends.insert(
-                        name.to_owned(),
-                        BackendState {
-                            descriptor,
-                            unavailable: Some(reason),
-                        },
-                    );
+                    draft.spec.backends.insert(name.to_owned(), BackendState { descriptor, unavailable: Some(reason) });
                 })?;
-                Err(Error::Capabilities {
-                    backend: name.to_owned(),
-                    error,
-                })
+                Err(Error::Capabilities { backend: name.to_owned(), error })
             }
         }
     }
@@ -476,12 +365,8 @@ impl Engine {
 
     /// Forgets cached decisions that would run a backend's kernels.
     pub fn invalidate_backend(&self, backend: &str) {
-        let kernels = self.with_snapshot(|s| {
-            s.kernels()
-                .filter(|(_, k)| k.backend == backend)
-                .map(|(ix, _)| ix)
-                .collect()
-        });
+        let kernels =
+            self.with_snapshot(|s| s.kernels().filter(|(_, k)| k.backend == backend).map(|(ix, _)| ix).collect());
         self.cache.invalidate(&Invalidate::Kernels(kernels));
     }
 }
@@ -497,16 +382,9 @@ pub(crate) fn no_kernel(snapshot: &Snapshot, decision: &Decision) -> Error {
     let rejections: Vec<Rejection> = decision
         .candidates
         .iter()
-        .map(|c| Rejection {
-            kernel_id: snapshot.kernel(c.kernel).id.clone(),
-            reasons: c.reasons.clone(),
-        })
+        .map(|c| Rejection { kernel_id: snapshot.kernel(c.kernel).id.clone(), reasons: c.reasons.clone() })
         .collect();
-    if decision.query.context().capturing
-        && rejections
-            .iter()
-            .any(|r| r.reasons == [Reason::CudaGraphUnsafe])
-    {
+    if decision.query.context().capturing && rejections.iter().any(|r| r.reasons == [Reason::CudaGraphUnsafe]) {
         return Error::CudaGraphUnsafe { op, rejections };
     }
     Error::NoKernel { op, rejections }

@@ -84,11 +84,7 @@ fn list(rejections: &[Rejection]) -> String {
             text.push_str(&format!("\n    [{}] {reason}", reason.code()));
         }
     }
-    if rejections.is_empty() {
-        "; none is registered".into()
-    } else {
-        text
-    }
+    if rejections.is_empty() { "; none is registered".into() } else { text }
 }
 
 impl Error {
@@ -111,8 +107,7 @@ impl Error {
         match self {
             Error::Call(error) => error.hint(),
             Error::NoKernel { .. } => {
-                "each reason says what would have to change; 'layerzero explain' shows them all"
-                    .into()
+                "each reason says what would have to change; 'layerzero explain' shows them all".into()
             }
             Error::CudaGraphUnsafe { .. } => {
                 "run the call outside capture, or register a kernel proven safe for it".into()
@@ -120,15 +115,11 @@ impl Error {
             Error::Execution { chain, .. } if chain.iter().any(|f| f.error.is_callers_fault()) => {
                 "the data of the call is invalid; no kernel can serve it".into()
             }
-            Error::Execution { .. } => {
-                "see each kernel's error; enable fallback to end at the reference".into()
-            }
+            Error::Execution { .. } => "see each kernel's error; enable fallback to end at the reference".into(),
             Error::UnknownKernel { .. } => "list the kernels with 'layerzero kernels'".into(),
             Error::UnknownDevice(_) => "put the tensors on a device that exists".into(),
             Error::Snapshot(_) => "nothing was changed; mend what is listed and try again".into(),
-            Error::Capabilities { .. } => {
-                "mend the document; until then the backend stays disabled".into()
-            }
+            Error::Capabilities { .. } => "mend the document; until then the backend stays disabled".into(),
         }
     }
 }

@@ -42,15 +42,8 @@ impl Executable {
         match self {
             Executable::Static(kernel) => kernel.run(args),
             Executable::Dynamic(kernel) => catch_unwind(AssertUnwindSafe(|| kernel.run(args)))
-                .unwrap_or_else(|panic| {
-                    Err(KernelError::Failed(format!(
-                        "panicked: {}",
-                        panic_text(&*panic)
-                    )))
-                }),
-            Executable::Described => Err(KernelError::Failed(
-                "is only described here, it cannot be run".into(),
-            )),
+                .unwrap_or_else(|panic| Err(KernelError::Failed(format!("panicked: {}", panic_text(&*panic))))),
+            Executable::Described => Err(KernelError::Failed("is only described here, it cannot be run".into())),
         }
     }
 }

@@ -55,8 +55,10 @@ pub struct Report {
     /// The device it is about.
     pub device: String,
     /// Sizes by name.
+    #[serde(serialize_with = "as_map")]
     pub dims: Vec<(&'static str, i64)>,
     /// Tensors by name: dtype, layout, strides.
+    #[serde(serialize_with = "as_map")]
     pub tensors: Vec<(&'static str, String)>,
     /// The kernel that would run.
     pub chosen: Option<String>,
@@ -74,6 +76,20 @@ pub struct Report {
     pub candidates: Vec<CandidateReport>,
 }
 
+/// Pairs as an object, in their order.
+fn as_map<T: Serialize, S: serde::Serializer>(pairs: &[(&'static str, T)], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(pairs.iter().map(|(name, value)| (name, value)))
+}
+
+/// A quantity with a prefix that keeps it readable: `1.57 G`.
+fn scaled(value: f64) -> String {
+    let prefixes = [(1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")];
+    match prefixes.iter().find(|(unit, _)| value >= *unit) {
+        Some((unit, prefix)) => format!("{:.2}{prefix}", value / unit),
+        None => format!("{value:.0} "),
+    }
+}
+
 impl Report {
     pub(crate) fn new(snapshot: &Snapshot, decision: &Decision) -> Report {
         let query = &decision.query;
@@ -84,9 +100,7 @@ impl Report {
             let facts = Facts { op, query, device };
             (op.flops(&facts), op.bytes(&facts))
         });
-        let floor_us = device
-            .zip(op.dtype(query))
-            .and_then(|(d, dtype)| d.roofline_us(dtype, flops, bytes));
+        let floor_us = device.zip(op.dtype(query)).and_then(|(d, dtype)| d.roofline_us(dtype, flops, bytes));
         let mut candidates: Vec<CandidateReport> = decision
             .candidates
             .iter()
@@ -107,10 +121,7 @@ impl Report {
                     reasons: c
                         .reasons
                         .iter()
-                        .map(|r| ReasonReport {
-                            reason: r.clone(),
-                            message: r.to_string(),
-                        })
+                        .map(|r| ReasonReport { reason: r.clone(), message: r.to_string() })
                         .collect(),
                 }
             })
@@ -121,19 +132,12 @@ impl Report {
             schema_version: REPORT_VERSION,
             op: op.id(),
             device: device.map_or_else(|| "none".into(), |d| d.name.clone()),
-            dims: schema
-                .dims
-                .iter()
-                .zip(query.dims())
-                .map(|(d, &size)| (d.name, size))
-                .collect(),
+            dims: schema.dims.iter().zip(query.dims()).map(|(d, &size)| (d.name, size)).collect(),
             tensors: tensors
                 .filter(|(i, _)| query.tensor(*i).is_present())
                 .map(|(i, t)| (t.name, format!("{:?}", query.tensor(i))))
                 .collect(),
-            chosen: decision
-                .chosen()
-                .map(|c| snapshot.kernel(c.kernel).id.clone()),
+            chosen: decision.chosen().map(|c| snapshot.kernel(c.kernel).id.clone()),
             basis: decision.basis,
             rules: decision.rules.clone(),
             flops,
@@ -148,29 +152,11 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let join = |items: Vec<String>| items.join(", ");
         writeln!(f, "{} on {}", self.op, self.device)?;
-        writeln!(
-            f,
-            "  sizes    {}",
-            join(self.dims.iter().map(|(n, s)| format!("{n}={s}")).collect())
-        )?;
-        writeln!(
-            f,
-            "  tensors  {}",
-            join(
-                self.tensors
-                    .iter()
-                    .map(|(n, t)| format!("{n}: {t}"))
-                    .collect()
-            )
-        )?;
-        write!(
-            f,
-            "  work     {:.3} MFLOP, {:.3} MB",
-            self.flops / 1e6,
-            self.bytes / 1e6
-        )?;
+        writeln!(f, "  sizes    {}", join(self.dims.iter().map(|(n, s)| format!("{n}={s}")).collect()))?;
+        writeln!(f, "  tensors  {}", join(self.tensors.iter().map(|(n, t)| format!("{n}: {t}")).collect()))?;
+        write!(f, "  work     {}FLOP, {}B", scaled(self.flops), scaled(self.bytes))?;
         match self.floor_us {
-            Some(floor) => writeln!(f, ", at least {floor:.1} µs here")?,
+            Some(floor) => writeln!(f, ", at least {floor:.2} µs here")?,
             None => writeln!(f)?,
         }
         if !self.rules.is_empty() {
@@ -181,9 +167,7 @@ impl fmt::Display for Report {
             None => writeln!(f, "  chosen   nothing: no kernel can serve this call")?,
         }
         let mut table = Table::new();
-        table
-            .load_style(presets::NOTHING)
-            .set_header(["", "kernel", "version", "score", "time", "why"]);
+        table.load_style(presets::NOTHING).set_header(["", "kernel", "version", "score", "time", "why"]);
         for c in &self.candidates {
             table.add_row([
                 c.rank.map_or_else(|| "✗".into(), |r| r.to_string()),
@@ -228,18 +212,8 @@ fn why(candidate: &CandidateReport) -> String {
         ("transform", terms.transform),
         ("fusion", terms.fusion),
     ];
-    let mut text: Vec<String> = parts
-        .iter()
-        .filter(|(_, v)| *v != 0.0)
-        .map(|(name, v)| format!("{name} {v:+.0}"))
-        .collect();
-    text.extend(
-        (!candidate.transforms.is_empty())
-            .then(|| format!("needs {}", candidate.transforms.join(" + "))),
-    );
-    if text.is_empty() {
-        "last resort".into()
-    } else {
-        text.join(", ")
-    }
+    let mut text: Vec<String> =
+        parts.iter().filter(|(_, v)| *v != 0.0).map(|(name, v)| format!("{name} {v:+.0}")).collect();
+    text.extend((!candidate.transforms.is_empty()).then(|| format!("needs {}", candidate.transforms.join(" + "))));
+    if text.is_empty() { "last resort".into() } else { text.join(", ") }
 }

@@ -51,16 +51,8 @@ impl std::fmt::Display for Warning {
                     "{op}: the layout of shape {shape:?} is ambiguous, BSHD was assumed; pass the layout to be sure"
                 )
             }
-            Warning::FellBack {
-                op,
-                failed,
-                error,
-                served,
-            } => {
-                write!(
-                    f,
-                    "{op}: {failed} failed ({error}); {served} served the call"
-                )
+            Warning::FellBack { op, failed, error, served } => {
+                write!(f, "{op}: {failed} failed ({error}); {served} served the call")
             }
         }
     }
@@ -79,11 +71,7 @@ pub(crate) struct Warnings {
 impl Warnings {
     pub fn new(clock: Clock, hook: Option<WarningHook>) -> Warnings {
         let log: WarningHook = Box::new(|warning| tracing::warn!(target: "layerzero", "{warning}"));
-        Warnings {
-            clock,
-            last: Mutex::default(),
-            hook: hook.unwrap_or(log),
-        }
+        Warnings { clock, last: Mutex::default(), hook: hook.unwrap_or(log) }
     }
 
     pub fn give(&self, warning: &Warning) {

@@ -140,10 +140,7 @@ impl<T: FromStr<Err: fmt::Display>> FromStr for Named<T> {
         match text.split_once('=') {
             Some((name, value)) if !name.trim().is_empty() => Ok(Named {
                 name: name.trim().to_owned(),
-                value: value
-                    .trim()
-                    .parse()
-                    .map_err(|e: T::Err| BadText(e.to_string()))?,
+                value: value.trim().parse().map_err(|e: T::Err| BadText(e.to_string()))?,
             }),
             _ => Err(BadText("expected NAME=VALUE".into())),
         }
@@ -159,17 +156,10 @@ impl FromStr for Extents {
 
     fn from_str(text: &str) -> Result<Self, BadText> {
         let number = |part: &str| {
-            let bad = || {
-                BadText(format!(
-                    "'{part}' is no whole number; write sizes like 2x1024x32x128"
-                ))
-            };
+            let bad = || BadText(format!("'{part}' is no whole number; write sizes like 2x1024x32x128"));
             part.trim().parse().map_err(|_| bad())
         };
-        text.split('x')
-            .map(number)
-            .collect::<Result<_, _>>()
-            .map(Extents)
+        text.split('x').map(number).collect::<Result<_, _>>().map(Extents)
     }
 }
 
@@ -181,9 +171,5 @@ impl fmt::Display for Extents {
 
 /// Sizes as they are written: `2x1024x32x128`.
 pub fn joined(sizes: &[i64]) -> String {
-    sizes
-        .iter()
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join("x")
+    sizes.iter().map(ToString::to_string).collect::<Vec<_>>().join("x")
 }

@@ -3,9 +3,7 @@
 use std::collections::HashSet;
 
 use lz_model::schema::DTypeRule;
-use lz_model::{
-    Catalog, Context, DType, DTypeSet, Layout, NamedCall, Op, ParamType, ParamValue, TensorMeta,
-};
+use lz_model::{Catalog, Context, DType, DTypeSet, Layout, NamedCall, Op, ParamType, ParamValue, TensorMeta};
 
 use crate::args::{CallArgs, Named};
 use crate::error::CliError;
@@ -42,12 +40,7 @@ impl ResolvedCall {
     /// Resolves the arguments against the schema of the operation.
     pub fn new(args: &CallArgs) -> Result<ResolvedCall, CliError> {
         let catalog = Catalog::get();
-        let ops: Vec<&Op> = catalog
-            .find(&args.op)?
-            .ops
-            .iter()
-            .map(|&ix| catalog.op(ix))
-            .collect();
+        let ops: Vec<&Op> = catalog.find(&args.op)?.ops.iter().map(|&ix| catalog.op(ix)).collect();
         unique("--shape", &args.shapes)?;
         unique("--param", &args.params)?;
         let dtypes = DTypes { ops: &ops, args };
@@ -55,32 +48,18 @@ impl ResolvedCall {
             name: shape.name.clone(),
             dtype: dtypes.of(&shape.name),
             shape: shape.value.0.clone(),
-            strides: args
-                .strides
-                .iter()
-                .find(|s| s.name == shape.name)
-                .map(|s| s.value.0.clone()),
+            strides: args.strides.iter().find(|s| s.name == shape.name).map(|s| s.value.0.clone()),
         };
         let tensors: Vec<TensorArg> = args.shapes.iter().map(tensor).collect();
         check_belonging(args, &tensors)?;
-        let params = args
-            .params
-            .iter()
-            .map(|p| (p.name.clone(), typed(&ops, &p.name, &p.value)))
-            .collect();
+        let params = args.params.iter().map(|p| (p.name.clone(), typed(&ops, &p.name, &p.value))).collect();
         let context = Context {
             deterministic: args.deterministic,
             capturing: args.capturing,
             requires_grad: args.requires_grad,
             ..Context::default()
         };
-        Ok(ResolvedCall {
-            op: args.op.clone(),
-            tensors,
-            params,
-            layout: args.layout,
-            context,
-        })
+        Ok(ResolvedCall { op: args.op.clone(), tensors, params, layout: args.layout, context })
     }
 
     /// The call, as the engine takes it.
@@ -88,10 +67,7 @@ impl ResolvedCall {
         let mut call = NamedCall::new().context(self.context);
         for tensor in &self.tensors {
             let meta = TensorMeta::new(tensor.dtype, &tensor.shape);
-            let meta = tensor
-                .strides
-                .as_ref()
-                .map_or(meta, |strides| meta.strided(strides));
+            let meta = tensor.strides.as_ref().map_or(meta, |strides| meta.strided(strides));
             call = call.input(&tensor.name, meta);
         }
         for (name, value) in &self.params {
@@ -105,10 +81,7 @@ impl ResolvedCall {
 fn unique<T>(flag: &str, given: &[Named<T>]) -> Result<(), CliError> {
     let mut seen = HashSet::new();
     match given.iter().find(|item| !seen.insert(item.name.as_str())) {
-        Some(twice) => Err(CliError::argument(
-            format!("{flag} {} was given twice", twice.name),
-            "give it once",
-        )),
+        Some(twice) => Err(CliError::argument(format!("{flag} {} was given twice", twice.name), "give it once")),
         None => Ok(()),
     }
 }
@@ -120,26 +93,14 @@ fn check_belonging(args: &CallArgs, tensors: &[TensorArg]) -> Result<(), CliErro
     for (flag, name) in dtypes.chain(strides) {
         if !tensors.iter().any(|t| t.name == *name) {
             let what = format!("{flag} {name}: there is no tensor of that name in the call");
-            return Err(CliError::argument(
-                what,
-                format!("give its shape with --shape {name}=…"),
-            ));
+            return Err(CliError::argument(what, format!("give its shape with --shape {name}=…")));
         }
     }
-    let uneven = tensors
-        .iter()
-        .find(|t| t.strides.as_ref().is_some_and(|s| s.len() != t.shape.len()));
+    let uneven = tensors.iter().find(|t| t.strides.as_ref().is_some_and(|s| s.len() != t.shape.len()));
     uneven.map_or(Ok(()), |t| {
-        let what = format!(
-            "'{}' has {} sizes but {} strides",
-            t.name,
-            t.shape.len(),
-            t.strides.as_ref().map_or(0, Vec::len)
-        );
-        Err(CliError::argument(
-            what,
-            "give one stride, in elements, per size",
-        ))
+        let what =
+            format!("'{}' has {} sizes but {} strides", t.name, t.shape.len(), t.strides.as_ref().map_or(0, Vec::len));
+        Err(CliError::argument(what, "give one stride, in elements, per size"))
     })
 }
 
@@ -151,14 +112,9 @@ struct DTypes<'a> {
 
 impl DTypes<'_> {
     fn of(&self, name: &str) -> DType {
-        let input = self
-            .ops
-            .iter()
-            .find_map(|op| op.input_index(name).map(|i| &op.schema().inputs[i]));
+        let input = self.ops.iter().find_map(|op| op.input_index(name).map(|i| &op.schema().inputs[i]));
         // By any of its names: a tensor given as `q` is the `query` whose dtype the others take.
-        let is_it = |given: &str| {
-            given == name || input.is_some_and(|i| i.name == given || i.also.contains(&given))
-        };
+        let is_it = |given: &str| given == name || input.is_some_and(|i| i.name == given || i.also.contains(&given));
         if let Some(said) = self.args.input_dtypes.iter().find(|d| is_it(&d.name)) {
             return said.value;
         }
@@ -167,9 +123,7 @@ impl DTypes<'_> {
             None => data,
             Some((_, DTypeRule::Same(other))) => self.of(other),
             Some((true, DTypeRule::In(_))) => DType::Bool,
-            Some((false, DTypeRule::In(set))) if is_data(set) => {
-                self.args.dtype.unwrap_or_else(|| usual(set))
-            }
+            Some((false, DTypeRule::In(set))) if is_data(set) => self.args.dtype.unwrap_or_else(|| usual(set)),
             Some((false, DTypeRule::In(set))) => usual(set),
         }
     }
@@ -182,17 +136,13 @@ fn is_data(set: DTypeSet) -> bool {
 
 /// The dtype such an input usually has.
 fn usual(set: DTypeSet) -> DType {
-    let usual = [DType::F32, DType::I64, DType::I8]
-        .into_iter()
-        .find(|&d| set.contains(d));
+    let usual = [DType::F32, DType::I64, DType::I8].into_iter().find(|&d| set.contains(d));
     usual.or_else(|| set.iter().next()).unwrap_or(DType::F32)
 }
 
 /// The value of a parameter. What does not fit its type stays text, so that binding says what was expected.
 fn typed(ops: &[&Op], name: &str, text: &str) -> ParamValue {
-    let param = ops
-        .iter()
-        .find_map(|op| op.param_index(name).map(|i| &op.schema().params[i]));
+    let param = ops.iter().find_map(|op| op.param_index(name).map(|i| &op.schema().params[i]));
     let bool = || text.parse().ok().map(ParamValue::Bool);
     let int = || text.parse().ok().map(ParamValue::Int);
     let float = || text.parse().ok().map(ParamValue::Float);

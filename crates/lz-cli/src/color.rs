@@ -45,11 +45,7 @@ impl Paint {
 
     /// The text, set off if this output is coloured.
     pub fn paint(self, style: Style, text: &str) -> String {
-        if self.on {
-            format!("{}{text}\x1b[0m", style.ansi())
-        } else {
-            text.to_owned()
-        }
+        if self.on { format!("{}{text}\x1b[0m", style.ansi()) } else { text.to_owned() }
     }
 
     /// Whether anything is coloured.

@@ -92,10 +92,7 @@ struct ProblemDocument {
 impl CliError {
     /// Arguments that do not fit together.
     pub fn argument(what: impl Into<String>, hint: impl Into<String>) -> CliError {
-        CliError::Argument {
-            what: what.into(),
-            hint: hint.into(),
-        }
+        CliError::Argument { what: what.into(), hint: hint.into() }
     }
 
     /// A stable code.
@@ -117,20 +114,17 @@ impl CliError {
     /// How the command ends.
     pub fn exit(&self) -> Exit {
         match self {
-            CliError::Usage(_)
-            | CliError::Argument { .. }
-            | CliError::Call(_)
-            | CliError::UnknownDevice { .. } => Exit::Usage,
-            CliError::DeviceFile(_)
-            | CliError::Capabilities { .. }
-            | CliError::Unreadable { .. } => Exit::Config,
+            CliError::Usage(_) | CliError::Argument { .. } | CliError::Call(_) | CliError::UnknownDevice { .. } => {
+                Exit::Usage
+            }
+            CliError::DeviceFile(_) | CliError::Capabilities { .. } | CliError::Unreadable { .. } => Exit::Config,
             CliError::Outdated { .. } => Exit::No,
             CliError::Output(_) => Exit::Unusable,
             CliError::Engine(error) => match error {
                 EngineError::Call(_) | EngineError::UnknownKernel { .. } => Exit::Usage,
-                EngineError::NoKernel { .. }
-                | EngineError::CudaGraphUnsafe { .. }
-                | EngineError::Execution { .. } => Exit::No,
+                EngineError::NoKernel { .. } | EngineError::CudaGraphUnsafe { .. } | EngineError::Execution { .. } => {
+                    Exit::No
+                }
                 EngineError::Snapshot(_) | EngineError::Capabilities { .. } => Exit::Config,
                 EngineError::UnknownDevice(_) => Exit::Unusable,
             },
@@ -146,14 +140,9 @@ impl CliError {
             CliError::Engine(error) => error.hint(),
             CliError::Capabilities { error, .. } => error.hint(),
             CliError::UnknownDevice { .. } => {
-                format!(
-                    "pass a JSON file, 'cpu' or 'cuda:0', or one of {}",
-                    lz_hardware::described_names().join(", ")
-                )
+                format!("pass a JSON file, 'cpu' or 'cuda:0', or one of {}", lz_hardware::described_names().join(", "))
             }
-            CliError::DeviceFile(_) => {
-                "see what a description holds with 'layerzero schema device'".into()
-            }
+            CliError::DeviceFile(_) => "see what a description holds with 'layerzero schema device'".into(),
             CliError::Unreadable { .. } => "check the path".into(),
             CliError::Outdated { path, what, .. } => {
                 format!("layerzero schema {what} > {}", path.display())
@@ -168,10 +157,7 @@ impl CliError {
             CliError::Capabilities { error, .. } => problems(error),
             _ => &[],
         };
-        let document = |p: &Problem| ProblemDocument {
-            path: p.path.clone(),
-            message: p.message.clone(),
-        };
+        let document = |p: &Problem| ProblemDocument { path: p.path.clone(), message: p.message.clone() };
         ErrorDocument {
             code: self.code(),
             message: self.to_string(),
@@ -184,10 +170,7 @@ impl CliError {
 /// The single problems of a document that was refused.
 fn problems(error: &EngineError) -> &[Problem] {
     match error {
-        EngineError::Capabilities {
-            error: CapabilitiesError::Problems(problems),
-            ..
-        } => problems,
+        EngineError::Capabilities { error: CapabilitiesError::Problems(problems), .. } => problems,
         _ => &[],
     }
 }
@@ -196,8 +179,5 @@ fn problems(error: &EngineError) -> &[Problem] {
 fn plain(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
-    text.strip_suffix("For more information, try '--help'.")
-        .unwrap_or(text)
-        .trim_end()
-        .to_owned()
+    text.strip_suffix("For more information, try '--help'.").unwrap_or(text).trim_end().to_owned()
 }

@@ -30,10 +30,7 @@ impl HostTensor {
         random: &mut Random,
     ) -> Result<HostTensor, CliError> {
         let input = op.input_index(&arg.name).map(|i| &op.schema().inputs[i]);
-        let strides: Extents = arg
-            .strides
-            .as_ref()
-            .map_or_else(|| row_major(&arg.shape), |s| s.as_slice().into());
+        let strides: Extents = arg.strides.as_ref().map_or_else(|| row_major(&arg.shape), |s| s.as_slice().into());
         let dtype = arg.dtype;
         let mut tensor = HostTensor {
             name: arg.name.clone(),
@@ -43,70 +40,47 @@ impl HostTensor {
             bytes: vec![0; dtype.bytes_for(span(arg, &strides)?)],
             strides,
         };
-        let filler = Filler {
-            op,
-            query,
-            dtype,
-            shape: &arg.shape,
-            meaning: input.map_or(Meaning::Data, meaning_of),
-        };
+        let filler = Filler { op, query, dtype, shape: &arg.shape, meaning: input.map_or(Meaning::Data, meaning_of) };
         filler.fill(&mut tensor.view_mut(), random);
         Ok(tensor)
     }
 
     /// For reading.
     pub fn view(&self) -> TensorView<'_> {
-        TensorView::strided(self.dtype, &self.shape, &self.strides, 0, &self.bytes)
-            .expect("the memory was made for it")
+        TensorView::strided(self.dtype, &self.shape, &self.strides, 0, &self.bytes).expect("the memory was made for it")
     }
 
     /// For writing.
     pub fn view_mut(&mut self) -> TensorViewMut<'_> {
         let bytes = &mut self.bytes;
-        TensorViewMut::strided(self.dtype, &self.shape, &self.strides, 0, bytes)
-            .expect("the memory was made for it")
+        TensorViewMut::strided(self.dtype, &self.shape, &self.strides, 0, bytes).expect("the memory was made for it")
     }
 }
 
 /// Whether a tensor of this shape is small enough to be made here.
 pub fn check_size(name: &str, shape: &[i64]) -> Result<(), CliError> {
     let elements = shape.iter().try_fold(1i64, |n, &size| n.checked_mul(size));
-    elements
-        .filter(|&n| n <= MOST_ELEMENTS)
-        .map(|_| ())
-        .ok_or_else(|| too_large(name))
+    elements.filter(|&n| n <= MOST_ELEMENTS).map(|_| ()).ok_or_else(|| too_large(name))
 }
 
 fn too_large(name: &str) -> CliError {
-    let what = format!(
-        "'{name}' is too large to run on the host, where a tensor may have {MOST_ELEMENTS} elements"
-    );
-    CliError::argument(
-        what,
-        "ask 'layerzero select' or 'layerzero explain', which need no memory",
-    )
+    let what = format!("'{name}' is too large to run on the host, where a tensor may have {MOST_ELEMENTS} elements");
+    CliError::argument(what, "ask 'layerzero select' or 'layerzero explain', which need no memory")
 }
 
 /// How many elements the memory of a tensor holds.
 fn span(arg: &TensorArg, strides: &[i64]) -> Result<usize, CliError> {
     check_size(&arg.name, &arg.shape)?;
     if strides.iter().any(|&s| s < 0) {
-        let what = format!(
-            "'{}' has a negative stride, which cannot be run here",
-            arg.name
-        );
+        let what = format!("'{}' has a negative stride, which cannot be run here", arg.name);
         return Err(CliError::argument(what, "give strides of zero or more"));
     }
     if arg.shape.contains(&0) {
         return Ok(0);
     }
-    let reach = |last: i64, (&size, &stride): (&i64, &i64)| {
-        last.checked_add((size - 1).checked_mul(stride)?)
-    };
+    let reach = |last: i64, (&size, &stride): (&i64, &i64)| last.checked_add((size - 1).checked_mul(stride)?);
     let last = arg.shape.iter().zip(strides).try_fold(0, reach);
-    last.filter(|&n| n < MOST_ELEMENTS)
-        .map(|n| n as usize + 1)
-        .ok_or_else(|| too_large(&arg.name))
+    last.filter(|&n| n < MOST_ELEMENTS).map(|n| n as usize + 1).ok_or_else(|| too_large(&arg.name))
 }
 
 /// What the numbers of a tensor mean, and so which of them are valid.
@@ -148,25 +122,13 @@ enum Limit {
 
 /// What inputs mean, by name; names mean the same in every operation that has them.
 const MEANINGS: &[(&str, Meaning)] = &[
-    (
-        "indices",
-        Meaning::Index(Limit::Either(
-            &Limit::Dim("vocab"),
-            &Limit::Quotient("seq_k", "block_cols"),
-        )),
-    ),
+    ("indices", Meaning::Index(Limit::Either(&Limit::Dim("vocab"), &Limit::Quotient("seq_k", "block_cols")))),
     ("draft_ids", Meaning::Index(Limit::Dim("vocab"))),
     ("positions", Meaning::Index(Limit::Dim("table"))),
     ("block_tables", Meaning::Index(Limit::Dim("num_blocks"))),
     ("moves", Meaning::Counted(Limit::Dim("num_blocks"))),
-    (
-        "slot_mapping",
-        Meaning::Counted(Limit::Product("num_blocks", "block_size")),
-    ),
-    (
-        "context_lens",
-        Meaning::Length(Limit::Product("max_blocks", "block_size")),
-    ),
+    ("slot_mapping", Meaning::Counted(Limit::Product("num_blocks", "block_size"))),
+    ("context_lens", Meaning::Length(Limit::Product("max_blocks", "block_size"))),
     ("cu_seqlens_q", Meaning::Bounds(Limit::Dim("seq_q"))),
     ("qo_indptr", Meaning::Bounds(Limit::Dim("seq_q"))),
     ("kv_indptr", Meaning::Bounds(Limit::Dim("seq_k"))),
@@ -186,10 +148,7 @@ const MEANINGS: &[(&str, Meaning)] = &[
 ];
 
 fn meaning_of(input: &'static Input) -> Meaning {
-    MEANINGS
-        .iter()
-        .find(|(name, _)| *name == input.name)
-        .map_or(Meaning::Data, |(_, meaning)| *meaning)
+    MEANINGS.iter().find(|(name, _)| *name == input.name).map_or(Meaning::Data, |(_, meaning)| *meaning)
 }
 
 /// Fills one tensor.
@@ -226,9 +185,7 @@ impl Filler<'_> {
                 Meaning::Probabilities => row[column as usize],
                 Meaning::Uniform => random.unit(),
                 Meaning::Positive => 0.0625 + random.unit() / 2.0,
-                Meaning::Mask if self.dtype == DType::Bool => {
-                    f64::from(u8::from(random.unit() < 0.9))
-                }
+                Meaning::Mask if self.dtype == DType::Bool => f64::from(u8::from(random.unit() < 0.9)),
                 Meaning::Mask => -random.unit(),
                 Meaning::Unknown => 0.0,
             };

@@ -70,13 +70,7 @@ where
         // What was parsed before the mistake is not known, so the flag is looked for as it is written.
         Err(_) => (args.iter().any(|a| a == "--json"), ColorChoice::Auto),
     };
-    let mut printer = Printer::new(
-        out,
-        err,
-        json,
-        Paint::new(color, terminals.out),
-        Paint::new(color, terminals.err),
-    );
+    let mut printer = Printer::new(out, err, json, Paint::new(color, terminals.out), Paint::new(color, terminals.err));
     let answered = match parsed {
         Ok(cli) => cli.command.run(&mut printer),
         Err(refusal) if refusal.use_stderr() => Err(CliError::Usage(refusal)),

@@ -44,13 +44,7 @@ impl<'w> Printer<'w> {
         paint: Paint,
         err_paint: Paint,
     ) -> Printer<'w> {
-        Printer {
-            out,
-            err,
-            json,
-            paint,
-            err_paint,
-        }
+        Printer { out, err, json, paint, err_paint }
     }
 
     /// Whether JSON was asked for.
@@ -60,10 +54,7 @@ impl<'w> Printer<'w> {
 
     /// Prints one JSON document, with its version in front.
     pub fn json<T: Serialize + ?Sized>(&mut self, content: &T) -> Result<(), CliError> {
-        self.raw_json(&Versioned {
-            schema_version: SCHEMA_VERSION,
-            content,
-        })
+        self.raw_json(&Versioned { schema_version: SCHEMA_VERSION, content })
     }
 
     /// Prints a JSON document as it is.
@@ -98,10 +89,7 @@ impl<'w> Printer<'w> {
         for row in rows {
             table.add_row(row);
         }
-        table
-            .trim_fmt()
-            .lines()
-            .try_for_each(|line| self.line(format!(" {}", line.trim_end())))
+        table.trim_fmt().lines().try_for_each(|line| self.line(format!(" {}", line.trim_end())))
     }
 
     /// Prints bytes as they are.
@@ -112,11 +100,7 @@ impl<'w> Printer<'w> {
     /// Prints what clap has to show: help, or the version.
     pub fn help(&mut self, help: &clap::Error) -> Result<(), CliError> {
         let text = help.render();
-        let text = if self.paint.is_on() {
-            text.ansi().to_string()
-        } else {
-            text.to_string()
-        };
+        let text = if self.paint.is_on() { text.ansi().to_string() } else { text.to_string() };
         self.bytes(text.as_bytes())
     }
 
@@ -137,20 +121,14 @@ impl<'w> Printer<'w> {
                 self.beside(&error.to_string())
             }
             _ => {
-                let label = self
-                    .err_paint
-                    .paint(Style::Bad, &format!("error[{}]", error.code()));
+                let label = self.err_paint.paint(Style::Bad, &format!("error[{}]", error.code()));
                 let hint = self.err_paint.paint(Style::Good, "hint");
                 self.beside(&format!("{label}: {error}\n{hint}: {}", error.hint()));
             }
         }
         if self.json {
             // The exit tells of the error, whether or not its document finds a reader.
-            let _ = self
-                .json(&Failed {
-                    error: error.document(),
-                })
-                .and_then(|()| self.flush());
+            let _ = self.json(&Failed { error: error.document() }).and_then(|()| self.flush());
         }
         error.exit()
     }

@@ -34,17 +34,10 @@ impl Session {
             Some(name) => Session::on(vec![device(name)?]),
             None => {
                 let machine = lz_hardware::detect();
-                Session {
-                    notes: machine.notes,
-                    ..Session::on(machine.devices)
-                }
+                Session { notes: machine.notes, ..Session::on(machine.devices) }
             }
         };
-        let refused = args
-            .capabilities
-            .iter()
-            .filter_map(|path| load(&session.engine, path).err())
-            .collect();
+        let refused = args.capabilities.iter().filter_map(|path| load(&session.engine, path).err()).collect();
         Ok((session, refused))
     }
 
@@ -53,17 +46,10 @@ impl Session {
         let warnings = Arc::new(Mutex::new(Vec::new()));
         let given = Arc::clone(&warnings);
         let hook = move |warning: &layerzero::Warning| {
-            given
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(warning.to_string());
+            given.lock().unwrap_or_else(PoisonError::into_inner).push(warning.to_string());
         };
         let engine = Engine::builder().devices(devices).on_warning(hook).build();
-        Session {
-            engine,
-            notes: Vec::new(),
-            warnings,
-        }
+        Session { engine, notes: Vec::new(), warnings }
     }
 
     /// Puts the operator's will in force for an operation.
@@ -78,18 +64,9 @@ impl Session {
         if let Some(kernel) = &args.lock {
             policy = policy.lock(op, kernel);
         }
-        policy = args
-            .deny
-            .iter()
-            .fold(policy, |policy, kernel| policy.deny(kernel));
-        policy = args
-            .prefer
-            .iter()
-            .fold(policy, |policy, backend| policy.prefer_source(backend));
-        policy = args
-            .avoid
-            .iter()
-            .fold(policy, |policy, backend| policy.avoid_source(backend));
+        policy = args.deny.iter().fold(policy, |policy, kernel| policy.deny(kernel));
+        policy = args.prefer.iter().fold(policy, |policy, backend| policy.prefer_source(backend));
+        policy = args.avoid.iter().fold(policy, |policy, backend| policy.avoid_source(backend));
         self.engine.update(|spec| {
             spec.policy = policy;
             spec.settings.strict = args.strict;
@@ -104,17 +81,9 @@ impl Session {
             if snapshot.kernels().any(|(_, kernel)| wanted.matches(kernel)) {
                 return None;
             }
-            Some(
-                nearest(pattern, snapshot.kernels().map(|(_, k)| k.id.as_str())).map(str::to_owned),
-            )
+            Some(nearest(pattern, snapshot.kernels().map(|(_, k)| k.id.as_str())).map(str::to_owned))
         });
-        nearest.map_or(Ok(()), |nearest| {
-            Err(EngineError::UnknownKernel {
-                id: pattern.to_owned(),
-                nearest,
-            }
-            .into())
-        })
+        nearest.map_or(Ok(()), |nearest| Err(EngineError::UnknownKernel { id: pattern.to_owned(), nearest }.into()))
     }
 
     fn check_backend(&self, name: &str) -> Result<(), CliError> {
@@ -123,20 +92,13 @@ impl Session {
         if known().any(|n| n == name) {
             return Ok(());
         }
-        let what = format!(
-            "unknown backend '{name}'{}",
-            lz_model::did_you_mean(&nearest(name, known()))
-        );
-        Err(CliError::argument(
-            what,
-            format!("registered are {}", known().collect::<Vec<_>>().join(", ")),
-        ))
+        let what = format!("unknown backend '{name}'{}", lz_model::did_you_mean(&nearest(name, known())));
+        Err(CliError::argument(what, format!("registered are {}", known().collect::<Vec<_>>().join(", "))))
     }
 
     /// Prints the warnings given so far.
     pub fn print_warnings(&self, printer: &mut Printer<'_>) {
-        let warnings =
-            std::mem::take(&mut *self.warnings.lock().unwrap_or_else(PoisonError::into_inner));
+        let warnings = std::mem::take(&mut *self.warnings.lock().unwrap_or_else(PoisonError::into_inner));
         warnings.iter().for_each(|text| printer.warning(text));
     }
 }
@@ -151,23 +113,12 @@ fn device(name: &str) -> Result<DeviceSpec, CliError> {
         return Ok(DeviceSpec::from_file(path)?);
     }
     if let Some((platform, index)) = place(name) {
-        let mut here = lz_hardware::detect()
-            .devices
-            .into_iter()
-            .filter(|d| d.platform == platform);
-        let missing = || {
-            CliError::argument(
-                format!("this machine has no device '{name}'"),
-                "see 'layerzero doctor'",
-            )
-        };
+        let mut here = lz_hardware::detect().devices.into_iter().filter(|d| d.platform == platform);
+        let missing = || CliError::argument(format!("this machine has no device '{name}'"), "see 'layerzero doctor'");
         return here.nth(index).ok_or_else(missing);
     }
     let nearest = nearest(name, lz_hardware::described_names().iter().copied()).map(str::to_owned);
-    Err(CliError::UnknownDevice {
-        name: name.to_owned(),
-        nearest,
-    })
+    Err(CliError::UnknownDevice { name: name.to_owned(), nearest })
 }
 
 /// A device of this machine, named as torch does: `cpu`, `cuda`, `cuda:1`.
@@ -177,19 +128,10 @@ fn place(name: &str) -> Option<(Platform, usize)> {
 }
 
 fn load(engine: &Engine, path: &Path) -> Result<(), CliError> {
-    let unreadable = |source| CliError::Unreadable {
-        path: path.to_owned(),
-        source,
-    };
+    let unreadable = |source| CliError::Unreadable { path: path.to_owned(), source };
     let text = fs::read_to_string(path).map_err(unreadable)?;
-    let stem = path
-        .file_stem()
-        .unwrap_or(path.as_os_str())
-        .to_string_lossy();
+    let stem = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy();
     engine
         .load_capabilities(&stem, &text)
-        .map_err(|error| CliError::Capabilities {
-            path: path.to_owned(),
-            error: Box::new(error),
-        })
+        .map_err(|error| CliError::Capabilities { path: path.to_owned(), error: Box::new(error) })
 }

@@ -2,8 +2,8 @@
 
 use lz_model::schema::Output;
 use lz_model::{
-    BindRules, Call, CallError, Catalog, Context, DType, DeviceIx, KernelArgs, KernelError, Layout,
-    NamedCall, Op, ParamValue, Tensor, TensorMeta, TensorView,
+    BindRules, Call, CallError, Catalog, Context, DType, DeviceIx, KernelArgs, KernelError, Layout, NamedCall, Op,
+    ParamValue, Tensor, TensorMeta, TensorView,
 };
 
 use crate::{Builtin, KERNELS};
@@ -67,16 +67,8 @@ pub(crate) fn call_into(
     layout: Option<Layout>,
     blank: impl Fn(DType, &[i64]) -> Tensor,
 ) -> Result<Vec<(&'static str, Tensor)>, CallRefError> {
-    let metas: Vec<(&str, TensorMeta<'_>)> = inputs
-        .iter()
-        .map(|(name, view)| (*name, view.meta()))
-        .collect();
-    let named = NamedCall {
-        inputs: metas,
-        params: params.to_vec(),
-        layout,
-        ..NamedCall::new()
-    };
+    let metas: Vec<(&str, TensorMeta<'_>)> = inputs.iter().map(|(name, view)| (*name, view.meta())).collect();
+    let named = NamedCall { inputs: metas, params: params.to_vec(), layout, ..NamedCall::new() };
     let (ordered, bound) = Catalog::get().resolve(name, &named, &BindRules::default(), |_| None)?;
     let op = Catalog::get().op(bound.query.op());
     let kernel = reference_of(op).ok_or(CallRefError::NoReference { op: op.id() })?;
@@ -99,18 +91,11 @@ pub(crate) fn call_into(
     let mut results: Vec<(&'static str, Tensor)> = Vec::new();
     for output in op.schema().outputs {
         let tensor = match *output {
-            Output::Updates(input) => op
-                .input_index(input)
-                .and_then(|i| views[i].take())
-                .map(|view| view.to_tensor()),
+            Output::Updates(input) => op.input_index(input).and_then(|i| views[i].take()).map(|view| view.to_tensor()),
             Output::Fresh { .. } => match fresh.next() {
                 Some(spec) if !can_exist(spec.dtype, &spec.shape) => {
                     let shape = spec.shape.to_vec();
-                    return Err(CallRefError::ImpossibleOutput {
-                        op: op.id(),
-                        output: spec.name,
-                        shape,
-                    });
+                    return Err(CallRefError::ImpossibleOutput { op: op.id(), output: spec.name, shape });
                 }
                 spec => spec.map(|spec| blank(spec.dtype, &spec.shape)),
             },
@@ -118,35 +103,23 @@ pub(crate) fn call_into(
         results.extend(tensor.map(|tensor| (output.name(), tensor)));
     }
 
-    let mut outputs: Vec<_> = results
-        .iter_mut()
-        .map(|(_, tensor)| tensor.view_mut())
-        .collect();
-    kernel.run(&mut KernelArgs {
-        query: &bound.query,
-        inputs: &views,
-        params: &params,
-        outputs: &mut outputs,
-    })?;
+    let mut outputs: Vec<_> = results.iter_mut().map(|(_, tensor)| tensor.view_mut()).collect();
+    kernel.run(&mut KernelArgs { query: &bound.query, inputs: &views, params: &params, outputs: &mut outputs })?;
     Ok(results)
 }
 
 fn reference_of(op: &Op) -> Option<Builtin> {
-    KERNELS
-        .iter()
-        .copied()
-        .find(|k| k.ops().contains(&op.id()) && k.descriptor(op.id()).reference)
+    KERNELS.iter().copied().find(|k| k.ops().contains(&op.id()) && k.descriptor(op.id()).reference)
 }
 
 /// Whether a tensor of that shape has sizes that make sense and fits the address space.
 fn can_exist(dtype: DType, shape: &[i64]) -> bool {
-    let bits = shape.iter().try_fold(i64::from(dtype.bits()), |bits, &n| {
-        if n < 0 {
-            None
-        } else {
-            bits.checked_mul(n.max(1))
-        }
-    });
+    let bits = shape.iter().try_fold(
+        i64::from(dtype.bits()),
+        |bits, &n| {
+            if n < 0 { None } else { bits.checked_mul(n.max(1)) }
+        },
+    );
     bits.is_some()
 }
 
@@ -158,48 +131,23 @@ mod tests {
     fn each_error_can_be_raised() {
         let slopes = Tensor::zeros(DType::F32, &[2]);
         let alibi = |seq_q| {
-            let params = [
-                ("seq_q", ParamValue::Int(seq_q)),
-                ("seq_k", ParamValue::Int(seq_q)),
-            ];
+            let params = [("seq_q", ParamValue::Int(seq_q)), ("seq_k", ParamValue::Int(seq_q))];
             call("posenc.alibi", &[("slopes", slopes.view())], &params, None)
         };
-        assert!(matches!(
-            call("no_such_thing", &[], &[], None),
-            Err(CallRefError::Call(CallError::UnknownOp { .. }))
-        ));
+        assert!(matches!(call("no_such_thing", &[], &[], None), Err(CallRefError::Call(CallError::UnknownOp { .. }))));
         // Negative sizes may be refused when the call is bound, or here.
-        assert!(matches!(
-            alibi(-1),
-            Err(CallRefError::ImpossibleOutput { .. } | CallRefError::Call(_))
-        ));
-        assert!(matches!(
-            alibi(i64::MAX),
-            Err(CallRefError::ImpossibleOutput { .. })
-        ));
-        let tokenizer = [
-            ("tokenizer_id", ParamValue::str("t")),
-            ("texts", ParamValue::Int(1)),
-            ("length", ParamValue::Int(1)),
-        ];
+        assert!(matches!(alibi(-1), Err(CallRefError::ImpossibleOutput { .. } | CallRefError::Call(_))));
+        assert!(matches!(alibi(i64::MAX), Err(CallRefError::ImpossibleOutput { .. })));
+        let tokenizer =
+            [("tokenizer_id", ParamValue::str("t")), ("texts", ParamValue::Int(1)), ("length", ParamValue::Int(1))];
         assert_eq!(
             call("tokenize.encode", &[], &tokenizer, None),
-            Err(CallRefError::NoReference {
-                op: "tokenize.encode"
-            })
+            Err(CallRefError::NoReference { op: "tokenize.encode" })
         );
         let ids = Tensor::from_ints(DType::I64, &[1], &[7]);
         let table = Tensor::zeros(DType::F32, &[2, 2]);
-        let outside = call(
-            "embedding.lookup",
-            &[("indices", ids.view()), ("weight", table.view())],
-            &[],
-            None,
-        );
-        assert!(matches!(
-            outside,
-            Err(CallRefError::Kernel(KernelError::BadData { .. }))
-        ));
+        let outside = call("embedding.lookup", &[("indices", ids.view()), ("weight", table.view())], &[], None);
+        assert!(matches!(outside, Err(CallRefError::Kernel(KernelError::BadData { .. }))));
     }
 
     #[test]
@@ -216,9 +164,6 @@ mod tests {
         ];
         let results = call("kv_cache.append", &inputs, &[], None).unwrap();
         assert_eq!(results[0].0, "key_cache");
-        assert_eq!(
-            (results[0].1.to_f64(), cache.to_f64()),
-            (vec![5.0], vec![0.0])
-        );
+        assert_eq!((results[0].1.to_f64(), cache.to_f64()), (vec![5.0], vec![0.0]));
     }
 }

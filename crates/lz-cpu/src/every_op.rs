@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 
 use lz_model::schema::{DTypeRule, Input, LayoutRule, OpKind, OpSchema, Sizes};
-use lz_model::{
-    Catalog, DType, Layout, ParamRole, ParamType, ParamValue, Tensor, TensorView, indices,
-};
+use lz_model::{Catalog, DType, Layout, ParamRole, ParamType, ParamValue, Tensor, TensorView, indices};
 
 use crate::CallRefError;
 use crate::call::call_into;
@@ -39,10 +37,7 @@ impl Sizes for Case {
         self.dims[name]
     }
     fn param(&self, name: &str) -> ParamValue {
-        self.params
-            .iter()
-            .find(|(param, _)| *param == name)
-            .map_or(ParamValue::None, |(_, value)| *value)
+        self.params.iter().find(|(param, _)| *param == name).map_or(ParamValue::None, |(_, value)| *value)
     }
     fn dtype(&self, input: &str) -> Option<DType> {
         let given = self.inputs.iter().find(|(name, _)| *name == input);
@@ -53,12 +48,7 @@ impl Sizes for Case {
 impl Case {
     /// `forced` is the input that is given for certain, and its dtype.
     fn random(schema: &'static OpSchema, forced: (&str, DType), rng: &mut Rng) -> Case {
-        let mut case = Case {
-            dims: BTreeMap::new(),
-            params: Vec::new(),
-            inputs: Vec::new(),
-            layout: None,
-        };
+        let mut case = Case { dims: BTreeMap::new(), params: Vec::new(), inputs: Vec::new(), layout: None };
         for dim in schema.dims {
             let size = match dim.name {
                 "heads" => rng.pick(&[0, 1, 2, 2, 4]),
@@ -73,8 +63,7 @@ impl Case {
             case.dims.insert(dim.name, size);
         }
         if schema.id == "attention.sparse.block" {
-            case.dims
-                .insert("seq_q", case.dims["row_blocks"] * case.dims["block_rows"]);
+            case.dims.insert("seq_q", case.dims["row_blocks"] * case.dims["block_rows"]);
             case.dims.insert("seq_k", rng.pick(&[0, 4]));
         }
         if schema.id.contains(".standard.") {
@@ -102,11 +91,8 @@ impl Case {
                 case.dims.insert(dim.name, size);
             }
         }
-        let tags = schema
-            .inputs
-            .iter()
-            .flat_map(|input| input.shape.split('|'))
-            .filter_map(|shape| shape.split_once(':'));
+        let tags =
+            schema.inputs.iter().flat_map(|input| input.shape.split('|')).filter_map(|shape| shape.split_once(':'));
         let tags: Vec<Layout> = tags.map(|(tag, _)| tag.trim().parse().unwrap()).collect();
         if schema.layout != LayoutRule::None {
             case.layout = Some(rng.pick(&tags));
@@ -116,20 +102,13 @@ impl Case {
                 continue;
             }
             let dtype = match input.dtype {
-                DTypeRule::Same(other) => case
-                    .inputs
-                    .iter()
-                    .find(|(name, _)| *name == other)
-                    .unwrap()
-                    .1
-                    .dtype(),
+                DTypeRule::Same(other) => case.inputs.iter().find(|(name, _)| *name == other).unwrap().1.dtype(),
                 DTypeRule::In(_) if input.name == forced.0 => forced.1,
                 DTypeRule::In(set) => rng.pick(&set.iter().collect::<Vec<_>>()),
             };
             let shape = case.shape(input, rng);
             let values = values(input, dtype, indices(&shape).count(), rng);
-            case.inputs
-                .push((input.name, Tensor::from_f64(dtype, &shape, &values)));
+            case.inputs.push((input.name, Tensor::from_f64(dtype, &shape, &values)));
         }
         case
     }
@@ -167,12 +146,7 @@ impl Case {
         views: &[TensorView<'_>],
         blank: fn(DType, &[i64]) -> Tensor,
     ) -> Result<Vec<Tensor>, CallRefError> {
-        let inputs: Vec<_> = self
-            .inputs
-            .iter()
-            .map(|(name, _)| *name)
-            .zip(views.iter().cloned())
-            .collect();
+        let inputs: Vec<_> = self.inputs.iter().map(|(name, _)| *name).zip(views.iter().cloned()).collect();
         let results = call_into(schema.id, &inputs, &self.params, self.layout, blank)?;
         Ok(results.into_iter().map(|(_, tensor)| tensor).collect())
     }
@@ -184,15 +158,7 @@ fn values(input: &Input, dtype: DType, count: usize, rng: &mut Rng) -> Vec<f64> 
         .map(|_| match dtype {
             DType::I32 | DType::I64 if strange => rng.pick(&[-1.0, 0.0, 5.0, 1e12, -1e12]),
             DType::I32 | DType::I64 | DType::Bool => rng.pick(&[0.0, 0.0, 1.0]),
-            _ if strange => rng.pick(&[
-                f64::NAN,
-                f64::INFINITY,
-                f64::NEG_INFINITY,
-                0.0,
-                -0.0,
-                1e30,
-                0.3,
-            ]),
+            _ if strange => rng.pick(&[f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, 1e30, 0.3]),
             _ => rng.below(401) as f64 / 100.0 - 2.0,
         })
         .collect();
@@ -225,24 +191,11 @@ impl Scattered {
             let inner: i64 = index.iter().zip(&strides).map(|(i, s)| i * s).sum();
             view.set(&[offset + inner], value);
         }
-        Scattered {
-            dtype: tensor.dtype(),
-            shape: tensor.shape().to_vec(),
-            strides,
-            offset,
-            memory,
-        }
+        Scattered { dtype: tensor.dtype(), shape: tensor.shape().to_vec(), strides, offset, memory }
     }
 
     fn view(&self) -> TensorView<'_> {
-        TensorView::strided(
-            self.dtype,
-            &self.shape,
-            &self.strides,
-            self.offset,
-            self.memory.bytes(),
-        )
-        .unwrap()
+        TensorView::strided(self.dtype, &self.shape, &self.strides, self.offset, self.memory.bytes()).unwrap()
     }
 }
 
@@ -253,11 +206,7 @@ fn dirty(dtype: DType, shape: &[i64]) -> Tensor {
 
 #[test]
 fn every_dtype_of_every_input_works_wherever_it_lies() {
-    for op in Catalog::get()
-        .ops()
-        .iter()
-        .filter(|op| op.schema().kind != OpKind::Tokenization)
-    {
+    for op in Catalog::get().ops().iter().filter(|op| op.schema().kind != OpKind::Tokenization) {
         let schema = op.schema();
         for input in schema.inputs {
             let DTypeRule::In(dtypes) = input.dtype else {
@@ -267,42 +216,18 @@ fn every_dtype_of_every_input_works_wherever_it_lies() {
                 let mut succeeded = 0;
                 for seed in 0..30 {
                     let case = Case::random(schema, (input.name, dtype), &mut Rng(seed));
-                    let plain: Vec<_> = case
-                        .inputs
-                        .iter()
-                        .map(|(_, tensor)| tensor.view())
-                        .collect();
+                    let plain: Vec<_> = case.inputs.iter().map(|(_, tensor)| tensor.view()).collect();
                     let result = case.run(schema, &plain, Tensor::zeros);
 
-                    let scattered: Vec<_> = case
-                        .inputs
-                        .iter()
-                        .map(|(_, tensor)| Scattered::of(tensor))
-                        .collect();
+                    let scattered: Vec<_> = case.inputs.iter().map(|(_, tensor)| Scattered::of(tensor)).collect();
                     let elsewhere: Vec<_> = scattered.iter().map(Scattered::view).collect();
                     let what = format!("{} with {} {dtype}, seed {seed}", schema.id, input.name);
-                    assert_eq!(
-                        case.run(schema, &elsewhere, Tensor::zeros),
-                        result,
-                        "{what}: strides matter"
-                    );
-                    assert_eq!(
-                        case.run(schema, &plain, dirty),
-                        result,
-                        "{what}: a result is not written"
-                    );
-                    let some = result
-                        .iter()
-                        .flatten()
-                        .any(|tensor| !tensor.bytes().is_empty());
+                    assert_eq!(case.run(schema, &elsewhere, Tensor::zeros), result, "{what}: strides matter");
+                    assert_eq!(case.run(schema, &plain, dirty), result, "{what}: a result is not written");
+                    let some = result.iter().flatten().any(|tensor| !tensor.bytes().is_empty());
                     succeeded += usize::from(some);
                 }
-                assert!(
-                    succeeded > 0,
-                    "{} with {} {dtype} never ran",
-                    schema.id,
-                    input.name
-                );
+                assert!(succeeded > 0, "{} with {} {dtype} never ran", schema.id, input.name);
             }
         }
     }

@@ -107,12 +107,7 @@ kernels! {
 
 /// Every kernel with its descriptor, once per operation it implements.
 pub fn descriptors() -> impl Iterator<Item = (Builtin, KernelDescriptor)> {
-    KERNELS.iter().flat_map(|&kernel| {
-        kernel
-            .ops()
-            .iter()
-            .map(move |op| (kernel, kernel.descriptor(op)))
-    })
+    KERNELS.iter().flat_map(|&kernel| kernel.ops().iter().map(move |op| (kernel, kernel.descriptor(op))))
 }
 
 /// The backend these kernels make up.
@@ -127,14 +122,8 @@ mod tests {
 
     #[test]
     fn every_tensor_operation_has_exactly_one_reference() {
-        for op in Catalog::get()
-            .ops()
-            .iter()
-            .filter(|op| op.schema().kind != OpKind::Tokenization)
-        {
-            let references = descriptors()
-                .filter(|(_, d)| d.operation == op.id() && d.reference)
-                .count();
+        for op in Catalog::get().ops().iter().filter(|op| op.schema().kind != OpKind::Tokenization) {
+            let references = descriptors().filter(|(_, d)| d.operation == op.id() && d.reference).count();
             assert_eq!(references, 1, "{}", op.id());
         }
     }

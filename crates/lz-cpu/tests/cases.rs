@@ -14,12 +14,8 @@ fn folder() -> PathBuf {
 
 fn number(value: &Value) -> f64 {
     match value.as_str() {
-        Some(text) => text
-            .parse()
-            .unwrap_or_else(|_| panic!("{text} is no number")),
-        None => value
-            .as_f64()
-            .unwrap_or_else(|| panic!("{value} is no number")),
+        Some(text) => text.parse().unwrap_or_else(|_| panic!("{text} is no number")),
+        None => value.as_f64().unwrap_or_else(|| panic!("{value} is no number")),
     }
 }
 
@@ -28,12 +24,7 @@ fn numbers(value: &Value) -> Vec<f64> {
 }
 
 fn extents(value: &Value) -> Vec<i64> {
-    value
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|n| n.as_i64().unwrap())
-        .collect()
+    value.as_array().unwrap().iter().map(|n| n.as_i64().unwrap()).collect()
 }
 
 fn dtype(value: &Value) -> DType {
@@ -50,14 +41,8 @@ struct Input {
 
 impl Input {
     fn read(name: &str, value: &Value) -> Input {
-        let (dtype, shape, data) = (
-            dtype(value),
-            extents(&value["shape"]),
-            numbers(&value["data"]),
-        );
-        let strides = value
-            .get("strides")
-            .map(|s| (extents(s), value["offset"].as_i64().unwrap_or(0)));
+        let (dtype, shape, data) = (dtype(value), extents(&value["shape"]), numbers(&value["data"]));
+        let strides = value.get("strides").map(|s| (extents(s), value["offset"].as_i64().unwrap_or(0)));
         let memory = Tensor::from_f64(dtype, &[data.len() as i64], &data);
         for (stored, given) in memory.to_f64().iter().zip(&data) {
             assert!(
@@ -65,20 +50,13 @@ impl Input {
                 "{name}: {given} is not representable in {dtype}"
             );
         }
-        Input {
-            name: name.to_owned(),
-            memory,
-            shape,
-            strides,
-        }
+        Input { name: name.to_owned(), memory, shape, strides }
     }
 
     fn view(&self) -> TensorView<'_> {
         let (dtype, bytes) = (self.memory.dtype(), self.memory.bytes());
         match &self.strides {
-            Some((strides, offset)) => {
-                TensorView::strided(dtype, &self.shape, strides, *offset, bytes)
-            }
+            Some((strides, offset)) => TensorView::strided(dtype, &self.shape, strides, *offset, bytes),
             None => TensorView::contiguous(dtype, &self.shape, bytes),
         }
         .unwrap()
@@ -92,24 +70,13 @@ fn params(case: &Value) -> Vec<(String, ParamValue)> {
         Value::Number(n) if n.is_i64() => ParamValue::Int(n.as_i64().unwrap()),
         other => ParamValue::Float(number(other)),
     };
-    case["params"]
-        .as_object()
-        .unwrap()
-        .iter()
-        .map(|(name, v)| (name.clone(), value(v)))
-        .collect()
+    case["params"].as_object().unwrap().iter().map(|(name, v)| (name.clone(), value(v))).collect()
 }
 
 /// Runs one case; says what is wrong with the result.
 fn run(op: &str, case: &Value) -> Result<(), String> {
-    let inputs: Vec<Input> = case["inputs"]
-        .as_object()
-        .unwrap()
-        .iter()
-        .map(|(n, v)| Input::read(n, v))
-        .collect();
-    let views: Vec<(&str, TensorView<'_>)> =
-        inputs.iter().map(|i| (i.name.as_str(), i.view())).collect();
+    let inputs: Vec<Input> = case["inputs"].as_object().unwrap().iter().map(|(n, v)| Input::read(n, v)).collect();
+    let views: Vec<(&str, TensorView<'_>)> = inputs.iter().map(|i| (i.name.as_str(), i.view())).collect();
     let params = params(case);
     let params: Vec<(&str, ParamValue)> = params.iter().map(|(n, v)| (n.as_str(), *v)).collect();
     let layout: Option<Layout> = case["layout"].as_str().map(|l| l.parse().unwrap());
@@ -123,11 +90,7 @@ fn run(op: &str, case: &Value) -> Result<(), String> {
     let outputs = result.map_err(|e| e.to_string())?;
     let expected: &Map<String, Value> = case["expect"].as_object().unwrap();
     if outputs.len() != expected.len() {
-        return Err(format!(
-            "{} outputs, expected {}",
-            outputs.len(),
-            expected.len()
-        ));
+        return Err(format!("{} outputs, expected {}", outputs.len(), expected.len()));
     }
     for (name, output) in &outputs {
         compare(op, output, &expected[*name]).map_err(|e| format!("{name}: {e}"))?;
@@ -145,20 +108,10 @@ fn compare(op: &str, output: &Tensor, expected: &Value) -> Result<(), String> {
             expected["shape"]
         ));
     }
-    let schema = Catalog::get()
-        .ops()
-        .iter()
-        .find(|o| o.id() == op)
-        .unwrap()
-        .schema();
+    let schema = Catalog::get().ops().iter().find(|o| o.id() == op).unwrap().schema();
     let exact = expected["exact"].as_bool().unwrap_or(false);
     let tolerance = schema.tolerances.of(output.dtype());
-    for (i, (got, want)) in output
-        .to_f64()
-        .into_iter()
-        .zip(numbers(&expected["data"]))
-        .enumerate()
-    {
+    for (i, (got, want)) in output.to_f64().into_iter().zip(numbers(&expected["data"])).enumerate() {
         let close = (got - want).abs() <= tolerance.atol + tolerance.rtol * want.abs();
         let equal = got == want || got.is_nan() && want.is_nan();
         if !(equal || !exact && close) {
@@ -172,8 +125,7 @@ fn compare(op: &str, output: &Tensor, expected: &Value) -> Result<(), String> {
 fn every_case_of_every_operation_agrees_with_numpy() {
     let (mut seen, mut wrong, mut count) = (BTreeSet::new(), Vec::new(), 0);
     for entry in std::fs::read_dir(folder()).expect("testdata/ops") {
-        let file: Value =
-            serde_json::from_slice(&std::fs::read(entry.unwrap().path()).unwrap()).unwrap();
+        let file: Value = serde_json::from_slice(&std::fs::read(entry.unwrap().path()).unwrap()).unwrap();
         let op = file["op"].as_str().unwrap();
         for case in file["cases"].as_array().unwrap() {
             count += 1;
@@ -183,32 +135,18 @@ fn every_case_of_every_operation_agrees_with_numpy() {
         }
         seen.insert(op.to_owned());
     }
-    for op in Catalog::get()
-        .ops()
-        .iter()
-        .filter(|op| op.schema().kind != OpKind::Tokenization)
-    {
+    for op in Catalog::get().ops().iter().filter(|op| op.schema().kind != OpKind::Tokenization) {
         assert!(seen.contains(op.id()), "no cases for {}", op.id());
     }
     assert!(count > 1000, "only {count} cases were found");
-    assert!(
-        wrong.is_empty(),
-        "{} of {count} cases are wrong:\n{}",
-        wrong.len(),
-        wrong.join("\n")
-    );
+    assert!(wrong.is_empty(), "{} of {count} cases are wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
 #[test]
 fn every_dtype_of_every_required_input_has_a_case() {
     for entry in std::fs::read_dir(folder()).expect("testdata/ops") {
-        let file: Value =
-            serde_json::from_slice(&std::fs::read(entry.unwrap().path()).unwrap()).unwrap();
-        let op = Catalog::get()
-            .ops()
-            .iter()
-            .find(|o| o.id() == file["op"].as_str().unwrap())
-            .unwrap();
+        let file: Value = serde_json::from_slice(&std::fs::read(entry.unwrap().path()).unwrap()).unwrap();
+        let op = Catalog::get().ops().iter().find(|o| o.id() == file["op"].as_str().unwrap()).unwrap();
         for input in op.schema().inputs.iter().filter(|input| !input.optional) {
             let lz_model::schema::DTypeRule::In(allowed) = input.dtype else {
                 continue;
@@ -219,12 +157,7 @@ fn every_dtype_of_every_required_input_has_a_case() {
                     .unwrap()
                     .iter()
                     .any(|case| case["inputs"][input.name]["dtype"] == dtype.name());
-                assert!(
-                    covered,
-                    "{}: no case has '{}' as {dtype}",
-                    op.id(),
-                    input.name
-                );
+                assert!(covered, "{}: no case has '{}' as {dtype}", op.id(), input.name);
             }
         }
     }

@@ -21,12 +21,7 @@ fn ints(shape: &[i64], values: &[i64]) -> Tensor {
 }
 
 /// The first result of a call that must succeed.
-fn run(
-    op: &str,
-    inputs: &[(&str, TensorView<'_>)],
-    params: &[(&str, ParamValue)],
-    layout: Option<Layout>,
-) -> Tensor {
+fn run(op: &str, inputs: &[(&str, TensorView<'_>)], params: &[(&str, ParamValue)], layout: Option<Layout>) -> Tensor {
     call(op, inputs, params, layout).unwrap().swap_remove(0).1
 }
 
@@ -57,18 +52,9 @@ impl Problem {
 
     fn tensors(&self) -> [Tensor; 3] {
         [
-            noise(
-                self.seed,
-                &[self.batch, self.seq_q, self.heads(), self.head_dim],
-            ),
-            noise(
-                self.seed ^ 1,
-                &[self.batch, self.seq_k, self.kv_heads, self.head_dim],
-            ),
-            noise(
-                self.seed ^ 2,
-                &[self.batch, self.seq_k, self.kv_heads, self.v_dim],
-            ),
+            noise(self.seed, &[self.batch, self.seq_q, self.heads(), self.head_dim]),
+            noise(self.seed ^ 1, &[self.batch, self.seq_k, self.kv_heads, self.head_dim]),
+            noise(self.seed ^ 2, &[self.batch, self.seq_k, self.kv_heads, self.v_dim]),
         ]
     }
 }
@@ -90,12 +76,7 @@ prop_compose! {
 
 fn dense(tensors: &[Tensor; 3], params: &[(&str, ParamValue)]) -> Tensor {
     let [q, k, v] = tensors;
-    run(
-        "attention",
-        &[("query", q.view()), ("key", k.view()), ("value", v.view())],
-        params,
-        Some(Layout::Bshd),
-    )
+    run("attention", &[("query", q.view()), ("key", k.view()), ("value", v.view())], params, Some(Layout::Bshd))
 }
 
 const CAUSAL: (&str, ParamValue) = ("causal", ParamValue::Bool(true));

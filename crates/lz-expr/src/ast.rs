@@ -92,20 +92,9 @@ pub(crate) enum AstKind {
     All(Vec<Ast>),
     Any(Vec<Ast>),
     Chain(Box<Ast>, Vec<ChainLink>),
-    Compare {
-        op: Cmp,
-        op_at: usize,
-        sides: Box<(Ast, Ast)>,
-    },
-    In {
-        negated: bool,
-        item: Box<Ast>,
-        list: Vec<Ast>,
-    },
-    Matches {
-        op_at: usize,
-        sides: Box<(Ast, Ast)>,
-    },
+    Compare { op: Cmp, op_at: usize, sides: Box<(Ast, Ast)> },
+    In { negated: bool, item: Box<Ast>, list: Vec<Ast> },
+    Matches { op_at: usize, sides: Box<(Ast, Ast)> },
     Call(String, Vec<Ast>),
 }
 

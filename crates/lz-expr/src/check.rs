@@ -24,18 +24,8 @@ impl Checker<'_> {
         ExprError::at(kind, self.text, at)
     }
 
-    pub(crate) fn mismatch(
-        &self,
-        operator: &'static str,
-        at: usize,
-        left: Type,
-        right: Type,
-    ) -> ExprError {
-        let kind = ExprErrorKind::TypeMismatch {
-            operator,
-            left,
-            right,
-        };
+    pub(crate) fn mismatch(&self, operator: &'static str, at: usize, left: Type, right: Type) -> ExprError {
+        let kind = ExprErrorKind::TypeMismatch { operator, left, right };
         self.error(kind, at)
     }
 
@@ -46,11 +36,7 @@ impl Checker<'_> {
         found: Type,
         at: usize,
     ) -> ExprError {
-        let kind = ExprErrorKind::BadOperand {
-            operator,
-            wanted,
-            found,
-        };
+        let kind = ExprErrorKind::BadOperand { operator, wanted, found };
         self.error(kind, at)
     }
 
@@ -74,25 +60,13 @@ impl Checker<'_> {
             AstKind::All(parts) => Node::Bool(BoolNode::All(self.truths(parts, "and")?)),
             AstKind::Any(parts) => Node::Bool(BoolNode::Any(self.truths(parts, "or")?)),
             AstKind::Chain(first, links) => self.chain(first, links)?,
-            AstKind::Compare { op, op_at, sides } => {
-                Node::Bool(self.compare(*op, *op_at, &sides.0, &sides.1)?)
-            }
-            AstKind::In {
-                negated,
-                item,
-                list,
-            } => {
+            AstKind::Compare { op, op_at, sides } => Node::Bool(self.compare(*op, *op_at, &sides.0, &sides.1)?),
+            AstKind::In { negated, item, list } => {
                 let member = self.member(item, list)?;
-                Node::Bool(if *negated {
-                    BoolNode::Not(Box::new(member))
-                } else {
-                    member
-                })
+                Node::Bool(if *negated { BoolNode::Not(Box::new(member)) } else { member })
             }
             AstKind::Matches { op_at, sides } => match self.pair(&sides.0, &sides.1)? {
-                (Node::Str(text), Node::Str(pattern)) => {
-                    Node::Bool(BoolNode::Glob(Box::new((text, pattern))))
-                }
+                (Node::Str(text), Node::Str(pattern)) => Node::Bool(BoolNode::Glob(Box::new((text, pattern)))),
                 (left, right) => {
                     return Err(self.mismatch("matches", *op_at, left.ty(), right.ty()));
                 }
@@ -159,33 +133,22 @@ impl Checker<'_> {
     }
 
     fn truths(&self, parts: &[Ast], operator: &'static str) -> Result<Box<[BoolNode]>, ExprError> {
-        parts
-            .iter()
-            .map(|part| self.truth(part, operator))
-            .collect()
+        parts.iter().map(|part| self.truth(part, operator)).collect()
     }
 
     fn compare(&self, op: Cmp, at: usize, left: &Ast, right: &Ast) -> Result<BoolNode, ExprError> {
         let equality = matches!(op, Cmp::Eq | Cmp::Ne);
         let negated = op == Cmp::Ne;
-        let (left, right) = if equality {
-            self.pair(left, right)?
-        } else {
-            (self.node(left)?, self.node(right)?)
-        };
+        let (left, right) = if equality { self.pair(left, right)? } else { (self.node(left)?, self.node(right)?) };
         let (left_ty, right_ty) = (left.ty(), right.ty());
         match (left, right) {
-            (Node::Bool(left), Node::Bool(right)) if equality => Ok(BoolNode::Same {
-                negated,
-                sides: Box::new((left, right)),
-            }),
-            (Node::Str(left), Node::Str(right)) if equality => Ok(BoolNode::StrSame {
-                negated,
-                sides: Box::new((left, right)),
-            }),
-            (Node::Int(left), Node::Int(right)) => {
-                Ok(BoolNode::IntCmp(op, Box::new((left, right))))
+            (Node::Bool(left), Node::Bool(right)) if equality => {
+                Ok(BoolNode::Same { negated, sides: Box::new((left, right)) })
             }
+            (Node::Str(left), Node::Str(right)) if equality => {
+                Ok(BoolNode::StrSame { negated, sides: Box::new((left, right)) })
+            }
+            (Node::Int(left), Node::Int(right)) => Ok(BoolNode::IntCmp(op, Box::new((left, right)))),
             (left, right) => match (left.into_float(), right.into_float()) {
                 (Ok(left), Ok(right)) => Ok(BoolNode::FloatCmp(op, Box::new((left, right)))),
                 _ => Err(self.mismatch(op.symbol(), at, left_ty, right_ty)),
@@ -212,18 +175,12 @@ impl Checker<'_> {
                 let ty = item.ty();
                 let mut numbers = Numbers::default();
                 for ast in list {
-                    numbers
-                        .push(self.node(ast)?)
-                        .map_err(|found| self.mismatch("in", ast.at, ty, found))?;
+                    numbers.push(self.node(ast)?).map_err(|found| self.mismatch("in", ast.at, ty, found))?;
                 }
                 Ok(match (item, numbers) {
-                    (Node::Int(item), Numbers::Ints(list)) => {
-                        BoolNode::IntIn(Box::new((item, list.into())))
-                    }
+                    (Node::Int(item), Numbers::Ints(list)) => BoolNode::IntIn(Box::new((item, list.into()))),
                     (item, numbers) => {
-                        let item = item
-                            .into_float()
-                            .map_err(|found| self.mismatch("in", item_at, ty, found))?;
+                        let item = item.into_float().map_err(|found| self.mismatch("in", item_at, ty, found))?;
                         BoolNode::FloatIn(Box::new((item, numbers.into_floats().into())))
                     }
                 })

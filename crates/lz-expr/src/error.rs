@@ -141,14 +141,8 @@ impl ExprErrorKind {
     /// How to put it right, when that can be told.
     pub fn hint(&self) -> Option<String> {
         match self {
-            ExprErrorKind::UnknownName {
-                nearest: Some(nearest),
-                ..
-            } => Some(format!("did you mean `{nearest}`?")),
-            ExprErrorKind::UnknownFunction {
-                nearest: Some(nearest),
-                ..
-            } => Some(format!("did you mean `{nearest}`?")),
+            ExprErrorKind::UnknownName { nearest: Some(nearest), .. } => Some(format!("did you mean `{nearest}`?")),
+            ExprErrorKind::UnknownFunction { nearest: Some(nearest), .. } => Some(format!("did you mean `{nearest}`?")),
             ExprErrorKind::UnexpectedToken { found, .. } if found == "`[`" => {
                 Some("a list may only follow `in` or `not in`".into())
             }
@@ -156,9 +150,7 @@ impl ExprErrorKind {
             ExprErrorKind::UnexpectedCharacter { found: '|' } => Some("write `or`".into()),
             ExprErrorKind::BadEscape { .. } => Some("write `\\\\` for a backslash".into()),
             ExprErrorKind::SingleEquals => Some("write `==`".into()),
-            ExprErrorKind::ChainedComparison => {
-                Some("write `1 < x and x < 3`, not `1 < x < 3`".into())
-            }
+            ExprErrorKind::ChainedComparison => Some("write `1 < x and x < 3`, not `1 < x < 3`".into()),
             _ => None,
         }
     }
@@ -168,11 +160,7 @@ impl ExprError {
     /// The error at byte `offset` of `text`.
     pub(crate) fn at(kind: ExprErrorKind, text: &str, offset: usize) -> ExprError {
         let offset = text.floor_char_boundary(offset);
-        ExprError {
-            kind,
-            column: text[..offset].chars().count() + 1,
-            text: text.to_owned(),
-        }
+        ExprError { kind, column: text[..offset].chars().count() + 1, text: text.to_owned() }
     }
 
     /// The line of `text` the column is on and the column within it, with a
@@ -186,11 +174,7 @@ impl ExprError {
                 let from = column.saturating_sub(AROUND);
                 let shown: String = line.chars().skip(from).take(2 * AROUND).collect();
                 let before = if from > 0 { "…" } else { "" };
-                let after = if from + 2 * AROUND < length {
-                    "…"
-                } else {
-                    ""
-                };
+                let after = if from + 2 * AROUND < length { "…" } else { "" };
                 let caret = column - from + before.chars().count();
                 return (format!("{before}{shown}{after}"), caret);
             }
@@ -206,11 +190,7 @@ impl fmt::Display for ExprError {
         writeln!(f, "{}", self.kind)?;
         writeln!(f, "  {line}")?;
         // Tabs are copied so that the caret stays under its column.
-        let margin: String = line
-            .chars()
-            .take(caret)
-            .map(|c| if c == '\t' { '\t' } else { ' ' })
-            .collect();
+        let margin: String = line.chars().take(caret).map(|c| if c == '\t' { '\t' } else { ' ' }).collect();
         write!(f, "  {margin}^")?;
         match self.kind.hint() {
             Some(hint) => write!(f, "\nhint: {hint}"),

@@ -17,11 +17,7 @@ impl Env for NoFields {
 
 fn mistyped(slot: u16, expected: Type, found: Value<'_>) -> EvalError {
     let found = found.ty();
-    EvalError::FieldType {
-        slot,
-        expected,
-        found,
-    }
+    EvalError::FieldType { slot, expected, found }
 }
 
 impl Node {
@@ -60,14 +56,10 @@ impl BoolNode {
                 }
                 Ok(false)
             }
-            BoolNode::Same { negated, sides } => {
-                Ok((sides.0.eval(env)? == sides.1.eval(env)?) != *negated)
-            }
+            BoolNode::Same { negated, sides } => Ok((sides.0.eval(env)? == sides.1.eval(env)?) != *negated),
             BoolNode::IntCmp(op, sides) => Ok(op.holds(&sides.0.eval(env)?, &sides.1.eval(env)?)),
             BoolNode::FloatCmp(op, sides) => Ok(op.holds(&sides.0.eval(env)?, &sides.1.eval(env)?)),
-            BoolNode::StrSame { negated, sides } => {
-                Ok((sides.0.eval(env)? == sides.1.eval(env)?) != *negated)
-            }
+            BoolNode::StrSame { negated, sides } => Ok((sides.0.eval(env)? == sides.1.eval(env)?) != *negated),
             BoolNode::IntIn(both) => {
                 let item = both.0.eval(env)?;
                 for element in &both.1 {

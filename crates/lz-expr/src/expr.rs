@@ -72,11 +72,7 @@ impl Expr {
 
     fn new(source: &str, root: Node) -> Expr {
         let depends = Dependence::of(&root);
-        Expr(Arc::new(Compiled {
-            source: source.into(),
-            root,
-            depends,
-        }))
+        Expr(Arc::new(Compiled { source: source.into(), root, depends }))
     }
 
     /// The text the expression was read from.

@@ -41,15 +41,9 @@ pub(crate) fn tokens(text: &str) -> Result<Vec<Token>, ExprError> {
     loop {
         lexer.skip_space();
         let start = lexer.at;
-        let kind = lexer
-            .next()
-            .map_err(|(kind, offset)| ExprError::at(kind, text, offset))?;
+        let kind = lexer.next().map_err(|(kind, offset)| ExprError::at(kind, text, offset))?;
         let done = kind == TokenKind::End;
-        tokens.push(Token {
-            kind,
-            start,
-            end: lexer.at,
-        });
+        tokens.push(Token { kind, start, end: lexer.at });
         if done {
             return Ok(tokens);
         }
@@ -123,11 +117,7 @@ impl Lexer<'_> {
 
     fn word(&mut self) -> TokenKind {
         let bytes = self.text.as_bytes();
-        let part = |i: usize| {
-            bytes
-                .get(i)
-                .is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_')
-        };
+        let part = |i: usize| bytes.get(i).is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_');
         let start = self.at;
         while part(self.at) || (bytes.get(self.at) == Some(&b'.') && part(self.at + 1)) {
             self.at += 1;

@@ -46,10 +46,8 @@ pub(crate) fn render<'a>(
     entries: impl IntoIterator<Item = (&'a str, MatchValue<'a>)>,
     scope: &Scope,
 ) -> Result<String, ExprError> {
-    let clauses = entries
-        .into_iter()
-        .map(|(field, value)| clause(field, &value, scope))
-        .collect::<Result<Vec<_>, _>>()?;
+    let clauses =
+        entries.into_iter().map(|(field, value)| clause(field, &value, scope)).collect::<Result<Vec<_>, _>>()?;
     if clauses.is_empty() {
         return Ok("true".into());
     }
@@ -58,16 +56,12 @@ pub(crate) fn render<'a>(
 
 fn clause(field: &str, value: &MatchValue<'_>, scope: &Scope) -> Result<String, ExprError> {
     let Some(slot) = scope.slot(field) else {
-        let kind = ExprErrorKind::UnknownName {
-            name: field.to_owned(),
-            nearest: scope.nearest(field).map(str::to_owned),
-        };
+        let kind =
+            ExprErrorKind::UnknownName { name: field.to_owned(), nearest: scope.nearest(field).map(str::to_owned) };
         return Err(ExprError::at(kind, &entry_text(field, value), 0));
     };
     let ty = scope.ty(slot);
-    let read = |value: &MatchValue<'_>| {
-        Test::read(value, ty).map_err(|reason| bad_value(field, value, reason))
-    };
+    let read = |value: &MatchValue<'_>| Test::read(value, ty).map_err(|reason| bad_value(field, value, reason));
     let MatchValue::List(items) = value else {
         return Ok(read(value)?.on(field));
     };
@@ -88,11 +82,7 @@ fn entry_text(field: &str, value: &MatchValue<'_>) -> String {
 }
 
 fn bad_value(field: &str, value: &MatchValue<'_>, reason: &'static str) -> ExprError {
-    let kind = ExprErrorKind::BadMatchValue {
-        field: field.to_owned(),
-        value: value.shown(),
-        reason,
-    };
+    let kind = ExprErrorKind::BadMatchValue { field: field.to_owned(), value: value.shown(), reason };
     ExprError::at(kind, &entry_text(field, value), field.len() + 2)
 }
 
@@ -106,10 +96,7 @@ impl Test {
     }
 
     fn equals(operand: String) -> Test {
-        Test {
-            operator: "==",
-            operand,
-        }
+        Test { operator: "==", operand }
     }
 
     fn read(value: &MatchValue<'_>, ty: Type) -> Result<Test, &'static str> {
@@ -117,9 +104,7 @@ impl Test {
             (MatchValue::List(_), _) => Err("lists do not nest"),
             (MatchValue::Str(text), _) => Test::read_text(text, ty),
             (MatchValue::Bool(value), Type::Bool) => Ok(Test::equals(value.to_string())),
-            (MatchValue::Int(value), Type::Int | Type::Float) => {
-                Ok(Test::equals(value.to_string()))
-            }
+            (MatchValue::Int(value), Type::Int | Type::Float) => Ok(Test::equals(value.to_string())),
             (MatchValue::Float(value), Type::Int | Type::Float) if value.is_finite() => {
                 Ok(Test::equals(format!("{value:?}")))
             }
@@ -151,10 +136,9 @@ impl Test {
             }
             Type::Bool | Type::Str if ordered => Err("only numbers have an order"),
             Type::Bool => match operand {
-                "true" | "True" | "TRUE" | "false" | "False" | "FALSE" => Ok(Test {
-                    operator,
-                    operand: operand.to_owned(),
-                }),
+                "true" | "True" | "TRUE" | "false" | "False" | "FALSE" => {
+                    Ok(Test { operator, operand: operand.to_owned() })
+                }
                 _ => Err(wanted(ty)),
             },
             Type::Str => {

@@ -105,17 +105,11 @@ impl IntNode {
             IntNode::Const(_) => true,
             IntNode::Field(_) => false,
             IntNode::Neg(inner) | IntNode::Abs(inner) => is_const(inner),
-            IntNode::Chain(first, links) => {
-                is_const(first) && links.iter().all(|(_, node)| is_const(node))
-            }
+            IntNode::Chain(first, links) => is_const(first) && links.iter().all(|(_, node)| is_const(node)),
             IntNode::Least(items) | IntNode::Greatest(items) => items.iter().all(is_const),
             IntNode::CeilDiv(sides) => is_const(&sides.0) && is_const(&sides.1),
         };
-        if ready {
-            self.eval(&crate::eval::NoFields).ok()
-        } else {
-            None
-        }
+        if ready { self.eval(&crate::eval::NoFields).ok() } else { None }
     }
 
     pub(crate) fn into_float(self) -> FloatNode {

@@ -85,12 +85,8 @@ impl Chain {
     fn finish(self) -> Node {
         match self {
             Chain::Int(first, links) if links.is_empty() => Node::Int(first),
-            Chain::Int(first, links) => {
-                Node::Int(IntNode::Chain(Box::new(first), links.into()).folded())
-            }
-            Chain::Float(first, links) => {
-                Node::Float(FloatNode::Chain(Box::new(first), links.into()))
-            }
+            Chain::Int(first, links) => Node::Int(IntNode::Chain(Box::new(first), links.into()).folded()),
+            Chain::Float(first, links) => Node::Float(FloatNode::Chain(Box::new(first), links.into())),
         }
     }
 }
@@ -135,11 +131,7 @@ impl Checker<'_> {
             _ => found >= 2,
         };
         if !right_number {
-            let kind = ExprErrorKind::Arity {
-                function,
-                expected,
-                found,
-            };
+            let kind = ExprErrorKind::Arity { function, expected, found };
             return Err(self.error(kind, at));
         }
         match (function, arguments) {
@@ -160,12 +152,8 @@ impl Checker<'_> {
                         .map_err(|found| self.bad_operand(function, NUMBER, found, argument.at))?;
                 }
                 Ok(match (function, numbers) {
-                    ("min", Numbers::Ints(items)) => {
-                        Node::Int(IntNode::Least(items.into()).folded())
-                    }
-                    (_, Numbers::Ints(items)) => {
-                        Node::Int(IntNode::Greatest(items.into()).folded())
-                    }
+                    ("min", Numbers::Ints(items)) => Node::Int(IntNode::Least(items.into()).folded()),
+                    (_, Numbers::Ints(items)) => Node::Int(IntNode::Greatest(items.into()).folded()),
                     ("min", Numbers::Floats(items)) => Node::Float(FloatNode::Least(items.into())),
                     (_, Numbers::Floats(items)) => Node::Float(FloatNode::Greatest(items.into())),
                 })

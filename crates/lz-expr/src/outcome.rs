@@ -48,24 +48,12 @@ impl Node {
     pub(crate) fn outcome<B: Bounds + ?Sized>(&self, bounds: &B) -> Outcome {
         match self {
             Node::Bool(node) => match node.truths(bounds) {
-                Truths {
-                    yes: true,
-                    no: false,
-                    fails: false,
-                } => Outcome::AlwaysTrue,
-                Truths {
-                    yes: false,
-                    no: true,
-                    fails: false,
-                } => Outcome::AlwaysFalse,
+                Truths { yes: true, no: false, fails: false } => Outcome::AlwaysTrue,
+                Truths { yes: false, no: true, fails: false } => Outcome::AlwaysFalse,
                 _ => Outcome::Varies,
             },
             Node::Int(node) => match node.span(bounds) {
-                IntSpan {
-                    lo,
-                    hi,
-                    fails: false,
-                } => Outcome::Between(lo, hi),
+                IntSpan { lo, hi, fails: false } => Outcome::Between(lo, hi),
                 _ => Outcome::Varies,
             },
             Node::Float(_) | Node::Str(_) => Outcome::Varies,
@@ -84,9 +72,7 @@ impl BoolNode {
             },
             BoolNode::Not(inner) => inner.truths(bounds).negated(),
             BoolNode::All(parts) => first_no(parts.iter().map(|part| part.truths(bounds))),
-            BoolNode::Any(parts) => {
-                first_no(parts.iter().map(|part| part.truths(bounds).negated())).negated()
-            }
+            BoolNode::Any(parts) => first_no(parts.iter().map(|part| part.truths(bounds).negated())).negated(),
             BoolNode::Same { negated, sides } => {
                 let (left, right) = (sides.0.truths(bounds), sides.1.truths(bounds));
                 let same = Truths {
@@ -97,16 +83,14 @@ impl BoolNode {
                 if *negated { same.negated() } else { same }
             }
             BoolNode::IntCmp(op, sides) => sides.0.span(bounds).compare(*op, sides.1.span(bounds)),
-            BoolNode::FloatCmp(op, sides) => {
-                sides.0.span(bounds).compare(*op, sides.1.span(bounds))
-            }
+            BoolNode::FloatCmp(op, sides) => sides.0.span(bounds).compare(*op, sides.1.span(bounds)),
             BoolNode::StrSame { negated, sides } => {
                 let same = text_pair(&sides.0, &sides.1, bounds, |left, right| left == right);
                 if *negated { same.negated() } else { same }
             }
-            BoolNode::Glob(sides) => text_pair(&sides.0, &sides.1, bounds, |text, pattern| {
-                glob::matches(pattern, text)
-            }),
+            BoolNode::Glob(sides) => {
+                text_pair(&sides.0, &sides.1, bounds, |text, pattern| glob::matches(pattern, text))
+            }
             BoolNode::IntIn(both) => {
                 let item = both.0.span(bounds);
                 let equal = |element: &IntNode| item.compare(Cmp::Eq, element.span(bounds));
@@ -118,9 +102,7 @@ impl BoolNode {
                 first_no(both.1.iter().map(|element| equal(element).negated())).negated()
             }
             BoolNode::StrIn(both) => {
-                let equal = |element: &StrNode| {
-                    text_pair(&both.0, element, bounds, |item, element| item == element)
-                };
+                let equal = |element: &StrNode| text_pair(&both.0, element, bounds, |item, element| item == element);
                 first_no(both.1.iter().map(|element| equal(element).negated())).negated()
             }
         }
@@ -132,11 +114,7 @@ impl BoolNode {
 fn first_no(parts: impl Iterator<Item = Truths>) -> Truths {
     let mut so_far = Truths::just(true);
     for part in parts {
-        so_far = Truths {
-            yes: part.yes,
-            no: so_far.no || part.no,
-            fails: so_far.fails || part.fails,
-        };
+        so_far = Truths { yes: part.yes, no: so_far.no || part.no, fails: so_far.fails || part.fails };
         if !so_far.yes {
             break;
         }
@@ -185,15 +163,8 @@ impl IntNode {
 /// each other are left as they are: there is no assignment to be wrong about.
 fn with_divisibility(span: IntSpan, multiple: Option<bool>) -> IntSpan {
     match multiple {
-        Some(true) if span.lo <= 0 => IntSpan {
-            lo: 0,
-            hi: 0,
-            ..span
-        },
-        Some(false) if span.hi >= 1 => IntSpan {
-            lo: span.lo.max(1),
-            ..span
-        },
+        Some(true) if span.lo <= 0 => IntSpan { lo: 0, hi: 0, ..span },
+        Some(false) if span.hi >= 1 => IntSpan { lo: span.lo.max(1), ..span },
         _ => span,
     }
 }
@@ -214,21 +185,15 @@ impl FloatNode {
             FloatNode::Abs(inner) => inner.span(bounds).abs(),
             FloatNode::Chain(first, links) => {
                 let start = first.span(bounds);
-                links.iter().fold(start, |span, (op, operand)| {
-                    span.step(*op, operand.span(bounds))
-                })
+                links.iter().fold(start, |span, (op, operand)| span.step(*op, operand.span(bounds)))
             }
             FloatNode::Least(items) => {
                 let spans = items.iter().map(|item| item.span(bounds));
-                spans
-                    .reduce(|a, b| a.choose(b, f64::min))
-                    .unwrap_or(FloatSpan::ALL)
+                spans.reduce(|a, b| a.choose(b, f64::min)).unwrap_or(FloatSpan::ALL)
             }
             FloatNode::Greatest(items) => {
                 let spans = items.iter().map(|item| item.span(bounds));
-                spans
-                    .reduce(|a, b| a.choose(b, f64::max))
-                    .unwrap_or(FloatSpan::ALL)
+                spans.reduce(|a, b| a.choose(b, f64::max)).unwrap_or(FloatSpan::ALL)
             }
         }
     }

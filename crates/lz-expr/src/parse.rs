@@ -10,18 +10,10 @@ use crate::lex::{Token, TokenKind, tokens};
 pub(crate) fn parse(text: &str) -> Result<Ast, ExprError> {
     if text.len() > MAX_SOURCE_BYTES {
         let kept = &text[..text.floor_char_boundary(MAX_SOURCE_BYTES)];
-        let kind = ExprErrorKind::TooLong {
-            length: text.len(),
-            limit: MAX_SOURCE_BYTES,
-        };
+        let kind = ExprErrorKind::TooLong { length: text.len(), limit: MAX_SOURCE_BYTES };
         return Err(ExprError::at(kind, kept, kept.len()));
     }
-    let mut parser = Parser {
-        text,
-        tokens: tokens(text)?,
-        next: 0,
-        depth: 0,
-    };
+    let mut parser = Parser { text, tokens: tokens(text)?, next: 0, depth: 0 };
     let ast = parser.expression(Level::Or)?;
     match parser.kind() {
         TokenKind::End => Ok(ast),
@@ -120,11 +112,7 @@ impl Parser<'_> {
     }
 
     /// Runs `inner` one level deeper; `at` is what the error points to.
-    fn nested<T>(
-        &mut self,
-        at: usize,
-        inner: impl FnOnce(&mut Self) -> Result<T, ExprError>,
-    ) -> Result<T, ExprError> {
+    fn nested<T>(&mut self, at: usize, inner: impl FnOnce(&mut Self) -> Result<T, ExprError>) -> Result<T, ExprError> {
         if self.depth == MAX_NESTING {
             let limit = MAX_NESTING;
             return Err(self.error(ExprErrorKind::TooDeep { limit }, at));
@@ -141,9 +129,7 @@ impl Parser<'_> {
             TokenKind::Or => Some(Level::Or),
             TokenKind::And => Some(Level::And),
             TokenKind::Cmp(_) | TokenKind::In | TokenKind::Matches => Some(Level::Compare),
-            TokenKind::Not if self.tokens[self.next + 1].kind == TokenKind::In => {
-                Some(Level::Compare)
-            }
+            TokenKind::Not if self.tokens[self.next + 1].kind == TokenKind::In => Some(Level::Compare),
             TokenKind::Arith(op) => Some(Level::of_arith(*op)),
             _ => None,
         }
@@ -196,11 +182,7 @@ impl Parser<'_> {
                 AstKind::All(parts)
             }
             (TokenKind::Arith(op), AstKind::Chain(first, mut links)) if extend => {
-                links.push(ChainLink {
-                    op,
-                    op_at,
-                    operand: right,
-                });
+                links.push(ChainLink { op, op_at, operand: right });
                 AstKind::Chain(first, links)
             }
             (op, kind) => {
@@ -214,25 +196,15 @@ impl Parser<'_> {
     fn membership(&mut self, item: Ast, negated: bool) -> Result<Ast, ExprError> {
         let bracket = self.at();
         self.expect(TokenKind::LeftBracket, "a list such as `[a, b]`")?;
-        let list = self.nested(bracket, |p| {
-            p.separated(TokenKind::RightBracket, "`,` or `]`")
-        })?;
+        let list = self.nested(bracket, |p| p.separated(TokenKind::RightBracket, "`,` or `]`"))?;
         let height = tallest(&list).max(item.height) + 1;
         let at = item.at;
-        let kind = AstKind::In {
-            negated,
-            item: Box::new(item),
-            list,
-        };
+        let kind = AstKind::In { negated, item: Box::new(item), list };
         self.node(at, height, kind)
     }
 
     /// One or more expressions between commas, and the closing token.
-    fn separated(
-        &mut self,
-        close: TokenKind,
-        expected: &'static str,
-    ) -> Result<Vec<Ast>, ExprError> {
+    fn separated(&mut self, close: TokenKind, expected: &'static str) -> Result<Vec<Ast>, ExprError> {
         let mut items = vec![self.expression(Level::Or)?];
         while *self.kind() == TokenKind::Comma {
             self.advance();
@@ -323,22 +295,8 @@ fn binary(op: TokenKind, op_at: usize, left: Ast, right: Ast) -> AstKind {
     match op {
         TokenKind::Or => AstKind::Any(vec![left, right]),
         TokenKind::And => AstKind::All(vec![left, right]),
-        TokenKind::Arith(op) => AstKind::Chain(
-            Box::new(left),
-            vec![ChainLink {
-                op,
-                op_at,
-                operand: right,
-            }],
-        ),
-        TokenKind::Cmp(op) => AstKind::Compare {
-            op,
-            op_at,
-            sides: Box::new((left, right)),
-        },
-        _ => AstKind::Matches {
-            op_at,
-            sides: Box::new((left, right)),
-        },
+        TokenKind::Arith(op) => AstKind::Chain(Box::new(left), vec![ChainLink { op, op_at, operand: right }]),
+        TokenKind::Cmp(op) => AstKind::Compare { op, op_at, sides: Box::new((left, right)) },
+        _ => AstKind::Matches { op_at, sides: Box::new((left, right)) },
     }
 }

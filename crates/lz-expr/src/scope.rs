@@ -48,10 +48,7 @@ impl Scope {
     ///
     /// If no field has that slot.
     pub fn alias(&mut self, alias: impl Into<String>, slot: u16) {
-        assert!(
-            usize::from(slot) < self.types.len(),
-            "alias for slot {slot}, which no field has"
-        );
+        assert!(usize::from(slot) < self.types.len(), "alias for slot {slot}, which no field has");
         self.names.insert(alias.into(), slot);
     }
 
@@ -82,10 +79,7 @@ impl Scope {
 }
 
 /// The candidate closest to `name`, if it is within a third of its length.
-pub(crate) fn closest<'a>(
-    name: &str,
-    candidates: impl Iterator<Item = &'a str>,
-) -> Option<&'a str> {
+pub(crate) fn closest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let length = name.chars().count();
     let allowed = (length / 3).max(1);
     let distance = |candidate: &str| {

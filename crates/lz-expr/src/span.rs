@@ -13,33 +13,18 @@ pub(crate) struct Truths {
 }
 
 impl Truths {
-    pub(crate) const EITHER: Truths = Truths {
-        yes: true,
-        no: true,
-        fails: false,
-    };
+    pub(crate) const EITHER: Truths = Truths { yes: true, no: true, fails: false };
 
     pub(crate) fn just(value: bool) -> Truths {
-        Truths {
-            yes: value,
-            no: !value,
-            fails: false,
-        }
+        Truths { yes: value, no: !value, fails: false }
     }
 
     pub(crate) fn or_fails(self, fails: bool) -> Truths {
-        Truths {
-            fails: self.fails || fails,
-            ..self
-        }
+        Truths { fails: self.fails || fails, ..self }
     }
 
     pub(crate) fn negated(self) -> Truths {
-        Truths {
-            yes: self.no,
-            no: self.yes,
-            ..self
-        }
+        Truths { yes: self.no, no: self.yes, ..self }
     }
 }
 
@@ -50,10 +35,7 @@ fn compare<T: PartialOrd>(op: Cmp, left: (T, T), right: (T, T)) -> Truths {
         Cmp::Le => (left.1 <= right.0, left.0 > right.1),
         Cmp::Gt | Cmp::Ge => return compare(op.flipped(), right, left),
         Cmp::Ne => return compare(Cmp::Eq, left, right).negated(),
-        Cmp::Eq => (
-            left.0 == left.1 && right.0 == right.1 && left.0 == right.0,
-            left.1 < right.0 || right.1 < left.0,
-        ),
+        Cmp::Eq => (left.0 == left.1 && right.0 == right.1 && left.0 == right.0, left.1 < right.0 || right.1 < left.0),
     };
     match (always, never) {
         (true, _) => Truths::just(true),
@@ -71,35 +53,20 @@ pub(crate) struct IntSpan {
 }
 
 impl IntSpan {
-    pub(crate) const ALL: IntSpan = IntSpan {
-        lo: i64::MIN,
-        hi: i64::MAX,
-        fails: false,
-    };
+    pub(crate) const ALL: IntSpan = IntSpan { lo: i64::MIN, hi: i64::MAX, fails: false };
 
     pub(crate) fn new(lo: i64, hi: i64) -> IntSpan {
-        IntSpan {
-            lo,
-            hi,
-            fails: false,
-        }
+        IntSpan { lo, hi, fails: false }
     }
 
     /// What lies outside 64 bits is an overflow.
     fn wide(lo: i128, hi: i128) -> IntSpan {
         let (min, max) = (i128::from(i64::MIN), i128::from(i64::MAX));
-        IntSpan {
-            lo: lo.clamp(min, max) as i64,
-            hi: hi.clamp(min, max) as i64,
-            fails: lo < min || hi > max,
-        }
+        IntSpan { lo: lo.clamp(min, max) as i64, hi: hi.clamp(min, max) as i64, fails: lo < min || hi > max }
     }
 
     pub(crate) fn or_fails(self, fails: bool) -> IntSpan {
-        IntSpan {
-            fails: self.fails || fails,
-            ..self
-        }
+        IntSpan { fails: self.fails || fails, ..self }
     }
 
     pub(crate) fn compare(self, op: Cmp, other: IntSpan) -> Truths {
@@ -123,13 +90,11 @@ impl IntSpan {
     }
 
     pub(crate) fn least(self, other: IntSpan) -> IntSpan {
-        IntSpan::new(self.lo.min(other.lo), self.hi.min(other.hi))
-            .or_fails(self.fails || other.fails)
+        IntSpan::new(self.lo.min(other.lo), self.hi.min(other.hi)).or_fails(self.fails || other.fails)
     }
 
     pub(crate) fn greatest(self, other: IntSpan) -> IntSpan {
-        IntSpan::new(self.lo.max(other.lo), self.hi.max(other.hi))
-            .or_fails(self.fails || other.fails)
+        IntSpan::new(self.lo.max(other.lo), self.hi.max(other.hi)).or_fails(self.fails || other.fails)
     }
 
     pub(crate) fn step(self, op: Arith, other: IntSpan) -> IntSpan {
@@ -150,8 +115,7 @@ impl IntSpan {
 
     pub(crate) fn ceil_div(self, other: IntSpan) -> IntSpan {
         let rounded_up = |a: i128, b: i128| a / b + i128::from(a % b != 0 && (a < 0) == (b < 0));
-        self.quotient(other, rounded_up)
-            .or_fails(self.fails || other.fails)
+        self.quotient(other, rounded_up).or_fails(self.fails || other.fails)
     }
 
     /// `divide` rounds a quotient monotonically, so that over divisors of one
@@ -164,12 +128,7 @@ impl IntSpan {
                 continue;
             }
             let (bl, bh) = (i128::from(bl), i128::from(bh));
-            let corners = [
-                divide(al, bl),
-                divide(al, bh),
-                divide(ah, bl),
-                divide(ah, bh),
-            ];
+            let corners = [divide(al, bl), divide(al, bh), divide(ah, bl), divide(ah, bh)];
             let (lo, hi) = (least_of(corners), greatest_of(corners));
             range = Some(range.map_or((lo, hi), |(l, h)| (l.min(lo), h.max(hi))));
         }
@@ -190,8 +149,7 @@ impl IntSpan {
             return IntSpan::ALL.or_fails(true);
         }
         let (al, ah) = (i128::from(self.lo), i128::from(self.hi));
-        let one_block =
-            least == greatest && ah - al < greatest && al.rem_euclid(least) <= ah.rem_euclid(least);
+        let one_block = least == greatest && ah - al < greatest && al.rem_euclid(least) <= ah.rem_euclid(least);
         let (lo, hi) = if one_block {
             (al.rem_euclid(least), ah.rem_euclid(least))
         } else if al >= 0 && ah < least {
@@ -207,11 +165,7 @@ impl IntSpan {
     fn abs_range(self) -> (i128, i128) {
         let (lo, hi) = (i128::from(self.lo), i128::from(self.hi));
         let spans_zero = lo <= 0 && 0 <= hi;
-        let least = if spans_zero {
-            0
-        } else {
-            lo.abs().min(hi.abs())
-        };
+        let least = if spans_zero { 0 } else { lo.abs().min(hi.abs()) };
         (least, lo.abs().max(hi.abs()))
     }
 }
@@ -233,36 +187,22 @@ pub(crate) struct FloatSpan {
 }
 
 impl FloatSpan {
-    pub(crate) const ALL: FloatSpan = FloatSpan {
-        range: None,
-        fails: false,
-    };
+    pub(crate) const ALL: FloatSpan = FloatSpan { range: None, fails: false };
 
     pub(crate) fn point(value: f64) -> FloatSpan {
-        FloatSpan {
-            range: Some((value, value)),
-            fails: false,
-        }
+        FloatSpan { range: Some((value, value)), fails: false }
     }
 
     pub(crate) fn of_ints(span: IntSpan) -> FloatSpan {
-        FloatSpan {
-            range: Some((span.lo as f64, span.hi as f64)),
-            fails: span.fails,
-        }
+        FloatSpan { range: Some((span.lo as f64, span.hi as f64)), fails: span.fails }
     }
 
     pub(crate) fn or_fails(self, fails: bool) -> FloatSpan {
-        FloatSpan {
-            fails: self.fails || fails,
-            ..self
-        }
+        FloatSpan { fails: self.fails || fails, ..self }
     }
 
     fn single(self) -> Option<f64> {
-        self.range
-            .filter(|(lo, hi)| lo.to_bits() == hi.to_bits())
-            .map(|(lo, _)| lo)
+        self.range.filter(|(lo, hi)| lo.to_bits() == hi.to_bits()).map(|(lo, _)| lo)
     }
 
     fn is_nan(self) -> bool {
@@ -270,8 +210,7 @@ impl FloatSpan {
     }
 
     fn finite(self) -> Option<(f64, f64)> {
-        self.range
-            .filter(|(lo, hi)| lo.is_finite() && hi.is_finite())
+        self.range.filter(|(lo, hi)| lo.is_finite() && hi.is_finite())
     }
 
     pub(crate) fn compare(self, op: Cmp, other: FloatSpan) -> Truths {
@@ -287,10 +226,7 @@ impl FloatSpan {
     }
 
     pub(crate) fn negated(self) -> FloatSpan {
-        FloatSpan {
-            range: self.range.map(|(lo, hi)| (-hi, -lo)),
-            ..self
-        }
+        FloatSpan { range: self.range.map(|(lo, hi)| (-hi, -lo)), ..self }
     }
 
     pub(crate) fn abs(self) -> FloatSpan {
@@ -316,10 +252,7 @@ impl FloatSpan {
             (Some(left), Some(right)) => Some((choose(left.0, right.0), choose(left.1, right.1))),
             _ => None,
         };
-        FloatSpan {
-            range,
-            fails: self.fails || other.fails,
-        }
+        FloatSpan { range, fails: self.fails || other.fails }
     }
 
     pub(crate) fn step(self, op: Arith, other: FloatSpan) -> FloatSpan {
@@ -341,10 +274,7 @@ impl FloatSpan {
             (Some(left), Some(right)) if !by_zero => corners(op, left, right),
             _ => None,
         };
-        FloatSpan {
-            range,
-            fails: fails || by_zero,
-        }
+        FloatSpan { range, fails: fails || by_zero }
     }
 }
 
@@ -355,12 +285,7 @@ fn corners(op: Arith, left: (f64, f64), right: (f64, f64)) -> Option<(f64, f64)>
         return None;
     }
     let mut range = (f64::INFINITY, f64::NEG_INFINITY);
-    for (a, b) in [
-        (left.0, right.0),
-        (left.0, right.1),
-        (left.1, right.0),
-        (left.1, right.1),
-    ] {
+    for (a, b) in [(left.0, right.0), (left.0, right.1), (left.1, right.0), (left.1, right.1)] {
         let value = float_step(op, a, b).ok()?;
         range = (range.0.min(value), range.1.max(value));
     }

@@ -70,13 +70,8 @@ impl Bounds for Fields {
 #[test]
 fn eval_test_and_outcome_allocate_nothing() {
     let mut scope = Scope::new();
-    for (name, ty) in [
-        ("x", Type::Int),
-        ("y", Type::Int),
-        ("f", Type::Float),
-        ("op", Type::Str),
-        ("flag", Type::Bool),
-    ] {
+    for (name, ty) in [("x", Type::Int), ("y", Type::Int), ("f", Type::Float), ("op", Type::Str), ("flag", Type::Bool)]
+    {
         scope.field(name, ty);
     }
     for source in [

@@ -42,17 +42,10 @@ pub(crate) fn probe() -> Result<(Vec<DeviceSpec>, Vec<Note>), CudaAbsent> {
     // The bindings panic on a missing library or symbol. The library is looked for first; an old
     // one without a symbol can only be found out by catching.
     panic::catch_unwind(enumerate).unwrap_or_else(|payload| {
-        let text = payload
-            .downcast_ref::<String>()
-            .map(String::as_str)
-            .or_else(|| payload.downcast_ref::<&str>().copied());
+        let text =
+            payload.downcast_ref::<String>().map(String::as_str).or_else(|| payload.downcast_ref::<&str>().copied());
         Err(CudaAbsent::Unusable {
-            message: text
-                .unwrap_or("the bindings panicked")
-                .lines()
-                .next()
-                .unwrap_or_default()
-                .to_owned(),
+            message: text.unwrap_or("the bindings panicked").lines().next().unwrap_or_default().to_owned(),
         })
     })
 }
@@ -71,16 +64,10 @@ fn enumerate() -> Result<(Vec<DeviceSpec>, Vec<Note>), CudaAbsent> {
     let mut notes = Vec::new();
     let cuda = cuda_version()
         .map_err(|error| {
-            notes.push(Note::Unknown {
-                device: "the CUDA driver".into(),
-                fact: "versions",
-                reason: code(error),
-            });
+            notes.push(Note::Unknown { device: "the CUDA driver".into(), fact: "versions", reason: code(error) });
         })
         .ok();
-    let driver = nvml::driver_version()
-        .map_err(|reason| notes.push(Note::NvmlAbsent { reason }))
-        .ok();
+    let driver = nvml::driver_version().map_err(|reason| notes.push(Note::NvmlAbsent { reason })).ok();
     let generations = GenerationTable::builtin();
     let mut devices = Vec::new();
     for ordinal in 0..count {
@@ -94,10 +81,7 @@ fn enumerate() -> Result<(Vec<DeviceSpec>, Vec<Note>), CudaAbsent> {
                 }
                 devices.push(spec.completed(&generations));
             }
-            Err(error) => notes.push(Note::DeviceSkipped {
-                ordinal: ordinal.unsigned_abs(),
-                reason: code(error),
-            }),
+            Err(error) => notes.push(Note::DeviceSkipped { ordinal: ordinal.unsigned_abs(), reason: code(error) }),
         }
     }
     Ok((devices, notes))
@@ -111,10 +95,7 @@ fn code(error: DriverError) -> String {
 fn refused(call: &'static str, error: DriverError) -> CudaAbsent {
     match error.0 {
         sys::CUresult::CUDA_ERROR_NO_DEVICE => CudaAbsent::NoDevice,
-        _ => CudaAbsent::Driver {
-            call,
-            code: code(error),
-        },
+        _ => CudaAbsent::Driver { call, code: code(error) },
     }
 }
 
@@ -141,21 +122,13 @@ impl Device {
 
     fn spec(&self, notes: &mut Vec<Note>) -> DeviceSpec {
         let name = result::device::get_name(self.0).unwrap_or_else(|error| {
-            notes.push(Note::Unknown {
-                device: format!("CUDA device {}", self.0),
-                fact: "name",
-                reason: code(error),
-            });
+            notes.push(Note::Unknown { device: format!("CUDA device {}", self.0), fact: "name", reason: code(error) });
             "NVIDIA GPU".into()
         });
         let mut spec = DeviceSpec::new(Platform::Cuda, name);
         let device = spec.name.clone();
         let mut unknown = |fact, error| {
-            notes.push(Note::Unknown {
-                device: device.clone(),
-                fact,
-                reason: code(error),
-            });
+            notes.push(Note::Unknown { device: device.clone(), fact, reason: code(error) });
         };
 
         match self.uuid() {
@@ -191,8 +164,7 @@ impl Device {
 
     fn attribute(&self, attribute: Attribute) -> Result<u32, DriverError> {
         // SAFETY: the device is one the driver handed out.
-        unsafe { result::device::get_attribute(self.0, attribute) }
-            .map(|value| u32::try_from(value).unwrap_or(0))
+        unsafe { result::device::get_attribute(self.0, attribute) }.map(|value| u32::try_from(value).unwrap_or(0))
     }
 
     fn total_memory(&self) -> Result<u64, DriverError> {
@@ -223,8 +195,7 @@ impl Device {
                 self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y)?,
                 self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z)?,
             ],
-            max_threads_per_block: self
-                .attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+            max_threads_per_block: self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
             max_shared_bytes_per_block: self
                 .attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         })
@@ -241,17 +212,12 @@ impl Device {
 
 /// Two transfers a clock over the whole bus, in GB/s.
 fn bandwidth_gbs(clock_khz: u32, bus_bits: u32) -> Option<f64> {
-    (clock_khz > 0 && bus_bits > 0)
-        .then(|| 2.0 * f64::from(clock_khz) * f64::from(bus_bits) / 8.0 / 1e6)
+    (clock_khz > 0 && bus_bits > 0).then(|| 2.0 * f64::from(clock_khz) * f64::from(bus_bits) / 8.0 / 1e6)
 }
 
 /// A UUID as NVML spells it, which tells GPUs from MIG instances.
 fn uuid_text(bytes: [u8; 16], name: &str) -> String {
-    let mut text = String::from(if name.split(' ').any(|word| word == "MIG") {
-        "MIG"
-    } else {
-        "GPU"
-    });
+    let mut text = String::from(if name.split(' ').any(|word| word == "MIG") { "MIG" } else { "GPU" });
     for (index, byte) in bytes.into_iter().enumerate() {
         if [0, 4, 6, 8, 10].contains(&index) {
             text.push('-');
@@ -270,10 +236,7 @@ mod tests {
         assert_eq!(dotted(13000), "13.0");
         assert_eq!(dotted(12080), "12.8");
         let bytes = std::array::from_fn(|i| i as u8 * 17);
-        assert_eq!(
-            uuid_text(bytes, "NVIDIA H200"),
-            "GPU-00112233-4455-6677-8899-aabbccddeeff"
-        );
+        assert_eq!(uuid_text(bytes, "NVIDIA H200"), "GPU-00112233-4455-6677-8899-aabbccddeeff");
         assert!(uuid_text(bytes, "NVIDIA A100-SXM4-40GB MIG 1g.5gb").starts_with("MIG-0011"));
     }
 

@@ -15,11 +15,7 @@ struct Described {
 
 macro_rules! device {
     ($name:literal, $words:expr) => {
-        Described {
-            name: $name,
-            words: &$words,
-            json: include_str!(concat!("../data/devices/", $name, ".json")),
-        }
+        Described { name: $name, words: &$words, json: include_str!(concat!("../data/devices/", $name, ".json")) }
     };
 }
 
@@ -63,10 +59,8 @@ pub fn described(name: &str) -> Option<DeviceSpec> {
 /// The description of the part a detected device's marketing name is about. Words must match
 /// whole (a T400 is no T4), and the row that matches most of them wins (`H100 PCIe` over `H100`).
 pub(crate) fn part_named(name: &str) -> Option<DeviceSpec> {
-    let in_name = |word: &&str| {
-        name.split(|c: char| !c.is_ascii_alphanumeric())
-            .any(|part| part.eq_ignore_ascii_case(word))
-    };
+    let in_name =
+        |word: &&str| name.split(|c: char| !c.is_ascii_alphanumeric()).any(|part| part.eq_ignore_ascii_case(word));
     DESCRIBED
         .iter()
         .filter(|device| !device.words.is_empty() && device.words.iter().all(in_name))

@@ -61,10 +61,7 @@ fn memory_under(root: &Path) -> Option<Memory> {
     let meminfo = fs::read_to_string(root.join("proc/meminfo")).ok()?;
     let kib = |name| field(&meminfo, name).map(|kib| kib.saturating_mul(1024));
     let total = kib("MemTotal:")?;
-    let mut memory = Memory {
-        free: kib("MemAvailable:").or_else(|| kib("MemFree:"))?,
-        total,
-    };
+    let mut memory = Memory { free: kib("MemAvailable:").or_else(|| kib("MemFree:"))?, total };
     let membership = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     for line in membership.lines() {
         let mut parts = line.splitn(3, ':').skip(1);
@@ -123,10 +120,8 @@ mod tests {
         root
     }
 
-    const MEMINFO: (&str, &str) = (
-        "proc/meminfo",
-        "MemTotal:       16777216 kB\nMemFree: 1 kB\nMemAvailable:    8388608 kB\n",
-    );
+    const MEMINFO: (&str, &str) =
+        ("proc/meminfo", "MemTotal:       16777216 kB\nMemFree: 1 kB\nMemAvailable:    8388608 kB\n");
 
     fn memory(files: &[(&str, &str)]) -> Option<Memory> {
         memory_under(tree(files).path())
@@ -134,10 +129,7 @@ mod tests {
 
     #[test]
     fn without_control_groups_it_is_what_meminfo_says() {
-        let host = Memory {
-            free: 8 * GIB,
-            total: 16 * GIB,
-        };
+        let host = Memory { free: 8 * GIB, total: 16 * GIB };
         assert_eq!(memory(&[MEMINFO]), Some(host));
         assert_eq!(memory(&[]), None);
         assert_eq!(memory(&[("proc/meminfo", "nonsense")]), None);
@@ -150,16 +142,10 @@ mod tests {
             ("proc/self/cgroup", "0::/outer/inner\n"),
             ("sys/fs/cgroup/outer/memory.max", "4294967296\n"),
             ("sys/fs/cgroup/outer/memory.current", "3221225472\n"),
-            (
-                "sys/fs/cgroup/outer/memory.stat",
-                "anon 1\ninactive_file 1073741824\n",
-            ),
+            ("sys/fs/cgroup/outer/memory.stat", "anon 1\ninactive_file 1073741824\n"),
             ("sys/fs/cgroup/outer/inner/memory.max", "max\n"),
         ]);
-        let limited = Memory {
-            free: 2 * GIB,
-            total: 4 * GIB,
-        };
+        let limited = Memory { free: 2 * GIB, total: 4 * GIB };
         assert_eq!(found, Some(limited));
     }
 
@@ -167,17 +153,11 @@ mod tests {
     fn a_v1_container_that_sees_the_hosts_path_is_limited_by_its_mount() {
         let found = memory(&[
             MEMINFO,
-            (
-                "proc/self/cgroup",
-                "4:memory:/docker/abc\n1:cpu:/docker/abc\n0::/\n",
-            ),
+            ("proc/self/cgroup", "4:memory:/docker/abc\n1:cpu:/docker/abc\n0::/\n"),
             ("sys/fs/cgroup/memory/memory.limit_in_bytes", "2147483648\n"),
             ("sys/fs/cgroup/memory/memory.usage_in_bytes", "1073741824\n"),
         ]);
-        let limited = Memory {
-            free: GIB,
-            total: 2 * GIB,
-        };
+        let limited = Memory { free: GIB, total: 2 * GIB };
         assert_eq!(found, Some(limited));
     }
 
@@ -186,10 +166,7 @@ mod tests {
         let found = memory(&[
             MEMINFO,
             ("proc/self/cgroup", "4:memory:/\n"),
-            (
-                "sys/fs/cgroup/memory/memory.limit_in_bytes",
-                "9223372036854771712\n",
-            ),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
             ("sys/fs/cgroup/memory/memory.usage_in_bytes", "5\n"),
         ]);
         assert_eq!(found.map(|m| (m.free, m.total)), Some((8 * GIB, 16 * GIB)));

@@ -46,11 +46,7 @@ impl fmt::Display for Note {
             Note::DeviceSkipped { ordinal, reason } => {
                 write!(f, "CUDA device {ordinal} skipped: {reason}")
             }
-            Note::Unknown {
-                device,
-                fact,
-                reason,
-            } => write!(f, "{fact} of {device} unknown: {reason}"),
+            Note::Unknown { device, fact, reason } => write!(f, "{fact} of {device} unknown: {reason}"),
         }
     }
 }
@@ -63,28 +59,10 @@ mod tests {
     fn every_note_is_one_line_that_names_its_subject() {
         let reason = || "because".to_string();
         let notes = [
-            (
-                Note::CudaAbsent {
-                    reason: CudaAbsent::NoDriver,
-                },
-                "libcuda.so.1",
-            ),
+            (Note::CudaAbsent { reason: CudaAbsent::NoDriver }, "libcuda.so.1"),
             (Note::NvmlAbsent { reason: reason() }, "NVML"),
-            (
-                Note::DeviceSkipped {
-                    ordinal: 3,
-                    reason: reason(),
-                },
-                "device 3",
-            ),
-            (
-                Note::Unknown {
-                    device: "NVIDIA H200".into(),
-                    fact: "uuid",
-                    reason: reason(),
-                },
-                "uuid of NVIDIA H200",
-            ),
+            (Note::DeviceSkipped { ordinal: 3, reason: reason() }, "device 3"),
+            (Note::Unknown { device: "NVIDIA H200".into(), fact: "uuid", reason: reason() }, "uuid of NVIDIA H200"),
         ];
         for (note, subject) in notes {
             let text = note.to_string();

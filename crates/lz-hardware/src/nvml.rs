@@ -16,9 +16,7 @@ fn nvml() -> Result<&'static Nvml, &'static str> {
 
 /// The version of the kernel-mode driver: `570.86.10`.
 pub(crate) fn driver_version() -> Result<String, String> {
-    nvml()?
-        .sys_driver_version()
-        .map_err(|error| error.to_string())
+    nvml()?.sys_driver_version().map_err(|error| error.to_string())
 }
 
 /// Free and total memory of the GPU whose `DeviceSpec::uuid` is given, without a CUDA context.
@@ -28,8 +26,5 @@ pub(crate) fn driver_version() -> Result<String, String> {
 /// absent, or where the device has no memory of its own to report.
 pub fn cuda_memory(uuid: &str) -> Option<Memory> {
     let info = nvml().ok()?.device_by_uuid(uuid).ok()?.memory_info().ok()?;
-    Some(Memory {
-        free: info.free,
-        total: info.total,
-    })
+    Some(Memory { free: info.free, total: info.total })
 }

@@ -9,9 +9,7 @@ use lz_model::CpuCaches;
 /// Physical cores behind the CPUs this process may run on.
 pub(crate) fn physical_cores(root: &Path) -> Option<u32> {
     let status = fs::read_to_string(root.join("proc/self/status")).ok()?;
-    let allowed = status
-        .lines()
-        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
     let cores: BTreeSet<String> = cpu_list(allowed)?
         .map(|cpu| {
             let topology = format!("sys/devices/system/cpu/cpu{cpu}/topology");
@@ -40,8 +38,7 @@ pub(crate) fn caches(root: &Path) -> CpuCaches {
     let indices = fs::read_dir(root.join("sys/devices/system/cpu/cpu0/cache"));
     for index in indices.into_iter().flatten().flatten() {
         let read = |name| fs::read_to_string(index.path().join(name)).ok();
-        let (Some(level), Some(kind), Some(size)) = (read("level"), read("type"), read("size"))
-        else {
+        let (Some(level), Some(kind), Some(size)) = (read("level"), read("type"), read("size")) else {
             continue;
         };
         let size = bytes(size.trim()).unwrap_or(0);
@@ -105,11 +102,7 @@ mod tests {
     fn instruction_caches_are_not_data_caches() {
         let root = tempfile::tempdir().unwrap();
         assert_eq!(caches(root.path()), CpuCaches::default());
-        let published = [
-            ("1", "Instruction", "32K"),
-            ("1", "Data", "48K"),
-            ("2", "Unified", "2M"),
-        ];
+        let published = [("1", "Instruction", "32K"), ("1", "Data", "48K"), ("2", "Unified", "2M")];
         for (index, (level, kind, size)) in published.into_iter().enumerate() {
             let at = format!("sys/devices/system/cpu/cpu0/cache/index{index}");
             let at = root.path().join(at);
@@ -118,11 +111,7 @@ mod tests {
                 fs::write(at.join(name), format!("{text}\n")).unwrap();
             }
         }
-        let expected = CpuCaches {
-            l1d: 48 << 10,
-            l2: 2 << 20,
-            l3: 0,
-        };
+        let expected = CpuCaches { l1d: 48 << 10, l2: 2 << 20, l3: 0 };
         assert_eq!(caches(root.path()), expected);
     }
 }

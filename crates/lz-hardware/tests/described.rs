@@ -17,11 +17,7 @@ fn each_loads_with_what_the_roofline_needs() {
         assert!(spec.features.is_sorted_by(|a, b| a < b), "{name}");
         for (dtype, peak) in &spec.peak_tflops {
             let parsed = dtype.parse::<DType>().unwrap();
-            assert_eq!(
-                parsed.name(),
-                dtype,
-                "{name}: a peak is keyed by dtype name"
-            );
+            assert_eq!(parsed.name(), dtype, "{name}: a peak is keyed by dtype name");
             assert!(*peak > 0.0, "{name}");
         }
     }
@@ -31,10 +27,8 @@ fn each_loads_with_what_the_roofline_needs() {
 #[test]
 fn every_description_in_the_folder_is_listed() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/data/devices");
-    let mut files: Vec<_> = std::fs::read_dir(folder)
-        .unwrap()
-        .map(|file| file.unwrap().path().file_stem().unwrap().to_owned())
-        .collect();
+    let mut files: Vec<_> =
+        std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path().file_stem().unwrap().to_owned()).collect();
     files.sort();
     let mut names = described_names().to_vec();
     names.sort();

@@ -32,9 +32,7 @@ fn cuda_is_detected_or_absent_for_a_stated_reason() {
         Ok(devices) => {
             assert!(said.is_none());
             for device in devices {
-                let sm = device
-                    .sm
-                    .expect("the driver knows every device's capability");
+                let sm = device.sm.expect("the driver knows every device's capability");
                 assert!(sm >= 50, "{device:?}");
                 let cuda = &device.versions["cuda"];
                 assert!(cuda.split('.').count() == 2, "{cuda}");
@@ -49,10 +47,7 @@ fn cuda_is_detected_or_absent_for_a_stated_reason() {
             assert_eq!(said.as_ref(), Some(&reason));
             if !Path::new("/dev/nvidia0").exists() {
                 assert!(
-                    matches!(
-                        reason,
-                        CudaAbsent::NoDriver | CudaAbsent::NoDevice | CudaAbsent::Driver { .. }
-                    ),
+                    matches!(reason, CudaAbsent::NoDriver | CudaAbsent::NoDevice | CudaAbsent::Driver { .. }),
                     "{reason:?}"
                 );
             }
@@ -62,10 +57,7 @@ fn cuda_is_detected_or_absent_for_a_stated_reason() {
 
 #[test]
 fn an_unknown_gpu_has_no_memory() {
-    assert_eq!(
-        cuda_memory("GPU-00000000-0000-0000-0000-000000000000"),
-        None
-    );
+    assert_eq!(cuda_memory("GPU-00000000-0000-0000-0000-000000000000"), None);
     assert_eq!(cuda_memory(""), None);
     assert_eq!(cuda_memory("no\0uuid"), None);
 }
@@ -81,10 +73,7 @@ mod linux {
     #[test]
     fn counts_are_within_what_the_kernel_lists() {
         let cpu = detect_cpu();
-        let listed = cpuinfo()
-            .lines()
-            .filter(|line| line.starts_with("processor"))
-            .count();
+        let listed = cpuinfo().lines().filter(|line| line.starts_with("processor")).count();
         assert!(1 <= cpu.cores && cpu.cores <= cpu.threads, "{cpu:?}");
         assert!(cpu.threads as usize <= listed, "{cpu:?}");
     }
@@ -92,13 +81,8 @@ mod linux {
     #[test]
     fn memory_is_no_more_than_the_machine_has() {
         let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
-        let total: u64 = meminfo
-            .split_whitespace()
-            .skip_while(|word| *word != "MemTotal:")
-            .nth(1)
-            .unwrap()
-            .parse()
-            .unwrap();
+        let total: u64 =
+            meminfo.split_whitespace().skip_while(|word| *word != "MemTotal:").nth(1).unwrap().parse().unwrap();
         let memory = cpu_memory().unwrap();
         assert!(0 < memory.free && memory.free <= memory.total);
         assert!(memory.total <= total * 1024);
@@ -155,10 +139,7 @@ mod linux {
         for (ours, kernels, always_listed) in NAMES {
             let listed = flags.contains(&kernels);
             assert!(!listed || cpu.supports(ours), "{ours} missed");
-            assert!(
-                listed || !always_listed || !cpu.supports(ours),
-                "{ours} made up"
-            );
+            assert!(listed || !always_listed || !cpu.supports(ours), "{ours} made up");
         }
         let known = |feature: &String| NAMES.iter().any(|row| row.0 == feature);
         assert!(cpu.features.iter().all(known), "{:?}", cpu.features);

@@ -27,35 +27,25 @@ impl<'t> KernelArgs<'_, 't> {
     /// A tensor that is read, by name; `None` when it was not given. Panics on a name the schema
     /// does not have: that is a mistake in the kernel.
     pub fn input(&self, name: &str) -> Option<&TensorView<'t>> {
-        let index = self
-            .op()
-            .input_index(name)
-            .unwrap_or_else(|| panic!("{} has no input '{name}'", self.op().id()));
+        let index = self.op().input_index(name).unwrap_or_else(|| panic!("{} has no input '{name}'", self.op().id()));
         self.inputs.get(index).and_then(Option::as_ref)
     }
 
     /// The layout of an input.
     pub fn layout(&self, name: &str) -> crate::Layout {
-        self.op()
-            .input_index(name)
-            .map_or(crate::Layout::Strided, |i| self.query.tensor(i).layout())
+        self.op().input_index(name).map_or(crate::Layout::Strided, |i| self.query.tensor(i).layout())
     }
 
     /// The size of a dimension, by name.
     pub fn dim(&self, name: &str) -> i64 {
-        let index = self
-            .op()
-            .dim_index(name)
-            .unwrap_or_else(|| panic!("{} has no dimension '{name}'", self.op().id()));
+        let index = self.op().dim_index(name).unwrap_or_else(|| panic!("{} has no dimension '{name}'", self.op().id()));
         self.query.dim(index)
     }
 
     /// A parameter, by name.
     pub fn param(&self, name: &str) -> ParamValue {
-        let index = self
-            .op()
-            .param_index(name)
-            .unwrap_or_else(|| panic!("{} has no parameter '{name}'", self.op().id()));
+        let index =
+            self.op().param_index(name).unwrap_or_else(|| panic!("{} has no parameter '{name}'", self.op().id()));
         self.params[index]
     }
 

@@ -43,11 +43,7 @@ impl Op {
     /// Checks the conditions every valid call meets. They depend on the query alone, so one that
     /// was checked before need not be checked again.
     pub fn check(&self, query: &Query, device: &DeviceSpec) -> Result<(), CallError> {
-        let facts = Facts {
-            op: self,
-            query,
-            device,
-        };
+        let facts = Facts { op: self, query, device };
         for (check, holds) in &self.checks {
             if !holds.test(&facts).unwrap_or(false) {
                 return Err(CallError::Check {
@@ -55,12 +51,7 @@ impl Op {
                     code: check.code,
                     message: check.message,
                     hint: check.hint,
-                    values: holds
-                        .slots()
-                        .iter()
-                        .map(|&s| self.describe(s, &facts))
-                        .collect::<Vec<_>>()
-                        .join(", "),
+                    values: holds.slots().iter().map(|&s| self.describe(s, &facts)).collect::<Vec<_>>().join(", "),
                 });
             }
         }
@@ -81,61 +72,45 @@ impl Op {
     /// Puts named arguments into schema order.
     pub fn in_order<'a>(&self, call: &NamedCall<'a>) -> Result<OrderedCall<'a>, CallError> {
         let schema = self.schema();
-        let mut ordered = OrderedCall {
-            inputs: [None; MAX_INPUTS],
-            params: [ParamValue::None; MAX_PARAMS],
-        };
+        let mut ordered = OrderedCall { inputs: [None; MAX_INPUTS], params: [ParamValue::None; MAX_PARAMS] };
         for (name, meta) in &call.inputs {
-            let index = self
-                .input_index(name)
-                .ok_or_else(|| CallError::UnknownInput {
-                    op: self.id(),
-                    name: (*name).to_owned(),
-                    nearest: nearest(name, schema.inputs.iter().map(|i| i.name)),
-                })?;
-            ordered.inputs[index] = Some(*meta);
+            let index = self.input_index(name).ok_or_else(|| CallError::UnknownInput {
+                op: self.id(),
+                name: (*name).to_owned(),
+                nearest: nearest(name, schema.inputs.iter().map(|i| i.name)),
+            })?;
+            if ordered.inputs[index].replace(*meta).is_some() {
+                return Err(CallError::GivenTwice { op: self.id(), name: schema.inputs[index].name });
+            }
         }
         for (name, value) in &call.params {
-            let index = self
-                .param_index(name)
-                .ok_or_else(|| CallError::UnknownParam {
-                    op: self.id(),
-                    name: (*name).to_owned(),
-                    nearest: nearest(name, schema.params.iter().map(|p| p.name)),
-                })?;
-            ordered.params[index] = *value;
+            let index = self.param_index(name).ok_or_else(|| CallError::UnknownParam {
+                op: self.id(),
+                name: (*name).to_owned(),
+                nearest: nearest(name, schema.params.iter().map(|p| p.name)),
+            })?;
+            if std::mem::replace(&mut ordered.params[index], *value) != ParamValue::None {
+                return Err(CallError::GivenTwice { op: self.id(), name: schema.params[index].name });
+            }
         }
         Ok(ordered)
     }
 
     /// The parameters of a call with defaults filled in, checked.
-    pub fn params(
-        &self,
-        given: &[ParamValue],
-    ) -> Result<SmallVec<[ParamValue; MAX_PARAMS]>, CallError> {
+    pub fn params(&self, given: &[ParamValue]) -> Result<SmallVec<[ParamValue; MAX_PARAMS]>, CallError> {
         let params = self.schema().params;
-        if given.len() > params.len()
-            && given[params.len()..].iter().any(|v| *v != ParamValue::None)
-        {
-            return Err(CallError::TooMany {
-                op: self.id(),
-                what: "parameters",
-                most: params.len(),
-                got: given.len(),
-            });
+        if given.len() > params.len() && given[params.len()..].iter().any(|v| *v != ParamValue::None) {
+            return Err(CallError::TooMany { op: self.id(), what: "parameters", most: params.len(), got: given.len() });
         }
         params
             .iter()
             .enumerate()
-            .map(
-                |(i, param)| match given.get(i).copied().unwrap_or(ParamValue::None) {
-                    ParamValue::None => param.default.value().ok_or(CallError::MissingParam {
-                        op: self.id(),
-                        param: param.name,
-                    }),
-                    value => self.typed(param, value),
-                },
-            )
+            .map(|(i, param)| match given.get(i).copied().unwrap_or(ParamValue::None) {
+                ParamValue::None => {
+                    param.default.value().ok_or(CallError::MissingParam { op: self.id(), param: param.name })
+                }
+                value => self.typed(param, value),
+            })
             .collect()
     }
 
@@ -155,21 +130,13 @@ impl Op {
             (ParamType::Float, _) => "a number".into(),
             (ParamType::Name, _) => "a name".into(),
         };
-        Err(CallError::BadParam {
-            op: self.id(),
-            param: param.name,
-            got: value.to_string(),
-            expected,
-        })
+        Err(CallError::BadParam { op: self.id(), param: param.name, got: value.to_string(), expected })
     }
 
     /// The tensors a call will give, from its arguments and its query. Updated inputs are not listed.
     pub fn outputs(&self, call: &Call<'_>, query: &Query) -> Vec<OutputSpec> {
         let schema = self.schema();
-        let meta = |name: &str| {
-            self.input_index(name)
-                .and_then(|i| call.inputs.get(i).copied().flatten())
-        };
+        let meta = |name: &str| self.input_index(name).and_then(|i| call.inputs.get(i).copied().flatten());
         let params = self.params(call.params).unwrap_or_default();
         schema
             .outputs
@@ -181,11 +148,9 @@ impl Op {
                     let dtype = match dtype {
                         OutputDType::Of(input) => meta(input)?.dtype,
                         OutputDType::Fixed(dtype) => dtype,
-                        OutputDType::Named(param) => self
-                            .param_index(param)
-                            .and_then(|i| params[i].as_str())?
-                            .parse()
-                            .ok()?,
+                        OutputDType::Named(param) => {
+                            self.param_index(param).and_then(|i| params[i].as_str())?.parse().ok()?
+                        }
                     };
                     let shape = match shape.strip_prefix("like:") {
                         Some(input) => meta(input)?.shape.into(),
@@ -199,39 +164,26 @@ impl Op {
 
     fn output_shape(&self, patterns: &[ShapePattern], call: &Call<'_>, query: &Query) -> Extents {
         let layout = query.tensor(0).layout();
-        let pattern = patterns
-            .iter()
-            .find(|p| p.layout == Some(layout))
-            .unwrap_or(&patterns[0]);
+        let pattern = patterns.iter().find(|p| p.layout == Some(layout)).unwrap_or(&patterns[0]);
         let mut shape = Extents::new();
         for axis in &pattern.axes {
             match *axis {
                 Axis::Dim(d) | Axis::Broadcast(d) => shape.push(query.dim(d)),
                 Axis::PlusOne(d) => shape.push(query.dim(d) + 1),
                 Axis::Fixed(n) => shape.push(n),
-                Axis::Rest(d) => shape
-                    .extend_from_slice(self.leading(d, call.inputs).map_or(&[], |(_, axes)| axes)),
+                Axis::Rest(d) => shape.extend_from_slice(self.leading(d, call.inputs).map_or(&[], |(_, axes)| axes)),
             }
         }
         shape
     }
 
     /// The leading axes that the first input with `...dim` has for it, and that input's name.
-    fn leading<'a>(
-        &self,
-        dim: usize,
-        inputs: &[Option<TensorMeta<'a>>],
-    ) -> Option<(&'static str, &'a [i64])> {
+    fn leading<'a>(&self, dim: usize, inputs: &[Option<TensorMeta<'a>>]) -> Option<(&'static str, &'a [i64])> {
         let named = self.schema().inputs.iter().zip(&self.inputs).zip(inputs);
         named.into_iter().find_map(|((input, patterns), meta)| {
-            let pattern = patterns
-                .iter()
-                .find(|p| p.axes.first() == Some(&Axis::Rest(dim)))?;
+            let pattern = patterns.iter().find(|p| p.axes.first() == Some(&Axis::Rest(dim)))?;
             let shape = meta.as_ref()?.shape;
-            Some((
-                input.name,
-                &shape[..(shape.len() + 1).checked_sub(pattern.axes.len())?],
-            ))
+            Some((input.name, &shape[..(shape.len() + 1).checked_sub(pattern.axes.len())?]))
         })
     }
 }
@@ -257,16 +209,16 @@ impl Catalog {
         let target = self.find(name)?;
         let mut call = call.clone();
         for &(param, value) in target.fixes {
-            match call.params.iter().find(|(name, _)| *name == param) {
+            let given = call.params.iter().find(|(name, _)| {
+                self.op(target.ops[0]).param_index(name) == self.op(target.ops[0]).param_index(param)
+            });
+            match given {
                 Some((_, given)) if *given != ParamValue::Bool(value) => {
-                    return Err(CallError::BadParam {
-                        op: self.op(target.ops[0]).id(),
-                        param,
-                        got: given.to_string(),
-                        expected: format!("{value}, as '{name}' says"),
-                    });
+                    let (got, expected) = (given.to_string(), format!("{value}, as '{name}' says"));
+                    return Err(CallError::BadParam { op: target.name, param, got, expected });
                 }
-                _ => call.params.push((param, ParamValue::Bool(value))),
+                Some(_) => {}
+                None => call.params.push((param, ParamValue::Bool(value))),
             }
         }
         let mut reasons = Vec::new();
@@ -287,13 +239,7 @@ impl Catalog {
                 Ok((ordered, bound)) => {
                     let unknown = DeviceSpec::new(crate::device::Platform::Cpu, "unknown");
                     let spec = device(bound.query.device()).unwrap_or(&unknown);
-                    if target.ops.len() == 1
-                        || op.admits(&Facts {
-                            op,
-                            query: &bound.query,
-                            device: spec,
-                        })
-                    {
+                    if target.ops.len() == 1 || op.admits(&Facts { op, query: &bound.query, device: spec }) {
                         op.check(&bound.query, spec)?;
                         return Ok((ordered, bound));
                     }
@@ -302,11 +248,7 @@ impl Catalog {
                 Err(error) => reasons.push(error),
             }
         }
-        reasons.dedup_by_key(|e| e.code());
-        Err(CallError::NoneFits {
-            alias: name.to_owned(),
-            reasons,
-        })
+        Err(CallError::of_alias(target.name, reasons))
     }
 }
 
@@ -332,15 +274,10 @@ impl Sizes for Binder<'_, '_> {
         }
     }
     fn param(&self, name: &str) -> ParamValue {
-        self.op
-            .param_index(name)
-            .map_or(ParamValue::None, |i| self.params[i])
+        self.op.param_index(name).map_or(ParamValue::None, |i| self.params[i])
     }
     fn dtype(&self, input: &str) -> Option<DType> {
-        self.op
-            .input_index(input)
-            .and_then(|i| self.inputs.get(i).copied().flatten())
-            .map(|meta| meta.dtype)
+        self.op.input_index(input).and_then(|i| self.inputs.get(i).copied().flatten()).map(|meta| meta.dtype)
     }
 }
 
@@ -348,20 +285,10 @@ impl<'o, 'a> Binder<'o, 'a> {
     fn new(op: &'o Op, call: &Call<'a>) -> Result<Binder<'o, 'a>, CallError> {
         let most = op.schema().inputs.len();
         if call.inputs.len() > most && call.inputs[most..].iter().any(Option::is_some) {
-            return Err(CallError::TooMany {
-                op: op.id(),
-                what: "tensors",
-                most,
-                got: call.inputs.len(),
-            });
+            return Err(CallError::TooMany { op: op.id(), what: "tensors", most, got: call.inputs.len() });
         }
         let params = op.params(call.params)?;
-        let device = call
-            .inputs
-            .iter()
-            .flatten()
-            .next()
-            .map_or(call.device, |meta| meta.device);
+        let device = call.inputs.iter().flatten().next().map_or(call.device, |meta| meta.device);
         let mut query = Query::new(op.ix(), device, &call.context);
         for (i, (param, value)) in op.schema().params.iter().zip(&params).enumerate() {
             query.set_param(i, param, *value);
@@ -384,12 +311,7 @@ impl<'o, 'a> Binder<'o, 'a> {
                 if size < 0 {
                     let param = self.op.schema().dims[i].name;
                     let (got, expected) = (size.to_string(), "zero or more".into());
-                    return Err(CallError::BadParam {
-                        op: self.op.id(),
-                        param,
-                        got,
-                        expected,
-                    });
+                    return Err(CallError::BadParam { op: self.op.id(), param, got, expected });
                 }
                 self.query.dims[i] = size;
                 self.shown_by[i] = Some("the parameter of that name");
@@ -403,10 +325,7 @@ impl<'o, 'a> Binder<'o, 'a> {
         for i in 0..self.op.schema().dims.len() {
             self.complete(i);
         }
-        Ok(Bound {
-            query: self.query,
-            layout: verdict,
-        })
+        Ok(Bound { query: self.query, layout: verdict })
     }
 
     fn check_presence_device_and_dtype(&self) -> Result<(), CallError> {
@@ -417,66 +336,35 @@ impl<'o, 'a> Binder<'o, 'a> {
                 if input.optional {
                     continue;
                 }
-                return Err(CallError::MissingInput {
-                    op,
-                    input: input.name,
-                });
+                return Err(CallError::MissingInput { op, input: input.name });
             };
-            let elements = meta
-                .shape
-                .iter()
-                .try_fold(1i64, |n, &size| n.checked_mul(size.max(1)));
+            if let Some(strides) = meta.strides.filter(|s| s.len() != meta.shape.len()) {
+                let (shape, strides) = (meta.shape.to_vec(), strides.to_vec());
+                return Err(CallError::BadStrides { op, input: input.name, shape, strides });
+            }
+            let elements = meta.shape.iter().try_fold(1i64, |n, &size| n.checked_mul(size.max(1)));
             if elements.is_none() {
-                return Err(CallError::TooLarge {
-                    op,
-                    input: input.name,
-                    shape: meta.shape.to_vec(),
-                });
+                return Err(CallError::TooLarge { op, input: input.name, shape: meta.shape.to_vec() });
             }
             if meta.shape.iter().any(|&n| n < 0) {
-                return Err(CallError::NegativeSize {
-                    op,
-                    input: input.name,
-                    shape: meta.shape.to_vec(),
-                });
+                return Err(CallError::NegativeSize { op, input: input.name, shape: meta.shape.to_vec() });
             }
             match first {
                 None => first = Some((input.name, meta)),
                 Some((other, reference)) if reference.device != meta.device => {
                     let (got, expected) = (meta.device.0, reference.device.0);
-                    return Err(CallError::MixedDevices {
-                        op,
-                        input: input.name,
-                        got,
-                        other,
-                        expected,
-                    });
+                    return Err(CallError::MixedDevices { op, input: input.name, got, other, expected });
                 }
                 Some(_) => {}
             }
             match input.dtype {
                 DTypeRule::In(allowed) if !allowed.contains(meta.dtype) => {
-                    return Err(CallError::WrongDType {
-                        op,
-                        input: input.name,
-                        got: meta.dtype,
-                        allowed,
-                    });
+                    return Err(CallError::WrongDType { op, input: input.name, got: meta.dtype, allowed });
                 }
                 DTypeRule::Same(other) => {
-                    let expected = self
-                        .op
-                        .input_index(other)
-                        .and_then(|i| self.inputs[i])
-                        .map(|m| m.dtype);
+                    let expected = self.op.input_index(other).and_then(|i| self.inputs[i]).map(|m| m.dtype);
                     if let Some(expected) = expected.filter(|e| *e != meta.dtype) {
-                        return Err(CallError::MixedDTypes {
-                            op,
-                            input: input.name,
-                            got: meta.dtype,
-                            other,
-                            expected,
-                        });
+                        return Err(CallError::MixedDTypes { op, input: input.name, got: meta.dtype, other, expected });
                     }
                 }
                 DTypeRule::In(_) => {}
@@ -486,59 +374,36 @@ impl<'o, 'a> Binder<'o, 'a> {
     }
 
     fn find_layout(&self, rules: &BindRules) -> Result<Option<LayoutVerdict>, CallError> {
-        let explicit = |layout| {
-            Some(LayoutVerdict {
-                layout,
-                evidence: LayoutEvidence::Explicit,
-            })
-        };
+        let explicit = |layout| Some(LayoutVerdict { layout, evidence: LayoutEvidence::Explicit });
         if let Some(layout) = self.explicit_layout {
             let known: Vec<&str> = self.named_layouts();
             if !known.contains(&layout.name()) {
-                let known = if known.is_empty() {
-                    "none".into()
-                } else {
-                    known.join(", ")
-                };
-                return Err(CallError::WrongLayout {
-                    op: self.op.id(),
-                    layout,
-                    known,
-                });
+                let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+                return Err(CallError::WrongLayout { op: self.op.id(), layout, known });
             }
         }
         Ok(match self.op.schema().layout {
             LayoutRule::None => None,
-            LayoutRule::Default(layout) => explicit(
-                self.explicit_layout
-                    .unwrap_or_else(|| self.layout_by_rank(layout)),
-            ),
+            LayoutRule::Default(layout) => {
+                explicit(self.explicit_layout.unwrap_or_else(|| self.layout_by_rank(layout)))
+            }
             LayoutRule::Detect { query, key } => {
                 let rank4 = |name| -> Result<Option<Rank4<'_>>, CallError> {
-                    let Some(meta) = self
-                        .op
-                        .input_index(name)
-                        .and_then(|i| self.inputs.get(i).copied().flatten())
+                    let Some(meta) = self.op.input_index(name).and_then(|i| self.inputs.get(i).copied().flatten())
                     else {
                         return Ok(None);
                     };
                     if meta.shape.len() != 4 {
                         return Err(self.wrong_rank(name, &meta));
                     }
-                    Ok(Some(Rank4 {
-                        shape: meta.shape,
-                        strides: meta.strides,
-                    }))
+                    Ok(Some(Rank4 { shape: meta.shape, strides: meta.strides }))
                 };
                 let (Some(q), k) = (rank4(query)?, rank4(key)?) else {
                     return Ok(None);
                 };
                 let verdict = layout::detect(q, k, self.explicit_layout, &rules.layout_hints);
                 if verdict.evidence == LayoutEvidence::Ambiguous && rules.strict {
-                    return Err(CallError::AmbiguousLayout {
-                        op: self.op.id(),
-                        shape: q.shape.to_vec(),
-                    });
+                    return Err(CallError::AmbiguousLayout { op: self.op.id(), shape: q.shape.to_vec() });
                 }
                 Some(verdict)
             }
@@ -547,36 +412,18 @@ impl<'o, 'a> Binder<'o, 'a> {
 
     /// The default layout, unless the rank of the first input that has layouts fits only another.
     fn layout_by_rank(&self, default: Layout) -> Layout {
-        let tagged = self
-            .op
-            .inputs
-            .iter()
-            .zip(self.inputs)
-            .find(|(patterns, _)| patterns.iter().any(|p| p.layout.is_some()));
+        let tagged =
+            self.op.inputs.iter().zip(self.inputs).find(|(patterns, _)| patterns.iter().any(|p| p.layout.is_some()));
         let Some((patterns, Some(meta))) = tagged else {
             return default;
         };
-        let mut fitting = patterns
-            .iter()
-            .filter(|p| p.fits_rank(meta.shape.len()))
-            .filter_map(|p| p.layout);
+        let mut fitting = patterns.iter().filter(|p| p.fits_rank(meta.shape.len())).filter_map(|p| p.layout);
         let first = fitting.next();
-        if first == Some(default) || fitting.any(|l| l == default) {
-            default
-        } else {
-            first.unwrap_or(default)
-        }
+        if first == Some(default) || fitting.any(|l| l == default) { default } else { first.unwrap_or(default) }
     }
 
     fn named_layouts(&self) -> Vec<&'static str> {
-        let mut names: Vec<_> = self
-            .op
-            .inputs
-            .iter()
-            .flatten()
-            .filter_map(|p| p.layout)
-            .map(Layout::name)
-            .collect();
+        let mut names: Vec<_> = self.op.inputs.iter().flatten().filter_map(|p| p.layout).map(Layout::name).collect();
         names.sort_unstable();
         names.dedup();
         names
@@ -590,25 +437,14 @@ impl<'o, 'a> Binder<'o, 'a> {
             input: input.name,
             got: meta.shape.len(),
             shape: meta.shape.to_vec(),
-            expected: input
-                .shape
-                .split('|')
-                .map(|s| format!("({})", s.trim()))
-                .collect::<Vec<_>>()
-                .join(" or "),
+            expected: input.shape.split('|').map(|s| format!("({})", s.trim())).collect::<Vec<_>>().join(" or "),
         }
     }
 
-    fn match_shape(
-        &mut self,
-        index: usize,
-        meta: &TensorMeta<'_>,
-        layout: Option<Layout>,
-    ) -> Result<(), CallError> {
+    fn match_shape(&mut self, index: usize, meta: &TensorMeta<'_>, layout: Option<Layout>) -> Result<(), CallError> {
         let patterns = &self.op.inputs[index];
-        let usable = |p: &&ShapePattern| {
-            p.layout.is_none_or(|tag| Some(tag) == layout) && p.fits_rank(meta.shape.len())
-        };
+        let usable =
+            |p: &&ShapePattern| p.layout.is_none_or(|tag| Some(tag) == layout) && p.fits_rank(meta.shape.len());
         let mut first_error = None;
         for pattern in patterns.iter().filter(usable) {
             match self.match_pattern(index, meta, pattern) {
@@ -624,8 +460,7 @@ impl<'o, 'a> Binder<'o, 'a> {
                 }
             }
         }
-        Err(first_error
-            .unwrap_or_else(|| self.wrong_rank(self.op.schema().inputs[index].name, meta)))
+        Err(first_error.unwrap_or_else(|| self.wrong_rank(self.op.schema().inputs[index].name, meta)))
     }
 
     #[allow(clippy::type_complexity)]
@@ -665,14 +500,7 @@ impl<'o, 'a> Binder<'o, 'a> {
                 Axis::Fixed(n) => {
                     if size != n {
                         let because = format!("the operation fixes it to {n}");
-                        return Err(self.wrong_size(
-                            input.name,
-                            meta,
-                            n.to_string(),
-                            size,
-                            n,
-                            because,
-                        ));
+                        return Err(self.wrong_size(input.name, meta, n.to_string(), size, n, because));
                     }
                     continue;
                 }
@@ -688,15 +516,8 @@ impl<'o, 'a> Binder<'o, 'a> {
                 }
                 Some(_) if dims[d] == wanted => {}
                 by => {
-                    let because = format!(
-                        "from {}",
-                        by.map_or("the operation".into(), |by| format!("'{by}'"))
-                    );
-                    let expected = if matches!(axis, Axis::PlusOne(_)) {
-                        dims[d] + 1
-                    } else {
-                        dims[d]
-                    };
+                    let because = format!("from {}", by.map_or("the operation".into(), |by| format!("'{by}'")));
+                    let expected = if matches!(axis, Axis::PlusOne(_)) { dims[d] + 1 } else { dims[d] };
                     let name = self.op.schema().dims[d].name.to_owned();
                     return Err(self.wrong_size(input.name, meta, name, size, expected, because));
                 }
@@ -733,15 +554,7 @@ impl<'o, 'a> Binder<'o, 'a> {
         expected: i64,
         because: String,
     ) -> CallError {
-        CallError::WrongSize {
-            op: self.op.id(),
-            input,
-            shape: meta.shape.to_vec(),
-            dim,
-            got,
-            expected,
-            because,
-        }
+        CallError::WrongSize { op: self.op.id(), input, shape: meta.shape.to_vec(), dim, got, expected, because }
     }
 
     /// Sizes a dimension no tensor showed.

@@ -83,65 +83,36 @@ pub struct BindRules {
 pub enum CallError {
     /// No operation or alias of that name.
     #[error("unknown operation '{name}'{}", did_you_mean(.nearest))]
-    UnknownOp {
-        name: String,
-        nearest: Option<String>,
-    },
+    UnknownOp { name: String, nearest: Option<String> },
     /// The operation has no such tensor.
     #[error("{op} takes no tensor '{name}'{}", did_you_mean(.nearest))]
-    UnknownInput {
-        op: &'static str,
-        name: String,
-        nearest: Option<&'static str>,
-    },
+    UnknownInput { op: &'static str, name: String, nearest: Option<&'static str> },
     /// A required tensor is not there.
     #[error("{op} needs the tensor '{input}'")]
-    MissingInput {
-        op: &'static str,
-        input: &'static str,
-    },
+    MissingInput { op: &'static str, input: &'static str },
     /// The operation has no such parameter.
     #[error("{op} takes no parameter '{name}'{}", did_you_mean(.nearest))]
-    UnknownParam {
-        op: &'static str,
-        name: String,
-        nearest: Option<&'static str>,
-    },
+    UnknownParam { op: &'static str, name: String, nearest: Option<&'static str> },
     /// A required parameter is not there.
     #[error("{op} needs the parameter '{param}'")]
-    MissingParam {
-        op: &'static str,
-        param: &'static str,
-    },
+    MissingParam { op: &'static str, param: &'static str },
     /// A parameter of the wrong type, or none of its choices.
     #[error("{op}: parameter '{param}' is {got}, expected {expected}")]
-    BadParam {
-        op: &'static str,
-        param: &'static str,
-        got: String,
-        expected: String,
-    },
+    BadParam { op: &'static str, param: &'static str, got: String, expected: String },
     /// More arguments than the operation has.
     #[error("{op} takes at most {most} {what}, got {got}")]
-    TooMany {
-        op: &'static str,
-        what: &'static str,
-        most: usize,
-        got: usize,
-    },
+    TooMany { op: &'static str, what: &'static str, most: usize, got: usize },
+    /// One argument under two of its names.
+    #[error("{op}: '{name}' was given twice")]
+    GivenTwice { op: &'static str, name: &'static str },
+    /// Strides of another rank than the shape.
+    #[error("{op}: '{input}' has shape {shape:?} but strides {strides:?}")]
+    BadStrides { op: &'static str, input: &'static str, shape: Vec<i64>, strides: Vec<i64> },
     /// A tensor of the wrong rank.
     #[error("{op}: '{input}' has rank {got} (shape {shape:?}), expected {expected}")]
-    WrongRank {
-        op: &'static str,
-        input: &'static str,
-        got: usize,
-        shape: Vec<i64>,
-        expected: String,
-    },
+    WrongRank { op: &'static str, input: &'static str, got: usize, shape: Vec<i64>, expected: String },
     /// A size that contradicts another argument.
-    #[error(
-        "{op}: '{input}' has shape {shape:?}: its dimension '{dim}' is {got}, expected {expected} ({because})"
-    )]
+    #[error("{op}: '{input}' has shape {shape:?}: its dimension '{dim}' is {got}, expected {expected} ({because})")]
     WrongSize {
         op: &'static str,
         input: &'static str,
@@ -153,69 +124,31 @@ pub enum CallError {
     },
     /// A negative size.
     #[error("{op}: '{input}' has a negative size in {shape:?}")]
-    NegativeSize {
-        op: &'static str,
-        input: &'static str,
-        shape: Vec<i64>,
-    },
+    NegativeSize { op: &'static str, input: &'static str, shape: Vec<i64> },
     /// More elements than can be counted.
     #[error("{op}: '{input}' of shape {shape:?} has too many elements")]
-    TooLarge {
-        op: &'static str,
-        input: &'static str,
-        shape: Vec<i64>,
-    },
+    TooLarge { op: &'static str, input: &'static str, shape: Vec<i64> },
     /// A dtype the operation does not take here.
     #[error("{op}: '{input}' is {got}, expected one of {allowed}")]
-    WrongDType {
-        op: &'static str,
-        input: &'static str,
-        got: DType,
-        allowed: DTypeSet,
-    },
+    WrongDType { op: &'static str, input: &'static str, got: DType, allowed: DTypeSet },
     /// Tensors that must have one dtype have two.
     #[error("{op}: '{input}' is {got} but '{other}' is {expected}; they must be the same")]
-    MixedDTypes {
-        op: &'static str,
-        input: &'static str,
-        got: DType,
-        other: &'static str,
-        expected: DType,
-    },
+    MixedDTypes { op: &'static str, input: &'static str, got: DType, other: &'static str, expected: DType },
     /// Tensors on several devices.
     #[error("{op}: '{input}' is on device {got} but '{other}' is on device {expected}")]
-    MixedDevices {
-        op: &'static str,
-        input: &'static str,
-        got: u16,
-        other: &'static str,
-        expected: u16,
-    },
+    MixedDevices { op: &'static str, input: &'static str, got: u16, other: &'static str, expected: u16 },
     /// A layout the operation does not have.
     #[error("{op} has no layout {layout}; it has {known}")]
-    WrongLayout {
-        op: &'static str,
-        layout: Layout,
-        known: String,
-    },
+    WrongLayout { op: &'static str, layout: Layout, known: String },
     /// Both layouts fit, in strict mode.
     #[error("{op}: the layout of shape {shape:?} is ambiguous: it could be BSHD or BHSD")]
     AmbiguousLayout { op: &'static str, shape: Vec<i64> },
     /// A condition of the operation does not hold.
     #[error("{op}: {message} ({values})")]
-    Check {
-        op: &'static str,
-        code: CheckCode,
-        message: &'static str,
-        hint: &'static str,
-        values: String,
-    },
+    Check { op: &'static str, code: CheckCode, message: &'static str, hint: &'static str, values: String },
     /// No operation behind an alias takes such a call.
     #[error("no operation behind '{alias}' takes this call: {}", reasons.iter().map(|r| r.to_string()).collect::<Vec<_>>().join("; "))]
-    NoneFits {
-        alias: String,
-        reasons: Vec<CallError>,
-    },
+    NoneFits { alias: String, reasons: Vec<CallError> },
 }
 
 impl CallError {
@@ -229,10 +162,10 @@ impl CallError {
             CallError::MissingParam { .. } => "MISSING_PARAM",
             CallError::BadParam { .. } => "BAD_PARAM",
             CallError::TooMany { .. } => "TOO_MANY_ARGUMENTS",
+            CallError::GivenTwice { .. } => "GIVEN_TWICE",
+            CallError::BadStrides { .. } => "BAD_STRIDES",
             CallError::WrongRank { .. } => "WRONG_RANK",
-            CallError::WrongSize { .. }
-            | CallError::NegativeSize { .. }
-            | CallError::TooLarge { .. } => "WRONG_SHAPE",
+            CallError::WrongSize { .. } | CallError::NegativeSize { .. } | CallError::TooLarge { .. } => "WRONG_SHAPE",
             CallError::WrongDType { .. } => "WRONG_DTYPE",
             CallError::MixedDTypes { .. } => "MIXED_DTYPES",
             CallError::MixedDevices { .. } => "MIXED_DEVICES",
@@ -243,9 +176,45 @@ impl CallError {
                 CheckCode::AttnMaskInvalid => "ATTN_MASK_INVALID",
                 CheckCode::Constraint => "CONSTRAINT_FAILED",
             },
-            CallError::NoneFits { reasons, .. } => {
-                reasons.first().map_or("NONE_FITS", CallError::code)
-            }
+            CallError::NoneFits { reasons, .. } => reasons.first().map_or("NONE_FITS", CallError::code),
+        }
+    }
+
+    /// The operation it names, for errors that name one.
+    fn op_mut(&mut self) -> Option<&mut &'static str> {
+        match self {
+            CallError::UnknownOp { .. } | CallError::NoneFits { .. } => None,
+            CallError::UnknownInput { op, .. }
+            | CallError::MissingInput { op, .. }
+            | CallError::UnknownParam { op, .. }
+            | CallError::MissingParam { op, .. }
+            | CallError::BadParam { op, .. }
+            | CallError::TooMany { op, .. }
+            | CallError::GivenTwice { op, .. }
+            | CallError::BadStrides { op, .. }
+            | CallError::WrongRank { op, .. }
+            | CallError::WrongSize { op, .. }
+            | CallError::NegativeSize { op, .. }
+            | CallError::TooLarge { op, .. }
+            | CallError::WrongDType { op, .. }
+            | CallError::MixedDTypes { op, .. }
+            | CallError::MixedDevices { op, .. }
+            | CallError::WrongLayout { op, .. }
+            | CallError::AmbiguousLayout { op, .. }
+            | CallError::Check { op, .. } => Some(op),
+        }
+    }
+
+    /// The error of a call by alias, from the errors of every operation behind it: when they all
+    /// say the same, that, about the alias.
+    pub(crate) fn of_alias(alias: &'static str, mut reasons: Vec<CallError>) -> CallError {
+        for op in reasons.iter_mut().filter_map(CallError::op_mut) {
+            *op = alias;
+        }
+        reasons.dedup();
+        match <[CallError; 1]>::try_from(reasons) {
+            Ok([one]) => one,
+            Err(reasons) => CallError::NoneFits { alias: alias.to_owned(), reasons },
         }
     }
 
@@ -253,9 +222,7 @@ impl CallError {
     pub fn hint(&self) -> String {
         match self {
             CallError::UnknownOp { .. } => "list the operations with 'layerzero ops'".into(),
-            CallError::UnknownInput { op, .. }
-            | CallError::MissingInput { op, .. }
-            | CallError::TooMany { op, .. } => {
+            CallError::UnknownInput { op, .. } | CallError::MissingInput { op, .. } | CallError::TooMany { op, .. } => {
                 format!("see its inputs with 'layerzero ops {op}'")
             }
             CallError::UnknownParam { op, .. }
@@ -263,29 +230,25 @@ impl CallError {
             | CallError::BadParam { op, .. } => {
                 format!("see its parameters with 'layerzero ops {op}'")
             }
-            CallError::WrongRank {
-                input, expected, ..
-            } => format!("reshape '{input}' to {expected}"),
+            CallError::WrongRank { input, expected, .. } => format!("reshape '{input}' to {expected}"),
             CallError::WrongSize { input, because, .. } => {
                 format!("make '{input}' agree with the others: {because}")
             }
+            CallError::GivenTwice { .. } => "give it once, under one name".into(),
+            CallError::BadStrides { .. } => "pass one stride per dimension, in elements".into(),
             CallError::NegativeSize { .. } => "sizes are zero or more".into(),
             CallError::TooLarge { .. } => "a tensor has at most 2^63 - 1 elements".into(),
             CallError::WrongDType { input, allowed, .. } => {
                 format!("cast '{input}' to one of {allowed}")
             }
-            CallError::MixedDTypes {
-                input, expected, ..
-            } => format!("cast '{input}' to {expected}"),
+            CallError::MixedDTypes { input, expected, .. } => format!("cast '{input}' to {expected}"),
             CallError::MixedDevices { input, other, .. } => {
                 format!("move '{input}' to the device of '{other}'")
             }
             CallError::WrongLayout { known, .. } => format!("use one of {known}"),
             CallError::AmbiguousLayout { .. } => "pass layout='BSHD' or layout='BHSD'".into(),
             CallError::Check { hint, .. } => (*hint).into(),
-            CallError::NoneFits { reasons, .. } => {
-                reasons.first().map_or_else(String::new, CallError::hint)
-            }
+            CallError::NoneFits { reasons, .. } => reasons.first().map_or_else(String::new, CallError::hint),
         }
     }
 }

@@ -48,50 +48,15 @@ const COMMON_FIELDS: &[(&str, Type, Field, &[&str])] = &[
     ("layout", Type::Str, Field::Layout, &[]),
     ("operation", Type::Str, Field::Operation, &["op"]),
     ("family", Type::Str, Field::Family, &[]),
-    (
-        "platform",
-        Type::Str,
-        Field::Platform,
-        &["target.platform", "device"],
-    ),
-    (
-        "sm",
-        Type::Int,
-        Field::Sm,
-        &["sm_version", "target.sm", "target.sm_version"],
-    ),
-    (
-        "target.has_tensor_cores",
-        Type::Bool,
-        Field::HasTensorCores,
-        &["has_tensor_cores"],
-    ),
-    (
-        "target.generation",
-        Type::Str,
-        Field::Generation,
-        &["generation"],
-    ),
+    ("platform", Type::Str, Field::Platform, &["target.platform", "device"]),
+    ("sm", Type::Int, Field::Sm, &["sm_version", "target.sm", "target.sm_version"]),
+    ("target.has_tensor_cores", Type::Bool, Field::HasTensorCores, &["has_tensor_cores"]),
+    ("target.generation", Type::Str, Field::Generation, &["generation"]),
     ("target.vendor", Type::Str, Field::Vendor, &["vendor"]),
     ("target.name", Type::Str, Field::DeviceName, &[]),
-    (
-        "context.deterministic",
-        Type::Bool,
-        Field::Deterministic,
-        &[],
-    ),
-    (
-        "context.capturing",
-        Type::Bool,
-        Field::Capturing,
-        &["context.cuda_graph"],
-    ),
-    (
-        "context.requires_grad",
-        Type::Bool,
-        Field::RequiresGrad,
-        &[],
-    ),
+    ("context.deterministic", Type::Bool, Field::Deterministic, &[]),
+    ("context.capturing", Type::Bool, Field::Capturing, &["context.cuda_graph"]),
+    ("context.requires_grad", Type::Bool, Field::RequiresGrad, &[]),
     ("context.training", Type::Bool, Field::Training, &[]),
     ("context.tp_size", Type::Int, Field::TpSize, &["tp_size"]),
 ];
@@ -117,19 +82,13 @@ impl Op {
     fn new(ix: OpIx, schema: &'static OpSchema) -> Op {
         let id = schema.id;
         assert!(
-            schema.dims.len() <= MAX_DIMS
-                && schema.inputs.len() <= MAX_INPUTS
-                && schema.params.len() <= MAX_PARAMS,
+            schema.dims.len() <= MAX_DIMS && schema.inputs.len() <= MAX_INPUTS && schema.params.len() <= MAX_PARAMS,
             "{id} is too large"
         );
         let dim = |name: &str| schema.dims.iter().position(|d| d.name == name);
         let (scope, fields, field_names) = scope_of(schema);
-        let bool_expr = |text| {
-            Expr::compile_as(text, &scope, Type::Bool).unwrap_or_else(|e| panic!("{id}: {e}"))
-        };
-        let int_expr = |text| {
-            Expr::compile_as(text, &scope, Type::Int).unwrap_or_else(|e| panic!("{id}: {e}"))
-        };
+        let bool_expr = |text| Expr::compile_as(text, &scope, Type::Bool).unwrap_or_else(|e| panic!("{id}: {e}"));
+        let int_expr = |text| Expr::compile_as(text, &scope, Type::Int).unwrap_or_else(|e| panic!("{id}: {e}"));
         let output_shape = |output: &Output| match *output {
             Output::Fresh { shape, .. } if !shape.starts_with("like:") => shape::parse(shape, dim),
             _ => Vec::new(),
@@ -137,28 +96,15 @@ impl Op {
         Op {
             ix,
             schema,
-            inputs: schema
-                .inputs
-                .iter()
-                .map(|input| shape::parse(input.shape, dim))
-                .collect(),
+            inputs: schema.inputs.iter().map(|input| shape::parse(input.shape, dim)).collect(),
             outputs: schema.outputs.iter().map(output_shape).collect(),
             dim_params: schema
                 .dims
                 .iter()
-                .map(|d| {
-                    schema
-                        .params
-                        .iter()
-                        .position(|p| p.role == ParamRole::Dim && p.name == d.name)
-                })
+                .map(|d| schema.params.iter().position(|p| p.role == ParamRole::Dim && p.name == d.name))
                 .collect(),
             when: (!schema.when.is_empty()).then(|| bool_expr(schema.when)),
-            checks: schema
-                .checks
-                .iter()
-                .map(|check| (check, bool_expr(check.holds)))
-                .collect(),
+            checks: schema.checks.iter().map(|check| (check, bool_expr(check.holds))).collect(),
             flops: int_expr(schema.flops),
             bytes: int_expr(schema.bytes),
             scope,
@@ -202,41 +148,27 @@ impl Op {
 
     /// The place of a dimension, by any of its names.
     pub fn dim_index(&self, name: &str) -> Option<usize> {
-        self.schema
-            .dims
-            .iter()
-            .position(|d| d.name == name || d.also.contains(&name))
+        self.schema.dims.iter().position(|d| d.name == name || d.also.contains(&name))
     }
 
     /// The place of an input, by any of its names.
     pub fn input_index(&self, name: &str) -> Option<usize> {
-        self.schema
-            .inputs
-            .iter()
-            .position(|i| i.name == name || i.also.contains(&name))
+        self.schema.inputs.iter().position(|i| i.name == name || i.also.contains(&name))
     }
 
     /// The place of a parameter, by any of its names.
     pub fn param_index(&self, name: &str) -> Option<usize> {
-        self.schema
-            .params
-            .iter()
-            .position(|p| p.name == name || p.also.contains(&name))
+        self.schema.params.iter().position(|p| p.name == name || p.also.contains(&name))
     }
 
     /// Whether some input of it comes in named layouts.
     pub fn has_named_layouts(&self) -> bool {
-        self.inputs
-            .iter()
-            .flatten()
-            .any(|pattern| pattern.layout.is_some())
+        self.inputs.iter().flatten().any(|pattern| pattern.layout.is_some())
     }
 
     /// Whether a call of a shared alias is this operation.
     pub fn admits(&self, facts: &Facts<'_>) -> bool {
-        self.when
-            .as_ref()
-            .is_none_or(|when| when.test(facts).unwrap_or(false))
+        self.when.as_ref().is_none_or(|when| when.test(facts).unwrap_or(false))
     }
 
     /// Floating-point operations of a call; saturates.
@@ -251,12 +183,9 @@ impl Op {
 
     /// The dtype a call is about: that of its first tensor which is neither index nor mask.
     pub fn dtype(&self, query: &Query) -> Option<DType> {
-        let dtypes = || {
-            (0..self.schema.inputs.len()).filter_map(|i| query.tensor(i).dtype().map(|d| (i, d)))
-        };
-        let data = dtypes().find(|(i, d)| {
-            !self.schema.inputs[*i].mask && (d.is_float() || DTypeSet::QUANTIZED.contains(*d))
-        });
+        let dtypes = || (0..self.schema.inputs.len()).filter_map(|i| query.tensor(i).dtype().map(|d| (i, d)));
+        let data =
+            dtypes().find(|(i, d)| !self.schema.inputs[*i].mask && (d.is_float() || DTypeSet::QUANTIZED.contains(*d)));
         data.or_else(|| dtypes().next()).map(|(_, d)| d)
     }
 }
@@ -291,28 +220,13 @@ fn scope_of(schema: &OpSchema) -> (Scope, Vec<Field>, Vec<String>) {
                 };
                 add(param.name, ty, Field::Param(i), param.also);
             }
-            ParamRole::Presence => add(
-                &format!("{}.given", param.name),
-                Type::Bool,
-                Field::ParamGiven(i),
-                &[],
-            ),
+            ParamRole::Presence => add(&format!("{}.given", param.name), Type::Bool, Field::ParamGiven(i), &[]),
             ParamRole::Dim | ParamRole::Ignored => {}
         }
     }
     for (i, input) in schema.inputs.iter().enumerate() {
-        add(
-            &format!("{}.present", input.name),
-            Type::Bool,
-            Field::InputPresent(i),
-            &[],
-        );
-        add(
-            &format!("{}.dtype", input.name),
-            Type::Str,
-            Field::InputDType(i),
-            &[],
-        );
+        add(&format!("{}.present", input.name), Type::Bool, Field::InputPresent(i), &[]);
+        add(&format!("{}.dtype", input.name), Type::Str, Field::InputDType(i), &[]);
     }
     for &(name, ty, field, also) in COMMON_FIELDS {
         add(name, ty, field, also);
@@ -375,6 +289,8 @@ impl Env for Facts<'_> {
 /// What a name stands for: one operation, or several behind an alias.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
+    /// The name.
+    pub name: &'static str,
     /// The operations, in order of resolution.
     pub ops: Vec<OpIx>,
     /// Parameters the name fixes.
@@ -391,42 +307,20 @@ static CATALOG: LazyLock<Catalog> = LazyLock::new(Catalog::new);
 
 impl Catalog {
     fn new() -> Catalog {
-        let ops: Vec<Op> = OPS
-            .iter()
-            .enumerate()
-            .map(|(i, schema)| Op::new(OpIx(i as u16), schema))
-            .collect();
+        let ops: Vec<Op> = OPS.iter().enumerate().map(|(i, schema)| Op::new(OpIx(i as u16), schema)).collect();
         let mut by_name = HashMap::new();
-        let mut insert = |name, target| {
-            assert!(
-                by_name.insert(name, target).is_none(),
-                "two operations are called '{name}'"
-            )
-        };
+        let mut insert =
+            |name, target| assert!(by_name.insert(name, target).is_none(), "two operations are called '{name}'");
         for op in &ops {
             for &name in [op.schema.id].iter().chain(op.schema.also) {
-                insert(
-                    name,
-                    Target {
-                        ops: vec![op.ix],
-                        fixes: &[],
-                    },
-                );
+                insert(name, Target { name, ops: vec![op.ix], fixes: &[] });
             }
         }
-        let find = |id: &str| {
-            ops.iter()
-                .find(|op| op.id() == id)
-                .unwrap_or_else(|| panic!("no operation '{id}'"))
-                .ix
-        };
+        let find = |id: &str| ops.iter().find(|op| op.id() == id).unwrap_or_else(|| panic!("no operation '{id}'")).ix;
         for alias in ALIASES {
             insert(
                 alias.name,
-                Target {
-                    ops: alias.ops.iter().map(|id| find(id)).collect(),
-                    fixes: alias.fixes,
-                },
+                Target { name: alias.name, ops: alias.ops.iter().map(|id| find(id)).collect(), fixes: alias.fixes },
             );
         }
         Catalog { ops, by_name }
@@ -509,10 +403,7 @@ mod tests {
 
     #[test]
     fn an_unknown_operation_suggests_the_nearest() {
-        let Err(CallError::UnknownOp { nearest, .. }) = Catalog::get().find("atention.causal")
-        else {
-            panic!()
-        };
+        let Err(CallError::UnknownOp { nearest, .. }) = Catalog::get().find("atention.causal") else { panic!() };
         assert_eq!(nearest.as_deref(), Some("attention.causal"));
     }
 
@@ -520,18 +411,9 @@ mod tests {
     fn every_schema_is_complete() {
         for op in Catalog::get().ops() {
             let schema = op.schema();
-            assert!(
-                !schema.summary.is_empty() && !schema.semantics.is_empty(),
-                "{}",
-                op.id()
-            );
+            assert!(!schema.summary.is_empty() && !schema.semantics.is_empty(), "{}", op.id());
             let tensorless = schema.inputs.is_empty();
-            assert_eq!(
-                tensorless,
-                schema.kind == crate::schema::OpKind::Tokenization,
-                "{}",
-                op.id()
-            );
+            assert_eq!(tensorless, schema.kind == crate::schema::OpKind::Tokenization, "{}", op.id());
             assert!(tensorless || !schema.outputs.is_empty(), "{}", op.id());
         }
     }

@@ -11,19 +11,7 @@ use crate::dtype::DType;
 use crate::generation::GenerationTable;
 
 /// The kind of processor a kernel runs on.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum Platform {
@@ -41,13 +29,7 @@ pub enum Platform {
 
 impl Platform {
     /// Every platform.
-    pub const ALL: [Platform; 5] = [
-        Platform::Cpu,
-        Platform::Cuda,
-        Platform::Rocm,
-        Platform::Hpu,
-        Platform::Xpu,
-    ];
+    pub const ALL: [Platform; 5] = [Platform::Cpu, Platform::Cuda, Platform::Rocm, Platform::Hpu, Platform::Xpu];
 
     /// The name used in files.
     pub const fn name(self) -> &'static str {
@@ -75,10 +57,7 @@ pub struct UnknownPlatform(pub String);
 impl FromStr for Platform {
     type Err = UnknownPlatform;
     fn from_str(text: &str) -> Result<Self, UnknownPlatform> {
-        Platform::ALL
-            .into_iter()
-            .find(|p| p.name() == text)
-            .ok_or_else(|| UnknownPlatform(text.into()))
+        Platform::ALL.into_iter().find(|p| p.name() == text).ok_or_else(|| UnknownPlatform(text.into()))
     }
 }
 
@@ -106,9 +85,7 @@ impl Default for LaunchLimits {
 }
 
 /// Sizes of the CPU caches in bytes, as one core sees them.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CpuCaches {
     /// First-level data cache.
@@ -232,22 +209,17 @@ impl DeviceSpec {
 
     /// Reads a description and completes it.
     pub fn from_json(text: &str) -> Result<DeviceSpec, DeviceFileError> {
-        let spec: DeviceSpec = serde_json::from_str(text)
-            .map_err(|source| DeviceFileError::Parse { path: None, source })?;
+        let spec: DeviceSpec =
+            serde_json::from_str(text).map_err(|source| DeviceFileError::Parse { path: None, source })?;
         Ok(spec.completed(&GenerationTable::builtin()))
     }
 
     /// Reads a description from a file and completes it.
     pub fn from_file(path: &Path) -> Result<DeviceSpec, DeviceFileError> {
-        let text = std::fs::read_to_string(path).map_err(|source| DeviceFileError::Read {
-            path: path.to_owned(),
-            source,
-        })?;
+        let text =
+            std::fs::read_to_string(path).map_err(|source| DeviceFileError::Read { path: path.to_owned(), source })?;
         DeviceSpec::from_json(&text).map_err(|error| match error {
-            DeviceFileError::Parse { source, .. } => DeviceFileError::Parse {
-                path: Some(path.to_owned()),
-                source,
-            },
+            DeviceFileError::Parse { source, .. } => DeviceFileError::Parse { path: Some(path.to_owned()), source },
             read => read,
         })
     }
@@ -266,8 +238,7 @@ impl DeviceSpec {
             .into();
         }
         if let Some(row) = self.sm.and_then(|sm| generations.row(sm)) {
-            self.generation
-                .get_or_insert_with(|| row.generation.clone());
+            self.generation.get_or_insert_with(|| row.generation.clone());
             self.tensor_core_generation.get_or_insert(row.tensor_cores);
             self.features.extend(row.instruction_sets.iter().cloned());
         }
@@ -281,8 +252,7 @@ impl DeviceSpec {
             }
             Platform::Rocm | Platform::Hpu | Platform::Xpu => {
                 self.features.extend(["fp16", "bf16"].map(String::from));
-                self.features
-                    .extend((self.platform != Platform::Xpu).then(|| "graphs".into()));
+                self.features.extend((self.platform != Platform::Xpu).then(|| "graphs".into()));
             }
             Platform::Cpu => {}
         }
@@ -298,28 +268,18 @@ impl DeviceSpec {
 
     /// Whether it has matrix units of any generation.
     pub fn has_tensor_cores(&self) -> bool {
-        self.tensor_core_generation.is_some()
-            || self.platform == Platform::Rocm && self.gfx.is_some()
+        self.tensor_core_generation.is_some() || self.platform == Platform::Rocm && self.gfx.is_some()
     }
 
     /// What a dispatch table or a measurement is valid for: `cuda_sm90_cu130`, `cpu_intel_avx512f_amx-int8`.
     pub fn signature(&self) -> String {
         match self.platform {
             Platform::Cuda => {
-                let cuda = self
-                    .versions
-                    .get("cuda")
-                    .map(|v| v.split('.').take(2).collect::<String>());
-                format!(
-                    "cuda_sm{}_cu{}",
-                    self.sm.unwrap_or(0),
-                    cuda.unwrap_or_else(|| "unknown".into())
-                )
+                let cuda = self.versions.get("cuda").map(|v| v.split('.').take(2).collect::<String>());
+                format!("cuda_sm{}_cu{}", self.sm.unwrap_or(0), cuda.unwrap_or_else(|| "unknown".into()))
             }
             Platform::Cpu => {
-                let best = ["amx-int8", "avx512f", "avx2", "neon"]
-                    .into_iter()
-                    .find(|f| self.supports(f));
+                let best = ["amx-int8", "avx512f", "avx2", "neon"].into_iter().find(|f| self.supports(f));
                 format!("cpu_{}_{}", self.vendor, best.unwrap_or("baseline"))
             }
             other => format!("{other}_{}", self.gfx.as_deref().unwrap_or(&self.name)),
@@ -331,10 +291,7 @@ impl DeviceSpec {
     /// The least time, in microseconds, that moving `bytes` and doing `flops` can take here.
     pub fn roofline_us(&self, dtype: DType, flops: f64, bytes: f64) -> Option<f64> {
         let memory = self.bandwidth_gbs.map(|gbs| bytes / (gbs * 1e3));
-        let compute = self
-            .peak_tflops
-            .get(dtype.name())
-            .map(|tflops| flops / (tflops * 1e6));
+        let compute = self.peak_tflops.get(dtype.name()).map(|tflops| flops / (tflops * 1e6));
         match (memory, compute) {
             (Some(m), Some(c)) => Some(m.max(c)),
             (one, other) => one.or(other),
@@ -366,8 +323,7 @@ mod tests {
 
     #[test]
     fn unknown_keys_and_missing_files_are_errors_that_say_what() {
-        let error =
-            DeviceSpec::from_json(r#"{"platform":"cuda","name":"x","smm":90}"#).unwrap_err();
+        let error = DeviceSpec::from_json(r#"{"platform":"cuda","name":"x","smm":90}"#).unwrap_err();
         assert!(error.to_string().contains("smm"), "{error}");
         let error = DeviceSpec::from_file(Path::new("no-such-device.json")).unwrap_err();
         assert!(error.to_string().contains("no-such-device.json"), "{error}");

@@ -56,12 +56,7 @@ const TABLE: [Row; 16] = [
     Row(Tf32, "tf32", 32, &["tensorfloat32"]),
     Row(F16, "float16", 16, &["f16", "fp16", "half"]),
     Row(Bf16, "bfloat16", 16, &["bf16"]),
-    Row(
-        F8E4M3,
-        "float8_e4m3fn",
-        8,
-        &["fp8_e4m3", "f8e4m3", "float8_e4m3", "e4m3"],
-    ),
+    Row(F8E4M3, "float8_e4m3fn", 8, &["fp8_e4m3", "f8e4m3", "float8_e4m3", "e4m3"]),
     Row(F8E5M2, "float8_e5m2", 8, &["fp8_e5m2", "f8e5m2", "e5m2"]),
     Row(MxFp4, "mxfp4", 4, &[]),
     Row(NvFp4, "nvfp4", 4, &[]),
@@ -146,21 +141,13 @@ impl FromStr for DType {
     type Err = UnknownDType;
 
     fn from_str(text: &str) -> Result<Self, UnknownDType> {
-        let wanted = text
-            .strip_prefix("torch.")
-            .unwrap_or(text)
-            .to_ascii_lowercase();
-        TABLE
-            .iter()
-            .find(|row| row.1 == wanted || row.3.contains(&wanted.as_str()))
-            .map(|row| row.0)
-            .ok_or_else(|| UnknownDType {
-                nearest: nearest(
-                    &wanted,
-                    TABLE.iter().flat_map(|r| r.3.iter().copied().chain([r.1])),
-                ),
+        let wanted = text.strip_prefix("torch.").unwrap_or(text).to_ascii_lowercase();
+        TABLE.iter().find(|row| row.1 == wanted || row.3.contains(&wanted.as_str())).map(|row| row.0).ok_or_else(|| {
+            UnknownDType {
+                nearest: nearest(&wanted, TABLE.iter().flat_map(|r| r.3.iter().copied().chain([r.1]))),
                 name: text.to_owned(),
-            })
+            }
+        })
     }
 }
 
@@ -263,10 +250,7 @@ mod tests {
         assert_eq!("torch.BFloat16".parse::<DType>(), Ok(Bf16));
         let error = "blfoat16".parse::<DType>().unwrap_err();
         assert_eq!(error.nearest, Some("bfloat16"));
-        assert_eq!(
-            error.to_string(),
-            "unknown dtype 'blfoat16'; did you mean 'bfloat16'?"
-        );
+        assert_eq!(error.to_string(), "unknown dtype 'blfoat16'; did you mean 'bfloat16'?");
     }
 
     #[test]

@@ -26,9 +26,7 @@ impl GenerationTable {
     /// The table shipped with this crate (`data/gpu_generations.json`).
     pub fn builtin() -> GenerationTable {
         let rows = include_str!("../data/gpu_generations.json");
-        GenerationTable(
-            serde_json::from_str(rows).expect("the shipped table parses; a test loads it"),
-        )
+        GenerationTable(serde_json::from_str(rows).expect("the shipped table parses; a test loads it"))
     }
 
     /// This table with `rows` taking precedence over its own.
@@ -72,23 +70,15 @@ mod tests {
         ];
         for (sm, generation, tensor_cores) in expected {
             let row = table.row(sm).unwrap();
-            assert_eq!(
-                (row.generation.as_str(), row.tensor_cores),
-                (generation, tensor_cores),
-                "SM {sm}"
-            );
+            assert_eq!((row.generation.as_str(), row.tensor_cores), (generation, tensor_cores), "SM {sm}");
         }
         assert_eq!(table.row(52), None);
     }
 
     #[test]
     fn own_rows_come_first() {
-        let row = GenerationRow {
-            generation: "rubin".into(),
-            sm: (130, 140),
-            tensor_cores: 6,
-            instruction_sets: vec![],
-        };
+        let row =
+            GenerationRow { generation: "rubin".into(), sm: (130, 140), tensor_cores: 6, instruction_sets: vec![] };
         let table = GenerationTable::builtin().overlaid([row]);
         assert_eq!(table.row(130).unwrap().generation, "rubin");
         assert_eq!(table.row(120).unwrap().generation, "blackwell");

@@ -49,11 +49,7 @@ impl DimRule {
         }
         parts.extend(self.multiple_of.map(|m| format!("multiples of {m}")));
         parts.extend(self.one_of.as_ref().map(|set| format!("{set:?}")));
-        if parts.is_empty() {
-            "any".into()
-        } else {
-            parts.join(", ")
-        }
+        if parts.is_empty() { "any".into() } else { parts.join(", ") }
     }
 }
 
@@ -268,11 +264,7 @@ pub struct KernelDescriptor {
 
 impl KernelDescriptor {
     /// A kernel that supports nothing yet: every capability is off until declared.
-    pub fn new(
-        id: impl Into<String>,
-        operation: impl Into<String>,
-        backend: impl Into<String>,
-    ) -> KernelDescriptor {
+    pub fn new(id: impl Into<String>, operation: impl Into<String>, backend: impl Into<String>) -> KernelDescriptor {
         KernelDescriptor {
             id: id.into(),
             version: "0".into(),
@@ -362,11 +354,7 @@ pub struct BackendDescriptor {
 
 impl BackendDescriptor {
     /// A backend made of code, without a document.
-    pub fn native(
-        name: impl Into<String>,
-        version: impl Into<String>,
-        platforms: Vec<Platform>,
-    ) -> BackendDescriptor {
+    pub fn native(name: impl Into<String>, version: impl Into<String>, platforms: Vec<Platform>) -> BackendDescriptor {
         BackendDescriptor {
             name: name.into(),
             version: version.into(),

@@ -8,19 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::nearest::nearest;
 
 /// The order of a tensor's named dimensions, or how strictly its strides are tied down.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema)]
 #[repr(u8)]
 pub enum Layout {
     /// Any strides: the operation has no named layouts and does not care.
@@ -46,14 +34,8 @@ pub enum Layout {
 
 impl Layout {
     /// Every layout.
-    pub const ALL: [Layout; 6] = [
-        Layout::Strided,
-        Layout::Contiguous,
-        Layout::Bshd,
-        Layout::Bhsd,
-        Layout::Nhd,
-        Layout::Hnd,
-    ];
+    pub const ALL: [Layout; 6] =
+        [Layout::Strided, Layout::Contiguous, Layout::Bshd, Layout::Bhsd, Layout::Nhd, Layout::Hnd];
 
     /// The name used in files and messages.
     pub const fn name(self) -> &'static str {
@@ -96,13 +78,10 @@ pub struct UnknownLayout {
 impl FromStr for Layout {
     type Err = UnknownLayout;
     fn from_str(text: &str) -> Result<Self, UnknownLayout> {
-        Layout::ALL
-            .into_iter()
-            .find(|l| l.name().eq_ignore_ascii_case(text))
-            .ok_or_else(|| UnknownLayout {
-                name: text.to_owned(),
-                nearest: nearest(&text.to_uppercase(), Layout::ALL.map(Layout::name)),
-            })
+        Layout::ALL.into_iter().find(|l| l.name().eq_ignore_ascii_case(text)).ok_or_else(|| UnknownLayout {
+            name: text.to_owned(),
+            nearest: nearest(&text.to_uppercase(), Layout::ALL.map(Layout::name)),
+        })
     }
 }
 
@@ -139,8 +118,7 @@ impl Default for LayoutHints {
     fn default() -> Self {
         LayoutHints {
             common_head_counts: vec![
-                1, 2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 25, 28, 32, 36, 40, 48, 56, 64, 71, 80, 96,
-                112, 128,
+                1, 2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 25, 28, 32, 36, 40, 48, 56, 64, 71, 80, 96, 112, 128,
             ],
         }
     }
@@ -171,11 +149,7 @@ pub fn detect(
     if let Some(layout) = explicit {
         return verdict(layout, LayoutEvidence::Explicit);
     }
-    if [Some(query), key]
-        .into_iter()
-        .flatten()
-        .any(is_transposed_view)
-    {
+    if [Some(query), key].into_iter().flatten().any(is_transposed_view) {
         return verdict(Layout::Bhsd, LayoutEvidence::Strides);
     }
     match by_shape(query.shape, key.map(|k| k.shape), hints) {
@@ -186,9 +160,7 @@ pub fn detect(
 
 fn is_transposed_view(tensor: Rank4<'_>) -> bool {
     // A dimension of size one may carry any stride, so it says nothing.
-    tensor
-        .strides
-        .is_some_and(|s| tensor.shape[1] > 1 && tensor.shape[2] > 1 && s[1] < s[2])
+    tensor.strides.is_some_and(|s| tensor.shape[1] > 1 && tensor.shape[2] > 1 && s[1] < s[2])
 }
 
 fn by_shape(query: &[i64], key: Option<&[i64]>, hints: &LayoutHints) -> Option<Layout> {
@@ -227,20 +199,9 @@ mod tests {
     use super::*;
     use LayoutEvidence::*;
 
-    fn recognise(
-        q: [i64; 4],
-        qs: Option<[i64; 4]>,
-        k: Option<[i64; 4]>,
-        explicit: Option<Layout>,
-    ) -> LayoutVerdict {
-        let query = Rank4 {
-            shape: &q,
-            strides: qs.as_ref().map(|s| &s[..]),
-        };
-        let key = k.as_ref().map(|k| Rank4 {
-            shape: k,
-            strides: None,
-        });
+    fn recognise(q: [i64; 4], qs: Option<[i64; 4]>, k: Option<[i64; 4]>, explicit: Option<Layout>) -> LayoutVerdict {
+        let query = Rank4 { shape: &q, strides: qs.as_ref().map(|s| &s[..]) };
+        let key = k.as_ref().map(|k| Rank4 { shape: k, strides: None });
         detect(query, key, explicit, &LayoutHints::default())
     }
 
@@ -248,74 +209,35 @@ mod tests {
     fn an_explicit_layout_wins_over_everything() {
         let strides = Some([4096, 128, 512, 1]);
         let v = recognise([2, 4, 32, 128], strides, None, Some(Layout::Bshd));
-        assert_eq!(
-            v,
-            LayoutVerdict {
-                layout: Layout::Bshd,
-                evidence: Explicit
-            }
-        );
+        assert_eq!(v, LayoutVerdict { layout: Layout::Bshd, evidence: Explicit });
     }
 
     #[test]
     fn a_transposed_projection_is_bhsd_by_its_strides_even_when_sizes_are_equal() {
         let v = recognise([2, 32, 32, 128], Some([131072, 128, 4096, 1]), None, None);
-        assert_eq!(
-            v,
-            LayoutVerdict {
-                layout: Layout::Bhsd,
-                evidence: Strides
-            }
-        );
+        assert_eq!(v, LayoutVerdict { layout: Layout::Bhsd, evidence: Strides });
     }
 
     #[test]
     fn grouped_heads_give_the_layout_away() {
-        assert_eq!(
-            recognise([2, 1024, 32, 128], None, Some([2, 1024, 8, 128]), None).layout,
-            Layout::Bshd
-        );
-        assert_eq!(
-            recognise([2, 32, 1024, 128], None, Some([2, 8, 1024, 128]), None).layout,
-            Layout::Bhsd
-        );
+        assert_eq!(recognise([2, 1024, 32, 128], None, Some([2, 1024, 8, 128]), None).layout, Layout::Bshd);
+        assert_eq!(recognise([2, 32, 1024, 128], None, Some([2, 8, 1024, 128]), None).layout, Layout::Bhsd);
         // decode: one query against a cache
-        assert_eq!(
-            recognise([4, 1, 32, 128], None, Some([4, 777, 8, 128]), None).layout,
-            Layout::Bshd
-        );
-        assert_eq!(
-            recognise([4, 32, 1, 128], None, Some([4, 8, 777, 128]), None).layout,
-            Layout::Bhsd
-        );
+        assert_eq!(recognise([4, 1, 32, 128], None, Some([4, 777, 8, 128]), None).layout, Layout::Bshd);
+        assert_eq!(recognise([4, 32, 1, 128], None, Some([4, 8, 777, 128]), None).layout, Layout::Bhsd);
     }
 
     #[test]
     fn sequences_are_the_longer_axis_and_head_counts_are_known() {
-        assert_eq!(
-            recognise([1, 2048, 16, 64], None, None, None).layout,
-            Layout::Bshd
-        );
-        assert_eq!(
-            recognise([1, 16, 2048, 64], None, None, None).layout,
-            Layout::Bhsd
-        );
+        assert_eq!(recognise([1, 2048, 16, 64], None, None, None).layout, Layout::Bshd);
+        assert_eq!(recognise([1, 16, 2048, 64], None, None, None).layout, Layout::Bhsd);
         // five positions, twelve heads: twelve is a head count, five is not
-        assert_eq!(
-            recognise([1, 5, 12, 64], None, None, None).layout,
-            Layout::Bshd
-        );
+        assert_eq!(recognise([1, 5, 12, 64], None, None, None).layout, Layout::Bshd);
     }
 
     #[test]
     fn equal_sizes_without_strides_are_ambiguous_and_a_dimension_of_one_says_nothing() {
-        assert_eq!(
-            recognise([2, 32, 32, 128], None, Some([2, 32, 32, 128]), None).evidence,
-            Ambiguous
-        );
-        assert_eq!(
-            recognise([2, 1, 1, 128], Some([1, 1, 128, 1]), None, None).evidence,
-            Ambiguous
-        );
+        assert_eq!(recognise([2, 32, 32, 128], None, Some([2, 32, 32, 128]), None).evidence, Ambiguous);
+        assert_eq!(recognise([2, 1, 1, 128], Some([1, 1, 128, 1]), None, None).evidence, Ambiguous);
     }
 }

@@ -59,19 +59,16 @@ pub use device::{CpuCaches, DeviceFileError, DeviceSpec, LaunchLimits, Platform,
 pub use dtype::{DType, DTypeSet, UnknownDType};
 pub use generation::{GenerationRow, GenerationTable};
 pub use kernel::{
-    BackendDescriptor, DimRule, GridRule, InputRule, KernelDescriptor, ParamRule, PluginOrigin,
-    QuantRule, Scalar, TokenizerRule, TpRule,
+    BackendDescriptor, DimRule, GridRule, InputRule, KernelDescriptor, ParamRule, PluginOrigin, QuantRule, Scalar,
+    TokenizerRule, TpRule,
 };
-pub use layout::{
-    Layout, LayoutEvidence, LayoutHints, LayoutVerdict, Rank4, UnknownLayout,
-    detect as detect_layout,
-};
+pub use layout::{Layout, LayoutEvidence, LayoutHints, LayoutVerdict, Rank4, UnknownLayout, detect as detect_layout};
 pub use nearest::{did_you_mean, nearest};
 pub use param::{Param, ParamDefault, ParamRole, ParamType, ParamValue};
 pub use quant::{Granularity, QuantFormat, QuantFormatSpec, QuantSpec};
 pub use query::{
-    Context, DeviceIx, KvStrategy, MAX_DIMS, MAX_INPUTS, MAX_PARAMS, OpIx, Query, ReductionOrder,
-    TensorFacts, TensorMeta,
+    Context, DeviceIx, KvStrategy, MAX_DIMS, MAX_INPUTS, MAX_PARAMS, OpIx, Query, ReductionOrder, TensorFacts,
+    TensorMeta,
 };
 pub use reason::{CODES, Reason};
 pub use schema::OpSchema;

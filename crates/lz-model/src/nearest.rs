@@ -12,7 +12,5 @@ pub fn nearest<'a>(wanted: &str, candidates: impl IntoIterator<Item = &'a str>) 
 
 /// The tail of an error message: `; did you mean 'x'?`, or nothing.
 pub fn did_you_mean<S: AsRef<str>>(nearest: &Option<S>) -> String {
-    nearest.as_ref().map_or_else(String::new, |name| {
-        format!("; did you mean '{}'?", name.as_ref())
-    })
+    nearest.as_ref().map_or_else(String::new, |name| format!("; did you mean '{}'?", name.as_ref()))
 }

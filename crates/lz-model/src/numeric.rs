@@ -17,30 +17,9 @@ struct Mini {
     has_nan: bool,
 }
 
-const E4M3: Mini = Mini {
-    exponent_bits: 4,
-    mantissa_bits: 3,
-    bias: 7,
-    max: 448.0,
-    has_inf: false,
-    has_nan: true,
-};
-const E5M2: Mini = Mini {
-    exponent_bits: 5,
-    mantissa_bits: 2,
-    bias: 15,
-    max: 57_344.0,
-    has_inf: true,
-    has_nan: true,
-};
-const E2M1: Mini = Mini {
-    exponent_bits: 2,
-    mantissa_bits: 1,
-    bias: 1,
-    max: 6.0,
-    has_inf: false,
-    has_nan: false,
-};
+const E4M3: Mini = Mini { exponent_bits: 4, mantissa_bits: 3, bias: 7, max: 448.0, has_inf: false, has_nan: true };
+const E5M2: Mini = Mini { exponent_bits: 5, mantissa_bits: 2, bias: 15, max: 57_344.0, has_inf: true, has_nan: true };
+const E2M1: Mini = Mini { exponent_bits: 2, mantissa_bits: 1, bias: 1, max: 6.0, has_inf: false, has_nan: false };
 
 impl Mini {
     fn bits(&self) -> u32 {
@@ -49,21 +28,12 @@ impl Mini {
 
     fn decode(&self, code: u8) -> f64 {
         let magnitude = u32::from(code) & ((1 << (self.bits() - 1)) - 1);
-        let sign = if u32::from(code) >> (self.bits() - 1) & 1 == 1 {
-            -1.0
-        } else {
-            1.0
-        };
+        let sign = if u32::from(code) >> (self.bits() - 1) & 1 == 1 { -1.0 } else { 1.0 };
         let exponent = (magnitude >> self.mantissa_bits) as i32;
-        let mantissa = f64::from(magnitude & ((1 << self.mantissa_bits) - 1))
-            / f64::from(1u32 << self.mantissa_bits);
+        let mantissa = f64::from(magnitude & ((1 << self.mantissa_bits) - 1)) / f64::from(1u32 << self.mantissa_bits);
         let all_ones = (1 << self.exponent_bits) - 1;
         if self.has_inf && exponent == all_ones {
-            return if mantissa == 0.0 {
-                sign * f64::INFINITY
-            } else {
-                f64::NAN
-            };
+            return if mantissa == 0.0 { sign * f64::INFINITY } else { f64::NAN };
         }
         if self.has_nan && !self.has_inf && magnitude == (1 << (self.bits() - 1)) - 1 {
             return f64::NAN;
@@ -88,21 +58,11 @@ impl Mini {
         }
         // Codes of positive finite values ascend with the value: search the two neighbours.
         let wanted = value.abs().min(self.max);
-        let finite = (0..=top)
-            .take_while(|&c| self.decode(c).is_finite())
-            .last()
-            .unwrap_or(0);
-        let below = (0..=finite)
-            .rev()
-            .find(|&c| self.decode(c) <= wanted)
-            .unwrap_or(0);
+        let finite = (0..=top).take_while(|&c| self.decode(c).is_finite()).last().unwrap_or(0);
+        let below = (0..=finite).rev().find(|&c| self.decode(c) <= wanted).unwrap_or(0);
         let above = finite.min(below + 1);
         let (low, high) = (wanted - self.decode(below), self.decode(above) - wanted);
-        let nearest = if high < low || (high == low && below % 2 == 1) {
-            above
-        } else {
-            below
-        };
+        let nearest = if high < low || (high == low && below % 2 == 1) { above } else { below };
         sign | nearest
     }
 }
@@ -130,9 +90,7 @@ pub fn largest(dtype: DType) -> f64 {
         DType::Bf16 => bf16::MAX.to_f64(),
         DType::F32 | DType::Tf32 => f64::from(f32::MAX),
         DType::F64 => f64::MAX,
-        DType::F8E4M3 | DType::F8E5M2 | DType::MxFp4 | DType::NvFp4 => {
-            mini(dtype).map_or(0.0, |m| m.max)
-        }
+        DType::F8E4M3 | DType::F8E5M2 | DType::MxFp4 | DType::NvFp4 => mini(dtype).map_or(0.0, |m| m.max),
     }
 }
 
@@ -155,9 +113,7 @@ pub fn rounded(dtype: DType, value: f64) -> f64 {
 /// Element `index` of a buffer of `dtype`. Panics when the buffer is too short.
 pub fn load(dtype: DType, bytes: &[u8], index: usize) -> f64 {
     fn at<const N: usize>(bytes: &[u8], index: usize) -> [u8; N] {
-        bytes[index * N..(index + 1) * N]
-            .try_into()
-            .expect("a slice of N bytes")
+        bytes[index * N..(index + 1) * N].try_into().expect("a slice of N bytes")
     }
     match dtype {
         DType::F64 => f64::from_le_bytes(at(bytes, index)),
@@ -177,21 +133,9 @@ pub fn load(dtype: DType, bytes: &[u8], index: usize) -> f64 {
 /// Element `index` as an integer: exact for every integer dtype, truncated for floats.
 pub fn load_int(dtype: DType, bytes: &[u8], index: usize) -> i64 {
     match dtype {
-        DType::I64 => i64::from_le_bytes(
-            bytes[index * 8..index * 8 + 8]
-                .try_into()
-                .expect("eight bytes"),
-        ),
-        DType::I32 => i64::from(i32::from_le_bytes(
-            bytes[index * 4..index * 4 + 4]
-                .try_into()
-                .expect("four bytes"),
-        )),
-        DType::I16 => i64::from(i16::from_le_bytes(
-            bytes[index * 2..index * 2 + 2]
-                .try_into()
-                .expect("two bytes"),
-        )),
+        DType::I64 => i64::from_le_bytes(bytes[index * 8..index * 8 + 8].try_into().expect("eight bytes")),
+        DType::I32 => i64::from(i32::from_le_bytes(bytes[index * 4..index * 4 + 4].try_into().expect("four bytes"))),
+        DType::I16 => i64::from(i16::from_le_bytes(bytes[index * 2..index * 2 + 2].try_into().expect("two bytes"))),
         _ => load(dtype, bytes, index) as i64,
     }
 }
@@ -201,25 +145,11 @@ pub fn store(dtype: DType, bytes: &mut [u8], index: usize, value: f64) {
     match dtype {
         DType::F64 => put(bytes, index, value.to_le_bytes()),
         DType::F32 | DType::Tf32 => put(bytes, index, (value as f32).to_le_bytes()),
-        DType::F16 => put(
-            bytes,
-            index,
-            f16::from_f64(to_precision(value, 10, -14)).to_le_bytes(),
-        ),
-        DType::Bf16 => put(
-            bytes,
-            index,
-            bf16::from_f64(to_precision(value, 7, -126)).to_le_bytes(),
-        ),
-        DType::F8E4M3 | DType::F8E5M2 => {
-            bytes[index] = mini(dtype).expect("an 8-bit float").encode(value)
-        }
+        DType::F16 => put(bytes, index, f16::from_f64(to_precision(value, 10, -14)).to_le_bytes()),
+        DType::Bf16 => put(bytes, index, bf16::from_f64(to_precision(value, 7, -126)).to_le_bytes()),
+        DType::F8E4M3 | DType::F8E5M2 => bytes[index] = mini(dtype).expect("an 8-bit float").encode(value),
         DType::MxFp4 | DType::NvFp4 => put_nibble(bytes, index, E2M1.encode(value)),
-        DType::I4 => put_nibble(
-            bytes,
-            index,
-            value.round_ties_even().clamp(-8.0, 7.0) as i8 as u8,
-        ),
+        DType::I4 => put_nibble(bytes, index, value.round_ties_even().clamp(-8.0, 7.0) as i8 as u8),
         DType::I8 => bytes[index] = value.round_ties_even() as i8 as u8,
         DType::U8 => bytes[index] = value.round_ties_even() as u8,
         DType::Bool => bytes[index] = u8::from(value != 0.0),
@@ -278,10 +208,7 @@ mod tests {
             for code in 0..codes {
                 let value = format.decode(code as u8);
                 let back = format.decode(format.encode(value));
-                assert!(
-                    back == value || back.is_nan() && value.is_nan(),
-                    "{code:#x}: {value} became {back}"
-                );
+                assert!(back == value || back.is_nan() && value.is_nan(), "{code:#x}: {value} became {back}");
             }
         }
     }
@@ -303,14 +230,8 @@ mod tests {
         let just_above = 1.0 + 2f64.powi(-11) + 2f64.powi(-40);
         assert_eq!(rounded(DType::F16, just_above), 1.0 + 2f64.powi(-10));
         assert_eq!(rounded(DType::F16, 1.0 + 2f64.powi(-11)), 1.0);
-        assert_eq!(
-            rounded(DType::Bf16, 1.0 + 2f64.powi(-8) + 2f64.powi(-40)),
-            1.0 + 2f64.powi(-7)
-        );
-        assert_eq!(
-            rounded(DType::F16, 2f64.powi(-25) + 2f64.powi(-60)),
-            2f64.powi(-24)
-        );
+        assert_eq!(rounded(DType::Bf16, 1.0 + 2f64.powi(-8) + 2f64.powi(-40)), 1.0 + 2f64.powi(-7));
+        assert_eq!(rounded(DType::F16, 2f64.powi(-25) + 2f64.powi(-60)), 2f64.powi(-24));
         assert_eq!(rounded(DType::F16, 65_520.0), f64::INFINITY);
         assert_eq!(rounded(DType::F16, 65_519.9), 65_504.0);
     }

@@ -27,20 +27,12 @@ impl ParamValue {
 
     /// The truth value, if it is one.
     pub fn as_bool(self) -> Option<bool> {
-        if let ParamValue::Bool(b) = self {
-            Some(b)
-        } else {
-            None
-        }
+        if let ParamValue::Bool(b) = self { Some(b) } else { None }
     }
 
     /// The integer, if it is one.
     pub fn as_int(self) -> Option<i64> {
-        if let ParamValue::Int(i) = self {
-            Some(i)
-        } else {
-            None
-        }
+        if let ParamValue::Int(i) = self { Some(i) } else { None }
     }
 
     /// The number, if it is one; integers widen.
@@ -54,11 +46,7 @@ impl ParamValue {
 
     /// The text, if it is one.
     pub fn as_str(self) -> Option<&'static str> {
-        if let ParamValue::Str(s) = self {
-            Some(s.as_str())
-        } else {
-            None
-        }
+        if let ParamValue::Str(s) = self { Some(s.as_str()) } else { None }
     }
 }
 
@@ -154,21 +142,8 @@ pub struct Param {
 
 impl Param {
     /// A parameter with an exact role.
-    pub const fn new(
-        name: &'static str,
-        ty: ParamType,
-        default: ParamDefault,
-        doc: &'static str,
-    ) -> Param {
-        Param {
-            name,
-            also: &[],
-            ty,
-            default,
-            role: ParamRole::Exact,
-            universal: false,
-            doc,
-        }
+    pub const fn new(name: &'static str, ty: ParamType, default: ParamDefault, doc: &'static str) -> Param {
+        Param { name, also: &[], ty, default, role: ParamRole::Exact, universal: false, doc }
     }
 
     /// A truth value.
@@ -193,12 +168,7 @@ impl Param {
         default: &'static str,
         doc: &'static str,
     ) -> Param {
-        Param::new(
-            name,
-            ParamType::Choice(choices),
-            ParamDefault::Str(default),
-            doc,
-        )
+        Param::new(name, ParamType::Choice(choices), ParamDefault::Str(default), doc)
     }
 
     /// Any identifier; empty when not given.
@@ -208,21 +178,14 @@ impl Param {
 
     /// An integer that sizes the call: a dimension of the same name.
     pub const fn dim(name: &'static str, doc: &'static str) -> Param {
-        Param::new(name, ParamType::Int, ParamDefault::Required, doc)
-            .role(ParamRole::Dim)
-            .universal()
+        Param::new(name, ParamType::Int, ParamDefault::Required, doc).role(ParamRole::Dim).universal()
     }
 
     /// A seed: random numbers are a function of it, the choice of kernel never is.
     pub const fn seed() -> Param {
-        Param::new(
-            "seed",
-            ParamType::Int,
-            ParamDefault::Int(0),
-            "seed of the draws",
-        )
-        .role(ParamRole::Ignored)
-        .universal()
+        Param::new("seed", ParamType::Int, ParamDefault::Int(0), "seed of the draws")
+            .role(ParamRole::Ignored)
+            .universal()
     }
 
     /// The same parameter with another role.

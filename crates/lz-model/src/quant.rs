@@ -7,19 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::dtype::DType;
 
 /// A low-precision storage format.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum QuantFormat {
@@ -64,12 +52,7 @@ impl QuantFormat {
 
     /// The facts about this format.
     pub const fn spec(self) -> QuantFormatSpec {
-        let (accuracy_rank, group_size, hardware_vendors, dtype): (
-            _,
-            _,
-            &'static [&'static str],
-            _,
-        ) = match self {
+        let (accuracy_rank, group_size, hardware_vendors, dtype): (_, _, &'static [&'static str], _) = match self {
             QuantFormat::Int8 => (14, None, &["nvidia", "amd", "intel", "habana"], DType::I8),
             QuantFormat::Fp8E4m3 => (13, None, &["nvidia", "amd", "habana"], DType::F8E4M3),
             QuantFormat::Fp8E5m2 => (12, None, &["nvidia", "amd", "habana"], DType::F8E5M2),
@@ -77,12 +60,7 @@ impl QuantFormat {
             QuantFormat::Int4 => (8, None, &["nvidia", "amd", "intel"], DType::I4),
             QuantFormat::Mxfp4 => (5, Some(32), &["nvidia", "amd"], DType::MxFp4),
         };
-        QuantFormatSpec {
-            accuracy_rank,
-            group_size,
-            hardware_vendors,
-            dtype,
-        }
+        QuantFormatSpec { accuracy_rank, group_size, hardware_vendors, dtype }
     }
 
     /// The format that stores values as `dtype`, if `dtype` is a quantized one.
@@ -126,12 +104,8 @@ pub enum Granularity {
 
 impl Granularity {
     /// Every granularity.
-    pub const ALL: [Granularity; 4] = [
-        Granularity::PerTensor,
-        Granularity::PerChannel,
-        Granularity::PerHead,
-        Granularity::Blockwise,
-    ];
+    pub const ALL: [Granularity; 4] =
+        [Granularity::PerTensor, Granularity::PerChannel, Granularity::PerHead, Granularity::Blockwise];
 
     /// The name used in files.
     pub const fn name(self) -> &'static str {
@@ -164,12 +138,7 @@ impl QuantSpec {
             Some(n) => (Granularity::Blockwise, n as u16),
             None => (Granularity::PerTensor, 0),
         };
-        QuantSpec {
-            format,
-            granularity,
-            zero_point: false,
-            group_size,
-        }
+        QuantSpec { format, granularity, zero_point: false, group_size }
     }
 
     /// Packs into a word that is zero only for "not quantized".
@@ -204,19 +173,8 @@ mod tests {
     #[test]
     fn four_bit_accuracy_ranks_are_the_specifications() {
         let rank = |f: QuantFormat| f.spec().accuracy_rank;
-        assert_eq!(
-            (
-                rank(QuantFormat::Nvfp4),
-                rank(QuantFormat::Int4),
-                rank(QuantFormat::Mxfp4)
-            ),
-            (10, 8, 5)
-        );
-        for eight_bit in [
-            QuantFormat::Int8,
-            QuantFormat::Fp8E4m3,
-            QuantFormat::Fp8E5m2,
-        ] {
+        assert_eq!((rank(QuantFormat::Nvfp4), rank(QuantFormat::Int4), rank(QuantFormat::Mxfp4)), (10, 8, 5));
+        for eight_bit in [QuantFormat::Int8, QuantFormat::Fp8E4m3, QuantFormat::Fp8E5m2] {
             assert!(rank(eight_bit) > rank(QuantFormat::Nvfp4));
         }
     }
@@ -227,16 +185,8 @@ mod tests {
         for format in QuantFormat::ALL {
             for granularity in Granularity::ALL {
                 for zero_point in [false, true] {
-                    let spec = QuantSpec {
-                        format,
-                        granularity,
-                        zero_point,
-                        group_size: 128,
-                    };
-                    assert_eq!(
-                        QuantSpec::from_code(QuantSpec::code(Some(spec))),
-                        Some(spec)
-                    );
+                    let spec = QuantSpec { format, granularity, zero_point, group_size: 128 };
+                    assert_eq!(QuantSpec::from_code(QuantSpec::code(Some(spec))), Some(spec));
                 }
             }
         }

@@ -1,7 +1,6 @@
 //! The query: everything selection may look at, in a fixed-size value that is its own cache key.
 
 use std::fmt;
-use std::hash::{Hash, Hasher};
 
 use serde::{Deserialize, Serialize};
 
@@ -46,14 +45,7 @@ pub struct TensorMeta<'a> {
 impl<'a> TensorMeta<'a> {
     /// A contiguous, aligned tensor on the first device.
     pub fn new(dtype: DType, shape: &'a [i64]) -> TensorMeta<'a> {
-        TensorMeta {
-            dtype,
-            shape,
-            strides: None,
-            device: DeviceIx(0),
-            aligned: true,
-            requires_grad: false,
-        }
+        TensorMeta { dtype, shape, strides: None, device: DeviceIx(0), aligned: true, requires_grad: false }
     }
 
     /// The same with strides.
@@ -94,7 +86,7 @@ impl<'a> TensorMeta<'a> {
 }
 
 /// What a query keeps of a tensor: dtype, layout and the strides' properties, in one word.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct TensorFacts(u32);
 
 impl TensorFacts {
@@ -139,8 +131,7 @@ impl TensorFacts {
     }
     /// Its dtype, if it was given.
     pub fn dtype(self) -> Option<DType> {
-        self.is_present()
-            .then(|| DType::from_code((self.0 >> 8) as u8))
+        self.is_present().then(|| DType::from_code((self.0 >> 8) as u8))
     }
     /// Its layout; [`Layout::Strided`] when the operation names none.
     pub fn layout(self) -> Layout {
@@ -164,19 +155,7 @@ impl fmt::Debug for TensorFacts {
 }
 
 /// How keys and values are kept between calls.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum KvStrategy {
@@ -261,10 +240,9 @@ pub struct Context {
 
 /// A call, reduced to what can decide between kernels.
 ///
-/// It is plain data of a fixed size, comparable and hashable as a whole: the selection cache
+/// It is plain data of a fixed size, comparable as a whole: the selection cache
 /// compares these fields themselves, never only a hash of them.
 #[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
 pub struct Query {
     op: u16,
     device: u16,
@@ -280,28 +258,6 @@ pub struct Query {
     pub(crate) tensors: [TensorFacts; MAX_INPUTS],
     pub(crate) params: [u64; MAX_PARAMS],
     pub(crate) dims: [i64; MAX_DIMS],
-}
-
-/// By words instead of field by field: hashing is on the path of every call.
-impl Hash for Query {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        let half = |a: u16, b: u16| u64::from(a) << 16 | u64::from(b);
-        state.write_u64(half(self.op, self.device) << 32 | half(self.flags, self.tp_size));
-        state.write_u64(self.adjacent);
-        state.write_u64(self.packed_weights);
-        let small = [
-            self.kv_strategy,
-            self.reduction,
-            self.min_accuracy_rank,
-            self.spare,
-        ];
-        state.write_u64(u64::from(self.quant) << 32 | u64::from(u32::from_le_bytes(small)));
-        for pair in self.tensors.chunks_exact(2) {
-            state.write_u64(u64::from(pair[0].0) << 32 | u64::from(pair[1].0));
-        }
-        self.params.hash(state);
-        self.dims.hash(state);
-    }
 }
 
 const NONE_INT: u64 = i64::MIN as u64;
@@ -321,10 +277,7 @@ impl Query {
         Query {
             op: op.0,
             device: device.0,
-            flags: bits
-                .iter()
-                .rev()
-                .fold(0, |flags, &bit| flags << 1 | u16::from(bit)),
+            flags: bits.iter().rev().fold(0, |flags, &bit| flags << 1 | u16::from(bit)),
             tp_size: context.tp_size,
             adjacent: context.adjacent,
             packed_weights: context.packed_weights.map_or(0, Symbol::code),
@@ -379,6 +332,32 @@ impl Query {
             min_accuracy_rank: self.min_accuracy_rank,
             packed_weights: Symbol::from_code(self.packed_weights),
         }
+    }
+
+    /// A number that is almost always different for different queries: where to look for one, never
+    /// whether it is the one. Two words at a time, since it is on the path of every call.
+    pub fn fingerprint(&self) -> u64 {
+        const A: u64 = 0x9e37_79b9_7f4a_7c15;
+        const B: u64 = 0xd1b5_4a32_d192_ed03;
+        let fold = |a: u64, b: u64| {
+            let product = u128::from(a ^ A) * u128::from(b ^ B);
+            product as u64 ^ (product >> 64) as u64
+        };
+        let half = |a: u16, b: u16| u64::from(a) << 16 | u64::from(b);
+        let small = [self.kv_strategy, self.reduction, self.min_accuracy_rank, self.spare];
+        let mut hash = fold(half(self.op, self.device) << 32 | half(self.flags, self.tp_size), self.adjacent)
+            ^ fold(self.packed_weights, u64::from(self.quant) << 32 | u64::from(u32::from_le_bytes(small)));
+        for t in self.tensors.chunks_exact(4) {
+            let pair = |a: TensorFacts, b: TensorFacts| u64::from(a.0) << 32 | u64::from(b.0);
+            hash = fold(hash ^ pair(t[0], t[1]), pair(t[2], t[3]));
+        }
+        for p in self.params.chunks_exact(2) {
+            hash = fold(hash ^ p[0], p[1]);
+        }
+        for d in self.dims.chunks_exact(2) {
+            hash = fold(hash ^ d[0] as u64, d[1] as u64);
+        }
+        hash
     }
 
     /// What is known of input `index`.
@@ -438,9 +417,7 @@ impl Query {
             ParamType::Int => ParamValue::Int(word as i64),
             ParamType::Float if word == NONE_FLOAT => ParamValue::None,
             ParamType::Float => ParamValue::Float(f64::from_bits(word)),
-            ParamType::Choice(_) | ParamType::Name => {
-                Symbol::from_code(word).map_or(ParamValue::None, ParamValue::Str)
-            }
+            ParamType::Choice(_) | ParamType::Name => Symbol::from_code(word).map_or(ParamValue::None, ParamValue::Str),
         }
     }
 

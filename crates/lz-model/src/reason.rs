@@ -5,9 +5,7 @@ use serde::Serialize;
 /// Why a kernel is out for a call.
 ///
 /// Serialized with its stable code: `{"code": "SM_TOO_OLD", "required": 90, "found": 80}`.
-#[derive(
-    Clone, Debug, PartialEq, Serialize, thiserror::Error, strum::VariantNames, strum::IntoStaticStr,
-)]
+#[derive(Clone, Debug, PartialEq, Serialize, thiserror::Error, strum::VariantNames, strum::IntoStaticStr)]
 #[serde(tag = "code", rename_all = "SCREAMING_SNAKE_CASE")]
 #[strum(serialize_all = "SCREAMING_SNAKE_CASE")]
 #[allow(missing_docs)] // the messages say what the fields are
@@ -61,18 +59,10 @@ pub enum Reason {
     // --- tensors --------------------------------------------------------------------------
     /// A dtype the kernel does not take.
     #[error("'{input}' is {found}, the kernel takes {supported}")]
-    DtypeUnsupported {
-        input: String,
-        found: String,
-        supported: String,
-    },
+    DtypeUnsupported { input: String, found: String, supported: String },
     /// A layout the kernel does not take, and may not be given by transposing.
     #[error("'{input}' is {found}, the kernel takes {supported}")]
-    LayoutUnsupported {
-        input: String,
-        found: String,
-        supported: String,
-    },
+    LayoutUnsupported { input: String, found: String, supported: String },
     /// A tensor with gaps or transposed axes, and the kernel wants none.
     #[error("'{input}' is not contiguous")]
     NotContiguous { input: String },
@@ -93,18 +83,10 @@ pub enum Reason {
     AttnMaskInvalid { message: String },
     /// A cache in a layout the kernel does not take.
     #[error("'{input}' is laid out {found}, the kernel takes {supported}")]
-    KvCacheLayoutMismatch {
-        input: String,
-        found: String,
-        supported: String,
-    },
+    KvCacheLayoutMismatch { input: String, found: String, supported: String },
     /// A cache of a dtype the kernel does not take.
     #[error("'{input}' is {found}, the kernel takes {supported}")]
-    KvCacheDtypeMismatch {
-        input: String,
-        found: String,
-        supported: String,
-    },
+    KvCacheDtypeMismatch { input: String, found: String, supported: String },
     /// The kernel multiplies only weights packed for it.
     #[error("requires packed weights; pack them first")]
     PackedWeightsRequired,
@@ -112,49 +94,31 @@ pub enum Reason {
     // --- sizes ----------------------------------------------------------------------------
     /// A head dimension below the least, or none of the ones the kernel was built for.
     #[error("{dim} is {found}, the kernel takes {supported}")]
-    HeadDimInvalid {
-        dim: String,
-        found: i64,
-        supported: String,
-    },
+    HeadDimInvalid { dim: String, found: i64, supported: String },
     /// A head dimension above the largest.
     #[error("{dim} is {found}, at most {max} is supported")]
     HeadDimTooLarge { dim: String, found: i64, max: i64 },
     /// A head dimension that is no multiple of what the kernel needs.
     #[error("{dim} is {found}, which is no multiple of {multiple}")]
-    HeadDimAlignment {
-        dim: String,
-        found: i64,
-        multiple: i64,
-    },
+    HeadDimAlignment { dim: String, found: i64, multiple: i64 },
     /// A sequence longer than the kernel takes.
     #[error("{dim} is {found}, at most {max} is supported")]
     SeqTooLong { dim: String, found: i64, max: i64 },
     /// Unequal head counts, and the kernel cannot share key/value heads.
-    #[error(
-        "{heads} query heads over {kv_heads} key/value heads: the kernel cannot share key/value heads"
-    )]
+    #[error("{heads} query heads over {kv_heads} key/value heads: the kernel cannot share key/value heads")]
     GqaUnsupported { heads: i64, kv_heads: i64 },
     /// Query heads are no multiple of key/value heads.
     #[error("{message}")]
     GqaHeadsMismatch { message: String },
     /// A parameter value the kernel does not take.
     #[error("{param} is {found}, the kernel takes {supported}")]
-    ParamUnsupported {
-        param: String,
-        found: String,
-        supported: String,
-    },
+    ParamUnsupported { param: String, found: String, supported: String },
     /// Any other declared constraint.
     #[error("{constraint} does not hold ({found})")]
     ConstraintFailed { constraint: String, found: String },
     /// More blocks, or more threads or shared memory in one, than the device launches.
     #[error("would need {needed} {what} per block, the device allows {limit}")]
-    CudaBlockLimitExceeded {
-        what: String,
-        needed: i64,
-        limit: i64,
-    },
+    CudaBlockLimitExceeded { what: String, needed: i64, limit: i64 },
     /// A grid larger than the device launches.
     #[error("would launch a grid of {needed} along {axis}, the device allows {limit}")]
     CudaGridDimExceeded { axis: char, needed: i64, limit: i64 },
@@ -180,11 +144,7 @@ pub enum Reason {
     QuantFormatUnsupported { found: String, supported: String },
     /// A format less accurate than the call demands.
     #[error("{format} has accuracy rank {rank}, at least {required} is demanded")]
-    QuantAccuracyThresholdExceeded {
-        format: String,
-        rank: u8,
-        required: u8,
-    },
+    QuantAccuracyThresholdExceeded { format: String, rank: u8, required: u8 },
     /// The kernel would take the operand in another format of the same width.
     #[error("takes {to}, the operand is {from}: requantize it, or allow requantization")]
     RequantizationRequired { from: String, to: String },
@@ -201,9 +161,7 @@ pub enum Reason {
     #[error("cannot read a {found} key/value cache; supported: {supported}")]
     KvStrategyUnsupported { found: String, supported: String },
     /// No virtual address space is left for the cache.
-    #[error(
-        "the virtual key/value cache needs {needed} bytes of address space, {available} are left"
-    )]
+    #[error("the virtual key/value cache needs {needed} bytes of address space, {available} are left")]
     VirtualMemoryExhausted { needed: i64, available: i64 },
 
     // --- tokenizers -----------------------------------------------------------------------
@@ -268,24 +226,10 @@ mod tests {
 
     #[test]
     fn codes_are_what_the_specification_calls_them() {
-        assert_eq!(
-            Reason::SmTooOld {
-                required: 90,
-                found: 80
-            }
-            .code(),
-            "SM_TOO_OLD"
-        );
-        let json = serde_json::to_string(&Reason::SmTooOld {
-            required: 90,
-            found: 80,
-        })
-        .unwrap();
+        assert_eq!(Reason::SmTooOld { required: 90, found: 80 }.code(), "SM_TOO_OLD");
+        let json = serde_json::to_string(&Reason::SmTooOld { required: 90, found: 80 }).unwrap();
         assert_eq!(json, r#"{"code":"SM_TOO_OLD","required":90,"found":80}"#);
-        let none = Reason::SpecDecodeAlgorithmUnsupported {
-            found: "x".into(),
-            supported: "y".into(),
-        };
+        let none = Reason::SpecDecodeAlgorithmUnsupported { found: "x".into(), supported: "y".into() };
         assert_eq!(none.code(), *CODES.last().unwrap());
         assert_eq!(Reason::CudaGraphUnsafe.code(), "CUDA_GRAPH_UNSAFE");
     }

@@ -89,8 +89,8 @@ pub enum DimKey {
 
 /// Performance buckets of lengths and row counts: powers of two.
 pub const POWERS_OF_TWO: &[i64] = &[
-    1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072,
-    262_144, 524_288, 1_048_576,
+    1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 262_144, 524_288,
+    1_048_576,
 ];
 
 /// Reads the dimensions and parameters bound so far, for dimensions computed from others.
@@ -125,23 +125,12 @@ pub struct Dim {
 impl Dim {
     /// A dimension known by its exact value.
     pub const fn exact(name: &'static str, kind: DimKind) -> Dim {
-        Dim {
-            name,
-            also: &[],
-            kind,
-            key: DimKey::Exact,
-            must_constrain: false,
-            derived: None,
-            otherwise: None,
-        }
+        Dim { name, also: &[], kind, key: DimKey::Exact, must_constrain: false, derived: None, otherwise: None }
     }
 
     /// A dimension known by its bucket.
     pub const fn bucketed(name: &'static str, kind: DimKind) -> Dim {
-        Dim {
-            key: DimKey::Bucketed(POWERS_OF_TWO),
-            ..Dim::exact(name, kind)
-        }
+        Dim { key: DimKey::Bucketed(POWERS_OF_TWO), ..Dim::exact(name, kind) }
     }
 
     /// The same under further names.
@@ -229,10 +218,7 @@ impl Input {
 
     /// A required input with the dtype of an earlier one.
     pub const fn same(name: &'static str, shape: &'static str, dtype_of: &'static str) -> Input {
-        Input {
-            dtype: DTypeRule::Same(dtype_of),
-            ..Input::new(name, shape, DTypeSet::EMPTY)
-        }
+        Input { dtype: DTypeRule::Same(dtype_of), ..Input::new(name, shape, DTypeSet::EMPTY) }
     }
 
     /// The same, but it may be left out.
@@ -296,11 +282,7 @@ pub enum Output {
 impl Output {
     /// A new tensor with the shape and dtype of an input.
     pub const fn like(name: &'static str, shape: &'static str, input: &'static str) -> Output {
-        Output::Fresh {
-            name,
-            shape,
-            dtype: OutputDType::Of(input),
-        }
+        Output::Fresh { name, shape, dtype: OutputDType::Of(input) }
     }
 
     /// Its name.

@@ -40,9 +40,7 @@ impl ShapePattern {
 ///
 /// Schemas are constants, and a test reads every one of them, so a malformed shape panics.
 pub fn parse(text: &'static str, dim: impl Fn(&str) -> Option<usize>) -> Vec<ShapePattern> {
-    let known = |name: &str| {
-        dim(name).unwrap_or_else(|| panic!("shape '{text}' names an unknown dimension '{name}'"))
-    };
+    let known = |name: &str| dim(name).unwrap_or_else(|| panic!("shape '{text}' names an unknown dimension '{name}'"));
     let axis = |token: &str| {
         if let Some(name) = token.strip_prefix("...") {
             Axis::Rest(known(name))
@@ -60,18 +58,12 @@ pub fn parse(text: &'static str, dim: impl Fn(&str) -> Option<usize>) -> Vec<Sha
         .map(|alternative| {
             let (layout, axes) = match alternative.split_once(':') {
                 Some((tag, axes)) => {
-                    let layout = tag
-                        .trim()
-                        .parse()
-                        .unwrap_or_else(|e| panic!("shape '{text}': {e}"));
+                    let layout = tag.trim().parse().unwrap_or_else(|e| panic!("shape '{text}': {e}"));
                     (Some(layout), axes)
                 }
                 None => (None, alternative),
             };
-            ShapePattern {
-                layout,
-                axes: axes.split_whitespace().map(axis).collect(),
-            }
+            ShapePattern { layout, axes: axes.split_whitespace().map(axis).collect() }
         })
         .collect()
 }
@@ -86,15 +78,7 @@ mod tests {
         let find = |name: &str| dims.iter().position(|d| *d == name);
         let patterns = parse("BSHD: a b? 2 b+1 | ...a b", find);
         assert_eq!(patterns[0].layout, Some(Layout::Bshd));
-        assert_eq!(
-            patterns[0].axes,
-            [
-                Axis::Dim(0),
-                Axis::Broadcast(1),
-                Axis::Fixed(2),
-                Axis::PlusOne(1)
-            ]
-        );
+        assert_eq!(patterns[0].axes, [Axis::Dim(0), Axis::Broadcast(1), Axis::Fixed(2), Axis::PlusOne(1)]);
         assert_eq!(patterns[1].axes, [Axis::Rest(0), Axis::Dim(1)]);
         assert!(patterns[1].fits_rank(1) && patterns[1].fits_rank(5) && !patterns[0].fits_rank(3));
     }

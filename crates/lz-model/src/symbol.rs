@@ -72,13 +72,7 @@ mod tests {
     #[test]
     fn equal_texts_are_equal_symbols_across_threads() {
         let threads: Vec<_> = (0..4)
-            .map(|_| {
-                std::thread::spawn(|| {
-                    (0..100)
-                        .map(|i| Symbol::intern(&format!("s{i}")))
-                        .collect::<Vec<_>>()
-                })
-            })
+            .map(|_| std::thread::spawn(|| (0..100).map(|i| Symbol::intern(&format!("s{i}"))).collect::<Vec<_>>()))
             .collect();
         let seen: Vec<_> = threads.into_iter().map(|t| t.join().unwrap()).collect();
         assert!(seen.windows(2).all(|w| w[0] == w[1]));

@@ -60,10 +60,7 @@ impl Geometry {
         offset: i64,
         bytes: usize,
     ) -> Result<Geometry, TensorError> {
-        let bad = || TensorError::BadShape {
-            shape: shape.to_vec(),
-            strides: strides.to_vec(),
-        };
+        let bad = || TensorError::BadShape { shape: shape.to_vec(), strides: strides.to_vec() };
         if shape.len() != strides.len() || offset < 0 || shape.iter().any(|&n| n < 0) {
             return Err(bad());
         }
@@ -79,20 +76,10 @@ impl Geometry {
             }
             let needed = dtype.bytes_for(high as usize + 1);
             if needed > bytes {
-                return Err(TensorError::TooShort {
-                    dtype,
-                    shape: shape.to_vec(),
-                    needed,
-                    got: bytes,
-                });
+                return Err(TensorError::TooShort { dtype, shape: shape.to_vec(), needed, got: bytes });
             }
         }
-        Ok(Geometry {
-            dtype,
-            shape: shape.into(),
-            strides: strides.into(),
-            offset,
-        })
+        Ok(Geometry { dtype, shape: shape.into(), strides: strides.into(), offset })
     }
 
     fn at(&self, index: &[i64]) -> usize {
@@ -112,21 +99,13 @@ impl Geometry {
     fn is_contiguous(&self) -> bool {
         let expected = row_major(&self.shape);
         self.shape.contains(&0)
-            || self
-                .shape
-                .iter()
-                .zip(self.strides.iter().zip(&expected))
-                .all(|(&n, (a, b))| n == 1 || a == b)
+            || self.shape.iter().zip(self.strides.iter().zip(&expected)).all(|(&n, (a, b))| n == 1 || a == b)
     }
 }
 
 /// Elements of a shape; zero whenever some size is, however large the others are.
 fn element_count(shape: &[i64]) -> i64 {
-    if shape.iter().any(|&n| n <= 0) {
-        0
-    } else {
-        shape.iter().product()
-    }
+    if shape.iter().any(|&n| n <= 0) { 0 } else { shape.iter().product() }
 }
 
 /// Every index of a shape, in row-major order.
@@ -185,8 +164,7 @@ macro_rules! reading {
             }
             /// What selection needs to know of it.
             pub fn meta(&self) -> TensorMeta<'_> {
-                TensorMeta::new(self.geometry.dtype, &self.geometry.shape)
-                    .strided(&self.geometry.strides)
+                TensorMeta::new(self.geometry.dtype, &self.geometry.shape).strided(&self.geometry.strides)
             }
         }
     };
@@ -211,11 +189,7 @@ reading!(TensorViewMut);
 
 impl<'a> TensorView<'a> {
     /// A row-major tensor over `bytes`.
-    pub fn contiguous(
-        dtype: DType,
-        shape: &[i64],
-        bytes: &'a [u8],
-    ) -> Result<TensorView<'a>, TensorError> {
+    pub fn contiguous(dtype: DType, shape: &[i64], bytes: &'a [u8]) -> Result<TensorView<'a>, TensorError> {
         TensorView::strided(dtype, shape, &row_major(shape), 0, bytes)
     }
 
@@ -233,10 +207,7 @@ impl<'a> TensorView<'a> {
 
     /// The same elements with axes in another order.
     pub fn permuted(&self, order: &[usize]) -> TensorView<'a> {
-        TensorView {
-            geometry: self.geometry.permuted(order),
-            bytes: self.bytes,
-        }
+        TensorView { geometry: self.geometry.permuted(order), bytes: self.bytes }
     }
 
     /// A row-major copy.
@@ -252,11 +223,7 @@ impl<'a> TensorView<'a> {
 
 impl<'a> TensorViewMut<'a> {
     /// A row-major tensor over `bytes`.
-    pub fn contiguous(
-        dtype: DType,
-        shape: &[i64],
-        bytes: &'a mut [u8],
-    ) -> Result<TensorViewMut<'a>, TensorError> {
+    pub fn contiguous(dtype: DType, shape: &[i64], bytes: &'a mut [u8]) -> Result<TensorViewMut<'a>, TensorError> {
         let geometry = Geometry::checked(dtype, shape, &row_major(shape), 0, bytes.len())?;
         Ok(TensorViewMut { geometry, bytes })
     }
@@ -275,36 +242,22 @@ impl<'a> TensorViewMut<'a> {
 
     /// Stores a number, rounded to the dtype.
     pub fn set(&mut self, index: &[i64], value: f64) {
-        numeric::store(
-            self.geometry.dtype,
-            self.bytes,
-            self.geometry.at(index),
-            value,
-        );
+        numeric::store(self.geometry.dtype, self.bytes, self.geometry.at(index), value);
     }
 
     /// A view for reading.
     pub fn as_view(&self) -> TensorView<'_> {
-        TensorView {
-            geometry: self.geometry.clone(),
-            bytes: self.bytes,
-        }
+        TensorView { geometry: self.geometry.clone(), bytes: self.bytes }
     }
 
     /// A shorter-lived view for writing.
     pub fn reborrow(&mut self) -> TensorViewMut<'_> {
-        TensorViewMut {
-            geometry: self.geometry.clone(),
-            bytes: self.bytes,
-        }
+        TensorViewMut { geometry: self.geometry.clone(), bytes: self.bytes }
     }
 
     /// The same elements with axes in another order.
     pub fn into_permuted(self, order: &[usize]) -> TensorViewMut<'a> {
-        TensorViewMut {
-            geometry: self.geometry.permuted(order),
-            bytes: self.bytes,
-        }
+        TensorViewMut { geometry: self.geometry.permuted(order), bytes: self.bytes }
     }
 
     /// Overwrites every element with those of a tensor of the same shape.
@@ -327,12 +280,7 @@ impl Tensor {
     pub fn zeros(dtype: DType, shape: &[i64]) -> Tensor {
         let elements = element_count(shape);
         let bytes = vec![0; dtype.bytes_for(elements.max(0) as usize)];
-        let geometry = Geometry {
-            dtype,
-            shape: shape.into(),
-            strides: row_major(shape),
-            offset: 0,
-        };
+        let geometry = Geometry { dtype, shape: shape.into(), strides: row_major(shape), offset: 0 };
         Tensor { geometry, bytes }
     }
 
@@ -340,11 +288,7 @@ impl Tensor {
     /// numbers as the shape has elements.
     pub fn from_f64(dtype: DType, shape: &[i64], values: &[f64]) -> Tensor {
         let mut tensor = Tensor::zeros(dtype, shape);
-        assert_eq!(
-            values.len() as i64,
-            element_count(shape),
-            "numbers for shape {shape:?}"
-        );
+        assert_eq!(values.len() as i64, element_count(shape), "numbers for shape {shape:?}");
         for (i, &value) in values.iter().enumerate() {
             numeric::store(dtype, &mut tensor.bytes, i, value);
         }
@@ -359,18 +303,12 @@ impl Tensor {
 
     /// A view for reading.
     pub fn view(&self) -> TensorView<'_> {
-        TensorView {
-            geometry: self.geometry.clone(),
-            bytes: &self.bytes,
-        }
+        TensorView { geometry: self.geometry.clone(), bytes: &self.bytes }
     }
 
     /// A view for writing.
     pub fn view_mut(&mut self) -> TensorViewMut<'_> {
-        TensorViewMut {
-            geometry: self.geometry.clone(),
-            bytes: &mut self.bytes,
-        }
+        TensorViewMut { geometry: self.geometry.clone(), bytes: &mut self.bytes }
     }
 
     /// Element type.
@@ -417,21 +355,11 @@ mod tests {
             TensorView::contiguous(DType::F32, &[3], &bytes),
             Err(TensorError::TooShort { needed: 12, .. })
         ));
-        assert!(matches!(
-            TensorView::strided(DType::F32, &[2], &[-1], 0, &bytes),
-            Err(TensorError::BadShape { .. })
-        ));
-        assert!(matches!(
-            TensorView::contiguous(DType::F32, &[-1], &bytes),
-            Err(TensorError::BadShape { .. })
-        ));
+        assert!(matches!(TensorView::strided(DType::F32, &[2], &[-1], 0, &bytes), Err(TensorError::BadShape { .. })));
+        assert!(matches!(TensorView::contiguous(DType::F32, &[-1], &bytes), Err(TensorError::BadShape { .. })));
         let huge = [i64::MAX, i64::MAX];
         assert!(TensorView::strided(DType::F32, &huge, &[i64::MAX, 1], 0, &bytes).is_err());
-        assert!(
-            TensorView::contiguous(DType::F32, &[0, 5], &[])
-                .unwrap()
-                .is_empty()
-        );
+        assert!(TensorView::contiguous(DType::F32, &[0, 5], &[]).unwrap().is_empty());
     }
 
     #[test]

@@ -27,24 +27,15 @@ impl FromStr for Requirement {
     type Err = BadRequirement;
 
     fn from_str(text: &str) -> Result<Self, BadRequirement> {
-        let bad = |problem: String| BadRequirement {
-            text: text.to_owned(),
-            problem,
-        };
+        let bad = |problem: String| BadRequirement { text: text.to_owned(), problem };
         let split = text.find(['<', '>', '=', '!', '~']).unwrap_or(text.len());
         let (name, specifiers) = text.split_at(split);
         let name = name.trim().to_ascii_lowercase();
-        if name.is_empty()
-            || !name
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
-        {
-            return Err(bad(
-                "expected a name, then versions, like 'torch>=2.2'".into()
-            ));
+        if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
+            return Err(bad("expected a name, then versions, like 'torch>=2.2'".into()));
         }
-        let specifiers = VersionSpecifiers::from_str(specifiers.trim())
-            .map_err(|e| bad(e.to_string().replace('\n', " ")))?;
+        let specifiers =
+            VersionSpecifiers::from_str(specifiers.trim()).map_err(|e| bad(e.to_string().replace('\n', " ")))?;
         Ok(Requirement { name, specifiers })
     }
 }
@@ -80,12 +71,7 @@ mod tests {
     #[test]
     fn requirements_of_the_specification() {
         let cuda: Requirement = "cuda>=12.0".parse().unwrap();
-        assert!(
-            cuda.met_by("12.3")
-                && cuda.met_by("13.0")
-                && !cuda.met_by("11.8")
-                && !cuda.met_by("unknown")
-        );
+        assert!(cuda.met_by("12.3") && cuda.met_by("13.0") && !cuda.met_by("11.8") && !cuda.met_by("unknown"));
         let torch: Requirement = "torch>=2.2,<3".parse().unwrap();
         assert!(torch.met_by("2.11.0+cu130") && !torch.met_by("3.0"));
         assert!("anything".parse::<Requirement>().unwrap().met_by("0.0.1"));

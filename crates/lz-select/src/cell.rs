@@ -24,9 +24,7 @@ struct Axis {
 
 impl Axis {
     fn interval(&self, size: i64) -> usize {
-        self.cuts
-            .as_ref()
-            .map_or(0, |cuts| cuts.partition_point(|&at| at <= size))
+        self.cuts.as_ref().map_or(0, |cuts| cuts.partition_point(|&at| at <= size))
     }
 
     /// The key of the cell `size` lies in.
@@ -34,11 +32,7 @@ impl Axis {
         if self.cuts.is_none() {
             return size;
         }
-        let divisible = self
-            .moduli
-            .iter()
-            .enumerate()
-            .fold(0, |bits, (i, m)| bits | i64::from(size % m == 0) << i);
+        let divisible = self.moduli.iter().enumerate().fold(0, |bits, (i, m)| bits | i64::from(size % m == 0) << i);
         (self.interval(size) as i64) << MAX_MODULI | divisible
     }
 
@@ -72,10 +66,7 @@ impl Cells {
 
     /// A size from which on things may be different.
     pub fn cut(&mut self, dim: usize, at: i64) {
-        self.axes[dim]
-            .cuts
-            .iter_mut()
-            .for_each(|cuts| cuts.push(at));
+        self.axes[dim].cuts.iter_mut().for_each(|cuts| cuts.push(at));
     }
 
     fn modulus(&mut self, dim: usize, m: i64) {
@@ -90,9 +81,7 @@ impl Cells {
         let ends = rule.min.into_iter().chain(rule.max.map(after));
         let listed = rule.one_of.iter().flatten().flat_map(|&v| [v, after(v)]);
         ends.chain(listed).for_each(|at| self.cut(dim, at));
-        rule.multiple_of
-            .into_iter()
-            .for_each(|m| self.modulus(dim, m));
+        rule.multiple_of.into_iter().for_each(|m| self.modulus(dim, m));
     }
 
     /// Every threshold an expression puts on a single dimension.

@@ -2,13 +2,11 @@
 
 use lz_model::schema::DimKind;
 use lz_model::{
-    DeviceSpec, DimRule, Facts, KernelDescriptor, Layout, Op, ParamValue, QuantSpec, Query, Reason,
-    Requirement, TensorFacts,
+    DeviceSpec, DimRule, Facts, KernelDescriptor, Layout, Op, ParamValue, QuantSpec, Query, Reason, Requirement,
+    TensorFacts,
 };
 
-use crate::constraint::{
-    Compiled, Grid, InputCheck, InputRole, ParamCheck, castable, param_allowed,
-};
+use crate::constraint::{Compiled, Grid, InputCheck, InputRole, ParamCheck, castable, param_allowed};
 use crate::decision::Transforms;
 use crate::snapshot::{MemoryState, Settings};
 
@@ -20,77 +18,37 @@ pub(crate) fn device_reasons(
 ) -> Vec<Reason> {
     let mut reasons = Vec::new();
     if !kernel.platforms.contains(&device.platform) {
-        let required = kernel
-            .platforms
-            .iter()
-            .map(|p| p.name())
-            .collect::<Vec<_>>()
-            .join(" or ");
+        let required = kernel.platforms.iter().map(|p| p.name()).collect::<Vec<_>>().join(" or ");
         // Nothing else about the device can be judged.
-        return vec![Reason::PlatformMismatch {
-            required,
-            found: device.platform.name().into(),
-        }];
+        return vec![Reason::PlatformMismatch { required, found: device.platform.name().into() }];
     }
     let found = device.sm.unwrap_or(0);
-    if let Some(required) = kernel
-        .min_sm
-        .filter(|&min| device.sm.is_some() && found < min)
-    {
+    if let Some(required) = kernel.min_sm.filter(|&min| device.sm.is_some() && found < min) {
         reasons.push(Reason::SmTooOld { required, found });
     }
-    if let Some(required) = kernel
-        .max_sm
-        .filter(|&max| device.sm.is_some() && found >= max)
-    {
+    if let Some(required) = kernel.max_sm.filter(|&max| device.sm.is_some() && found >= max) {
         reasons.push(Reason::SmTooNew { required, found });
     }
     let generation = device.generation.as_deref().unwrap_or("unknown");
     if !kernel.generations.is_empty() && !kernel.generations.iter().any(|g| g == generation) {
         let required = kernel.generations.join(", ");
-        reasons.push(Reason::GpuGenerationUnsupported {
-            required,
-            found: generation.into(),
-        });
+        reasons.push(Reason::GpuGenerationUnsupported { required, found: generation.into() });
     }
     let tensor_cores = device.tensor_core_generation.unwrap_or(0);
-    if let Some(required) = kernel
-        .min_tensor_core_generation
-        .filter(|&min| tensor_cores < min)
-    {
-        reasons.push(Reason::TensorCoreGenUnsupported {
-            required,
-            found: tensor_cores,
-        });
+    if let Some(required) = kernel.min_tensor_core_generation.filter(|&min| tensor_cores < min) {
+        reasons.push(Reason::TensorCoreGenUnsupported { required, found: tensor_cores });
     }
-    for required in kernel
-        .instruction_sets
-        .iter()
-        .filter(|f| !device.supports(f))
-    {
-        reasons.push(Reason::InstructionSetMismatch {
-            required: required.clone(),
-        });
+    for required in kernel.instruction_sets.iter().filter(|f| !device.supports(f)) {
+        reasons.push(Reason::InstructionSetMismatch { required: required.clone() });
     }
-    for required in kernel
-        .device_features
-        .iter()
-        .filter(|f| !device.supports(f))
-    {
-        reasons.push(Reason::DeviceCapabilityUnsupported {
-            required: required.clone(),
-        });
+    for required in kernel.device_features.iter().filter(|f| !device.supports(f)) {
+        reasons.push(Reason::DeviceCapabilityUnsupported { required: required.clone() });
     }
     if !kernel.vendors.is_empty() && !kernel.vendors.contains(&device.vendor) {
         let required = format!("vendor {}", kernel.vendors.join(" or "));
         reasons.push(Reason::DeviceCapabilityUnsupported { required });
     }
-    reasons.extend(
-        kernel
-            .requires
-            .iter()
-            .filter_map(|r| version_reason(r, device, &version_of)),
-    );
+    reasons.extend(kernel.requires.iter().filter_map(|r| version_reason(r, device, &version_of)));
     reasons
 }
 
@@ -99,18 +57,11 @@ fn version_reason(
     device: &DeviceSpec,
     version_of: impl Fn(&str) -> Option<String>,
 ) -> Option<Reason> {
-    let found = device
-        .versions
-        .get(&requirement.name)
-        .cloned()
-        .or_else(|| version_of(&requirement.name));
+    let found = device.versions.get(&requirement.name).cloned().or_else(|| version_of(&requirement.name));
     if found.as_ref().is_some_and(|v| requirement.met_by(v)) {
         return None;
     }
-    let (required, found) = (
-        requirement.to_string(),
-        found.unwrap_or_else(|| "none".into()),
-    );
+    let (required, found) = (requirement.to_string(), found.unwrap_or_else(|| "none".into()));
     Some(if requirement.name == "driver" {
         Reason::DriverVersionUnsupported { required, found }
     } else {
@@ -192,12 +143,7 @@ fn values(case: &Case<'_>, expr: &lz_expr::Expr) -> String {
 }
 
 /// What the call demands beyond its arguments.
-fn demands(
-    case: &Case<'_>,
-    kernel: &KernelDescriptor,
-    compiled: &Compiled,
-    reasons: &mut Vec<Reason>,
-) {
+fn demands(case: &Case<'_>, kernel: &KernelDescriptor, compiled: &Compiled, reasons: &mut Vec<Reason>) {
     let context = case.query.context();
     if context.capturing && !kernel.graph_safe {
         reasons.push(Reason::CudaGraphUnsafe);
@@ -214,30 +160,16 @@ fn demands(
     if kernel.requires_packed_weights && context.packed_weights.is_none() {
         reasons.push(Reason::PackedWeightsRequired);
     }
-    if let Some(found) = context
-        .kv_strategy
-        .filter(|s| !compiled.kv_strategies.contains(s))
-    {
-        let supported = compiled
-            .kv_strategies
-            .iter()
-            .map(|s| s.name())
-            .collect::<Vec<_>>()
-            .join(", ");
-        reasons.push(Reason::KvStrategyUnsupported {
-            found: found.name().into(),
-            supported,
-        });
+    if let Some(found) = context.kv_strategy.filter(|s| !compiled.kv_strategies.contains(s)) {
+        let supported = compiled.kv_strategies.iter().map(|s| s.name()).collect::<Vec<_>>().join(", ");
+        reasons.push(Reason::KvStrategyUnsupported { found: found.name().into(), supported });
     }
     if context.tp_invariant {
         match &kernel.tp {
             None => reasons.push(Reason::TpInvarianceRequired),
             Some(tp) => {
                 if let Some(max) = tp.max_size.filter(|&max| context.tp_size > max) {
-                    reasons.push(Reason::TpSizeExceeded {
-                        max,
-                        found: context.tp_size,
-                    });
+                    reasons.push(Reason::TpSizeExceeded { max, found: context.tp_size });
                 }
                 if let Some(order) = context.reduction.filter(|o| *o != tp.reduction_order) {
                     let (required, found) = (order.name().into(), tp.reduction_order.name().into());
@@ -251,54 +183,27 @@ fn demands(
         let rank = quant.format.spec().accuracy_rank;
         if rank < context.min_accuracy_rank {
             let (format, required) = (quant.format.to_string(), context.min_accuracy_rank);
-            reasons.push(Reason::QuantAccuracyThresholdExceeded {
-                format,
-                rank,
-                required,
-            });
+            reasons.push(Reason::QuantAccuracyThresholdExceeded { format, rank, required });
         }
     }
 }
 
 fn quant_reason(kernel: &KernelDescriptor, quant: QuantSpec) -> Option<Reason> {
     let Some(rule) = &kernel.quant else {
-        return Some(Reason::QuantFormatUnsupported {
-            found: quant.format.to_string(),
-            supported: "none".into(),
-        });
+        return Some(Reason::QuantFormatUnsupported { found: quant.format.to_string(), supported: "none".into() });
     };
-    let supported = || {
-        rule.formats
-            .iter()
-            .map(ToString::to_string)
-            .collect::<Vec<_>>()
-            .join(", ")
-    };
+    let supported = || rule.formats.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     if !rule.formats.contains(&quant.format) {
         let bits = |format: lz_model::QuantFormat| format.spec().dtype.bits();
-        let same_width = rule
-            .formats
-            .iter()
-            .find(|f| bits(**f) == bits(quant.format));
+        let same_width = rule.formats.iter().find(|f| bits(**f) == bits(quant.format));
         return Some(match same_width {
-            Some(to) => Reason::RequantizationRequired {
-                from: quant.format.to_string(),
-                to: to.to_string(),
-            },
-            None => Reason::QuantFormatUnsupported {
-                found: quant.format.to_string(),
-                supported: supported(),
-            },
+            Some(to) => Reason::RequantizationRequired { from: quant.format.to_string(), to: to.to_string() },
+            None => Reason::QuantFormatUnsupported { found: quant.format.to_string(), supported: supported() },
         });
     }
     if !rule.granularities.is_empty() && !rule.granularities.contains(&quant.granularity) {
         let found = format!("{} scales", quant.granularity.name());
-        let supported = rule
-            .granularities
-            .iter()
-            .map(|g| g.name())
-            .collect::<Vec<_>>()
-            .join(", ");
+        let supported = rule.granularities.iter().map(|g| g.name()).collect::<Vec<_>>().join(", ");
         return Some(Reason::QuantFormatUnsupported { found, supported });
     }
     (quant.zero_point && !rule.zero_point).then(|| Reason::QuantFormatUnsupported {
@@ -317,23 +222,13 @@ fn dim_reason(op: &Op, index: usize, found: i64, rule: &DimRule) -> Reason {
             }
             let misaligned = rule.multiple_of.filter(|m| found % m != 0);
             match misaligned.filter(|_| rule.min.is_none_or(|min| found >= min)) {
-                Some(multiple) => Reason::HeadDimAlignment {
-                    dim,
-                    found,
-                    multiple,
-                },
-                None => Reason::HeadDimInvalid {
-                    dim,
-                    found,
-                    supported: rule.describe(),
-                },
+                Some(multiple) => Reason::HeadDimAlignment { dim, found, multiple },
+                None => Reason::HeadDimInvalid { dim, found, supported: rule.describe() },
             }
         }
-        DimKind::Seq if rule.max.is_some_and(|max| found > max) => Reason::SeqTooLong {
-            dim,
-            found,
-            max: rule.max.unwrap_or(found),
-        },
+        DimKind::Seq if rule.max.is_some_and(|max| found > max) => {
+            Reason::SeqTooLong { dim, found, max: rule.max.unwrap_or(found) }
+        }
         _ => Reason::ConstraintFailed {
             constraint: format!("{dim}: {}", rule.describe()),
             found: format!("{dim}={found}"),
@@ -344,20 +239,12 @@ fn dim_reason(op: &Op, index: usize, found: i64, rule: &DimRule) -> Reason {
 fn param_reason(case: &Case<'_>, check: &ParamCheck) -> Option<Reason> {
     let schema = case.op.schema();
     let unsupported = |index: usize, found: String, supported: String| {
-        Some(Reason::ParamUnsupported {
-            param: schema.params[index].name.into(),
-            found,
-            supported,
-        })
+        Some(Reason::ParamUnsupported { param: schema.params[index].name.into(), found, supported })
     };
     match check {
         ParamCheck::Is { index, value } => {
             let found = case.query.param(*index, &schema.params[*index]);
-            if found == *value {
-                None
-            } else {
-                unsupported(*index, found.to_string(), value.to_string())
-            }
+            if found == *value { None } else { unsupported(*index, found.to_string(), value.to_string()) }
         }
         ParamCheck::NotGiven { index } => {
             if case.query.param_given(*index) {
@@ -368,11 +255,7 @@ fn param_reason(case: &Case<'_>, check: &ParamCheck) -> Option<Reason> {
         }
         ParamCheck::In { index, rule } => {
             let found = case.query.param(*index, &schema.params[*index]);
-            if param_allowed(rule, found) {
-                None
-            } else {
-                unsupported(*index, found.to_string(), describe(rule))
-            }
+            if param_allowed(rule, found) { None } else { unsupported(*index, found.to_string(), describe(rule)) }
         }
         ParamCheck::Serves { index, values } => {
             let param = &schema.params[*index];
@@ -416,26 +299,15 @@ fn input_transforms(
     let Some(dtype) = tensor.dtype() else {
         if check.required {
             let constraint = format!("'{}' is given", schema.name);
-            reasons.push(Reason::ConstraintFailed {
-                constraint,
-                found: "it is not".into(),
-            });
+            reasons.push(Reason::ConstraintFailed { constraint, found: "it is not".into() });
         }
         return Transforms::NONE;
     };
     if !check.usable || check.no_broadcast && tensor.is_broadcast() {
         reasons.push(match check.role {
             InputRole::Mask => Reason::AttnMaskUnsupported {
-                found: if check.usable {
-                    "broadcast".into()
-                } else {
-                    dtype.to_string()
-                },
-                supported: if check.usable {
-                    "masks of full shape".into()
-                } else {
-                    "none".into()
-                },
+                found: if check.usable { "broadcast".into() } else { dtype.to_string() },
+                supported: if check.usable { "masks of full shape".into() } else { "none".into() },
             },
             _ => Reason::InputUnsupported { input: input() },
         });
@@ -449,27 +321,13 @@ fn input_transforms(
         } else {
             let (found, supported) = (dtype.to_string(), check.dtypes.to_string());
             reasons.push(match check.role {
-                InputRole::Cache => Reason::KvCacheDtypeMismatch {
-                    input: input(),
-                    found,
-                    supported,
-                },
+                InputRole::Cache => Reason::KvCacheDtypeMismatch { input: input(), found, supported },
                 InputRole::Mask => Reason::AttnMaskUnsupported { found, supported },
-                _ => Reason::DtypeUnsupported {
-                    input: input(),
-                    found,
-                    supported,
-                },
+                _ => Reason::DtypeUnsupported { input: input(), found, supported },
             });
         }
     }
-    transforms.and(memory_transforms(
-        check,
-        tensor,
-        adaptable,
-        schema.name,
-        reasons,
-    ))
+    transforms.and(memory_transforms(check, tensor, adaptable, schema.name, reasons))
 }
 
 /// Layout, contiguity, last stride, alignment.
@@ -483,61 +341,29 @@ fn memory_transforms(
     let input = || name.to_owned();
     let layout = tensor.layout();
     let mut transforms = Transforms::NONE;
-    if let Some(named) = check
-        .named_layouts
-        .as_ref()
-        .filter(|named| layout.is_named() && !named.contains(&layout))
-    {
-        if adaptable
-            && check.role != InputRole::Cache
-            && named.iter().any(|to| transposable(layout, *to))
-        {
+    if let Some(named) = check.named_layouts.as_ref().filter(|named| layout.is_named() && !named.contains(&layout)) {
+        if adaptable && check.role != InputRole::Cache && named.iter().any(|to| transposable(layout, *to)) {
             transforms = transforms.and(Transforms::LAYOUT);
         } else {
-            let (found, supported) = (
-                layout.name().into(),
-                named
-                    .iter()
-                    .map(|l| l.name())
-                    .collect::<Vec<_>>()
-                    .join(", "),
-            );
+            let (found, supported) =
+                (layout.name().into(), named.iter().map(|l| l.name()).collect::<Vec<_>>().join(", "));
             reasons.push(match check.role {
-                InputRole::Cache => Reason::KvCacheLayoutMismatch {
-                    input: input(),
-                    found,
-                    supported,
-                },
-                _ => Reason::LayoutUnsupported {
-                    input: input(),
-                    found,
-                    supported,
-                },
+                InputRole::Cache => Reason::KvCacheLayoutMismatch { input: input(), found, supported },
+                _ => Reason::LayoutUnsupported { input: input(), found, supported },
             });
         }
     }
     // A transposed view is not contiguous in its new order.
     let contiguous = tensor.is_contiguous() && !transforms.has(Transforms::LAYOUT);
     let copyable = adaptable && check.role != InputRole::Cache;
-    let needs: [(bool, fn(String) -> Reason); 3] = [
-        (check.contiguous && !contiguous, |input| {
-            Reason::NotContiguous { input }
-        }),
-        (
-            check.last_stride_one && !tensor.has_last_stride_one(),
-            |input| Reason::StrideLastDim { input },
-        ),
-        (check.aligned && !tensor.is_aligned(), |input| {
-            Reason::NotAligned { input }
-        }),
-    ];
-    for (needed, reason) in needs {
-        match (needed, copyable) {
-            (true, true) => transforms = transforms.and(Transforms::CONTIGUOUS),
-            (true, false) => reasons.push(reason(input())),
-            (false, _) => {}
-        }
-    }
+    let mut need = |needed: bool, reason: fn(String) -> Reason| match (needed, copyable) {
+        (true, true) => transforms = transforms.and(Transforms::CONTIGUOUS),
+        (true, false) => reasons.push(reason(input())),
+        (false, _) => {}
+    };
+    need(check.contiguous && !contiguous, |input| Reason::NotContiguous { input });
+    need(check.last_stride_one && !tensor.has_last_stride_one(), |input| Reason::StrideLastDim { input });
+    need(check.aligned && !tensor.is_aligned(), |input| Reason::NotAligned { input });
     transforms
 }
 
@@ -558,48 +384,22 @@ fn launch(case: &Case<'_>, grid: &Grid, reasons: &mut Vec<Reason>) {
     };
     for (i, (formula, axis)) in grid.axes.iter().zip(['x', 'y', 'z']).enumerate() {
         let Some(formula) = formula else { continue };
-        let scale = if i == 0 {
-            grid.blocks_per_batch_head
-        } else {
-            1
-        };
+        let scale = if i == 0 { grid.blocks_per_batch_head } else { 1 };
         // Overflow is larger than any limit.
-        let needed = formula
-            .int(&case.facts)
-            .unwrap_or(i64::MAX)
-            .saturating_mul(scale);
+        let needed = formula.int(&case.facts).unwrap_or(i64::MAX).saturating_mul(scale);
         let limit = i64::from(limits.max_grid[i]);
         if needed > limit {
-            reasons.push(Reason::CudaGridDimExceeded {
-                axis,
-                needed,
-                limit,
-            });
+            reasons.push(Reason::CudaGridDimExceeded { axis, needed, limit });
         }
     }
-    let shared = grid
-        .shared_bytes
-        .as_ref()
-        .map(|f| f.int(&case.facts).unwrap_or(i64::MAX));
+    let shared = grid.shared_bytes.as_ref().map(|f| f.int(&case.facts).unwrap_or(i64::MAX));
     let block = [
-        (
-            "threads",
-            grid.threads,
-            i64::from(limits.max_threads_per_block),
-        ),
-        (
-            "bytes of shared memory",
-            shared,
-            i64::from(limits.max_shared_bytes_per_block),
-        ),
+        ("threads", grid.threads, i64::from(limits.max_threads_per_block)),
+        ("bytes of shared memory", shared, i64::from(limits.max_shared_bytes_per_block)),
     ];
     for (what, needed, limit) in block {
         if let Some(needed) = needed.filter(|&n| n > limit) {
-            reasons.push(Reason::CudaBlockLimitExceeded {
-                what: what.into(),
-                needed,
-                limit,
-            });
+            reasons.push(Reason::CudaBlockLimitExceeded { what: what.into(), needed, limit });
         }
     }
 }

@@ -3,8 +3,8 @@
 use lz_expr::{Expr, Type};
 use lz_model::schema::{Access, DTypeRule, DimKind};
 use lz_model::{
-    Catalog, DType, DTypeSet, DimRule, KernelDescriptor, KvStrategy, Layout, Op, ParamRole,
-    ParamRule, ParamValue, Scalar,
+    Catalog, DType, DTypeSet, DimRule, KernelDescriptor, KvStrategy, Layout, Op, ParamRole, ParamRule, ParamValue,
+    Scalar,
 };
 
 use crate::decision::KernelIx;
@@ -91,17 +91,11 @@ pub(crate) struct Compiled {
 }
 
 impl Compiled {
-    pub fn new(
-        ix: KernelIx,
-        kernel: &KernelDescriptor,
-        op: &'static Op,
-    ) -> Result<Compiled, BadConstraint> {
+    pub fn new(ix: KernelIx, kernel: &KernelDescriptor, op: &'static Op) -> Result<Compiled, BadConstraint> {
         let compiler = Compiler { kernel, op };
         let mut fuses = 0;
         for name in &kernel.fuses {
-            let target = Catalog::get()
-                .find(name)
-                .map_err(|e| compiler.bad("fuses", e.to_string()))?;
+            let target = Catalog::get().find(name).map_err(|e| compiler.bad("fuses", e.to_string()))?;
             target.ops.iter().for_each(|ix| fuses |= 1 << ix.0);
         }
         Ok(Compiled {
@@ -115,11 +109,7 @@ impl Compiled {
                 .iter()
                 .map(|c| compiler.expr("conditions", c, Type::Bool))
                 .collect::<Result<_, _>>()?,
-            workspace: kernel
-                .workspace
-                .as_ref()
-                .map(|w| compiler.expr("workspace", w, Type::Int))
-                .transpose()?,
+            workspace: kernel.workspace.as_ref().map(|w| compiler.expr("workspace", w, Type::Int)).transpose()?,
             grid: compiler.grid()?,
             kv_strategies: compiler.kv_strategies(),
             fuses,
@@ -128,10 +118,7 @@ impl Compiled {
 
     /// Every expression whose value may change within a cell.
     pub fn expressions(&self) -> impl Iterator<Item = &Expr> {
-        let grid = self
-            .grid
-            .iter()
-            .flat_map(|g| g.axes.iter().flatten().chain(&g.shared_bytes));
+        let grid = self.grid.iter().flat_map(|g| g.axes.iter().flatten().chain(&g.shared_bytes));
         self.conditions.iter().chain(&self.workspace).chain(grid)
     }
 }
@@ -143,11 +130,7 @@ struct Compiler<'a> {
 
 impl Compiler<'_> {
     fn bad(&self, field: impl Into<String>, problem: impl Into<String>) -> BadConstraint {
-        BadConstraint {
-            kernel: self.kernel.id.clone(),
-            field: field.into(),
-            problem: problem.into(),
-        }
+        BadConstraint { kernel: self.kernel.id.clone(), field: field.into(), problem: problem.into() }
     }
 
     fn expr(&self, field: &str, text: &str, ty: Type) -> Result<Expr, BadConstraint> {
@@ -156,9 +139,7 @@ impl Compiler<'_> {
 
     /// Rules for dimensions this operation does not have are about the others behind the alias.
     fn dims(&self) -> Result<Vec<(usize, DimRule)>, BadConstraint> {
-        let target = Catalog::get()
-            .find(&self.kernel.operation)
-            .map_err(|e| self.bad("operation", e.to_string()))?;
+        let target = Catalog::get().find(&self.kernel.operation).map_err(|e| self.bad("operation", e.to_string()))?;
         let mut dims = Vec::new();
         for (name, rule) in &self.kernel.dims {
             if rule.multiple_of.is_some_and(|m| m < 1) {
@@ -166,32 +147,15 @@ impl Compiler<'_> {
             }
             match self.op.dim_index(name) {
                 Some(index) => dims.push((index, rule.clone())),
-                None if target
-                    .ops
-                    .iter()
-                    .any(|&ix| Catalog::get().op(ix).dim_index(name).is_some()) => {}
+                None if target.ops.iter().any(|&ix| Catalog::get().op(ix).dim_index(name).is_some()) => {}
                 None => {
-                    return Err(self.bad(
-                        "dims",
-                        format!("'{}' has no dimension '{name}'", self.op.id()),
-                    ));
+                    return Err(self.bad("dims", format!("'{}' has no dimension '{name}'", self.op.id())));
                 }
             }
         }
         for dim in self.op.schema().dims.iter().filter(|d| d.must_constrain) {
-            if !self
-                .kernel
-                .dims
-                .keys()
-                .any(|name| self.op.dim_index(name) == self.op.dim_index(dim.name))
-            {
-                return Err(self.bad(
-                    "dims",
-                    format!(
-                        "no constraint on '{}'; state one, even an empty one",
-                        dim.name
-                    ),
-                ));
+            if !self.kernel.dims.keys().any(|name| self.op.dim_index(name) == self.op.dim_index(dim.name)) {
+                return Err(self.bad("dims", format!("no constraint on '{}'; state one, even an empty one", dim.name)));
             }
         }
         Ok(dims)
@@ -207,55 +171,30 @@ impl Compiler<'_> {
         let (kernel, schema) = (self.kernel, self.op.schema());
         let has_named = self.op.has_named_layouts();
         let strided = kernel.layouts.contains(&Layout::Strided);
-        if !has_named && !schema.inputs.is_empty() && !kernel.layouts.iter().any(|l| !l.is_named())
-        {
-            let problem = format!(
-                "'{}' has no named layouts; say 'contiguous' or 'strided'",
-                self.op.id()
-            );
+        if !has_named && !schema.inputs.is_empty() && !kernel.layouts.iter().any(|l| !l.is_named()) {
+            let problem = format!("'{}' has no named layouts; say 'contiguous' or 'strided'", self.op.id());
             return Err(self.bad("layouts", problem));
         }
         for name in kernel.inputs.keys() {
-            let known = Catalog::get().find(&kernel.operation).is_ok_and(|t| {
-                t.ops
-                    .iter()
-                    .any(|&ix| Catalog::get().op(ix).input_index(name).is_some())
-            });
+            let known = Catalog::get()
+                .find(&kernel.operation)
+                .is_ok_and(|t| t.ops.iter().any(|&ix| Catalog::get().op(ix).input_index(name).is_some()));
             if !known {
-                return Err(self.bad(
-                    "inputs",
-                    format!("'{}' has no input '{name}'", self.op.id()),
-                ));
+                return Err(self.bad("inputs", format!("'{}' has no input '{name}'", self.op.id())));
             }
         }
         let check = |(index, input): (usize, &lz_model::schema::Input)| {
-            let rule = kernel
-                .inputs
-                .iter()
-                .find(|(name, _)| self.op.input_index(name) == Some(index))
-                .map(|(_, r)| r);
+            let rule = kernel.inputs.iter().find(|(name, _)| self.op.input_index(name) == Some(index)).map(|(_, r)| r);
             let allowed = self.schema_dtypes(index);
             let role = match input {
                 _ if input.mask => InputRole::Mask,
-                _ if allowed
-                    .iter()
-                    .all(|d| !d.is_float() && !DTypeSet::QUANTIZED.contains(d)) =>
-                {
-                    InputRole::Index
-                }
+                _ if allowed.iter().all(|d| !d.is_float() && !DTypeSet::QUANTIZED.contains(d)) => InputRole::Index,
                 _ if input.cache => InputRole::Cache,
                 _ => InputRole::Data,
             };
-            let own_dtypes = if matches!(role, InputRole::Index | InputRole::Mask) {
-                allowed
-            } else {
-                kernel.dtypes
-            };
-            let layouts = rule
-                .and_then(|r| r.layouts.as_ref())
-                .unwrap_or(&kernel.layouts);
-            let any_layout =
-                layouts.contains(&Layout::Strided) || !layouts.iter().any(|l| l.is_named());
+            let own_dtypes = if matches!(role, InputRole::Index | InputRole::Mask) { allowed } else { kernel.dtypes };
+            let layouts = rule.and_then(|r| r.layouts.as_ref()).unwrap_or(&kernel.layouts);
+            let any_layout = layouts.contains(&Layout::Strided) || !layouts.iter().any(|l| l.is_named());
             let data = matches!(role, InputRole::Data | InputRole::Cache);
             InputCheck {
                 index,
@@ -263,11 +202,9 @@ impl Compiler<'_> {
                 usable: !input.optional || rule.is_some(),
                 required: rule.is_some_and(|r| r.required),
                 dtypes: rule.and_then(|r| r.dtypes).unwrap_or(own_dtypes),
-                named_layouts: (!any_layout)
-                    .then(|| layouts.iter().copied().filter(|l| l.is_named()).collect()),
+                named_layouts: (!any_layout).then(|| layouts.iter().copied().filter(|l| l.is_named()).collect()),
                 contiguous: data
-                    && (kernel.requires_contiguous
-                        || !strided && kernel.layouts.contains(&Layout::Contiguous)),
+                    && (kernel.requires_contiguous || !strided && kernel.layouts.contains(&Layout::Contiguous)),
                 last_stride_one: data && kernel.requires_last_dim_stride1,
                 aligned: data && kernel.requires_aligned,
                 no_broadcast: rule.is_some_and(|r| r.no_broadcast),
@@ -280,68 +217,41 @@ impl Compiler<'_> {
     fn schema_dtypes(&self, index: usize) -> DTypeSet {
         match self.op.schema().inputs[index].dtype {
             DTypeRule::In(set) => set,
-            DTypeRule::Same(other) => self
-                .op
-                .input_index(other)
-                .map_or(DTypeSet::EMPTY, |i| self.schema_dtypes(i)),
+            DTypeRule::Same(other) => self.op.input_index(other).map_or(DTypeSet::EMPTY, |i| self.schema_dtypes(i)),
         }
     }
 
     fn params(&self) -> Result<Vec<ParamCheck>, BadConstraint> {
         let kernel = self.kernel;
-        let target = Catalog::get()
-            .find(&kernel.operation)
-            .map_err(|e| self.bad("operation", e.to_string()))?;
+        let target = Catalog::get().find(&kernel.operation).map_err(|e| self.bad("operation", e.to_string()))?;
         let mut checks = Vec::new();
         for &(name, value) in target.fixes {
             if let Some(index) = self.op.param_index(name) {
-                checks.push(ParamCheck::Is {
-                    index,
-                    value: ParamValue::Bool(value),
-                });
+                checks.push(ParamCheck::Is { index, value: ParamValue::Bool(value) });
             }
         }
         for name in kernel.params.keys() {
-            if !target
-                .ops
-                .iter()
-                .any(|&ix| Catalog::get().op(ix).param_index(name).is_some())
-            {
-                return Err(self.bad(
-                    "params",
-                    format!("'{}' has no parameter '{name}'", self.op.id()),
-                ));
+            if !target.ops.iter().any(|&ix| Catalog::get().op(ix).param_index(name).is_some()) {
+                return Err(self.bad("params", format!("'{}' has no parameter '{name}'", self.op.id())));
             }
         }
         for (index, param) in self.op.schema().params.iter().enumerate() {
-            let rule = kernel
-                .params
-                .iter()
-                .find(|(name, _)| self.op.param_index(name) == Some(index))
-                .map(|(_, r)| r);
+            let rule = kernel.params.iter().find(|(name, _)| self.op.param_index(name) == Some(index)).map(|(_, r)| r);
             match (param.role, rule) {
-                (ParamRole::Exact, Some(rule)) => checks.push(ParamCheck::In {
-                    index,
-                    rule: rule.clone(),
-                }),
+                (ParamRole::Exact, Some(rule)) => checks.push(ParamCheck::In { index, rule: rule.clone() }),
                 (ParamRole::Exact, None) if !param.universal => {
                     let fixed = target.fixes.iter().any(|(name, _)| *name == param.name);
                     if let (false, Some(value)) = (fixed, param.default.value()) {
                         checks.push(ParamCheck::Is { index, value });
                     }
                 }
-                (ParamRole::Presence, None)
-                    if !param.universal && param.default.value().is_some() =>
-                {
+                (ParamRole::Presence, None) if !param.universal && param.default.value().is_some() => {
                     checks.push(ParamCheck::NotGiven { index });
                 }
                 _ => {}
             }
             if let Some(values) = kernel.tokenizer.serves.get(param.name) {
-                checks.push(ParamCheck::Serves {
-                    index,
-                    values: values.clone(),
-                });
+                checks.push(ParamCheck::Serves { index, values: values.clone() });
             }
         }
         Ok(checks)
@@ -351,8 +261,7 @@ impl Compiler<'_> {
         let Some(rule) = &self.kernel.grid else {
             return Ok(None);
         };
-        let formula =
-            |text: &String| self.expr("grid", &rule.formula_for(text, self.op), Type::Int);
+        let formula = |text: &String| self.expr("grid", &rule.formula_for(text, self.op), Type::Int);
         Ok(Some(Grid {
             axes: [
                 Some(formula(&rule.x_formula)?),
@@ -361,11 +270,7 @@ impl Compiler<'_> {
             ],
             blocks_per_batch_head: rule.blocks_per_batch_head,
             threads: rule.threads_per_block,
-            shared_bytes: rule
-                .shared_bytes_formula
-                .as_ref()
-                .map(formula)
-                .transpose()?,
+            shared_bytes: rule.shared_bytes_formula.as_ref().map(formula).transpose()?,
         }))
     }
 
@@ -374,11 +279,7 @@ impl Compiler<'_> {
             return self.kernel.kv_strategies.clone();
         }
         let paged = self.op.input_index("block_tables").is_some();
-        vec![if paged {
-            KvStrategy::Paged
-        } else {
-            KvStrategy::Contiguous
-        }]
+        vec![if paged { KvStrategy::Paged } else { KvStrategy::Contiguous }]
     }
 }
 
@@ -401,7 +302,5 @@ pub(crate) fn param_allowed(rule: &ParamRule, value: ParamValue) -> bool {
 
 /// The dtype a kernel would be given after a cast, if casting helps at all.
 pub(crate) fn castable(kernel: &KernelDescriptor, dtype: DType) -> bool {
-    kernel
-        .requires_dtype
-        .is_some_and(|to| dtype != to && dtype.widens_to(to) && kernel.dtypes.contains(to))
+    kernel.requires_dtype.is_some_and(|to| dtype != to && dtype.widens_to(to) && kernel.dtypes.contains(to))
 }

@@ -41,15 +41,8 @@ impl Transforms {
 
     /// Names, for people and reports.
     pub fn names(self) -> Vec<&'static str> {
-        let all = [
-            (Self::LAYOUT, "layout"),
-            (Self::CONTIGUOUS, "contiguous"),
-            (Self::CAST, "cast"),
-        ];
-        all.into_iter()
-            .filter(|(t, _)| self.has(*t))
-            .map(|(_, name)| name)
-            .collect()
+        let all = [(Self::LAYOUT, "layout"), (Self::CONTIGUOUS, "contiguous"), (Self::CAST, "cast")];
+        all.into_iter().filter(|(t, _)| self.has(*t)).map(|(_, name)| name).collect()
     }
 }
 
@@ -75,13 +68,7 @@ pub struct Terms {
 impl Terms {
     /// The score.
     pub fn total(&self) -> f64 {
-        self.priority
-            + self.policy
-            + self.perf
-            + self.jit
-            + self.reliability
-            + self.transform
-            + self.fusion
+        self.priority + self.policy + self.perf + self.jit + self.reliability + self.transform + self.fusion
     }
 
     /// What overrules speed: the operator's will, and that a kernel is ready and sound.
@@ -169,16 +156,9 @@ pub struct Plan {
 impl Plan {
     /// The first kernels of a ranking; when there are more than fit, the last place goes to
     /// `last_resort`, so that the chain always ends in a reference where there is one.
-    pub fn new(
-        ranked: &[(KernelIx, Transforms)],
-        last_resort: Option<(KernelIx, Transforms)>,
-    ) -> Option<Plan> {
+    pub fn new(ranked: &[(KernelIx, Transforms)], last_resort: Option<(KernelIx, Transforms)>) -> Option<Plan> {
         ranked.first()?;
-        let mut plan = Plan {
-            kernels: [0; 1 + FALLBACKS],
-            transforms: [Transforms::NONE; 1 + FALLBACKS],
-            len: 0,
-        };
+        let mut plan = Plan { kernels: [0; 1 + FALLBACKS], transforms: [Transforms::NONE; 1 + FALLBACKS], len: 0 };
         for &step in ranked.iter().take(1 + FALLBACKS) {
             plan.put(plan.len as usize, step);
         }

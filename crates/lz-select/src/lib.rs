@@ -48,6 +48,4 @@ pub use constraint::BadConstraint;
 pub use decision::{Basis, Candidate, Decision, FALLBACKS, KernelIx, Plan, Terms, Transforms};
 pub use perf::{Estimate, EstimateKind, NoPerfData, PerfSource};
 pub use policy::{Action, Condition, Pattern, PolicyError, PolicySpec, RuleSpec};
-pub use snapshot::{
-    BackendState, Health, MemoryState, Settings, Snapshot, SnapshotError, SnapshotSpec,
-};
+pub use snapshot::{BackendState, Health, MemoryState, Settings, Snapshot, SnapshotError, SnapshotSpec};

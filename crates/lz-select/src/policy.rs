@@ -18,9 +18,7 @@ impl Pattern {
         match self {
             Pattern::Source(source) => kernel.backend == *source,
             Pattern::Kernel(text) => match text.rsplit_once('@') {
-                Some((id, version)) => {
-                    kernel.version == version && lz_expr::glob_matches(id, &kernel.id)
-                }
+                Some((id, version)) => kernel.version == version && lz_expr::glob_matches(id, &kernel.id),
                 None => lz_expr::glob_matches(text, &kernel.id),
             },
         }
@@ -82,62 +80,31 @@ pub struct PolicySpec {
 
 impl PolicySpec {
     /// Adds a rule.
-    pub fn rule(
-        mut self,
-        name: &str,
-        operation: Option<&str>,
-        condition: Condition,
-        action: Action,
-    ) -> PolicySpec {
+    pub fn rule(mut self, name: &str, operation: Option<&str>, condition: Condition, action: Action) -> PolicySpec {
         let operation = operation.map(str::to_owned);
-        self.rules.push(RuleSpec {
-            name: name.to_owned(),
-            operation,
-            condition,
-            action,
-        });
+        self.rules.push(RuleSpec { name: name.to_owned(), operation, condition, action });
         self
     }
 
     /// Only `kernel` may serve `operation`.
     pub fn lock(self, operation: &str, kernel: &str) -> PolicySpec {
         let name = format!("lock {operation} to {kernel}");
-        self.rule(
-            &name,
-            Some(operation),
-            Condition::Always,
-            Action::Lock(Pattern::Kernel(kernel.into())),
-        )
+        self.rule(&name, Some(operation), Condition::Always, Action::Lock(Pattern::Kernel(kernel.into())))
     }
 
     /// Kernels matching `kernel` may not run.
     pub fn deny(self, kernel: &str) -> PolicySpec {
-        self.rule(
-            &format!("deny {kernel}"),
-            None,
-            Condition::Always,
-            Action::Deny(Pattern::Kernel(kernel.into())),
-        )
+        self.rule(&format!("deny {kernel}"), None, Condition::Always, Action::Deny(Pattern::Kernel(kernel.into())))
     }
 
     /// Prefers a library.
     pub fn prefer_source(self, source: &str) -> PolicySpec {
-        self.rule(
-            &format!("prefer {source}"),
-            None,
-            Condition::Always,
-            Action::Prefer(Pattern::Source(source.into())),
-        )
+        self.rule(&format!("prefer {source}"), None, Condition::Always, Action::Prefer(Pattern::Source(source.into())))
     }
 
     /// Avoids a library.
     pub fn avoid_source(self, source: &str) -> PolicySpec {
-        self.rule(
-            &format!("avoid {source}"),
-            None,
-            Condition::Always,
-            Action::Avoid(Pattern::Source(source.into())),
-        )
+        self.rule(&format!("avoid {source}"), None, Condition::Always, Action::Avoid(Pattern::Source(source.into())))
     }
 }
 
@@ -191,14 +158,11 @@ impl Policy {
             let ops: Vec<&Op> = match &rule.operation {
                 None => catalog.ops().iter().collect(),
                 Some(name) => {
-                    let target = catalog
-                        .find(name)
-                        .map_err(|_| PolicyError::UnknownOperation {
-                            rule: rule.name.clone(),
-                            name: name.clone(),
-                            nearest: nearest(name, catalog.ops().iter().map(Op::id))
-                                .map(str::to_owned),
-                        })?;
+                    let target = catalog.find(name).map_err(|_| PolicyError::UnknownOperation {
+                        rule: rule.name.clone(),
+                        name: name.clone(),
+                        nearest: nearest(name, catalog.ops().iter().map(Op::id)).map(str::to_owned),
+                    })?;
                     target.ops.iter().map(|&ix| catalog.op(ix)).collect()
                 }
             };
@@ -208,11 +172,7 @@ impl Policy {
                 match compile_condition(&rule.condition, op) {
                     Ok(when) => {
                         applies = true;
-                        let compiled = Rule {
-                            name: rule.name.clone(),
-                            when,
-                            action: rule.action.clone(),
-                        };
+                        let compiled = Rule { name: rule.name.clone(), when, action: rule.action.clone() };
                         by_op[op.ix().0 as usize].push(compiled);
                     }
                     Err(error) => {
@@ -221,10 +181,7 @@ impl Policy {
                 }
             }
             if let (false, Some(error)) = (applies, first_error) {
-                return Err(PolicyError::BadCondition {
-                    rule: rule.name.clone(),
-                    error: Box::new(error),
-                });
+                return Err(PolicyError::BadCondition { rule: rule.name.clone(), error: Box::new(error) });
             }
         }
         Ok(Policy { by_op })
@@ -240,9 +197,7 @@ fn compile_condition(condition: &Condition, op: &Op) -> Result<Option<Expr>, Exp
         Condition::Always => Ok(None),
         Condition::When(text) => Expr::compile_as(text, op.scope(), Type::Bool).map(Some),
         Condition::Match(fields) => {
-            let entries = fields
-                .iter()
-                .map(|(field, value)| (field.as_str(), MatchValue::Str(value)));
+            let entries = fields.iter().map(|(field, value)| (field.as_str(), MatchValue::Str(value)));
             Expr::from_match(entries, op.scope()).map(Some)
         }
     }
@@ -252,8 +207,6 @@ impl Rule {
     /// Whether it applies to a call. A condition that cannot be evaluated (overflow, division by
     /// zero) does not hold.
     pub fn applies(&self, facts: &Facts<'_>) -> bool {
-        self.when
-            .as_ref()
-            .is_none_or(|when| when.test(facts).unwrap_or(false))
+        self.when.as_ref().is_none_or(|when| when.test(facts).unwrap_or(false))
     }
 }

@@ -37,36 +37,12 @@ impl Snapshot {
             };
         };
         let facts = Facts { op, query, device };
-        let memory = self
-            .spec
-            .memory
-            .get(query.device().0 as usize)
-            .copied()
-            .flatten();
-        let case = Case {
-            op,
-            query,
-            facts,
-            settings: &self.spec.settings,
-            memory,
-        };
+        let memory = self.spec.memory.get(query.device().0 as usize).copied().flatten();
+        let case = Case { op, query, facts, settings: &self.spec.settings, memory };
         let cells = &self.cells[query.op().0 as usize];
         let representative = cells.representative(query);
-        let rules: Vec<&Rule> = self
-            .policy
-            .rules(query.op())
-            .iter()
-            .filter(|rule| rule.applies(&facts))
-            .collect();
-        let judge = Judge {
-            snapshot: self,
-            case: &case,
-            at: Facts {
-                query: &representative,
-                ..facts
-            },
-            rules: &rules,
-        };
+        let rules: Vec<&Rule> = self.policy.rules(query.op()).iter().filter(|rule| rule.applies(&facts)).collect();
+        let judge = Judge { snapshot: self, case: &case, at: Facts { query: &representative, ..facts }, rules: &rules };
 
         let compiled = &self.by_op[query.op().0 as usize];
         let mut candidates: Vec<Candidate> = compiled.iter().map(|c| judge.candidate(c)).collect();
@@ -89,10 +65,7 @@ impl Snapshot {
     pub fn plan(&self, decision: &Decision) -> Option<Plan> {
         let step = |c: &Candidate| (c.kernel, c.transforms);
         let ranked: Vec<(KernelIx, Transforms)> = decision.ranked().map(step).collect();
-        let reference = decision
-            .ranked()
-            .find(|c| self.kernel(c.kernel).reference)
-            .map(step);
+        let reference = decision.ranked().find(|c| self.kernel(c.kernel).reference).map(step);
         Plan::new(&ranked, reference)
     }
 }
@@ -118,28 +91,14 @@ impl Judge<'_> {
             transforms = call_reasons(self.case, kernel, compiled, &mut reasons);
             self.readiness(entry, &mut reasons);
         }
-        if let Some(rule) = self
-            .rules
-            .iter()
-            .find(|r| matches!(&r.action, Action::Deny(p) if p.matches(kernel)))
-        {
-            reasons.push(Reason::PolicyDenied {
-                rule: rule.name.clone(),
-            });
+        if let Some(rule) = self.rules.iter().find(|r| matches!(&r.action, Action::Deny(p) if p.matches(kernel))) {
+            reasons.push(Reason::PolicyDenied { rule: rule.name.clone() });
         }
         let accepted = reasons.is_empty();
         Candidate {
             kernel: compiled.kernel,
-            terms: if accepted {
-                self.terms(entry, compiled, transforms)
-            } else {
-                Terms::default()
-            },
-            estimate: if accepted {
-                self.snapshot.spec.perf.estimate(kernel, &self.at)
-            } else {
-                None
-            },
+            terms: if accepted { self.terms(entry, compiled, transforms) } else { Terms::default() },
+            estimate: if accepted { self.snapshot.spec.perf.estimate(kernel, &self.at) } else { None },
             transforms,
             reasons,
         }
@@ -148,9 +107,7 @@ impl Judge<'_> {
     fn readiness(&self, entry: &Entry, reasons: &mut Vec<Reason>) {
         let settings = self.case.settings;
         if !settings.enabled && !entry.descriptor.reference {
-            reasons.push(Reason::PolicyDenied {
-                rule: "LayerZero is disabled: only references run".into(),
-            });
+            reasons.push(Reason::PolicyDenied { rule: "LayerZero is disabled: only references run".into() });
         }
         let no_jit = self.case.query.context().no_jit || !settings.allow_jit;
         if entry.descriptor.jit && entry.health.cold && no_jit {
@@ -163,18 +120,10 @@ impl Judge<'_> {
         let fused = (compiled.fuses & self.case.query.context().adjacent).count_ones();
         Terms {
             priority: f64::from(kernel.priority),
-            policy: self
-                .rules
-                .iter()
-                .map(|rule| policy_points(rule, kernel))
-                .sum(),
+            policy: self.rules.iter().map(|rule| policy_points(rule, kernel)).sum(),
             perf: 0.0,
-            jit: if kernel.jit && entry.health.cold {
-                COLD
-            } else {
-                0.0
-            },
-            reliability: -entry.health.penalty,
+            jit: if kernel.jit && entry.health.cold { COLD } else { 0.0 },
+            reliability: 0.0 - entry.health.penalty,
             transform: transform_points(kernel, transforms),
             fusion: FUSION * f64::from(fused),
         }
@@ -182,45 +131,25 @@ impl Judge<'_> {
 
     /// A lock leaves only the kernels it names; all others are out because of it.
     fn apply_locks(&self, candidates: &mut [Candidate]) -> bool {
-        let locks: Vec<&Pattern> = self
-            .rules
-            .iter()
-            .filter_map(|r| {
-                if let Action::Lock(p) = &r.action {
-                    Some(p)
-                } else {
-                    None
-                }
-            })
-            .collect();
+        let locks: Vec<&Pattern> =
+            self.rules.iter().filter_map(|r| if let Action::Lock(p) = &r.action { Some(p) } else { None }).collect();
         // The first lock that applies decides; later ones are shadowed by it.
         let Some(lock) = locks.first() else {
             return false;
         };
         for candidate in candidates {
             if !lock.matches(self.snapshot.kernel(candidate.kernel)) {
-                candidate.reasons.push(Reason::PolicyLocked {
-                    locked: lock.as_str().to_owned(),
-                });
+                candidate.reasons.push(Reason::PolicyLocked { locked: lock.as_str().to_owned() });
             }
         }
         true
     }
 
     /// Whether every condition that was looked at has one value over the whole cell.
-    fn is_uniform(
-        &self,
-        cells: &crate::cell::Cells,
-        compiled: &[Compiled],
-        candidates: &[Candidate],
-    ) -> bool {
+    fn is_uniform(&self, cells: &crate::cell::Cells, compiled: &[Compiled], candidates: &[Candidate]) -> bool {
         let bounds = cells.bounds(&self.case.facts);
-        let constant = |expr: &lz_expr::Expr| {
-            matches!(
-                expr.outcome(&bounds),
-                Outcome::AlwaysTrue | Outcome::AlwaysFalse
-            )
-        };
+        let constant =
+            |expr: &lz_expr::Expr| matches!(expr.outcome(&bounds), Outcome::AlwaysTrue | Outcome::AlwaysFalse);
         let rules = self.snapshot.policy.rules(self.case.query.op());
         if !rules.iter().filter_map(|r| r.when.as_ref()).all(constant) {
             return false;
@@ -236,35 +165,21 @@ impl Judge<'_> {
     /// Workspace and grid are compared with limits: both ends of their range must fall on one side.
     fn sizes_are_uniform(&self, kernel: &Compiled, bounds: &crate::cell::CellBounds<'_>) -> bool {
         let one_side = |expr: &lz_expr::Expr, scale: i64, limit: i64| match expr.outcome(bounds) {
-            Outcome::Between(low, high) => {
-                (low.saturating_mul(scale) > limit) == (high.saturating_mul(scale) > limit)
-            }
+            Outcome::Between(low, high) => (low.saturating_mul(scale) > limit) == (high.saturating_mul(scale) > limit),
             _ => false,
         };
         let workspace = match (&kernel.workspace, self.case.memory) {
-            (Some(expr), Some(memory)) => one_side(
-                expr,
-                1,
-                memory.available(self.case.settings.memory_headroom_bytes),
-            ),
+            (Some(expr), Some(memory)) => one_side(expr, 1, memory.available(self.case.settings.memory_headroom_bytes)),
             _ => true,
         };
         let grid = match (&kernel.grid, self.case.facts.device.launch) {
             (Some(grid), Some(limits)) => {
                 let axes = grid.axes.iter().enumerate().all(|(i, axis)| {
-                    let scale = if i == 0 {
-                        grid.blocks_per_batch_head
-                    } else {
-                        1
-                    };
-                    axis.as_ref()
-                        .is_none_or(|expr| one_side(expr, scale, i64::from(limits.max_grid[i])))
+                    let scale = if i == 0 { grid.blocks_per_batch_head } else { 1 };
+                    axis.as_ref().is_none_or(|expr| one_side(expr, scale, i64::from(limits.max_grid[i])))
                 });
                 let shared = i64::from(limits.max_shared_bytes_per_block);
-                axes && grid
-                    .shared_bytes
-                    .as_ref()
-                    .is_none_or(|expr| one_side(expr, 1, shared))
+                axes && grid.shared_bytes.as_ref().is_none_or(|expr| one_side(expr, 1, shared))
             }
             _ => true,
         };
@@ -285,29 +200,17 @@ fn transform_points(kernel: &KernelDescriptor, transforms: Transforms) -> f64 {
     if transforms.is_empty() {
         return 0.0;
     }
-    let costs = [
-        (Transforms::LAYOUT, 2.0),
-        (Transforms::CONTIGUOUS, 5.0),
-        (Transforms::CAST, 5.0),
-    ];
-    let cost: f64 = costs
-        .iter()
-        .filter(|(t, _)| transforms.has(*t))
-        .map(|(_, cost)| cost)
-        .sum();
+    let costs = [(Transforms::LAYOUT, 2.0), (Transforms::CONTIGUOUS, 5.0), (Transforms::CAST, 5.0)];
+    let cost: f64 = costs.iter().filter(|(t, _)| transforms.has(*t)).map(|(_, cost)| cost).sum();
     -(cost + f64::from(kernel.transform_cost_hint))
 }
 
 /// Fills the speed term, and says whether speed can decide alone.
 fn score_speed(candidates: &mut [Candidate]) -> Basis {
     let accepted = || candidates.iter().filter(|c| c.accepted());
-    let fastest = accepted()
-        .filter_map(|c| c.estimate)
-        .map(|e| e.median_us)
-        .fold(f64::INFINITY, f64::min);
+    let fastest = accepted().filter_map(|c| c.estimate).map(|e| e.median_us).fold(f64::INFINITY, f64::min);
     let all_trusted = accepted().all(|c| c.estimate.is_some_and(|e| e.trusted));
-    let all_measured =
-        accepted().all(|c| c.estimate.is_some_and(|e| e.kind == EstimateKind::Measured));
+    let all_measured = accepted().all(|c| c.estimate.is_some_and(|e| e.kind == EstimateKind::Measured));
     let any = accepted().next().is_some();
     for candidate in candidates.iter_mut().filter(|c| c.accepted()) {
         if let Some(estimate) = candidate.estimate {
@@ -326,35 +229,25 @@ fn score_speed(candidates: &mut [Candidate]) -> Basis {
 /// The accepted candidates, best first. Candidates stand in the snapshot's fixed order, and every
 /// sort here is stable or ends in that order, so ties resolve the same everywhere.
 fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
-    let mut accepted: Vec<usize> = (0..candidates.len())
-        .filter(|&i| candidates[i].accepted())
-        .collect();
+    let mut accepted: Vec<usize> = (0..candidates.len()).filter(|&i| candidates[i].accepted()).collect();
     let descending = |a: f64, b: f64| b.total_cmp(&a);
     let terms = |i: usize| &candidates[i].terms;
     if basis == Basis::Declared {
         accepted.sort_by(|&a, &b| {
-            descending(terms(a).total(), terms(b).total())
-                .then(descending(terms(a).priority, terms(b).priority))
+            descending(terms(a).total(), terms(b).total()).then(descending(terms(a).priority, terms(b).priority))
         });
         return accepted;
     }
-    let time = |i: usize| {
-        candidates[i]
-            .estimate
-            .map_or(f64::INFINITY, |e| e.median_us)
-    };
+    let time = |i: usize| candidates[i].estimate.map_or(f64::INFINITY, |e| e.median_us);
     let noise = |i: usize| candidates[i].estimate.map_or(0.0, |e| e.spread_us);
     accepted.sort_by(|&a, &b| {
-        descending(terms(a).standing(), terms(b).standing())
-            .then(time(a).total_cmp(&time(b)))
-            .then(a.cmp(&b))
+        descending(terms(a).standing(), terms(b).standing()).then(time(a).total_cmp(&time(b))).then(a.cmp(&b))
     });
     let mut ranking = Vec::with_capacity(accepted.len());
     while let Some(&fastest) = accepted.first() {
         // Whoever is within the noise of the fastest ties with it; declared priority breaks the tie.
         let ties = |i: usize| {
-            terms(i).standing() == terms(fastest).standing()
-                && time(i) - time(fastest) <= noise(i).max(noise(fastest))
+            terms(i).standing() == terms(fastest).standing() && time(i) - time(fastest) <= noise(i).max(noise(fastest))
         };
         let (mut group, rest): (Vec<usize>, Vec<usize>) = accepted.iter().partition(|&&i| ties(i));
         group.sort_by(|&a, &b| descending(terms(a).priority, terms(b).priority).then(a.cmp(&b)));

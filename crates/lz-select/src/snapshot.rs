@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use lz_model::{
-    BackendDescriptor, BindRules, Catalog, DeviceIx, DeviceSpec, KernelDescriptor, LayoutHints, Op,
-    OpIx, Query, Reason, version,
+    BackendDescriptor, BindRules, Catalog, DeviceIx, DeviceSpec, KernelDescriptor, LayoutHints, Op, OpIx, Query,
+    Reason, version,
 };
 
 use crate::cell::Cells;
@@ -58,10 +58,7 @@ impl Settings {
 
     /// How arguments are read.
     pub fn bind_rules(&self) -> BindRules {
-        BindRules {
-            layout_hints: self.layout_hints.clone(),
-            strict: self.strict,
-        }
+        BindRules { layout_hints: self.layout_hints.clone(), strict: self.strict }
     }
 }
 
@@ -77,9 +74,7 @@ pub struct MemoryState {
 impl MemoryState {
     /// What a workspace may take when `headroom` must stay free.
     pub fn available(&self, headroom: i64) -> i64 {
-        self.largest_block
-            .min(self.free.saturating_sub(headroom))
-            .max(0)
+        self.largest_block.min(self.free.saturating_sub(headroom)).max(0)
     }
 }
 
@@ -203,13 +198,7 @@ pub struct Snapshot {
 impl SnapshotSpec {
     /// Registers a backend as available.
     pub fn backend(&mut self, descriptor: BackendDescriptor) {
-        self.backends.insert(
-            descriptor.name.clone(),
-            BackendState {
-                descriptor,
-                unavailable: None,
-            },
-        );
+        self.backends.insert(descriptor.name.clone(), BackendState { descriptor, unavailable: None });
     }
 
     /// Checks and compiles everything. All problems are reported, not only the first.
@@ -241,23 +230,9 @@ impl SnapshotSpec {
         if !problems.is_empty() {
             return Err(problems);
         }
-        let entries = kernels
-            .into_iter()
-            .map(|kernel| self.entry(kernel))
-            .collect();
-        let cells = catalog
-            .ops()
-            .iter()
-            .map(|op| self.cells(op, &by_op[op.ix().0 as usize], &policy))
-            .collect();
-        Ok(Snapshot {
-            epoch,
-            spec: self.clone(),
-            entries,
-            by_op,
-            policy,
-            cells,
-        })
+        let entries = kernels.into_iter().map(|kernel| self.entry(kernel)).collect();
+        let cells = catalog.ops().iter().map(|op| self.cells(op, &by_op[op.ix().0 as usize], &policy)).collect();
+        Ok(Snapshot { epoch, spec: self.clone(), entries, by_op, policy, cells })
     }
 
     fn compile(
@@ -271,13 +246,9 @@ impl SnapshotSpec {
             return Err(SnapshotError::UnknownBackend { kernel, backend });
         }
         let catalog = Catalog::get();
-        let target =
-            catalog
-                .find(&kernel.operation)
-                .map_err(|e| SnapshotError::UnknownOperation {
-                    kernel: kernel.id.clone(),
-                    error: e.to_string(),
-                })?;
+        let target = catalog
+            .find(&kernel.operation)
+            .map_err(|e| SnapshotError::UnknownOperation { kernel: kernel.id.clone(), error: e.to_string() })?;
         for &op in &target.ops {
             by_op[op.0 as usize].push(Compiled::new(ix, kernel, catalog.op(op))?);
         }
@@ -287,38 +258,25 @@ impl SnapshotSpec {
     fn entry(&self, descriptor: Arc<KernelDescriptor>) -> Entry {
         let unavailable = self.backends[&descriptor.backend].unavailable.clone();
         let health = self.health.get(&descriptor.id).cloned().unwrap_or_default();
-        let quarantined = health
-            .quarantined
-            .clone()
-            .map(|error| Reason::BackendError { error });
+        let quarantined = health.quarantined.clone().map(|error| Reason::BackendError { error });
         let standing_reasons = self
             .devices
             .iter()
             .map(|device| {
-                let mut reasons =
-                    device_reasons(&descriptor, device, |name| self.versions.get(name).cloned());
+                let mut reasons = device_reasons(&descriptor, device, |name| self.versions.get(name).cloned());
                 reasons.extend(unavailable.clone());
                 reasons.extend(quarantined.clone());
                 reasons
             })
             .collect();
-        Entry {
-            descriptor,
-            health,
-            standing_reasons,
-        }
+        Entry { descriptor, health, standing_reasons }
     }
 
     fn cells(&self, op: &Op, kernels: &[Compiled], policy: &Policy) -> Cells {
         let mut cells = Cells::new(op);
         for compiled in kernels {
-            compiled
-                .dims
-                .iter()
-                .for_each(|(dim, rule)| cells.add_rule(*dim, rule));
-            compiled
-                .expressions()
-                .for_each(|expr| cells.add_expr(op, expr));
+            compiled.dims.iter().for_each(|(dim, rule)| cells.add_rule(*dim, rule));
+            compiled.expressions().for_each(|expr| cells.add_expr(op, expr));
         }
         for rule in policy.rules(op.ix()) {
             rule.when.iter().for_each(|expr| cells.add_expr(op, expr));
@@ -354,10 +312,7 @@ impl Snapshot {
 
     /// Every kernel, in the fixed order.
     pub fn kernels(&self) -> impl Iterator<Item = (KernelIx, &Arc<KernelDescriptor>)> {
-        self.entries
-            .iter()
-            .enumerate()
-            .map(|(i, e)| (KernelIx(i as u32), &e.descriptor))
+        self.entries.iter().enumerate().map(|(i, e)| (KernelIx(i as u32), &e.descriptor))
     }
 
     /// The kernels registered for an operation, in the fixed order.
@@ -367,10 +322,7 @@ impl Snapshot {
 
     /// What rules a kernel out on a device, whatever the call.
     pub fn standing_reasons(&self, kernel: KernelIx, device: DeviceIx) -> &[Reason] {
-        self.entries[kernel.0 as usize]
-            .standing_reasons
-            .get(device.0 as usize)
-            .map_or(&[], Vec::as_slice)
+        self.entries[kernel.0 as usize].standing_reasons.get(device.0 as usize).map_or(&[], Vec::as_slice)
     }
 
     /// The key of the cell a query lies in: queries with one key get one decision, unless the
@@ -381,12 +333,9 @@ impl Snapshot {
 
     /// Whether a policy rule locks an operation to a kernel unconditionally, and to which.
     pub fn lock_of(&self, op: OpIx) -> Option<&str> {
-        self.policy
-            .rules(op)
-            .iter()
-            .find_map(|rule| match (&rule.action, &rule.when) {
-                (Action::Lock(pattern), None) => Some(pattern.as_str()),
-                _ => None,
-            })
+        self.policy.rules(op).iter().find_map(|rule| match (&rule.action, &rule.when) {
+            (Action::Lock(pattern), None) => Some(pattern.as_str()),
+            _ => None,
+        })
     }
 }

@@ -3,9 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 
-use lz_model::{
-    BackendDescriptor, BindRules, Catalog, DType, NamedCall, OpIx, Platform, Query, TensorMeta,
-};
+use lz_model::{BackendDescriptor, BindRules, Catalog, DType, NamedCall, OpIx, Platform, Query, TensorMeta};
 use lz_select::*;
 
 /// Quick in CI, larger on request.
@@ -17,10 +15,8 @@ fn scale(quick: usize, full: usize) -> usize {
 }
 
 fn snapshot(epoch: u64) -> Snapshot {
-    let mut spec = SnapshotSpec {
-        devices: vec![lz_model::DeviceSpec::new(Platform::Cpu, "here")],
-        ..SnapshotSpec::default()
-    };
+    let mut spec =
+        SnapshotSpec { devices: vec![lz_model::DeviceSpec::new(Platform::Cpu, "here")], ..SnapshotSpec::default() };
     spec.backend(BackendDescriptor::native("x", "1", vec![Platform::Cpu]));
     spec.build(epoch).unwrap()
 }
@@ -29,11 +25,7 @@ fn snapshot(epoch: u64) -> Snapshot {
 fn query(op: &str, n: usize) -> Query {
     let shape = [1, n as i64 + 1];
     let call = NamedCall::new().input("input", TensorMeta::new(DType::F32, &shape));
-    Catalog::get()
-        .resolve(op, &call, &BindRules::default(), |_| None)
-        .unwrap()
-        .1
-        .query
+    Catalog::get().resolve(op, &call, &BindRules::default(), |_| None).unwrap().1.query
 }
 
 fn plan(kernel: u32) -> Plan {
@@ -45,10 +37,7 @@ fn always(kernel: u32) -> impl Fn() -> (Option<Plan>, bool) {
 }
 
 fn cache(max_entries: usize) -> SelectionCache {
-    SelectionCache::new(CacheConfig {
-        max_entries,
-        ..CacheConfig::default()
-    })
+    SelectionCache::new(CacheConfig { max_entries, ..CacheConfig::default() })
 }
 
 /// Readers note the least version that may be served, then read; a version below it is stale.
@@ -63,14 +52,11 @@ fn nothing_stale_is_served_after_invalidate_returns_and_the_bound_holds() {
     let stale = AtomicU64::new(0);
     std::thread::scope(|scope| {
         for thread in 0..threads {
-            let (snapshot, cache, queries, world, floor, stale) =
-                (&snapshot, &cache, &queries, &world, &floor, &stale);
+            let (snapshot, cache, queries, world, floor, stale) = (&snapshot, &cache, &queries, &world, &floor, &stale);
             scope.spawn(move || {
                 let mut random = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(thread as u64 + 1);
                 for _ in 0..operations {
-                    random = random
-                        .wrapping_mul(6_364_136_223_846_793_005)
-                        .wrapping_add(1_442_695_040_888_963_407);
+                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                     let roll = (random >> 33) % 1000;
                     if roll < 10 {
                         let next = world.fetch_add(1, Ordering::AcqRel) + 1;
@@ -78,15 +64,10 @@ fn nothing_stale_is_served_after_invalidate_returns_and_the_bound_holds() {
                         floor.fetch_max(next, Ordering::AcqRel);
                     } else {
                         // 9 in 10 of the rest hit a few hot keys, the others miss.
-                        let n = if roll < 900 {
-                            roll as usize % 8
-                        } else {
-                            (random >> 40) as usize % queries.len()
-                        };
+                        let n = if roll < 900 { roll as usize % 8 } else { (random >> 40) as usize % queries.len() };
                         let least = floor.load(Ordering::Acquire);
-                        let got = cache.plan(snapshot, &queries[n], || {
-                            (Some(plan(world.load(Ordering::Acquire))), true)
-                        });
+                        let got =
+                            cache.plan(snapshot, &queries[n], || (Some(plan(world.load(Ordering::Acquire))), true));
                         if got.unwrap().chosen().0 < least {
                             stale.fetch_add(1, Ordering::Relaxed);
                         }
@@ -104,11 +85,7 @@ fn one_miss_one_computation_however_many_threads() {
     let (threads, rounds) = (scale(16, 1000), scale(100, 10_000));
     let (snapshot, cache) = (snapshot(1), cache(100_000));
     for round in 0..rounds {
-        let (query, computed, start) = (
-            query("norm.layer", round),
-            AtomicU32::new(0),
-            Barrier::new(threads),
-        );
+        let (query, computed, start) = (query("norm.layer", round), AtomicU32::new(0), Barrier::new(threads));
         std::thread::scope(|scope| {
             for _ in 0..threads {
                 scope.spawn(|| {
@@ -165,12 +142,7 @@ fn a_leader_that_is_stuck_does_not_keep_the_others() {
     let query = query("norm.rms", 1);
     let (release, stuck) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
     let leader = {
-        let (snapshot, cache, release, stuck) = (
-            snapshot.clone(),
-            cache.clone(),
-            release.clone(),
-            stuck.clone(),
-        );
+        let (snapshot, cache, release, stuck) = (snapshot.clone(), cache.clone(), release.clone(), stuck.clone());
         std::thread::spawn(move || {
             cache.plan(&snapshot, &query, || {
                 stuck.wait();
@@ -189,16 +161,8 @@ fn a_leader_that_is_stuck_does_not_keep_the_others() {
 #[test]
 fn entries_expire_by_the_clock() {
     let now = Arc::new(AtomicU64::new(1_000));
-    let config = CacheConfig {
-        ttl_ms: 60_000,
-        clock: Clock::Manual(now.clone()),
-        ..CacheConfig::default()
-    };
-    let (snapshot, cache, query) = (
-        snapshot(1),
-        SelectionCache::new(config),
-        query("norm.rms", 5),
-    );
+    let config = CacheConfig { ttl_ms: 60_000, clock: Clock::Manual(now.clone()), ..CacheConfig::default() };
+    let (snapshot, cache, query) = (snapshot(1), SelectionCache::new(config), query("norm.rms", 5));
     assert_eq!(cache.plan(&snapshot, &query, always(1)), Some(plan(1)));
     now.store(60_999, Ordering::Release);
     assert_eq!(cache.plan(&snapshot, &query, always(2)), Some(plan(1)));
@@ -209,20 +173,12 @@ fn entries_expire_by_the_clock() {
 #[test]
 fn the_least_recently_used_make_room() {
     // One shard of two: every key competes.
-    let config = CacheConfig {
-        shards: 1,
-        max_entries: 2,
-        ..CacheConfig::default()
-    };
+    let config = CacheConfig { shards: 1, max_entries: 2, ..CacheConfig::default() };
     let (snapshot, cache) = (snapshot(1), SelectionCache::new(config));
     let [a, b, c] = [0, 1, 2].map(|n| query("norm.rms", n));
     let on_another_thread = |query: &Query, kernel: u32| {
         // A fresh thread has an empty front, so the shared table itself is asked.
-        std::thread::scope(|s| {
-            s.spawn(|| cache.plan(&snapshot, query, always(kernel)))
-                .join()
-                .unwrap()
-        })
+        std::thread::scope(|s| s.spawn(|| cache.plan(&snapshot, query, always(kernel))).join().unwrap())
     };
     on_another_thread(&a, 1);
     on_another_thread(&b, 1);
@@ -239,24 +195,12 @@ fn invalidation_forgets_what_it_names_and_nothing_else() {
     let (snapshot, cache) = (snapshot(1), cache(1000));
     let op = |name: &str| -> OpIx { Catalog::get().find(name).unwrap().ops[0] };
     let (rms, layer) = (query("norm.rms", 1), query("norm.layer", 1));
-    let two = || {
-        (
-            Plan::new(
-                &[
-                    (KernelIx(1), Transforms::NONE),
-                    (KernelIx(2), Transforms::NONE),
-                ],
-                None,
-            ),
-            true,
-        )
-    };
+    let two = || (Plan::new(&[(KernelIx(1), Transforms::NONE), (KernelIx(2), Transforms::NONE)], None), true);
     let fill = || {
         cache.plan(&snapshot, &rms, two);
         cache.plan(&snapshot, &layer, always(3));
     };
-    let kept =
-        |query: &Query| cache.plan(&snapshot, query, always(99)).unwrap().chosen() != KernelIx(99);
+    let kept = |query: &Query| cache.plan(&snapshot, query, always(99)).unwrap().chosen() != KernelIx(99);
 
     fill();
     cache.invalidate(&Invalidate::Op(op("norm.rms")));
@@ -285,11 +229,7 @@ fn a_mixed_cell_is_answered_by_the_exact_shape() {
     let shape_of = |rows: i64| {
         let shape = [rows, 64];
         let call = NamedCall::new().input("input", TensorMeta::new(DType::F32, &shape));
-        Catalog::get()
-            .resolve("norm.rms", &call, &BindRules::default(), |_| None)
-            .unwrap()
-            .1
-            .query
+        Catalog::get().resolve("norm.rms", &call, &BindRules::default(), |_| None).unwrap().1.query
     };
     let (a, b) = (shape_of(100), shape_of(101));
     assert_eq!(snapshot.cell_key(&a), snapshot.cell_key(&b));
@@ -303,9 +243,6 @@ fn a_mixed_cell_is_answered_by_the_exact_shape() {
 
 #[test]
 fn an_entry_is_small() {
-    assert!(
-        ENTRY_OVERHEAD <= 100,
-        "{ENTRY_OVERHEAD} bytes beyond the key"
-    );
+    assert!(ENTRY_OVERHEAD <= 100, "{ENTRY_OVERHEAD} bytes beyond the key");
     assert!(size_of::<Plan>() <= 40);
 }

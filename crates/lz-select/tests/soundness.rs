@@ -19,10 +19,7 @@ fn cached(cache: &SelectionCache, snapshot: &Snapshot, query: &Query) -> Option<
 fn legal(world: &World, k: &RandomKernel, c: &RandomCall) -> bool {
     let (d, s) = (&k.descriptor, &c.sizes);
     let target = Catalog::get().find(&d.operation).unwrap();
-    let serves_op = target
-        .ops
-        .iter()
-        .any(|&ix| Catalog::get().op(ix).id() == c.op_id());
+    let serves_op = target.ops.iter().any(|&ix| Catalog::get().op(ix).id() == c.op_id());
     let size = |name: &str| match name {
         "batch" => s.batch,
         "seq_q" => s.seq_q,
@@ -36,10 +33,7 @@ fn legal(world: &World, k: &RandomKernel, c: &RandomCall) -> bool {
         !(rule.min.is_some_and(|m| n < m)
             || rule.max.is_some_and(|m| n > m)
             || rule.multiple_of.is_some_and(|m| n % m != 0)
-            || rule
-                .one_of
-                .as_ref()
-                .is_some_and(|list| !list.iter().any(|&v| v == n)))
+            || rule.one_of.as_ref().is_some_and(|list| !list.iter().any(|&v| v == n)))
     });
     let causal_ok = match d.operation.as_str() {
         "attention.causal" => c.causal,
@@ -62,9 +56,7 @@ fn legal(world: &World, k: &RandomKernel, c: &RandomCall) -> bool {
         (Some(bytes), Some(free)) => s.batch * s.seq_q * bytes <= free,
         _ => true,
     };
-    let grid_ok = k
-        .tile
-        .is_none_or(|tile| (s.seq_q + tile - 1) / tile <= i64::from(world.max_grid_y));
+    let grid_ok = k.tile.is_none_or(|tile| (s.seq_q + tile - 1) / tile <= i64::from(world.max_grid_y));
     serves_op
         && d.platforms.contains(&Platform::Cuda)
         && d.min_sm.is_none_or(|min| min <= 86)
@@ -89,16 +81,8 @@ fn names(snapshot: &Snapshot, decision: &Decision) -> Vec<(String, Vec<String>, 
         .iter()
         .map(|c| {
             let kernel = snapshot.kernel(c.kernel);
-            let reasons = c
-                .reasons
-                .iter()
-                .map(|r| format!("{} {r}", r.code()))
-                .collect();
-            (
-                format!("{}@{}", kernel.id, kernel.version),
-                reasons,
-                format!("{:?} {:?}", c.terms, c.transforms),
-            )
+            let reasons = c.reasons.iter().map(|r| format!("{} {r}", r.code())).collect();
+            (format!("{}@{}", kernel.id, kernel.version), reasons, format!("{:?} {:?}", c.terms, c.transforms))
         })
         .collect()
 }

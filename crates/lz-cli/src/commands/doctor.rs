@@ -77,27 +77,15 @@ fn examine(session: &Session, refused: &[CliError]) -> Result<Answer, CliError> 
     let kernels = engine.list_kernels(None)?;
     let ready = kernels.iter().filter(|k| k.unavailable.is_empty()).count();
     let devices = engine.devices();
-    let selection = if devices.is_empty() {
-        Vec::new()
-    } else {
-        self_check(engine)
-    };
+    let selection = if devices.is_empty() { Vec::new() } else { self_check(engine) };
     let mut problems: Vec<String> = refused.iter().map(ToString::to_string).collect();
     if devices.is_empty() {
         problems.push("there is no device".into());
     }
     if ready == 0 {
-        problems.push(format!(
-            "none of the {} kernels is for device 0",
-            kernels.len()
-        ));
+        problems.push(format!("none of the {} kernels is for device 0", kernels.len()));
     }
-    problems.extend(
-        selection
-            .iter()
-            .filter(|s| s.kernel_id.is_none())
-            .map(|s| format!("nothing serves {}", s.call)),
-    );
+    problems.extend(selection.iter().filter(|s| s.kernel_id.is_none()).map(|s| format!("nothing serves {}", s.call)));
     Ok(Answer {
         version: env!("CARGO_PKG_VERSION"),
         usable: ready > 0 && !devices.is_empty(),
@@ -114,23 +102,11 @@ fn examine(session: &Session, refused: &[CliError]) -> Result<Answer, CliError> 
 
 fn backends(engine: &Engine, kernels: &[KernelInfo]) -> Vec<BackendReport> {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    kernels
-        .iter()
-        .for_each(|k| *counts.entry(&k.backend).or_default() += 1);
+    kernels.iter().for_each(|k| *counts.entry(&k.backend).or_default() += 1);
     let report = |state: lz_select::BackendState| BackendReport {
-        kernels: counts
-            .get(state.descriptor.name.as_str())
-            .copied()
-            .unwrap_or(0),
-        platforms: state
-            .descriptor
-            .platforms
-            .iter()
-            .map(|p| p.name())
-            .collect(),
-        unavailable: state
-            .unavailable
-            .map(|reason| format!("[{}] {reason}", reason.code())),
+        kernels: counts.get(state.descriptor.name.as_str()).copied().unwrap_or(0),
+        platforms: state.descriptor.platforms.iter().map(|p| p.name()).collect(),
+        unavailable: state.unavailable.map(|reason| format!("[{}] {reason}", reason.code())),
         name: state.descriptor.name,
         version: state.descriptor.version,
     };
@@ -142,29 +118,14 @@ type Usual = (&'static str, &'static [(&'static str, &'static [i64])]);
 
 const USUAL: &[Usual] = &[
     ("rms_norm", &[("input", &[16, 4096]), ("weight", &[4096])]),
-    (
-        "attention.causal",
-        &[
-            ("query", &[1, 512, 32, 128]),
-            ("key", &[1, 512, 8, 128]),
-            ("value", &[1, 512, 8, 128]),
-        ],
-    ),
+    ("attention.causal", &[("query", &[1, 512, 32, 128]), ("key", &[1, 512, 8, 128]), ("value", &[1, 512, 8, 128])]),
 ];
 
 /// Selects for the usual calls.
 fn self_check(engine: &Engine) -> Vec<SelfCheck> {
     let check = |&(op, inputs): &Usual| {
-        let metas = inputs
-            .iter()
-            .map(|&(name, shape)| (name, TensorMeta::new(DType::Bf16, shape)));
-        let which = engine.which(
-            op,
-            &NamedCall {
-                inputs: metas.collect(),
-                ..NamedCall::new()
-            },
-        );
+        let metas = inputs.iter().map(|&(name, shape)| (name, TensorMeta::new(DType::Bf16, shape)));
+        let which = engine.which(op, &NamedCall { inputs: metas.collect(), ..NamedCall::new() });
         SelfCheck {
             call: format!("{op} in bfloat16"),
             kernel_id: which.as_ref().ok().map(|s| s.kernel_id.clone()),
@@ -186,30 +147,14 @@ fn print(answer: &Answer, printer: &mut Printer<'_>) -> Result<(), CliError> {
     printer.heading("Backends")?;
     let row = |b: &BackendReport| {
         let status = b.unavailable.clone().unwrap_or_else(|| "available".into());
-        [
-            b.name.clone(),
-            b.version.clone(),
-            b.platforms.join(", "),
-            b.kernels.to_string(),
-            status,
-        ]
+        [b.name.clone(), b.version.clone(), b.platforms.join(", "), b.kernels.to_string(), status]
     };
-    printer.table(
-        ["backend", "version", "platforms", "kernels", "status"],
-        answer.backends.iter().map(row),
-    )?;
+    printer.table(["backend", "version", "platforms", "kernels", "status"], answer.backends.iter().map(row))?;
     printer.heading("Selection")?;
     let (ready, kernels) = (answer.kernels_ready, answer.kernels);
-    printer.line(format!(
-        "  {} operations, {kernels} kernels, {ready} of them for device 0",
-        answer.operations
-    ))?;
+    printer.line(format!("  {} operations, {kernels} kernels, {ready} of them for device 0", answer.operations))?;
     for check in &answer.selection {
-        printer.line(format!(
-            "  {} -> {}",
-            check.call,
-            check.kernel_id.as_deref().unwrap_or("nothing")
-        ))?;
+        printer.line(format!("  {} -> {}", check.call, check.kernel_id.as_deref().unwrap_or("nothing")))?;
     }
     printer.heading("Problems")?;
     if answer.problems.is_empty() {
@@ -223,22 +168,13 @@ fn print(answer: &Answer, printer: &mut Printer<'_>) -> Result<(), CliError> {
     Ok(())
 }
 
-fn print_device(
-    index: usize,
-    device: &DeviceSpec,
-    printer: &mut Printer<'_>,
-) -> Result<(), CliError> {
+fn print_device(index: usize, device: &DeviceSpec, printer: &mut Printer<'_>) -> Result<(), CliError> {
     let sm = device.sm.map(|sm| format!("SM {sm}"));
-    let chip = [sm, device.generation.clone(), device.gfx.clone()]
-        .into_iter()
-        .flatten();
+    let chip = [sm, device.generation.clone(), device.gfx.clone()].into_iter().flatten();
     let cores = (device.cores > 0).then(|| format!("{} cores", device.cores));
-    let memory = (device.memory_bytes > 0)
-        .then(|| format!("{:.1} GiB", device.memory_bytes as f64 / f64::from(1 << 30)));
-    let versions = device
-        .versions
-        .iter()
-        .map(|(name, version)| format!("{name} {version}"));
+    let memory =
+        (device.memory_bytes > 0).then(|| format!("{:.1} GiB", device.memory_bytes as f64 / f64::from(1 << 30)));
+    let versions = device.versions.iter().map(|(name, version)| format!("{name} {version}"));
     let facts: Vec<String> = chip.chain(cores).chain(memory).chain(versions).collect();
     printer.line(format!("  {index}: {} ({})", device.name, device.platform))?;
     if !facts.is_empty() {
@@ -272,13 +208,8 @@ fn features(all: &[String]) -> String {
         "wgmma",
         "tcgen05.mma",
     ];
-    let (telling, rest): (Vec<&String>, Vec<&String>) =
-        all.iter().partition(|f| TELLING.contains(&f.as_str()));
-    let mut text = telling
-        .iter()
-        .map(|f| f.as_str())
-        .collect::<Vec<_>>()
-        .join(" ");
+    let (telling, rest): (Vec<&String>, Vec<&String>) = all.iter().partition(|f| TELLING.contains(&f.as_str()));
+    let mut text = telling.iter().map(|f| f.as_str()).collect::<Vec<_>>().join(" ");
     match (text.is_empty(), rest.len()) {
         (_, 0) => {}
         (true, count) => text = format!("{count} features"),

@@ -34,9 +34,5 @@ pub fn run(args: &Args, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
             printer.line(line.trim_end())?;
         }
     }
-    Ok(if report.chosen.is_some() {
-        Exit::Ok
-    } else {
-        Exit::No
-    })
+    Ok(if report.chosen.is_some() { Exit::Ok } else { Exit::No })
 }

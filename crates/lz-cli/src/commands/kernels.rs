@@ -55,16 +55,7 @@ pub fn run(args: &Args, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
             status(k),
         ]
     };
-    let header = [
-        "kernel",
-        "version",
-        "operation",
-        "priority",
-        "platforms",
-        "dtypes",
-        "dispatch",
-        "status",
-    ];
+    let header = ["kernel", "version", "operation", "priority", "platforms", "dtypes", "dispatch", "status"];
     printer.line(format!(
         "{} kernels, on {}",
         answer.kernels.len(),

@@ -67,10 +67,7 @@ pub fn run(args: &Args, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     let (ordered, bound) = session.engine.bind(&call.op, &call.named())?;
     let op = Catalog::get().op(bound.query.op());
     let mut random = Random::new(args.seed);
-    let tensors = call
-        .tensors
-        .iter()
-        .map(|arg| HostTensor::random(arg, op, &bound.query, &mut random));
+    let tensors = call.tensors.iter().map(|arg| HostTensor::random(arg, op, &bound.query, &mut random));
     let mut tensors: Vec<HostTensor> = tensors.collect::<Result<_, _>>()?;
     let in_order = Call {
         inputs: &ordered.inputs,
@@ -83,20 +80,13 @@ pub fn run(args: &Args, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
         check_size(output.name, &output.shape)?;
     }
     let started = Instant::now();
-    let done = session
-        .engine
-        .dispatch(&call.op, arguments(&call, &mut tensors))?;
+    let done = session.engine.dispatch(&call.op, arguments(&call, &mut tensors))?;
     let time_ms = started.elapsed().as_secs_f64() * 1e3;
     session.print_warnings(printer);
     let answer = Answer {
         op: done.op,
         kernel_id: done.kernel_id.clone(),
-        device: session
-            .engine
-            .devices()
-            .into_iter()
-            .next()
-            .map_or_else(String::new, |d| d.name),
+        device: session.engine.devices().into_iter().next().map_or_else(String::new, |d| d.name),
         seed: args.seed,
         time_ms,
         failures: failures(&done),
@@ -125,22 +115,13 @@ fn arguments<'a>(call: &'a ResolvedCall, tensors: &'a mut [HostTensor]) -> Argum
 }
 
 fn failures(done: &Dispatched) -> Vec<FailureReport> {
-    let report = |f: &layerzero::Failure| FailureReport {
-        kernel_id: f.kernel_id.clone(),
-        error: f.error.to_string(),
-    };
+    let report = |f: &layerzero::Failure| FailureReport { kernel_id: f.kernel_id.clone(), error: f.error.to_string() };
     done.failures.iter().map(report).collect()
 }
 
 fn outputs(done: &Dispatched, tensors: &[HostTensor]) -> Vec<OutputReport> {
-    let fresh = done
-        .outputs
-        .iter()
-        .map(|(name, tensor)| summarize(name, &tensor.view()));
-    let updated = tensors
-        .iter()
-        .filter(|t| t.updated)
-        .map(|t| summarize(&t.name, &t.view()));
+    let fresh = done.outputs.iter().map(|(name, tensor)| summarize(name, &tensor.view()));
+    let updated = tensors.iter().filter(|t| t.updated).map(|t| summarize(&t.name, &t.view()));
     fresh.chain(updated).collect()
 }
 
@@ -163,43 +144,24 @@ fn summarize(name: &str, view: &TensorView<'_>) -> OutputReport {
 
 fn checksum(values: &[f64]) -> u64 {
     let bytes = values.iter().flat_map(|x| x.to_le_bytes());
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 fn print(answer: &Answer, printer: &mut Printer<'_>) -> Result<(), CliError> {
     if printer.wants_json() {
         return printer.json(answer);
     }
-    printer.line(format!(
-        "{} ran {} in {:.3} ms",
-        answer.kernel_id, answer.op, answer.time_ms
-    ))?;
+    printer.line(format!("{} ran {} in {:.3} ms", answer.kernel_id, answer.op, answer.time_ms))?;
     printer.line(format!("  on    {}", answer.device))?;
     printer.line(format!("  seed  {}", answer.seed))?;
     for failure in &answer.failures {
-        printer.line(format!(
-            "  failed before: {}: {}",
-            failure.kernel_id, failure.error
-        ))?;
+        printer.line(format!("  failed before: {}: {}", failure.kernel_id, failure.error))?;
     }
     let number = |x: Option<f64>| x.map_or_else(|| "none".into(), |x| format!("{x:.6}"));
     let row = |o: &OutputReport| {
         let (mean, min, max) = (number(o.mean), number(o.min), number(o.max));
-        [
-            o.name.clone(),
-            joined(&o.shape),
-            o.dtype.into(),
-            mean,
-            min,
-            max,
-            o.nans.to_string(),
-            o.checksum.clone(),
-        ]
+        [o.name.clone(), joined(&o.shape), o.dtype.into(), mean, min, max, o.nans.to_string(), o.checksum.clone()]
     };
-    let header = [
-        "output", "shape", "dtype", "mean", "min", "max", "NaNs", "checksum",
-    ];
+    let header = ["output", "shape", "dtype", "mean", "min", "max", "NaNs", "checksum"];
     printer.table(header, answer.outputs.iter().map(row))
 }

@@ -58,13 +58,8 @@ pub fn run(args: &Args, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
 }
 
 fn check(what: What, schema: &Value, path: &Path) -> Result<(), CliError> {
-    let outdated = |difference| CliError::Outdated {
-        path: path.to_owned(),
-        what: what.name(),
-        difference,
-    };
-    let text = fs::read_to_string(path)
-        .map_err(|error| outdated(format!("it cannot be read: {error}")))?;
+    let outdated = |difference| CliError::Outdated { path: path.to_owned(), what: what.name(), difference };
+    let text = fs::read_to_string(path).map_err(|error| outdated(format!("it cannot be read: {error}")))?;
     let current = format!("{schema:#}\n");
     if text == current {
         return Ok(());

@@ -40,29 +40,14 @@ pub fn run(args: &Args, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     let answer = Answer {
         selection: session.engine.which(&call.op, &named)?,
         chain: session.engine.select(&call.op, &named)?,
-        device: session
-            .engine
-            .devices()
-            .into_iter()
-            .next()
-            .map_or_else(String::new, |d| d.name),
+        device: session.engine.devices().into_iter().next().map_or_else(String::new, |d| d.name),
     };
     session.print_warnings(printer);
     if printer.wants_json() {
         printer.json(&answer)?;
         return Ok(Exit::Ok);
     }
-    let Answer {
-        device,
-        selection:
-            Selection {
-                op,
-                kernel_id,
-                version,
-                score,
-            },
-        chain,
-    } = &answer;
+    let Answer { device, selection: Selection { op, kernel_id, version, score }, chain } = &answer;
     printer.line(format!("{kernel_id} {version}"))?;
     printer.line(format!("  serves  {op} on {device}, score {score:.1}"))?;
     if chain.len() > 1 {

@@ -8,26 +8,15 @@ use serde_json::{Value, json};
 use crate::support::{attention, fixture, layerzero, on_h100};
 
 fn ids(kernels: &Value) -> BTreeSet<&str> {
-    kernels
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|k| k["kernel_id"].as_str().unwrap())
-        .collect()
+    kernels.as_array().unwrap().iter().map(|k| k["kernel_id"].as_str().unwrap()).collect()
 }
 
 #[test]
 fn doctor_shows_this_machine_and_that_it_can_be_used() {
     let outcome = layerzero("doctor").ended(0);
-    for part in [
-        "Devices",
-        "(cpu)",
-        "Backends",
-        "lz_cpu",
-        "available",
-        "rms_norm in bfloat16 -> lz_cpu",
-        "Problems\n  none",
-    ] {
+    for part in
+        ["Devices", "(cpu)", "Backends", "lz_cpu", "available", "rms_norm in bfloat16 -> lz_cpu", "Problems\n  none"]
+    {
         assert!(outcome.out.contains(part), "{part} in {}", outcome.out);
     }
     let report = layerzero("doctor --json").ended(0).json();
@@ -36,42 +25,25 @@ fn doctor_shows_this_machine_and_that_it_can_be_used() {
     assert_eq!(report["devices"][0]["platform"], "cpu");
     assert_eq!(report["backends"][0]["unavailable"], Value::Null);
     assert!(report["kernels_ready"].as_u64().unwrap() > 0);
-    assert!(
-        report["selection"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .all(|s| s["kernel_id"].is_string())
-    );
+    assert!(report["selection"].as_array().unwrap().iter().all(|s| s["kernel_id"].is_string()));
     assert_eq!(report["problems"], json!([]));
 }
 
 #[test]
 fn a_device_no_kernel_is_for_is_an_unusable_environment() {
     let outcome = layerzero("doctor --device mi300x").ended(4);
-    assert!(
-        outcome.out.contains("kernels is for device 0"),
-        "{}",
-        outcome.out
-    );
+    assert!(outcome.out.contains("kernels is for device 0"), "{}", outcome.out);
     let report = layerzero("doctor --device mi300x --json").ended(4).json();
-    assert_eq!(
-        (&report["usable"], &report["kernels_ready"]),
-        (&json!(false), &json!(0))
-    );
+    assert_eq!((&report["usable"], &report["kernels_ready"]), (&json!(false), &json!(0)));
     assert_eq!(report["notes"], json!([]), "notes are about this machine");
 }
 
 #[test]
 fn doctor_summarizes_a_described_device() {
     let text = layerzero(&format!("doctor {}", on_h100())).ended(0).out;
-    for part in [
-        "0: NVIDIA H100 80GB HBM3 (cuda)",
-        "SM 90, hopper, 132 cores",
-        "cuda 12.8",
-        "wgmma",
-        "-> flash_attn.v2.causal",
-    ] {
+    for part in
+        ["0: NVIDIA H100 80GB HBM3 (cuda)", "SM 90, hopper, 132 cores", "cuda 12.8", "wgmma", "-> flash_attn.v2.causal"]
+    {
         assert!(text.contains(part), "{part} in {text}");
     }
 }
@@ -79,29 +51,10 @@ fn doctor_summarizes_a_described_device() {
 #[test]
 fn doctor_shows_why_a_backend_is_disabled_and_ends_as_a_bad_configuration() {
     let refused = fixture("refused.json");
-    let report = layerzero(&format!("doctor --json --capabilities {refused}"))
-        .ended(3)
-        .json();
-    let backend = report["backends"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .find(|b| b["name"] == "refused")
-        .unwrap();
-    assert!(
-        backend["unavailable"]
-            .as_str()
-            .unwrap()
-            .contains("CAPABILITIES_SCHEMA_MISMATCH"),
-        "{backend}"
-    );
-    assert!(
-        report["problems"][0]
-            .as_str()
-            .unwrap()
-            .contains("refused.json"),
-        "{report}"
-    );
+    let report = layerzero(&format!("doctor --json --capabilities {refused}")).ended(3).json();
+    let backend = report["backends"].as_array().unwrap().iter().find(|b| b["name"] == "refused").unwrap();
+    assert!(backend["unavailable"].as_str().unwrap().contains("CAPABILITIES_SCHEMA_MISMATCH"), "{backend}");
+    assert!(report["problems"][0].as_str().unwrap().contains("refused.json"), "{report}");
 }
 
 #[test]
@@ -115,54 +68,29 @@ fn every_operation_and_alias_is_listed_with_its_contract() {
         assert_eq!(operation["aliases"], json!(schema.also));
         assert_eq!(operation["family"], schema.family.name());
         assert_eq!(operation["kind"], schema.kind.name());
-        assert_eq!(
-            operation["inputs"].as_array().unwrap().len(),
-            schema.inputs.len()
-        );
-        assert_eq!(
-            operation["params"].as_array().unwrap().len(),
-            schema.params.len()
-        );
-        assert_eq!(
-            operation["outputs"].as_array().unwrap().len(),
-            schema.outputs.len()
-        );
-        assert_eq!(
-            operation["checks"].as_array().unwrap().len(),
-            schema.checks.len()
-        );
-        assert!(
-            text.contains(schema.id) && text.contains(schema.summary),
-            "{}",
-            schema.id
-        );
+        assert_eq!(operation["inputs"].as_array().unwrap().len(), schema.inputs.len());
+        assert_eq!(operation["params"].as_array().unwrap().len(), schema.params.len());
+        assert_eq!(operation["outputs"].as_array().unwrap().len(), schema.outputs.len());
+        assert_eq!(operation["checks"].as_array().unwrap().len(), schema.checks.len());
+        assert!(text.contains(schema.id) && text.contains(schema.summary), "{}", schema.id);
     }
     let aliases = list["aliases"].as_array().unwrap();
     assert_eq!(aliases.len(), ALIASES.len());
     for (alias, listed) in ALIASES.iter().zip(aliases) {
-        assert_eq!(
-            (&listed["name"], &listed["operations"]),
-            (&json!(alias.name), &json!(alias.ops))
-        );
+        assert_eq!((&listed["name"], &listed["operations"]), (&json!(alias.name), &json!(alias.ops)));
     }
     assert_eq!(list["aliases"][1]["fixes"], json!({"causal": true}));
 }
 
 #[test]
 fn every_contract_can_be_shown_to_people() {
-    for name in OPS
-        .iter()
-        .flat_map(|op| [op.id].into_iter().chain(op.also.iter().copied()))
-    {
+    for name in OPS.iter().flat_map(|op| [op.id].into_iter().chain(op.also.iter().copied())) {
         let text = layerzero(&format!("ops {name}")).ended(0).out;
         assert!(text.contains("Cost and accuracy"), "{name}: {text}");
     }
     let one = layerzero("ops rms_norm --json").ended(0).json();
     assert_eq!(one["operations"].as_array().unwrap().len(), 1);
-    assert_eq!(
-        one["operations"][0]["tolerances"]["float32"],
-        json!({"rtol": 1e-5, "atol": 1e-5})
-    );
+    assert_eq!(one["operations"][0]["tolerances"]["float32"], json!({"rtol": 1e-5, "atol": 1e-5}));
     let several = layerzero("ops attention.causal --json").ended(0).json();
     assert_eq!(several["operations"].as_array().unwrap().len(), 4);
     assert_eq!(several["aliases"][0]["name"], "attention.causal");
@@ -172,42 +100,24 @@ fn every_contract_can_be_shown_to_people() {
 fn kernels_lists_what_is_registered_and_what_cannot_run_here() {
     let all = layerzero("kernels --json").ended(0).json();
     assert!(ids(&all["kernels"]).contains("lz_cpu.ref.norm.rms"));
-    let some = layerzero(&format!("kernels --op rms_norm --json {}", on_h100()))
-        .ended(0)
-        .json();
-    assert_eq!(
-        ids(&some["kernels"]),
-        BTreeSet::from(["liger.rms_norm", "lz_cpu.ref.norm.rms"])
-    );
+    let some = layerzero(&format!("kernels --op rms_norm --json {}", on_h100())).ended(0).json();
+    assert_eq!(ids(&some["kernels"]), BTreeSet::from(["liger.rms_norm", "lz_cpu.ref.norm.rms"]));
     assert_eq!(some["device"], "NVIDIA H100 80GB HBM3");
-    let text = layerzero(&format!("kernels --op rms_norm {}", on_h100()))
-        .ended(0)
-        .out;
-    assert!(
-        text.contains("can be selected") && text.contains("not here: runs on cpu, this is cuda"),
-        "{text}"
-    );
+    let text = layerzero(&format!("kernels --op rms_norm {}", on_h100())).ended(0).out;
+    assert!(text.contains("can be selected") && text.contains("not here: runs on cpu, this is cuda"), "{text}");
     let none = layerzero("kernels --op tokenize").ended(0).out;
     assert_eq!(none.lines().count(), 1, "{none}");
 }
 
 #[test]
 fn select_gives_the_kernel_and_what_comes_after_it() {
-    let answer = layerzero(&format!("select {} {} --json", attention(1), on_h100()))
-        .ended(0)
-        .json();
+    let answer = layerzero(&format!("select {} {} --json", attention(1), on_h100())).ended(0).json();
     assert_eq!(answer["op"], "attention.gqa.prefill");
     assert_eq!(answer["kernel_id"], "flash_attn.v2.causal");
-    assert_eq!(
-        answer["chain"],
-        json!(["flash_attn.v2.causal", "flashinfer.single_prefill"])
-    );
-    let text = layerzero(&format!("select {} {}", attention(1), on_h100()))
-        .ended(0)
-        .out;
+    assert_eq!(answer["chain"], json!(["flash_attn.v2.causal", "flashinfer.single_prefill"]));
+    let text = layerzero(&format!("select {} {}", attention(1), on_h100())).ended(0).out;
     assert!(
-        text.contains("flash_attn.v2.causal 2.5.6")
-            && text.contains("then    flashinfer.single_prefill"),
+        text.contains("flash_attn.v2.causal 2.5.6") && text.contains("then    flashinfer.single_prefill"),
         "{text}"
     );
 }
@@ -215,44 +125,23 @@ fn select_gives_the_kernel_and_what_comes_after_it() {
 #[test]
 fn the_policy_of_the_command_line_is_followed() {
     let kernel = |policy: &str| {
-        let answer = layerzero(&format!(
-            "select {} {} --json {policy}",
-            attention(1),
-            on_h100()
-        ))
-        .ended(0)
-        .json();
+        let answer = layerzero(&format!("select {} {} --json {policy}", attention(1), on_h100())).ended(0).json();
         answer["kernel_id"].as_str().unwrap().to_owned()
     };
-    assert_eq!(
-        kernel("--lock flashinfer.single_prefill"),
-        "flashinfer.single_prefill"
-    );
+    assert_eq!(kernel("--lock flashinfer.single_prefill"), "flashinfer.single_prefill");
     assert_eq!(kernel("--deny flash_attn.*"), "flashinfer.single_prefill");
     assert_eq!(kernel("--prefer flashinfer"), "flashinfer.single_prefill");
     assert_eq!(kernel("--avoid flash_attn"), "flashinfer.single_prefill");
     assert_eq!(kernel("--capturing"), "flash_attn.v2.causal");
-    assert_eq!(
-        kernel("--param window_left=64"),
-        "flashinfer.single_prefill"
-    );
+    assert_eq!(kernel("--param window_left=64"), "flashinfer.single_prefill");
 }
 
 #[test]
 fn demands_of_the_call_rule_kernels_out() {
-    let report = |demand: &str| {
-        layerzero(&format!(
-            "explain {} {} --json {demand}",
-            attention(1),
-            on_h100()
-        ))
-    };
+    let report = |demand: &str| layerzero(&format!("explain {} {} --json {demand}", attention(1), on_h100()));
     let reasons = |report: &Value, kernel: &str| {
         let candidates = report["candidates"].as_array().unwrap();
-        let candidate = candidates
-            .iter()
-            .find(|c| c["kernel_id"] == kernel)
-            .unwrap();
+        let candidate = candidates.iter().find(|c| c["kernel_id"] == kernel).unwrap();
         candidate["reasons"]
             .as_array()
             .unwrap()
@@ -262,15 +151,9 @@ fn demands_of_the_call_rule_kernels_out() {
     };
     let deterministic = report("--deterministic").ended(1).json();
     assert_eq!(deterministic["chosen"], Value::Null);
-    assert_eq!(
-        reasons(&deterministic, "flash_attn.v2.causal"),
-        ["NON_DETERMINISTIC"]
-    );
+    assert_eq!(reasons(&deterministic, "flash_attn.v2.causal"), ["NON_DETERMINISTIC"]);
     let capturing = report("--capturing").ended(0).json();
-    assert_eq!(
-        reasons(&capturing, "flashinfer.single_prefill"),
-        ["CUDA_GRAPH_UNSAFE"]
-    );
+    assert_eq!(reasons(&capturing, "flashinfer.single_prefill"), ["CUDA_GRAPH_UNSAFE"]);
     let grad = report("--requires-grad").ended(1).json();
     assert_eq!(reasons(&grad, "flash_attn.v2.causal").len(), 1, "{grad}");
 }
@@ -280,30 +163,20 @@ fn strides_and_layouts_reach_the_engine() {
     // Transposed views of projections: heads before positions, strides the other way round.
     let shapes = "--op attention --dtype fp16 --shape q=1x32x512x128 --shape k=1x32x512x128 --shape v=1x32x512x128";
     let strides = "--strides q=2097152x128x4096x1 --strides k=2097152x128x4096x1 --strides v=2097152x128x4096x1";
-    let report = layerzero(&format!("explain {shapes} {strides} {} --json", on_h100()))
-        .ended(0)
-        .json();
+    let report = layerzero(&format!("explain {shapes} {strides} {} --json", on_h100())).ended(0).json();
     let query = report["tensors"][0][1].as_str().unwrap();
     assert!(query.starts_with("float16 BHSD"), "{report}");
-    let said = layerzero(&format!(
-        "explain {shapes} --layout BSHD {} --json",
-        on_h100()
-    ))
-    .ended(0)
-    .json();
+    let said = layerzero(&format!("explain {shapes} --layout BSHD {} --json", on_h100())).ended(0).json();
     assert_eq!(said["dims"][1], json!(["seq_q", 32]));
 }
 
 #[test]
 fn an_ambiguous_layout_is_warned_about_and_refused_when_strict() {
-    let call =
-        "select --op attention --shape query=2x8x8x64 --shape key=2x8x8x64 --shape value=2x8x8x64";
-    layerzero(call).ended(0).says(
-        "warning: attention.standard.prefill: the layout of shape [2, 8, 8, 64] is ambiguous",
-    );
-    layerzero(&format!("{call} --strict"))
-        .ended(2)
-        .says("error[AMBIGUOUS_LAYOUT]");
+    let call = "select --op attention --shape query=2x8x8x64 --shape key=2x8x8x64 --shape value=2x8x8x64";
+    layerzero(call)
+        .ended(0)
+        .says("warning: attention.standard.prefill: the layout of shape [2, 8, 8, 64] is ambiguous");
+    layerzero(&format!("{call} --strict")).ended(2).says("error[AMBIGUOUS_LAYOUT]");
 }
 
 #[test]
@@ -316,21 +189,14 @@ fn one_dtype_fits_each_tensor_and_one_tensor_can_have_its_own() {
     for (tensor, dtype) in dtypes.as_array().unwrap().iter().zip(expected) {
         assert!(tensor[1].as_str().unwrap().starts_with(dtype), "{dtypes}");
     }
-    let mixed = tensors(&format!(
-        "{paged} --dtype bf16 --input-dtype key_cache=fp8_e4m3 --input-dtype block_tables=int32"
-    ));
-    assert!(
-        mixed[1][1].as_str().unwrap().starts_with("float8_e4m3fn"),
-        "{mixed}"
-    );
+    let mixed =
+        tensors(&format!("{paged} --dtype bf16 --input-dtype key_cache=fp8_e4m3 --input-dtype block_tables=int32"));
+    assert!(mixed[1][1].as_str().unwrap().starts_with("float8_e4m3fn"), "{mixed}");
     assert!(
         mixed[2][1].as_str().unwrap().starts_with("float8_e4m3fn"),
         "the value cache has the dtype of the keys: {mixed}"
     );
-    assert!(
-        mixed[3][1].as_str().unwrap().starts_with("int32"),
-        "{mixed}"
-    );
+    assert!(mixed[3][1].as_str().unwrap().starts_with("int32"), "{mixed}");
 }
 
 #[test]
@@ -343,26 +209,13 @@ fn schemas_are_printed_and_copies_checked() {
         let copy = folder.path().join(format!("{what}.json"));
         let copy = copy.to_str().unwrap();
         std::fs::write(copy, &printed).unwrap();
-        assert_eq!(
-            layerzero(&format!("schema {what} --check {copy}"))
-                .ended(0)
-                .out,
-            ""
-        );
+        assert_eq!(layerzero(&format!("schema {what} --check {copy}")).ended(0).out, "");
         std::fs::write(copy, printed.replacen("object", "array", 1)).unwrap();
         let hint = format!("layerzero schema {what} > {copy}");
-        layerzero(&format!("schema {what} --check {copy}"))
-            .ended(1)
-            .says("error[OUTDATED_SCHEMA]")
-            .says(&hint);
-        layerzero(&format!("schema {what} --check {copy}.missing"))
-            .ended(1)
-            .says("cannot be read");
+        layerzero(&format!("schema {what} --check {copy}")).ended(1).says("error[OUTDATED_SCHEMA]").says(&hint);
+        layerzero(&format!("schema {what} --check {copy}.missing")).ended(1).says("cannot be read");
     }
-    assert_eq!(
-        layerzero("schema").out,
-        layerzero("schema capabilities").out
-    );
+    assert_eq!(layerzero("schema").out, layerzero("schema capabilities").out);
 }
 
 #[test]
@@ -376,11 +229,7 @@ fn the_fixtures_fit_the_schema_they_are_checked_against() {
 fn a_device_file_is_a_device() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("mine.json");
-    std::fs::write(
-        &file,
-        r#"{"platform": "cuda", "name": "Mine", "sm": 80, "versions": {"cuda": "12.4"}}"#,
-    )
-    .unwrap();
+    std::fs::write(&file, r#"{"platform": "cuda", "name": "Mine", "sm": 80, "versions": {"cuda": "12.4"}}"#).unwrap();
     let line = format!(
         "select {} --capabilities {} --json --device {}",
         attention(2),
@@ -388,10 +237,7 @@ fn a_device_file_is_a_device() {
         file.display()
     );
     let answer = layerzero(&line).ended(0).json();
-    assert_eq!(
-        (&answer["device"], &answer["kernel_id"]),
-        (&json!("Mine"), &json!("flash_attn.v2.causal"))
-    );
+    assert_eq!((&answer["device"], &answer["kernel_id"]), (&json!("Mine"), &json!("flash_attn.v2.causal")));
 }
 
 #[test]
@@ -399,71 +245,35 @@ fn benches_are_listed_and_measured() {
     assert!(layerzero("bench").ended(0).out.contains("select"));
     let list = layerzero("bench --json").ended(0).json();
     assert_eq!(list["benches"][0]["name"], "select");
-    let result = layerzero("bench select --batches 3 --batch-size 10 --json")
-        .ended(0)
-        .json();
+    let result = layerzero("bench select --batches 3 --batch-size 10 --json").ended(0).json();
     assert_eq!(result["bench"], "select");
-    assert!(
-        layerzero("bench select --batches 3 --batch-size 10")
-            .ended(0)
-            .out
-            .contains("select")
-    );
+    assert!(layerzero("bench select --batches 3 --batch-size 10").ended(0).out.contains("select"));
 }
 
 #[test]
 fn completions_know_the_commands() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = layerzero(&format!("completions {shell}")).ended(0).out;
-        assert!(
-            script.contains("doctor") && script.contains("explain"),
-            "{shell}"
-        );
+        assert!(script.contains("doctor") && script.contains("explain"), "{shell}");
     }
 }
 
 #[test]
 fn help_and_version_are_answers() {
     let help = layerzero("--help").ended(0).out;
-    for command in [
-        "doctor",
-        "ops",
-        "kernels",
-        "select",
-        "explain",
-        "run",
-        "schema",
-        "bench",
-        "completions",
-    ] {
+    for command in ["doctor", "ops", "kernels", "select", "explain", "run", "schema", "bench", "completions"] {
         assert!(help.contains(command), "{command}");
-        assert!(
-            layerzero(&format!("{command} --help"))
-                .ended(0)
-                .out
-                .contains("Usage: layerzero"),
-            "{command}"
-        );
+        assert!(layerzero(&format!("{command} --help")).ended(0).out.contains("Usage: layerzero"), "{command}");
     }
-    assert_eq!(
-        layerzero("--version").ended(0).out,
-        format!("layerzero {}\n", env!("CARGO_PKG_VERSION"))
-    );
+    assert_eq!(layerzero("--version").ended(0).out, format!("layerzero {}\n", env!("CARGO_PKG_VERSION")));
 }
 
 #[test]
 fn colours_are_there_only_when_wanted() {
     assert!(!layerzero("ops rms_norm").out.contains('\x1b'));
-    assert!(
-        layerzero("ops rms_norm --color always")
-            .out
-            .contains("\x1b[1mInputs\x1b[0m")
-    );
+    assert!(layerzero("ops rms_norm --color always").out.contains("\x1b[1mInputs\x1b[0m"));
     assert!(!layerzero("ops rms_norm --color never").out.contains('\x1b'));
     assert!(
-        layerzero("ops nonsense --color always")
-            .ended(2)
-            .err
-            .contains("\x1b[1;31merror[UNKNOWN_OPERATION]\x1b[0m")
+        layerzero("ops nonsense --color always").ended(2).err.contains("\x1b[1;31merror[UNKNOWN_OPERATION]\x1b[0m")
     );
 }

@@ -16,10 +16,7 @@ fn load(text: &str, flags: &str) -> Outcome {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mine.json");
     fs::write(&path, text).unwrap();
-    layerzero(&format!(
-        "kernels --device h100 --capabilities {} {flags}",
-        path.display()
-    ))
+    layerzero(&format!("kernels --device h100 --capabilities {} {flags}", path.display()))
 }
 
 /// Loads the good document after a change.
@@ -29,11 +26,7 @@ fn changed(change: impl Fn(&mut Value)) -> Outcome {
     let text = document.to_string();
     let error = &load(&text, "--json").ended(3).json()["error"];
     assert_eq!(error["code"], "INVALID_CAPABILITIES");
-    load(&text, "")
-        .ended(3)
-        .says("error[INVALID_CAPABILITIES]: ")
-        .says("mine.json")
-        .says("hint: mend the document")
+    load(&text, "").ended(3).says("error[INVALID_CAPABILITIES]: ").says("mine.json").says("hint: mend the document")
 }
 
 fn kernel(document: &mut Value) -> &mut Value {
@@ -50,14 +43,12 @@ fn an_unknown_schema_version_is_refused() {
     changed(|d| d["schema_version"] = json!("1.1"))
         .says("schema version '1.1' is not supported; this build reads '1.0'");
     changed(|d| d["schema_version"] = Value::Null).says("not supported");
-    changed(|d| drop(d.as_object_mut().unwrap().remove("schema_version")))
-        .says("'schema_version' is missing");
+    changed(|d| drop(d.as_object_mut().unwrap().remove("schema_version"))).says("'schema_version' is missing");
 }
 
 #[test]
 fn constraints_must_be_stated() {
-    let without =
-        |key: &'static str| changed(move |d| drop(kernel(d).as_object_mut().unwrap().remove(key)));
+    let without = |key: &'static str| changed(move |d| drop(kernel(d).as_object_mut().unwrap().remove(key)));
     without("dtypes").says("dtypes");
     without("requires_layouts").says("requires_layouts");
     without("min_sm").says("'min_sm' is missing; state it, or null for any");
@@ -68,10 +59,7 @@ fn constraints_must_be_stated() {
 fn ids_are_unique_in_a_document_and_across_documents() {
     changed(|d| d["ops"]["attention.full"][0]["kernel_id"] = json!("flash_attn.v2.causal"))
         .says("kernel id 'flash_attn.v2.causal' is used twice");
-    let twice = format!(
-        "kernels --capabilities {0} --capabilities {0}",
-        fixture("flash_attn.json")
-    );
+    let twice = format!("kernels --capabilities {0} --capabilities {0}", fixture("flash_attn.json"));
     layerzero(&twice)
         .ended(3)
         .says("error[INVALID_CONFIGURATION]")
@@ -81,18 +69,15 @@ fn ids_are_unique_in_a_document_and_across_documents() {
 
 #[test]
 fn unknown_keys_operations_and_dtypes_get_a_suggestion() {
-    changed(|d| kernel(d)["max_headdim"] = json!(128))
-        .says("unknown key 'max_headdim'; did you mean 'max_head_dim'?");
+    changed(|d| kernel(d)["max_headdim"] = json!(128)).says("unknown key 'max_headdim'; did you mean 'max_head_dim'?");
     changed(|d| d["ops"]["attention.casual"] = json!([])).says("did you mean 'attention.causal'?");
     changed(|d| kernel(d)["dtypes"][0] = json!("flaot16")).says("did you mean 'float16'?");
 }
 
 #[test]
 fn expressions_are_typed() {
-    changed(|d| kernel(d)["conditions"] = json!(["head_dim + 1"]))
-        .says("/ops/attention.causal/0/conditions/0");
-    changed(|d| kernel(d)["conditions"] = json!(["head_dim == 'large'"]))
-        .says("/ops/attention.causal/0/conditions/0");
+    changed(|d| kernel(d)["conditions"] = json!(["head_dim + 1"])).says("/ops/attention.causal/0/conditions/0");
+    changed(|d| kernel(d)["conditions"] = json!(["head_dim == 'large'"])).says("/ops/attention.causal/0/conditions/0");
     changed(|d| kernel(d)["conditions"] = json!(["head_dmi > 4"])).says("unknown name `head_dmi`");
 }
 
@@ -101,10 +86,7 @@ fn every_problem_is_reported_at_once() {
     let document = |d: &mut Value| {
         kernel(d)["dtypes"][0] = json!("flaot16");
         kernel(d)["conditions"] = json!(["head_dim +"]);
-        d["ops"]["attention.full"][0]
-            .as_object_mut()
-            .unwrap()
-            .remove("min_sm");
+        d["ops"]["attention.full"][0].as_object_mut().unwrap().remove("min_sm");
     };
     changed(document).says("3 problem(s)");
     let mut text = good();
@@ -129,9 +111,7 @@ fn a_document_that_is_not_utf_8_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("binary.json");
     fs::write(&path, [0xff, 0xfe, 0x00]).unwrap();
-    layerzero(&format!("kernels --capabilities {}", path.display()))
-        .ended(3)
-        .says("binary.json");
+    layerzero(&format!("kernels --capabilities {}", path.display())).ended(3).says("binary.json");
 }
 
 #[test]
@@ -149,7 +129,5 @@ fn a_bad_device_file_is_refused() {
     on(r#"{"platform": "tpu", "name": "x"}"#).says("tpu");
     on(r#"{"name": "x"}"#).says("platform");
     on("[").says("device.json");
-    layerzero("kernels --device no-such-device.json")
-        .ended(3)
-        .says("cannot read device file 'no-such-device.json'");
+    layerzero("kernels --device no-such-device.json").ended(3).says("cannot read device file 'no-such-device.json'");
 }

@@ -29,11 +29,7 @@ fn every_exit_code_is_one_a_shell_sees() {
 #[test]
 fn a_reader_that_stops_early_is_no_failure() {
     for line in ["ops", "ops --json", "schema", "completions bash", "--help"] {
-        let mut child = layerzero(line)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child = layerzero(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         drop(child.stdout.take());
         let output = child.wait_with_output().unwrap();
         let err = String::from_utf8_lossy(&output.stderr);
@@ -43,11 +39,7 @@ fn a_reader_that_stops_early_is_no_failure() {
 
 #[test]
 fn an_error_nobody_reads_still_ends_as_one() {
-    let mut child = layerzero("ops nonsense --json")
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = layerzero("ops nonsense --json").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop((child.stdout.take(), child.stderr.take()));
     assert_eq!(child.wait().unwrap().code(), Some(2));
 }
@@ -65,15 +57,8 @@ fn arguments_that_are_no_text_are_refused() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_is_said() {
-    let full = std::fs::OpenOptions::new()
-        .write(true)
-        .open("/dev/full")
-        .unwrap();
-    let output = layerzero("ops")
-        .stdout(full)
-        .stderr(Stdio::piped())
-        .output()
-        .unwrap();
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = layerzero("ops").stdout(full).stderr(Stdio::piped()).output().unwrap();
     assert_eq!(output.status.code(), Some(4));
     assert!(String::from_utf8_lossy(&output.stderr).contains("error[OUTPUT_FAILED]"));
 }
@@ -84,10 +69,5 @@ fn what_is_no_terminal_is_not_coloured_unless_asked() {
     assert!(!coloured(&output("ops rms_norm")));
     assert!(coloured(&output("ops rms_norm --color always")));
     // An explicit wish is stronger than the variable.
-    assert!(coloured(
-        &layerzero("ops rms_norm --color always")
-            .env("NO_COLOR", "1")
-            .output()
-            .unwrap()
-    ));
+    assert!(coloured(&layerzero("ops rms_norm --color always").env("NO_COLOR", "1").output().unwrap()));
 }

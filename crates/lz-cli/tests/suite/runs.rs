@@ -47,23 +47,15 @@ const CALLS: &[&str] = &[
 fn every_operation_runs_on_inputs_made_for_it() {
     let mut ran = BTreeSet::new();
     for call in CALLS {
-        let answer = layerzero(&format!("run --json --op {call}"))
-            .ended(0)
-            .json();
+        let answer = layerzero(&format!("run --json --op {call}")).ended(0).json();
         let op = answer["op"].as_str().unwrap();
         assert!(call.starts_with(&format!("{op} ")), "{call} ran {op}");
         ran.insert(op.to_owned());
-        assert!(
-            answer["kernel_id"].as_str().unwrap().starts_with("lz_cpu."),
-            "{answer}"
-        );
+        assert!(answer["kernel_id"].as_str().unwrap().starts_with("lz_cpu."), "{answer}");
         assert!(!answer["outputs"].as_array().unwrap().is_empty(), "{call}");
         for output in answer["outputs"].as_array().unwrap() {
             assert_eq!(output["nans"], 0, "{call}: {output}");
-            assert!(
-                output["mean"].is_f64() && output["checksum"].is_string(),
-                "{call}: {output}"
-            );
+            assert!(output["mean"].is_f64() && output["checksum"].is_string(), "{call}: {output}");
         }
     }
     let tensor_ops = OPS.iter().filter(|op| op.kind != OpKind::Tokenization);
@@ -73,15 +65,8 @@ fn every_operation_runs_on_inputs_made_for_it() {
 #[test]
 fn inputs_are_a_function_of_the_seed() {
     let checksum = |seed: u64| {
-        let answer = layerzero(&format!(
-            "run --json --op rms_norm --shape input=4x8 --seed {seed}"
-        ))
-        .ended(0)
-        .json();
-        answer["outputs"][0]["checksum"]
-            .as_str()
-            .unwrap()
-            .to_owned()
+        let answer = layerzero(&format!("run --json --op rms_norm --shape input=4x8 --seed {seed}")).ended(0).json();
+        answer["outputs"][0]["checksum"].as_str().unwrap().to_owned()
     };
     assert_eq!(checksum(1), checksum(1));
     assert_ne!(checksum(1), checksum(2));
@@ -89,31 +74,17 @@ fn inputs_are_a_function_of_the_seed() {
 
 #[test]
 fn people_see_what_ran_and_what_came_out() {
-    let text = layerzero("run --op rms_norm --shape input=4x8 --seed 3")
-        .ended(0)
-        .out;
-    for part in [
-        "lz_cpu.",
-        "ran norm.rms in",
-        "seed  3",
-        "4x8",
-        "float32",
-        "checksum",
-    ] {
+    let text = layerzero("run --op rms_norm --shape input=4x8 --seed 3").ended(0).out;
+    for part in ["lz_cpu.", "ran norm.rms in", "seed  3", "4x8", "float32", "checksum"] {
         assert!(text.contains(part), "{part} in {text}");
     }
     let cache = "run --op kv_append --shape key=3x2x4 --shape value=3x2x4 --shape key_cache=2x2x2x4 --shape value_cache=2x2x2x4 --shape slot_mapping=3";
     let text = layerzero(cache).ended(0).out;
-    assert!(
-        text.contains("key_cache") && text.contains("value_cache"),
-        "updated inputs are outputs: {text}"
-    );
+    assert!(text.contains("key_cache") && text.contains("value_cache"), "updated inputs are outputs: {text}");
 }
 
 #[test]
 fn empty_tensors_run_too() {
-    let answer = layerzero("run --json --op rms_norm --shape input=0x8")
-        .ended(0)
-        .json();
+    let answer = layerzero("run --json --op rms_norm --shape input=0x8").ended(0).json();
     assert!(answer["outputs"][0]["mean"].is_null(), "{answer}");
 }

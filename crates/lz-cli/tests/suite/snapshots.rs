@@ -16,63 +16,35 @@ fn contract_of_an_alias() {
 
 #[test]
 fn explain_prefill_on_an_h100() {
-    assert_snapshot!(
-        layerzero(&format!("explain {} {}", attention(2), on_h100()))
-            .ended(0)
-            .out
-    );
+    assert_snapshot!(layerzero(&format!("explain {} {}", attention(2), on_h100())).ended(0).out);
 }
 
 #[test]
 fn explain_one_sequence_with_a_preference() {
-    assert_snapshot!(
-        layerzero(&format!(
-            "explain {} {} --prefer flashinfer",
-            attention(1),
-            on_h100()
-        ))
-        .ended(0)
-        .out
-    );
+    assert_snapshot!(layerzero(&format!("explain {} {} --prefer flashinfer", attention(1), on_h100())).ended(0).out);
 }
 
 #[test]
 fn explain_an_odd_head_dimension() {
     let call = "--op attention --dtype bf16 --shape query=1x128x8x20 --shape key=1x128x8x20 --shape value=1x128x8x20";
-    assert_snapshot!(
-        layerzero(&format!("explain {call} {}", on_h100()))
-            .ended(1)
-            .out
-    );
+    assert_snapshot!(layerzero(&format!("explain {call} {}", on_h100())).ended(1).out);
 }
 
 #[test]
 fn explain_paged_decode_as_json() {
     let call = "--op attention.paged --dtype bf16 --shape query=4x32x128 --shape key_cache=512x16x8x128 \
                 --shape value_cache=512x16x8x128 --shape block_tables=4x64 --shape context_lens=4";
-    assert_snapshot!(
-        layerzero(&format!("explain {call} {} --json", on_h100()))
-            .ended(0)
-            .out
-    );
+    assert_snapshot!(layerzero(&format!("explain {call} {} --json", on_h100())).ended(0).out);
 }
 
 #[test]
 fn select_on_an_h100() {
-    assert_snapshot!(
-        layerzero(&format!("select {} {}", attention(1), on_h100()))
-            .ended(0)
-            .out
-    );
+    assert_snapshot!(layerzero(&format!("select {} {}", attention(1), on_h100())).ended(0).out);
 }
 
 #[test]
 fn kernels_on_an_h100() {
-    assert_snapshot!(
-        layerzero(&format!("kernels --op attention {}", on_h100()))
-            .ended(0)
-            .out
-    );
+    assert_snapshot!(layerzero(&format!("kernels --op attention {}", on_h100())).ended(0).out);
 }
 
 #[test]

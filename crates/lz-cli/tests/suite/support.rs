@@ -15,8 +15,7 @@ pub struct Outcome {
 impl Outcome {
     /// The answer as JSON; every document has its version.
     pub fn json(&self) -> Value {
-        let value: Value =
-            serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}: {self:?}"));
+        let value: Value = serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}: {self:?}"));
         assert_eq!(value["schema_version"], "1.0", "{self:?}");
         value
     }
@@ -44,25 +43,19 @@ pub fn layerzero_args(words: &[&str]) -> Outcome {
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let code = lz_cli::run(["layerzero"].iter().chain(words), &mut out, &mut err);
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    Outcome {
-        code,
-        out: text(out),
-        err: text(err),
-    }
+    Outcome { code, out: text(out), err: text(err) }
 }
 
 /// A document of `tests/fixtures`.
 pub fn fixture(name: &str) -> String {
-    let path: PathBuf = [env!("CARGO_MANIFEST_DIR"), "tests", "fixtures", name]
-        .iter()
-        .collect();
+    let path: PathBuf = [env!("CARGO_MANIFEST_DIR"), "tests", "fixtures", name].iter().collect();
     path.to_str().unwrap().to_owned()
 }
 
 /// A described H100 with the documents of three libraries.
 pub fn on_h100() -> String {
-    let documents = ["flash_attn.json", "flashinfer.json", "liger.json"]
-        .map(|f| format!("--capabilities {}", fixture(f)));
+    let documents =
+        ["flash_attn.json", "flashinfer.json", "liger.json"].map(|f| format!("--capabilities {}", fixture(f)));
     format!("--device h100 {}", documents.join(" "))
 }
 

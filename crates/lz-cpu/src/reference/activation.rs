@@ -40,10 +40,7 @@ impl Reference for SiluMul {
     fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
         let (gate, up) = (args.tensor("gate"), args.tensor("up"));
         for row in 0..args.dim("rows") {
-            let products = read_row(&gate, row)
-                .into_iter()
-                .zip(read_row(&up, row))
-                .map(|(gate, up)| silu(gate) * up);
+            let products = read_row(&gate, row).into_iter().zip(read_row(&up, row)).map(|(gate, up)| silu(gate) * up);
             write_row(&mut args.outputs[0], row, products);
         }
         Ok(())
@@ -55,17 +52,9 @@ impl Reference for Gelu {
 
     fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
         let input = args.tensor("input");
-        let function = if args.text("approximate") == "tanh" {
-            gelu_tanh
-        } else {
-            gelu
-        };
+        let function = if args.text("approximate") == "tanh" { gelu_tanh } else { gelu };
         for row in 0..args.dim("rows") {
-            write_row(
-                &mut args.outputs[0],
-                row,
-                read_row(&input, row).into_iter().map(function),
-            );
+            write_row(&mut args.outputs[0], row, read_row(&input, row).into_iter().map(function));
         }
         Ok(())
     }
@@ -81,15 +70,7 @@ mod tests {
     fn silu_times_up() {
         let gate = Tensor::from_f64(DType::F64, &[3], &[0.0, 3f64.ln(), -800.0]);
         let up = Tensor::from_f64(DType::F64, &[3], &[9.0, 4.0, 1.0]);
-        let out = call(
-            "silu_mul",
-            &[("gate", gate.view()), ("up", up.view())],
-            &[],
-            None,
-        )
-        .unwrap()[0]
-            .1
-            .to_f64();
+        let out = call("silu_mul", &[("gate", gate.view()), ("up", up.view())], &[], None).unwrap()[0].1.to_f64();
         assert_eq!((out[0], out[2]), (0.0, 0.0));
         assert!((out[1] - 3.0 * 3f64.ln()).abs() < 1e-12);
     }
@@ -98,15 +79,11 @@ mod tests {
     fn gelu_has_its_published_values() {
         // x times the normal distribution function: Phi(1) = 0.8413447460685429.
         let x = Tensor::from_f64(DType::F64, &[3], &[1.0, -1.0, 0.0]);
-        let exact = call("gelu", &[("x", x.view())], &[], None).unwrap()[0]
-            .1
-            .to_f64();
+        let exact = call("gelu", &[("x", x.view())], &[], None).unwrap()[0].1.to_f64();
         assert!((exact[0] - 0.841_344_746_068_542_9).abs() < 1e-15);
         assert!((exact[1] + 0.158_655_253_931_457_1).abs() < 1e-15);
         let params = [("approximate", ParamValue::str("tanh"))];
-        let near = call("gelu", &[("x", x.view())], &params, None).unwrap()[0]
-            .1
-            .to_f64();
+        let near = call("gelu", &[("x", x.view())], &params, None).unwrap()[0].1.to_f64();
         assert!((near[0] - exact[0]).abs() < 3e-4 && near[0] != exact[0]);
     }
 

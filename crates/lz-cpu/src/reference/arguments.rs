@@ -28,9 +28,7 @@ pub trait Arguments<'t> {
 
 impl<'t> Arguments<'t> for KernelArgs<'_, 't> {
     fn tensor(&self, name: &str) -> TensorView<'t> {
-        self.input(name)
-            .unwrap_or_else(|| panic!("{} was bound without '{name}'", self.op().id()))
-            .clone()
+        self.input(name).unwrap_or_else(|| panic!("{} was bound without '{name}'", self.op().id())).clone()
     }
 
     fn optional_tensor(&self, name: &str) -> Option<TensorView<'t>> {
@@ -39,50 +37,30 @@ impl<'t> Arguments<'t> for KernelArgs<'_, 't> {
     }
 
     fn flag(&self, name: &str) -> bool {
-        self.param(name)
-            .as_bool()
-            .unwrap_or_else(|| panic!("'{name}' is no truth value"))
+        self.param(name).as_bool().unwrap_or_else(|| panic!("'{name}' is no truth value"))
     }
 
     fn flag_or(&self, name: &str, otherwise: bool) -> bool {
-        if self.has_param(name) {
-            self.flag(name)
-        } else {
-            otherwise
-        }
+        if self.has_param(name) { self.flag(name) } else { otherwise }
     }
 
     fn int(&self, name: &str) -> i64 {
-        self.param(name)
-            .as_int()
-            .unwrap_or_else(|| panic!("'{name}' is no integer"))
+        self.param(name).as_int().unwrap_or_else(|| panic!("'{name}' is no integer"))
     }
 
     fn int_or(&self, name: &str, otherwise: i64) -> i64 {
-        if self.has_param(name) {
-            self.int(name)
-        } else {
-            otherwise
-        }
+        if self.has_param(name) { self.int(name) } else { otherwise }
     }
 
     fn float(&self, name: &str) -> f64 {
-        self.param(name)
-            .as_float()
-            .unwrap_or_else(|| panic!("'{name}' is no number"))
+        self.param(name).as_float().unwrap_or_else(|| panic!("'{name}' is no number"))
     }
 
     fn float_or(&self, name: &str, otherwise: f64) -> f64 {
-        if self.has_param(name) {
-            self.float(name)
-        } else {
-            otherwise
-        }
+        if self.has_param(name) { self.float(name) } else { otherwise }
     }
 
     fn text(&self, name: &str) -> &'static str {
-        self.param(name)
-            .as_str()
-            .unwrap_or_else(|| panic!("'{name}' is no name"))
+        self.param(name).as_str().unwrap_or_else(|| panic!("'{name}' is no name"))
     }
 }

@@ -24,45 +24,27 @@ impl Reference for Dense {
 
     fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
         // Everything below is in the order batch, head, position, element.
-        let order = if args.layout("query") == Layout::Bhsd {
-            [0, 1, 2, 3]
-        } else {
-            [0, 2, 1, 3]
-        };
-        let [query, key, value] =
-            ["query", "key", "value"].map(|name| args.tensor(name).permuted(&order));
+        let order = if args.layout("query") == Layout::Bhsd { [0, 1, 2, 3] } else { [0, 2, 1, 3] };
+        let [query, key, value] = ["query", "key", "value"].map(|name| args.tensor(name).permuted(&order));
         let [batch, heads, kv_heads] = ["batch", "heads", "kv_heads"].map(|name| args.dim(name));
-        let [seq_q, seq_k, head_dim, v_dim] =
-            ["seq_q", "seq_k", "head_dim", "v_dim"].map(|name| args.dim(name));
+        let [seq_q, seq_k, head_dim, v_dim] = ["seq_q", "seq_k", "head_dim", "v_dim"].map(|name| args.dim(name));
         let mask = args.optional_tensor("attn_mask");
         let slopes = args.optional_tensor("alibi_slopes");
-        let (reach, scoring, dropout) = (
-            Reach::of(args),
-            Scoring::of(args, head_dim),
-            Dropout::of(args),
-        );
+        let (reach, scoring, dropout) = (Reach::of(args), Scoring::of(args, head_dim), Dropout::of(args));
         let group = heads / kv_heads.max(1);
         let mut output = args.outputs[0].reborrow().into_permuted(&order);
 
         for (b, kv) in (0..batch).flat_map(|b| (0..kv_heads).map(move |kv| (b, kv))) {
             let keys = Matrix::gather(seq_k, head_dim, |j, d| key.get(&[b, kv, j, d]));
             let values = Matrix::gather(seq_k, v_dim, |j, d| value.get(&[b, kv, j, d]));
-            for (h, i) in
-                (kv * group..(kv + 1) * group).flat_map(|h| (0..seq_q).map(move |i| (h, i)))
-            {
+            for (h, i) in (kv * group..(kv + 1) * group).flat_map(|h| (0..seq_q).map(move |i| (h, i))) {
                 let row: Vec<f64> = (0..head_dim).map(|d| query.get(&[b, h, i, d])).collect();
                 let position = i + seq_k - seq_q;
                 let slope = slopes.as_ref().map_or(0.0, |s| s.get(&[h]));
                 let bias = |j: usize| {
                     let j = j as i64;
-                    let distance = if slope == 0.0 {
-                        0.0
-                    } else {
-                        -slope * (position - j).abs() as f64
-                    };
-                    let masked = mask
-                        .as_ref()
-                        .map_or(Some(0.0), |mask| mask_bias(mask, [b, h, i, j]))?;
+                    let distance = if slope == 0.0 { 0.0 } else { -slope * (position - j).abs() as f64 };
+                    let masked = mask.as_ref().map_or(Some(0.0), |mask| mask_bias(mask, [b, h, i, j]))?;
                     reach.covers(position, j).then_some(distance + masked)
                 };
                 let mut weights = weights(&row, &keys, scoring, bias);
@@ -99,10 +81,7 @@ struct Dropout {
 
 impl Dropout {
     fn of(args: &KernelArgs<'_, '_>) -> Dropout {
-        Dropout {
-            p: args.float("dropout_p"),
-            seed: args.int("seed"),
-        }
+        Dropout { p: args.float("dropout_p"), seed: args.int("seed") }
     }
 
     /// Weight number `first + j` of the whole operation is `weights[j]`.
@@ -123,20 +102,12 @@ mod tests {
     use lz_model::{DType, Layout, ParamValue, Tensor};
 
     /// One head of width 1 in one sequence.
-    fn attend(
-        q: &[f64],
-        k: &[f64],
-        v: &[f64],
-        extra: &[(&str, &Tensor)],
-        params: &[(&str, ParamValue)],
-    ) -> Vec<f64> {
+    fn attend(q: &[f64], k: &[f64], v: &[f64], extra: &[(&str, &Tensor)], params: &[(&str, ParamValue)]) -> Vec<f64> {
         let column = |x: &[f64]| Tensor::from_f64(DType::F64, &[1, x.len() as i64, 1, 1], x);
         let (q, k, v) = (column(q), column(k), column(v));
         let mut inputs = vec![("query", q.view()), ("key", k.view()), ("value", v.view())];
         inputs.extend(extra.iter().map(|(name, tensor)| (*name, tensor.view())));
-        call("attention", &inputs, params, Some(Layout::Bshd)).unwrap()[0]
-            .1
-            .to_f64()
+        call("attention", &inputs, params, Some(Layout::Bshd)).unwrap()[0].1.to_f64()
     }
 
     const FULL: (&str, ParamValue) = ("causal", ParamValue::Bool(false));
@@ -153,13 +124,7 @@ mod tests {
         let out = attend(&[3f64.ln()], &[0.0, 1.0], &[0.0, 4.0], &[], &[]);
         assert!((out[0] - 3.0).abs() < 1e-12);
         // Half the scale: weights 1 : sqrt(3).
-        let out = attend(
-            &[3f64.ln()],
-            &[0.0, 1.0],
-            &[0.0, 1.0],
-            &[],
-            &[("scale", ParamValue::Float(0.5))],
-        );
+        let out = attend(&[3f64.ln()], &[0.0, 1.0], &[0.0, 1.0], &[], &[("scale", ParamValue::Float(0.5))]);
         assert!((out[0] - 3f64.sqrt() / (1.0 + 3f64.sqrt())).abs() < 1e-12);
     }
 
@@ -169,52 +134,21 @@ mod tests {
         assert_eq!(attend(&[0.0; 3], &[0.0; 3], &v, &[], &[]), [1.0, 2.0, 5.0]);
         assert_eq!(attend(&[0.0; 2], &[0.0; 3], &v, &[], &[]), [2.0, 5.0]);
         // More queries than keys: the first may attend to nothing.
-        assert_eq!(
-            attend(&[0.0; 4], &[0.0; 3], &v, &[], &[]),
-            [0.0, 1.0, 2.0, 5.0]
-        );
+        assert_eq!(attend(&[0.0; 4], &[0.0; 3], &v, &[], &[]), [0.0, 1.0, 2.0, 5.0]);
         let window = [("window_left", ParamValue::Int(1))];
-        assert_eq!(
-            attend(&[0.0; 3], &[0.0; 3], &v, &[], &window),
-            [1.0, 2.0, 7.0]
-        );
-        let both = [
-            FULL,
-            ("window_left", ParamValue::Int(0)),
-            ("window_right", ParamValue::Int(1)),
-        ];
-        assert_eq!(
-            attend(&[0.0; 3], &[0.0; 3], &v, &[], &both),
-            [2.0, 7.0, 11.0]
-        );
+        assert_eq!(attend(&[0.0; 3], &[0.0; 3], &v, &[], &window), [1.0, 2.0, 7.0]);
+        let both = [FULL, ("window_left", ParamValue::Int(0)), ("window_right", ParamValue::Int(1))];
+        assert_eq!(attend(&[0.0; 3], &[0.0; 3], &v, &[], &both), [2.0, 7.0, 11.0]);
     }
 
     #[test]
     fn masks_forbid_or_add() {
         let v = [2.0, 4.0];
         let only_second = Tensor::from_f64(DType::Bool, &[1, 2], &[0.0, 1.0]);
-        assert_eq!(
-            attend(
-                &[0.0; 2],
-                &[0.0; 2],
-                &v,
-                &[("attn_mask", &only_second)],
-                &[FULL]
-            ),
-            [4.0, 4.0]
-        );
+        assert_eq!(attend(&[0.0; 2], &[0.0; 2], &v, &[("attn_mask", &only_second)], &[FULL]), [4.0, 4.0]);
         let none = f64::NEG_INFINITY;
         let additive = Tensor::from_f64(DType::F32, &[1, 1, 2, 2], &[none, none, 0.0, none]);
-        assert_eq!(
-            attend(
-                &[0.0; 2],
-                &[0.0; 2],
-                &v,
-                &[("attn_mask", &additive)],
-                &[FULL]
-            ),
-            [0.0, 2.0]
-        );
+        assert_eq!(attend(&[0.0; 2], &[0.0; 2], &v, &[("attn_mask", &additive)], &[FULL]), [0.0, 2.0]);
     }
 
     #[test]
@@ -228,47 +162,21 @@ mod tests {
     fn alibi_prefers_near_keys_and_softcap_bounds_scores() {
         // Distances 1 and 0 with slope ln 3: weights 1/4 and 3/4.
         let slope = Tensor::from_f64(DType::F64, &[1], &[3f64.ln()]);
-        let out = attend(
-            &[0.0],
-            &[0.0, 0.0],
-            &[0.0, 4.0],
-            &[("alibi_slopes", &slope)],
-            &[],
-        );
+        let out = attend(&[0.0], &[0.0, 0.0], &[0.0, 4.0], &[("alibi_slopes", &slope)], &[]);
         assert!((out[0] - 3.0).abs() < 1e-12);
         // A huge score is capped to ln 3.
-        let out = attend(
-            &[1e9],
-            &[0.0, 1.0],
-            &[0.0, 4.0],
-            &[],
-            &[("softcap", ParamValue::Float(3f64.ln()))],
-        );
+        let out = attend(&[1e9], &[0.0, 1.0], &[0.0, 4.0], &[], &[("softcap", ParamValue::Float(3f64.ln()))]);
         assert!((out[0] - 3.0).abs() < 1e-12);
     }
 
     #[test]
     fn dropout_keeps_the_expected_value() {
         let n = 4000;
-        let params = [
-            FULL,
-            ("dropout_p", ParamValue::Float(0.25)),
-            ("seed", ParamValue::Int(7)),
-        ];
+        let params = [FULL, ("dropout_p", ParamValue::Float(0.25)), ("seed", ParamValue::Int(7))];
         let out = attend(&vec![0.0; n], &[0.0, 0.0], &[1.0, 1.0], &[], &params);
-        assert!(out.iter().all(|x| {
-            [0.0, 2.0 / 3.0, 4.0 / 3.0]
-                .iter()
-                .any(|e| (x - e).abs() < 1e-12)
-        }));
+        assert!(out.iter().all(|x| { [0.0, 2.0 / 3.0, 4.0 / 3.0].iter().any(|e| (x - e).abs() < 1e-12) }));
         assert!((out.iter().sum::<f64>() / n as f64 - 1.0).abs() < 0.03);
-        let other = attend(
-            &vec![0.0; n],
-            &[0.0, 0.0],
-            &[1.0, 1.0],
-            &[],
-            &[params[0], params[1]],
-        );
+        let other = attend(&vec![0.0; n], &[0.0, 0.0], &[1.0, 1.0], &[], &[params[0], params[1]]);
         assert_ne!(out, other);
     }
 

@@ -16,12 +16,7 @@ impl Reference for Lookup {
     fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
         let (indices, weight) = (args.tensor("indices"), args.tensor("weight"));
         for row in 0..args.dim("rows") {
-            let index = read_index(
-                &indices,
-                "indices",
-                &unravel(row, indices.shape()),
-                weight.shape()[0],
-            )?;
+            let index = read_index(&indices, "indices", &unravel(row, indices.shape()), weight.shape()[0])?;
             write_row(&mut args.outputs[0], row, read_row(&weight, index));
         }
         Ok(())
@@ -37,13 +32,7 @@ mod tests {
     fn rows_come_in_the_order_of_the_indices() {
         let table = Tensor::from_f64(DType::Bf16, &[3, 2], &[0., 1., 10., 11., 20., 21.]);
         let ids = Tensor::from_ints(DType::I64, &[2, 2], &[2, 0, 1, 2]);
-        let out = call(
-            "embedding",
-            &[("indices", ids.view()), ("weight", table.view())],
-            &[],
-            None,
-        )
-        .unwrap();
+        let out = call("embedding", &[("indices", ids.view()), ("weight", table.view())], &[], None).unwrap();
         assert_eq!(out[0].1.shape(), [2, 2, 2]);
         assert_eq!(out[0].1.to_f64(), [20., 21., 0., 1., 10., 11., 20., 21.]);
     }
@@ -53,19 +42,8 @@ mod tests {
         let table = Tensor::zeros(DType::F32, &[3, 2]);
         for bad in [3, -1, i64::from(i32::MIN)] {
             let ids = Tensor::from_ints(DType::I32, &[2], &[0, bad]);
-            let error = call(
-                "embedding",
-                &[("indices", ids.view()), ("weight", table.view())],
-                &[],
-                None,
-            )
-            .unwrap_err();
-            let CallRefError::Kernel(KernelError::BadData {
-                input, at, value, ..
-            }) = error
-            else {
-                panic!("{error}")
-            };
+            let error = call("embedding", &[("indices", ids.view()), ("weight", table.view())], &[], None).unwrap_err();
+            let CallRefError::Kernel(KernelError::BadData { input, at, value, .. }) = error else { panic!("{error}") };
             assert_eq!((input, at, value), ("indices", vec![1], bad));
         }
     }

@@ -5,56 +5,27 @@ use std::ops::Range;
 use lz_model::{KernelError, TensorView, TensorViewMut, indices};
 
 /// The error for a number that cannot stand where it stands.
-pub fn bad_data(
-    input: &'static str,
-    at: &[i64],
-    value: i64,
-    expected: impl Into<String>,
-) -> KernelError {
-    KernelError::BadData {
-        input,
-        at: at.to_vec(),
-        value,
-        expected: expected.into(),
-    }
+pub fn bad_data(input: &'static str, at: &[i64], value: i64, expected: impl Into<String>) -> KernelError {
+    KernelError::BadData { input, at: at.to_vec(), value, expected: expected.into() }
 }
 
 /// The index at `at`, which must be one of `0..limit`.
-pub fn read_index(
-    view: &TensorView<'_>,
-    input: &'static str,
-    at: &[i64],
-    limit: i64,
-) -> Result<i64, KernelError> {
+pub fn read_index(view: &TensorView<'_>, input: &'static str, at: &[i64], limit: i64) -> Result<i64, KernelError> {
     let value = view.get_int(at);
     if (0..limit).contains(&value) {
         return Ok(value);
     }
-    Err(bad_data(
-        input,
-        at,
-        value,
-        format!("expected an index from 0 to below {limit}"),
-    ))
+    Err(bad_data(input, at, value, format!("expected an index from 0 to below {limit}")))
 }
 
 /// The stretches `indptr[i] .. indptr[i + 1]`, which must ascend and stay within `0..=limit`.
-pub fn read_segments(
-    view: &TensorView<'_>,
-    input: &'static str,
-    limit: i64,
-) -> Result<Vec<Range<i64>>, KernelError> {
+pub fn read_segments(view: &TensorView<'_>, input: &'static str, limit: i64) -> Result<Vec<Range<i64>>, KernelError> {
     let mut previous = 0;
     let mut ends = Vec::with_capacity(view.len());
     for at in 0..view.shape()[0] {
         let end = view.get_int(&[at]);
         if end < previous || end > limit {
-            return Err(bad_data(
-                input,
-                &[at],
-                end,
-                format!("expected {previous} to {limit}, ascending"),
-            ));
+            return Err(bad_data(input, &[at], end, format!("expected {previous} to {limit}, ascending")));
         }
         ends.push(end);
         previous = end;

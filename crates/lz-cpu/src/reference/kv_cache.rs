@@ -20,27 +20,15 @@ impl Reference for Append {
 
     fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
         let new = [args.tensor("key"), args.tensor("value")];
-        let [tokens, num_blocks, block_size] =
-            ["tokens", "num_blocks", "block_size"].map(|name| args.dim(name));
-        let slots = slots(
-            &args.tensor("slot_mapping"),
-            tokens,
-            num_blocks.saturating_mul(block_size),
-        )?;
+        let [tokens, num_blocks, block_size] = ["tokens", "num_blocks", "block_size"].map(|name| args.dim(name));
+        let slots = slots(&args.tensor("slot_mapping"), tokens, num_blocks.saturating_mul(block_size))?;
         // In the order page, slot, head, element.
-        let order = if args.layout("key_cache") == Layout::Hnd {
-            [0, 2, 1, 3]
-        } else {
-            [0, 1, 2, 3]
-        };
+        let order = if args.layout("key_cache") == Layout::Hnd { [0, 2, 1, 3] } else { [0, 1, 2, 3] };
         for (which, new) in CACHES.into_iter().zip(new) {
             let mut cache = args.outputs[which].reborrow().into_permuted(&order);
             for (token, slot) in slots.iter().copied() {
                 for at in indices(&new.shape()[1..]) {
-                    cache.set(
-                        &[slot / block_size, slot % block_size, at[0], at[1]],
-                        new.get(&[token, at[0], at[1]]),
-                    );
+                    cache.set(&[slot / block_size, slot % block_size, at[0], at[1]], new.get(&[token, at[0], at[1]]));
                 }
             }
         }
@@ -49,21 +37,12 @@ impl Reference for Append {
 }
 
 /// The tokens that have a slot, with it.
-fn slots(
-    mapping: &TensorView<'_>,
-    tokens: i64,
-    capacity: i64,
-) -> Result<Vec<(i64, i64)>, KernelError> {
+fn slots(mapping: &TensorView<'_>, tokens: i64, capacity: i64) -> Result<Vec<(i64, i64)>, KernelError> {
     let mut slots = Vec::new();
     for token in 0..tokens {
         let slot = mapping.get_int(&[token]);
         if slot >= capacity {
-            return Err(bad_data(
-                "slot_mapping",
-                &[token],
-                slot,
-                format!("but the cache has {capacity} slots"),
-            ));
+            return Err(bad_data("slot_mapping", &[token], slot, format!("but the cache has {capacity} slots")));
         }
         if slot >= 0 {
             slots.push((token, slot));
@@ -78,15 +57,11 @@ impl Reference for Compact {
     fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
         let (moves, num_blocks) = (args.tensor("moves"), args.dim("num_blocks"));
         let page = |i: i64, end: i64| read_index(&moves, "moves", &[i, end], num_blocks);
-        let moves: Vec<(i64, i64)> = (0..moves.shape()[0])
-            .map(|i| Ok((page(i, 0)?, page(i, 1)?)))
-            .collect::<Result<_, KernelError>>()?;
+        let moves: Vec<(i64, i64)> =
+            (0..moves.shape()[0]).map(|i| Ok((page(i, 0)?, page(i, 1)?))).collect::<Result<_, KernelError>>()?;
         for which in CACHES {
             let cache = &mut args.outputs[which];
-            let sources: Vec<Vec<f64>> = moves
-                .iter()
-                .map(|&(from, _)| read_page(cache, from))
-                .collect();
+            let sources: Vec<Vec<f64>> = moves.iter().map(|&(from, _)| read_page(cache, from)).collect();
             for (&(_, to), numbers) in moves.iter().zip(sources) {
                 write_page(cache, to, &numbers);
             }
@@ -96,9 +71,7 @@ impl Reference for Compact {
 }
 
 fn read_page(cache: &TensorViewMut<'_>, page: i64) -> Vec<f64> {
-    indices(&cache.shape()[1..])
-        .map(|at| cache.get(&[page, at[0], at[1], at[2]]))
-        .collect()
+    indices(&cache.shape()[1..]).map(|at| cache.get(&[page, at[0], at[1], at[2]])).collect()
 }
 
 fn write_page(cache: &mut TensorViewMut<'_>, page: i64, numbers: &[f64]) {
@@ -113,19 +86,11 @@ mod tests {
     use crate::{CallRefError, call};
     use lz_model::{BindRules, Call, Catalog, Context, DType, DeviceIx, Tensor};
 
-    fn append(
-        slots: &[i64],
-        layout: Layout,
-        cache: &[i64; 4],
-    ) -> Result<Vec<Tensor>, CallRefError> {
+    fn append(slots: &[i64], layout: Layout, cache: &[i64; 4]) -> Result<Vec<Tensor>, CallRefError> {
         let tokens = slots.len() as i64;
         let values: Vec<f64> = (1..=tokens * 2).map(|i| i as f64).collect();
         let key = Tensor::from_f64(DType::F32, &[tokens, 2, 1], &values);
-        let value = Tensor::from_f64(
-            DType::F32,
-            &[tokens, 2, 1],
-            &values.iter().map(|v| v * 10.0).collect::<Vec<_>>(),
-        );
+        let value = Tensor::from_f64(DType::F32, &[tokens, 2, 1], &values.iter().map(|v| v * 10.0).collect::<Vec<_>>());
         let cache = Tensor::zeros(DType::F16, cache);
         let slots = Tensor::from_ints(DType::I64, &[tokens], slots);
         let inputs = [
@@ -135,10 +100,7 @@ mod tests {
             ("value_cache", cache.view()),
             ("slot_mapping", slots.view()),
         ];
-        Ok(call("kv_cache.append", &inputs, &[], Some(layout))?
-            .into_iter()
-            .map(|(_, tensor)| tensor)
-            .collect())
+        Ok(call("kv_cache.append", &inputs, &[], Some(layout))?.into_iter().map(|(_, tensor)| tensor).collect())
     }
 
     #[test]
@@ -165,11 +127,7 @@ mod tests {
     fn compact(moves: &[i64]) -> Result<Vec<f64>, CallRefError> {
         let cache = Tensor::from_f64(DType::F32, &[3, 2, 1, 1], &[0., 1., 10., 11., 20., 21.]);
         let moves = Tensor::from_ints(DType::I32, &[moves.len() as i64 / 2, 2], moves);
-        let inputs = [
-            ("key_cache", cache.view()),
-            ("value_cache", cache.view()),
-            ("moves", moves.view()),
-        ];
+        let inputs = [("key_cache", cache.view()), ("value_cache", cache.view()), ("moves", moves.view())];
         let out = call("kv_cache.compact", &inputs, &[], None)?;
         assert_eq!(out[0].1, out[1].1);
         Ok(out[0].1.to_f64())
@@ -178,10 +136,7 @@ mod tests {
     #[test]
     fn pages_move_all_at_once() {
         assert_eq!(compact(&[2, 0]).unwrap(), [20., 21., 10., 11., 20., 21.]);
-        assert_eq!(
-            compact(&[0, 1, 1, 0]).unwrap(),
-            [10., 11., 0., 1., 20., 21.]
-        );
+        assert_eq!(compact(&[0, 1, 1, 0]).unwrap(), [10., 11., 0., 1., 20., 21.]);
         assert_eq!(compact(&[]).unwrap(), [0., 1., 10., 11., 20., 21.]);
         for bad in [[0, 3], [-1, 0]] {
             assert!(matches!(compact(&bad), Err(CallRefError::Kernel(e)) if e.is_callers_fault()));
@@ -191,42 +146,19 @@ mod tests {
     #[test]
     fn nothing_is_written_when_a_later_slot_is_wrong() {
         let new = Tensor::from_f64(DType::F32, &[2, 1, 1], &[1., 2.]);
-        let mut caches = [
-            Tensor::zeros(DType::F32, &[1, 1, 1, 1]),
-            Tensor::zeros(DType::F32, &[1, 1, 1, 1]),
-        ];
+        let mut caches = [Tensor::zeros(DType::F32, &[1, 1, 1, 1]), Tensor::zeros(DType::F32, &[1, 1, 1, 1])];
         let slots = Tensor::from_ints(DType::I32, &[2], &[0, 9]);
-        let op = Catalog::get()
-            .ops()
-            .iter()
-            .find(|op| op.id() == "kv_cache.append")
-            .unwrap();
+        let op = Catalog::get().ops().iter().find(|op| op.id() == "kv_cache.append").unwrap();
         let bound = {
             let views = [&new, &new, &caches[0], &caches[1], &slots].map(Tensor::view);
             let metas: Vec<_> = views.iter().map(|view| Some(view.meta())).collect();
-            let call = Call {
-                inputs: &metas,
-                params: &[],
-                layout: None,
-                device: DeviceIx(0),
-                context: Context::default(),
-            };
+            let call =
+                Call { inputs: &metas, params: &[], layout: None, device: DeviceIx(0), context: Context::default() };
             op.bind(&call, &BindRules::default()).unwrap()
         };
-        let inputs = [
-            Some(new.view()),
-            Some(new.view()),
-            None,
-            None,
-            Some(slots.view()),
-        ];
+        let inputs = [Some(new.view()), Some(new.view()), None, None, Some(slots.view())];
         let mut outputs: Vec<_> = caches.iter_mut().map(Tensor::view_mut).collect();
-        let mut args = KernelArgs {
-            query: &bound.query,
-            inputs: &inputs,
-            params: &[],
-            outputs: &mut outputs,
-        };
+        let mut args = KernelArgs { query: &bound.query, inputs: &inputs, params: &[], outputs: &mut outputs };
         assert!(<Append as Reference>::run(&mut args).is_err());
         drop(outputs);
         assert!(caches.iter().all(|cache| cache.to_f64() == [0.0]));

@@ -11,15 +11,8 @@ impl Matrix {
     /// A matrix from its elements by row and column.
     pub fn gather(rows: i64, cols: i64, at: impl Fn(i64, i64) -> f64) -> Matrix {
         let (rows, cols) = (rows.max(0), cols.max(0));
-        let data = (0..rows)
-            .flat_map(|r| (0..cols).map(move |c| (r, c)))
-            .map(|(r, c)| at(r, c))
-            .collect();
-        Matrix {
-            rows: rows as usize,
-            cols: cols as usize,
-            data,
-        }
+        let data = (0..rows).flat_map(|r| (0..cols).map(move |c| (r, c))).map(|(r, c)| at(r, c)).collect();
+        Matrix { rows: rows as usize, cols: cols as usize, data }
     }
 
     /// The number of rows.

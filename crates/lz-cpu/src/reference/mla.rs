@@ -33,34 +33,15 @@ impl<'t> Queries<'t> {
     fn of(args: &KernelArgs<'_, 't>) -> Queries<'t> {
         let [heads, dim_ckv, dim_kpe] = ["heads", "dim_ckv", "dim_kpe"].map(|name| args.dim(name));
         let scoring = Scoring::of(args, dim_ckv + dim_kpe);
-        Queries {
-            nope: args.tensor("q_nope"),
-            pe: args.tensor("q_pe"),
-            heads,
-            dim_ckv,
-            dim_kpe,
-            scoring,
-        }
+        Queries { nope: args.tensor("q_nope"), pe: args.tensor("q_pe"), heads, dim_ckv, dim_kpe, scoring }
     }
 
     /// Keys and values of `len` tokens from the two parts of a token's latent vector.
-    fn latents(
-        &self,
-        len: i64,
-        ckv: impl Fn(i64, i64) -> f64,
-        kpe: impl Fn(i64, i64) -> f64,
-    ) -> (Matrix, Matrix) {
+    fn latents(&self, len: i64, ckv: impl Fn(i64, i64) -> f64, kpe: impl Fn(i64, i64) -> f64) -> (Matrix, Matrix) {
         let key = |j, d| {
-            if d < self.dim_ckv {
-                ckv(j, d)
-            } else {
-                kpe(j, d - self.dim_ckv)
-            }
+            if d < self.dim_ckv { ckv(j, d) } else { kpe(j, d - self.dim_ckv) }
         };
-        (
-            Matrix::gather(len, self.dim_ckv + self.dim_kpe, key),
-            Matrix::gather(len, self.dim_ckv, &ckv),
-        )
+        (Matrix::gather(len, self.dim_ckv + self.dim_kpe, key), Matrix::gather(len, self.dim_ckv, &ckv))
     }
 
     /// The attention of query row `row`, every head, to the keys that `may` allows.
@@ -74,9 +55,7 @@ impl<'t> Queries<'t> {
     ) {
         for h in 0..self.heads {
             let nope = (0..self.dim_ckv).map(|d| self.nope.get(&[row, h, d]));
-            let query: Vec<f64> = nope
-                .chain((0..self.dim_kpe).map(|d| self.pe.get(&[row, h, d])))
-                .collect();
+            let query: Vec<f64> = nope.chain((0..self.dim_kpe).map(|d| self.pe.get(&[row, h, d]))).collect();
             let weights = weights(&query, keys, self.scoring, |j| may(j as i64).then_some(0.0));
             for (d, x) in weighted_sum(&weights, values).into_iter().enumerate() {
                 output.set(&[row, h, d as i64], x);
@@ -92,16 +71,10 @@ impl Reference for Latent {
         let (queries, reach) = (Queries::of(args), Reach::of(args));
         let (ckv, kpe) = (args.tensor("ckv"), args.tensor("kpe"));
         let [seq_q, seq_k] = ["seq_q", "seq_k"].map(|name| args.dim(name));
-        let indptrs = (
-            args.optional_tensor("qo_indptr"),
-            args.optional_tensor("kv_indptr"),
-        );
+        let indptrs = (args.optional_tensor("qo_indptr"), args.optional_tensor("kv_indptr"));
         let sequences: Vec<(Range<i64>, Range<i64>)> = match indptrs {
             (Some(qo), Some(kv)) => {
-                let (rows, tokens) = (
-                    read_segments(&qo, "qo_indptr", seq_q)?,
-                    read_segments(&kv, "kv_indptr", seq_k)?,
-                );
+                let (rows, tokens) = (read_segments(&qo, "qo_indptr", seq_q)?, read_segments(&kv, "kv_indptr", seq_k)?);
                 rows.into_iter().zip(tokens).collect()
             }
             // One sequence, which owns everything.
@@ -111,11 +84,8 @@ impl Reference for Latent {
         clear(output);
         for (rows, tokens) in sequences {
             let at = |view: &TensorView<'_>, j, d| latent_at(view, tokens.start + j, d);
-            let (keys, values) = queries.latents(
-                tokens.end - tokens.start,
-                |j, d| at(&ckv, j, d),
-                |j, d| at(&kpe, j, d),
-            );
+            let (keys, values) =
+                queries.latents(tokens.end - tokens.start, |j, d| at(&ckv, j, d), |j, d| at(&kpe, j, d));
             for row in rows.clone() {
                 let position = tokens.end - tokens.start - (rows.end - row);
                 queries.attend(row, &keys, &values, |j| reach.covers(position, j), output);
@@ -127,11 +97,7 @@ impl Reference for Latent {
 
 /// An element of a latent tensor, which may have a head axis of size 1.
 fn latent_at(view: &TensorView<'_>, token: i64, d: i64) -> f64 {
-    if view.shape().len() == 3 {
-        view.get(&[token, 0, d])
-    } else {
-        view.get(&[token, d])
-    }
+    if view.shape().len() == 3 { view.get(&[token, 0, d]) } else { view.get(&[token, d]) }
 }
 
 impl Reference for PagedLatent {
@@ -141,16 +107,14 @@ impl Reference for PagedLatent {
         let queries = Queries::of(args);
         let (ckv, kpe) = (args.tensor("ckv_cache"), args.tensor("kpe_cache"));
         let table = PageTable::of(args);
-        let contexts: Vec<Context> = (0..args.dim("batch"))
-            .map(|b| table.context(b, |_| 0))
-            .collect::<Result<_, _>>()?;
+        let contexts: Vec<Context> =
+            (0..args.dim("batch")).map(|b| table.context(b, |_| 0)).collect::<Result<_, _>>()?;
         for (row, context) in contexts.iter().enumerate() {
             let at = |view: &TensorView<'_>, j, d| {
                 let (page, slot) = context.slot(j);
                 view.get(&[page, slot, d])
             };
-            let (keys, values) =
-                queries.latents(context.len, |j, d| at(&ckv, j, d), |j, d| at(&kpe, j, d));
+            let (keys, values) = queries.latents(context.len, |j, d| at(&ckv, j, d), |j, d| at(&kpe, j, d));
             queries.attend(row as i64, &keys, &values, |_| true, &mut args.outputs[0]);
         }
         Ok(())
@@ -173,15 +137,8 @@ mod tests {
         // Scores q_nope * ckv + q_pe * kpe = 0 and ln 3: weights 1/4 and 3/4.
         let (nope, pe) = (column(&[0.0]), column(&[3f64.ln()]));
         let (ckv, kpe) = (column(&[0.0, 4.0]), column(&[0.0, 1.0]));
-        let inputs = [
-            ("q_nope", nope.view()),
-            ("q_pe", pe.view()),
-            ("ckv", ckv.view()),
-            ("kpe", kpe.view()),
-        ];
-        let out = call("attention.mla", &inputs, &[SCALE], None).unwrap()[0]
-            .1
-            .to_f64();
+        let inputs = [("q_nope", nope.view()), ("q_pe", pe.view()), ("ckv", ckv.view()), ("kpe", kpe.view())];
+        let out = call("attention.mla", &inputs, &[SCALE], None).unwrap()[0].1.to_f64();
         assert!((out[0] - 3.0).abs() < 1e-12);
     }
 
@@ -200,19 +157,11 @@ mod tests {
                 ("qo_indptr", qo.view()),
                 ("kv_indptr", kv.view()),
             ];
-            Ok::<_, CallRefError>(
-                call("attention.mla.prefill", &inputs, &[SCALE], None)?[0]
-                    .1
-                    .to_f64(),
-            )
+            Ok::<_, CallRefError>(call("attention.mla.prefill", &inputs, &[SCALE], None)?[0].1.to_f64())
         };
         // Two queries at the end of two tokens, one at the end of two, and one that nobody owns.
         assert_eq!(run(&[0, 2, 3], &[0, 2, 4]).unwrap(), [1.0, 2.0, 15.0, 0.0]);
-        assert!(
-            matches!(run(&[0, 2, 5], &[0, 2, 4]), Err(CallRefError::Kernel(e)) if e.is_callers_fault())
-        );
-        assert!(
-            matches!(run(&[0, 2, 3], &[3, 2, 4]), Err(CallRefError::Kernel(e)) if e.is_callers_fault())
-        );
+        assert!(matches!(run(&[0, 2, 5], &[0, 2, 4]), Err(CallRefError::Kernel(e)) if e.is_callers_fault()));
+        assert!(matches!(run(&[0, 2, 3], &[3, 2, 4]), Err(CallRefError::Kernel(e)) if e.is_callers_fault()));
     }
 }

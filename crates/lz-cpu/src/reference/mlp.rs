@@ -35,13 +35,8 @@ impl Reference for Fused {
 
     fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
         let input = args.tensor("input");
-        let (up, down) = (
-            read_matrix(&args.tensor("up_weight")),
-            read_matrix(&args.tensor("down_weight")),
-        );
-        let gate = args
-            .optional_tensor("gate_weight")
-            .map(|gate| read_matrix(&gate));
+        let (up, down) = (read_matrix(&args.tensor("up_weight")), read_matrix(&args.tensor("down_weight")));
+        let gate = args.optional_tensor("gate_weight").map(|gate| read_matrix(&gate));
         let activation = match args.text("activation") {
             "gelu" => gelu,
             "relu" => relu,
@@ -50,12 +45,9 @@ impl Reference for Fused {
         for row in 0..args.dim("rows") {
             let x = read_row(&input, row);
             let hidden: Vec<f64> = match &gate {
-                Some(gate) => gate
-                    .times(&x)
-                    .into_iter()
-                    .zip(up.times(&x))
-                    .map(|(gate, up)| activation(gate) * up)
-                    .collect(),
+                Some(gate) => {
+                    gate.times(&x).into_iter().zip(up.times(&x)).map(|(gate, up)| activation(gate) * up).collect()
+                }
                 None => up.times(&x).into_iter().map(activation).collect(),
             };
             write_row(&mut args.outputs[0], row, down.times(&hidden));
@@ -74,11 +66,7 @@ mod tests {
         let x = Tensor::from_f64(DType::F32, &[2, 2], &[1., 2., 3., 4.]);
         let w = Tensor::from_f64(DType::F32, &[3, 2], &[1., 0., 0., 1., 10., 100.]);
         let b = Tensor::from_f64(DType::F32, &[3], &[0., 0., 0.5]);
-        let inputs = [
-            ("input", x.view()),
-            ("weight", w.view()),
-            ("bias", b.view()),
-        ];
+        let inputs = [("input", x.view()), ("weight", w.view()), ("bias", b.view())];
         let out = call("linear", &inputs, &[], None).unwrap();
         assert_eq!(out[0].1.shape(), [2, 3]);
         assert_eq!(out[0].1.to_f64(), [1., 2., 210.5, 3., 4., 430.5]);
@@ -86,20 +74,10 @@ mod tests {
 
     #[test]
     fn no_features_sum_to_the_bias() {
-        let (x, w) = (
-            Tensor::zeros(DType::F32, &[2, 0]),
-            Tensor::zeros(DType::F32, &[1, 0]),
-        );
+        let (x, w) = (Tensor::zeros(DType::F32, &[2, 0]), Tensor::zeros(DType::F32, &[1, 0]));
         let b = Tensor::from_f64(DType::F32, &[1], &[3.0]);
-        let inputs = [
-            ("input", x.view()),
-            ("weight", w.view()),
-            ("bias", b.view()),
-        ];
-        assert_eq!(
-            call("linear", &inputs, &[], None).unwrap()[0].1.to_f64(),
-            [3.0, 3.0]
-        );
+        let inputs = [("input", x.view()), ("weight", w.view()), ("bias", b.view())];
+        assert_eq!(call("linear", &inputs, &[], None).unwrap()[0].1.to_f64(), [3.0, 3.0]);
     }
 
     #[test]
@@ -109,24 +87,10 @@ mod tests {
         let down = Tensor::from_f64(DType::F64, &[1, 2], &[10.0, 1.0]);
         let gate = Tensor::from_f64(DType::F64, &[2, 1], &[3.0, 3.0]);
         let relu = [("activation", ParamValue::str("relu"))];
-        let plain = [
-            ("input", x.view()),
-            ("up_weight", up.view()),
-            ("down_weight", down.view()),
-        ];
-        assert_eq!(
-            call("fused_mlp", &plain, &relu, None).unwrap()[0]
-                .1
-                .to_f64(),
-            [20.0]
-        );
+        let plain = [("input", x.view()), ("up_weight", up.view()), ("down_weight", down.view())];
+        assert_eq!(call("fused_mlp", &plain, &relu, None).unwrap()[0].1.to_f64(), [20.0]);
         let gated = [&plain[..], &[("gate_weight", gate.view())]].concat();
         // relu(6) * 2 and relu(6) * -2.
-        assert_eq!(
-            call("fused_mlp", &gated, &relu, None).unwrap()[0]
-                .1
-                .to_f64(),
-            [108.0]
-        );
+        assert_eq!(call("fused_mlp", &gated, &relu, None).unwrap()[0].1.to_f64(), [108.0]);
     }
 }

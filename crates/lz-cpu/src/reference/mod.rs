@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use lz_model::schema::{DTypeRule, Input, OpSchema};
 use lz_model::{
-    DTypeSet, DimRule, InputRule, KernelArgs, KernelDescriptor, KernelError, KvStrategy, Layout,
-    Op, ParamRule, Platform, QuantFormat, QuantRule,
+    DTypeSet, DimRule, InputRule, KernelArgs, KernelDescriptor, KernelError, KvStrategy, Layout, Op, ParamRule,
+    Platform, QuantFormat, QuantRule,
 };
 
 use crate::kernel::NativeKernel;
@@ -65,30 +65,16 @@ pub fn descriptor(op: &Op) -> KernelDescriptor {
     KernelDescriptor {
         version: VERSION.into(),
         platforms: vec![Platform::Cpu],
-        dtypes: schema
-            .inputs
-            .iter()
-            .filter(|i| is_data(schema, i))
-            .flat_map(|i| dtypes_of(schema, i).iter())
-            .collect(),
+        dtypes: schema.inputs.iter().filter(|i| is_data(schema, i)).flat_map(|i| dtypes_of(schema, i).iter()).collect(),
         layouts: layouts(schema),
         inputs: input_rules(schema),
-        dims: schema
-            .dims
-            .iter()
-            .filter(|d| d.must_constrain)
-            .map(|d| any_size(d.name))
-            .collect(),
+        dims: schema.dims.iter().filter(|d| d.must_constrain).map(|d| any_size(d.name)).collect(),
         params: schema.params.iter().map(|p| any_value(p.name)).collect(),
         shares_kv_heads: true,
         deterministic: true,
         batch_invariant: true,
         kv_strategies: vec![KvStrategy::Contiguous, KvStrategy::Paged],
-        quant: Some(QuantRule {
-            formats: QuantFormat::ALL.to_vec(),
-            zero_point: true,
-            ..QuantRule::default()
-        }),
+        quant: Some(QuantRule { formats: QuantFormat::ALL.to_vec(), zero_point: true, ..QuantRule::default() }),
         priority: 0,
         reference: true,
         ..KernelDescriptor::new(format!("{BACKEND}.ref.{}", op.id()), op.id(), BACKEND)
@@ -99,11 +85,9 @@ pub fn descriptor(op: &Op) -> KernelDescriptor {
 fn dtypes_of(schema: &OpSchema, input: &Input) -> DTypeSet {
     match input.dtype {
         DTypeRule::In(set) => set,
-        DTypeRule::Same(other) => schema
-            .inputs
-            .iter()
-            .find(|i| i.name == other)
-            .map_or(DTypeSet::EMPTY, |other| dtypes_of(schema, other)),
+        DTypeRule::Same(other) => {
+            schema.inputs.iter().find(|i| i.name == other).map_or(DTypeSet::EMPTY, |other| dtypes_of(schema, other))
+        }
     }
 }
 
@@ -114,27 +98,14 @@ fn is_data(schema: &OpSchema, input: &Input) -> bool {
 
 /// Every input by name with the schema's own dtypes: indices, masks and scales differ from the data.
 fn input_rules(schema: &OpSchema) -> BTreeMap<String, InputRule> {
-    let rule = |input: &Input| InputRule {
-        dtypes: Some(dtypes_of(schema, input)),
-        ..InputRule::default()
-    };
-    schema
-        .inputs
-        .iter()
-        .map(|input| (input.name.to_owned(), rule(input)))
-        .collect()
+    let rule = |input: &Input| InputRule { dtypes: Some(dtypes_of(schema, input)), ..InputRule::default() };
+    schema.inputs.iter().map(|input| (input.name.to_owned(), rule(input))).collect()
 }
 
 /// Any strides, and the layouts that tag alternatives of the inputs' shapes.
 fn layouts(schema: &OpSchema) -> Vec<Layout> {
-    let tags = schema
-        .inputs
-        .iter()
-        .flat_map(|input| input.shape.split('|'))
-        .filter_map(|shape| shape.split_once(':'));
-    let mut layouts: Vec<Layout> = tags
-        .filter_map(|(tag, _)| tag.trim().parse().ok())
-        .collect();
+    let tags = schema.inputs.iter().flat_map(|input| input.shape.split('|')).filter_map(|shape| shape.split_once(':'));
+    let mut layouts: Vec<Layout> = tags.filter_map(|(tag, _)| tag.trim().parse().ok()).collect();
     layouts.push(Layout::Strided);
     layouts.sort();
     layouts.dedup();
@@ -147,33 +118,19 @@ mod tests {
     use lz_model::{Catalog, DType};
 
     fn of(id: &str) -> KernelDescriptor {
-        descriptor(
-            Catalog::get()
-                .ops()
-                .iter()
-                .find(|op| op.id() == id)
-                .unwrap(),
-        )
+        descriptor(Catalog::get().ops().iter().find(|op| op.id() == id).unwrap())
     }
 
     #[test]
     fn a_descriptor_says_what_the_schema_says() {
         let attention = of("attention.gqa.prefill");
         assert_eq!(attention.id, "lz_cpu.ref.attention.gqa.prefill");
-        assert_eq!(
-            attention.layouts,
-            [Layout::Strided, Layout::Bshd, Layout::Bhsd]
-        );
+        assert_eq!(attention.layouts, [Layout::Strided, Layout::Bshd, Layout::Bhsd]);
         assert_eq!(attention.dtypes, DTypeSet::FLOATS_AND_FP8);
         assert_eq!(attention.inputs["attn_mask"].dtypes, Some(DTypeSet::MASKS));
-        assert_eq!(
-            attention.inputs["value"].dtypes,
-            Some(DTypeSet::FLOATS_AND_FP8)
-        );
+        assert_eq!(attention.inputs["value"].dtypes, Some(DTypeSet::FLOATS_AND_FP8));
         assert!(attention.dims.contains_key("head_dim") && !attention.dims.contains_key("batch"));
-        assert!(
-            attention.params.contains_key("seed") && attention.reference && !attention.graph_safe
-        );
+        assert!(attention.params.contains_key("seed") && attention.reference && !attention.graph_safe);
     }
 
     #[test]
@@ -183,9 +140,6 @@ mod tests {
         assert_eq!(lookup.inputs["indices"].dtypes, Some(DTypeSet::INDICES));
         let dequantize = of("dequantize");
         assert!(dequantize.dtypes.contains(DType::I4));
-        assert_eq!(
-            dequantize.inputs["zero_points"].dtypes,
-            Some(DTypeSet::of(&[DType::I32]))
-        );
+        assert_eq!(dequantize.inputs["zero_points"].dtypes, Some(DTypeSet::of(&[DType::I32])));
     }
 }

@@ -36,11 +36,7 @@ impl<'t> PageTable<'t> {
 
     /// The context of a sequence. `first` tells, from its length, the first token that is read;
     /// pages before that token and after the last are not looked at.
-    pub fn context(
-        &self,
-        sequence: i64,
-        first: impl Fn(i64) -> i64,
-    ) -> Result<Context, KernelError> {
+    pub fn context(&self, sequence: i64, first: impl Fn(i64) -> i64) -> Result<Context, KernelError> {
         let capacity = self.block_tables.shape()[1].saturating_mul(self.block_size);
         let len = self.context_lens.get_int(&[sequence]);
         if !(0..=capacity).contains(&len) {
@@ -51,20 +47,10 @@ impl<'t> PageTable<'t> {
         let mut pages = Vec::new();
         if first < len {
             for page in first / self.block_size..=(len - 1) / self.block_size {
-                pages.push(read_index(
-                    &self.block_tables,
-                    "block_tables",
-                    &[sequence, page],
-                    self.num_blocks,
-                )?);
+                pages.push(read_index(&self.block_tables, "block_tables", &[sequence, page], self.num_blocks)?);
             }
         }
-        Ok(Context {
-            first,
-            len,
-            block_size: self.block_size,
-            pages,
-        })
+        Ok(Context { first, len, block_size: self.block_size, pages })
     }
 }
 

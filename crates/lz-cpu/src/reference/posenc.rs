@@ -18,18 +18,10 @@ impl Reference for Rope {
 
     fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
         let input = args.tensor("input");
-        let (cos, sin) = (
-            read_matrix(&args.tensor("cos")),
-            read_matrix(&args.tensor("sin")),
-        );
-        let [seq, heads, head_dim, rot] =
-            ["seq", "heads", "head_dim", "rot"].map(|name| args.dim(name));
+        let (cos, sin) = (read_matrix(&args.tensor("cos")), read_matrix(&args.tensor("sin")));
+        let [seq, heads, head_dim, rot] = ["seq", "heads", "head_dim", "rot"].map(|name| args.dim(name));
         let layout = args.layout("input");
-        let batch = if layout == Layout::Nhd {
-            1
-        } else {
-            input.shape()[0]
-        };
+        let batch = if layout == Layout::Nhd { 1 } else { input.shape()[0] };
         let at = |b: i64, s: i64, h: i64, d: i64| -> Extents {
             match layout {
                 Layout::Nhd => [s, h, d].into_iter().collect(),
@@ -37,32 +29,17 @@ impl Reference for Rope {
                 _ => [b, s, h, d].into_iter().collect(),
             }
         };
-        let positions = positions(
-            args.optional_tensor("positions"),
-            batch,
-            seq,
-            args.dim("table"),
-        )?;
+        let positions = positions(args.optional_tensor("positions"), batch, seq, args.dim("table"))?;
         let pairs = if rot == head_dim { head_dim / 2 } else { rot };
         let interleaved = args.flag("interleaved");
         let output = &mut args.outputs[0];
 
         for (b, row) in (0..batch).zip(&positions) {
-            for ((s, &position), h) in (0..seq)
-                .zip(row)
-                .flat_map(|at| (0..heads).map(move |h| (at, h)))
-            {
+            for ((s, &position), h) in (0..seq).zip(row).flat_map(|at| (0..heads).map(move |h| (at, h))) {
                 let (cos, sin) = (cos.row(position), sin.row(position));
                 for pair in 0..pairs {
-                    let (first, second) = if interleaved {
-                        (2 * pair, 2 * pair + 1)
-                    } else {
-                        (pair, pair + pairs)
-                    };
-                    let (x, y) = (
-                        input.get(&at(b, s, h, first)),
-                        input.get(&at(b, s, h, second)),
-                    );
+                    let (first, second) = if interleaved { (2 * pair, 2 * pair + 1) } else { (pair, pair + pairs) };
+                    let (x, y) = (input.get(&at(b, s, h, first)), input.get(&at(b, s, h, second)));
                     let (cos, sin) = (cos[pair as usize], sin[pair as usize]);
                     output.set(&at(b, s, h, first), x * cos - y * sin);
                     output.set(&at(b, s, h, second), y * cos + x * sin);
@@ -77,16 +54,8 @@ impl Reference for Rope {
 }
 
 /// The position of each token of each sequence, all of them rows of the tables.
-fn positions(
-    given: Option<TensorView<'_>>,
-    batch: i64,
-    seq: i64,
-    table: i64,
-) -> Result<Vec<Vec<usize>>, KernelError> {
-    let rows = given
-        .as_ref()
-        .filter(|p| p.shape().len() == 2)
-        .map_or(1, |p| p.shape()[0]);
+fn positions(given: Option<TensorView<'_>>, batch: i64, seq: i64, table: i64) -> Result<Vec<Vec<usize>>, KernelError> {
+    let rows = given.as_ref().filter(|p| p.shape().len() == 2).map_or(1, |p| p.shape()[0]);
     if rows != 1 && rows != batch {
         return Err(bad_data(
             "positions",
@@ -99,27 +68,16 @@ fn positions(
         let (value, at) = match &given {
             None => (s, vec![s]),
             Some(positions) => {
-                let at = if positions.shape().len() == 1 {
-                    vec![s]
-                } else {
-                    vec![if rows == 1 { 0 } else { b }, s]
-                };
+                let at = if positions.shape().len() == 1 { vec![s] } else { vec![if rows == 1 { 0 } else { b }, s] };
                 (positions.get_int(&at), at)
             }
         };
         if (0..table).contains(&value) {
             return Ok(value as usize);
         }
-        Err(bad_data(
-            "positions",
-            &at,
-            value,
-            format!("but cos and sin have rows 0 to below {table}"),
-        ))
+        Err(bad_data("positions", &at, value, format!("but cos and sin have rows 0 to below {table}")))
     };
-    (0..batch)
-        .map(|b| (0..seq).map(|s| position(b, s)).collect())
-        .collect()
+    (0..batch).map(|b| (0..seq).map(|s| position(b, s)).collect()).collect()
 }
 
 impl Reference for Alibi {
@@ -154,18 +112,11 @@ mod tests {
         let x: Vec<f64> = (1..=head_dim).map(|d| d as f64).collect();
         let x = Tensor::from_f64(DType::F32, &[1, 1, 1, head_dim], &x);
         let columns = |by_position: [f64; 2]| {
-            let values: Vec<f64> = by_position
-                .iter()
-                .flat_map(|&v| (0..rot).map(move |_| v))
-                .collect();
+            let values: Vec<f64> = by_position.iter().flat_map(|&v| (0..rot).map(move |_| v)).collect();
             Tensor::from_f64(DType::F32, &[2, rot], &values)
         };
         let (cos, sin) = (columns([0.0, -1.0]), columns([1.0, 0.0]));
-        let mut inputs = vec![
-            ("input", x.view()),
-            ("cos", cos.view()),
-            ("sin", sin.view()),
-        ];
+        let mut inputs = vec![("input", x.view()), ("cos", cos.view()), ("sin", sin.view())];
         inputs.extend(extra.iter().map(|(name, tensor)| (*name, tensor.view())));
         Ok(call("rope", &inputs, params, None)?[0].1.to_f64())
     }
@@ -182,10 +133,7 @@ mod tests {
     #[test]
     fn given_positions_choose_the_row_of_the_tables() {
         let at = |p| Tensor::from_ints(DType::I64, &[1], &[p]);
-        assert_eq!(
-            rotate(2, 1, &[("positions", &at(1))], &[]).unwrap(),
-            [-1., -2.]
-        );
+        assert_eq!(rotate(2, 1, &[("positions", &at(1))], &[]).unwrap(), [-1., -2.]);
         for bad in [2, -1, i64::MAX / 2] {
             let result = rotate(2, 1, &[("positions", &at(bad))], &[]);
             assert!(matches!(result, Err(CallRefError::Kernel(e)) if e.is_callers_fault()));
@@ -195,18 +143,11 @@ mod tests {
     #[test]
     fn packed_tokens_have_no_batch_and_take_one_row_of_positions() {
         let x = Tensor::from_f64(DType::F32, &[2, 1, 2], &[1., 2., 3., 4.]);
-        let (cos, sin) = (
-            Tensor::zeros(DType::F32, &[2, 1]),
-            Tensor::from_f64(DType::F32, &[2, 1], &[1., 1.]),
-        );
+        let (cos, sin) = (Tensor::zeros(DType::F32, &[2, 1]), Tensor::from_f64(DType::F32, &[2, 1], &[1., 1.]));
         let run = |rows: i64| {
             let positions = Tensor::zeros(DType::I32, &[rows, 2]);
-            let inputs = [
-                ("input", x.view()),
-                ("cos", cos.view()),
-                ("sin", sin.view()),
-                ("positions", positions.view()),
-            ];
+            let inputs =
+                [("input", x.view()), ("cos", cos.view()), ("sin", sin.view()), ("positions", positions.view())];
             Ok::<_, CallRefError>(call("rope", &inputs, &[], Some(Layout::Nhd))?[0].1.to_f64())
         };
         assert_eq!(run(1).unwrap(), [-2., 1., -4., 3.]);

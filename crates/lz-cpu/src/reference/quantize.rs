@@ -45,11 +45,7 @@ impl Groups {
 
     /// The rows and columns a scale covers.
     fn members(&self, scale_row: i64, scale_col: i64) -> (Range<i64>, Range<i64>) {
-        let rows = if self.per_tensor {
-            0..self.rows
-        } else {
-            scale_row..scale_row + 1
-        };
+        let rows = if self.per_tensor { 0..self.rows } else { scale_row..scale_row + 1 };
         let start = scale_col * self.width;
         (rows, start..start.saturating_add(self.width).min(self.cols))
     }
@@ -83,10 +79,7 @@ fn affine_scale(format: DType, min: f64, max: f64) -> (f64, f64) {
     if scale == 0.0 {
         return (0.0, 0.0);
     }
-    (
-        scale,
-        numeric::rounded(DType::I32, numeric::lowest(format) - min / scale),
-    )
+    (scale, numeric::rounded(DType::I32, numeric::lowest(format) - min / scale))
 }
 
 /// A number in units of the scale; storing it rounds it. Without a scale
@@ -97,11 +90,7 @@ fn quantized(format: DType, x: f64, scale: f64, zero_point: f64) -> f64 {
     }
     let units = x / scale;
     // Offset after rounding: the zero point must not decide which way halves go.
-    let offset = if zero_point == 0.0 {
-        units
-    } else {
-        units.round_ties_even() + zero_point
-    };
+    let offset = if zero_point == 0.0 { units } else { units.round_ties_even() + zero_point };
     offset.clamp(numeric::lowest(format), numeric::largest(format))
 }
 
@@ -121,23 +110,15 @@ impl Reference for Quantize {
             }
             let (rows_in, cols_in) = groups.members(place.0, place.1);
             let members = rows_in.flat_map(|r| cols_in.clone().map(move |c| (r, c)));
-            let numbers = members
-                .map(|(r, c)| rows[r as usize][c as usize])
-                .filter(|x| !x.is_nan());
-            let (min, max) = numbers.fold((f64::INFINITY, f64::NEG_INFINITY), |(min, max), x| {
-                (min.min(x), max.max(x))
-            });
+            let numbers = members.map(|(r, c)| rows[r as usize][c as usize]).filter(|x| !x.is_nan());
+            let (min, max) = numbers.fold((f64::INFINITY, f64::NEG_INFINITY), |(min, max), x| (min.min(x), max.max(x)));
             match (min <= max, affine) {
                 (false, _) => (0.0, 0.0),
                 (true, true) => affine_scale(format, min, max),
                 (true, false) => (symmetric_scale(format, max.abs().max(min.abs())), 0.0),
             }
         };
-        let of_row = |r| {
-            (0..groups.scale_cols)
-                .map(|c| scale_and_zero_point((r, c)))
-                .collect()
-        };
+        let of_row = |r| (0..groups.scale_cols).map(|c| scale_and_zero_point((r, c))).collect();
         let scales: Vec<Vec<(f64, f64)>> = (0..groups.scale_rows).map(of_row).collect();
 
         for (row, numbers) in rows.iter().enumerate() {
@@ -161,16 +142,12 @@ impl Reference for Dequantize {
 
     fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
         let groups = Groups::of(args);
-        let (values, scales, zero_points) = (
-            args.tensor("values"),
-            args.tensor("scales"),
-            args.optional_tensor("zero_points"),
-        );
+        let (values, scales, zero_points) =
+            (args.tensor("values"), args.tensor("scales"), args.optional_tensor("zero_points"));
         for row in 0..groups.rows {
             let numbers = (0..).zip(read_row(&values, row)).map(|(col, value)| {
                 let place = groups.covering(row, col);
-                (value - zero_points.as_ref().map_or(0.0, |z| entry(z, place)))
-                    * entry(&scales, place)
+                (value - zero_points.as_ref().map_or(0.0, |z| entry(z, place))) * entry(&scales, place)
             });
             write_row(&mut args.outputs[0], row, numbers);
         }
@@ -187,20 +164,9 @@ mod tests {
 
     type Quantized = (Tensor, Tensor, Tensor);
 
-    fn quantize(
-        x: &Tensor,
-        format: &str,
-        granularity: &str,
-        extra: &[(&str, ParamValue)],
-    ) -> Quantized {
-        let params = [
-            &[
-                ("dtype", ParamValue::str(format)),
-                ("granularity", ParamValue::str(granularity)),
-            ],
-            extra,
-        ]
-        .concat();
+    fn quantize(x: &Tensor, format: &str, granularity: &str, extra: &[(&str, ParamValue)]) -> Quantized {
+        let params =
+            [&[("dtype", ParamValue::str(format)), ("granularity", ParamValue::str(granularity))], extra].concat();
         let out = call("quantize", &[("input", x.view())], &params, None).unwrap();
         let mut tensors = out.into_iter().map(|(_, tensor)| tensor);
         let mut next = || tensors.next().unwrap();
@@ -213,20 +179,12 @@ mod tests {
         extra: &[(&str, ParamValue)],
     ) -> Vec<f64> {
         let params = [&[("granularity", ParamValue::str(granularity))], extra].concat();
-        let inputs = [
-            ("values", values.view()),
-            ("scales", scales.view()),
-            ("zero_points", zero_points.view()),
-        ];
-        call("dequantize", &inputs, &params, None).unwrap()[0]
-            .1
-            .to_f64()
+        let inputs = [("values", values.view()), ("scales", scales.view()), ("zero_points", zero_points.view())];
+        call("dequantize", &inputs, &params, None).unwrap()[0].1.to_f64()
     }
 
     fn ramp(rows: i64, cols: i64) -> Tensor {
-        let values: Vec<f64> = (0..rows * cols)
-            .map(|i| (i as f64 * 0.37 - 3.0) * (1.0 + (i % 5) as f64))
-            .collect();
+        let values: Vec<f64> = (0..rows * cols).map(|i| (i as f64 * 0.37 - 3.0) * (1.0 + (i % 5) as f64)).collect();
         Tensor::from_f64(DType::F32, &[rows, cols], &values)
     }
 
@@ -235,8 +193,7 @@ mod tests {
         let x = ramp(3, 10);
         let group = [("group_size", ParamValue::Int(4))];
         for format in ["int8", "int4"] {
-            for (granularity, width) in [("per_tensor", 30), ("per_channel", 10), ("blockwise", 4)]
-            {
+            for (granularity, width) in [("per_tensor", 30), ("per_channel", 10), ("blockwise", 4)] {
                 for affine in [false, true] {
                     let params = [&group[..], &[("zero_point", ParamValue::Bool(affine))]].concat();
                     let quantized = quantize(&x, format, granularity, &params);
@@ -265,22 +222,12 @@ mod tests {
     fn int8_by_hand() {
         let x = Tensor::from_f64(DType::F32, &[1, 4], &[-127.0, 63.5, 0.5, 1.5]);
         let (values, scales, zero_points) = quantize(&x, "int8", "per_tensor", &[]);
-        assert_eq!(
-            (scales.to_f64(), zero_points.to_f64()),
-            (vec![1.0], vec![0.0])
-        );
+        assert_eq!((scales.to_f64(), zero_points.to_f64()), (vec![1.0], vec![0.0]));
         assert_eq!(values.to_f64(), [-127., 64., 0., 2.]);
         let x = Tensor::from_f64(DType::F32, &[1, 2], &[0.0, 255.0]);
-        let (values, scales, zero_points) = quantize(
-            &x,
-            "int8",
-            "per_tensor",
-            &[("zero_point", ParamValue::Bool(true))],
-        );
-        assert_eq!(
-            (scales.to_f64(), zero_points.to_f64()),
-            (vec![1.0], vec![-128.0])
-        );
+        let (values, scales, zero_points) =
+            quantize(&x, "int8", "per_tensor", &[("zero_point", ParamValue::Bool(true))]);
+        assert_eq!((scales.to_f64(), zero_points.to_f64()), (vec![1.0], vec![-128.0]));
         assert_eq!(values.to_f64(), [-128., 127.]);
     }
 
@@ -289,22 +236,13 @@ mod tests {
         let group = |n| [("group_size", ParamValue::Int(n))];
         let x = Tensor::from_f64(DType::F32, &[1, 3], &[7.0, -1.0, 0.5]);
         let (values, scales, _) = quantize(&x, "mxfp4", "blockwise", &group(32));
-        assert_eq!(
-            (values.to_f64(), scales.to_f64()),
-            (vec![6.0, -1.0, 0.5], vec![1.0])
-        );
+        assert_eq!((values.to_f64(), scales.to_f64()), (vec![6.0, -1.0, 0.5], vec![1.0]));
         let x = Tensor::from_f64(DType::F64, &[1, 2], &[2f64.powi(-300), 0.0]);
-        assert_eq!(
-            quantize(&x, "mxfp4", "blockwise", &group(32)).1.to_f64(),
-            [2f64.powi(-127)]
-        );
+        assert_eq!(quantize(&x, "mxfp4", "blockwise", &group(32)).1.to_f64(), [2f64.powi(-127)]);
         // 10 / 6 = 1.667 is 1.625 in E4M3.
         let x = Tensor::from_f64(DType::F32, &[1, 2], &[10.0, 3.25]);
         let (values, scales, _) = quantize(&x, "nvfp4", "blockwise", &group(16));
-        assert_eq!(
-            (values.to_f64(), scales.to_f64()),
-            (vec![6.0, 2.0], vec![1.625])
-        );
+        assert_eq!((values.to_f64(), scales.to_f64()), (vec![6.0, 2.0], vec![1.625]));
     }
 
     #[test]
@@ -312,32 +250,15 @@ mod tests {
         for format in ["int8", "int4", "fp8_e4m3", "fp8_e5m2", "mxfp4", "nvfp4"] {
             let zeros = Tensor::zeros(DType::F32, &[1, 2]);
             let (values, scales, _) = quantize(&zeros, format, "blockwise", &[]);
-            assert_eq!(
-                (values.to_f64(), scales.to_f64()),
-                (vec![0.0; 2], vec![0.0])
-            );
+            assert_eq!((values.to_f64(), scales.to_f64()), (vec![0.0; 2], vec![0.0]));
             let nan = Tensor::from_f64(DType::F32, &[1, 2], &[f64::NAN, 2.0]);
             let (values, scales, _) = quantize(&nan, format, "blockwise", &[]);
-            assert_eq!(
-                values.to_f64()[0].is_nan(),
-                format.starts_with("fp8"),
-                "{format}"
-            );
+            assert_eq!(values.to_f64()[0].is_nan(), format.starts_with("fp8"), "{format}");
             assert!(scales.to_f64()[0] > 0.0);
-            let (values, scales, _) = quantize(
-                &Tensor::zeros(DType::F32, &[0, 4]),
-                format,
-                "blockwise",
-                &[],
-            );
+            let (values, scales, _) = quantize(&Tensor::zeros(DType::F32, &[0, 4]), format, "blockwise", &[]);
             assert!(values.to_f64().is_empty() && scales.to_f64().is_empty());
         }
-        let nothing = quantize(
-            &Tensor::zeros(DType::F32, &[0, 4]),
-            "int8",
-            "per_tensor",
-            &[],
-        );
+        let nothing = quantize(&Tensor::zeros(DType::F32, &[0, 4]), "int8", "per_tensor", &[]);
         assert_eq!(nothing.1.to_f64(), [0.0]);
     }
 
@@ -345,21 +266,9 @@ mod tests {
     fn given_scales_broadcast_and_saturate() {
         let x = Tensor::from_f64(DType::F32, &[2, 2], &[1., 2., 3., 400.]);
         let scale = Tensor::from_f64(DType::F32, &[2], &[1., 2.]);
-        let params = [
-            ("dtype", ParamValue::str("int8")),
-            ("granularity", ParamValue::str("per_channel")),
-        ];
-        let out = call(
-            "quantize",
-            &[("input", x.view()), ("scale", scale.view())],
-            &params,
-            None,
-        )
-        .unwrap();
+        let params = [("dtype", ParamValue::str("int8")), ("granularity", ParamValue::str("per_channel"))];
+        let out = call("quantize", &[("input", x.view()), ("scale", scale.view())], &params, None).unwrap();
         assert_eq!(out[0].1.to_f64(), [1., 2., 2., 127.]);
-        assert_eq!(
-            (out[1].1.shape(), out[1].1.to_f64()),
-            (&[2, 1][..], vec![1., 2.])
-        );
+        assert_eq!((out[1].1.shape(), out[1].1.to_f64()), (&[2, 1][..], vec![1., 2.]));
     }
 }

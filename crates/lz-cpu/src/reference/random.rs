@@ -32,10 +32,7 @@ mod tests {
                 assert!((0.0..1.0).contains(&u));
                 tenths[(u * 10.0) as usize] += 1;
             }
-            assert!(
-                tenths.iter().all(|&count| (900..1100).contains(&count)),
-                "{seed}: {tenths:?}"
-            );
+            assert!(tenths.iter().all(|&count| (900..1100).contains(&count)), "{seed}: {tenths:?}");
         }
         assert_ne!(uniform(0, 0), uniform(1, 0));
         assert_ne!(uniform(0, 0), uniform(0, 1));

@@ -28,18 +28,12 @@ impl Reach {
     /// Whether a query at `position` may attend to the key at `key`.
     pub fn covers(self, position: i64, key: i64) -> bool {
         let ahead = key - position;
-        !(self.causal && ahead > 0
-            || self.left >= 0 && -ahead > self.left
-            || self.right >= 0 && ahead > self.right)
+        !(self.causal && ahead > 0 || self.left >= 0 && -ahead > self.left || self.right >= 0 && ahead > self.right)
     }
 
     /// The first key that queries from `position` on may attend to.
     pub fn first_key(self, position: i64) -> i64 {
-        if self.left < 0 {
-            0
-        } else {
-            position.saturating_sub(self.left).max(0)
-        }
+        if self.left < 0 { 0 } else { position.saturating_sub(self.left).max(0) }
     }
 }
 
@@ -49,59 +43,14 @@ mod tests {
 
     #[test]
     fn bounds_combine() {
-        let keys = |reach: Reach| {
-            (0..6)
-                .filter(|&key| reach.covers(3, key))
-                .collect::<Vec<_>>()
-        };
-        let all = Reach {
-            causal: false,
-            left: -1,
-            right: -1,
-        };
+        let keys = |reach: Reach| (0..6).filter(|&key| reach.covers(3, key)).collect::<Vec<_>>();
+        let all = Reach { causal: false, left: -1, right: -1 };
         assert_eq!(keys(all), [0, 1, 2, 3, 4, 5]);
-        assert_eq!(
-            keys(Reach {
-                causal: true,
-                ..all
-            }),
-            [0, 1, 2, 3]
-        );
-        assert_eq!(
-            keys(Reach {
-                causal: true,
-                left: 1,
-                right: 1
-            }),
-            [2, 3]
-        );
-        assert_eq!(
-            keys(Reach {
-                left: 0,
-                right: 0,
-                ..all
-            }),
-            [3]
-        );
-        assert_eq!(
-            keys(Reach {
-                left: i64::MAX,
-                right: i64::MAX,
-                ..all
-            }),
-            [0, 1, 2, 3, 4, 5]
-        );
-        assert_eq!(
-            (Reach { left: 1, ..all }.first_key(3), all.first_key(3)),
-            (2, 0)
-        );
-        assert_eq!(
-            Reach {
-                left: i64::MAX,
-                ..all
-            }
-            .first_key(-3),
-            0
-        );
+        assert_eq!(keys(Reach { causal: true, ..all }), [0, 1, 2, 3]);
+        assert_eq!(keys(Reach { causal: true, left: 1, right: 1 }), [2, 3]);
+        assert_eq!(keys(Reach { left: 0, right: 0, ..all }), [3]);
+        assert_eq!(keys(Reach { left: i64::MAX, right: i64::MAX, ..all }), [0, 1, 2, 3, 4, 5]);
+        assert_eq!((Reach { left: 1, ..all }.first_key(3), all.first_key(3)), (2, 0));
+        assert_eq!(Reach { left: i64::MAX, ..all }.first_key(-3), 0);
     }
 }

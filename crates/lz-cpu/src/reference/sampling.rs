@@ -26,10 +26,7 @@ struct Uniforms<'t> {
 
 impl<'t> Uniforms<'t> {
     fn of(args: &KernelArgs<'_, 't>) -> Uniforms<'t> {
-        Uniforms {
-            given: args.optional_tensor("uniform"),
-            seed: args.int("seed"),
-        }
+        Uniforms { given: args.optional_tensor("uniform"), seed: args.int("seed") }
     }
 
     /// Number `counter`, in row-major order.
@@ -53,20 +50,14 @@ fn draw(probabilities: &[f64], u: f64) -> Option<usize> {
         cumulative += p;
         cumulative > u
     });
-    exceeds
-        .filter(|&i| probabilities[i] > 0.0)
-        .or_else(|| probabilities.iter().rposition(|&p| p > 0.0))
+    exceeds.filter(|&i| probabilities[i] > 0.0).or_else(|| probabilities.iter().rposition(|&p| p > 0.0))
 }
 
 /// Token ids by descending logit, the lower id first among equals.
 fn descending(logits: &[f64]) -> Vec<usize> {
     let mut ids: Vec<usize> = (0..logits.len()).collect();
     // A stable sort; -0.0 and 0.0 are equal, and rows with a NaN are never drawn from.
-    ids.sort_by(|&a, &b| {
-        logits[b]
-            .partial_cmp(&logits[a])
-            .unwrap_or(std::cmp::Ordering::Equal)
-    });
+    ids.sort_by(|&a, &b| logits[b].partial_cmp(&logits[a]).unwrap_or(std::cmp::Ordering::Equal));
     ids
 }
 
@@ -143,40 +134,24 @@ impl Reference for Speculative {
             let drafted = (0..draft).map(|i| read_index(&draft_ids, "draft_ids", &[b, i], vocab));
             let drafted: Vec<i64> = drafted.collect::<Result<_, _>>()?;
             let uniform = |i: i64| uniforms.get(b * (draft + 1) + i);
-            let accepts = |(i, &t): (i64, &i64)| {
-                uniform(i) * draft_probs.get(&[b, i, t]) < target_probs.get(&[b, i, t])
-            };
-            let accepted = (0..)
-                .zip(&drafted)
-                .take_while(|&step| accepts(step))
-                .count() as i64;
+            let accepts =
+                |(i, &t): (i64, &i64)| uniform(i) * draft_probs.get(&[b, i, t]) < target_probs.get(&[b, i, t]);
+            let accepted = (0..).zip(&drafted).take_while(|&step| accepts(step)).count() as i64;
 
-            let target: Vec<f64> = (0..vocab)
-                .map(|t| target_probs.get(&[b, accepted, t]))
-                .collect();
+            let target: Vec<f64> = (0..vocab).map(|t| target_probs.get(&[b, accepted, t])).collect();
             let rejected = accepted < draft;
             let rest: Vec<f64> = (0..vocab)
                 .zip(&target)
-                .map(|(t, target)| {
-                    if rejected {
-                        positive_part(target - draft_probs.get(&[b, accepted, t]))
-                    } else {
-                        *target
-                    }
-                })
+                .map(
+                    |(t, target)| {
+                        if rejected { positive_part(target - draft_probs.get(&[b, accepted, t])) } else { *target }
+                    },
+                )
                 .collect();
-            let weights = if rest.iter().all(|&w| w == 0.0) {
-                target
-            } else {
-                rest
-            };
+            let weights = if rest.iter().all(|&w| w == 0.0) { target } else { rest };
             let drawn = draw(&normalized(weights), uniform(draft)).map_or(-1, |t| t as i64);
 
-            let ids = drafted[..accepted as usize]
-                .iter()
-                .copied()
-                .chain([drawn])
-                .chain(std::iter::repeat(-1));
+            let ids = drafted[..accepted as usize].iter().copied().chain([drawn]).chain(std::iter::repeat(-1));
             for (i, id) in (0..=draft).zip(ids) {
                 args.outputs[0].set(&[b, i], id as f64);
             }
@@ -200,15 +175,7 @@ mod tests {
     fn sample_one(op: &str, logits: &[f64], u: f64, param: (&str, ParamValue)) -> f64 {
         let logits = Tensor::from_f64(DType::F64, &[logits.len() as i64], logits);
         let u = Tensor::from_f64(DType::F64, &[], &[u]);
-        call(
-            op,
-            &[("logits", logits.view()), ("uniform", u.view())],
-            &[param],
-            None,
-        )
-        .unwrap()[0]
-            .1
-            .to_f64()[0]
+        call(op, &[("logits", logits.view()), ("uniform", u.view())], &[param], None).unwrap()[0].1.to_f64()[0]
     }
 
     fn topk(logits: &[f64], k: i64, u: f64) -> f64 {
@@ -229,19 +196,13 @@ mod tests {
         for u in [0.0, 0.5, 0.999] {
             assert_eq!(topk(&[1.0, 5.0, 5.0, 2.0], 1, u), 1.0);
         }
-        assert_eq!(
-            [0.4, 0.6].map(|u| topk(&[1.0, 5.0, 5.0, 2.0], 2, u)),
-            [1.0, 2.0]
-        );
+        assert_eq!([0.4, 0.6].map(|u| topk(&[1.0, 5.0, 5.0, 2.0], 2, u)), [1.0, 2.0]);
     }
 
     #[test]
     fn top_k_draws_by_descending_probability() {
         // Among 4 and 3 of 8: the first has 4/7.
-        assert_eq!(
-            [0.0, 0.57, 0.58, 0.99].map(|u| topk(&logits(), 2, u)),
-            [0.0, 0.0, 2.0, 2.0]
-        );
+        assert_eq!([0.0, 0.57, 0.58, 0.99].map(|u| topk(&logits(), 2, u)), [0.0, 0.0, 2.0, 2.0]);
         assert_eq!(topk(&logits(), 99, 0.9), 1.0);
     }
 
@@ -249,31 +210,18 @@ mod tests {
     fn top_p_keeps_until_the_probability_is_reached() {
         // 1/2 alone reaches 0.4; with 0.6 it takes 3/8 along.
         assert_eq!(topp(&logits(), 0.4, 0.99), 0.0);
-        assert_eq!(
-            [0.57, 0.58, 0.99].map(|u| topp(&logits(), 0.6, u)),
-            [0.0, 2.0, 2.0]
-        );
-        assert_eq!(
-            [0.49, 0.51, 0.87, 0.88].map(|u| topp(&logits(), 1.0, u)),
-            [0.0, 2.0, 2.0, 1.0]
-        );
+        assert_eq!([0.57, 0.58, 0.99].map(|u| topp(&logits(), 0.6, u)), [0.0, 2.0, 2.0]);
+        assert_eq!([0.49, 0.51, 0.87, 0.88].map(|u| topp(&logits(), 1.0, u)), [0.0, 2.0, 2.0, 1.0]);
     }
 
     #[test]
     fn rows_that_are_no_distribution_give_minus_one() {
         let none = f64::NEG_INFINITY;
         for bad in [[f64::NAN, 1.0], [none, none], [f64::INFINITY, 0.0]] {
-            assert_eq!(
-                (topk(&bad, 2, 0.5), topp(&bad, 0.9, 0.5)),
-                (-1.0, -1.0),
-                "{bad:?}"
-            );
+            assert_eq!((topk(&bad, 2, 0.5), topp(&bad, 0.9, 0.5)), (-1.0, -1.0), "{bad:?}");
         }
         // Excluded tokens are never drawn, not even by a number that leaves nothing else.
-        assert_eq!(
-            (topk(&[0.0, none], 2, 1.0), topp(&[0.0, none], 1.0, 1.0)),
-            (0.0, 0.0)
-        );
+        assert_eq!((topk(&[0.0, none], 2, 1.0), topp(&[0.0, none], 1.0, 1.0)), (0.0, 0.0));
     }
 
     #[test]
@@ -282,9 +230,7 @@ mod tests {
         let logits = Tensor::from_f64(DType::F32, &[50, 8], &row.repeat(50));
         let run = |seed| {
             let params = [("k", ParamValue::Int(8)), ("seed", ParamValue::Int(seed))];
-            call("sampling.topk", &[("logits", logits.view())], &params, None).unwrap()[0]
-                .1
-                .to_f64()
+            call("sampling.topk", &[("logits", logits.view())], &params, None).unwrap()[0].1.to_f64()
         };
         assert_eq!(run(1), run(1));
         assert_ne!(run(1), run(2));
@@ -298,12 +244,7 @@ mod tests {
         assert_eq!(draw(&[0.0, 0.0], 0.0), None);
     }
 
-    fn verify(
-        ids: &[i64],
-        draft: &[f64],
-        target: &[f64],
-        u: &[f64],
-    ) -> Result<(Vec<f64>, f64), CallRefError> {
+    fn verify(ids: &[i64], draft: &[f64], target: &[f64], u: &[f64]) -> Result<(Vec<f64>, f64), CallRefError> {
         let n = ids.len() as i64;
         let ids = Tensor::from_ints(DType::I32, &[1, n], ids);
         let draft = Tensor::from_f64(DType::F64, &[1, n, 2], draft);
@@ -323,24 +264,12 @@ mod tests {
     fn drafts_are_kept_until_the_first_rejection() {
         let (draft, target) = ([0.5, 0.5, 0.5, 0.5], [0.5, 0.5, 0.2, 0.8, 0.3, 0.7]);
         // Both pass (0.9 * 0.5 < 0.5, 0.3 * 0.5 < 0.2); the extra row then gives token 1 beyond 0.3.
-        assert_eq!(
-            verify(&[1, 0], &draft, &target, &[0.9, 0.3, 0.4]).unwrap(),
-            (vec![1., 0., 1.], 2.)
-        );
+        assert_eq!(verify(&[1, 0], &draft, &target, &[0.9, 0.3, 0.4]).unwrap(), (vec![1., 0., 1.], 2.));
         // The second fails (0.5 * 0.5 > 0.2); what is left of target - draft is token 1 alone.
-        assert_eq!(
-            verify(&[1, 0], &draft, &target, &[0.9, 0.5, 0.0]).unwrap(),
-            (vec![1., 1., -1.], 1.)
-        );
+        assert_eq!(verify(&[1, 0], &draft, &target, &[0.9, 0.5, 0.0]).unwrap(), (vec![1., 1., -1.], 1.));
         // Nothing is left of equal distributions: draw from the target itself.
-        assert_eq!(
-            verify(&[1, 0], &draft, &target, &[1.0, 0.5, 0.6]).unwrap(),
-            (vec![1., -1., -1.], 0.)
-        );
-        assert_eq!(
-            verify(&[], &[], &[0.3, 0.7], &[0.2]).unwrap(),
-            (vec![0.], 0.)
-        );
+        assert_eq!(verify(&[1, 0], &draft, &target, &[1.0, 0.5, 0.6]).unwrap(), (vec![1., -1., -1.], 0.));
+        assert_eq!(verify(&[], &[], &[0.3, 0.7], &[0.2]).unwrap(), (vec![0.], 0.));
         assert!(
             matches!(verify(&[2], &[0.5; 2], &[0.5; 4], &[0.0; 2]), Err(CallRefError::Kernel(e)) if e.is_callers_fault())
         );

@@ -17,30 +17,18 @@ impl Scoring {
     /// zero products, so any finite scale will do.
     pub fn of(args: &KernelArgs<'_, '_>, head_dim: i64) -> Scoring {
         let usual = 1.0 / (head_dim.max(1) as f64).sqrt();
-        Scoring {
-            scale: args.param("scale").as_float().unwrap_or(usual),
-            softcap: args.float_or("softcap", 0.0),
-        }
+        Scoring { scale: args.param("scale").as_float().unwrap_or(usual), softcap: args.float_or("softcap", 0.0) }
     }
 
     fn score(self, product: f64) -> f64 {
         let scaled = self.scale * product;
-        if self.softcap > 0.0 {
-            self.softcap * (scaled / self.softcap).tanh()
-        } else {
-            scaled
-        }
+        if self.softcap > 0.0 { self.softcap * (scaled / self.softcap).tanh() } else { scaled }
     }
 }
 
 /// The weights of one query over `keys`. `bias` is what is added to a key's score, or `None` where
 /// the query may not attend.
-pub fn weights(
-    query: &[f64],
-    keys: &Matrix,
-    scoring: Scoring,
-    bias: impl Fn(usize) -> Option<f64>,
-) -> Vec<f64> {
+pub fn weights(query: &[f64], keys: &Matrix, scoring: Scoring, bias: impl Fn(usize) -> Option<f64>) -> Vec<f64> {
     let score = |j: usize| match bias(j) {
         None => f64::NEG_INFINITY,
         Some(bias) => scoring.score(dot(query, keys.row(j))) + bias,
@@ -60,11 +48,7 @@ pub fn softmax(scores: &mut [f64]) {
     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let mut total = 0.0;
     for score in scores.iter_mut() {
-        *score = if *score == f64::NEG_INFINITY {
-            0.0
-        } else {
-            (*score - max).exp()
-        };
+        *score = if *score == f64::NEG_INFINITY { 0.0 } else { (*score - max).exp() };
         total += *score;
     }
     for score in scores {
@@ -75,11 +59,7 @@ pub fn softmax(scores: &mut [f64]) {
 /// The sum of the rows of `values` by weight. A row without weight takes no part, whatever it holds.
 pub fn weighted_sum(weights: &[f64], values: &Matrix) -> Vec<f64> {
     let mut sum = vec![0.0; values.cols()];
-    for (row, &weight) in weights
-        .iter()
-        .enumerate()
-        .filter(|(_, weight)| **weight != 0.0)
-    {
+    for (row, &weight) in weights.iter().enumerate().filter(|(_, weight)| **weight != 0.0) {
         for (total, value) in sum.iter_mut().zip(values.row(row)) {
             *total += weight * value;
         }

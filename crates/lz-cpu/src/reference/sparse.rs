@@ -29,10 +29,8 @@ struct Heads<'t> {
 
 impl<'t> Heads<'t> {
     fn of(args: &KernelArgs<'_, 't>, order: &[usize]) -> Heads<'t> {
-        let [query, key, value] =
-            ["query", "key", "value"].map(|name| args.tensor(name).permuted(order));
-        let [heads, kv_heads, head_dim] =
-            ["heads", "kv_heads", "head_dim"].map(|name| args.dim(name));
+        let [query, key, value] = ["query", "key", "value"].map(|name| args.tensor(name).permuted(order));
+        let [heads, kv_heads, head_dim] = ["heads", "kv_heads", "head_dim"].map(|name| args.dim(name));
         Heads {
             query,
             key,
@@ -50,18 +48,10 @@ impl<'t> Heads<'t> {
     fn attend(&self, may: impl Fn(i64, i64, usize) -> bool, mut output: TensorViewMut<'_>) {
         for kv in 0..self.kv_heads {
             let keys = Matrix::gather(self.seq_k, self.head_dim, |j, d| self.key.get(&[kv, j, d]));
-            let values = Matrix::gather(self.seq_k, self.head_dim, |j, d| {
-                self.value.get(&[kv, j, d])
-            });
-            for (h, i) in (kv * self.group..(kv + 1) * self.group)
-                .flat_map(|h| (0..self.seq_q).map(move |i| (h, i)))
-            {
-                let query: Vec<f64> = (0..self.head_dim)
-                    .map(|d| self.query.get(&[h, i, d]))
-                    .collect();
-                let weights = weights(&query, &keys, self.scoring, |j| {
-                    may(kv, i, j).then_some(0.0)
-                });
+            let values = Matrix::gather(self.seq_k, self.head_dim, |j, d| self.value.get(&[kv, j, d]));
+            for (h, i) in (kv * self.group..(kv + 1) * self.group).flat_map(|h| (0..self.seq_q).map(move |i| (h, i))) {
+                let query: Vec<f64> = (0..self.head_dim).map(|d| self.query.get(&[h, i, d])).collect();
+                let weights = weights(&query, &keys, self.scoring, |j| may(kv, i, j).then_some(0.0));
                 for (d, x) in weighted_sum(&weights, &values).into_iter().enumerate() {
                     output.set(&[h, i, d as i64], x);
                 }
@@ -76,8 +66,7 @@ impl Reference for Block {
     fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
         const ORDER: [usize; 3] = [1, 0, 2];
         let heads = Heads::of(args, &ORDER);
-        let [block_rows, block_cols] =
-            ["block_rows", "block_cols"].map(|name| args.dim(name).max(1));
+        let [block_rows, block_cols] = ["block_rows", "block_cols"].map(|name| args.dim(name).max(1));
         let indices = args.tensor("indices");
         let col_blocks = heads.seq_k / block_cols;
         // For each block row, which block columns are listed.
@@ -99,29 +88,17 @@ impl Reference for VariableBlock {
     const OPS: &'static [&'static str] = &["attention.sparse.variable_block"];
 
     fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
-        let order = if args.layout("query") == Layout::Nhd {
-            [1, 0, 2]
-        } else {
-            [0, 1, 2]
-        };
+        let order = if args.layout("query") == Layout::Nhd { [1, 0, 2] } else { [0, 1, 2] };
         let heads = Heads::of(args, &order);
         let mask = args.tensor("block_mask");
-        let (row_sizes, col_sizes) = (
-            args.tensor("block_row_sizes"),
-            args.tensor("block_col_sizes"),
-        );
+        let (row_sizes, col_sizes) = (args.tensor("block_row_sizes"), args.tensor("block_col_sizes"));
         let kv_heads = 0..heads.kv_heads;
-        let of_rows = kv_heads
-            .clone()
-            .map(|kv| block_of_each(&row_sizes, "block_row_sizes", kv, heads.seq_q));
+        let of_rows = kv_heads.clone().map(|kv| block_of_each(&row_sizes, "block_row_sizes", kv, heads.seq_q));
         let of_rows: Vec<Vec<i64>> = of_rows.collect::<Result<_, _>>()?;
-        let of_cols =
-            kv_heads.map(|kv| block_of_each(&col_sizes, "block_col_sizes", kv, heads.seq_k));
+        let of_cols = kv_heads.map(|kv| block_of_each(&col_sizes, "block_col_sizes", kv, heads.seq_k));
         let of_cols: Vec<Vec<i64>> = of_cols.collect::<Result<_, _>>()?;
-        let may = |kv: i64, i: i64, j: usize| match (
-            of_rows[kv as usize].get(i as usize),
-            of_cols[kv as usize].get(j),
-        ) {
+        let may = |kv: i64, i: i64, j: usize| match (of_rows[kv as usize].get(i as usize), of_cols[kv as usize].get(j))
+        {
             (Some(&row), Some(&col)) => mask.get(&[kv, row, col]) != 0.0,
             _ => false,
         };
@@ -168,10 +145,7 @@ mod tests {
     fn block(indptr: &[i64], indices: &[i64]) -> Result<Vec<f64>, CallRefError> {
         let zeros = Tensor::zeros(DType::F64, &[4, 1, 1]);
         let values = Tensor::from_f64(DType::F64, &[4, 1, 1], &[0., 2., 10., 30.]);
-        let (indptr, indices) = (
-            ints(&[indptr.len() as i64], indptr),
-            ints(&[indices.len() as i64], indices),
-        );
+        let (indptr, indices) = (ints(&[indptr.len() as i64], indptr), ints(&[indices.len() as i64], indices));
         let inputs = [
             ("query", zeros.view()),
             ("key", zeros.view()),
@@ -180,24 +154,15 @@ mod tests {
             ("indices", indices.view()),
         ];
         let params = [("R", ParamValue::Int(2)), ("C", ParamValue::Int(2))];
-        Ok(call("attention.sparse.block", &inputs, &params, None)?[0]
-            .1
-            .to_f64())
+        Ok(call("attention.sparse.block", &inputs, &params, None)?[0].1.to_f64())
     }
 
     #[test]
     fn only_listed_blocks_are_attended_to() {
-        assert_eq!(
-            block(&[0, 1, 3], &[1, 0, 1]).unwrap(),
-            [20., 20., 10.5, 10.5]
-        );
+        assert_eq!(block(&[0, 1, 3], &[1, 0, 1]).unwrap(), [20., 20., 10.5, 10.5]);
         assert_eq!(block(&[0, 0, 1], &[0]).unwrap(), [0., 0., 1., 1.]);
-        assert!(
-            matches!(block(&[0, 1, 1], &[2]), Err(CallRefError::Kernel(e)) if e.is_callers_fault())
-        );
-        assert!(
-            matches!(block(&[0, 1, 4], &[0]), Err(CallRefError::Kernel(e)) if e.is_callers_fault())
-        );
+        assert!(matches!(block(&[0, 1, 1], &[2]), Err(CallRefError::Kernel(e)) if e.is_callers_fault()));
+        assert!(matches!(block(&[0, 1, 4], &[0]), Err(CallRefError::Kernel(e)) if e.is_callers_fault()));
     }
 
     #[test]
@@ -216,14 +181,7 @@ mod tests {
                 ("block_col_sizes", cols.view()),
             ];
             Ok::<_, CallRefError>(
-                call(
-                    "attention.sparse.variable_block",
-                    &inputs,
-                    &[],
-                    Some(Layout::Hnd),
-                )?[0]
-                    .1
-                    .to_f64(),
+                call("attention.sparse.variable_block", &inputs, &[], Some(Layout::Hnd))?[0].1.to_f64(),
             )
         };
         assert_eq!(run([1, 2]).unwrap(), [2., 5., 5.]);

@@ -55,19 +55,12 @@ impl Bounds for Corner<'_> {
         let value = self.fields[usize::from(slot)];
         let cuts = || self.expr.cuts().iter().filter(|cut| cut.slot == slot);
         let lo = cuts().map(|cut| cut.at).filter(|at| *at <= value).max();
-        let hi = cuts()
-            .map(|cut| cut.at - 1)
-            .filter(|last| *last >= value)
-            .min();
+        let hi = cuts().map(|cut| cut.at - 1).filter(|last| *last >= value).min();
         Known::Between(lo.unwrap_or(i64::MIN), hi.unwrap_or(i64::MAX))
     }
 
     fn divisible(&self, slot: u16, m: i64) -> Option<bool> {
-        let known = self
-            .expr
-            .moduli()
-            .iter()
-            .any(|known| (known.slot, known.modulus) == (slot, m));
+        let known = self.expr.moduli().iter().any(|known| (known.slot, known.modulus) == (slot, m));
         known.then(|| self.fields[usize::from(slot)] % m == 0)
     }
 }

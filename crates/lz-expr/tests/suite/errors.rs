@@ -12,33 +12,19 @@ fn error(source: &str) -> ExprError {
 }
 
 fn unexpected(found: &str, expected: &'static str) -> Kind {
-    Kind::UnexpectedToken {
-        found: found.into(),
-        expected,
-    }
+    Kind::UnexpectedToken { found: found.into(), expected }
 }
 
 fn mismatch(operator: &'static str, left: Type, right: Type) -> Kind {
-    Kind::TypeMismatch {
-        operator,
-        left,
-        right,
-    }
+    Kind::TypeMismatch { operator, left, right }
 }
 
 fn operand(operator: &'static str, wanted: &'static str, found: Type) -> Kind {
-    Kind::BadOperand {
-        operator,
-        wanted,
-        found,
-    }
+    Kind::BadOperand { operator, wanted, found }
 }
 
 fn unknown(name: &str, nearest: Option<&str>) -> Kind {
-    Kind::UnknownName {
-        name: name.into(),
-        nearest: nearest.map(str::to_owned),
-    }
+    Kind::UnknownName { name: name.into(), nearest: nearest.map(str::to_owned) }
 }
 
 fn number(text: &str) -> Kind {
@@ -72,11 +58,7 @@ fn cases() -> Vec<(&'static str, Kind, usize)> {
         ("dtype in [float16, 5]", mismatch("in", Str, Int), 20),
         ("batch in [1, 'a']", mismatch("in", Int, Str), 14),
         ("scale in [1, true]", mismatch("in", Float, Bool), 14),
-        (
-            "true in [true]",
-            operand("in", "an int, a float or a str", Bool),
-            1,
-        ),
+        ("true in [true]", operand("in", "an int, a float or a str", Bool), 1),
         ("batch and true", operand("and", "a bool", Int), 1),
         ("true or dtype", operand("or", "a bool", Str), 9),
         ("not batch", operand("not", "a bool", Int), 5),
@@ -87,16 +69,8 @@ fn cases() -> Vec<(&'static str, Kind, usize)> {
         ("", unexpected("end of expression", "a value"), 1),
         ("batch >", unexpected("end of expression", "a value"), 8),
         ("batch 1", unexpected("`1`", OPERATOR), 7),
-        (
-            "(batch",
-            unexpected("end of expression", "an operator or `)`"),
-            7,
-        ),
-        (
-            "batch in 3",
-            unexpected("`3`", "a list such as `[a, b]`"),
-            10,
-        ),
+        ("(batch", unexpected("end of expression", "an operator or `)`"), 7),
+        ("batch in 3", unexpected("`3`", "a list such as `[a, b]`"), 10),
         ("batch in []", unexpected("`]`", "a value"), 11),
         ("batch in [1 2]", unexpected("`2`", "`,` or `]`"), 13),
         ("min(1 2)", unexpected("`2`", "`,` or `)`"), 7),
@@ -106,17 +80,9 @@ fn cases() -> Vec<(&'static str, Kind, usize)> {
         ("batch <> 3", unexpected("`>`", "a value"), 8),
         ("batch # 3", Kind::UnexpectedCharacter { found: '#' }, 7),
         ("true & true", Kind::UnexpectedCharacter { found: '&' }, 6),
-        (
-            "op matches attention.*",
-            Kind::UnexpectedCharacter { found: '.' },
-            21,
-        ),
+        ("op matches attention.*", Kind::UnexpectedCharacter { found: '.' }, 21),
         ("'é' == é", Kind::UnexpectedCharacter { found: 'é' }, 8),
-        (
-            "batch > 9223372036854775808",
-            number("9223372036854775808"),
-            9,
-        ),
+        ("batch > 9223372036854775808", number("9223372036854775808"), 9),
         ("-9223372036854775809", number("9223372036854775809"), 2),
         ("90a", number("90a"), 1),
         ("1 + 1.", number("1."), 5),
@@ -129,49 +95,11 @@ fn cases() -> Vec<(&'static str, Kind, usize)> {
         ("dtype == 'a", Kind::UnterminatedString, 10),
         ("'a\\", Kind::UnterminatedString, 1),
         (r"'é\n'", Kind::BadEscape { found: 'n' }, 3),
-        (
-            "1 + mn(1, 2)",
-            Kind::UnknownFunction {
-                name: "mn".into(),
-                nearest: Some("min"),
-            },
-            5,
-        ),
-        (
-            "target.sm_version(1)",
-            Kind::UnknownFunction {
-                name: "target.sm_version".into(),
-                nearest: None,
-            },
-            1,
-        ),
-        (
-            "1 + abs(1, 2)",
-            Kind::Arity {
-                function: "abs",
-                expected: "one argument",
-                found: 2,
-            },
-            5,
-        ),
-        (
-            "min(1)",
-            Kind::Arity {
-                function: "min",
-                expected: "two or more arguments",
-                found: 1,
-            },
-            1,
-        ),
-        (
-            "ceil_div()",
-            Kind::Arity {
-                function: "ceil_div",
-                expected: "two arguments",
-                found: 0,
-            },
-            1,
-        ),
+        ("1 + mn(1, 2)", Kind::UnknownFunction { name: "mn".into(), nearest: Some("min") }, 5),
+        ("target.sm_version(1)", Kind::UnknownFunction { name: "target.sm_version".into(), nearest: None }, 1),
+        ("1 + abs(1, 2)", Kind::Arity { function: "abs", expected: "one argument", found: 2 }, 5),
+        ("min(1)", Kind::Arity { function: "min", expected: "two or more arguments", found: 1 }, 1),
+        ("ceil_div()", Kind::Arity { function: "ceil_div", expected: "two arguments", found: 0 }, 1),
         ("batch = 3", Kind::SingleEquals, 7),
         ("1 < batch < 3", Kind::ChainedComparison, 11),
         ("dtype == a == b", Kind::ChainedComparison, 12),
@@ -230,10 +158,7 @@ fn wrong_type_names_both() {
     let (expected, found) = (Type::Bool, Type::Int);
     assert_eq!(error.kind, Kind::WrongType { expected, found });
     assert_eq!(error.column, 3);
-    assert_eq!(
-        error.kind.to_string(),
-        "the expression is int, but bool is wanted"
-    );
+    assert_eq!(error.kind.to_string(), "the expression is int, but bool is wanted");
     assert!(Expr::compile_as("1.5", &scope(), Type::Int).is_err());
 }
 
@@ -282,10 +207,7 @@ fn display_points_at_the_column() {
         "`=` is not an operator; `==` compares\n  dtype == 'é' and batch = 3\n  \
          \u{20}                      ^\nhint: write `==`"
     );
-    assert_eq!(
-        error("dtype == 3").to_string(),
-        "`==` does not take str and int\n  dtype == 3\n        ^"
-    );
+    assert_eq!(error("dtype == 3").to_string(), "`==` does not take str and int\n  dtype == 3\n        ^");
     let chained = error("1 < batch < 3").to_string();
     assert!(chained.contains("and"), "{chained}");
     assert!(error("[1]").to_string().contains("may only follow `in`"));
@@ -294,14 +216,8 @@ fn display_points_at_the_column() {
 
 #[test]
 fn display_shows_only_the_line_and_its_neighbourhood() {
-    assert_eq!(
-        error("batch > 1 and\n\tfoo > 2").to_string(),
-        "unknown name `foo`\n  \tfoo > 2\n  \t^"
-    );
-    assert_eq!(
-        error("batch >\n").to_string(),
-        "unexpected end of expression, wanted a value\n  \n  ^"
-    );
+    assert_eq!(error("batch > 1 and\n\tfoo > 2").to_string(), "unknown name `foo`\n  \tfoo > 2\n  \t^");
+    assert_eq!(error("batch >\n").to_string(), "unexpected end of expression, wanted a value\n  \n  ^");
     let long = error(&format!("{}foo{}", "1 + ".repeat(500), " + 1".repeat(400)));
     let shown = long.to_string();
     let lines: Vec<_> = shown.lines().collect();
@@ -314,9 +230,5 @@ fn display_shows_only_the_line_and_its_neighbourhood() {
 #[test]
 fn it_is_an_error() {
     let boxed: Box<dyn std::error::Error + Send + Sync> = Box::new(error("("));
-    assert!(
-        boxed
-            .to_string()
-            .starts_with("unexpected end of expression")
-    );
+    assert!(boxed.to_string().starts_with("unexpected end of expression"));
 }

@@ -210,15 +210,9 @@ fn arithmetic_is_checked() {
     ] {
         fails(source, EvalError::Overflow);
     }
-    for source in [
-        "batch / 0",
-        "batch % 0",
-        "ceil_div(batch, 0)",
-        "1 / (batch - 16)",
-        "scale / 0",
-        "scale % 0.0",
-        "scale / -0.0",
-    ] {
+    for source in
+        ["batch / 0", "batch % 0", "ceil_div(batch, 0)", "1 / (batch - 16)", "scale / 0", "scale % 0.0", "scale / -0.0"]
+    {
         fails(source, EvalError::DivisionByZero);
     }
 }
@@ -233,41 +227,18 @@ fn logic_short_circuits() {
 
 #[test]
 fn the_environment_must_keep_to_the_scope() {
-    let wrong = table()
-        .with(BATCH, Value::Str("x"))
-        .with(SCALE, Value::Int(2));
-    let error = EvalError::FieldType {
-        slot: BATCH,
-        expected: Type::Int,
-        found: Type::Str,
-    };
+    let wrong = table().with(BATCH, Value::Str("x")).with(SCALE, Value::Int(2));
+    let error = EvalError::FieldType { slot: BATCH, expected: Type::Int, found: Type::Str };
     assert_eq!(compiled("batch > 1").test(&wrong), Err(error));
     // An Int serves for a Float.
     assert_eq!(compiled("scale * 1.5").float(&wrong), Ok(3.0));
-    for (slot, source, expected) in [
-        (SCALE, "scale", Type::Float),
-        (DTYPE, "dtype", Type::Str),
-        (CORES, "target.has_tensor_cores", Type::Bool),
-    ] {
-        let found = if expected == Type::Bool {
-            Type::Int
-        } else {
-            Type::Bool
-        };
-        let value = if expected == Type::Bool {
-            Value::Int(1)
-        } else {
-            Value::Bool(true)
-        };
-        let error = EvalError::FieldType {
-            slot,
-            expected,
-            found,
-        };
-        assert_eq!(
-            compiled(source).eval(&table().with(slot, value)),
-            Err(error)
-        );
+    for (slot, source, expected) in
+        [(SCALE, "scale", Type::Float), (DTYPE, "dtype", Type::Str), (CORES, "target.has_tensor_cores", Type::Bool)]
+    {
+        let found = if expected == Type::Bool { Type::Int } else { Type::Bool };
+        let value = if expected == Type::Bool { Value::Int(1) } else { Value::Bool(true) };
+        let error = EvalError::FieldType { slot, expected, found };
+        assert_eq!(compiled(source).eval(&table().with(slot, value)), Err(error));
     }
 }
 
@@ -276,18 +247,9 @@ fn typed_accessors() {
     assert_eq!(compiled("batch").float(&table()), Ok(16.0));
     assert_eq!(compiled("batch").int(&table()), Ok(16));
     let wrong = |expected, found| Err(EvalError::WrongType { expected, found });
-    assert_eq!(
-        compiled("batch").test(&table()),
-        wrong(Type::Bool, Type::Int).map(|()| true)
-    );
-    assert_eq!(
-        compiled("scale").int(&table()),
-        wrong(Type::Int, Type::Float).map(|()| 0)
-    );
-    assert_eq!(
-        compiled("dtype").float(&table()),
-        wrong(Type::Float, Type::Str).map(|()| 0.0)
-    );
+    assert_eq!(compiled("batch").test(&table()), wrong(Type::Bool, Type::Int).map(|()| true));
+    assert_eq!(compiled("scale").int(&table()), wrong(Type::Int, Type::Float).map(|()| 0));
+    assert_eq!(compiled("dtype").float(&table()), wrong(Type::Float, Type::Str).map(|()| 0.0));
     let whole = Expr::compile_as("batch + 1", &scope(), Type::Float).unwrap();
     assert_eq!(whole.eval(&table()), Ok(Value::Float(17.0)));
     // Through a trait object and a reference.
@@ -300,15 +262,9 @@ fn typed_accessors() {
 fn slots_cuts_and_moduli() {
     let cuts = |source: &str| -> Vec<(u16, i64)> {
         let expr = compiled(source);
-        expr.cuts()
-            .iter()
-            .map(|&Cut { slot, at }| (slot, at))
-            .collect()
+        expr.cuts().iter().map(|&Cut { slot, at }| (slot, at)).collect()
     };
-    assert_eq!(
-        compiled("sm > 1 and dtype == x or batch < sm").slots(),
-        [BATCH, SM, DTYPE]
-    );
+    assert_eq!(compiled("sm > 1 and dtype == x or batch < sm").slots(), [BATCH, SM, DTYPE]);
     assert_eq!(compiled("1 + 2").slots(), [0u16; 0]);
     assert_eq!(cuts("batch > 5"), [(BATCH, 6)]);
     assert_eq!(cuts("batch >= 5"), [(BATCH, 5)]);
@@ -321,16 +277,10 @@ fn slots_cuts_and_moduli() {
     assert_eq!(cuts("batch in [3, 7]"), [3, 4, 7, 8].map(|at| (BATCH, at)));
     assert_eq!(cuts("batch not in [3]"), [(BATCH, 3), (BATCH, 4)]);
     assert_eq!(cuts("batch > -4 * 2"), [(BATCH, -7)]);
-    assert_eq!(
-        cuts("not (sm >= 90 or seq_len < 8 and sm >= 80) == (sm >= 90)"),
-        [(SEQ_LEN, 8), (SM, 80), (SM, 90)]
-    );
+    assert_eq!(cuts("not (sm >= 90 or seq_len < 8 and sm >= 80) == (sm >= 90)"), [(SEQ_LEN, 8), (SM, 80), (SM, 90)]);
     assert_eq!(cuts("batch > 9223372036854775807"), []);
     assert_eq!(cuts("batch > 1.5"), [(BATCH, 2)]);
-    assert_eq!(
-        cuts("batch >= 2.0 and batch == 2.5"),
-        [(BATCH, 2), (BATCH, 3)]
-    );
+    assert_eq!(cuts("batch >= 2.0 and batch == 2.5"), [(BATCH, 2), (BATCH, 3)]);
     assert_eq!(cuts("batch > sm and batch + 1 > 3 and scale > 4"), []);
 
     let moduli = |source: &str| -> Vec<(u16, i64)> {
@@ -339,14 +289,8 @@ fn slots_cuts_and_moduli() {
         expr.moduli().iter().map(pair).collect()
     };
     assert_eq!(moduli("batch % 8 == 0"), [(BATCH, 8)]);
-    assert_eq!(
-        moduli("sm % (2 * 8) + batch % 4 > 0.5"),
-        [(BATCH, 4), (SM, 16)]
-    );
-    assert_eq!(
-        moduli("(batch % -8) + (2 * batch % 8) + batch % sm == 0"),
-        []
-    );
+    assert_eq!(moduli("sm % (2 * 8) + batch % 4 > 0.5"), [(BATCH, 4), (SM, 16)]);
+    assert_eq!(moduli("(batch % -8) + (2 * batch % 8) + batch % sm == 0"), []);
 }
 
 #[test]
@@ -357,10 +301,7 @@ fn expressions_compare_by_text_and_type_and_cross_threads() {
     assert_eq!(expr, expr.clone());
     assert_eq!(expr, compiled("batch > 1"));
     assert_ne!(expr, compiled("batch  > 1"));
-    assert_ne!(
-        compiled("1"),
-        Expr::compile_as("1", &scope(), Type::Float).unwrap()
-    );
+    assert_ne!(compiled("1"), Expr::compile_as("1", &scope(), Type::Float).unwrap());
 }
 
 #[test]
@@ -381,10 +322,7 @@ fn scopes() {
     let scope = crate::support::scope();
     assert_eq!(scope.nearest("batchsize"), Some("batch_size"));
     assert_eq!(scope.nearest("sm_version"), Some("target.sm_version"));
-    assert_eq!(
-        scope.nearest("has_tensor_core"),
-        Some("target.has_tensor_cores")
-    );
+    assert_eq!(scope.nearest("has_tensor_core"), Some("target.has_tensor_cores"));
     assert_eq!(scope.nearest("zzz"), None);
     assert_eq!(scope.nearest("q"), None);
     assert_eq!(Type::Float.to_string(), "float");

@@ -19,29 +19,14 @@ fn means(field: &str, value: M<'_>, source: &str, holds: bool) {
 #[test]
 fn the_forms_of_the_specification() {
     means("sm", M::Str(">=90"), "sm >= 90", true);
-    means(
-        "operation",
-        M::Str("attention.*"),
-        "operation matches 'attention.*'",
-        true,
-    );
-    means(
-        "op",
-        M::Str("attention.*"),
-        "op matches 'attention.*'",
-        true,
-    );
+    means("operation", M::Str("attention.*"), "operation matches 'attention.*'", true);
+    means("op", M::Str("attention.*"), "op matches 'attention.*'", true);
     means("seq_len", M::Str(">16384"), "seq_len > 16384", false);
     means("dtype", M::Str("bfloat16"), "dtype == 'bfloat16'", true);
     means("dtype", M::Str("!=x"), "dtype != 'x'", true);
     means("batch", M::Str("<= 8"), "batch <= 8", false);
     means("batch", M::Int(16), "batch == 16", true);
-    means(
-        "deterministic",
-        M::Bool(false),
-        "deterministic == false",
-        true,
-    );
+    means("deterministic", M::Bool(false), "deterministic == false", true);
     let list = M::List(vec![M::Str("float16"), M::Str("bfloat16")]);
     means("dtype", list, "dtype in ['float16', 'bfloat16']", true);
 }
@@ -57,54 +42,19 @@ fn other_values() {
     means("scale", M::Float(1e-7), "scale == 1e-7", false);
     means("scale", M::Str(">=0.5"), "scale >= 0.5", true);
     means("scale", M::Int(-1), "scale == -1", false);
-    means(
-        "batch",
-        M::Int(i64::MIN),
-        "batch == -9223372036854775808",
-        false,
-    );
-    means(
-        "deterministic",
-        M::Str("!=True"),
-        "deterministic != True",
-        true,
-    );
-    means(
-        "op",
-        M::Str("!=attention.*"),
-        "not op matches 'attention.*'",
-        false,
-    );
-    means(
-        "op",
-        M::Str("==attention.*"),
-        "op matches 'attention.*'",
-        true,
-    );
-    means(
-        "dtype",
-        M::Str("bfloat1?"),
-        "dtype matches 'bfloat1?'",
-        true,
-    );
-    means(
-        "dtype",
-        M::Str(r"it's \ so"),
-        r"dtype == 'it\'s \\ so'",
-        false,
-    );
+    means("batch", M::Int(i64::MIN), "batch == -9223372036854775808", false);
+    means("deterministic", M::Str("!=True"), "deterministic != True", true);
+    means("op", M::Str("!=attention.*"), "not op matches 'attention.*'", false);
+    means("op", M::Str("==attention.*"), "op matches 'attention.*'", true);
+    means("dtype", M::Str("bfloat1?"), "dtype matches 'bfloat1?'", true);
+    means("dtype", M::Str(r"it's \ so"), r"dtype == 'it\'s \\ so'", false);
     means("dtype", M::Str(""), "dtype == ''", false);
     let list = M::List(vec![M::Int(3), M::Str(">=16")]);
     means("batch", list, "(batch == 3 or batch >= 16)", true);
     let list = M::List(vec![M::Int(3), M::Str("17")]);
     means("batch", list, "batch in [3, 17]", false);
     let list = M::List(vec![M::Bool(true), M::Bool(false)]);
-    means(
-        "deterministic",
-        list,
-        "(deterministic == true or deterministic == false)",
-        true,
-    );
+    means("deterministic", list, "(deterministic == true or deterministic == false)", true);
 }
 
 #[test]
@@ -119,14 +69,8 @@ fn strings_arrive_unchanged() {
 #[test]
 fn all_entries_must_hold() {
     assert_eq!(read(&[]).test(&table()), Ok(true));
-    let both = read(&[
-        ("sm", M::List(vec![M::Str("<80"), M::Str(">=90")])),
-        ("op", M::Str("attention.*")),
-    ]);
-    assert_eq!(
-        both.source(),
-        "(sm < 80 or sm >= 90) and op matches 'attention.*'"
-    );
+    let both = read(&[("sm", M::List(vec![M::Str("<80"), M::Str(">=90")])), ("op", M::Str("attention.*"))]);
+    assert_eq!(both.source(), "(sm < 80 or sm >= 90) and op matches 'attention.*'");
     assert_eq!(both.test(&table()), Ok(true));
     assert_eq!(both.test(&table().with(SM, Value::Int(85))), Ok(false));
     assert_eq!(both.test(&table().with(7, Value::Str("norm"))), Ok(false));
@@ -149,26 +93,11 @@ fn values_that_do_not_fit() {
         ("dtype", M::Str(">a"), "dtype: \">a\"", 8),
         ("op", M::Str("=a"), "op: \"=a\"", 5),
         ("deterministic", M::Str("yes"), "deterministic: \"yes\"", 16),
-        (
-            "deterministic",
-            M::Str(">true"),
-            "deterministic: \">true\"",
-            16,
-        ),
+        ("deterministic", M::Str(">true"), "deterministic: \">true\"", 16),
         ("deterministic", M::Int(1), "deterministic: 1", 16),
         ("batch", M::List(vec![]), "batch: []", 8),
-        (
-            "batch",
-            M::List(vec![M::Int(1), M::Str("x")]),
-            "batch: \"x\"",
-            8,
-        ),
-        (
-            "batch",
-            M::List(vec![M::List(vec![M::Int(1)])]),
-            "batch: [..]",
-            8,
-        ),
+        ("batch", M::List(vec![M::Int(1), M::Str("x")]), "batch: \"x\"", 8),
+        ("batch", M::List(vec![M::List(vec![M::Int(1)])]), "batch: [..]", 8),
     ] {
         let error = Expr::from_match([(field, value)], &scope()).unwrap_err();
         assert_eq!((error.text.as_str(), error.column), (text, column));
@@ -178,9 +107,6 @@ fn values_that_do_not_fit() {
         assert_eq!(named, field);
     }
     let error = Expr::from_match([("batsh", M::Int(1))], &scope()).unwrap_err();
-    let kind = Kind::UnknownName {
-        name: "batsh".into(),
-        nearest: Some("batch".into()),
-    };
+    let kind = Kind::UnknownName { name: "batsh".into(), nearest: Some("batch".into()) };
     assert_eq!((error.kind, error.column), (kind, 1));
 }

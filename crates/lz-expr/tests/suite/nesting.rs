@@ -30,21 +30,15 @@ fn the_deepest_trees_fit_a_small_stack() {
     ];
     let run = move || {
         for (before, after, height) in forms {
-            let leaf = if before.contains("true") || after.contains("true") || before == "not " {
-                "true"
-            } else {
-                "batch"
-            };
+            let leaf =
+                if before.contains("true") || after.contains("true") || before == "not " { "true" } else { "batch" };
             let nested = |n: usize| format!("{}{leaf}{}", before.repeat(n), after.repeat(n));
             let (most, scope) = (MAX_NESTING / height, scope());
             let expr = Expr::compile(&nested(most), &scope).unwrap_or_else(|e| panic!("{e}"));
             assert!(expr.eval(&table()).is_ok(), "{before}");
             for n in [most + 1, 4096 / (before.len() + after.len() + 1)] {
                 let error = Expr::compile(&nested(n), &scope).unwrap_err();
-                assert!(
-                    matches!(error.kind, ExprErrorKind::TooDeep { .. }),
-                    "{error}"
-                );
+                assert!(matches!(error.kind, ExprErrorKind::TooDeep { .. }), "{error}");
             }
         }
     };

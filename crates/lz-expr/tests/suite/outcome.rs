@@ -19,17 +19,12 @@ impl Bounds for Facts {
 
     fn divisible(&self, slot: u16, m: i64) -> Option<bool> {
         let mut facts = self.multiples.iter();
-        facts
-            .find(|(s, of, _)| (*s, *of) == (slot, m))
-            .map(|(_, _, is)| *is)
+        facts.find(|(s, of, _)| (*s, *of) == (slot, m)).map(|(_, _, is)| *is)
     }
 }
 
 fn known(facts: &[(u16, Known<'static>)]) -> Facts {
-    Facts {
-        known: facts.to_vec(),
-        multiples: Vec::new(),
-    }
+    Facts { known: facts.to_vec(), multiples: Vec::new() }
 }
 
 fn batch(lo: i64, hi: i64) -> Facts {
@@ -77,10 +72,7 @@ fn single_comparisons_are_exact() {
 
 #[test]
 fn remainders() {
-    let with = |is| Facts {
-        known: vec![(BATCH, Known::Between(1, 1000))],
-        multiples: vec![(BATCH, 8, is)],
-    };
+    let with = |is| Facts { known: vec![(BATCH, Known::Between(1, 1000))], multiples: vec![(BATCH, 8, is)] };
     is("batch % 8 == 0", &with(true), AlwaysTrue);
     is("batch % 8 == 0", &with(false), AlwaysFalse);
     is("batch % 8 != 0", &with(false), AlwaysTrue);
@@ -140,14 +132,7 @@ fn divisors_of_either_sign() {
     is("batch / -2", &batch(3, 9), Between(-4, -1));
     is("ceil_div(batch, -2)", &batch(-9, -2), Between(1, 5));
     is("7 / batch", &batch(-3, -2), Between(-3, -2));
-    is(
-        "seq_len / batch",
-        &known(&[
-            (BATCH, Known::Between(-3, -2)),
-            (SEQ_LEN, Known::Between(-6, 5)),
-        ]),
-        Between(-2, 3),
-    );
+    is("seq_len / batch", &known(&[(BATCH, Known::Between(-3, -2)), (SEQ_LEN, Known::Between(-6, 5))]), Between(-2, 3));
 }
 
 #[test]
@@ -208,41 +193,23 @@ fn floats_at_the_edge() {
     is("scale > 1e300", &infinite, AlwaysTrue);
     is("scale - scale == 0", &infinite, AlwaysFalse);
     // 0 * inf is NaN, for one of the batches only.
-    let both = known(&[
-        (SCALE, Known::Exactly(Value::Float(f64::INFINITY))),
-        (BATCH, Known::Between(-1, 1)),
-    ]);
+    let both = known(&[(SCALE, Known::Exactly(Value::Float(f64::INFINITY))), (BATCH, Known::Between(-1, 1))]);
     is("batch * scale <= scale", &both, Varies);
     is("scale > 1", &scale(Value::Int(2)), AlwaysTrue);
-    is(
-        "scale > 1",
-        &known(&[(SCALE, Known::Between(2, 9))]),
-        AlwaysTrue,
-    );
+    is("scale > 1", &known(&[(SCALE, Known::Between(2, 9))]), AlwaysTrue);
     is("scale > 1", &Facts::default(), Varies);
 }
 
 #[test]
 fn facts_of_the_wrong_type_decide_nothing() {
-    for known_as in [
-        Known::Exactly(Value::Bool(true)),
-        Known::Exactly(Value::Str("x")),
-    ] {
-        is(
-            "batch == 1 or batch != 1",
-            &known(&[(BATCH, known_as)]),
-            Varies,
-        );
+    for known_as in [Known::Exactly(Value::Bool(true)), Known::Exactly(Value::Str("x"))] {
+        is("batch == 1 or batch != 1", &known(&[(BATCH, known_as)]), Varies);
         is("batch * 0", &known(&[(BATCH, known_as)]), Varies);
         is("scale * 0 == 1", &known(&[(SCALE, known_as)]), Varies);
     }
     let range = Known::Between(0, 1);
     is("dtype == x and false", &known(&[(DTYPE, range)]), Varies);
-    is(
-        "target.has_tensor_cores and false",
-        &known(&[(CORES, range)]),
-        Varies,
-    );
+    is("target.has_tensor_cores and false", &known(&[(CORES, range)]), Varies);
     // An empty range has no assignments to be wrong about, and must not panic.
     let _ = compiled("batch % 8 == 0").outcome(&batch(5, 1));
 }

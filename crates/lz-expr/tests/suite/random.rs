@@ -22,18 +22,12 @@ fn compile(tree: &Tree) -> Option<Expr> {
 
 fn fields() -> impl Strategy<Value = Vec<Value<'static>>> {
     let int = || prop_oneof![9 => -6i64..20, 1 => any::<i64>()].prop_map(Value::Int);
-    (
-        int(),
-        int(),
-        int(),
-        -9i32..9,
-        any::<bool>(),
-        prop::sample::select(WORDS.to_vec()),
-    )
-        .prop_map(|(x, y, z, f, flag, s)| {
+    (int(), int(), int(), -9i32..9, any::<bool>(), prop::sample::select(WORDS.to_vec())).prop_map(
+        |(x, y, z, f, flag, s)| {
             let f = Value::Float(f64::from(f) / 2.0);
             vec![x, y, z, f, Value::Bool(flag), Value::Str(s)]
-        })
+        },
+    )
 }
 
 fn any_tree() -> impl Strategy<Value = Tree> {
@@ -58,12 +52,8 @@ impl Bounds for Box3 {
                 Known::Between(lo, hi)
             }
             3 => Known::Exactly(Value::Float(self.f)),
-            4 => self
-                .flag
-                .map_or(Known::Nothing, |flag| Known::Exactly(Value::Bool(flag))),
-            _ => self
-                .s
-                .map_or(Known::Nothing, |s| Known::Exactly(Value::Str(s))),
+            4 => self.flag.map_or(Known::Nothing, |flag| Known::Exactly(Value::Bool(flag))),
+            _ => self.s.map_or(Known::Nothing, |s| Known::Exactly(Value::Str(s))),
         }
     }
 
@@ -113,13 +103,7 @@ fn boxes() -> impl Strategy<Value = Box3> {
         prop::option::of(word),
         any::<bool>(),
     )
-        .prop_map(|(ranges, f, flag, s, divisibility)| Box3 {
-            ranges,
-            f,
-            flag,
-            s,
-            divisibility,
-        })
+        .prop_map(|(ranges, f, flag, s, divisibility)| Box3 { ranges, f, flag, s, divisibility })
 }
 
 /// Checks a claim against every assignment there is.

@@ -56,11 +56,7 @@ impl Tree {
     /// The tree as text, with no more parentheses than it needs.
     pub fn text(&self) -> String {
         let at = |tree: &Tree, least: u8| {
-            if tree.level() < least {
-                format!("({})", tree.text())
-            } else {
-                tree.text()
-            }
+            if tree.level() < least { format!("({})", tree.text()) } else { tree.text() }
         };
         let list = |items: &[Tree]| items.iter().map(Tree::text).collect::<Vec<_>>().join(", ");
         match self {
@@ -118,11 +114,7 @@ impl Tree {
                 // One Float makes every comparison a Float one.
                 let floats = a.is_float() || items.iter().any(Tree::is_float);
                 let alike = |value| {
-                    if floats {
-                        Value::Float(float(value))
-                    } else {
-                        value
-                    }
+                    if floats { Value::Float(float(value)) } else { value }
                 };
                 let item = alike(a.eval(fields)?);
                 let mut found = false;
@@ -135,9 +127,7 @@ impl Tree {
                 Value::Bool(found != *negated)
             }
             Tree::Matches(a, pattern) => {
-                let Value::Str(text) = a.eval(fields)? else {
-                    panic!("not a string")
-                };
+                let Value::Str(text) = a.eval(fields)? else { panic!("not a string") };
                 let text: Vec<char> = text.chars().collect();
                 let pattern: Vec<char> = pattern.chars().collect();
                 Value::Bool(glob(&pattern, &text))
@@ -197,29 +187,18 @@ fn call(name: &str, items: &[Value<'static>]) -> Result<Value<'static>, EvalErro
         ("ceil_div", [_, Value::Int(0)]) => Err(EvalError::DivisionByZero),
         ("ceil_div", [Value::Int(a), Value::Int(b)]) => {
             // The least q with q * b at or beyond a, seen from a positive b.
-            let (a, b) = (
-                i128::from(*a) * i128::from(b.signum()),
-                i128::from(*b).abs(),
-            );
+            let (a, b) = (i128::from(*a) * i128::from(b.signum()), i128::from(*b).abs());
             narrow(-((-a).div_euclid(b)))
         }
         _ => {
             let best = if name == "min" { "<" } else { ">" };
             // A NaN is passed over: it is not equal even to itself.
             let better = |a, b| {
-                if compare(best, b, a) || compare("!=", a, a) {
-                    b
-                } else {
-                    a
-                }
+                if compare(best, b, a) || compare("!=", a, a) { b } else { a }
             };
             let chosen = items.iter().copied().reduce(better).unwrap();
             let all_int = items.iter().all(|item| matches!(item, Value::Int(_)));
-            Ok(if all_int {
-                chosen
-            } else {
-                Value::Float(float(chosen))
-            })
+            Ok(if all_int { chosen } else { Value::Float(float(chosen)) })
         }
     }
 }
@@ -246,9 +225,7 @@ fn compare(op: &str, a: Value<'_>, b: Value<'_>) -> bool {
 fn glob(pattern: &[char], text: &[char]) -> bool {
     match (pattern, text) {
         ([], []) => true,
-        (['*', rest @ ..], _) => {
-            glob(rest, text) || (!text.is_empty() && glob(pattern, &text[1..]))
-        }
+        (['*', rest @ ..], _) => glob(rest, text) || (!text.is_empty() && glob(pattern, &text[1..])),
         (['?', p @ ..], [_, t @ ..]) => glob(p, t),
         ([a, p @ ..], [b, t @ ..]) => a == b && glob(p, t),
         _ => false,
@@ -267,8 +244,7 @@ pub fn ints() -> BoxedStrategy<Tree> {
         6 => (-9i64..40).prop_map(Tree::Int),
         1 => prop_oneof![Just(i64::MAX), Just(i64::MIN), any::<i64>()].prop_map(Tree::Int),
     ];
-    leaf.prop_recursive(4, 16, 3, |inner| numbers(inner, true))
-        .boxed()
+    leaf.prop_recursive(4, 16, 3, |inner| numbers(inner, true)).boxed()
 }
 
 pub fn floats() -> BoxedStrategy<Tree> {
@@ -291,10 +267,7 @@ fn numbers(inner: BoxedStrategy<Tree>, whole: bool) -> BoxedStrategy<Tree> {
         let (a, b) = boxed(pair);
         Tree::Arith(op, a, b)
     });
-    let choose = (
-        prop::sample::select(vec!["min", "max"]),
-        prop::collection::vec(inner.clone(), 2..4),
-    )
+    let choose = (prop::sample::select(vec!["min", "max"]), prop::collection::vec(inner.clone(), 2..4))
         .prop_map(|(name, items)| Tree::Call(name, items));
     let unary = prop_oneof![
         inner.clone().prop_map(|a| Tree::Neg(Box::new(a))),
@@ -309,29 +282,18 @@ fn numbers(inner: BoxedStrategy<Tree>, whole: bool) -> BoxedStrategy<Tree> {
 }
 
 fn words() -> BoxedStrategy<Tree> {
-    prop_oneof![
-        Just(Tree::Field(5)),
-        prop::sample::select(WORDS.to_vec()).prop_map(Tree::Word),
-    ]
-    .boxed()
+    prop_oneof![Just(Tree::Field(5)), prop::sample::select(WORDS.to_vec()).prop_map(Tree::Word),].boxed()
 }
 
 /// Bool trees over all fields.
 pub fn truths() -> BoxedStrategy<Tree> {
     let number = prop_oneof![4 => ints(), 1 => floats()];
-    let compare = (
-        prop::sample::select(COMPARISONS.to_vec()),
-        (number.clone(), number.clone()),
-    )
-        .prop_map(|(op, pair)| {
+    let compare =
+        (prop::sample::select(COMPARISONS.to_vec()), (number.clone(), number.clone())).prop_map(|(op, pair)| {
             let (a, b) = boxed(pair);
             Tree::Compare(op, a, b)
         });
-    let member = (
-        number.clone(),
-        prop::collection::vec(number, 1..3),
-        any::<bool>(),
-    )
+    let member = (number.clone(), prop::collection::vec(number, 1..3), any::<bool>())
         .prop_map(|(a, items, negated)| Tree::In(Box::new(a), items, negated));
     let text = (words(), words(), 0..4).prop_map(|(a, b, form)| match form {
         0 => Tree::Compare("==", Box::new(a), Box::new(b)),

@@ -20,12 +20,8 @@ const IMPLEMENTERS: [(&str, &str); 7] = [
 ];
 
 /// Part numbers of Arm's own server cores.
-const ARM_PARTS: [(&str, &str); 4] = [
-    ("0xd0c", "Neoverse N1"),
-    ("0xd40", "Neoverse V1"),
-    ("0xd49", "Neoverse N2"),
-    ("0xd4f", "Neoverse V2"),
-];
+const ARM_PARTS: [(&str, &str); 4] =
+    [("0xd0c", "Neoverse N1"), ("0xd40", "Neoverse V1"), ("0xd49", "Neoverse N2"), ("0xd4f", "Neoverse V2")];
 
 pub(super) fn identity(root: &Path) -> Identity {
     let cpuinfo = fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
@@ -35,22 +31,12 @@ pub(super) fn identity(root: &Path) -> Identity {
             (key.trim() == name).then(|| value.trim())
         })
     };
-    let named = |table: &[(&str, &'static str)], code: &str| {
-        table.iter().find(|row| row.0 == code).map(|row| row.1)
-    };
+    let named = |table: &[(&str, &'static str)], code: &str| table.iter().find(|row| row.0 == code).map(|row| row.1);
     let apple = cfg!(target_vendor = "apple").then_some("apple");
-    let vendor = field("CPU implementer")
-        .and_then(|code| named(&IMPLEMENTERS, code))
-        .or(apple)
-        .unwrap_or("unknown");
+    let vendor = field("CPU implementer").and_then(|code| named(&IMPLEMENTERS, code)).or(apple).unwrap_or("unknown");
     let part = field("CPU part").filter(|_| vendor == "arm");
-    let name = field("model name")
-        .or_else(|| named(&ARM_PARTS, part?))
-        .unwrap_or("AArch64 processor");
-    Identity {
-        vendor: vendor.into(),
-        name: name.into(),
-    }
+    let name = field("model name").or_else(|| named(&ARM_PARTS, part?)).unwrap_or("AArch64 processor");
+    Identity { vendor: vendor.into(), name: name.into() }
 }
 
 pub(super) fn features() -> Vec<String> {

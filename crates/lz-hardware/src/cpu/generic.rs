@@ -7,10 +7,7 @@ use lz_model::CpuCaches;
 use super::Identity;
 
 pub(super) fn identity(_root: &Path) -> Identity {
-    Identity {
-        vendor: "unknown".into(),
-        name: format!("{} processor", std::env::consts::ARCH),
-    }
+    Identity { vendor: "unknown".into(), name: format!("{} processor", std::env::consts::ARCH) }
 }
 
 pub(super) fn features() -> Vec<String> {

@@ -13,10 +13,7 @@ use crate::{Note, cpu_memory, topology};
 
 #[cfg_attr(target_arch = "x86_64", path = "x86_64.rs")]
 #[cfg_attr(target_arch = "aarch64", path = "aarch64.rs")]
-#[cfg_attr(
-    not(any(target_arch = "x86_64", target_arch = "aarch64")),
-    path = "generic.rs"
-)]
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), path = "generic.rs")]
 mod arch;
 #[cfg(target_arch = "x86_64")]
 mod xcr0;
@@ -35,11 +32,7 @@ pub(crate) fn probe(notes: &mut Vec<Note>) -> DeviceSpec {
     spec.vendor = identity.vendor;
     spec.features = arch::features();
     let mut unknown = |fact, reason: &str| {
-        notes.push(Note::Unknown {
-            device: spec.name.clone(),
-            fact,
-            reason: reason.into(),
-        });
+        notes.push(Note::Unknown { device: spec.name.clone(), fact, reason: reason.into() });
     };
 
     match thread::available_parallelism() {
@@ -101,16 +94,8 @@ mod tests {
 
     #[test]
     fn published_sizes_only_fill_gaps() {
-        let told = CpuCaches {
-            l1d: 1,
-            l2: 0,
-            l3: 3,
-        };
-        let published = CpuCaches {
-            l1d: 9,
-            l2: 2,
-            l3: 9,
-        };
+        let told = CpuCaches { l1d: 1, l2: 0, l3: 3 };
+        let published = CpuCaches { l1d: 9, l2: 2, l3: 9 };
         let both = or_published(told, published);
         assert_eq!((both.l1d, both.l2, both.l3), (1, 2, 3));
     }

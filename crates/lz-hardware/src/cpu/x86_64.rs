@@ -49,28 +49,17 @@ pub(super) fn features() -> Vec<String> {
         ("avx512ifma", is_x86_feature_detected!("avx512ifma")),
         ("avx512vbmi", is_x86_feature_detected!("avx512vbmi")),
         ("amx-tile", amx.is_some()),
-        (
-            "amx-int8",
-            amx.as_ref().is_some_and(|leaf| leaf.has_amx_int8()),
-        ),
-        (
-            "amx-bf16",
-            amx.as_ref().is_some_and(|leaf| leaf.has_amx_bf16()),
-        ),
+        ("amx-int8", amx.as_ref().is_some_and(|leaf| leaf.has_amx_int8())),
+        ("amx-bf16", amx.as_ref().is_some_and(|leaf| leaf.has_amx_bf16())),
     ])
 }
 
 pub(super) fn caches() -> CpuCaches {
     let mut caches = CpuCaches::default();
     for cache in CpuId::new().get_cache_parameters().into_iter().flatten() {
-        let size = [
-            cache.associativity(),
-            cache.physical_line_partitions(),
-            cache.coherency_line_size(),
-            cache.sets(),
-        ]
-        .into_iter()
-        .fold(1u64, |size, factor| size.saturating_mul(factor as u64));
+        let size = [cache.associativity(), cache.physical_line_partitions(), cache.coherency_line_size(), cache.sets()]
+            .into_iter()
+            .fold(1u64, |size, factor| size.saturating_mul(factor as u64));
         match (cache.level(), cache.cache_type()) {
             (1, CacheType::Data | CacheType::Unified) => caches.l1d = size,
             (2, CacheType::Data | CacheType::Unified) => caches.l2 = size,

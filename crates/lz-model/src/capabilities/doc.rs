@@ -13,9 +13,7 @@ use crate::quant::{Granularity, QuantFormat};
 use crate::query::KvStrategy;
 
 /// Keeps "absent" and "null" apart: a constraint must be stated, even if as "none".
-fn stated<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
-    d: D,
-) -> Result<Option<Option<T>>, D::Error> {
+fn stated<'de, D: Deserializer<'de>, T: Deserialize<'de>>(d: D) -> Result<Option<Option<T>>, D::Error> {
     Option::<T>::deserialize(d).map(Some)
 }
 

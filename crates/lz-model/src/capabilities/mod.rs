@@ -54,11 +54,7 @@ pub struct Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let path = if self.path.is_empty() {
-            "(document)"
-        } else {
-            &self.path
-        };
+        let path = if self.path.is_empty() { "(document)" } else { &self.path };
         write!(f, "{path}: {}", self.message)
     }
 }
@@ -70,9 +66,7 @@ pub enum CapabilitiesError {
     #[error("not a capabilities document: {0}")]
     Syntax(String),
     /// It is of a version this build does not know.
-    #[error(
-        "capabilities schema version '{found}' is not supported; this build reads '{SCHEMA_VERSION}'"
-    )]
+    #[error("capabilities schema version '{found}' is not supported; this build reads '{SCHEMA_VERSION}'")]
     UnknownSchemaVersion {
         /// The version it says.
         found: String,
@@ -87,15 +81,9 @@ impl CapabilitiesError {
     pub fn reason(&self, backend: &str) -> Reason {
         match self {
             CapabilitiesError::UnknownSchemaVersion { found } => {
-                Reason::CapabilitiesSchemaMismatch {
-                    found: found.clone(),
-                    supported: SCHEMA_VERSION.into(),
-                }
+                Reason::CapabilitiesSchemaMismatch { found: found.clone(), supported: SCHEMA_VERSION.into() }
             }
-            other => Reason::BackendImportFailed {
-                library: backend.into(),
-                error: other.to_string(),
-            },
+            other => Reason::BackendImportFailed { library: backend.into(), error: other.to_string() },
         }
     }
 }
@@ -103,10 +91,7 @@ impl CapabilitiesError {
 /// Reads a document: JSON when it starts with `{`, else YAML.
 pub fn read(text: &str) -> Result<Capabilities, CapabilitiesError> {
     if text.len() > MAX_BYTES {
-        return Err(CapabilitiesError::Syntax(format!(
-            "{} bytes; at most {MAX_BYTES} are read",
-            text.len()
-        )));
+        return Err(CapabilitiesError::Syntax(format!("{} bytes; at most {MAX_BYTES} are read", text.len())));
     }
     let value: Value = if text.trim_start().starts_with('{') {
         serde_json::from_str(text).map_err(|e| CapabilitiesError::Syntax(e.to_string()))?
@@ -121,14 +106,10 @@ pub fn read_value(value: &Value) -> Result<Capabilities, CapabilitiesError> {
     match value.get("schema_version") {
         Some(Value::String(version)) if version == SCHEMA_VERSION => {}
         Some(Value::String(version)) => {
-            return Err(CapabilitiesError::UnknownSchemaVersion {
-                found: version.clone(),
-            });
+            return Err(CapabilitiesError::UnknownSchemaVersion { found: version.clone() });
         }
         Some(other) => {
-            return Err(CapabilitiesError::UnknownSchemaVersion {
-                found: other.to_string(),
-            });
+            return Err(CapabilitiesError::UnknownSchemaVersion { found: other.to_string() });
         }
         None => {
             let problem = Problem {
@@ -142,12 +123,8 @@ pub fn read_value(value: &Value) -> Result<Capabilities, CapabilitiesError> {
     if !problems.is_empty() {
         return Err(CapabilitiesError::Problems(problems));
     }
-    let document: doc::Document = serde_json::from_value(value.clone()).map_err(|e| {
-        CapabilitiesError::Problems(vec![Problem {
-            path: String::new(),
-            message: e.to_string(),
-        }])
-    })?;
+    let document: doc::Document = serde_json::from_value(value.clone())
+        .map_err(|e| CapabilitiesError::Problems(vec![Problem { path: String::new(), message: e.to_string() }]))?;
     resolve::resolve(document, canonical_hash(value)).map_err(CapabilitiesError::Problems)
 }
 
@@ -159,14 +136,11 @@ pub fn json_schema() -> Value {
 /// What the JSON Schema has against a document, each with its path.
 fn schema_problems(value: &Value) -> Vec<Problem> {
     let schema = json_schema();
-    let validator = jsonschema::validator_for(&schema)
-        .expect("the generated schema is a valid one; a test compiles it");
+    let validator =
+        jsonschema::validator_for(&schema).expect("the generated schema is a valid one; a test compiles it");
     let mut problems: Vec<Problem> = validator
         .iter_errors(value)
-        .map(|error| Problem {
-            path: error.instance_path().to_string(),
-            message: describe(&error, &schema),
-        })
+        .map(|error| Problem { path: error.instance_path().to_string(), message: describe(&error, &schema) })
         .collect();
     problems.sort();
     problems.dedup();
@@ -178,17 +152,9 @@ fn describe(error: &jsonschema::ValidationError<'_>, schema: &Value) -> String {
     match error.kind() {
         ValidationErrorKind::AdditionalProperties { unexpected } => {
             let known = known_keys(schema);
-            let describe = |key: &String| {
-                format!(
-                    "unknown key '{key}'{}",
-                    did_you_mean(&nearest(key, known.iter().copied()))
-                )
-            };
-            unexpected
-                .iter()
-                .map(describe)
-                .collect::<Vec<_>>()
-                .join("; ")
+            let describe =
+                |key: &String| format!("unknown key '{key}'{}", did_you_mean(&nearest(key, known.iter().copied())));
+            unexpected.iter().map(describe).collect::<Vec<_>>().join("; ")
         }
         ValidationErrorKind::Required { property } => format!("{property} is missing; state it"),
         _ => error.to_string(),
@@ -196,17 +162,9 @@ fn describe(error: &jsonschema::ValidationError<'_>, schema: &Value) -> String {
 }
 
 fn known_keys(schema: &Value) -> Vec<&str> {
-    let tables = [Some(schema)].into_iter().chain(
-        schema["$defs"]
-            .as_object()
-            .into_iter()
-            .flat_map(|d| d.values().map(Some)),
-    );
-    tables
-        .flatten()
-        .filter_map(|t| t["properties"].as_object())
-        .flat_map(|p| p.keys().map(String::as_str))
-        .collect()
+    let tables =
+        [Some(schema)].into_iter().chain(schema["$defs"].as_object().into_iter().flat_map(|d| d.values().map(Some)));
+    tables.flatten().filter_map(|t| t["properties"].as_object()).flat_map(|p| p.keys().map(String::as_str)).collect()
 }
 
 /// SHA-256 of the document with keys sorted and white space removed: the same for documents that

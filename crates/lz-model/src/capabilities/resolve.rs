@@ -10,8 +10,7 @@ use crate::catalog::{Catalog, Op};
 use crate::device::Platform;
 use crate::dtype::{DType, DTypeSet};
 use crate::kernel::{
-    BackendDescriptor, DimRule, InputRule, KernelDescriptor, ParamRule, PluginOrigin, QuantRule,
-    TokenizerRule,
+    BackendDescriptor, DimRule, InputRule, KernelDescriptor, ParamRule, PluginOrigin, QuantRule, TokenizerRule,
 };
 use crate::nearest::{did_you_mean, nearest};
 use crate::param::{Param, ParamRole};
@@ -24,20 +23,11 @@ struct Problems(Vec<Problem>);
 
 impl Problems {
     fn add(&mut self, path: &str, message: impl Into<String>) {
-        self.0.push(Problem {
-            path: path.to_owned(),
-            message: message.into(),
-        });
+        self.0.push(Problem { path: path.to_owned(), message: message.into() });
     }
 
-    fn parse<T: std::str::FromStr<Err: std::fmt::Display>>(
-        &mut self,
-        path: &str,
-        text: &str,
-    ) -> Option<T> {
-        text.parse()
-            .map_err(|e: T::Err| self.add(path, e.to_string()))
-            .ok()
+    fn parse<T: std::str::FromStr<Err: std::fmt::Display>>(&mut self, path: &str, text: &str) -> Option<T> {
+        text.parse().map_err(|e: T::Err| self.add(path, e.to_string())).ok()
     }
 }
 
@@ -51,10 +41,7 @@ pub(super) fn resolve(document: Document, hash: String) -> Result<Capabilities, 
         problems.add("/backend", "the name is empty; name the library");
     }
     if platforms.is_empty() {
-        problems.add(
-            "/platform",
-            "no platform; name one of cpu, cuda, rocm, hpu, xpu",
-        );
+        problems.add("/platform", "no platform; name one of cpu, cuda, rocm, hpu, xpu");
     }
     let requires = requirements(&mut problems, "/requires", &document.requires);
     let mut seen = BTreeSet::new();
@@ -70,23 +57,12 @@ pub(super) fn resolve(document: Document, hash: String) -> Result<Capabilities, 
         };
         for (i, kernel) in docs.iter().enumerate() {
             let path = format!("{path}/{i}");
-            let version = kernel
-                .version
-                .clone()
-                .unwrap_or_else(|| document.backend_version.clone());
+            let version = kernel.version.clone().unwrap_or_else(|| document.backend_version.clone());
             if !seen.insert((kernel.kernel_id.clone(), version.clone())) {
-                let message = format!(
-                    "kernel id '{}' is used twice; ids are unique in a backend",
-                    kernel.kernel_id
-                );
+                let message = format!("kernel id '{}' is used twice; ids are unique in a backend", kernel.kernel_id);
                 problems.add(&format!("{path}/kernel_id"), message);
             }
-            let mut reader = KernelReader {
-                problems: &mut problems,
-                path: &path,
-                ops: &ops,
-                doc: kernel,
-            };
+            let mut reader = KernelReader { problems: &mut problems, path: &path, ops: &ops, doc: kernel };
             let mut descriptor = reader.read(operation, &document.backend, &platforms);
             descriptor.version = version;
             descriptor.requires.extend(requires.iter().cloned());
@@ -109,19 +85,11 @@ pub(super) fn resolve(document: Document, hash: String) -> Result<Capabilities, 
         capabilities_hash: hash,
         schema_version: document.schema_version,
     };
-    Ok(Capabilities {
-        backend,
-        kernels,
-        generations: document.gpu_generations,
-    })
+    Ok(Capabilities { backend, kernels, generations: document.gpu_generations })
 }
 
 fn requirements(problems: &mut Problems, path: &str, texts: &[String]) -> Vec<Requirement> {
-    texts
-        .iter()
-        .enumerate()
-        .filter_map(|(i, text)| problems.parse(&format!("{path}/{i}"), text))
-        .collect()
+    texts.iter().enumerate().filter_map(|(i, text)| problems.parse(&format!("{path}/{i}"), text)).collect()
 }
 
 /// Reads one kernel against the operations it was written for.
@@ -142,27 +110,18 @@ impl KernelReader<'_> {
         kernel.platforms = platforms.to_vec();
         kernel.min_sm = doc.min_sm.flatten();
         if platforms.contains(&Platform::Cuda) && doc.min_sm.is_none() {
-            self.problems
-                .add(self.path, "'min_sm' is missing; state it, or null for any");
+            self.problems.add(self.path, "'min_sm' is missing; state it, or null for any");
         }
         kernel.max_sm = doc.max_sm;
         kernel.generations.clone_from(&doc.supported_generations);
         kernel.min_tensor_core_generation = doc.min_tensor_core_generation;
-        kernel.instruction_sets = doc
-            .instruction_set
-            .iter()
-            .chain(&doc.instruction_sets)
-            .cloned()
-            .collect();
+        kernel.instruction_sets = doc.instruction_set.iter().chain(&doc.instruction_sets).cloned().collect();
         kernel.device_features.clone_from(&doc.device_features);
         kernel.vendors.clone_from(&doc.vendors);
         kernel.requires = requirements(self.problems, &self.at("requires"), &doc.requires);
         if let Some(driver) = &doc.min_driver_version {
             let path = self.at("min_driver_version");
-            kernel.requires.extend(
-                self.problems
-                    .parse::<Requirement>(&path, &format!("driver>={driver}")),
-            );
+            kernel.requires.extend(self.problems.parse::<Requirement>(&path, &format!("driver>={driver}")));
         }
         self.tensors(&mut kernel);
         kernel.dims = self.dims();
@@ -190,8 +149,7 @@ impl KernelReader<'_> {
         kernel.transform_cost_hint = doc.transform_cost_hint;
         for (i, fused) in doc.fuses_ops.iter().enumerate() {
             if let Err(error) = Catalog::get().find(fused) {
-                self.problems
-                    .add(&self.at(&format!("fuses_ops/{i}")), error.to_string());
+                self.problems.add(&self.at(&format!("fuses_ops/{i}")), error.to_string());
             }
         }
         kernel.fuses.clone_from(&doc.fuses_ops);
@@ -206,35 +164,19 @@ impl KernelReader<'_> {
         let doc = self.doc;
         kernel.dtypes = self.dtypes("dtypes", &doc.dtypes);
         if doc.dtypes.is_empty() {
-            self.problems.add(
-                &self.at("dtypes"),
-                "no dtype is stated; a kernel must say which it takes",
-            );
+            self.problems.add(&self.at("dtypes"), "no dtype is stated; a kernel must say which it takes");
         }
         if doc.requires_layouts.is_empty() {
-            self.problems.add(
-                &self.at("requires_layouts"),
-                "no layout is stated; name them, or 'contiguous' or 'strided'",
-            );
+            self.problems
+                .add(&self.at("requires_layouts"), "no layout is stated; name them, or 'contiguous' or 'strided'");
         }
         kernel.layouts.clone_from(&doc.requires_layouts);
         kernel.produces_layout = doc.produces_layout;
         for (key, text, slot) in [
-            (
-                "requires_dtype",
-                &doc.requires_dtype,
-                &mut kernel.requires_dtype,
-            ),
-            (
-                "produces_dtype",
-                &doc.produces_dtype,
-                &mut kernel.produces_dtype,
-            ),
+            ("requires_dtype", &doc.requires_dtype, &mut kernel.requires_dtype),
+            ("produces_dtype", &doc.produces_dtype, &mut kernel.produces_dtype),
         ] {
-            *slot = text.as_ref().and_then(|t| {
-                self.problems
-                    .parse::<DType>(&format!("{}/{key}", self.path), t)
-            });
+            *slot = text.as_ref().and_then(|t| self.problems.parse::<DType>(&format!("{}/{key}", self.path), t));
         }
         kernel.requires_contiguous = doc.requires_contiguous;
         kernel.requires_last_dim_stride1 = doc.requires_last_dim_stride1;
@@ -281,24 +223,11 @@ impl KernelReader<'_> {
                 }
                 _ => {}
             }
-            let stated = rules.contains_key(dim.name)
-                || dim.name == "head_dim" && doc.max_head_dim.is_some();
+            let stated = rules.contains_key(dim.name) || dim.name == "head_dim" && doc.max_head_dim.is_some();
             if dim.must_constrain && !stated {
-                let flat = if dim.name == "head_dim" {
-                    "'max_head_dim' (null for any) or "
-                } else {
-                    ""
-                };
-                let message = format!(
-                    "no constraint on '{}'; state {flat}'dims.{}'",
-                    dim.name, dim.name
-                );
-                if !self
-                    .problems
-                    .0
-                    .iter()
-                    .any(|p| p.path == self.path && p.message == message)
-                {
+                let flat = if dim.name == "head_dim" { "'max_head_dim' (null for any) or " } else { "" };
+                let message = format!("no constraint on '{}'; state {flat}'dims.{}'", dim.name, dim.name);
+                if !self.problems.0.iter().any(|p| p.path == self.path && p.message == message) {
                     self.problems.add(self.path, message);
                 }
             }
@@ -312,18 +241,13 @@ impl KernelReader<'_> {
 
     fn check_rule(&mut self, key: &str, rule: &DimRule) {
         let message = match rule {
-            DimRule {
-                multiple_of: Some(m),
-                ..
-            } if *m < 1 => format!("a multiple of {m} makes no sense; use 1 or more"),
-            DimRule {
-                min: Some(min),
-                max: Some(max),
-                ..
-            } if min > max => format!("min {min} is larger than max {max}"),
-            DimRule {
-                one_of: Some(set), ..
-            } if set.is_empty() => "an empty 'one_of' allows nothing".into(),
+            DimRule { multiple_of: Some(m), .. } if *m < 1 => {
+                format!("a multiple of {m} makes no sense; use 1 or more")
+            }
+            DimRule { min: Some(min), max: Some(max), .. } if min > max => {
+                format!("min {min} is larger than max {max}")
+            }
+            DimRule { one_of: Some(set), .. } if set.is_empty() => "an empty 'one_of' allows nothing".into(),
             _ => return,
         };
         let path = self.at(key);
@@ -334,20 +258,10 @@ impl KernelReader<'_> {
 
     /// The canonical name of a dimension that some operation of this kernel has.
     fn dim_name(&mut self, key: &str, name: &str) -> Option<String> {
-        let found = self.ops.iter().find_map(|op| {
-            op.dim_index(name)
-                .map(|i| op.schema().dims[i].name.to_owned())
-        });
+        let found = self.ops.iter().find_map(|op| op.dim_index(name).map(|i| op.schema().dims[i].name.to_owned()));
         if found.is_none() {
-            let known = self
-                .ops
-                .iter()
-                .flat_map(|op| op.schema().dims)
-                .map(|d| d.name);
-            let message = format!(
-                "no dimension '{name}' here{}",
-                did_you_mean(&nearest(name, known))
-            );
+            let known = self.ops.iter().flat_map(|op| op.schema().dims).map(|d| d.name);
+            let message = format!("no dimension '{name}' here{}", did_you_mean(&nearest(name, known)));
             self.problems.add(&self.at(key), message);
         }
         found
@@ -357,42 +271,22 @@ impl KernelReader<'_> {
         let doc = self.doc;
         let mut rules = BTreeMap::new();
         for (name, rule) in &doc.params {
-            match self
-                .ops
-                .iter()
-                .find_map(|op| op.param_index(name).map(|i| &op.schema().params[i]))
-            {
-                Some(Param {
-                    role: ParamRole::Presence,
-                    ..
-                }) if *rule != ParamRule::default() => {
-                    let message =
-                        format!("'{name}' decides only by being given; use an empty rule {{}}");
-                    self.problems
-                        .add(&self.at(&format!("params/{name}")), message);
+            match self.ops.iter().find_map(|op| op.param_index(name).map(|i| &op.schema().params[i])) {
+                Some(Param { role: ParamRole::Presence, .. }) if *rule != ParamRule::default() => {
+                    let message = format!("'{name}' decides only by being given; use an empty rule {{}}");
+                    self.problems.add(&self.at(&format!("params/{name}")), message);
                 }
                 Some(param) => {
                     rules.insert(param.name.to_owned(), rule.clone());
                 }
                 None => {
-                    let known = self
-                        .ops
-                        .iter()
-                        .flat_map(|op| op.schema().params)
-                        .map(|p| p.name);
-                    let message = format!(
-                        "no parameter '{name}' here{}",
-                        did_you_mean(&nearest(name, known))
-                    );
-                    self.problems
-                        .add(&self.at(&format!("params/{name}")), message);
+                    let known = self.ops.iter().flat_map(|op| op.schema().params).map(|p| p.name);
+                    let message = format!("no parameter '{name}' here{}", did_you_mean(&nearest(name, known)));
+                    self.problems.add(&self.at(&format!("params/{name}")), message);
                 }
             }
         }
-        for (supported, name) in [
-            (doc.supports_dropout, "dropout_p"),
-            (doc.supports_scale, "scale"),
-        ] {
+        for (supported, name) in [(doc.supports_dropout, "dropout_p"), (doc.supports_scale, "scale")] {
             if supported && self.ops.iter().any(|op| op.param_index(name).is_some()) {
                 rules.entry(name.to_owned()).or_default();
             }
@@ -407,28 +301,14 @@ impl KernelReader<'_> {
         let doc = self.doc;
         let mut rules: BTreeMap<String, InputRule> = BTreeMap::new();
         for (name, rule) in &doc.inputs {
-            let found = self
-                .ops
-                .iter()
-                .find_map(|op| op.input_index(name).map(|i| &op.schema().inputs[i]));
+            let found = self.ops.iter().find_map(|op| op.input_index(name).map(|i| &op.schema().inputs[i]));
             let Some(input) = found else {
-                let known = self
-                    .ops
-                    .iter()
-                    .flat_map(|op| op.schema().inputs)
-                    .map(|i| i.name);
-                let message = format!(
-                    "no input '{name}' here{}",
-                    did_you_mean(&nearest(name, known))
-                );
-                self.problems
-                    .add(&self.at(&format!("inputs/{name}")), message);
+                let known = self.ops.iter().flat_map(|op| op.schema().inputs).map(|i| i.name);
+                let message = format!("no input '{name}' here{}", did_you_mean(&nearest(name, known)));
+                self.problems.add(&self.at(&format!("inputs/{name}")), message);
                 continue;
             };
-            let dtypes = rule
-                .dtypes
-                .as_ref()
-                .map(|names| self.dtypes(&format!("inputs/{name}/dtypes"), names));
+            let dtypes = rule.dtypes.as_ref().map(|names| self.dtypes(&format!("inputs/{name}/dtypes"), names));
             rules.insert(
                 input.name.to_owned(),
                 InputRule {
@@ -442,11 +322,7 @@ impl KernelReader<'_> {
         for input in self.ops.iter().flat_map(|op| op.schema().inputs) {
             if input.mask && doc.supports_attn_mask {
                 let dtypes = self.mask_dtypes();
-                rules
-                    .entry(input.name.to_owned())
-                    .or_default()
-                    .dtypes
-                    .get_or_insert(dtypes);
+                rules.entry(input.name.to_owned()).or_default().dtypes.get_or_insert(dtypes);
             }
             let holds_data = match input.dtype {
                 DTypeRule::In(set) => set.contains(DType::F32),
@@ -455,18 +331,10 @@ impl KernelReader<'_> {
             if input.cache && holds_data {
                 if let Some(names) = &doc.supports_kv_cache_dtypes {
                     let dtypes = self.dtypes("supports_kv_cache_dtypes", names);
-                    rules
-                        .entry(input.name.to_owned())
-                        .or_default()
-                        .dtypes
-                        .get_or_insert(dtypes);
+                    rules.entry(input.name.to_owned()).or_default().dtypes.get_or_insert(dtypes);
                 }
                 if let Some(layouts) = &doc.supports_kv_cache_layouts {
-                    rules
-                        .entry(input.name.to_owned())
-                        .or_default()
-                        .layouts
-                        .get_or_insert_with(|| layouts.clone());
+                    rules.entry(input.name.to_owned()).or_default().layouts.get_or_insert_with(|| layouts.clone());
                 }
             }
         }
@@ -485,10 +353,7 @@ impl KernelReader<'_> {
                 "float" => DTypeSet::FLOATS.iter().for_each(|d| set.insert(d)),
                 other => {
                     let path = self.at(&format!("supported_attn_mask_types/{i}"));
-                    self.problems.add(
-                        &path,
-                        format!("unknown mask type '{other}'; use none, bool or float"),
-                    );
+                    self.problems.add(&path, format!("unknown mask type '{other}'; use none, bool or float"));
                 }
             }
         }
@@ -512,10 +377,7 @@ impl KernelReader<'_> {
                 ("shared_bytes_formula", grid.shared_bytes_formula.as_ref()),
             ];
             if grid.tile_size < 1 || grid.blocks_per_batch_head < 1 {
-                self.problems.add(
-                    &self.at("grid_layout"),
-                    "tile_size and blocks_per_batch_head must be 1 or more",
-                );
+                self.problems.add(&self.at("grid_layout"), "tile_size and blocks_per_batch_head must be 1 or more");
             }
             for (key, text) in formulas {
                 if let Some(text) = text {
@@ -530,14 +392,16 @@ impl KernelReader<'_> {
     }
 
     fn compile(&mut self, key: &str, text: &str, ty: Type) {
-        let failure = self
-            .ops
-            .iter()
-            .find_map(|op| Expr::compile_as(text, op.scope(), ty).err());
+        let failure = self.ops.iter().find_map(|op| Expr::compile_as(text, op.scope(), ty).err());
         if let Some(error) = failure {
             self.problems.add(
                 &self.at(key),
-                format!("column {}: {}", error.column, error.kind),
+                format!(
+                    "column {}: {}{}",
+                    error.column,
+                    error.kind,
+                    error.kind.hint().map_or_else(String::new, |h| format!("; {h}"))
+                ),
             );
         }
     }
@@ -553,24 +417,14 @@ impl KernelReader<'_> {
             ("normalizer_id", &doc.supports_normalizers),
             ("pretokenizer_id", &doc.supports_pretokenizers),
         ];
-        let serves = lists
-            .into_iter()
-            .filter_map(|(name, list)| Some((name.to_owned(), list.clone()?)))
-            .collect();
-        TokenizerRule {
-            serves,
-            offsets: doc.supports_offsets,
-        }
+        let serves = lists.into_iter().filter_map(|(name, list)| Some((name.to_owned(), list.clone()?))).collect();
+        TokenizerRule { serves, offsets: doc.supports_offsets }
     }
 }
 
 /// Replaces `seq_tiles` by the tiled length of the operation's first sequence.
 fn expand_tiles(text: &str, ops: &[&Op], tile: i64) -> String {
-    let seq = ops
-        .iter()
-        .flat_map(|op| op.schema().dims)
-        .find(|d| d.kind == DimKind::Seq)
-        .map_or("1", |d| d.name);
+    let seq = ops.iter().flat_map(|op| op.schema().dims).find(|d| d.kind == DimKind::Seq).map_or("1", |d| d.name);
     text.replace("seq_tiles", &format!("ceil_div({seq}, {tile})"))
 }
 

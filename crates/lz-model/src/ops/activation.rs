@@ -34,12 +34,7 @@ pub static GELU: OpSchema = OpSchema {
     semantics: "out = x/2 (1 + erf(x/sqrt(2))), or with approximate = tanh: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))",
     dims: &[ROWS, WIDTH],
     inputs: &[Input::new("input", "...rows width", DTypeSet::FLOATS).also(&["x"])],
-    params: &[Param::choice(
-        "approximate",
-        &["none", "tanh"],
-        "none",
-        "which form",
-    )],
+    params: &[Param::choice("approximate", &["none", "tanh"], "none", "which form")],
     outputs: &[Output::like("output", "like:input", "input")],
     flops: "10 * rows * width",
     bytes: "2 * rows * width * dtype_bits / 8",

@@ -5,53 +5,25 @@ use crate::param::{Param, ParamDefault, ParamRole, ParamType};
 use crate::schema::*;
 
 /// Softmax scale of every attention operation.
-pub const SCALE: Param = Param::new(
-    "scale",
-    ParamType::Float,
-    ParamDefault::Derived,
-    "softmax scale; 1/sqrt(head_dim) when not given",
-)
-.role(ParamRole::Presence)
-.also(&["sm_scale", "softmax_scale"]);
+pub const SCALE: Param =
+    Param::new("scale", ParamType::Float, ParamDefault::Derived, "softmax scale; 1/sqrt(head_dim) when not given")
+        .role(ParamRole::Presence)
+        .also(&["sm_scale", "softmax_scale"]);
 /// Causal masking, aligned bottom-right.
-pub const CAUSAL: Param = Param::bool(
-    "causal",
-    true,
-    "query i attends to keys up to i + seq_k - seq_q",
-)
-.also(&["is_causal"]);
+pub const CAUSAL: Param =
+    Param::bool("causal", true, "query i attends to keys up to i + seq_k - seq_q").also(&["is_causal"]);
 /// Sliding window to the left.
-pub const WINDOW_LEFT: Param = Param::int(
-    "window_left",
-    -1,
-    "how many earlier keys a query may attend to; -1 for all",
-);
+pub const WINDOW_LEFT: Param = Param::int("window_left", -1, "how many earlier keys a query may attend to; -1 for all");
 /// Sliding window to the right.
-pub const WINDOW_RIGHT: Param = Param::int(
-    "window_right",
-    -1,
-    "how many later keys a query may attend to; -1 for all",
-);
+pub const WINDOW_RIGHT: Param = Param::int("window_right", -1, "how many later keys a query may attend to; -1 for all");
 /// Logit soft-capping.
-pub const SOFTCAP: Param = Param::float(
-    "softcap",
-    0.0,
-    "scores become softcap * tanh(scores / softcap); 0 turns it off",
-);
+pub const SOFTCAP: Param =
+    Param::float("softcap", 0.0, "scores become softcap * tanh(scores / softcap); 0 turns it off");
 
-const DROPOUT: Param = Param::float(
-    "dropout_p",
-    0.0,
-    "probability that an attention weight is dropped (training)",
-);
+const DROPOUT: Param = Param::float("dropout_p", 0.0, "probability that an attention weight is dropped (training)");
 
-const MASK: Input = Input::new(
-    "attn_mask",
-    "batch? heads? seq_q? seq_k | seq_q? seq_k",
-    DTypeSet::MASKS,
-)
-.optional()
-.mask();
+const MASK: Input =
+    Input::new("attn_mask", "batch? heads? seq_q? seq_k | seq_q? seq_k", DTypeSet::MASKS).optional().mask();
 const SLOPES: Input = Input::new("alibi_slopes", "heads", DTypeSet::FLOATS).optional();
 
 const HEADS_DIVIDE: Check = Check {
@@ -110,29 +82,14 @@ const QUERY: Input = Input::new(
     DTypeSet::FLOATS_AND_FP8,
 )
 .also(&["q"]);
-const KEY: Input = Input::same(
-    "key",
-    "BSHD: batch seq_k kv_heads head_dim | BHSD: batch kv_heads seq_k head_dim",
-    "query",
-)
-.also(&["k"]);
-const VALUE: Input = Input::same(
-    "value",
-    "BSHD: batch seq_k kv_heads v_dim | BHSD: batch kv_heads seq_k v_dim",
-    "query",
-)
-.also(&["v"]);
+const KEY: Input =
+    Input::same("key", "BSHD: batch seq_k kv_heads head_dim | BHSD: batch kv_heads seq_k head_dim", "query")
+        .also(&["k"]);
+const VALUE: Input =
+    Input::same("value", "BSHD: batch seq_k kv_heads v_dim | BHSD: batch kv_heads seq_k v_dim", "query").also(&["v"]);
 
 const SELF_INPUTS: &[Input] = &[QUERY, KEY, VALUE, MASK, SLOPES];
-const SELF_PARAMS: &[Param] = &[
-    CAUSAL,
-    SCALE,
-    WINDOW_LEFT,
-    WINDOW_RIGHT,
-    SOFTCAP,
-    DROPOUT,
-    Param::seed(),
-];
+const SELF_PARAMS: &[Param] = &[CAUSAL, SCALE, WINDOW_LEFT, WINDOW_RIGHT, SOFTCAP, DROPOUT, Param::seed()];
 
 const SEMANTICS: &str = "scores = scale * q.k^T (softcapped, plus slope * -|distance|, plus or masked by attn_mask); \
 keys outside the causal bound or the window get no weight; out = softmax(scores).v. Causal and windows are aligned \
@@ -145,34 +102,15 @@ const DENSE: OpSchema = OpSchema {
     dims: DIMS,
     inputs: SELF_INPUTS,
     params: SELF_PARAMS,
-    outputs: &[Output::like(
-        "output",
-        "BSHD: batch seq_q heads v_dim | BHSD: batch heads seq_q v_dim",
-        "query",
-    )],
-    layout: LayoutRule::Detect {
-        query: "query",
-        key: "key",
-    },
+    outputs: &[Output::like("output", "BSHD: batch seq_q heads v_dim | BHSD: batch heads seq_q v_dim", "query")],
+    layout: LayoutRule::Detect { query: "query", key: "key" },
     flops: "2 * batch * heads * seq_q * seq_k * (head_dim + v_dim)",
     bytes: "batch * (seq_q * heads * (head_dim + v_dim) + seq_k * kv_heads * (head_dim + v_dim)) * dtype_bits / 8",
     ..BLANK
 };
 
-const STANDARD_CHECKS: &[Check] = &[
-    HEADS_EQUAL,
-    MASK_OR_CAUSAL,
-    WINDOWS_VALID,
-    SOFTCAP_VALID,
-    DROPOUT_VALID,
-];
-const GQA_CHECKS: &[Check] = &[
-    HEADS_DIVIDE,
-    MASK_OR_CAUSAL,
-    WINDOWS_VALID,
-    SOFTCAP_VALID,
-    DROPOUT_VALID,
-];
+const STANDARD_CHECKS: &[Check] = &[HEADS_EQUAL, MASK_OR_CAUSAL, WINDOWS_VALID, SOFTCAP_VALID, DROPOUT_VALID];
+const GQA_CHECKS: &[Check] = &[HEADS_DIVIDE, MASK_OR_CAUSAL, WINDOWS_VALID, SOFTCAP_VALID, DROPOUT_VALID];
 
 /// Many queries, as many key/value heads as query heads.
 pub static STANDARD_PREFILL: OpSchema = OpSchema {

@@ -24,9 +24,7 @@ const CONTIGUOUS: OpSchema = OpSchema {
 into q_nope. Without indptrs all tokens belong to one sequence; with them sequence b owns query rows qo_indptr[b].. \
 and key rows kv_indptr[b]... Causal is bottom-right aligned within each sequence.",
     dims: &[
-        Dim::bucketed("batch", DimKind::Batch)
-            .also(&["batch_size"])
-            .otherwise(1),
+        Dim::bucketed("batch", DimKind::Batch).also(&["batch_size"]).otherwise(1),
         TOKENS,
         KV_LEN,
         HEADS,
@@ -36,12 +34,7 @@ and key rows kv_indptr[b]... Causal is bottom-right aligned within each sequence
     inputs: &[
         Q_NOPE,
         Q_PE,
-        Input::new(
-            "ckv",
-            "seq_k 1 dim_ckv | seq_k dim_ckv",
-            DTypeSet::FLOATS_AND_FP8,
-        )
-        .cache(),
+        Input::new("ckv", "seq_k 1 dim_ckv | seq_k dim_ckv", DTypeSet::FLOATS_AND_FP8).cache(),
         Input::same("kpe", "seq_k 1 dim_kpe | seq_k dim_kpe", "ckv").cache(),
         Input::new("qo_indptr", "batch+1", DTypeSet::INDICES).optional(),
         Input::new("kv_indptr", "batch+1", DTypeSet::INDICES).optional(),
@@ -87,11 +80,7 @@ slots of the pages block_tables[b, 0..]",
         Dim::bucketed("num_blocks", DimKind::Other),
         Dim::bucketed("seq_k", DimKind::Seq)
             .also(&["kv_len", "seq_len", "seq_len_k", "max_context"])
-            .derived(|sizes| {
-                sizes
-                    .dim("max_blocks")
-                    .saturating_mul(sizes.dim("block_size"))
-            }),
+            .derived(|sizes| sizes.dim("max_blocks").saturating_mul(sizes.dim("block_size"))),
         Dim::exact("block_size", DimKind::Other).also(&["page_size"]),
         HEADS,
         DIM_CKV,
@@ -100,12 +89,7 @@ slots of the pages block_tables[b, 0..]",
     inputs: &[
         Input::new("q_nope", "batch heads dim_ckv", DTypeSet::FLOATS),
         Input::same("q_pe", "batch heads dim_kpe", "q_nope"),
-        Input::new(
-            "ckv_cache",
-            "num_blocks block_size dim_ckv",
-            DTypeSet::FLOATS_AND_FP8,
-        )
-        .cache(),
+        Input::new("ckv_cache", "num_blocks block_size dim_ckv", DTypeSet::FLOATS_AND_FP8).cache(),
         Input::same("kpe_cache", "num_blocks block_size dim_kpe", "ckv_cache").cache(),
         BLOCK_TABLES,
         CONTEXT_LENS,

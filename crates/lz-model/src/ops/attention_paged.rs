@@ -6,12 +6,9 @@ use crate::layout::Layout;
 use crate::schema::*;
 
 /// Page indices of each sequence.
-pub const BLOCK_TABLES: Input =
-    Input::new("block_tables", "batch max_blocks", DTypeSet::INDICES).cache();
+pub const BLOCK_TABLES: Input = Input::new("block_tables", "batch max_blocks", DTypeSet::INDICES).cache();
 /// Tokens of each sequence in the cache.
-pub const CONTEXT_LENS: Input = Input::new("context_lens", "batch", DTypeSet::INDICES)
-    .cache()
-    .also(&["seq_lens"]);
+pub const CONTEXT_LENS: Input = Input::new("context_lens", "batch", DTypeSet::INDICES).cache().also(&["seq_lens"]);
 
 const KEY_CACHE: Input = Input::new(
     "key_cache",
@@ -36,11 +33,7 @@ const KV_HEADS: Dim = Dim::exact("kv_heads", DimKind::KvHeads).also(&["num_kv_he
 const HEAD_DIM: Dim = Dim::exact("head_dim", DimKind::HeadDim).must_constrain();
 const MAX_CONTEXT: Dim = Dim::bucketed("seq_k", DimKind::Seq)
     .also(&["seq_len_k", "max_context"])
-    .derived(|sizes| {
-        sizes
-            .dim("max_blocks")
-            .saturating_mul(sizes.dim("block_size"))
-    });
+    .derived(|sizes| sizes.dim("max_blocks").saturating_mul(sizes.dim("block_size")));
 
 const HEADS_DIVIDE: Check = Check {
     holds: "heads % max(kv_heads, 1) == 0 and (kv_heads > 0 or heads == 0)",
@@ -59,23 +52,9 @@ const DECODE: OpSchema = OpSchema {
     family: Family::Attention,
     semantics: "sequence b's keys are the first context_lens[b] slots of the pages block_tables[b, 0..]; its one query \
 attends to all of them (within the window). A context length of 0 gives zeros. Page indices beyond the context are not read.",
-    dims: &[
-        BATCH,
-        MAX_BLOCKS,
-        NUM_BLOCKS,
-        MAX_CONTEXT,
-        BLOCK_SIZE,
-        HEADS,
-        KV_HEADS,
-        HEAD_DIM,
-    ],
+    dims: &[BATCH, MAX_BLOCKS, NUM_BLOCKS, MAX_CONTEXT, BLOCK_SIZE, HEADS, KV_HEADS, HEAD_DIM],
     inputs: &[
-        Input::new(
-            "query",
-            "batch heads head_dim | batch 1 heads head_dim",
-            DTypeSet::FLOATS_AND_FP8,
-        )
-        .also(&["q"]),
+        Input::new("query", "batch heads head_dim | batch 1 heads head_dim", DTypeSet::FLOATS_AND_FP8).also(&["q"]),
         KEY_CACHE,
         VALUE_CACHE,
         BLOCK_TABLES,
@@ -92,17 +71,7 @@ attends to all of them (within the window). A context length of 0 gives zeros. P
 const PREFILL: OpSchema = OpSchema {
     semantics: "queries are packed along the first dimension; sequence b owns rows cu_seqlens_q[b] .. cu_seqlens_q[b+1], \
 which are the last positions of its context_lens[b] cached tokens (bottom-right aligned).",
-    dims: &[
-        BATCH,
-        TOKENS,
-        MAX_BLOCKS,
-        NUM_BLOCKS,
-        MAX_CONTEXT,
-        BLOCK_SIZE,
-        HEADS,
-        KV_HEADS,
-        HEAD_DIM,
-    ],
+    dims: &[BATCH, TOKENS, MAX_BLOCKS, NUM_BLOCKS, MAX_CONTEXT, BLOCK_SIZE, HEADS, KV_HEADS, HEAD_DIM],
     inputs: &[
         Input::new("query", "seq_q heads head_dim", DTypeSet::FLOATS_AND_FP8).also(&["q"]),
         KEY_CACHE,

@@ -4,14 +4,9 @@ use crate::dtype::DTypeSet;
 use crate::layout::Layout;
 use crate::schema::*;
 
-const CACHE: &str =
-    "NHD: num_blocks block_size kv_heads head_dim | HND: num_blocks kv_heads block_size head_dim";
-const KEY_CACHE: Input = Input::new("key_cache", CACHE, DTypeSet::FLOATS_AND_FP8)
-    .cache()
-    .updated();
-const VALUE_CACHE: Input = Input::same("value_cache", CACHE, "key_cache")
-    .cache()
-    .updated();
+const CACHE: &str = "NHD: num_blocks block_size kv_heads head_dim | HND: num_blocks kv_heads block_size head_dim";
+const KEY_CACHE: Input = Input::new("key_cache", CACHE, DTypeSet::FLOATS_AND_FP8).cache().updated();
+const VALUE_CACHE: Input = Input::same("value_cache", CACHE, "key_cache").cache().updated();
 const NUM_BLOCKS: Dim = Dim::bucketed("num_blocks", DimKind::Other);
 const BLOCK_SIZE: Dim = Dim::exact("block_size", DimKind::Other).also(&["page_size"]);
 const KV_HEADS: Dim = Dim::exact("kv_heads", DimKind::KvHeads).also(&["num_kv_heads"]);
@@ -62,11 +57,7 @@ is written; of two moves to one page the later wins. A page beyond the cache is 
         KV_HEADS,
         HEAD_DIM,
     ],
-    inputs: &[
-        KEY_CACHE,
-        VALUE_CACHE,
-        Input::new("moves", "moves 2", DTypeSet::INDICES),
-    ],
+    inputs: &[KEY_CACHE, VALUE_CACHE, Input::new("moves", "moves 2", DTypeSet::INDICES)],
     outputs: &[Output::Updates("key_cache"), Output::Updates("value_cache")],
     layout: LayoutRule::Default(Layout::Nhd),
     tolerances: Tolerances::Exact,

@@ -54,30 +54,14 @@ pub static OPS: &[&OpSchema] = &[
     &tokenize::DECODE,
 ];
 
-const DENSE: &[&str] = &[
-    "attention.standard.decode",
-    "attention.standard.prefill",
-    "attention.gqa.decode",
-    "attention.gqa.prefill",
-];
+const DENSE: &[&str] =
+    &["attention.standard.decode", "attention.standard.prefill", "attention.gqa.decode", "attention.gqa.prefill"];
 
 /// Names that stand for several operations.
 pub static ALIASES: &[Alias] = &[
-    Alias {
-        name: "attention",
-        ops: DENSE,
-        fixes: &[],
-    },
-    Alias {
-        name: "attention.causal",
-        ops: DENSE,
-        fixes: &[("causal", true)],
-    },
-    Alias {
-        name: "attention.full",
-        ops: DENSE,
-        fixes: &[("causal", false)],
-    },
+    Alias { name: "attention", ops: DENSE, fixes: &[] },
+    Alias { name: "attention.causal", ops: DENSE, fixes: &[("causal", true)] },
+    Alias { name: "attention.full", ops: DENSE, fixes: &[("causal", false)] },
     Alias {
         name: "attention.paged",
         ops: &[
@@ -88,23 +72,11 @@ pub static ALIASES: &[Alias] = &[
         ],
         fixes: &[],
     },
-    Alias {
-        name: "attention.cross",
-        ops: &["attention.cross.decode", "attention.cross.prefill"],
-        fixes: &[],
-    },
+    Alias { name: "attention.cross", ops: &["attention.cross.decode", "attention.cross.prefill"], fixes: &[] },
     Alias {
         name: "attention.mla",
-        ops: &[
-            "attention.mla.decode.paged",
-            "attention.mla.decode",
-            "attention.mla.prefill",
-        ],
+        ops: &["attention.mla.decode.paged", "attention.mla.decode", "attention.mla.prefill"],
         fixes: &[],
     },
-    Alias {
-        name: "attention.sparse",
-        ops: &["attention.sparse.block", "attention.sparse.variable_block"],
-        fixes: &[],
-    },
+    Alias { name: "attention.sparse", ops: &["attention.sparse.block", "attention.sparse.variable_block"], fixes: &[] },
 ];

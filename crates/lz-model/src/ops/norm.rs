@@ -23,10 +23,7 @@ pub static RMS: OpSchema = OpSchema {
     summary: "root-mean-square normalization",
     semantics: "out = x / sqrt(mean(x^2) + eps) * weight, over the last dimension",
     dims: &[ROWS, HIDDEN],
-    inputs: &[
-        INPUT,
-        Input::new("weight", "hidden", DTypeSet::FLOATS).optional(),
-    ],
+    inputs: &[INPUT, Input::new("weight", "hidden", DTypeSet::FLOATS).optional()],
     params: &[Param::float("eps", 1e-6, "added to the mean square").universal()],
     outputs: &[Output::like("output", "like:input", "input")],
     checks: &[EPS_VALID],
@@ -64,10 +61,7 @@ pub static FUSED_ADD_RMS: OpSchema = OpSchema {
         Input::new("weight", "hidden", DTypeSet::FLOATS).optional(),
     ],
     params: &[Param::float("eps", 1e-6, "added to the mean square").universal()],
-    outputs: &[
-        Output::like("output", "like:input", "input"),
-        Output::like("residual_out", "like:input", "input"),
-    ],
+    outputs: &[Output::like("output", "like:input", "input"), Output::like("residual_out", "like:input", "input")],
     flops: "5 * rows * hidden",
     bytes: "(4 * rows * hidden + hidden) * dtype_bits / 8",
     ..NORM

@@ -60,10 +60,7 @@ pub static ALIBI: OpSchema = OpSchema {
         Dim::exact("heads", DimKind::Heads).also(&["num_heads"]),
     ],
     inputs: &[Input::new("slopes", "heads", DTypeSet::FLOATS)],
-    params: &[
-        Param::dim("seq_q", "number of queries"),
-        Param::dim("seq_k", "number of keys"),
-    ],
+    params: &[Param::dim("seq_q", "number of queries"), Param::dim("seq_k", "number of keys")],
     outputs: &[Output::like("output", "heads seq_q seq_k", "slopes")],
     flops: "3 * heads * seq_q * seq_k",
     bytes: "heads * seq_q * seq_k * dtype_bits / 8",

@@ -24,31 +24,17 @@ fn group(sizes: &dyn Sizes) -> i64 {
     if sizes.param("granularity").as_str() != Some("blockwise") {
         return sizes.dim("cols").max(1);
     }
-    let format = match sizes
-        .param("dtype")
-        .as_str()
-        .filter(|name| FORMATS.contains(name))
-    {
+    let format = match sizes.param("dtype").as_str().filter(|name| FORMATS.contains(name)) {
         Some(name) => name.parse().ok(),
         None => sizes.dtype("values"),
     };
-    let own = format
-        .and_then(QuantFormat::of)
-        .and_then(|f| f.spec().group_size);
-    sizes
-        .param("group_size")
-        .as_int()
-        .unwrap_or(own.map_or(32, i64::from))
-        .max(1)
+    let own = format.and_then(QuantFormat::of).and_then(|f| f.spec().group_size);
+    sizes.param("group_size").as_int().unwrap_or(own.map_or(32, i64::from)).max(1)
 }
 
 /// How many rows of scales there are.
 fn scale_rows(sizes: &dyn Sizes) -> i64 {
-    if sizes.param("granularity").as_str() == Some("per_tensor") {
-        1
-    } else {
-        sizes.dim("rows")
-    }
+    if sizes.param("granularity").as_str() == Some("per_tensor") { 1 } else { sizes.dim("rows") }
 }
 
 /// How many scales a row has.
@@ -88,44 +74,18 @@ round(lowest - min / scale), values = round(x / scale) + zero_point. A scale of 
     dims: DIMS,
     inputs: &[
         Input::new("input", "...rows cols", DTypeSet::FLOATS),
-        Input::new(
-            "scale",
-            "scale_rows scale_cols | scale_rows | 1",
-            DTypeSet::of(&[DType::F32]),
-        )
-        .optional(),
+        Input::new("scale", "scale_rows scale_cols | scale_rows | 1", DTypeSet::of(&[DType::F32])).optional(),
     ],
     params: &[
-        Param::new(
-            "dtype",
-            ParamType::Choice(FORMATS),
-            ParamDefault::Required,
-            "the format to round to",
-        ),
+        Param::new("dtype", ParamType::Choice(FORMATS), ParamDefault::Required, "the format to round to"),
         GRANULARITY,
         GROUP,
-        Param::bool(
-            "zero_point",
-            false,
-            "offset integers so that they cover the range of the data",
-        ),
+        Param::bool("zero_point", false, "offset integers so that they cover the range of the data"),
     ],
     outputs: &[
-        Output::Fresh {
-            name: "values",
-            shape: "like:input",
-            dtype: OutputDType::Named("dtype"),
-        },
-        Output::Fresh {
-            name: "scales",
-            shape: "scale_rows scale_cols",
-            dtype: OutputDType::Fixed(DType::F32),
-        },
-        Output::Fresh {
-            name: "zero_points",
-            shape: "scale_rows scale_cols",
-            dtype: OutputDType::Fixed(DType::I32),
-        },
+        Output::Fresh { name: "values", shape: "like:input", dtype: OutputDType::Named("dtype") },
+        Output::Fresh { name: "scales", shape: "scale_rows scale_cols", dtype: OutputDType::Fixed(DType::F32) },
+        Output::Fresh { name: "zero_points", shape: "scale_rows scale_cols", dtype: OutputDType::Fixed(DType::I32) },
     ],
     checks: &[
         GROUP_VALID,
@@ -162,34 +122,15 @@ pub static DEQUANTIZE: OpSchema = OpSchema {
     dims: DIMS,
     inputs: &[
         Input::new("values", "...rows cols", DTypeSet::QUANTIZED).also(&["input"]),
-        Input::new(
-            "scales",
-            "scale_rows scale_cols | scale_rows | 1",
-            DTypeSet::of(&[DType::F32]),
-        )
-        .also(&["scale"]),
-        Input::new(
-            "zero_points",
-            "scale_rows scale_cols | scale_rows | 1",
-            DTypeSet::of(&[DType::I32]),
-        )
-        .optional(),
+        Input::new("scales", "scale_rows scale_cols | scale_rows | 1", DTypeSet::of(&[DType::F32])).also(&["scale"]),
+        Input::new("zero_points", "scale_rows scale_cols | scale_rows | 1", DTypeSet::of(&[DType::I32])).optional(),
     ],
     params: &[
-        Param::choice(
-            "dtype",
-            &["float32", "float16", "bfloat16", "float64"],
-            "float32",
-            "the dtype of the result",
-        ),
+        Param::choice("dtype", &["float32", "float16", "bfloat16", "float64"], "float32", "the dtype of the result"),
         GRANULARITY,
         GROUP,
     ],
-    outputs: &[Output::Fresh {
-        name: "output",
-        shape: "like:values",
-        dtype: OutputDType::Named("dtype"),
-    }],
+    outputs: &[Output::Fresh { name: "output", shape: "like:values", dtype: OutputDType::Named("dtype") }],
     checks: &[
         GROUP_VALID,
         Check {

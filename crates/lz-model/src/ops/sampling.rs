@@ -7,17 +7,8 @@ use crate::schema::*;
 const ROWS: Dim = Dim::bucketed("rows", DimKind::Batch).also(&["batch", "batch_size"]);
 const VOCAB: Dim = Dim::bucketed("vocab", DimKind::Other).also(&["vocab_size"]);
 const LOGITS: Input = Input::new("logits", "...rows vocab", DTypeSet::FLOATS);
-const UNIFORM: Input = Input::new(
-    "uniform",
-    "...rows",
-    DTypeSet::of(&[DType::F32, DType::F64]),
-)
-.optional();
-const IDS: Output = Output::Fresh {
-    name: "ids",
-    shape: "...rows",
-    dtype: OutputDType::Fixed(DType::I64),
-};
+const UNIFORM: Input = Input::new("uniform", "...rows", DTypeSet::of(&[DType::F32, DType::F64])).optional();
+const IDS: Output = Output::Fresh { name: "ids", shape: "...rows", dtype: OutputDType::Fixed(DType::I64) };
 const VOCAB_NOT_EMPTY: Check = Check {
     holds: "vocab >= 1",
     code: CheckCode::Constraint,
@@ -37,13 +28,7 @@ kept token, by descending logit, at which the cumulative probability exceeds the
 logits gives id -1.",
     dims: &[ROWS, VOCAB, Dim::bucketed("k", DimKind::Other)],
     inputs: &[LOGITS, UNIFORM],
-    params: &[
-        Param::dim(
-            "k",
-            "how many tokens to keep; more than there are keeps all",
-        ),
-        Param::seed(),
-    ],
+    params: &[Param::dim("k", "how many tokens to keep; more than there are keeps all"), Param::seed()],
     outputs: &[IDS],
     checks: &[
         VOCAB_NOT_EMPTY,
@@ -73,13 +58,7 @@ the cumulative probability exceeds the row's uniform number. A NaN among the log
     dims: &[ROWS, VOCAB],
     inputs: &[LOGITS, UNIFORM],
     params: &[
-        Param::new(
-            "p",
-            ParamType::Float,
-            ParamDefault::Required,
-            "probability to keep, in (0, 1]",
-        )
-        .universal(),
+        Param::new("p", ParamType::Float, ParamDefault::Required, "probability to keep, in (0, 1]").universal(),
         Param::seed(),
     ],
     outputs: &[IDS],
@@ -118,25 +97,12 @@ probability exceeds uniform[draft]. ids holds the accepted tokens, the drawn one
         Input::new("draft_ids", "batch draft", DTypeSet::INDICES),
         Input::new("draft_probs", "batch draft vocab", DTypeSet::FLOATS),
         Input::same("target_probs", "batch draft+1 vocab", "draft_probs"),
-        Input::new(
-            "uniform",
-            "batch draft+1",
-            DTypeSet::of(&[DType::F32, DType::F64]),
-        )
-        .optional(),
+        Input::new("uniform", "batch draft+1", DTypeSet::of(&[DType::F32, DType::F64])).optional(),
     ],
     params: &[Param::seed()],
     outputs: &[
-        Output::Fresh {
-            name: "ids",
-            shape: "batch draft+1",
-            dtype: OutputDType::Fixed(DType::I64),
-        },
-        Output::Fresh {
-            name: "accepted",
-            shape: "batch",
-            dtype: OutputDType::Fixed(DType::I64),
-        },
+        Output::Fresh { name: "ids", shape: "batch draft+1", dtype: OutputDType::Fixed(DType::I64) },
+        Output::Fresh { name: "accepted", shape: "batch", dtype: OutputDType::Fixed(DType::I64) },
     ],
     checks: &[VOCAB_NOT_EMPTY],
     tolerances: Tolerances::Exact,

@@ -6,8 +6,7 @@ use crate::schema::*;
 const TEXTS: Dim = Dim::bucketed("texts", DimKind::Batch).also(&["batch", "batch_size"]);
 const LENGTH: Dim = Dim::bucketed("length", DimKind::Seq).also(&["seq_len"]);
 
-const TOKENIZER: Param =
-    Param::name("tokenizer_id", "which tokenizer").default(ParamDefault::Required);
+const TOKENIZER: Param = Param::name("tokenizer_id", "which tokenizer").default(ParamDefault::Required);
 const VOCAB_HASH: Param = Param::name("vocab_hash", "SHA-256 of the vocabulary");
 const MERGES_HASH: Param = Param::name("merges_hash", "SHA-256 of the merges");
 const ADDED_HASH: Param = Param::name("added_tokens_hash", "SHA-256 of the added tokens");

@@ -22,9 +22,7 @@ pub struct Flights<K> {
 
 impl<K> Default for Flights<K> {
     fn default() -> Self {
-        Flights {
-            under_way: Mutex::new(Vec::new()),
-        }
+        Flights { under_way: Mutex::new(Vec::new()) }
     }
 }
 
@@ -55,19 +53,11 @@ impl<K: PartialEq + Copy> Flights<K> {
                 None => {
                     let landed = Arc::new(Landed::default());
                     under_way.push((*key, landed.clone()));
-                    return Boarding::Leader(Leader {
-                        flights: self,
-                        key: *key,
-                        landed,
-                    });
+                    return Boarding::Leader(Leader { flights: self, key: *key, landed });
                 }
             }
         };
-        if landed.wait() {
-            Boarding::Follower
-        } else {
-            Boarding::Impatient
-        }
+        if landed.wait() { Boarding::Follower } else { Boarding::Impatient }
     }
 
     /// Whether nothing is under way.
@@ -83,10 +73,7 @@ impl Landed {
             Ok(guard) => guard,
             Err(poisoned) => poisoned.into_inner(),
         };
-        match self
-            .changed
-            .wait_timeout_while(done, PATIENCE, |done| !*done)
-        {
+        match self.changed.wait_timeout_while(done, PATIENCE, |done| !*done) {
             Ok((done, _)) => *done,
             Err(poisoned) => *poisoned.into_inner().0,
         }

@@ -61,22 +61,8 @@ pub fn find(
 
 /// Remembers a plan.
 pub fn remember(hash: u64, query: &Query, plan: Plan, origin: Origin) {
-    let Origin {
-        cache,
-        epoch,
-        shard,
-        ticket,
-        expires_ms,
-    } = origin;
-    let slot = Slot {
-        query: *query,
-        plan,
-        cache,
-        epoch,
-        ticket,
-        shard,
-        expires_ms,
-    };
+    let Origin { cache, epoch, shard, ticket, expires_ms } = origin;
+    let slot = Slot { query: *query, plan, cache, epoch, ticket, shard, expires_ms };
     FRONT.with_borrow_mut(|slots| match &mut slots[hash as usize % SLOTS] {
         Some(old) => **old = slot,
         empty => *empty = Some(Box::new(slot)),

@@ -12,7 +12,6 @@ mod front;
 mod generation;
 mod shard;
 
-use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use lz_model::{OpIx, Query};
@@ -42,12 +41,7 @@ pub struct CacheConfig {
 
 impl Default for CacheConfig {
     fn default() -> Self {
-        CacheConfig {
-            shards: 256,
-            max_entries: 10_000,
-            ttl_ms: 60_000,
-            clock: Clock::System,
-        }
+        CacheConfig { shards: 256, max_entries: 10_000, ttl_ms: 60_000, clock: Clock::System }
     }
 }
 
@@ -80,7 +74,6 @@ pub struct SelectionCache {
     shards: Box<[Shard]>,
     capacity: usize,
     config: CacheConfig,
-    hasher: foldhash::fast::FixedState,
     shared_hits: AtomicU64,
     misses: AtomicU64,
 }
@@ -100,7 +93,6 @@ impl SelectionCache {
             shards: (0..shards).map(|_| Shard::default()).collect(),
             capacity: config.max_entries / shards,
             config,
-            hasher: foldhash::fast::FixedState::default(),
             shared_hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
         }
@@ -116,7 +108,7 @@ impl SelectionCache {
         F: Fn() -> (Option<Plan>, bool),
     {
         let now_ms = self.config.clock.now_ms();
-        let hash = self.hasher.hash_one(query);
+        let hash = query.fingerprint();
         let current = |shard: u32| self.shards[shard as usize].generation.ticket();
         if let Some(plan) = front::find(hash, query, self.id, snapshot.epoch(), now_ms, current) {
             return Some(plan);
@@ -126,14 +118,7 @@ impl SelectionCache {
 
     /// The shared table's answer, computing on a miss.
     #[inline(never)]
-    fn shared<F>(
-        &self,
-        snapshot: &Snapshot,
-        query: &Query,
-        hash: u64,
-        now_ms: u64,
-        compute: F,
-    ) -> Option<Plan>
+    fn shared<F>(&self, snapshot: &Snapshot, query: &Query, hash: u64, now_ms: u64, compute: F) -> Option<Plan>
     where
         F: Fn() -> (Option<Plan>, bool),
     {
@@ -153,18 +138,7 @@ impl SelectionCache {
                 Some((Stored::Plan(plan), expires_ms)) => {
                     self.shared_hits.fetch_add(1, Ordering::Relaxed);
                     let (cache, epoch, shard) = (self.id, snapshot.epoch(), place.index);
-                    front::remember(
-                        hash,
-                        query,
-                        plan,
-                        Origin {
-                            cache,
-                            epoch,
-                            shard,
-                            ticket,
-                            expires_ms,
-                        },
-                    );
+                    front::remember(hash, query, plan, Origin { cache, epoch, shard, ticket, expires_ms });
                     return Some(plan);
                 }
                 _ => {}
@@ -175,10 +149,7 @@ impl SelectionCache {
             }
             // Somebody may have landed between the look and the boarding.
             if let Boarding::Leader(_) = flight
-                && place
-                    .shard
-                    .find(place.tag, &key, snapshot.epoch(), now_ms)
-                    .is_some()
+                && place.shard.find(place.tag, &key, snapshot.epoch(), now_ms).is_some()
             {
                 continue;
             }
@@ -187,33 +158,18 @@ impl SelectionCache {
         self.compute(snapshot, &cell, &exact, now_ms, &compute)
     }
 
-    fn compute<F>(
-        &self,
-        snapshot: &Snapshot,
-        cell: &Query,
-        exact: &Query,
-        now_ms: u64,
-        compute: &F,
-    ) -> Option<Plan>
+    fn compute<F>(&self, snapshot: &Snapshot, cell: &Query, exact: &Query, now_ms: u64, compute: &F) -> Option<Plan>
     where
         F: Fn() -> (Option<Plan>, bool),
     {
         self.misses.fetch_add(1, Ordering::Relaxed);
         let (cell_place, exact_place) = (self.place(cell), self.place(exact));
         // Tickets first: what is computed from here on is void if anything is invalidated meanwhile.
-        let (cell_ticket, exact_ticket) = (
-            cell_place.shard.generation.ticket(),
-            exact_place.shard.generation.ticket(),
-        );
+        let (cell_ticket, exact_ticket) = (cell_place.shard.generation.ticket(), exact_place.shard.generation.ticket());
         let (plan, uniform) = compute();
         let plan = plan?;
         let insert = |place: &Place<'_>, ticket, key: &Query, stored| {
-            let entry = Entry::new(
-                *key,
-                stored,
-                snapshot.epoch(),
-                now_ms.saturating_add(self.config.ttl_ms),
-            );
+            let entry = Entry::new(*key, stored, snapshot.epoch(), now_ms.saturating_add(self.config.ttl_ms));
             place.shard.insert(place.tag, ticket, self.capacity, entry);
         };
         if uniform {
@@ -226,13 +182,9 @@ impl SelectionCache {
     }
 
     fn place(&self, key: &Query) -> Place<'_> {
-        let hash = self.hasher.hash_one(key);
+        let hash = key.fingerprint();
         let index = (hash >> 32) as usize & (self.shards.len() - 1);
-        Place {
-            shard: &self.shards[index],
-            index: index as u32,
-            tag: hash as u32,
-        }
+        Place { shard: &self.shards[index], index: index as u32, tag: hash as u32 }
     }
 
     /// Forgets. After this returns, nothing computed before is served.

@@ -32,9 +32,8 @@ pub struct Entry {
 }
 
 /// Bytes an entry takes beyond its key, its share of the table included.
-pub const ENTRY_OVERHEAD: usize = size_of::<Entry>() - size_of::<Query>()
-    + 2 * size_of::<usize>()
-    + size_of::<(u32, Arc<Entry>)>();
+pub const ENTRY_OVERHEAD: usize =
+    size_of::<Entry>() - size_of::<Query>() + 2 * size_of::<usize>() + size_of::<(u32, Arc<Entry>)>();
 
 #[derive(Default)]
 struct Table {
@@ -55,18 +54,11 @@ impl Shard {
     /// What is stored for `key`, if that still counts, and until when it does.
     pub fn find(&self, tag: u32, key: &Query, epoch: u64, now_ms: u64) -> Option<(Stored, u64)> {
         let table = self.table.load();
-        let live =
-            |entry: &Entry| entry.key == *key && entry.epoch == epoch && now_ms < entry.expires_ms;
-        let (_, entry) = table
-            .rows
-            .iter()
-            .find(|(t, entry)| *t == tag && live(entry))?;
+        let live = |entry: &Entry| entry.key == *key && entry.epoch == epoch && now_ms < entry.expires_ms;
+        let (_, entry) = table.rows.iter().find(|(t, entry)| *t == tag && live(entry))?;
         // The most recently used entry needs no mark, so repeated hits on it write nothing.
         if entry.used.load(Ordering::Relaxed) != self.ticks.load(Ordering::Relaxed) {
-            entry.used.store(
-                self.ticks.fetch_add(1, Ordering::Relaxed) + 1,
-                Ordering::Relaxed,
-            );
+            entry.used.store(self.ticks.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
         }
         Some((entry.stored, entry.expires_ms))
     }
@@ -89,9 +81,7 @@ impl Shard {
             .cloned()
             .collect();
         while rows.len() >= capacity {
-            let oldest = (0..rows.len())
-                .min_by_key(|&i| rows[i].1.used.load(Ordering::Relaxed))
-                .unwrap_or(0);
+            let oldest = (0..rows.len()).min_by_key(|&i| rows[i].1.used.load(Ordering::Relaxed)).unwrap_or(0);
             rows.swap_remove(oldest);
         }
         rows.push((tag, Arc::new(entry)));
@@ -104,20 +94,9 @@ impl Shard {
         let _writing = self.writing.lock();
         self.generation.advance();
         let plan = |entry: &Entry| {
-            if let Stored::Plan(plan) = entry.stored {
-                Some(plan)
-            } else {
-                None
-            }
+            if let Stored::Plan(plan) = entry.stored { Some(plan) } else { None }
         };
-        let rows = self
-            .table
-            .load()
-            .rows
-            .iter()
-            .filter(|(_, e)| !stale(&e.key, plan(e).as_ref()))
-            .cloned()
-            .collect();
+        let rows = self.table.load().rows.iter().filter(|(_, e)| !stale(&e.key, plan(e).as_ref())).cloned().collect();
         self.table.store(Arc::new(Table { rows }));
     }
 
@@ -129,13 +108,7 @@ impl Shard {
 
 impl Entry {
     pub fn new(key: Query, stored: Stored, epoch: u64, expires_ms: u64) -> Entry {
-        Entry {
-            key,
-            stored,
-            epoch,
-            expires_ms,
-            used: AtomicU64::new(0),
-        }
+        Entry { key, stored, epoch, expires_ms, used: AtomicU64::new(0) }
     }
 }
 

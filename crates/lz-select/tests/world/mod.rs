@@ -83,12 +83,9 @@ pub struct RandomKernel {
 
 pub fn kernel(index: usize) -> impl Strategy<Value = RandomKernel> {
     let dtypes = prop::sample::subsequence(vec![DType::F32, DType::F16, DType::Bf16], 2..=3);
-    let layouts =
-        prop::sample::subsequence(vec![Layout::Bshd, Layout::Bhsd, Layout::Strided], 1..=3);
+    let layouts = prop::sample::subsequence(vec![Layout::Bshd, Layout::Bhsd, Layout::Strided], 1..=3);
     let dims = prop::collection::btree_map(
-        prop::sample::select(vec![
-            "batch", "seq_q", "seq_q", "seq_k", "seq_k", "heads", "head_dim",
-        ]),
+        prop::sample::select(vec!["batch", "seq_q", "seq_q", "seq_k", "seq_k", "heads", "head_dim"]),
         dim_rule(),
         0..3,
     );
@@ -110,39 +107,18 @@ pub fn kernel(index: usize) -> impl Strategy<Value = RandomKernel> {
         prop::option::weighted(0.1, 70u32..100),
     );
     (dtypes, layouts, dims, flags, operation, 0i32..4, extra).prop_map(
-        move |(
-            dtypes,
-            layouts,
-            dims,
-            flags,
-            operation,
-            priority,
-            (conditions, workspace, tile, min_sm),
-        )| {
-            let mut k = KernelDescriptor::new(
-                format!("k{index:02}"),
-                operation,
-                format!("lib{}", index % 3),
-            );
+        move |(dtypes, layouts, dims, flags, operation, priority, (conditions, workspace, tile, min_sm))| {
+            let mut k = KernelDescriptor::new(format!("k{index:02}"), operation, format!("lib{}", index % 3));
             k.version = format!("1.{}", index % 2);
-            k.platforms = if index % 7 != 6 {
-                vec![Platform::Cuda]
-            } else {
-                vec![Platform::Cpu]
-            };
+            k.platforms = if index % 7 != 6 { vec![Platform::Cuda] } else { vec![Platform::Cpu] };
             k.min_sm = min_sm;
             k.dtypes = dtypes.into_iter().collect();
             k.layouts = layouts;
-            k.dims = dims
-                .into_iter()
-                .map(|(name, rule)| (name.to_owned(), rule))
-                .collect();
+            k.dims = dims.into_iter().map(|(name, rule)| (name.to_owned(), rule)).collect();
             k.dims.entry("head_dim".into()).or_default();
             // Few kernels may rule out most shapes by the heads; sizes are what is tested here.
             k.dims.retain(|name, rule| {
-                !["heads", "head_dim"].contains(&name.as_str())
-                    || index % 3 == 0
-                    || *rule == DimRule::default()
+                !["heads", "head_dim"].contains(&name.as_str()) || index % 3 == 0 || *rule == DimRule::default()
             });
             k.dims.entry("head_dim".into()).or_default();
             k.requires_last_dim_stride1 = flags[2];
@@ -153,18 +129,9 @@ pub fn kernel(index: usize) -> impl Strategy<Value = RandomKernel> {
             if flags[7] {
                 k.inputs.insert(
                     "attn_mask".into(),
-                    InputRule {
-                        dtypes: Some(DTypeSet::of(&[DType::Bool])),
-                        ..InputRule::default()
-                    },
+                    InputRule { dtypes: Some(DTypeSet::of(&[DType::Bool])), ..InputRule::default() },
                 );
-                k.params.insert(
-                    "softcap".into(),
-                    ParamRule {
-                        max: Some(50.0),
-                        ..ParamRule::default()
-                    },
-                );
+                k.params.insert("softcap".into(), ParamRule { max: Some(50.0), ..ParamRule::default() });
             }
             if flags[1] {
                 k.params.insert("causal".into(), ParamRule::default());
@@ -182,12 +149,7 @@ pub fn kernel(index: usize) -> impl Strategy<Value = RandomKernel> {
                 shared_bytes_formula: None,
             });
             k.priority = priority * 10;
-            RandomKernel {
-                descriptor: k,
-                conditions,
-                workspace_per_position: workspace,
-                tile,
-            }
+            RandomKernel { descriptor: k, conditions, workspace_per_position: workspace, tile }
         },
     )
 }
@@ -207,74 +169,34 @@ pub struct RandomCall {
 }
 
 pub fn call() -> impl Strategy<Value = RandomCall> {
-    let size = || {
-        prop_oneof![
-            1i64..20,
-            1i64..400,
-            prop::sample::select(vec![1i64, 2, 64, 127, 128, 129, 256, 512])
-        ]
-    };
+    let size = || prop_oneof![1i64..20, 1i64..400, prop::sample::select(vec![1i64, 2, 64, 127, 128, 129, 256, 512])];
     let heads = prop::sample::select(vec![(4i64, 4i64), (8, 2), (4, 4), (6, 3), (1, 1), (16, 16)]);
-    let sizes = (
-        size(),
-        size(),
-        size(),
-        heads,
-        prop_oneof![1 => 1i64..300, 4 => prop::sample::select(vec![64i64, 128])],
-    )
-        .prop_map(|(batch, seq_q, seq_k, (heads, kv_heads), head_dim)| Sizes {
-            batch,
-            seq_q,
-            seq_k,
-            heads,
-            kv_heads,
-            head_dim,
-        });
-    let dtype = prop::sample::select(vec![
-        DType::F32,
-        DType::F16,
-        DType::Bf16,
-        DType::F32,
-        DType::F16,
-        DType::F64,
-    ]);
+    let sizes =
+        (size(), size(), size(), heads, prop_oneof![1 => 1i64..300, 4 => prop::sample::select(vec![64i64, 128])])
+            .prop_map(|(batch, seq_q, seq_k, (heads, kv_heads), head_dim)| Sizes {
+                batch,
+                seq_q,
+                seq_k,
+                heads,
+                kv_heads,
+                head_dim,
+            });
+    let dtype = prop::sample::select(vec![DType::F32, DType::F16, DType::Bf16, DType::F32, DType::F16, DType::F64]);
     let layout = prop::sample::select(vec![Layout::Bshd, Layout::Bhsd]);
     let mask = prop::sample::select(vec![None, None, None, Some(DType::Bool), Some(DType::F32)]);
     let softcap = prop::sample::select(vec![0.0, 0.0, 0.0, 0.0, 30.0, 80.0]);
-    (
-        sizes,
-        dtype,
-        layout,
-        any::<bool>(),
-        mask,
-        softcap,
-        1i64..3,
-        prop::bool::weighted(0.2),
-        prop::bool::weighted(0.2),
-    )
-        .prop_map(
-            |(
-                sizes,
-                dtype,
-                layout,
-                causal,
-                mask,
-                softcap,
-                last_stride,
-                deterministic,
-                capturing,
-            )| RandomCall {
-                sizes,
-                dtype,
-                layout,
-                causal: causal && mask.is_none(),
-                mask,
-                softcap,
-                last_stride,
-                deterministic,
-                capturing,
-            },
-        )
+    (sizes, dtype, layout, any::<bool>(), mask, softcap, 1i64..3, prop::bool::weighted(0.2), prop::bool::weighted(0.2))
+        .prop_map(|(sizes, dtype, layout, causal, mask, softcap, last_stride, deterministic, capturing)| RandomCall {
+            sizes,
+            dtype,
+            layout,
+            causal: causal && mask.is_none(),
+            mask,
+            softcap,
+            last_stride,
+            deterministic,
+            capturing,
+        })
 }
 
 impl RandomCall {
@@ -287,12 +209,7 @@ impl RandomCall {
         let (q, k) = (shape(s.seq_q, s.heads), shape(s.seq_k, s.kv_heads));
         let strides = |shape: [i64; 4]| {
             let last = self.last_stride;
-            [
-                shape[1] * shape[2] * shape[3] * last,
-                shape[2] * shape[3] * last,
-                shape[3] * last,
-                last,
-            ]
+            [shape[1] * shape[2] * shape[3] * last, shape[2] * shape[3] * last, shape[3] * last, last]
         };
         let (qs, ks) = (strides(q), strides(k));
         let mask_shape = [s.seq_q, s.seq_k];
@@ -303,19 +220,11 @@ impl RandomCall {
             .param("causal", ParamValue::Bool(self.causal))
             .param("softcap", ParamValue::Float(self.softcap))
             .layout(self.layout)
-            .context(Context {
-                deterministic: self.deterministic,
-                capturing: self.capturing,
-                ..Context::default()
-            });
+            .context(Context { deterministic: self.deterministic, capturing: self.capturing, ..Context::default() });
         if let Some(dtype) = self.mask {
             named = named.input("attn_mask", TensorMeta::new(dtype, &mask_shape));
         }
-        Catalog::get()
-            .resolve("attention", &named, &BindRules::default(), |_| None)
-            .expect("a valid call")
-            .1
-            .query
+        Catalog::get().resolve("attention", &named, &BindRules::default(), |_| None).expect("a valid call").1.query
     }
 
     pub fn op_id(&self) -> &'static str {
@@ -372,11 +281,7 @@ impl PerfSource for MadeUpTimes {
             median_us: 1.0 + (hash >> 8 & 0xff) as f64,
             spread_us: (hash >> 16 & 0xf) as f64,
             samples: 20,
-            kind: if hash >> 24 & 1 == 0 {
-                EstimateKind::Measured
-            } else {
-                EstimateKind::Predicted
-            },
+            kind: if hash >> 24 & 1 == 0 { EstimateKind::Measured } else { EstimateKind::Predicted },
             trusted: hash >> 25 & 3 != 0,
         })
     }
@@ -401,22 +306,9 @@ pub fn world() -> impl Strategy<Value = World> {
     let kernels = (1usize..10).prop_flat_map(|n| (0..n).map(kernel).collect::<Vec<_>>());
     let rules = prop::collection::vec((cond(), 0u8..5, 0usize..10), 0..4);
     let free = prop::option::weighted(0.6, 1i64..2_000_000);
-    (
-        kernels,
-        rules,
-        free,
-        1u32..200,
-        prop::bool::weighted(0.3),
-        (any::<u64>(), 0u64..12),
+    (kernels, rules, free, 1u32..200, prop::bool::weighted(0.3), (any::<u64>(), 0u64..12)).prop_map(
+        |(kernels, rules, free, max_grid_y, strict, perf)| World { kernels, rules, free, max_grid_y, strict, perf },
     )
-        .prop_map(|(kernels, rules, free, max_grid_y, strict, perf)| World {
-            kernels,
-            rules,
-            free,
-            max_grid_y,
-            strict,
-            perf,
-        })
 }
 
 impl World {
@@ -424,40 +316,21 @@ impl World {
         let mut device = DeviceSpec::new(Platform::Cuda, "made-up");
         device.sm = Some(86);
         let mut device = device.completed(&GenerationTable::builtin());
-        device.launch = Some(LaunchLimits {
-            max_grid: [i32::MAX as u32, self.max_grid_y, 65_535],
-            ..LaunchLimits::default()
-        });
+        device.launch =
+            Some(LaunchLimits { max_grid: [i32::MAX as u32, self.max_grid_y, 65_535], ..LaunchLimits::default() });
         device
     }
 
     pub fn spec(&self) -> SnapshotSpec {
-        let mut spec = SnapshotSpec {
-            devices: vec![self.device()],
-            ..SnapshotSpec::default()
-        };
-        spec.memory = vec![self.free.map(|free| MemoryState {
-            free,
-            largest_block: free,
-        })];
+        let mut spec = SnapshotSpec { devices: vec![self.device()], ..SnapshotSpec::default() };
+        spec.memory = vec![self.free.map(|free| MemoryState { free, largest_block: free })];
         spec.settings.memory_headroom_bytes = 0;
         spec.settings.strict = self.strict;
         for lib in 0..3 {
-            spec.backend(BackendDescriptor::native(
-                format!("lib{lib}"),
-                "1",
-                vec![Platform::Cuda],
-            ));
+            spec.backend(BackendDescriptor::native(format!("lib{lib}"), "1", vec![Platform::Cuda]));
         }
-        spec.kernels = self
-            .kernels
-            .iter()
-            .map(|k| Arc::new(k.descriptor.clone()))
-            .collect();
-        spec.perf = Arc::new(MadeUpTimes {
-            seed: self.perf.0,
-            known_fraction: self.perf.1,
-        });
+        spec.kernels = self.kernels.iter().map(|k| Arc::new(k.descriptor.clone())).collect();
+        spec.perf = Arc::new(MadeUpTimes { seed: self.perf.0, known_fraction: self.perf.1 });
         for (i, (cond, action, target)) in self.rules.iter().enumerate() {
             let pattern = Pattern::Kernel(format!("k{target:02}"));
             let action = match action {
@@ -467,12 +340,8 @@ impl World {
                 3 => Action::Deny(pattern),
                 _ => Action::Lock(pattern),
             };
-            spec.policy = spec.policy.rule(
-                &format!("rule {i}"),
-                Some("attention"),
-                Condition::When(cond.text.clone()),
-                action,
-            );
+            spec.policy =
+                spec.policy.rule(&format!("rule {i}"), Some("attention"), Condition::When(cond.text.clone()), action);
         }
         spec
     }

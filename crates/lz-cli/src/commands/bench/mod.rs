@@ -63,10 +63,7 @@ pub fn run(args: &Args, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     };
     let Some(bench) = BENCHES.iter().find(|b| b.name == name) else {
         let nearest = lz_model::nearest(name, BENCHES.iter().map(|b| b.name));
-        let what = format!(
-            "unknown measurement '{name}'{}",
-            lz_model::did_you_mean(&nearest)
-        );
+        let what = format!("unknown measurement '{name}'{}", lz_model::did_you_mean(&nearest));
         return Err(CliError::argument(what, "list them with 'layerzero bench'"));
     };
     let result = (bench.run)(&BenchOptions {
@@ -84,16 +81,11 @@ pub fn run(args: &Args, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
 
 fn list(printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     if printer.wants_json() {
-        let benches: Vec<Value> = BENCHES
-            .iter()
-            .map(|b| serde_json::json!({"name": b.name, "summary": b.summary}))
-            .collect();
+        let benches: Vec<Value> =
+            BENCHES.iter().map(|b| serde_json::json!({"name": b.name, "summary": b.summary})).collect();
         printer.json(&serde_json::json!({ "benches": benches }))?;
     } else {
-        printer.table(
-            ["name", "measures"],
-            BENCHES.iter().map(|b| [b.name.into(), b.summary.into()]),
-        )?;
+        printer.table(["name", "measures"], BENCHES.iter().map(|b| [b.name.into(), b.summary.into()]))?;
     }
     Ok(Exit::Ok)
 }

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use layerzero::Engine;
 use lz_model::{
-    BackendDescriptor, DType, DTypeSet, DimRule, InputRule, KernelDescriptor, Layout, NamedCall,
-    Platform, Query, TensorMeta,
+    BackendDescriptor, DType, DTypeSet, DimRule, InputRule, KernelDescriptor, Layout, NamedCall, Platform, Query,
+    TensorMeta,
 };
 use lz_select::{ENTRY_OVERHEAD, Snapshot};
 use serde_json::{Value, json};
@@ -28,18 +28,10 @@ pub fn run(options: &BenchOptions) -> Result<Value, CliError> {
         hit_many_times(&engine, &query, repetitions);
         return Ok(json!({ "bench": "select", "probe": repetitions }));
     }
-    let many: Vec<Query> = (1..=256)
-        .map(|n| self::query(&engine, 8 * n))
-        .collect::<Result<_, _>>()?;
-    let front = quantiles(options, |_| {
-        engine.plan(black_box(&query)).map(|p| p.chosen().0)
-    });
+    let many: Vec<Query> = (1..=256).map(|n| self::query(&engine, 8 * n)).collect::<Result<_, _>>()?;
+    let front = quantiles(options, |_| engine.plan(black_box(&query)).map(|p| p.chosen().0));
     // More shapes than a thread's front has slots: the shared table answers.
-    let shared = quantiles(options, |i| {
-        engine
-            .plan(black_box(&many[i % many.len()]))
-            .map(|p| p.chosen().0)
-    });
+    let shared = quantiles(options, |i| engine.plan(black_box(&many[i % many.len()])).map(|p| p.chosen().0));
     let cold = engine.with_snapshot(|snapshot| cold(options, snapshot, &query));
     let accepted = engine.with_snapshot(|snapshot| snapshot.select(&query).ranking.len());
     Ok(json!({
@@ -66,65 +58,34 @@ pub fn run(options: &BenchOptions) -> Result<Value, CliError> {
 
 /// An engine for a described H100 with fifty attention kernels, some of which are out.
 fn engine() -> Result<Engine, CliError> {
-    let device = lz_hardware::described("h100")
-        .unwrap_or_else(|| lz_model::DeviceSpec::new(Platform::Cuda, "H100"));
+    let device = lz_hardware::described("h100").unwrap_or_else(|| lz_model::DeviceSpec::new(Platform::Cuda, "H100"));
     let engine = Engine::builder().devices(vec![device]).build();
     engine.update(|spec| {
-        spec.backend(BackendDescriptor::native(
-            "bench",
-            "1.0",
-            vec![Platform::Cuda],
-        ));
-        spec.kernels
-            .extend((0..CANDIDATES).map(|i| Arc::new(kernel(i))));
+        spec.backend(BackendDescriptor::native("bench", "1.0", vec![Platform::Cuda]));
+        spec.kernels.extend((0..CANDIDATES).map(|i| Arc::new(kernel(i))));
     })?;
     Ok(engine)
 }
 
 fn kernel(i: usize) -> KernelDescriptor {
-    let mut kernel = KernelDescriptor::new(
-        format!("bench.attention.{i:02}"),
-        "attention.causal",
-        "bench",
-    );
+    let mut kernel = KernelDescriptor::new(format!("bench.attention.{i:02}"), "attention.causal", "bench");
     kernel.platforms = vec![Platform::Cuda];
     kernel.min_sm = Some(if i.is_multiple_of(5) { 100 } else { 80 });
     kernel.dtypes = DTypeSet::of(&[DType::F16, DType::Bf16]);
-    kernel.layouts = if i.is_multiple_of(2) {
-        vec![Layout::Bshd]
-    } else {
-        vec![Layout::Bhsd]
-    };
+    kernel.layouts = if i.is_multiple_of(2) { vec![Layout::Bshd] } else { vec![Layout::Bhsd] };
     kernel.requires_last_dim_stride1 = true;
     kernel.shares_kv_heads = !i.is_multiple_of(7);
     kernel.graph_safe = true;
-    kernel.dims.insert(
-        "head_dim".into(),
-        DimRule {
-            min: Some(32),
-            max: Some(256),
-            multiple_of: Some(8),
-            one_of: None,
-        },
-    );
+    kernel
+        .dims
+        .insert("head_dim".into(), DimRule { min: Some(32), max: Some(256), multiple_of: Some(8), one_of: None });
     kernel.dims.insert(
         "seq_k".into(),
-        DimRule {
-            max: Some(if i.is_multiple_of(11) { 512 } else { 65_536 }),
-            ..DimRule::default()
-        },
+        DimRule { max: Some(if i.is_multiple_of(11) { 512 } else { 65_536 }), ..DimRule::default() },
     );
-    kernel
-        .inputs
-        .insert("attn_mask".into(), InputRule::default());
-    kernel.conditions = if i.is_multiple_of(6) {
-        vec!["seq_q * batch <= 1048576".into()]
-    } else {
-        Vec::new()
-    };
-    kernel.workspace = i
-        .is_multiple_of(3)
-        .then(|| "batch * heads * seq_q * 4".into());
+    kernel.inputs.insert("attn_mask".into(), InputRule::default());
+    kernel.conditions = if i.is_multiple_of(6) { vec!["seq_q * batch <= 1048576".into()] } else { Vec::new() };
+    kernel.workspace = i.is_multiple_of(3).then(|| "batch * heads * seq_q * 4".into());
     kernel.priority = 10 + i as i32;
     kernel
 }
@@ -165,11 +126,7 @@ fn quantiles<T>(options: &BenchOptions, work: impl Fn(usize) -> T) -> Quantiles 
     let timer = median(one_by_one(options.batch_size * 10, |_| ()));
     let mut single = one_by_one(options.batch_size * 20, &work);
     single.sort_by(f64::total_cmp);
-    Quantiles {
-        p50: quantile(&batches, 0.5),
-        p99: (quantile(&single, 0.99) - timer).max(0.0),
-        timer,
-    }
+    Quantiles { p50: quantile(&batches, 0.5), p99: (quantile(&single, 0.99) - timer).max(0.0), timer }
 }
 
 fn one_by_one<T>(count: usize, work: impl Fn(usize) -> T) -> Vec<f64> {
@@ -194,11 +151,7 @@ fn cold(options: &BenchOptions, snapshot: &Snapshot, query: &Query) -> Quantiles
     }
     let mut single = one_by_one(options.batches * 20, work);
     single.sort_by(f64::total_cmp);
-    Quantiles {
-        p50: quantile(&single, 0.5),
-        p99: quantile(&single, 0.99),
-        timer: 0.0,
-    }
+    Quantiles { p50: quantile(&single, 0.5), p99: quantile(&single, 0.99), timer: 0.0 }
 }
 
 /// Lookups per second of two threads over those of one, the median of interleaved rounds.
@@ -230,11 +183,7 @@ fn two_over_one(options: &BenchOptions, work: impl Fn() + Sync) -> f64 {
                 })
                 .collect();
             start.wait();
-            let slowest = running
-                .into_iter()
-                .filter_map(|t| t.join().ok())
-                .max()
-                .unwrap_or_default();
+            let slowest = running.into_iter().filter_map(|t| t.join().ok()).max().unwrap_or_default();
             (threads * count) as f64 / slowest.as_secs_f64()
         })
     };
@@ -270,13 +219,12 @@ fn instructions(repetitions: usize) -> Result<f64, String> {
         .args(["bench", "select", "--probe", &repetitions.to_string()])
         .output()
         .map_err(|e| format!("valgrind cannot be run: {e}"))?;
+    if !output.status.success() {
+        return Err(format!("the probe failed under valgrind: {}", output.status));
+    }
     let text = String::from_utf8_lossy(&output.stderr);
-    let collected = text
-        .lines()
-        .find_map(|line| line.split("Collected :").nth(1));
-    collected
-        .and_then(|n| n.trim().parse().ok())
-        .ok_or_else(|| "valgrind reported no count".into())
+    let collected = text.lines().find_map(|line| line.split("Collected :").nth(1));
+    collected.and_then(|n| n.trim().parse().ok()).ok_or_else(|| "valgrind reported no count".into())
 }
 
 /// Prints a result for people.
@@ -287,45 +235,18 @@ pub fn print(result: &Value, printer: &mut Printer<'_>) -> Result<(), CliError> 
     let us = |value: &Value| format!("{:.2} µs", number(value) / 1e3);
     let instructions = match result["instructions_per_hit"].as_f64() {
         Some(n) => format!("{n:.0}"),
-        None => result["instructions_per_hit"]["unknown"]
-            .as_str()
-            .unwrap_or("unknown")
-            .to_owned(),
+        None => result["instructions_per_hit"]["unknown"].as_str().unwrap_or("unknown").to_owned(),
     };
     printer.line(result["what"].as_str().unwrap_or_default())?;
     let rows = [
         row("same call again, p50", ns(&result["p50_ns"]), "100 ns"),
         row("same call again, p99", ns(&result["p99_ns"]), "500 ns"),
-        row(
-            "one of 256 shapes, p50",
-            ns(&result["shared"]["p50_ns"]),
-            "",
-        ),
-        row(
-            "one of 256 shapes, p99",
-            ns(&result["shared"]["p99_ns"]),
-            "",
-        ),
-        row(
-            "never seen before, p50",
-            us(&result["cold"]["p50_ns"]),
-            "10 µs",
-        ),
-        row(
-            "never seen before, p99",
-            us(&result["cold"]["p99_ns"]),
-            "50 µs",
-        ),
-        row(
-            "bytes per entry beyond its key",
-            format!("{}", result["entry_bytes_beyond_key"]),
-            "100",
-        ),
-        row(
-            "two threads over one",
-            format!("{:.2}×", number(&result["two_threads_over_one"])),
-            "1.8×",
-        ),
+        row("one of 256 shapes, p50", ns(&result["shared"]["p50_ns"]), ""),
+        row("one of 256 shapes, p99", ns(&result["shared"]["p99_ns"]), ""),
+        row("never seen before, p50", us(&result["cold"]["p50_ns"]), "10 µs"),
+        row("never seen before, p99", us(&result["cold"]["p99_ns"]), "50 µs"),
+        row("bytes per entry beyond its key", format!("{}", result["entry_bytes_beyond_key"]), "100"),
+        row("two threads over one", format!("{:.2}×", number(&result["two_threads_over_one"])), "1.8×"),
         row(
             "two threads over one, sharing nothing",
             format!("{:.2}×", number(&result["two_threads_over_one_ceiling"])),

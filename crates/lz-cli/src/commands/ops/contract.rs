@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use lz_model::schema::{
-    Access, Alias, CheckCode, DTypeRule, DimKey, DimKind, LayoutRule, OpSchema, Output,
-    OutputDType, Tolerances,
+    Access, Alias, CheckCode, DTypeRule, DimKey, DimKind, LayoutRule, OpSchema, Output, OutputDType, Tolerances,
 };
 use lz_model::{DType, DTypeSet, Param, ParamDefault, ParamRole, ParamType};
 use serde::Serialize;
@@ -38,13 +37,8 @@ pub struct Contract {
 #[serde(tag = "rule", rename_all = "snake_case")]
 pub enum LayoutDoc {
     None,
-    Detect {
-        query: &'static str,
-        key: &'static str,
-    },
-    Default {
-        layout: &'static str,
-    },
+    Detect { query: &'static str, key: &'static str },
+    Default { layout: &'static str },
 }
 
 #[derive(Serialize)]
@@ -119,11 +113,7 @@ pub struct AliasDoc {
 impl AliasDoc {
     /// An alias as a document.
     pub fn new(alias: &Alias) -> AliasDoc {
-        AliasDoc {
-            name: alias.name,
-            operations: alias.ops,
-            fixes: alias.fixes.iter().copied().collect(),
-        }
+        AliasDoc { name: alias.name, operations: alias.ops, fixes: alias.fixes.iter().copied().collect() }
     }
 }
 
@@ -141,9 +131,7 @@ impl Contract {
             layout: match schema.layout {
                 LayoutRule::None => LayoutDoc::None,
                 LayoutRule::Detect { query, key } => LayoutDoc::Detect { query, key },
-                LayoutRule::Default(layout) => LayoutDoc::Default {
-                    layout: layout.name(),
-                },
+                LayoutRule::Default(layout) => LayoutDoc::Default { layout: layout.name() },
             },
             dims: schema.dims.iter().map(dim).collect(),
             inputs: schema.inputs.iter().map(input).collect(),
@@ -238,12 +226,7 @@ fn output(output: &Output) -> OutputDoc {
             }),
             updates_input: false,
         },
-        Output::Updates(name) => OutputDoc {
-            name,
-            shape: None,
-            dtype: None,
-            updates_input: true,
-        },
+        Output::Updates(name) => OutputDoc { name, shape: None, dtype: None, updates_input: true },
     }
 }
 
@@ -269,20 +252,11 @@ fn tolerances(schema: &OpSchema) -> BTreeMap<&'static str, ToleranceDoc> {
         DTypeRule::In(set) if set.iter().any(DType::is_float) => Some(set),
         _ => None,
     });
-    let floats = set
-        .unwrap_or(DTypeSet::EMPTY)
-        .iter()
-        .filter(|d| d.is_float());
+    let floats = set.unwrap_or(DTypeSet::EMPTY).iter().filter(|d| d.is_float());
     floats
         .map(|dtype| {
             let tolerance = schema.tolerances.of(dtype);
-            (
-                dtype.name(),
-                ToleranceDoc {
-                    rtol: tolerance.rtol,
-                    atol: tolerance.atol,
-                },
-            )
+            (dtype.name(), ToleranceDoc { rtol: tolerance.rtol, atol: tolerance.atol })
         })
         .collect()
 }

@@ -49,67 +49,28 @@ fn answer(name: Option<&str>) -> Result<Answer, CliError> {
         (None, _) => ALIASES.iter().map(AliasDoc::new).collect(),
         (Some(_), alias) => alias.map(AliasDoc::new).into_iter().collect(),
     };
-    let operations = wanted
-        .iter()
-        .map(|&ix| Contract::new(catalog.op(ix).schema()))
-        .collect();
-    Ok(Answer {
-        operations,
-        aliases,
-    })
+    let operations = wanted.iter().map(|&ix| Contract::new(catalog.op(ix).schema())).collect();
+    Ok(Answer { operations, aliases })
 }
 
 fn print_list(answer: &Answer, printer: &mut Printer<'_>) -> Result<(), CliError> {
-    printer.line(format!(
-        "{} operations; 'layerzero ops NAME' shows the contract of one",
-        answer.operations.len()
-    ))?;
-    let row = |op: &Contract| {
-        [
-            op.id.into(),
-            op.kind.into(),
-            op.aliases.join(", "),
-            op.summary.into(),
-        ]
-    };
-    printer.table(
-        ["operation", "kind", "also", "summary"],
-        answer.operations.iter().map(row),
-    )?;
+    printer.line(format!("{} operations; 'layerzero ops NAME' shows the contract of one", answer.operations.len()))?;
+    let row = |op: &Contract| [op.id.into(), op.kind.into(), op.aliases.join(", "), op.summary.into()];
+    printer.table(["operation", "kind", "also", "summary"], answer.operations.iter().map(row))?;
     printer.heading("Names that stand for several")?;
     let row = |alias: &AliasDoc| [alias.name.into(), alias.operations.join(", "), fixes(alias)];
-    printer.table(
-        ["name", "operations", "fixes"],
-        answer.aliases.iter().map(row),
-    )
+    printer.table(["name", "operations", "fixes"], answer.aliases.iter().map(row))
 }
 
 fn fixes(alias: &AliasDoc) -> String {
-    alias
-        .fixes
-        .iter()
-        .map(|(param, value)| format!("{param}={value}"))
-        .collect::<Vec<_>>()
-        .join(", ")
+    alias.fixes.iter().map(|(param, value)| format!("{param}={value}")).collect::<Vec<_>>().join(", ")
 }
 
 fn print_contracts(answer: &Answer, printer: &mut Printer<'_>) -> Result<(), CliError> {
     for alias in &answer.aliases {
-        printer.line(format!(
-            "{} stands for the first of these that takes the call:",
-            alias.name
-        ))?;
-        let row = |op: &Contract| {
-            [
-                op.id.into(),
-                op.when.unwrap_or("always").into(),
-                fixes(alias),
-            ]
-        };
-        printer.table(
-            ["operation", "when", "fixes"],
-            answer.operations.iter().map(row),
-        )?;
+        printer.line(format!("{} stands for the first of these that takes the call:", alias.name))?;
+        let row = |op: &Contract| [op.id.into(), op.when.unwrap_or("always").into(), fixes(alias)];
+        printer.table(["operation", "when", "fixes"], answer.operations.iter().map(row))?;
         printer.line("")?;
     }
     for (i, op) in answer.operations.iter().enumerate() {
@@ -123,57 +84,29 @@ fn print_contracts(answer: &Answer, printer: &mut Printer<'_>) -> Result<(), Cli
 
 fn print_contract(op: &Contract, printer: &mut Printer<'_>) -> Result<(), CliError> {
     printer.line(format!("{}: {}", op.id, op.summary))?;
-    let also = if op.aliases.is_empty() {
-        String::new()
-    } else {
-        format!("; also {}", op.aliases.join(", "))
-    };
-    printer.line(format!(
-        "  {} operation of the {} family{also}",
-        op.kind, op.family
-    ))?;
+    let also = if op.aliases.is_empty() { String::new() } else { format!("; also {}", op.aliases.join(", ")) };
+    printer.line(format!("  {} operation of the {} family{also}", op.kind, op.family))?;
     printer.line(format!("  {}", op.semantics))?;
     match op.layout {
         LayoutDoc::None => {}
         LayoutDoc::Detect { query, key } => {
-            printer.line(format!(
-                "  The layout is recognised from '{query}' and '{key}' unless it is given."
-            ))?;
+            printer.line(format!("  The layout is recognised from '{query}' and '{key}' unless it is given."))?;
         }
-        LayoutDoc::Default { layout } => {
-            printer.line(format!("  The layout is {layout} unless it is given."))?
-        }
+        LayoutDoc::Default { layout } => printer.line(format!("  The layout is {layout} unless it is given."))?,
     }
     if !op.inputs.is_empty() {
         printer.heading("Inputs")?;
-        let row = |i: &InputDoc| {
-            [
-                i.name.into(),
-                i.shape.into(),
-                input_dtypes(i),
-                input_notes(i),
-            ]
-        };
+        let row = |i: &InputDoc| [i.name.into(), i.shape.into(), input_dtypes(i), input_notes(i)];
         printer.table(["name", "shape", "dtype", ""], op.inputs.iter().map(row))?;
     }
     if !op.params.is_empty() {
         printer.heading("Parameters")?;
-        let row = |p: &ParamDoc| {
-            [
-                p.name.into(),
-                param_type(p),
-                param_default(p),
-                param_notes(p),
-            ]
-        };
+        let row = |p: &ParamDoc| [p.name.into(), param_type(p), param_default(p), param_notes(p)];
         printer.table(["name", "type", "default", ""], op.params.iter().map(row))?;
     }
     if !op.outputs.is_empty() {
         printer.heading("Outputs")?;
-        printer.table(
-            ["name", "shape", "dtype"],
-            op.outputs.iter().map(output_row),
-        )?;
+        printer.table(["name", "shape", "dtype"], op.outputs.iter().map(output_row))?;
     }
     if !op.checks.is_empty() {
         printer.heading("Every call must meet")?;
@@ -183,43 +116,24 @@ fn print_contract(op: &Contract, printer: &mut Printer<'_>) -> Result<(), CliErr
     printer.heading("Cost and accuracy")?;
     printer.line(format!("  flops      {}", op.flops))?;
     printer.line(format!("  bytes      {}", op.bytes))?;
-    let tolerances: Vec<String> = op
-        .tolerances
-        .iter()
-        .map(|(dtype, t)| format!("{dtype} {:e}", t.rtol))
-        .collect();
-    let tolerances = if tolerances.is_empty() {
-        "results must be equal".into()
-    } else {
-        tolerances.join(", ")
-    };
+    let tolerances: Vec<String> = op.tolerances.iter().map(|(dtype, t)| format!("{dtype} {:e}", t.rtol)).collect();
+    let tolerances = if tolerances.is_empty() { "results must be equal".into() } else { tolerances.join(", ") };
     printer.line(format!("  tolerance  {tolerances}"))
 }
 
 fn input_dtypes(input: &InputDoc) -> String {
-    input.same_dtype_as.map_or_else(
-        || input.dtypes.join(", "),
-        |other| format!("that of '{other}'"),
-    )
+    input.same_dtype_as.map_or_else(|| input.dtypes.join(", "), |other| format!("that of '{other}'"))
 }
 
 fn input_notes(input: &InputDoc) -> String {
     let also = (!input.aliases.is_empty()).then(|| format!("also {}", input.aliases.join(", ")));
     let optional = input.optional.then(|| "optional".to_owned());
     let updated = input.updated.then(|| "updated in place".to_owned());
-    [optional, updated, also]
-        .into_iter()
-        .flatten()
-        .collect::<Vec<_>>()
-        .join("; ")
+    [optional, updated, also].into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 
 fn param_type(param: &ParamDoc) -> String {
-    if param.choices.is_empty() {
-        param.ty.into()
-    } else {
-        param.choices.join("|")
-    }
+    if param.choices.is_empty() { param.ty.into() } else { param.choices.join("|") }
 }
 
 fn param_default(param: &ParamDoc) -> String {
@@ -239,18 +153,12 @@ fn param_notes(param: &ParamDoc) -> String {
 fn output_row(output: &OutputDoc) -> [String; 3] {
     let shape = match output.shape {
         None => "updated in place".into(),
-        Some(shape) => shape
-            .strip_prefix("like:")
-            .map_or_else(|| shape.into(), |input| format!("that of '{input}'")),
+        Some(shape) => shape.strip_prefix("like:").map_or_else(|| shape.into(), |input| format!("that of '{input}'")),
     };
-    let dtype =
-        output
-            .dtype
-            .as_deref()
-            .map_or_else(String::new, |dtype| match dtype.split_once(':') {
-                Some(("of", input)) => format!("that of '{input}'"),
-                Some((_, param)) => format!("what '{param}' names"),
-                None => dtype.into(),
-            });
+    let dtype = output.dtype.as_deref().map_or_else(String::new, |dtype| match dtype.split_once(':') {
+        Some(("of", input)) => format!("that of '{input}'"),
+        Some((_, param)) => format!("what '{param}' names"),
+        None => dtype.into(),
+    });
     [output.name.into(), shape, dtype]
 }
