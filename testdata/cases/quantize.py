@@ -350,9 +350,7 @@ def _dequantizes() -> Iterator[Case]:
         yield _back(
             f"{form}_rank_3", _codes(draw, form, 2, 2, 3), grid, tensor("float32", [[0.5], [1.0], [2.0], [0.25]])
         )
-        yield _back(
-            f"{form}_one_scale_per_row", _codes(draw, form, 2, 3), by_row, tensor("float32", [0.5, 2.0])
-        )
+        yield _back(f"{form}_one_scale_per_row", _codes(draw, form, 2, 3), by_row, tensor("float32", [0.5, 2.0]))
         yield _back(f"{form}_scale_zero", _codes(draw, form, 1, 3), grid, tensor("float32", [[0.0]]))
         yield _back(
             f"{form}_no_rows",

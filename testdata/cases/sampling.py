@@ -1,5 +1,6 @@
 """Sampling. Uniform numbers keep clear of the boundaries between tokens, so that rounding decides nothing."""
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -53,7 +54,7 @@ def kept_by_mass(row: list[float], p: float) -> list[int]:
 def intervals(weights: list[float]) -> list[tuple[float, float]]:
     """What part of [0, 1) each of the weights owns once normalized."""
     sums = [total(weights[:i]) / total(weights) for i in range(len(weights) + 1)]
-    return list(zip(sums[:-1], sums[1:], strict=True))
+    return list(itertools.pairwise(sums))
 
 
 def pick(weights: list[float], u: float) -> int:

@@ -62,3 +62,8 @@ pub use error::{Error, Failure, Rejection};
 pub use executable::{DynamicKernel, Executable};
 pub use report::{CandidateReport, REPORT_VERSION, ReasonReport, Report};
 pub use warn::{Warning, WarningHook};
+
+/// The README's code runs as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

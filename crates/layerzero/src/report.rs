@@ -70,7 +70,8 @@ pub struct Report {
     pub flops: f64,
     /// Bytes it must move at least.
     pub bytes: f64,
-    /// The least time it can take on this device, where its peaks are known.
+    /// The least time that work can take on this device, where its peaks are known. Paged operations
+    /// count as if every sequence filled its table.
     pub floor_us: Option<f64>,
     /// Every registered kernel of the operation: accepted ones by rank, then the others.
     pub candidates: Vec<CandidateReport>,
@@ -156,7 +157,7 @@ impl fmt::Display for Report {
         writeln!(f, "  tensors  {}", join(self.tensors.iter().map(|(n, t)| format!("{n}: {t}")).collect()))?;
         write!(f, "  work     {}FLOP, {}B", scaled(self.flops), scaled(self.bytes))?;
         match self.floor_us {
-            Some(floor) => writeln!(f, ", at least {floor:.2} µs here")?,
+            Some(floor) => writeln!(f, ", roofline {floor:.2} µs")?,
             None => writeln!(f)?,
         }
         if !self.rules.is_empty() {

@@ -75,6 +75,7 @@ pub struct Op {
     when: Option<Expr>,
     pub(crate) checks: Vec<(&'static Check, Expr)>,
     flops: Expr,
+    flops_when: Vec<(Expr, Expr)>,
     bytes: Expr,
 }
 
@@ -106,6 +107,7 @@ impl Op {
             when: (!schema.when.is_empty()).then(|| bool_expr(schema.when)),
             checks: schema.checks.iter().map(|check| (check, bool_expr(check.holds))).collect(),
             flops: int_expr(schema.flops),
+            flops_when: schema.flops_when.iter().map(|(when, flops)| (bool_expr(when), int_expr(flops))).collect(),
             bytes: int_expr(schema.bytes),
             scope,
             fields,
@@ -173,7 +175,8 @@ impl Op {
 
     /// Floating-point operations of a call; saturates.
     pub fn flops(&self, facts: &Facts<'_>) -> f64 {
-        self.flops.int(facts).map_or(f64::INFINITY, |n| n as f64)
+        let special = self.flops_when.iter().find(|(when, _)| when.test(facts).unwrap_or(false));
+        special.map_or(&self.flops, |(_, flops)| flops).int(facts).map_or(f64::INFINITY, |n| n as f64)
     }
 
     /// Bytes a call must move at least; saturates.

@@ -405,6 +405,8 @@ pub struct OpSchema {
     pub tolerances: Tolerances,
     /// Floating-point operations, as an expression over the dimensions.
     pub flops: &'static str,
+    /// Other formulas for calls that do less: condition and operations, the first that holds.
+    pub flops_when: &'static [(&'static str, &'static str)],
     /// Bytes that must move at least, likewise; `dtype_bits` is the size of the first input's elements.
     pub bytes: &'static str,
 }
@@ -426,6 +428,7 @@ pub const BLANK: OpSchema = OpSchema {
     layout: LayoutRule::None,
     tolerances: Tolerances::Numeric,
     flops: "0",
+    flops_when: &[],
     bytes: "0",
 };
 

@@ -145,8 +145,17 @@ fn whatever_is_not_stated_is_not_supported() {
     assert_eq!((&k.tp, &k.quant), (&None, &None));
     assert!(k.kv_strategies.is_empty());
     assert_eq!(k.dtypes, DTypeSet::of(&[DType::F32]));
-    assert_eq!(k.dims["head_dim"], DimRule::default(), "null is 'any'");
     assert_eq!(k.priority, 50);
+}
+
+#[test]
+fn a_head_dimension_stated_as_any_is_a_rule_that_takes_any() {
+    let capabilities = read_value(&smallest("attention", json!({"max_head_dim": null}))).unwrap();
+    assert_eq!(
+        capabilities.kernels[0].dims.get("head_dim"),
+        Some(&DimRule::default()),
+        "selection asks every kernel for a rule on head_dim"
+    );
 }
 
 #[test]
@@ -250,7 +259,7 @@ fn every_mistake_of_form_is_reported_at_once_with_its_path() {
         (&*priority, "200"),
         (&*rule, "unknown key 'mx'; did you mean"),
         (&*max, "\"large\""),
-        (&*grid, "\"x_formula\" is missing"),
+        (&*grid, "{\"tile_size\":64}"),
         ("/ops/attention.causal/1/kernel_id", "7"),
         ("/ops/attention.causal/1/requires_layouts/0", "\"BDSH\""),
     ];

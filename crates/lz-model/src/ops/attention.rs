@@ -105,6 +105,15 @@ const DENSE: OpSchema = OpSchema {
     outputs: &[Output::like("output", "BSHD: batch seq_q heads v_dim | BHSD: batch heads seq_q v_dim", "query")],
     layout: LayoutRule::Detect { query: "query", key: "key" },
     flops: "2 * batch * heads * seq_q * seq_k * (head_dim + v_dim)",
+    // A mask may leave anything out; half of a window's width is attended to at least.
+    flops_when: &[
+        ("attn_mask.present", "0"),
+        ("window_left >= 0", "batch * heads * seq_q * min(seq_k, window_left + 1) * (head_dim + v_dim)"),
+        (
+            "causal",
+            "2 * batch * heads * (head_dim + v_dim) * (seq_q * max(seq_k - seq_q, 0) + min(seq_q, seq_k) * (min(seq_q, seq_k) + 1) / 2)",
+        ),
+    ],
     bytes: "batch * (seq_q * heads * (head_dim + v_dim) + seq_k * kv_heads * (head_dim + v_dim)) * dtype_bits / 8",
     ..BLANK
 };
@@ -149,7 +158,7 @@ pub static GQA_DECODE: OpSchema = OpSchema {
 };
 
 const CROSS: OpSchema = OpSchema {
-    also: &[],
+    flops_when: &[("attn_mask.present", "0")],
     params: &[SCALE, SOFTCAP, DROPOUT, Param::seed()],
     checks: &[HEADS_DIVIDE, SOFTCAP_VALID, DROPOUT_VALID],
     semantics: "out = softmax(scale * q.k^T + mask).v with keys and values of another sequence (an encoder's); never causal",
