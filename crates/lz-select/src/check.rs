@@ -2,8 +2,8 @@
 
 use lz_model::schema::DimKind;
 use lz_model::{
-    DeviceSpec, DimRule, Facts, KernelDescriptor, Layout, Op, ParamValue, QuantSpec, Query, Reason, Requirement,
-    TensorFacts,
+    Context, DeviceSpec, DimRule, Facts, KernelDescriptor, Layout, Op, ParamValue, QuantSpec, Query, Reason,
+    Requirement, TensorFacts,
 };
 
 use crate::constraint::{Compiled, Grid, InputCheck, InputRole, ParamCheck, castable, param_allowed};
@@ -73,6 +73,8 @@ fn version_reason(
 pub(crate) struct Case<'a> {
     pub op: &'static Op,
     pub query: &'a Query,
+    /// The query's demands, read out once.
+    pub context: Context,
     pub facts: Facts<'a>,
     pub settings: &'a Settings,
     pub memory: Option<MemoryState>,
@@ -144,7 +146,7 @@ fn values(case: &Case<'_>, expr: &lz_expr::Expr) -> String {
 
 /// What the call demands beyond its arguments.
 fn demands(case: &Case<'_>, kernel: &KernelDescriptor, compiled: &Compiled, reasons: &mut Vec<Reason>) {
-    let context = case.query.context();
+    let context = &case.context;
     if context.capturing && !kernel.graph_safe {
         reasons.push(Reason::CudaGraphUnsafe);
     }

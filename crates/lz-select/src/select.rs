@@ -38,7 +38,7 @@ impl Snapshot {
         };
         let facts = Facts { op, query, device };
         let memory = self.spec.memory.get(query.device().0 as usize).copied().flatten();
-        let case = Case { op, query, facts, settings: &self.spec.settings, memory };
+        let case = Case { op, query, context: query.context(), facts, settings: &self.spec.settings, memory };
         let cells = &self.cells[query.op().0 as usize];
         let representative = cells.representative(query);
         let rules: Vec<&Rule> = self.policy.rules(query.op()).iter().filter(|rule| rule.applies(&facts)).collect();
@@ -109,7 +109,7 @@ impl Judge<'_> {
         if !settings.enabled && !entry.descriptor.reference {
             reasons.push(Reason::PolicyDenied { rule: "LayerZero is disabled: only references run".into() });
         }
-        let no_jit = self.case.query.context().no_jit || !settings.allow_jit;
+        let no_jit = self.case.context.no_jit || !settings.allow_jit;
         if entry.descriptor.jit && entry.health.cold && no_jit {
             reasons.push(Reason::JitDisabled);
         }
@@ -117,7 +117,7 @@ impl Judge<'_> {
 
     fn terms(&self, entry: &Entry, compiled: &Compiled, transforms: Transforms) -> Terms {
         let kernel = &*entry.descriptor;
-        let fused = (compiled.fuses & self.case.query.context().adjacent).count_ones();
+        let fused = (compiled.fuses & self.case.context.adjacent).count_ones();
         Terms {
             priority: f64::from(kernel.priority),
             policy: self.rules.iter().map(|rule| policy_points(rule, kernel)).sum(),
