@@ -51,22 +51,11 @@ impl Op {
                     code: check.code,
                     message: check.message,
                     hint: check.hint,
-                    values: holds.slots().iter().map(|&s| self.describe(s, &facts)).collect::<Vec<_>>().join(", "),
+                    values: facts.describe(holds),
                 });
             }
         }
         Ok(())
-    }
-
-    fn describe(&self, slot: u16, facts: &Facts<'_>) -> String {
-        use lz_expr::{Env, Value};
-        let name = self.field_name(slot);
-        match facts.get(slot) {
-            Value::Bool(b) => format!("{name}={b}"),
-            Value::Int(i) => format!("{name}={i}"),
-            Value::Float(x) => format!("{name}={x}"),
-            Value::Str(s) => format!("{name}={s}"),
-        }
     }
 
     /// Puts named arguments into schema order.

@@ -135,11 +135,6 @@ impl Op {
         &self.scope
     }
 
-    /// The name of a field.
-    pub fn field_name(&self, slot: u16) -> &str {
-        &self.field_names[slot as usize]
-    }
-
     /// The dimension a field is, if it is one.
     pub fn dim_of_slot(&self, slot: u16) -> Option<usize> {
         match self.fields[slot as usize] {
@@ -246,6 +241,22 @@ pub struct Facts<'a> {
     pub query: &'a Query,
     /// The device it is about.
     pub device: &'a DeviceSpec,
+}
+
+impl Facts<'_> {
+    /// The values an expression looks at: `heads=6, kv_heads=4`.
+    pub fn describe(&self, expr: &Expr) -> String {
+        let one = |&slot: &u16| {
+            let name = &self.op.field_names[slot as usize];
+            match self.get(slot) {
+                Value::Bool(v) => format!("{name}={v}"),
+                Value::Int(v) => format!("{name}={v}"),
+                Value::Float(v) => format!("{name}={v}"),
+                Value::Str(v) => format!("{name}={v}"),
+            }
+        };
+        expr.slots().iter().map(one).collect::<Vec<_>>().join(", ")
+    }
 }
 
 impl Env for Facts<'_> {

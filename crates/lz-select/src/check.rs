@@ -113,7 +113,7 @@ pub(crate) fn call_reasons(
         if !condition.test(&case.facts).unwrap_or(false) {
             reasons.push(Reason::ConstraintFailed {
                 constraint: condition.source().into(),
-                found: values(case, condition),
+                found: case.facts.describe(condition),
             });
         }
     }
@@ -128,20 +128,6 @@ pub(crate) fn call_reasons(
         }
     }
     transforms
-}
-
-fn values(case: &Case<'_>, expr: &lz_expr::Expr) -> String {
-    use lz_expr::{Env, Value};
-    let one = |&slot: &u16| {
-        let name = case.op.field_name(slot);
-        match case.facts.get(slot) {
-            Value::Bool(v) => format!("{name}={v}"),
-            Value::Int(v) => format!("{name}={v}"),
-            Value::Float(v) => format!("{name}={v}"),
-            Value::Str(v) => format!("{name}={v}"),
-        }
-    };
-    expr.slots().iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
 /// What the call demands beyond its arguments.

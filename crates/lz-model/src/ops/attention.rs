@@ -26,17 +26,19 @@ const MASK: Input =
     Input::new("attn_mask", "batch? heads? seq_q? seq_k | seq_q? seq_k", DTypeSet::MASKS).optional().mask();
 const SLOPES: Input = Input::new("alibi_slopes", "heads", DTypeSet::FLOATS).optional();
 
-const HEADS_DIVIDE: Check = Check {
+/// Groups of query heads share a key/value head.
+pub const HEADS_DIVIDE: Check = Check {
     holds: "heads % max(kv_heads, 1) == 0 and (kv_heads > 0 or heads == 0)",
     code: CheckCode::GqaHeadsMismatch,
     message: "the number of query heads is not a multiple of the number of key/value heads",
     hint: "pass key and value with a head count that divides the query's",
 };
-const HEADS_EQUAL: Check = Check {
+/// Every query head has a key/value head of its own.
+pub const HEADS_EQUAL: Check = Check {
     holds: "heads == kv_heads",
     code: CheckCode::GqaHeadsMismatch,
     message: "standard attention needs as many key/value heads as query heads",
-    hint: "call the gqa operation, or the alias 'attention', which picks it by head counts",
+    hint: "call the gqa operation, or an alias such as 'attention', which picks it by head counts",
 };
 const MASK_OR_CAUSAL: Check = Check {
     holds: "not (causal and attn_mask.present)",

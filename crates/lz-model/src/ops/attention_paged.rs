@@ -1,6 +1,6 @@
 //! Attention over a paged key/value cache.
 
-use super::attention::{CAUSAL, SCALE, SOFTCAP, SOFTCAP_VALID, WINDOW_LEFT};
+use super::attention::{CAUSAL, HEADS_DIVIDE, HEADS_EQUAL, SCALE, SOFTCAP, SOFTCAP_VALID, WINDOW_LEFT};
 use crate::dtype::DTypeSet;
 use crate::layout::Layout;
 use crate::schema::*;
@@ -34,19 +34,6 @@ const HEAD_DIM: Dim = Dim::exact("head_dim", DimKind::HeadDim).must_constrain();
 const MAX_CONTEXT: Dim = Dim::bucketed("seq_k", DimKind::Seq)
     .also(&["seq_len_k", "max_context"])
     .derived(|sizes| sizes.dim("max_blocks").saturating_mul(sizes.dim("block_size")));
-
-const HEADS_DIVIDE: Check = Check {
-    holds: "heads % max(kv_heads, 1) == 0 and (kv_heads > 0 or heads == 0)",
-    code: CheckCode::GqaHeadsMismatch,
-    message: "the number of query heads is not a multiple of the cache's key/value heads",
-    hint: "pass a cache whose head count divides the query's",
-};
-const HEADS_EQUAL: Check = Check {
-    holds: "heads == kv_heads",
-    code: CheckCode::GqaHeadsMismatch,
-    message: "standard paged attention needs as many key/value heads as query heads",
-    hint: "call the gqa operation, or the alias 'attention.paged', which picks it by head counts",
-};
 
 const DECODE: OpSchema = OpSchema {
     family: Family::Attention,

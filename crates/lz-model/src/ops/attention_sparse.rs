@@ -1,6 +1,6 @@
 //! Block-sparse attention.
 
-use super::attention::SCALE;
+use super::attention::{HEADS_DIVIDE, SCALE};
 use crate::dtype::DTypeSet;
 use crate::layout::Layout;
 use crate::param::Param;
@@ -11,13 +11,6 @@ const SEQ_K: Dim = Dim::bucketed("seq_k", DimKind::Seq).also(&["kv_len", "seq_le
 const HEADS: Dim = Dim::exact("heads", DimKind::Heads).also(&["num_heads"]);
 const KV_HEADS: Dim = Dim::exact("kv_heads", DimKind::KvHeads).also(&["num_kv_heads"]);
 const HEAD_DIM: Dim = Dim::exact("head_dim", DimKind::HeadDim).must_constrain();
-
-const HEADS_DIVIDE: Check = Check {
-    holds: "heads % max(kv_heads, 1) == 0 and (kv_heads > 0 or heads == 0)",
-    code: CheckCode::GqaHeadsMismatch,
-    message: "the number of query heads is not a multiple of the number of key/value heads",
-    hint: "pass key and value with a head count that divides the query's",
-};
 
 /// Sparsity in blocks of one size, as block compressed rows.
 pub static BLOCK: OpSchema = OpSchema {
