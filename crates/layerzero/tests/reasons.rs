@@ -737,17 +737,3 @@ fn a_cuda_device_of_unknown_sm_is_refused_by_a_kernel_that_needs_one() {
     let codes: Vec<&str> = reasons.iter().map(Reason::code).collect();
     assert_eq!(codes, ["SM_TOO_OLD"], "fail closed: nothing says that it is new enough");
 }
-
-#[test]
-fn a_kernel_that_must_be_given_scales_is_refused_when_there_are_none() {
-    // A dequantizing kernel, called without the scales it says it requires, cannot be right.
-    let reasons = linear_with(|w| {
-        w.kernel.quant =
-            Some(QuantRule { formats: vec![QuantFormat::Int8], requires_scales: true, ..QuantRule::default() });
-        w.context.quant = Some(QuantSpec::of(QuantFormat::Int8));
-    });
-    assert!(
-        reasons.iter().any(|r| r.code() == "QUANT_FORMAT_UNSUPPORTED"),
-        "mlp.linear passes no scales, and nothing said so: {reasons:?}"
-    );
-}

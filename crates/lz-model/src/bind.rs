@@ -2,17 +2,15 @@
 
 use smallvec::SmallVec;
 
-use crate::call::{BindRules, Call, CallError, NamedCall};
-use crate::catalog::{Catalog, Facts, Op};
+use crate::call::{BindRules, Call, CallError};
+use crate::catalog::{Facts, Op};
 use crate::device::DeviceSpec;
 use crate::dtype::DType;
 use crate::layout::{self, Layout, LayoutEvidence, LayoutVerdict, Rank4};
-use crate::nearest::nearest;
-use crate::param::{Param, ParamType, ParamValue};
-use crate::query::{MAX_DIMS, MAX_INPUTS, MAX_PARAMS, Query, TensorFacts, TensorMeta};
-use crate::schema::{DTypeRule, LayoutRule, Output, OutputDType, Sizes};
+use crate::param::ParamValue;
+use crate::query::{MAX_DIMS, MAX_PARAMS, Query, TensorFacts, TensorMeta};
+use crate::schema::{DTypeRule, LayoutRule, Sizes};
 use crate::shape::{Axis, ShapePattern};
-use crate::tensor::Extents;
 
 /// A call whose arguments fit the operation.
 #[derive(Clone, Debug)]
@@ -21,17 +19,6 @@ pub struct Bound {
     pub query: Query,
     /// How the layout was found, where the operation has named ones.
     pub layout: Option<LayoutVerdict>,
-}
-
-/// A tensor an operation will give.
-#[derive(Clone, Debug, PartialEq)]
-pub struct OutputSpec {
-    /// Its name.
-    pub name: &'static str,
-    /// Its dtype.
-    pub dtype: DType,
-    /// Its sizes.
-    pub shape: Extents,
 }
 
 impl Op {
@@ -56,188 +43,6 @@ impl Op {
             }
         }
         Ok(())
-    }
-
-    /// Puts named arguments into schema order.
-    pub fn in_order<'a>(&self, call: &NamedCall<'a>) -> Result<OrderedCall<'a>, CallError> {
-        let schema = self.schema();
-        let mut ordered = OrderedCall { inputs: [None; MAX_INPUTS], params: [ParamValue::None; MAX_PARAMS] };
-        for (name, meta) in &call.inputs {
-            let index = self.input_index(name).ok_or_else(|| CallError::UnknownInput {
-                op: self.id(),
-                name: (*name).to_owned(),
-                nearest: nearest(name, schema.inputs.iter().map(|i| i.name)),
-            })?;
-            if ordered.inputs[index].replace(*meta).is_some() {
-                return Err(CallError::GivenTwice { op: self.id(), name: schema.inputs[index].name });
-            }
-        }
-        for (name, value) in &call.params {
-            let index = self.param_index(name).ok_or_else(|| CallError::UnknownParam {
-                op: self.id(),
-                name: (*name).to_owned(),
-                nearest: nearest(name, schema.params.iter().map(|p| p.name)),
-            })?;
-            if std::mem::replace(&mut ordered.params[index], *value) != ParamValue::None {
-                return Err(CallError::GivenTwice { op: self.id(), name: schema.params[index].name });
-            }
-        }
-        Ok(ordered)
-    }
-
-    /// The parameters of a call with defaults filled in, checked.
-    pub fn params(&self, given: &[ParamValue]) -> Result<SmallVec<[ParamValue; MAX_PARAMS]>, CallError> {
-        let params = self.schema().params;
-        if given.len() > params.len() && given[params.len()..].iter().any(|v| *v != ParamValue::None) {
-            return Err(CallError::TooMany { op: self.id(), what: "parameters", most: params.len(), got: given.len() });
-        }
-        params
-            .iter()
-            .enumerate()
-            .map(|(i, param)| match given.get(i).copied().unwrap_or(ParamValue::None) {
-                ParamValue::None => {
-                    param.default.value().ok_or(CallError::MissingParam { op: self.id(), param: param.name })
-                }
-                value => self.typed(param, value),
-            })
-            .collect()
-    }
-
-    fn typed(&self, param: &Param, value: ParamValue) -> Result<ParamValue, CallError> {
-        let expected = match (param.ty, value) {
-            (ParamType::Bool, ParamValue::Bool(_))
-            | (ParamType::Int, ParamValue::Int(_))
-            | (ParamType::Name, ParamValue::Str(_)) => return Ok(value),
-            (ParamType::Float, ParamValue::Float(x)) if !x.is_nan() => return Ok(value),
-            (ParamType::Float, ParamValue::Int(i)) => return Ok(ParamValue::Float(i as f64)),
-            (ParamType::Choice(choices), ParamValue::Str(s)) if choices.contains(&s.as_str()) => {
-                return Ok(value);
-            }
-            (ParamType::Choice(choices), _) => format!("one of {}", choices.join(", ")),
-            (ParamType::Bool, _) => "true or false".into(),
-            (ParamType::Int, _) => "an integer".into(),
-            (ParamType::Float, _) => "a number".into(),
-            (ParamType::Name, _) => "a name".into(),
-        };
-        Err(CallError::BadParam { op: self.id(), param: param.name, got: value.to_string(), expected })
-    }
-
-    /// The tensors a call will give, from its arguments and its query. Updated inputs are not listed.
-    pub fn outputs(&self, call: &Call<'_>, query: &Query) -> Vec<OutputSpec> {
-        let schema = self.schema();
-        let meta = |name: &str| self.input_index(name).and_then(|i| call.inputs.get(i).copied().flatten());
-        let params = self.params(call.params).unwrap_or_default();
-        schema
-            .outputs
-            .iter()
-            .zip(&self.outputs)
-            .filter_map(|(output, patterns)| match *output {
-                Output::Updates(_) => None,
-                Output::Fresh { name, shape, dtype } => {
-                    let dtype = match dtype {
-                        OutputDType::Of(input) => meta(input)?.dtype,
-                        OutputDType::Fixed(dtype) => dtype,
-                        OutputDType::Named(param) => {
-                            self.param_index(param).and_then(|i| params[i].as_str())?.parse().ok()?
-                        }
-                    };
-                    let shape = match shape.strip_prefix("like:") {
-                        Some(input) => meta(input)?.shape.into(),
-                        None => self.output_shape(patterns, call, query),
-                    };
-                    Some(OutputSpec { name, dtype, shape })
-                }
-            })
-            .collect()
-    }
-
-    fn output_shape(&self, patterns: &[ShapePattern], call: &Call<'_>, query: &Query) -> Extents {
-        let layout = query.tensor(0).layout();
-        let pattern = patterns.iter().find(|p| p.layout == Some(layout)).unwrap_or(&patterns[0]);
-        let mut shape = Extents::new();
-        for axis in &pattern.axes {
-            match *axis {
-                Axis::Dim(d) | Axis::Broadcast(d) => shape.push(query.dim(d)),
-                Axis::PlusOne(d) => shape.push(query.dim(d) + 1),
-                Axis::Fixed(n) => shape.push(n),
-                Axis::Rest(d) => shape.extend_from_slice(self.leading(d, call.inputs).map_or(&[], |(_, axes)| axes)),
-            }
-        }
-        shape
-    }
-
-    /// The leading axes that the first input with `...dim` has for it, and that input's name.
-    fn leading<'a>(&self, dim: usize, inputs: &[Option<TensorMeta<'a>>]) -> Option<(&'static str, &'a [i64])> {
-        let named = self.schema().inputs.iter().zip(&self.inputs).zip(inputs);
-        named.into_iter().find_map(|((input, patterns), meta)| {
-            let pattern = patterns.iter().find(|p| p.axes.first() == Some(&Axis::Rest(dim)))?;
-            let shape = meta.as_ref()?.shape;
-            Some((input.name, &shape[..(shape.len() + 1).checked_sub(pattern.axes.len())?]))
-        })
-    }
-}
-
-/// Named arguments in schema order.
-#[derive(Clone, Debug)]
-pub struct OrderedCall<'a> {
-    /// Tensors.
-    pub inputs: [Option<TensorMeta<'a>>; MAX_INPUTS],
-    /// Parameters.
-    pub params: [ParamValue; MAX_PARAMS],
-}
-
-impl Catalog {
-    /// Finds the operation a named call is, and binds it: the first behind `name` that takes it.
-    pub fn resolve<'a, 'd>(
-        &self,
-        name: &str,
-        call: &NamedCall<'a>,
-        rules: &BindRules,
-        device: impl Fn(crate::query::DeviceIx) -> Option<&'d DeviceSpec>,
-    ) -> Result<(OrderedCall<'a>, Bound), CallError> {
-        let target = self.find(name)?;
-        let mut call = call.clone();
-        for &(param, value) in target.fixes {
-            let given = call.params.iter().find(|(name, _)| {
-                self.op(target.ops[0]).param_index(name) == self.op(target.ops[0]).param_index(param)
-            });
-            match given {
-                Some((_, given)) if *given != ParamValue::Bool(value) => {
-                    let (got, expected) = (given.to_string(), format!("{value}, as '{name}' says"));
-                    return Err(CallError::BadParam { op: target.name, param, got, expected });
-                }
-                Some(_) => {}
-                None => call.params.push((param, ParamValue::Bool(value))),
-            }
-        }
-        let mut reasons = Vec::new();
-        for &ix in &target.ops {
-            let op = self.op(ix);
-            let attempt = op.in_order(&call).and_then(|ordered| {
-                let in_order = Call {
-                    inputs: &ordered.inputs,
-                    params: &ordered.params,
-                    layout: call.layout,
-                    device: call.device,
-                    context: call.context,
-                };
-                let bound = op.bind(&in_order, rules)?;
-                Ok((ordered, bound))
-            });
-            match attempt {
-                Ok((ordered, bound)) => {
-                    let unknown = DeviceSpec::new(crate::device::Platform::Cpu, "unknown");
-                    let spec = device(bound.query.device()).unwrap_or(&unknown);
-                    if target.ops.len() == 1 || op.admits(&Facts { op, query: &bound.query, device: spec }) {
-                        op.check(&bound.query, spec)?;
-                        return Ok((ordered, bound));
-                    }
-                }
-                Err(error) if target.ops.len() == 1 => return Err(error),
-                Err(error) => reasons.push(error),
-            }
-        }
-        Err(CallError::of_alias(target.name, reasons))
     }
 }
 

@@ -41,10 +41,12 @@ mod layout;
 mod nearest;
 pub mod numeric;
 pub mod ops;
+mod outputs;
 mod param;
 mod quant;
 mod query;
 mod reason;
+mod resolve;
 pub mod schema;
 mod shape;
 mod symbol;
@@ -52,7 +54,7 @@ mod tensor;
 pub mod version;
 
 pub use args::{KernelArgs, KernelError};
-pub use bind::{Bound, OrderedCall, OutputSpec};
+pub use bind::Bound;
 pub use call::{BindRules, Call, CallError, NamedCall};
 pub use catalog::{Catalog, Facts, Op, Target};
 pub use device::{CpuCaches, DeviceFileError, DeviceSpec, LaunchLimits, Platform, UnknownPlatform};
@@ -64,6 +66,7 @@ pub use kernel::{
 };
 pub use layout::{Layout, LayoutEvidence, LayoutHints, LayoutVerdict, Rank4, UnknownLayout, detect as detect_layout};
 pub use nearest::{did_you_mean, nearest};
+pub use outputs::OutputSpec;
 pub use param::{Param, ParamDefault, ParamRole, ParamType, ParamValue};
 pub use quant::{Granularity, QuantFormat, QuantFormatSpec, QuantSpec};
 pub use query::{
@@ -71,6 +74,7 @@ pub use query::{
     TensorMeta,
 };
 pub use reason::{CODES, Reason};
+pub use resolve::OrderedCall;
 pub use schema::OpSchema;
 pub use symbol::Symbol;
 pub use tensor::{Extents, Tensor, TensorError, TensorView, TensorViewMut, indices, row_major};

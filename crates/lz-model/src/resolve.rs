@@ -1,0 +1,141 @@
+//! Named arguments: put into order, typed, and bound to the operation they are a call of.
+
+use smallvec::SmallVec;
+
+use crate::bind::Bound;
+use crate::call::{BindRules, Call, CallError, NamedCall};
+use crate::catalog::{Catalog, Facts, Op};
+use crate::device::DeviceSpec;
+use crate::nearest::nearest;
+use crate::param::{Param, ParamType, ParamValue};
+use crate::query::{MAX_INPUTS, MAX_PARAMS, TensorMeta};
+
+/// Named arguments in schema order.
+#[derive(Clone, Debug)]
+pub struct OrderedCall<'a> {
+    /// Tensors.
+    pub inputs: [Option<TensorMeta<'a>>; MAX_INPUTS],
+    /// Parameters.
+    pub params: [ParamValue; MAX_PARAMS],
+}
+
+impl Op {
+    /// Puts named arguments into schema order.
+    pub fn in_order<'a>(&self, call: &NamedCall<'a>) -> Result<OrderedCall<'a>, CallError> {
+        let schema = self.schema();
+        let mut ordered = OrderedCall { inputs: [None; MAX_INPUTS], params: [ParamValue::None; MAX_PARAMS] };
+        for (name, meta) in &call.inputs {
+            let index = self.input_index(name).ok_or_else(|| CallError::UnknownInput {
+                op: self.id(),
+                name: (*name).to_owned(),
+                nearest: nearest(name, schema.inputs.iter().map(|i| i.name)),
+            })?;
+            if ordered.inputs[index].replace(*meta).is_some() {
+                return Err(CallError::GivenTwice { op: self.id(), name: schema.inputs[index].name });
+            }
+        }
+        for (name, value) in &call.params {
+            let index = self.param_index(name).ok_or_else(|| CallError::UnknownParam {
+                op: self.id(),
+                name: (*name).to_owned(),
+                nearest: nearest(name, schema.params.iter().map(|p| p.name)),
+            })?;
+            if std::mem::replace(&mut ordered.params[index], *value) != ParamValue::None {
+                return Err(CallError::GivenTwice { op: self.id(), name: schema.params[index].name });
+            }
+        }
+        Ok(ordered)
+    }
+
+    /// The parameters of a call with defaults filled in, checked.
+    pub fn params(&self, given: &[ParamValue]) -> Result<SmallVec<[ParamValue; MAX_PARAMS]>, CallError> {
+        let params = self.schema().params;
+        if given.len() > params.len() && given[params.len()..].iter().any(|v| *v != ParamValue::None) {
+            return Err(CallError::TooMany { op: self.id(), what: "parameters", most: params.len(), got: given.len() });
+        }
+        params
+            .iter()
+            .enumerate()
+            .map(|(i, param)| match given.get(i).copied().unwrap_or(ParamValue::None) {
+                ParamValue::None => {
+                    param.default.value().ok_or(CallError::MissingParam { op: self.id(), param: param.name })
+                }
+                value => self.typed(param, value),
+            })
+            .collect()
+    }
+
+    fn typed(&self, param: &Param, value: ParamValue) -> Result<ParamValue, CallError> {
+        let expected = match (param.ty, value) {
+            (ParamType::Bool, ParamValue::Bool(_))
+            | (ParamType::Int, ParamValue::Int(_))
+            | (ParamType::Name, ParamValue::Str(_)) => return Ok(value),
+            (ParamType::Float, ParamValue::Float(x)) if !x.is_nan() => return Ok(value),
+            (ParamType::Float, ParamValue::Int(i)) => return Ok(ParamValue::Float(i as f64)),
+            (ParamType::Choice(choices), ParamValue::Str(s)) if choices.contains(&s.as_str()) => {
+                return Ok(value);
+            }
+            (ParamType::Choice(choices), _) => format!("one of {}", choices.join(", ")),
+            (ParamType::Bool, _) => "true or false".into(),
+            (ParamType::Int, _) => "an integer".into(),
+            (ParamType::Float, _) => "a number".into(),
+            (ParamType::Name, _) => "a name".into(),
+        };
+        Err(CallError::BadParam { op: self.id(), param: param.name, got: value.to_string(), expected })
+    }
+}
+
+impl Catalog {
+    /// Finds the operation a named call is, and binds it: the first behind `name` that takes it.
+    pub fn resolve<'a, 'd>(
+        &self,
+        name: &str,
+        call: &NamedCall<'a>,
+        rules: &BindRules,
+        device: impl Fn(crate::query::DeviceIx) -> Option<&'d DeviceSpec>,
+    ) -> Result<(OrderedCall<'a>, Bound), CallError> {
+        let target = self.find(name)?;
+        let mut call = call.clone();
+        for &(param, value) in target.fixes {
+            let given = call.params.iter().find(|(name, _)| {
+                self.op(target.ops[0]).param_index(name) == self.op(target.ops[0]).param_index(param)
+            });
+            match given {
+                Some((_, given)) if *given != ParamValue::Bool(value) => {
+                    let (got, expected) = (given.to_string(), format!("{value}, as '{name}' says"));
+                    return Err(CallError::BadParam { op: target.name, param, got, expected });
+                }
+                Some(_) => {}
+                None => call.params.push((param, ParamValue::Bool(value))),
+            }
+        }
+        let mut reasons = Vec::new();
+        for &ix in &target.ops {
+            let op = self.op(ix);
+            let attempt = op.in_order(&call).and_then(|ordered| {
+                let in_order = Call {
+                    inputs: &ordered.inputs,
+                    params: &ordered.params,
+                    layout: call.layout,
+                    device: call.device,
+                    context: call.context,
+                };
+                let bound = op.bind(&in_order, rules)?;
+                Ok((ordered, bound))
+            });
+            match attempt {
+                Ok((ordered, bound)) => {
+                    let unknown = DeviceSpec::new(crate::device::Platform::Cpu, "unknown");
+                    let spec = device(bound.query.device()).unwrap_or(&unknown);
+                    if target.ops.len() == 1 || op.admits(&Facts { op, query: &bound.query, device: spec }) {
+                        op.check(&bound.query, spec)?;
+                        return Ok((ordered, bound));
+                    }
+                }
+                Err(error) if target.ops.len() == 1 => return Err(error),
+                Err(error) => reasons.push(error),
+            }
+        }
+        Err(CallError::of_alias(target.name, reasons))
+    }
+}
