@@ -1,0 +1,279 @@
+//! How candidates are ranked: every term of the score, and when speed decides alone.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use lz_model::*;
+use lz_select::*;
+
+/// Times by kernel id: median, spread, kind, trusted.
+#[derive(Default)]
+struct Times(BTreeMap<&'static str, (f64, f64, Option<EstimateKind>, bool)>);
+
+impl PerfSource for Times {
+    fn estimate(&self, kernel: &KernelDescriptor, _: &Facts<'_>) -> Option<Estimate> {
+        let &(median_us, spread_us, kind, trusted) = self.0.get(kernel.id.as_str())?;
+        let kind = kind.unwrap_or(EstimateKind::Measured);
+        Some(Estimate { median_us, spread_us, samples: 20, kind, trusted })
+    }
+
+    fn edges(&self, _: OpIx) -> Vec<(usize, i64)> {
+        Vec::new()
+    }
+}
+
+fn measured(median: f64, spread: f64) -> (f64, f64, Option<EstimateKind>, bool) {
+    (median, spread, Some(EstimateKind::Measured), true)
+}
+
+fn kernel(id: &str, priority: i32) -> KernelDescriptor {
+    let mut kernel = KernelDescriptor::new(id, "norm.rms", id.split('.').next().unwrap());
+    kernel.platforms = vec![Platform::Cuda];
+    kernel.dtypes = DTypeSet::of(&[DType::F32]);
+    kernel.layouts = vec![Layout::Strided];
+    kernel.inputs.insert("weight".into(), InputRule::default());
+    kernel.priority = priority;
+    kernel
+}
+
+fn spec(kernels: Vec<KernelDescriptor>) -> SnapshotSpec {
+    let mut device = DeviceSpec::new(Platform::Cuda, "GPU");
+    device.sm = Some(90);
+    let devices = vec![device.completed(&GenerationTable::builtin())];
+    let mut spec = SnapshotSpec { devices, ..SnapshotSpec::default() };
+    for kernel in kernels {
+        spec.backend(BackendDescriptor::native(kernel.backend.clone(), "1", vec![Platform::Cuda]));
+        spec.kernels.push(Arc::new(kernel));
+    }
+    spec
+}
+
+fn query_with(rows: i64, context: Context) -> Query {
+    let shape = [rows, 64];
+    let call = NamedCall::new().input("input", TensorMeta::new(DType::F32, &shape)).context(context);
+    Catalog::get().resolve("norm.rms", &call, &BindRules::default(), |_| None).unwrap().1.query
+}
+
+fn query() -> Query {
+    query_with(128, Context::default())
+}
+
+/// The ids of a decision's ranking.
+fn ranking(spec: &SnapshotSpec, query: &Query) -> (Vec<String>, Basis) {
+    let snapshot = spec.build(1).unwrap();
+    let decision = snapshot.select(query);
+    (decision.ranked().map(|c| snapshot.kernel(c.kernel).id.clone()).collect(), decision.basis)
+}
+
+fn terms(spec: &SnapshotSpec, id: &str, query: &Query) -> Terms {
+    let snapshot = spec.build(1).unwrap();
+    let decision = snapshot.select(query);
+    decision.candidates.iter().find(|c| snapshot.kernel(c.kernel).id == id).unwrap().terms
+}
+
+#[test]
+fn without_data_declared_priority_decides_and_ties_go_by_name() {
+    let spec = spec(vec![kernel("b.x", 50), kernel("a.x", 50), kernel("c.x", 90)]);
+    assert_eq!(ranking(&spec, &query()), (vec!["c.x".into(), "a.x".into(), "b.x".into()], Basis::Declared));
+}
+
+#[test]
+fn a_measured_fact_overrules_a_declared_priority() {
+    let mut spec = spec(vec![kernel("a.slow", 100), kernel("b.fast", 1)]);
+    spec.perf = Arc::new(Times(BTreeMap::from([("a.slow", measured(20.0, 1.0)), ("b.fast", measured(10.0, 1.0))])));
+    assert_eq!(ranking(&spec, &query()), (vec!["b.fast".into(), "a.slow".into()], Basis::Measured));
+}
+
+#[test]
+fn differences_inside_the_noise_are_ties_that_priority_breaks() {
+    let mut spec = spec(vec![kernel("a.x", 10), kernel("b.x", 80), kernel("c.x", 99)]);
+    let times = [("a.x", measured(10.0, 0.5)), ("b.x", measured(10.4, 0.2)), ("c.x", measured(12.0, 0.5))];
+    spec.perf = Arc::new(Times(BTreeMap::from(times)));
+    assert_eq!(ranking(&spec, &query()).0, ["b.x", "a.x", "c.x"]);
+}
+
+#[test]
+fn one_unmeasured_candidate_leaves_the_decision_to_the_score() {
+    let mut spec = spec(vec![kernel("a.x", 50), kernel("b.x", 50), kernel("c.unknown", 45)]);
+    spec.perf = Arc::new(Times(BTreeMap::from([("a.x", measured(30.0, 1.0)), ("b.x", measured(10.0, 1.0))])));
+    // Three times as slow costs 20 points: the unknown one stands between them.
+    assert_eq!(ranking(&spec, &query()), (vec!["b.x".into(), "c.unknown".into(), "a.x".into()], Basis::Declared));
+    assert_eq!(terms(&spec, "a.x", &query()).perf, -20.0);
+    assert_eq!(terms(&spec, "b.x", &query()).perf, 0.0);
+}
+
+#[test]
+fn speed_takes_at_most_thirty_points_and_half_of_that_when_not_trusted() {
+    let mut spec = spec(vec![kernel("a.x", 50), kernel("b.x", 50), kernel("c.x", 50), kernel("d.none", 50)]);
+    let doubtful = (20.0, 1.0, Some(EstimateKind::Measured), false);
+    let times = [("a.x", measured(10.0, 1.0)), ("b.x", measured(1000.0, 1.0)), ("c.x", doubtful)];
+    spec.perf = Arc::new(Times(BTreeMap::from(times)));
+    assert_eq!(terms(&spec, "b.x", &query()).perf, -30.0);
+    assert_eq!(terms(&spec, "c.x", &query()).perf, -5.0);
+}
+
+#[test]
+fn predictions_decide_like_measurements_and_say_that_they_are_predictions() {
+    let mut spec = spec(vec![kernel("a.x", 50), kernel("b.x", 1)]);
+    let predicted = (9.0, 0.5, Some(EstimateKind::Predicted), true);
+    spec.perf = Arc::new(Times(BTreeMap::from([("a.x", measured(10.0, 0.1)), ("b.x", predicted)])));
+    assert_eq!(ranking(&spec, &query()), (vec!["b.x".into(), "a.x".into()], Basis::Predicted));
+}
+
+#[test]
+fn the_operators_will_stands_above_speed() {
+    let mut spec = spec(vec![kernel("a.x", 50), kernel("b.x", 50)]);
+    spec.perf = Arc::new(Times(BTreeMap::from([("a.x", measured(10.0, 0.1)), ("b.x", measured(99.0, 0.1))])));
+    spec.policy = PolicySpec::default().prefer_source("b");
+    assert_eq!(ranking(&spec, &query()).0, ["b.x", "a.x"]);
+    spec.policy = PolicySpec::default().avoid_source("a");
+    assert_eq!(ranking(&spec, &query()).0, ["b.x", "a.x"]);
+}
+
+#[test]
+fn policy_terms_are_the_specifications() {
+    let mut spec = spec(vec![kernel("a.x", 50), kernel("b.x", 50), kernel("c.x", 50)]);
+    spec.policy = PolicySpec::default().prefer_source("a").avoid_source("b").rule(
+        "boost c on Hopper",
+        Some("norm.rms"),
+        Condition::Match(vec![("sm".into(), ">=90".into()), ("operation".into(), "norm.*".into())]),
+        Action::Boost(Pattern::Kernel("c.*".into()), 7),
+    );
+    let points = |id| terms(&spec, id, &query()).policy;
+    assert_eq!((points("a.x"), points("b.x"), points("c.x")), (20.0, -50.0, 7.0));
+}
+
+#[test]
+fn rules_apply_only_where_their_condition_holds() {
+    let mut spec = spec(vec![kernel("a.x", 50), kernel("b.x", 60)]);
+    let long = Condition::When("rows > 1000".into());
+    spec.policy =
+        PolicySpec::default().rule("avoid b when long", None, long, Action::Deny(Pattern::Source("b".into())));
+    assert_eq!(ranking(&spec, &query_with(1000, Context::default())).0, ["b.x", "a.x"]);
+    assert_eq!(ranking(&spec, &query_with(1001, Context::default())).0, ["a.x"]);
+}
+
+#[test]
+fn a_kernel_that_must_be_compiled_first_loses_points_or_is_out() {
+    let mut cold = kernel("a.jit", 80);
+    cold.jit = true;
+    let mut spec = spec(vec![cold, kernel("b.x", 50)]);
+    assert_eq!(ranking(&spec, &query()).0, ["a.jit", "b.x"]);
+    spec.health.insert("a.jit".into(), Health { cold: true, ..Health::default() });
+    assert_eq!(ranking(&spec, &query()).0, ["b.x", "a.jit"]);
+    assert_eq!(terms(&spec, "a.jit", &query()).jit, -40.0);
+    let no_jit = query_with(128, Context { no_jit: true, ..Context::default() });
+    assert_eq!(ranking(&spec, &no_jit).0, ["b.x"]);
+}
+
+#[test]
+fn recent_failures_cost_points_and_quarantine_rules_out() {
+    let mut spec = spec(vec![kernel("a.x", 55), kernel("b.x", 50)]);
+    spec.health.insert("a.x".into(), Health { penalty: 15.0, ..Health::default() });
+    assert_eq!(ranking(&spec, &query()).0, ["b.x", "a.x"]);
+    spec.health.insert("a.x".into(), Health { quarantined: Some("launch failed".into()), ..Health::default() });
+    assert_eq!(ranking(&spec, &query()).0, ["b.x"]);
+}
+
+#[test]
+fn fusing_a_neighbour_is_worth_points_only_when_it_is_a_neighbour() {
+    let mut fused = kernel("a.fused", 50);
+    fused.fuses = vec!["posenc.rope".into()];
+    let spec = spec(vec![fused, kernel("b.x", 55)]);
+    assert_eq!(ranking(&spec, &query()).0, ["b.x", "a.fused"]);
+    let rope = Catalog::get().find("posenc.rope").unwrap().ops[0];
+    let beside_rope = query_with(128, Context { adjacent: 1 << rope.0, ..Context::default() });
+    assert_eq!(ranking(&spec, &beside_rope).0, ["a.fused", "b.x"]);
+}
+
+#[test]
+fn transforms_cost_points_and_strict_mode_refuses_them() {
+    let mut picky = kernel("a.contiguous", 52);
+    picky.layouts = vec![Layout::Contiguous];
+    picky.transform_cost_hint = 1;
+    let mut spec = spec(vec![picky, kernel("b.x", 50)]);
+    let (shape, strides) = ([128, 64], [128, 2]);
+    let call = NamedCall::new().input("input", TensorMeta::new(DType::F32, &shape).strided(&strides));
+    let strided = Catalog::get().resolve("norm.rms", &call, &BindRules::default(), |_| None).unwrap().1.query;
+    assert_eq!(ranking(&spec, &query()).0, ["a.contiguous", "b.x"]);
+    assert_eq!(ranking(&spec, &strided).0, ["b.x", "a.contiguous"]);
+    assert_eq!(terms(&spec, "a.contiguous", &strided).transform, -6.0);
+    spec.settings.strict = true;
+    assert_eq!(ranking(&spec, &strided).0, ["b.x"]);
+}
+
+#[test]
+fn a_lock_decides_alone_and_a_lock_on_an_invalid_kernel_leaves_none() {
+    let mut spec = spec(vec![kernel("a.x", 10), kernel("b.x", 90)]);
+    spec.policy = PolicySpec::default().lock("norm.rms", "a.x");
+    assert_eq!(ranking(&spec, &query()), (vec!["a.x".into()], Basis::Locked));
+    let deterministic = query_with(128, Context { deterministic: true, ..Context::default() });
+    let snapshot = spec.build(1).unwrap();
+    let decision = snapshot.select(&deterministic);
+    assert!(decision.chosen().is_none());
+    assert_eq!(decision.candidates[0].reasons, [Reason::NonDeterministic]);
+    let b = &decision.candidates[1].reasons;
+    assert!(b.contains(&Reason::PolicyLocked { locked: "a.x".into() }), "{b:?}");
+}
+
+#[test]
+fn of_several_versions_the_newest_wins_a_tie_and_a_lock_can_name_one() {
+    let version = |v: &str| {
+        let mut k = kernel("a.x", 50);
+        k.version = v.into();
+        k
+    };
+    let mut spec = spec(vec![version("1.9"), version("1.10"), version("1.2")]);
+    let chosen = |spec: &SnapshotSpec| {
+        let snapshot = spec.build(1).unwrap();
+        let decision = snapshot.select(&query());
+        snapshot.kernel(decision.chosen().unwrap().kernel).version.clone()
+    };
+    assert_eq!(chosen(&spec), "1.10");
+    spec.policy = PolicySpec::default().lock("norm.rms", "a.x@1.2");
+    assert_eq!(chosen(&spec), "1.2");
+}
+
+#[test]
+fn disabled_leaves_only_references() {
+    let mut reference = kernel("z.reference", 0);
+    reference.reference = true;
+    let mut spec = spec(vec![kernel("a.x", 90), reference]);
+    spec.settings.enabled = false;
+    assert_eq!(ranking(&spec, &query()).0, ["z.reference"]);
+}
+
+#[test]
+fn a_long_chain_still_ends_in_the_reference() {
+    let mut kernels: Vec<_> = (0..10).map(|i| kernel(&format!("a.k{i}"), 90 - i)).collect();
+    let mut reference = kernel("z.reference", 0);
+    reference.reference = true;
+    kernels.push(reference);
+    let snapshot = spec(kernels).build(1).unwrap();
+    let plan = snapshot.plan(&snapshot.select(&query())).unwrap();
+    let ids: Vec<_> = plan.steps().map(|(k, _)| snapshot.kernel(k).id.clone()).collect();
+    assert_eq!(ids, ["a.k0", "a.k1", "a.k2", "a.k3", "a.k4", "a.k5", "z.reference"]);
+}
+
+#[test]
+fn whatever_does_not_fit_together_is_reported_all_at_once() {
+    let mut unknown_op = kernel("a.op", 1);
+    unknown_op.operation = "norm.rsm".into();
+    let mut bad_formula = kernel("b.formula", 1);
+    bad_formula.workspace = Some("rows * 'x'".into());
+    let mut stranger = kernel("c.backend", 1);
+    stranger.backend = "nobody".into();
+    let mut spec = spec(vec![unknown_op, bad_formula, kernel("d.twice", 1), kernel("d.twice", 1)]);
+    spec.kernels.push(Arc::new(stranger));
+    spec.policy = PolicySpec::default().lock("norm.rms", "d.*").rule(
+        "typo",
+        None,
+        Condition::When("rwos > 3".into()),
+        Action::Deny(Pattern::Source("x".into())),
+    );
+    let Err(problems) = spec.build(1) else { panic!("must not build") };
+    let text = problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+    for expected in ["'norm.rms'", "b.formula", "nobody", "registered twice", "rwos"] {
+        assert!(text.contains(expected), "{expected} is missing in:\n{text}");
+    }
+}
