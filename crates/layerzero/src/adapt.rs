@@ -1,7 +1,8 @@
 //! Transforms: arguments brought into the form a kernel takes, and results brought back.
 
 use lz_model::{
-    BindRules, Call, DType, KernelArgs, KernelDescriptor, KernelError, Layout, Tensor, TensorView, TensorViewMut,
+    BindRules, Call, DType, KernelArgs, KernelDescriptor, KernelError, Layout, OutputSpec, Tensor, TensorView,
+    TensorViewMut,
 };
 use lz_select::Transforms;
 
@@ -39,7 +40,8 @@ pub(crate) fn run_adapted(
 ) -> Result<Vec<Tensor>, KernelError> {
     let Attempt { op, query, inputs, params, expected, .. } = *attempt;
     let unexpected = |what: &str| KernelError::Failed(format!("arguments could not be adapted: {what}"));
-    let layout = query.tensor(0).layout();
+    // Of a paged call only the cache has a layout; the first that has one speaks for all.
+    let layout = (0..inputs.len()).map(|i| query.tensor(i).layout()).find(|l| l.is_named()).unwrap_or(Layout::Strided);
     let new_layout = if transforms.has(Transforms::LAYOUT) {
         Some(target(kernel, layout).ok_or_else(|| unexpected("no layout to transpose to"))?)
     } else {
@@ -70,7 +72,7 @@ pub(crate) fn run_adapted(
     };
     let bound = op.bind(&call, &BindRules::default()).map_err(|e| unexpected(&e.to_string()))?;
     let mut results: Vec<Tensor> =
-        op.outputs(&call, &bound.query).iter().map(|o| Tensor::zeros(o.dtype, &o.shape)).collect();
+        op.outputs(&call, &bound.query).iter().map(OutputSpec::allocate).collect::<Result<_, _>>()?;
     let mut outputs: Vec<TensorViewMut<'_>> = results.iter_mut().map(Tensor::view_mut).collect();
     executable.run(&mut KernelArgs { query: &bound.query, inputs: &views, params, outputs: &mut outputs })?;
     results

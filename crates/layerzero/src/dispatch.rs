@@ -1,9 +1,9 @@
 //! Dispatch: the chosen kernel is run; when it fails, the next; at last the reference.
 
-use lz_model::schema::Output;
+use lz_model::schema::{Access, Output};
 use lz_model::{
-    Call, Catalog, Context, KernelArgs, KernelError, Layout, NamedCall, Op, OutputSpec, ParamValue, Query, Tensor,
-    TensorView, TensorViewMut,
+    Call, CallError, Catalog, Context, KernelArgs, KernelError, Layout, NamedCall, Op, OutputSpec, ParamValue, Query,
+    Tensor, TensorView, TensorViewMut,
 };
 use lz_select::{KernelIx, Transforms};
 
@@ -100,6 +100,12 @@ impl Engine {
         let (ordered, bound) = self.bind(op, &named)?;
         let query = bound.query;
         let op = Catalog::get().op(query.op());
+        for (name, _) in &arguments.updates {
+            let input = op.input_index(name).map(|i| &op.schema().inputs[i]);
+            if let Some(input) = input.filter(|i| i.access == Access::Read) {
+                return Err(CallError::NotUpdated { op: op.id(), input: input.name }.into());
+            }
+        }
         let params = op.params(&ordered.params)?;
         let call = Call {
             inputs: &ordered.inputs,
@@ -175,11 +181,11 @@ impl Attempt<'_> {
         if !transforms.is_empty() {
             return run_adapted(self, descriptor, executable, transforms);
         }
-        let before: Vec<Tensor> = updates.iter().map(|(_, view)| view.as_view().to_tensor()).collect();
+        let before: Vec<Vec<u8>> = updates.iter().map(|(_, view)| view.save()).collect();
         let result = self.run_as_is(executable, updates);
         if result.is_err() {
             for ((_, view), old) in updates.iter_mut().zip(&before) {
-                view.copy_from(&old.view());
+                view.restore(old);
             }
         }
         result
@@ -190,7 +196,7 @@ impl Attempt<'_> {
         executable: &crate::executable::Executable,
         updates: &mut [(&str, TensorViewMut<'_>)],
     ) -> Result<Vec<Tensor>, KernelError> {
-        let mut fresh: Vec<Tensor> = self.expected.iter().map(|spec| Tensor::zeros(spec.dtype, &spec.shape)).collect();
+        let mut fresh: Vec<Tensor> = self.expected.iter().map(OutputSpec::allocate).collect::<Result<_, _>>()?;
         let mut fresh_views = fresh.iter_mut().map(Tensor::view_mut);
         let mut updated: Vec<Option<TensorViewMut<'_>>> = Vec::new();
         let mut names = Vec::new();

@@ -5,13 +5,15 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use lz_model::{
-    BackendDescriptor, Bound, Catalog, DeviceSpec, KernelDescriptor, LayoutEvidence, NamedCall, OrderedCall, Query,
-    Reason, capabilities, nearest,
+    BackendDescriptor, Bound, Catalog, DeviceSpec, GenerationTable, KernelDescriptor, LayoutEvidence, NamedCall,
+    OrderedCall, PluginOrigin, Query, Reason, capabilities, nearest,
 };
 use lz_select::{
     BackendState, CacheConfig, CacheStats, Decision, Invalidate, KernelIx, Plan, SelectionCache, Snapshot, SnapshotSpec,
 };
 use parking_lot::Mutex;
+
+use lz_model::capabilities::{CapabilitiesError, Problem};
 
 use crate::error::{Error, Rejection};
 use crate::executable::{DynamicKernel, Executable};
@@ -217,12 +219,12 @@ impl Engine {
         })
     }
 
-    /// The plan for a call: the kernels that would be tried, in order.
+    /// The plan for a call: the kernels that would be tried, in order, with `@version` where an id has several.
     pub fn select(&self, op: &str, call: &NamedCall<'_>) -> Result<Vec<String>, Error> {
         let (_, bound) = self.bind(op, call)?;
         let state = self.state();
         match self.plan_in(&state, &bound.query) {
-            Some(plan) => Ok(plan.steps().map(|(kernel, _)| state.snapshot.kernel(kernel).id.clone()).collect()),
+            Some(plan) => Ok(plan.steps().map(|(kernel, _)| state.snapshot.name(kernel)).collect()),
             None => Err(no_kernel(&state.snapshot, &state.snapshot.select(&bound.query))),
         }
     }
@@ -336,21 +338,35 @@ impl Engine {
 
     /// Loads a backend's capabilities document. Its kernels can be selected; they run once
     /// implementations are attached. A document that is refused leaves the backend known and
-    /// disabled, with its reason.
+    /// disabled, with its reason. Loading a document again replaces what it said before.
     pub fn load_capabilities(&self, name: &str, text: &str) -> Result<(), Error> {
-        match capabilities::read(text) {
+        let read = capabilities::read(text);
+        let backend = read.as_ref().map_or(name, |document| document.backend.name.as_str()).to_owned();
+        // Code that is registered stays registered, whatever a file calls itself.
+        let taken = self.with_snapshot(|s| s.spec().backends.get(&backend).is_some_and(|b| b.descriptor.is_code()));
+        if taken {
+            let message = format!("'{backend}' is a backend made of code; name the document's backend otherwise");
+            let error = CapabilitiesError::Problems(vec![Problem { path: "/backend".into(), message }]);
+            return Err(Error::Capabilities { backend, error });
+        }
+        match read {
             Ok(document) => self.change(|draft| {
-                draft.spec.backends.insert(
-                    document.backend.name.clone(),
-                    BackendState { descriptor: document.backend, unavailable: None },
-                );
-                draft.spec.kernels.extend(document.kernels.into_iter().map(Arc::new));
+                let spec = &mut draft.spec;
+                spec.backends.remove(name);
+                spec.kernels.retain(|kernel| kernel.backend != backend);
+                spec.kernels.extend(document.kernels.into_iter().map(Arc::new));
+                if !document.generations.is_empty() {
+                    let table = GenerationTable::builtin().overlaid(document.generations);
+                    spec.devices.iter_mut().for_each(|device| *device = device.clone().completed(&table));
+                }
+                spec.backend(document.backend);
             }),
             Err(error) => {
                 let reason = error.reason(name);
                 self.change(|draft| {
                     let mut descriptor = BackendDescriptor::native(name, "unknown", Vec::new());
-                    descriptor.origin = lz_model::PluginOrigin::EntryPoint;
+                    descriptor.origin = PluginOrigin::EntryPoint;
+                    draft.spec.kernels.retain(|kernel| kernel.backend != name);
                     draft.spec.backends.insert(name.to_owned(), BackendState { descriptor, unavailable: Some(reason) });
                 })?;
                 Err(Error::Capabilities { backend: name.to_owned(), error })

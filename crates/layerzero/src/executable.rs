@@ -39,12 +39,13 @@ pub enum Executable {
 impl Executable {
     /// Runs it. A panic is a failure like any other.
     pub fn run(&self, args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
-        match self {
+        let run = || match self {
             Executable::Static(kernel) => kernel.run(args),
-            Executable::Dynamic(kernel) => catch_unwind(AssertUnwindSafe(|| kernel.run(args)))
-                .unwrap_or_else(|panic| Err(KernelError::Failed(format!("panicked: {}", panic_text(&*panic))))),
+            Executable::Dynamic(kernel) => kernel.run(args),
             Executable::Described => Err(KernelError::Failed("is only described here, it cannot be run".into())),
-        }
+        };
+        catch_unwind(AssertUnwindSafe(run))
+            .unwrap_or_else(|panic| Err(KernelError::Failed(format!("panicked: {}", panic_text(&*panic)))))
     }
 }
 

@@ -72,7 +72,7 @@ fn code(
 fn fill(number: f64) -> Arc<dyn DynamicKernel> {
     code(move |args| {
         for output in args.outputs.iter_mut() {
-            for index in indices(&output.shape().to_vec()) {
+            for index in indices(output.shape()) {
                 output.set(&index, number);
             }
         }
@@ -315,7 +315,7 @@ fn cache_kernel(id: &str, op: &str, kernel: Arc<dyn DynamicKernel>) -> (KernelDe
 fn vandal() -> Arc<dyn DynamicKernel> {
     code(|args| {
         for output in args.outputs.iter_mut() {
-            for index in indices(&output.shape().to_vec()) {
+            for index in indices(output.shape()) {
                 output.set(&index, 1.0);
             }
         }

@@ -93,7 +93,7 @@ pub(crate) fn call_into(
         let tensor = match *output {
             Output::Updates(input) => op.input_index(input).and_then(|i| views[i].take()).map(|view| view.to_tensor()),
             Output::Fresh { .. } => match fresh.next() {
-                Some(spec) if !can_exist(spec.dtype, &spec.shape) => {
+                Some(spec) if !spec.can_exist() => {
                     let shape = spec.shape.to_vec();
                     return Err(CallRefError::ImpossibleOutput { op: op.id(), output: spec.name, shape });
                 }
@@ -110,17 +110,6 @@ pub(crate) fn call_into(
 
 fn reference_of(op: &Op) -> Option<Builtin> {
     KERNELS.iter().copied().find(|k| k.ops().contains(&op.id()) && k.descriptor(op.id()).reference)
-}
-
-/// Whether a tensor of that shape has sizes that make sense and fits the address space.
-fn can_exist(dtype: DType, shape: &[i64]) -> bool {
-    let bits = shape.iter().try_fold(
-        i64::from(dtype.bits()),
-        |bits, &n| {
-            if n < 0 { None } else { bits.checked_mul(n.max(1)) }
-        },
-    );
-    bits.is_some()
 }
 
 #[cfg(test)]

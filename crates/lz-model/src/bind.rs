@@ -289,6 +289,11 @@ impl<'o, 'a> Binder<'o, 'a> {
                         broadcast = true;
                         continue;
                     }
+                    // A tensor that may broadcast does not decide a size that has a value of its own.
+                    if let (None, Some(n)) = (shown_by[d], self.op.schema().dims[d].otherwise) {
+                        dims[d] = n;
+                        shown_by[d] = Some("the operation");
+                    }
                     (d, size)
                 }
                 Axis::Fixed(n) => {
@@ -311,7 +316,7 @@ impl<'o, 'a> Binder<'o, 'a> {
                 Some(_) if dims[d] == wanted => {}
                 by => {
                     let because = format!("from {}", by.map_or("the operation".into(), |by| format!("'{by}'")));
-                    let expected = if matches!(axis, Axis::PlusOne(_)) { dims[d] + 1 } else { dims[d] };
+                    let expected = if matches!(axis, Axis::PlusOne(_)) { dims[d].saturating_add(1) } else { dims[d] };
                     let name = self.op.schema().dims[d].name.to_owned();
                     return Err(self.wrong_size(input.name, meta, name, size, expected, because));
                 }

@@ -105,6 +105,9 @@ pub enum CallError {
     /// One argument under two of its names.
     #[error("{op}: '{name}' was given twice")]
     GivenTwice { op: &'static str, name: &'static str },
+    /// A tensor that is only read was given to be updated.
+    #[error("{op} only reads '{input}'; it was given to be updated")]
+    NotUpdated { op: &'static str, input: &'static str },
     /// Strides of another rank than the shape.
     #[error("{op}: '{input}' has shape {shape:?} but strides {strides:?}")]
     BadStrides { op: &'static str, input: &'static str, shape: Vec<i64>, strides: Vec<i64> },
@@ -163,6 +166,7 @@ impl CallError {
             CallError::BadParam { .. } => "BAD_PARAM",
             CallError::TooMany { .. } => "TOO_MANY_ARGUMENTS",
             CallError::GivenTwice { .. } => "GIVEN_TWICE",
+            CallError::NotUpdated { .. } => "NOT_UPDATED",
             CallError::BadStrides { .. } => "BAD_STRIDES",
             CallError::WrongRank { .. } => "WRONG_RANK",
             CallError::WrongSize { .. } | CallError::NegativeSize { .. } | CallError::TooLarge { .. } => "WRONG_SHAPE",
@@ -191,6 +195,7 @@ impl CallError {
             | CallError::BadParam { op, .. }
             | CallError::TooMany { op, .. }
             | CallError::GivenTwice { op, .. }
+            | CallError::NotUpdated { op, .. }
             | CallError::BadStrides { op, .. }
             | CallError::WrongRank { op, .. }
             | CallError::WrongSize { op, .. }
@@ -208,6 +213,17 @@ impl CallError {
     /// The error of a call by alias, from the errors of every operation behind it: when they all
     /// say the same, that, about the alias.
     pub(crate) fn of_alias(alias: &'static str, mut reasons: Vec<CallError>) -> CallError {
+        // An operation that has other arguments altogether is not the one that was meant.
+        let about_names = |e: &CallError| {
+            use CallError::*;
+            matches!(
+                e,
+                UnknownInput { .. } | MissingInput { .. } | UnknownParam { .. } | MissingParam { .. } | TooMany { .. }
+            )
+        };
+        if !reasons.iter().all(about_names) {
+            reasons.retain(|e| !about_names(e));
+        }
         for op in reasons.iter_mut().filter_map(CallError::op_mut) {
             *op = alias;
         }
@@ -235,6 +251,7 @@ impl CallError {
                 format!("make '{input}' agree with the others: {because}")
             }
             CallError::GivenTwice { .. } => "give it once, under one name".into(),
+            CallError::NotUpdated { input, .. } => format!("pass '{input}' as an input"),
             CallError::BadStrides { .. } => "pass one stride per dimension, in elements".into(),
             CallError::NegativeSize { .. } => "sizes are zero or more".into(),
             CallError::TooLarge { .. } => "a tensor has at most 2^63 - 1 elements".into(),

@@ -38,7 +38,22 @@ impl DimRule {
             && self.one_of.as_ref().is_none_or(|set| set.contains(&size))
     }
 
-    /// In words: `32..=256, a multiple of 8`.
+    /// Adds the demands of another rule: only what both allow is allowed.
+    pub fn tighten(&mut self, other: &DimRule) {
+        let both = |a: Option<i64>, b: Option<i64>, pick: fn(i64, i64) -> i64| match (a, b) {
+            (Some(a), Some(b)) => Some(pick(a, b)),
+            (one, other) => one.or(other),
+        };
+        self.min = both(self.min, other.min, i64::max);
+        self.max = both(self.max, other.max, i64::min);
+        self.multiple_of = both(self.multiple_of, other.multiple_of, least_common_multiple);
+        self.one_of = match (self.one_of.take(), &other.one_of) {
+            (Some(mine), Some(theirs)) => Some(mine.into_iter().filter(|v| theirs.contains(v)).collect()),
+            (mine, theirs) => mine.or_else(|| theirs.clone()),
+        };
+    }
+
+    /// In words: `32 to 256, multiples of 8`.
     pub fn describe(&self) -> String {
         let mut parts = Vec::new();
         match (self.min, self.max) {
@@ -51,6 +66,15 @@ impl DimRule {
         parts.extend(self.one_of.as_ref().map(|set| format!("{set:?}")));
         if parts.is_empty() { "any".into() } else { parts.join(", ") }
     }
+}
+
+/// Saturates: no size is a multiple of something larger than every size.
+fn least_common_multiple(a: i64, b: i64) -> i64 {
+    let (mut x, mut y) = (a, b);
+    while y != 0 {
+        (x, y) = (y, x % y);
+    }
+    if x == 0 { 0 } else { (a / x).saturating_mul(b) }
 }
 
 /// What a kernel asks of one input. An optional input without a rule cannot be used at all.
@@ -353,6 +377,11 @@ pub struct BackendDescriptor {
 }
 
 impl BackendDescriptor {
+    /// Whether it was registered by code, and not read from a document.
+    pub fn is_code(&self) -> bool {
+        self.capabilities_hash.is_empty() && self.origin != PluginOrigin::EntryPoint
+    }
+
     /// A backend made of code, without a document.
     pub fn native(name: impl Into<String>, version: impl Into<String>, platforms: Vec<Platform>) -> BackendDescriptor {
         BackendDescriptor {

@@ -1,12 +1,13 @@
 //! The tensors a call will give: their names, dtypes and shapes.
 
+use crate::args::KernelError;
 use crate::call::Call;
 use crate::catalog::Op;
 use crate::dtype::DType;
 use crate::query::{Query, TensorMeta};
 use crate::schema::{Output, OutputDType};
 use crate::shape::{Axis, ShapePattern};
-use crate::tensor::Extents;
+use crate::tensor::{Extents, Tensor};
 
 /// A tensor an operation will give.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,6 +18,23 @@ pub struct OutputSpec {
     pub dtype: DType,
     /// Its sizes.
     pub shape: Extents,
+}
+
+impl OutputSpec {
+    /// Whether its sizes make sense and fit the address space.
+    pub fn can_exist(&self) -> bool {
+        let bits = |n: i64, size: &i64| if *size < 0 { None } else { n.checked_mul((*size).max(1)) };
+        self.shape.iter().try_fold(i64::from(self.dtype.bits()), bits).is_some()
+    }
+
+    /// Its memory, all zeros; an error when no memory can hold it.
+    pub fn allocate(&self) -> Result<Tensor, KernelError> {
+        if self.can_exist() {
+            Ok(Tensor::zeros(self.dtype, &self.shape))
+        } else {
+            Err(KernelError::OutOfMemory(format!("'{}' would have shape {:?}", self.name, self.shape)))
+        }
+    }
 }
 
 impl Op {

@@ -67,9 +67,9 @@ impl Op {
 
     fn typed(&self, param: &Param, value: ParamValue) -> Result<ParamValue, CallError> {
         let expected = match (param.ty, value) {
-            (ParamType::Bool, ParamValue::Bool(_))
-            | (ParamType::Int, ParamValue::Int(_))
-            | (ParamType::Name, ParamValue::Str(_)) => return Ok(value),
+            // The smallest integer stands for "not given" in the key.
+            (ParamType::Int, ParamValue::Int(i)) if i != i64::MIN => return Ok(value),
+            (ParamType::Bool, ParamValue::Bool(_)) | (ParamType::Name, ParamValue::Str(_)) => return Ok(value),
             (ParamType::Float, ParamValue::Float(x)) if !x.is_nan() => return Ok(value),
             (ParamType::Float, ParamValue::Int(i)) => return Ok(ParamValue::Float(i as f64)),
             (ParamType::Choice(choices), ParamValue::Str(s)) if choices.contains(&s.as_str()) => {

@@ -260,6 +260,16 @@ impl<'a> TensorViewMut<'a> {
         TensorViewMut { geometry: self.geometry.permuted(order), bytes: self.bytes }
     }
 
+    /// The memory behind it, to be put back with [`TensorViewMut::restore`].
+    pub fn save(&self) -> Vec<u8> {
+        self.bytes.to_vec()
+    }
+
+    /// Puts saved memory back, bit by bit.
+    pub fn restore(&mut self, saved: &[u8]) {
+        self.bytes.copy_from_slice(saved);
+    }
+
     /// Overwrites every element with those of a tensor of the same shape.
     pub fn copy_from(&mut self, source: &TensorView<'_>) {
         for index in indices(source.shape()) {

@@ -2,7 +2,7 @@
 
 use lz_model::schema::DimKind;
 use lz_model::{
-    Context, DeviceSpec, DimRule, Facts, KernelDescriptor, Layout, Op, ParamValue, QuantSpec, Query, Reason,
+    Context, DeviceSpec, DimRule, Facts, KernelDescriptor, Layout, Op, ParamValue, Platform, QuantSpec, Query, Reason,
     Requirement, TensorFacts,
 };
 
@@ -23,10 +23,12 @@ pub(crate) fn device_reasons(
         return vec![Reason::PlatformMismatch { required, found: device.platform.name().into() }];
     }
     let found = device.sm.unwrap_or(0);
-    if let Some(required) = kernel.min_sm.filter(|&min| device.sm.is_some() && found < min) {
+    if let Some(required) = kernel.min_sm.filter(|&min| device.platform == Platform::Cuda && found < min) {
         reasons.push(Reason::SmTooOld { required, found });
     }
-    if let Some(required) = kernel.max_sm.filter(|&max| device.sm.is_some() && found >= max) {
+    if let Some(required) =
+        kernel.max_sm.filter(|&max| device.platform == Platform::Cuda && (device.sm.is_none() || found >= max))
+    {
         reasons.push(Reason::SmTooNew { required, found });
     }
     let generation = device.generation.as_deref().unwrap_or("unknown");

@@ -37,7 +37,7 @@ pub(crate) struct InputCheck {
     pub last_stride_one: bool,
     pub aligned: bool,
     pub no_broadcast: bool,
-    /// Updated in place: it cannot be replaced by a transformed copy.
+    /// Of an operation that updates tensors in place: no argument is replaced by a transformed copy.
     pub in_place: bool,
 }
 
@@ -183,6 +183,7 @@ impl Compiler<'_> {
                 return Err(self.bad("inputs", format!("'{}' has no input '{name}'", self.op.id())));
             }
         }
+        let in_place = schema.inputs.iter().any(|input| input.access == Access::ReadWrite);
         let check = |(index, input): (usize, &lz_model::schema::Input)| {
             let rule = kernel.inputs.iter().find(|(name, _)| self.op.input_index(name) == Some(index)).map(|(_, r)| r);
             let allowed = self.schema_dtypes(index);
@@ -208,7 +209,7 @@ impl Compiler<'_> {
                 last_stride_one: data && kernel.requires_last_dim_stride1,
                 aligned: data && kernel.requires_aligned,
                 no_broadcast: rule.is_some_and(|r| r.no_broadcast),
-                in_place: input.access == Access::ReadWrite,
+                in_place,
             }
         };
         Ok(schema.inputs.iter().enumerate().map(check).collect())

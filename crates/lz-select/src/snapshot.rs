@@ -310,6 +310,15 @@ impl Snapshot {
         &self.entries[ix.0 as usize].descriptor
     }
 
+    /// What to call a kernel: its id, with `@version` where several are registered under it.
+    pub fn name(&self, ix: KernelIx) -> String {
+        let kernel = self.kernel(ix);
+        match self.entries.iter().filter(|e| e.descriptor.id == kernel.id).count() {
+            1 => kernel.id.clone(),
+            _ => format!("{}@{}", kernel.id, kernel.version),
+        }
+    }
+
     /// Every kernel, in the fixed order.
     pub fn kernels(&self) -> impl Iterator<Item = (KernelIx, &Arc<KernelDescriptor>)> {
         self.entries.iter().enumerate().map(|(i, e)| (KernelIx(i as u32), &e.descriptor))

@@ -164,10 +164,10 @@ fn strides_and_layouts_reach_the_engine() {
     let shapes = "--op attention --dtype fp16 --shape q=1x32x512x128 --shape k=1x32x512x128 --shape v=1x32x512x128";
     let strides = "--strides q=2097152x128x4096x1 --strides k=2097152x128x4096x1 --strides v=2097152x128x4096x1";
     let report = layerzero(&format!("explain {shapes} {strides} {} --json", on_h100())).ended(0).json();
-    let query = report["tensors"][0][1].as_str().unwrap();
+    let query = report["tensors"]["query"].as_str().unwrap();
     assert!(query.starts_with("float16 BHSD"), "{report}");
     let said = layerzero(&format!("explain {shapes} --layout BSHD {} --json", on_h100())).ended(0).json();
-    assert_eq!(said["dims"][1], json!(["seq_q", 32]));
+    assert_eq!(said["dims"]["seq_q"], json!(32));
 }
 
 #[test]
@@ -185,18 +185,24 @@ fn one_dtype_fits_each_tensor_and_one_tensor_can_have_its_own() {
                  --shape value_cache=16x16x2x64 --shape block_tables=2x8 --shape context_lens=2";
     let tensors = |line: &str| layerzero(line).ended(0).json()["tensors"].clone();
     let dtypes = tensors(&format!("{paged} --dtype bf16"));
-    let expected = ["bfloat16", "bfloat16", "bfloat16", "int64", "int64"];
-    for (tensor, dtype) in dtypes.as_array().unwrap().iter().zip(expected) {
-        assert!(tensor[1].as_str().unwrap().starts_with(dtype), "{dtypes}");
+    let expected = [
+        ("query", "bfloat16"),
+        ("key_cache", "bfloat16"),
+        ("value_cache", "bfloat16"),
+        ("block_tables", "int64"),
+        ("context_lens", "int64"),
+    ];
+    for (tensor, dtype) in expected {
+        assert!(dtypes[tensor].as_str().unwrap().starts_with(dtype), "{dtypes}");
     }
     let mixed =
         tensors(&format!("{paged} --dtype bf16 --input-dtype key_cache=fp8_e4m3 --input-dtype block_tables=int32"));
-    assert!(mixed[1][1].as_str().unwrap().starts_with("float8_e4m3fn"), "{mixed}");
+    assert!(mixed["key_cache"].as_str().unwrap().starts_with("float8_e4m3fn"), "{mixed}");
     assert!(
-        mixed[2][1].as_str().unwrap().starts_with("float8_e4m3fn"),
+        mixed["value_cache"].as_str().unwrap().starts_with("float8_e4m3fn"),
         "the value cache has the dtype of the keys: {mixed}"
     );
-    assert!(mixed[3][1].as_str().unwrap().starts_with("int32"), "{mixed}");
+    assert!(mixed["block_tables"].as_str().unwrap().starts_with("int32"), "{mixed}");
 }
 
 #[test]

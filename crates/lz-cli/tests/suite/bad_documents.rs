@@ -42,7 +42,7 @@ fn the_document_itself_is_accepted() {
 fn an_unknown_schema_version_is_refused() {
     changed(|d| d["schema_version"] = json!("1.1"))
         .says("schema version '1.1' is not supported; this build reads '1.0'");
-    changed(|d| d["schema_version"] = Value::Null).says("not supported");
+    changed(|d| d["schema_version"] = Value::Null).says("null is not a string");
     changed(|d| drop(d.as_object_mut().unwrap().remove("schema_version"))).says("'schema_version' is missing");
 }
 
@@ -59,7 +59,14 @@ fn constraints_must_be_stated() {
 fn ids_are_unique_in_a_document_and_across_documents() {
     changed(|d| d["ops"]["attention.full"][0]["kernel_id"] = json!("flash_attn.v2.causal"))
         .says("kernel id 'flash_attn.v2.causal' is used twice");
-    let twice = format!("kernels --capabilities {0} --capabilities {0}", fixture("flash_attn.json"));
+    // The same document again replaces itself; another one may not take its ids.
+    let again = format!("kernels --capabilities {0} --capabilities {0}", fixture("flash_attn.json"));
+    layerzero(&again).ended(0);
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("copy.json");
+    let text = std::fs::read_to_string(fixture("flash_attn.json")).unwrap();
+    std::fs::write(&copy, text.replacen("\"backend\": \"flash_attn\"", "\"backend\": \"other\"", 1)).unwrap();
+    let twice = format!("kernels --capabilities {} --capabilities {}", fixture("flash_attn.json"), copy.display());
     layerzero(&twice)
         .ended(3)
         .says("error[INVALID_CONFIGURATION]")

@@ -14,6 +14,7 @@
 //! ```
 
 mod doc;
+mod json;
 mod resolve;
 
 use std::fmt;
@@ -94,7 +95,7 @@ pub fn read(text: &str) -> Result<Capabilities, CapabilitiesError> {
         return Err(CapabilitiesError::Syntax(format!("{} bytes; at most {MAX_BYTES} are read", text.len())));
     }
     let value: Value = if text.trim_start().starts_with('{') {
-        serde_json::from_str(text).map_err(|e| CapabilitiesError::Syntax(e.to_string()))?
+        serde_json::from_str::<json::Strict>(text).map_err(|e| CapabilitiesError::Syntax(e.to_string()))?.0
     } else {
         serde_saphyr::from_str(text).map_err(|e| CapabilitiesError::Syntax(e.to_string()))?
     };
@@ -109,7 +110,9 @@ pub fn read_value(value: &Value) -> Result<Capabilities, CapabilitiesError> {
             return Err(CapabilitiesError::UnknownSchemaVersion { found: version.clone() });
         }
         Some(other) => {
-            return Err(CapabilitiesError::UnknownSchemaVersion { found: other.to_string() });
+            let message = format!("{other} is not a string; write \"{SCHEMA_VERSION}\", in quotes");
+            let problem = Problem { path: "/schema_version".into(), message };
+            return Err(CapabilitiesError::Problems(vec![problem]));
         }
         None => {
             let problem = Problem {
@@ -123,8 +126,14 @@ pub fn read_value(value: &Value) -> Result<Capabilities, CapabilitiesError> {
     if !problems.is_empty() {
         return Err(CapabilitiesError::Problems(problems));
     }
-    let document: doc::Document = serde_json::from_value(value.clone())
-        .map_err(|e| CapabilitiesError::Problems(vec![Problem { path: String::new(), message: e.to_string() }]))?;
+    let document: doc::Document = serde_path_to_error::deserialize(value).map_err(|e| {
+        let path = e.path().iter().map(|segment| match segment {
+            serde_path_to_error::Segment::Seq { index } => format!("/{index}"),
+            other => format!("/{other}"),
+        });
+        let path = path.collect();
+        CapabilitiesError::Problems(vec![Problem { path, message: e.into_inner().to_string() }])
+    })?;
     resolve::resolve(document, canonical_hash(value)).map_err(CapabilitiesError::Problems)
 }
 

@@ -14,7 +14,7 @@ use crate::kernel::{
 };
 use crate::nearest::{did_you_mean, nearest};
 use crate::param::{Param, ParamRole};
-use crate::schema::{DTypeRule, DimKind};
+use crate::schema::{DTypeRule, Dim, DimKind};
 use crate::version::Requirement;
 
 /// Problems found so far, and where we are.
@@ -71,6 +71,7 @@ pub(super) fn resolve(document: Document, hash: String) -> Result<Capabilities, 
     }
     if !problems.0.is_empty() {
         problems.0.sort();
+        problems.0.dedup();
         return Err(problems.0);
     }
     let backend = BackendDescriptor {
@@ -192,51 +193,69 @@ impl KernelReader<'_> {
             .collect()
     }
 
-    /// Dimension rules: those by name, and the flat keys of the specification.
+    /// Dimension rules: those by name, and the flat keys of the specification. Whatever is stated
+    /// about one dimension, in whichever way, holds together.
     fn dims(&mut self) -> BTreeMap<String, DimRule> {
         let doc = self.doc;
         let mut rules: BTreeMap<String, DimRule> = BTreeMap::new();
+        let mut state = |name: &str, rule: DimRule| rules.entry(name.to_owned()).or_default().tighten(&rule);
         for (name, rule) in &doc.dims {
-            if let Some(canonical) = self.dim_name(&format!("dims/{name}"), name) {
-                self.check_rule(&format!("dims/{name}"), rule);
-                rules.insert(canonical, rule.clone());
+            let key = format!("dims/{name}");
+            if let Some(canonical) = self.dim_name(&key, name) {
+                self.check_rule(&key, rule);
+                state(&canonical, rule.clone());
             }
         }
         for (name, &(min, max)) in &doc.shape_constraints {
-            if let Some(canonical) = self.dim_name(&format!("shape_constraints/{name}"), name) {
-                let rule = rules.entry(canonical).or_default();
-                (rule.min, rule.max) = (Some(min), Some(max));
+            let key = format!("shape_constraints/{name}");
+            if let Some(canonical) = self.dim_name(&key, name) {
+                let rule = DimRule { min: Some(min), max: Some(max), ..DimRule::default() };
+                self.check_rule(&key, &rule);
+                state(&canonical, rule);
             }
         }
+        let head_dim = DimRule {
+            min: doc.min_head_dim.flatten(),
+            max: doc.max_head_dim.flatten(),
+            multiple_of: doc.head_dim_multiple,
+            one_of: None,
+        };
+        let batch = DimRule { min: doc.min_batch_size, max: doc.max_batch_size, ..DimRule::default() };
+        let seq = DimRule { max: doc.max_seq_len, ..DimRule::default() };
+        self.check_rule(
+            if head_dim.multiple_of.is_some_and(|m| m < 1) { "head_dim_multiple" } else { "max_head_dim" },
+            &head_dim,
+        );
+        self.check_rule("max_batch_size", &batch);
+        let flat = |dim: &Dim| match dim.kind {
+            DimKind::HeadDim if dim.name == "head_dim" => Some((&head_dim, doc.max_head_dim.is_some())),
+            DimKind::Seq => Some((&seq, doc.max_seq_len.is_some())),
+            DimKind::Batch => Some((&batch, batch != DimRule::default())),
+            _ => None,
+        };
         for dim in self.ops.iter().flat_map(|op| op.schema().dims) {
-            let mut rule = rules.get(dim.name).cloned().unwrap_or_default();
-            match dim.kind {
-                DimKind::HeadDim if dim.name == "head_dim" => {
-                    rule.min = rule.min.or(doc.min_head_dim.flatten());
-                    rule.max = rule.max.or(doc.max_head_dim.flatten());
-                    rule.multiple_of = rule.multiple_of.or(doc.head_dim_multiple);
-                }
-                DimKind::Seq => rule.max = rule.max.or(doc.max_seq_len),
-                DimKind::Batch => {
-                    rule.min = rule.min.or(doc.min_batch_size);
-                    rule.max = rule.max.or(doc.max_batch_size);
-                }
-                _ => {}
+            if let Some((rule, stated)) = flat(dim)
+                && (stated || *rule != DimRule::default())
+            {
+                state(dim.name, rule.clone());
             }
-            let stated = rules.contains_key(dim.name) || dim.name == "head_dim" && doc.max_head_dim.is_some();
-            if dim.must_constrain && !stated {
+        }
+        for dim in self.ops.iter().flat_map(|op| op.schema().dims).filter(|d| d.must_constrain) {
+            let stated = rules.contains_key(dim.name)
+                && (dim.name != "head_dim"
+                    || doc.max_head_dim.is_some()
+                    || doc.dims.keys().chain(doc.shape_constraints.keys()).any(|k| self.is_dim(k, dim.name)));
+            if !stated {
                 let flat = if dim.name == "head_dim" { "'max_head_dim' (null for any) or " } else { "" };
-                let message = format!("no constraint on '{}'; state {flat}'dims.{}'", dim.name, dim.name);
-                if !self.problems.0.iter().any(|p| p.path == self.path && p.message == message) {
-                    self.problems.add(self.path, message);
-                }
-            }
-            if rule != DimRule::default() || rules.contains_key(dim.name) {
-                self.check_rule("head_dim_multiple", &rule);
-                rules.insert(dim.name.to_owned(), rule);
+                self.problems
+                    .add(self.path, format!("no constraint on '{}'; state {flat}'dims.{}'", dim.name, dim.name));
             }
         }
         rules
+    }
+
+    fn is_dim(&self, name: &str, canonical: &str) -> bool {
+        self.ops.iter().any(|op| op.dim_index(name).is_some_and(|i| op.schema().dims[i].name == canonical))
     }
 
     fn check_rule(&mut self, key: &str, rule: &DimRule) {
@@ -250,10 +269,7 @@ impl KernelReader<'_> {
             DimRule { one_of: Some(set), .. } if set.is_empty() => "an empty 'one_of' allows nothing".into(),
             _ => return,
         };
-        let path = self.at(key);
-        if !self.problems.0.iter().any(|p| p.path == path) {
-            self.problems.add(&path, message);
-        }
+        self.problems.add(&self.at(key), message);
     }
 
     /// The canonical name of a dimension that some operation of this kernel has.
