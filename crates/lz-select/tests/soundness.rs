@@ -33,7 +33,7 @@ fn legal(world: &World, k: &RandomKernel, c: &RandomCall) -> bool {
         !(rule.min.is_some_and(|m| n < m)
             || rule.max.is_some_and(|m| n > m)
             || rule.multiple_of.is_some_and(|m| n % m != 0)
-            || rule.one_of.as_ref().is_some_and(|list| !list.iter().any(|&v| v == n)))
+            || rule.one_of.as_ref().is_some_and(|list| !list.contains(&n)))
     });
     let causal_ok = match d.operation.as_str() {
         "attention.causal" => c.causal,

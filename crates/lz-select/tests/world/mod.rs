@@ -118,7 +118,9 @@ pub fn kernel(index: usize) -> impl Strategy<Value = RandomKernel> {
             k.dims.entry("head_dim".into()).or_default();
             // Few kernels may rule out most shapes by the heads; sizes are what is tested here.
             k.dims.retain(|name, rule| {
-                !["heads", "head_dim"].contains(&name.as_str()) || index % 3 == 0 || *rule == DimRule::default()
+                !["heads", "head_dim"].contains(&name.as_str())
+                    || index.is_multiple_of(3)
+                    || *rule == DimRule::default()
             });
             k.dims.entry("head_dim".into()).or_default();
             k.requires_last_dim_stride1 = flags[2];
@@ -277,7 +279,7 @@ impl PerfSource for MadeUpTimes {
         let mut hasher = DefaultHasher::new();
         (self.seed, &kernel.id, facts.query.dims()).hash(&mut hasher);
         let hash = hasher.finish();
-        (hash % 10 < self.known_fraction).then(|| Estimate {
+        (hash % 10 < self.known_fraction).then_some(Estimate {
             median_us: 1.0 + (hash >> 8 & 0xff) as f64,
             spread_us: (hash >> 16 & 0xf) as f64,
             samples: 20,
