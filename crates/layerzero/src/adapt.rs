@@ -1,7 +1,7 @@
 //! Transforms: arguments brought into the form a kernel takes, and results brought back.
 
 use lz_model::{
-    BindRules, Call, DType, KernelArgs, KernelDescriptor, KernelError, Layout, OutputSpec, Tensor, TensorView,
+    BindRules, Call, DType, KernelArgs, KernelDescriptor, KernelError, Layout, Op, OutputSpec, Tensor, TensorView,
     TensorViewMut,
 };
 use lz_select::Transforms;
@@ -47,7 +47,6 @@ pub(crate) fn run_adapted(
     } else {
         None
     };
-    let cast_to = kernel.requires_dtype.filter(|_| transforms.has(Transforms::CAST));
     let copies: Vec<Option<Tensor>> = inputs
         .iter()
         .enumerate()
@@ -58,7 +57,7 @@ pub(crate) fn run_adapted(
                 (Some(_), Some(order)) if named => view.permuted(order),
                 _ => view.clone(),
             };
-            Some(turned.cast(cast_dtype(turned.dtype(), cast_to)))
+            Some(turned.cast(wanted_dtype(op, kernel, i, turned.dtype())))
         })
         .collect();
     let views: Vec<Option<TensorView<'_>>> = copies.iter().map(|c| c.as_ref().map(Tensor::view)).collect();
@@ -71,6 +70,10 @@ pub(crate) fn run_adapted(
         context: query.context(),
     };
     let bound = op.bind(&call, &BindRules::default()).map_err(|e| unexpected(&e.to_string()))?;
+    // What was adapted must now be legal as it stands; nothing forbidden is ever handed over.
+    if !attempt.serves(kernel, &bound.query) {
+        return Err(unexpected("the kernel does not take them after all"));
+    }
     let mut results: Vec<Tensor> =
         op.outputs(&call, &bound.query).iter().map(OutputSpec::allocate).collect::<Result<_, _>>()?;
     let mut outputs: Vec<TensorViewMut<'_>> = results.iter_mut().map(Tensor::view_mut).collect();
@@ -96,6 +99,13 @@ pub(crate) fn run_adapted(
         .collect()
 }
 
-fn cast_dtype(dtype: DType, to: Option<DType>) -> DType {
-    to.filter(|&to| dtype.is_float() && dtype.widens_to(to)).unwrap_or(dtype)
+/// The dtype an input is handed over in: its own where the kernel takes it, else what it widens to.
+fn wanted_dtype(op: &Op, kernel: &KernelDescriptor, index: usize, dtype: DType) -> DType {
+    let input = &op.schema().inputs[index];
+    let rule = kernel.inputs.iter().find(|(name, _)| op.input_index(name) == Some(index)).and_then(|(_, r)| r.dtypes);
+    let taken = rule.unwrap_or(kernel.dtypes).contains(dtype);
+    match kernel.requires_dtype {
+        Some(to) if !taken && !input.mask && !input.cache && dtype.is_float() && dtype.widens_to(to) => to,
+        _ => dtype,
+    }
 }

@@ -2,14 +2,15 @@
 
 use lz_model::schema::{Access, Output};
 use lz_model::{
-    Call, CallError, Catalog, Context, KernelArgs, KernelError, Layout, NamedCall, Op, OutputSpec, ParamValue, Query,
-    Tensor, TensorView, TensorViewMut,
+    Call, CallError, Catalog, Context, KernelArgs, KernelDescriptor, KernelError, Layout, NamedCall, Op, OutputSpec,
+    ParamValue, Query, Tensor, TensorView, TensorViewMut,
 };
-use lz_select::{KernelIx, Transforms};
+use lz_select::{Candidate, KernelIx, Transforms};
 
 use crate::adapt::run_adapted;
 use crate::engine::{Engine, State, no_kernel};
 use crate::error::{Error, Failure};
+use crate::executable::Executable;
 use crate::warn::Warning;
 
 /// The arguments of a call on host memory, by name.
@@ -97,7 +98,7 @@ impl Engine {
             device: lz_model::DeviceIx(0),
             context: arguments.context,
         };
-        let (ordered, bound) = self.bind(op, &named)?;
+        let (ordered, bound) = self.bind_in(&state, op, &named)?;
         let query = bound.query;
         let op = Catalog::get().op(query.op());
         for (name, _) in &arguments.updates {
@@ -130,7 +131,15 @@ impl Engine {
             Attempt { state: &state, op, query: &query, inputs: &inputs, params: &params, expected: &expected };
         let most = if state.snapshot.spec().settings.fallback_enabled { usize::MAX } else { 1 };
         let mut failures: Vec<Failure> = Vec::new();
-        for (kernel, transforms) in plan.steps().take(most) {
+        let runnable = |(kernel, _): &(KernelIx, Transforms)| {
+            !matches!(state.executables[kernel.0 as usize], Executable::Described)
+        };
+        let steps: Vec<_> = match plan.steps().filter(runnable).collect::<Vec<_>>() {
+            // Nothing can run here: say so by trying.
+            none if none.is_empty() => plan.steps().collect(),
+            some => some,
+        };
+        for (kernel, transforms) in steps.into_iter().take(most) {
             let kernel_id = state.snapshot.kernel(kernel).id.clone();
             match attempt.run(kernel, transforms, &mut arguments.updates) {
                 Ok(outputs) => {
@@ -170,6 +179,13 @@ pub(crate) struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
+    /// Whether a kernel takes a query as it is.
+    pub fn serves(&self, kernel: &KernelDescriptor, query: &Query) -> bool {
+        let snapshot = &self.state.snapshot;
+        let is_it = |c: &Candidate| std::ptr::eq(&**snapshot.kernel(c.kernel), kernel);
+        snapshot.select(query).candidates.iter().any(|c| is_it(c) && c.accepted() && c.transforms.is_empty())
+    }
+
     fn run(
         &self,
         kernel: KernelIx,
@@ -193,7 +209,7 @@ impl Attempt<'_> {
 
     fn run_as_is(
         &self,
-        executable: &crate::executable::Executable,
+        executable: &Executable,
         updates: &mut [(&str, TensorViewMut<'_>)],
     ) -> Result<Vec<Tensor>, KernelError> {
         let mut fresh: Vec<Tensor> = self.expected.iter().map(OutputSpec::allocate).collect::<Result<_, _>>()?;

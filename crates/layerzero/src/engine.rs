@@ -6,10 +6,11 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use lz_model::{
     BackendDescriptor, Bound, Catalog, DeviceSpec, GenerationTable, KernelDescriptor, LayoutEvidence, NamedCall,
-    OrderedCall, PluginOrigin, Query, Reason, capabilities, nearest,
+    OrderedCall, Platform, PluginOrigin, Query, Reason, capabilities, nearest,
 };
 use lz_select::{
-    BackendState, CacheConfig, CacheStats, Decision, Invalidate, KernelIx, Plan, SelectionCache, Snapshot, SnapshotSpec,
+    BackendState, CacheConfig, CacheStats, Decision, Invalidate, KernelIx, MemoryState, Plan, SelectionCache, Snapshot,
+    SnapshotSpec,
 };
 use parking_lot::Mutex;
 
@@ -76,7 +77,11 @@ impl EngineBuilder {
     /// An engine with the built-in kernels registered.
     pub fn build(self) -> Engine {
         let mut draft = Draft { epoch: 1, ..Draft::default() };
+        let described = self.devices.is_some();
         draft.spec.devices = self.devices.unwrap_or_else(|| lz_hardware::detect().devices);
+        if !described {
+            draft.spec.memory = draft.spec.devices.iter().map(probe_memory).collect();
+        }
         draft.spec.backend(lz_cpu::backend());
         for (kernel, descriptor) in lz_cpu::descriptors() {
             draft.executables.insert((descriptor.id.clone(), descriptor.version.clone()), Executable::Static(kernel));
@@ -165,12 +170,19 @@ impl Engine {
 
     /// Finds the operation a call is and checks its arguments.
     pub fn bind<'a>(&self, op: &str, call: &NamedCall<'a>) -> Result<(OrderedCall<'a>, Bound), Error> {
-        let state = self.state();
+        self.bind_in(&self.state(), op, call)
+    }
+
+    pub(crate) fn bind_in<'a>(
+        &self,
+        state: &State,
+        op: &str,
+        call: &NamedCall<'a>,
+    ) -> Result<(OrderedCall<'a>, Bound), Error> {
         let snapshot = &state.snapshot;
-        for (_, meta) in &call.inputs {
-            if snapshot.device(meta.device).is_none() {
-                return Err(Error::UnknownDevice(meta.device.0));
-            }
+        let devices = call.inputs.iter().map(|(_, meta)| meta.device).chain([call.device]);
+        if let Some(unknown) = devices.into_iter().find(|&ix| snapshot.device(ix).is_none()) {
+            return Err(Error::UnknownDevice(unknown.0));
         }
         let rules = snapshot.spec().settings.bind_rules();
         let (ordered, bound) = Catalog::get().resolve(op, call, &rules, |ix| snapshot.device(ix))?;
@@ -197,15 +209,15 @@ impl Engine {
 
     /// Everything about the choice of a kernel for a call.
     pub fn explain(&self, op: &str, call: &NamedCall<'_>) -> Result<Report, Error> {
-        let (_, bound) = self.bind(op, call)?;
         let state = self.state();
+        let (_, bound) = self.bind_in(&state, op, call)?;
         Ok(Report::new(&state.snapshot, &state.snapshot.select(&bound.query)))
     }
 
     /// The kernel that serves a call.
     pub fn which(&self, op: &str, call: &NamedCall<'_>) -> Result<Selection, Error> {
-        let (_, bound) = self.bind(op, call)?;
         let state = self.state();
+        let (_, bound) = self.bind_in(&state, op, call)?;
         let decision = state.snapshot.select(&bound.query);
         let Some(chosen) = decision.chosen() else {
             return Err(no_kernel(&state.snapshot, &decision));
@@ -221,8 +233,8 @@ impl Engine {
 
     /// The plan for a call: the kernels that would be tried, in order, with `@version` where an id has several.
     pub fn select(&self, op: &str, call: &NamedCall<'_>) -> Result<Vec<String>, Error> {
-        let (_, bound) = self.bind(op, call)?;
         let state = self.state();
+        let (_, bound) = self.bind_in(&state, op, call)?;
         match self.plan_in(&state, &bound.query) {
             Some(plan) => Ok(plan.steps().map(|(kernel, _)| state.snapshot.name(kernel)).collect()),
             None => Err(no_kernel(&state.snapshot, &state.snapshot.select(&bound.query))),
@@ -239,9 +251,14 @@ impl Engine {
             let nearest = nearest(id, state.snapshot.kernels().map(|(_, k)| k.id.as_str())).map(str::to_owned);
             return Err(Error::UnknownKernel { id: kernel_id.to_owned(), nearest });
         };
-        let (_, bound) = self.bind(&kernel.operation, call)?;
+        let (_, bound) = self.bind_in(&state, &kernel.operation, call)?;
         let decision = state.snapshot.select(&bound.query);
-        Ok(decision.candidates.into_iter().find(|c| c.kernel == ix).map(|c| c.reasons).unwrap_or_default())
+        // A kernel written for some operations behind an alias is no candidate for the others.
+        let elsewhere = || {
+            let (required, found) = (kernel.operation.clone(), Catalog::get().op(bound.query.op()).id().to_owned());
+            vec![Reason::ConstraintFailed { constraint: format!("the operation is {required}"), found }]
+        };
+        Ok(decision.candidates.into_iter().find(|c| c.kernel == ix).map_or_else(elsewhere, |c| c.reasons))
     }
 
     /// The registered kernels, of one operation (or alias) or of all.
@@ -324,12 +341,22 @@ impl Engine {
         })
     }
 
+    /// Gives an implementation to a kernel that so far was only described, by a document.
+    pub fn attach(&self, id: &str, version: &str, kernel: Arc<dyn DynamicKernel>) -> Result<(), Error> {
+        self.known(id, version)?;
+        self.change(|draft| {
+            draft.executables.insert((id.to_owned(), version.to_owned()), Executable::Dynamic(kernel));
+        })
+    }
+
+    fn known(&self, id: &str, version: &str) -> Result<(), Error> {
+        let known = self.with_snapshot(|s| s.kernels().any(|(_, k)| k.id == id && k.version == version));
+        if known { Ok(()) } else { Err(Error::UnknownKernel { id: format!("{id}@{version}"), nearest: None }) }
+    }
+
     /// Removes one version of a kernel. Calls under way finish with it.
     pub fn unregister(&self, id: &str, version: &str) -> Result<(), Error> {
-        let known = self.with_snapshot(|s| s.kernels().any(|(_, k)| k.id == id && k.version == version));
-        if !known {
-            return Err(Error::UnknownKernel { id: format!("{id}@{version}"), nearest: None });
-        }
+        self.known(id, version)?;
         self.change(|draft| {
             draft.spec.kernels.retain(|k| k.id != id || k.version != version);
             draft.executables.remove(&(id.to_owned(), version.to_owned()));
@@ -352,7 +379,11 @@ impl Engine {
         match read {
             Ok(document) => self.change(|draft| {
                 let spec = &mut draft.spec;
-                spec.backends.remove(name);
+                // What a refused document left under the name it was loaded by.
+                if spec.backends.get(name).is_some_and(|b| b.unavailable.is_some() && b.descriptor.version == "unknown")
+                {
+                    spec.backends.remove(name);
+                }
                 spec.kernels.retain(|kernel| kernel.backend != backend);
                 spec.kernels.extend(document.kernels.into_iter().map(Arc::new));
                 if !document.generations.is_empty() {
@@ -374,6 +405,11 @@ impl Engine {
         }
     }
 
+    /// Looks at the memory of every device again: what workspaces may take follows it.
+    pub fn refresh_memory(&self) -> Result<(), Error> {
+        self.update(|spec| spec.memory = spec.devices.iter().map(probe_memory).collect())
+    }
+
     /// Forgets cached decisions.
     pub fn invalidate(&self, what: &Invalidate) {
         self.cache.invalidate(what);
@@ -391,6 +427,17 @@ impl Default for Engine {
     fn default() -> Self {
         Engine::new()
     }
+}
+
+/// Free memory of a device of this machine. Fragmentation is not visible from here, so the largest
+/// block is taken to be all that is free.
+fn probe_memory(device: &DeviceSpec) -> Option<MemoryState> {
+    let memory = match device.platform {
+        Platform::Cpu => lz_hardware::cpu_memory(),
+        _ => lz_hardware::cuda_memory(device.uuid.as_deref()?),
+    }?;
+    let free = i64::try_from(memory.free).unwrap_or(i64::MAX);
+    Some(MemoryState { free, largest_block: free })
 }
 
 pub(crate) fn no_kernel(snapshot: &Snapshot, decision: &Decision) -> Error {

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 /// How long a cause stays quiet after a warning.
 const QUIET_MS: u64 = 60_000;
-/// Most causes remembered; beyond that the oldest are forgotten.
+/// Most causes remembered; beyond that those that may warn again are forgotten, then all.
 const MOST: usize = 1024;
 
 /// Something worth saying that is no error.

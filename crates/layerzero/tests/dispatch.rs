@@ -998,7 +998,7 @@ fn inside_graph_capture_only_kernels_proven_safe_are_chosen() {
 }
 
 #[test]
-fn a_kernel_that_is_only_described_falls_through() {
+fn a_kernel_that_is_only_described_is_passed_over_until_it_is_attached() {
     let w = Watched::new();
     let document = r#"{"schema_version": "1.0", "backend": "lib", "backend_version": "1", "platform": "cpu",
         "ops": {"norm.rms": [{"kernel_id": "lib.rms", "dtypes": ["float32"], "requires_layouts": ["strided"]}]}}"#;
@@ -1007,8 +1007,70 @@ fn a_kernel_that_is_only_described_falls_through() {
     assert_eq!(kernels.iter().find(|k| k.kernel_id == "lib.rms").unwrap().dispatch, "described");
     assert_eq!(w.engine.which("norm.rms", &rms_call(&[2, 4])).unwrap().kernel_id, "lib.rms");
     let done = rms(&w.engine, &input()).unwrap();
-    assert_eq!(done.kernel_id, "lz_cpu.ref.norm.rms");
-    assert!(done.failures[0].error.to_string().contains("described"), "{:?}", done.failures);
+    assert_eq!((done.kernel_id.as_str(), done.failures.len()), ("lz_cpu.ref.norm.rms", 0));
+    w.engine.attach("lib.rms", "1", code(|args| lz_cpu::Builtin::RmsNorm.run(args))).unwrap();
+    let attached = rms(&w.engine, &input()).unwrap();
+    assert_eq!(attached.kernel_id, "lib.rms");
+    assert_eq!(attached.output(), done.output());
+    let unknown = w.engine.attach("lib.rms", "2", code(|args| lz_cpu::Builtin::RmsNorm.run(args)));
+    assert_eq!(unknown.unwrap_err().code(), "UNKNOWN_KERNEL");
+}
+
+#[test]
+fn a_document_leaves_other_backends_alone_whatever_name_it_is_loaded_under() {
+    let w = Watched::new();
+    let document = |backend: &str| {
+        format!(
+            r#"{{"schema_version": "1.0", "backend": "{backend}", "backend_version": "1", "platform": "cpu",
+            "ops": {{"norm.rms": [{{"kernel_id": "{backend}.rms", "dtypes": ["float32"], "requires_layouts": ["strided"]}}]}}}}"#
+        )
+    };
+    w.engine.load_capabilities("a", &document("a")).unwrap();
+    w.engine.load_capabilities("a", &document("b")).unwrap();
+    w.engine.load_capabilities("lz_cpu", &document("c")).unwrap();
+    let ids: Vec<_> = w.engine.list_kernels(Some("norm.rms")).unwrap().into_iter().map(|k| k.kernel_id).collect();
+    assert_eq!(ids, ["a.rms", "b.rms", "c.rms", "lz_cpu.ref.norm.rms"]);
+}
+
+#[test]
+fn a_result_there_is_no_memory_for_is_an_error() {
+    let w = Watched::new();
+    let slopes = Tensor::from_f64(DType::F32, &[2], &[0.5, 0.25]);
+    let huge = ParamValue::Int(1 << 23);
+    let arguments = Arguments::new().input("slopes", slopes.view()).param("seq_q", huge).param("seq_k", huge);
+    let error = w.engine.dispatch("posenc.alibi", arguments).unwrap_err();
+    assert!(error.to_string().contains("out of memory"), "{error}");
+}
+
+#[test]
+fn a_cast_touches_only_what_the_kernel_does_not_take_as_it_is() {
+    // Computes in float32, but reads the cache as float8.
+    let w = Watched::new();
+    let mut kernel = descriptor("test.paged", "attention.paged", 90);
+    kernel.layouts = vec![Layout::Nhd];
+    kernel.dtypes = DTypeSet::of(&[DType::F32]);
+    kernel.requires_dtype = Some(DType::F32);
+    kernel.shares_kv_heads = true;
+    kernel.dims.insert("head_dim".into(), DimRule::default());
+    let fp8 = InputRule { dtypes: Some(DTypeSet::of(&[DType::F8E4M3])), ..InputRule::default() };
+    kernel.inputs.insert("key_cache".into(), fp8.clone());
+    kernel.inputs.insert("value_cache".into(), fp8);
+    let seen = code(|args| {
+        let dtypes = ["query", "key_cache"].map(|name| args.input(name).unwrap().dtype());
+        assert_eq!(dtypes, [DType::F32, DType::F8E4M3]);
+        lz_cpu::Builtin::PagedAttention.run(args)
+    });
+    w.engine.register(kernel, seen).unwrap();
+    let (query, cache) = (tensor(DType::Bf16, &[1, 2, 4], 1), tensor(DType::F8E4M3, &[2, 2, 2, 4], 2));
+    let (table, lengths) = (Tensor::from_ints(DType::I64, &[1, 2], &[1, 0]), Tensor::from_ints(DType::I64, &[1], &[3]));
+    let arguments = Arguments::new()
+        .input("query", query.view())
+        .input("key_cache", cache.view())
+        .input("value_cache", cache.view())
+        .input("block_tables", table.view())
+        .input("context_lens", lengths.view());
+    let done = w.engine.dispatch("attention.paged", arguments).unwrap();
+    assert_eq!((done.kernel_id.as_str(), &done.failures[..]), ("test.paged", &[][..]));
 }
 
 // --- layouts -------------------------------------------------------------------------------

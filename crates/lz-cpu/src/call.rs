@@ -93,7 +93,7 @@ pub(crate) fn call_into(
         let tensor = match *output {
             Output::Updates(input) => op.input_index(input).and_then(|i| views[i].take()).map(|view| view.to_tensor()),
             Output::Fresh { .. } => match fresh.next() {
-                Some(spec) if !spec.can_exist() => {
+                Some(spec) if Tensor::try_zeros(spec.dtype, &spec.shape).is_none() => {
                     let shape = spec.shape.to_vec();
                     return Err(CallRefError::ImpossibleOutput { op: op.id(), output: spec.name, shape });
                 }

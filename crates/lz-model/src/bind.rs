@@ -8,7 +8,7 @@ use crate::device::DeviceSpec;
 use crate::dtype::DType;
 use crate::layout::{self, Layout, LayoutEvidence, LayoutVerdict, Rank4};
 use crate::param::ParamValue;
-use crate::query::{MAX_DIMS, MAX_PARAMS, Query, TensorFacts, TensorMeta};
+use crate::query::{Context, MAX_DIMS, MAX_PARAMS, Query, TensorFacts, TensorMeta};
 use crate::schema::{DTypeRule, LayoutRule, Sizes};
 use crate::shape::{Axis, ShapePattern};
 
@@ -83,7 +83,9 @@ impl<'o, 'a> Binder<'o, 'a> {
         }
         let params = op.params(call.params)?;
         let device = call.inputs.iter().flatten().next().map_or(call.device, |meta| meta.device);
-        let mut query = Query::new(op.ix(), device, &call.context);
+        let wants_grad = call.inputs.iter().flatten().any(|meta| meta.requires_grad);
+        let context = Context { requires_grad: call.context.requires_grad || wants_grad, ..call.context };
+        let mut query = Query::new(op.ix(), device, &context);
         for (i, (param, value)) in op.schema().params.iter().zip(&params).enumerate() {
             query.set_param(i, param, *value);
         }

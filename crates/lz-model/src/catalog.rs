@@ -158,9 +158,14 @@ impl Op {
         self.schema.params.iter().position(|p| p.name == name || p.also.contains(&name))
     }
 
+    /// Whether an input comes in named layouts.
+    pub fn input_has_named_layouts(&self, index: usize) -> bool {
+        self.inputs[index].iter().any(|pattern| pattern.layout.is_some())
+    }
+
     /// Whether some input of it comes in named layouts.
     pub fn has_named_layouts(&self) -> bool {
-        self.inputs.iter().flatten().any(|pattern| pattern.layout.is_some())
+        (0..self.inputs.len()).any(|index| self.input_has_named_layouts(index))
     }
 
     /// Whether a call of a shared alias is this operation.

@@ -251,6 +251,9 @@ impl DeviceSpec {
                 self.launch.get_or_insert_with(LaunchLimits::default);
             }
             Platform::Rocm | Platform::Hpu | Platform::Xpu => {
+                if self.platform == Platform::Rocm {
+                    self.launch.get_or_insert_with(LaunchLimits::default);
+                }
                 self.features.extend(["fp16", "bf16"].map(String::from));
                 self.features.extend((self.platform != Platform::Xpu).then(|| "graphs".into()));
             }

@@ -70,11 +70,14 @@ impl DimRule {
 
 /// Saturates: no size is a multiple of something larger than every size.
 fn least_common_multiple(a: i64, b: i64) -> i64 {
+    if a < 1 || b < 1 {
+        return a.min(b);
+    }
     let (mut x, mut y) = (a, b);
     while y != 0 {
         (x, y) = (y, x % y);
     }
-    if x == 0 { 0 } else { (a / x).saturating_mul(b) }
+    (a / x).saturating_mul(b)
 }
 
 /// What a kernel asks of one input. An optional input without a rule cannot be used at all.
@@ -186,8 +189,6 @@ pub struct TpRule {
 pub struct TokenizerRule {
     /// By parameter name (`tokenizer_id`, `vocab_hash`, …), the values served.
     pub serves: BTreeMap<String, Vec<String>>,
-    /// Whether it gives character offsets.
-    pub offsets: bool,
 }
 
 /// Everything known about a kernel before it is called.

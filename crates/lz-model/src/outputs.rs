@@ -21,19 +21,10 @@ pub struct OutputSpec {
 }
 
 impl OutputSpec {
-    /// Whether its sizes make sense and fit the address space.
-    pub fn can_exist(&self) -> bool {
-        let bits = |n: i64, size: &i64| if *size < 0 { None } else { n.checked_mul((*size).max(1)) };
-        self.shape.iter().try_fold(i64::from(self.dtype.bits()), bits).is_some()
-    }
-
-    /// Its memory, all zeros; an error when no memory can hold it.
+    /// Its memory, all zeros; an error when there is none for it.
     pub fn allocate(&self) -> Result<Tensor, KernelError> {
-        if self.can_exist() {
-            Ok(Tensor::zeros(self.dtype, &self.shape))
-        } else {
-            Err(KernelError::OutOfMemory(format!("'{}' would have shape {:?}", self.name, self.shape)))
-        }
+        Tensor::try_zeros(self.dtype, &self.shape)
+            .ok_or_else(|| KernelError::OutOfMemory(format!("'{}' would have shape {:?}", self.name, self.shape)))
     }
 }
 

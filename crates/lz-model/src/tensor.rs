@@ -164,7 +164,9 @@ macro_rules! reading {
             }
             /// What selection needs to know of it.
             pub fn meta(&self) -> TensorMeta<'_> {
-                TensorMeta::new(self.geometry.dtype, &self.geometry.shape).strided(&self.geometry.strides)
+                let start = self.bytes.as_ptr() as usize + self.geometry.dtype.bytes_for(self.geometry.offset as usize);
+                let meta = TensorMeta::new(self.geometry.dtype, &self.geometry.shape).strided(&self.geometry.strides);
+                TensorMeta { aligned: start.is_multiple_of(16), ..meta }
             }
         }
     };
@@ -210,13 +212,27 @@ impl<'a> TensorView<'a> {
         TensorView { geometry: self.geometry.permuted(order), bytes: self.bytes }
     }
 
-    /// A row-major copy.
+    /// A row-major copy, bit by bit.
     pub fn to_tensor(&self) -> Tensor {
-        self.cast(self.dtype())
+        let mut tensor = Tensor::zeros(self.dtype(), self.shape());
+        let width = self.dtype().bits() as usize / 8;
+        for (i, index) in indices(self.shape()).enumerate() {
+            let from = self.geometry.at(&index);
+            if width == 0 {
+                // Two to a byte: every four-bit value survives being read as a number.
+                numeric::store(self.dtype(), &mut tensor.bytes, i, numeric::load(self.dtype(), self.bytes, from));
+            } else {
+                tensor.bytes[i * width..][..width].copy_from_slice(&self.bytes[from * width..][..width]);
+            }
+        }
+        tensor
     }
 
     /// A row-major copy in another dtype.
     pub fn cast(&self, dtype: DType) -> Tensor {
+        if dtype == self.dtype() {
+            return self.to_tensor();
+        }
         Tensor::from_f64(dtype, self.shape(), &self.to_f64())
     }
 }
@@ -292,6 +308,15 @@ impl Tensor {
         let bytes = vec![0; dtype.bytes_for(elements.max(0) as usize)];
         let geometry = Geometry { dtype, shape: shape.into(), strides: row_major(shape), offset: 0 };
         Tensor { geometry, bytes }
+    }
+
+    /// All zeros, or `None` when there is no memory for it.
+    pub fn try_zeros(dtype: DType, shape: &[i64]) -> Option<Tensor> {
+        let bits = |n: i64, size: &i64| if *size < 0 { None } else { n.checked_mul((*size).max(1)) };
+        let bits = shape.iter().try_fold(i64::from(dtype.bits()), bits)?;
+        // Asked for first, since a failed allocation of zeros would end the process.
+        Vec::<u8>::new().try_reserve_exact(bits as usize / 8 + 1).ok()?;
+        Some(Tensor::zeros(dtype, shape))
     }
 
     /// From numbers in row-major order, rounded to the dtype. Panics when there are not as many

@@ -135,7 +135,7 @@ fn whatever_is_not_stated_is_not_supported() {
         ("gradients", k.autograd),
         ("batch invariance", k.batch_invariant),
         ("packing", k.supports_prepack),
-        ("offsets", k.tokenizer.offsets),
+        ("offsets", k.params.contains_key("return_offsets")),
         ("graphs of the backend", capabilities.backend.supports_graphs),
     ] {
         assert!(!on, "{name}");
@@ -291,7 +291,7 @@ fn every_mistake_of_meaning_is_reported_at_once_with_its_path() {
         (first("/inputs/quary"), "no input 'quary' here; did you mean 'query'?"),
         (first("/inputs/attn_mask/dtypes/0"), "unknown dtype 'boole'; did you mean 'bool'?"),
         (first("/params/soft_cap"), "no parameter 'soft_cap' here; did you mean 'softcap'?"),
-        (first("/params/scale"), "decides only by being given"),
+        (first("/params/scale"), "cannot decide by its value"),
         (first("/conditions/0"), "column 7: `+` does not take int and str"),
         (first("/conditions/1"), "column 1: unknown name `seq_qq`"),
         (first("/conditions/2"), "the expression is int, but bool is wanted"),

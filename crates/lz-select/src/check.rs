@@ -150,6 +150,9 @@ fn demands(case: &Case<'_>, kernel: &KernelDescriptor, compiled: &Compiled, reas
     if kernel.requires_packed_weights && context.packed_weights.is_none() {
         reasons.push(Reason::PackedWeightsRequired);
     }
+    if context.packed_weights.is_some() && !kernel.requires_packed_weights && !kernel.supports_prepack {
+        reasons.push(Reason::InputUnsupported { input: "packed weights".into() });
+    }
     if let Some(found) = context.kv_strategy.filter(|s| !compiled.kv_strategies.contains(s)) {
         let supported = compiled.kv_strategies.iter().map(|s| s.name()).collect::<Vec<_>>().join(", ");
         reasons.push(Reason::KvStrategyUnsupported { found: found.name().into(), supported });

@@ -153,12 +153,40 @@ impl Compiler<'_> {
                 }
             }
         }
+        for (name, rule) in &self.kernel.params {
+            if let (Some(index), Some(rule)) = (self.dim_param(name), self.size_rule(name, rule)?) {
+                dims.push((index, rule));
+            }
+        }
         for dim in self.op.schema().dims.iter().filter(|d| d.must_constrain) {
             if !self.kernel.dims.keys().any(|name| self.op.dim_index(name) == self.op.dim_index(dim.name)) {
                 return Err(self.bad("dims", format!("no constraint on '{}'; state one, even an empty one", dim.name)));
             }
         }
         Ok(dims)
+    }
+
+    /// The dimension that a parameter of that name sizes.
+    fn dim_param(&self, name: &str) -> Option<usize> {
+        let param = &self.op.schema().params[self.op.param_index(name)?];
+        (param.role == ParamRole::Dim).then(|| self.op.dim_index(param.name)).flatten()
+    }
+
+    /// A rule for a parameter that is a size, as a rule for the dimension.
+    fn size_rule(&self, name: &str, rule: &ParamRule) -> Result<Option<DimRule>, BadConstraint> {
+        if self.dim_param(name).is_none() || *rule == ParamRule::default() {
+            return Ok(None);
+        }
+        let whole = |scalar: &Scalar| match scalar {
+            Scalar::Int(i) => Ok(*i),
+            _ => Err(self.bad(format!("params.{name}"), "a size is one of whole numbers")),
+        };
+        Ok(Some(DimRule {
+            min: rule.min.map(|x| x.ceil() as i64),
+            max: rule.max.map(|x| x.floor() as i64),
+            multiple_of: None,
+            one_of: rule.one_of.as_ref().map(|list| list.iter().map(whole).collect()).transpose()?,
+        }))
     }
 
     fn equal_heads(&self) -> Option<(usize, usize)> {
@@ -170,7 +198,6 @@ impl Compiler<'_> {
     fn inputs(&self) -> Result<Vec<InputCheck>, BadConstraint> {
         let (kernel, schema) = (self.kernel, self.op.schema());
         let has_named = self.op.has_named_layouts();
-        let strided = kernel.layouts.contains(&Layout::Strided);
         if !has_named && !schema.inputs.is_empty() && !kernel.layouts.iter().any(|l| !l.is_named()) {
             let problem = format!("'{}' has no named layouts; say 'contiguous' or 'strided'", self.op.id());
             return Err(self.bad("layouts", problem));
@@ -194,25 +221,41 @@ impl Compiler<'_> {
                 _ => InputRole::Data,
             };
             let own_dtypes = if matches!(role, InputRole::Index | InputRole::Mask) { allowed } else { kernel.dtypes };
-            let layouts = rule.and_then(|r| r.layouts.as_ref()).unwrap_or(&kernel.layouts);
-            let any_layout = layouts.contains(&Layout::Strided) || !layouts.iter().any(|l| l.is_named());
-            let data = matches!(role, InputRole::Data | InputRole::Cache);
-            InputCheck {
+            let (named_layouts, contiguous) = self.layouts(index, rule.and_then(|r| r.layouts.as_deref()))?;
+            Ok(InputCheck {
                 index,
                 role,
                 usable: !input.optional || rule.is_some(),
                 required: rule.is_some_and(|r| r.required),
                 dtypes: rule.and_then(|r| r.dtypes).unwrap_or(own_dtypes),
-                named_layouts: (!any_layout).then(|| layouts.iter().copied().filter(|l| l.is_named()).collect()),
-                contiguous: data
-                    && (kernel.requires_contiguous || !strided && kernel.layouts.contains(&Layout::Contiguous)),
-                last_stride_one: data && kernel.requires_last_dim_stride1,
-                aligned: data && kernel.requires_aligned,
+                named_layouts,
+                contiguous: contiguous || kernel.requires_contiguous,
+                last_stride_one: kernel.requires_last_dim_stride1,
+                aligned: kernel.requires_aligned,
                 no_broadcast: rule.is_some_and(|r| r.no_broadcast),
                 in_place,
-            }
+            })
         };
-        Ok(schema.inputs.iter().enumerate().map(check).collect())
+        schema.inputs.iter().enumerate().map(check).collect()
+    }
+
+    /// Which named layouts an input may have (`None` for any), and whether it must be contiguous. A
+    /// rule for the input that names none leaves the kernel's own names in force.
+    fn layouts(&self, index: usize, rule: Option<&[Layout]>) -> Result<(Option<Vec<Layout>>, bool), BadConstraint> {
+        let own = &self.kernel.layouts[..];
+        let stated = rule.unwrap_or(own);
+        let named = |list: &[Layout]| list.iter().copied().filter(|l| l.is_named()).collect::<Vec<_>>();
+        let strided = stated.contains(&Layout::Strided);
+        let contiguous = stated.contains(&Layout::Contiguous) && !strided;
+        if !self.op.input_has_named_layouts(index) || strided {
+            return Ok((None, contiguous));
+        }
+        let names = if named(stated).is_empty() && !stated.is_empty() { named(own) } else { named(stated) };
+        if names.is_empty() && !(contiguous && own.contains(&Layout::Strided)) {
+            let input = self.op.schema().inputs[index].name;
+            return Err(self.bad("layouts", format!("no layout is stated for '{input}'; name them, or say 'strided'")));
+        }
+        Ok(((!names.is_empty()).then_some(names), contiguous))
     }
 
     fn schema_dtypes(&self, index: usize) -> DTypeSet {
@@ -239,6 +282,10 @@ impl Compiler<'_> {
         for (index, param) in self.op.schema().params.iter().enumerate() {
             let rule = kernel.params.iter().find(|(name, _)| self.op.param_index(name) == Some(index)).map(|(_, r)| r);
             match (param.role, rule) {
+                (ParamRole::Presence | ParamRole::Ignored, Some(rule)) if *rule != ParamRule::default() => {
+                    let problem = format!("'{}' cannot decide by its value; use an empty rule", param.name);
+                    return Err(self.bad("params", problem));
+                }
                 (ParamRole::Exact, Some(rule)) => checks.push(ParamCheck::In { index, rule: rule.clone() }),
                 (ParamRole::Exact, None) if !param.universal => {
                     let fixed = target.fixes.iter().any(|(name, _)| *name == param.name);

@@ -16,7 +16,7 @@ pub struct Transforms(u8);
 impl Transforms {
     /// Nothing.
     pub const NONE: Transforms = Transforms(0);
-    /// View operands in another order of dimensions.
+    /// Hand operands over in another order of dimensions.
     pub const LAYOUT: Transforms = Transforms(1);
     /// Copy operands to row-major memory.
     pub const CONTIGUOUS: Transforms = Transforms(2);

@@ -6,7 +6,7 @@ use lz_model::{Catalog, Facts, KernelDescriptor, Query, Reason};
 use crate::check::{Case, call_reasons};
 use crate::constraint::Compiled;
 use crate::decision::{Basis, Candidate, Decision, KernelIx, Plan, Terms, Transforms};
-use crate::perf::EstimateKind;
+use crate::perf::{Estimate, EstimateKind};
 use crate::policy::{Action, Pattern, Rule};
 use crate::snapshot::{Entry, Snapshot};
 
@@ -98,10 +98,16 @@ impl Judge<'_> {
         Candidate {
             kernel: compiled.kernel,
             terms: if accepted { self.terms(entry, compiled, transforms) } else { Terms::default() },
-            estimate: if accepted { self.snapshot.spec.perf.estimate(kernel, &self.at) } else { None },
+            estimate: if accepted { self.estimate(kernel) } else { None },
             transforms,
             reasons,
         }
+    }
+
+    /// What is known of its speed; a time that is no number is not known.
+    fn estimate(&self, kernel: &KernelDescriptor) -> Option<Estimate> {
+        let estimate = self.snapshot.spec.perf.estimate(kernel, &self.at)?;
+        (estimate.median_us.is_finite() && estimate.spread_us.is_finite()).then_some(estimate)
     }
 
     fn readiness(&self, entry: &Entry, reasons: &mut Vec<Reason>) {
@@ -123,7 +129,7 @@ impl Judge<'_> {
             policy: self.rules.iter().map(|rule| policy_points(rule, kernel)).sum(),
             perf: 0.0,
             jit: if kernel.jit && entry.health.cold { COLD } else { 0.0 },
-            reliability: 0.0 - entry.health.penalty,
+            reliability: 0.0 - if entry.health.penalty.is_finite() { entry.health.penalty } else { f64::MAX },
             transform: transform_points(kernel, transforms),
             fusion: FUSION * f64::from(fused),
         }
@@ -247,7 +253,9 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
     while let Some(&fastest) = accepted.first() {
         // Whoever is within the noise of the fastest ties with it; declared priority breaks the tie.
         let ties = |i: usize| {
-            terms(i).standing() == terms(fastest).standing() && time(i) - time(fastest) <= noise(i).max(noise(fastest))
+            i == fastest
+                || terms(i).standing() == terms(fastest).standing()
+                    && time(i) - time(fastest) <= noise(i).max(noise(fastest))
         };
         let (mut group, rest): (Vec<usize>, Vec<usize>) = accepted.iter().partition(|&&i| ties(i));
         group.sort_by(|&a, &b| descending(terms(a).priority, terms(b).priority).then(a.cmp(&b)));

@@ -13,7 +13,7 @@ use crate::check::device_reasons;
 use crate::constraint::{BadConstraint, Compiled};
 use crate::decision::KernelIx;
 use crate::perf::{NoPerfData, PerfSource};
-use crate::policy::{Action, Policy, PolicyError, PolicySpec};
+use crate::policy::{Policy, PolicyError, PolicySpec};
 
 /// Switches of selection.
 #[derive(Clone, Debug, PartialEq)]
@@ -116,7 +116,7 @@ pub struct SnapshotSpec {
     pub policy: PolicySpec,
     /// Switches.
     pub settings: Settings,
-    /// Health by kernel id.
+    /// Health by kernel id, or by `id@version` for one version alone.
     pub health: HashMap<String, Health>,
     /// What is known about speed.
     pub perf: Arc<dyn PerfSource>,
@@ -257,7 +257,9 @@ impl SnapshotSpec {
 
     fn entry(&self, descriptor: Arc<KernelDescriptor>) -> Entry {
         let unavailable = self.backends[&descriptor.backend].unavailable.clone();
-        let health = self.health.get(&descriptor.id).cloned().unwrap_or_default();
+        let versioned = format!("{}@{}", descriptor.id, descriptor.version);
+        let health =
+            self.health.get(&versioned).or_else(|| self.health.get(&descriptor.id)).cloned().unwrap_or_default();
         let quarantined = health.quarantined.clone().map(|error| Reason::BackendError { error });
         let standing_reasons = self
             .devices
@@ -338,13 +340,5 @@ impl Snapshot {
     /// decision says it is not uniform.
     pub fn cell_key(&self, query: &Query) -> Query {
         self.cells[query.op().0 as usize].key(query)
-    }
-
-    /// Whether a policy rule locks an operation to a kernel unconditionally, and to which.
-    pub fn lock_of(&self, op: OpIx) -> Option<&str> {
-        self.policy.rules(op).iter().find_map(|rule| match (&rule.action, &rule.when) {
-            (Action::Lock(pattern), None) => Some(pattern.as_str()),
-            _ => None,
-        })
     }
 }

@@ -31,7 +31,7 @@ use crate::reason::Reason;
 pub const SCHEMA_VERSION: &str = "1.0";
 
 /// Longest document that is read.
-pub const MAX_BYTES: usize = 4 << 20;
+pub const MAX_BYTES: usize = 1 << 20;
 
 /// A document that was read.
 #[derive(Clone, Debug, PartialEq)]
@@ -97,9 +97,16 @@ pub fn read(text: &str) -> Result<Capabilities, CapabilitiesError> {
     let value: Value = if text.trim_start().starts_with('{') {
         serde_json::from_str::<json::Strict>(text).map_err(|e| CapabilitiesError::Syntax(e.to_string()))?.0
     } else {
-        serde_saphyr::from_str(text).map_err(|e| CapabilitiesError::Syntax(e.to_string()))?
+        serde_saphyr::from_str_with_options(text, yaml_limits())
+            .map_err(|e| CapabilitiesError::Syntax(e.to_string()))?
     };
     read_value(&value)
+}
+
+/// No aliases, and no deeper than a document needs: a small file must not become a large one.
+fn yaml_limits() -> serde_saphyr::Options {
+    let budget = serde_saphyr::budget! { max_depth: 32, max_aliases: 0, max_anchors: 0 };
+    serde_saphyr::options! { budget: budget }
 }
 
 /// Reads a document that is already JSON data.

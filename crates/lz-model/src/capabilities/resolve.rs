@@ -227,6 +227,15 @@ impl KernelReader<'_> {
             &head_dim,
         );
         self.check_rule("max_batch_size", &batch);
+        let has = |test: &dyn Fn(&Dim) -> bool| self.ops.iter().flat_map(|op| op.schema().dims).any(test);
+        let meaningless = [
+            ("max_head_dim", head_dim != DimRule::default() && !has(&|d| d.name == "head_dim")),
+            ("max_seq_len", seq != DimRule::default() && !has(&|d| d.kind == DimKind::Seq)),
+            ("max_batch_size", batch != DimRule::default() && !has(&|d| d.kind == DimKind::Batch)),
+        ];
+        for (key, _) in meaningless.into_iter().filter(|(_, wrong)| *wrong) {
+            self.problems.add(&self.at(key), "the operation has no such dimension; use 'dims' with one it has");
+        }
         let flat = |dim: &Dim| match dim.kind {
             DimKind::HeadDim if dim.name == "head_dim" => Some((&head_dim, doc.max_head_dim.is_some())),
             DimKind::Seq => Some((&seq, doc.max_seq_len.is_some())),
@@ -288,8 +297,8 @@ impl KernelReader<'_> {
         let mut rules = BTreeMap::new();
         for (name, rule) in &doc.params {
             match self.ops.iter().find_map(|op| op.param_index(name).map(|i| &op.schema().params[i])) {
-                Some(Param { role: ParamRole::Presence, .. }) if *rule != ParamRule::default() => {
-                    let message = format!("'{name}' decides only by being given; use an empty rule {{}}");
+                Some(Param { role: ParamRole::Presence | ParamRole::Ignored, .. }) if *rule != ParamRule::default() => {
+                    let message = format!("'{name}' cannot decide by its value; use an empty rule {{}}");
                     self.problems.add(&self.at(&format!("params/{name}")), message);
                 }
                 Some(param) => {
@@ -434,7 +443,7 @@ impl KernelReader<'_> {
             ("pretokenizer_id", &doc.supports_pretokenizers),
         ];
         let serves = lists.into_iter().filter_map(|(name, list)| Some((name.to_owned(), list.clone()?))).collect();
-        TokenizerRule { serves, offsets: doc.supports_offsets }
+        TokenizerRule { serves }
     }
 }
 

@@ -65,6 +65,26 @@ fn a_front_slot_is_void_once_invalidate_returned() {
     });
 }
 
+/// A reader that finds an entry while it is being invalidated keeps nothing that counts afterwards.
+#[test]
+fn what_is_found_during_an_invalidation_does_not_count_after_it() {
+    model(|| {
+        let generation = Arc::new(Generation::default());
+        let table = Arc::new(AtomicU64::new(1)); // 1: the entry, 0: it was dropped
+        let reader = {
+            let (generation, table) = (generation.clone(), table.clone());
+            thread::spawn(move || {
+                let ticket = generation.ticket();
+                (table.load(Ordering::Acquire) == 1).then_some(ticket)
+            })
+        };
+        table.store(0, Ordering::Release);
+        generation.advance();
+        let remembered = reader.join().unwrap();
+        assert!(!remembered.is_some_and(|ticket| generation.is_current(ticket)), "a dropped entry is still served");
+    });
+}
+
 /// Of two threads that miss one key, one leads at a time, both come through, and nothing stays behind.
 #[test]
 fn followers_are_released_and_leaders_exclude_each_other() {

@@ -67,7 +67,8 @@ impl Shard {
     /// make room.
     pub fn insert(&self, tag: u32, ticket: Ticket, capacity: usize, mut entry: Entry) -> bool {
         let _writing = self.writing.lock();
-        if !self.generation.is_current(ticket) || capacity == 0 {
+        let outdated = self.table.load().rows.iter().any(|(_, e)| e.epoch > entry.epoch);
+        if !self.generation.is_current(ticket) || capacity == 0 || outdated {
             return false;
         }
         let tick = self.ticks.fetch_add(1, Ordering::Relaxed) + 1;
@@ -77,7 +78,7 @@ impl Shard {
             .load()
             .rows
             .iter()
-            .filter(|(_, e)| e.key != entry.key && e.epoch == entry.epoch)
+            .filter(|(_, e)| e.key != entry.key && e.epoch >= entry.epoch)
             .cloned()
             .collect();
         while rows.len() >= capacity {
@@ -92,12 +93,13 @@ impl Shard {
     /// Drops the entries `stale` picks, and makes computations under way not count.
     pub fn invalidate(&self, stale: impl Fn(&Query, Option<&Plan>) -> bool) {
         let _writing = self.writing.lock();
-        self.generation.advance();
         let plan = |entry: &Entry| {
             if let Stored::Plan(plan) = entry.stored { Some(plan) } else { None }
         };
         let rows = self.table.load().rows.iter().filter(|(_, e)| !stale(&e.key, plan(e).as_ref())).cloned().collect();
         self.table.store(Arc::new(Table { rows }));
+        // After the table: whoever reads the new generation also reads the new table.
+        self.generation.advance();
     }
 
     /// Number of entries.
