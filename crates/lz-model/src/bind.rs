@@ -87,7 +87,7 @@ impl<'o, 'a> Binder<'o, 'a> {
         let context = Context { requires_grad: call.context.requires_grad || wants_grad, ..call.context };
         let mut query = Query::new(op.ix(), device, &context);
         for (i, (param, value)) in op.schema().params.iter().zip(&params).enumerate() {
-            query.set_param(i, param, *value);
+            query.params[i] = Query::encode(param, *value);
         }
         Ok(Binder {
             op,

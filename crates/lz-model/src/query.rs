@@ -388,8 +388,9 @@ impl Query {
         self
     }
 
-    pub(crate) fn set_param(&mut self, index: usize, param: &Param, value: ParamValue) {
-        self.params[index] = match param.role {
+    /// The word that stands for a parameter's value in the key.
+    pub fn encode(param: &Param, value: ParamValue) -> u64 {
+        match param.role {
             ParamRole::Ignored | ParamRole::Dim => 0,
             ParamRole::Presence => u64::from(value != ParamValue::None),
             ParamRole::Exact => match value {
@@ -405,7 +406,12 @@ impl Query {
                 ParamValue::Float(x) => (x + 0.0).to_bits(),
                 ParamValue::Str(s) => s.code(),
             },
-        };
+        }
+    }
+
+    /// A parameter as [`Query::encode`] gave it.
+    pub fn param_word(&self, index: usize) -> u64 {
+        self.params[index]
     }
 
     /// The value of an exact parameter, as the key holds it.

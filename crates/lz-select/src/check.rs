@@ -104,7 +104,9 @@ pub(crate) fn call_reasons(
         }
     }
     for check in &compiled.params {
-        reasons.extend(param_reason(case, check));
+        if let Some(reason) = param_reason(case, check) {
+            reasons.push(reason);
+        }
     }
     let mut transforms = Transforms::NONE;
     for check in &compiled.inputs {
@@ -235,9 +237,10 @@ fn param_reason(case: &Case<'_>, check: &ParamCheck) -> Option<Reason> {
         Some(Reason::ParamUnsupported { param: schema.params[index].name.into(), found, supported })
     };
     match check {
-        ParamCheck::Is { index, value } => {
+        ParamCheck::Is { index, word, .. } if case.query.param_word(*index) == *word => None,
+        ParamCheck::Is { index, value, .. } => {
             let found = case.query.param(*index, &schema.params[*index]);
-            if found == *value { None } else { unsupported(*index, found.to_string(), value.to_string()) }
+            unsupported(*index, found.to_string(), value.to_string())
         }
         ParamCheck::NotGiven { index } => {
             if case.query.param_given(*index) {

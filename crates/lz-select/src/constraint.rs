@@ -4,7 +4,7 @@ use lz_expr::{Expr, Type};
 use lz_model::schema::{Access, DTypeRule, DimKind};
 use lz_model::{
     Catalog, DType, DTypeSet, DimRule, KernelDescriptor, KvStrategy, Layout, Op, ParamRole, ParamRule, ParamValue,
-    Scalar,
+    Query, Scalar,
 };
 
 use crate::decision::KernelIx;
@@ -54,7 +54,7 @@ pub(crate) enum InputRole {
 #[derive(Debug)]
 pub(crate) enum ParamCheck {
     /// It must have this value (its default, or what the alias fixes).
-    Is { index: usize, value: ParamValue },
+    Is { index: usize, value: ParamValue, word: u64 },
     /// It must not be given.
     NotGiven { index: usize },
     /// It must be one of these, within these bounds.
@@ -271,7 +271,7 @@ impl Compiler<'_> {
         let mut checks = Vec::new();
         for &(name, value) in target.fixes {
             if let Some(index) = self.op.param_index(name) {
-                checks.push(ParamCheck::Is { index, value: ParamValue::Bool(value) });
+                checks.push(self.is(index, ParamValue::Bool(value)));
             }
         }
         for name in kernel.params.keys() {
@@ -290,7 +290,7 @@ impl Compiler<'_> {
                 (ParamRole::Exact, None) if !param.universal => {
                     let fixed = target.fixes.iter().any(|(name, _)| *name == param.name);
                     if let (false, Some(value)) = (fixed, param.default.value()) {
-                        checks.push(ParamCheck::Is { index, value });
+                        checks.push(self.is(index, value));
                     }
                 }
                 (ParamRole::Presence, None) if !param.universal && param.default.value().is_some() => {
@@ -303,6 +303,10 @@ impl Compiler<'_> {
             }
         }
         Ok(checks)
+    }
+
+    fn is(&self, index: usize, value: ParamValue) -> ParamCheck {
+        ParamCheck::Is { index, value, word: Query::encode(&self.op.schema().params[index], value) }
     }
 
     fn grid(&self) -> Result<Option<Grid>, BadConstraint> {

@@ -239,8 +239,9 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
     let descending = |a: f64, b: f64| b.total_cmp(&a);
     let terms = |i: usize| &candidates[i].terms;
     if basis == Basis::Declared {
+        let scores: Vec<f64> = candidates.iter().map(|c| c.terms.total()).collect();
         accepted.sort_by(|&a, &b| {
-            descending(terms(a).total(), terms(b).total()).then(descending(terms(a).priority, terms(b).priority))
+            descending(scores[a], scores[b]).then_with(|| descending(terms(a).priority, terms(b).priority))
         });
         return accepted;
     }
