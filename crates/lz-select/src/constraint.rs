@@ -4,7 +4,7 @@ use lz_expr::{Expr, Type};
 use lz_model::schema::{Access, DTypeRule, DimKind};
 use lz_model::{
     Catalog, DType, DTypeSet, DimRule, KernelDescriptor, KvStrategy, Layout, Op, ParamRole, ParamRule, ParamValue,
-    Query, Scalar,
+    Query, Scalar, TensorFacts,
 };
 
 use crate::decision::KernelIx;
@@ -39,6 +39,21 @@ pub(crate) struct InputCheck {
     pub no_broadcast: bool,
     /// Of an operation that updates tensors in place: no argument is replaced by a transformed copy.
     pub in_place: bool,
+}
+
+impl InputCheck {
+    /// Whether a tensor is fine as it is: the usual case, decided without looking further.
+    pub fn fits(&self, tensor: TensorFacts) -> bool {
+        let Some(dtype) = tensor.dtype() else { return !self.required };
+        let layout = tensor.layout();
+        self.usable
+            && self.dtypes.contains(dtype)
+            && self.named_layouts.as_ref().is_none_or(|named| !layout.is_named() || named.contains(&layout))
+            && !(self.no_broadcast && tensor.is_broadcast()
+                || self.contiguous && !tensor.is_contiguous()
+                || self.last_stride_one && !tensor.has_last_stride_one()
+                || self.aligned && !tensor.is_aligned())
+    }
 }
 
 /// What an input is for; decides reason codes and whether the kernel's own dtypes apply.
