@@ -137,6 +137,10 @@ pub(crate) fn call_reasons(
 /// What the call demands beyond its arguments.
 fn demands(case: &Case<'_>, kernel: &KernelDescriptor, compiled: &Compiled, reasons: &mut Vec<Reason>) {
     let context = &case.context;
+    // Most calls demand nothing.
+    if *context == Context::default() && !case.settings.deterministic && !kernel.requires_packed_weights {
+        return;
+    }
     if context.capturing && !kernel.graph_safe {
         reasons.push(Reason::CudaGraphUnsafe);
     }
@@ -378,7 +382,11 @@ fn transposable(from: Layout, to: Layout) -> bool {
 
 /// Whether the device can launch the grid.
 fn launch(case: &Case<'_>, grid: &Grid, reasons: &mut Vec<Reason>) {
-    let Some(limits) = case.facts.device.launch else {
+    let device = case.facts.device;
+    let Some(limits) = device.launch else {
+        if matches!(device.platform, Platform::Cuda | Platform::Rocm) {
+            reasons.push(Reason::DeviceCapabilityUnsupported { required: "known launch limits".into() });
+        }
         return;
     };
     for (i, (formula, axis)) in grid.axes.iter().zip(['x', 'y', 'z']).enumerate() {

@@ -239,11 +239,11 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
     let descending = |a: f64, b: f64| b.total_cmp(&a);
     let terms = |i: usize| &candidates[i].terms;
     if basis == Basis::Declared {
-        let scores: Vec<f64> = candidates.iter().map(|c| c.terms.total()).collect();
-        accepted.sort_by(|&a, &b| {
-            descending(scores[a], scores[b]).then_with(|| descending(terms(a).priority, terms(b).priority))
-        });
-        return accepted;
+        // Scores are added up once; the index as the last key makes the order total.
+        let mut keyed: Vec<(f64, f64, usize)> =
+            accepted.into_iter().map(|i| (terms(i).total(), terms(i).priority, i)).collect();
+        keyed.sort_unstable_by(|a, b| descending(a.0, b.0).then(descending(a.1, b.1)).then(a.2.cmp(&b.2)));
+        return keyed.into_iter().map(|(_, _, i)| i).collect();
     }
     let time = |i: usize| candidates[i].estimate.map_or(f64::INFINITY, |e| e.median_us);
     let noise = |i: usize| candidates[i].estimate.map_or(0.0, |e| e.spread_us);

@@ -117,6 +117,29 @@ fn packed_weights_are_only_for_kernels_that_take_them() {
     assert_eq!(codes(&spec, "norm.rms", &call).0, ["INPUT_UNSUPPORTED"]);
 }
 
+#[test]
+fn a_grid_is_not_launched_on_a_gpu_whose_limits_are_not_known() {
+    let mut launched = kernel("norm.rms", &[Layout::Strided]);
+    launched.platforms = vec![Platform::Cuda];
+    launched.grid = Some(GridRule {
+        x_formula: "rows".into(),
+        y_formula: None,
+        z_formula: None,
+        blocks_per_batch_head: 1,
+        tiles_sequence: false,
+        tile_size: 128,
+        threads_per_block: None,
+        shared_bytes_formula: None,
+    });
+    let mut spec = spec(launched);
+    spec.devices = vec![DeviceSpec::new(Platform::Cuda, "unknown")];
+    let shape = [2, 8];
+    let call = NamedCall::new().input("input", TensorMeta::new(DType::F32, &shape));
+    assert_eq!(codes(&spec, "norm.rms", &call).0, ["DEVICE_CAPABILITY_UNSUPPORTED"]);
+    spec.devices = vec![spec.devices[0].clone().completed(&GenerationTable::builtin())];
+    assert_eq!(codes(&spec, "norm.rms", &call).0, [""; 0]);
+}
+
 /// Times that are no times.
 struct Nonsense(f64, f64);
 
