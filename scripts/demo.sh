@@ -5,7 +5,8 @@ set -euo pipefail
 lz=$1
 cd "$(dirname "$0")/.."
 documents=crates/lz-cli/tests/fixtures
-say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
+if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then bold=$'\033[1m' plain=$'\033[0m'; else bold= plain=; fi
+say() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
 show() { printf '$ layerzero %s\n' "$*"; "$lz" "$@"; }
 
 say "1. What machine is this, and what can run on it?"
