@@ -264,3 +264,23 @@ fn an_adapted_call_keeps_the_layout_of_its_cache() {
     assert_close(&done.output().unwrap().to_f64(), &want.to_f64(), 1e-6);
     assert_eq!(done.kernel_id, "test.paged", "{:?}", done.failures);
 }
+
+#[test]
+fn what_is_still_forbidden_after_adapting_is_never_handed_over() {
+    // Wants its query the other way round but its keys as they come: no one layout gives it both.
+    let w = Watched::new();
+    let mut kernel = descriptor("test.torn", "attention", 90);
+    kernel.layouts = vec![Layout::Bhsd];
+    kernel.shares_kv_heads = true;
+    kernel.dims.insert("head_dim".into(), DimRule::default());
+    kernel.params.insert("causal".into(), ParamRule::default());
+    kernel.inputs.insert("key".into(), InputRule { layouts: Some(vec![Layout::Bshd]), ..InputRule::default() });
+    w.engine.register(kernel, code(|_| panic!("was handed arguments it does not take"))).unwrap();
+    let tensors = attention_inputs(DType::F32, Layout::Bshd);
+    let [q, k, v] = views(&tensors);
+    let arguments = Arguments::new().input("query", q).input("key", k).input("value", v).layout(Layout::Bshd);
+    let done = w.engine.dispatch("attention", arguments).unwrap();
+    assert!(done.kernel_id.starts_with("lz_cpu.ref."), "{}", done.kernel_id);
+    let error = done.failures[0].error.to_string();
+    assert!(error.contains("does not take them after all"), "{error}");
+}
