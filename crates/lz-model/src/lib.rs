@@ -35,6 +35,7 @@ pub mod capabilities;
 mod catalog;
 mod device;
 mod dtype;
+mod function;
 mod generation;
 mod kernel;
 mod layout;
@@ -59,6 +60,7 @@ pub use call::{BindRules, Call, CallError, NamedCall};
 pub use catalog::{Catalog, Facts, Op, Target};
 pub use device::{CpuCaches, DeviceFileError, DeviceSpec, LaunchLimits, Platform, UnknownPlatform};
 pub use dtype::{DType, DTypeSet, UnknownDType};
+pub use function::{Argument, ArgumentKind, Function, Signature, Special};
 pub use generation::{GenerationRow, GenerationTable};
 pub use kernel::{
     BackendDescriptor, DimRule, GridRule, InputRule, KernelDescriptor, ParamRule, PluginOrigin, QuantRule, Scalar,

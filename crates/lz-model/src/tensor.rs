@@ -266,6 +266,12 @@ impl<'a> TensorViewMut<'a> {
         TensorView { geometry: self.geometry.clone(), bytes: self.bytes }
     }
 
+    /// The addresses its memory spans: first, and one past the last.
+    pub fn address_range(&self) -> (usize, usize) {
+        let range = self.bytes.as_ptr_range();
+        (range.start as usize, range.end as usize)
+    }
+
     /// A shorter-lived view for writing.
     pub fn reborrow(&mut self) -> TensorViewMut<'_> {
         TensorViewMut { geometry: self.geometry.clone(), bytes: self.bytes }

@@ -1,5 +1,6 @@
 //! The operations, one file per family. To add one: write its schema, add a line to [`OPS`].
 
+use crate::function::Function;
 use crate::schema::{Alias, OpSchema};
 
 pub mod activation;
@@ -79,4 +80,59 @@ pub static ALIASES: &[Alias] = &[
         fixes: &[],
     },
     Alias { name: "attention.sparse", ops: &["attention.sparse.block", "attention.sparse.variable_block"], fixes: &[] },
+];
+
+const fn function(name: &'static str, target: &'static str, arguments: &'static str) -> Function {
+    Function { name, target, arguments }
+}
+
+/// The operations as people call them. Names after `*` are given by name only.
+pub static FUNCTIONS: &[Function] = &[
+    function(
+        "attention",
+        "attention",
+        "query key value causal scale * attn_mask alibi_slopes window softcap dropout_p seed layout out",
+    ),
+    function(
+        "cross_attention",
+        "attention.cross",
+        "query key value scale * attn_mask softcap dropout_p seed layout out",
+    ),
+    function(
+        "paged_attention",
+        "attention.paged",
+        "query key_cache value_cache block_tables context_lens scale * cu_seqlens_q causal window softcap layout out",
+    ),
+    function(
+        "mla_attention",
+        "attention.mla",
+        "q_nope q_pe ckv kpe scale * causal qo_indptr kv_indptr block_tables context_lens out",
+    ),
+    function(
+        "sparse_attention",
+        "attention.sparse",
+        "query key value * indptr indices block_rows block_cols block_mask block_row_sizes block_col_sizes scale layout \
+out",
+    ),
+    function("embedding", "embedding.lookup", "indices weight * out"),
+    function("rope", "posenc.rope", "input cos sin interleaved * positions layout out"),
+    function("alibi_bias", "posenc.alibi", "slopes seq_q seq_k * out"),
+    function("rms_norm", "norm.rms", "input weight eps * out"),
+    function("layer_norm", "norm.layer", "input normalized_shape weight bias eps * out"),
+    function("fused_add_rms_norm", "norm.fused_add_rms", "input residual weight eps"),
+    function("linear", "mlp.linear", "input weight bias * out"),
+    function("fused_mlp", "mlp.fused", "input up_weight down_weight gate_weight activation * out"),
+    function("silu_mul", "activation.silu_mul", "gate up * out"),
+    function("gelu", "activation.gelu", "input approximate * out"),
+    function("sample_topk", "sampling.topk", "logits k * uniform seed generator out"),
+    function("sample_topp", "sampling.topp", "logits p * uniform seed generator out"),
+    function(
+        "speculative_verify",
+        "sampling.speculative",
+        "draft_ids draft_probs target_probs * uniform seed generator",
+    ),
+    function("quantize", "quantize", "input dtype scale * granularity group_size zero_point"),
+    function("dequantize", "dequantize", "values scales zero_points * dtype granularity group_size format"),
+    function("kv_append", "kv_cache.append", "key value key_cache value_cache slot_mapping * layout"),
+    function("kv_compact", "kv_cache.compact", "key_cache value_cache moves * layout"),
 ];
