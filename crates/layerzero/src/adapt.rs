@@ -1,4 +1,5 @@
 //! Transforms: arguments brought into the form a kernel takes, and results brought back.
+//! Bindings that transform tensors of their own ask here what is to be done.
 
 use lz_model::{
     BindRules, Call, DType, KernelArgs, KernelDescriptor, KernelError, Layout, Op, OutputSpec, Tensor, TensorView,
@@ -10,7 +11,7 @@ use crate::dispatch::Attempt;
 use crate::executable::Executable;
 
 /// The axes that exchange two layouts, by rank.
-fn transposition(rank: usize) -> Option<&'static [usize]> {
+pub fn transposition(rank: usize) -> Option<&'static [usize]> {
     match rank {
         4 => Some(&[0, 2, 1, 3]),
         3 => Some(&[1, 0, 2]),
@@ -19,7 +20,7 @@ fn transposition(rank: usize) -> Option<&'static [usize]> {
 }
 
 /// The layout the kernel takes instead of `from`.
-fn target(kernel: &KernelDescriptor, from: Layout) -> Option<Layout> {
+pub fn counterpart(kernel: &KernelDescriptor, from: Layout) -> Option<Layout> {
     let partner = match from {
         Layout::Bshd => Layout::Bhsd,
         Layout::Bhsd => Layout::Bshd,
@@ -43,7 +44,7 @@ pub(crate) fn run_adapted(
     // Of a paged call only the cache has a layout; the first that has one speaks for all.
     let layout = (0..inputs.len()).map(|i| query.tensor(i).layout()).find(|l| l.is_named()).unwrap_or(Layout::Strided);
     let new_layout = if transforms.has(Transforms::LAYOUT) {
-        Some(target(kernel, layout).ok_or_else(|| unexpected("no layout to transpose to"))?)
+        Some(counterpart(kernel, layout).ok_or_else(|| unexpected("no layout to transpose to"))?)
     } else {
         None
     };
@@ -100,7 +101,7 @@ pub(crate) fn run_adapted(
 }
 
 /// The dtype an input is handed over in: its own where the kernel takes it, else what it widens to.
-fn wanted_dtype(op: &Op, kernel: &KernelDescriptor, index: usize, dtype: DType) -> DType {
+pub fn wanted_dtype(op: &Op, kernel: &KernelDescriptor, index: usize, dtype: DType) -> DType {
     let input = &op.schema().inputs[index];
     let rule = kernel.inputs.iter().find(|(name, _)| op.input_index(name) == Some(index)).and_then(|(_, r)| r.dtypes);
     let taken = rule.unwrap_or(kernel.dtypes).contains(dtype);

@@ -8,7 +8,8 @@ use lz_model::{
 use lz_select::{Candidate, KernelIx, Transforms};
 
 use crate::adapt::run_adapted;
-use crate::engine::{Engine, State, no_kernel};
+use crate::ask::no_kernel;
+use crate::engine::{Engine, State};
 use crate::error::{Error, Failure};
 use crate::executable::Executable;
 use crate::warn::Warning;
@@ -131,9 +132,7 @@ impl Engine {
             Attempt { state: &state, op, query: &query, inputs: &inputs, params: &params, expected: &expected };
         let most = if state.snapshot.spec().settings.fallback_enabled { usize::MAX } else { 1 };
         let mut failures: Vec<Failure> = Vec::new();
-        let runnable = |(kernel, _): &(KernelIx, Transforms)| {
-            !matches!(state.executables[kernel.0 as usize], Executable::Described)
-        };
+        let runnable = |(kernel, _): &(KernelIx, Transforms)| state.executables[kernel.0 as usize].runs_on_host();
         let steps: Vec<_> = match plan.steps().filter(runnable).collect::<Vec<_>>() {
             // Nothing can run here: say so by trying.
             none if none.is_empty() => plan.steps().collect(),
@@ -145,12 +144,9 @@ impl Engine {
                 Ok(outputs) => {
                     if let Some(first) = failures.first() {
                         let (failed, error) = (first.kernel_id.clone(), first.error.to_string());
-                        self.warnings.give(&Warning::FellBack {
-                            op: op.id(),
-                            failed,
-                            error,
-                            served: kernel_id.clone(),
-                        });
+                        let served = kernel_id.clone();
+                        let factor = self.cost_of(&query, &failed, &served);
+                        self.warnings.give(&Warning::FellBack { op: op.id(), failed, error, served, factor });
                     }
                     let outputs = expected.iter().map(|spec| spec.name).zip(outputs).collect();
                     return Ok(Dispatched { op: op.id(), kernel_id, outputs, failures });

@@ -1,5 +1,6 @@
 //! How a kernel is run: a closed enum for the built-in ones, trait objects for the rest.
 
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -31,17 +32,38 @@ pub enum Executable {
     Static(lz_cpu::Builtin),
     /// A kernel registered at run time.
     Dynamic(Arc<dyn DynamicKernel>),
+    /// Something only the language binding that registered it can call: a Python function. Dispatch on
+    /// host tensors passes over it.
+    Foreign(Arc<dyn Any + Send + Sync>),
     /// Only described: it can be selected and explained, not run (a kernel for hardware that is
     /// not here).
     Described,
 }
 
 impl Executable {
+    /// Whether host tensors can be given to it.
+    pub fn runs_on_host(&self) -> bool {
+        matches!(self, Executable::Static(_) | Executable::Dynamic(_))
+    }
+
+    /// In a word, as listings show it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Executable::Static(_) => "static",
+            Executable::Dynamic(_) => "dynamic",
+            Executable::Foreign(_) => "foreign",
+            Executable::Described => "described",
+        }
+    }
+
     /// Runs it. A panic is a failure like any other.
     pub fn run(&self, args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
         let run = || match self {
             Executable::Static(kernel) => kernel.run(args),
             Executable::Dynamic(kernel) => kernel.run(args),
+            Executable::Foreign(_) => {
+                Err(KernelError::Failed("belongs to a language binding, it cannot be run on host tensors".into()))
+            }
             Executable::Described => Err(KernelError::Failed("is only described here, it cannot be run".into())),
         };
         catch_unwind(AssertUnwindSafe(run))

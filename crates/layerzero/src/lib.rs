@@ -43,11 +43,14 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod adapt;
+pub mod adapt;
+mod ask;
+mod change;
 mod dispatch;
 mod engine;
 mod error;
 mod executable;
+mod memo;
 mod report;
 mod warn;
 
@@ -56,10 +59,12 @@ pub use lz_model as model;
 /// How kernels are selected: snapshots, policies, decisions.
 pub use lz_select as selection;
 
+pub use ask::{KernelInfo, Selection, Step};
 pub use dispatch::{Arguments, Dispatched};
-pub use engine::{Engine, EngineBuilder, KernelInfo, Selection};
+pub use engine::{Engine, EngineBuilder};
 pub use error::{Error, Failure, Rejection};
 pub use executable::{DynamicKernel, Executable};
+pub use memo::Memo;
 pub use report::{CandidateReport, REPORT_VERSION, ReasonReport, Report};
 pub use warn::{Warning, WarningHook};
 

@@ -11,7 +11,7 @@ const QUIET_MS: u64 = 60_000;
 const MOST: usize = 1024;
 
 /// Something worth saying that is no error.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Warning {
     /// BSHD was assumed, BHSD would have fitted as well.
     AmbiguousLayout {
@@ -30,6 +30,19 @@ pub enum Warning {
         error: String,
         /// What served the call.
         served: String,
+        /// How many times longer that takes, where both were measured.
+        factor: Option<f64>,
+    },
+    /// Faster kernels exist, and none of them takes the call.
+    OnlyReference {
+        /// The operation.
+        op: &'static str,
+        /// The reference that serves it.
+        served: String,
+        /// Why the others are out: kernel and first reason.
+        why: Vec<(String, String)>,
+        /// How many times longer it takes than the fastest of them, where known.
+        factor: Option<f64>,
     },
 }
 
@@ -38,6 +51,7 @@ impl Warning {
         match self {
             Warning::AmbiguousLayout { op, shape } => format!("layout {op} {shape:?}"),
             Warning::FellBack { op, failed, .. } => format!("fallback {op} {failed}"),
+            Warning::OnlyReference { op, why, .. } => format!("reference {op} {why:?}"),
         }
     }
 }
@@ -51,11 +65,26 @@ impl std::fmt::Display for Warning {
                     "{op}: the layout of shape {shape:?} is ambiguous, BSHD was assumed; pass the layout to be sure"
                 )
             }
-            Warning::FellBack { op, failed, error, served } => {
-                write!(f, "{op}: {failed} failed ({error}); {served} served the call")
+            Warning::FellBack { op, failed, error, served, factor } => {
+                write!(f, "{op}: {failed} failed ({error}); {served} served the call")?;
+                write_factor(f, *factor)
+            }
+            Warning::OnlyReference { op, served, why, factor } => {
+                write!(f, "{op}: only the reference {served} takes this call; it is exact and slow")?;
+                write_factor(f, *factor)?;
+                let mut before = " (";
+                for (kernel, reason) in why {
+                    write!(f, "{before}{kernel}: {reason}")?;
+                    before = "; ";
+                }
+                f.write_str(if why.is_empty() { "" } else { ")" })
             }
         }
     }
+}
+
+fn write_factor(f: &mut std::fmt::Formatter<'_>, factor: Option<f64>) -> std::fmt::Result {
+    factor.map_or(Ok(()), |factor| write!(f, ", {factor:.1} times slower"))
 }
 
 /// Receives warnings.

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use layerzero::{Engine, Error as EngineError};
 use lz_model::{DeviceSpec, Platform, nearest};
@@ -11,6 +11,14 @@ use lz_select::{Pattern, PolicySpec};
 use crate::args::{EngineArgs, PolicyArgs};
 use crate::error::CliError;
 use crate::printer::Printer;
+
+/// What a program that runs commands inside of itself adds to every engine they open.
+static HOST: OnceLock<fn(&Engine)> = OnceLock::new();
+
+/// Has `host` add to every engine a command opens: the kernels of the program this is a part of. The first call counts.
+pub fn add_to_engines(host: fn(&Engine)) {
+    let _ = HOST.set(host);
+}
 
 /// An engine, and the warnings it gave.
 pub struct Session {
@@ -49,6 +57,9 @@ impl Session {
             given.lock().unwrap_or_else(PoisonError::into_inner).push(warning.to_string());
         };
         let engine = Engine::builder().devices(devices).on_warning(hook).build();
+        if let Some(host) = HOST.get() {
+            host(&engine);
+        }
         Session { engine, notes: Vec::new(), warnings }
     }
 

@@ -64,6 +64,7 @@ fn a_fallback_is_said_once_a_minute() {
         failed: "test.rms".into(),
         error: "no luck".into(),
         served: "lz_cpu.ref.norm.rms".into(),
+        factor: None,
     };
     assert_eq!(w.warnings(), std::slice::from_ref(&expected));
     for word in ["norm.rms", "test.rms", "no luck", "lz_cpu.ref.norm.rms"] {

@@ -1,0 +1,304 @@
+//! What one can ask an engine: which kernel, why, what is there.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use lz_model::{
+    Bound, Catalog, DeviceSpec, KernelDescriptor, LayoutEvidence, NamedCall, OrderedCall, Query, Reason, nearest,
+};
+use lz_select::{BackendState, CacheStats, Candidate, Decision, KernelIx, Plan, Snapshot, Transforms};
+
+use crate::engine::{Engine, State};
+use crate::error::{Error, Rejection};
+use crate::executable::Executable;
+use crate::report::Report;
+use crate::warn::Warning;
+
+/// A kernel as listings show it.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct KernelInfo {
+    /// Its id.
+    pub kernel_id: String,
+    /// Its version.
+    pub version: String,
+    /// The library it comes from.
+    pub backend: String,
+    /// The operation or alias it was written against.
+    pub operation: String,
+    /// Its declared priority.
+    pub priority: i32,
+    /// Processors it runs on.
+    pub platforms: Vec<&'static str>,
+    /// Dtypes it takes.
+    pub dtypes: Vec<&'static str>,
+    /// Whether it is a reference.
+    pub reference: bool,
+    /// How a call reaches it: `static`, `dynamic`, `foreign`, or `described` when it cannot run here.
+    pub dispatch: &'static str,
+    /// Why it cannot run on the first device, whatever the call.
+    pub unavailable: Vec<String>,
+}
+
+/// A kernel to try for a call.
+#[derive(Clone)]
+pub struct Step {
+    /// The kernel.
+    pub kernel: Arc<KernelDescriptor>,
+    /// What must be done to the arguments first.
+    pub transforms: Transforms,
+    /// What runs it.
+    pub executable: Executable,
+}
+
+impl Step {
+    fn new(state: &State, kernel: KernelIx, transforms: Transforms) -> Step {
+        let executable = state.executables[kernel.0 as usize].clone();
+        Step { kernel: state.snapshot.kernel(kernel).clone(), transforms, executable }
+    }
+}
+
+/// Which kernel serves a call.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct Selection {
+    /// The operation the call is.
+    pub op: &'static str,
+    /// The kernel.
+    pub kernel_id: String,
+    /// Its version.
+    pub version: String,
+    /// Its score.
+    pub score: f64,
+}
+
+impl Engine {
+    /// Finds the operation a call is and checks its arguments.
+    pub fn bind<'a>(&self, op: &str, call: &NamedCall<'a>) -> Result<(OrderedCall<'a>, Bound), Error> {
+        self.bind_in(&self.state(), op, call)
+    }
+
+    pub(crate) fn bind_in<'a>(
+        &self,
+        state: &State,
+        op: &str,
+        call: &NamedCall<'a>,
+    ) -> Result<(OrderedCall<'a>, Bound), Error> {
+        let snapshot = &state.snapshot;
+        let devices = call.inputs.iter().map(|(_, meta)| meta.device).chain([call.device]);
+        if let Some(unknown) = devices.into_iter().find(|&ix| snapshot.device(ix).is_none()) {
+            return Err(Error::UnknownDevice(unknown.0));
+        }
+        let rules = snapshot.spec().settings.bind_rules();
+        let (ordered, bound) = Catalog::get().resolve(op, call, &rules, |ix| snapshot.device(ix))?;
+        if bound.layout.is_some_and(|v| v.evidence == LayoutEvidence::Ambiguous) {
+            let shape = ordered.inputs[0].map(|m| m.shape.to_vec()).unwrap_or_default();
+            let op = Catalog::get().op(bound.query.op()).id();
+            self.warnings.give(&Warning::AmbiguousLayout { op, shape });
+        }
+        Ok((ordered, bound))
+    }
+
+    /// The plan for a query: from the cache, or by selection. `None` when no kernel can serve it.
+    pub fn plan(&self, query: &Query) -> Option<Plan> {
+        self.plan_in(&self.state(), query)
+    }
+
+    pub(crate) fn plan_in(&self, state: &State, query: &Query) -> Option<Plan> {
+        let snapshot = &state.snapshot;
+        self.cache.plan(snapshot, query, || {
+            let decision = snapshot.select(query);
+            (snapshot.plan(&decision), decision.uniform)
+        })
+    }
+
+    /// The kernels to try for a query, in order, each with what runs it.
+    pub fn steps(&self, query: &Query) -> Result<Vec<Step>, Error> {
+        let state = self.state();
+        let plan = self.plan_in(&state, query);
+        let plan = plan.ok_or_else(|| no_kernel(&state.snapshot, &state.snapshot.select(query)))?;
+        Ok(plan.steps().map(|(kernel, transforms)| Step::new(&state, kernel, transforms)).collect())
+    }
+
+    /// One kernel for a query, whatever the ranking; an error with its reasons when it cannot serve it.
+    pub fn step_of(&self, kernel_id: &str, query: &Query) -> Result<Step, Error> {
+        let state = self.state();
+        let ix = find_kernel(&state.snapshot, kernel_id)?;
+        let decision = state.snapshot.select(query);
+        let op = Catalog::get().op(query.op()).id();
+        let candidate = decision.candidates.iter().find(|c| c.kernel == ix);
+        match candidate {
+            Some(c) if c.accepted() => Ok(Step::new(&state, ix, c.transforms)),
+            other => {
+                let reasons = other.map_or_else(|| vec![elsewhere(&state.snapshot, ix, query)], |c| c.reasons.clone());
+                Err(Error::NoKernel { op, rejections: vec![Rejection { kernel_id: kernel_id.to_owned(), reasons }] })
+            }
+        }
+    }
+
+    /// Whether a kernel takes a query as it is, without any transform.
+    pub fn serves(&self, kernel: &KernelDescriptor, query: &Query) -> bool {
+        let state = self.state();
+        let is_it = |ix: KernelIx| {
+            let other = state.snapshot.kernel(ix);
+            other.id == kernel.id && other.version == kernel.version
+        };
+        let decision = state.snapshot.select(query);
+        decision.candidates.iter().any(|c| is_it(c.kernel) && c.accepted() && c.transforms.is_empty())
+    }
+
+    /// How many times longer `served` takes for a query than `instead_of`, where both are known.
+    pub fn cost_of(&self, query: &Query, instead_of: &str, served: &str) -> Option<f64> {
+        let state = self.state();
+        let decision = state.snapshot.select(query);
+        let time = |id: &str| {
+            let candidate = decision.candidates.iter().find(|c| state.snapshot.kernel(c.kernel).id == id)?;
+            candidate.estimate.map(|e| e.median_us)
+        };
+        Some(time(served)? / time(instead_of)?)
+    }
+
+    /// A number that moves whenever an answer given before may no longer be the one given now: what was
+    /// decided under one version holds as long as the version stands. Read it before deciding.
+    #[inline]
+    pub fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// Gives a warning, unless its cause gave one a moment ago.
+    pub fn warn(&self, warning: &Warning) {
+        self.warnings.give(warning);
+    }
+
+    /// Warns when the reference serves a query although other kernels are registered.
+    pub fn warn_of_reference(&self, query: &Query) {
+        let state = self.state();
+        let decision = state.snapshot.select(query);
+        let op = Catalog::get().op(query.op()).id();
+        let Some(served) = decision.chosen().map(|c| state.snapshot.kernel(c.kernel)).filter(|k| k.reference) else {
+            return;
+        };
+        let installed = |c: &&Candidate| !matches!(c.reasons.first(), Some(Reason::NotInstalled { .. }));
+        let others = decision.candidates.iter().filter(|c| !c.accepted()).filter(installed);
+        let why: Vec<(String, String)> = others
+            .filter_map(|c| Some((state.snapshot.kernel(c.kernel).id.clone(), c.reasons.first()?.to_string())))
+            .collect();
+        if !why.is_empty() {
+            let served = served.id.clone();
+            self.warnings.give(&Warning::OnlyReference { op, served, why, factor: None });
+        }
+    }
+
+    /// Everything about the choice of a kernel for a call.
+    pub fn explain(&self, op: &str, call: &NamedCall<'_>) -> Result<Report, Error> {
+        let state = self.state();
+        let (_, bound) = self.bind_in(&state, op, call)?;
+        Ok(Report::new(&state.snapshot, &state.snapshot.select(&bound.query)))
+    }
+
+    /// The kernel that serves a call.
+    pub fn which(&self, op: &str, call: &NamedCall<'_>) -> Result<Selection, Error> {
+        let state = self.state();
+        let (_, bound) = self.bind_in(&state, op, call)?;
+        let decision = state.snapshot.select(&bound.query);
+        let Some(chosen) = decision.chosen() else {
+            return Err(no_kernel(&state.snapshot, &decision));
+        };
+        let kernel = state.snapshot.kernel(chosen.kernel);
+        Ok(Selection {
+            op: Catalog::get().op(bound.query.op()).id(),
+            kernel_id: kernel.id.clone(),
+            version: kernel.version.clone(),
+            score: chosen.terms.total(),
+        })
+    }
+
+    /// The plan for a call: the kernels that would be tried, in order, with `@version` where an id has several.
+    pub fn select(&self, op: &str, call: &NamedCall<'_>) -> Result<Vec<String>, Error> {
+        let state = self.state();
+        let (_, bound) = self.bind_in(&state, op, call)?;
+        match self.plan_in(&state, &bound.query) {
+            Some(plan) => Ok(plan.steps().map(|(kernel, _)| state.snapshot.name(kernel)).collect()),
+            None => Err(no_kernel(&state.snapshot, &state.snapshot.select(&bound.query))),
+        }
+    }
+
+    /// Why a kernel cannot serve a call; empty when it can. `kernel_id` may carry `@version`.
+    pub fn validate(&self, kernel_id: &str, call: &NamedCall<'_>) -> Result<Vec<Reason>, Error> {
+        let state = self.state();
+        let ix = find_kernel(&state.snapshot, kernel_id)?;
+        let (_, bound) = self.bind_in(&state, &state.snapshot.kernel(ix).operation, call)?;
+        let decision = state.snapshot.select(&bound.query);
+        let elsewhere = || vec![elsewhere(&state.snapshot, ix, &bound.query)];
+        Ok(decision.candidates.into_iter().find(|c| c.kernel == ix).map_or_else(elsewhere, |c| c.reasons))
+    }
+
+    /// The registered kernels, of one operation (or alias) or of all.
+    pub fn list_kernels(&self, op: Option<&str>) -> Result<Vec<KernelInfo>, Error> {
+        let state = self.state();
+        let wanted: Option<Vec<KernelIx>> = match op {
+            None => None,
+            Some(name) => {
+                let target = Catalog::get().find(name)?;
+                Some(target.ops.iter().flat_map(|&op| state.snapshot.kernels_for(op).collect::<Vec<_>>()).collect())
+            }
+        };
+        let first_device = lz_model::DeviceIx(0);
+        let info = |ix: KernelIx, kernel: &KernelDescriptor| KernelInfo {
+            kernel_id: kernel.id.clone(),
+            version: kernel.version.clone(),
+            backend: kernel.backend.clone(),
+            operation: kernel.operation.clone(),
+            priority: kernel.priority,
+            platforms: kernel.platforms.iter().map(|p| p.name()).collect(),
+            dtypes: kernel.dtypes.iter().map(|d| d.name()).collect(),
+            reference: kernel.reference,
+            dispatch: state.executables[ix.0 as usize].name(),
+            unavailable: state.snapshot.standing_reasons(ix, first_device).iter().map(ToString::to_string).collect(),
+        };
+        let listed = |ix: &KernelIx| wanted.as_ref().is_none_or(|w| w.contains(ix));
+        Ok(state.snapshot.kernels().filter(|(ix, _)| listed(ix)).map(|(ix, kernel)| info(ix, kernel)).collect())
+    }
+
+    /// The backends, with why one cannot be used.
+    pub fn backends(&self) -> Vec<BackendState> {
+        self.state().snapshot.spec().backends.values().cloned().collect()
+    }
+
+    /// The devices.
+    pub fn devices(&self) -> Vec<DeviceSpec> {
+        self.state().snapshot.spec().devices.clone()
+    }
+
+    /// What the cache did so far.
+    pub fn cache_stats(&self) -> CacheStats {
+        self.cache.stats()
+    }
+}
+
+fn find_kernel(snapshot: &Snapshot, kernel_id: &str) -> Result<KernelIx, Error> {
+    let (id, version) = kernel_id.rsplit_once('@').map_or((kernel_id, None), |(id, v)| (id, Some(v)));
+    let wanted = |k: &KernelDescriptor| k.id == id && version.is_none_or(|v| k.version == v);
+    snapshot.kernels().find(|(_, kernel)| wanted(kernel)).map(|(ix, _)| ix).ok_or_else(|| {
+        let nearest = nearest(id, snapshot.kernels().map(|(_, k)| k.id.as_str())).map(str::to_owned);
+        Error::UnknownKernel { id: kernel_id.to_owned(), nearest }
+    })
+}
+
+/// A kernel written for some operations behind an alias is no candidate for the others.
+fn elsewhere(snapshot: &Snapshot, kernel: KernelIx, query: &Query) -> Reason {
+    let required = &snapshot.kernel(kernel).operation;
+    let found = Catalog::get().op(query.op()).id().to_owned();
+    Reason::ConstraintFailed { constraint: format!("the operation is {required}"), found }
+}
+
+pub(crate) fn no_kernel(snapshot: &Snapshot, decision: &Decision) -> Error {
+    let op = Catalog::get().op(decision.query.op()).id();
+    let rejections: Vec<Rejection> = decision
+        .candidates
+        .iter()
+        .map(|c| Rejection { kernel_id: snapshot.kernel(c.kernel).id.clone(), reasons: c.reasons.clone() })
+        .collect();
+    if decision.query.context().capturing && rejections.iter().any(|r| r.reasons == [Reason::CudaGraphUnsafe]) {
+        return Error::CudaGraphUnsafe { op, rejections };
+    }
+    Error::NoKernel { op, rejections }
+}

@@ -1,0 +1,187 @@
+//! What one can change: kernels, backends, devices, the operator's will. Every change is a whole new state, built and
+//! checked first; when that fails nothing changes.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use lz_model::capabilities::{self, CapabilitiesError, Problem};
+use lz_model::{BackendDescriptor, DeviceSpec, GenerationTable, KernelDescriptor, Platform, PluginOrigin};
+use lz_select::{BackendState, Invalidate, MemoryState, SnapshotSpec};
+
+use crate::engine::{Draft, Engine};
+use crate::error::Error;
+use crate::executable::{DynamicKernel, Executable};
+
+impl Engine {
+    /// Changes what selection depends on. The new state is built and checked first; when that
+    /// fails nothing changes.
+    pub fn update(&self, change: impl FnOnce(&mut SnapshotSpec)) -> Result<(), Error> {
+        self.change(|draft| change(&mut draft.spec))
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Draft)) -> Result<(), Error> {
+        let mut current = self.draft.lock();
+        let mut next = current.clone();
+        change(&mut next);
+        next.epoch = current.epoch + 1;
+        let state = next.build()?;
+        self.state.store(Arc::new(state));
+        self.version.fetch_add(1, Ordering::Release);
+        *current = next;
+        Ok(())
+    }
+
+    /// Registers a kernel with its implementation. Several versions of one id may be registered;
+    /// the newest is preferred, and `id@version` names one of them.
+    pub fn register(&self, descriptor: KernelDescriptor, kernel: Arc<dyn DynamicKernel>) -> Result<(), Error> {
+        self.register_as(descriptor, Executable::Dynamic(kernel))
+    }
+
+    /// As [`Engine::register`], with anything that runs it.
+    pub fn register_as(&self, descriptor: KernelDescriptor, executable: Executable) -> Result<(), Error> {
+        self.change(|draft| {
+            let name = descriptor.backend.clone();
+            draft.spec.backends.entry(name.clone()).or_insert_with(|| BackendState {
+                descriptor: BackendDescriptor::native(name, descriptor.version.clone(), descriptor.platforms.clone()),
+                unavailable: None,
+            });
+            let key = (descriptor.id.clone(), descriptor.version.clone());
+            draft.executables.entry(key).or_insert(executable);
+            draft.spec.kernels.push(Arc::new(descriptor));
+        })
+    }
+
+    /// Gives an implementation to a kernel that so far was only described, by a document.
+    pub fn attach(&self, id: &str, version: &str, kernel: Arc<dyn DynamicKernel>) -> Result<(), Error> {
+        self.attach_all(vec![(id.to_owned(), version.to_owned(), Executable::Dynamic(kernel))])
+    }
+
+    /// As [`Engine::attach`], for many at once: id, version, and what runs it. All or none.
+    pub fn attach_all(&self, kernels: Vec<(String, String, Executable)>) -> Result<(), Error> {
+        for (id, version, _) in &kernels {
+            self.known(id, version)?;
+        }
+        self.change(|draft| {
+            draft.executables.extend(kernels.into_iter().map(|(id, version, e)| ((id, version), e)));
+        })
+    }
+
+    /// Takes over what another engine has registered and this one has not: backends, kernels, versions found.
+    pub fn adopt(&self, other: &Engine) -> Result<(), Error> {
+        let theirs = other.draft.lock().clone();
+        self.change(|draft| {
+            let known: HashSet<(String, String)> =
+                draft.spec.kernels.iter().map(|k| (k.id.clone(), k.version.clone())).collect();
+            let new = |k: &&Arc<KernelDescriptor>| !known.contains(&(k.id.clone(), k.version.clone()));
+            draft.spec.kernels.extend(theirs.spec.kernels.iter().filter(new).cloned());
+            for (name, state) in theirs.spec.backends {
+                draft.spec.backends.entry(name).or_insert(state);
+            }
+            for (library, version) in theirs.spec.versions {
+                draft.spec.versions.entry(library).or_insert(version);
+            }
+            for (key, executable) in theirs.executables {
+                draft.executables.entry(key).or_insert(executable);
+            }
+        })
+    }
+
+    fn known(&self, id: &str, version: &str) -> Result<(), Error> {
+        let known = self.with_snapshot(|s| s.kernels().any(|(_, k)| k.id == id && k.version == version));
+        if known { Ok(()) } else { Err(Error::UnknownKernel { id: format!("{id}@{version}"), nearest: None }) }
+    }
+
+    /// Removes one version of a kernel. Calls under way finish with it.
+    pub fn unregister(&self, id: &str, version: &str) -> Result<(), Error> {
+        self.known(id, version)?;
+        self.change(|draft| {
+            draft.spec.kernels.retain(|k| k.id != id || k.version != version);
+            draft.executables.remove(&(id.to_owned(), version.to_owned()));
+        })
+    }
+
+    /// Loads a backend's capabilities document. Its kernels can be selected; they run once
+    /// implementations are attached. A document that is refused leaves the backend known and
+    /// disabled, with its reason. Loading a document again replaces what it said before.
+    pub fn load_capabilities(&self, name: &str, text: &str) -> Result<(), Error> {
+        let read = capabilities::read(text);
+        let backend = read.as_ref().map_or(name, |document| document.backend.name.as_str()).to_owned();
+        // Code that is registered stays registered, whatever a file calls itself.
+        let taken = self.with_snapshot(|s| s.spec().backends.get(&backend).is_some_and(|b| b.descriptor.is_code()));
+        if taken {
+            let message = format!("'{backend}' is a backend made of code; name the document's backend otherwise");
+            let error = CapabilitiesError::Problems(vec![Problem { path: "/backend".into(), message }]);
+            return Err(Error::Capabilities { backend, error });
+        }
+        match read {
+            Ok(document) => self.change(|draft| {
+                let spec = &mut draft.spec;
+                // What a refused document left under the name it was loaded by.
+                if spec.backends.get(name).is_some_and(|b| b.unavailable.is_some() && b.descriptor.version == "unknown")
+                {
+                    spec.backends.remove(name);
+                }
+                spec.kernels.retain(|kernel| kernel.backend != backend);
+                spec.kernels.extend(document.kernels.into_iter().map(Arc::new));
+                if !document.generations.is_empty() {
+                    let table = GenerationTable::builtin().overlaid(document.generations);
+                    spec.devices.iter_mut().for_each(|device| *device = device.clone().completed(&table));
+                }
+                spec.backend(document.backend);
+            }),
+            Err(error) => {
+                let reason = error.reason(name);
+                self.change(|draft| {
+                    let mut descriptor = BackendDescriptor::native(name, "unknown", Vec::new());
+                    descriptor.origin = PluginOrigin::EntryPoint;
+                    draft.spec.kernels.retain(|kernel| kernel.backend != name);
+                    draft.spec.backends.insert(name.to_owned(), BackendState { descriptor, unavailable: Some(reason) });
+                })?;
+                Err(Error::Capabilities { backend: name.to_owned(), error })
+            }
+        }
+    }
+
+    /// Looks for GPUs, for an engine that was told to begin with the CPU alone. Gives how many devices there are now.
+    pub fn detect_accelerators(&self) -> Result<usize, Error> {
+        let known = self.devices().len();
+        let found = lz_hardware::detect().devices;
+        if found.len() > known {
+            self.update(|spec| {
+                spec.devices.extend(found.into_iter().skip(known));
+                spec.memory = spec.devices.iter().map(probe_memory).collect();
+            })?;
+        }
+        Ok(self.devices().len())
+    }
+
+    /// Looks at the memory of every device again: what workspaces may take follows it.
+    pub fn refresh_memory(&self) -> Result<(), Error> {
+        self.update(|spec| spec.memory = spec.devices.iter().map(probe_memory).collect())
+    }
+
+    /// Forgets cached decisions.
+    pub fn invalidate(&self, what: &Invalidate) {
+        self.cache.invalidate(what);
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
+    /// Forgets cached decisions that would run a backend's kernels.
+    pub fn invalidate_backend(&self, backend: &str) {
+        let kernels =
+            self.with_snapshot(|s| s.kernels().filter(|(_, k)| k.backend == backend).map(|(ix, _)| ix).collect());
+        self.invalidate(&Invalidate::Kernels(kernels));
+    }
+}
+
+/// Free memory of a device of this machine. Fragmentation is not visible from here, so the largest
+/// block is taken to be all that is free.
+pub(crate) fn probe_memory(device: &DeviceSpec) -> Option<MemoryState> {
+    let memory = match device.platform {
+        Platform::Cpu => lz_hardware::cpu_memory(),
+        _ => lz_hardware::cuda_memory(device.uuid.as_deref()?),
+    }?;
+    let free = i64::try_from(memory.free).unwrap_or(i64::MAX);
+    Some(MemoryState { free, largest_block: free })
+}
