@@ -3,26 +3,34 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
-# Builds are shared between clones, one directory per lockfile.
+# Builds and the Python environment are shared between clones, one directory per lockfile.
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/layerzero
 export CARGO_TARGET_DIR ?= $(CACHE)/target-$(shell sha256sum Cargo.lock | cut -c1-16)
-# The Python environment; only the test data's generator and the linters need one.
-LZ_VENV ?= .venv
+LZ_VENV ?= $(CACHE)/venv-$(shell sha256sum requirements-dev.txt | cut -c1-16)
 PYTHON := $(LZ_VENV)/bin/python
-VENV_READY := $(LZ_VENV)/.ready-$(shell sha256sum requirements-dev.txt | cut -c1-16)
+UV := uv==0.13.7
+
+# The package is used from the tree: the native module is built into it.
+export PYTHONPATH := $(CURDIR)/python
+PROFILE ?= dev
+BUILT := $(CARGO_TARGET_DIR)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/lib_native.so
+NATIVE := python/layerzero/_native.abi3.so
+# What ruff and mypy look at.
+SOURCES := testdata python tests examples bench
 
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 
-.PHONY: help demo test bench check loom venv fmt schemas testdata clean
+.PHONY: help demo test test-rust test-python bench check loom venv develop wheel stubs fmt schemas testdata lock clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo: ## detect, list, select, explain, run
-	@cargo build --quiet -p lz-cli
-	@bash scripts/demo.sh "$(CARGO_TARGET_DIR)/debug/layerzero"
+demo: develop ## a call from Python, which kernel ran, and why
+	@$(PYTHON) examples/quickstart.py
 
-test: venv ## every test
+test: test-rust test-python ## every test
+
+test-rust: venv ## the Rust tests, the models of the atomics, the test data
 ifeq ($(NEXTEST),yes)
 	cargo nextest run --workspace
 else
@@ -32,13 +40,17 @@ endif
 	$(MAKE) --no-print-directory loom
 	$(PYTHON) testdata/generate.py --check
 
+test-python: develop ## the Python tests
+	$(PYTHON) -m pytest tests
+
 loom: ## models of the hand-written atomics
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/loom" \
 	  cargo test --manifest-path crates/lz-select/loom/Cargo.toml --test models
 
-bench: ## what selection costs here
-	cargo build --release -p lz-cli
-	"$(CARGO_TARGET_DIR)/release/layerzero" bench select
+bench: ## what a call and a selection cost here
+	@$(MAKE) --no-print-directory develop PROFILE=release
+	$(PYTHON) -m layerzero bench select
+	$(PYTHON) -m layerzero bench overhead
 
 check: venv ## everything the gate wants: format, lints, tests, licences, generated files
 	cargo fmt --all --check
@@ -47,21 +59,31 @@ check: venv ## everything the gate wants: format, lints, tests, licences, genera
 	$(MAKE) --no-print-directory test
 	cargo run --quiet -p lz-cli -- schema capabilities --check schemas/capabilities-1.0.schema.json
 	cargo run --quiet -p lz-cli -- schema device --check schemas/device.schema.json
-	$(PYTHON) -m ruff check testdata && $(PYTHON) -m ruff format --check testdata
-	$(PYTHON) -m mypy testdata
+	$(PYTHON) -m ruff check $(SOURCES) && $(PYTHON) -m ruff format --check $(SOURCES)
+	$(PYTHON) -m mypy testdata python/layerzero
 	cargo deny --version >/dev/null 2>&1 || cargo install --locked --quiet cargo-deny
 	cargo deny check --hide-inclusion-graph bans licenses sources
 
-venv: $(VENV_READY)
+# A half-made environment is never taken for a whole one, and two clones may make it at the same time.
+venv: $(LZ_VENV)/.ready
+$(LZ_VENV)/.ready:
+	mkdir -p "$(dir $(LZ_VENV))"
+	flock "$(LZ_VENV).lock" bash scripts/venv.sh "$(LZ_VENV)" "$(UV)"
+	@ln -sfn "$(LZ_VENV)" .venv
 
-$(VENV_READY): requirements-dev.txt
-	python3 -m venv "$(LZ_VENV)"
-	"$(LZ_VENV)/bin/pip" install --quiet --disable-pip-version-check -r requirements-dev.txt
-	rm -f "$(LZ_VENV)"/.ready-* && touch "$@"
+develop: venv ## build the native module into the package (PROFILE=release for speed)
+	cargo build --quiet --profile $(PROFILE) -p lz-python
+	@cmp -s "$(BUILT)" $(NATIVE) || (cp "$(BUILT)" $(NATIVE).new && mv $(NATIVE).new $(NATIVE))
+
+wheel: venv ## build the wheel into dist/
+	$(LZ_VENV)/bin/maturin build --release --interpreter $(PYTHON) --out dist
+
+stubs: develop ## write the type stubs of the native module
+	$(PYTHON) scripts/stubs.py
 
 fmt: venv ## format everything
 	cargo fmt --all
-	$(PYTHON) -m ruff format testdata
+	$(PYTHON) -m ruff format $(SOURCES)
 
 schemas: ## write the generated JSON Schemas
 	cargo run --quiet -p lz-cli -- schema capabilities > schemas/capabilities-1.0.schema.json
@@ -70,5 +92,8 @@ schemas: ## write the generated JSON Schemas
 testdata: venv ## write the expected results of every operation
 	$(PYTHON) testdata/generate.py
 
+lock: venv ## pin what requirements-dev.in asks for
+	$(LZ_VENV)/bin/uv pip compile --python $(PYTHON) --no-header --no-annotate requirements-dev.in -o requirements-dev.txt
+
 clean: ## remove this clone's build outputs
-	rm -rf target .venv
+	rm -rf target .venv dist $(NATIVE)

@@ -1,0 +1,27 @@
+//! The engine of this process.
+
+use std::sync::OnceLock;
+
+use layerzero::{Engine, Warning};
+use pyo3::prelude::*;
+
+static ENGINE: OnceLock<Engine> = OnceLock::new();
+
+/// The engine. It begins with the CPU alone: looking for GPUs initialises their driver, which a process that forks
+/// workers must not do. The first CUDA tensor, or `doctor`, looks.
+#[inline]
+pub fn engine() -> &'static Engine {
+    ENGINE.get_or_init(|| Engine::builder().cpu_only().on_warning(warn).build())
+}
+
+/// Hands a warning to Python's `warnings`.
+fn warn(warning: &Warning) {
+    let text = warning.to_string();
+    Python::attach(|py| {
+        let given = py.import("layerzero.errors").and_then(|errors| errors.call_method1("warn", (text,)));
+        if let Err(error) = given {
+            // Under `-W error` a warning is an exception, and there is no call here it could end.
+            error.write_unraisable(py, None);
+        }
+    });
+}

@@ -1,0 +1,513 @@
+//! The functions people call, and their straight path: arguments → words → memo → kernel, one native call, nothing
+//! allocated.
+//!
+//! Whatever is not straight (a first call, a tensor subclass, autocast, tracing, numpy arrays, `out=`, a kernel
+//! that fails) goes to [`crate::slow`], which may take its time.
+
+use std::cell::UnsafeCell;
+use std::ffi::{CStr, CString};
+use std::mem::MaybeUninit;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::sync::OnceLock;
+
+use layerzero::Memo;
+use layerzero::model::{ArgumentKind, Catalog, Signature, Special};
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi::{self, PyObject};
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use crate::engine::engine;
+use crate::exchange::DlTensor;
+use crate::route::Route;
+use crate::torch::Torch;
+use crate::{docs, error, slow};
+
+/// Most arguments a function has.
+pub const MAX_ARGUMENTS: usize = 16;
+/// Most words a call is described by; longer ones are not remembered.
+const MAX_WORDS: usize = 160;
+/// Places of the memo.
+const PLACES: usize = 1024;
+
+/// The arguments of a call in the function's order, borrowed from the caller; null where not given.
+pub type Slots = [*mut PyObject; MAX_ARGUMENTS];
+
+/// A function, ready to be called.
+pub struct Front {
+    /// Its place in the list.
+    pub index: usize,
+    /// Its signature.
+    pub signature: &'static Signature,
+    /// The names of its arguments, interned.
+    names: Vec<Py<PyString>>,
+    /// How many arguments may be given by position.
+    positional: usize,
+    /// What a kernel is given for an argument the caller left out.
+    pub defaults: Vec<Py<PyAny>>,
+    /// The places of its tensors.
+    pub tensors: Vec<usize>,
+    /// The places of what else decides.
+    scalars: Vec<usize>,
+    /// A call with one of these takes the slow path.
+    careful: Vec<usize>,
+}
+
+static FRONTS: OnceLock<Vec<Front>> = OnceLock::new();
+
+/// What was decided, by the words of the call.
+struct Remembered(UnsafeCell<Option<Memo<Route>>>);
+
+// SAFETY: only touched while holding the interpreter lock (abi3 modules do not load into interpreters without one), and
+// never across a call back into Python.
+unsafe impl Sync for Remembered {}
+
+static MEMO: Remembered = Remembered(UnsafeCell::new(None));
+
+impl Front {
+    fn new(py: Python<'_>, index: usize, signature: &'static Signature) -> Front {
+        let arguments = &signature.arguments;
+        assert!(arguments.len() <= MAX_ARGUMENTS, "{} has too many arguments", signature.function.name);
+        let places = |wanted: &dyn Fn(&ArgumentKind) -> bool| -> Vec<usize> {
+            (0..arguments.len()).filter(|&i| wanted(&arguments[i].kind)).collect()
+        };
+        let careful = |kind: &ArgumentKind| {
+            matches!(kind, ArgumentKind::Special(Special::Out | Special::Generator | Special::NormalizedShape))
+        };
+        Front {
+            index,
+            signature,
+            names: arguments.iter().map(|a| PyString::intern(py, a.name).unbind()).collect(),
+            defaults: arguments.iter().map(|a| docs::default_object(py, a)).collect(),
+            positional: arguments.iter().filter(|a| !a.keyword_only).count(),
+            tensors: places(&|kind| matches!(kind, ArgumentKind::Input(_))),
+            scalars: (0..arguments.len())
+                .filter(|&i| !matches!(arguments[i].kind, ArgumentKind::Input(_)) && arguments[i].decides())
+                .filter(|&i| !careful(&arguments[i].kind))
+                .collect(),
+            careful: places(&careful),
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &'static str {
+        self.signature.function.name
+    }
+
+    /// The place of an argument of the front door's own.
+    pub fn special(&self, wanted: Special) -> Option<usize> {
+        let is_it = |kind: &ArgumentKind| matches!(kind, ArgumentKind::Special(s) if *s == wanted);
+        self.signature.arguments.iter().position(|a| is_it(&a.kind))
+    }
+
+    /// Every function.
+    pub fn all(py: Python<'_>) -> &'static [Front] {
+        FRONTS.get_or_init(|| Signature::all().iter().enumerate().map(|(i, s)| Front::new(py, i, s)).collect())
+    }
+
+    /// The function behind any name: its own, or that of an operation or alias it serves.
+    pub fn find(py: Python<'_>, name: &str) -> PyResult<&'static Front> {
+        if let Some(signature) = Signature::find(name) {
+            return Ok(&Front::all(py)[position(signature)]);
+        }
+        Err(match Catalog::get().find(name) {
+            Err(unknown) => error::call(py, &unknown),
+            Ok(_) => PyTypeError::new_err(format!("'{name}' works on text, not on tensors; it has no tensor function")),
+        })
+    }
+
+    /// Puts arguments into the function's order, or says which does not fit.
+    ///
+    /// # Safety
+    /// `args` points to `count` positional values followed by one per name in `names`, a tuple or null.
+    #[inline]
+    unsafe fn parse(
+        &self,
+        args: *const *mut PyObject,
+        count: usize,
+        names: *mut PyObject,
+        slots: &mut Slots,
+    ) -> Result<(), Misfit> {
+        if count > self.positional {
+            return Err(Misfit::TooMany(count));
+        }
+        // SAFETY: `count` values are there, and no more than there are slots.
+        unsafe { ptr::copy_nonoverlapping(args, slots.as_mut_ptr(), count) };
+        if names.is_null() {
+            return Ok(());
+        }
+        // SAFETY: `names` is a tuple of strings, and a value follows for each.
+        unsafe {
+            for i in 0..ffi::PyTuple_Size(names) {
+                let name = ffi::PyTuple_GetItem(names, i);
+                let at = self.place(name).ok_or(Misfit::Unknown(name))?;
+                if !slots[at].is_null() {
+                    return Err(Misfit::Twice(at));
+                }
+                slots[at] = *args.add(count + i as usize);
+            }
+        }
+        Ok(())
+    }
+
+    /// The place of an argument: names are interned almost always, so that comparing addresses finds them.
+    #[inline]
+    fn place(&self, name: *mut PyObject) -> Option<usize> {
+        let same = |own: &Py<PyString>| ptr::eq(own.as_ptr(), name);
+        // SAFETY: both are live strings.
+        let equal = |own: &Py<PyString>| unsafe { ffi::PyUnicode_Compare(own.as_ptr(), name) == 0 };
+        self.names.iter().position(same).or_else(|| self.names.iter().position(equal))
+    }
+
+    fn misfit(&self, py: Python<'_>, misfit: &Misfit) -> PyErr {
+        let name = self.name();
+        let text = match misfit {
+            Misfit::TooMany(count) => {
+                let most = self.positional;
+                format!("{name}() takes at most {most} positional arguments, {count} were given; see help(lz.{name})")
+            }
+            Misfit::Twice(at) => format!("{name}() got '{}' twice", self.signature.arguments[*at].name),
+            Misfit::Unknown(given) => {
+                // SAFETY: the name is a live string the caller holds.
+                let given = unsafe { Bound::from_borrowed_ptr(py, *given) }.to_string();
+                let known = self.signature.arguments.iter().map(|a| a.name);
+                let nearest = layerzero::model::nearest(&given, known);
+                format!("{name}() has no argument '{given}'{}", layerzero::model::did_you_mean(&nearest))
+            }
+        };
+        error::argument(py, "BAD_ARGUMENTS", &text, "see its signature with help()")
+    }
+
+    /// As [`Front::parse`], from Python's own containers. The slots borrow from them.
+    pub fn parse_bound(
+        &self,
+        args: &[Bound<'_, PyAny>],
+        kwargs: &[(Bound<'_, PyAny>, Bound<'_, PyAny>)],
+        py: Python<'_>,
+    ) -> PyResult<Slots> {
+        let mut slots: Slots = [ptr::null_mut(); MAX_ARGUMENTS];
+        if args.len() > self.positional {
+            return Err(self.misfit(py, &Misfit::TooMany(args.len())));
+        }
+        for (slot, value) in slots.iter_mut().zip(args) {
+            *slot = value.as_ptr();
+        }
+        for (name, value) in kwargs {
+            let at = self.place(name.as_ptr()).ok_or_else(|| self.misfit(py, &Misfit::Unknown(name.as_ptr())))?;
+            if !slots[at].is_null() {
+                return Err(self.misfit(py, &Misfit::Twice(at)));
+            }
+            slots[at] = value.as_ptr();
+        }
+        Ok(slots)
+    }
+
+    /// Describes a call by words, if all of it is plain. `false` sends it to the slow path.
+    ///
+    /// # Safety
+    /// The slots hold live objects, and this thread holds the interpreter.
+    #[inline]
+    unsafe fn describe(&self, slots: &Slots, words: &mut Words) -> bool {
+        let Some((torch, borrow)) = Torch::known().and_then(|t| Some((t, t.borrow?))) else { return false };
+        let surroundings = torch.surroundings();
+        if surroundings.special {
+            return false;
+        }
+        // SAFETY: slots hold live objects.
+        let given = |at: usize| !slots[at].is_null() && slots[at] != unsafe { ffi::Py_None() };
+        if self.careful.iter().any(|&at| given(at)) {
+            return false;
+        }
+        words.push(self.index as u64 | u64::from(surroundings.deterministic) << 32);
+        for &at in &self.tensors {
+            if !given(at) {
+                words.push(0);
+                continue;
+            }
+            if !torch.is_plain(slots[at]) {
+                return false;
+            }
+            let mut tensor = DlTensor::EMPTY;
+            // SAFETY: a plain tensor, and a struct to fill.
+            if unsafe { borrow(slots[at], &mut tensor) } != 0 {
+                // SAFETY: the failed call has set an exception.
+                unsafe { ffi::PyErr_Clear() };
+                return false;
+            }
+            // SAFETY: the object is a live tensor.
+            let wants_grad = surroundings.grad && unsafe { torch.wants_grad(slots[at]) };
+            // SAFETY: just filled, and its tensor is alive.
+            unsafe { words.tensor(&tensor, wants_grad) };
+        }
+        for &at in &self.scalars {
+            // SAFETY: slots hold live objects or null.
+            if !unsafe { words.scalar(slots[at]) } {
+                return false;
+            }
+        }
+        !words.overflowed
+    }
+}
+
+fn position(signature: &Signature) -> usize {
+    Signature::all().iter().position(|s| ptr::eq(s, signature)).unwrap_or(0)
+}
+
+/// Why arguments do not fit.
+enum Misfit {
+    TooMany(usize),
+    Unknown(*mut PyObject),
+    Twice(usize),
+}
+
+/// All that can influence a decision, on the stack.
+pub struct Words {
+    words: [MaybeUninit<u64>; MAX_WORDS],
+    len: usize,
+    overflowed: bool,
+}
+
+impl Words {
+    fn new() -> Words {
+        Words { words: [const { MaybeUninit::uninit() }; MAX_WORDS], len: 0, overflowed: false }
+    }
+
+    fn as_slice(&self) -> &[u64] {
+        // SAFETY: `push` wrote the first `len` of them.
+        unsafe { self.words[..self.len].assume_init_ref() }
+    }
+
+    #[inline]
+    fn push(&mut self, word: u64) {
+        match self.words.get_mut(self.len) {
+            Some(place) => {
+                place.write(word);
+                self.len += 1;
+            }
+            None => self.overflowed = true,
+        }
+    }
+
+    /// # Safety
+    /// The struct was filled and its tensor is alive.
+    #[inline]
+    unsafe fn tensor(&mut self, tensor: &DlTensor, wants_grad: bool) {
+        let aligned = (tensor.start() as usize).is_multiple_of(16);
+        // Never zero, so that it differs from an absent tensor's word.
+        let header = 1u64
+            | u64::from(aligned) << 1
+            | u64::from(wants_grad) << 2
+            | u64::from(tensor.strides.is_null()) << 3
+            | u64::from(tensor.lanes == 1) << 4
+            | u64::from(tensor.code) << 8
+            | u64::from(tensor.bits) << 16
+            | (tensor.ndim as u64 & 0xff) << 24
+            | (tensor.device_type as u64 & 0xff) << 32
+            | (tensor.device_id as u64 & 0xffff) << 40;
+        self.push(header);
+        // SAFETY: the contract above.
+        let (shape, strides) = unsafe { (tensor.shape(), tensor.strides()) };
+        shape.iter().for_each(|&n| self.push(n as u64));
+        strides.unwrap_or(&[]).iter().for_each(|&n| self.push(n as u64));
+    }
+
+    /// A truth value, number, short string, or pair of integers. `false` for anything else.
+    ///
+    /// # Safety
+    /// A live object or null.
+    #[inline]
+    unsafe fn scalar(&mut self, object: *mut PyObject) -> bool {
+        // SAFETY: each check reads the object's type, each reading follows its check.
+        unsafe {
+            if object.is_null() || object == ffi::Py_None() {
+                self.push(0);
+            } else if object == ffi::Py_True() || object == ffi::Py_False() {
+                self.push(1 | u64::from(object == ffi::Py_True()) << 8);
+            } else if ffi::PyFloat_CheckExact(object) != 0 {
+                self.push(2);
+                self.push(ffi::PyFloat_AsDouble(object).to_bits());
+            } else if ffi::PyLong_CheckExact(object) != 0 {
+                return self.integer(object);
+            } else if ffi::PyUnicode_CheckExact(object) != 0 {
+                return self.text(object);
+            } else if ffi::PyTuple_CheckExact(object) != 0 {
+                let count = ffi::PyTuple_Size(object);
+                self.push(5 | (count as u64) << 8);
+                let integer = |i| {
+                    let item = ffi::PyTuple_GetItem(object, i);
+                    ffi::PyLong_CheckExact(item) != 0 && self.integer(item)
+                };
+                return count <= 4 && (0..count).all(integer);
+            } else {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// # Safety
+    /// A live integer.
+    unsafe fn integer(&mut self, object: *mut PyObject) -> bool {
+        // SAFETY: an integer; one that does not fit sets an exception, cleared here.
+        let value = unsafe { ffi::PyLong_AsLongLong(object) };
+        // SAFETY: as above.
+        if value == -1 && !unsafe { ffi::PyErr_Occurred() }.is_null() {
+            // SAFETY: as above.
+            unsafe { ffi::PyErr_Clear() };
+            return false;
+        }
+        self.push(3);
+        self.push(value as u64);
+        true
+    }
+
+    /// # Safety
+    /// A live string.
+    unsafe fn text(&mut self, object: *mut PyObject) -> bool {
+        let mut size = 0;
+        // SAFETY: a string; its bytes live as long as it does.
+        let bytes = unsafe { ffi::PyUnicode_AsUTF8AndSize(object, &mut size) };
+        if bytes.is_null() || size > 16 {
+            // SAFETY: clears the exception of a string that is no UTF-8, if any.
+            unsafe { ffi::PyErr_Clear() };
+            return false;
+        }
+        let mut padded = [0u8; 16];
+        // SAFETY: `size` bytes are there, at most 16.
+        unsafe { ptr::copy_nonoverlapping(bytes.cast::<u8>(), padded.as_mut_ptr(), size as usize) };
+        self.push(4 | (size as u64) << 8);
+        padded.chunks_exact(8).for_each(|c| self.push(u64::from_le_bytes(c.try_into().unwrap_or_default())));
+        true
+    }
+}
+
+/// Remembers what was decided for a call.
+pub fn remember(_py: Python<'_>, version: u64, words: &Words, route: &Route) {
+    // SAFETY: the token proves that this thread holds the interpreter, see `Remembered`; nothing runs Python code before
+    // the reference ends. What is displaced is dropped after, since dropping a kernel may run some.
+    let displaced = unsafe {
+        let memo = (*MEMO.0.get()).get_or_insert_with(|| Memo::new(PLACES));
+        memo.keep(version, words.as_slice(), route.share())
+    };
+    drop(displaced);
+}
+
+/// How many calls are remembered.
+pub fn remembered(_py: Python<'_>) -> usize {
+    // SAFETY: the token proves that this thread holds the interpreter; nothing runs Python code meanwhile.
+    unsafe { (*MEMO.0.get()).as_ref().map_or(0, Memo::len) }
+}
+
+/// One function's entry point: a C function per place in the list.
+unsafe extern "C" fn entry<const INDEX: usize>(
+    _module: *mut PyObject,
+    args: *const *mut PyObject,
+    count: ffi::Py_ssize_t,
+    names: *mut PyObject,
+) -> *mut PyObject {
+    let run = || {
+        // SAFETY: the interpreter calls with itself held, and with arguments as the protocol says.
+        unsafe { call(&FRONTS.get().expect("made with the functions")[INDEX], args, count as usize, names) }
+    };
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        Python::attach(|py| error::internal(py, &*panic).restore(py));
+        ptr::null_mut()
+    })
+}
+
+/// # Safety
+/// As [`Front::parse`], holding the interpreter.
+#[inline]
+unsafe fn call(front: &'static Front, args: *const *mut PyObject, count: usize, names: *mut PyObject) -> *mut PyObject {
+    let mut slots: Slots = [ptr::null_mut(); MAX_ARGUMENTS];
+    // SAFETY: passed on.
+    if let Err(misfit) = unsafe { front.parse(args, count, names, &mut slots) } {
+        Python::attach(|py| front.misfit(py, &misfit).restore(py));
+        return ptr::null_mut();
+    }
+    // SAFETY: the caller holds the arguments.
+    unsafe { run(front, &slots, true) }
+}
+
+/// Runs a call whose arguments are in order. `outside`: what surrounds it counts; the torch operators, which are called
+/// from inside, have seen to that.
+///
+/// # Safety
+/// The slots hold live objects or null, and this thread holds the interpreter.
+#[inline]
+pub unsafe fn run(front: &'static Front, slots: &Slots, outside: bool) -> *mut PyObject {
+    let mut words = Words::new();
+    let version = engine().version();
+    // SAFETY: the contract above.
+    let described = unsafe { front.describe(slots, &mut words) };
+    let (mut known, mut failed) = (None, false);
+    if described {
+        // SAFETY: see `Remembered`: the references end before anything is called.
+        let straight = unsafe {
+            let route = (*MEMO.0.get()).as_ref().and_then(|memo| memo.find(version, words.as_slice()));
+            let straight = route.and_then(|route| route.straight(slots));
+            if straight.is_none() {
+                known = route.map(Route::share);
+            }
+            straight
+        };
+        if let Some(prepared) = straight {
+            // SAFETY: the slots are live.
+            let result = unsafe { prepared.call() };
+            if !result.is_null() {
+                return result;
+            }
+            failed = true;
+        }
+    }
+    Python::attach(|py| {
+        let request = slow::Request {
+            front,
+            slots,
+            outside,
+            words: described.then_some((version, &words)),
+            known,
+            failed: failed.then(|| PyErr::fetch(py)),
+        };
+        match request.serve(py) {
+            Ok(result) => result.into_ptr(),
+            Err(error) => {
+                error.restore(py);
+                ptr::null_mut()
+            }
+        }
+    })
+}
+
+macro_rules! entries {
+    ($($index:literal)+) => { [$(entry::<$index> as ffi::PyCFunctionFastWithKeywords),+] };
+}
+
+/// Entry points for as many functions as there may be.
+static ENTRIES: [ffi::PyCFunctionFastWithKeywords; 32] =
+    entries!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31);
+
+/// Adds every function to the module.
+pub fn add_functions(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let package = PyString::intern(py, "layerzero");
+    for (front, entry) in Front::all(py).iter().zip(ENTRIES) {
+        let name = leak(front.name());
+        let method = Box::leak(Box::new(ffi::PyMethodDef {
+            ml_name: name.as_ptr(),
+            ml_meth: ffi::PyMethodDefPointer { PyCFunctionFastWithKeywords: entry },
+            ml_flags: ffi::METH_FASTCALL | ffi::METH_KEYWORDS,
+            ml_doc: leak(&docs::docstring(front.signature)).as_ptr(),
+        }));
+        // SAFETY: the definition and its strings live for ever; the result is a new reference or an exception.
+        let function = unsafe {
+            Bound::from_owned_ptr_or_err(py, ffi::PyCFunction_NewEx(method, ptr::null_mut(), package.as_ptr()))?
+        };
+        module.add(front.name(), function)?;
+    }
+    Ok(())
+}
+
+fn leak(text: &str) -> &'static CStr {
+    Box::leak(CString::new(text).expect("no name or docstring holds a zero byte").into_boxed_c_str())
+}

@@ -1,0 +1,155 @@
+//! Kernels on host memory: Rust functions on the memory of torch tensors and numpy arrays.
+
+use layerzero::Executable;
+use layerzero::model::schema::Output;
+use layerzero::model::{KernelArgs, KernelError, OutputSpec, Tensor, TensorView, TensorViewMut};
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+use crate::error;
+use crate::slow::Job;
+use crate::tensors::{Meta, storage};
+use crate::torch::Torch;
+
+/// Runs a native kernel on the tensors of a call, without holding the interpreter.
+pub fn run<'py>(job: &Job<'_, 'py>, executable: &Executable) -> PyResult<Bound<'py, PyAny>> {
+    let (py, op) = (job.py, job.route.op);
+    let schema = op.schema();
+    let mut metas: Vec<Option<&Meta>> = vec![None; schema.inputs.len()];
+    for (at, meta) in &job.arguments.metas {
+        if let Some(index) = op.input_index(job.front.signature.arguments[*at].name) {
+            metas[index] = Some(meta);
+        }
+    }
+    for (meta, input) in metas.iter().zip(schema.inputs) {
+        let empty = |meta: &Meta| meta.shape.contains(&0);
+        if meta.is_some_and(|meta| meta.data.is_null() && !empty(meta)) {
+            let text = format!("{}: the memory of '{}' cannot be read from the host", job.front.name(), input.name);
+            return Err(error::unsupported(py, &text, "pass a tensor on the CPU"));
+        }
+    }
+    let fresh: Vec<(Bound<'py, PyAny>, Meta)> =
+        job.expected.iter().map(|spec| allocate(job, spec)).collect::<PyResult<_>>()?;
+    let updated = |index: usize| {
+        schema.outputs.iter().any(|o| matches!(o, Output::Updates(n) if op.input_index(n) == Some(index)))
+    };
+    let written: Vec<(*mut u8, usize)> = fresh
+        .iter()
+        .map(|(_, meta)| meta.bytes())
+        .chain((0..metas.len()).filter(|&i| updated(i)).filter_map(|i| metas[i].map(Meta::bytes)))
+        .collect();
+    // What is read must not be what is written; a tensor that overlaps is copied first.
+    let overlaps = |meta: &Meta| {
+        let (start, count) = meta.bytes();
+        written.iter().any(|&(other, size)| {
+            count > 0
+                && size > 0
+                && (start as usize) < other as usize + size
+                && (other as usize) < start as usize + count
+        })
+    };
+    let mut copies: Vec<Tensor> = Vec::new();
+    for (i, meta) in metas.iter().enumerate() {
+        if let Some(meta) = meta.filter(|meta| !updated(i) && overlaps(meta)) {
+            // SAFETY: the caller holds the tensor, and nothing writes it during the copy.
+            copies.push(unsafe { meta.view()? }.to_tensor());
+        }
+    }
+    let mut copied = copies.iter();
+    let mut inputs: Vec<Option<TensorView<'_>>> = Vec::new();
+    for (i, meta) in metas.iter().enumerate() {
+        inputs.push(match meta {
+            None => None,
+            Some(_) if updated(i) => None,
+            Some(meta) if overlaps(meta) => copied.next().map(Tensor::view),
+            // SAFETY: the caller holds the tensor for the whole call and it overlaps nothing this call writes. Another
+            // thread that writes it meanwhile races with the caller's own read, as with any torch kernel.
+            Some(meta) => Some(unsafe { meta.view()? }),
+        });
+    }
+    let mut next = fresh.iter();
+    let mut outputs: Vec<TensorViewMut<'_>> = Vec::new();
+    for output in schema.outputs {
+        let meta = match output {
+            Output::Fresh { .. } => next.next().map(|(_, meta)| meta),
+            Output::Updates(name) => op.input_index(name).and_then(|i| metas[i]),
+        };
+        let meta = meta.ok_or_else(|| PyRuntimeError::new_err(format!("no memory for '{}'", output.name())))?;
+        // SAFETY: new memory of this call's, or a tensor the caller gave to be updated; no two outputs are the same
+        // unless the caller gave one tensor twice, which `distinct` refuses.
+        outputs.push(unsafe { meta.view_mut()? });
+    }
+    distinct(job, &outputs)?;
+    let args = &mut KernelArgs { query: &job.route.query, inputs: &inputs, params: &job.params, outputs: &mut outputs };
+    let result = py.detach(|| executable.run(args));
+    result.map_err(|e| kernel_error(py, job.front.name(), &e))?;
+    Ok(match fresh.len() {
+        0 => py.None().into_bound(py),
+        1 => fresh.into_iter().next().map_or_else(|| py.None().into_bound(py), |(object, _)| object),
+        _ => PyTuple::new(py, fresh.into_iter().map(|(object, _)| object))?.into_any(),
+    })
+}
+
+/// Two tensors to be written must not share memory.
+fn distinct(job: &Job<'_, '_>, outputs: &[TensorViewMut<'_>]) -> PyResult<()> {
+    let ranges: Vec<(usize, usize)> = outputs.iter().map(TensorViewMut::address_range).collect();
+    for (i, a) in ranges.iter().enumerate() {
+        if ranges[..i].iter().any(|b| a.0 < b.1 && b.0 < a.1) {
+            let text = format!("{}: two of the tensors to be updated share memory", job.front.name());
+            return Err(error::invalid(job.py, "SHARED_MEMORY", &text, "pass tensors of their own"));
+        }
+    }
+    Ok(())
+}
+
+fn kernel_error(py: Python<'_>, function: &str, failure: &KernelError) -> PyErr {
+    match failure {
+        KernelError::BadData { .. } => error::invalid(
+            py,
+            "BAD_DATA",
+            &format!("{function}: {failure}"),
+            "correct the data; no kernel can serve it",
+        ),
+        KernelError::OutOfMemory(_) => PyMemoryError::new_err(failure.to_string()),
+        KernelError::Failed(_) => PyRuntimeError::new_err(failure.to_string()),
+    }
+}
+
+/// A new tensor for a result: torch's where torch is in use, else numpy's.
+fn allocate<'py>(job: &Job<'_, 'py>, spec: &OutputSpec) -> PyResult<(Bound<'py, PyAny>, Meta)> {
+    let py = job.py;
+    let (dtype, per_byte) = storage(spec.dtype);
+    let mut shape = spec.shape.to_vec();
+    if per_byte == 2 {
+        match shape.last_mut() {
+            Some(last) if *last % 2 == 0 => *last /= 2,
+            _ => {
+                let text = format!(
+                    "{}: {} packs two values into a byte, the last size of {shape:?} is odd",
+                    job.front.name(),
+                    spec.dtype
+                );
+                return Err(error::invalid(py, "WRONG_SHAPE", &text, "pad the last dimension to an even size"));
+            }
+        }
+    }
+    let library = if Torch::known().is_some() { "torch" } else { "numpy" };
+    let module = py.import(library)?;
+    let kwargs = PyDict::new(py);
+    kwargs.set_item("dtype", module.getattr(dtype)?)?;
+    let object = module.call_method("empty", (shape,), Some(&kwargs))?;
+    let meta = Meta::read(&object, job.front.name(), spec.name)?;
+    let meta = if per_byte == 2 { meta.unpacked(py, spec.dtype.name(), job.front.name(), spec.name)? } else { meta };
+    Ok((object, meta))
+}
+
+/// Whether torch is, or can be, imported.
+pub fn torch_is_there(py: Python<'_>) -> PyResult<bool> {
+    py.import("layerzero.loading")?.call_method0("torch_is_there")?.extract()
+}
+
+/// A seed from a generator, or from torch's default one.
+pub fn draw_seed<'py>(py: Python<'py>, generator: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
+    py.import("layerzero.arrays")?.call_method1("draw_seed", (generator,))
+}

@@ -1,0 +1,84 @@
+//! The native half of the Python package `layerzero`.
+//!
+//! It wraps the engine and decides nothing itself. [`front`] holds the functions people call and their straight
+//! path; [`slow`] is every other path; [`route`] is what was decided for a call, ready to be carried out; [`exchange`]
+//! and [`torch`] read tensors and torch's state without Python objects; [`host`] runs Rust kernels on tensors' memory;
+//! [`error`] is the one map to exceptions.
+//!
+//! `unsafe` is used to talk to the interpreter on the straight path, where PyO3's own argument parsing would cost as
+//! much as the whole call may, and to borrow tensors through DLPack.
+
+mod adapted;
+mod counted;
+
+mod docs;
+mod engine;
+mod error;
+mod exchange;
+mod front;
+mod host;
+mod inspect;
+mod params;
+mod registry;
+mod route;
+mod slow;
+mod tensors;
+mod torch;
+
+use std::io::IsTerminal;
+
+use pyo3::prelude::*;
+
+/// Runs the command line and gives its exit code. The first argument is the program's name.
+#[pyfunction]
+fn cli(py: Python<'_>, args: Vec<String>) -> i32 {
+    lz_cli::session::add_to_engines(|engine| {
+        // A command that opens an engine wants the libraries loaded; what fitted together here does so there.
+        if Python::attach(registry::ensure_loaded).is_ok() {
+            let _ = engine.adopt(crate::engine::engine());
+        }
+    });
+    py.detach(|| {
+        let (out, err) = (std::io::stdout(), std::io::stderr());
+        let terminals = lz_cli::Terminals { out: out.is_terminal(), err: err.is_terminal() };
+        lz_cli::run_on(args, &mut out.lock(), &mut err.lock(), terminals)
+    })
+}
+
+/// Every function as data.
+#[pyfunction]
+fn functions(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    docs::functions(py).map(Bound::into_any)
+}
+
+/// How many heap allocations the native side has made in this thread.
+#[pyfunction]
+fn allocations() -> u64 {
+    counted::so_far()
+}
+
+/// The native module.
+#[pymodule]
+#[pyo3(gil_used = true)]
+fn _native(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    front::add_functions(py, module)?;
+    module.add_function(wrap_pyfunction!(cli, module)?)?;
+    module.add_function(wrap_pyfunction!(functions, module)?)?;
+    module.add_function(wrap_pyfunction!(allocations, module)?)?;
+    module.add_function(wrap_pyfunction!(registry::load_backend, module)?)?;
+    module.add_function(wrap_pyfunction!(registry::register, module)?)?;
+    module.add_function(wrap_pyfunction!(registry::unregister, module)?)?;
+    module.add_function(wrap_pyfunction!(registry::disable, module)?)?;
+    module.add_function(wrap_pyfunction!(inspect::which, module)?)?;
+    module.add_function(wrap_pyfunction!(inspect::explain, module)?)?;
+    module.add_function(wrap_pyfunction!(inspect::validate, module)?)?;
+    module.add_function(wrap_pyfunction!(inspect::run_kernel, module)?)?;
+    module.add_function(wrap_pyfunction!(inspect::inner, module)?)?;
+    module.add_function(wrap_pyfunction!(inspect::list_kernels, module)?)?;
+    module.add_function(wrap_pyfunction!(inspect::backends, module)?)?;
+    module.add_function(wrap_pyfunction!(inspect::devices, module)?)?;
+    module.add_function(wrap_pyfunction!(inspect::schema, module)?)?;
+    module.add_function(wrap_pyfunction!(inspect::status, module)?)?;
+    Ok(())
+}

@@ -1,0 +1,400 @@
+//! The path of calls that are not straight: first calls, special tensors and surroundings, results that need care,
+//! kernels that fail.
+
+use layerzero::model::{ArgumentKind, Call, Catalog, Context, Layout, NamedCall, OutputSpec, ParamValue, Special};
+use layerzero::{Error, Warning};
+use pyo3::exceptions::PyException;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyTuple};
+
+use crate::engine::engine;
+use crate::front::{self, Front, Slots, Words};
+use crate::route::{Route, RouteStep, Runner};
+use crate::tensors::Meta;
+use crate::torch::Torch;
+use crate::{adapted, error, host, registry};
+
+/// The arguments of a call, read.
+pub struct Arguments {
+    /// Tensors by the function's places.
+    pub metas: Vec<(usize, Meta)>,
+    /// Scalars by name.
+    pub params: Vec<(&'static str, ParamValue)>,
+    /// The layout, when the caller says.
+    pub layout: Option<Layout>,
+}
+
+/// A call that did not go straight.
+pub struct Request<'a> {
+    /// The function.
+    pub front: &'static Front,
+    /// Its arguments.
+    pub slots: &'a Slots,
+    /// Whether what surrounds the call counts.
+    pub outside: bool,
+    /// What describes it, and the version that was read before, when it can be described.
+    pub words: Option<(u64, &'a Words)>,
+    /// What was decided for it before.
+    pub known: Option<Route>,
+    /// What its first kernel raised, when that was tried already.
+    pub failed: Option<PyErr>,
+}
+
+impl Request<'_> {
+    /// Serves it.
+    pub fn serve(self, py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+        registry::ensure_loaded(py)?;
+        let Request { front, slots, .. } = self;
+        if self.outside
+            && self.words.is_none()
+            && let Some(result) = elsewhere(py, front, slots)?
+        {
+            return Ok(result);
+        }
+        let arguments = read(py, front, slots)?;
+        let route = match self.known {
+            Some(route) => route,
+            None => {
+                let route = decide(py, front, &arguments)?;
+                if let Some((version, words)) = self.words {
+                    front::remember(py, version, words, &route);
+                }
+                route
+            }
+        };
+        carry_out(py, front, slots, &arguments, &route, self.failed)
+    }
+}
+
+/// Has the engine decide.
+fn decide(py: Python<'_>, front: &'static Front, arguments: &Arguments) -> PyResult<Route> {
+    let raise = |e: Error| error::engine(py, &e);
+    let named = arguments.named(front, registry::context(py)?);
+    let (_, bound) = engine().bind(front.signature.function.target, &named).map_err(raise)?;
+    let op = Catalog::get().op(bound.query.op());
+    let steps = engine().steps(&bound.query).map_err(raise)?;
+    let route = Route::new(py, front, op, bound.query, bound.layout.map(|v| v.layout), steps);
+    if route.steps.first().is_some_and(|step| step.kernel.reference) {
+        engine().warn_of_reference(&bound.query);
+    }
+    Ok(route)
+}
+
+/// What the caller gave at a place; `None` counts as nothing.
+pub fn given<'py>(py: Python<'py>, slots: &Slots, at: usize) -> Option<Bound<'py, PyAny>> {
+    // SAFETY: slots hold live objects or null.
+    unsafe { Bound::from_borrowed_ptr_or_opt(py, slots[at]) }.filter(|value| !value.is_none())
+}
+
+/// The arguments as keywords, for Python functions.
+fn keywords<'py>(py: Python<'py>, front: &Front, slots: &Slots) -> PyResult<Bound<'py, PyDict>> {
+    let kwargs = PyDict::new(py);
+    for (at, argument) in front.signature.arguments.iter().enumerate() {
+        // SAFETY: slots hold live objects or null.
+        if let Some(value) = unsafe { Bound::from_borrowed_ptr_or_opt(py, slots[at]) } {
+            kwargs.set_item(argument.name, value)?;
+        }
+    }
+    Ok(kwargs)
+}
+
+/// Calls that belong to somebody else first: arrays of other libraries, tracing, autocast.
+fn elsewhere<'py>(py: Python<'py>, front: &'static Front, slots: &Slots) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let hand_to = |module: &str, function: &str| {
+        let none = PyTuple::empty(py);
+        py.import(module)?.call_method1(function, (front.name(), none, keywords(py, front, slots)?)).map(Some)
+    };
+    let torch = Torch::find(py)?;
+    let tensors: Vec<(usize, Bound<'py, PyAny>)> =
+        front.tensors.iter().filter_map(|&at| Some((at, given(py, slots, at)?))).collect();
+    let is_torch = |object: &Bound<'_, PyAny>| torch.is_some_and(|torch| torch.is_tensor(object));
+    for (at, object) in tensors.iter().filter(|(_, object)| !is_torch(object)) {
+        if !(object.hasattr("__dlpack__")? || object.hasattr("__array_interface__")?) {
+            let name = front.signature.arguments[*at].name;
+            let kind = object.get_type().name()?;
+            let text = format!("{}: '{name}' is a {kind}, expected a tensor", front.name());
+            let hint = "pass a torch.Tensor, a numpy array or another DLPack producer";
+            return Err(error::argument(py, "NOT_A_TENSOR", &text, hint));
+        }
+        if host::torch_is_there(py)? {
+            return hand_to("layerzero.arrays", "call_arrays");
+        }
+    }
+    let Some(torch) = torch else { return Ok(None) };
+    if torch.surroundings().special {
+        return match torch.autocast(py)? {
+            true => hand_to("layerzero.integrations.autocast", "call_autocast"),
+            false => hand_to("layerzero.integrations.torch_ops", "call_traced"),
+        };
+    }
+    let unreadable = |object: &Bound<'_, PyAny>| torch.is_tensor(object) && !torch.is_readable(object);
+    if tensors.iter().any(|(_, object)| unreadable(object)) {
+        return hand_to("layerzero.integrations.torch_ops", "call_traced");
+    }
+    if let Some(at) = front.special(Special::NormalizedShape)
+        && let Some(shape) = given(py, slots, at)
+        && shape.len().unwrap_or(1) != 1
+    {
+        return hand_to("layerzero.arrays", "call_flattened");
+    }
+    Ok(None)
+}
+
+/// Reads the arguments of a call.
+pub fn read(py: Python<'_>, front: &'static Front, slots: &Slots) -> PyResult<Arguments> {
+    let mut arguments = Arguments { metas: Vec::new(), params: Vec::new(), layout: None };
+    let name = front.name();
+    for (at, argument) in front.signature.arguments.iter().enumerate() {
+        let Some(value) = given(py, slots, at) else { continue };
+        let wrong = |expected: &str| {
+            let shown = value.repr().map_or_else(|_| "?".into(), |r| r.to_string());
+            let text = format!("{name}: '{}' is {shown}, expected {expected}", argument.name);
+            error::argument(py, "BAD_PARAM", &text, &format!("see help(lz.{name})"))
+        };
+        match argument.kind {
+            ArgumentKind::Input(_) => arguments.metas.push((at, Meta::read(&value, name, argument.name)?)),
+            ArgumentKind::Param(param) => {
+                let value = crate::params::value(&value).ok_or_else(|| wrong("a bool, a number or a string"))?;
+                arguments.params.push((param.name, value));
+            }
+            ArgumentKind::Special(Special::Window) => {
+                let pair = crate::params::window(&value).ok_or_else(|| wrong("an integer or a pair of integers"))?;
+                arguments.params.push(("window_left", ParamValue::Int(pair.0)));
+                if let Some(right) = pair.1 {
+                    arguments.params.push(("window_right", ParamValue::Int(right)));
+                }
+            }
+            ArgumentKind::Special(Special::Layout) => {
+                let text: String = value.extract().map_err(|_| wrong("a layout such as 'BSHD'"))?;
+                arguments.layout = Some(text.parse().map_err(|_| wrong("one of BSHD, BHSD, NHD, HND"))?);
+            }
+            ArgumentKind::Special(_) => {}
+        }
+    }
+    if let Some(format) = front.special(Special::Format).and_then(|at| given(py, slots, at)) {
+        let format: String = format.str()?.to_string();
+        let first = arguments.metas.first_mut().map(|(_, meta)| meta);
+        if let Some(meta) = first {
+            *meta = meta.clone().unpacked(py, &format, name, "values")?;
+        }
+    }
+    if let Some(shape) = front.special(Special::NormalizedShape).and_then(|at| given(py, slots, at)) {
+        let sizes = crate::params::sizes(&shape);
+        let last = arguments.metas.first().and_then(|(_, meta)| meta.shape.last().copied());
+        if sizes.as_deref() != last.map(|n| [n]).as_ref().map(|n| &n[..]) {
+            let shown = shape.repr()?.to_string();
+            let text = format!("{name}: normalized_shape is {shown}, the input ends in {last:?}");
+            return Err(error::invalid(py, "WRONG_SHAPE", &text, "pass the sizes of the input's trailing dimensions"));
+        }
+    }
+    Ok(arguments)
+}
+
+impl Arguments {
+    /// As the engine takes them.
+    pub fn named(&self, front: &Front, context: Context) -> NamedCall<'_> {
+        let name = |at: usize| front.signature.arguments[at].name;
+        NamedCall {
+            inputs: self.metas.iter().map(|(at, meta)| (name(*at), meta.as_meta())).collect(),
+            params: self.params.clone(),
+            layout: self.layout,
+            device: self.metas.first().map_or(layerzero::model::DeviceIx(0), |(_, meta)| meta.device),
+            context,
+        }
+    }
+}
+
+/// Runs the kernels of a route until one serves the call.
+pub fn carry_out<'py>(
+    py: Python<'py>,
+    front: &'static Front,
+    slots: &Slots,
+    arguments: &Arguments,
+    route: &Route,
+    failed: Option<PyErr>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let job = Job::new(py, front, slots, arguments, route)?;
+    let mut chain: Vec<(String, PyErr)> = Vec::new();
+    let fallback = engine().with_snapshot(|s| s.spec().settings.fallback_enabled);
+    let mut failed = failed;
+    let runnable = route.steps.iter().filter(|step| !matches!(step.runner, Runner::Nothing));
+    for step in runnable {
+        let result = match failed.take() {
+            Some(error) => Err(error),
+            None => job.run(step),
+        };
+        let error = match result {
+            Ok(result) => {
+                job.tell(step, &chain);
+                return job.finish(result);
+            }
+            Err(error) => error,
+        };
+        // What is no `Exception` (an interrupt) is not the kernel's failure; a call that is wrong stays wrong.
+        if !error.is_instance_of::<PyException>(py) || registry::is_callers_fault(py, &error)? {
+            return Err(error);
+        }
+        chain.push((step.kernel.id.clone(), error));
+        if !fallback || job.updates() {
+            break;
+        }
+    }
+    let hint = match (job.updates(), fallback) {
+        (true, _) => "a kernel that updates in place is not followed by another: its tensors may be half written",
+        (false, false) => "fallback is disabled; enable it to end at the reference",
+        (false, true) => "see each kernel's error",
+    };
+    Err(error::execution(py, route.op.id(), chain, hint))
+}
+
+/// One call under way.
+pub struct Job<'a, 'py> {
+    pub py: Python<'py>,
+    pub front: &'static Front,
+    pub slots: Slots,
+    pub arguments: &'a Arguments,
+    pub route: &'a Route,
+    pub params: Vec<ParamValue>,
+    pub expected: Vec<OutputSpec>,
+    out: Option<Bound<'py, PyAny>>,
+    /// Objects the slots point to that are not the caller's.
+    _kept: Vec<Bound<'py, PyAny>>,
+}
+
+impl<'a, 'py> Job<'a, 'py> {
+    fn new(
+        py: Python<'py>,
+        front: &'static Front,
+        slots: &Slots,
+        arguments: &'a Arguments,
+        route: &'a Route,
+    ) -> PyResult<Job<'a, 'py>> {
+        let mut slots = *slots;
+        let mut kept: Vec<Bound<'py, PyAny>> = Vec::new();
+        // Kernels are given a pair as a tuple.
+        if let Some(at) = front.special(Special::Window)
+            && let Some(window) = given(py, &slots, at)
+            && let Ok(list) = window.cast::<PyList>()
+        {
+            kept.push(list.to_tuple().into_any());
+            slots[at] = kept[kept.len() - 1].as_ptr();
+        }
+        let seed = front.signature.arguments.iter().position(|a| a.name == "seed");
+        let generator = front.special(Special::Generator).and_then(|at| given(py, &slots, at));
+        if let Some(at) = seed.filter(|_| route.draws) {
+            match (given(py, &slots, at), &generator) {
+                (Some(_), Some(_)) => {
+                    let text = format!("{}: both seed and generator were given", front.name());
+                    return Err(error::invalid(py, "GIVEN_TWICE", &text, "give one of them"));
+                }
+                (Some(_), None) => {}
+                (None, generator) => {
+                    kept.push(host::draw_seed(py, generator.as_ref())?);
+                    slots[at] = kept[kept.len() - 1].as_ptr();
+                }
+            }
+        }
+        let named = arguments.named(front, route.query.context());
+        let ordered = route.op.in_order(&named).map_err(|e| error::call(py, &e))?;
+        let mut params = route.op.params(&ordered.params).map_err(|e| error::call(py, &e))?.to_vec();
+        let call = Call {
+            inputs: &ordered.inputs,
+            params: &params,
+            layout: named.layout,
+            device: named.device,
+            context: named.context,
+        };
+        let expected = route.op.outputs(&call, &route.query);
+        if let (Some(at), Some(index)) = (seed, route.op.param_index("seed"))
+            && let Some(seed) = given(py, &slots, at).and_then(|s| crate::params::value(&s))
+        {
+            params[index] = seed;
+        }
+        let out = front.special(Special::Out).and_then(|at| given(py, &slots, at));
+        if let (Some(out), Some(expected)) = (&out, expected.first()) {
+            check_out(py, front, out, expected)?;
+        }
+        Ok(Job { py, front, slots, arguments, route, params, expected, out, _kept: kept })
+    }
+
+    /// Whether the call updates tensors in place.
+    fn updates(&self) -> bool {
+        !self.front.signature.updates().is_empty()
+    }
+
+    fn run(&self, step: &RouteStep) -> PyResult<Bound<'py, PyAny>> {
+        match &step.runner {
+            Runner::Python(call) if step.transforms.is_empty() => {
+                // SAFETY: the slots are alive; the result is a new reference or an exception.
+                unsafe { Bound::from_owned_ptr_or_err(self.py, call.prepare(&self.slots).call()) }
+            }
+            Runner::Python(_) => adapted::run(self, step),
+            Runner::Host(executable) => host::run(self, executable),
+            Runner::Nothing => Err(error::execution(self.py, self.route.op.id(), Vec::new(), "see lz.list_kernels()")),
+        }
+    }
+
+    /// Warns when another kernel than the chosen one served the call.
+    fn tell(&self, served: &RouteStep, chain: &[(String, PyErr)]) {
+        if let Some((failed, error)) = chain.first() {
+            let (failed, served) = (failed.clone(), served.kernel.id.clone());
+            let factor = engine().cost_of(&self.route.query, &failed, &served);
+            let error = error::one_line(self.py, error);
+            engine().warn(&Warning::FellBack { op: self.route.op.id(), failed, error, served, factor });
+        }
+    }
+
+    /// The result as the function gives it.
+    fn finish(&self, result: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        if let Some(out) = &self.out {
+            out.call_method1("copy_", (result,))?;
+            return Ok(out.clone());
+        }
+        if self.route.op.id() == "quantize" {
+            let scale = self.front.signature.arguments.iter().position(|a| a.name == "scale");
+            return match scale.and_then(|at| given(self.py, &self.slots, at)) {
+                Some(_) => result.get_item(0),
+                None => self.py.import("layerzero.arrays")?.getattr("Quantized")?.call1(result.cast::<PyTuple>()?),
+            };
+        }
+        Ok(result)
+    }
+}
+
+/// `out` must be what the call gives, and is left alone when it is not.
+fn check_out(py: Python<'_>, front: &Front, out: &Bound<'_, PyAny>, expected: &OutputSpec) -> PyResult<()> {
+    let found = Meta::read(out, front.name(), "out")?;
+    if found.dtype != expected.dtype || found.shape != expected.shape {
+        let text = format!(
+            "{}: 'out' is {} {:?}, the result is {} {:?}",
+            front.name(),
+            found.dtype,
+            &found.shape[..],
+            expected.dtype,
+            &expected.shape[..]
+        );
+        return Err(error::invalid(py, "WRONG_OUT", &text, "pass a tensor of just that dtype and shape, or none"));
+    }
+    Ok(())
+}
+
+/// The reasons of a failed selection, for those who run one kernel by name.
+pub fn run_one<'py>(
+    py: Python<'py>,
+    front: &'static Front,
+    kernel_id: &str,
+    slots: &Slots,
+) -> PyResult<Bound<'py, PyAny>> {
+    let arguments = read(py, front, slots)?;
+    let named = arguments.named(front, registry::context(py)?);
+    let raise = |e: Error| error::engine(py, &e);
+    let (_, bound) = engine().bind(front.signature.function.target, &named).map_err(raise)?;
+    let step = engine().step_of(kernel_id, &bound.query).map_err(raise)?;
+    let op = Catalog::get().op(bound.query.op());
+    let route = Route::new(py, front, op, bound.query, bound.layout.map(|v| v.layout), vec![step]);
+    if matches!(route.steps[0].runner, Runner::Nothing) {
+        let hint = "its library is described, but no adapter runs it here";
+        return Err(error::execution(py, op.id(), Vec::new(), hint));
+    }
+    carry_out(py, front, slots, &arguments, &route, None)
+}

@@ -1,0 +1,264 @@
+//! Tensors as they come from Python: their metadata, and views of host memory.
+
+use std::ffi::c_void;
+
+use layerzero::model::{DType, DeviceIx, Extents, TensorMeta, TensorView, TensorViewMut, row_major};
+use pyo3::exceptions::PyTypeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+
+use crate::engine::engine;
+use crate::error;
+use crate::exchange::{self, DlTensor};
+use crate::torch::Torch;
+
+/// What is known of a tensor argument.
+#[derive(Clone, Debug)]
+pub struct Meta {
+    pub dtype: DType,
+    pub shape: Extents,
+    pub strides: Option<Extents>,
+    pub device: DeviceIx,
+    pub aligned: bool,
+    pub requires_grad: bool,
+    /// Its first element in host memory; null where it has none or it is elsewhere.
+    pub data: *mut u8,
+}
+
+impl Meta {
+    /// As binding takes it.
+    pub fn as_meta(&self) -> TensorMeta<'_> {
+        TensorMeta {
+            dtype: self.dtype,
+            shape: &self.shape,
+            strides: self.strides.as_deref(),
+            device: self.device,
+            aligned: self.aligned,
+            requires_grad: self.requires_grad,
+        }
+    }
+
+    /// Reads a tensor's metadata: through the exchange API where it can, else from its attributes.
+    pub fn read(object: &Bound<'_, PyAny>, function: &str, argument: &str) -> PyResult<Meta> {
+        let py = object.py();
+        let torch = Torch::find(py)?;
+        if let Some(torch) = torch.filter(|torch| torch.is_tensor(object)) {
+            let grad = torch.surroundings().grad && object.getattr(intern!(py, "requires_grad"))?.is_truthy()?;
+            if let Some(borrow) = torch.borrow {
+                let mut tensor = DlTensor::EMPTY;
+                // SAFETY: a live tensor, and a struct to fill.
+                if unsafe { borrow(object.as_ptr(), &mut tensor) } == 0 {
+                    // SAFETY: just filled, and `object` keeps its tensor alive.
+                    return unsafe { Meta::of(py, &tensor, grad, function, argument) };
+                }
+                drop(PyErr::take(py));
+            }
+            return Meta::from_attributes(object, grad, function, argument);
+        }
+        Meta::from_attributes(object, false, function, argument)
+    }
+
+    /// # Safety
+    /// The struct was filled and its tensor is alive.
+    unsafe fn of(
+        py: Python<'_>,
+        tensor: &DlTensor,
+        requires_grad: bool,
+        function: &str,
+        argument: &str,
+    ) -> PyResult<Meta> {
+        let dtype = tensor.dtype().ok_or_else(|| {
+            let DlTensor { code, bits, lanes, .. } = tensor;
+            unknown_dtype(py, function, argument, &format!("DLPack type {code}, {bits} bits, {lanes} lanes"))
+        })?;
+        let device = device(py, tensor.device_type, tensor.device_id, function, argument)?;
+        let start = tensor.start();
+        // SAFETY: the contract above.
+        let (shape, strides) = unsafe { (tensor.shape(), tensor.strides()) };
+        let on_host = tensor.device_type == exchange::CPU;
+        Ok(Meta {
+            dtype,
+            shape: shape.into(),
+            strides: strides.map(Into::into),
+            device,
+            aligned: (start as usize).is_multiple_of(16),
+            requires_grad,
+            data: if on_host { start } else { std::ptr::null_mut() },
+        })
+    }
+
+    /// From `shape`, `dtype`, and, where they are there, `stride()` or `strides`, `device` and the address.
+    fn from_attributes(
+        object: &Bound<'_, PyAny>,
+        requires_grad: bool,
+        function: &str,
+        argument: &str,
+    ) -> PyResult<Meta> {
+        let py = object.py();
+        let kind = || object.get_type().name().map_or_else(|_| "object".into(), |n| n.to_string());
+        let Ok(shape) = object.getattr("shape").and_then(|s| s.extract::<Vec<i64>>()) else {
+            let text = format!("{function}: '{argument}' is a {}, expected a tensor", kind());
+            return Err(error::argument(
+                py,
+                "NOT_A_TENSOR",
+                &text,
+                "pass a torch.Tensor, a numpy array or a DLPack producer",
+            ));
+        };
+        if let Ok(layout) = object.getattr("layout").map(|l| l.to_string())
+            && layout.starts_with("torch.")
+            && layout != "torch.strided"
+        {
+            let text =
+                format!("{function}: '{argument}' is a {layout} tensor; LayerZero works on dense, strided tensors");
+            return Err(error::unsupported(py, &text, "convert it with .to_dense(), or pad a nested tensor"));
+        }
+        let name = object.getattr("dtype")?.str()?.to_string();
+        let dtype: DType =
+            name.trim_start_matches("torch.").parse().map_err(|_| unknown_dtype(py, function, argument, &name))?;
+        let itemsize = (dtype.bits() as i64 / 8).max(1);
+        let strides: Option<Vec<i64>> = match object.getattr("stride").ok().filter(|s| s.is_callable()) {
+            Some(stride) => Some(stride.call0()?.extract()?),
+            None => match object.getattr("strides").ok().and_then(|s| s.extract::<Vec<i64>>().ok()) {
+                Some(bytes) => Some(bytes.iter().map(|b| b / itemsize).collect()),
+                None => None,
+            },
+        };
+        let device = match object.getattr("device").ok() {
+            Some(found) => named_device(py, &found.str()?.to_string(), function, argument)?,
+            None => DeviceIx(0),
+        };
+        let data = match object.getattr("__array_interface__").ok() {
+            Some(interface) => interface.get_item("data")?.get_item(0)?.extract::<usize>()? as *mut u8,
+            None => std::ptr::null_mut(),
+        };
+        Ok(Meta {
+            dtype,
+            shape: shape.into(),
+            strides: strides.map(Into::into),
+            device,
+            aligned: (data as usize).is_multiple_of(16),
+            requires_grad,
+            data,
+        })
+    }
+
+    /// Lowest and one past the highest element that can be reached, relative to the first.
+    fn span(&self) -> (i64, i64) {
+        if self.shape.contains(&0) {
+            return (0, 0);
+        }
+        let strides = self.strides.clone().unwrap_or_else(|| row_major(&self.shape));
+        let (mut low, mut high) = (0, 1);
+        for (&n, &stride) in self.shape.iter().zip(&strides) {
+            let reach = (n - 1) * stride;
+            if reach < 0 { low += reach } else { high += reach }
+        }
+        (low, high)
+    }
+
+    /// The bytes it lies in: address of the lowest, and how many.
+    pub fn bytes(&self) -> (*mut u8, usize) {
+        let (low, high) = self.span();
+        let count = self.dtype.bytes_for((high - low) as usize);
+        let start = self.data.wrapping_offset((low * self.dtype.bits() as i64 / 8) as isize);
+        if self.data.is_null() { (std::ptr::null_mut(), 0) } else { (start, count) }
+    }
+
+    /// A view of its memory.
+    ///
+    /// # Safety
+    /// The tensor outlives the view, nobody writes it meanwhile, and `data` is its address in host memory.
+    pub unsafe fn view<'a>(&self) -> PyResult<TensorView<'a>> {
+        let (start, count) = self.bytes();
+        // SAFETY: the contract above; all elements lie within the span.
+        let bytes = if count == 0 { &[][..] } else { unsafe { std::slice::from_raw_parts(start, count) } };
+        let strides = self.strides.clone().unwrap_or_else(|| row_major(&self.shape));
+        TensorView::strided(self.dtype, &self.shape, &strides, -self.span().0, bytes)
+            .map_err(|e| PyTypeError::new_err(e.to_string()))
+    }
+
+    /// A view of its memory to write to.
+    ///
+    /// # Safety
+    /// As [`Meta::view`], and nobody reads it meanwhile either.
+    pub unsafe fn view_mut<'a>(&self) -> PyResult<TensorViewMut<'a>> {
+        let (start, count) = self.bytes();
+        // SAFETY: the contract above.
+        let bytes = if count == 0 { &mut [][..] } else { unsafe { std::slice::from_raw_parts_mut(start, count) } };
+        let strides = self.strides.clone().unwrap_or_else(|| row_major(&self.shape));
+        TensorViewMut::strided(self.dtype, &self.shape, &strides, -self.span().0, bytes)
+            .map_err(|e| PyTypeError::new_err(e.to_string()))
+    }
+
+    /// The same tensor read as packed values of a 4-bit format: two per byte along the last axis.
+    pub fn unpacked(mut self, py: Python<'_>, format: &str, function: &str, argument: &str) -> PyResult<Meta> {
+        let packed: Option<DType> = format.parse().ok().filter(|d: &DType| d.is_sub_byte());
+        let Some(dtype) = packed else {
+            let text = format!("{function}: format is '{format}', expected one of int4, mxfp4, nvfp4");
+            return Err(error::argument(py, "BAD_PARAM", &text, "leave format out for dtypes torch has"));
+        };
+        let contiguous =
+            self.strides.as_deref().is_none_or(|s| *s == *row_major(&self.shape)) || self.shape.contains(&0);
+        if self.dtype != DType::U8 || self.shape.is_empty() || !contiguous {
+            let text =
+                format!("{function}: '{argument}' is {} {:?}, expected contiguous uint8", self.dtype, self.shape);
+            return Err(error::argument(py, "WRONG_DTYPE", &text, "packed values are uint8, two per byte, row by row"));
+        }
+        self.dtype = dtype;
+        if let Some(last) = self.shape.last_mut() {
+            *last *= 2;
+        }
+        self.strides = None;
+        Ok(self)
+    }
+}
+
+fn unknown_dtype(py: Python<'_>, function: &str, argument: &str, name: &str) -> PyErr {
+    let text = format!("{function}: '{argument}' is {name}, which LayerZero does not have");
+    error::argument(py, "WRONG_DTYPE", &text, "cast it, for instance to float32")
+}
+
+/// The engine's device for a DLPack device.
+fn device(py: Python<'_>, kind: i32, id: i32, function: &str, argument: &str) -> PyResult<DeviceIx> {
+    match kind {
+        exchange::CPU => Ok(DeviceIx(0)),
+        exchange::CUDA => {
+            let ix = id + 1;
+            let known = |count: usize| (ix as usize) < count;
+            if known(engine().with_snapshot(|s| s.spec().devices.len()))
+                || known(py.detach(|| engine().detect_accelerators()).map_err(|e| error::engine(py, &e))?)
+            {
+                return Ok(DeviceIx(ix as u16));
+            }
+            let text = format!("{function}: '{argument}' is on CUDA device {id}, which LayerZero did not find");
+            Err(error::unsupported(py, &text, "see what lz.doctor() says about CUDA"))
+        }
+        other => {
+            let text =
+                format!("{function}: '{argument}' is on a device of DLPack type {other}, which is not supported");
+            Err(error::unsupported(py, &text, "move it to the CPU or to a CUDA device"))
+        }
+    }
+}
+
+/// The engine's device for a name such as `cpu` or `cuda:1`.
+fn named_device(py: Python<'_>, name: &str, function: &str, argument: &str) -> PyResult<DeviceIx> {
+    let (kind, id) = name.split_once(':').unwrap_or((name, "0"));
+    match kind {
+        "cpu" | "meta" => Ok(DeviceIx(0)),
+        "cuda" => device(py, exchange::CUDA, id.parse().unwrap_or(0), function, argument),
+        _ => {
+            let text = format!("{function}: '{argument}' is on {name}, which is not supported");
+            Err(error::unsupported(py, &text, "move it to the CPU or to a CUDA device"))
+        }
+    }
+}
+
+/// The name of a dtype in torch and numpy, and how many elements share a byte.
+pub fn storage(dtype: DType) -> (&'static str, i64) {
+    if dtype.is_sub_byte() { ("uint8", 2) } else { (dtype.name(), 1) }
+}
+
+/// Kept so that the struct's layout is checked: seven machine words on 64-bit targets.
+const _: () = assert!(size_of::<DlTensor>() == 48 && size_of::<*mut c_void>() == 8);

@@ -1,0 +1,223 @@
+//! What is known of torch once it is imported: its tensor types, and what surrounds a call.
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use libloading::os::unix::{Library, RTLD_LAZY};
+use pyo3::ffi::{self, PyObject, PyTypeObject};
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+use pyo3::{PyResult, intern};
+
+use crate::exchange::{Borrow, DlTensor, borrow_function};
+
+/// `c10::DeviceType` of the device types autocast is looked at for.
+const AUTOCAST_CPU: i8 = 0;
+const AUTOCAST_CUDA: i8 = 1;
+
+/// What torch keeps per thread that changes what a call means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Surroundings {
+    /// Gradients are recorded.
+    pub grad: bool,
+    /// Only deterministic algorithms are allowed.
+    pub deterministic: bool,
+    /// A dispatch mode is active, or autocast is enabled: the call cannot take the straight path.
+    pub special: bool,
+}
+
+/// Functions of torch's C++ libraries that read this state in a few nanoseconds. They are found by name, and used only
+/// after an experiment has shown that they answer what torch's Python functions answer.
+#[derive(Clone, Copy)]
+struct Symbols {
+    grad_enabled: unsafe extern "C" fn() -> bool,
+    any_modes: unsafe extern "C" fn(bool) -> bool,
+    autocast: unsafe extern "C" fn(i8) -> bool,
+    context: unsafe extern "C" fn() -> *const c_void,
+    deterministic: unsafe extern "C" fn(*const c_void) -> bool,
+}
+
+impl Symbols {
+    fn find() -> Option<Symbols> {
+        // SAFETY: with RTLD_NOLOAD nothing is loaded and no initialiser runs; the libraries stay loaded as long as torch
+        // does, which is never unloaded. The signatures are those of the C++ functions of these mangled names, which
+        // take and return plain integers.
+        unsafe {
+            let open = |name: &str| Library::open(Some(name), RTLD_LAZY | NO_LOAD).ok();
+            let (c10, cpu) = (open("libc10.so")?, open("libtorch_cpu.so")?);
+            let symbols = Symbols {
+                grad_enabled: *c10.get(b"_ZN3c108GradMode10is_enabledEv").ok()?,
+                any_modes: *c10.get(b"_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb").ok()?,
+                autocast: *cpu.get(b"_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE").ok()?,
+                context: *cpu.get(b"_ZN2at13globalContextEv").ok()?,
+                deterministic: *cpu.get(b"_ZNK2at7Context23deterministicAlgorithmsEv").ok()?,
+            };
+            std::mem::forget((c10, cpu));
+            Some(symbols)
+        }
+    }
+
+    #[inline]
+    fn read(&self) -> Surroundings {
+        // SAFETY: functions without preconditions, see `find`.
+        unsafe {
+            let special = (self.any_modes)(false) || (self.autocast)(AUTOCAST_CPU) || (self.autocast)(AUTOCAST_CUDA);
+            let deterministic = (self.deterministic)((self.context)());
+            Surroundings { grad: (self.grad_enabled)(), deterministic, special }
+        }
+    }
+}
+
+/// `RTLD_NOLOAD` of glibc: only what is loaded already.
+const NO_LOAD: c_int = 4;
+
+/// Python functions that answer the same, for a torch whose symbols are not to be had.
+struct Questions {
+    grad_enabled: Py<PyAny>,
+    modes: Py<PyAny>,
+    autocast: Py<PyAny>,
+    deterministic: Py<PyAny>,
+}
+
+impl Questions {
+    fn read(&self) -> Surroundings {
+        Python::attach(|py| {
+            let yes = |question: &Py<PyAny>| question.call0(py).and_then(|answer| answer.is_truthy(py)).unwrap_or(true);
+            Surroundings {
+                grad: yes(&self.grad_enabled),
+                deterministic: yes(&self.deterministic),
+                special: yes(&self.modes) || yes(&self.autocast),
+            }
+        })
+    }
+}
+
+/// torch, as far as calls need it. Never dropped.
+pub struct Torch {
+    tensor: *const PyTypeObject,
+    parameter: *const PyTypeObject,
+    /// Reads a tensor's metadata; `None` for a torch without the exchange API.
+    pub borrow: Option<Borrow>,
+    symbols: Option<Symbols>,
+    questions: Questions,
+    requires_grad: Py<PyAny>,
+}
+
+static TORCH: AtomicPtr<Torch> = AtomicPtr::new(std::ptr::null_mut());
+
+impl Torch {
+    /// torch, if a call has met it already.
+    #[inline]
+    pub fn known() -> Option<&'static Torch> {
+        // SAFETY: the pointer is null or to a leaked value that is never changed again.
+        unsafe { TORCH.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// torch, if the process has imported it.
+    pub fn find(py: Python<'_>) -> PyResult<Option<&'static Torch>> {
+        if let Some(torch) = Torch::known() {
+            return Ok(Some(torch));
+        }
+        let modules = py.import("sys")?.getattr("modules")?;
+        let Ok(torch) = modules.get_item("torch") else { return Ok(None) };
+        // A torch that is still being imported has no `nn` yet.
+        let Ok(parameter) = torch.getattr("nn").and_then(|nn| nn.getattr("Parameter")) else { return Ok(None) };
+        let tensor = torch.getattr("Tensor")?;
+        let c = torch.getattr("_C")?;
+        let mut found = Torch {
+            tensor: tensor.cast::<PyType>()?.as_type_ptr(),
+            parameter: parameter.cast::<PyType>()?.as_type_ptr(),
+            borrow: borrow_function(&tensor),
+            symbols: Symbols::find(),
+            questions: Questions {
+                grad_enabled: torch.getattr("is_grad_enabled")?.unbind(),
+                modes: c.getattr("_len_torch_dispatch_stack")?.unbind(),
+                autocast: c.getattr("_is_any_autocast_enabled")?.unbind(),
+                deterministic: torch.getattr("are_deterministic_algorithms_enabled")?.unbind(),
+            },
+            requires_grad: intern!(py, "requires_grad").clone().into_any().unbind(),
+        };
+        // The types must outlive the pointers; torch is never unloaded, but its names can be rebound.
+        std::mem::forget((tensor, parameter));
+        if !found.symbols_tell_the_truth(py)? {
+            found.symbols = None;
+        }
+        let found = Box::into_raw(Box::new(found));
+        // Two threads may have looked at once; the loser's copy stays unused.
+        let _ = TORCH.compare_exchange(std::ptr::null_mut(), found, Ordering::AcqRel, Ordering::Acquire);
+        Ok(Torch::known())
+    }
+
+    /// Puts this thread into each state in turn and compares what the symbols say.
+    fn symbols_tell_the_truth(&self, py: Python<'_>) -> PyResult<bool> {
+        let Some(symbols) = self.symbols else { return Ok(false) };
+        let read = move || {
+            let seen = symbols.read();
+            (seen.grad, seen.deterministic, seen.special)
+        };
+        let look = pyo3::types::PyCFunction::new_closure(py, None, None, move |_, _| read())?;
+        py.import("layerzero.surroundings")?.call_method1("symbols_agree", (look,))?.extract()
+    }
+
+    /// Whether symbols or Python functions are asked.
+    pub fn reads_by(&self) -> &'static str {
+        if self.symbols.is_some() { "symbols" } else { "functions" }
+    }
+
+    /// Whether an object is a plain tensor or parameter, no subclass.
+    #[inline]
+    pub fn is_plain(&self, object: *mut PyObject) -> bool {
+        // SAFETY: callers hold a reference to a live object.
+        let ty = unsafe { ffi::Py_TYPE(object) }.cast_const();
+        ty == self.tensor || ty == self.parameter
+    }
+
+    /// Whether an object is a tensor of any kind.
+    pub fn is_tensor(&self, object: &Bound<'_, PyAny>) -> bool {
+        // SAFETY: the type lives as long as torch, which is as long as the process.
+        unsafe { ffi::PyType_IsSubtype(ffi::Py_TYPE(object.as_ptr()), self.tensor.cast_mut()) != 0 }
+    }
+
+    /// What surrounds the call this thread is in.
+    #[inline]
+    pub fn surroundings(&self) -> Surroundings {
+        match &self.symbols {
+            Some(symbols) => symbols.read(),
+            None => self.questions.read(),
+        }
+    }
+
+    /// Whether autocast is enabled for some device.
+    pub fn autocast(&self, py: Python<'_>) -> PyResult<bool> {
+        self.questions.autocast.call0(py)?.is_truthy(py)
+    }
+
+    /// Whether a tensor is a plain one whose metadata can be read.
+    pub fn is_readable(&self, object: &Bound<'_, PyAny>) -> bool {
+        let mut tensor = DlTensor::EMPTY;
+        let Some(borrow) = self.borrow else { return self.is_plain(object.as_ptr()) };
+        // SAFETY: a live tensor, and a struct to fill.
+        let read = self.is_plain(object.as_ptr()) && unsafe { borrow(object.as_ptr(), &mut tensor) } == 0;
+        drop(PyErr::take(object.py()));
+        read
+    }
+
+    /// Whether a gradient is wanted for a tensor.
+    ///
+    /// # Safety
+    /// `tensor` is a live tensor and this thread holds the interpreter.
+    #[inline]
+    pub unsafe fn wants_grad(&self, tensor: *mut PyObject) -> bool {
+        // SAFETY: both are live objects; the answer is a new reference, true or false, given back at once.
+        unsafe {
+            let answer = ffi::PyObject_GetAttr(tensor, self.requires_grad.as_ptr());
+            if answer.is_null() {
+                ffi::PyErr_Clear();
+                return true;
+            }
+            let wants = answer == ffi::Py_True();
+            ffi::Py_DECREF(answer);
+            wants
+        }
+    }
+}

@@ -1,0 +1,203 @@
+"""``layerzero bench overhead``: what a call through LayerZero costs beyond the kernel it runs.
+
+Each row is a public function against the direct call of the kernel it selected, and against a torch operator that
+does nothing with the same tensors. A second set of rows has a kernel that does nothing, which shows the overhead
+without the noise of a kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import platform
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import layerzero as lz
+from layerzero import _native
+from layerzero.bench.rounds import difference, interleaved
+
+#: What the overhead may be, in microseconds, and as a part of a torch operator that does nothing.
+TARGETS = {"attention": 0.5, "rms_norm": 0.4}
+TARGET_OF_NOOP = 0.35
+
+
+def _cases() -> dict[str, tuple[Callable[[], Any], Callable[[], Any], str]]:
+    """By name: the call through LayerZero, the direct call of the kernel it selected, and that kernel."""
+    import torch
+    import torch.nn.functional as F
+
+    def tensors(*shape: int) -> list[torch.Tensor]:
+        return [torch.randn(*shape) for _ in range(3)]
+
+    bhsd = tensors(1, 4, 16, 64)
+    bshd = tensors(1, 16, 4, 64)
+    x, w = torch.randn(4, 64), torch.randn(64)
+    q, k, v = bhsd
+    a, b, c = bshd
+
+    def direct_bshd() -> torch.Tensor:
+        turned = F.scaled_dot_product_attention(
+            a.transpose(1, 2), b.transpose(1, 2), c.transpose(1, 2), is_causal=True
+        )
+        return turned.transpose(1, 2)
+
+    return {
+        "attention": (
+            lambda: lz.attention(q, k, v),
+            lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+            lz.which("attention", q, k, v)["kernel_id"],
+        ),
+        "attention, BSHD": (lambda: lz.attention(a, b, c), direct_bshd, lz.which("attention", a, b, c)["kernel_id"]),
+        "rms_norm": (
+            lambda: lz.rms_norm(x, w, 1e-6),
+            lambda: F.rms_norm(x, (64,), w, 1e-6),
+            lz.which("rms_norm", x, w, 1e-6)["kernel_id"],
+        ),
+    }
+
+
+_kept: list[Any] = []
+
+
+@functools.cache
+def _noop_operator() -> Any:
+    """A torch operator that does nothing, defined as any other is."""
+    import torch
+
+    library = torch.library.Library("layerzero_bench", "FRAGMENT")
+    library.define("noop(Tensor q, Tensor k, Tensor v) -> ()")
+    library.impl("noop", lambda q, k, v: None, "CPU")
+    # The registration lives as long as the library object.
+    _kept.append(library)
+    return torch.ops.layerzero_bench.noop
+
+
+def _nothing(query: Any, key: Any, value: Any) -> Any:
+    return query
+
+
+def _nothing_norm(input: Any, weight: Any, eps: Any) -> Any:
+    return input
+
+
+def _with_kernels_that_do_nothing(rounds: int, count: int, threads: int) -> dict[str, dict[str, float]]:
+    import torch
+
+    q, k, v = (torch.randn(1, 4, 16, 64) for _ in range(3))
+    x, w = torch.randn(4, 64), torch.randn(64)
+    common: dict[str, Any] = {"platform": "cpu", "supported_dtypes": ["float32"], "priority": 100}
+    lz.register_kernel(
+        operation="attention",
+        kernel_id="bench.attention",
+        layouts=["BHSD"],
+        params={"causal": {}},
+        **common,
+    )(_nothing)
+    lz.register_kernel(operation="norm.rms", kernel_id="bench.rms_norm", **common)(_nothing_norm)
+    noop = _noop_operator()
+    try:
+        times = interleaved(
+            {
+                "attention": lambda: lz.attention(q, k, v),
+                "attention direct": lambda: _nothing(q, k, v),
+                "rms_norm": lambda: lz.rms_norm(x, w, 1e-6),
+                "rms_norm direct": lambda: _nothing_norm(x, w, 1e-6),
+                "torch.ops": lambda: noop(q, k, v),
+                "empty": lambda: None,
+            },
+            rounds=rounds,
+            count=count,
+            threads=threads,
+        )
+    finally:
+        lz.unregister_kernel("bench.attention")
+        lz.unregister_kernel("bench.rms_norm")
+    tax = difference(times, "torch.ops", "empty")
+    rows = {}
+    for name in ("attention", "rms_norm"):
+        cost = difference(times, name, f"{name} direct")
+        rows[name] = {"overhead_us": cost, "torch_ops_noop_us": tax, "of_noop": cost / tax}
+    return rows
+
+
+def _allocations(calls: int = 1000) -> dict[str, int]:
+    """Heap allocations of the native side over many calls that are remembered."""
+    counts = {}
+    for name, (call, _, _) in _cases().items():
+        call()
+        before = _native.allocations()
+        for _ in range(calls):
+            call()
+        counts[name] = _native.allocations() - before
+    return counts
+
+
+def measure(rounds: int = 41, count: int = 2000) -> dict[str, Any]:
+    """Everything, as data. Times are microseconds per call, medians over interleaved rounds."""
+    import torch
+
+    torch.set_num_threads(1)
+    rows = {}
+    cases = _cases()
+    times = interleaved(
+        {f"{name}{side}": c[i] for name, c in cases.items() for i, side in enumerate(("", " direct"))},
+        rounds=rounds,
+        count=count,
+    )
+    for name, (_, _, kernel) in cases.items():
+        rows[name] = {
+            "kernel_id": kernel,
+            "lz_us": statistics.median(times[name]),
+            "direct_us": statistics.median(times[f"{name} direct"]),
+            "overhead_us": difference(times, name, f"{name} direct"),
+        }
+    return {
+        "schema_version": "1.0",
+        "versions": {"layerzero": lz.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        "rounds": rounds,
+        "calls_per_round": count,
+        "grad_enabled": torch.is_grad_enabled(),
+        "selected_kernel": rows,
+        "kernel_that_does_nothing": _with_kernels_that_do_nothing(rounds, count, 1),
+        "kernel_that_does_nothing_2_threads": _with_kernels_that_do_nothing(max(rounds // 4, 3), count, 2),
+        "native_allocations_in_1000_calls": _allocations(),
+        "targets_us": TARGETS,
+        "target_of_noop": TARGET_OF_NOOP,
+        "torch_state_by": _native.status()["torch_state_by"],
+    }
+
+
+def _print(result: dict[str, Any]) -> None:
+    print("overhead of a call, µs (median of interleaved rounds)")
+    print(f"  {'':<22}{'through lz':>12}{'direct':>10}{'overhead':>10}{'target':>9}   kernel")
+    for name, row in result["selected_kernel"].items():
+        target = result["targets_us"].get(name)
+        print(
+            f"  {name:<22}{row['lz_us']:>12.2f}{row['direct_us']:>10.2f}{row['overhead_us']:>10.2f}"
+            f"{target if target is not None else '':>9}   {row['kernel_id']}"
+        )
+    for title, key in (("one thread", ""), ("two threads", "_2_threads")):
+        print(f"with a kernel that does nothing, {title}")
+        for name, row in result[f"kernel_that_does_nothing{key}"].items():
+            print(
+                f"  {name:<22}{row['overhead_us']:>12.2f}   {row['of_noop']:.2f} of a torch operator that does nothing"
+                f" ({row['torch_ops_noop_us']:.2f} µs)"
+            )
+    print(f"native allocations in 1000 calls: {result['native_allocations_in_1000_calls']}")
+
+
+def main(arguments: list[str]) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="layerzero bench overhead", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--rounds", type=int, default=41, help="interleaved rounds (41)")
+    parser.add_argument("--count", type=int, default=2000, help="calls per round (2000)")
+    options = parser.parse_args(arguments)
+    if options.rounds < 1 or options.count < 1:
+        parser.error("rounds and count are at least 1")
+    result = measure(options.rounds, options.count)
+    print(json.dumps(result, indent=2)) if options.json else _print(result)
+    return 0

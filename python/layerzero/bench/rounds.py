@@ -1,0 +1,62 @@
+"""Interleaved rounds: everything is timed in turn, many times, so that a noisy machine is noisy for all."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+Call = Callable[[], object]
+
+
+def _loop(call: Call, count: int) -> float:
+    """Seconds of ``count`` calls."""
+    repeat = range(count)
+    begin = time.perf_counter()
+    for _ in repeat:
+        call()
+    return time.perf_counter() - begin
+
+
+def _threads(call: Call, count: int, threads: int) -> float:
+    """Seconds of ``count`` calls in each of several threads that start together."""
+    ready = threading.Barrier(threads + 1)
+
+    def work() -> None:
+        ready.wait()
+        _loop(call, count)
+
+    workers = [threading.Thread(target=work) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    ready.wait()
+    begin = time.perf_counter()
+    for worker in workers:
+        worker.join()
+    return time.perf_counter() - begin
+
+
+def interleaved(calls: Mapping[str, Call], *, rounds: int, count: int, threads: int = 1) -> dict[str, list[float]]:
+    """Microseconds per call of each, by round. The order within a round turns, so that none always follows another."""
+    names = list(calls)
+    for call in calls.values():
+        _loop(call, count // 10 + 1)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        for i in range(rounds):
+            for name in names[i % len(names) :] + names[: i % len(names)]:
+                seconds = _loop(calls[name], count) if threads == 1 else _threads(calls[name], count, threads)
+                times[name].append(seconds / (count * threads) * 1e6)
+    finally:
+        if enabled:
+            gc.enable()
+    return times
+
+
+def difference(times: Mapping[str, list[float]], a: str, b: str) -> float:
+    """The median over rounds of ``a`` minus ``b``: both were timed a moment apart."""
+    return statistics.median(x - y for x, y in zip(times[a], times[b], strict=True))

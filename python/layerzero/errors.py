@@ -1,0 +1,103 @@
+"""Every exception LayerZero raises. Each says what was wrong, has a stable ``code`` and a ``hint`` what to do about it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from layerzero.inspection import Reason
+
+
+class LayerZeroError(Exception):
+    """The base of all of them."""
+
+    def __init__(self, message: str, *, code: str = "ERROR", hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"[{self.code}] {self.message}" + (f"\n  hint: {self.hint}" if self.hint else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as data."""
+        return {"type": type(self).__name__, "code": self.code, "message": self.message, "hint": self.hint}
+
+
+class InvalidCallError(LayerZeroError, ValueError):
+    """The arguments contradict the operation's schema, or each other."""
+
+
+class ArgumentTypeError(InvalidCallError, TypeError):
+    """An argument is missing, unknown, or not of a type the function takes."""
+
+
+class UnsupportedTensorError(LayerZeroError, TypeError):
+    """A tensor of a kind LayerZero does not work on: sparse, nested, on an unknown device."""
+
+
+class NoKernelFoundError(LayerZeroError, RuntimeError):
+    """No kernel can serve the call. ``failures`` has the reasons of every candidate."""
+
+    def __init__(
+        self, message: str, *, operation: str = "", failures: dict[str, list[Reason]] | None = None, **rest: str
+    ) -> None:
+        super().__init__(message, **rest)
+        self.operation = operation
+        self.failures = failures or {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as data, with every candidate's reasons."""
+        reasons = {kernel: [r.to_dict() for r in reasons] for kernel, reasons in self.failures.items()}
+        return {**super().to_dict(), "operation": self.operation, "failures": reasons}
+
+
+class CudaGraphUnsafeError(NoKernelFoundError):
+    """No kernel that is safe inside CUDA graph capture can serve the call."""
+
+
+class KernelExecutionError(LayerZeroError, RuntimeError):
+    """Every kernel that was tried failed. ``failures`` has the exception of each, in order."""
+
+    def __init__(
+        self, message: str, *, operation: str = "", failures: dict[str, BaseException] | None = None, **rest: str
+    ) -> None:
+        super().__init__(message, **rest)
+        self.operation = operation
+        self.failures = failures or {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as data, with what each kernel said."""
+        said = {kernel: f"{type(e).__name__}: {e}" for kernel, e in self.failures.items()}
+        return {**super().to_dict(), "operation": self.operation, "failures": said}
+
+
+class UnknownOperationError(LayerZeroError, LookupError):
+    """There is no operation of that name."""
+
+
+class UnknownKernelError(LayerZeroError, LookupError):
+    """There is no kernel of that id."""
+
+
+class ConfigurationError(LayerZeroError, ValueError):
+    """What was registered or configured does not fit together. Nothing was changed."""
+
+
+class CapabilitiesError(ConfigurationError):
+    """A capabilities document was refused. Its backend is disabled."""
+
+
+class LayerZeroInternalError(LayerZeroError, RuntimeError):
+    """A defect of LayerZero's own."""
+
+
+class LayerZeroWarning(UserWarning):
+    """Something worth knowing that is no error: a fallback that ran, a layout that was assumed."""
+
+
+def warn(text: str) -> None:
+    """Gives a warning at the line of the call that caused it."""
+    warnings.warn(text, LayerZeroWarning, stacklevel=2)

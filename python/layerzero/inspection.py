@@ -1,0 +1,227 @@
+"""Which kernel, why, and what is there: answers as objects."""
+
+from __future__ import annotations
+
+import html
+import json
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from layerzero import _native
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a kernel cannot serve a call: a stable code, its fields, and a sentence."""
+
+    code: str
+    message: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"[{self.code}] {self.message}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as data."""
+        return {"code": self.code, "message": self.message, **self.fields}
+
+
+def reason(fields: str, message: str) -> Reason:
+    """A reason from the engine's JSON."""
+    data = json.loads(fields)
+    return Reason(data.pop("code"), message, data)
+
+
+def _reason(data: dict[str, Any]) -> Reason:
+    rest = {k: v for k, v in data.items() if k not in ("code", "message")}
+    return Reason(data["code"], data["message"], rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One kernel that was considered."""
+
+    kernel_id: str
+    version: str
+    backend: str
+    accepted: bool
+    rank: int | None
+    score: float | None
+    terms: dict[str, float] | None
+    time_us: float | None
+    transforms: list[str]
+    reasons: list[Reason]
+
+    @classmethod
+    def _from(cls, data: dict[str, Any]) -> Candidate:
+        return cls(**{**data, "reasons": [_reason(r) for r in data["reasons"]]})
+
+
+@dataclass(frozen=True, slots=True)
+class KernelInfo:
+    """A registered kernel."""
+
+    kernel_id: str
+    version: str
+    backend: str
+    operation: str
+    priority: int
+    platforms: list[str]
+    dtypes: list[str]
+    reference: bool
+    dispatch: str
+    unavailable: list[str]
+
+    @property
+    def available(self) -> bool:
+        """Whether it can run on this machine, for calls it takes."""
+        return not self.unavailable and self.dispatch != "described"
+
+
+@dataclass(frozen=True, slots=True)
+class OperationInfo:
+    """An operation: its public function, and the operations its calls become."""
+
+    function: str
+    signature: str
+    target: str
+    ops: list[str]
+    doc: str
+
+
+class SelectionReport:
+    """Everything about one choice. Prints as a table; in a notebook it draws one."""
+
+    def __init__(self, data: dict[str, Any], table: str) -> None:
+        self._data = data
+        self._table = table
+        #: The operation the call is.
+        self.op: str = data["op"]
+        #: The device it is about.
+        self.device: str = data["device"]
+        #: The kernel that would run, or ``None``.
+        self.chosen: str | None = data["chosen"]
+        #: What the ranking went by: measured, predicted, declared or locked.
+        self.basis: str = data["basis"]
+        #: Every registered kernel of the operation: accepted ones by rank, then the others.
+        self.candidates: list[Candidate] = [Candidate._from(c) for c in data["candidates"]]
+        #: The least time the work can take on this device, where its peaks are known.
+        self.floor_us: float | None = data["floor_us"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as data, as ``layerzero explain --json`` prints it."""
+        copy: dict[str, Any] = json.loads(json.dumps(self._data))
+        return copy
+
+    def __str__(self) -> str:
+        return self._table
+
+    def __repr__(self) -> str:
+        return f"<SelectionReport {self.op}: {self.chosen}, {len(self.candidates)} candidates>"
+
+    def _repr_html_(self) -> str:
+        def cell(value: object, tag: str = "td") -> str:
+            return f"<{tag}>{html.escape('' if value is None else str(value))}</{tag}>"
+
+        rows = []
+        for c in self.candidates:
+            why = "; ".join(map(str, c.reasons)) or ", ".join(f"{k} {v:+.0f}" for k, v in (c.terms or {}).items() if v)
+            time = None if c.time_us is None else f"{c.time_us:.1f} µs"
+            style = ' style="font-weight:bold"' if c.rank == 1 else ("" if c.accepted else ' style="opacity:.6"')
+            cells = "".join(cell(v) for v in (c.rank or "✗", c.kernel_id, c.version, c.score, time, why))
+            rows.append(f"<tr{style}>{cells}</tr>")
+        head = "".join(cell(h, "th") for h in ("", "kernel", "version", "score", "time", "why"))
+        title = html.escape(f"{self.op} on {self.device}: {self.chosen or 'no kernel'} ({self.basis})")
+        return f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def which(op: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The kernel that would serve a call: ``{"op", "kernel_id", "version", "score"}``.
+
+    ``op`` is any name of an operation: a function's (``"attention"``), an alias (``"attention.causal"``) or an
+    operation's own (``"norm.rms"``). The arguments are the function's; a :class:`TensorSpec` may stand for a tensor.
+    """
+    return _native.which(op, *args, **kwargs)
+
+
+def explain(op: str, *args: Any, **kwargs: Any) -> SelectionReport:
+    """Why that kernel: every candidate with its score, or with the reasons it is out. Arguments as for :func:`which`."""
+    data, table = _native.explain(op, *args, **kwargs)
+    return SelectionReport(json.loads(data), table)
+
+
+def validate(kernel_id: str, *args: Any, **kwargs: Any) -> tuple[bool, list[Reason]]:
+    """Whether a kernel can serve a call, and the reasons when it cannot."""
+    reasons = _native.validate(kernel_id, *args, **kwargs)
+    return not reasons, reasons
+
+
+def run_kernel(kernel_id: str, *args: Any, **kwargs: Any) -> Any:
+    """Runs exactly this kernel, whatever the ranking; raises ``NoKernelFoundError`` with its reasons when it cannot."""
+    return _native.run_kernel(kernel_id, *args, **kwargs)
+
+
+def list_kernels(op: str | None = None) -> list[KernelInfo]:
+    """The registered kernels, of one operation (any of its names) or of all."""
+    return [KernelInfo(**info) for info in json.loads(_native.list_kernels(op))]
+
+
+def ops() -> list[OperationInfo]:
+    """Every operation that can be called, with its signature and documentation."""
+    found = []
+    for f in _native.functions():
+        doc = getattr(_native, f["name"]).__doc__ or ""
+        found.append(OperationInfo(f["name"], f["signature"], f["target"], f["ops"], doc))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What :func:`doctor` found."""
+
+    python: str
+    layerzero: str
+    devices: list[dict[str, Any]]
+    backends: list[dict[str, Any]]
+    kernels: int
+    runnable: int
+    status: dict[str, Any]
+
+    def __str__(self) -> str:
+        lines = [f"LayerZero {self.layerzero}, Python {self.python}", "devices"]
+        lines += [f"  {i}: {d['platform']}  {d['name']}" for i, d in enumerate(self.devices)]
+        lines.append("backends")
+        width = max(len(b["name"]) for b in self.backends)
+        for b in self.backends:
+            state = b["unavailable"]["message"] if b["unavailable"] else f"version {b['version']}"
+            lines.append(f"  {'✗' if b['unavailable'] else '✓'} {b['name']:<{width}}  {state}")
+        lines.append(f"kernels: {self.kernels} known, {self.runnable} can run here")
+        how = self.status["torch_state_by"]
+        lines.append(f"hot path: exchange API {'yes' if self.status['exchange_api'] else 'no'}, torch state by {how}")
+        return "\n".join(lines)
+
+
+def doctor(*, file: Any = None) -> Diagnosis:
+    """Looks at the machine, the libraries and LayerZero itself, prints what it finds, and returns it."""
+    kernels = list_kernels()
+    found = Diagnosis(
+        python=sys.version.split()[0],
+        layerzero=_native.__version__,
+        devices=json.loads(_native.devices()),
+        backends=json.loads(_native.backends()),
+        kernels=len(kernels),
+        runnable=sum(k.available for k in kernels),
+        status=_native.status(),
+    )
+    print(found, file=file)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Describes a tensor to ask about, instead of making one."""
+
+    shape: tuple[int, ...]
+    dtype: Any = "float32"
+    device: str = "cpu"

@@ -1,0 +1,146 @@
+"""Loading of backends and plugins: once, lazily, and so that a broken one disturbs nobody."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from layerzero import _native
+from layerzero.errors import ConfigurationError, warn
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+#: The entry point group of third-party backends.
+GROUP = "layerzero.backends"
+
+_lock = threading.RLock()
+_loaded = False
+
+
+def load() -> None:
+    """Loads every backend and plugin. Later calls do nothing; nothing here raises because a library is missing."""
+    global _loaded
+    with _lock:
+        if _loaded:
+            return
+        # Registering kernels must not load again.
+        _loaded = True
+        from importlib.metadata import entry_points
+
+        from layerzero.backends import BACKENDS
+
+        for name in BACKENDS:
+            _load_builtin(name)
+        for entry in entry_points(group=GROUP):
+            _load_plugin(entry)
+
+
+def torch_is_there() -> bool:
+    """Whether torch is, or can be, imported."""
+    from importlib.util import find_spec
+
+    return "torch" in sys.modules or find_spec("torch") is not None
+
+
+def _load_builtin(name: str) -> None:
+    folder = Path(__file__).parent / "backends" / name
+    document = (folder / "capabilities.json").read_text(encoding="utf-8")
+    try:
+        adapter = importlib.import_module(f"layerzero.backends.{name}.adapter")
+        version = adapter.detect()
+    except Exception as error:
+        library = json.loads(document).get("import_name", name)
+        _native.load_backend(name, document, {}, [], _why_not(library, error))
+        return
+    register_backend(document, adapter.KERNELS, version=version)
+
+
+def _why_not(library: str, error: Exception) -> tuple[str, str]:
+    from importlib.util import find_spec
+
+    if isinstance(error, ImportError) and find_spec(library) is None:
+        return ("NOT_INSTALLED", library)
+    return ("BACKEND_IMPORT_FAILED", _one_line(error))
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _load_plugin(entry: EntryPoint) -> None:
+    try:
+        entry.load()()
+    except Exception as error:
+        why = _one_line(error)
+        warn(f"the plugin '{entry.name}' ({entry.value}) is disabled: {why}")
+        _native.disable(entry.name, why)
+
+
+def parameters(function: Callable[..., Any]) -> list[str]:
+    """The names of a kernel function's arguments, by position.
+
+    A builtin without a signature cannot be asked; wrap it in a function that names what it takes.
+    """
+    import inspect
+
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"the arguments of {function!r} cannot be seen: {error}",
+            code="BAD_ADAPTER",
+            hint="wrap it in a function that names them",
+        ) from None
+    names = []
+    for parameter in signature.parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            raise ConfigurationError(
+                f"{function!r} takes '{parameter.name}' by keyword only",
+                code="BAD_ADAPTER",
+                hint="kernels are called with positional arguments; move it before the '*'",
+            )
+        names.append(parameter.name)
+    return names
+
+
+def register_backend(
+    capabilities: str | Path | Mapping[str, Any], kernels: Mapping[str, Callable[..., Any]], *, version: str | None = None
+) -> None:
+    """Registers a backend: its capabilities document (JSON or YAML text, a path, or data) and a function per kernel.
+
+    A function takes the operation's arguments by their schema names, in any order, and only those it uses. ``version``,
+    when given, replaces the document's ``backend_version``: the version that was found.
+    """
+    if isinstance(capabilities, Mapping):
+        text = json.dumps(capabilities)
+    elif isinstance(capabilities, Path) or "\n" not in capabilities and not capabilities.lstrip().startswith("{"):
+        text = Path(capabilities).read_text(encoding="utf-8")
+    else:
+        text = capabilities
+    name, versions = "plugin", {}
+    if text.lstrip().startswith("{"):
+        try:
+            data = json.loads(text)
+        except ValueError:
+            # The native reader says where it breaks.
+            data = {}
+        name = str(data.get("backend", name))
+        if version is not None:
+            data["backend_version"] = version
+            text = json.dumps(data)
+        if "backend_version" in data:
+            versions[name] = str(data["backend_version"])
+    if "torch" in sys.modules:
+        versions["torch"] = sys.modules["torch"].__version__
+    adapters = [(kernel, function, parameters(function)) for kernel, function in kernels.items()]
+    _native.load_backend(name, text, versions, adapters)
+
