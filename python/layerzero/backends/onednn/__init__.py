@@ -1,0 +1,1 @@
+"""oneDNN, as PyTorch exposes it."""

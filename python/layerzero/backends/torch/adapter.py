@@ -1,0 +1,57 @@
+"""PyTorch's own kernels for the CPU, and compositions of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import attention, feedforward, kv_cache, norm, paged, position, quantize, sampling, sparse
+
+
+def detect() -> str:
+    """The version of PyTorch."""
+    return str(torch.__version__)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "torch.sdpa.flash": attention.sdpa_flash,
+    "torch.sdpa.flash.cross": attention.sdpa_flash_cross,
+    "torch.sdpa.math": attention.sdpa_math,
+    "torch.sdpa.math.cross": attention.sdpa_math_cross,
+    "torch.attention.unfused": attention.unfused,
+    "torch.attention.unfused.cross": attention.unfused_cross,
+    "torch.paged.flash.decode": paged.decode_flash,
+    "torch.paged.flash.decode.gqa": paged.decode_flash,
+    "torch.paged.flash.prefill": paged.prefill_flash,
+    "torch.paged.flash.prefill.gqa": paged.prefill_flash,
+    "torch.paged.unfused.decode": paged.decode_unfused,
+    "torch.paged.unfused.decode.gqa": paged.decode_unfused,
+    "torch.paged.unfused.prefill": paged.prefill_unfused,
+    "torch.paged.unfused.prefill.gqa": paged.prefill_unfused,
+    "torch.mla.prefill": paged.mla,
+    "torch.mla.decode": paged.mla,
+    "torch.mla.decode.paged": paged.mla_paged,
+    "torch.sparse.block.gathered": sparse.block_gathered,
+    "torch.sparse.block.masked": sparse.block_masked,
+    "torch.sparse.variable_block.masked": sparse.variable_block_masked,
+    "torch.embedding": position.embedding,
+    "torch.rope": position.rope,
+    "torch.alibi": position.alibi,
+    "torch.rms_norm": norm.rms_norm,
+    "torch.rms_norm.composed": norm.rms_norm_composed,
+    "torch.layer_norm": norm.layer_norm,
+    "torch.layer_norm.mixed": norm.layer_norm_mixed,
+    "torch.add_rms_norm": norm.fused_add_rms_norm,
+    "torch.linear": feedforward.linear_kernel,
+    "torch.mlp": feedforward.fused_mlp,
+    "torch.mlp.wide": feedforward.fused_mlp_wide,
+    "torch.silu_mul": feedforward.silu_mul,
+    "torch.gelu": feedforward.gelu_kernel,
+    "torch.topk": sampling.topk,
+    "torch.topp": sampling.topp,
+    "torch.speculative": sampling.speculative,
+    "torch.quantize": quantize.quantize,
+    "torch.dequantize": quantize.dequantize,
+    "torch.kv_append": kv_cache.append,
+    "torch.kv_compact": kv_cache.compact,
+}

@@ -1,0 +1,74 @@
+"""Upkeep of a paged key/value cache, in place."""
+
+import torch
+from torch import Tensor
+
+from .faults import bad_data, check_indices
+
+_LARGEST_E4M3 = 448.0
+_LARGEST_E5M2 = 57344.0
+
+
+def append(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, layout: str
+) -> None:
+    """Writes new keys and values into their slots."""
+    if layout == "HND":
+        key_cache, value_cache = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
+    block_size = key_cache.shape[1]
+    tokens, slots = _writes(slot_mapping.long(), key_cache.shape[0] * block_size)
+    if tokens is not None:
+        key, value = key[tokens], value[tokens]
+    place = (slots.div(block_size, rounding_mode="floor"), slots.remainder(block_size)) if slots.numel() else None
+    if place is not None:
+        key_cache.index_put_(place, rounded(key, key_cache.dtype))
+        value_cache.index_put_(place, rounded(value, value_cache.dtype))
+
+
+def _writes(slots: Tensor, capacity: int) -> tuple[Tensor | None, Tensor]:
+    """The tokens that are written (`None` for all) and their slots: no padding, and of each slot the last token."""
+    if slots.numel() == 0:
+        return None, slots
+    if int(slots.max()) >= capacity:
+        place = int((slots >= capacity).nonzero()[0])
+        raise bad_data(f"slot_mapping[{place}]", int(slots[place]), f"but the cache has {capacity} slots")
+    tokens = None
+    if int(slots.min()) < 0:
+        tokens = (slots >= 0).nonzero().flatten()
+        slots = slots[tokens]
+    last = last_of_each(slots)
+    if last is not None:
+        tokens, slots = (last if tokens is None else tokens[last]), slots[last]
+    return tokens, slots
+
+
+def last_of_each(places: Tensor) -> Tensor | None:
+    """The last occurrence of every place, or `None` when no place occurs twice."""
+    ordered, order = places.sort(stable=True)
+    is_last = torch.ones(places.shape, dtype=torch.bool, device=places.device)
+    torch.ne(ordered[1:], ordered[:-1], out=is_last[:-1])
+    return None if is_last.all() else order[is_last]
+
+
+def rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in another dtype; 8-bit floats saturate, where torch gives NaN or infinity."""
+    if tensor.dtype == dtype:
+        return tensor
+    if dtype == torch.float8_e4m3fn:
+        return tensor.clamp(-_LARGEST_E4M3, _LARGEST_E4M3).to(dtype)
+    if dtype == torch.float8_e5m2:
+        return torch.where(tensor.isinf(), tensor, tensor.clamp(-_LARGEST_E5M2, _LARGEST_E5M2)).to(dtype)
+    return tensor.to(dtype)
+
+
+def compact(key_cache: Tensor, value_cache: Tensor, moves: Tensor) -> None:
+    """Moves pages; every source is read before anything is written."""
+    if moves.shape[0] == 0:
+        return
+    check_indices("moves", moves, key_cache.shape[0])
+    source, target = moves.long().unbind(1)
+    last = last_of_each(target)
+    if last is not None:
+        source, target = source[last], target[last]
+    for cache in (key_cache, value_cache):
+        cache.index_put_((target,), cache.index_select(0, source))

@@ -1,0 +1,118 @@
+"""Sampling from logits, and speculative verification.
+
+Probabilities are computed in float64, so that a draw is the one the definition gives.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from .faults import check_indices
+
+# How many tokens of a row are tried first; sixteen times as many each time they do not suffice.
+_TRIED = 1024
+
+
+def topk(logits: Tensor, uniform: Tensor | None, k: int, seed: int) -> Tensor:
+    """Draws one of the k most likely tokens of each row."""
+    rows = logits.reshape(math.prod(logits.shape[:-1]), logits.shape[-1])
+    kept, ids = _largest(rows, min(k, rows.shape[1]))
+    probabilities = torch.softmax(kept.double(), -1)
+    return _drawn(rows, ids, probabilities, _uniform(uniform, logits, seed)).reshape(logits.shape[:-1])
+
+
+def topp(logits: Tensor, uniform: Tensor | None, p: float, seed: int) -> Tensor:
+    """Draws from the smallest set of tokens whose probability reaches p."""
+    rows = logits.reshape(math.prod(logits.shape[:-1]), logits.shape[-1])
+    log_total = torch.logsumexp(rows.double(), -1, keepdim=True)
+    tried = min(_TRIED, rows.shape[1])
+    while True:
+        kept, ids = _largest(rows, tried)
+        probabilities = torch.exp(kept.double() - log_total)
+        reached = probabilities.cumsum(-1) >= p
+        # Rows whose probabilities are NaN are never drawn from, and need not reach anything.
+        if tried == rows.shape[1] or bool((reached[:, -1] | log_total[:, 0].isnan()).all()):
+            break
+        tried = min(16 * tried, rows.shape[1])
+    # The token that reaches p is kept, those after it are not.
+    beyond = torch.zeros_like(reached)
+    beyond[:, 1:] = reached[:, :-1]
+    probabilities = probabilities.masked_fill(beyond, 0.0)
+    probabilities = probabilities / probabilities.sum(-1, keepdim=True)
+    return _drawn(rows, ids, probabilities, _uniform(uniform, logits, seed)).reshape(logits.shape[:-1])
+
+
+def _largest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest numbers of each row, descending, the lower index first among equals; and their indices."""
+    if 4 * count < rows.shape[1]:
+        values, ids = torch.topk(rows, count + 1)
+        # Of equal numbers topk takes any: which ones matters only where they lie on both sides of the cut.
+        if not bool((values[:, -2] == values[:, -1]).any()):
+            ids = ids[:, :count].sort(-1).values
+            values, order = rows.gather(-1, ids).sort(stable=True, dim=-1, descending=True)
+            return values, ids.gather(-1, order)
+    values, ids = rows.sort(stable=True, dim=-1, descending=True)
+    return values[:, :count], ids[:, :count]
+
+
+def _uniform(uniform: Tensor | None, logits: Tensor, seed: int) -> Tensor:
+    if uniform is not None:
+        return uniform.reshape(-1).double()
+    return _draws((math.prod(logits.shape[:-1]),), logits, seed)
+
+
+def _draws(shape: tuple[int, ...], like: Tensor, seed: int) -> Tensor:
+    generator = torch.Generator(like.device).manual_seed(seed)
+    return torch.rand(shape, dtype=torch.float64, device=like.device, generator=generator)
+
+
+def _drawn(rows: Tensor, ids: Tensor, probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """The id at the place drawn from each row of descending probabilities, or -1 where there is none."""
+    place, valid = _place(probabilities, uniform)
+    # A NaN counts even where it is not kept; a maximum does not lose it.
+    valid &= ~rows.amax(-1).isnan()
+    return ids.gather(-1, place[:, None])[:, 0].masked_fill_(~valid, -1)
+
+
+def _place(probabilities: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """The first place of each row at which the cumulative probability exceeds the uniform number, and whether the
+    row has probabilities at all."""
+    exceeds = probabilities.cumsum(-1) > uniform[:, None]
+    place = exceeds.to(torch.uint8).argmax(-1)
+    # Rounding may leave the number beyond the sum: then it is the last place that has any probability.
+    last = probabilities.shape[-1] - 1 - (probabilities > 0.0).flip(-1).to(torch.uint8).argmax(-1)
+    return torch.where(exceeds.any(-1), place, last), probabilities.sum(-1) > 0.0
+
+
+def speculative(
+    draft_ids: Tensor, draft_probs: Tensor, target_probs: Tensor, uniform: Tensor | None, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Accepts or rejects drafted tokens so that the result is distributed as the target model's."""
+    batch, draft, vocab = draft_probs.shape
+    check_indices("draft_ids", draft_ids, vocab)
+    draft_ids, draft_probs, target_probs = draft_ids.long(), draft_probs.double(), target_probs.double()
+    uniform = _draws((batch, draft + 1), draft_probs, seed) if uniform is None else uniform.double()
+
+    at_token = draft_ids[:, :, None]
+    drafted = draft_probs.gather(2, at_token)[:, :, 0]
+    wanted = target_probs[:, :draft].gather(2, at_token)[:, :, 0]
+    accepts = uniform[:, :draft] * drafted < wanted
+    accepted = accepts.long().cumprod(1).sum(1)
+
+    step = accepted[:, None, None].expand(-1, 1, vocab)
+    target = target_probs.gather(1, step)[:, 0]
+    weights = target
+    if draft > 0:
+        rest = target - draft_probs.gather(1, step.clamp(max=draft - 1))[:, 0]
+        # Not clamp, which some builds let swallow a NaN.
+        rest = torch.where(rest < 0.0, 0.0, rest)
+        usable = (accepted < draft) & (rest != 0.0).any(1)
+        weights = torch.where(usable[:, None], rest, target)
+    place, valid = _place(weights / weights.sum(1, keepdim=True), uniform[:, draft])
+    drawn = place.masked_fill(~valid, -1)
+
+    order = torch.arange(draft + 1, device=draft_ids.device).expand(batch, -1)
+    padded = torch.nn.functional.pad(draft_ids, (0, 1), value=-1)
+    ids = padded.masked_fill(order >= accepted[:, None], -1)
+    return ids.scatter(1, accepted[:, None], drawn[:, None]), accepted

@@ -1,0 +1,1 @@
+"""AMD ZenDNN through the zentorch plugin."""

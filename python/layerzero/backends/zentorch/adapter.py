@@ -1,0 +1,79 @@
+"""AMD's zentorch, the ZenDNN plugin for PyTorch: `torch.ops.zentorch`, read from its sources at v2.11.0.0 to v2.12.1.1.
+
+Not run on hardware: tested against operators of the same signatures.
+"""
+
+import math
+from collections.abc import Callable
+from importlib import import_module, metadata
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+_ops = torch.ops.zentorch
+_OPERATORS = ("zentorch_bmm", "zentorch_rms_norm", "zentorch_add_rms_norm_", "zentorch_sdpa")
+
+
+def detect() -> str:
+    """The version of zentorch; raises `ImportError` where it, or an operator, is missing."""
+    try:
+        library = import_module("zentorch")
+    except ImportError as error:
+        raise ImportError(f"zentorch cannot be imported: {' '.join(str(error).split())}") from error
+    missing = [name for name in _OPERATORS if not hasattr(_ops, name)]
+    if missing:
+        raise ImportError(f"this zentorch has no {', '.join(missing)}; install zentorch 2.11 or newer")
+    return str(getattr(library, "__version__", None) or metadata.version("zentorch"))
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """ZenDNN's matrix product.
+
+    The operators made for linear layers take weights for constants, which ZenDNN caches by address: a weight that is
+    updated, or another one at its address, would be answered with the old one. The batched product does not.
+    """
+    rows = input.reshape(1, math.prod(input.shape[:-1]), input.shape[-1])
+    output: Tensor = _ops.zentorch_bmm(rows, weight.unsqueeze(0).transpose(1, 2))[0]
+    if bias is not None:
+        output = output + bias
+    return output.view(*input.shape[:-1], weight.shape[0])
+
+
+def rms_norm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """ZenDNN's root-mean-square norm, which counts rows along the first axis only."""
+    output: Tensor = _ops.zentorch_rms_norm(input.reshape(-1, input.shape[-1]), weight, eps)
+    return output.view(input.shape)
+
+
+def fused_add_rms_norm(input: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """ZenDNN's addition and norm in one, which works in place: on copies."""
+    output = input.clone().view(-1, input.shape[-1])
+    total = residual.clone().view(-1, input.shape[-1])
+    _ops.zentorch_add_rms_norm_(output, weight, total, eps)
+    return output.view(input.shape), total.view(input.shape)
+
+
+def sdpa(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None, layout: str) -> Tensor:
+    """zentorch's flash attention."""
+    if layout == "BSHD":
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    # Causal asks for as many queries as keys, and takes nothing from a single one: these kernels align top-left.
+    output, _ = _ops.zentorch_sdpa(query, key, value, 0.0, causal and query.shape[2] != 1, scale=scale)
+    return output.transpose(1, 2) if layout == "BSHD" else output
+
+
+def sdpa_cross(query: Tensor, key: Tensor, value: Tensor, scale: float | None, layout: str) -> Tensor:
+    """zentorch's flash attention, to another sequence."""
+    return sdpa(query, key, value, False, scale, layout)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "zentorch.linear": linear,
+    "zentorch.linear.bf16": linear,
+    "zentorch.rms_norm": rms_norm,
+    "zentorch.add_rms_norm": fused_add_rms_norm,
+    "zentorch.sdpa": sdpa,
+    "zentorch.sdpa.cross": sdpa_cross,
+}
