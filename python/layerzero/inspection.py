@@ -194,7 +194,7 @@ class Diagnosis:
         lines.append("backends")
         width = max(len(b["name"]) for b in self.backends)
         for b in self.backends:
-            state = b["unavailable"]["message"] if b["unavailable"] else f"version {b['version']}"
+            state = b["unavailable"]["message"].partition("\n")[0] if b["unavailable"] else f"version {b['version']}"
             lines.append(f"  {'✗' if b['unavailable'] else '✓'} {b['name']:<{width}}  {state}")
         lines.append(f"kernels: {self.kernels} known, {self.runnable} can run here")
         how = self.status["torch_state_by"]

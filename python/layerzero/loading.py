@@ -43,9 +43,17 @@ def load() -> None:
 
 def torch_is_there() -> bool:
     """Whether torch is, or can be, imported."""
+    return sys.modules["torch"] is not None if "torch" in sys.modules else _is_installed("torch")
+
+
+def _is_installed(library: str) -> bool:
     from importlib.util import find_spec
 
-    return "torch" in sys.modules or find_spec("torch") is not None
+    try:
+        return find_spec(library) is not None
+    except (ImportError, ValueError):
+        # A module that was put out of the way, or stands in `sys.modules` without a specification.
+        return False
 
 
 def _load_builtin(name: str) -> None:
@@ -62,9 +70,7 @@ def _load_builtin(name: str) -> None:
 
 
 def _why_not(library: str, error: Exception) -> tuple[str, str]:
-    from importlib.util import find_spec
-
-    if isinstance(error, ImportError) and find_spec(library) is None:
+    if isinstance(error, ImportError) and not _is_installed(library):
         return ("NOT_INSTALLED", library)
     return ("BACKEND_IMPORT_FAILED", _one_line(error))
 
@@ -75,12 +81,19 @@ def _one_line(error: BaseException) -> str:
 
 
 def _load_plugin(entry: EntryPoint) -> None:
+    before = _registered()
     try:
         entry.load()()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         why = _one_line(error)
+        for kernel in _registered() - before:
+            _native.unregister(kernel)
         warn(f"the plugin '{entry.name}' ({entry.value}) is disabled: {why}")
         _native.disable(entry.name, why)
+
+
+def _registered() -> set[str]:
+    return {f"{k['kernel_id']}@{k['version']}" for k in json.loads(_native.list_kernels())}
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:
@@ -113,7 +126,10 @@ def parameters(function: Callable[..., Any]) -> list[str]:
 
 
 def register_backend(
-    capabilities: str | Path | Mapping[str, Any], kernels: Mapping[str, Callable[..., Any]], *, version: str | None = None
+    capabilities: str | Path | Mapping[str, Any],
+    kernels: Mapping[str, Callable[..., Any]],
+    *,
+    version: str | None = None,
 ) -> None:
     """Registers a backend: its capabilities document (JSON or YAML text, a path, or data) and a function per kernel.
 
@@ -126,21 +142,11 @@ def register_backend(
         text = Path(capabilities).read_text(encoding="utf-8")
     else:
         text = capabilities
-    name, versions = "plugin", {}
-    if text.lstrip().startswith("{"):
-        try:
-            data = json.loads(text)
-        except ValueError:
-            # The native reader says where it breaks.
-            data = {}
-        name = str(data.get("backend", name))
-        if version is not None:
-            data["backend_version"] = version
-            text = json.dumps(data)
-        if "backend_version" in data:
-            versions[name] = str(data["backend_version"])
-    if "torch" in sys.modules:
-        versions["torch"] = sys.modules["torch"].__version__
+    text = _native.document(text, version)
+    data = json.loads(text)
+    name = str(data.get("backend", "plugin")) if isinstance(data, dict) else "plugin"
+    versions = {name: str(data["backend_version"])} if name != "plugin" and "backend_version" in data else {}
+    if (torch := sys.modules.get("torch")) is not None:
+        versions["torch"] = torch.__version__
     adapters = [(kernel, function, parameters(function)) for kernel, function in kernels.items()]
     _native.load_backend(name, text, versions, adapters)
-

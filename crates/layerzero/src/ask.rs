@@ -89,10 +89,10 @@ impl Engine {
         }
         let rules = snapshot.spec().settings.bind_rules();
         let (ordered, bound) = Catalog::get().resolve(op, call, &rules, |ix| snapshot.device(ix))?;
-        if bound.layout.is_some_and(|v| v.evidence == LayoutEvidence::Ambiguous) {
+        if let Some(verdict) = bound.layout.filter(|v| v.evidence == LayoutEvidence::Ambiguous) {
             let shape = ordered.inputs[0].map(|m| m.shape.to_vec()).unwrap_or_default();
             let op = Catalog::get().op(bound.query.op()).id();
-            self.warnings.give(&Warning::AmbiguousLayout { op, shape });
+            self.warnings.give(&Warning::AmbiguousLayout { op, shape, assumed: verdict.layout });
         }
         Ok((ordered, bound))
     }

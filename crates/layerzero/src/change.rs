@@ -97,6 +97,10 @@ impl Engine {
         self.known(id, version)?;
         self.change(|draft| {
             draft.spec.kernels.retain(|k| k.id != id || k.version != version);
+            // A backend that was only a name for registered code goes with its last kernel.
+            let kernels = &draft.spec.kernels;
+            let named = |backend: &str| kernels.iter().any(|k| k.backend == backend);
+            draft.spec.backends.retain(|name, b| !b.descriptor.is_code() || named(name));
             draft.executables.remove(&(id.to_owned(), version.to_owned()));
         })
     }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use lz_model::Layout;
 use lz_select::Clock;
 use parking_lot::Mutex;
 
@@ -13,12 +14,14 @@ const MOST: usize = 1024;
 /// Something worth saying that is no error.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Warning {
-    /// BSHD was assumed, BHSD would have fitted as well.
+    /// One layout was assumed, the other would have fitted as well.
     AmbiguousLayout {
         /// The operation.
         op: &'static str,
         /// The shape that fits both.
         shape: Vec<i64>,
+        /// The one that was assumed.
+        assumed: Layout,
     },
     /// A kernel failed and the call went on to another.
     FellBack {
@@ -49,7 +52,7 @@ pub enum Warning {
 impl Warning {
     fn cause(&self) -> String {
         match self {
-            Warning::AmbiguousLayout { op, shape } => format!("layout {op} {shape:?}"),
+            Warning::AmbiguousLayout { op, shape, .. } => format!("layout {op} {shape:?}"),
             Warning::FellBack { op, failed, .. } => format!("fallback {op} {failed}"),
             Warning::OnlyReference { op, why, .. } => format!("reference {op} {why:?}"),
         }
@@ -59,10 +62,10 @@ impl Warning {
 impl std::fmt::Display for Warning {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Warning::AmbiguousLayout { op, shape } => {
+            Warning::AmbiguousLayout { op, shape, assumed } => {
                 write!(
                     f,
-                    "{op}: the layout of shape {shape:?} is ambiguous, BSHD was assumed; pass the layout to be sure"
+                    "{op}: the layout of shape {shape:?} is ambiguous, {assumed} was assumed; pass layout= to be sure"
                 )
             }
             Warning::FellBack { op, failed, error, served, factor } => {

@@ -84,7 +84,8 @@ impl<'o, 'a> Binder<'o, 'a> {
         let params = op.params(call.params)?;
         let device = call.inputs.iter().flatten().next().map_or(call.device, |meta| meta.device);
         let wants_grad = call.inputs.iter().flatten().any(|meta| meta.requires_grad);
-        let context = Context { requires_grad: call.context.requires_grad || wants_grad, ..call.context };
+        let requires_grad = (call.context.requires_grad || wants_grad) && op.gives_gradients();
+        let context = Context { requires_grad, ..call.context };
         let mut query = Query::new(op.ix(), device, &context);
         for (i, (param, value)) in op.schema().params.iter().zip(&params).enumerate() {
             query.params[i] = Query::encode(param, *value);

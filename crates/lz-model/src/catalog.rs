@@ -12,7 +12,7 @@ use crate::nearest::nearest;
 use crate::ops::{ALIASES, OPS};
 use crate::param::{ParamRole, ParamType, ParamValue};
 use crate::query::{MAX_DIMS, MAX_INPUTS, MAX_PARAMS, OpIx, Query};
-use crate::schema::{Check, OpSchema, Output};
+use crate::schema::{Check, OpSchema, Output, OutputDType};
 use crate::shape::{self, ShapePattern};
 
 /// Where an expression's field comes from.
@@ -182,6 +182,20 @@ impl Op {
     /// Bytes a call must move at least; saturates.
     pub fn bytes(&self, facts: &Facts<'_>) -> f64 {
         self.bytes.int(facts).map_or(f64::INFINITY, |n| n as f64)
+    }
+
+    /// Whether a result of it can have a gradient: token ids, quantized values and updated caches have none.
+    pub fn gives_gradients(&self) -> bool {
+        let float = |name: &&str| name.parse::<DType>().is_ok_and(|d| d.is_float() && d.bits() >= 16);
+        let named = |param: &str| match self.param_index(param).map(|i| self.schema.params[i].ty) {
+            Some(ParamType::Choice(choices)) => choices.iter().all(float),
+            _ => false,
+        };
+        self.schema.outputs.iter().any(|output| match *output {
+            Output::Fresh { dtype: OutputDType::Of(_), .. } => true,
+            Output::Fresh { dtype: OutputDType::Named(param), .. } => named(param),
+            Output::Fresh { dtype: OutputDType::Fixed(_), .. } | Output::Updates(_) => false,
+        })
     }
 
     /// The dtype a call is about: that of its first tensor which is neither index nor mask.

@@ -16,6 +16,8 @@ pub struct Function {
     pub target: &'static str,
     /// Names of inputs, parameters and [`Special`]s; those after `*` are given by name only.
     pub arguments: &'static str,
+    /// One line; the operation's own when empty.
+    pub summary: &'static str,
 }
 
 /// An argument that is neither an input nor a parameter of the schema.
@@ -111,6 +113,12 @@ impl Signature {
         })
     }
 
+    /// One line about it.
+    pub fn summary(&self) -> &'static str {
+        let own = Catalog::get().op(self.target.ops[0]).schema().summary;
+        if self.function.summary.is_empty() { own } else { self.function.summary }
+    }
+
     /// The operations behind it.
     pub fn ops(&self) -> impl Iterator<Item = &'static Op> + '_ {
         self.target.ops.iter().map(|&ix| Catalog::get().op(ix))
@@ -153,7 +161,7 @@ impl Signature {
                 .or_else(|| param().map(ArgumentKind::Param))
                 .unwrap_or_else(|| panic!("{}: nothing is called '{name}'", function.name));
             // An argument only some of the operations need is optional: which operation it is depends on it.
-            let required = special.is_none() && ops.iter().all(|op| needed(&op));
+            let required = special.is_none() && ops.iter().all(needed);
             arguments.push(Argument { name, kind, required, keyword_only });
         }
         Signature { function, target, arguments }

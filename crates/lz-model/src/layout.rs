@@ -94,7 +94,7 @@ pub enum LayoutEvidence {
     Strides,
     /// The shapes admit only this one, or make it far more likely.
     Shape,
-    /// Nothing tells the two apart; BSHD was assumed.
+    /// Nothing tells the two apart; the likelier was assumed.
     Ambiguous,
 }
 
@@ -138,7 +138,8 @@ pub struct Rank4<'a> {
 /// An explicit layout wins. Then the strides: a view transposed from a projection's output has
 /// its second dimension inside its third, and only BHSD looks like that. Then the shapes: equal
 /// lengths with unequal head counts, or head counts against positions. What is left is
-/// ambiguous: BSHD is assumed, and the caller warns, or refuses in strict mode.
+/// ambiguous: the longer axis is taken for the sequence, BSHD where they are equal, and the caller
+/// warns, or refuses in strict mode.
 pub fn detect(
     query: Rank4<'_>,
     key: Option<Rank4<'_>>,
@@ -153,8 +154,8 @@ pub fn detect(
         return verdict(Layout::Bhsd, LayoutEvidence::Strides);
     }
     match by_shape(query.shape, key.map(|k| k.shape), hints) {
-        Some(layout) => verdict(layout, LayoutEvidence::Shape),
-        None => verdict(Layout::Bshd, LayoutEvidence::Ambiguous),
+        Ok(layout) => verdict(layout, LayoutEvidence::Shape),
+        Err(guess) => verdict(guess, LayoutEvidence::Ambiguous),
     }
 }
 
@@ -163,34 +164,35 @@ fn is_transposed_view(tensor: Rank4<'_>) -> bool {
     tensor.strides.is_some_and(|s| tensor.shape[1] > 1 && tensor.shape[2] > 1 && s[1] < s[2])
 }
 
-fn by_shape(query: &[i64], key: Option<&[i64]>, hints: &LayoutHints) -> Option<Layout> {
+/// The layout the shapes tell, or the likelier one where they do not.
+fn by_shape(query: &[i64], key: Option<&[i64]>, hints: &LayoutHints) -> Result<Layout, Layout> {
     let (q1, q2) = (query[1], query[2]);
     if let Some(key) = key {
         let (k1, k2) = (key[1], key[2]);
         let grouped = |heads: i64, kv_heads: i64| kv_heads > 0 && heads % kv_heads == 0;
         // Whichever axis holds the heads must divide; often only one reading is possible.
         match (grouped(q2, k2), grouped(q1, k1)) {
-            (true, false) => return Some(Layout::Bshd),
-            (false, true) => return Some(Layout::Bhsd),
+            (true, false) => return Ok(Layout::Bshd),
+            (false, true) => return Ok(Layout::Bhsd),
             _ => {}
         }
         // Self-attention over equal lengths: the axis that differs is the heads.
         if q1 == k1 && q2 != k2 {
-            return Some(Layout::Bshd);
+            return Ok(Layout::Bshd);
         }
         if q2 == k2 && q1 != k1 {
-            return Some(Layout::Bhsd);
+            return Ok(Layout::Bhsd);
         }
-    }
-    if q1 == q2 {
-        return None;
     }
     let common = |n: i64| hints.common_head_counts.contains(&n);
     match (common(q1), common(q2)) {
-        (true, false) => Some(Layout::Bhsd),
-        (false, true) => Some(Layout::Bshd),
-        // Both or neither look like head counts: sequences are usually the longer axis.
-        _ => Some(if q1 > q2 { Layout::Bshd } else { Layout::Bhsd }),
+        (true, false) => Ok(Layout::Bhsd),
+        (false, true) => Ok(Layout::Bshd),
+        // Neither looks like a head count: sequences are the longer axis.
+        (false, false) if q1 != q2 => Ok(if q1 > q2 { Layout::Bshd } else { Layout::Bhsd }),
+        // Both do. A first token is far more common than a single head; beyond that it is a guess.
+        _ if q1 == 1 || q1 >= q2 => Err(Layout::Bshd),
+        _ => Err(Layout::Bhsd),
     }
 }
 
@@ -229,10 +231,20 @@ mod tests {
 
     #[test]
     fn sequences_are_the_longer_axis_and_head_counts_are_known() {
+        assert_eq!(recognise([1, 2048, 16, 64], None, None, None).evidence, Shape);
         assert_eq!(recognise([1, 2048, 16, 64], None, None, None).layout, Layout::Bshd);
         assert_eq!(recognise([1, 16, 2048, 64], None, None, None).layout, Layout::Bhsd);
         // five positions, twelve heads: twelve is a head count, five is not
         assert_eq!(recognise([1, 5, 12, 64], None, None, None).layout, Layout::Bshd);
+    }
+
+    #[test]
+    fn two_head_counts_are_a_guess_and_said_to_be_one() {
+        let guess = |q1, q2| recognise([1, q1, q2, 64], None, Some([1, q1, q2, 64]), None);
+        assert_eq!(guess(64, 8), LayoutVerdict { layout: Layout::Bshd, evidence: Ambiguous });
+        assert_eq!(guess(8, 64), LayoutVerdict { layout: Layout::Bhsd, evidence: Ambiguous });
+        // the first token of a sequence, with 8 heads
+        assert_eq!(guess(1, 8), LayoutVerdict { layout: Layout::Bshd, evidence: Ambiguous });
     }
 
     #[test]

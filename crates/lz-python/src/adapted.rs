@@ -11,7 +11,7 @@ use crate::engine::engine;
 use crate::error;
 use crate::route::{RouteStep, Runner};
 use crate::slow::{Job, given};
-use crate::tensors::{Meta, storage};
+use crate::tensors::{Meta, Purpose, storage};
 
 /// Runs a step's kernel on transformed arguments and gives its result in the form the caller expects.
 pub fn run<'py>(job: &Job<'_, 'py>, step: &RouteStep) -> PyResult<Bound<'py, PyAny>> {
@@ -48,7 +48,7 @@ pub fn run<'py>(job: &Job<'_, 'py>, step: &RouteStep) -> PyResult<Bound<'py, PyA
         if step.transforms.has(Transforms::CONTIGUOUS) {
             object = object.call_method0("contiguous")?;
         }
-        metas[index] = Some(Meta::read(&object, job.front.name(), op.schema().inputs[index].name)?);
+        metas[index] = Some(Meta::read(&object, job.front.name(), op.schema().inputs[index].name, Purpose::Run)?);
         slots[*at] = object.as_ptr();
         kept.push(object);
     }

@@ -114,14 +114,9 @@ fn argument_text(signature: &Signature, argument: &Argument) -> String {
 
 /// The whole docstring, beginning with the signature in the form `inspect` reads.
 pub fn docstring(signature: &Signature) -> String {
-    let schema = signature.ops().next().map(|op| op.schema()).expect("a function has an operation behind it");
     let ids: Vec<&str> = signature.ops().map(|op| op.id()).collect();
     let mut text = format!("{}\n--\n\n", signature_text(signature));
-    let summary = if ids.len() == 1 {
-        schema.summary.to_owned()
-    } else {
-        format!("{}, by the schema that fits", signature.function.target)
-    };
+    let summary = signature.summary();
     let mut capital = summary.chars();
     let summary: String = capital.next().into_iter().flat_map(char::to_uppercase).chain(capital).collect();
     text.push_str(&format!("{summary}.\n\n"));

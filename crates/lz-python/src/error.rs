@@ -33,6 +33,11 @@ pub fn invalid(py: Python<'_>, code: &str, text: &str, hint: &str) -> PyErr {
     make(py, "InvalidCallError", text, code, hint, &[])
 }
 
+/// Something registered that does not fit.
+pub fn configuration(py: Python<'_>, code: &str, text: &str, hint: &str) -> PyErr {
+    make(py, "ConfigurationError", text, code, hint, &[])
+}
+
 /// A tensor of a kind LayerZero does not work on.
 pub fn unsupported(py: Python<'_>, text: &str, hint: &str) -> PyErr {
     make(py, "UnsupportedTensorError", text, "UNSUPPORTED_TENSOR", hint, &[])

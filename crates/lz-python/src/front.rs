@@ -13,7 +13,6 @@ use std::sync::OnceLock;
 
 use layerzero::Memo;
 use layerzero::model::{ArgumentKind, Catalog, Signature, Special};
-use pyo3::exceptions::PyTypeError;
 use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -113,7 +112,10 @@ impl Front {
         }
         Err(match Catalog::get().find(name) {
             Err(unknown) => error::call(py, &unknown),
-            Ok(_) => PyTypeError::new_err(format!("'{name}' works on text, not on tensors; it has no tensor function")),
+            Ok(_) => {
+                let text = format!("'{name}' works on text, not on tensors");
+                error::invalid(py, "NO_FUNCTION", &text, "list the functions with lz.ops()")
+            }
         })
     }
 

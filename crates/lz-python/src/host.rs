@@ -9,15 +9,16 @@ use pyo3::types::{PyDict, PyTuple};
 
 use crate::error;
 use crate::slow::Job;
-use crate::tensors::{Meta, storage};
+use crate::tensors::{Meta, Purpose, storage};
 use crate::torch::Torch;
 
 /// Runs a native kernel on the tensors of a call, without holding the interpreter.
 pub fn run<'py>(job: &Job<'_, 'py>, executable: &Executable) -> PyResult<Bound<'py, PyAny>> {
     let (py, op) = (job.py, job.route.op);
     let schema = op.schema();
+    let resolved = resolved(job)?;
     let mut metas: Vec<Option<&Meta>> = vec![None; schema.inputs.len()];
-    for (at, meta) in &job.arguments.metas {
+    for (at, meta) in job.arguments.metas.iter().chain(resolved.iter().map(|(_, meta)| meta)) {
         if let Some(index) = op.input_index(job.front.signature.arguments[*at].name) {
             metas[index] = Some(meta);
         }
@@ -29,6 +30,7 @@ pub fn run<'py>(job: &Job<'_, 'py>, executable: &Executable) -> PyResult<Bound<'
             return Err(error::unsupported(py, &text, "pass a tensor on the CPU"));
         }
     }
+    writable(job)?;
     let fresh: Vec<(Bound<'py, PyAny>, Meta)> =
         job.expected.iter().map(|spec| allocate(job, spec)).collect::<PyResult<_>>()?;
     let updated = |index: usize| {
@@ -91,6 +93,36 @@ pub fn run<'py>(job: &Job<'_, 'py>, executable: &Executable) -> PyResult<Bound<'
     })
 }
 
+/// Tensors whose memory holds the negative of what they are, copied: the later of two metas counts.
+#[allow(clippy::type_complexity)]
+fn resolved<'py>(job: &Job<'_, 'py>) -> PyResult<Vec<(Bound<'py, PyAny>, (usize, Meta))>> {
+    let mut copies = Vec::new();
+    for (at, _) in &job.arguments.metas {
+        let Some(object) = crate::slow::given(job.py, &job.slots, *at) else { continue };
+        if object.hasattr("is_neg")? && object.call_method0("is_neg")?.is_truthy()? {
+            let copy = object.call_method0("resolve_neg")?;
+            let name = job.front.signature.arguments[*at].name;
+            let meta = Meta::read(&copy, job.front.name(), name, Purpose::Run)?;
+            copies.push((copy, (*at, meta)));
+        }
+    }
+    Ok(copies)
+}
+
+/// What is to be updated must not be an array that is read only.
+fn writable(job: &Job<'_, '_>) -> PyResult<()> {
+    for name in job.front.signature.updates() {
+        let at = job.front.signature.arguments.iter().position(|a| a.name == name);
+        let Some(object) = at.and_then(|at| crate::slow::given(job.py, &job.slots, at)) else { continue };
+        let flags = object.getattr("flags").and_then(|f| f.getattr("writeable"));
+        if flags.is_ok_and(|w| !w.is_truthy().unwrap_or(true)) {
+            let text = format!("{}: '{name}' is read only", job.front.name());
+            return Err(error::invalid(job.py, "READ_ONLY", &text, "pass an array that can be updated"));
+        }
+    }
+    Ok(())
+}
+
 /// Two tensors to be written must not share memory.
 fn distinct(job: &Job<'_, '_>, outputs: &[TensorViewMut<'_>]) -> PyResult<()> {
     let ranges: Vec<(usize, usize)> = outputs.iter().map(TensorViewMut::address_range).collect();
@@ -137,9 +169,17 @@ fn allocate<'py>(job: &Job<'_, 'py>, spec: &OutputSpec) -> PyResult<(Bound<'py, 
     let library = if Torch::known().is_some() { "torch" } else { "numpy" };
     let module = py.import(library)?;
     let kwargs = PyDict::new(py);
-    kwargs.set_item("dtype", module.getattr(dtype)?)?;
+    let Ok(kind) = module.getattr(dtype) else {
+        let text = format!("{}: the result is {}, which {library} does not have", job.front.name(), spec.dtype);
+        return Err(error::unsupported(py, &text, "install torch, or ask for another dtype"));
+    };
+    kwargs.set_item("dtype", kind)?;
+    if library == "torch" {
+        // Not on torch's default device, whatever that is.
+        kwargs.set_item("device", "cpu")?;
+    }
     let object = module.call_method("empty", (shape,), Some(&kwargs))?;
-    let meta = Meta::read(&object, job.front.name(), spec.name)?;
+    let meta = Meta::read(&object, job.front.name(), spec.name, Purpose::Run)?;
     let meta = if per_byte == 2 { meta.unpacked(py, spec.dtype.name(), job.front.name(), spec.name)? } else { meta };
     Ok((object, meta))
 }

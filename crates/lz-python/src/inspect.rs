@@ -6,6 +6,7 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 
 use crate::engine::engine;
 use crate::front::{Front, Slots};
+use crate::tensors::Purpose;
 use crate::{error, registry, slow};
 
 /// Arguments of a call somebody asks about.
@@ -31,9 +32,9 @@ pub fn which<'py>(
 ) -> PyResult<Bound<'py, PyDict>> {
     registry::ensure_loaded(py)?;
     let front = Front::find(py, op)?;
-    let arguments = slow::read(py, front, &slots(py, front, args, kwargs)?)?;
+    let arguments = slow::read(py, front, &slots(py, front, args, kwargs)?, Purpose::Ask)?;
     let named = arguments.named(front, registry::context(py)?);
-    let chosen = engine().which(op, &named).map_err(|e| error::engine(py, &e))?;
+    let chosen = engine().which(name_of(op), &named).map_err(|e| error::engine(py, &e))?;
     let answer = PyDict::new(py);
     answer.set_item("op", chosen.op)?;
     answer.set_item("kernel_id", chosen.kernel_id)?;
@@ -53,9 +54,9 @@ pub fn explain(
 ) -> PyResult<(String, String)> {
     registry::ensure_loaded(py)?;
     let front = Front::find(py, op)?;
-    let arguments = slow::read(py, front, &slots(py, front, args, kwargs)?)?;
+    let arguments = slow::read(py, front, &slots(py, front, args, kwargs)?, Purpose::Ask)?;
     let named = arguments.named(front, registry::context(py)?);
-    let report = engine().explain(op, &named).map_err(|e| error::engine(py, &e))?;
+    let report = engine().explain(name_of(op), &named).map_err(|e| error::engine(py, &e))?;
     Ok((json(&report), report.to_string()))
 }
 
@@ -70,9 +71,15 @@ pub fn validate<'py>(
 ) -> PyResult<Bound<'py, PyList>> {
     registry::ensure_loaded(py)?;
     let front = front_of_kernel(py, kernel_id)?;
-    let arguments = slow::read(py, front, &slots(py, front, args, kwargs)?)?;
+    let arguments = slow::read(py, front, &slots(py, front, args, kwargs)?, Purpose::Ask)?;
     let named = arguments.named(front, registry::context(py)?);
-    let reasons = engine().validate(kernel_id, &named).map_err(|e| error::engine(py, &e))?;
+    let raise = |e: layerzero::Error| error::engine(py, &e);
+    let (_, bound) = engine().bind(front.signature.function.target, &named).map_err(raise)?;
+    let reasons = match engine().step_of(kernel_id, &bound.query) {
+        Ok(_) => Vec::new(),
+        Err(layerzero::Error::NoKernel { rejections, .. }) => rejections.into_iter().flat_map(|r| r.reasons).collect(),
+        Err(other) => return Err(raise(other)),
+    };
     let list = PyList::empty(py);
     for reason in &reasons {
         list.append(error::reason(py, reason)?)?;
@@ -110,6 +117,14 @@ pub fn inner<'py>(
     unsafe { Bound::from_owned_ptr_or_err(py, crate::front::run(front, &slots, false)) }
 }
 
+/// The catalog's name for what a function, an alias or an operation is called.
+fn name_of(op: &str) -> &str {
+    match layerzero::model::Signature::find(op) {
+        Some(s) if s.function.name == op => s.function.target,
+        _ => op,
+    }
+}
+
 /// The function through which a kernel's operation is called.
 fn front_of_kernel(py: Python<'_>, kernel_id: &str) -> PyResult<&'static Front> {
     let id = kernel_id.rsplit_once('@').map_or(kernel_id, |(id, _)| id);
@@ -133,12 +148,7 @@ fn json(value: &impl serde::Serialize) -> String {
 #[pyo3(signature = (op=None))]
 pub fn list_kernels(py: Python<'_>, op: Option<&str>) -> PyResult<String> {
     registry::ensure_loaded(py)?;
-    // A function's name is no alias of the catalog's; its target is.
-    let name = op.map(|op| match layerzero::model::Signature::find(op) {
-        Some(s) if s.function.name == op => s.function.target,
-        _ => op,
-    });
-    engine().list_kernels(name).map(|list| json(&list)).map_err(|e| error::engine(py, &e))
+    engine().list_kernels(op.map(name_of)).map(|list| json(&list)).map_err(|e| error::engine(py, &e))
 }
 
 /// The backends as JSON: name, version, origin, and why one cannot be used.
@@ -225,4 +235,18 @@ pub fn schema<'py>(py: Python<'py>, operation: &str) -> PyResult<Bound<'py, PyDi
 
 fn layouts_has(known: &[&str], layout: &&str) -> bool {
     !known.contains(layout)
+}
+
+/// A capabilities document (JSON or YAML) as JSON, with the version that was found in place of its own.
+#[pyfunction]
+#[pyo3(signature = (text, version=None))]
+pub fn document(py: Python<'_>, text: &str, version: Option<&str>) -> PyResult<String> {
+    let parsed = layerzero::model::capabilities::parse(text);
+    let mut value = parsed.map_err(|e| {
+        error::engine(py, &layerzero::Error::Capabilities { backend: "register_backend".into(), error: e })
+    })?;
+    if let (Some(version), Some(object)) = (version, value.as_object_mut()) {
+        object.insert("backend_version".into(), version.into());
+    }
+    Ok(value.to_string())
 }

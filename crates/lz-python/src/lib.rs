@@ -79,6 +79,7 @@ fn _native(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(inspect::backends, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::devices, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::schema, module)?)?;
+    module.add_function(wrap_pyfunction!(inspect::document, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::status, module)?)?;
     Ok(())
 }

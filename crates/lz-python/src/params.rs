@@ -1,6 +1,6 @@
 //! Scalars as they come from Python.
 
-use layerzero::model::ParamValue;
+use layerzero::model::{DType, ParamValue};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyString};
 
@@ -19,7 +19,12 @@ pub fn value(object: &Bound<'_, PyAny>) -> Option<ParamValue> {
             Err(_) => object.extract::<u64>().ok().map(|i| ParamValue::Int(i as i64)),
         };
     }
-    object.extract::<f64>().ok().map(ParamValue::Float)
+    if let Ok(x) = object.extract::<f64>() {
+        return Some(ParamValue::Float(x));
+    }
+    // A dtype of torch's, by the name it has here.
+    let text = object.str().ok()?.to_string();
+    text.strip_prefix("torch.").filter(|name| name.parse::<DType>().is_ok()).map(ParamValue::str)
 }
 
 /// A window: earlier keys, and later ones when they are given.
@@ -27,7 +32,10 @@ pub fn window(object: &Bound<'_, PyAny>) -> Option<(i64, Option<i64>)> {
     if let Ok(left) = object.extract::<i64>() {
         return Some((left, None));
     }
-    object.extract::<(i64, i64)>().ok().map(|(left, right)| (left, Some(right)))
+    match object.extract::<Vec<i64>>().ok()?[..] {
+        [left, right] => Some((left, Some(right))),
+        _ => None,
+    }
 }
 
 /// Sizes: an integer, or a sequence of them.

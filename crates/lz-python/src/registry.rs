@@ -1,11 +1,12 @@
 //! Backends, kernels and plugins, as Python brings them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use layerzero::Executable;
-use layerzero::model::{Context, PluginOrigin, Reason, capabilities};
+use layerzero::model::schema::OpKind;
+use layerzero::model::{Catalog, Context, KernelDescriptor, Op, Param, PluginOrigin, Reason, capabilities};
 use pyo3::prelude::*;
 
 use crate::engine::engine;
@@ -55,8 +56,21 @@ pub fn load_backend(
 ) -> PyResult<()> {
     let engine = engine();
     let raise = |e: layerzero::Error| error::engine(py, &e);
+    // A function that does not fit is found before anything is loaded.
+    let read = capabilities::read(document).ok();
+    let kernels = read.as_ref().map_or(&[][..], |d| &d.kernels[..]);
+    let mut attached = Vec::new();
+    for (id, callable, parameters) in adapters.into_iter().filter(|_| read.is_some()) {
+        let Some(kernel) = kernels.iter().find(|k| k.id == id) else {
+            let nearest = layerzero::model::nearest(&id, kernels.iter().map(|k| k.id.as_str())).map(str::to_owned);
+            return Err(raise(layerzero::Error::UnknownKernel { id, nearest }));
+        };
+        let function = adapter(py, &id, &kernel.operation, callable, parameters)?;
+        let versions = kernels.iter().filter(|k| k.id == id).map(|k| k.version.clone());
+        attached.extend(versions.map(|v| (id.clone(), v, Executable::Foreign(function.clone()))));
+    }
     engine.load_capabilities(name, document).map_err(raise)?;
-    let backend = capabilities::read(document).map(|d| d.backend.name).unwrap_or_else(|_| name.to_owned());
+    let backend = read.map_or_else(|| name.to_owned(), |d| d.backend.name);
     let reason = unavailable.map(|(code, detail)| match code.as_str() {
         "NOT_INSTALLED" => Reason::NotInstalled { library: detail },
         _ => Reason::BackendImportFailed { library: backend.clone(), error: detail },
@@ -69,31 +83,56 @@ pub fn load_backend(
             }
         })
         .map_err(raise)?;
-    let mut ids: HashMap<String, Vec<String>> = HashMap::new();
-    engine.with_snapshot(|s| {
-        for (_, kernel) in s.kernels().filter(|(_, k)| k.backend == backend) {
-            ids.entry(kernel.id.clone()).or_default().push(kernel.version.clone());
-        }
-    });
-    let mut attached = Vec::new();
-    for (id, callable, parameters) in adapters {
-        let versions = ids.get(&id).cloned().unwrap_or_default();
-        if versions.is_empty() {
-            let e = layerzero::Error::UnknownKernel { id, nearest: None };
-            return Err(error::engine(py, &e));
-        }
-        let kernel = adapter(py, &id, callable, parameters)?;
-        attached.extend(versions.into_iter().map(|v| (id.clone(), v, Executable::Foreign(kernel.clone()))));
-    }
     engine.attach_all(attached).map_err(raise)
 }
 
-fn adapter(py: Python<'_>, id: &str, callable: Py<PyAny>, parameters: Vec<String>) -> PyResult<Arc<PyKernel>> {
+/// A function as a kernel, if its parameters are the operation's: it must name what every call gives, and nothing the
+/// operation does not have.
+fn adapter(
+    py: Python<'_>,
+    id: &str,
+    operation: &str,
+    callable: Py<PyAny>,
+    parameters: Vec<String>,
+) -> PyResult<Arc<PyKernel>> {
+    let bad = |text: String, hint: String| Err(error::configuration(py, "BAD_ADAPTER", &text, &hint));
     if parameters.len() > MAX_ARGUMENTS {
         let text = format!("'{id}' takes {} arguments, at most {MAX_ARGUMENTS} are passed", parameters.len());
-        return Err(error::argument(py, "BAD_ADAPTER", &text, "name only what the kernel uses"));
+        return bad(text, "name only what the kernel uses".into());
+    }
+    let target = Catalog::get().find(operation).map_err(|e| error::call(py, &e))?;
+    let ops: Vec<&Op> = target.ops.iter().map(|&ix| Catalog::get().op(ix)).collect();
+    for name in parameters.iter().filter(|name| *name != "layout") {
+        if !ops.iter().any(|op| op.input_index(name).is_some() || op.param_index(name).is_some()) {
+            let all = ops.iter().map(|op| op.schema());
+            let all = all.flat_map(|s| s.inputs.iter().map(|i| i.name).chain(s.params.iter().map(|p| p.name)));
+            let known: BTreeSet<&str> = all.collect();
+            let near = layerzero::model::did_you_mean(&layerzero::model::nearest(name, known.iter().copied()));
+            let text = format!("'{id}' takes '{name}', which {operation} does not have{near}");
+            let known = known.into_iter().collect::<Vec<_>>().join(", ");
+            return bad(text, format!("name its parameters after the operation's: {known}"));
+        }
+    }
+    // Behind an alias an operation may have inputs the others do not; each kernel knows which it serves.
+    if let [op] = ops[..]
+        && let Some(name) = forgotten(op, &parameters)
+    {
+        let text = format!("'{id}' does not take '{name}', which every call of {operation} may set");
+        return bad(text, format!("add the parameter '{name}' and honour it"));
     }
     Ok(Arc::new(PyKernel { callable, parameters }))
+}
+
+/// A tensor every call gives, or a parameter every kernel must honour, that a function does not name.
+fn forgotten(op: &Op, parameters: &[String]) -> Option<&'static str> {
+    let schema = op.schema();
+    let mut inputs = schema.inputs.iter().enumerate();
+    let input = inputs.find(|(i, input)| !input.optional && !parameters.iter().any(|p| op.input_index(p) == Some(*i)));
+    // A seed only counts where something is always drawn.
+    let counts = |param: &Param| param.universal && (param.name != "seed" || schema.kind == OpKind::Sampling);
+    let mut params = schema.params.iter().enumerate();
+    let param = params.find(|(i, param)| counts(param) && !parameters.iter().any(|p| op.param_index(p) == Some(*i)));
+    input.map(|(_, i)| i.name).or(param.map(|(_, p)| p.name))
 }
 
 /// Registers one kernel, described by a document of its own, to be run by a function.
@@ -103,24 +142,27 @@ pub fn register(py: Python<'_>, document: &str, kernel: Adapter) -> PyResult<()>
         error::engine(py, &layerzero::Error::Capabilities { backend: "register_kernel".into(), error: e })
     })?;
     let (id, callable, parameters) = kernel;
-    let kernel = adapter(py, &id, callable, parameters)?;
     for descriptor in read.kernels {
-        engine().register_as(descriptor, Executable::Foreign(kernel.clone())).map_err(|e| error::engine(py, &e))?;
+        let function = adapter(py, &id, &descriptor.operation, callable.clone_ref(py), parameters.clone())?;
+        engine().register_as(descriptor, Executable::Foreign(function)).map_err(|e| error::engine(py, &e))?;
     }
     Ok(())
 }
 
-/// Removes a kernel; calls under way finish with it.
+/// Removes a kernel, or with `id@version` one version of it; calls under way finish with it.
 #[pyfunction]
 pub fn unregister(py: Python<'_>, kernel_id: &str) -> PyResult<()> {
-    let versions: Vec<String> = engine()
-        .with_snapshot(|s| s.kernels().filter(|(_, k)| k.id == kernel_id).map(|(_, k)| k.version.clone()).collect());
+    let (id, wanted) = kernel_id.rsplit_once('@').map_or((kernel_id, None), |(id, v)| (id, Some(v)));
+    let is_it = |k: &KernelDescriptor| k.id == id && wanted.is_none_or(|v| k.version == v);
+    let versions: Vec<String> =
+        engine().with_snapshot(|s| s.kernels().filter(|(_, k)| is_it(k)).map(|(_, k)| k.version.clone()).collect());
     if versions.is_empty() {
-        let e = layerzero::Error::UnknownKernel { id: kernel_id.to_owned(), nearest: None };
-        return Err(error::engine(py, &e));
+        let known = engine().list_kernels(None).unwrap_or_default();
+        let nearest = layerzero::model::nearest(id, known.iter().map(|k| k.kernel_id.as_str())).map(str::to_owned);
+        return Err(error::engine(py, &layerzero::Error::UnknownKernel { id: kernel_id.to_owned(), nearest }));
     }
     for version in versions {
-        engine().unregister(kernel_id, &version).map_err(|e| error::engine(py, &e))?;
+        engine().unregister(id, &version).map_err(|e| error::engine(py, &e))?;
     }
     Ok(())
 }

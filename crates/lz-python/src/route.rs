@@ -1,6 +1,7 @@
 //! Routes: what was decided for a call, prepared so that it can be carried out at once.
 
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use layerzero::model::schema::OpKind;
@@ -104,7 +105,8 @@ pub struct Decided {
     pub steps: Vec<RouteStep>,
     /// Whether random numbers are drawn.
     pub draws: bool,
-    straight: bool,
+    /// Cleared when its first kernel failed: the next calls look at what it gives.
+    straight: AtomicBool,
 }
 
 /// A shared [`Decided`].
@@ -152,14 +154,21 @@ impl Route {
                 step.transforms.is_empty()
                     && matches!(&step.runner, Runner::Python(call) if !(draws && call.wants_seed))
             });
-        Route(Arc::new(Decided { op, query, layout, steps, draws, straight }))
+        Route(Arc::new(Decided { op, query, layout, steps, draws, straight: AtomicBool::new(straight) }))
+    }
+
+    /// No longer takes the straight path: its first kernel failed.
+    pub fn doubt(&self) {
+        self.straight.store(false, Ordering::Relaxed);
     }
 
     /// The first step as a call that can be made at once, if nothing else is to be done. The kernel is held.
     #[inline]
     pub fn straight(&self, slots: &Slots) -> Option<Prepared> {
         match self.steps.first() {
-            Some(RouteStep { runner: Runner::Python(call), .. }) if self.straight => Some(call.prepare(slots)),
+            Some(RouteStep { runner: Runner::Python(call), .. }) if self.straight.load(Ordering::Relaxed) => {
+                Some(call.prepare(slots))
+            }
             _ => None,
         }
     }

@@ -3,14 +3,14 @@
 
 use layerzero::model::{ArgumentKind, Call, Catalog, Context, Layout, NamedCall, OutputSpec, ParamValue, Special};
 use layerzero::{Error, Warning};
-use pyo3::exceptions::PyException;
+use pyo3::exceptions::{PyException, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
 use crate::engine::engine;
 use crate::front::{self, Front, Slots, Words};
 use crate::route::{Route, RouteStep, Runner};
-use crate::tensors::Meta;
+use crate::tensors::{Meta, Purpose, storage};
 use crate::torch::Torch;
 use crate::{adapted, error, host, registry};
 
@@ -44,14 +44,16 @@ impl Request<'_> {
     /// Serves it.
     pub fn serve(self, py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
         registry::ensure_loaded(py)?;
-        let Request { front, slots, .. } = self;
+        let front = self.front;
+        let slots = &mut self.slots.to_owned();
         if self.outside
             && self.words.is_none()
             && let Some(result) = elsewhere(py, front, slots)?
         {
             return Ok(result);
         }
-        let arguments = read(py, front, slots)?;
+        let _kept = packed(py, front, slots)?;
+        let arguments = read(py, front, slots, Purpose::Run)?;
         let route = match self.known {
             Some(route) => route,
             None => {
@@ -80,6 +82,20 @@ fn decide(py: Python<'_>, front: &'static Front, arguments: &Arguments) -> PyRes
     Ok(route)
 }
 
+/// Packed values are read byte by byte, so that they must lie row by row; what does not is copied.
+fn packed<'py>(py: Python<'py>, front: &Front, slots: &mut Slots) -> PyResult<Option<Bound<'py, PyAny>>> {
+    if front.special(Special::Format).is_none_or(|at| given(py, slots, at).is_none()) {
+        return Ok(None);
+    }
+    let at = front.tensors[0];
+    let values = given(py, slots, at).filter(|v| v.hasattr("contiguous").unwrap_or(false));
+    let values = values.map(|v| v.call_method0("contiguous")).transpose()?;
+    if let Some(values) = &values {
+        slots[at] = values.as_ptr();
+    }
+    Ok(values)
+}
+
 /// What the caller gave at a place; `None` counts as nothing.
 pub fn given<'py>(py: Python<'py>, slots: &Slots, at: usize) -> Option<Bound<'py, PyAny>> {
     // SAFETY: slots hold live objects or null.
@@ -98,29 +114,56 @@ fn keywords<'py>(py: Python<'py>, front: &Front, slots: &Slots) -> PyResult<Boun
     Ok(kwargs)
 }
 
-/// Calls that belong to somebody else first: arrays of other libraries, tracing, autocast.
-fn elsewhere<'py>(py: Python<'py>, front: &'static Front, slots: &Slots) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let hand_to = |module: &str, function: &str| {
-        let none = PyTuple::empty(py);
-        py.import(module)?.call_method1(function, (front.name(), none, keywords(py, front, slots)?)).map(Some)
+/// Calls whose arguments have to be brought into another form first, and are then made anew: arrays of other libraries,
+/// norms over several dimensions. `kernel` when just that one is to run.
+fn foreign<'py>(
+    py: Python<'py>,
+    front: &'static Front,
+    slots: &Slots,
+    kernel: Option<&str>,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let hand_to = |function: &str| {
+        let arguments = (front.name(), PyTuple::empty(py), keywords(py, front, slots)?, kernel);
+        py.import("layerzero.arrays")?.call_method1(function, arguments).map(Some)
     };
     let torch = Torch::find(py)?;
-    let tensors: Vec<(usize, Bound<'py, PyAny>)> =
-        front.tensors.iter().filter_map(|&at| Some((at, given(py, slots, at)?))).collect();
-    let is_torch = |object: &Bound<'_, PyAny>| torch.is_some_and(|torch| torch.is_tensor(object));
-    for (at, object) in tensors.iter().filter(|(_, object)| !is_torch(object)) {
+    for (at, object) in front.tensors.iter().filter_map(|&at| Some((at, given(py, slots, at)?))) {
+        if torch.is_some_and(|torch| torch.is_tensor(&object)) {
+            continue;
+        }
         if !(object.hasattr("__dlpack__")? || object.hasattr("__array_interface__")?) {
-            let name = front.signature.arguments[*at].name;
+            let name = front.signature.arguments[at].name;
             let kind = object.get_type().name()?;
             let text = format!("{}: '{name}' is a {kind}, expected a tensor", front.name());
             let hint = "pass a torch.Tensor, a numpy array or another DLPack producer";
             return Err(error::argument(py, "NOT_A_TENSOR", &text, hint));
         }
         if host::torch_is_there(py)? {
-            return hand_to("layerzero.arrays", "call_arrays");
+            return hand_to("call_arrays");
         }
     }
-    let Some(torch) = torch else { return Ok(None) };
+    if let Some(at) = front.special(Special::NormalizedShape)
+        && let Some(shape) = given(py, slots, at)
+        && shape.len().unwrap_or(1) != 1
+    {
+        return hand_to("call_flattened");
+    }
+    Ok(None)
+}
+
+/// Calls that belong to somebody else first: other arrays, tracing, autocast.
+fn elsewhere<'py>(py: Python<'py>, front: &'static Front, slots: &Slots) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let hand_to = |module: &str, function: &str| {
+        let none = PyTuple::empty(py);
+        py.import(module)?.call_method1(function, (front.name(), none, keywords(py, front, slots)?)).map(Some)
+    };
+    if let Some(result) = foreign(py, front, slots, None)? {
+        return Ok(Some(result));
+    }
+    let Some(torch) = Torch::find(py)? else { return Ok(None) };
+    let tensors: Vec<(usize, Bound<'py, PyAny>)> =
+        front.tensors.iter().filter_map(|&at| Some((at, given(py, slots, at)?))).collect();
+    one_device(py, front, torch, &tensors)?;
     if torch.surroundings().special {
         return match torch.autocast(py)? {
             true => hand_to("layerzero.integrations.autocast", "call_autocast"),
@@ -131,17 +174,31 @@ fn elsewhere<'py>(py: Python<'py>, front: &'static Front, slots: &Slots) -> PyRe
     if tensors.iter().any(|(_, object)| unreadable(object)) {
         return hand_to("layerzero.integrations.torch_ops", "call_traced");
     }
-    if let Some(at) = front.special(Special::NormalizedShape)
-        && let Some(shape) = given(py, slots, at)
-        && shape.len().unwrap_or(1) != 1
-    {
-        return hand_to("layerzero.arrays", "call_flattened");
-    }
     Ok(None)
 }
 
-/// Reads the arguments of a call.
-pub fn read(py: Python<'_>, front: &'static Front, slots: &Slots) -> PyResult<Arguments> {
+/// Tensors of one call are on one device; among those without memory nobody else would notice. A subclass sees the
+/// operator and nothing before it, so that it is not asked.
+fn one_device(py: Python<'_>, front: &Front, torch: &Torch, tensors: &[(usize, Bound<'_, PyAny>)]) -> PyResult<()> {
+    let mut first: Option<(&str, String)> = None;
+    for (at, object) in tensors.iter().filter(|(_, object)| torch.is_plain(object.as_ptr())) {
+        let name = front.signature.arguments[*at].name;
+        let device = object.getattr("device")?.str()?.to_string();
+        match &first {
+            None => first = Some((name, device)),
+            Some((other, expected)) if *expected != device => {
+                let text = format!("{}: '{name}' is on {device} but '{other}' is on {expected}", front.name());
+                let hint = format!("move '{name}' to the device of '{other}'");
+                return Err(error::invalid(py, "MIXED_DEVICES", &text, &hint));
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Reads the arguments of a call, or of one that is only asked about, whose tensors may be fake.
+pub fn read(py: Python<'_>, front: &'static Front, slots: &Slots, purpose: Purpose) -> PyResult<Arguments> {
     let mut arguments = Arguments { metas: Vec::new(), params: Vec::new(), layout: None };
     let name = front.name();
     for (at, argument) in front.signature.arguments.iter().enumerate() {
@@ -152,7 +209,7 @@ pub fn read(py: Python<'_>, front: &'static Front, slots: &Slots) -> PyResult<Ar
             error::argument(py, "BAD_PARAM", &text, &format!("see help(lz.{name})"))
         };
         match argument.kind {
-            ArgumentKind::Input(_) => arguments.metas.push((at, Meta::read(&value, name, argument.name)?)),
+            ArgumentKind::Input(_) => arguments.metas.push((at, Meta::read(&value, name, argument.name, purpose)?)),
             ArgumentKind::Param(param) => {
                 let value = crate::params::value(&value).ok_or_else(|| wrong("a bool, a number or a string"))?;
                 arguments.params.push((param.name, value));
@@ -179,12 +236,20 @@ pub fn read(py: Python<'_>, front: &'static Front, slots: &Slots) -> PyResult<Ar
         }
     }
     if let Some(shape) = front.special(Special::NormalizedShape).and_then(|at| given(py, slots, at)) {
-        let sizes = crate::params::sizes(&shape);
-        let last = arguments.metas.first().and_then(|(_, meta)| meta.shape.last().copied());
-        if sizes.as_deref() != last.map(|n| [n]).as_ref().map(|n| &n[..]) {
+        let sizes = crate::params::sizes(&shape).unwrap_or_default();
+        let input = arguments.metas.first().map(|(_, meta)| meta.shape.clone()).unwrap_or_default();
+        if sizes.is_empty() || !input.ends_with(&sizes) {
             let shown = shape.repr()?.to_string();
-            let text = format!("{name}: normalized_shape is {shown}, the input ends in {last:?}");
+            let text = format!("{name}: normalized_shape is {shown}, the input has shape {:?}", &input[..]);
             return Err(error::invalid(py, "WRONG_SHAPE", &text, "pass the sizes of the input's trailing dimensions"));
+        }
+        // Asked about over several dimensions: the same over one, of their product.
+        for (_, meta) in arguments.metas.iter_mut().filter(|_| sizes.len() > 1) {
+            if meta.shape.ends_with(&sizes) {
+                meta.shape.truncate(meta.shape.len() - sizes.len());
+                meta.shape.push(sizes.iter().product());
+                meta.strides = None;
+            }
         }
     }
     Ok(arguments)
@@ -221,7 +286,7 @@ pub fn carry_out<'py>(
     for step in runnable {
         let result = match failed.take() {
             Some(error) => Err(error),
-            None => job.run(step),
+            None => job.run(step).and_then(|result| job.checked(step, result)),
         };
         let error = match result {
             Ok(result) => {
@@ -230,6 +295,7 @@ pub fn carry_out<'py>(
             }
             Err(error) => error,
         };
+        route.doubt();
         // What is no `Exception` (an interrupt) is not the kernel's failure; a call that is wrong stays wrong.
         if !error.is_instance_of::<PyException>(py) || registry::is_callers_fault(py, &error)? {
             return Err(error);
@@ -334,6 +400,40 @@ impl<'a, 'py> Job<'a, 'py> {
         }
     }
 
+    /// A result that is what the operation gives; anything else is a failure of the kernel. Looked at on the first call
+    /// of a kind, and on every call once a kernel has failed.
+    fn checked(&self, step: &RouteStep, result: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        if !matches!(step.runner, Runner::Python(_)) || self.expected.is_empty() {
+            return Ok(result);
+        }
+        let wrong = |what: String| PyTypeError::new_err(format!("the kernel gave {what}"));
+        let kind = |object: &Bound<'_, PyAny>| object.get_type().name().map_or_else(|_| "?".into(), |n| n.to_string());
+        let results: Vec<Bound<'py, PyAny>> = match self.expected.len() {
+            1 => vec![result.clone()],
+            several => match result.cast::<PyTuple>() {
+                Ok(tuple) if tuple.len() == several => tuple.iter().collect(),
+                _ => return Err(wrong(format!("a {}, expected {several} tensors", kind(&result)))),
+            },
+        };
+        for (object, spec) in results.iter().zip(&self.expected) {
+            if !Torch::known().is_some_and(|torch| torch.is_tensor(object)) {
+                return Err(wrong(format!("a {}, expected a tensor", kind(object))));
+            }
+            let (dtype, per_byte) = storage(spec.dtype);
+            let mut shape = spec.shape.to_vec();
+            if let Some(last) = shape.last_mut() {
+                *last /= per_byte;
+            }
+            let found: Vec<i64> = object.getattr("shape")?.extract()?;
+            let given = object.getattr("dtype")?.str()?.to_string();
+            let given = given.trim_start_matches("torch.");
+            if found != shape || given != dtype {
+                return Err(wrong(format!("{given} {found:?}, expected {dtype} {shape:?}")));
+            }
+        }
+        Ok(result)
+    }
+
     /// Warns when another kernel than the chosen one served the call.
     fn tell(&self, served: &RouteStep, chain: &[(String, PyErr)]) {
         if let Some((failed, error)) = chain.first() {
@@ -347,7 +447,10 @@ impl<'a, 'py> Job<'a, 'py> {
     /// The result as the function gives it.
     fn finish(&self, result: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         if let Some(out) = &self.out {
-            out.call_method1("copy_", (result,))?;
+            match out.hasattr("copy_")? {
+                true => out.call_method1("copy_", (result,))?,
+                false => self.py.import("numpy")?.call_method1("copyto", (out, result))?,
+            };
             return Ok(out.clone());
         }
         if self.route.op.id() == "quantize" {
@@ -363,7 +466,7 @@ impl<'a, 'py> Job<'a, 'py> {
 
 /// `out` must be what the call gives, and is left alone when it is not.
 fn check_out(py: Python<'_>, front: &Front, out: &Bound<'_, PyAny>, expected: &OutputSpec) -> PyResult<()> {
-    let found = Meta::read(out, front.name(), "out")?;
+    let found = Meta::read(out, front.name(), "out", Purpose::Run)?;
     if found.dtype != expected.dtype || found.shape != expected.shape {
         let text = format!(
             "{}: 'out' is {} {:?}, the result is {} {:?}",
@@ -385,7 +488,12 @@ pub fn run_one<'py>(
     kernel_id: &str,
     slots: &Slots,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let arguments = read(py, front, slots)?;
+    if let Some(result) = foreign(py, front, slots, Some(kernel_id))? {
+        return Ok(result);
+    }
+    let slots = &mut slots.to_owned();
+    let _kept = packed(py, front, slots)?;
+    let arguments = read(py, front, slots, Purpose::Run)?;
     let named = arguments.named(front, registry::context(py)?);
     let raise = |e: Error| error::engine(py, &e);
     let (_, bound) = engine().bind(front.signature.function.target, &named).map_err(raise)?;

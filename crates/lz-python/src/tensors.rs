@@ -12,6 +12,15 @@ use crate::error;
 use crate::exchange::{self, DlTensor};
 use crate::torch::Torch;
 
+/// What metadata is read for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// To run the call: addresses matter.
+    Run,
+    /// To answer a question: the tensor may be fake, and must not be asked for its memory.
+    Ask,
+}
+
 /// What is known of a tensor argument.
 #[derive(Clone, Debug)]
 pub struct Meta {
@@ -39,12 +48,13 @@ impl Meta {
     }
 
     /// Reads a tensor's metadata: through the exchange API where it can, else from its attributes.
-    pub fn read(object: &Bound<'_, PyAny>, function: &str, argument: &str) -> PyResult<Meta> {
+    pub fn read(object: &Bound<'_, PyAny>, function: &str, argument: &str, purpose: Purpose) -> PyResult<Meta> {
         let py = object.py();
         let torch = Torch::find(py)?;
         if let Some(torch) = torch.filter(|torch| torch.is_tensor(object)) {
             let grad = torch.surroundings().grad && object.getattr(intern!(py, "requires_grad"))?.is_truthy()?;
-            if let Some(borrow) = torch.borrow {
+            let may_look = purpose == Purpose::Run || torch.is_plain(object.as_ptr());
+            if let Some(borrow) = torch.borrow.filter(|_| may_look) {
                 let mut tensor = DlTensor::EMPTY;
                 // SAFETY: a live tensor, and a struct to fill.
                 if unsafe { borrow(object.as_ptr(), &mut tensor) } == 0 {
@@ -96,6 +106,12 @@ impl Meta {
     ) -> PyResult<Meta> {
         let py = object.py();
         let kind = || object.get_type().name().map_or_else(|_| "object".into(), |n| n.to_string());
+        if !object.hasattr("shape")? && object.hasattr("__dlpack__")? {
+            // A producer without attributes: borrowed by whoever is there.
+            let library = if crate::host::torch_is_there(py)? { "torch" } else { "numpy" };
+            let borrowed = py.import(library)?.call_method1("from_dlpack", (object,))?;
+            return Meta::read(&borrowed, function, argument, Purpose::Ask);
+        }
         let Ok(shape) = object.getattr("shape").and_then(|s| s.extract::<Vec<i64>>()) else {
             let text = format!("{function}: '{argument}' is a {}, expected a tensor", kind());
             return Err(error::argument(
@@ -119,10 +135,15 @@ impl Meta {
         let itemsize = (dtype.bits() as i64 / 8).max(1);
         let strides: Option<Vec<i64>> = match object.getattr("stride").ok().filter(|s| s.is_callable()) {
             Some(stride) => Some(stride.call0()?.extract()?),
-            None => match object.getattr("strides").ok().and_then(|s| s.extract::<Vec<i64>>().ok()) {
-                Some(bytes) => Some(bytes.iter().map(|b| b / itemsize).collect()),
-                None => None,
-            },
+            None => {
+                let bytes = object.getattr("strides").and_then(|s| s.extract::<Vec<i64>>()).ok();
+                if bytes.iter().flatten().any(|b| b % itemsize != 0) {
+                    let text =
+                        format!("{function}: the strides of '{argument}' are no multiples of its elements' size");
+                    return Err(error::unsupported(py, &text, "pass a copy"));
+                }
+                bytes.map(|bytes| bytes.iter().map(|b| b / itemsize).collect())
+            }
         };
         let device = match object.getattr("device").ok() {
             Some(found) => named_device(py, &found.str()?.to_string(), function, argument)?,

@@ -283,7 +283,13 @@ fn describe(rule: &lz_model::ParamRule) -> String {
     let mut parts = Vec::new();
     parts.extend(rule.min.map(|min| format!("at least {min}")));
     parts.extend(rule.max.map(|max| format!("at most {max}")));
-    parts.extend(rule.one_of.as_ref().map(|list| format!("{list:?}")));
+    let shown = |scalar: &lz_model::Scalar| match scalar {
+        lz_model::Scalar::Bool(b) => b.to_string(),
+        lz_model::Scalar::Int(i) => i.to_string(),
+        lz_model::Scalar::Float(x) => x.to_string(),
+        lz_model::Scalar::Str(s) => s.clone(),
+    };
+    parts.extend(rule.one_of.as_ref().map(|list| list.iter().map(shown).collect::<Vec<_>>().join(", ")));
     parts.join(", ")
 }
 

@@ -20,7 +20,11 @@ fn an_ambiguous_layout_is_said_once_a_minute_per_shape_and_refused_in_strict_mod
     assert_ne!(four, call(4, Some(Layout::Bhsd)).unwrap());
     w.at(59_999);
     call(4, None).unwrap();
-    let ambiguous = |n: i64| Warning::AmbiguousLayout { op: "attention.standard.prefill", shape: vec![1, n, n, 8] };
+    let ambiguous = |n: i64| Warning::AmbiguousLayout {
+        op: "attention.standard.prefill",
+        shape: vec![1, n, n, 8],
+        assumed: Layout::Bshd,
+    };
     assert_eq!(w.warnings(), [ambiguous(4)]);
     assert!(ambiguous(4).to_string().contains("[1, 4, 4, 8]"));
     call(6, None).unwrap();

@@ -48,7 +48,13 @@ pub fn softmax(scores: &mut [f64]) {
     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let mut total = 0.0;
     for score in scores.iter_mut() {
-        *score = if *score == f64::NEG_INFINITY { 0.0 } else { (*score - max).exp() };
+        // A weight too small for a float is still one: what it weighs takes part.
+        let weight = (*score - max).exp();
+        *score = match (*score == f64::NEG_INFINITY, weight == 0.0) {
+            (true, _) => 0.0,
+            (false, true) => f64::MIN_POSITIVE,
+            (false, false) => weight,
+        };
         total += *score;
     }
     for score in scores {

@@ -91,16 +91,21 @@ impl CapabilitiesError {
 
 /// Reads a document: JSON when it starts with `{`, else YAML.
 pub fn read(text: &str) -> Result<Capabilities, CapabilitiesError> {
+    read_value(&parse(text)?)
+}
+
+/// A document as data, not looked at yet.
+pub fn parse(text: &str) -> Result<Value, CapabilitiesError> {
     if text.len() > MAX_BYTES {
         return Err(CapabilitiesError::Syntax(format!("{} bytes; at most {MAX_BYTES} are read", text.len())));
     }
-    let value: Value = if text.trim_start().starts_with('{') {
-        serde_json::from_str::<json::Strict>(text).map_err(|e| CapabilitiesError::Syntax(e.to_string()))?.0
+    if text.trim_start().starts_with('{') {
+        let read = serde_json::from_str::<json::Strict>(text);
+        read.map(|strict| strict.0).map_err(|e| CapabilitiesError::Syntax(e.to_string()))
     } else {
-        serde_saphyr::from_str_with_options(text, yaml_limits())
-            .map_err(|e| CapabilitiesError::Syntax(e.to_string()))?
-    };
-    read_value(&value)
+        let read = serde_saphyr::from_str_with_options(text, yaml_limits());
+        read.map_err(|e| CapabilitiesError::Syntax(e.to_string()))
+    }
 }
 
 /// No aliases, and no deeper than a document needs: a small file must not become a large one.
@@ -173,7 +178,33 @@ fn describe(error: &jsonschema::ValidationError<'_>, schema: &Value) -> String {
             unexpected.iter().map(describe).collect::<Vec<_>>().join("; ")
         }
         ValidationErrorKind::Required { property } => format!("{property} is missing; state it"),
+        ValidationErrorKind::AnyOf { context } | ValidationErrorKind::OneOfNotValid { context } => {
+            let mut choices: Vec<String> = context.iter().flatten().filter_map(choice).collect();
+            choices.dedup();
+            if choices.is_empty() {
+                error.to_string()
+            } else {
+                format!("{} is none of {}", error.instance(), choices.join(", "))
+            }
+        }
         _ => error.to_string(),
+    }
+}
+
+/// The value, or values, an alternative would have taken.
+fn choice(error: &jsonschema::ValidationError<'_>) -> Option<String> {
+    use jsonschema::error::ValidationErrorKind;
+    match error.kind() {
+        ValidationErrorKind::Constant { expected_value } => Some(expected_value.to_string()),
+        ValidationErrorKind::Enum { options } => {
+            let options = options.as_array()?.iter().map(ToString::to_string);
+            Some(options.collect::<Vec<_>>().join(", "))
+        }
+        ValidationErrorKind::AnyOf { context } | ValidationErrorKind::OneOfNotValid { context } => {
+            let inner: Vec<String> = context.iter().flatten().filter_map(choice).collect();
+            (!inner.is_empty()).then(|| inner.join(", "))
+        }
+        _ => None,
     }
 }
 

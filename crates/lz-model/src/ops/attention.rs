@@ -96,7 +96,8 @@ const SELF_PARAMS: &[Param] = &[CAUSAL, SCALE, WINDOW_LEFT, WINDOW_RIGHT, SOFTCA
 const SEMANTICS: &str = "scores = scale * q.k^T (softcapped, plus slope * -|distance|, plus or masked by attn_mask); \
 keys outside the causal bound or the window get no weight; out = softmax(scores).v. Causal and windows are aligned \
 bottom-right: query i stands at key position i + seq_k - seq_q. A query that may attend to nothing gives zeros. Each \
-group of heads/kv_heads query heads shares one key/value head. A NaN that takes part gives NaN.";
+group of heads/kv_heads query heads shares one key/value head. A NaN that takes part gives NaN; a NaN or \
+infinity among keys or values that get no weight may reach further rows, since kernels multiply it by zero.";
 
 const DENSE: OpSchema = OpSchema {
     family: Family::Attention,

@@ -83,7 +83,15 @@ pub static ALIASES: &[Alias] = &[
 ];
 
 const fn function(name: &'static str, target: &'static str, arguments: &'static str) -> Function {
-    Function { name, target, arguments }
+    Function { name, target, arguments, summary: "" }
+}
+
+impl Function {
+    /// The same with a line of its own, for functions of several operations.
+    const fn about(mut self, summary: &'static str) -> Function {
+        self.summary = summary;
+        self
+    }
 }
 
 /// The operations as people call them. Names after `*` are given by name only.
@@ -92,28 +100,33 @@ pub static FUNCTIONS: &[Function] = &[
         "attention",
         "attention",
         "query key value causal scale * attn_mask alibi_slopes window softcap dropout_p seed layout out",
-    ),
+    )
+    .about("softmax attention: standard or grouped-query by head counts, prefill or decode by query length"),
     function(
         "cross_attention",
         "attention.cross",
         "query key value scale * attn_mask softcap dropout_p seed layout out",
-    ),
+    )
+    .about("softmax attention to another sequence, prefill or decode by query length"),
     function(
         "paged_attention",
         "attention.paged",
         "query key_cache value_cache block_tables context_lens scale * cu_seqlens_q causal window softcap layout out",
-    ),
+    )
+    .about("softmax attention over a paged cache: standard or grouped-query, decode or packed prefill"),
     function(
         "mla_attention",
         "attention.mla",
         "q_nope q_pe ckv kpe scale * causal qo_indptr kv_indptr block_tables context_lens out",
-    ),
+    )
+    .about("multi-head latent attention over compressed keys and values, contiguous or paged"),
     function(
         "sparse_attention",
         "attention.sparse",
         "query key value * indptr indices block_rows block_cols block_mask block_row_sizes block_col_sizes scale layout \
 out",
-    ),
+    )
+    .about("softmax attention within blocks: listed ones of one size, or a mask of blocks of many sizes"),
     function("embedding", "embedding.lookup", "indices weight * out"),
     function("rope", "posenc.rope", "input cos sin interleaved * positions layout out"),
     function("alibi_bias", "posenc.alibi", "slopes seq_q seq_k * out"),

@@ -29,7 +29,7 @@ fn group(sizes: &dyn Sizes) -> i64 {
         None => sizes.dtype("values"),
     };
     let own = format.and_then(QuantFormat::of).and_then(|f| f.spec().group_size);
-    sizes.param("group_size").as_int().unwrap_or(own.map_or(32, i64::from)).max(1)
+    sizes.param("group_size").as_int().unwrap_or(own.map_or(32, i64::from))
 }
 
 /// How many rows of scales there are.
@@ -42,7 +42,8 @@ fn scale_cols(sizes: &dyn Sizes) -> i64 {
     if sizes.param("granularity").as_str() != Some("blockwise") {
         return 1;
     }
-    let group = sizes.dim("group");
+    // A group of nothing is refused by the checks, which come later.
+    let group = sizes.dim("group").max(1);
     sizes.dim("cols").div_euclid(group) + i64::from(sizes.dim("cols") % group != 0)
 }
 

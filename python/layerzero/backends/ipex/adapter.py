@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
 _ops = torch.ops.torch_ipex
 _DISTRIBUTION = "intel_extension_for_pytorch"
 _OPERATORS = ("flash_attention", "rmsnorm", "add_rmsnorm")
@@ -52,6 +51,7 @@ def flash_attention(
     if layout == "BSHD":
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     # Causal asks for as many queries as keys, and takes nothing from a single one: these kernels align top-left.
+    output: Tensor
     output, _ = _ops.flash_attention(query, key, value, 0.0, causal and query.shape[2] != 1, scale=scale)
     return output.transpose(1, 2) if layout == "BSHD" else output
 

@@ -7,7 +7,6 @@ The public functions are kernels. Tensors inside are in the order batch, heads, 
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -211,7 +210,7 @@ def sdpa_math(
             if allowed is not None:
                 mask = _additive(allowed, query) if mask is None else mask.masked_fill(~allowed, -_INFINITY)
     output = _math(query, key, value, mask, 0.0, top_left, scale=scale, enable_gqa=heads != key.shape[1])[0]
-    return output.transpose(1, 2) if layout == "BSHD" else output
+    return output.transpose(1, 2).contiguous() if layout == "BSHD" else output
 
 
 def sdpa_math_cross(
@@ -246,7 +245,7 @@ def unfused(
         slopes = alibi_slopes.to(work)[:, None, None] * -distance
         bias = slopes if bias is None else bias + slopes
     output = attend(query, key, value, scale, allowed, bias, softcap, dropout_p, seed)
-    return output.transpose(1, 2) if layout == "BSHD" else output
+    return output.transpose(1, 2).contiguous() if layout == "BSHD" else output
 
 
 def unfused_cross(

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
 _ops = torch.ops.zentorch
 _OPERATORS = ("zentorch_bmm", "zentorch_rms_norm", "zentorch_add_rms_norm_", "zentorch_sdpa")
 
@@ -60,6 +59,7 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float |
     if layout == "BSHD":
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     # Causal asks for as many queries as keys, and takes nothing from a single one: these kernels align top-left.
+    output: Tensor
     output, _ = _ops.zentorch_sdpa(query, key, value, 0.0, causal and query.shape[2] != 1, scale=scale)
     return output.transpose(1, 2) if layout == "BSHD" else output
 

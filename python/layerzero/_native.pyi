@@ -1,0 +1,743 @@
+# Written by scripts/stubs.py from the operations' schemas; `make stubs` writes it again.
+"""The native half of the package: the functions people call, and what the rest of the package is built on."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar, overload
+
+from numpy.typing import NDArray
+from torch import Generator, Tensor
+
+from layerzero.arrays import Quantized
+from layerzero.inspection import Reason
+
+class _DLPack(Protocol):
+    def __dlpack__(self) -> Any: ...
+    def __dlpack_device__(self) -> Any: ...
+
+# Tensors in, tensors out; numpy arrays in, numpy arrays out; any other DLPack producer in, tensors out. The arrays of a
+# call are of one kind.
+_Array = TypeVar("_Array", Tensor, NDArray[Any], _DLPack)
+
+# A kernel's id, the function that runs it, and the names of that function's parameters.
+_Adapter: TypeAlias = tuple[str, Callable[..., Any], list[str]]
+
+__all__ = [
+    "__version__",
+    "alibi_bias",
+    "allocations",
+    "attention",
+    "backends",
+    "cli",
+    "cross_attention",
+    "dequantize",
+    "devices",
+    "disable",
+    "document",
+    "embedding",
+    "explain",
+    "functions",
+    "fused_add_rms_norm",
+    "fused_mlp",
+    "gelu",
+    "inner",
+    "kv_append",
+    "kv_compact",
+    "layer_norm",
+    "linear",
+    "list_kernels",
+    "load_backend",
+    "mla_attention",
+    "paged_attention",
+    "quantize",
+    "register",
+    "rms_norm",
+    "rope",
+    "run_kernel",
+    "sample_topk",
+    "sample_topp",
+    "schema",
+    "silu_mul",
+    "sparse_attention",
+    "speculative_verify",
+    "status",
+    "unregister",
+    "validate",
+    "which",
+]
+
+__version__: str
+
+def attention(
+    query: _Array,
+    key: _Array,
+    value: _Array,
+    causal: bool = True,
+    scale: float | None = None,
+    *,
+    attn_mask: _Array | None = None,
+    alibi_slopes: _Array | None = None,
+    window: int | tuple[int, int] | None = None,
+    softcap: float = 0.0,
+    dropout_p: float = 0.0,
+    seed: int | None = None,
+    layout: str | None = None,
+    out: _Array | None = None,
+) -> _Array:
+    """Softmax attention: standard or grouped-query by head counts, prefill or decode by query length.
+
+    scores = scale * q.k^T (softcapped, plus slope * -|distance|, plus or masked by attn_mask); keys outside the causal
+    bound or the window get no weight; out = softmax(scores).v. Causal and windows are aligned bottom-right: query i
+    stands at key position i + seq_k - seq_q. A query that may attend to nothing gives zeros. Each group of
+    heads/kv_heads query heads shares one key/value head. A NaN that takes part gives NaN; a NaN or infinity among keys
+    or values that get no weight may reach further rows, since kernels multiply it by zero.
+
+    Args:
+        query: tensor (batch, seq_q, heads, head_dim) as BSHD or (batch, heads, seq_q, head_dim) as BHSD; float64,
+            float32, float16, bfloat16, float8_e4m3fn, float8_e5m2.
+        key: tensor (batch, seq_k, kv_heads, head_dim) as BSHD or (batch, kv_heads, seq_k, head_dim) as BHSD; the dtype
+            of query.
+        value: tensor (batch, seq_k, kv_heads, v_dim) as BSHD or (batch, kv_heads, seq_k, v_dim) as BHSD; the dtype of
+            query.
+        causal: query i attends to keys up to i + seq_k - seq_q.
+        scale: softmax scale; 1/sqrt(head_dim) when not given.
+        attn_mask: tensor (batch or 1, heads or 1, seq_q or 1, seq_k) or (seq_q or 1, seq_k); float64, float32, float16,
+            bfloat16, bool, optional.
+        alibi_slopes: tensor (heads,); float64, float32, float16, bfloat16, optional.
+        window: how many earlier keys a query may attend to, or (earlier, later); all when not given.
+        softcap: scores become softcap * tanh(scores / softcap); 0 turns it off.
+        dropout_p: probability that an attention weight is dropped (training).
+        seed: seed of the draws.
+        layout: the layout of the tensors; recognised from their shapes when not given.
+        out: tensor the result is written to; a new one when not given.
+
+    Returns:
+        output: tensor (batch, seq_q, heads, v_dim) as BSHD or (batch, heads, seq_q, v_dim) as BHSD.
+
+    Operations: attention.standard.decode, attention.standard.prefill, attention.gqa.decode, attention.gqa.prefill. See
+    which kernel runs with lz.which and lz.explain.
+    """
+
+def cross_attention(
+    query: _Array,
+    key: _Array,
+    value: _Array,
+    scale: float | None = None,
+    *,
+    attn_mask: _Array | None = None,
+    softcap: float = 0.0,
+    dropout_p: float = 0.0,
+    seed: int | None = None,
+    layout: str | None = None,
+    out: _Array | None = None,
+) -> _Array:
+    """Softmax attention to another sequence, prefill or decode by query length.
+
+    out = softmax(scale * q.k^T + mask).v with keys and values of another sequence (an encoder's); never causal
+
+    Args:
+        query: tensor (batch, seq_q, heads, head_dim) as BSHD or (batch, heads, seq_q, head_dim) as BHSD; float64,
+            float32, float16, bfloat16, float8_e4m3fn, float8_e5m2.
+        key: tensor (batch, seq_k, kv_heads, head_dim) as BSHD or (batch, kv_heads, seq_k, head_dim) as BHSD; the dtype
+            of query.
+        value: tensor (batch, seq_k, kv_heads, v_dim) as BSHD or (batch, kv_heads, seq_k, v_dim) as BHSD; the dtype of
+            query.
+        scale: softmax scale; 1/sqrt(head_dim) when not given.
+        attn_mask: tensor (batch or 1, heads or 1, seq_q or 1, seq_k) or (seq_q or 1, seq_k); float64, float32, float16,
+            bfloat16, bool, optional.
+        softcap: scores become softcap * tanh(scores / softcap); 0 turns it off.
+        dropout_p: probability that an attention weight is dropped (training).
+        seed: seed of the draws.
+        layout: the layout of the tensors; recognised from their shapes when not given.
+        out: tensor the result is written to; a new one when not given.
+
+    Returns:
+        output: tensor (batch, seq_q, heads, v_dim) as BSHD or (batch, heads, seq_q, v_dim) as BHSD.
+
+    Operations: attention.cross.decode, attention.cross.prefill. See which kernel runs with lz.which and lz.explain.
+    """
+
+def paged_attention(
+    query: _Array,
+    key_cache: _Array,
+    value_cache: _Array,
+    block_tables: _Array,
+    context_lens: _Array,
+    scale: float | None = None,
+    *,
+    cu_seqlens_q: _Array | None = None,
+    causal: bool = True,
+    window: int | tuple[int, int] | None = None,
+    softcap: float = 0.0,
+    layout: str | None = None,
+    out: _Array | None = None,
+) -> _Array:
+    """Softmax attention over a paged cache: standard or grouped-query, decode or packed prefill.
+
+    sequence b's keys are the first context_lens[b] slots of the pages block_tables[b, 0..]; its one query attends to
+    all of them (within the window). A context length of 0 gives zeros. Page indices beyond the context are not read.
+
+    queries are packed along the first dimension; sequence b owns rows cu_seqlens_q[b] .. cu_seqlens_q[b+1], which are
+    the last positions of its context_lens[b] cached tokens (bottom-right aligned).
+
+    Args:
+        query: tensor (batch, heads, head_dim) or (batch, 1, heads, head_dim) or (seq_q, heads, head_dim); float64,
+            float32, float16, bfloat16, float8_e4m3fn, float8_e5m2.
+        key_cache: tensor (num_blocks, block_size, kv_heads, head_dim) as NHD or (num_blocks, kv_heads, block_size,
+            head_dim) as HND; float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2.
+        value_cache: tensor (num_blocks, block_size, kv_heads, head_dim) as NHD or (num_blocks, kv_heads, block_size,
+            head_dim) as HND; the dtype of key_cache.
+        block_tables: tensor (batch, max_blocks); int64, int32.
+        context_lens: tensor (batch,); int64, int32.
+        scale: softmax scale; 1/sqrt(head_dim) when not given.
+        cu_seqlens_q: tensor (batch + 1,); int64, int32.
+        causal: query i attends to keys up to i + seq_k - seq_q.
+        window: how many earlier keys a query may attend to, or (earlier, later); all when not given.
+        softcap: scores become softcap * tanh(scores / softcap); 0 turns it off.
+        layout: the layout of the tensors; recognised from their shapes when not given.
+        out: tensor the result is written to; a new one when not given.
+
+    Returns:
+        output: tensor shaped like query.
+
+    Operations: attention.standard.decode.paged, attention.standard.prefill.paged, attention.gqa.decode.paged,
+    attention.gqa.prefill.paged. See which kernel runs with lz.which and lz.explain.
+    """
+
+def mla_attention(
+    q_nope: _Array,
+    q_pe: _Array,
+    ckv: _Array,
+    kpe: _Array,
+    scale: float,
+    *,
+    causal: bool = True,
+    qo_indptr: _Array | None = None,
+    kv_indptr: _Array | None = None,
+    block_tables: _Array | None = None,
+    context_lens: _Array | None = None,
+    out: _Array | None = None,
+) -> _Array:
+    """Multi-head latent attention over compressed keys and values, contiguous or paged.
+
+    as attention.mla.decode, one query per sequence; sequence b's latent keys are the first context_lens[b] slots of the
+    pages block_tables[b, 0..]
+
+    scores = scale * (q_nope.ckv^T + q_pe.kpe^T), out = softmax(scores).ckv, with the projections absorbed into q_nope.
+    Without indptrs all tokens belong to one sequence; with them sequence b owns query rows qo_indptr[b].. and key rows
+    kv_indptr[b]... Causal is bottom-right aligned within each sequence.
+
+    Args:
+        q_nope: tensor (batch, heads, dim_ckv) or (seq_q, heads, dim_ckv); float64, float32, float16, bfloat16.
+        q_pe: tensor (batch, heads, dim_kpe) or (seq_q, heads, dim_kpe); the dtype of q_nope.
+        ckv: tensor (num_blocks, block_size, dim_ckv) or (seq_k, 1, dim_ckv) or (seq_k, dim_ckv); float64, float32,
+            float16, bfloat16, float8_e4m3fn, float8_e5m2.
+        kpe: tensor (num_blocks, block_size, dim_kpe) or (seq_k, 1, dim_kpe) or (seq_k, dim_kpe); the dtype of
+            ckv_cache.
+        scale: softmax scale; 1/sqrt(head_dim) when not given.
+        causal: query i attends to keys up to i + seq_k - seq_q.
+        qo_indptr: tensor (batch + 1,); int64, int32, optional.
+        kv_indptr: tensor (batch + 1,); int64, int32, optional.
+        block_tables: tensor (batch, max_blocks); int64, int32.
+        context_lens: tensor (batch,); int64, int32.
+        out: tensor the result is written to; a new one when not given.
+
+    Returns:
+        output: tensor shaped like q_nope.
+
+    Operations: attention.mla.decode.paged, attention.mla.decode, attention.mla.prefill. See which kernel runs with
+    lz.which and lz.explain.
+    """
+
+def sparse_attention(
+    query: _Array,
+    key: _Array,
+    value: _Array,
+    *,
+    indptr: _Array | None = None,
+    indices: _Array | None = None,
+    block_rows: int | None = None,
+    block_cols: int | None = None,
+    block_mask: _Array | None = None,
+    block_row_sizes: _Array | None = None,
+    block_col_sizes: _Array | None = None,
+    scale: float | None = None,
+    layout: str | None = None,
+    out: _Array | None = None,
+) -> _Array:
+    """Softmax attention within blocks: listed ones of one size, or a mask of blocks of many sizes.
+
+    query rows [i*R, (i+1)*R) attend to key rows [j*C, (j+1)*C) for the block columns j listed in indices[indptr[i] ..
+    indptr[i+1]], and to nothing else; a row with no block gives zeros
+
+    for key/value head h, block row i covers the next block_row_sizes[h, i] queries and block column j the next
+    block_col_sizes[h, j] keys; they attend exactly where block_mask[h, i, j] is true; a row with no block gives zeros
+
+    Args:
+        query: tensor (seq_q, heads, head_dim) or (heads, seq_q, head_dim) as HND or (seq_q, heads, head_dim) as NHD;
+            float64, float32, float16, bfloat16.
+        key: tensor (seq_k, kv_heads, head_dim) or (kv_heads, seq_k, head_dim) as HND or (seq_k, kv_heads, head_dim) as
+            NHD; the dtype of query.
+        value: tensor (seq_k, kv_heads, head_dim) or (kv_heads, seq_k, head_dim) as HND or (seq_k, kv_heads, head_dim)
+            as NHD; the dtype of query.
+        indptr: tensor (row_blocks + 1,); int64, int32.
+        indices: tensor (nnz,); int64, int32.
+        block_rows: query rows per block.
+        block_cols: key rows per block.
+        block_mask: tensor (kv_heads, row_blocks, col_blocks); bool.
+        block_row_sizes: tensor (kv_heads, row_blocks); int64, int32.
+        block_col_sizes: tensor (kv_heads, col_blocks); int64, int32.
+        scale: softmax scale; 1/sqrt(head_dim) when not given.
+        layout: the layout of the tensors; recognised from their shapes when not given.
+        out: tensor the result is written to; a new one when not given.
+
+    Returns:
+        output: tensor shaped like query.
+
+    Operations: attention.sparse.block, attention.sparse.variable_block. See which kernel runs with lz.which and
+    lz.explain.
+    """
+
+def embedding(indices: _Array, weight: _Array, *, out: _Array | None = None) -> _Array:
+    """Rows of a table by index.
+
+    out[i] = weight[indices[i]]; an index outside the table is an error
+
+    Args:
+        indices: tensor (...,); int64, int32.
+        weight: tensor (vocab, hidden); float64, float32, float16, bfloat16.
+        out: tensor the result is written to; a new one when not given.
+
+    Returns:
+        output: tensor (..., hidden).
+
+    Operations: embedding.lookup. See which kernel runs with lz.which and lz.explain.
+    """
+
+def rope(
+    input: _Array,
+    cos: _Array,
+    sin: _Array,
+    interleaved: bool = False,
+    *,
+    positions: _Array | None = None,
+    layout: str | None = None,
+    out: _Array | None = None,
+) -> _Array:
+    """Rotary positional embedding from precomputed cosines and sines.
+
+    pair (a, b) at position p becomes (a cos - b sin, b cos + a sin). The tables have one column per rotated pair (the
+    first 2 * rot dimensions are rotated), or head_dim columns of which the first half is used. Pairs are (i, i + half),
+    or (2i, 2i + 1) when interleaved. Position p is the index in the sequence unless positions are given.
+
+    Args:
+        input: tensor (batch, seq, heads, head_dim) as BSHD or (batch, heads, seq, head_dim) as BHSD or (seq, heads,
+            head_dim) as NHD; float64, float32, float16, bfloat16.
+        cos: tensor (table, rot); float64, float32, float16, bfloat16.
+        sin: tensor (table, rot); the dtype of cos.
+        interleaved: pairs are neighbours instead of half a head apart.
+        positions: tensor (batch or 1, seq) or (seq,); int64, int32, optional.
+        layout: the layout of the tensors; recognised from their shapes when not given.
+        out: tensor the result is written to; a new one when not given.
+
+    Returns:
+        output: tensor shaped like input.
+
+    Operations: posenc.rope. See which kernel runs with lz.which and lz.explain.
+    """
+
+def alibi_bias(slopes: _Array, seq_q: int, seq_k: int, *, out: _Array | None = None) -> _Array:
+    """Linear bias by distance, one slope per head.
+
+    out[h, i, j] = -slopes[h] * |i + seq_k - seq_q - j|, queries aligned bottom-right
+
+    Args:
+        slopes: tensor (heads,); float64, float32, float16, bfloat16.
+        seq_q: number of queries.
+        seq_k: number of keys.
+        out: tensor the result is written to; a new one when not given.
+
+    Returns:
+        output: tensor (heads, seq_q, seq_k).
+
+    Operations: posenc.alibi. See which kernel runs with lz.which and lz.explain.
+    """
+
+def rms_norm(input: _Array, weight: _Array | None = None, eps: float = 1e-06, *, out: _Array | None = None) -> _Array:
+    """Root-mean-square normalization.
+
+    out = x / sqrt(mean(x^2) + eps) * weight, over the last dimension
+
+    Args:
+        input: tensor (..., hidden); float64, float32, float16, bfloat16.
+        weight: tensor (hidden,); float64, float32, float16, bfloat16, optional.
+        eps: added to the mean square.
+        out: tensor the result is written to; a new one when not given.
+
+    Returns:
+        output: tensor shaped like input.
+
+    Operations: norm.rms. See which kernel runs with lz.which and lz.explain.
+    """
+
+def layer_norm(
+    input: _Array,
+    normalized_shape: int | Sequence[int] | None = None,
+    weight: _Array | None = None,
+    bias: _Array | None = None,
+    eps: float = 1e-05,
+    *,
+    out: _Array | None = None,
+) -> _Array:
+    """Layer normalization.
+
+    out = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, over the last dimension, biased variance
+
+    Args:
+        input: tensor (..., hidden); float64, float32, float16, bfloat16.
+        normalized_shape: sizes of the trailing dimensions to normalize over; the last one when not given.
+        weight: tensor (hidden,); float64, float32, float16, bfloat16, optional.
+        bias: tensor (hidden,); float64, float32, float16, bfloat16, optional.
+        eps: added to the variance.
+        out: tensor the result is written to; a new one when not given.
+
+    Returns:
+        output: tensor shaped like input.
+
+    Operations: norm.layer. See which kernel runs with lz.which and lz.explain.
+    """
+
+def fused_add_rms_norm(
+    input: _Array, residual: _Array, weight: _Array | None = None, eps: float = 1e-06
+) -> tuple[_Array, _Array]:
+    """Adds the residual, then normalizes; gives both.
+
+    s = input + residual; output = s / sqrt(mean(s^2) + eps) * weight; residual_out = s, rounded to the input's dtype
+
+    Args:
+        input: tensor (..., hidden); float64, float32, float16, bfloat16.
+        residual: tensor (..., hidden); the dtype of input.
+        weight: tensor (hidden,); float64, float32, float16, bfloat16, optional.
+        eps: added to the mean square.
+
+    Returns:
+        output: tensor shaped like input.
+        residual_out: tensor shaped like input.
+
+    Operations: norm.fused_add_rms. See which kernel runs with lz.which and lz.explain.
+    """
+
+def linear(input: _Array, weight: _Array, bias: _Array | None = None, *, out: _Array | None = None) -> _Array:
+    """Matrix product with a weight stored [out, in], plus bias.
+
+    out = input . weight^T + bias
+
+    Args:
+        input: tensor (..., in_features); float64, float32, float16, bfloat16.
+        weight: tensor (out_features, in_features); the dtype of input.
+        bias: tensor (out_features,); the dtype of input, optional.
+        out: tensor the result is written to; a new one when not given.
+
+    Returns:
+        output: tensor (..., out_features).
+
+    Operations: mlp.linear. See which kernel runs with lz.which and lz.explain.
+    """
+
+def fused_mlp(
+    input: _Array,
+    up_weight: _Array,
+    down_weight: _Array,
+    gate_weight: _Array | None = None,
+    activation: str = "silu",
+    *,
+    out: _Array | None = None,
+) -> _Array:
+    """Feed-forward block: up-projection, activation (gated when gate_weight is given), down-projection.
+
+    h = act(input . gate_weight^T) * (input . up_weight^T), or act(input . up_weight^T) without a gate; out = h .
+    down_weight^T; gelu is the exact one
+
+    Args:
+        input: tensor (..., hidden); float64, float32, float16, bfloat16.
+        up_weight: tensor (intermediate, hidden); the dtype of input.
+        down_weight: tensor (hidden, intermediate); the dtype of input.
+        gate_weight: tensor (intermediate, hidden); the dtype of input, optional.
+        activation: the activation: silu, gelu, relu.
+        out: tensor the result is written to; a new one when not given.
+
+    Returns:
+        output: tensor (..., hidden).
+
+    Operations: mlp.fused. See which kernel runs with lz.which and lz.explain.
+    """
+
+def silu_mul(gate: _Array, up: _Array, *, out: _Array | None = None) -> _Array:
+    """Silu of the gate times the other half.
+
+    out = gate / (1 + exp(-gate)) * up
+
+    Args:
+        gate: tensor (..., width); float64, float32, float16, bfloat16.
+        up: tensor (..., width); the dtype of gate.
+        out: tensor the result is written to; a new one when not given.
+
+    Returns:
+        output: tensor shaped like gate.
+
+    Operations: activation.silu_mul. See which kernel runs with lz.which and lz.explain.
+    """
+
+def gelu(input: _Array, approximate: str = "none", *, out: _Array | None = None) -> _Array:
+    """Gaussian error linear unit.
+
+    out = x/2 (1 + erf(x/sqrt(2))), or with approximate = tanh: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+
+    Args:
+        input: tensor (..., width); float64, float32, float16, bfloat16.
+        approximate: which form: none, tanh.
+        out: tensor the result is written to; a new one when not given.
+
+    Returns:
+        output: tensor shaped like input.
+
+    Operations: activation.gelu. See which kernel runs with lz.which and lz.explain.
+    """
+
+def sample_topk(
+    logits: _Array,
+    k: int,
+    *,
+    uniform: _Array | None = None,
+    seed: int | None = None,
+    generator: Generator | None = None,
+    out: _Array | None = None,
+) -> _Array:
+    """Draws one of the k most likely tokens of each row.
+
+    keep the k largest logits (the lower index first among equals), softmax over them, and take the first kept token, by
+    descending logit, at which the cumulative probability exceeds the row's uniform number. A NaN among the logits gives
+    id -1.
+
+    Args:
+        logits: tensor (..., vocab); float64, float32, float16, bfloat16.
+        k: how many tokens to keep; more than there are keeps all.
+        uniform: tensor (...,); float64, float32, optional.
+        seed: seed of the draws.
+        generator: generator the seed is drawn from when none is given.
+        out: tensor the result is written to; a new one when not given.
+
+    Returns:
+        ids: tensor (...,).
+
+    Operations: sampling.topk. See which kernel runs with lz.which and lz.explain.
+    """
+
+def sample_topp(
+    logits: _Array,
+    p: float,
+    *,
+    uniform: _Array | None = None,
+    seed: int | None = None,
+    generator: Generator | None = None,
+    out: _Array | None = None,
+) -> _Array:
+    """Draws from the smallest set of tokens whose probability reaches p.
+
+    softmax, sort descending (the lower index first among equals), keep tokens until their cumulative probability
+    reaches p (the one that reaches it included, always at least one), renormalize, and take the first at which the
+    cumulative probability exceeds the row's uniform number. A NaN among the logits gives id -1.
+
+    Args:
+        logits: tensor (..., vocab); float64, float32, float16, bfloat16.
+        p: probability to keep, in (0, 1].
+        uniform: tensor (...,); float64, float32, optional.
+        seed: seed of the draws.
+        generator: generator the seed is drawn from when none is given.
+        out: tensor the result is written to; a new one when not given.
+
+    Returns:
+        ids: tensor (...,).
+
+    Operations: sampling.topp. See which kernel runs with lz.which and lz.explain.
+    """
+
+def speculative_verify(
+    draft_ids: _Array,
+    draft_probs: _Array,
+    target_probs: _Array,
+    *,
+    uniform: _Array | None = None,
+    seed: int | None = None,
+    generator: Generator | None = None,
+) -> tuple[_Array, _Array]:
+    """Accepts or rejects drafted tokens so that the result is distributed as the target model's.
+
+    draft token t at step i is accepted when uniform[i] * draft[i, t] < target[i, t]; at the first rejection a token is
+    drawn from max(target - draft, 0) normalized (from target itself where that is all zero), after the last acceptance
+    one from the extra target row, in both cases as the first token, in vocabulary order, whose cumulative probability
+    exceeds uniform[draft]. ids holds the accepted tokens, the drawn one, then -1; accepted counts the accepted ones.
+
+    Args:
+        draft_ids: tensor (batch, draft); int64, int32.
+        draft_probs: tensor (batch, draft, vocab); float64, float32, float16, bfloat16.
+        target_probs: tensor (batch, draft + 1, vocab); the dtype of draft_probs.
+        uniform: tensor (batch, draft + 1); float64, float32, optional.
+        seed: seed of the draws.
+        generator: generator the seed is drawn from when none is given.
+
+    Returns:
+        ids: tensor (batch, draft + 1).
+        accepted: tensor (batch,).
+
+    Operations: sampling.speculative. See which kernel runs with lz.which and lz.explain.
+    """
+
+@overload
+def quantize(
+    input: _Array,
+    dtype: str,
+    scale: _Array,
+    *,
+    granularity: str = "per_tensor",
+    group_size: int | None = None,
+    zero_point: bool = False,
+) -> _Array:
+    """Rounds to a low-precision format with scales.
+
+    a scale covers the granularity's elements: max|x| / largest value of the format, as float32 unless given (mxfp4:
+    rounded down to a power of two of the block's exponent, 2^(floor(log2 max|x|) - 2); nvfp4: rounded to E4M3). values
+    = round(x / scale), half to even, saturating; a scale of 0 gives 0. With zero_point, integers cover the range of the
+    data and zero: with min = min(x, 0) and max = max(x, 0), scale = (max - min) / (2^bits - 1), zero_point =
+    round(lowest - min / scale), values = round(x / scale) + zero_point. A scale of one dimension covers whole rows.
+
+    Args:
+        input: tensor (..., cols); float64, float32, float16, bfloat16.
+        dtype: the format to round to: int8, int4, fp8_e4m3, fp8_e5m2, mxfp4, nvfp4.
+        scale: tensor (scale_rows, scale_cols) or (scale_rows,) or (1,); float32, optional.
+        granularity: what one scale covers: everything, a row, or group_size elements of a row: per_tensor, per_channel,
+            blockwise.
+        group_size: elements per scale when blockwise; the format's own when not given (mxfp4 32, nvfp4 16), else 32.
+        zero_point: offset integers so that they cover the range of the data.
+
+    Returns:
+        values: tensor shaped like input.
+        scales: tensor (scale_rows, scale_cols).
+        zero_points: tensor (scale_rows, scale_cols).
+
+    Operations: quantize. See which kernel runs with lz.which and lz.explain.
+    """
+
+@overload
+def quantize(
+    input: _Array,
+    dtype: str,
+    scale: None = None,
+    *,
+    granularity: str = "per_tensor",
+    group_size: int | None = None,
+    zero_point: bool = False,
+) -> Quantized: ...
+def dequantize(
+    values: _Array,
+    scales: _Array,
+    zero_points: _Array | None = None,
+    *,
+    dtype: str = "float32",
+    granularity: str = "per_tensor",
+    group_size: int | None = None,
+    format: str | None = None,
+) -> _Array:
+    """Back to floating point.
+
+    out = (values - zero_point) * scale, with the scale that covers the element
+
+    Args:
+        values: tensor (..., cols); float8_e4m3fn, float8_e5m2, mxfp4, nvfp4, int8, int4.
+        scales: tensor (scale_rows, scale_cols) or (scale_rows,) or (1,); float32.
+        zero_points: tensor (scale_rows, scale_cols) or (scale_rows,) or (1,); int32, optional.
+        dtype: the dtype of the result: float32, float16, bfloat16, float64.
+        granularity: what one scale covers: everything, a row, or group_size elements of a row: per_tensor, per_channel,
+            blockwise.
+        group_size: elements per scale when blockwise; the format's own when not given (mxfp4 32, nvfp4 16), else 32.
+        format: the format of packed 4-bit values (int4, mxfp4, nvfp4).
+
+    Returns:
+        output: tensor shaped like values.
+
+    Operations: dequantize. See which kernel runs with lz.which and lz.explain.
+    """
+
+def kv_append(
+    key: _Array,
+    value: _Array,
+    key_cache: _Array,
+    value_cache: _Array,
+    slot_mapping: _Array,
+    *,
+    layout: str | None = None,
+) -> None:
+    """Writes new keys and values into their slots.
+
+    slot s = slot_mapping[t] is slot s % block_size of page s / block_size; negative slots are skipped (padding); later
+    tokens win. Values are rounded to the cache's dtype. A slot beyond the cache is an error and nothing is written.
+
+    Args:
+        key: tensor (tokens, kv_heads, head_dim); float64, float32, float16, bfloat16.
+        value: tensor (tokens, kv_heads, head_dim); the dtype of key.
+        key_cache: tensor (num_blocks, block_size, kv_heads, head_dim) as NHD or (num_blocks, kv_heads, block_size,
+            head_dim) as HND; float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2.
+        value_cache: tensor (num_blocks, block_size, kv_heads, head_dim) as NHD or (num_blocks, kv_heads, block_size,
+            head_dim) as HND; the dtype of key_cache.
+        slot_mapping: tensor (tokens,); int64, int32.
+        layout: the layout of the tensors; recognised from their shapes when not given.
+
+    Returns:
+        None; key_cache and value_cache are updated in place.
+
+    Operations: kv_cache.append. See which kernel runs with lz.which and lz.explain.
+    """
+
+def kv_compact(key_cache: _Array, value_cache: _Array, moves: _Array, *, layout: str | None = None) -> None:
+    """Moves pages, so that freed ones gather at the end.
+
+    page moves[i, 1] becomes what page moves[i, 0] held before the call; sources are read before anything is written; of
+    two moves to one page the later wins. A page beyond the cache is an error and nothing is written.
+
+    Args:
+        key_cache: tensor (num_blocks, block_size, kv_heads, head_dim) as NHD or (num_blocks, kv_heads, block_size,
+            head_dim) as HND; float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2.
+        value_cache: tensor (num_blocks, block_size, kv_heads, head_dim) as NHD or (num_blocks, kv_heads, block_size,
+            head_dim) as HND; the dtype of key_cache.
+        moves: tensor (moves, 2); int64, int32.
+        layout: the layout of the tensors; recognised from their shapes when not given.
+
+    Returns:
+        None; key_cache and value_cache are updated in place.
+
+    Operations: kv_cache.compact. See which kernel runs with lz.which and lz.explain.
+    """
+
+def allocations() -> int: ...
+def backends() -> str: ...
+def cli(args: Sequence[str]) -> int: ...
+def devices() -> str: ...
+def disable(name: str, why: str) -> None: ...
+def document(text: str, version: str | None = None) -> str: ...
+def explain(op: str, *args: Any, **kwargs: Any) -> tuple[str, str]: ...
+def functions() -> list[dict[str, Any]]: ...
+def inner(name: str, *args: Any, **kwargs: Any) -> Any: ...
+def list_kernels(op: str | None = None) -> str: ...
+def load_backend(
+    name: str,
+    document: str,
+    versions: dict[str, str],
+    adapters: Sequence[_Adapter],
+    unavailable: tuple[str, str] | None = None,
+) -> None: ...
+def register(document: str, kernel: _Adapter) -> None: ...
+def run_kernel(kernel_id: str, *args: Any, **kwargs: Any) -> Any: ...
+def schema(operation: str) -> dict[str, Any]: ...
+def status() -> dict[str, Any]: ...
+def unregister(kernel_id: str) -> None: ...
+def validate(kernel_id: str, *args: Any, **kwargs: Any) -> list[Reason]: ...
+def which(op: str, *args: Any, **kwargs: Any) -> dict[str, Any]: ...

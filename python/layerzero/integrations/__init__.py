@@ -1,0 +1,26 @@
+"""What other libraries see of LayerZero. Nothing here imports them: each is met when the program imports it."""
+
+from layerzero.integrations.import_hook import after_import
+
+__all__ = ["install"]
+
+
+def install() -> None:
+    """Registers LayerZero's operators with torch, and their tracing with its compiler, once the program imports them.
+
+    Where they are imported already, that is now. Calling it again changes nothing.
+    """
+    after_import("torch", _meet_torch)
+    after_import("torch._dynamo", _meet_compiler)
+
+
+def _meet_torch() -> None:
+    from layerzero.integrations import torch_ops
+
+    torch_ops.register()
+
+
+def _meet_compiler() -> None:
+    from layerzero.integrations import torch_ops
+
+    torch_ops.register_tracing()

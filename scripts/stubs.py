@@ -1,0 +1,174 @@
+"""Writes python/layerzero/_native.pyi, the types of the native module, from what the module says of its functions.
+
+With `--check` nothing is written; it ends with 1 when the file is not what would be written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from layerzero import _native
+
+STUB = Path(__file__).parents[1] / "python" / "layerzero" / "_native.pyi"
+WIDTH = 120
+
+HEADER = '''\
+# Written by scripts/stubs.py from the operations' schemas; `make stubs` writes it again.
+"""The native half of the package: the functions people call, and what the rest of the package is built on."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar, overload
+
+from numpy.typing import NDArray
+from torch import Generator, Tensor
+
+from layerzero.arrays import Quantized
+from layerzero.inspection import Reason
+
+class _DLPack(Protocol):
+    def __dlpack__(self) -> Any: ...
+    def __dlpack_device__(self) -> Any: ...
+
+# Tensors in, tensors out; numpy arrays in, numpy arrays out; any other DLPack producer in, tensors out. The arrays of a
+# call are of one kind.
+_Array = TypeVar("_Array", Tensor, NDArray[Any], _DLPack)
+
+# A kernel's id, the function that runs it, and the names of that function's parameters.
+_Adapter: TypeAlias = tuple[str, Callable[..., Any], list[str]]
+
+'''
+
+#: Functions that are no operations: their arguments, and last their result. The module does not know their types,
+#: stubtest knows all else about them.
+OTHERS: dict[str, tuple[str, ...]] = {
+    "allocations": ("int",),
+    "backends": ("str",),
+    "cli": ("args: Sequence[str]", "int"),
+    "devices": ("str",),
+    "disable": ("name: str", "why: str", "None"),
+    "document": ("text: str", "version: str | None = None", "str"),
+    "explain": ("op: str", "*args: Any", "**kwargs: Any", "tuple[str, str]"),
+    "functions": ("list[dict[str, Any]]",),
+    "inner": ("name: str", "*args: Any", "**kwargs: Any", "Any"),
+    "list_kernels": ("op: str | None = None", "str"),
+    "load_backend": (
+        "name: str",
+        "document: str",
+        "versions: dict[str, str]",
+        "adapters: Sequence[_Adapter]",
+        "unavailable: tuple[str, str] | None = None",
+        "None",
+    ),
+    "register": ("document: str", "kernel: _Adapter", "None"),
+    "run_kernel": ("kernel_id: str", "*args: Any", "**kwargs: Any", "Any"),
+    "schema": ("operation: str", "dict[str, Any]"),
+    "status": ("dict[str, Any]",),
+    "unregister": ("kernel_id: str", "None"),
+    "validate": ("kernel_id: str", "*args: Any", "**kwargs: Any", "list[Reason]"),
+    "which": ("op: str", "*args: Any", "**kwargs: Any", "dict[str, Any]"),
+}
+
+#: Arguments that are neither tensors nor parameters of a schema.
+SPECIALS = {
+    "format": "str",
+    "generator": "Generator",
+    "layout": "str",
+    "normalized_shape": "int | Sequence[int]",
+    "out": "_Array",
+    "window": "int | tuple[int, int]",
+}
+TYPES = {"tensor": "_Array", "bool": "bool", "int": "int", "float": "float", "str": "str"}
+
+
+def argument(declared: dict[str, Any]) -> str:
+    """One argument as a stub writes it."""
+    name, default = declared["name"], declared["default_text"]
+    kind = SPECIALS[name] if declared["kind"] == "special" else TYPES[declared["type"]]
+    if declared["required"]:
+        return f"{name}: {kind}"
+    default = f'"{default[1:-1]}"' if default.startswith("'") else default
+    return f"{name}: {kind}{' | None' if default == 'None' else ''} = {default}"
+
+
+def arguments(function: dict[str, Any], **instead: str) -> list[str]:
+    """A function's arguments, some of them as given."""
+    found: list[str] = []
+    for declared in function["args"]:
+        if declared["keyword_only"] and "*" not in found:
+            found.append("*")
+        found.append(instead.get(declared["name"]) or argument(declared))
+    return found
+
+
+def definition(name: str, given: list[str], result: str, doc: str = "", decorator: str = "") -> str:
+    """A definition, broken into lines as ruff breaks it."""
+    body = "\n" + textwrap.indent(f'"""{doc}\n"""\n', "    ") if doc else " ..."
+    lead = f"{decorator}\ndef {name}" if decorator else f"def {name}"
+    line = f"def {name}({', '.join(given)}) -> {result}:"
+    if len(line) + (0 if doc else 4) <= WIDTH:
+        return f"{lead}({', '.join(given)}) -> {result}:{body}\n"
+    inside = f"    {', '.join(given)}"
+    if len(inside) <= WIDTH:
+        return f"{lead}(\n{inside}\n) -> {result}:{body}\n"
+    lines = "".join(f"    {one},\n" for one in given)
+    return f"{lead}(\n{lines}) -> {result}:{body}\n"
+
+
+def docstring(name: str) -> str:
+    """The function's own documentation, as wide as the file."""
+    lines = (getattr(_native, name).__doc__ or "").splitlines()
+    wrapped: list[str] = []
+    for line in lines:
+        indent = line[: len(line) - len(line.lstrip())]
+        further = indent + ("    " if indent else "")
+        wrapped += textwrap.wrap(line, WIDTH - 4, subsequent_indent=further, break_long_words=False) or [""]
+    return "\n".join(wrapped)
+
+
+def operation(function: dict[str, Any]) -> str:
+    """The definition, or definitions, of an operation's function."""
+    name, outputs = function["name"], function["outputs"]
+    if name == "quantize":
+        given = arguments(function, scale="scale: _Array")
+        chosen = arguments(function, scale="scale: None = None")
+        first = definition(name, given, "_Array", docstring(name), "@overload")
+        return first + definition(name, chosen, "Quantized", decorator="@overload")
+    results = ", ".join("_Array" for _ in outputs)
+    result = "None" if not outputs else "_Array" if len(outputs) == 1 else f"tuple[{results}]"
+    return definition(name, arguments(function), result, docstring(name))
+
+
+def stub() -> str:
+    """The whole file."""
+    functions = _native.functions()
+    known = {function["name"] for function in functions} | set(OTHERS)
+    public = {name for name in dir(_native) if not name.startswith("_")}
+    if public != known:
+        sys.exit(f"scripts/stubs.py: give these a signature, or take it away: {sorted(public ^ known)}")
+    names = "".join(f'    "{name}",\n' for name in sorted(["__version__", *known]))
+    parts = [HEADER, f"__all__ = [\n{names}]\n\n__version__: str\n\n"]
+    parts += [operation(function) for function in functions]
+    parts += [definition(name, list(given), result) for name, (*given, result) in sorted(OTHERS.items())]
+    return "".join(parts)
+
+
+def main() -> int:
+    """Writes or checks the file."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="end with 1 when the file is not up to date")
+    text = stub()
+    if not parser.parse_args().check:
+        STUB.write_text(text, encoding="utf-8")
+        return 0
+    if STUB.is_file() and STUB.read_text(encoding="utf-8") == text:
+        return 0
+    print(f"{STUB.name} is not up to date; write it with: make stubs", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
