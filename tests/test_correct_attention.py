@@ -83,7 +83,7 @@ def dense(draw: st.DrawFn, name: str, long: bool = False) -> dict[str, Any]:
     heads, kv_heads = draw(head_counts())
     batch = draw(sizes(2)) if draw(seldom()) else draw(st.integers(1, 2))
     seq_q = draw(st.sampled_from((1, 1, 2, 3, 5, 8, 0)))
-    seq_k = draw(st.integers(1, 9)) if not draw(seldom()) else 0
+    seq_k = draw(st.one_of(st.integers(1, 9), st.sampled_from((16, 17, 31)))) if not draw(seldom()) else 0
     head_dim = draw(st.sampled_from((1, 3, 4, 8, 16, 32, 33)))
     if long:
         batch, seq_q = 1, draw(st.sampled_from((1, 33, 70)))

@@ -44,8 +44,10 @@ fn every_console_line_runs() {
 fn links_lead_somewhere() {
     for (name, text) in documents() {
         for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-            if !link.contains("://") && !link.starts_with('#') {
-                assert!(root().join(link).exists(), "{name} links to {link}");
+            let file = link.split('#').next().unwrap_or(link);
+            if !link.contains("://") && !file.is_empty() {
+                let folder = Path::new(&name).parent().map(|p| root().join(p)).unwrap_or_else(root);
+                assert!(folder.join(file).exists(), "{name} links to {link}");
             }
         }
     }

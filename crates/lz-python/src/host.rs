@@ -180,7 +180,11 @@ fn allocate<'py>(job: &Job<'_, 'py>, spec: &OutputSpec) -> PyResult<(Bound<'py, 
     }
     let object = module.call_method("empty", (shape,), Some(&kwargs))?;
     let meta = Meta::read(&object, job.front.name(), spec.name, Purpose::Run)?;
-    let meta = if per_byte == 2 { meta.unpacked(py, spec.dtype.name(), job.front.name(), spec.name)? } else { meta };
+    let meta = if per_byte == 2 {
+        meta.unpacked(py, spec.dtype.name(), job.front.name(), spec.name, Purpose::Run)?
+    } else {
+        meta
+    };
     Ok((object, meta))
 }
 

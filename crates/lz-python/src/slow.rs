@@ -232,7 +232,7 @@ pub fn read(py: Python<'_>, front: &'static Front, slots: &Slots, purpose: Purpo
         let format: String = format.str()?.to_string();
         let first = arguments.metas.first_mut().map(|(_, meta)| meta);
         if let Some(meta) = first {
-            *meta = meta.clone().unpacked(py, &format, name, "values")?;
+            *meta = meta.clone().unpacked(py, &format, name, "values", purpose)?;
         }
     }
     if let Some(shape) = front.special(Special::NormalizedShape).and_then(|at| given(py, slots, at)) {

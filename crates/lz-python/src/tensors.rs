@@ -213,14 +213,24 @@ impl Meta {
     }
 
     /// The same tensor read as packed values of a 4-bit format: two per byte along the last axis.
-    pub fn unpacked(mut self, py: Python<'_>, format: &str, function: &str, argument: &str) -> PyResult<Meta> {
+    pub fn unpacked(
+        mut self,
+        py: Python<'_>,
+        format: &str,
+        function: &str,
+        argument: &str,
+        purpose: Purpose,
+    ) -> PyResult<Meta> {
         let packed: Option<DType> = format.parse().ok().filter(|d: &DType| d.is_sub_byte());
         let Some(dtype) = packed else {
             let text = format!("{function}: format is '{format}', expected one of int4, mxfp4, nvfp4");
             return Err(error::argument(py, "BAD_PARAM", &text, "leave format out for dtypes torch has"));
         };
-        let contiguous =
-            self.strides.as_deref().is_none_or(|s| *s == *row_major(&self.shape)) || self.shape.contains(&0);
+        let expected = row_major(&self.shape);
+        let strides = self.strides.as_deref().unwrap_or(&expected);
+        let contiguous = self.shape.contains(&0)
+            || self.shape.iter().zip(strides.iter().zip(&expected)).all(|(&n, (a, b))| n == 1 || a == b);
+        let contiguous = contiguous || purpose == Purpose::Ask;
         if self.dtype != DType::U8 || self.shape.is_empty() || !contiguous {
             let text =
                 format!("{function}: '{argument}' is {} {:?}, expected contiguous uint8", self.dtype, self.shape);

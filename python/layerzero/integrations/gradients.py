@@ -114,8 +114,6 @@ def fake_backward_of(operator: Operator) -> Callable[..., list[Tensor]]:
 
 def autograd_kernel(operator: Operator) -> Callable[..., Any]:
     """What the operator does where autograd is looked after."""
-    if operator.updates:
-        return _refusing(operator)
     if not operator.differentiable:
         return _detached(operator)
     op = getattr(torch.ops.layerzero, operator.name).default
@@ -205,25 +203,11 @@ def _function(operator: Operator, op: Any, backward_op: Any) -> Any:
 
 
 def _detached(operator: Operator) -> Callable[..., Any]:
+    """Ids, codes and what is kept in a cache are data: no gradient goes through them."""
     op = getattr(torch.ops.layerzero, operator.name).default
 
     def kernel(keyset: Any, *args: Any) -> Any:
         with torch.no_grad():
             return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
-
-    return kernel
-
-
-def _refusing(operator: Operator) -> Callable[..., Any]:
-    op = getattr(torch.ops.layerzero, operator.name).default
-
-    def kernel(keyset: Any, *args: Any) -> Any:
-        if _records(args):
-            raise LayerZeroError(
-                f"{operator.name} updates {' and '.join(operator.updates)} in place and has no gradient",
-                code="NO_GRADIENT",
-                hint="call it under torch.no_grad(), or detach its arguments",
-            )
-        return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
 
     return kernel

@@ -35,12 +35,18 @@ def attend_flash(
         return _flash(query, key, value, 0.0, causal and seq_q != 1, scale=scale)[0]
     allowed = reachable(query, key, causal, reach)
     assert allowed is not None
-    return _flash(query, key, value, attn_mask=_additive(allowed, query), scale=scale)[0]
+    output = _flash(query, key, value, attn_mask=_additive(allowed, query), scale=scale)[0]
+    return output if seq_q <= seq_k else _nothing_is_zero(output, allowed)
 
 
 def _has_nan(tensor: Tensor) -> bool:
     """Whether there may be a NaN: the sum of a tensor that holds one is NaN."""
     return math.isnan(tensor.sum().item())
+
+
+def _nothing_is_zero(output: Tensor, allowed: Tensor) -> Tensor:
+    """A query that may attend to nothing gives zeros, even a query that is NaN."""
+    return output.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
 
 
 def _additive(allowed: Tensor, like: Tensor) -> Tensor:
@@ -171,7 +177,7 @@ def _flash_with_mask(
         mask = bias.to(torch.float64 if query.dtype == torch.float64 else torch.float32)
         if allowed is not None:
             mask = mask.masked_fill(~allowed, -_INFINITY)
-    return _flash(query, key, value, attn_mask=mask, scale=scale)[0]
+    return _nothing_is_zero(_flash(query, key, value, attn_mask=mask, scale=scale)[0], mask != -_INFINITY)
 
 
 def split_mask(attn_mask: Tensor | None, allowed: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -210,6 +216,8 @@ def sdpa_math(
             if allowed is not None:
                 mask = _additive(allowed, query) if mask is None else mask.masked_fill(~allowed, -_INFINITY)
     output = _math(query, key, value, mask, 0.0, top_left, scale=scale, enable_gqa=heads != key.shape[1])[0]
+    if mask is not None and (attn_mask is not None or seq_q > key.shape[2]):
+        output = _nothing_is_zero(output, mask != -_INFINITY)
     return output.transpose(1, 2).contiguous() if layout == "BSHD" else output
 
 
