@@ -31,6 +31,7 @@ pub fn run<'py>(job: &Job<'_, 'py>, executable: &Executable) -> PyResult<Bound<'
         }
     }
     writable(job)?;
+    unrecorded(job)?;
     let fresh: Vec<(Bound<'py, PyAny>, Meta)> =
         job.expected.iter().map(|spec| allocate(job, spec)).collect::<PyResult<_>>()?;
     let updated = |index: usize| {
@@ -107,6 +108,19 @@ fn resolved<'py>(job: &Job<'_, 'py>) -> PyResult<Vec<(Bound<'py, PyAny>, (usize,
         }
     }
     Ok(copies)
+}
+
+/// Nobody may be recording torch's operations: this one would be missing from the record.
+fn unrecorded(job: &Job<'_, '_>) -> PyResult<()> {
+    if Torch::known().is_none() {
+        return Ok(());
+    }
+    let recorder = job.py.import("layerzero.surroundings")?.call_method0("recorder")?;
+    if recorder.is_none() {
+        return Ok(());
+    }
+    let text = format!("{}: a native kernel serves this call, and {recorder} cannot see into it", job.front.name());
+    Err(error::unsupported(job.py, &text, "use torch.compile or torch.export, or make a call a torch kernel can serve"))
 }
 
 /// What is to be updated must not be an array that is read only.

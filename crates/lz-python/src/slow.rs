@@ -157,6 +157,12 @@ fn elsewhere<'py>(py: Python<'py>, front: &'static Front, slots: &Slots) -> PyRe
         let none = PyTuple::empty(py);
         py.import(module)?.call_method1(function, (front.name(), none, keywords(py, front, slots)?)).map(Some)
     };
+    let stands_in = |object: &Bound<'_, PyAny>| object.get_type().hasattr("__torch_function__").unwrap_or(false);
+    let tensor_like = |object: &Bound<'_, PyAny>| Torch::known().is_some_and(|torch| torch.is_tensor(object));
+    let mut given_tensors = front.tensors.iter().filter_map(|&at| given(py, slots, at));
+    if given_tensors.any(|object| stands_in(&object) && !tensor_like(&object)) {
+        return hand_to("layerzero.integrations.torch_ops", "call_traced");
+    }
     if let Some(result) = foreign(py, front, slots, None)? {
         return Ok(Some(result));
     }
@@ -212,7 +218,11 @@ pub fn read(py: Python<'_>, front: &'static Front, slots: &Slots, purpose: Purpo
             ArgumentKind::Input(_) => arguments.metas.push((at, Meta::read(&value, name, argument.name, purpose)?)),
             ArgumentKind::Param(param) => {
                 let value = crate::params::value(&value).ok_or_else(|| wrong("a bool, a number or a string"))?;
-                arguments.params.push((param.name, value));
+                // A default that is spelt out is no argument for those operations behind the function that lack it.
+                let everywhere = || front.signature.ops().all(|op| op.param_index(param.name).is_some());
+                if param.default.value() != Some(value) || everywhere() {
+                    arguments.params.push((param.name, value));
+                }
             }
             ArgumentKind::Special(Special::Window) => {
                 let pair = crate::params::window(&value).ok_or_else(|| wrong("an integer or a pair of integers"))?;

@@ -9,6 +9,7 @@ _LARGEST_E4M3 = 448.0
 _LARGEST_E5M2 = 57344.0
 
 
+@torch.no_grad()
 def append(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, layout: str
 ) -> None:
@@ -61,6 +62,7 @@ def rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype)
 
 
+@torch.no_grad()
 def compact(key_cache: Tensor, value_cache: Tensor, moves: Tensor) -> None:
     """Moves pages; every source is read before anything is written."""
     if moves.shape[0] == 0:

@@ -30,6 +30,7 @@ _FLOATS = {
 }
 
 
+@torch.no_grad()
 def quantize(
     input: Tensor,
     scale: Tensor | None,
