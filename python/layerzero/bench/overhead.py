@@ -32,8 +32,8 @@ def _cases() -> dict[str, tuple[Callable[[], Any], Callable[[], Any], str]]:
     def tensors(*shape: int) -> list[torch.Tensor]:
         return [torch.randn(*shape) for _ in range(3)]
 
-    bhsd = tensors(1, 4, 32, 64)
-    bshd = tensors(1, 32, 4, 64)
+    bhsd = tensors(1, 4, 33, 64)
+    bshd = tensors(1, 33, 4, 64)
     x, w = torch.randn(4, 64), torch.randn(64)
     q, k, v = bhsd
     a, b, c = bshd
@@ -84,7 +84,7 @@ def _nothing_norm(input: Any, weight: Any, eps: Any) -> Any:
 def _with_kernels_that_do_nothing(rounds: int, count: int, threads: int) -> dict[str, dict[str, float]]:
     import torch
 
-    q, k, v = (torch.randn(1, 4, 16, 64) for _ in range(3))
+    q, k, v = (torch.randn(1, 4, 33, 64) for _ in range(3))
     x, w = torch.randn(4, 64), torch.randn(64)
     common: dict[str, Any] = {"platform": "cpu", "supported_dtypes": ["float32"], "priority": 100}
     lz.register_kernel(

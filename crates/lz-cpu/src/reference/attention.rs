@@ -69,7 +69,7 @@ fn mask_bias(mask: &TensorView<'_>, at: [i64; 4]) -> Option<f64> {
     let value = mask.get(&index[..at.len()]);
     match mask.dtype() {
         DType::Bool => (value != 0.0).then_some(0.0),
-        _ => Some(value),
+        _ => (value != f64::NEG_INFINITY).then_some(value),
     }
 }
 

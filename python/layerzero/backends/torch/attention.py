@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+_sdpa = torch._C._nn.scaled_dot_product_attention
 _flash = torch._C._VariableFunctions._scaled_dot_product_flash_attention_for_cpu
 _math = torch._C._VariableFunctions._scaled_dot_product_attention_math
 _safe_softmax = torch._C._VariableFunctions._safe_softmax
@@ -145,9 +146,15 @@ def sdpa_flash(
     if layout == "BSHD":
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     if attn_mask is None:
-        seq_q = query.size(2)
-        if window_left < 0 and window_right < 0 and (not causal or seq_q == key.size(2)):
-            output = _flash(query, key, value, 0.0, causal and seq_q != 1, scale=scale)[0]
+        # One `shape` is cheaper than one `size()`, and this is the path of every plain call.
+        (_, heads, seq_q, _), (_, kv_heads, seq_k, _) = query.shape, key.shape
+        if window_left < 0 and window_right < 0 and (not causal or seq_q == seq_k):
+            causal = causal and seq_q != 1
+            if heads == kv_heads:
+                # It chooses the flash kernel for what selection lets through, and makes no log-sum-exp for Python.
+                output = _sdpa(query, key, value, None, 0.0, causal, scale=scale)
+            else:
+                output = _flash(query, key, value, 0.0, causal, scale=scale)[0]
         else:
             output = attend_flash(query, key, value, causal, scale, (window_left, window_right))
     else:
