@@ -45,13 +45,13 @@ def points(draw: st.DrawFn, *names: str) -> dict[str, Any]:
     return kwargs
 
 
-@examples(1100)
+@examples(1025)
 @given(kwargs=points("gate", "up"))
 def test_silu_mul(kwargs: dict[str, Any], family: Family) -> None:
     family.check("silu_mul", kwargs, expected("silu_mul", kwargs))
 
 
-@examples(1100)
+@examples(1025)
 @given(kwargs=points("input"), approximate=st.sampled_from((None, "none", "tanh", "tanh")))
 def test_gelu(kwargs: dict[str, Any], approximate: str | None, family: Family) -> None:
     kwargs = kwargs if approximate is None else kwargs | {"approximate": approximate}

@@ -118,20 +118,22 @@ def dense(draw: st.DrawFn, name: str, long: bool = False) -> dict[str, Any]:
     return kwargs | {"layout": layout}
 
 
-@examples(1900)
+@examples(1500)
 @given(kwargs=dense("attention"))
 def test_attention(kwargs: dict[str, Any], family: Family) -> None:
     family.check("attention", kwargs, expected("attention", kwargs))
 
 
-@examples(100)
-@given(kwargs=dense("attention", long=True))
-def test_long_sequences_and_wide_heads(kwargs: dict[str, Any], family: Family) -> None:
+@pytest.mark.parametrize("name", ["attention", "cross_attention"])
+@examples(60)
+@given(data=st.data())
+def test_long_sequences_and_wide_heads(name: str, data: st.DataObject, family: Family) -> None:
     """Past the tiles of the kernels, and their remainders."""
-    family.check("attention", kwargs, expected("attention", kwargs))
+    kwargs = data.draw(dense(name, long=True))
+    family.check(name, kwargs, expected(name, kwargs))
 
 
-@examples(500)
+@examples(450)
 @given(kwargs=dense("cross_attention"))
 def test_cross_attention(kwargs: dict[str, Any], family: Family) -> None:
     family.check("cross_attention", kwargs, expected("cross_attention", kwargs))

@@ -48,7 +48,7 @@ def lookups(draw: st.DrawFn) -> dict[str, Any]:
     return kwargs
 
 
-@examples(2100)
+@examples(2050)
 @given(kwargs=lookups())
 def test_embedding(kwargs: dict[str, Any], family: Family) -> None:
     family.check("embedding", kwargs, expected(kwargs))

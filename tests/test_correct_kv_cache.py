@@ -121,7 +121,7 @@ def moves(draw: st.DrawFn) -> dict[str, Any]:
     return kwargs | {"moves": d.ints(d.rng.integers(0, pages, (draw(st.integers(0, 5)), 2)), draw(indices))}
 
 
-@examples(1300)
+@examples(1250)
 @given(kwargs=appends())
 def test_kv_append(kwargs: dict[str, Any], family: Family) -> None:
     family.check_update("kv_append", kwargs, expected("kv_append", kwargs))

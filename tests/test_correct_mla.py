@@ -119,13 +119,13 @@ def paged(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@examples(1300)
+@examples(1200)
 @given(kwargs=contiguous())
 def test_contiguous(kwargs: dict[str, Any], family: Family) -> None:
     family.check("mla_attention", kwargs, expected(kwargs))
 
 
-@examples(900)
+@examples(850)
 @given(kwargs=paged())
 def test_paged(kwargs: dict[str, Any], family: Family) -> None:
     family.check("mla_attention", kwargs, expected(kwargs))

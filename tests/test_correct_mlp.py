@@ -83,13 +83,13 @@ def blocks(draw: st.DrawFn, wide: bool = False) -> dict[str, Any]:
     return kwargs
 
 
-@examples(1200)
+@examples(1050)
 @given(kwargs=linears())
 def test_linear(kwargs: dict[str, Any], family: Family) -> None:
     family.check("linear", kwargs, expected("linear", kwargs))
 
 
-@examples(1000)
+@examples(930)
 @given(kwargs=blocks())
 def test_fused_mlp(kwargs: dict[str, Any], family: Family) -> None:
     family.check("fused_mlp", kwargs, expected("fused_mlp", kwargs))

@@ -67,19 +67,19 @@ def rows(draw: st.DrawFn, name: str, wide: bool = False) -> dict[str, Any]:
     return kwargs
 
 
-@examples(800)
+@examples(650)
 @given(kwargs=rows("rms_norm"))
 def test_rms_norm(kwargs: dict[str, Any], family: Family) -> None:
     family.check("rms_norm", kwargs, expected("rms_norm", kwargs))
 
 
-@examples(800)
+@examples(650)
 @given(kwargs=rows("layer_norm"))
 def test_layer_norm(kwargs: dict[str, Any], family: Family) -> None:
     family.check("layer_norm", kwargs, expected("layer_norm", kwargs))
 
 
-@examples(700)
+@examples(650)
 @given(kwargs=rows("fused_add_rms_norm"))
 def test_fused_add_rms_norm(kwargs: dict[str, Any], family: Family) -> None:
     family.check("fused_add_rms_norm", kwargs, expected("fused_add_rms_norm", kwargs))

@@ -121,19 +121,19 @@ def paged(draw: st.DrawFn, packed: bool, long: bool = False) -> dict[str, Any]:
     return kwargs
 
 
-@examples(1100)
+@examples(1000)
 @given(kwargs=paged(packed=False))
 def test_decode(kwargs: dict[str, Any], family: Family) -> None:
     family.check("paged_attention", kwargs, expected(kwargs))
 
 
-@examples(1100)
+@examples(1000)
 @given(kwargs=paged(packed=True))
 def test_prefill(kwargs: dict[str, Any], family: Family) -> None:
     family.check("paged_attention", kwargs, expected(kwargs))
 
 
-@examples(100)
+@examples(80)
 @given(kwargs=st.booleans().flatmap(lambda packed: paged(packed, long=True)))
 def test_long_contexts(kwargs: dict[str, Any], family: Family) -> None:
     family.check("paged_attention", kwargs, expected(kwargs))

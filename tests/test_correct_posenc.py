@@ -81,7 +81,7 @@ def biases(draw: st.DrawFn) -> dict[str, Any]:
     return {"slopes": slopes, "seq_q": draw(st.integers(0, 9)), "seq_k": draw(st.integers(0, 9))}
 
 
-@examples(1700)
+@examples(1550)
 @given(kwargs=ropes())
 def test_rope(kwargs: dict[str, Any], family: Family) -> None:
     family.check("rope", kwargs, expected("rope", kwargs))

@@ -246,7 +246,7 @@ def quantizations(draw: st.DrawFn) -> dict[str, Any]:
     return kwargs
 
 
-@examples(1300)
+@examples(1150)
 @given(kwargs=quantizations())
 def test_quantize(kwargs: dict[str, Any], family: Family) -> None:
     want, hangs = quantized(kwargs)
@@ -278,7 +278,7 @@ def dequantizations(draw: st.DrawFn) -> dict[str, Any]:
     return kwargs
 
 
-@examples(1000)
+@examples(900)
 @given(kwargs=dequantizations())
 def test_dequantize(kwargs: dict[str, Any], family: Family) -> None:
     columns = kwargs["values"].shape[-1] * (2 if kwargs.get("format") in FOUR_BIT else 1)

@@ -80,7 +80,7 @@ def logits(draw: st.DrawFn, many: bool = False) -> dict[str, Any]:
     return {"logits": rows, "uniform": d.lay(torch.clamp(numbers, max=1.0 - 2.0**-24))}
 
 
-@examples(900)
+@examples(790)
 @given(kwargs=logits(), k=st.sampled_from((1, 2, 3, 10, 64, 1000)))
 def test_sample_topk(kwargs: dict[str, Any], k: int, family: Family) -> None:
     kwargs = kwargs | {"k": k}
@@ -89,7 +89,7 @@ def test_sample_topk(kwargs: dict[str, Any], k: int, family: Family) -> None:
     family.check("sample_topk", kwargs, want)
 
 
-@examples(900)
+@examples(790)
 @given(kwargs=logits(), p=st.sampled_from((1.0, 0.999, 0.9, 0.5, 0.123, 1e-3)))
 def test_sample_topp(kwargs: dict[str, Any], p: float, family: Family) -> None:
     kwargs = kwargs | {"p": p}
@@ -137,7 +137,7 @@ def drafts(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@examples(500)
+@examples(450)
 @given(kwargs=drafts())
 def test_speculative_verify(kwargs: dict[str, Any], family: Family) -> None:
     want, margin = expected("speculative_verify", kwargs)
