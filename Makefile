@@ -16,7 +16,7 @@ PROFILE ?= dev
 BUILT := $(CARGO_TARGET_DIR)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/lib_native.so
 NATIVE := python/layerzero/_native.abi3.so
 # What ruff and mypy look at.
-SOURCES := testdata python tests examples bench
+SOURCES := testdata python tests examples bench scripts
 
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 
@@ -61,6 +61,7 @@ check: venv ## everything the gate wants: format, lints, tests, licences, genera
 	cargo run --quiet -p lz-cli -- schema device --check schemas/device.schema.json
 	$(PYTHON) -m ruff check $(SOURCES) && $(PYTHON) -m ruff format --check $(SOURCES)
 	$(PYTHON) -m mypy testdata python/layerzero
+	$(PYTHON) scripts/stubs.py --check
 	cargo deny --version >/dev/null 2>&1 || cargo install --locked --quiet cargo-deny
 	cargo deny check --hide-inclusion-graph bans licenses sources
 

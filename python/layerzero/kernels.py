@@ -63,6 +63,22 @@ def register_kernel(
     return register
 
 
+def direct(plan: Callable[..., tuple[Any, ...] | None]) -> Callable[[Function], Function]:
+    """Marks a kernel that comes down to a single call of its library, for arguments of some kinds.
+
+    ``plan`` takes the kernel's arguments, in its order, and returns the call the kernel would make,
+    ``(function, arguments)`` or ``(function, arguments, keywords)``, or ``None`` when it takes more than one. It is
+    asked once for a kind of call (sizes, strides, dtypes and scalars are then the same); from then on the call is made
+    without the kernel's Python code, with the tensors at hand in the place of the ones the plan was made with.
+    """
+
+    def mark(function: Function) -> Function:
+        function.direct = plan  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
 def unregister_kernel(kernel_id: str) -> None:
     """Removes a kernel; calls under way finish with it."""
     _native.unregister(kernel_id)

@@ -18,7 +18,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::engine::engine;
-use crate::exchange::DlTensor;
+use crate::exchange::{Borrow, DlTensor};
+use crate::inside::Seen;
 use crate::route::Route;
 use crate::torch::Torch;
 use crate::{docs, error, slow};
@@ -29,6 +30,8 @@ pub const MAX_ARGUMENTS: usize = 16;
 const MAX_WORDS: usize = 160;
 /// Places of the memo.
 const PLACES: usize = 1024;
+/// Marks a tensor's words as read in place: its numbers are torch's, not DLPack's.
+const IN_PLACE: u64 = 1;
 
 /// The arguments of a call in the function's order, borrowed from the caller; null where not given.
 pub type Slots = [*mut PyObject; MAX_ARGUMENTS];
@@ -221,33 +224,44 @@ impl Front {
         if self.careful.iter().any(|&at| given(at)) {
             return false;
         }
-        words.push(self.index as u64 | u64::from(surroundings.deterministic) << 32);
+        let mut present = 0;
+        let at_head = words.len;
+        words.push(0);
         for &at in &self.tensors {
             if !given(at) {
-                words.push(0);
                 continue;
             }
             if !torch.is_plain(slots[at]) {
                 return false;
             }
-            let mut tensor = DlTensor::EMPTY;
-            // SAFETY: a plain tensor, and a struct to fill.
-            if unsafe { borrow(slots[at], &mut tensor) } != 0 {
-                // SAFETY: the failed call has set an exception.
-                unsafe { ffi::PyErr_Clear() };
+            present |= 1 << at;
+            // SAFETY: the object is a live, plain tensor.
+            let read = unsafe {
+                let wants_grad = surroundings.grad && torch.wants_grad(slots[at]);
+                match torch.fields.as_ref().and_then(|fields| fields.read(slots[at])) {
+                    Some(seen) => {
+                        words.seen(&seen, wants_grad);
+                        true
+                    }
+                    None => words.borrowed(torch, borrow, slots[at], wants_grad),
+                }
+            };
+            if !read {
                 return false;
             }
-            // SAFETY: the object is a live tensor.
-            let wants_grad = surroundings.grad && unsafe { torch.wants_grad(slots[at]) };
-            // SAFETY: just filled, and its tensor is alive.
-            unsafe { words.tensor(&tensor, wants_grad) };
         }
         for &at in &self.scalars {
-            // SAFETY: slots hold live objects or null.
+            if !given(at) {
+                continue;
+            }
+            present |= 1 << at;
+            // SAFETY: slots hold live objects.
             if !unsafe { words.scalar(slots[at]) } {
                 return false;
             }
         }
+        let head = self.index as u64 | u64::from(surroundings.deterministic) << 8 | present << 16;
+        words.words[at_head].write(head);
         !words.overflowed
     }
 }
@@ -291,14 +305,60 @@ impl Words {
         }
     }
 
+    #[inline]
+    fn extend(&mut self, values: &[i64]) {
+        match self.words.get_mut(self.len..self.len + values.len()) {
+            Some(places) => {
+                places.iter_mut().zip(values).for_each(|(place, &value)| {
+                    place.write(value as u64);
+                });
+                self.len += values.len();
+            }
+            None => self.overflowed = true,
+        }
+    }
+
+    /// A tensor that was read in place.
+    #[inline]
+    fn seen(&mut self, tensor: &Seen<'_>, wants_grad: bool) {
+        let header = IN_PLACE
+            | u64::from(tensor.start.is_multiple_of(16)) << 1
+            | u64::from(wants_grad) << 2
+            | u64::from(tensor.dtype) << 8
+            | (tensor.sizes.len() as u64) << 24
+            | u64::from(tensor.device.0 as u8) << 32
+            | u64::from(tensor.device.1 as u8) << 40;
+        self.push(header);
+        self.extend(tensor.sizes);
+        self.extend(tensor.strides);
+    }
+
+    /// A tensor, asked through the exchange API. `false` when it cannot be.
+    ///
+    /// # Safety
+    /// A live, plain tensor.
+    unsafe fn borrowed(&mut self, torch: &Torch, borrow: Borrow, object: *mut PyObject, wants_grad: bool) -> bool {
+        let mut tensor = DlTensor::EMPTY;
+        // SAFETY: a live tensor, and a struct to fill, which is read while the tensor is alive. A failed call has set an
+        // exception.
+        unsafe {
+            if borrow(object, &mut tensor) != 0 {
+                ffi::PyErr_Clear();
+                return false;
+            }
+            if let Some(fields) = &torch.fields {
+                fields.learn(object, &tensor);
+            }
+            self.tensor(&tensor, wants_grad);
+        }
+        true
+    }
+
     /// # Safety
     /// The struct was filled and its tensor is alive.
-    #[inline]
     unsafe fn tensor(&mut self, tensor: &DlTensor, wants_grad: bool) {
         let aligned = (tensor.start() as usize).is_multiple_of(16);
-        // Never zero, so that it differs from an absent tensor's word.
-        let header = 1u64
-            | u64::from(aligned) << 1
+        let header = u64::from(aligned) << 1
             | u64::from(wants_grad) << 2
             | u64::from(tensor.strides.is_null()) << 3
             | u64::from(tensor.lanes == 1) << 4
@@ -310,21 +370,19 @@ impl Words {
         self.push(header);
         // SAFETY: the contract above.
         let (shape, strides) = unsafe { (tensor.shape(), tensor.strides()) };
-        shape.iter().for_each(|&n| self.push(n as u64));
-        strides.unwrap_or(&[]).iter().for_each(|&n| self.push(n as u64));
+        self.extend(shape);
+        self.extend(strides.unwrap_or(&[]));
     }
 
     /// A truth value, number, short string, or pair of integers. `false` for anything else.
     ///
     /// # Safety
-    /// A live object or null.
+    /// A live object.
     #[inline]
     unsafe fn scalar(&mut self, object: *mut PyObject) -> bool {
         // SAFETY: each check reads the object's type, each reading follows its check.
         unsafe {
-            if object.is_null() || object == ffi::Py_None() {
-                self.push(0);
-            } else if object == ffi::Py_True() || object == ffi::Py_False() {
+            if object == ffi::Py_True() || object == ffi::Py_False() {
                 self.push(1 | u64::from(object == ffi::Py_True()) << 8);
             } else if ffi::PyFloat_CheckExact(object) != 0 {
                 self.push(2);
@@ -445,17 +503,11 @@ pub unsafe fn run(front: &'static Front, slots: &Slots, outside: bool) -> *mut P
     let described = unsafe { front.describe(slots, &mut words) };
     let (mut known, mut failed) = (None, false);
     if described {
-        // SAFETY: see `Remembered`: the references end before anything is called.
-        let straight = unsafe {
-            let route = (*MEMO.0.get()).as_ref().and_then(|memo| memo.find(version, words.as_slice()));
-            let straight = route.and_then(|route| route.straight(slots));
-            if straight.is_none() {
-                known = route.map(Route::share);
-            }
-            straight
-        };
-        if let Some(prepared) = straight {
-            // SAFETY: the slots are live.
+        // SAFETY: see `Remembered`: the reference ends before anything is called.
+        known =
+            unsafe { (*MEMO.0.get()).as_ref().and_then(|memo| memo.find(version, words.as_slice())).map(Route::share) };
+        if let Some(prepared) = known.as_ref().and_then(|route| route.straight(slots)) {
+            // SAFETY: the slots are live, and the route is held.
             let result = unsafe { prepared.call() };
             if !result.is_null() {
                 return result;

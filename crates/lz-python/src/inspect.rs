@@ -184,6 +184,7 @@ pub fn status(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let answer = PyDict::new(py);
     let torch = crate::torch::Torch::find(py)?;
     answer.set_item("torch_state_by", torch.map(|t| t.reads_by()))?;
+    answer.set_item("tensors_by", torch.map(|t| t.tensors_by()))?;
     answer.set_item("exchange_api", torch.is_some_and(|t| t.borrow.is_some()))?;
     answer.set_item("calls_remembered", crate::front::remembered(py))?;
     answer.set_item("version", engine().version())?;

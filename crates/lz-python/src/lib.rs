@@ -1,8 +1,8 @@
 //! The native half of the Python package `layerzero`.
 //!
 //! It wraps the engine and decides nothing itself. [`front`] holds the functions people call and their straight
-//! path; [`slow`] is every other path; [`route`] is what was decided for a call, ready to be carried out; [`exchange`]
-//! and [`torch`] read tensors and torch's state without Python objects; [`host`] runs Rust kernels on tensors' memory;
+//! path; [`slow`] is every other path; [`route`] is what was decided for a call, ready to be carried out; [`exchange`],
+//! [`inside`] and [`torch`] read tensors and torch's state without Python objects; [`host`] runs Rust kernels on tensors' memory;
 //! [`error`] is the one map to exceptions.
 //!
 //! `unsafe` is used to talk to the interpreter on the straight path, where PyO3's own argument parsing would cost as
@@ -17,6 +17,7 @@ mod error;
 mod exchange;
 mod front;
 mod host;
+mod inside;
 mod inspect;
 mod params;
 mod registry;

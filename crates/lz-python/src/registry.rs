@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use layerzero::Executable;
 use layerzero::model::schema::OpKind;
 use layerzero::model::{Catalog, Context, KernelDescriptor, Op, Param, PluginOrigin, Reason, capabilities};
+use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::engine::engine;
@@ -120,7 +121,8 @@ fn adapter(
         let text = format!("'{id}' does not take '{name}', which every call of {operation} may set");
         return bad(text, format!("add the parameter '{name}' and honour it"));
     }
-    Ok(Arc::new(PyKernel { callable, parameters }))
+    let direct = callable.getattr(py, intern!(py, "direct")).ok();
+    Ok(Arc::new(PyKernel { callable, parameters, direct }))
 }
 
 /// A tensor every call gives, or a parameter every kernel must honour, that a function does not name.

@@ -8,11 +8,13 @@ use layerzero::model::schema::OpKind;
 use layerzero::model::{ArgumentKind, KernelDescriptor, Layout, Op, ParamValue, Query, Special};
 use layerzero::selection::Transforms;
 use layerzero::{Executable, Step};
+use pyo3::exceptions::PyValueError;
 use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PyDict, PyString, PyTuple};
 
 use crate::front::{Front, MAX_ARGUMENTS, Slots};
+use crate::torch::Torch;
 
 /// A Python function that runs a kernel, and the names of the arguments it takes: at most [`MAX_ARGUMENTS`].
 pub struct PyKernel {
@@ -20,6 +22,8 @@ pub struct PyKernel {
     pub callable: Py<PyAny>,
     /// Its parameters, by position.
     pub parameters: Vec<String>,
+    /// What says which one call the function comes down to, for arguments like those given; see `layerzero.direct`.
+    pub direct: Option<Py<PyAny>>,
 }
 
 /// Where an argument of a kernel's function comes from.
@@ -27,7 +31,7 @@ pub struct PyKernel {
 enum Source {
     /// What the caller gave at that place, else the default.
     Slot(usize, *mut PyObject),
-    /// Always this object, which is never freed.
+    /// Always this object, which is never freed, or held by the call.
     Fixed(*mut PyObject),
     /// A side of the window at that place.
     Window(usize, Side),
@@ -41,8 +45,8 @@ enum Side {
     Right,
 }
 
-// SAFETY: the pointers are to objects that are never freed (defaults, layout names); they are only used while holding
-// the interpreter.
+// SAFETY: the pointers are to objects that are never freed (defaults, layout names) or that the call they belong to holds;
+// they are only used while holding the interpreter.
 unsafe impl Send for Source {}
 // SAFETY: as above.
 unsafe impl Sync for Source {}
@@ -68,9 +72,23 @@ fn constants(py: Python<'_>) -> &'static Constants {
 pub struct PyCall {
     callable: Py<PyAny>,
     sources: Vec<Source>,
+    /// The one call it comes down to, for just these sizes and scalars.
+    direct: Option<Direct>,
+    /// What says so.
+    planner: Option<Py<PyAny>>,
     /// Where the kernel is told the layout, if it wants to know.
     layout_at: Option<usize>,
     wants_seed: bool,
+}
+
+/// A call that needs no adapter: tensors from their places, everything else as it was planned.
+struct Direct {
+    callable: Py<PyAny>,
+    sources: Vec<Source>,
+    /// Names of the last arguments, where some go by name.
+    names: Option<Py<PyTuple>>,
+    /// The objects the sources point to.
+    _held: Vec<Py<PyAny>>,
 }
 
 /// How a step is carried out.
@@ -162,14 +180,25 @@ impl Route {
         self.straight.store(false, Ordering::Relaxed);
     }
 
-    /// The first step as a call that can be made at once, if nothing else is to be done. The kernel is held.
+    /// The first step as a call that can be made at once, if nothing else is to be done. The caller holds the route
+    /// until the call is over.
     #[inline]
     pub fn straight(&self, slots: &Slots) -> Option<Prepared> {
         match self.steps.first() {
             Some(RouteStep { runner: Runner::Python(call), .. }) if self.straight.load(Ordering::Relaxed) => {
-                Some(call.prepare(slots))
+                Some(call.prepare_straight(slots))
             }
             _ => None,
+        }
+    }
+
+    /// Finds out which one call each step comes down to for arguments like these.
+    pub fn shorten(&mut self, py: Python<'_>, slots: &Slots) {
+        let Some(decided) = Arc::get_mut(&mut self.0) else { return };
+        for step in decided.steps.iter_mut().filter(|step| step.transforms.is_empty()) {
+            if let Runner::Python(call) = &mut step.runner {
+                call.shorten(py, slots);
+            }
         }
     }
 }
@@ -180,28 +209,29 @@ fn draws(op: &Op, query: &Query) -> bool {
     op.schema().kind == OpKind::Sampling || dropout.and_then(ParamValue::as_float).is_some_and(|p| p != 0.0)
 }
 
-/// A call to be made: function and arguments. The function is held, the arguments are borrowed.
+/// A call to be made: function and arguments, all borrowed from the route and the caller.
 pub struct Prepared {
     callable: *mut PyObject,
     /// The first is left free for the callee, as vectorcall allows.
     arguments: [*mut PyObject; MAX_ARGUMENTS + 1],
+    /// How many go by position.
     count: usize,
+    /// The names of those that follow, or null.
+    names: *mut PyObject,
 }
 
 impl Prepared {
     /// Makes the call; null with an exception set when it failed.
     ///
     /// # Safety
-    /// The arguments are alive and this thread holds the interpreter.
+    /// The route is held and the arguments are alive until this returns, and this thread holds the interpreter.
     #[inline]
     pub unsafe fn call(mut self) -> *mut PyObject {
-        // SAFETY: `count` arguments follow the free place; the function was counted when this was prepared.
+        // SAFETY: `count` arguments, and one for each name, follow the free place.
         unsafe {
             let flags = self.count | MAY_USE_FREE_PLACE;
             let first = self.arguments.as_mut_ptr().add(1);
-            let result = vectorcall(self.callable, first, flags, ptr::null_mut());
-            ffi::Py_DECREF(self.callable);
-            result
+            vectorcall(self.callable, first, flags, self.names)
         }
     }
 }
@@ -261,27 +291,53 @@ impl PyCall {
         let sources: Vec<Source> = kernel.parameters.iter().map(source).collect();
         let wants_seed = sources.iter().any(|s| matches!(s, Source::Seed(_)));
         let layout_at = kernel.parameters.iter().position(|name| name == "layout");
-        PyCall { callable: kernel.callable.clone_ref(py), sources, layout_at, wants_seed }
+        let planner = kernel.direct.as_ref().map(|planner| planner.clone_ref(py));
+        let callable = kernel.callable.clone_ref(py);
+        PyCall { callable, sources, direct: None, planner, layout_at, wants_seed }
     }
 
     /// Arguments out of the slots. A seed that has to be drawn must be in its slot by now.
-    #[inline]
     pub fn prepare(&self, slots: &Slots) -> Prepared {
-        // SAFETY: none is a static object.
-        let none = unsafe { ffi::Py_None() };
-        let or = |given: *mut PyObject, otherwise| if given.is_null() || given == none { otherwise } else { given };
-        let mut arguments = [ptr::null_mut(); MAX_ARGUMENTS + 1];
-        for (place, source) in arguments[1..].iter_mut().zip(&self.sources) {
-            *place = match *source {
-                Source::Slot(at, otherwise) => or(slots[at], otherwise),
-                Source::Fixed(object) => object,
-                Source::Seed(at) => or(slots[at], none),
-                Source::Window(at, side) => side.of(or(slots[at], ptr::null_mut())),
-            };
+        prepare(&self.callable, &self.sources, None, slots)
+    }
+
+    /// The shortest way to the same.
+    #[inline]
+    fn prepare_straight(&self, slots: &Slots) -> Prepared {
+        match &self.direct {
+            Some(Direct { callable, sources, names, .. }) => prepare(callable, sources, names.as_ref(), slots),
+            None => prepare(&self.callable, &self.sources, None, slots),
         }
-        // SAFETY: the kernel's function is alive as long as the route is; the call may outlive the route, so it is counted.
-        unsafe { ffi::Py_INCREF(self.callable.as_ptr()) };
-        Prepared { callable: self.callable.as_ptr(), arguments, count: self.sources.len() }
+    }
+
+    /// Asks the kernel which one call it comes down to for arguments like these. A kernel that does not know, or knows it
+    /// wrong, is called as it is.
+    fn shorten(&mut self, py: Python<'_>, slots: &Slots) {
+        let Some(planner) = &self.planner else { return };
+        let place = |source: &Source| if let Source::Slot(at, _) = *source { Some(at) } else { None };
+        // Tensors are told apart by identity: one that is given twice is planned with a stand-in.
+        let mut tensors: Vec<(usize, Bound<'_, PyAny>)> = Vec::new();
+        let mut planned = *slots;
+        for at in self.sources.iter().filter_map(place) {
+            // SAFETY: slots hold live objects or null.
+            let given = unsafe { Bound::from_borrowed_ptr_or_opt(py, slots[at]) };
+            let Some(object) = given.filter(|o| Torch::known().is_some_and(|torch| torch.is_tensor(o))) else {
+                continue;
+            };
+            let twice = tensors.iter().any(|(_, other)| other.is(&object));
+            let Ok(object) = (if twice { object.call_method0("detach") } else { Ok(object) }) else { return };
+            planned[at] = object.as_ptr();
+            tensors.push((at, object));
+        }
+        let arguments = prepare(planner, &self.sources, None, &planned);
+        // SAFETY: the planner and the arguments are held here; the answer is a new reference or an exception.
+        let answer = unsafe { Bound::from_owned_ptr_or_err(py, arguments.call()) };
+        let direct =
+            answer.and_then(|plan| if plan.is_none() { Ok(None) } else { Direct::new(&plan, &tensors).map(Some) });
+        match direct {
+            Ok(direct) => self.direct = direct,
+            Err(error) => error.write_unraisable(py, Some(planner.bind(py))),
+        }
     }
 
     /// Arguments out of the slots, for tensors that were turned into another layout.
@@ -292,6 +348,57 @@ impl PyCall {
         }
         prepared
     }
+}
+
+impl Direct {
+    /// Out of `(function, arguments)` or `(function, arguments, keywords)`.
+    fn new(plan: &Bound<'_, PyAny>, tensors: &[(usize, Bound<'_, PyAny>)]) -> PyResult<Direct> {
+        let py = plan.py();
+        let (callable, args, keywords): (Bound<'_, PyAny>, Bound<'_, PyTuple>, Option<Bound<'_, PyDict>>) =
+            match plan.len()? {
+                2 => {
+                    let (callable, args) = plan.extract()?;
+                    (callable, args, None)
+                }
+                _ => plan.extract()?,
+            };
+        let keywords = keywords.unwrap_or_else(|| PyDict::new(py));
+        let names = (!keywords.is_empty()).then(|| PyTuple::new(py, keywords.keys())).transpose()?;
+        let mut held = Vec::new();
+        let source = |object: Bound<'_, PyAny>| match tensors.iter().find(|(_, tensor)| tensor.is(&object)) {
+            // It was given, and is in every call of the same words.
+            Some((at, _)) => Source::Slot(*at, ptr::null_mut()),
+            None => {
+                held.push(object.unbind());
+                Source::Fixed(held[held.len() - 1].as_ptr())
+            }
+        };
+        let sources: Vec<Source> = args.iter().chain(keywords.values()).map(source).collect();
+        if sources.len() > MAX_ARGUMENTS {
+            return Err(PyValueError::new_err(format!("{} arguments, at most {MAX_ARGUMENTS}", sources.len())));
+        }
+        Ok(Direct { callable: callable.unbind(), sources, names: names.map(Bound::unbind), _held: held })
+    }
+}
+
+#[inline]
+fn prepare(callable: &Py<PyAny>, sources: &[Source], names: Option<&Py<PyTuple>>, slots: &Slots) -> Prepared {
+    // SAFETY: none is a static object.
+    let none = unsafe { ffi::Py_None() };
+    let or = |given: *mut PyObject, otherwise| if given.is_null() || given == none { otherwise } else { given };
+    let mut arguments = [ptr::null_mut(); MAX_ARGUMENTS + 1];
+    for (place, source) in arguments[1..].iter_mut().zip(sources) {
+        *place = match *source {
+            Source::Slot(at, otherwise) => or(slots[at], otherwise),
+            Source::Fixed(object) => object,
+            Source::Seed(at) => or(slots[at], none),
+            Source::Window(at, side) => side.of(or(slots[at], ptr::null_mut())),
+        };
+    }
+    // SAFETY: a live tuple.
+    let named = names.map_or(0, |names| unsafe { ffi::PyTuple_Size(names.as_ptr()) } as usize);
+    let names = names.map_or(ptr::null_mut(), |names| names.as_ptr());
+    Prepared { callable: callable.as_ptr(), arguments, count: sources.len() - named, names }
 }
 
 impl Side {

@@ -57,7 +57,8 @@ impl Request<'_> {
         let route = match self.known {
             Some(route) => route,
             None => {
-                let route = decide(py, front, &arguments)?;
+                let mut route = decide(py, front, &arguments)?;
+                route.shorten(py, slots);
                 if let Some((version, words)) = self.words {
                     front::remember(py, version, words, &route);
                 }

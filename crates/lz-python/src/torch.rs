@@ -10,6 +10,7 @@ use pyo3::types::PyType;
 use pyo3::{PyResult, intern};
 
 use crate::exchange::{Borrow, DlTensor, borrow_function};
+use crate::inside::Fields;
 
 /// `c10::DeviceType` of the device types autocast is looked at for.
 const AUTOCAST_CPU: i8 = 0;
@@ -69,7 +70,7 @@ impl Symbols {
 }
 
 /// `RTLD_NOLOAD` of glibc: only what is loaded already.
-const NO_LOAD: c_int = 4;
+pub const NO_LOAD: c_int = 4;
 
 /// Python functions that answer the same, for a torch whose symbols are not to be had.
 struct Questions {
@@ -98,6 +99,8 @@ pub struct Torch {
     parameter: *const PyTypeObject,
     /// Reads a tensor's metadata; `None` for a torch without the exchange API.
     pub borrow: Option<Borrow>,
+    /// Where its tensors keep their fields; `None` where that could not be found out.
+    pub fields: Option<Fields>,
     symbols: Option<Symbols>,
     questions: Questions,
     requires_grad: Py<PyAny>,
@@ -128,6 +131,7 @@ impl Torch {
             tensor: tensor.cast::<PyType>()?.as_type_ptr(),
             parameter: parameter.cast::<PyType>()?.as_type_ptr(),
             borrow: borrow_function(&tensor),
+            fields: None,
             symbols: Symbols::find(),
             questions: Questions {
                 grad_enabled: torch.getattr("is_grad_enabled")?.unbind(),
@@ -141,6 +145,10 @@ impl Torch {
         std::mem::forget((tensor, parameter));
         if !found.symbols_tell_the_truth(py)? {
             found.symbols = None;
+        }
+        // In the middle of something special no plain tensor can be made.
+        if found.symbols.is_some() {
+            found.fields = Fields::find(py)?;
         }
         let found = Box::into_raw(Box::new(found));
         // Two threads may have looked at once; the loser's copy stays unused.
@@ -162,6 +170,15 @@ impl Torch {
     /// Whether symbols or Python functions are asked.
     pub fn reads_by(&self) -> &'static str {
         if self.symbols.is_some() { "symbols" } else { "functions" }
+    }
+
+    /// Whether tensors are read in place or through the exchange API.
+    pub fn tensors_by(&self) -> &'static str {
+        match (&self.fields, self.borrow) {
+            (Some(_), _) => "fields",
+            (None, Some(_)) => "exchange",
+            (None, None) => "attributes",
+        }
     }
 
     /// Whether an object is a plain tensor or parameter, no subclass.
@@ -210,6 +227,9 @@ impl Torch {
     pub unsafe fn wants_grad(&self, tensor: *mut PyObject) -> bool {
         // SAFETY: both are live objects; the answer is a new reference, true or false, given back at once.
         unsafe {
+            if let Some(fields) = &self.fields {
+                return fields.wants_grad(tensor);
+            }
             let answer = ffi::PyObject_GetAttr(tensor, self.requires_grad.as_ptr());
             if answer.is_null() {
                 ffi::PyErr_Clear();

@@ -17,6 +17,7 @@ from typing import Any
 
 import layerzero as lz
 from layerzero import _native
+from layerzero.bench import instructions
 from layerzero.bench.rounds import difference, interleaved
 
 #: What the overhead may be, in microseconds, and as a part of a torch operator that does nothing.
@@ -61,7 +62,7 @@ _kept: list[Any] = []
 
 
 @functools.cache
-def _noop_operator() -> Any:
+def noop_operator() -> Any:
     """A torch operator that does nothing, defined as any other is."""
     import torch
 
@@ -73,12 +74,24 @@ def _noop_operator() -> Any:
     return torch.ops.layerzero_bench.noop
 
 
-def _nothing(query: Any, key: Any, value: Any) -> Any:
+def nothing(query: Any, key: Any, value: Any) -> Any:
+    """A kernel that does nothing."""
     return query
 
 
-def _nothing_norm(input: Any, weight: Any, eps: Any) -> Any:
+def nothing_norm(input: Any, weight: Any, eps: Any) -> Any:
+    """A norm that does nothing."""
     return input
+
+
+def register_kernels_that_do_nothing() -> None:
+    """Makes both the kernels of their operations."""
+    common: dict[str, Any] = {"platform": "cpu", "supported_dtypes": ["float32"], "priority": 100}
+    attention = lz.register_kernel(
+        operation="attention", kernel_id="bench.attention", layouts=["BHSD"], params={"causal": {}}, **common
+    )
+    attention(nothing)
+    lz.register_kernel(operation="norm.rms", kernel_id="bench.rms_norm", **common)(nothing_norm)
 
 
 def _with_kernels_that_do_nothing(rounds: int, count: int, threads: int) -> dict[str, dict[str, float]]:
@@ -86,23 +99,15 @@ def _with_kernels_that_do_nothing(rounds: int, count: int, threads: int) -> dict
 
     q, k, v = (torch.randn(1, 4, 33, 64) for _ in range(3))
     x, w = torch.randn(4, 64), torch.randn(64)
-    common: dict[str, Any] = {"platform": "cpu", "supported_dtypes": ["float32"], "priority": 100}
-    lz.register_kernel(
-        operation="attention",
-        kernel_id="bench.attention",
-        layouts=["BHSD"],
-        params={"causal": {}},
-        **common,
-    )(_nothing)
-    lz.register_kernel(operation="norm.rms", kernel_id="bench.rms_norm", **common)(_nothing_norm)
-    noop = _noop_operator()
+    register_kernels_that_do_nothing()
+    noop = noop_operator()
     try:
         times = interleaved(
             {
                 "attention": lambda: lz.attention(q, k, v),
-                "attention direct": lambda: _nothing(q, k, v),
+                "attention direct": lambda: nothing(q, k, v),
                 "rms_norm": lambda: lz.rms_norm(x, w, 1e-6),
-                "rms_norm direct": lambda: _nothing_norm(x, w, 1e-6),
+                "rms_norm direct": lambda: nothing_norm(x, w, 1e-6),
                 "torch.ops": lambda: noop(q, k, v),
                 "empty": lambda: None,
             },
@@ -133,7 +138,7 @@ def _allocations(calls: int = 1000) -> dict[str, int]:
     return counts
 
 
-def measure(rounds: int = 41, count: int = 2000) -> dict[str, Any]:
+def measure(rounds: int = 41, count: int = 2000, count_instructions: bool = True) -> dict[str, Any]:
     """Everything, as data. Times are microseconds per call, medians over interleaved rounds."""
     import torch
 
@@ -142,8 +147,9 @@ def measure(rounds: int = 41, count: int = 2000) -> dict[str, Any]:
     cases = _cases()
     times = interleaved(
         {f"{name}{side}": call for name, c in cases.items() for side, call in (("", c[0]), (" direct", c[1]))},
-        rounds=rounds,
-        count=count,
+        # Kernels take long enough for the machine to change its mind within a round: many short ones.
+        rounds=rounds * 5,
+        count=max(count // 10, 1),
     )
     for name, (_, _, kernel) in cases.items():
         rows[name] = {
@@ -162,9 +168,11 @@ def measure(rounds: int = 41, count: int = 2000) -> dict[str, Any]:
         "kernel_that_does_nothing": _with_kernels_that_do_nothing(rounds, count, 1),
         "kernel_that_does_nothing_2_threads": _with_kernels_that_do_nothing(max(rounds // 4, 3), count, 2),
         "native_allocations_in_1000_calls": _allocations(),
+        "instructions_per_call": instructions.per_call() if count_instructions else "not counted: --no-instructions",
         "targets_us": TARGETS,
         "target_of_noop": TARGET_OF_NOOP,
         "torch_state_by": _native.status()["torch_state_by"],
+        "tensors_by": _native.status()["tensors_by"],
     }
 
 
@@ -185,6 +193,14 @@ def _print(result: dict[str, Any]) -> None:
                 f" ({row['torch_ops_noop_us']:.2f} µs)"
             )
     print(f"native allocations in 1000 calls: {result['native_allocations_in_1000_calls']}")
+    counts = result["instructions_per_call"]
+    if isinstance(counts, str):
+        print(f"instructions per call: {counts}")
+        return
+    for name in ("attention", "rms_norm"):
+        cost = counts[name] - counts[f"{name} direct"]
+        print(f"instructions per call, {name} over a kernel that does nothing: {cost:.0f}")
+    print(f"instructions per call, a torch operator that does nothing: {counts['torch.ops']:.0f}")
 
 
 def main(arguments: list[str]) -> int:
@@ -193,9 +209,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--rounds", type=int, default=41, help="interleaved rounds (41)")
     parser.add_argument("--count", type=int, default=2000, help="calls per round (2000)")
+    parser.add_argument("--no-instructions", action="store_true", help="do not count instructions (ten short runs)")
     options = parser.parse_args(arguments)
     if options.rounds < 1 or options.count < 1:
         parser.error("rounds and count are at least 1")
-    result = measure(options.rounds, options.count)
+    result = measure(options.rounds, options.count, not options.no_instructions)
     print(json.dumps(result, indent=2)) if options.json else _print(result)
     return 0

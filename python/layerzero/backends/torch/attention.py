@@ -7,9 +7,12 @@ The public functions are kernels. Tensors inside are in the order batch, heads, 
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from layerzero.kernels import direct
 
 _sdpa = torch._C._nn.scaled_dot_product_attention
 _flash = torch._C._VariableFunctions._scaled_dot_product_flash_attention_for_cpu
@@ -131,6 +134,27 @@ def _weighted_sum(weights: Tensor, takes_part: Tensor, values: Tensor) -> Tensor
     return torch.where(nan | (plus & minus) | weights.isnan().any(-1, keepdim=True), math.nan, output)
 
 
+def _sdpa_flash_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    window_right: int,
+    layout: str,
+) -> tuple[Any, ...] | None:
+    """The plain call: heads before the sequence, as many of them for keys, nothing masked but the future."""
+    (_, heads, seq_q, _), (_, kv_heads, seq_k, _) = query.shape, key.shape
+    plain = layout == "BHSD" and attn_mask is None and window_left < 0 and window_right < 0 and heads == kv_heads
+    if not plain or (causal and seq_q != seq_k):
+        return None
+    keywords: dict[str, Any] = {"is_causal": True} if causal and seq_q != 1 else {}
+    return _sdpa, (query, key, value), keywords if scale is None else keywords | {"scale": scale}
+
+
+@direct(_sdpa_flash_call)
 def sdpa_flash(
     query: Tensor,
     key: Tensor,

@@ -1,13 +1,22 @@
 """Matrix products, feed-forward blocks and activations."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from layerzero.kernels import direct
 
 linear = torch._C._nn.linear
 gelu = torch._C._nn.gelu
 silu = torch._C._nn.silu
 
 
+def _linear_call(input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any, ...]:
+    return linear, (input, weight, bias)
+
+
+@direct(_linear_call)
 def linear_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """torch's own linear layer."""
     return linear(input, weight, bias)
@@ -49,6 +58,11 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     return _times(silu(gate), up)
 
 
+def _gelu_call(input: Tensor, approximate: str) -> tuple[Any, ...]:
+    return gelu, (input,), {"approximate": approximate}
+
+
+@direct(_gelu_call)
 def gelu_kernel(input: Tensor, approximate: str) -> Tensor:
     """torch's own Gaussian error linear unit."""
     return gelu(input, approximate=approximate)

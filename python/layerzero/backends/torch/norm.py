@@ -1,7 +1,11 @@
 """Norms over the last dimension."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from layerzero.kernels import direct
 
 _rms_norm = torch._C._VariableFunctions.rms_norm
 _layer_norm = torch._C._VariableFunctions.layer_norm
@@ -12,6 +16,11 @@ def _work(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
+def _rms_norm_call(input: Tensor, weight: Tensor | None, eps: float) -> tuple[Any, ...]:
+    return _rms_norm, (input, tuple(input.shape[-1:]), weight, eps)
+
+
+@direct(_rms_norm_call)
 def rms_norm(input: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """torch's own root-mean-square norm."""
     return _rms_norm(input, input.shape[-1:], weight, eps)
@@ -33,6 +42,11 @@ def _normalized(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return x if weight is None else x.mul_(weight.to(x.dtype))
 
 
+def _layer_norm_call(input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Any, ...]:
+    return _layer_norm, (input, tuple(input.shape[-1:]), weight, bias, eps)
+
+
+@direct(_layer_norm_call)
 def layer_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """torch's own layer norm."""
     return _layer_norm(input, input.shape[-1:], weight, bias, eps)
