@@ -46,6 +46,8 @@ test-python: develop ## the Python tests
 loom: ## models of the hand-written atomics
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/loom" \
 	  cargo test --manifest-path crates/lz-select/loom/Cargo.toml --test models
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/loom" \
+	  cargo test --manifest-path crates/lz-resilience/loom/Cargo.toml --test models
 
 bench: ## what a call and a selection cost here
 	@$(MAKE) --no-print-directory develop PROFILE=release

@@ -21,6 +21,8 @@ HEADER = '''\
 """The native half of the package: the functions people call, and what the rest of the package is built on."""
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from os import PathLike
 from typing import Any, Protocol, TypeAlias, TypeVar, overload
 
 from numpy.typing import NDArray
@@ -47,11 +49,26 @@ _Adapter: TypeAlias = tuple[str, Callable[..., Any], list[str]]
 OTHERS: dict[str, tuple[str, ...]] = {
     "allocations": ("int",),
     "backends": ("str",),
+    "configure": ("settings: dict[str, Any]", "None"),
     "cli": ("args: Sequence[str]", "int"),
     "devices": ("str",),
     "disable": ("name: str", "why: str", "None"),
     "document": ("text: str", "version: str | None = None", "str"),
     "explain": ("op: str", "*args: Any", "**kwargs: Any", "tuple[str, str]"),
+    "forget_failures": ("None",),
+    "health": ("tuple[str, str, bool]",),
+    "load_config": ("path: str | PathLike[str]", "None"),
+    "load_sources": ("None",),
+    "lock": ("operation: str", "kernel: str", "None"),
+    "overlay": ("settings: dict[str, Any]", "int"),
+    "readiness": ("tuple[str, str, bool]",),
+    "rearm": ("name: str", "bool"),
+    "refresh_memory": ("None",),
+    "reload": ("None",),
+    "reset": ("None",),
+    "settings": ("str",),
+    "unlock": ("operation: str", "None"),
+    "use_context_variable": ("variable: ContextVar[int]", "None"),
     "functions": ("list[dict[str, Any]]",),
     "inner": ("name: str", "*args: Any", "**kwargs: Any", "Any"),
     "list_kernels": ("op: str | None = None", "str"),

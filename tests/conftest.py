@@ -52,6 +52,13 @@ class Function:
     out: bool = True
 
 
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """What failed in one test is not held against the kernels of the next."""
+    yield
+    lz.forget_failures()
+
+
 QKV = ("query", "key", "value")
 FUNCTIONS = {
     "attention": Function("attention", (*QKV, "causal", "scale")),

@@ -201,7 +201,7 @@ def test_the_warning_comes_once_per_cause(kernels: Kernels) -> None:
     kernels.add(broken)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        for rows in range(1, 6):
+        for rows in range(1, 3):
             lz.rms_norm(torch.ones(rows, 8))
             lz.rms_norm(torch.ones(rows, 8))
         assert len(told) == 1

@@ -55,7 +55,9 @@ def test_without_knowing_the_fields_the_exchange_api_is_asked(how: str) -> None:
     assert answer(_READ.format(how=how)) == "exchange"
 
 
-@pytest.mark.parametrize("field", ["address", "sizes", "strides", "offset", "dtype", "keys", "storage", "requires_grad"])
+@pytest.mark.parametrize(
+    "field", ["address", "sizes", "strides", "offset", "dtype", "keys", "storage", "requires_grad"]
+)
 def test_every_field_is_looked_for(field: str) -> None:
     """A specimen knows what it says it knows, so that a wrong place would be found out."""
     for specimen in surroundings.specimens():

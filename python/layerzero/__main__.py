@@ -14,6 +14,10 @@ def main() -> int:
         from layerzero.bench import overhead
 
         return overhead.main(arguments[2:])
+    if arguments[:2] == ["bench", "resilience"] and "--help" not in arguments:
+        from layerzero.bench import resilience
+
+        return resilience.main(arguments[2:])
     return _native.cli(["layerzero", *arguments])
 
 

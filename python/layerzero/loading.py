@@ -29,6 +29,8 @@ def load() -> None:
     with _lock:
         if _loaded:
             return
+        # What the operator wants comes first: a file with a mistake must not be passed over.
+        _native.load_sources()
         # Registering kernels must not load again.
         _loaded = True
         from importlib.metadata import entry_points

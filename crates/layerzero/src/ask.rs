@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use lz_model::{
     Bound, Catalog, DeviceSpec, KernelDescriptor, LayoutEvidence, NamedCall, OrderedCall, Query, Reason, nearest,
 };
+use lz_resilience::{Breaker, BreakerState, Event, KernelHealth};
 use lz_select::{BackendState, CacheStats, Candidate, Decision, KernelIx, Plan, Snapshot, Transforms};
 
 use crate::engine::{Engine, State};
@@ -42,19 +43,18 @@ pub struct KernelInfo {
 /// A kernel to try for a call.
 #[derive(Clone)]
 pub struct Step {
+    /// The operation the call is.
+    pub op: &'static str,
+    /// Whether its backend is trusted with the operation now.
+    pub breaker: Arc<Breaker>,
+    /// How it has been doing.
+    pub health: Arc<KernelHealth>,
     /// The kernel.
     pub kernel: Arc<KernelDescriptor>,
     /// What must be done to the arguments first.
     pub transforms: Transforms,
     /// What runs it.
     pub executable: Executable,
-}
-
-impl Step {
-    fn new(state: &State, kernel: KernelIx, transforms: Transforms) -> Step {
-        let executable = state.executables[kernel.0 as usize].clone();
-        Step { kernel: state.snapshot.kernel(kernel).clone(), transforms, executable }
-    }
 }
 
 /// Which kernel serves a call.
@@ -104,7 +104,11 @@ impl Engine {
 
     pub(crate) fn plan_in(&self, state: &State, query: &Query) -> Option<Plan> {
         let snapshot = &state.snapshot;
+        if state.overlaid {
+            return snapshot.plan(&snapshot.select(query));
+        }
         self.cache.plan(snapshot, query, || {
+            self.control.seen(query);
             let decision = snapshot.select(query);
             (snapshot.plan(&decision), decision.uniform)
         })
@@ -115,7 +119,8 @@ impl Engine {
         let state = self.state();
         let plan = self.plan_in(&state, query);
         let plan = plan.ok_or_else(|| no_kernel(&state.snapshot, &state.snapshot.select(query)))?;
-        Ok(plan.steps().map(|(kernel, transforms)| Step::new(&state, kernel, transforms)).collect())
+        let op = Catalog::get().op(query.op()).id();
+        Ok(plan.steps().map(|(kernel, transforms)| state.step(&self.guard, op, kernel, transforms)).collect())
     }
 
     /// One kernel for a query, whatever the ranking; an error with its reasons when it cannot serve it.
@@ -126,7 +131,7 @@ impl Engine {
         let op = Catalog::get().op(query.op()).id();
         let candidate = decision.candidates.iter().find(|c| c.kernel == ix);
         match candidate {
-            Some(c) if c.accepted() => Ok(Step::new(&state, ix, c.transforms)),
+            Some(c) if c.accepted() => Ok(state.step(&self.guard, op, ix, c.transforms)),
             other => {
                 let reasons = other.map_or_else(|| vec![elsewhere(&state.snapshot, ix, query)], |c| c.reasons.clone());
                 Err(Error::NoKernel { op, rejections: vec![Rejection { kernel_id: kernel_id.to_owned(), reasons }] })
@@ -163,9 +168,21 @@ impl Engine {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Gives a warning, unless its cause gave one a moment ago.
+    /// Gives a warning, unless its cause gave one a moment ago. A fallback is an event as well, each time.
     pub fn warn(&self, warning: &Warning) {
+        if let Warning::FellBack { op, failed, error, served, .. } = warning {
+            let (op, error) = ((*op).to_owned(), error.clone());
+            self.guard.emit(Event::FellBack { op, failed: failed.clone(), served: served.clone(), error });
+        }
         self.warnings.give(warning);
+    }
+
+    /// How much memory a kernel of a step takes beyond its arguments, in bytes.
+    pub fn workspace_of(&self, step: &Step, query: &Query) -> i64 {
+        let state = self.state();
+        let is_it = |k: &KernelDescriptor| k.id == step.kernel.id && k.version == step.kernel.version;
+        let found = state.snapshot.kernels().find(|(_, k)| is_it(k));
+        found.map_or(0, |(ix, _)| state.snapshot.workspace(ix, query))
     }
 
     /// Warns when the reference serves a query although other kernels are registered.
@@ -187,18 +204,38 @@ impl Engine {
         }
     }
 
+    /// Selection, and what stands in the way of its choice just now: circuits that are open.
+    fn decide(&self, state: &State, query: &Query) -> Decision {
+        let mut decision = state.snapshot.select(query);
+        let op = Catalog::get().op(query.op()).id();
+        let open = self.guard.breakers().report().into_iter().filter(|b| b.op == op);
+        for circuit in open.filter(|b| matches!(b.view.state, BreakerState::Open | BreakerState::Disabled)) {
+            let last = circuit.view.sticky.or(circuit.view.last_error.map(|e| e.message)).unwrap_or_default();
+            let error = format!("the circuit of {} is {}: {last}", circuit.backend, circuit.view.state);
+            for candidate in decision.candidates.iter_mut() {
+                let kernel = state.snapshot.kernel(candidate.kernel);
+                if kernel.backend == circuit.backend && !kernel.reference {
+                    candidate.reasons.push(Reason::BackendError { error: error.clone() });
+                }
+            }
+        }
+        let candidates = &decision.candidates;
+        decision.ranking.retain(|&i| candidates[i].accepted());
+        decision
+    }
+
     /// Everything about the choice of a kernel for a call.
     pub fn explain(&self, op: &str, call: &NamedCall<'_>) -> Result<Report, Error> {
         let state = self.state();
         let (_, bound) = self.bind_in(&state, op, call)?;
-        Ok(Report::new(&state.snapshot, &state.snapshot.select(&bound.query)))
+        Ok(Report::new(&state.snapshot, &self.decide(&state, &bound.query)))
     }
 
     /// The kernel that serves a call.
     pub fn which(&self, op: &str, call: &NamedCall<'_>) -> Result<Selection, Error> {
         let state = self.state();
         let (_, bound) = self.bind_in(&state, op, call)?;
-        let decision = state.snapshot.select(&bound.query);
+        let decision = self.decide(&state, &bound.query);
         let Some(chosen) = decision.chosen() else {
             return Err(no_kernel(&state.snapshot, &decision));
         };
@@ -226,7 +263,7 @@ impl Engine {
         let state = self.state();
         let ix = find_kernel(&state.snapshot, kernel_id)?;
         let (_, bound) = self.bind_in(&state, &state.snapshot.kernel(ix).operation, call)?;
-        let decision = state.snapshot.select(&bound.query);
+        let decision = self.decide(&state, &bound.query);
         let elsewhere = || vec![elsewhere(&state.snapshot, ix, &bound.query)];
         Ok(decision.candidates.into_iter().find(|c| c.kernel == ix).map_or_else(elsewhere, |c| c.reasons))
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use lz_model::capabilities::{self, CapabilitiesError, Problem};
-use lz_model::{BackendDescriptor, DeviceSpec, GenerationTable, KernelDescriptor, Platform, PluginOrigin};
+use lz_model::{BackendDescriptor, DeviceSpec, GenerationTable, KernelDescriptor, Platform, PluginOrigin, Query};
 use lz_select::{BackendState, Invalidate, MemoryState, SnapshotSpec};
 
 use crate::engine::{Draft, Engine};
@@ -21,11 +21,19 @@ impl Engine {
     }
 
     fn change(&self, change: impl FnOnce(&mut Draft)) -> Result<(), Error> {
+        self.change_warmed(change, &[])
+    }
+
+    /// As [`Engine::update`]; these queries are decided before anybody sees the new state.
+    pub(crate) fn change_warmed(&self, change: impl FnOnce(&mut Draft), warm: &[Query]) -> Result<(), Error> {
         let mut current = self.draft.lock();
         let mut next = current.clone();
         change(&mut next);
         next.epoch = current.epoch + 1;
         let state = next.build()?;
+        for query in warm {
+            self.plan_in(&state, query);
+        }
         self.state.store(Arc::new(state));
         self.version.fetch_add(1, Ordering::Release);
         *current = next;
@@ -102,7 +110,13 @@ impl Engine {
             let named = |backend: &str| kernels.iter().any(|k| k.backend == backend);
             draft.spec.backends.retain(|name, b| !b.descriptor.is_code() || named(name));
             draft.executables.remove(&(id.to_owned(), version.to_owned()));
-        })
+        })?;
+        // What failed went with the code that did; whoever comes under this name begins with a clean slate.
+        let gone: HashSet<String> = self.with_snapshot(|s| s.spec().backends.keys().cloned().collect());
+        for backend in self.guard.breakers().report().into_iter().map(|b| b.backend).filter(|b| !gone.contains(b)) {
+            self.guard.breakers().forget(&backend);
+        }
+        Ok(())
     }
 
     /// Loads a backend's capabilities document. Its kernels can be selected; they run once

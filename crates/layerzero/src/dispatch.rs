@@ -1,5 +1,7 @@
 //! Dispatch: the chosen kernel is run; when it fails, the next; at last the reference.
 
+use std::collections::VecDeque;
+
 use lz_model::schema::{Access, Output};
 use lz_model::{
     Call, CallError, Catalog, Context, KernelArgs, KernelDescriptor, KernelError, Layout, NamedCall, Op, OutputSpec,
@@ -12,6 +14,7 @@ use crate::ask::no_kernel;
 use crate::engine::{Engine, State};
 use crate::error::{Error, Failure};
 use crate::executable::Executable;
+use crate::guard::Fault;
 use crate::warn::Warning;
 
 /// The arguments of a call on host memory, by name.
@@ -130,37 +133,63 @@ impl Engine {
         }
         let attempt =
             Attempt { state: &state, op, query: &query, inputs: &inputs, params: &params, expected: &expected };
-        let most = if state.snapshot.spec().settings.fallback_enabled { usize::MAX } else { 1 };
-        let mut failures: Vec<Failure> = Vec::new();
         let runnable = |(kernel, _): &(KernelIx, Transforms)| state.executables[kernel.0 as usize].runs_on_host();
-        let steps: Vec<_> = match plan.steps().filter(runnable).collect::<Vec<_>>() {
+        let mut steps: VecDeque<_> = match plan.steps().filter(runnable).collect::<VecDeque<_>>() {
             // Nothing can run here: say so by trying.
             none if none.is_empty() => plan.steps().collect(),
             some => some,
         };
-        for (kernel, transforms) in steps.into_iter().take(most) {
-            let kernel_id = state.snapshot.kernel(kernel).id.clone();
+        if !state.snapshot.spec().settings.fallback_enabled {
+            steps.truncate(1);
+        }
+        let mut failures: Vec<Failure> = Vec::new();
+        // Those whose circuit is open: not tried, so that nothing fell back.
+        let mut refused: Vec<Failure> = Vec::new();
+        while let Some((kernel, transforms)) = steps.pop_front() {
+            let step = state.step(&self.guard, op.id(), kernel, transforms);
+            let kernel_id = step.kernel.id.clone();
+            let admission = match self.admit(&step) {
+                Ok(admission) => admission,
+                Err(why) => {
+                    refused.push(Failure { kernel_id, error: KernelError::Failed(why) });
+                    continue;
+                }
+            };
+            step.health.record_call();
             match attempt.run(kernel, transforms, &mut arguments.updates) {
                 Ok(outputs) => {
-                    if let Some(first) = failures.first() {
-                        let (failed, error) = (first.kernel_id.clone(), first.error.to_string());
-                        let served = kernel_id.clone();
-                        let factor = self.cost_of(&query, &failed, &served);
-                        self.warnings.give(&Warning::FellBack { op: op.id(), failed, error, served, factor });
-                    }
+                    self.succeeded(&step, admission, !failures.is_empty());
+                    self.tell_fallback(&query, op.id(), &failures, &kernel_id);
                     let outputs = expected.iter().map(|spec| spec.name).zip(outputs).collect();
                     return Ok(Dispatched { op: op.id(), kernel_id, outputs, failures });
                 }
-                Err(error) => {
-                    let pointless = error.is_callers_fault();
+                Err(error) if error.is_callers_fault() => {
                     failures.push(Failure { kernel_id, error });
-                    if pointless {
-                        break;
+                    return Err(Error::Execution { op: op.id(), chain: failures });
+                }
+                Err(error) => {
+                    if self.failed(&step, admission, &error.to_string()) == Fault::OutOfMemory {
+                        // The reference stays the last: it needs nothing, and takes its time.
+                        let needs = |(kernel, _): &(KernelIx, Transforms)| {
+                            (state.snapshot.kernel(*kernel).reference, state.snapshot.workspace(*kernel, &query))
+                        };
+                        steps.make_contiguous().sort_by_key(needs);
                     }
+                    failures.push(Failure { kernel_id, error });
                 }
             }
         }
-        Err(Error::Execution { op: op.id(), chain: failures })
+        self.nobody_served();
+        refused.append(&mut failures);
+        Err(Error::Execution { op: op.id(), chain: refused })
+    }
+
+    /// Warns when another kernel than the first served a call.
+    fn tell_fallback(&self, query: &Query, op: &'static str, failures: &[Failure], served: &str) {
+        let Some(first) = failures.first() else { return };
+        let (failed, error, served) = (first.kernel_id.clone(), first.error.to_string(), served.to_owned());
+        let factor = self.cost_of(query, &failed, &served);
+        self.warn(&Warning::FellBack { op, failed, error, served, factor });
     }
 }
 

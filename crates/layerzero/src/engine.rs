@@ -1,23 +1,31 @@
 //! The engine: one immutable state behind an atomic pointer, and everything one can ask of it.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use arc_swap::ArcSwap;
 use lz_model::{DeviceSpec, KernelDescriptor};
+use lz_resilience::{EventHook, Stamped};
 use lz_select::{CacheConfig, SelectionCache, Snapshot, SnapshotSpec};
 use parking_lot::Mutex;
 
 use crate::change::probe_memory;
+use crate::control::Control;
 use crate::error::Error;
 use crate::executable::Executable;
+use crate::guard::Guard;
+use crate::overlay::Overlays;
+use crate::status::StatusFile;
 use crate::warn::{Warning, WarningHook, Warnings};
 
 /// A snapshot with what runs its kernels.
 pub(crate) struct State {
     pub snapshot: Snapshot,
     pub executables: Vec<Executable>,
+    /// Built for a context: what it decides is not remembered for others.
+    pub overlaid: bool,
 }
 
 /// What the next state is built from.
@@ -35,7 +43,7 @@ impl Draft {
             self.executables.get(&(kernel.id.clone(), kernel.version.clone())).cloned().unwrap_or(Executable::Described)
         };
         let executables = snapshot.kernels().map(|(_, kernel)| executable(kernel)).collect();
-        Ok(State { snapshot, executables })
+        Ok(State { snapshot, executables, overlaid: false })
     }
 }
 
@@ -46,6 +54,8 @@ pub struct EngineBuilder {
     cpu_only: bool,
     cache: CacheConfig,
     hook: Option<WarningHook>,
+    events: Option<EventHook>,
+    state_dir: Option<PathBuf>,
 }
 
 impl EngineBuilder {
@@ -75,6 +85,18 @@ impl EngineBuilder {
         self
     }
 
+    /// Who receives events, besides the log.
+    pub fn on_event(mut self, hook: impl Fn(&Stamped) + Send + Sync + 'static) -> EngineBuilder {
+        self.events = Some(Box::new(hook));
+        self
+    }
+
+    /// Where the figures of rollouts are kept for other processes to see, instead of the user's state directory.
+    pub fn state_dir(mut self, dir: impl Into<PathBuf>) -> EngineBuilder {
+        self.state_dir = Some(dir.into());
+        self
+    }
+
     /// An engine with the built-in kernels registered.
     pub fn build(self) -> Engine {
         let mut draft = Draft { epoch: 1, ..Draft::default() };
@@ -94,6 +116,10 @@ impl EngineBuilder {
             state: ArcSwap::from_pointee(state),
             draft: Mutex::new(draft),
             version: AtomicU64::new(1),
+            control: Control::default(),
+            overlays: Overlays::default(),
+            status: StatusFile::new(self.state_dir),
+            guard: Guard::new(self.cache.clock.clone(), self.events),
             warnings: Warnings::new(self.cache.clock.clone(), self.hook),
             cache: SelectionCache::new(self.cache),
         }
@@ -111,6 +137,10 @@ pub struct Engine {
     pub(crate) version: AtomicU64,
     pub(crate) cache: SelectionCache,
     pub(crate) warnings: Warnings,
+    pub(crate) guard: Guard,
+    pub(crate) control: Control,
+    pub(crate) overlays: Overlays,
+    pub(crate) status: StatusFile,
 }
 
 impl Engine {
@@ -125,7 +155,7 @@ impl Engine {
     }
 
     pub(crate) fn state(&self) -> arc_swap::Guard<Arc<State>> {
-        self.state.load()
+        self.overlaid().map_or_else(|| self.state.load(), arc_swap::Guard::from_inner)
     }
 
     /// Runs `read` on the current snapshot.

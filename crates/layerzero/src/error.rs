@@ -1,7 +1,9 @@
 //! What can go wrong, with enough in it to act on.
 
+use lz_config::ConfigError;
 use lz_model::capabilities::CapabilitiesError;
 use lz_model::{CallError, KernelError, Reason};
+use lz_resilience::WatchError;
 use lz_select::SnapshotError;
 
 /// Why one kernel did not serve a call.
@@ -74,6 +76,18 @@ pub enum Error {
         /// Why.
         error: CapabilitiesError,
     },
+    /// A configuration was refused. Nothing was changed.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Too many different contexts were made.
+    #[error("more than {most} different contexts (prefer, avoid, disabled, deterministic) were made in this process")]
+    TooManyOverlays {
+        /// How many there may be.
+        most: usize,
+    },
+    /// Files cannot be watched.
+    #[error(transparent)]
+    Watch(#[from] WatchError),
 }
 
 fn list(rejections: &[Rejection]) -> String {
@@ -99,6 +113,9 @@ impl Error {
             Error::UnknownDevice(_) => "UNKNOWN_DEVICE",
             Error::Snapshot(_) => "INVALID_CONFIGURATION",
             Error::Capabilities { .. } => "INVALID_CAPABILITIES",
+            Error::Config(_) => "INVALID_CONFIGURATION",
+            Error::TooManyOverlays { .. } => "TOO_MANY_CONTEXTS",
+            Error::Watch(_) => "CANNOT_WATCH",
         }
     }
 
@@ -120,6 +137,9 @@ impl Error {
             Error::UnknownDevice(_) => "put the tensors on a device that exists".into(),
             Error::Snapshot(_) => "nothing was changed; mend what is listed and try again".into(),
             Error::Capabilities { .. } => "mend the document; until then the backend stays disabled".into(),
+            Error::Config(_) => "nothing was changed; 'layerzero config reference' lists every setting".into(),
+            Error::TooManyOverlays { .. } => "use the same few names, or lz.configure".into(),
+            Error::Watch(_) => "reload by hand, or by SIGHUP".into(),
         }
     }
 }

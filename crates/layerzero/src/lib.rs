@@ -46,25 +46,41 @@
 pub mod adapt;
 mod ask;
 mod change;
+mod control;
 mod dispatch;
 mod engine;
 mod error;
 mod executable;
+mod guard;
+mod health;
 mod memo;
+mod overlay;
+mod readiness;
 mod report;
+pub mod status;
+mod trial;
 mod warn;
 
+/// Settings, files and environment: what the operator wants.
+pub use lz_config as config;
 /// What things are: operations, devices, kernels, tensors.
 pub use lz_model as model;
+/// What keeps a broken kernel from breaking a call: breakers, levels, rollouts, events.
+pub use lz_resilience as resilience;
 /// How kernels are selected: snapshots, policies, decisions.
 pub use lz_select as selection;
 
 pub use ask::{KernelInfo, Selection, Step};
+pub use control::Reloads;
 pub use dispatch::{Arguments, Dispatched};
 pub use engine::{Engine, EngineBuilder};
 pub use error::{Error, Failure, Rejection};
 pub use executable::{DynamicKernel, Executable};
+pub use guard::Fault;
+pub use health::{Health, percent, rollout_line};
 pub use memo::Memo;
+pub use overlay::OverlayId;
+pub use readiness::{Check, CheckStatus, Readiness};
 pub use report::{CandidateReport, REPORT_VERSION, ReasonReport, Report};
 pub use warn::{Warning, WarningHook};
 

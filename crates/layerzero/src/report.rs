@@ -66,6 +66,12 @@ pub struct Report {
     pub basis: Basis,
     /// Policy rules that applied.
     pub rules: Vec<String>,
+    /// The rule that put its kernel before all others, if one did.
+    pub overridden_by: Option<String>,
+    /// The rollout that gave the call to its candidate, if one did.
+    pub rollout: Option<String>,
+    /// How degraded the process is: `full`, `reduced`, `cached`, `rule_based` or `minimal`.
+    pub level: &'static str,
     /// Floating-point operations of the call.
     pub flops: f64,
     /// Bytes it must move at least.
@@ -141,6 +147,9 @@ impl Report {
             chosen: decision.chosen().map(|c| snapshot.kernel(c.kernel).id.clone()),
             basis: decision.basis,
             rules: decision.rules.clone(),
+            overridden_by: decision.overridden_by.clone(),
+            rollout: decision.trial.clone(),
+            level: decision.level,
             flops,
             bytes,
             floor_us,
@@ -163,8 +172,16 @@ impl fmt::Display for Report {
         if !self.rules.is_empty() {
             writeln!(f, "  policy   {}", self.rules.join("; "))?;
         }
+        if self.level != "full" {
+            writeln!(f, "  degraded {}", self.level)?;
+        }
+        let basis = match (&self.rollout, &self.overridden_by) {
+            (Some(rollout), _) => format!("given by rollout '{rollout}'"),
+            (None, Some(rule)) => format!("put first by '{rule}'"),
+            (None, None) => basis_text(self.basis).to_owned(),
+        };
         match &self.chosen {
-            Some(kernel) => writeln!(f, "  chosen   {kernel} ({})", basis_text(self.basis))?,
+            Some(kernel) => writeln!(f, "  chosen   {kernel} ({basis})")?,
             None => writeln!(f, "  chosen   nothing: no kernel can serve this call")?,
         }
         let mut table = Table::new();

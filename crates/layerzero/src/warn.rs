@@ -1,6 +1,7 @@
 //! Warnings, each at most once a minute per cause.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 
 use lz_model::Layout;
 use lz_select::Clock;
@@ -47,6 +48,13 @@ pub enum Warning {
         /// How many times longer it takes than the fastest of them, where known.
         factor: Option<f64>,
     },
+    /// The figures of rollouts cannot be kept where other processes see them.
+    StatusNotWritten {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: String,
+    },
 }
 
 impl Warning {
@@ -55,6 +63,7 @@ impl Warning {
             Warning::AmbiguousLayout { op, shape, .. } => format!("layout {op} {shape:?}"),
             Warning::FellBack { op, failed, .. } => format!("fallback {op} {failed}"),
             Warning::OnlyReference { op, why, .. } => format!("reference {op} {why:?}"),
+            Warning::StatusNotWritten { path, .. } => format!("status {}", path.display()),
         }
     }
 }
@@ -81,6 +90,9 @@ impl std::fmt::Display for Warning {
                     before = "; ";
                 }
                 f.write_str(if why.is_empty() { "" } else { ")" })
+            }
+            Warning::StatusNotWritten { path, error } => {
+                write!(f, "'layerzero rollout status' will not show this process: {}: {error}", path.display())
             }
         }
     }

@@ -25,7 +25,7 @@ pub struct Cli {
 }
 
 const EXITS: &str = "Exit codes: 0 done; 1 the answer is no (no kernel, a difference); 2 wrong usage or call; \
-3 wrong capabilities or device file; 4 unusable environment.";
+3 wrong configuration, capabilities or device file; 4 unusable environment.";
 
 /// Arguments every command has.
 #[derive(Debug, Args)]
@@ -33,6 +33,9 @@ pub struct Global {
     /// Print JSON instead of text
     #[arg(long, global = true)]
     pub json: bool,
+    /// The project's configuration file, instead of $LAYERZERO_CONFIG or ./layerzero.yaml
+    #[arg(long, global = true, value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// When to colour; 'auto' colours terminals unless NO_COLOR is set
     #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
     pub color: ColorChoice,

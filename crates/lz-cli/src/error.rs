@@ -125,8 +125,10 @@ impl CliError {
                 EngineError::NoKernel { .. } | EngineError::CudaGraphUnsafe { .. } | EngineError::Execution { .. } => {
                     Exit::No
                 }
-                EngineError::Snapshot(_) | EngineError::Capabilities { .. } => Exit::Config,
-                EngineError::UnknownDevice(_) => Exit::Unusable,
+                EngineError::Snapshot(_) | EngineError::Capabilities { .. } | EngineError::Config(_) => Exit::Config,
+                EngineError::TooManyOverlays { .. } | EngineError::UnknownDevice(_) | EngineError::Watch(_) => {
+                    Exit::Unusable
+                }
             },
         }
     }
@@ -155,23 +157,25 @@ impl CliError {
     pub fn document(&self) -> ErrorDocument {
         let problems = match self {
             CliError::Capabilities { error, .. } => problems(error),
-            _ => &[],
+            CliError::Engine(error) => problems(error),
+            _ => Vec::new(),
         };
-        let document = |p: &Problem| ProblemDocument { path: p.path.clone(), message: p.message.clone() };
-        ErrorDocument {
-            code: self.code(),
-            message: self.to_string(),
-            hint: self.hint(),
-            problems: problems.iter().map(document).collect(),
-        }
+        ErrorDocument { code: self.code(), message: self.to_string(), hint: self.hint(), problems }
     }
 }
 
 /// The single problems of a document that was refused.
-fn problems(error: &EngineError) -> &[Problem] {
+fn problems(error: &EngineError) -> Vec<ProblemDocument> {
     match error {
-        EngineError::Capabilities { error: CapabilitiesError::Problems(problems), .. } => problems,
-        _ => &[],
+        EngineError::Capabilities { error: CapabilitiesError::Problems(problems), .. } => {
+            let document = |p: &Problem| ProblemDocument { path: p.path.clone(), message: p.message.clone() };
+            problems.iter().map(document).collect()
+        }
+        EngineError::Config(error) => {
+            let document = |p: &lz_config::Problem| ProblemDocument { path: p.at.to_string(), message: p.to_string() };
+            error.problems.iter().map(document).collect()
+        }
+        _ => Vec::new(),
     }
 }
 

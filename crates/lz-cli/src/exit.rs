@@ -10,7 +10,7 @@ pub enum Exit {
     No = 1,
     /// The command line or the call is wrong.
     Usage = 2,
-    /// A capabilities document or a device description is wrong.
+    /// A configuration, a capabilities document or a device description is wrong.
     Config = 3,
     /// The environment cannot be used.
     Unusable = 4,

@@ -1,7 +1,7 @@
 //! The command `layerzero`: what this machine has, which kernel serves a call, and why.
 //!
 //! Arguments are *parsed* by [clap] into what was written ([`args`]), *resolved* by a command into
-//! what is meant ([`session`], [`call`]), and the answer goes through the [`printer`], as text for
+//! what is meant ([`surroundings`], [`session`], [`call`]), and the answer goes through the [`printer`], as text for
 //! people or as JSON. Each command is a file in [`commands`] and a line in its list.
 //!
 //! ```
@@ -16,7 +16,7 @@
 //! | 0 | done |
 //! | 1 | the answer is no: no kernel can serve the call, a kernel failed, a checked file differs |
 //! | 2 | the command line or the call is wrong |
-//! | 3 | a capabilities document or a device description is wrong |
+//! | 3 | a configuration, a capabilities document or a device description is wrong |
 //! | 4 | the environment cannot be used: no device, or no kernel that runs on one |
 #![forbid(unsafe_code)]
 
@@ -29,6 +29,7 @@ pub mod exit;
 pub mod host;
 pub mod printer;
 pub mod session;
+pub mod surroundings;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -40,6 +41,7 @@ use crate::color::Paint;
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::printer::Printer;
+use crate::surroundings::Surroundings;
 
 /// Which of the two outputs people are looking at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,6 +65,20 @@ pub fn run_on<I>(args: I, out: &mut dyn Write, err: &mut dyn Write, terminals: T
 where
     I: IntoIterator<Item: Into<OsString>>,
 {
+    run_in(args, out, err, terminals, Surroundings::of_process())
+}
+
+/// As [`run_on`], in surroundings that need not be those of this process.
+pub fn run_in<I>(
+    args: I,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+    terminals: Terminals,
+    surroundings: Surroundings,
+) -> i32
+where
+    I: IntoIterator<Item: Into<OsString>>,
+{
     let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
     let parsed = Cli::try_parse_from(&args);
     let (json, color) = match &parsed {
@@ -72,7 +88,10 @@ where
     };
     let mut printer = Printer::new(out, err, json, Paint::new(color, terminals.out), Paint::new(color, terminals.err));
     let answered = match parsed {
-        Ok(cli) => cli.command.run(&mut printer),
+        Ok(cli) => {
+            let surroundings = Surroundings { config: cli.global.config, ..surroundings };
+            cli.command.run(&surroundings, &mut printer)
+        }
         Err(refusal) if refusal.use_stderr() => Err(CliError::Usage(refusal)),
         Err(help) => printer.help(&help).map(|()| Exit::Ok),
     };

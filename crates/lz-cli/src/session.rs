@@ -1,16 +1,17 @@
-//! From engine and policy arguments to an engine.
+//! From engine and policy arguments, and the configuration in force, to an engine.
 
 use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use layerzero::{Engine, Error as EngineError};
+use layerzero::{Engine, Error as EngineError, Reloads};
 use lz_model::{DeviceSpec, Platform, nearest};
 use lz_select::{Pattern, PolicySpec};
 
 use crate::args::{EngineArgs, PolicyArgs};
 use crate::error::CliError;
 use crate::printer::Printer;
+use crate::surroundings::Surroundings;
 
 /// What a program that runs commands inside of itself adds to every engine they open.
 static HOST: OnceLock<fn(&Engine)> = OnceLock::new();
@@ -18,6 +19,14 @@ static HOST: OnceLock<fn(&Engine)> = OnceLock::new();
 /// Has `host` add to every engine a command opens: the kernels of the program this is a part of. The first call counts.
 pub fn add_to_engines(host: fn(&Engine)) {
     let _ = HOST.set(host);
+}
+
+/// What became of the configurations of the program this is a part of.
+static HOST_RELOADS: OnceLock<fn() -> Reloads> = OnceLock::new();
+
+/// Has `doctor` show what became of the configurations of the program this is a part of. The first call counts.
+pub fn show_reloads(reloads: fn() -> Reloads) {
+    let _ = HOST_RELOADS.set(reloads);
 }
 
 /// An engine, and the warnings it gave.
@@ -30,14 +39,38 @@ pub struct Session {
 }
 
 impl Session {
-    /// The engine the arguments describe. A document that is refused is an error.
-    pub fn open(args: &EngineArgs) -> Result<Session, CliError> {
-        let (session, refused) = Session::open_anyway(args)?;
+    /// The engine the arguments describe, with the configuration in force. A document that is refused is an error.
+    pub fn open(args: &EngineArgs, at: &Surroundings) -> Result<Session, CliError> {
+        Session::unconfigured(args)?.configured(at)
+    }
+
+    /// As [`Session::open`], without any configuration.
+    pub fn unconfigured(args: &EngineArgs) -> Result<Session, CliError> {
+        let (session, refused) = Session::described(args)?;
         refused.into_iter().next().map_or(Ok(session), Err)
     }
 
-    /// As [`Session::open`], with the backends of refused documents disabled, and why.
-    pub fn open_anyway(args: &EngineArgs) -> Result<(Session, Vec<CliError>), CliError> {
+    /// As [`Session::open`], with what is refused left out, and why: backends are disabled, of a configuration the
+    /// defaults are in force.
+    pub fn open_anyway(args: &EngineArgs, at: &Surroundings) -> Result<(Session, Vec<CliError>), CliError> {
+        let (session, mut refused) = Session::described(args)?;
+        refused.extend(session.configure(at).err());
+        Ok((session, refused))
+    }
+
+    /// With the configuration in force.
+    pub fn configured(self, at: &Surroundings) -> Result<Session, CliError> {
+        self.configure(at).map(|()| self)
+    }
+
+    fn configure(&self, at: &Surroundings) -> Result<(), CliError> {
+        self.engine.load_sources(&at.sources())?;
+        let warned = self.engine.config().warnings.iter().map(ToString::to_string).collect::<Vec<_>>();
+        self.warnings.lock().unwrap_or_else(PoisonError::into_inner).extend(warned);
+        Ok(())
+    }
+
+    fn described(args: &EngineArgs) -> Result<(Session, Vec<CliError>), CliError> {
         let session = match &args.device {
             Some(name) => Session::on(vec![device(name)?]),
             None => {
@@ -63,7 +96,7 @@ impl Session {
         Session { engine, notes: Vec::new(), warnings }
     }
 
-    /// Puts the operator's will in force for an operation.
+    /// Puts what the command line wants for an operation in force, above the configuration.
     pub fn set_policy(&self, op: &str, args: &PolicyArgs) -> Result<(), CliError> {
         let mut policy = PolicySpec::default();
         for kernel in args.lock.iter().chain(&args.deny) {
@@ -79,8 +112,8 @@ impl Session {
         policy = args.prefer.iter().fold(policy, |policy, backend| policy.prefer_source(backend));
         policy = args.avoid.iter().fold(policy, |policy, backend| policy.avoid_source(backend));
         self.engine.update(|spec| {
-            spec.policy = policy;
-            spec.settings.strict = args.strict;
+            spec.policy.rules.splice(0..0, policy.rules);
+            spec.settings.strict |= args.strict;
         })?;
         Ok(())
     }
@@ -105,6 +138,11 @@ impl Session {
         }
         let what = format!("unknown backend '{name}'{}", lz_model::did_you_mean(&nearest(name, known())));
         Err(CliError::argument(what, format!("registered are {}", known().collect::<Vec<_>>().join(", "))))
+    }
+
+    /// Why the last configuration of the program this is a part of was refused, if it was.
+    pub fn refused_reload(&self) -> Option<String> {
+        HOST_RELOADS.get().and_then(|reloads| reloads().last_error)
     }
 
     /// Prints the warnings given so far.

@@ -25,11 +25,14 @@ fn every_console_line_runs() {
             if line.starts_with("```") {
                 in_console = line == "```console";
             } else if let (true, Some(command)) = (in_console, line.strip_prefix("$ layerzero ")) {
-                let output = Command::new(env!("CARGO_BIN_EXE_layerzero"))
-                    .args(command.split_whitespace())
-                    .current_dir(root())
-                    .output()
-                    .unwrap();
+                let mut process = Command::new(env!("CARGO_BIN_EXE_layerzero"));
+                process.args(command.split_whitespace()).current_dir(root());
+                // Whatever is configured on this machine, it is not for the documents.
+                process.env("HOME", env!("CARGO_TARGET_TMPDIR")).env_remove("XDG_CONFIG_HOME");
+                for (name, _) in std::env::vars_os().filter(|(n, _)| n.to_string_lossy().starts_with("LAYERZERO_")) {
+                    process.env_remove(name);
+                }
+                let output = process.output().unwrap();
                 let error = String::from_utf8_lossy(&output.stderr);
                 assert!(output.status.success(), "{name}: layerzero {command}\n{error}");
                 assert!(!output.stdout.is_empty(), "{name}: layerzero {command} printed nothing");

@@ -1,17 +1,19 @@
 //! The engine of this process.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use layerzero::{Engine, Warning};
 use pyo3::prelude::*;
 
-static ENGINE: OnceLock<Engine> = OnceLock::new();
+static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
 
 /// The engine. It begins with the CPU alone: looking for GPUs initialises their driver, which a process that forks
 /// workers must not do. The first CUDA tensor, or `doctor`, looks.
 #[inline]
-pub fn engine() -> &'static Engine {
-    ENGINE.get_or_init(|| Engine::builder().cpu_only().on_warning(warn).build())
+pub fn engine() -> &'static Arc<Engine> {
+    ENGINE.get_or_init(|| {
+        Arc::new(Engine::builder().cpu_only().on_warning(warn).on_event(crate::events::emitted).build())
+    })
 }
 
 /// Hands a warning to Python's `warnings`.

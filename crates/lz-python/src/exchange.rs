@@ -72,6 +72,15 @@ impl DlTensor {
         self.data.cast::<u8>().wrapping_add(self.byte_offset as usize)
     }
 
+    /// Its dtype and device, in DLPack's numbers. Never what [`crate::inside::Seen::kind`] gives.
+    pub fn kind(&self) -> u64 {
+        u64::from(self.code) << 8
+            | u64::from(self.bits) << 16
+            | u64::from(self.lanes == 1) << 4
+            | (self.device_type as u64 & 0xff) << 32
+            | (self.device_id as u64 & 0xffff) << 40
+    }
+
     /// Its dtype, if LayerZero has it.
     pub fn dtype(&self) -> Option<DType> {
         let dtype = match (self.code, self.bits) {

@@ -11,8 +11,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::OnceLock;
 
-use layerzero::Memo;
 use layerzero::model::{ArgumentKind, Catalog, Signature, Special};
+use layerzero::{Memo, OverlayId};
 use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -22,7 +22,7 @@ use crate::exchange::{Borrow, DlTensor};
 use crate::inside::Seen;
 use crate::route::Route;
 use crate::torch::Torch;
-use crate::{docs, error, slow};
+use crate::{context, docs, error, slow, watched};
 
 /// Most arguments a function has.
 pub const MAX_ARGUMENTS: usize = 16;
@@ -30,8 +30,10 @@ pub const MAX_ARGUMENTS: usize = 16;
 const MAX_WORDS: usize = 160;
 /// Places of the memo.
 const PLACES: usize = 1024;
-/// Marks a tensor's words as read in place: its numbers are torch's, not DLPack's.
-const IN_PLACE: u64 = 1;
+/// Functions there may be.
+const MAX_FUNCTIONS: usize = 32;
+/// Words of a call that can be the last of its function.
+const LAST_WORDS: usize = 56;
 
 /// The arguments of a call in the function's order, borrowed from the caller; null where not given.
 pub type Slots = [*mut PyObject; MAX_ARGUMENTS];
@@ -50,45 +52,94 @@ pub struct Front {
     pub defaults: Vec<Py<PyAny>>,
     /// The places of its tensors.
     pub tensors: Vec<usize>,
-    /// The places of what else decides.
-    scalars: Vec<usize>,
-    /// A call with one of these takes the slow path.
-    careful: Vec<usize>,
+    /// The same, a bit each.
+    tensor_bits: u32,
+    /// The places of what else decides, a bit each.
+    scalar_bits: u32,
+    /// A call with one of these takes the slow path; a bit each.
+    careful_bits: u32,
+}
+
+/// The places of bits that are set, in order.
+fn places(mut bits: u32) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let at = bits.trailing_zeros();
+        bits &= bits.wrapping_sub(1);
+        (at < 32).then_some(at as usize)
+    })
 }
 
 static FRONTS: OnceLock<Vec<Front>> = OnceLock::new();
 
 /// What was decided, by the words of the call.
-struct Remembered(UnsafeCell<Option<Memo<Route>>>);
+struct Remembered(UnsafeCell<Memory>);
+
+struct Memory {
+    memo: Option<Memo<Route>>,
+    /// The last call of each function, to be found without looking for it.
+    last: [Option<Last>; MAX_FUNCTIONS],
+}
+
+/// A call and its route, side by side.
+struct Last {
+    version: u64,
+    len: usize,
+    words: [u64; LAST_WORDS],
+    route: Route,
+}
+
+impl Memory {
+    /// What was decided for a call, and what it displaces as the last of its function.
+    #[inline]
+    fn find(&mut self, function: usize, version: u64, words: &[u64]) -> (Option<Route>, Option<Last>) {
+        if let Some(last) = &self.last[function]
+            && last.version == version
+            && last.words[..last.len] == *words
+        {
+            return (Some(last.route.share()), None);
+        }
+        let Some(route) = self.memo.as_ref().and_then(|memo| memo.find(version, words)).map(Route::share) else {
+            return (None, None);
+        };
+        let displaced = self.put_last(function, version, words, route.share());
+        (Some(route), displaced)
+    }
+
+    /// Makes a call the last of its function. What it displaces is given back.
+    fn put_last(&mut self, function: usize, version: u64, words: &[u64], route: Route) -> Option<Last> {
+        let mut copy = [0; LAST_WORDS];
+        copy.get_mut(..words.len())?.copy_from_slice(words);
+        self.last[function].replace(Last { version, len: words.len(), words: copy, route })
+    }
+}
 
 // SAFETY: only touched while holding the interpreter lock (abi3 modules do not load into interpreters without one), and
 // never across a call back into Python.
 unsafe impl Sync for Remembered {}
 
-static MEMO: Remembered = Remembered(UnsafeCell::new(None));
+static MEMO: Remembered = Remembered(UnsafeCell::new(Memory { memo: None, last: [const { None }; MAX_FUNCTIONS] }));
 
 impl Front {
     fn new(py: Python<'_>, index: usize, signature: &'static Signature) -> Front {
         let arguments = &signature.arguments;
         assert!(arguments.len() <= MAX_ARGUMENTS, "{} has too many arguments", signature.function.name);
-        let places = |wanted: &dyn Fn(&ArgumentKind) -> bool| -> Vec<usize> {
-            (0..arguments.len()).filter(|&i| wanted(&arguments[i].kind)).collect()
+        let bits = |wanted: &dyn Fn(&layerzero::model::Argument) -> bool| -> u32 {
+            (0..arguments.len()).filter(|&i| wanted(&arguments[i])).map(|i| 1 << i).sum()
         };
-        let careful = |kind: &ArgumentKind| {
-            matches!(kind, ArgumentKind::Special(Special::Out | Special::Generator | Special::NormalizedShape))
-        };
+        let careful_bits = bits(&|a| {
+            matches!(a.kind, ArgumentKind::Special(Special::Out | Special::Generator | Special::NormalizedShape))
+        });
+        let tensor_bits = bits(&|a| matches!(a.kind, ArgumentKind::Input(_)));
         Front {
             index,
             signature,
             names: arguments.iter().map(|a| PyString::intern(py, a.name).unbind()).collect(),
             defaults: arguments.iter().map(|a| docs::default_object(py, a)).collect(),
             positional: arguments.iter().filter(|a| !a.keyword_only).count(),
-            tensors: places(&|kind| matches!(kind, ArgumentKind::Input(_))),
-            scalars: (0..arguments.len())
-                .filter(|&i| !matches!(arguments[i].kind, ArgumentKind::Input(_)) && arguments[i].decides())
-                .filter(|&i| !careful(&arguments[i].kind))
-                .collect(),
-            careful: places(&careful),
+            tensors: places(tensor_bits).collect(),
+            tensor_bits,
+            scalar_bits: bits(&|a| a.decides()) & !tensor_bits & !careful_bits,
+            careful_bits,
         }
     }
 
@@ -213,54 +264,59 @@ impl Front {
     /// # Safety
     /// The slots hold live objects, and this thread holds the interpreter.
     #[inline]
-    unsafe fn describe(&self, slots: &Slots, words: &mut Words) -> bool {
+    unsafe fn describe(&self, slots: &Slots, overlay: OverlayId, words: &mut Words) -> bool {
         let Some((torch, borrow)) = Torch::known().and_then(|t| Some((t, t.borrow?))) else { return false };
-        let surroundings = torch.surroundings();
+        let surroundings = torch.surroundings_on_host();
         if surroundings.special {
             return false;
         }
-        // SAFETY: slots hold live objects.
-        let given = |at: usize| !slots[at].is_null() && slots[at] != unsafe { ffi::Py_None() };
-        if self.careful.iter().any(|&at| given(at)) {
+        // SAFETY: none is a static object.
+        let none = unsafe { ffi::Py_None() };
+        let mut present = 0u32;
+        for (at, &slot) in slots.iter().enumerate() {
+            present |= u32::from(!slot.is_null() && slot != none) << at;
+        }
+        if present & self.careful_bits != 0 {
             return false;
         }
-        let mut present = 0;
         let at_head = words.len;
         words.push(0);
-        for &at in &self.tensors {
-            if !given(at) {
-                continue;
-            }
+        let mut elsewhere = false;
+        for at in places(present & self.tensor_bits) {
             if !torch.is_plain(slots[at]) {
                 return false;
             }
-            present |= 1 << at;
             // SAFETY: the object is a live, plain tensor.
             let read = unsafe {
                 let wants_grad = surroundings.grad && torch.wants_grad(slots[at]);
                 match torch.fields.as_ref().and_then(|fields| fields.read(slots[at])) {
                     Some(seen) => {
+                        elsewhere |= !seen.is_on_host();
                         words.seen(&seen, wants_grad);
                         true
                     }
-                    None => words.borrowed(torch, borrow, slots[at], wants_grad),
+                    None => {
+                        elsewhere = true;
+                        words.borrowed(torch, borrow, slots[at], wants_grad)
+                    }
                 }
             };
             if !read {
                 return false;
             }
         }
-        for &at in &self.scalars {
-            if !given(at) {
-                continue;
-            }
-            present |= 1 << at;
+        if elsewhere && torch.surroundings().special {
+            return false;
+        }
+        for at in places(present & self.scalar_bits) {
             // SAFETY: slots hold live objects.
             if !unsafe { words.scalar(slots[at]) } {
                 return false;
             }
         }
-        let head = self.index as u64 | u64::from(surroundings.deterministic) << 8 | present << 16;
+        let present = u64::from(present & (self.tensor_bits | self.scalar_bits));
+        let head =
+            self.index as u64 | u64::from(surroundings.deterministic) << 8 | present << 16 | u64::from(overlay.0) << 32;
         words.words[at_head].write(head);
         !words.overflowed
     }
@@ -321,13 +377,10 @@ impl Words {
     /// A tensor that was read in place.
     #[inline]
     fn seen(&mut self, tensor: &Seen<'_>, wants_grad: bool) {
-        let header = IN_PLACE
+        let header = tensor.kind()
             | u64::from(tensor.start.is_multiple_of(16)) << 1
             | u64::from(wants_grad) << 2
-            | u64::from(tensor.dtype) << 8
-            | (tensor.sizes.len() as u64) << 24
-            | u64::from(tensor.device.0 as u8) << 32
-            | u64::from(tensor.device.1 as u8) << 40;
+            | (tensor.sizes.len() as u64) << 24;
         self.push(header);
         self.extend(tensor.sizes);
         self.extend(tensor.strides);
@@ -358,15 +411,11 @@ impl Words {
     /// The struct was filled and its tensor is alive.
     unsafe fn tensor(&mut self, tensor: &DlTensor, wants_grad: bool) {
         let aligned = (tensor.start() as usize).is_multiple_of(16);
-        let header = u64::from(aligned) << 1
+        let header = tensor.kind()
+            | u64::from(aligned) << 1
             | u64::from(wants_grad) << 2
             | u64::from(tensor.strides.is_null()) << 3
-            | u64::from(tensor.lanes == 1) << 4
-            | u64::from(tensor.code) << 8
-            | u64::from(tensor.bits) << 16
-            | (tensor.ndim as u64 & 0xff) << 24
-            | (tensor.device_type as u64 & 0xff) << 32
-            | (tensor.device_id as u64 & 0xffff) << 40;
+            | (tensor.ndim as u64 & 0xff) << 24;
         self.push(header);
         // SAFETY: the contract above.
         let (shape, strides) = unsafe { (tensor.shape(), tensor.strides()) };
@@ -443,12 +492,14 @@ impl Words {
 }
 
 /// Remembers what was decided for a call.
-pub fn remember(_py: Python<'_>, version: u64, words: &Words, route: &Route) {
+pub fn remember(_py: Python<'_>, front: &Front, version: u64, words: &Words, route: &Route) {
     // SAFETY: the token proves that this thread holds the interpreter, see `Remembered`; nothing runs Python code before
     // the reference ends. What is displaced is dropped after, since dropping a kernel may run some.
     let displaced = unsafe {
-        let memo = (*MEMO.0.get()).get_or_insert_with(|| Memo::new(PLACES));
-        memo.keep(version, words.as_slice(), route.share())
+        let memory = &mut *MEMO.0.get();
+        let memo = memory.memo.get_or_insert_with(|| Memo::new(PLACES));
+        let old = memo.keep(version, words.as_slice(), route.share());
+        (old, memory.put_last(front.index, version, words.as_slice(), route.share()))
     };
     drop(displaced);
 }
@@ -456,7 +507,7 @@ pub fn remember(_py: Python<'_>, version: u64, words: &Words, route: &Route) {
 /// How many calls are remembered.
 pub fn remembered(_py: Python<'_>) -> usize {
     // SAFETY: the token proves that this thread holds the interpreter; nothing runs Python code meanwhile.
-    unsafe { (*MEMO.0.get()).as_ref().map_or(0, Memo::len) }
+    unsafe { (*MEMO.0.get()).memo.as_ref().map_or(0, Memo::len) }
 }
 
 /// One function's entry point: a C function per place in the list.
@@ -499,32 +550,40 @@ unsafe fn call(front: &'static Front, args: *const *mut PyObject, count: usize, 
 pub unsafe fn run(front: &'static Front, slots: &Slots, outside: bool) -> *mut PyObject {
     let mut words = Words::new();
     let version = engine().version();
+    let overlay = context::current();
     // SAFETY: the contract above.
-    let described = unsafe { front.describe(slots, &mut words) };
-    let (mut known, mut failed) = (None, false);
+    let described = unsafe { front.describe(slots, overlay, &mut words) };
+    let (mut known, mut tried) = (None, None);
     if described {
         // SAFETY: see `Remembered`: the reference ends before anything is called.
-        known =
-            unsafe { (*MEMO.0.get()).as_ref().and_then(|memo| memo.find(version, words.as_slice())).map(Route::share) };
-        if let Some(prepared) = known.as_ref().and_then(|route| route.straight(slots)) {
+        let (found, displaced) = unsafe { (*MEMO.0.get()).find(front.index, version, words.as_slice()) };
+        // Dropping a kernel may run Python code, which must not meet the memory in use.
+        drop(displaced);
+        known = found;
+        if let Some((route, (at, prepared))) = known.as_ref().and_then(|route| Some((route, route.straight(slots)?))) {
+            let call = route.steps[at].health.record_call();
             // SAFETY: the slots are live, and the route is held.
-            let result = unsafe { prepared.call() };
-            if !result.is_null() {
+            let result = unsafe {
+                match call & route.sampled == 0 || route.comparison.is_some() {
+                    false => prepared.call(),
+                    true => watched::call(front, slots, route, at, prepared),
+                }
+            };
+            // SAFETY: a new reference or null; torch is known, or nothing would have been described.
+            if !result.is_null() && Torch::known().is_some_and(|torch| unsafe { route.looks_right(torch, result) }) {
                 return result;
             }
-            failed = true;
+            tried = Some((at, result));
         }
     }
     Python::attach(|py| {
-        let request = slow::Request {
-            front,
-            slots,
-            outside,
-            words: described.then_some((version, &words)),
-            known,
-            failed: failed.then(|| PyErr::fetch(py)),
-        };
-        match request.serve(py) {
+        let tried = tried.map(|(at, result)| {
+            // SAFETY: a new reference, or null with an exception set.
+            (at, unsafe { Bound::from_owned_ptr_or_err(py, result) })
+        });
+        let request =
+            slow::Request { front, slots, outside, words: described.then_some((version, &words)), known, tried };
+        match engine().within(overlay, || request.serve(py)) {
             Ok(result) => result.into_ptr(),
             Err(error) => {
                 error.restore(py);
@@ -539,7 +598,7 @@ macro_rules! entries {
 }
 
 /// Entry points for as many functions as there may be.
-static ENTRIES: [ffi::PyCFunctionFastWithKeywords; 32] =
+static ENTRIES: [ffi::PyCFunctionFastWithKeywords; MAX_FUNCTIONS] =
     entries!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31);
 
 /// Adds every function to the module.

@@ -57,6 +57,20 @@ pub struct Seen<'a> {
     pub start: usize,
 }
 
+impl Seen<'_> {
+    /// Whether it lies in host memory.
+    #[inline]
+    pub fn is_on_host(&self) -> bool {
+        self.device.0 == TORCH_CPU
+    }
+
+    /// Its dtype and device, in torch's numbers.
+    #[inline]
+    pub fn kind(&self) -> u64 {
+        1 | u64::from(self.dtype) << 8 | u64::from(self.device.0 as u8) << 32 | u64::from(self.device.1 as u8) << 40
+    }
+}
+
 /// A tensor all of whose fields are known, to search by. Made by `surroundings.specimens`.
 #[derive(FromPyObject)]
 struct Specimen {

@@ -7,7 +7,7 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 use crate::engine::engine;
 use crate::front::{Front, Slots};
 use crate::tensors::Purpose;
-use crate::{error, registry, slow};
+use crate::{context, error, registry, slow};
 
 /// Arguments of a call somebody asks about.
 fn slots(
@@ -34,7 +34,7 @@ pub fn which<'py>(
     let front = Front::find(py, op)?;
     let arguments = slow::read(py, front, &slots(py, front, args, kwargs)?, Purpose::Ask)?;
     let named = arguments.named(front, registry::context(py)?);
-    let chosen = engine().which(name_of(op), &named).map_err(|e| error::engine(py, &e))?;
+    let chosen = context::within(py, || engine().which(name_of(op), &named)).map_err(|e| error::engine(py, &e))?;
     let answer = PyDict::new(py);
     answer.set_item("op", chosen.op)?;
     answer.set_item("kernel_id", chosen.kernel_id)?;
@@ -56,7 +56,7 @@ pub fn explain(
     let front = Front::find(py, op)?;
     let arguments = slow::read(py, front, &slots(py, front, args, kwargs)?, Purpose::Ask)?;
     let named = arguments.named(front, registry::context(py)?);
-    let report = engine().explain(name_of(op), &named).map_err(|e| error::engine(py, &e))?;
+    let report = context::within(py, || engine().explain(name_of(op), &named)).map_err(|e| error::engine(py, &e))?;
     Ok((json(&report), report.to_string()))
 }
 
@@ -75,7 +75,7 @@ pub fn validate<'py>(
     let named = arguments.named(front, registry::context(py)?);
     let raise = |e: layerzero::Error| error::engine(py, &e);
     let (_, bound) = engine().bind(front.signature.function.target, &named).map_err(raise)?;
-    let reasons = match engine().step_of(kernel_id, &bound.query) {
+    let reasons = match context::within(py, || engine().step_of(kernel_id, &bound.query)) {
         Ok(_) => Vec::new(),
         Err(layerzero::Error::NoKernel { rejections, .. }) => rejections.into_iter().flat_map(|r| r.reasons).collect(),
         Err(other) => return Err(raise(other)),
@@ -98,7 +98,8 @@ pub fn run_kernel<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     registry::ensure_loaded(py)?;
     let front = front_of_kernel(py, kernel_id)?;
-    slow::run_one(py, front, kernel_id, &slots(py, front, args, kwargs)?)
+    let slots = slots(py, front, args, kwargs)?;
+    context::within(py, || slow::run_one(py, front, kernel_id, &slots))
 }
 
 /// Runs a function on real tensors without looking at what surrounds the call: for the torch operators.
@@ -139,7 +140,7 @@ fn front_of_kernel(py: Python<'_>, kernel_id: &str) -> PyResult<&'static Front> 
     }
 }
 
-fn json(value: &impl serde::Serialize) -> String {
+pub fn json(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).unwrap_or_else(|e| format!("{{\"error\": \"{e}\"}}"))
 }
 

@@ -9,11 +9,13 @@
 //! much as the whole call may, and to borrow tensors through DLPack.
 
 mod adapted;
+mod context;
+mod control;
 mod counted;
-
 mod docs;
 mod engine;
 mod error;
+mod events;
 mod exchange;
 mod front;
 mod host;
@@ -25,6 +27,7 @@ mod route;
 mod slow;
 mod tensors;
 mod torch;
+mod watched;
 
 use std::io::IsTerminal;
 
@@ -82,5 +85,20 @@ fn _native(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(inspect::schema, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::document, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::status, module)?)?;
+    module.add_function(wrap_pyfunction!(context::use_context_variable, module)?)?;
+    module.add_function(wrap_pyfunction!(control::load_sources, module)?)?;
+    module.add_function(wrap_pyfunction!(control::load_config, module)?)?;
+    module.add_function(wrap_pyfunction!(control::configure, module)?)?;
+    module.add_function(wrap_pyfunction!(control::reset, module)?)?;
+    module.add_function(wrap_pyfunction!(control::lock, module)?)?;
+    module.add_function(wrap_pyfunction!(control::unlock, module)?)?;
+    module.add_function(wrap_pyfunction!(control::reload, module)?)?;
+    module.add_function(wrap_pyfunction!(control::overlay, module)?)?;
+    module.add_function(wrap_pyfunction!(control::settings, module)?)?;
+    module.add_function(wrap_pyfunction!(control::health, module)?)?;
+    module.add_function(wrap_pyfunction!(control::readiness, module)?)?;
+    module.add_function(wrap_pyfunction!(control::rearm, module)?)?;
+    module.add_function(wrap_pyfunction!(control::forget_failures, module)?)?;
+    module.add_function(wrap_pyfunction!(control::refresh_memory, module)?)?;
     Ok(())
 }

@@ -1,20 +1,21 @@
 //! Routes: what was decided for a call, prepared so that it can be carried out at once.
 
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use layerzero::model::schema::OpKind;
-use layerzero::model::{ArgumentKind, KernelDescriptor, Layout, Op, ParamValue, Query, Special};
-use layerzero::selection::Transforms;
+use layerzero::model::{ArgumentKind, Layout, Op, ParamValue, Query, Special};
+use layerzero::resilience::{Latency, Rollout};
 use layerzero::{Executable, Step};
 use pyo3::exceptions::PyValueError;
 use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
+use crate::engine::engine;
 use crate::front::{Front, MAX_ARGUMENTS, Slots};
-use crate::torch::Torch;
+use crate::torch::{Outline, Torch};
 
 /// A Python function that runs a kernel, and the names of the arguments it takes: at most [`MAX_ARGUMENTS`].
 pub struct PyKernel {
@@ -31,7 +32,7 @@ pub struct PyKernel {
 enum Source {
     /// What the caller gave at that place, else the default.
     Slot(usize, *mut PyObject),
-    /// Always this object, which is never freed, or held by the call.
+    /// Always this object, which is never freed.
     Fixed(*mut PyObject),
     /// A side of the window at that place.
     Window(usize, Side),
@@ -45,8 +46,8 @@ enum Side {
     Right,
 }
 
-// SAFETY: the pointers are to objects that are never freed (defaults, layout names) or that the call they belong to holds;
-// they are only used while holding the interpreter.
+// SAFETY: the pointers are to objects that are never freed (defaults, layout names); they are only used while holding
+// the interpreter.
 unsafe impl Send for Source {}
 // SAFETY: as above.
 unsafe impl Sync for Source {}
@@ -72,26 +73,38 @@ fn constants(py: Python<'_>) -> &'static Constants {
 pub struct PyCall {
     callable: Py<PyAny>,
     sources: Vec<Source>,
-    /// The one call it comes down to, for just these sizes and scalars.
+    /// The call with all but its tensors settled, for just these sizes and scalars.
     direct: Option<Direct>,
-    /// What says so.
+    /// What says which one call of its library the kernel comes down to.
     planner: Option<Py<PyAny>>,
     /// Where the kernel is told the layout, if it wants to know.
     layout_at: Option<usize>,
     wants_seed: bool,
 }
 
-/// A call that needs no adapter: tensors from their places, everything else as it was planned.
+/// A call whose arguments are settled but for its tensors: those come from their places. In one piece, since a kernel
+/// has taken the caches when the next call comes, and then every line counts.
 struct Direct {
-    callable: Py<PyAny>,
-    sources: Vec<Source>,
-    /// Names of the last arguments, where some go by name.
-    names: Option<Py<PyTuple>>,
-    /// The objects the sources point to.
+    callable: *mut PyObject,
+    /// Names of the last arguments, or null where none goes by name.
+    names: *mut PyObject,
+    /// How many go by position.
+    positional: u32,
+    /// How many there are.
+    count: u32,
+    /// Each a place (twice its number, plus one) or the address of an object, which is even.
+    sources: [usize; MAX_ARGUMENTS],
+    /// The objects pointed to.
     _held: Vec<Py<PyAny>>,
 }
 
-/// How a step is carried out.
+// SAFETY: what it points to is held by it, and used only while holding the interpreter.
+unsafe impl Send for Direct {}
+// SAFETY: as above.
+unsafe impl Sync for Direct {}
+
+/// How a step is carried out. Most are Python functions, and those are to be in one piece with their step.
+#[allow(clippy::large_enum_variant)]
 pub enum Runner {
     /// By a Python function.
     Python(PyCall),
@@ -103,12 +116,38 @@ pub enum Runner {
 
 /// A kernel to try.
 pub struct RouteStep {
-    /// The kernel.
-    pub kernel: Arc<KernelDescriptor>,
-    /// What must be done to the arguments first.
-    pub transforms: Transforms,
+    /// The kernel, what must be done to the arguments first, its breaker and its counters.
+    step: Step,
     /// How it is carried out.
     pub runner: Runner,
+    /// Whether it can be called as it is. Cleared when it failed: the next calls look at what it gives.
+    straight: AtomicBool,
+}
+
+impl std::ops::Deref for RouteStep {
+    type Target = Step;
+    fn deref(&self) -> &Step {
+        &self.step
+    }
+}
+
+impl RouteStep {
+    fn new(py: Python<'_>, front: &'static Front, op: &'static Op, layout: Option<Layout>, step: Step) -> RouteStep {
+        let runner = match &step.executable {
+            Executable::Foreign(any) => match any.downcast_ref::<PyKernel>() {
+                Some(kernel) => Runner::Python(PyCall::new(py, front, op, layout, kernel)),
+                None => Runner::Nothing,
+            },
+            Executable::Described => Runner::Nothing,
+            host => Runner::Host(host.clone()),
+        };
+        RouteStep { step, runner, straight: AtomicBool::new(false) }
+    }
+
+    /// No longer takes the straight path: it failed.
+    pub fn doubt(&self) {
+        self.straight.store(false, Ordering::Relaxed);
+    }
 }
 
 /// What was decided for a call.
@@ -123,8 +162,26 @@ pub struct Decided {
     pub steps: Vec<RouteStep>,
     /// Whether random numbers are drawn.
     pub draws: bool,
-    /// Cleared when its first kernel failed: the next calls look at what it gives.
-    straight: AtomicBool,
+    /// One call in so many is timed, a power of two, less one.
+    pub sampled: u64,
+    /// How long its calls take.
+    pub latency: Latency,
+    /// A kernel on trial whose results are compared.
+    pub comparison: Option<Comparison>,
+    /// What its results look like, once one was seen.
+    results: OnceLock<Vec<Outline>>,
+}
+
+/// A kernel on trial, compared with the one that serves.
+pub struct Comparison {
+    /// The rollout.
+    pub rollout: Arc<Rollout>,
+    /// Whether the candidate serves the call, or runs beside it.
+    pub serves: bool,
+    /// The other of the two.
+    pub other: RouteStep,
+    /// Calls so far.
+    pub calls: AtomicU64,
 }
 
 /// A shared [`Decided`].
@@ -143,52 +200,93 @@ impl Route {
         Route(self.0.clone())
     }
 
-    /// Prepares what the engine decided.
+    /// Prepares what the engine decided. `trial`: a kernel to be compared, and whether it is the one that serves.
     pub fn new(
         py: Python<'_>,
         front: &'static Front,
-        op: &'static Op,
-        query: Query,
-        layout: Option<Layout>,
+        (op, query, layout): (&'static Op, Query, Option<Layout>),
         steps: Vec<Step>,
+        trial: Option<(Arc<Rollout>, Step, bool)>,
     ) -> Route {
         let draws = draws(op, &query);
-        let prepare = |step: Step| {
-            let runner = match &step.executable {
-                Executable::Foreign(any) => match any.downcast_ref::<PyKernel>() {
-                    Some(kernel) => Runner::Python(PyCall::new(py, front, op, layout, kernel)),
-                    None => Runner::Nothing,
-                },
-                Executable::Described => Runner::Nothing,
-                host => Runner::Host(host.clone()),
-            };
-            RouteStep { kernel: step.kernel, transforms: step.transforms, runner }
-        };
-        let steps: Vec<RouteStep> = steps.into_iter().map(prepare).collect();
-        // Results that need more than to be handed back, and arguments that need more than to be handed over.
-        let plain = op.id() != "quantize";
-        let straight = plain
-            && steps.first().is_some_and(|step| {
-                step.transforms.is_empty()
-                    && matches!(&step.runner, Runner::Python(call) if !(draws && call.wants_seed))
-            });
-        Route(Arc::new(Decided { op, query, layout, steps, draws, straight: AtomicBool::new(straight) }))
+        let settings = &engine().config().settings;
+        // Results that need more than to be handed back, arguments that need more than to be handed over, and calls
+        // that somebody wants to look at.
+        let plain = op.id() != "quantize" && !settings.checked && !settings.debug;
+        let steps: Vec<RouteStep> = steps.into_iter().map(|step| RouteStep::new(py, front, op, layout, step)).collect();
+        for step in steps.iter().filter(|_| plain) {
+            let seeded = |call: &PyCall| draws && call.wants_seed;
+            let python = matches!(&step.runner, Runner::Python(call) if !seeded(call));
+            step.straight.store(python && step.transforms.is_empty(), Ordering::Relaxed);
+        }
+        let comparison = trial.map(|(rollout, other, serves)| Comparison {
+            rollout,
+            serves,
+            other: RouteStep::new(py, front, op, layout, other),
+            calls: AtomicU64::new(0),
+        });
+        Route(Arc::new(Decided {
+            op,
+            query,
+            layout,
+            steps,
+            draws,
+            sampled: settings.health.sample_every.clamp(1, 1 << 32).next_power_of_two() - 1,
+            latency: Latency::default(),
+            comparison,
+            results: OnceLock::new(),
+        }))
     }
 
-    /// No longer takes the straight path: its first kernel failed.
-    pub fn doubt(&self) {
-        self.straight.store(false, Ordering::Relaxed);
-    }
-
-    /// The first step as a call that can be made at once, if nothing else is to be done. The caller holds the route
-    /// until the call is over.
+    /// The step to run as a call that can be made at once, if nothing else is to be done, and its place. The caller holds
+    /// the route until the call is over. Steps whose breaker refuses them are passed over; one that may be probed is not
+    /// for this path.
     #[inline]
-    pub fn straight(&self, slots: &Slots) -> Option<Prepared> {
-        match self.steps.first() {
-            Some(RouteStep { runner: Runner::Python(call), .. }) if self.straight.load(Ordering::Relaxed) => {
-                Some(call.prepare_straight(slots))
+    pub fn straight(&self, slots: &Slots) -> Option<(usize, Prepared)> {
+        for (at, step) in self.steps.iter().enumerate() {
+            if !step.breaker.is_closed() {
+                if engine().refuses(step) {
+                    continue;
+                }
+                return None;
             }
-            _ => None,
+            return match &step.runner {
+                Runner::Python(PyCall { direct: Some(direct), .. }) if step.straight.load(Ordering::Relaxed) => {
+                    Some((at, direct.prepare(slots)))
+                }
+                _ => None,
+            };
+        }
+        None
+    }
+
+    /// Remembers what results look like. Those that cannot be described are not looked at again.
+    pub fn expect(&self, torch: &Torch, results: &[Bound<'_, PyAny>]) {
+        // SAFETY: live objects.
+        let outline = |result: &Bound<'_, PyAny>| unsafe { torch.outline(result.as_ptr()) };
+        if let Some(outlines) = results.iter().map(outline).collect::<Option<Vec<_>>>() {
+            let _ = self.results.set(outlines);
+        }
+    }
+
+    /// Whether a result looks as those before it did; also when none was seen.
+    ///
+    /// # Safety
+    /// A live object, and this thread holds the interpreter.
+    #[inline]
+    pub unsafe fn looks_right(&self, torch: &Torch, result: *mut PyObject) -> bool {
+        // SAFETY: live objects; the items of a tuple live as long as it.
+        unsafe {
+            match self.results.get().map(Vec::as_slice) {
+                None | Some([]) => true,
+                Some([one]) => torch.fits(result, one),
+                Some(several) => {
+                    ffi::PyTuple_CheckExact(result) != 0
+                        && ffi::PyTuple_Size(result) as usize == several.len()
+                        && (0..several.len())
+                            .all(|i| torch.fits(ffi::PyTuple_GetItem(result, i as ffi::Py_ssize_t), &several[i]))
+                }
+            }
         }
     }
 
@@ -221,6 +319,11 @@ pub struct Prepared {
 }
 
 impl Prepared {
+    /// The arguments by position.
+    fn given(&self) -> &[*mut PyObject] {
+        &self.arguments[1..=self.count]
+    }
+
     /// Makes the call; null with an exception set when it failed.
     ///
     /// # Safety
@@ -298,22 +401,25 @@ impl PyCall {
 
     /// Arguments out of the slots. A seed that has to be drawn must be in its slot by now.
     pub fn prepare(&self, slots: &Slots) -> Prepared {
-        prepare(&self.callable, &self.sources, None, slots)
-    }
-
-    /// The shortest way to the same.
-    #[inline]
-    fn prepare_straight(&self, slots: &Slots) -> Prepared {
-        match &self.direct {
-            Some(Direct { callable, sources, names, .. }) => prepare(callable, sources, names.as_ref(), slots),
-            None => prepare(&self.callable, &self.sources, None, slots),
+        // SAFETY: none is a static object.
+        let none = unsafe { ffi::Py_None() };
+        let or = |given: *mut PyObject, otherwise| if given.is_null() || given == none { otherwise } else { given };
+        let mut arguments = [ptr::null_mut(); MAX_ARGUMENTS + 1];
+        for (place, source) in arguments[1..].iter_mut().zip(&self.sources) {
+            *place = match *source {
+                Source::Slot(at, otherwise) => or(slots[at], otherwise),
+                Source::Fixed(object) => object,
+                Source::Seed(at) => or(slots[at], none),
+                Source::Window(at, side) => side.of(or(slots[at], ptr::null_mut())),
+            };
         }
+        let names = ptr::null_mut();
+        Prepared { callable: self.callable.as_ptr(), arguments, count: self.sources.len(), names }
     }
 
-    /// Asks the kernel which one call it comes down to for arguments like these. A kernel that does not know, or knows it
-    /// wrong, is called as it is.
+    /// Settles everything but the tensors, for arguments like these: the kernel's own call, or the one it says it comes
+    /// down to. A plan that makes no sense is not used.
     fn shorten(&mut self, py: Python<'_>, slots: &Slots) {
-        let Some(planner) = &self.planner else { return };
         let place = |source: &Source| if let Source::Slot(at, _) = *source { Some(at) } else { None };
         // Tensors are told apart by identity: one that is given twice is planned with a stand-in.
         let mut tensors: Vec<(usize, Bound<'_, PyAny>)> = Vec::new();
@@ -321,22 +427,26 @@ impl PyCall {
         for at in self.sources.iter().filter_map(place) {
             // SAFETY: slots hold live objects or null.
             let given = unsafe { Bound::from_borrowed_ptr_or_opt(py, slots[at]) };
-            let Some(object) = given.filter(|o| Torch::known().is_some_and(|torch| torch.is_tensor(o))) else {
-                continue;
-            };
+            let tensor = |o: &Bound<'_, PyAny>| Torch::known().is_some_and(|torch| torch.is_tensor(o));
+            let Some(object) = given.filter(tensor) else { continue };
             let twice = tensors.iter().any(|(_, other)| other.is(&object));
             let Ok(object) = (if twice { object.call_method0("detach") } else { Ok(object) }) else { return };
             planned[at] = object.as_ptr();
             tensors.push((at, object));
         }
-        let arguments = prepare(planner, &self.sources, None, &planned);
-        // SAFETY: the planner and the arguments are held here; the answer is a new reference or an exception.
-        let answer = unsafe { Bound::from_owned_ptr_or_err(py, arguments.call()) };
-        let direct =
-            answer.and_then(|plan| if plan.is_none() { Ok(None) } else { Direct::new(&plan, &tensors).map(Some) });
-        match direct {
-            Ok(direct) => self.direct = direct,
-            Err(error) => error.write_unraisable(py, Some(planner.bind(py))),
+        let own = self.prepare(&planned);
+        // SAFETY: all are alive.
+        let own_arguments: Vec<Bound<'_, PyAny>> =
+            own.given().iter().map(|&argument| unsafe { Bound::from_borrowed_ptr(py, argument) }).collect();
+        let settled = Direct::new(self.callable.bind(py), own_arguments.clone(), None, &tensors);
+        self.direct = settled.ok();
+        if let Some(planner) = &self.planner {
+            let plan = PyTuple::new(py, own_arguments).and_then(|arguments| planner.bind(py).call1(arguments));
+            match plan.and_then(|plan| Direct::planned(&plan, &tensors)) {
+                Ok(Some(direct)) => self.direct = Some(direct),
+                Ok(None) => {}
+                Err(error) => error.write_unraisable(py, Some(planner.bind(py))),
+            }
         }
     }
 
@@ -351,9 +461,11 @@ impl PyCall {
 }
 
 impl Direct {
-    /// Out of `(function, arguments)` or `(function, arguments, keywords)`.
-    fn new(plan: &Bound<'_, PyAny>, tensors: &[(usize, Bound<'_, PyAny>)]) -> PyResult<Direct> {
-        let py = plan.py();
+    /// Out of a plan: `None`, `(function, arguments)` or `(function, arguments, keywords)`.
+    fn planned(plan: &Bound<'_, PyAny>, tensors: &[(usize, Bound<'_, PyAny>)]) -> PyResult<Option<Direct>> {
+        if plan.is_none() {
+            return Ok(None);
+        }
         let (callable, args, keywords): (Bound<'_, PyAny>, Bound<'_, PyTuple>, Option<Bound<'_, PyDict>>) =
             match plan.len()? {
                 2 => {
@@ -362,43 +474,52 @@ impl Direct {
                 }
                 _ => plan.extract()?,
             };
-        let keywords = keywords.unwrap_or_else(|| PyDict::new(py));
-        let names = (!keywords.is_empty()).then(|| PyTuple::new(py, keywords.keys())).transpose()?;
-        let mut held = Vec::new();
-        let source = |object: Bound<'_, PyAny>| match tensors.iter().find(|(_, tensor)| tensor.is(&object)) {
-            // It was given, and is in every call of the same words.
-            Some((at, _)) => Source::Slot(*at, ptr::null_mut()),
-            None => {
-                held.push(object.unbind());
-                Source::Fixed(held[held.len() - 1].as_ptr())
-            }
-        };
-        let sources: Vec<Source> = args.iter().chain(keywords.values()).map(source).collect();
-        if sources.len() > MAX_ARGUMENTS {
-            return Err(PyValueError::new_err(format!("{} arguments, at most {MAX_ARGUMENTS}", sources.len())));
-        }
-        Ok(Direct { callable: callable.unbind(), sources, names: names.map(Bound::unbind), _held: held })
+        let keywords = keywords.filter(|keywords| !keywords.is_empty());
+        Direct::new(&callable, args.iter().collect(), keywords, tensors).map(Some)
     }
-}
 
-#[inline]
-fn prepare(callable: &Py<PyAny>, sources: &[Source], names: Option<&Py<PyTuple>>, slots: &Slots) -> Prepared {
-    // SAFETY: none is a static object.
-    let none = unsafe { ffi::Py_None() };
-    let or = |given: *mut PyObject, otherwise| if given.is_null() || given == none { otherwise } else { given };
-    let mut arguments = [ptr::null_mut(); MAX_ARGUMENTS + 1];
-    for (place, source) in arguments[1..].iter_mut().zip(sources) {
-        *place = match *source {
-            Source::Slot(at, otherwise) => or(slots[at], otherwise),
-            Source::Fixed(object) => object,
-            Source::Seed(at) => or(slots[at], none),
-            Source::Window(at, side) => side.of(or(slots[at], ptr::null_mut())),
-        };
+    fn new<'py>(
+        callable: &Bound<'py, PyAny>,
+        mut arguments: Vec<Bound<'py, PyAny>>,
+        keywords: Option<Bound<'py, PyDict>>,
+        tensors: &[(usize, Bound<'py, PyAny>)],
+    ) -> PyResult<Direct> {
+        let positional = arguments.len() as u32;
+        let mut held = vec![callable.clone().unbind()];
+        let mut names = ptr::null_mut();
+        if let Some(keywords) = keywords {
+            let tuple = PyTuple::new(callable.py(), keywords.keys())?.into_any().unbind();
+            names = tuple.as_ptr();
+            held.push(tuple);
+            arguments.extend(keywords.values());
+        }
+        if arguments.len() > MAX_ARGUMENTS {
+            return Err(PyValueError::new_err(format!("{} arguments, at most {MAX_ARGUMENTS}", arguments.len())));
+        }
+        let mut sources = [0; MAX_ARGUMENTS];
+        let count = arguments.len() as u32;
+        for (source, object) in sources.iter_mut().zip(arguments) {
+            *source = match tensors.iter().find(|(_, tensor)| tensor.is(&object)) {
+                // It was given, and is in every call of the same words.
+                Some((at, _)) => at * 2 + 1,
+                None => {
+                    held.push(object.unbind());
+                    held[held.len() - 1].as_ptr() as usize
+                }
+            };
+        }
+        Ok(Direct { callable: callable.as_ptr(), names, positional, count, sources, _held: held })
     }
-    // SAFETY: a live tuple.
-    let named = names.map_or(0, |names| unsafe { ffi::PyTuple_Size(names.as_ptr()) } as usize);
-    let names = names.map_or(ptr::null_mut(), |names| names.as_ptr());
-    Prepared { callable: callable.as_ptr(), arguments, count: sources.len() - named, names }
+
+    /// The call, with the tensors at hand.
+    #[inline]
+    fn prepare(&self, slots: &Slots) -> Prepared {
+        let mut arguments = [ptr::null_mut(); MAX_ARGUMENTS + 1];
+        for (place, &source) in arguments[1..].iter_mut().zip(&self.sources[..self.count as usize]) {
+            *place = if source & 1 == 1 { slots[source >> 1] } else { source as *mut PyObject };
+        }
+        Prepared { callable: self.callable, arguments, count: self.positional as usize, names: self.names }
+    }
 }
 
 impl Side {

@@ -1,9 +1,15 @@
 //! The path of calls that are not straight: first calls, special tensors and surroundings, results that need care,
 //! kernels that fail.
 
-use layerzero::model::{ArgumentKind, Call, Catalog, Context, Layout, NamedCall, OutputSpec, ParamValue, Special};
-use layerzero::{Error, Warning};
-use pyo3::exceptions::{PyException, PyTypeError};
+use layerzero::model::{
+    ArgumentKind, Call, Catalog, Context, DeviceIx, Layout, NamedCall, OutputSpec, ParamValue, Special,
+};
+use std::collections::VecDeque;
+
+use layerzero::resilience::Admission;
+use layerzero::resilience::rollout::Outcome;
+use layerzero::{Error, Fault, Warning};
+use pyo3::exceptions::{PyException, PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
@@ -12,7 +18,7 @@ use crate::front::{self, Front, Slots, Words};
 use crate::route::{Route, RouteStep, Runner};
 use crate::tensors::{Meta, Purpose, storage};
 use crate::torch::Torch;
-use crate::{adapted, error, host, registry};
+use crate::{adapted, error, events, host, registry};
 
 /// The arguments of a call, read.
 pub struct Arguments {
@@ -25,7 +31,7 @@ pub struct Arguments {
 }
 
 /// A call that did not go straight.
-pub struct Request<'a> {
+pub struct Request<'a, 'py> {
     /// The function.
     pub front: &'static Front,
     /// Its arguments.
@@ -36,13 +42,13 @@ pub struct Request<'a> {
     pub words: Option<(u64, &'a Words)>,
     /// What was decided for it before.
     pub known: Option<Route>,
-    /// What its first kernel raised, when that was tried already.
-    pub failed: Option<PyErr>,
+    /// The step that was tried already, and what it gave, which is not what was expected.
+    pub tried: Option<(usize, PyResult<Bound<'py, PyAny>>)>,
 }
 
-impl Request<'_> {
+impl<'py> Request<'_, 'py> {
     /// Serves it.
-    pub fn serve(self, py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    pub fn serve(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         registry::ensure_loaded(py)?;
         let front = self.front;
         let slots = &mut self.slots.to_owned();
@@ -60,12 +66,12 @@ impl Request<'_> {
                 let mut route = decide(py, front, &arguments)?;
                 route.shorten(py, slots);
                 if let Some((version, words)) = self.words {
-                    front::remember(py, version, words, &route);
+                    front::remember(py, front, version, words, &route);
                 }
                 route
             }
         };
-        carry_out(py, front, slots, &arguments, &route, self.failed)
+        carry_out(py, front, slots, &arguments, &route, self.tried)
     }
 }
 
@@ -76,7 +82,12 @@ fn decide(py: Python<'_>, front: &'static Front, arguments: &Arguments) -> PyRes
     let (_, bound) = engine().bind(front.signature.function.target, &named).map_err(raise)?;
     let op = Catalog::get().op(bound.query.op());
     let steps = engine().steps(&bound.query).map_err(raise)?;
-    let route = Route::new(py, front, op, bound.query, bound.layout.map(|v| v.layout), steps);
+    let trial = engine().comparison(&bound.query, &steps);
+    let settings = &engine().config().settings;
+    if let Some(first) = steps.first().filter(|_| settings.log_selections || settings.verbose) {
+        events::selected(py, op.id(), &first.kernel.id, &bound.query)?;
+    }
+    let route = Route::new(py, front, (op, bound.query, bound.layout.map(|v| v.layout)), steps, trial);
     if route.steps.first().is_some_and(|step| step.kernel.reference) {
         engine().warn_of_reference(&bound.query);
     }
@@ -280,42 +291,68 @@ impl Arguments {
     }
 }
 
-/// Runs the kernels of a route until one serves the call.
+/// Runs the kernels of a route until one serves the call. `tried`: a step that was run already, and what it gave.
 pub fn carry_out<'py>(
     py: Python<'py>,
     front: &'static Front,
     slots: &Slots,
     arguments: &Arguments,
     route: &Route,
-    failed: Option<PyErr>,
+    mut tried: Option<(usize, PyResult<Bound<'py, PyAny>>)>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let job = Job::new(py, front, slots, arguments, route)?;
     let mut chain: Vec<(String, PyErr)> = Vec::new();
+    // Those whose circuit is open: not tried, so that nothing fell back.
+    let mut refused: Vec<(String, PyErr)> = Vec::new();
     let fallback = engine().with_snapshot(|s| s.spec().settings.fallback_enabled);
-    let mut failed = failed;
-    let runnable = route.steps.iter().filter(|step| !matches!(step.runner, Runner::Nothing));
-    for step in runnable {
-        let result = match failed.take() {
-            Some(error) => Err(error),
-            None => job.run(step).and_then(|result| job.checked(step, result)),
+    // Those before the one that was tried were refused.
+    let first = tried.as_ref().map_or(0, |(at, _)| *at);
+    let mut left: VecDeque<&RouteStep> =
+        route.steps.iter().skip(first).filter(|step| !matches!(step.runner, Runner::Nothing)).collect();
+    while let Some(step) = left.pop_front() {
+        let was_tried = tried.take();
+        let admission = match engine().admit(step) {
+            Ok(admission) => admission,
+            // It ran before its circuit opened.
+            Err(_) if was_tried.is_some() => Admission::Closed,
+            Err(why) => {
+                refused.push((step.kernel.id.clone(), PyRuntimeError::new_err(why)));
+                continue;
+            }
         };
-        let error = match result {
+        let result = match was_tried {
+            Some((_, result)) => result,
+            None => {
+                step.health.record_call();
+                job.run(step)
+            }
+        };
+        let error = match result.and_then(|result| job.checked(step, result)) {
             Ok(result) => {
+                engine().succeeded(step, admission, !chain.is_empty());
+                job.tell_rollout(step, Outcome::OK);
                 job.tell(step, &chain);
                 return job.finish(result);
             }
             Err(error) => error,
         };
-        route.doubt();
         // What is no `Exception` (an interrupt) is not the kernel's failure; a call that is wrong stays wrong.
         if !error.is_instance_of::<PyException>(py) || registry::is_callers_fault(py, &error)? {
             return Err(error);
+        }
+        step.doubt();
+        job.tell_rollout(step, Outcome::FAILED);
+        if engine().failed(step, admission, &error::one_line(py, &error)) == Fault::OutOfMemory {
+            left.make_contiguous().sort_by_key(|step| engine().workspace_of(step, &route.query));
         }
         chain.push((step.kernel.id.clone(), error));
         if !fallback || job.updates() {
             break;
         }
     }
+    engine().nobody_served();
+    refused.append(&mut chain);
+    let chain = refused;
     let hint = match (job.updates(), fallback) {
         (true, _) => "a kernel that updates in place is not followed by another: its tensors may be half written",
         (false, false) => "fallback is disabled; enable it to end at the reference",
@@ -339,7 +376,7 @@ pub struct Job<'a, 'py> {
 }
 
 impl<'a, 'py> Job<'a, 'py> {
-    fn new(
+    pub fn new(
         py: Python<'py>,
         front: &'static Front,
         slots: &Slots,
@@ -399,7 +436,8 @@ impl<'a, 'py> Job<'a, 'py> {
         !self.front.signature.updates().is_empty()
     }
 
-    fn run(&self, step: &RouteStep) -> PyResult<Bound<'py, PyAny>> {
+    /// Runs one step.
+    pub fn run(&self, step: &RouteStep) -> PyResult<Bound<'py, PyAny>> {
         match &step.runner {
             Runner::Python(call) if step.transforms.is_empty() => {
                 // SAFETY: the slots are alive; the result is a new reference or an exception.
@@ -412,37 +450,54 @@ impl<'a, 'py> Job<'a, 'py> {
     }
 
     /// A result that is what the operation gives; anything else is a failure of the kernel. Looked at on the first call
-    /// of a kind, and on every call once a kernel has failed.
+    /// of a kind, on every call once a kernel has failed, and when it does not look like those before it.
     fn checked(&self, step: &RouteStep, result: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        if !matches!(step.runner, Runner::Python(_)) || self.expected.is_empty() {
+        if !matches!(step.runner, Runner::Python(_)) {
             return Ok(result);
         }
-        let wrong = |what: String| PyTypeError::new_err(format!("the kernel gave {what}"));
-        let kind = |object: &Bound<'_, PyAny>| object.get_type().name().map_or_else(|_| "?".into(), |n| n.to_string());
-        let results: Vec<Bound<'py, PyAny>> = match self.expected.len() {
-            1 => vec![result.clone()],
-            several => match result.cast::<PyTuple>() {
-                Ok(tuple) if tuple.len() == several => tuple.iter().collect(),
-                _ => return Err(wrong(format!("a {}, expected {several} tensors", kind(&result)))),
-            },
-        };
+        if engine().config().settings.debug {
+            self.py.import("layerzero.checks")?.call_method0("synchronize")?;
+        }
+        if self.expected.is_empty() {
+            return Ok(result);
+        }
+        let results = self.results(&result)?;
         for (object, spec) in results.iter().zip(&self.expected) {
-            if !Torch::known().is_some_and(|torch| torch.is_tensor(object)) {
-                return Err(wrong(format!("a {}, expected a tensor", kind(object))));
-            }
-            let (dtype, per_byte) = storage(spec.dtype);
-            let mut shape = spec.shape.to_vec();
-            if let Some(last) = shape.last_mut() {
-                *last /= per_byte;
-            }
-            let found: Vec<i64> = object.getattr("shape")?.extract()?;
-            let given = object.getattr("dtype")?.str()?.to_string();
-            let given = given.trim_start_matches("torch.");
-            if found != shape || given != dtype {
-                return Err(wrong(format!("{given} {found:?}, expected {dtype} {shape:?}")));
-            }
+            check_result(object, spec, self.route.query.device())?;
+        }
+        if let Some(torch) = Torch::known() {
+            self.route.expect(torch, &results);
+        }
+        if engine().config().settings.checked {
+            self.no_new_nan(&result)?;
         }
         Ok(result)
+    }
+
+    /// The tensors of a result.
+    pub fn results(&self, result: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        match self.expected.len() {
+            0 => Ok(Vec::new()),
+            1 => Ok(vec![result.clone()]),
+            several => match result.cast::<PyTuple>() {
+                Ok(tuple) if tuple.len() == several => Ok(tuple.iter().collect()),
+                _ => Err(gave(format!("a {}, expected {several} tensors", kind(result)))),
+            },
+        }
+    }
+
+    /// A NaN the reference does not have is a failure. Only in checked mode: the reference is slow.
+    fn no_new_nan(&self, result: &Bound<'py, PyAny>) -> PyResult<()> {
+        let checks = self.py.import("layerzero.checks")?;
+        let reference = self.route.steps.iter().find(|step| step.kernel.reference);
+        let Some(reference) = reference.filter(|_| !self.updates()) else { return Ok(()) };
+        if checks.call_method1("has_nan", (result,))?.is_truthy()? {
+            let right = self.run(reference)?;
+            if checks.call_method1("has_more_nan", (result, right))?.is_truthy()? {
+                return Err(gave("NaN where the reference has none".into()));
+            }
+        }
+        Ok(())
     }
 
     /// Warns when another kernel than the chosen one served the call.
@@ -452,6 +507,14 @@ impl<'a, 'py> Job<'a, 'py> {
             let factor = engine().cost_of(&self.route.query, &failed, &served);
             let error = error::one_line(self.py, error);
             engine().warn(&Warning::FellBack { op: self.route.op.id(), failed, error, served, factor });
+        }
+    }
+
+    /// Puts how a candidate did to its rollout, when that is who served.
+    fn tell_rollout(&self, step: &RouteStep, outcome: Outcome) {
+        let serving = self.route.comparison.as_ref().filter(|c| c.serves);
+        if let Some(comparison) = serving.filter(|_| std::ptr::eq(step, &self.route.steps[0])) {
+            engine().tried(&comparison.rollout, outcome);
         }
     }
 
@@ -473,6 +536,40 @@ impl<'a, 'py> Job<'a, 'py> {
         }
         Ok(result)
     }
+}
+
+fn gave(what: String) -> PyErr {
+    PyTypeError::new_err(format!("the kernel gave {what}"))
+}
+
+fn kind(object: &Bound<'_, PyAny>) -> String {
+    object.get_type().name().map_or_else(|_| "?".into(), |n| n.to_string())
+}
+
+/// Whether one tensor of a result is what it should be: dtype, sizes, device.
+fn check_result(object: &Bound<'_, PyAny>, spec: &OutputSpec, on: DeviceIx) -> PyResult<()> {
+    let Some(torch) = Torch::known().filter(|torch| torch.is_tensor(object)) else {
+        return Err(gave(format!("a {}, expected a tensor", kind(object))));
+    };
+    let (dtype, per_byte) = storage(spec.dtype);
+    let mut shape = spec.shape.to_vec();
+    if let Some(last) = shape.last_mut() {
+        *last /= per_byte;
+    }
+    let found: Vec<i64> = object.getattr("shape")?.extract()?;
+    let given = object.getattr("dtype")?.str()?.to_string();
+    let given = given.trim_start_matches("torch.");
+    if found != shape || given != dtype {
+        return Err(gave(format!("{given} {found:?}, expected {dtype} {shape:?}")));
+    }
+    // Only of plain tensors it is known that they are where they say.
+    if torch.is_plain(object.as_ptr()) {
+        let device = Meta::read(object, "result", "it", Purpose::Ask)?.device;
+        if device != on {
+            return Err(gave(format!("a tensor on device {}, expected device {}", device.0, on.0)));
+        }
+    }
+    Ok(())
 }
 
 /// `out` must be what the call gives, and is left alone when it is not.
@@ -510,7 +607,7 @@ pub fn run_one<'py>(
     let (_, bound) = engine().bind(front.signature.function.target, &named).map_err(raise)?;
     let step = engine().step_of(kernel_id, &bound.query).map_err(raise)?;
     let op = Catalog::get().op(bound.query.op());
-    let route = Route::new(py, front, op, bound.query, bound.layout.map(|v| v.layout), vec![step]);
+    let route = Route::new(py, front, (op, bound.query, bound.layout.map(|v| v.layout)), vec![step], None);
     if matches!(route.steps[0].runner, Runner::Nothing) {
         let hint = "its library is described, but no adapter runs it here";
         return Err(error::execution(py, op.id(), Vec::new(), hint));

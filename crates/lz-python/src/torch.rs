@@ -34,9 +34,15 @@ struct Symbols {
     grad_enabled: unsafe extern "C" fn() -> bool,
     any_modes: unsafe extern "C" fn(bool) -> bool,
     autocast: unsafe extern "C" fn(i8) -> bool,
-    context: unsafe extern "C" fn() -> *const c_void,
+    /// torch's one global context.
+    context: *const c_void,
     deterministic: unsafe extern "C" fn(*const c_void) -> bool,
 }
+
+// SAFETY: the context is a static object of torch's, used only through its own functions.
+unsafe impl Send for Symbols {}
+// SAFETY: as above.
+unsafe impl Sync for Symbols {}
 
 impl Symbols {
     fn find() -> Option<Symbols> {
@@ -46,11 +52,12 @@ impl Symbols {
         unsafe {
             let open = |name: &str| Library::open(Some(name), RTLD_LAZY | NO_LOAD).ok();
             let (c10, cpu) = (open("libc10.so")?, open("libtorch_cpu.so")?);
+            let context: unsafe extern "C" fn() -> *const c_void = *cpu.get(b"_ZN2at13globalContextEv").ok()?;
             let symbols = Symbols {
                 grad_enabled: *c10.get(b"_ZN3c108GradMode10is_enabledEv").ok()?,
                 any_modes: *c10.get(b"_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb").ok()?,
                 autocast: *cpu.get(b"_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE").ok()?,
-                context: *cpu.get(b"_ZN2at13globalContextEv").ok()?,
+                context: context(),
                 deterministic: *cpu.get(b"_ZNK2at7Context23deterministicAlgorithmsEv").ok()?,
             };
             std::mem::forget((c10, cpu));
@@ -58,14 +65,21 @@ impl Symbols {
         }
     }
 
+    /// For calls on the host: autocast for CUDA is not looked at.
     #[inline]
-    fn read(&self) -> Surroundings {
+    fn read_on_host(&self) -> Surroundings {
         // SAFETY: functions without preconditions, see `find`.
         unsafe {
-            let special = (self.any_modes)(false) || (self.autocast)(AUTOCAST_CPU) || (self.autocast)(AUTOCAST_CUDA);
-            let deterministic = (self.deterministic)((self.context)());
+            let special = (self.any_modes)(false) || (self.autocast)(AUTOCAST_CPU);
+            let deterministic = (self.deterministic)(self.context);
             Surroundings { grad: (self.grad_enabled)(), deterministic, special }
         }
+    }
+
+    fn read(&self) -> Surroundings {
+        let host = self.read_on_host();
+        // SAFETY: as above.
+        Surroundings { special: host.special || unsafe { (self.autocast)(AUTOCAST_CUDA) }, ..host }
     }
 }
 
@@ -91,6 +105,13 @@ impl Questions {
             }
         })
     }
+}
+
+/// What a tensor looks like: dtype, device, sizes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outline {
+    kind: u64,
+    sizes: Box<[i64]>,
 }
 
 /// torch, as far as calls need it. Never dropped.
@@ -160,7 +181,7 @@ impl Torch {
     fn symbols_tell_the_truth(&self, py: Python<'_>) -> PyResult<bool> {
         let Some(symbols) = self.symbols else { return Ok(false) };
         let read = move || {
-            let seen = symbols.read();
+            let seen = { symbols }.read();
             (seen.grad, seen.deterministic, seen.special)
         };
         let look = pyo3::types::PyCFunction::new_closure(py, None, None, move |_, _| read())?;
@@ -196,10 +217,18 @@ impl Torch {
     }
 
     /// What surrounds the call this thread is in.
-    #[inline]
     pub fn surroundings(&self) -> Surroundings {
         match &self.symbols {
             Some(symbols) => symbols.read(),
+            None => self.questions.read(),
+        }
+    }
+
+    /// What surrounds a call on host tensors; one on others must ask [`Torch::surroundings`] as well.
+    #[inline]
+    pub fn surroundings_on_host(&self) -> Surroundings {
+        match &self.symbols {
+            Some(symbols) => symbols.read_on_host(),
             None => self.questions.read(),
         }
     }
@@ -217,6 +246,49 @@ impl Torch {
         let read = self.is_plain(object.as_ptr()) && unsafe { borrow(object.as_ptr(), &mut tensor) } == 0;
         drop(PyErr::take(object.py()));
         read
+    }
+
+    /// What a plain tensor looks like; `None` for anything else.
+    ///
+    /// # Safety
+    /// A live object, and this thread holds the interpreter.
+    pub unsafe fn outline(&self, object: *mut PyObject) -> Option<Outline> {
+        // SAFETY: passed on; what is read lives as long as the tensor.
+        unsafe {
+            if !self.is_plain(object) {
+                return None;
+            }
+            if let Some(seen) = self.fields.as_ref().and_then(|fields| fields.read(object)) {
+                return Some(Outline { kind: seen.kind(), sizes: seen.sizes.into() });
+            }
+            let mut tensor = DlTensor::EMPTY;
+            if self.borrow?(object, &mut tensor) != 0 {
+                ffi::PyErr_Clear();
+                return None;
+            }
+            if let Some(fields) = &self.fields {
+                fields.learn(object, &tensor);
+            }
+            Some(Outline { kind: tensor.kind(), sizes: tensor.shape().into() })
+        }
+    }
+
+    /// Whether a tensor looks like that.
+    ///
+    /// # Safety
+    /// A live object, and this thread holds the interpreter.
+    #[inline]
+    pub unsafe fn fits(&self, object: *mut PyObject, outline: &Outline) -> bool {
+        // SAFETY: passed on.
+        unsafe {
+            if self.is_plain(object)
+                && let Some(seen) = self.fields.as_ref().and_then(|fields| fields.read(object))
+                && seen.kind() == outline.kind
+            {
+                return *seen.sizes == *outline.sizes;
+            }
+            self.outline(object).is_some_and(|found| found == *outline)
+        }
     }
 
     /// Whether a gradient is wanted for a tensor.

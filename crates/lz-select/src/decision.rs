@@ -124,8 +124,14 @@ pub struct Decision {
     pub ranking: Vec<usize>,
     /// What the ranking went by.
     pub basis: Basis,
-    /// Names of the policy rules that applied.
+    /// Names of the policy rules that applied; [`Snapshot::trace`](crate::Snapshot::trace) says what they did.
     pub rules: Vec<String>,
+    /// The rule that put its kernel before all others, if one did.
+    pub overridden_by: Option<String>,
+    /// The rollout that put its kernel before all others, if one did.
+    pub trial: Option<String>,
+    /// How degraded the process is; `full` when it is not.
+    pub level: &'static str,
     /// Whether every shape of the cell gets this very decision.
     pub uniform: bool,
 }

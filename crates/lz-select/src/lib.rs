@@ -5,7 +5,8 @@
 //!   and gives a [`Decision`] with all reasons and all scores.
 //! - [`SelectionCache`] remembers the [`Plan`] of whole cells of shapes; a remembered plan is always the one
 //!   selection would make.
-//! - [`PerfSource`] is all it knows of measurements; [`PolicySpec`] of the operator's will.
+//! - [`PerfSource`] is all it knows of measurements; [`PolicySpec`] of the operator's will. [`analyse`] finds rules
+//!   that do nothing, and [`Snapshot::trace`] says what every rule did to a decision.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -39,13 +40,20 @@ mod constraint;
 mod decision;
 mod perf;
 mod policy;
+mod restriction;
 mod select;
 mod snapshot;
 mod sync;
+mod trial;
 
 pub use cache::{CacheConfig, CacheStats, Clock, ENTRY_OVERHEAD, Invalidate, SelectionCache};
 pub use constraint::BadConstraint;
 pub use decision::{Basis, Candidate, Decision, FALLBACKS, KernelIx, Plan, Terms, Transforms};
 pub use perf::{Estimate, EstimateKind, NoPerfData, PerfSource};
-pub use policy::{Action, Condition, Pattern, PolicyError, PolicySpec, RuleSpec};
+pub use policy::{
+    AVOID_POINTS, Action, Condition, Effect, FieldPattern, Finding, FindingKind, PREFER_POINTS, Pattern, PolicyError,
+    PolicySpec, RuleSpec, RuleTrace, Severity, analyse,
+};
+pub use restriction::{Restriction, Settled};
 pub use snapshot::{BackendState, Health, MemoryState, Settings, Snapshot, SnapshotError, SnapshotSpec};
+pub use trial::{Takes, Trial};

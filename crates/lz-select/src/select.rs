@@ -7,13 +7,10 @@ use crate::check::{Case, call_reasons};
 use crate::constraint::Compiled;
 use crate::decision::{Basis, Candidate, Decision, KernelIx, Plan, Terms, Transforms};
 use crate::perf::{Estimate, EstimateKind};
-use crate::policy::{Action, Pattern, Rule};
+use crate::policy::Applied;
 use crate::snapshot::{Entry, Snapshot};
+use crate::trial::Trials;
 
-/// Points a preference is worth.
-const PREFER: f64 = 20.0;
-/// Points an avoidance costs.
-const AVOID: f64 = -50.0;
 /// Points a kernel loses that would have to be compiled first.
 const COLD: f64 = -40.0;
 /// Points a fused neighbour is worth.
@@ -33,6 +30,9 @@ impl Snapshot {
                 ranking: Vec::new(),
                 basis: Basis::Declared,
                 rules: Vec::new(),
+                overridden_by: None,
+                trial: None,
+                level: self.spec.restriction.level,
                 uniform: true,
             };
         };
@@ -41,15 +41,20 @@ impl Snapshot {
         let case = Case { op, query, context: query.context(), facts, settings: &self.spec.settings, memory };
         let cells = &self.cells[query.op().0 as usize];
         let representative = cells.representative(query);
-        let rules: Vec<&Rule> = self.policy.rules(query.op()).iter().filter(|rule| rule.applies(&facts)).collect();
-        let judge = Judge { snapshot: self, case: &case, at: Facts { query: &representative, ..facts }, rules: &rules };
+        let rules = Applied::new(self.policy.rules(query.op()), &facts);
+        let keys = [cells.key(query), query.marked_exact()];
+        let trials = Trials::new(&self.spec.trials, &keys[0]);
+        let at = Facts { query: &representative, ..facts };
+        let judge = Judge { snapshot: self, case: &case, at, rules: &rules, keys: &keys, trials: &trials };
 
         let compiled = &self.by_op[query.op().0 as usize];
         let mut candidates: Vec<Candidate> = compiled.iter().map(|c| judge.candidate(c)).collect();
         let locked = judge.apply_locks(&mut candidates);
         let basis = score_speed(&mut candidates);
-        let ranking = rank(&candidates, basis);
-        let uniform = judge.is_uniform(cells, compiled, &candidates);
+        let mut ranking = rank(&candidates, basis);
+        let overridden_by = judge.apply_order(&candidates, &mut ranking);
+        let trial = judge.apply_trial(&candidates, &mut ranking, locked);
+        let uniform = self.spec.restriction.is_uniform() && judge.is_uniform(cells, compiled, &candidates);
         let basis = if locked { Basis::Locked } else { basis };
         Decision {
             query: *query,
@@ -57,6 +62,9 @@ impl Snapshot {
             ranking,
             basis,
             rules: rules.iter().map(|r| r.name.clone()).collect(),
+            overridden_by,
+            trial,
+            level: self.spec.restriction.level,
             uniform,
         }
     }
@@ -76,7 +84,10 @@ struct Judge<'a> {
     case: &'a Case<'a>,
     /// The shape at which speed is judged.
     at: Facts<'a>,
-    rules: &'a [&'a Rule],
+    rules: &'a Applied<'a>,
+    /// What the decision is remembered under: the cell's key, and the call's own.
+    keys: &'a [Query; 2],
+    trials: &'a Trials<'a>,
 }
 
 impl Judge<'_> {
@@ -91,8 +102,13 @@ impl Judge<'_> {
             transforms = call_reasons(self.case, kernel, compiled, &mut reasons);
             self.readiness(entry, &mut reasons);
         }
-        if let Some(rule) = self.rules.iter().find(|r| matches!(&r.action, Action::Deny(p) if p.matches(kernel))) {
-            reasons.push(Reason::PolicyDenied { rule: rule.name.clone() });
+        if let Some(rule) = self.rules.forbids(compiled.kernel) {
+            reasons.push(Reason::PolicyDenied { rule: rule.reason() });
+        }
+        reasons.extend(self.snapshot.spec.restriction.rules_out(kernel, self.keys.each_ref()));
+        // A lock is the operator's last word, on a kernel on trial as well.
+        if !self.rules.lock().is_some_and(|rule| rule.concerns(compiled.kernel)) {
+            reasons.extend(self.trials.rules_out(kernel));
         }
         let accepted = reasons.is_empty();
         Candidate {
@@ -106,6 +122,9 @@ impl Judge<'_> {
 
     /// What is known of its speed; a time that is no number is not known.
     fn estimate(&self, kernel: &KernelDescriptor) -> Option<Estimate> {
+        if self.snapshot.spec.restriction.declared_only {
+            return None;
+        }
         let estimate = self.snapshot.spec.perf.estimate(kernel, &self.at)?;
         (estimate.median_us.is_finite() && estimate.spread_us.is_finite()).then_some(estimate)
     }
@@ -125,8 +144,8 @@ impl Judge<'_> {
         let kernel = &*entry.descriptor;
         let fused = (compiled.fuses & self.case.context.adjacent).count_ones();
         Terms {
-            priority: f64::from(kernel.priority),
-            policy: self.rules.iter().map(|rule| policy_points(rule, kernel)).sum(),
+            priority: f64::from(self.rules.priority(compiled.kernel).map_or(kernel.priority, |(_, priority)| priority)),
+            policy: self.rules.points(compiled.kernel),
             perf: 0.0,
             jit: if kernel.jit && entry.health.cold { COLD } else { 0.0 },
             reliability: 0.0 - if entry.health.penalty.is_finite() { entry.health.penalty } else { f64::MAX },
@@ -137,18 +156,39 @@ impl Judge<'_> {
 
     /// A lock leaves only the kernels it names; all others are out because of it.
     fn apply_locks(&self, candidates: &mut [Candidate]) -> bool {
-        let locks: Vec<&Pattern> =
-            self.rules.iter().filter_map(|r| if let Action::Lock(p) = &r.action { Some(p) } else { None }).collect();
         // The first lock that applies decides; later ones are shadowed by it.
-        let Some(lock) = locks.first() else {
+        let Some(rule) = self.rules.lock() else {
             return false;
         };
-        for candidate in candidates {
-            if !lock.matches(self.snapshot.kernel(candidate.kernel)) {
-                candidate.reasons.push(Reason::PolicyLocked { locked: lock.as_str().to_owned() });
-            }
+        for candidate in candidates.iter_mut().filter(|c| !rule.concerns(c.kernel)) {
+            let locked = rule.action.pattern().map(|p| p.as_str().to_owned()).unwrap_or_default();
+            candidate.reasons.push(Reason::PolicyLocked { locked });
         }
         true
+    }
+
+    /// An override puts its kernels first, a fallback puts its best one second; the order is
+    /// otherwise as ranked. Returns the name of the override.
+    fn apply_order(&self, candidates: &[Candidate], ranking: &mut [usize]) -> Option<String> {
+        let first = self.rules.first(candidates);
+        if let Some(rule) = first {
+            ranking.sort_by_key(|&i| !rule.concerns(candidates[i].kernel));
+        }
+        if let Some(rule) = self.rules.fallback(candidates)
+            && let Some(at) = ranking.iter().position(|&i| rule.concerns(candidates[i].kernel)).filter(|&at| at > 1)
+        {
+            ranking[1..=at].rotate_right(1);
+        }
+        first.map(|rule| rule.name.clone())
+    }
+
+    /// A kernel on trial goes first in the calls it is given, unless the operator locked another. Returns the name of
+    /// the trial.
+    fn apply_trial(&self, candidates: &[Candidate], ranking: &mut [usize], locked: bool) -> Option<String> {
+        let trial = |i: usize| self.trials.puts_first(self.snapshot.kernel(candidates[i].kernel));
+        let at = ranking.iter().position(|&i| trial(i).is_some()).filter(|_| !locked)?;
+        ranking[..=at].rotate_right(1);
+        trial(ranking[0]).map(str::to_owned)
     }
 
     /// Whether every condition that was looked at has one value over the whole cell.
@@ -157,7 +197,7 @@ impl Judge<'_> {
         let constant =
             |expr: &lz_expr::Expr| matches!(expr.outcome(&bounds), Outcome::AlwaysTrue | Outcome::AlwaysFalse);
         let rules = self.snapshot.policy.rules(self.case.query.op());
-        if !rules.iter().filter_map(|r| r.when.as_ref()).all(constant) {
+        if !rules.iter().flat_map(|r| &r.when).all(constant) {
             return false;
         }
         let device = self.case.query.device().0 as usize;
@@ -190,15 +230,6 @@ impl Judge<'_> {
             _ => true,
         };
         workspace && grid
-    }
-}
-
-fn policy_points(rule: &Rule, kernel: &KernelDescriptor) -> f64 {
-    match &rule.action {
-        Action::Prefer(pattern) if pattern.matches(kernel) => PREFER,
-        Action::Avoid(pattern) if pattern.matches(kernel) => AVOID,
-        Action::Boost(pattern, points) if pattern.matches(kernel) => f64::from(*points),
-        _ => 0.0,
     }
 }
 

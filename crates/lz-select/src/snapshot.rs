@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use lz_model::{
-    BackendDescriptor, BindRules, Catalog, DeviceIx, DeviceSpec, KernelDescriptor, LayoutHints, Op, OpIx, Query,
+    BackendDescriptor, BindRules, Catalog, DeviceIx, DeviceSpec, Facts, KernelDescriptor, LayoutHints, Op, OpIx, Query,
     Reason, version,
 };
 
@@ -14,6 +14,8 @@ use crate::constraint::{BadConstraint, Compiled};
 use crate::decision::KernelIx;
 use crate::perf::{NoPerfData, PerfSource};
 use crate::policy::{Policy, PolicyError, PolicySpec};
+use crate::restriction::Restriction;
+use crate::trial::Trial;
 
 /// Switches of selection.
 #[derive(Clone, Debug, PartialEq)]
@@ -118,6 +120,10 @@ pub struct SnapshotSpec {
     pub settings: Settings,
     /// Health by kernel id, or by `id@version` for one version alone.
     pub health: HashMap<String, Health>,
+    /// What may be chosen from while the process is degraded.
+    pub restriction: Restriction,
+    /// Kernels on trial.
+    pub trials: Vec<Trial>,
     /// What is known about speed.
     pub perf: Arc<dyn PerfSource>,
 }
@@ -133,6 +139,8 @@ impl Default for SnapshotSpec {
             policy: PolicySpec::default(),
             settings: Settings::default(),
             health: HashMap::new(),
+            restriction: Restriction::default(),
+            trials: Vec::new(),
             perf: Arc::new(NoPerfData),
         }
     }
@@ -216,8 +224,8 @@ impl SnapshotSpec {
                 problems.push(SnapshotError::DuplicateKernel { id, version });
             }
         }
-        let policy = Policy::compile(&self.policy).unwrap_or_else(|error| {
-            problems.push(error.into());
+        let policy = Policy::compile(&self.policy, &kernels).unwrap_or_else(|errors| {
+            problems.extend(errors.into_iter().map(SnapshotError::from));
             Policy::default()
         });
         let catalog = Catalog::get();
@@ -334,6 +342,14 @@ impl Snapshot {
     /// What rules a kernel out on a device, whatever the call.
     pub fn standing_reasons(&self, kernel: KernelIx, device: DeviceIx) -> &[Reason] {
         self.entries[kernel.0 as usize].standing_reasons.get(device.0 as usize).map_or(&[], Vec::as_slice)
+    }
+
+    /// How much memory a kernel takes for a call beyond its arguments, in bytes, as far as it says.
+    pub fn workspace(&self, kernel: KernelIx, query: &Query) -> i64 {
+        let op = Catalog::get().op(query.op());
+        let compiled = self.by_op[query.op().0 as usize].iter().find(|c| c.kernel == kernel);
+        let workspace = compiled.and_then(|c| c.workspace.as_ref()).zip(self.device(query.device()));
+        workspace.and_then(|(expr, device)| expr.int(&Facts { op, query, device }).ok()).unwrap_or(0)
     }
 
     /// The key of the cell a query lies in: queries with one key get one decision, unless the

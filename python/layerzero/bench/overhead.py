@@ -145,13 +145,9 @@ def measure(rounds: int = 41, count: int = 2000, count_instructions: bool = True
     torch.set_num_threads(1)
     rows = {}
     cases = _cases()
-    times = interleaved(
-        {f"{name}{side}": call for name, c in cases.items() for side, call in (("", c[0]), (" direct", c[1]))},
-        # Kernels take long enough for the machine to change its mind within a round: many short ones.
-        rounds=rounds * 5,
-        count=max(count // 10, 1),
-    )
-    for name, (_, _, kernel) in cases.items():
+    for name, (call, direct, kernel) in cases.items():
+        # Each pair by itself: other kernels in between would be measured along, by the caches they take.
+        times = interleaved({name: call, f"{name} direct": direct}, rounds=rounds, count=count)
         rows[name] = {
             "kernel_id": kernel,
             "lz_us": statistics.median(times[name]),

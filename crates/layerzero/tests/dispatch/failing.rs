@@ -38,6 +38,8 @@ fn a_kernel_that_fails_in_any_way_is_followed_by_the_next_and_at_last_by_the_ref
 #[test]
 fn a_chain_longer_than_a_plan_still_ends_in_the_reference() {
     let w = Watched::new();
+    // They are all of one backend, whose breaker would open on the way.
+    w.engine.configure([("breaker.enabled".to_owned(), false.into())]).unwrap();
     for i in 0..20 {
         let kernel = descriptor(&format!("test.k{i:02}"), "norm.rms", 90 - i);
         w.engine.register(kernel, fails(KernelError::Failed(format!("{i}")))).unwrap();

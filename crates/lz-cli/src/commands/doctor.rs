@@ -1,6 +1,7 @@
 //! `layerzero doctor`: what this machine is, what can be used on it, and what is wrong.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use layerzero::{Engine, KernelInfo};
 use lz_model::{Catalog, DType, DeviceSpec, NamedCall, TensorMeta};
@@ -12,6 +13,7 @@ use crate::error::CliError;
 use crate::exit::Exit;
 use crate::printer::Printer;
 use crate::session::Session;
+use crate::surroundings::Surroundings;
 
 /// Show the machine, its backends and kernels, and what is wrong with them
 ///
@@ -35,7 +37,18 @@ struct Answer {
     /// Those that nothing rules out on the first device.
     kernels_ready: usize,
     selection: Vec<SelfCheck>,
+    configuration: Configuration,
     problems: Vec<String>,
+}
+
+/// The configuration in force.
+#[derive(Serialize)]
+struct Configuration {
+    /// The files that were read.
+    files: Vec<PathBuf>,
+    warnings: Vec<String>,
+    /// Why the last one of the program this is a part of was refused; `null` when it was not.
+    refused_reload: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -57,8 +70,8 @@ struct SelfCheck {
 }
 
 /// Examines and reports.
-pub fn run(args: &Args, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
-    let (session, refused) = Session::open_anyway(&args.engine)?;
+pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
+    let (session, refused) = Session::open_anyway(&args.engine, at)?;
     let answer = examine(&session, &refused)?;
     if printer.wants_json() {
         printer.json(&answer)?;
@@ -78,7 +91,15 @@ fn examine(session: &Session, refused: &[CliError]) -> Result<Answer, CliError> 
     let ready = kernels.iter().filter(|k| k.unavailable.is_empty()).count();
     let devices = engine.devices();
     let selection = if devices.is_empty() { Vec::new() } else { self_check(engine) };
+    let config = engine.config();
+    let configuration = Configuration {
+        files: config.files().to_vec(),
+        warnings: config.warnings.iter().map(ToString::to_string).collect(),
+        refused_reload: session.refused_reload(),
+    };
     let mut problems: Vec<String> = refused.iter().map(ToString::to_string).collect();
+    let reload = configuration.refused_reload.iter();
+    problems.extend(reload.map(|error| format!("the last configuration was refused, the one before serves: {error}")));
     if devices.is_empty() {
         problems.push("there is no device".into());
     }
@@ -96,6 +117,7 @@ fn examine(session: &Session, refused: &[CliError]) -> Result<Answer, CliError> 
         devices,
         notes: session.notes.iter().map(ToString::to_string).collect(),
         selection,
+        configuration,
         problems,
     })
 }
@@ -156,6 +178,8 @@ fn print(answer: &Answer, printer: &mut Printer<'_>) -> Result<(), CliError> {
     for check in &answer.selection {
         printer.line(format!("  {} -> {}", check.call, check.kernel_id.as_deref().unwrap_or("nothing")))?;
     }
+    printer.heading("Configuration")?;
+    print_configuration(&answer.configuration, printer)?;
     printer.heading("Problems")?;
     if answer.problems.is_empty() {
         let none = printer.paint(Style::Good, "none");
@@ -164,6 +188,20 @@ fn print(answer: &Answer, printer: &mut Printer<'_>) -> Result<(), CliError> {
     for problem in &answer.problems {
         let problem = printer.paint(Style::Bad, &problem.replace('\n', "\n  "));
         printer.line(format!("  {problem}"))?;
+    }
+    Ok(())
+}
+
+fn print_configuration(configuration: &Configuration, printer: &mut Printer<'_>) -> Result<(), CliError> {
+    if configuration.files.is_empty() {
+        printer.line("  no files; defaults and environment")?;
+    }
+    for file in &configuration.files {
+        printer.line(format!("  {}", file.display()))?;
+    }
+    for warning in &configuration.warnings {
+        let label = printer.paint(Style::Warning, "warning");
+        printer.line(format!("  {label}: {warning}"))?;
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use crate::error::CliError;
 use crate::exit::Exit;
 use crate::printer::Printer;
 use crate::session::Session;
+use crate::surroundings::Surroundings;
 
 /// Explain which kernel serves a call: every candidate, its score, and every reason against it
 ///
@@ -21,9 +22,9 @@ pub struct Args {
 }
 
 /// Prints the report.
-pub fn run(args: &Args, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
+pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     let call = ResolvedCall::new(&args.call)?;
-    let session = Session::open(&args.engine)?;
+    let session = Session::open(&args.engine, at)?;
     session.set_policy(&call.op, &args.policy)?;
     let report = session.engine.explain(&call.op, &call.named())?;
     session.print_warnings(printer);

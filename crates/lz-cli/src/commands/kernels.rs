@@ -8,6 +8,7 @@ use crate::error::CliError;
 use crate::exit::Exit;
 use crate::printer::Printer;
 use crate::session::Session;
+use crate::surroundings::Surroundings;
 
 /// List the registered kernels, and why one cannot run on the device
 #[derive(Debug, clap::Args)]
@@ -27,11 +28,12 @@ struct Answer {
 }
 
 /// Prints the list.
-pub fn run(args: &Args, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
-    let session = Session::open(&args.engine)?;
+pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
+    let session = Session::open(&args.engine, at)?;
     let kernels = session.engine.list_kernels(args.op.as_deref())?;
     let device = session.engine.devices().into_iter().next().map(|d| d.name);
     let answer = Answer { device, kernels };
+    session.print_warnings(printer);
     if printer.wants_json() {
         printer.json(&answer)?;
         return Ok(Exit::Ok);

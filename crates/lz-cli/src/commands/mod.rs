@@ -2,10 +2,14 @@
 
 pub mod bench;
 pub mod completions;
+pub mod config;
 pub mod doctor;
 pub mod explain;
 pub mod kernels;
 pub mod ops;
+pub mod policy;
+pub mod ready;
+pub mod rollout;
 pub mod run;
 pub mod schema;
 pub mod select;
@@ -13,6 +17,7 @@ pub mod select;
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::printer::Printer;
+use crate::surroundings::Surroundings;
 
 /// Makes the command enum and its dispatch out of the lines `Name = module;`. The help of a command is the
 /// documentation of its module's `Args`.
@@ -25,8 +30,8 @@ macro_rules! commands {
 
         impl Command {
             /// Does it.
-            pub fn run(&self, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
-                match self { $(Command::$name(args) => $module::run(args, printer)),+ }
+            pub fn run(&self, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
+                match self { $(Command::$name(args) => $module::run(args, at, printer)),+ }
             }
         }
     };
@@ -39,6 +44,10 @@ commands! {
     Select = select;
     Explain = explain;
     Run = run;
+    Config = config;
+    Policy = policy;
+    Rollout = rollout;
+    Ready = ready;
     Schema = schema;
     Bench = bench;
     Completions = completions;

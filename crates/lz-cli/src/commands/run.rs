@@ -13,6 +13,7 @@ use crate::exit::Exit;
 use crate::host::{HostTensor, Random, check_size};
 use crate::printer::Printer;
 use crate::session::Session;
+use crate::surroundings::Surroundings;
 
 /// Run an operation on this machine's CPU, with random inputs
 #[derive(Debug, clap::Args)]
@@ -60,9 +61,9 @@ struct OutputReport {
 }
 
 /// Runs it and prints what came out.
-pub fn run(args: &Args, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
+pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     let call = ResolvedCall::new(&args.call)?;
-    let session = Session::on(vec![lz_hardware::detect_cpu()]);
+    let session = Session::on(vec![lz_hardware::detect_cpu()]).configured(at)?;
     session.set_policy(&call.op, &args.policy)?;
     let (ordered, bound) = session.engine.bind(&call.op, &call.named())?;
     let op = Catalog::get().op(bound.query.op());

@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::printer::Printer;
+use crate::surroundings::Surroundings;
 
 /// Print the JSON Schema of a file LayerZero reads, or check a copy of it
 #[derive(Debug, clap::Args)]
@@ -29,6 +30,8 @@ enum What {
     Capabilities,
     /// A device description
     Device,
+    /// A configuration file, layerzero.yaml
+    Config,
 }
 
 impl What {
@@ -36,6 +39,7 @@ impl What {
         match self {
             What::Capabilities => "capabilities",
             What::Device => "device",
+            What::Config => "config",
         }
     }
 
@@ -43,12 +47,13 @@ impl What {
         match self {
             What::Capabilities => lz_model::capabilities::json_schema(),
             What::Device => schemars::schema_for!(DeviceSpec).to_value(),
+            What::Config => lz_config::schema(),
         }
     }
 }
 
 /// Prints or checks.
-pub fn run(args: &Args, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
+pub fn run(args: &Args, _: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     let schema = args.what.schema();
     match &args.check {
         None => printer.raw_json(&schema)?,

@@ -9,6 +9,7 @@ use crate::error::CliError;
 use crate::exit::Exit;
 use crate::printer::Printer;
 use crate::session::Session;
+use crate::surroundings::Surroundings;
 
 /// Show which kernel would serve a call, and what would be tried after it
 #[derive(Debug, clap::Args)]
@@ -32,9 +33,9 @@ struct Answer {
 }
 
 /// Prints the selection.
-pub fn run(args: &Args, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
+pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     let call = ResolvedCall::new(&args.call)?;
-    let session = Session::open(&args.engine)?;
+    let session = Session::open(&args.engine, at)?;
     session.set_policy(&call.op, &args.policy)?;
     let named = call.named();
     let answer = Answer {

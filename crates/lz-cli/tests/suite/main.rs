@@ -3,6 +3,7 @@
 mod answers;
 mod bad_documents;
 mod bad_usage;
+mod control;
 mod process;
 mod runs;
 mod snapshots;

@@ -4,7 +4,12 @@ use std::process::{Command, Output, Stdio};
 
 fn layerzero(line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_layerzero"));
-    command.args(line.split_whitespace()).env_remove("NO_COLOR");
+    command.args(line.split_whitespace()).env_remove("NO_COLOR").env_remove("XDG_CONFIG_HOME");
+    // Whatever is configured on this machine, it is not for these.
+    command.env("HOME", env!("CARGO_TARGET_TMPDIR"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("LAYERZERO_")) {
+        command.env_remove(name);
+    }
     command
 }
 

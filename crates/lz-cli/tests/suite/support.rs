@@ -1,7 +1,9 @@
 //! Running the command and reading what it said.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use lz_cli::Terminals;
+use lz_cli::surroundings::Surroundings;
 use serde_json::Value;
 
 /// What a command line led to.
@@ -38,10 +40,21 @@ pub fn layerzero(line: &str) -> Outcome {
     layerzero_args(&line.split_whitespace().collect::<Vec<_>>())
 }
 
-/// Runs a command line of words.
+/// Runs a command line of words, away from any configuration of this machine.
 pub fn layerzero_args(words: &[&str]) -> Outcome {
+    layerzero_in(Path::new(env!("CARGO_MANIFEST_DIR")), &[], words)
+}
+
+/// Runs a command line of words in a directory, with these environment variables and no others.
+pub fn layerzero_in(directory: &Path, environment: &[(&str, &str)], words: &[&str]) -> Outcome {
     let (mut out, mut err) = (Vec::new(), Vec::new());
-    let code = lz_cli::run(["layerzero"].iter().chain(words), &mut out, &mut err);
+    let surroundings = Surroundings {
+        environment: environment.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect(),
+        directory: directory.to_owned(),
+        config: None,
+    };
+    let words = ["layerzero"].iter().chain(words);
+    let code = lz_cli::run_in(words, &mut out, &mut err, Terminals::default(), surroundings);
     let text = |bytes| String::from_utf8(bytes).unwrap();
     Outcome { code, out: text(out), err: text(err) }
 }

@@ -12,7 +12,7 @@ mod front;
 mod generation;
 mod shard;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use lz_model::{OpIx, Query};
 
@@ -72,8 +72,10 @@ pub struct CacheStats {
 pub struct SelectionCache {
     id: u64,
     shards: Box<[Shard]>,
-    capacity: usize,
-    config: CacheConfig,
+    /// Entries a shard may hold.
+    capacity: AtomicUsize,
+    ttl_ms: AtomicU64,
+    clock: Clock,
     shared_hits: AtomicU64,
     misses: AtomicU64,
 }
@@ -91,8 +93,9 @@ impl SelectionCache {
         SelectionCache {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             shards: (0..shards).map(|_| Shard::default()).collect(),
-            capacity: config.max_entries / shards,
-            config,
+            capacity: AtomicUsize::new(config.max_entries / shards),
+            ttl_ms: AtomicU64::new(config.ttl_ms),
+            clock: config.clock,
             shared_hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
         }
@@ -107,7 +110,7 @@ impl SelectionCache {
     where
         F: Fn() -> (Option<Plan>, bool),
     {
-        let now_ms = self.config.clock.now_ms();
+        let now_ms = self.clock.now_ms();
         let hash = query.fingerprint();
         let current = |shard: u32| self.shards[shard as usize].generation.ticket();
         if let Some(plan) = front::find(hash, query, self.id, snapshot.epoch(), now_ms, current) {
@@ -169,8 +172,9 @@ impl SelectionCache {
         let (plan, uniform) = compute();
         let plan = plan?;
         let insert = |place: &Place<'_>, ticket, key: &Query, stored| {
-            let entry = Entry::new(*key, stored, snapshot.epoch(), now_ms.saturating_add(self.config.ttl_ms));
-            place.shard.insert(place.tag, ticket, self.capacity, entry);
+            let expires_ms = now_ms.saturating_add(self.ttl_ms.load(Ordering::Relaxed));
+            let entry = Entry::new(*key, stored, snapshot.epoch(), expires_ms);
+            place.shard.insert(place.tag, ticket, self.capacity.load(Ordering::Relaxed), entry);
         };
         if uniform {
             insert(&cell_place, cell_ticket, cell, Stored::Plan(plan));
@@ -198,6 +202,20 @@ impl SelectionCache {
         }
     }
 
+    /// Every plan remembered under a snapshot, with the key it is remembered under.
+    pub fn plans(&self, snapshot: &Snapshot) -> Vec<(Query, Plan)> {
+        self.shards.iter().flat_map(|shard| shard.plans(snapshot.epoch())).collect()
+    }
+
+    /// Holds at most so many entries from now on (0 turns the cache off), each for so long. What is held is forgotten.
+    pub fn resize(&self, max_entries: usize, ttl_ms: u64) {
+        // Shards are not remade: a cache of fewer entries than shards holds one for each.
+        let capacity = (max_entries / self.shards.len()).max(max_entries.min(1));
+        self.capacity.store(capacity, Ordering::Relaxed);
+        self.ttl_ms.store(ttl_ms, Ordering::Relaxed);
+        self.invalidate(&Invalidate::All);
+    }
+
     /// Counts.
     pub fn stats(&self) -> CacheStats {
         CacheStats {
@@ -209,7 +227,7 @@ impl SelectionCache {
 
     /// The most entries it can hold.
     pub fn bound(&self) -> usize {
-        self.capacity * self.shards.len()
+        self.capacity.load(Ordering::Relaxed) * self.shards.len()
     }
 }
 

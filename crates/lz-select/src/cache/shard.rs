@@ -63,6 +63,15 @@ impl Shard {
         Some((entry.stored, entry.expires_ms))
     }
 
+    /// The plans of an epoch.
+    pub fn plans(&self, epoch: u64) -> Vec<(Query, Plan)> {
+        let plan = |entry: &Arc<Entry>| match entry.stored {
+            Stored::Plan(plan) if entry.epoch == epoch => Some((entry.key, plan)),
+            _ => None,
+        };
+        self.table.load().rows.iter().filter_map(|(_, entry)| plan(entry)).collect()
+    }
+
     /// Adds an entry, unless something was invalidated since `ticket`. The least recently used
     /// make room.
     pub fn insert(&self, tag: u32, ticket: Ticket, capacity: usize, mut entry: Entry) -> bool {

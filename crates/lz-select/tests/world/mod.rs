@@ -40,6 +40,11 @@ impl Cond {
         }
     }
 
+    /// A priority made up from it: different rules give different ones.
+    pub fn priority(&self) -> i32 {
+        30 + (self.a % 16) as i32
+    }
+
     fn new(kind: u8, a: i64, b: i64) -> Cond {
         let text = match kind {
             0 => format!("seq_q <= {a}"),
@@ -306,7 +311,7 @@ pub struct World {
 
 pub fn world() -> impl Strategy<Value = World> {
     let kernels = (1usize..10).prop_flat_map(|n| (0..n).map(kernel).collect::<Vec<_>>());
-    let rules = prop::collection::vec((cond(), 0u8..5, 0usize..10), 0..4);
+    let rules = prop::collection::vec((cond(), 0u8..9, 0usize..10), 0..6);
     let free = prop::option::weighted(0.6, 1i64..2_000_000);
     (kernels, rules, free, 1u32..200, prop::bool::weighted(0.3), (any::<u64>(), 0u64..12)).prop_map(
         |(kernels, rules, free, max_grid_y, strict, perf)| World { kernels, rules, free, max_grid_y, strict, perf },
@@ -340,7 +345,11 @@ impl World {
                 1 => Action::Avoid(pattern),
                 2 => Action::Boost(pattern, 15),
                 3 => Action::Deny(pattern),
-                _ => Action::Lock(pattern),
+                4 => Action::Lock(pattern),
+                5 => Action::Override(pattern),
+                6 => Action::Priority(pattern, cond.priority()),
+                7 => Action::Fallback(pattern),
+                _ => Action::Filter(format!("priority >= {}", 5 * target)),
             };
             spec.policy =
                 spec.policy.rule(&format!("rule {i}"), Some("attention"), Condition::When(cond.text.clone()), action);

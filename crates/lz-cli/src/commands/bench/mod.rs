@@ -1,6 +1,7 @@
 //! `layerzero bench`: measurements of LayerZero itself, one file each. To add one: write its file, add a line to
 //! [`BENCHES`].
 
+pub mod resilience;
 pub mod select;
 
 use serde_json::Value;
@@ -8,6 +9,7 @@ use serde_json::Value;
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::printer::Printer;
+use crate::surroundings::Surroundings;
 
 /// Measure LayerZero itself on this machine
 #[derive(Debug, clap::Args)]
@@ -49,15 +51,23 @@ pub struct Bench {
 }
 
 /// The measurements, in the order of listings.
-pub static BENCHES: &[Bench] = &[Bench {
-    name: "select",
-    summary: "what selection costs, cached and cold, and how it scales with threads",
-    run: select::run,
-    print: select::print,
-}];
+pub static BENCHES: &[Bench] = &[
+    Bench {
+        name: "select",
+        summary: "what selection costs, cached and cold, and how it scales with threads",
+        run: select::run,
+        print: select::print,
+    },
+    Bench {
+        name: "resilience",
+        summary: "what policy, breakers, counters and rollouts add to a call",
+        run: resilience::run,
+        print: resilience::print,
+    },
+];
 
 /// Measures and prints.
-pub fn run(args: &Args, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
+pub fn run(args: &Args, _: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     let Some(name) = &args.name else {
         return list(printer);
     };

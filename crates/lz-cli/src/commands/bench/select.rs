@@ -57,7 +57,7 @@ pub fn run(options: &BenchOptions) -> Result<Value, CliError> {
 }
 
 /// An engine for a described H100 with fifty attention kernels, some of which are out.
-fn engine() -> Result<Engine, CliError> {
+pub(super) fn engine() -> Result<Engine, CliError> {
     let device = lz_hardware::described("h100").unwrap_or_else(|| lz_model::DeviceSpec::new(Platform::Cuda, "H100"));
     let engine = Engine::builder().devices(vec![device]).build();
     engine.update(|spec| {
@@ -90,7 +90,7 @@ fn kernel(i: usize) -> KernelDescriptor {
     kernel
 }
 
-fn query(engine: &Engine, seq: i64) -> Result<Query, CliError> {
+pub(super) fn query(engine: &Engine, seq: i64) -> Result<Query, CliError> {
     let (q, kv) = ([2, seq, 32, 128], [2, seq, 8, 128]);
     let call = NamedCall::new()
         .input("query", TensorMeta::new(DType::Bf16, &q))
@@ -138,7 +138,7 @@ fn one_by_one<T>(count: usize, work: impl Fn(usize) -> T) -> Vec<f64> {
     (0..count).map(time).collect()
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     quantile(&values, 0.5)
 }

@@ -10,6 +10,7 @@ use self::contract::{AliasDoc, Contract, InputDoc, LayoutDoc, OutputDoc, ParamDo
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::printer::Printer;
+use crate::surroundings::Surroundings;
 
 /// List the operations, or show the contract of one
 #[derive(Debug, clap::Args)]
@@ -26,7 +27,7 @@ struct Answer {
 }
 
 /// Prints the list or the contracts.
-pub fn run(args: &Args, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
+pub fn run(args: &Args, _: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     let answer = answer(args.name.as_deref())?;
     if printer.wants_json() {
         printer.json(&answer)?;

@@ -1,0 +1,281 @@
+//! The operator's configuration, applied to a running engine.
+//!
+//! A change is read, resolved, built, checked and warmed before it is swapped in; when any of that fails, what was
+//! serving goes on serving. Readers never wait.
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use lz_config::{CodeLayer, Config, Layers, RolloutMode, Sources, Value};
+use lz_model::Query;
+use lz_resilience::rollout::{Limits, Mode};
+use lz_resilience::{BreakerConfig, DegradationConfig, Event, Level, Rollout, RolloutSpec, Watch};
+use lz_select::{Pattern, SnapshotSpec, Trial};
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::status::state_dir;
+
+/// How many of the last queries a new state is warmed with.
+const RECENT: usize = 256;
+
+/// What became of the attempts to reload.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Reloads {
+    /// Configurations that were taken over.
+    pub succeeded: u64,
+    /// Configurations that were refused.
+    pub refused: u64,
+    /// Why the last one was, until one succeeds.
+    pub last_error: Option<String>,
+}
+
+/// The configuration of an engine, and where it comes from.
+#[derive(Default)]
+pub(crate) struct Control {
+    layers: Mutex<Layers>,
+    pub config: ArcSwap<Config>,
+    succeeded: AtomicU64,
+    refused: AtomicU64,
+    last_error: Mutex<Option<String>>,
+    watch: Mutex<Option<Watch>>,
+    recent: Mutex<VecDeque<Query>>,
+}
+
+impl Control {
+    /// Remembers a query that had to be decided.
+    pub fn seen(&self, query: &Query) {
+        let mut recent = self.recent.lock();
+        if recent.len() == RECENT {
+            recent.pop_front();
+        }
+        recent.push_back(*query);
+    }
+
+    pub fn reloads(&self) -> Reloads {
+        Reloads {
+            succeeded: self.succeeded.load(Ordering::Relaxed),
+            refused: self.refused.load(Ordering::Relaxed),
+            last_error: self.last_error.lock().clone(),
+        }
+    }
+}
+
+impl Engine {
+    /// The configuration in force.
+    pub fn config(&self) -> Arc<Config> {
+        self.control.config.load_full()
+    }
+
+    /// Takes its files and environment from these sources; what code has set stays.
+    pub fn load_sources(&self, sources: &Sources) -> Result<(), Error> {
+        self.loaded(self.reconfigure(|layers| layers.moved(sources).map_err(Error::Config)))
+    }
+
+    /// Takes this file for the project's.
+    pub fn load_config(&self, file: &Path) -> Result<(), Error> {
+        self.loaded(self.reconfigure(|layers| {
+            let sources = Sources { project: Some(file.to_owned()), ..layers.sources().clone() };
+            layers.moved(&sources).map_err(Error::Config)
+        }))
+    }
+
+    /// Files that were refused are out of order until some are taken, whoever asked for them.
+    fn loaded(&self, result: Result<(), Error>) -> Result<(), Error> {
+        *self.control.last_error.lock() = result.as_ref().err().map(ToString::to_string);
+        result
+    }
+
+    /// Sets settings from code, all or none.
+    pub fn configure(&self, entries: impl IntoIterator<Item = (String, Value)>) -> Result<(), Error> {
+        self.edit(|code| code.set_all(entries))
+    }
+
+    /// Only `kernel` may serve `operation`.
+    pub fn lock(&self, operation: &str, kernel: &str) -> Result<(), Error> {
+        self.edit(|code| code.lock(operation, kernel))
+    }
+
+    /// Takes a lock back, wherever it was said.
+    pub fn unlock(&self, operation: &str) -> Result<(), Error> {
+        self.edit(|code| code.unlock(operation))
+    }
+
+    /// Forgets what code has set.
+    pub fn reset_code(&self) -> Result<(), Error> {
+        self.edit(|code| {
+            code.reset();
+            Ok(())
+        })
+    }
+
+    fn edit(&self, change: impl FnOnce(&mut CodeLayer) -> Result<(), lz_config::ConfigError>) -> Result<(), Error> {
+        self.reconfigure(|layers| {
+            let mut next = layers.clone();
+            change(next.code()).map_err(Error::Config)?;
+            Ok(next)
+        })
+    }
+
+    /// Reads its files again. A file that is refused leaves the last good configuration in force, and is told as an event.
+    pub fn reload(&self) -> Result<(), Error> {
+        let result = self.loaded(self.reconfigure(|layers| layers.reread().map_err(Error::Config)));
+        let sources = self.config().files().iter().map(|f| f.display().to_string()).collect();
+        match &result {
+            Ok(()) => {
+                self.control.succeeded.fetch_add(1, Ordering::Relaxed);
+                self.guard.emit(Event::ReloadSucceeded { version: self.version(), sources });
+            }
+            Err(error) => {
+                self.control.refused.fetch_add(1, Ordering::Relaxed);
+                self.guard.emit(Event::ReloadRefused { error: error.to_string(), sources });
+            }
+        }
+        result
+    }
+
+    /// Reloads whenever one of its files changes, if the configuration says so; otherwise stops to.
+    pub fn watch(self: &Arc<Engine>) -> Result<(), Error> {
+        let config = self.config();
+        let files: Vec<PathBuf> = self.watched();
+        let mut watch = self.control.watch.lock();
+        *watch = None;
+        if !config.settings.watch || files.is_empty() {
+            return Ok(());
+        }
+        let engine: Weak<Engine> = Arc::downgrade(self);
+        let reload = move || {
+            // What is refused is an event, and in the health; there is nobody here to tell.
+            let _ = engine.upgrade().map(|engine| engine.reload());
+        };
+        let debounce = Duration::from_millis(config.settings.watch_debounce_ms);
+        *watch = Some(Watch::start(files, debounce, reload).map_err(Error::Watch)?);
+        Ok(())
+    }
+
+    /// The files to watch: those that were read, and the project's and the user's, which may come to be.
+    fn watched(&self) -> Vec<PathBuf> {
+        let layers = self.control.layers.lock();
+        let sources = layers.sources();
+        let mut files: Vec<PathBuf> = [&sources.project, &sources.user].into_iter().flatten().cloned().collect();
+        files.extend(self.config().files().iter().filter(|f| !files.contains(f)).cloned().collect::<Vec<_>>());
+        files
+    }
+
+    /// Resolves, builds, warms and swaps, or changes nothing.
+    fn reconfigure(&self, change: impl FnOnce(&Layers) -> Result<Layers, Error>) -> Result<(), Error> {
+        // Held throughout: two changes at once are made one after the other.
+        let mut layers = self.control.layers.lock();
+        let next = change(&layers)?;
+        let config = next.resolve().map_err(Error::Config)?;
+        let before = self.config();
+        let rollouts = self.rollouts_for(&config);
+        let recent: Vec<Query> = self.control.recent.lock().iter().copied().collect();
+        self.change_warmed(
+            |draft| {
+                apply(&config, &mut draft.spec);
+                draft.spec.trials = rollouts.iter().map(trial).collect();
+            },
+            &recent,
+        )?;
+        self.guard.rollouts.store(Arc::new(rollouts));
+        self.control.config.store(Arc::new(config.clone()));
+        let (old, new) = (&before.settings, &config.settings);
+        if (old.breaker.clone(), old.degradation.clone()) != (new.breaker.clone(), new.degradation.clone()) {
+            self.guard.configure(breaker(&config), degradation(&config));
+            self.restrict(Level::Full);
+        }
+        if old.cache != new.cache {
+            let size = if new.cache.enabled { new.cache.max_size } else { 0 };
+            let ttl_ms = if new.cache.ttl_seconds == 0 { u64::MAX } else { new.cache.ttl_seconds.saturating_mul(1000) };
+            self.cache.resize(usize::try_from(size).unwrap_or(usize::MAX), ttl_ms);
+        }
+        *self.status.dir.lock() = state_dir(&next.sources().environment);
+        *layers = next;
+        drop(layers);
+        self.republish();
+        Ok(())
+    }
+
+    /// The configuration with another layer above all.
+    pub(crate) fn resolve_in(&self, context: &CodeLayer) -> Result<Config, Error> {
+        self.control.layers.lock().resolve_in(&[context]).map_err(Error::Config)
+    }
+
+    /// The rollouts of a configuration: one that was there before goes on where it stands.
+    fn rollouts_for(&self, config: &Config) -> Vec<Arc<Rollout>> {
+        let known = self.guard.rollouts.load();
+        let specs = config.rollouts.iter().map(rollout_spec);
+        let same = |spec: &RolloutSpec| known.iter().find(|r| r.spec() == spec).cloned();
+        specs.map(|spec| same(&spec).unwrap_or_else(|| Arc::new(Rollout::new(spec)))).collect()
+    }
+}
+
+/// What a configuration says about selection.
+pub(crate) fn apply(config: &Config, spec: &mut SnapshotSpec) {
+    spec.policy = config.policy().clone();
+    let layout_hints = std::mem::take(&mut spec.settings.layout_hints);
+    spec.settings = lz_select::Settings { layout_hints, ..config.selection() };
+}
+
+fn trial(rollout: &Arc<Rollout>) -> Trial {
+    let spec = rollout.spec();
+    let taken = rollout.clone();
+    Trial {
+        name: spec.name.clone(),
+        ops: Trial::ops_of(&spec.operation),
+        candidate: Pattern::Kernel(spec.candidate.clone()),
+        takes: Arc::new(move |key| taken.spec().mode == Mode::Canary && taken.takes(key)),
+    }
+}
+
+fn rollout_spec(rollout: &lz_config::Rollout) -> RolloutSpec {
+    RolloutSpec {
+        name: rollout.name.clone(),
+        operation: rollout.operation.clone(),
+        candidate: rollout.candidate.clone(),
+        mode: match rollout.mode {
+            RolloutMode::Shadow => Mode::Shadow,
+            RolloutMode::Canary => Mode::Canary,
+        },
+        fraction: rollout.fraction,
+        seed: rollout.seed,
+        limits: Limits {
+            max_error_rate: rollout.max_error_rate,
+            max_mismatch_rate: rollout.max_mismatch_rate,
+            max_slowdown: rollout.max_slowdown,
+            min_samples: rollout.min_samples,
+        },
+    }
+}
+
+fn breaker(config: &Config) -> BreakerConfig {
+    let s = &config.settings.breaker;
+    BreakerConfig {
+        failure_threshold: if s.enabled { s.failure_threshold } else { u32::MAX },
+        success_threshold: s.success_threshold,
+        timeout_ms: s.timeout_ms,
+        max_timeout_ms: s.max_timeout_ms,
+        half_open_max_calls: s.half_open_max_calls,
+        ..BreakerConfig::default()
+    }
+}
+
+fn degradation(config: &Config) -> Option<DegradationConfig> {
+    let s = &config.settings.degradation;
+    s.enabled.then(|| DegradationConfig {
+        reduced: s.reduced_health,
+        cached: s.cached_health,
+        rule_based: s.rule_based_health,
+        minimal: s.minimal_health,
+        hysteresis: s.hysteresis,
+        min_calls: u64::from(s.min_calls),
+        window_ms: s.window_ms,
+    })
+}

@@ -1,0 +1,260 @@
+//! The checklist: each of its lines, failing.
+
+use layerzero::resilience::rollout::Outcome;
+use layerzero::{CheckStatus, Readiness};
+
+use super::*;
+
+fn check(engine: &Engine, name: &str) -> (CheckStatus, String) {
+    let readiness = engine.readiness();
+    let failed = readiness.checks.iter().any(|c| c.status == CheckStatus::Fail);
+    assert_eq!(readiness.ready, !failed);
+    let check = readiness.checks.iter().find(|c| c.name == name).unwrap();
+    let to_be_done = matches!(check.status, CheckStatus::Warn | CheckStatus::Fail);
+    assert_eq!(!check.hint.is_empty(), to_be_done, "{check:?}");
+    (check.status, check.detail.clone())
+}
+
+#[track_caller]
+fn expect(engine: &Engine, name: &str, status: CheckStatus, detail: &str) {
+    let (found, text) = check(engine, name);
+    assert_eq!(found, status, "{name}: {text}");
+    assert!(text.contains(detail), "'{detail}' in {text}");
+}
+
+use CheckStatus::{Fail, Pass, Skipped, Warn};
+
+#[test]
+fn an_engine_as_it_is_made_is_ready() {
+    let w = World::new();
+    let readiness = w.engine.readiness();
+    assert!(readiness.ready, "{readiness}");
+    let statuses: Vec<_> = readiness.checks.iter().map(|c| (c.name, c.status)).collect();
+    assert_eq!(
+        statuses,
+        [
+            ("configuration", Pass),
+            ("capabilities", Pass),
+            ("kernels", Pass),
+            ("locks", Skipped),
+            ("rules", Skipped),
+            ("versions", Skipped),
+            ("memory", Skipped),
+            ("breakers", Pass),
+            ("level", Pass),
+            ("rollouts", Skipped),
+            ("jit", Skipped),
+            ("graphs", Skipped),
+            ("dispatch_table", Skipped),
+            ("perfdb", Skipped),
+            ("telemetry", Pass),
+        ]
+    );
+    assert!(readiness.to_string().ends_with("\nready"), "{readiness}");
+    let json = serde_json::to_value(&readiness).unwrap();
+    assert_eq!((&json["ready"], &json["checks"][0]["status"]), (&true.into(), &"pass".into()));
+}
+
+#[test]
+fn configuration() {
+    let w = World::new();
+    w.engine.load_config(&w.write("layerzero.yaml", "nonsense: 1\n")).unwrap_err();
+    expect(&w.engine, "configuration", Fail, "layerzero.yaml:1:1: nonsense: unknown key");
+    w.load("version: 1\n");
+    expect(&w.engine, "configuration", Pass, "layerzero.yaml");
+    w.write("layerzero.yaml", "nonsense: 1\n");
+    w.engine.reload().unwrap_err();
+    expect(&w.engine, "configuration", Fail, "nonsense");
+    let environment = [("LAYERZERO_VERBOES".to_owned(), "1".to_owned())].into_iter().collect();
+    w.engine.load_sources(&Sources { environment, ..Sources::default() }).unwrap();
+    expect(&w.engine, "configuration", Warn, "did you mean 'LAYERZERO_VERBOSE'?");
+    assert!(w.engine.readiness().ready, "a warning keeps nobody");
+}
+
+#[test]
+fn capabilities() {
+    let w = World::new();
+    w.engine.load_capabilities("mine", r#"{"schema_version": "9.9"}"#).unwrap_err();
+    expect(&w.engine, "capabilities", Warn, "mine: [CAPABILITIES_SCHEMA_MISMATCH]");
+    let w = World::new();
+    let unavailable = |reason: Reason| {
+        w.engine
+            .update(|spec| {
+                let descriptor = BackendDescriptor::native("lib", "1", vec![Platform::Cuda]);
+                spec.backends.insert("lib".into(), BackendState { descriptor, unavailable: Some(reason) });
+            })
+            .unwrap();
+    };
+    unavailable(Reason::NotInstalled { library: "lib".into() });
+    expect(&w.engine, "capabilities", Pass, "1 not installed");
+    unavailable(Reason::BackendImportFailed { library: "lib".into(), error: "undefined symbol".into() });
+    expect(&w.engine, "capabilities", Warn, "undefined symbol");
+}
+
+fn h100() -> DeviceSpec {
+    let mut device = DeviceSpec::new(Platform::Cuda, "H100");
+    device.versions.insert("cuda".into(), "12.8".into());
+    device
+}
+
+#[test]
+fn kernels() {
+    let w = World::made(|builder, _| builder.devices(vec![h100()]));
+    expect(&w.engine, "kernels", Fail, "no kernel runs here for ");
+    let w = World::made(|builder, _| builder.devices(vec![DeviceSpec::new(Platform::Cpu, "host"), h100()]));
+    expect(&w.engine, "kernels", Warn, "no kernel runs on H100");
+    let w = World::new();
+    w.engine.unregister("lz_cpu.ref.norm.rms", &version_of(&w, "lz_cpu.ref.norm.rms")).unwrap();
+    expect(&w.engine, "kernels", Fail, "no kernel runs here for norm.rms");
+}
+
+fn version_of(w: &World, id: &str) -> String {
+    w.engine.with_snapshot(|s| s.kernels().find(|(_, k)| k.id == id).unwrap().1.version.clone())
+}
+
+#[test]
+fn locks() {
+    let w = World::with_kernels(&["a.rms"]);
+    w.engine.lock("norm.rms", "a.rms").unwrap();
+    expect(&w.engine, "locks", Pass, "1 lock");
+    w.engine.lock("norm.rms", "b.rms").unwrap();
+    expect(&w.engine, "locks", Fail, "no kernel is called 'b.rms'");
+    let elsewhere = KernelDescriptor { platforms: vec![Platform::Cuda], ..descriptor("b.rms", 90) };
+    w.engine.register(elsewhere, fill(1.0)).unwrap();
+    expect(&w.engine, "locks", Fail, "it cannot run here: runs on cuda, this is cpu");
+}
+
+#[test]
+fn rules() {
+    let w = World::with_kernels(&["a.rms"]);
+    let rules = |text: &str| w.load(&format!("rules:\n  - {text}\n"));
+    rules("{name: fine, operation: rms_norm, prefer: a.rms}");
+    expect(&w.engine, "rules", Pass, "1 rule");
+    rules("{name: odd, operation: rms_norm, prefer: b.rms}");
+    expect(&w.engine, "rules", Warn, "no kernel is called 'b.rms'");
+    rules("{name: odd, operation: rms_norm, when: rows > 9 and rows < 3, prefer: a.rms}");
+    expect(&w.engine, "rules", Fail, "can never match");
+}
+
+#[test]
+fn versions() {
+    let w = World::made(|builder, _| builder.devices(vec![h100()]));
+    let library = |name: &'static str, version: &'static str| {
+        w.engine.update(|spec| drop(spec.versions.insert(name.into(), version.into()))).unwrap();
+    };
+    library("torch", "2.9.1+cu126");
+    library("flashinfer", "0.5.3+cu128");
+    expect(&w.engine, "versions", Pass, "cuda 12");
+    library("xformers", "0.0.33+cu118");
+    expect(&w.engine, "versions", Fail, "cuda 11");
+    library("xformers", "0.0.33+rocm6.2");
+    expect(&w.engine, "versions", Fail, "rocm 6");
+    library("xformers", "0.0.33+cu126");
+    let mut backend = BackendDescriptor::native("lib", "1", vec![Platform::Cuda]);
+    backend.requires = vec!["cuda>=13".parse().unwrap()];
+    w.engine.update(|spec| spec.backend(backend)).unwrap();
+    expect(&w.engine, "versions", Fail, "found 12.8");
+}
+
+#[test]
+fn memory() {
+    let engine = Engine::builder().cpu_only().build();
+    let set = |mb: i64| engine.configure([("memory_headroom_mb".to_owned(), Value::from(mb))]).unwrap();
+    set(1);
+    expect(&engine, "memory", Pass, "1 MiB");
+    set(0);
+    expect(&engine, "memory", Warn, "no headroom");
+    set(1 << 30);
+    expect(&engine, "memory", Warn, "are to stay free");
+}
+
+#[test]
+fn breakers() {
+    let flaky = Flaky::failing("no luck");
+    let w = World::new();
+    w.engine.register(descriptor("flaky.rms", 95), flaky.kernel()).unwrap();
+    w.set("breaker.enabled", false);
+    expect(&w.engine, "breakers", Warn, "turned off");
+    w.set("breaker.enabled", true);
+    (0..5).for_each(|_| drop(rms(&w.engine).unwrap()));
+    expect(&w.engine, "breakers", Fail, "the circuit of flaky for norm.rms is open");
+}
+
+#[test]
+fn level() {
+    let flaky = Flaky::failing("no luck");
+    let w = World::new();
+    w.engine.register(descriptor("flaky.rms", 95), flaky.kernel()).unwrap();
+    w.set("breaker.enabled", false);
+    expect(&w.engine, "level", Pass, "full");
+    (0..20).for_each(|_| drop(rms(&w.engine).unwrap()));
+    expect(&w.engine, "level", Warn, "degraded to 'cached'");
+    (0..40).for_each(|_| w.engine.nobody_served());
+    expect(&w.engine, "level", Fail, "degraded to 'minimal'");
+    w.set("degradation.enabled", false);
+    expect(&w.engine, "level", Warn, "turned off");
+}
+
+#[test]
+fn a_breaker_that_is_trying_is_a_warning() {
+    let flaky = Flaky::failing("no luck");
+    let w = World::new();
+    w.engine.register(descriptor("flaky.rms", 95), flaky.kernel()).unwrap();
+    (0..5).for_each(|_| drop(rms(&w.engine).unwrap()));
+    flaky.fails_with(None);
+    w.advance(3_600_000);
+    rms(&w.engine).unwrap();
+    expect(&w.engine, "breakers", Warn, "is half_open");
+}
+
+#[test]
+fn rollouts() {
+    let w = World::with_kernels(&["new.rms", "old.rms"]);
+    let canary = |candidate: &str| {
+        format!(
+            "rollouts:\n  - {{name: new, operation: rms_norm, candidate: {candidate}, mode: canary, fraction: 1.0, min_samples: 1}}\n"
+        )
+    };
+    w.load(&canary("newer.rms"));
+    expect(&w.engine, "rollouts", Warn, "no kernel 'newer.rms' serves norm.rms");
+    w.load(&canary("new.rms"));
+    expect(&w.engine, "rollouts", Pass, "1 under way");
+    let query = w.engine.bind("rms_norm", &call(&[2, 4])).unwrap().1.query;
+    let (rollout, ..) = w.engine.comparison(&query, &w.engine.steps(&query).unwrap()).unwrap();
+    (0..20).for_each(|_| w.engine.tried(&rollout, Outcome::FAILED));
+    expect(&w.engine, "rollouts", Warn, "'new' was rolled back");
+}
+
+#[test]
+fn jit() {
+    let w = World::new();
+    w.engine.register(KernelDescriptor { jit: true, ..descriptor("jit.rms", 90) }, fill(1.0)).unwrap();
+    expect(&w.engine, "jit", Pass, "none known to be cold");
+    let cold = |id: &'static str, cold| {
+        let health = Health { cold, ..Health::default() };
+        w.engine.update(|spec| drop(spec.health.insert(id.into(), health))).unwrap();
+    };
+    cold("jit.rms", true);
+    expect(&w.engine, "jit", Warn, "not compiled yet: jit.rms");
+    cold("jit.rms@1.0", false);
+    expect(&w.engine, "jit", Pass, "");
+}
+
+#[test]
+fn graphs() {
+    let w = World::made(|builder, _| builder.devices(vec![DeviceSpec::new(Platform::Cpu, "host"), h100()]));
+    w.set("graph_strict_mode", true);
+    expect(&w.engine, "graphs", Fail, "no kernel here is proven safe");
+    let safe = KernelDescriptor { platforms: vec![Platform::Cuda], graph_safe: true, ..descriptor("safe.rms", 90) };
+    w.engine.register(safe, fill(1.0)).unwrap();
+    expect(&w.engine, "graphs", Pass, "1 kernel");
+}
+
+#[test]
+fn telemetry() {
+    let engine = Engine::builder().devices(vec![DeviceSpec::new(Platform::Cpu, "host")]).build();
+    expect(&engine, "telemetry", Warn, "nobody receives events");
+    let readiness: Readiness = engine.readiness();
+    assert!(readiness.ready);
+    assert!(readiness.to_string().ends_with("ready, with 1 warning"), "{readiness}");
+}

@@ -1,0 +1,94 @@
+//! Files and what they include, highest first.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use crate::file;
+use crate::origin::{Origin, Position, Source};
+use crate::problem::{Problem, ProblemKind};
+use crate::read::{Include, Layer, Reader};
+use crate::yaml;
+
+/// How deep files may include files.
+const MAX_DEPTH: usize = 8;
+/// How many files are read at most.
+const MAX_FILES: usize = 64;
+
+/// Reads files, each once.
+#[derive(Default)]
+pub(crate) struct Files {
+    /// Highest first: a file, then what it includes.
+    pub layers: Vec<Layer>,
+    /// Every file that was read, or should have been, in the order of reading.
+    pub paths: Vec<PathBuf>,
+    pub problems: Vec<Problem>,
+    seen: BTreeSet<PathBuf>,
+    /// The files being read, from the first to the one in hand.
+    chain: Vec<PathBuf>,
+    too_many: bool,
+}
+
+impl Files {
+    /// Reads a file and what it includes; one that was read before is left out.
+    pub fn read(&mut self, source: Source, path: &Path) {
+        let at = source.at(Position { line: 1, column: 1 });
+        self.include(source, path, at, String::new());
+    }
+
+    /// `at` and `key` are whom to blame when the file cannot be had.
+    fn include(&mut self, source: Source, path: &Path, at: Origin, key: String) {
+        let identity = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let circle = self.chain.iter().position(|known| *known == identity);
+        if circle.is_none() && (self.seen.contains(&identity) || self.too_many) {
+            return;
+        }
+        self.too_many |= self.seen.len() >= MAX_FILES;
+        let refused = match circle {
+            Some(from) => Some(("files include each other in a circle".to_owned(), from)),
+            None if self.chain.len() > MAX_DEPTH => {
+                Some((format!("files include files more than {MAX_DEPTH} deep"), 0))
+            }
+            None if self.too_many => Some((format!("more than {MAX_FILES} files"), 0)),
+            None => None,
+        };
+        let text = match refused {
+            Some((why, from)) => Err(ProblemKind::Include { why, chain: self.shown_chain(from, path) }),
+            None => {
+                self.seen.insert(identity.clone());
+                self.paths.push(path.to_owned());
+                file::read(path)
+            }
+        };
+        let text = match text {
+            Ok(text) => text,
+            Err(kind) => {
+                let value = Some(path.display().to_string());
+                return self.problems.push(Problem { at, key, value, kind });
+            }
+        };
+        self.chain.push(identity);
+        let layer = self.layer(&source, &text);
+        let includes = layer.includes.clone();
+        self.layers.push(layer);
+        for Include { path, at, key } in includes {
+            self.include(Source::Included(path.clone()), &path, source.at(at), key);
+        }
+        self.chain.pop();
+    }
+
+    fn layer(&mut self, source: &Source, text: &str) -> Layer {
+        let mut reader = Reader::new(source);
+        let (root, flaws) = yaml::parse(text);
+        for flaw in flaws {
+            reader.report(flaw.at, &flaw.key, flaw.value, flaw.kind);
+        }
+        let layer = root.map(|root| Layer::read(&root, &mut reader)).unwrap_or_default();
+        self.problems.append(&mut reader.problems);
+        layer
+    }
+
+    fn shown_chain(&self, from: usize, last: &Path) -> Vec<String> {
+        let shown = |path: &Path| path.display().to_string();
+        self.chain[from..].iter().map(|p| shown(p)).chain([shown(last)]).collect()
+    }
+}

@@ -1,0 +1,206 @@
+//! Every setting, declared once: its key, type, default, range, environment variable and meaning.
+
+use std::path::PathBuf;
+
+use crate::declare::{Declared, Kind, Setting, Variable, settings};
+use crate::value::Value;
+
+settings! {
+    settings {
+        /// Off: only references run.
+        enabled: bool = true, env Variable::Inverted("LAYERZERO_DISABLED");
+        /// Whether a call falls through to the next kernel, at last the reference, when one fails.
+        fallback_enabled: bool = true;
+        /// Log which kernel every new kind of call gets.
+        log_selections: bool = false;
+        /// Keep what `explain` needs to answer for calls that were made.
+        explain_enabled: bool = true;
+        /// Only deterministic kernels.
+        deterministic: bool = false;
+        /// Fail instead of adapting arguments that do not fit.
+        strict_mode: bool = false;
+        /// Choose the kernels of several operations together.
+        plan_mode: bool = false;
+        /// Allow layout, contiguity and dtype transforms.
+        allow_adaptation: bool = true;
+        /// Allow kernels that would have to be compiled first.
+        allow_jit: bool = true;
+        /// Check kernels by a dummy capture before they may run inside CUDA graphs.
+        graph_strict_mode: bool = false;
+        /// Where backends run.
+        backend_isolation: Isolation = Isolation::InProcess;
+        /// Device memory that must stay free, in MiB.
+        memory_headroom_mb: u64 = 1024, in (0, 1 << 30);
+        /// Look for NaN in results that the reference does not have.
+        checked: bool = false;
+        /// Log more.
+        verbose: bool = false;
+        /// Wait for the device after every call, so that errors show where they arise.
+        debug: bool = false;
+        /// Libraries to prefer, the first most.
+        prefer_sources: Vec<String> = Vec::new(), env Variable::Named("LAYERZERO_PREFER");
+        /// Libraries to avoid.
+        avoid_sources: Vec<String> = Vec::new(), env Variable::Named("LAYERZERO_AVOID");
+        /// Which of the `policies` of a kernels document is in force.
+        policy: Option<String> = None;
+        /// Reload when a configuration file changes.
+        watch: bool = false;
+        /// How long files must be quiet before they are read again, in milliseconds.
+        watch_debounce_ms: u64 = 100, in (0, 60_000);
+    }
+
+    /// The performance database.
+    perfdb: PerfDbSettings {
+        /// Whether measurements are kept and used.
+        enabled: bool = true;
+        /// Where they are kept; `~` is the home directory.
+        path: PathBuf = PathBuf::from("~/.cache/layerzero/perfdb.sqlite");
+        /// Measure kernels for calls that were not measured yet.
+        auto_tune: bool = false;
+        /// How many runs one measurement takes.
+        tune_samples: u32 = 20, in (1, 10_000);
+    }
+
+    /// The selection cache.
+    cache: CacheSettings {
+        /// Whether decisions are remembered.
+        enabled: bool = true;
+        /// How many are, at most.
+        max_size: u64 = 10_000, in (1, 100_000_000);
+        /// For how long, in seconds; 0 for as long as they are right.
+        ttl_seconds: u64 = 0, in (0, 31_536_000);
+    }
+
+    /// The circuit breaker: a library that keeps failing an operation is left out for a while.
+    breaker: BreakerSettings {
+        /// Whether it may open.
+        enabled: bool = true;
+        /// Failures in a row that open it.
+        failure_threshold: u32 = 5, in (1, 1_000_000);
+        /// Successes in a row that close it again.
+        success_threshold: u32 = 3, in (1, 1_000_000);
+        /// How long it stays open the first time, in milliseconds.
+        timeout_ms: u64 = 30_000, in (1, 86_400_000);
+        /// How long it stays open at most; the time doubles with every opening.
+        max_timeout_ms: u64 = 600_000, in (1, 86_400_000);
+        /// Calls that may try at once whether it can close.
+        half_open_max_calls: u32 = 1, in (1, 1_000);
+    }
+
+    /// The degradation controller: ill health moves selection to safer kernels, level by level.
+    degradation: DegradationSettings {
+        /// Whether levels may change.
+        enabled: bool = true;
+        /// Below this health (0 to 100), only proven kernels run.
+        reduced_health: u32 = 80, in (0, 100);
+        /// Below this, only remembered decisions.
+        cached_health: u32 = 60, in (0, 100);
+        /// Below this, only rules decide.
+        rule_based_health: u32 = 40, in (0, 100);
+        /// Below this, only references run.
+        minimal_health: u32 = 20, in (0, 100);
+        /// Points that health must rise above a threshold before the level does.
+        hysteresis: u32 = 5, in (0, 50);
+        /// How far back outcomes count, in milliseconds.
+        window_ms: u64 = 10_000, in (1, 86_400_000);
+        /// Calls that must be in it before the level moves.
+        min_calls: u32 = 20, in (1, 1_000_000);
+    }
+
+    /// Health counters.
+    health: HealthSettings {
+        /// One call in this many is timed.
+        sample_every: u64 = 64, in (1, 1 << 32);
+    }
+}
+
+/// Where backends run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Isolation {
+    /// In this process.
+    #[default]
+    InProcess,
+    /// In a process of their own.
+    Subprocess,
+}
+
+impl Isolation {
+    const WORDS: &'static [&'static str] = &["in_process", "subprocess"];
+}
+
+impl Declared for Isolation {
+    const KIND: Kind = Kind::Choice(Isolation::WORDS);
+    fn to_value(&self) -> Value {
+        Value::from(Isolation::WORDS[*self as usize])
+    }
+    fn receive(&mut self, value: &Value) {
+        match value {
+            Value::Str(word) if word == "in_process" => *self = Isolation::InProcess,
+            Value::Str(word) if word == "subprocess" => *self = Isolation::Subprocess,
+            _ => {}
+        }
+    }
+}
+
+/// A key of a file that holds more than one value; layers add to it.
+pub struct Section {
+    /// The key.
+    pub key: &'static str,
+    /// What it is for.
+    pub doc: &'static str,
+    /// What to write.
+    pub expected: &'static str,
+}
+
+/// The keys of a file that are no settings.
+pub static SECTIONS: &[Section] = &[
+    Section { key: "version", doc: "The version of the file's format: 1.", expected: "1" },
+    Section {
+        key: "include",
+        doc: "Files to read as well, relative to this one. What this file says wins; of two included files, the one \
+              listed first.",
+        expected: "a list of paths",
+    },
+    Section {
+        key: "locks",
+        doc: "By operation, alias or function, the one kernel that may serve it. A lock on a narrower name wins.",
+        expected: "a map of operation to kernel",
+    },
+    Section {
+        key: "rules",
+        doc: "What to do when: a list of rules, the first that decides wins.",
+        expected: "a list of rules",
+    },
+    Section { key: "rollouts", doc: "Kernels that are tried on a part of the calls.", expected: "a list of rollouts" },
+    Section { key: "schema_version", doc: "Says that this is a kernels document; up to 2 is read.", expected: "2" },
+    Section {
+        key: "defaults",
+        doc: "Of a kernels document: `fallback_policy` (the kernel to fall to), `autotuning`, `cache_ttl_seconds`.",
+        expected: "a map",
+    },
+    Section {
+        key: "kernels",
+        doc: "Of a kernels document: by group, the operation and the implementations it may use within their \
+              constraints.",
+        expected: "a map of group to implementations",
+    },
+    Section {
+        key: "dispatch_rules",
+        doc: "Of a kernels document: conditions and what they do (`priority_boost`, `kernel_override`, \
+              `filter_kernels`). A boost that names no `kernel` is for all that the document lists, except what it falls \
+              to.",
+        expected: "a list of dispatch rules",
+    },
+    Section {
+        key: "policies",
+        doc: "Of a kernels document: policies by name; `policy` says which is in force.",
+        expected: "a map of name to policy",
+    },
+];
+
+/// Environment variables that are no settings: name, meaning.
+pub static VARIABLES: &[(&str, &str)] = &[
+    ("LAYERZERO_CONFIG", "Path of the project file; `layerzero.yaml` in the current directory when not given."),
+    ("LAYERZERO_LOCK_<OP>", "Locks an operation, alias or function (upper case, dots as underscores) to a kernel."),
+    ("LAYERZERO_LOCKFILE", "Reserved."),
+];

@@ -1,0 +1,145 @@
+//! Configuration and health, as Python sets and asks them.
+
+use std::path::PathBuf;
+
+use layerzero::config::{self, CodeLayer, Sources, Value};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+
+use crate::engine::engine;
+use crate::error;
+use crate::inspect::json;
+
+fn raise(py: Python<'_>) -> impl Fn(layerzero::Error) -> PyErr {
+    move |e| error::engine(py, &e)
+}
+
+/// A setting's value, out of Python's own types.
+fn value(object: &Bound<'_, PyAny>) -> PyResult<Value> {
+    if object.is_none() {
+        return Ok(Value::Null);
+    }
+    if object.is_instance_of::<PyBool>() {
+        return Ok(Value::Bool(object.extract()?));
+    }
+    if object.is_instance_of::<PyInt>() {
+        return Ok(Value::Int(object.extract()?));
+    }
+    if object.is_instance_of::<PyFloat>() {
+        return Ok(Value::Float(object.extract()?));
+    }
+    if object.is_instance_of::<PyString>() {
+        return Ok(Value::Str(object.extract()?));
+    }
+    if object.is_instance_of::<PyList>() || object.is_instance_of::<PyTuple>() {
+        return Ok(Value::List(object.try_iter()?.map(|item| value(&item?)).collect::<PyResult<_>>()?));
+    }
+    if let Ok(dict) = object.cast::<PyDict>() {
+        let entry = |(key, item): (Bound<'_, PyAny>, Bound<'_, PyAny>)| Ok((key.extract::<String>()?, value(&item)?));
+        return Ok(Value::Map(dict.iter().map(entry).collect::<PyResult<_>>()?));
+    }
+    if let Ok(path) = object.extract::<PathBuf>() {
+        return Ok(Value::Str(path.display().to_string()));
+    }
+    let kind = object.get_type().name()?;
+    Err(PyTypeError::new_err(format!("a setting is a bool, a number, a string, a list or a dict, not a {kind}")))
+}
+
+fn entries(settings: &Bound<'_, PyDict>) -> PyResult<Vec<(String, Value)>> {
+    settings.iter().map(|(key, item)| Ok((key.extract()?, value(&item)?))).collect()
+}
+
+/// Loads the user's file, the project's and the environment, as they are found from here.
+#[pyfunction]
+pub fn load_sources(py: Python<'_>) -> PyResult<()> {
+    let here = std::env::current_dir().unwrap_or_default();
+    let sources = Sources::discover(config::environment(), &here);
+    py.detach(|| engine().load_sources(&sources).and_then(|()| engine().watch())).map_err(raise(py))
+}
+
+/// Takes this file for the project's.
+#[pyfunction]
+pub fn load_config(py: Python<'_>, path: PathBuf) -> PyResult<()> {
+    py.detach(|| engine().load_config(&path).and_then(|()| engine().watch())).map_err(raise(py))
+}
+
+/// Sets settings, all or none.
+#[pyfunction]
+pub fn configure(py: Python<'_>, settings: &Bound<'_, PyDict>) -> PyResult<()> {
+    let entries = entries(settings)?;
+    py.detach(|| engine().configure(entries).and_then(|()| engine().watch())).map_err(raise(py))
+}
+
+/// Forgets what `configure`, `lock` and `unlock` said.
+#[pyfunction]
+pub fn reset(py: Python<'_>) -> PyResult<()> {
+    py.detach(|| engine().reset_code().and_then(|()| engine().watch())).map_err(raise(py))
+}
+
+/// Only this kernel may serve the operation.
+#[pyfunction]
+pub fn lock(py: Python<'_>, operation: &str, kernel: &str) -> PyResult<()> {
+    py.detach(|| engine().lock(operation, kernel)).map_err(raise(py))
+}
+
+/// Takes a lock back.
+#[pyfunction]
+pub fn unlock(py: Python<'_>, operation: &str) -> PyResult<()> {
+    py.detach(|| engine().unlock(operation)).map_err(raise(py))
+}
+
+/// Reads the files again.
+#[pyfunction]
+pub fn reload(py: Python<'_>) -> PyResult<()> {
+    py.detach(|| engine().reload().and_then(|()| engine().watch())).map_err(raise(py))
+}
+
+/// The number of the overlay that says this.
+#[pyfunction]
+pub fn overlay(py: Python<'_>, settings: &Bound<'_, PyDict>) -> PyResult<u32> {
+    let mut layer = CodeLayer::context();
+    layer.set_all(entries(settings)?).map_err(|e| error::engine(py, &e.into()))?;
+    py.detach(|| engine().overlay(layer)).map(|id| id.0).map_err(raise(py))
+}
+
+/// Every setting, its value and where it came from, as JSON; with the files that were read and what is to be warned of.
+#[pyfunction]
+pub fn settings() -> String {
+    let config = engine().config();
+    let warnings: Vec<String> = config.warnings.iter().map(ToString::to_string).collect();
+    json(&serde_json::json!({ "entries": config.entries(), "files": config.files(), "warnings": warnings }))
+}
+
+/// How the process is doing: as JSON, and as text.
+#[pyfunction]
+pub fn health() -> (String, String, bool) {
+    let health = engine().health();
+    (json(&health), health.to_string(), health.is_well())
+}
+
+/// Whether the process is ready for production: as JSON, as text, and in a word.
+#[pyfunction]
+pub fn readiness(py: Python<'_>) -> PyResult<(String, String, bool)> {
+    crate::registry::ensure_loaded(py)?;
+    let readiness = py.detach(|| engine().readiness());
+    Ok((json(&readiness), readiness.to_string(), readiness.ready))
+}
+
+/// Gives a rollout its calls again; `False` when there is none of this name.
+#[pyfunction]
+pub fn rearm(py: Python<'_>, name: &str) -> bool {
+    py.detach(|| engine().rearm(name))
+}
+
+/// Forgets what failed.
+#[pyfunction]
+pub fn forget_failures(py: Python<'_>) {
+    py.detach(|| engine().forget_failures());
+}
+
+/// Looks at the memory of every device again.
+#[pyfunction]
+pub fn refresh_memory(py: Python<'_>) -> PyResult<()> {
+    py.detach(|| engine().refresh_memory()).map_err(raise(py))
+}

@@ -1,0 +1,44 @@
+//! Events and selections, handed to Python's logging.
+
+use layerzero::model::{Catalog, Query};
+use layerzero::resilience::{Severity, Stamped};
+use pyo3::prelude::*;
+
+use crate::inspect::json;
+
+/// Python's numbers for levels of its logging.
+fn number(severity: Severity) -> u32 {
+    match severity {
+        Severity::Info => 20,
+        Severity::Warn => 30,
+        Severity::Error => 40,
+    }
+}
+
+/// Logs an event.
+pub fn emitted(stamped: &Stamped) {
+    let (name, text, fields) = (stamped.event.name(), stamped.event.to_string(), json(stamped));
+    let level = number(stamped.event.level());
+    log(name, level, text, fields);
+}
+
+/// Logs which kernel was selected for calls of a kind.
+pub fn selected(py: Python<'_>, op: &'static str, kernel: &str, query: &Query) -> PyResult<()> {
+    let schema = Catalog::get().op(query.op()).schema();
+    let dims: Vec<String> =
+        schema.dims.iter().zip(query.dims()).map(|(d, size)| format!("{}={size}", d.name)).collect();
+    let dims = dims.join(" ");
+    let fields = json(&serde_json::json!({ "event": "selected", "op": op, "kernel_id": kernel, "dims": dims }));
+    let text = format!("{op}: {kernel} serves {dims}");
+    let logged = (String::from("selected"), 20, text, fields);
+    py.import("layerzero.events")?.call_method1("log", logged).map(drop)
+}
+
+fn log(name: &'static str, level: u32, text: String, fields: String) {
+    Python::attach(|py| {
+        let logged = py.import("layerzero.events").and_then(|m| m.call_method1("log", (name, level, text, fields)));
+        if let Err(error) = logged {
+            error.write_unraisable(py, None);
+        }
+    });
+}

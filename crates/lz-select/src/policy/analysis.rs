@@ -1,0 +1,241 @@
+//! What is odd about a policy: names nobody has, rules that never match, rules that do nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use lz_model::{Catalog, DeviceSpec, OpIx, did_you_mean, nearest};
+use serde::Serialize;
+
+use super::compile::{self, Rule};
+use super::reach::Reach;
+use super::{Action, Pattern, PolicySpec};
+use crate::decision::KernelIx;
+use crate::snapshot::Snapshot;
+
+/// The most pairs of conditions that are compared.
+const MAX_COMPARISONS: usize = 20_000;
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// Good to know.
+    Note,
+    /// Probably a mistake, or about a library that is not installed.
+    Warning,
+    /// Certainly a mistake.
+    Error,
+}
+
+/// What is odd about a rule.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum FindingKind {
+    /// It cannot be read.
+    Unreadable {
+        /// Why.
+        error: String,
+    },
+    /// It names a kernel that is not registered.
+    UnknownKernel {
+        /// The name.
+        name: String,
+        /// The closest registered one.
+        nearest: Option<String>,
+    },
+    /// It names a library that is not registered.
+    UnknownSource {
+        /// The name.
+        name: String,
+        /// The closest registered one.
+        nearest: Option<String>,
+    },
+    /// Its condition contradicts itself.
+    NeverMatches {
+        /// The condition.
+        condition: String,
+    },
+    /// Its condition holds on no device of this machine.
+    NoDeviceHere {
+        /// The condition.
+        condition: String,
+    },
+    /// Another rule decides whenever it would.
+    Shadowed {
+        /// That rule.
+        by: String,
+    },
+}
+
+/// One odd thing about a policy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// The rule's place in the policy.
+    pub index: usize,
+    /// What the rule is called.
+    pub rule: String,
+    /// How bad it is.
+    pub severity: Severity,
+    /// What it is.
+    #[serde(flatten)]
+    pub kind: FindingKind,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.rule)?;
+        match &self.kind {
+            FindingKind::Unreadable { error } => write!(f, "{error}"),
+            FindingKind::UnknownKernel { name, nearest } => {
+                write!(f, "no kernel is called '{name}'{}", did_you_mean(nearest))
+            }
+            FindingKind::UnknownSource { name, nearest } => {
+                write!(f, "no library is called '{name}'{}", did_you_mean(nearest))
+            }
+            FindingKind::NeverMatches { condition } => write!(f, "can never match: {condition}"),
+            FindingKind::NoDeviceHere { condition } => write!(f, "matches no device of this machine: {condition}"),
+            FindingKind::Shadowed { by } => write!(f, "has no effect: '{by}' decides whenever it would"),
+        }
+    }
+}
+
+/// Everything odd about a policy, on a machine with the kernels and devices of `snapshot`. In the
+/// order of the rules. What would take long to decide (conditions with very many cases, very many
+/// rules) is not reported.
+pub fn analyse(spec: &PolicySpec, snapshot: &Snapshot) -> Vec<Finding> {
+    let kernels: Vec<_> = snapshot.kernels().map(|(_, kernel)| kernel.clone()).collect();
+    let mut findings = Vec::new();
+    let mut compiled: Vec<BTreeMap<OpIx, Rule>> = Vec::new();
+    for (index, rule) in spec.rules.iter().enumerate() {
+        let mut report = |severity, kind| findings.push(Finding { index, rule: rule.name.clone(), severity, kind });
+        let by_op = match compile::compile(index, rule, &kernels) {
+            Ok(rules) => rules.into_iter().collect(),
+            Err(error) => {
+                report(Severity::Error, FindingKind::Unreadable { error: error.to_string() });
+                BTreeMap::new()
+            }
+        };
+        if let Some(kind) = rule.action.pattern().and_then(|pattern| unknown_name(pattern, snapshot)) {
+            report(Severity::Warning, kind);
+        }
+        // A constraint of a document is a denial where it does not hold; that it holds on every
+        // device here is as it should be.
+        let constraint = matches!(&rule.action, Action::Deny(Pattern::Name(_)));
+        match unreachable(&by_op, snapshot) {
+            Some((Severity::Note, _)) if constraint => {}
+            Some((severity, kind)) => report(severity, kind),
+            None => {}
+        }
+        compiled.push(by_op);
+    }
+    let mut comparisons = MAX_COMPARISONS;
+    for (index, rule) in compiled.iter().enumerate() {
+        let dead = |f: &Finding| f.index == index && f.severity != Severity::Note;
+        if findings.iter().any(dead) {
+            continue;
+        }
+        let others = compiled.iter().enumerate().filter(|(other, _)| *other != index);
+        let by =
+            others.map(|(_, other)| other).find(|other| shadows(other, rule, &compiled, snapshot, &mut comparisons));
+        if let Some(by) = by.and_then(|other| other.values().next()) {
+            let (severity, kind) = (Severity::Warning, FindingKind::Shadowed { by: by.name.clone() });
+            findings.push(Finding { index, rule: spec.rules[index].name.clone(), severity, kind });
+        }
+    }
+    findings.sort_by_key(|finding| finding.index);
+    // A document speaks of a kernel many times; that it is not here is said once.
+    let mut said = BTreeSet::new();
+    findings.retain(|finding| match (&finding.kind, spec.rules[finding.index].action.pattern()) {
+        (FindingKind::UnknownKernel { name, .. }, Some(Pattern::Name(_))) => said.insert(name.clone()),
+        _ => true,
+    });
+    findings
+}
+
+fn unknown_name(pattern: &Pattern, snapshot: &Snapshot) -> Option<FindingKind> {
+    let name = pattern.as_str().to_owned();
+    if let Pattern::Source(source) = pattern {
+        let known = &snapshot.spec.backends;
+        let nearest = nearest(source, known.keys().map(String::as_str)).map(str::to_owned);
+        return (!known.contains_key(source)).then_some(FindingKind::UnknownSource { name, nearest });
+    }
+    if snapshot.kernels().any(|(_, kernel)| pattern.matches(kernel)) {
+        return None;
+    }
+    let nearest = nearest(&name, snapshot.kernels().map(|(_, kernel)| kernel.id.as_str())).map(str::to_owned);
+    Some(FindingKind::UnknownKernel { name, nearest })
+}
+
+/// Whether a rule's condition holds nowhere, or nowhere here.
+fn unreachable(by_op: &BTreeMap<OpIx, Rule>, snapshot: &Snapshot) -> Option<(Severity, FindingKind)> {
+    let never = |device: Option<&DeviceSpec>| {
+        by_op.iter().all(|(op, rule)| {
+            let conditions: Vec<_> = rule.when.iter().collect();
+            Reach::new(Catalog::get().op(*op), &conditions, device).is_some_and(|reach| reach.never(&rule.when))
+        })
+    };
+    let rule = by_op.values().next()?;
+    let condition = rule.when.iter().map(lz_expr::Expr::source).collect::<Vec<_>>().join(" and ");
+    if never(None) {
+        return Some((Severity::Error, FindingKind::NeverMatches { condition }));
+    }
+    let devices = &snapshot.spec.devices;
+    let nowhere = !devices.is_empty() && devices.iter().all(|device| never(Some(device)));
+    nowhere.then_some((Severity::Note, FindingKind::NoDeviceHere { condition }))
+}
+
+/// Whether rule `b` does nothing because of rule `a`, wherever it is about any kernel.
+fn shadows(
+    a: &BTreeMap<OpIx, Rule>,
+    b: &BTreeMap<OpIx, Rule>,
+    all: &[BTreeMap<OpIx, Rule>],
+    snapshot: &Snapshot,
+    comparisons: &mut usize,
+) -> bool {
+    let mut any = false;
+    let covered = b.iter().all(|(op, rule)| {
+        let kernels: Vec<KernelIx> = snapshot.kernels_for(*op).collect();
+        if !kernels.iter().any(|&kernel| rule.concerns(kernel)) {
+            return true;
+        }
+        any = true;
+        let first_lock = || all.iter().filter_map(|r| r.get(op)).find(|r| matches!(r.action, Action::Lock(_)));
+        a.get(op).is_some_and(|other| {
+            let lock_in_force = first_lock().is_some_and(|lock| lock.index == other.index);
+            makes_idle(other, rule, &kernels, lock_in_force) && implied(*op, rule, other, comparisons)
+        })
+    });
+    any && covered
+}
+
+/// Whether `a`, where both apply, leaves `b` without effect on an operation's kernels.
+fn makes_idle(a: &Rule, b: &Rule, kernels: &[KernelIx], lock_in_force: bool) -> bool {
+    let earlier = a.index < b.index;
+    let covers = || kernels.iter().all(|&k| a.concerns(k) || !b.concerns(k));
+    let same = || kernels.iter().all(|&k| a.concerns(k) == b.concerns(k));
+    let forbids = |rule: &Rule| matches!(rule.action, Action::Deny(_) | Action::Filter(_));
+    match (&a.action, &b.action) {
+        (Action::Lock(_), Action::Lock(_)) => earlier,
+        // The kernels of `b` are out, whatever it says about them.
+        (Action::Lock(_), _) => lock_in_force && kernels.iter().all(|&k| !(a.concerns(k) && b.concerns(k))),
+        (_, Action::Lock(_)) => false,
+        _ if forbids(a) && forbids(b) => earlier && covers(),
+        _ if forbids(a) => covers(),
+        (Action::Priority(..), Action::Priority(..)) => earlier && covers(),
+        (Action::Override(_), Action::Override(_)) | (Action::Fallback(_), Action::Fallback(_)) => earlier && same(),
+        _ => false,
+    }
+}
+
+/// Whether `a` certainly applies wherever `b` does.
+fn implied(op: OpIx, b: &Rule, a: &Rule, comparisons: &mut usize) -> bool {
+    if a.when.is_empty() {
+        return true;
+    }
+    *comparisons = comparisons.saturating_sub(1);
+    if *comparisons == 0 {
+        return false;
+    }
+    let conditions: Vec<_> = a.when.iter().chain(&b.when).collect();
+    Reach::new(Catalog::get().op(op), &conditions, None).is_some_and(|reach| reach.implies(&b.when, &a.when))
+}

@@ -1,0 +1,59 @@
+"""What results are compared by: in checked mode, and for kernels on trial."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def synchronize() -> None:
+    """Waits for the GPU, so that what went wrong there is raised here."""
+    import torch
+
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+
+
+def _tensors(result: Any) -> list[Any]:
+    return list(result) if isinstance(result, tuple | list) else [result]
+
+
+def has_nan(result: Any) -> bool:
+    """Whether a result has a NaN."""
+    import torch
+
+    return any(t.is_floating_point() and bool(torch.isnan(t).any()) for t in _tensors(result))
+
+
+def has_more_nan(result: Any, right: Any) -> bool:
+    """Whether a result has a NaN where the right one has none."""
+    import torch
+
+    pairs = zip(_tensors(result), _tensors(right), strict=True)
+    return any(t.is_floating_point() and bool((torch.isnan(t) & ~torch.isnan(r)).any()) for t, r in pairs)
+
+
+def difference(one: Any, other: Any, rtol: float) -> tuple[float, bool]:
+    """The largest difference of two results, and whether all are within ``rtol`` of the size of the values.
+
+    Results of another dtype, shape or device differ infinitely.
+    """
+    import torch
+
+    ones, others = _tensors(one), _tensors(other)
+    if len(ones) != len(others):
+        return (float("inf"), False)
+    worst, within = 0.0, True
+    for a, b in zip(ones, others, strict=True):
+        if a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
+            return (float("inf"), False)
+        if a.numel() == 0:
+            continue
+        with torch.no_grad():
+            x, y = a.double(), b.double()
+            apart = torch.where(torch.isnan(x) & torch.isnan(y) | (x == y), 0.0, (x - y).abs())
+            apart = torch.where(torch.isnan(apart), float("inf"), apart)
+            # Kernels round differently, so that two right ones may be twice the tolerance apart.
+            # What is infinitely apart is within no tolerance, not even that of an infinite value.
+            within = within and bool((apart.isfinite() & (apart <= 2 * rtol * (1.0 + y.abs()))).all())
+            worst = max(worst, float(apart.max()))
+    return (worst, within)

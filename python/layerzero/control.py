@@ -1,0 +1,256 @@
+"""What an operator decides: settings, locks, preferences for a while; and how the process is doing.
+
+Later ones win: defaults, the user's file, the project's file, the environment, code, a ``with`` block, the call itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from layerzero import _native, loading
+
+
+def configure(**settings: Any) -> None:
+    """Sets settings for this process, all or none.
+
+    Sections are given as dicts (``breaker={"failure_threshold": 3}``) or with two underscores
+    (``breaker__failure_threshold=3``); ``None`` takes a setting back. What there is: ``layerzero config reference``.
+    """
+    loading.load()
+    _native.configure({name.replace("__", "."): value for name, value in settings.items()})
+    _hang_up_reloads()
+
+
+def load_config(path: str | os.PathLike[str]) -> None:
+    """Takes this file for the project's, instead of ``$LAYERZERO_CONFIG`` or ``./layerzero.yaml``.
+
+    A file with a mistake changes nothing, and every mistake is in the error. With ``watch: true`` in it, it is read
+    again whenever it changes.
+    """
+    loading.load()
+    _native.load_config(Path(path))
+    _hang_up_reloads()
+
+
+def reload() -> None:
+    """Reads the configuration's files again. What is refused leaves the last good one in force."""
+    loading.load()
+    _native.reload()
+
+
+def reset() -> None:
+    """Forgets what `configure`, `lock` and `unlock` said in this process."""
+    loading.load()
+    _native.reset()
+
+
+def lock(operation: str, kernel_id: str) -> None:
+    """Only this kernel may serve the operation. A call it cannot serve is an error that says why."""
+    loading.load()
+    _native.lock(operation, kernel_id)
+
+
+def unlock(operation: str) -> None:
+    """Takes a lock back, wherever it was said."""
+    loading.load()
+    _native.unlock(operation)
+
+
+def _hang_up_reloads() -> None:
+    """SIGHUP reloads, as operators expect of a server, unless the program does something else with it."""
+    on_main = threading.current_thread() is threading.main_thread()
+    if on_main and hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, _reload_quietly)
+
+
+def _reload_quietly(*_: object) -> None:
+    from layerzero.errors import LayerZeroError
+
+    try:
+        _native.reload()
+    except LayerZeroError:
+        # It was logged as an event, and is in the health.
+        return
+
+
+_frames: ContextVar[tuple[dict[str, Any], ...]] = ContextVar("layerzero_frames", default=())
+_overlay: ContextVar[int] = ContextVar("layerzero_overlay")
+
+
+@cache
+def _use_variable() -> None:
+    _native.use_context_variable(_overlay)
+
+
+@contextmanager
+def _within(**said: Any) -> Iterator[None]:
+    loading.load()
+    frames = (said, *_frames.get())
+    settings: dict[str, Any] = {}
+    for frame in frames:
+        for name, value in frame.items():
+            if isinstance(value, list):
+                settings[name] = [*settings.get(name, []), *(v for v in value if v not in settings.get(name, []))]
+            else:
+                settings.setdefault(name, value)
+    number = _native.overlay(settings)
+    _use_variable()
+    outer, before = _frames.set(frames), _overlay.set(number)
+    try:
+        yield
+    finally:
+        _overlay.reset(before)
+        _frames.reset(outer)
+
+
+def prefer(*sources: str) -> Any:
+    """``with lz.prefer("flashinfer"):`` prefers libraries for the calls inside, the first one most."""
+    return _within(prefer_sources=list(sources))
+
+
+def avoid(*sources: str) -> Any:
+    """``with lz.avoid("xformers"):`` avoids libraries for the calls inside."""
+    return _within(avoid_sources=list(sources))
+
+
+def disabled() -> Any:
+    """``with lz.disabled():`` runs references only, for the calls inside."""
+    return _within(enabled=False)
+
+
+def deterministic(on: bool = True) -> Any:
+    """``with lz.deterministic():`` runs deterministic kernels only, for the calls inside."""
+    return _within(deterministic=on)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting: its key, its value, and where that came from."""
+
+    key: str
+    value: Any
+    origin: dict[str, Any]
+
+
+def settings() -> list[Setting]:
+    """Every setting in force."""
+    loading.load()
+    return [Setting(e["key"], e["value"], e["origin"]) for e in json.loads(_native.settings())["entries"]]
+
+
+@dataclass(frozen=True)
+class Health:
+    """How the process is doing. ``str`` of it is for people, ``to_dict`` for machines."""
+
+    level: str
+    """``full``, ``reduced``, ``cached``, ``rule_based`` or ``minimal``."""
+    score: float
+    """From 0 to 100, over the last calls."""
+    well: bool
+    """Whether nothing is out of order."""
+    kernels: dict[str, dict[str, Any]]
+    """By kernel: calls, failures, fallbacks, times, the last error."""
+    breakers: list[dict[str, Any]]
+    """By backend and operation."""
+    rollouts: list[dict[str, Any]]
+    """Kernels on trial."""
+    reloads: dict[str, Any]
+    """Configurations taken over and refused, and why the last one was."""
+    events: list[dict[str, Any]]
+    """What happened last, the newest last."""
+    _text: str
+    _data: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, as data."""
+        return self._data
+
+    def __str__(self) -> str:
+        return self._text
+
+
+def health() -> Health:
+    """How the process is doing: level, breakers, counters per kernel, rollouts, reloads, events."""
+    text, table, well = _native.health()
+    data = json.loads(text)
+    return Health(
+        level=data["level"],
+        score=data["score"],
+        well=well,
+        kernels={k["kernel"]: k for k in data["kernels"]},
+        breakers=data["breakers"],
+        rollouts=data["rollouts"],
+        reloads=data["reloads"],
+        events=data["events"],
+        _text=table,
+        _data=data,
+    )
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing production wants."""
+
+    name: str
+    status: str
+    """``pass``, ``warn``, ``fail`` or ``skipped``."""
+    detail: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """Whether the process is ready for production. ``str`` of it is for people, ``to_dict`` for machines."""
+
+    ready: bool
+    checks: list[Check]
+    _text: str
+    _data: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, as data."""
+        return self._data
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __bool__(self) -> bool:
+        return self.ready
+
+
+def readiness_check() -> Readiness:
+    """Checks what production wants: configuration, capabilities, references, locks, memory, circuits, rollouts.
+
+    ``layerzero ready`` is the same as a command, a gate with an exit code.
+    """
+    text, table, ready = _native.readiness()
+    data = json.loads(text)
+    checks = [Check(c["name"], c["status"], c["detail"], c["hint"]) for c in data["checks"]]
+    return Readiness(ready=ready, checks=checks, _text=table, _data=data)
+
+
+def forget_failures() -> None:
+    """Closes every circuit and lifts every restriction, as if nothing had failed. A library that lost its CUDA context
+    stays out: only a new process brings it back."""
+    _native.forget_failures()
+
+
+def rearm(rollout: str) -> None:
+    """Gives a rollout that was rolled back its calls again."""
+    from layerzero.errors import ConfigurationError
+
+    if not _native.rearm(rollout):
+        known = ", ".join(r["spec"]["name"] for r in health().rollouts) or "none"
+        raise ConfigurationError(
+            f"there is no rollout '{rollout}'; there are: {known}", code="UNKNOWN_ROLLOUT", hint="see lz.health()"
+        )

@@ -1,0 +1,14 @@
+"""What happens, through Python's logging: the logger ``layerzero``, one record per event."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+logger = logging.getLogger("layerzero")
+
+
+def log(name: str, level: int, text: str, fields: str) -> None:
+    """Logs an event; its fields are in the record as ``layerzero``, its name as ``event``."""
+    if logger.isEnabledFor(level):
+        logger.log(level, "%s", text, extra={"event": name, "layerzero": json.loads(fields)})
