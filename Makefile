@@ -61,6 +61,8 @@ check: venv ## everything the gate wants: format, lints, tests, licences, genera
 	$(MAKE) --no-print-directory test
 	cargo run --quiet -p lz-cli -- schema capabilities --check schemas/capabilities-1.0.schema.json
 	cargo run --quiet -p lz-cli -- schema device --check schemas/device.schema.json
+	cargo run --quiet -p lz-cli -- schema config --check schemas/config.schema.json
+	cargo run --quiet -p lz-cli -- config reference | diff - docs/settings.md
 	$(PYTHON) -m ruff check $(SOURCES) && $(PYTHON) -m ruff format --check $(SOURCES)
 	$(PYTHON) -m mypy testdata python/layerzero
 	$(PYTHON) scripts/stubs.py --check
@@ -88,9 +90,11 @@ fmt: venv ## format everything
 	cargo fmt --all
 	$(PYTHON) -m ruff format $(SOURCES)
 
-schemas: ## write the generated JSON Schemas
+schemas: ## write the generated JSON Schemas and the reference of settings
 	cargo run --quiet -p lz-cli -- schema capabilities > schemas/capabilities-1.0.schema.json
 	cargo run --quiet -p lz-cli -- schema device > schemas/device.schema.json
+	cargo run --quiet -p lz-cli -- schema config > schemas/config.schema.json
+	cargo run --quiet -p lz-cli -- config reference > docs/settings.md
 
 testdata: venv ## write the expected results of every operation
 	$(PYTHON) testdata/generate.py

@@ -1,13 +1,16 @@
-"""The examples of specification 000 §8.1, §8.2, §12.3 and appendix A, as written there, on tensors of the CPU."""
+"""The examples of specification 000 §6, §8.1–8.3, §12.3 and appendices A and B, as written there, on tensors of the CPU."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import layerzero as lz
 import pytest
 import torch
+from layerzero import _native
 from torch import Tensor, nn
 
 # §8.1: names, order and defaults of what the specification shows. More arguments may follow, by name or by position.
@@ -32,8 +35,6 @@ SIGNATURES: dict[str, dict[str, Any]] = {
 # What the specification shows and later work brings. Whoever adds one adds its example here.
 NOT_YET = {
     "§8.1": ("tokenize", "detokenize"),
-    "§8.2": ("readiness_check",),
-    "§8.3": ("load_config", "configure", "lock", "unlock", "prefer", "disabled"),
     "§8.4": ("warmup", "compile", "dry_run", "solve"),
 }
 
@@ -198,6 +199,238 @@ def test_validation_of_a_kernel_for_a_gpu(qkv: tuple[Tensor, Tensor, Tensor]) ->
         assert "flash_attn.v3.causal" in {kernel.kernel_id for kernel in lz.list_kernels("attention.causal")}
     finally:
         lz.unregister_kernel("flash_attn.v3.causal")
+
+
+def test_readiness() -> None:
+    report = lz.readiness_check()
+    # "Validates dispatch table, caches, and capabilities schemas"
+    checks = {check.name: check for check in report.checks}
+    assert {"dispatch_table", "capabilities", "configuration", "memory", "breakers", "telemetry"} <= set(checks)
+    assert checks["capabilities"].status in ("pass", "warn") and checks["dispatch_table"].status == "skipped"
+    assert report.ready and bool(report) and "ready" in str(report)
+
+
+# --- §6 Policy System, §8.3 Configuration, appendix B -----------------------------------------------------------------
+
+FLASH = "flash_attn.v3.causal"
+
+
+@pytest.fixture
+def flash_attention() -> Iterator[list[str]]:
+    """Kernels of the libraries that the specification prefers, avoids and locks; they note that they ran."""
+    ran: list[str] = []
+
+    def register(kernel_id: str, priority: int) -> None:
+        @lz.register_kernel(
+            operation="attention.causal",
+            kernel_id=kernel_id,
+            platform="cpu",
+            supported_dtypes=[torch.float32],
+            supports_gqa=True,
+            priority=priority,
+        )
+        def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, causal: bool = True) -> Tensor:
+            ran.append(kernel_id)
+            heads_first = [t.transpose(1, 2) for t in (q, k, v)]
+            given = {"is_causal": causal, "scale": scale, "enable_gqa": True}
+            return nn.functional.scaled_dot_product_attention(*heads_first, **given).transpose(1, 2)
+
+    names = {FLASH: 50, "flashinfer.prefill": 45, "xformers.attention": 65}
+    for kernel_id, priority in names.items():
+        register(kernel_id, priority)
+    yield ran
+    for kernel_id in names:
+        lz.unregister_kernel(kernel_id)
+    lz.reset()
+
+
+def test_programmatic_configuration(qkv: tuple[Tensor, Tensor, Tensor], flash_attention: list[str]) -> None:
+    """§6.3."""
+    q, k, v = qkv
+    lz.attention(q, k, v)
+    assert flash_attention.pop() == "xformers.attention"
+    # Configure at startup
+    lz.configure(
+        prefer_sources=["flash_attn"],
+        avoid_sources=["xformers"],
+        fallback_enabled=True,
+        log_selections=True,
+    )
+    lz.attention(q, k, v)
+    assert flash_attention.pop() == FLASH
+
+    # Temporary override (context manager)
+    lz.configure(prefer_sources=[], avoid_sources=["xformers", "torch"])
+    with lz.prefer("flashinfer"):
+        output = lz.attention(q, k, v)
+    assert flash_attention.pop() == "flashinfer.prefill" and output.shape == q.shape
+    lz.attention(q, k, v)
+    assert flash_attention.pop() == FLASH
+
+
+def test_configuration(
+    qkv: tuple[Tensor, Tensor, Tensor], flash_attention: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """§8.3, with the file of §6.1 as written there."""
+    q, k, v = qkv
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "layerzero.yaml").write_text(POLICY)
+    # Load config from file
+    lz.load_config("layerzero.yaml")
+    try:
+        assert lz.explain("attention.causal", q, k, v).basis == "locked"
+        lz.attention(q, k, v)
+        assert flash_attention.pop() == FLASH
+        rules = [setting for setting in lz.settings() if setting.key.startswith("rules[")]
+        assert len(rules) == 2 and rules[1].value == {"match": {"seq_len": ">16384"}, "avoid_sources": ["xformers"]}
+
+        # Programmatic config
+        lz.configure(
+            prefer_sources=["flash_attn"],
+            avoid_sources=["xformers"],
+            fallback_enabled=True,
+            deterministic=False,
+            log_selections=False,
+            strict_mode=False,
+            plan_mode=False,
+            allow_adaptation=True,
+            graph_strict_mode=False,
+            backend_isolation="in_process",  # or "subprocess"
+            memory_headroom_mb=1024,
+        )
+
+        # Kernel locking
+        lz.lock("attention.causal", "flash_attn.v3.causal")
+        assert lz.which("attention.causal", q, k, v)["kernel_id"] == FLASH
+        lz.unlock("attention.causal")
+        assert lz.explain("attention.causal", q, k, v).basis == "declared"
+
+        # Context managers
+        with lz.prefer("flashinfer"):
+            assert "context" in lz.explain("attention.causal", q, k, v).to_dict()["rules"][-2]
+
+        with lz.disabled():
+            # Uses fallback only
+            assert lz.which("attention.causal", q, k, v)["kernel_id"].startswith("lz_cpu.ref.")
+    finally:
+        monkeypatch.undo()
+        _native.load_sources()
+
+
+def test_the_configuration_reference(tmp_path: Path) -> None:
+    """Appendix B, as written there."""
+    file = tmp_path / "layerzero.yaml"
+    file.write_text(REFERENCE)
+    before = {setting.key: setting.value for setting in lz.settings()}
+    lz.load_config(file)
+    try:
+        said = {s.key: s for s in lz.settings() if s.origin["layer"] == "project_file"}
+        assert len(said) == 16 and said["perfdb.tune_samples"].value == 20
+        assert said["prefer_sources"].value == ["flash_attn", "flashinfer", "xformers"]
+        # Everything else it says is the default.
+        assert {key for key in said if said[key].value != before[key]} == {"prefer_sources"}
+    finally:
+        _native.load_sources()
+        lz.reset()
+
+
+POLICY = """\
+# layerzero.yaml
+version: 1
+
+# Global settings
+fallback_enabled: true
+log_selections: false
+explain_enabled: true
+strict_mode: false           # Fail instead of adapting when constraints mismatch
+plan_mode: false             # Enable plan-aware selection (multi-op)
+allow_adaptation: true       # Allow layout/dtype transforms
+graph_strict_mode: false     # Validate CUDA-graph safety via dummy capture
+backend_isolation: in_process  # or subprocess
+
+# Library preferences
+prefer_sources:
+  - flash_attn
+  - flashinfer
+
+avoid_sources:
+  - experimental_lib
+
+# Kernel locks (bypass selection entirely)
+locks:
+  attention.causal: "flash_attn.v3.causal"   # Always use FA3 for causal attention
+
+# Conditional preferences
+rules:
+  # Prefer FlashAttention v3 on Hopper
+  - match:
+      sm: ">=90"
+      operation: "attention.*"
+    prefer: "flash_attn.v3.*"
+
+  # Avoid xFormers for long sequences (known perf issue)
+  - match:
+      seq_len: ">16384"
+    avoid_sources:
+      - xformers
+"""
+
+REFERENCE = """\
+# layerzero.yaml - Full configuration reference
+version: 1
+
+# Enable/disable LayerZero (use fallbacks when disabled)
+enabled: true
+
+# Always have a working fallback
+fallback_enabled: true
+
+# Log kernel selections (for debugging)
+log_selections: false
+
+# Require deterministic kernels
+deterministic: false
+
+# Strict mode disables implicit layout/dtype adaptation
+strict_mode: false
+
+# Enable plan-aware selection (multi-op planner)
+plan_mode: false
+
+# Allow layout/dtype transforms when needed
+allow_adaptation: true
+
+# Memory headroom for selection (MB)
+memory_headroom_mb: 1024
+
+# Library preferences (in order)
+prefer_sources:
+  - flash_attn
+  - flashinfer
+  - xformers
+
+# Libraries to avoid
+avoid_sources: []
+
+# Explicit kernel locks
+locks: {}
+  # attention.causal: flash_attn.v3.causal
+
+# PerfDB settings
+perfdb:
+  enabled: true
+  path: ~/.cache/layerzero/perfdb.sqlite
+  auto_tune: false
+  tune_samples: 20
+
+# Selection cache settings
+cache:
+  enabled: true
+  max_size: 10000
+
+# Conditional rules
+rules: []
+"""
 
 
 # --- §12.3 Direct Usage -----------------------------------------------------------------------------------------------

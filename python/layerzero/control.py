@@ -9,8 +9,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ContextDecorator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
@@ -28,7 +27,7 @@ def configure(**settings: Any) -> None:
     """
     loading.load()
     _native.configure({name.replace("__", "."): value for name, value in settings.items()})
-    _hang_up_reloads()
+    reload_on_hang_up()
 
 
 def load_config(path: str | os.PathLike[str]) -> None:
@@ -39,7 +38,7 @@ def load_config(path: str | os.PathLike[str]) -> None:
     """
     loading.load()
     _native.load_config(Path(path))
-    _hang_up_reloads()
+    reload_on_hang_up()
 
 
 def reload() -> None:
@@ -66,7 +65,7 @@ def unlock(operation: str) -> None:
     _native.unlock(operation)
 
 
-def _hang_up_reloads() -> None:
+def reload_on_hang_up() -> None:
     """SIGHUP reloads, as operators expect of a server, unless the program does something else with it."""
     on_main = threading.current_thread() is threading.main_thread()
     if on_main and hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
@@ -83,8 +82,9 @@ def _reload_quietly(*_: object) -> None:
         return
 
 
-_frames: ContextVar[tuple[dict[str, Any], ...]] = ContextVar("layerzero_frames", default=())
-_overlay: ContextVar[int] = ContextVar("layerzero_overlay")
+#: What the `with` blocks around say, the innermost first: each with the number of all of them together.
+_frames: ContextVar[tuple[tuple[dict[str, Any], int], ...]] = ContextVar("layerzero_frames", default=())
+_overlay: ContextVar[int] = ContextVar("layerzero_overlay", default=0)
 
 
 @cache
@@ -92,45 +92,56 @@ def _use_variable() -> None:
     _native.use_context_variable(_overlay)
 
 
-@contextmanager
-def _within(**said: Any) -> Iterator[None]:
-    loading.load()
-    frames = (said, *_frames.get())
+class Context(ContextDecorator):
+    """Settings for the calls inside a ``with`` block, or of a decorated function. Can be used again, and nested."""
+
+    def __init__(self, **said: Any) -> None:
+        self._said = said
+
+    def __enter__(self) -> None:
+        loading.load()
+        around = _frames.get()
+        number = _native.overlay(_merged(self._said, *(said for said, _ in around)))
+        _use_variable()
+        _frames.set(((self._said, number), *around))
+        _overlay.set(number)
+
+    def __exit__(self, *_: object) -> None:
+        around = _frames.get()[1:]
+        _frames.set(around)
+        _overlay.set(around[0][1] if around else 0)
+
+
+def _merged(*frames: dict[str, Any]) -> dict[str, Any]:
+    """One layer out of several, the first one said innermost: lists are joined, of all else the first counts."""
     settings: dict[str, Any] = {}
-    for frame in frames:
-        for name, value in frame.items():
-            if isinstance(value, list):
-                settings[name] = [*settings.get(name, []), *(v for v in value if v not in settings.get(name, []))]
-            else:
-                settings.setdefault(name, value)
-    number = _native.overlay(settings)
-    _use_variable()
-    outer, before = _frames.set(frames), _overlay.set(number)
-    try:
-        yield
-    finally:
-        _overlay.reset(before)
-        _frames.reset(outer)
+    for name, value in (item for frame in frames for item in frame.items()):
+        if isinstance(value, list):
+            known = settings.setdefault(name, [])
+            known += [v for v in value if v not in known]
+        else:
+            settings.setdefault(name, value)
+    return settings
 
 
-def prefer(*sources: str) -> Any:
+def prefer(*sources: str) -> Context:
     """``with lz.prefer("flashinfer"):`` prefers libraries for the calls inside, the first one most."""
-    return _within(prefer_sources=list(sources))
+    return Context(prefer_sources=list(sources))
 
 
-def avoid(*sources: str) -> Any:
+def avoid(*sources: str) -> Context:
     """``with lz.avoid("xformers"):`` avoids libraries for the calls inside."""
-    return _within(avoid_sources=list(sources))
+    return Context(avoid_sources=list(sources))
 
 
-def disabled() -> Any:
+def disabled() -> Context:
     """``with lz.disabled():`` runs references only, for the calls inside."""
-    return _within(enabled=False)
+    return Context(enabled=False)
 
 
-def deterministic(on: bool = True) -> Any:
+def deterministic(on: bool = True) -> Context:
     """``with lz.deterministic():`` runs deterministic kernels only, for the calls inside."""
-    return _within(deterministic=on)
+    return Context(deterministic=on)
 
 
 @dataclass(frozen=True)

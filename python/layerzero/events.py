@@ -6,6 +6,8 @@ import json
 import logging
 
 logger = logging.getLogger("layerzero")
+# Who does not ask for the log gets the warnings alone.
+logger.addHandler(logging.NullHandler())
 
 
 def log(name: str, level: int, text: str, fields: str) -> None:

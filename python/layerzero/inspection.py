@@ -187,6 +187,8 @@ class Diagnosis:
     kernels: int
     runnable: int
     status: dict[str, Any]
+    configuration: dict[str, Any]
+    """Files in force, what they warn of, and why the last reload was refused, if it was."""
 
     def __str__(self) -> str:
         lines = [f"LayerZero {self.layerzero}, Python {self.python}", "devices"]
@@ -197,14 +199,21 @@ class Diagnosis:
             state = b["unavailable"]["message"].partition("\n")[0] if b["unavailable"] else f"version {b['version']}"
             lines.append(f"  {'✗' if b['unavailable'] else '✓'} {b['name']:<{width}}  {state}")
         lines.append(f"kernels: {self.kernels} known, {self.runnable} can run here")
-        how = self.status["torch_state_by"]
-        lines.append(f"hot path: exchange API {'yes' if self.status['exchange_api'] else 'no'}, torch state by {how}")
+        how, tensors = self.status["torch_state_by"], self.status["tensors_by"]
+        lines.append(f"hot path: tensors by {tensors}, torch state by {how}")
+        files = self.configuration["files"]
+        lines.append(f"configuration: {', '.join(files) if files else 'no files'}")
+        lines += [f"  warning: {warning}" for warning in self.configuration["warnings"]]
+        if refused := self.configuration["refused"]:
+            lines.append("  the last reload was refused, the one before it serves:")
+            lines += [f"    {line}" for line in refused.splitlines()]
         return "\n".join(lines)
 
 
 def doctor(*, file: Any = None) -> Diagnosis:
     """Looks at the machine, the libraries and LayerZero itself, prints what it finds, and returns it."""
     kernels = list_kernels()
+    health = json.loads(_native.health()[0])
     found = Diagnosis(
         python=sys.version.split()[0],
         layerzero=_native.__version__,
@@ -213,6 +222,11 @@ def doctor(*, file: Any = None) -> Diagnosis:
         kernels=len(kernels),
         runnable=sum(k.available for k in kernels),
         status=_native.status(),
+        configuration={
+            "files": json.loads(_native.settings())["files"],
+            "warnings": health["warnings"],
+            "refused": health["reloads"]["last_error"],
+        },
     )
     print(found, file=file)
     return found

@@ -31,6 +31,13 @@ def load() -> None:
             return
         # What the operator wants comes first: a file with a mistake must not be passed over.
         _native.load_sources()
+        configuration = json.loads(_native.settings())
+        for warning in configuration["warnings"]:
+            warn(warning)
+        if configuration["files"]:
+            from layerzero.control import reload_on_hang_up
+
+            reload_on_hang_up()
         # Registering kernels must not load again.
         _loaded = True
         from importlib.metadata import entry_points

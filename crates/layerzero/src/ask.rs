@@ -120,7 +120,9 @@ impl Engine {
         let plan = self.plan_in(&state, query);
         let plan = plan.ok_or_else(|| no_kernel(&state.snapshot, &state.snapshot.select(query)))?;
         let op = Catalog::get().op(query.op()).id();
-        Ok(plan.steps().map(|(kernel, transforms)| state.step(&self.guard, op, kernel, transforms)).collect())
+        let most = if state.snapshot.spec().settings.fallback_enabled { usize::MAX } else { 1 };
+        let step = |(kernel, transforms)| state.step(&self.guard, op, kernel, transforms);
+        Ok(plan.steps().take(most).map(step).collect())
     }
 
     /// One kernel for a query, whatever the ranking; an error with its reasons when it cannot serve it.

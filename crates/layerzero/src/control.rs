@@ -73,6 +73,12 @@ impl Engine {
         self.control.config.load_full()
     }
 
+    /// What is to be said about the configuration: names nobody knows, settings that do nothing yet.
+    pub fn config_warnings(&self) -> Vec<String> {
+        let config = self.config();
+        config.warnings.iter().map(ToString::to_string).chain(without_effect(&config)).collect()
+    }
+
     /// Takes its files and environment from these sources; what code has set stays.
     pub fn load_sources(&self, sources: &Sources) -> Result<(), Error> {
         self.loaded(self.reconfigure(|layers| layers.moved(sources).map_err(Error::Config)))
@@ -150,9 +156,23 @@ impl Engine {
             return Ok(());
         }
         let engine: Weak<Engine> = Arc::downgrade(self);
+        let (before, watched) = (config.clone(), files.clone());
         let reload = move || {
+            let Some(engine) = engine.upgrade() else { return };
             // What is refused is an event, and in the health; there is nobody here to tell.
-            let _ = engine.upgrade().map(|engine| engine.reload());
+            if engine.reload().is_err() {
+                return;
+            }
+            let (old, new) = (&before.settings, &engine.config().settings);
+            if engine.watched() == watched && (old.watch, old.watch_debounce_ms) == (new.watch, new.watch_debounce_ms) {
+                return;
+            }
+            // Other files, or not at all from now on. What changed before it is watched is read once more.
+            match engine.watch() {
+                Ok(()) if new.watch => drop(engine.reload()),
+                Ok(()) => {}
+                Err(error) => tracing::warn!(target: "layerzero", "configuration files are no longer watched: {error}"),
+            }
         };
         let debounce = Duration::from_millis(config.settings.watch_debounce_ms);
         *watch = Some(Watch::start(files, debounce, reload).map_err(Error::Watch)?);
@@ -187,8 +207,13 @@ impl Engine {
         self.guard.rollouts.store(Arc::new(rollouts));
         self.control.config.store(Arc::new(config.clone()));
         let (old, new) = (&before.settings, &config.settings);
-        if (old.breaker.clone(), old.degradation.clone()) != (new.breaker.clone(), new.degradation.clone()) {
-            self.guard.configure(breaker(&config), degradation(&config));
+        if old.breaker != new.breaker {
+            self.guard.set_breakers(breaker(&config));
+            // Whoever holds one of those before asks anew.
+            self.version.fetch_add(1, Ordering::Release);
+        }
+        if old.degradation != new.degradation {
+            self.guard.set_degradation(degradation(&config));
             self.restrict(Level::Full);
         }
         if old.cache != new.cache {
@@ -217,6 +242,23 @@ impl Engine {
     }
 }
 
+/// Settings that were set and that this version does not act on. They are never silently ignored.
+fn without_effect(config: &Config) -> Vec<String> {
+    let settings = &config.settings;
+    let isolated = settings.backend_isolation != lz_config::Isolation::InProcess;
+    let set = [
+        (isolated, "backend_isolation: subprocess", "backends run in this process"),
+        (!settings.explain_enabled, "explain_enabled: false", "explain answers all the same"),
+        (settings.plan_mode, "plan_mode", "each operation is selected by itself"),
+        (settings.graph_strict_mode, "graph_strict_mode", "kernels are taken at their word about CUDA graphs"),
+        (settings.perfdb.auto_tune, "perfdb.auto_tune", "nothing is measured while serving"),
+    ];
+    set.into_iter()
+        .filter(|(is_set, ..)| *is_set)
+        .map(|(_, name, instead)| format!("{name} has no effect in this version: {instead}"))
+        .collect()
+}
+
 /// What a configuration says about selection.
 pub(crate) fn apply(config: &Config, spec: &mut SnapshotSpec) {
     spec.policy = config.policy().clone();
@@ -227,12 +269,8 @@ pub(crate) fn apply(config: &Config, spec: &mut SnapshotSpec) {
 fn trial(rollout: &Arc<Rollout>) -> Trial {
     let spec = rollout.spec();
     let taken = rollout.clone();
-    Trial {
-        name: spec.name.clone(),
-        ops: Trial::ops_of(&spec.operation),
-        candidate: Pattern::Kernel(spec.candidate.clone()),
-        takes: Arc::new(move |key| taken.spec().mode == Mode::Canary && taken.takes(key)),
-    }
+    let takes = Arc::new(move |key| taken.spec().mode == Mode::Canary && taken.takes(key));
+    Trial::new(&spec.name, &spec.operation, Pattern::Kernel(spec.candidate.clone()), takes)
 }
 
 fn rollout_spec(rollout: &lz_config::Rollout) -> RolloutSpec {

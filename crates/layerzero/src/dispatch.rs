@@ -7,6 +7,7 @@ use lz_model::{
     Call, CallError, Catalog, Context, KernelArgs, KernelDescriptor, KernelError, Layout, NamedCall, Op, OutputSpec,
     ParamValue, Query, Tensor, TensorView, TensorViewMut,
 };
+use lz_resilience::rollout::Outcome;
 use lz_select::{Candidate, KernelIx, Transforms};
 
 use crate::adapt::run_adapted;
@@ -159,6 +160,9 @@ impl Engine {
             match attempt.run(kernel, transforms, &mut arguments.updates) {
                 Ok(outputs) => {
                     self.succeeded(&step, admission, !failures.is_empty());
+                    if failures.is_empty() && refused.is_empty() {
+                        self.tried_first(&query, Outcome::OK);
+                    }
                     self.tell_fallback(&query, op.id(), &failures, &kernel_id);
                     let outputs = expected.iter().map(|spec| spec.name).zip(outputs).collect();
                     return Ok(Dispatched { op: op.id(), kernel_id, outputs, failures });
@@ -168,7 +172,11 @@ impl Engine {
                     return Err(Error::Execution { op: op.id(), chain: failures });
                 }
                 Err(error) => {
-                    if self.failed(&step, admission, &error.to_string()) == Fault::OutOfMemory {
+                    if failures.is_empty() && refused.is_empty() {
+                        self.tried_first(&query, Outcome::FAILED);
+                    }
+                    let said = error.to_string();
+                    if self.failed(&step, admission, &said, &said) == Fault::OutOfMemory {
                         // The reference stays the last: it needs nothing, and takes its time.
                         let needs = |(kernel, _): &(KernelIx, Transforms)| {
                             (state.snapshot.kernel(*kernel).reference, state.snapshot.workspace(*kernel, &query))

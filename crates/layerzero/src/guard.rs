@@ -11,6 +11,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -22,6 +23,7 @@ use lz_resilience::{
 use lz_select::{Clock, Restriction, Settled};
 
 use crate::ask::Step;
+use crate::change::probe_memory;
 use crate::engine::{Engine, State};
 
 /// What went wrong with a kernel, as far as the next step depends on it.
@@ -42,6 +44,7 @@ pub(crate) struct Guard {
     pub counters: Counters,
     degradation: ArcSwap<Option<Degradation>>,
     pub events: EventLog,
+    memory_seen_ms: AtomicU64,
     /// Whether somebody receives events.
     pub heard: bool,
     pub rollouts: ArcSwap<Vec<Arc<Rollout>>>,
@@ -61,6 +64,7 @@ impl Guard {
             degradation: ArcSwap::from_pointee(Some(Degradation::new(DegradationConfig::default()))),
             heard: hook.is_some(),
             events: hook.map_or_else(EventLog::default, EventLog::with_hook),
+            memory_seen_ms: AtomicU64::new(0),
             rollouts: ArcSwap::default(),
         }
     }
@@ -81,11 +85,15 @@ impl Guard {
         self.counters.get(kernel)
     }
 
-    /// With other thresholds; what is out for good stays out. `None` turns the controller off.
-    pub fn configure(&self, breaker: BreakerConfig, degradation: Option<DegradationConfig>) {
-        let next = self.breakers.load().reconfigured(breaker);
+    /// Breakers with other thresholds, all closed; what is out for good stays out.
+    pub fn set_breakers(&self, config: BreakerConfig) {
+        let next = self.breakers.load().reconfigured(config);
         self.breakers.store(Arc::new(next));
-        self.degradation.store(Arc::new(degradation.map(Degradation::new)));
+    }
+
+    /// A controller with other thresholds, at the level that asks most of selection. `None` turns it off.
+    pub fn set_degradation(&self, config: Option<DegradationConfig>) {
+        self.degradation.store(Arc::new(config.map(Degradation::new)));
     }
 
     /// Begins anew with the thresholds there are.
@@ -154,17 +162,17 @@ impl Engine {
         self.record(Served::AsPlanned, ratio, calls);
     }
 
-    /// A step failed. What follows from that has happened when this returns.
-    pub fn failed(&self, step: &Step, admission: Admission<'_>, error: &str) -> Fault {
+    /// A step failed: what it said, in a line and in full. What follows from that has happened when this returns.
+    pub fn failed(&self, step: &Step, admission: Admission<'_>, error: &str, detail: &str) -> Fault {
         let (op, backend, kernel) = (step.op.to_owned(), step.kernel.backend.clone(), step.kernel.id.clone());
         let now_ms = self.guard.clock.now_ms();
         step.health.record_failure(now_ms, error);
-        if is_poisoning(error) {
+        if is_poisoning(detail) {
             self.guard.breakers().disable_backend(&backend, error);
             self.guard.emit(Event::BackendDisabled { backend, reason: error.to_owned() });
             return Fault::Poisoned;
         }
-        if is_out_of_memory(error) {
+        if is_out_of_memory(detail) {
             // A probe that meets full memory has shown nothing: dropping it frees its place.
             drop(admission);
             self.guard.emit(Event::OutOfMemory { op, kernel, error: error.to_owned() });
@@ -208,6 +216,7 @@ impl Engine {
             degradation.record_many(now_ms, CallOutcome { served, latency_ratio }, calls);
             degradation.update(now_ms)
         });
+        self.look_at_memory(now_ms);
         if let Some(change) = change.flatten() {
             self.guard.emit(Event::LevelChanged {
                 from: change.from,
@@ -216,6 +225,28 @@ impl Engine {
                 why: change.why,
             });
             self.restrict(change.to);
+        }
+    }
+
+    /// Looks at the memory of the devices once a minute; what workspaces may take follows it when it has changed much.
+    fn look_at_memory(&self, now_ms: u64) {
+        const EVERY_MS: u64 = 60_000;
+        let last = &self.guard.memory_seen_ms;
+        let then = last.load(Ordering::Relaxed);
+        if now_ms < then.saturating_add(EVERY_MS)
+            || last.compare_exchange(then, now_ms, Ordering::Relaxed, Ordering::Relaxed).is_err()
+            || then == 0
+        {
+            return;
+        }
+        let (devices, known) = self.with_snapshot(|s| (s.spec().devices.clone(), s.spec().memory.clone()));
+        let much = |now: i64, before: i64| now > before.saturating_mul(5) / 4 || now < before.saturating_mul(4) / 5;
+        let changed = devices.iter().zip(&known).any(|(device, known)| match (probe_memory(device), known) {
+            (Some(now), Some(before)) => much(now.free, before.free),
+            _ => false,
+        });
+        if changed {
+            let _ = self.refresh_memory();
         }
     }
 

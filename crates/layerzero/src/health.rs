@@ -52,7 +52,7 @@ impl Engine {
             breakers: self.guard.breakers().report(),
             rollouts: self.rollouts(),
             reloads: self.control.reloads(),
-            warnings: self.config().warnings.iter().map(ToString::to_string).collect(),
+            warnings: self.config_warnings(),
             events: self.guard.events.recent(),
         }
     }

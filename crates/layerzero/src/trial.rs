@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use lz_model::{Catalog, KernelDescriptor, Query};
+use lz_model::{Catalog, Query};
 use lz_resilience::rollout::{Mode, Outcome};
-use lz_resilience::{Event, Rollout, RolloutStatus, Verdict};
-use lz_select::{Pattern, Trial};
+use lz_resilience::{Event, Rollout, RolloutSpec, RolloutStatus, Verdict};
+use lz_select::Trial;
 
 use crate::ask::Step;
 use crate::engine::Engine;
@@ -20,31 +20,39 @@ impl Engine {
     /// kernel, and whether the candidate is the one that serves (a canary) or the other (a shadow).
     pub fn comparison(&self, query: &Query, steps: &[Step]) -> Option<(Arc<Rollout>, Step, bool)> {
         let rollouts = self.guard.rollouts.load();
-        let concerned = |r: &&Arc<Rollout>| r.is_armed() && Trial::ops_of(&r.spec().operation).contains(&query.op());
-        let is_candidate =
-            |r: &Rollout, kernel: &KernelDescriptor| Pattern::Kernel(r.spec().candidate.clone()).matches(kernel);
-        for rollout in rollouts.iter().filter(concerned) {
-            let found = match rollout.spec().mode {
-                Mode::Canary => {
-                    steps.first().filter(|step| is_candidate(rollout, &step.kernel)).and_then(|_| steps.get(1)).cloned()
-                }
-                Mode::Shadow => self.shadow(rollout, query),
-            };
-            if let Some(other) = found {
-                return Some((rollout.clone(), other, rollout.spec().mode == Mode::Canary));
-            }
+        if rollouts.is_empty() {
+            return None;
         }
-        None
-    }
-
-    /// The candidate of a shadow rollout, if nothing but the rollout keeps it from serving the call.
-    fn shadow(&self, rollout: &Rollout, query: &Query) -> Option<Step> {
         let state = self.state();
         let decision = state.snapshot.select(query);
-        let denial = [Trial::denial(&rollout.spec().name)];
-        let candidate = decision.candidates.iter().find(|c| c.reasons == denial)?;
         let op = Catalog::get().op(query.op()).id();
-        Some(state.step(&self.guard, op, candidate.kernel, candidate.transforms))
+        // Nothing but the rollout keeps a shadow's candidate from serving.
+        let shadow = |name: &str| {
+            let denial = [Trial::denial(name)];
+            let candidate = decision.candidates.iter().find(|c| c.reasons == denial)?;
+            Some(state.step(&self.guard, op, candidate.kernel, candidate.transforms))
+        };
+        rollouts.iter().filter(|rollout| rollout.is_armed()).find_map(|rollout| {
+            let RolloutSpec { name, mode, .. } = rollout.spec();
+            let other = match mode {
+                Mode::Canary if decision.trial.as_deref() == Some(name) => steps.get(1).cloned(),
+                Mode::Canary => None,
+                Mode::Shadow => shadow(name),
+            };
+            Some((rollout.clone(), other?, *mode == Mode::Canary))
+        })
+    }
+
+    /// Puts how a canary did, whose call nobody compares, to its rollout.
+    pub(crate) fn tried_first(&self, query: &Query, outcome: Outcome) {
+        let rollouts = self.guard.rollouts.load();
+        if rollouts.is_empty() {
+            return;
+        }
+        let trial = self.state().snapshot.select(query).trial;
+        if let Some(rollout) = rollouts.iter().find(|r| trial.as_deref() == Some(&r.spec().name)) {
+            self.tried(rollout, outcome);
+        }
     }
 
     /// Puts an outcome to a rollout; one that is rolled back serves no further call.

@@ -24,7 +24,8 @@ fn value(object: &Bound<'_, PyAny>) -> PyResult<Value> {
         return Ok(Value::Bool(object.extract()?));
     }
     if object.is_instance_of::<PyInt>() {
-        return Ok(Value::Int(object.extract()?));
+        let fits = object.extract::<i64>().map_err(|_| PyTypeError::new_err("expected an integer of 64 bits"));
+        return Ok(Value::Int(fits?));
     }
     if object.is_instance_of::<PyFloat>() {
         return Ok(Value::Float(object.extract()?));
@@ -36,10 +37,15 @@ fn value(object: &Bound<'_, PyAny>) -> PyResult<Value> {
         return Ok(Value::List(object.try_iter()?.map(|item| value(&item?)).collect::<PyResult<_>>()?));
     }
     if let Ok(dict) = object.cast::<PyDict>() {
-        let entry = |(key, item): (Bound<'_, PyAny>, Bound<'_, PyAny>)| Ok((key.extract::<String>()?, value(&item)?));
+        let named = |key: Bound<'_, PyAny>| {
+            key.extract::<String>().map_err(|_| PyTypeError::new_err("the keys of a dict are strings"))
+        };
+        let entry = |(key, item): (Bound<'_, PyAny>, Bound<'_, PyAny>)| Ok((named(key)?, value(&item)?));
         return Ok(Value::Map(dict.iter().map(entry).collect::<PyResult<_>>()?));
     }
-    if let Ok(path) = object.extract::<PathBuf>() {
+    if object.hasattr("__fspath__")?
+        && let Ok(path) = object.extract::<PathBuf>()
+    {
         return Ok(Value::Str(path.display().to_string()));
     }
     let kind = object.get_type().name()?;
@@ -47,7 +53,19 @@ fn value(object: &Bound<'_, PyAny>) -> PyResult<Value> {
 }
 
 fn entries(settings: &Bound<'_, PyDict>) -> PyResult<Vec<(String, Value)>> {
-    settings.iter().map(|(key, item)| Ok((key.extract()?, value(&item)?))).collect()
+    let py = settings.py();
+    let entry = |(key, item): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
+        let key: String = key.extract()?;
+        let value = value(&item).map_err(|error| {
+            let shown = item.repr().map_or_else(|_| "?".into(), |r| r.to_string());
+            let shown: String = shown.chars().take(80).collect();
+            let text = format!("code: {key}: {} (found {shown})", error.value(py));
+            let hint = "nothing was changed; 'layerzero config reference' lists every setting";
+            error::configuration(py, "INVALID_CONFIGURATION", &text, hint)
+        })?;
+        Ok((key, value))
+    };
+    settings.iter().map(entry).collect()
 }
 
 /// Loads the user's file, the project's and the environment, as they are found from here.
@@ -61,6 +79,8 @@ pub fn load_sources(py: Python<'_>) -> PyResult<()> {
 /// Takes this file for the project's.
 #[pyfunction]
 pub fn load_config(py: Python<'_>, path: PathBuf) -> PyResult<()> {
+    // It is read again when the process may have gone elsewhere.
+    let path = std::path::absolute(&path).unwrap_or(path);
     py.detach(|| engine().load_config(&path).and_then(|()| engine().watch())).map_err(raise(py))
 }
 
@@ -107,7 +127,7 @@ pub fn overlay(py: Python<'_>, settings: &Bound<'_, PyDict>) -> PyResult<u32> {
 #[pyfunction]
 pub fn settings() -> String {
     let config = engine().config();
-    let warnings: Vec<String> = config.warnings.iter().map(ToString::to_string).collect();
+    let warnings = engine().config_warnings();
     json(&serde_json::json!({ "entries": config.entries(), "files": config.files(), "warnings": warnings }))
 }
 

@@ -42,6 +42,7 @@ fn cli(py: Python<'_>, args: Vec<String>) -> i32 {
             let _ = engine.adopt(crate::engine::engine());
         }
     });
+    lz_cli::session::show_reloads(|| crate::engine::engine().health().reloads);
     py.detach(|| {
         let (out, err) = (std::io::stdout(), std::io::stderr());
         let terminals = lz_cli::Terminals { out: out.is_terminal(), err: err.is_terminal() };

@@ -269,6 +269,11 @@ impl Route {
         }
     }
 
+    /// Remembers that there are no results.
+    pub fn expect_nothing(&self) {
+        let _ = self.results.set(Vec::new());
+    }
+
     /// Whether a result looks as those before it did; also when none was seen.
     ///
     /// # Safety
@@ -278,7 +283,8 @@ impl Route {
         // SAFETY: live objects; the items of a tuple live as long as it.
         unsafe {
             match self.results.get().map(Vec::as_slice) {
-                None | Some([]) => true,
+                None => true,
+                Some([]) => result == ffi::Py_None(),
                 Some([one]) => torch.fits(result, one),
                 Some(several) => {
                     ffi::PyTuple_CheckExact(result) != 0
@@ -418,7 +424,8 @@ impl PyCall {
     }
 
     /// Settles everything but the tensors, for arguments like these: the kernel's own call, or the one it says it comes
-    /// down to. A plan that makes no sense is not used.
+    /// down to. A plan that makes no sense is not used. A seed is settled too: it counts only where something is drawn, and
+    /// such calls do not go straight.
     fn shorten(&mut self, py: Python<'_>, slots: &Slots) {
         let place = |source: &Source| if let Source::Slot(at, _) = *source { Some(at) } else { None };
         // Tensors are told apart by identity: one that is given twice is planned with a stand-in.

@@ -5,6 +5,7 @@ use layerzero::model::{
     ArgumentKind, Call, Catalog, Context, DeviceIx, Layout, NamedCall, OutputSpec, ParamValue, Special,
 };
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use layerzero::resilience::Admission;
 use layerzero::resilience::rollout::Outcome;
@@ -18,6 +19,7 @@ use crate::front::{self, Front, Slots, Words};
 use crate::route::{Route, RouteStep, Runner};
 use crate::tensors::{Meta, Purpose, storage};
 use crate::torch::Torch;
+use crate::watched::{Before, Watching};
 use crate::{adapted, error, events, host, registry};
 
 /// The arguments of a call, read.
@@ -320,6 +322,10 @@ pub fn carry_out<'py>(
                 continue;
             }
         };
+        let at = route.steps.iter().position(|s| std::ptr::eq(s, step)).unwrap_or(0);
+        let watching = if was_tried.is_none() { Watching::begin(py, front, &job.slots, route, at) } else { None };
+        let before = job.before(step)?;
+        let begun = Instant::now();
         let result = match was_tried {
             Some((_, result)) => result,
             None => {
@@ -327,8 +333,12 @@ pub fn carry_out<'py>(
                 job.run(step)
             }
         };
-        let error = match result.and_then(|result| job.checked(step, result)) {
+        let took = begun.elapsed();
+        let error = match result.and_then(|result| job.checked(step, result, before.as_ref())) {
             Ok(result) => {
+                if let Some(watching) = watching {
+                    watching.finish(py, front, route, &result, took)?;
+                }
                 engine().succeeded(step, admission, !chain.is_empty());
                 job.tell_rollout(step, Outcome::OK);
                 job.tell(step, &chain);
@@ -342,8 +352,11 @@ pub fn carry_out<'py>(
         }
         step.doubt();
         job.tell_rollout(step, Outcome::FAILED);
-        if engine().failed(step, admission, &error::one_line(py, &error)) == Fault::OutOfMemory {
-            left.make_contiguous().sort_by_key(|step| engine().workspace_of(step, &route.query));
+        let (line, detail) = (error::one_line(py, &error), error.to_string());
+        if engine().failed(step, admission, &line, &detail) == Fault::OutOfMemory {
+            // The reference is the last resort even then.
+            let needs = |step: &&RouteStep| (step.kernel.reference, engine().workspace_of(step, &route.query));
+            left.make_contiguous().sort_by_key(needs);
         }
         chain.push((step.kernel.id.clone(), error));
         if !fallback || job.updates() {
@@ -451,15 +464,25 @@ impl<'a, 'py> Job<'a, 'py> {
 
     /// A result that is what the operation gives; anything else is a failure of the kernel. Looked at on the first call
     /// of a kind, on every call once a kernel has failed, and when it does not look like those before it.
-    fn checked(&self, step: &RouteStep, result: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    fn checked(
+        &self,
+        step: &RouteStep,
+        result: Bound<'py, PyAny>,
+        before: Option<&Before>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         if !matches!(step.runner, Runner::Python(_)) {
             return Ok(result);
         }
         if engine().config().settings.debug {
             self.py.import("layerzero.checks")?.call_method0("synchronize")?;
         }
+        if let Some(before) = before {
+            self.no_new_nan_in_place(before)?;
+        }
         if self.expected.is_empty() {
-            return Ok(result);
+            // It updates tensors, and whatever its function returned is nobody's business.
+            self.route.expect_nothing();
+            return Ok(self.py.None().into_bound(self.py));
         }
         let results = self.results(&result)?;
         for (object, spec) in results.iter().zip(&self.expected) {
@@ -484,6 +507,29 @@ impl<'a, 'py> Job<'a, 'py> {
                 _ => Err(gave(format!("a {}, expected {several} tensors", kind(result)))),
             },
         }
+    }
+
+    /// Copies of what a kernel is about to update, where that will be checked.
+    fn before(&self, step: &RouteStep) -> PyResult<Option<Before>> {
+        let wanted = engine().config().settings.checked && self.updates() && matches!(step.runner, Runner::Python(_));
+        wanted.then(|| Before::new(self.py, self.front, &self.slots, false)).transpose()
+    }
+
+    /// As [`Job::no_new_nan`], for tensors that were updated in place.
+    fn no_new_nan_in_place(&self, before: &Before) -> PyResult<()> {
+        let checks = self.py.import("layerzero.checks")?;
+        let (after, copies): (Vec<_>, Vec<_>) = before.updated(self.py).into_iter().unzip();
+        let after = PyTuple::new(self.py, after)?;
+        let reference = self.route.steps.iter().find(|step| step.kernel.reference);
+        if let Some(reference) = reference.filter(|_| !copies.is_empty())
+            && checks.call_method1("has_nan", (&after,))?.is_truthy()?
+        {
+            before.run(self.py, self.front, self.route, reference)?;
+            if checks.call_method1("has_more_nan", (&after, PyTuple::new(self.py, copies)?))?.is_truthy()? {
+                return Err(gave("NaN where the reference has none".into()));
+            }
+        }
+        Ok(())
     }
 
     /// A NaN the reference does not have is a failure. Only in checked mode: the reference is slow.
@@ -564,9 +610,13 @@ fn check_result(object: &Bound<'_, PyAny>, spec: &OutputSpec, on: DeviceIx) -> P
     }
     // Only of plain tensors it is known that they are where they say.
     if torch.is_plain(object.as_ptr()) {
-        let device = Meta::read(object, "result", "it", Purpose::Ask)?.device;
-        if device != on {
-            return Err(gave(format!("a tensor on device {}, expected device {}", device.0, on.0)));
+        let found = object.getattr("device")?.str()?.to_string();
+        let expected = match on.0 {
+            0 => "cpu".to_owned(),
+            number => format!("cuda:{}", number - 1),
+        };
+        if found != expected {
+            return Err(gave(format!("a tensor on {found}, expected {expected}")));
         }
     }
     Ok(())

@@ -1,15 +1,16 @@
-//! Straight calls that somebody looks at: one in so many is timed, and kernels on trial are compared.
+//! Calls that somebody looks at: one in so many is timed, and kernels on trial are compared.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use layerzero::resilience::rollout::{Compared, Outcome};
-use pyo3::ffi::PyObject;
+use pyo3::exceptions::PyException;
+use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
 
 use crate::engine::engine;
 use crate::front::{Front, Slots};
-use crate::route::{Comparison, Prepared, Route};
+use crate::route::{Comparison, Prepared, Route, RouteStep};
 use crate::slow::{self, Job};
 use crate::tensors::Purpose;
 
@@ -25,13 +26,7 @@ pub unsafe fn call(
     at: usize,
     prepared: Prepared,
 ) -> *mut PyObject {
-    let comparison = route.comparison.as_ref().filter(|c| {
-        // A candidate that serves is looked at whenever it does; one that runs beside, in its share of the calls.
-        let call = c.calls.fetch_add(1, Ordering::Relaxed);
-        (c.serves && at == 0 && call & route.sampled == 0) || (!c.serves && c.rollout.samples(call))
-    });
-    // What a call updates in place is gone when the other kernel would want it.
-    let before = comparison.map(|_| Python::attach(|py| Before::new(py, front, slots)));
+    let watching = Python::attach(|py| Watching::begin(py, front, slots, route, at));
     let begun = Instant::now();
     // SAFETY: passed on.
     let result = unsafe { prepared.call() };
@@ -39,85 +34,128 @@ pub unsafe fn call(
     if result.is_null() {
         return result;
     }
-    let step = &route.steps[at];
     route.latency.record_ns(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
-    engine().sampled(step, route.sampled + 1, took, route.latency.ratio());
-    if let (Some(comparison), Some(Ok(before))) = (comparison, before) {
-        Python::attach(|py| {
-            // SAFETY: a live object the caller owns.
-            let served = unsafe { Bound::from_borrowed_ptr(py, result) };
-            before.compare(py, front, route, comparison, &served, took);
-        });
-    }
-    result
-}
-
-/// Arguments for the other kernel: what is updated in place is a copy.
-struct Before {
-    given: Slots,
-    slots: Slots,
-    copies: Vec<(usize, Py<PyAny>)>,
-}
-
-impl Before {
-    fn new(py: Python<'_>, front: &'static Front, slots: &Slots) -> PyResult<Before> {
-        let mut own = *slots;
-        let mut copies = Vec::new();
-        for name in front.signature.updates() {
-            let Some(at) = front.signature.arguments.iter().position(|a| a.name == name) else { continue };
-            if let Some(tensor) = slow::given(py, slots, at) {
-                let copy = tensor.call_method0("clone")?;
-                own[at] = copy.as_ptr();
-                copies.push((at, copy.unbind()));
+    engine().sampled(&route.steps[at], route.sampled + 1, took, route.latency.ratio());
+    let Some(watching) = watching else { return result };
+    Python::attach(|py| {
+        // SAFETY: a live object this thread owns.
+        let served = unsafe { Bound::from_borrowed_ptr(py, result) };
+        match watching.finish(py, front, route, &served, took) {
+            Ok(()) => result,
+            Err(interrupt) => {
+                // SAFETY: the result is owned here, and no longer wanted.
+                unsafe { ffi::Py_DECREF(result) };
+                interrupt.restore(py);
+                std::ptr::null_mut()
             }
         }
-        Ok(Before { given: *slots, slots: own, copies })
+    })
+}
+
+/// A call whose result will be compared with another kernel's.
+pub struct Watching<'a> {
+    comparison: &'a Comparison,
+    before: Before,
+}
+
+impl<'a> Watching<'a> {
+    /// Begins to look at a call, if it is one of those that are compared. `at`: the step that will serve it.
+    pub fn begin(
+        py: Python<'_>,
+        front: &'static Front,
+        slots: &Slots,
+        route: &'a Route,
+        at: usize,
+    ) -> Option<Watching<'a>> {
+        let comparison = route.comparison.as_ref()?;
+        // A candidate that serves is looked at now and then; one that runs beside, in its share of the calls.
+        let call = comparison.calls.fetch_add(1, Ordering::Relaxed);
+        let due = match comparison.serves {
+            true => at == 0 && call & route.sampled == 0,
+            false => comparison.rollout.samples(call),
+        };
+        // A candidate beside others gets nothing of the caller's: who knows what it writes to.
+        let before = due.then(|| Before::new(py, front, slots, !comparison.serves))?.ok()?;
+        Some(Watching { comparison, before })
     }
 
-    /// Runs the other kernel and compares. Nothing that happens here reaches the caller.
-    fn compare(
-        &self,
+    /// Runs the other kernel and compares. Nothing that happens here reaches the caller but an interrupt.
+    pub fn finish(
+        self,
         py: Python<'_>,
         front: &'static Front,
         route: &Route,
-        comparison: &Comparison,
         served: &Bound<'_, PyAny>,
         took: Duration,
-    ) {
+    ) -> PyResult<()> {
+        let Watching { comparison, before } = self;
         let begun = Instant::now();
-        let other = self.run(py, front, route, comparison);
+        let other = before.run(py, front, route, &comparison.other);
         let other_took = begun.elapsed();
         let micros = |d: Duration| Some(d.as_secs_f64() * 1e6);
         let (serving_us, candidate_us) =
             if comparison.serves { (micros(other_took), micros(took)) } else { (micros(took), micros(other_took)) };
-        let compared = other.and_then(|other| self.difference(py, route, served, &other));
-        let outcome = match compared {
-            Ok((error, within)) => {
-                if !within {
-                    engine().mismatched(&comparison.rollout, &route.steps[0].kernel.id, error);
-                }
-                let compared = match within {
-                    true => Compared::Agrees { max_error: error },
-                    false => Compared::Differs { max_error: error },
-                };
-                Outcome { ok: true, compared, serving_us, candidate_us }
+        let outcome = match other.and_then(|other| before.difference(py, route, served, &other)) {
+            Ok((max_error, true)) => {
+                Outcome { ok: true, compared: Compared::Agrees { max_error }, serving_us, candidate_us }
             }
+            Ok((max_error, false)) => {
+                engine().mismatched(&comparison.rollout, &route.steps[0].kernel.id, max_error);
+                Outcome { ok: true, compared: Compared::Differs { max_error }, serving_us, candidate_us }
+            }
+            Err(interrupt) if !interrupt.is_instance_of::<PyException>(py) => return Err(interrupt),
             // The kernel it is compared with failed: that says nothing of the candidate.
             Err(_) if comparison.serves => Outcome::OK,
             Err(_) => Outcome::FAILED,
         };
         engine().tried(&comparison.rollout, outcome);
+        Ok(())
+    }
+}
+
+/// Arguments for another kernel: what is updated in place is a copy, or everything is.
+pub struct Before {
+    given: Slots,
+    slots: Slots,
+    /// Copies of what is updated in place, with their places.
+    updated: Vec<(usize, Py<PyAny>)>,
+    _others: Vec<Py<PyAny>>,
+}
+
+impl Before {
+    /// Copies what the call updates in place, or all its tensors.
+    pub fn new(py: Python<'_>, front: &'static Front, slots: &Slots, all: bool) -> PyResult<Before> {
+        let mut before = Before { given: *slots, slots: *slots, updated: Vec::new(), _others: Vec::new() };
+        let updates = front.signature.updates();
+        for &at in &front.tensors {
+            let updated = updates.contains(&front.signature.arguments[at].name);
+            let Some(tensor) = slow::given(py, slots, at).filter(|_| updated || all) else { continue };
+            let copy = tensor.call_method0("detach")?.call_method0("clone")?;
+            before.slots[at] = copy.as_ptr();
+            match updated {
+                true => before.updated.push((at, copy.unbind())),
+                false => before._others.push(copy.unbind()),
+            }
+        }
+        Ok(before)
     }
 
-    fn run<'py>(
+    /// Runs a step on the copies.
+    pub fn run<'py>(
         &self,
         py: Python<'py>,
         front: &'static Front,
         route: &Route,
-        comparison: &Comparison,
+        step: &RouteStep,
     ) -> PyResult<Bound<'py, PyAny>> {
         let arguments = slow::read(py, front, &self.slots, Purpose::Run)?;
-        Job::new(py, front, &self.slots, &arguments, route)?.run(&comparison.other)
+        Job::new(py, front, &self.slots, &arguments, route)?.run(step)
+    }
+
+    /// What the call updated, and the copies, in pairs.
+    pub fn updated<'py>(&self, py: Python<'py>) -> Vec<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
+        let pair = |(at, copy): &(usize, Py<PyAny>)| Some((slow::given(py, &self.given, *at)?, copy.bind(py).clone()));
+        self.updated.iter().filter_map(pair).collect()
     }
 
     /// The largest difference, and whether it is within the operation's tolerance.
@@ -128,16 +166,13 @@ impl Before {
         served: &Bound<'_, PyAny>,
         other: &Bound<'_, PyAny>,
     ) -> PyResult<(f64, bool)> {
-        let tolerance = |dtype| route.op.schema().tolerances.of(dtype).rtol;
-        let dtype = route.op.dtype(&route.query);
-        let rtol = dtype.map_or(0.0, tolerance);
+        let rtol = route.op.dtype(&route.query).map_or(0.0, |dtype| route.op.schema().tolerances.of(dtype).rtol);
         let checks = py.import("layerzero.checks")?;
-        if self.copies.is_empty() {
+        if self.updated.is_empty() {
             return checks.call_method1("difference", (served, other, rtol))?.extract();
         }
         let mut worst = (0.0f64, true);
-        for (at, copy) in &self.copies {
-            let Some(tensor) = slow::given(py, &self.given, *at) else { continue };
+        for (tensor, copy) in self.updated(py) {
             let (error, within): (f64, bool) = checks.call_method1("difference", (tensor, copy, rtol))?.extract()?;
             worst = (worst.0.max(error), worst.1 && within);
         }

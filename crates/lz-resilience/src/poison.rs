@@ -63,6 +63,7 @@ const OUT_OF_MEMORY: &[&str] = &[
     "out of memory",
     "out_of_memory",
     "outofmemory",
+    "memoryerror",
     "cudaerrormemoryallocation",
     "cublas_status_alloc_failed",
     "cudnn_status_alloc_failed",

@@ -43,7 +43,7 @@ impl Snapshot {
         let representative = cells.representative(query);
         let rules = Applied::new(self.policy.rules(query.op()), &facts);
         let keys = [cells.key(query), query.marked_exact()];
-        let trials = Trials::new(&self.spec.trials, &keys[0]);
+        let trials = Trials::new(&self.spec.trials, &facts, &keys[0]);
         let at = Facts { query: &representative, ..facts };
         let judge = Judge { snapshot: self, case: &case, at, rules: &rules, keys: &keys, trials: &trials };
 
@@ -156,6 +156,10 @@ impl Judge<'_> {
 
     /// A lock leaves only the kernels it names; all others are out because of it.
     fn apply_locks(&self, candidates: &mut [Candidate]) -> bool {
+        // Switched off means off: a lock does not keep references from serving.
+        if !self.case.settings.enabled {
+            return false;
+        }
         // The first lock that applies decides; later ones are shadowed by it.
         let Some(rule) = self.rules.lock() else {
             return false;

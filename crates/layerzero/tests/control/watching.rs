@@ -64,6 +64,31 @@ fn a_swapped_link_is_noticed() {
 }
 
 #[test]
+fn files_that_are_included_later_are_watched_too() {
+    let (tell, told) = mpsc::channel();
+    let tell = Mutex::new(tell);
+    let w = World::made(|builder, _| {
+        builder.on_event(move |stamped| drop(tell.lock().unwrap().send(stamped.event.clone())))
+    });
+    w.register(&["a.rms", "b.rms"]);
+    let settings = "watch: true\nwatch_debounce_ms: 5\n";
+    w.load(settings);
+    w.engine.watch().unwrap();
+    w.write("more.yaml", "locks: {norm.rms: a.rms}\n");
+    w.write("layerzero.yaml", &format!("{settings}include: more.yaml\n"));
+    let reloaded = || {
+        let event = told.recv_timeout(PATIENCE).unwrap();
+        assert!(matches!(event, Event::ReloadSucceeded { .. }), "{event:?}");
+    };
+    reloaded();
+    // Once more after the new file is watched.
+    reloaded();
+    w.write("more.yaml", "locks: {norm.rms: b.rms}\n");
+    reloaded();
+    assert_eq!(w.serves(), "b.rms");
+}
+
+#[test]
 fn an_engine_that_is_watched_can_be_dropped() {
     let w = World::with_kernels(&["a.rms"]);
     w.load("watch: true\nwatch_debounce_ms: 5\n");

@@ -189,6 +189,16 @@ fn operations(name: &str) -> Option<Vec<(OpIx, Fixed)>> {
     Some(found.collect::<Vec<_>>()).filter(|found| !found.is_empty())
 }
 
+/// The operations a name or glob stands for, each with what must hold of a call for it to. Empty when it stands for
+/// nothing.
+pub(crate) fn scope(name: &str) -> Vec<(OpIx, Vec<Expr>)> {
+    let scoped = |(op, fixed): (OpIx, Fixed)| {
+        let when = conditions(&Condition::Always, &fixed, Catalog::get().op(op)).ok()?;
+        Some((op, when))
+    };
+    operations(name).unwrap_or_default().into_iter().filter_map(scoped).collect()
+}
+
 /// Every name an operation, alias or function has.
 pub(super) fn operation_names() -> impl Iterator<Item = &'static str> {
     let ops = Catalog::get().ops().iter().flat_map(|op| [op.id()].into_iter().chain(op.schema().also.iter().copied()));

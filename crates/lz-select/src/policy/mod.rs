@@ -12,7 +12,7 @@ use lz_model::{KernelDescriptor, did_you_mean};
 
 pub use analysis::{Finding, FindingKind, Severity, analyse};
 pub(crate) use applied::Applied;
-pub(crate) use compile::{Policy, Rule};
+pub(crate) use compile::{Policy, Rule, scope};
 pub use trace::{Effect, RuleTrace};
 
 /// Points a preference is worth.
