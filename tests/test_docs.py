@@ -12,6 +12,7 @@ import runpy
 import warnings
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import layerzero as lz
@@ -38,7 +39,7 @@ class Block:
 def blocks(page: str) -> list[Block]:
     """The Python blocks of a page. A text block that follows one, with nothing between, is what it prints."""
     found, all_blocks = [], list(BLOCK.finditer(page))
-    for block, following in zip(all_blocks, [*all_blocks[1:], None], strict=True):
+    for block, following in zip_longest(all_blocks, all_blocks[1:]):
         if block["kind"] != "python":
             continue
         printed = None

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import layerzero as lz
 import pytest
 import torch
 import torch.nn.functional as F
 from layerzero import _native, kernels, surroundings
 from processes import answer
-
-import layerzero as lz
 
 pytestmark = pytest.mark.filterwarnings("ignore::layerzero.LayerZeroWarning")
 
