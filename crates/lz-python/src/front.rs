@@ -216,6 +216,13 @@ impl Front {
         self.names.iter().position(same).or_else(|| self.names.iter().position(equal))
     }
 
+    #[cold]
+    #[inline(never)]
+    fn refuse(&self, misfit: &Misfit) -> *mut PyObject {
+        Python::attach(|py| self.misfit(py, misfit).restore(py));
+        ptr::null_mut()
+    }
+
     fn misfit(&self, py: Python<'_>, misfit: &Misfit) -> PyErr {
         let name = self.name();
         let text = match misfit {
@@ -534,8 +541,7 @@ unsafe fn call(front: &'static Front, args: *const *mut PyObject, count: usize, 
     let mut slots: Slots = [ptr::null_mut(); MAX_ARGUMENTS];
     // SAFETY: passed on.
     if let Err(misfit) = unsafe { front.parse(args, count, names, &mut slots) } {
-        Python::attach(|py| front.misfit(py, &misfit).restore(py));
-        return ptr::null_mut();
+        return front.refuse(&misfit);
     }
     // SAFETY: the caller holds the arguments.
     unsafe { run(front, &slots, true) }
@@ -576,13 +582,32 @@ pub unsafe fn run(front: &'static Front, slots: &Slots, outside: bool) -> *mut P
             tried = Some((at, result));
         }
     }
+    let words = described.then_some((version, &words));
+    // SAFETY: passed on.
+    unsafe { slowly(front, slots, outside, overlay, words, known, tried) }
+}
+
+/// The rest of a call that does not go straight; apart, so that the straight path is short and in one piece.
+///
+/// # Safety
+/// As [`run`]; `tried` holds a new reference, or null with an exception set.
+#[cold]
+#[inline(never)]
+unsafe fn slowly(
+    front: &'static Front,
+    slots: &Slots,
+    outside: bool,
+    overlay: OverlayId,
+    words: Option<(u64, &Words)>,
+    known: Option<Route>,
+    tried: Option<(usize, *mut PyObject)>,
+) -> *mut PyObject {
     Python::attach(|py| {
         let tried = tried.map(|(at, result)| {
             // SAFETY: a new reference, or null with an exception set.
             (at, unsafe { Bound::from_owned_ptr_or_err(py, result) })
         });
-        let request =
-            slow::Request { front, slots, outside, words: described.then_some((version, &words)), known, tried };
+        let request = slow::Request { front, slots, outside, words, known, tried };
         match engine().within(overlay, || request.serve(py)) {
             Ok(result) => result.into_ptr(),
             Err(error) => {

@@ -1,6 +1,7 @@
 //! Routes: what was decided for a call, prepared so that it can be carried out at once.
 
 use std::ptr;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -184,8 +185,8 @@ pub struct Comparison {
     pub calls: AtomicU64,
 }
 
-/// A shared [`Decided`].
-pub struct Route(Arc<Decided>);
+/// A shared [`Decided`]. Counted without atomics: it is only ever touched while holding the interpreter.
+pub struct Route(Rc<Decided>);
 
 impl std::ops::Deref for Route {
     type Target = Decided;
@@ -225,7 +226,7 @@ impl Route {
             other: RouteStep::new(py, front, op, layout, other),
             calls: AtomicU64::new(0),
         });
-        Route(Arc::new(Decided {
+        Route(Rc::new(Decided {
             op,
             query,
             layout,
@@ -298,7 +299,7 @@ impl Route {
 
     /// Finds out which one call each step comes down to for arguments like these.
     pub fn shorten(&mut self, py: Python<'_>, slots: &Slots) {
-        let Some(decided) = Arc::get_mut(&mut self.0) else { return };
+        let Some(decided) = Rc::get_mut(&mut self.0) else { return };
         for step in decided.steps.iter_mut().filter(|step| step.transforms.is_empty()) {
             if let Runner::Python(call) = &mut step.runner {
                 call.shorten(py, slots);

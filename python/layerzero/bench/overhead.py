@@ -147,7 +147,8 @@ def measure(rounds: int = 41, count: int = 2000, count_instructions: bool = True
     cases = _cases()
     for name, (call, direct, kernel) in cases.items():
         # Each pair by itself: other kernels in between would be measured along, by the caches they take.
-        times = interleaved({name: call, f"{name} direct": direct}, rounds=rounds, count=count)
+        # Many short rounds: a kernel takes long enough for the machine to change its pace within a long one.
+        times = interleaved({name: call, f"{name} direct": direct}, rounds=rounds * 5, count=max(count // 5, 1))
         rows[name] = {
             "kernel_id": kernel,
             "lz_us": statistics.median(times[name]),
