@@ -9,8 +9,9 @@ use pyo3::types::PyTuple;
 
 use crate::engine::engine;
 use crate::error;
+use crate::job::Job;
 use crate::route::{RouteStep, Runner};
-use crate::slow::{Job, given};
+use crate::slow::given;
 use crate::tensors::{Meta, Purpose, storage};
 
 /// Runs a step's kernel on transformed arguments and gives its result in the form the caller expects.

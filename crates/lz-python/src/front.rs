@@ -4,36 +4,27 @@
 //! Whatever is not straight (a first call, a tensor subclass, autocast, tracing, numpy arrays, `out=`, a kernel
 //! that fails) goes to [`crate::slow`], which may take its time.
 
-use std::cell::UnsafeCell;
 use std::ffi::{CStr, CString};
-use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::OnceLock;
 
+use layerzero::OverlayId;
 use layerzero::model::{ArgumentKind, Catalog, Signature, Special};
-use layerzero::{Memo, OverlayId};
 use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::engine::engine;
-use crate::exchange::{Borrow, DlTensor};
-use crate::inside::Seen;
 use crate::route::Route;
 use crate::torch::Torch;
-use crate::{context, docs, error, slow, watched};
+use crate::words::Words;
+use crate::{context, docs, error, memory, slow, watched};
 
 /// Most arguments a function has.
 pub const MAX_ARGUMENTS: usize = 16;
-/// Most words a call is described by; longer ones are not remembered.
-const MAX_WORDS: usize = 160;
-/// Places of the memo.
-const PLACES: usize = 1024;
 /// Functions there may be.
-const MAX_FUNCTIONS: usize = 32;
-/// Words of a call that can be the last of its function.
-const LAST_WORDS: usize = 56;
+pub const MAX_FUNCTIONS: usize = 32;
 
 /// The arguments of a call in the function's order, borrowed from the caller; null where not given.
 pub type Slots = [*mut PyObject; MAX_ARGUMENTS];
@@ -70,54 +61,6 @@ fn places(mut bits: u32) -> impl Iterator<Item = usize> {
 }
 
 static FRONTS: OnceLock<Vec<Front>> = OnceLock::new();
-
-/// What was decided, by the words of the call.
-struct Remembered(UnsafeCell<Memory>);
-
-struct Memory {
-    memo: Option<Memo<Route>>,
-    /// The last call of each function, to be found without looking for it.
-    last: [Option<Last>; MAX_FUNCTIONS],
-}
-
-/// A call and its route, side by side.
-struct Last {
-    version: u64,
-    len: usize,
-    words: [u64; LAST_WORDS],
-    route: Route,
-}
-
-impl Memory {
-    /// What was decided for a call, and what it displaces as the last of its function.
-    #[inline]
-    fn find(&mut self, function: usize, version: u64, words: &[u64]) -> (Option<Route>, Option<Last>) {
-        if let Some(last) = &self.last[function]
-            && last.version == version
-            && last.words[..last.len] == *words
-        {
-            return (Some(last.route.share()), None);
-        }
-        let Some(route) = self.memo.as_ref().and_then(|memo| memo.find(version, words)).map(Route::share) else {
-            return (None, None);
-        };
-        let displaced = self.put_last(function, version, words, route.share());
-        (Some(route), displaced)
-    }
-
-    /// Makes a call the last of its function. What it displaces is given back.
-    fn put_last(&mut self, function: usize, version: u64, words: &[u64], route: Route) -> Option<Last> {
-        let mut copy = [0; LAST_WORDS];
-        copy.get_mut(..words.len())?.copy_from_slice(words);
-        self.last[function].replace(Last { version, len: words.len(), words: copy, route })
-    }
-}
-
-// SAFETY: only touched while holding the interpreter lock (abi3 modules do not load into interpreters without one), and
-// never across a call back into Python.
-unsafe impl Sync for Remembered {}
-
-static MEMO: Remembered = Remembered(UnsafeCell::new(Memory { memo: None, last: [const { None }; MAX_FUNCTIONS] }));
 
 impl Front {
     fn new(py: Python<'_>, index: usize, signature: &'static Signature) -> Front {
@@ -286,7 +229,6 @@ impl Front {
         if present & self.careful_bits != 0 {
             return false;
         }
-        let at_head = words.len;
         words.push(0);
         let mut elsewhere = false;
         for at in places(present & self.tensor_bits) {
@@ -324,8 +266,8 @@ impl Front {
         let present = u64::from(present & (self.tensor_bits | self.scalar_bits));
         let head =
             self.index as u64 | u64::from(surroundings.deterministic) << 8 | present << 16 | u64::from(overlay.0) << 32;
-        words.words[at_head].write(head);
-        !words.overflowed
+        words.set_head(head);
+        !words.overflowed()
     }
 }
 
@@ -338,183 +280,6 @@ enum Misfit {
     TooMany(usize),
     Unknown(*mut PyObject),
     Twice(usize),
-}
-
-/// All that can influence a decision, on the stack.
-pub struct Words {
-    words: [MaybeUninit<u64>; MAX_WORDS],
-    len: usize,
-    overflowed: bool,
-}
-
-impl Words {
-    fn new() -> Words {
-        Words { words: [const { MaybeUninit::uninit() }; MAX_WORDS], len: 0, overflowed: false }
-    }
-
-    fn as_slice(&self) -> &[u64] {
-        // SAFETY: `push` wrote the first `len` of them.
-        unsafe { self.words[..self.len].assume_init_ref() }
-    }
-
-    #[inline]
-    fn push(&mut self, word: u64) {
-        match self.words.get_mut(self.len) {
-            Some(place) => {
-                place.write(word);
-                self.len += 1;
-            }
-            None => self.overflowed = true,
-        }
-    }
-
-    #[inline]
-    fn extend(&mut self, values: &[i64]) {
-        match self.words.get_mut(self.len..self.len + values.len()) {
-            Some(places) => {
-                places.iter_mut().zip(values).for_each(|(place, &value)| {
-                    place.write(value as u64);
-                });
-                self.len += values.len();
-            }
-            None => self.overflowed = true,
-        }
-    }
-
-    /// A tensor that was read in place.
-    #[inline]
-    fn seen(&mut self, tensor: &Seen<'_>, wants_grad: bool) {
-        let header = tensor.kind()
-            | u64::from(tensor.start.is_multiple_of(16)) << 1
-            | u64::from(wants_grad) << 2
-            | (tensor.sizes.len() as u64) << 24;
-        self.push(header);
-        self.extend(tensor.sizes);
-        self.extend(tensor.strides);
-    }
-
-    /// A tensor, asked through the exchange API. `false` when it cannot be.
-    ///
-    /// # Safety
-    /// A live, plain tensor.
-    unsafe fn borrowed(&mut self, torch: &Torch, borrow: Borrow, object: *mut PyObject, wants_grad: bool) -> bool {
-        let mut tensor = DlTensor::EMPTY;
-        // SAFETY: a live tensor, and a struct to fill, which is read while the tensor is alive. A failed call has set an
-        // exception.
-        unsafe {
-            if borrow(object, &mut tensor) != 0 {
-                ffi::PyErr_Clear();
-                return false;
-            }
-            if let Some(fields) = &torch.fields {
-                fields.learn(object, &tensor);
-            }
-            self.tensor(&tensor, wants_grad);
-        }
-        true
-    }
-
-    /// # Safety
-    /// The struct was filled and its tensor is alive.
-    unsafe fn tensor(&mut self, tensor: &DlTensor, wants_grad: bool) {
-        let aligned = (tensor.start() as usize).is_multiple_of(16);
-        let header = tensor.kind()
-            | u64::from(aligned) << 1
-            | u64::from(wants_grad) << 2
-            | u64::from(tensor.strides.is_null()) << 3
-            | (tensor.ndim as u64 & 0xff) << 24;
-        self.push(header);
-        // SAFETY: the contract above.
-        let (shape, strides) = unsafe { (tensor.shape(), tensor.strides()) };
-        self.extend(shape);
-        self.extend(strides.unwrap_or(&[]));
-    }
-
-    /// A truth value, number, short string, or pair of integers. `false` for anything else.
-    ///
-    /// # Safety
-    /// A live object.
-    #[inline]
-    unsafe fn scalar(&mut self, object: *mut PyObject) -> bool {
-        // SAFETY: each check reads the object's type, each reading follows its check.
-        unsafe {
-            if object == ffi::Py_True() || object == ffi::Py_False() {
-                self.push(1 | u64::from(object == ffi::Py_True()) << 8);
-            } else if ffi::PyFloat_CheckExact(object) != 0 {
-                self.push(2);
-                self.push(ffi::PyFloat_AsDouble(object).to_bits());
-            } else if ffi::PyLong_CheckExact(object) != 0 {
-                return self.integer(object);
-            } else if ffi::PyUnicode_CheckExact(object) != 0 {
-                return self.text(object);
-            } else if ffi::PyTuple_CheckExact(object) != 0 {
-                let count = ffi::PyTuple_Size(object);
-                self.push(5 | (count as u64) << 8);
-                let integer = |i| {
-                    let item = ffi::PyTuple_GetItem(object, i);
-                    ffi::PyLong_CheckExact(item) != 0 && self.integer(item)
-                };
-                return count <= 4 && (0..count).all(integer);
-            } else {
-                return false;
-            }
-        }
-        true
-    }
-
-    /// # Safety
-    /// A live integer.
-    unsafe fn integer(&mut self, object: *mut PyObject) -> bool {
-        // SAFETY: an integer; one that does not fit sets an exception, cleared here.
-        let value = unsafe { ffi::PyLong_AsLongLong(object) };
-        // SAFETY: as above.
-        if value == -1 && !unsafe { ffi::PyErr_Occurred() }.is_null() {
-            // SAFETY: as above.
-            unsafe { ffi::PyErr_Clear() };
-            return false;
-        }
-        self.push(3);
-        self.push(value as u64);
-        true
-    }
-
-    /// # Safety
-    /// A live string.
-    unsafe fn text(&mut self, object: *mut PyObject) -> bool {
-        let mut size = 0;
-        // SAFETY: a string; its bytes live as long as it does.
-        let bytes = unsafe { ffi::PyUnicode_AsUTF8AndSize(object, &mut size) };
-        if bytes.is_null() || size > 16 {
-            // SAFETY: clears the exception of a string that is no UTF-8, if any.
-            unsafe { ffi::PyErr_Clear() };
-            return false;
-        }
-        let mut padded = [0u8; 16];
-        // SAFETY: `size` bytes are there, at most 16.
-        unsafe { ptr::copy_nonoverlapping(bytes.cast::<u8>(), padded.as_mut_ptr(), size as usize) };
-        self.push(4 | (size as u64) << 8);
-        padded.chunks_exact(8).for_each(|c| self.push(u64::from_le_bytes(c.try_into().unwrap_or_default())));
-        true
-    }
-}
-
-/// Remembers what was decided for a call.
-pub fn remember(_py: Python<'_>, front: &Front, version: u64, words: &Words, route: &Route) {
-    // SAFETY: the token proves that this thread holds the interpreter, see `Remembered`; nothing runs Python code before
-    // the reference ends. What is displaced is dropped after, since dropping a kernel may run some.
-    let displaced = unsafe {
-        let memory = &mut *MEMO.0.get();
-        let memo = memory.memo.get_or_insert_with(|| Memo::new(PLACES));
-        let old = memo.keep(version, words.as_slice(), route.share());
-        (old, memory.put_last(front.index, version, words.as_slice(), route.share()))
-    };
-    drop(displaced);
-}
-
-/// How many calls are remembered.
-pub fn remembered(_py: Python<'_>) -> usize {
-    // SAFETY: the token proves that this thread holds the interpreter; nothing runs Python code meanwhile.
-    unsafe { (*MEMO.0.get()).memo.as_ref().map_or(0, Memo::len) }
 }
 
 /// One function's entry point: a C function per place in the list.
@@ -561,11 +326,8 @@ pub unsafe fn run(front: &'static Front, slots: &Slots, outside: bool) -> *mut P
     let described = unsafe { front.describe(slots, overlay, &mut words) };
     let (mut known, mut tried) = (None, None);
     if described {
-        // SAFETY: see `Remembered`: the reference ends before anything is called.
-        let (found, displaced) = unsafe { (*MEMO.0.get()).find(front.index, version, words.as_slice()) };
-        // Dropping a kernel may run Python code, which must not meet the memory in use.
-        drop(displaced);
-        known = found;
+        // SAFETY: the contract above.
+        known = unsafe { memory::find(front.index, version, &words) };
         if let Some((route, (at, prepared))) = known.as_ref().and_then(|route| Some((route, route.straight(slots)?))) {
             let call = route.steps[at].health.record_call();
             // SAFETY: the slots are live, and the route is held.

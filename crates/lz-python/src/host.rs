@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::error;
-use crate::slow::Job;
+use crate::job::Job;
 use crate::tensors::{Meta, Purpose, storage};
 use crate::torch::Torch;
 

@@ -187,7 +187,7 @@ pub fn status(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     answer.set_item("torch_state_by", torch.map(|t| t.reads_by()))?;
     answer.set_item("tensors_by", torch.map(|t| t.tensors_by()))?;
     answer.set_item("exchange_api", torch.is_some_and(|t| t.borrow.is_some()))?;
-    answer.set_item("calls_remembered", crate::front::remembered(py))?;
+    answer.set_item("calls_remembered", crate::memory::remembered(py))?;
     answer.set_item("version", engine().version())?;
     let stats = engine().cache_stats();
     answer.set_item("cache_entries", stats.entries)?;

@@ -1,9 +1,10 @@
 //! The native half of the Python package `layerzero`.
 //!
-//! It wraps the engine and decides nothing itself. [`front`] holds the functions people call and their straight
-//! path; [`slow`] is every other path; [`route`] is what was decided for a call, ready to be carried out; [`exchange`],
-//! [`inside`] and [`torch`] read tensors and torch's state without Python objects; [`host`] runs Rust kernels on tensors' memory;
-//! [`error`] is the one map to exceptions.
+//! It wraps the engine and decides nothing itself. A call goes [`front`] → [`words`] → [`memory`] → [`route`] →
+//! [`pycall`]: that is the straight path. [`slow`] and [`job`] are every other one, [`watched`] looks at some of the
+//! straight ones. [`exchange`], [`inside`] and [`torch`] read tensors and torch's state without Python objects; [`host`]
+//! runs Rust kernels on tensors' memory; [`control`] and [`context`] are the operator's; [`error`] is the one map to
+//! exceptions.
 //!
 //! `unsafe` is used to talk to the interpreter on the straight path, where PyO3's own argument parsing would cost as
 //! much as the whole call may, and to borrow tensors through DLPack.
@@ -21,13 +22,17 @@ mod front;
 mod host;
 mod inside;
 mod inspect;
+mod job;
+mod memory;
 mod params;
+mod pycall;
 mod registry;
 mod route;
 mod slow;
 mod tensors;
 mod torch;
 mod watched;
+mod words;
 
 use std::io::IsTerminal;
 

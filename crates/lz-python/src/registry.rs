@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use crate::engine::engine;
 use crate::error;
 use crate::front::MAX_ARGUMENTS;
-use crate::route::PyKernel;
+use crate::pycall::PyKernel;
 use crate::torch::Torch;
 
 static LOADED: AtomicBool = AtomicBool::new(false);

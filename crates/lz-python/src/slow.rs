@@ -1,26 +1,26 @@
 //! The path of calls that are not straight: first calls, special tensors and surroundings, results that need care,
 //! kernels that fail.
 
-use layerzero::model::{
-    ArgumentKind, Call, Catalog, Context, DeviceIx, Layout, NamedCall, OutputSpec, ParamValue, Special,
-};
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use layerzero::model::{ArgumentKind, Catalog, Context, Layout, NamedCall, ParamValue, Special};
 use layerzero::resilience::Admission;
 use layerzero::resilience::rollout::Outcome;
-use layerzero::{Error, Fault, Warning};
-use pyo3::exceptions::{PyException, PyRuntimeError, PyTypeError};
+use layerzero::{Error, Fault};
+use pyo3::exceptions::{PyException, PyRuntimeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyTuple};
+use pyo3::types::{PyDict, PyTuple};
 
 use crate::engine::engine;
-use crate::front::{self, Front, Slots, Words};
+use crate::front::{Front, Slots};
+use crate::job::Job;
 use crate::route::{Route, RouteStep, Runner};
-use crate::tensors::{Meta, Purpose, storage};
+use crate::tensors::{Meta, Purpose};
 use crate::torch::Torch;
-use crate::watched::{Before, Watching};
-use crate::{adapted, error, events, host, registry};
+use crate::watched::Watching;
+use crate::words::Words;
+use crate::{error, events, host, memory, registry};
 
 /// The arguments of a call, read.
 pub struct Arguments {
@@ -68,7 +68,7 @@ impl<'py> Request<'_, 'py> {
                 let mut route = decide(py, front, &arguments)?;
                 route.shorten(py, slots);
                 if let Some((version, words)) = self.words {
-                    front::remember(py, front, version, words, &route);
+                    memory::remember(py, front.index, version, words, &route);
                 }
                 route
             }
@@ -372,271 +372,6 @@ pub fn carry_out<'py>(
         (false, true) => "see each kernel's error",
     };
     Err(error::execution(py, route.op.id(), chain, hint))
-}
-
-/// One call under way.
-pub struct Job<'a, 'py> {
-    pub py: Python<'py>,
-    pub front: &'static Front,
-    pub slots: Slots,
-    pub arguments: &'a Arguments,
-    pub route: &'a Route,
-    pub params: Vec<ParamValue>,
-    pub expected: Vec<OutputSpec>,
-    out: Option<Bound<'py, PyAny>>,
-    /// Objects the slots point to that are not the caller's.
-    _kept: Vec<Bound<'py, PyAny>>,
-}
-
-impl<'a, 'py> Job<'a, 'py> {
-    pub fn new(
-        py: Python<'py>,
-        front: &'static Front,
-        slots: &Slots,
-        arguments: &'a Arguments,
-        route: &'a Route,
-    ) -> PyResult<Job<'a, 'py>> {
-        let mut slots = *slots;
-        let mut kept: Vec<Bound<'py, PyAny>> = Vec::new();
-        // Kernels are given a pair as a tuple.
-        if let Some(at) = front.special(Special::Window)
-            && let Some(window) = given(py, &slots, at)
-            && let Ok(list) = window.cast::<PyList>()
-        {
-            kept.push(list.to_tuple().into_any());
-            slots[at] = kept[kept.len() - 1].as_ptr();
-        }
-        let seed = front.signature.arguments.iter().position(|a| a.name == "seed");
-        let generator = front.special(Special::Generator).and_then(|at| given(py, &slots, at));
-        if let Some(at) = seed.filter(|_| route.draws) {
-            match (given(py, &slots, at), &generator) {
-                (Some(_), Some(_)) => {
-                    let text = format!("{}: both seed and generator were given", front.name());
-                    return Err(error::invalid(py, "GIVEN_TWICE", &text, "give one of them"));
-                }
-                (Some(_), None) => {}
-                (None, generator) => {
-                    kept.push(host::draw_seed(py, generator.as_ref())?);
-                    slots[at] = kept[kept.len() - 1].as_ptr();
-                }
-            }
-        }
-        let named = arguments.named(front, route.query.context());
-        let ordered = route.op.in_order(&named).map_err(|e| error::call(py, &e))?;
-        let mut params = route.op.params(&ordered.params).map_err(|e| error::call(py, &e))?.to_vec();
-        let call = Call {
-            inputs: &ordered.inputs,
-            params: &params,
-            layout: named.layout,
-            device: named.device,
-            context: named.context,
-        };
-        let expected = route.op.outputs(&call, &route.query);
-        if let (Some(at), Some(index)) = (seed, route.op.param_index("seed"))
-            && let Some(seed) = given(py, &slots, at).and_then(|s| crate::params::value(&s))
-        {
-            params[index] = seed;
-        }
-        let out = front.special(Special::Out).and_then(|at| given(py, &slots, at));
-        if let (Some(out), Some(expected)) = (&out, expected.first()) {
-            check_out(py, front, out, expected)?;
-        }
-        Ok(Job { py, front, slots, arguments, route, params, expected, out, _kept: kept })
-    }
-
-    /// Whether the call updates tensors in place.
-    fn updates(&self) -> bool {
-        !self.front.signature.updates().is_empty()
-    }
-
-    /// Runs one step.
-    pub fn run(&self, step: &RouteStep) -> PyResult<Bound<'py, PyAny>> {
-        match &step.runner {
-            Runner::Python(call) if step.transforms.is_empty() => {
-                // SAFETY: the slots are alive; the result is a new reference or an exception.
-                unsafe { Bound::from_owned_ptr_or_err(self.py, call.prepare(&self.slots).call()) }
-            }
-            Runner::Python(_) => adapted::run(self, step),
-            Runner::Host(executable) => host::run(self, executable),
-            Runner::Nothing => Err(error::execution(self.py, self.route.op.id(), Vec::new(), "see lz.list_kernels()")),
-        }
-    }
-
-    /// A result that is what the operation gives; anything else is a failure of the kernel. Looked at on the first call
-    /// of a kind, on every call once a kernel has failed, and when it does not look like those before it.
-    fn checked(
-        &self,
-        step: &RouteStep,
-        result: Bound<'py, PyAny>,
-        before: Option<&Before>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        if !matches!(step.runner, Runner::Python(_)) {
-            return Ok(result);
-        }
-        if engine().config().settings.debug {
-            self.py.import("layerzero.checks")?.call_method0("synchronize")?;
-        }
-        if let Some(before) = before {
-            self.no_new_nan_in_place(before)?;
-        }
-        if self.expected.is_empty() {
-            // It updates tensors, and whatever its function returned is nobody's business.
-            self.route.expect_nothing();
-            return Ok(self.py.None().into_bound(self.py));
-        }
-        let results = self.results(&result)?;
-        for (object, spec) in results.iter().zip(&self.expected) {
-            check_result(object, spec, self.route.query.device())?;
-        }
-        if let Some(torch) = Torch::known() {
-            self.route.expect(torch, &results);
-        }
-        if engine().config().settings.checked {
-            self.no_new_nan(&result)?;
-        }
-        Ok(result)
-    }
-
-    /// The tensors of a result.
-    pub fn results(&self, result: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        match self.expected.len() {
-            0 => Ok(Vec::new()),
-            1 => Ok(vec![result.clone()]),
-            several => match result.cast::<PyTuple>() {
-                Ok(tuple) if tuple.len() == several => Ok(tuple.iter().collect()),
-                _ => Err(gave(format!("a {}, expected {several} tensors", kind(result)))),
-            },
-        }
-    }
-
-    /// Copies of what a kernel is about to update, where that will be checked.
-    fn before(&self, step: &RouteStep) -> PyResult<Option<Before>> {
-        let wanted = engine().config().settings.checked && self.updates() && matches!(step.runner, Runner::Python(_));
-        wanted.then(|| Before::new(self.py, self.front, &self.slots, false)).transpose()
-    }
-
-    /// As [`Job::no_new_nan`], for tensors that were updated in place.
-    fn no_new_nan_in_place(&self, before: &Before) -> PyResult<()> {
-        let checks = self.py.import("layerzero.checks")?;
-        let (after, copies): (Vec<_>, Vec<_>) = before.updated(self.py).into_iter().unzip();
-        let after = PyTuple::new(self.py, after)?;
-        let reference = self.route.steps.iter().find(|step| step.kernel.reference);
-        if let Some(reference) = reference.filter(|_| !copies.is_empty())
-            && checks.call_method1("has_nan", (&after,))?.is_truthy()?
-        {
-            before.run(self.py, self.front, self.route, reference)?;
-            if checks.call_method1("has_more_nan", (&after, PyTuple::new(self.py, copies)?))?.is_truthy()? {
-                return Err(gave("NaN where the reference has none".into()));
-            }
-        }
-        Ok(())
-    }
-
-    /// A NaN the reference does not have is a failure. Only in checked mode: the reference is slow.
-    fn no_new_nan(&self, result: &Bound<'py, PyAny>) -> PyResult<()> {
-        let checks = self.py.import("layerzero.checks")?;
-        let reference = self.route.steps.iter().find(|step| step.kernel.reference);
-        let Some(reference) = reference.filter(|_| !self.updates()) else { return Ok(()) };
-        if checks.call_method1("has_nan", (result,))?.is_truthy()? {
-            let right = self.run(reference)?;
-            if checks.call_method1("has_more_nan", (result, right))?.is_truthy()? {
-                return Err(gave("NaN where the reference has none".into()));
-            }
-        }
-        Ok(())
-    }
-
-    /// Warns when another kernel than the chosen one served the call.
-    fn tell(&self, served: &RouteStep, chain: &[(String, PyErr)]) {
-        if let Some((failed, error)) = chain.first() {
-            let (failed, served) = (failed.clone(), served.kernel.id.clone());
-            let factor = engine().cost_of(&self.route.query, &failed, &served);
-            let error = error::one_line(self.py, error);
-            engine().warn(&Warning::FellBack { op: self.route.op.id(), failed, error, served, factor });
-        }
-    }
-
-    /// Puts how a candidate did to its rollout, when that is who served.
-    fn tell_rollout(&self, step: &RouteStep, outcome: Outcome) {
-        let serving = self.route.comparison.as_ref().filter(|c| c.serves);
-        if let Some(comparison) = serving.filter(|_| std::ptr::eq(step, &self.route.steps[0])) {
-            engine().tried(&comparison.rollout, outcome);
-        }
-    }
-
-    /// The result as the function gives it.
-    fn finish(&self, result: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        if let Some(out) = &self.out {
-            match out.hasattr("copy_")? {
-                true => out.call_method1("copy_", (result,))?,
-                false => self.py.import("numpy")?.call_method1("copyto", (out, result))?,
-            };
-            return Ok(out.clone());
-        }
-        if self.route.op.id() == "quantize" {
-            let scale = self.front.signature.arguments.iter().position(|a| a.name == "scale");
-            return match scale.and_then(|at| given(self.py, &self.slots, at)) {
-                Some(_) => result.get_item(0),
-                None => self.py.import("layerzero.arrays")?.getattr("Quantized")?.call1(result.cast::<PyTuple>()?),
-            };
-        }
-        Ok(result)
-    }
-}
-
-fn gave(what: String) -> PyErr {
-    PyTypeError::new_err(format!("the kernel gave {what}"))
-}
-
-fn kind(object: &Bound<'_, PyAny>) -> String {
-    object.get_type().name().map_or_else(|_| "?".into(), |n| n.to_string())
-}
-
-/// Whether one tensor of a result is what it should be: dtype, sizes, device.
-fn check_result(object: &Bound<'_, PyAny>, spec: &OutputSpec, on: DeviceIx) -> PyResult<()> {
-    let Some(torch) = Torch::known().filter(|torch| torch.is_tensor(object)) else {
-        return Err(gave(format!("a {}, expected a tensor", kind(object))));
-    };
-    let (dtype, per_byte) = storage(spec.dtype);
-    let mut shape = spec.shape.to_vec();
-    if let Some(last) = shape.last_mut() {
-        *last /= per_byte;
-    }
-    let found: Vec<i64> = object.getattr("shape")?.extract()?;
-    let given = object.getattr("dtype")?.str()?.to_string();
-    let given = given.trim_start_matches("torch.");
-    if found != shape || given != dtype {
-        return Err(gave(format!("{given} {found:?}, expected {dtype} {shape:?}")));
-    }
-    // Only of plain tensors it is known that they are where they say.
-    if torch.is_plain(object.as_ptr()) {
-        let found = object.getattr("device")?.str()?.to_string();
-        let expected = match on.0 {
-            0 => "cpu".to_owned(),
-            number => format!("cuda:{}", number - 1),
-        };
-        if found != expected {
-            return Err(gave(format!("a tensor on {found}, expected {expected}")));
-        }
-    }
-    Ok(())
-}
-
-/// `out` must be what the call gives, and is left alone when it is not.
-fn check_out(py: Python<'_>, front: &Front, out: &Bound<'_, PyAny>, expected: &OutputSpec) -> PyResult<()> {
-    let found = Meta::read(out, front.name(), "out", Purpose::Run)?;
-    if found.dtype != expected.dtype || found.shape != expected.shape {
-        let text = format!(
-            "{}: 'out' is {} {:?}, the result is {} {:?}",
-            front.name(),
-            found.dtype,
-            &found.shape[..],
-            expected.dtype,
-            &expected.shape[..]
-        );
-        return Err(error::invalid(py, "WRONG_OUT", &text, "pass a tensor of just that dtype and shape, or none"));
-    }
-    Ok(())
 }
 
 /// The reasons of a failed selection, for those who run one kernel by name.

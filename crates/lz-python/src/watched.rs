@@ -10,8 +10,10 @@ use pyo3::prelude::*;
 
 use crate::engine::engine;
 use crate::front::{Front, Slots};
-use crate::route::{Comparison, Prepared, Route, RouteStep};
-use crate::slow::{self, Job};
+use crate::job::Job;
+use crate::pycall::Prepared;
+use crate::route::{Comparison, Route, RouteStep};
+use crate::slow;
 use crate::tensors::Purpose;
 
 /// Makes a straight call and looks at it. The answer is the serving kernel's, whatever else happens.
