@@ -1,9 +1,9 @@
 //! The native half of the Python package `layerzero`.
 //!
-//! It wraps the engine and decides nothing itself. A call goes [`front`] → [`words`] → [`memory`] → [`route`] →
-//! [`pycall`]: that is the straight path. [`slow`] and [`job`] are every other one, [`watched`] looks at some of the
-//! straight ones. [`exchange`], [`inside`] and [`torch`] read tensors and torch's state without Python objects; [`host`]
-//! runs Rust kernels on tensors' memory; [`control`] and [`context`] are the operator's; [`error`] is the one map to
+//! It wraps the engine and decides nothing itself. A call goes `front` → `words` → `memory` → `route` →
+//! `pycall`: that is the straight path. `slow` and `job` are every other one, `watched` looks at some of the
+//! straight ones. `exchange`, `inside` and `torch` read tensors and torch's state without Python objects; `host`
+//! runs Rust kernels on tensors' memory; `control` and `context` are the operator's; `error` is the one map to
 //! exceptions.
 //!
 //! `unsafe` is used to talk to the interpreter on the straight path, where PyO3's own argument parsing would cost as
