@@ -2,7 +2,8 @@
 
     python bench/soak.py --seconds 10
 
-Prints one JSON object and fails when a call failed, a result was wrong, or the rate or the memory is out of bounds.
+Prints one JSON object and fails when a call failed, a result was wrong, selection was degraded, or the rate or the memory
+is out of bounds.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Report:
     objects_growth: int
     blocks_growth: int
     first_error: str | None
+    level: str
 
 
 def is_close(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -180,6 +182,7 @@ def soak(threads: int = 8, *, seconds: float | None = None, most: int | None = N
         objects_growth=after[1] - before[1],
         blocks_growth=after[2] - before[2],
         first_error=run.first_error,
+        level=lz.health().level,
     )
 
 
@@ -195,7 +198,8 @@ def main() -> int:
     report = soak(options.threads, seconds=options.seconds)
     print(json.dumps(asdict(report)))
     steady = report.rss_growth_bytes <= options.growth and report.calls_per_second >= options.rate
-    return 0 if steady and report.errors == 0 and report.wrong == 0 else 1
+    well = report.errors == 0 and report.wrong == 0 and report.level == "full"
+    return 0 if steady and well else 1
 
 
 if __name__ == "__main__":
