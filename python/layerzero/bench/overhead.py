@@ -138,6 +138,14 @@ def _allocations(calls: int = 1000) -> dict[str, int]:
     return counts
 
 
+def _among_others(rounds: int, count: int) -> dict[str, float]:
+    """The overhead when the calls of all cases take turns in short rounds: each finds the caches as others left them."""
+    cases = _cases()
+    calls = {f"{name}{side}": call for name, c in cases.items() for side, call in (("", c[0]), (" direct", c[1]))}
+    times = interleaved(calls, rounds=rounds, count=count)
+    return {name: difference(times, name, f"{name} direct") for name in cases}
+
+
 def measure(rounds: int = 41, count: int = 2000, count_instructions: bool = True) -> dict[str, Any]:
     """Everything, as data. Times are microseconds per call, medians over interleaved rounds."""
     import torch
@@ -154,7 +162,11 @@ def measure(rounds: int = 41, count: int = 2000, count_instructions: bool = True
             "lz_us": statistics.median(times[name]),
             "direct_us": statistics.median(times[f"{name} direct"]),
             "overhead_us": difference(times, name, f"{name} direct"),
+            "rounds": rounds * 5,
+            "calls_per_round": max(count // 5, 1),
         }
+    for name, cost in _among_others(rounds * 5, max(count // 10, 1)).items():
+        rows[name]["overhead_among_others_us"] = cost
     return {
         "schema_version": "1.0",
         "versions": {"layerzero": lz.__version__, "torch": torch.__version__, "python": platform.python_version()},
@@ -175,12 +187,12 @@ def measure(rounds: int = 41, count: int = 2000, count_instructions: bool = True
 
 def _print(result: dict[str, Any]) -> None:
     print("overhead of a call, µs (median of interleaved rounds)")
-    print(f"  {'':<22}{'through lz':>12}{'direct':>10}{'overhead':>10}{'target':>9}   kernel")
+    print(f"  {'':<22}{'through lz':>12}{'direct':>10}{'overhead':>10}{'among others':>14}{'target':>9}   kernel")
     for name, row in result["selected_kernel"].items():
         target = result["targets_us"].get(name)
         print(
             f"  {name:<22}{row['lz_us']:>12.2f}{row['direct_us']:>10.2f}{row['overhead_us']:>10.2f}"
-            f"{target if target is not None else '':>9}   {row['kernel_id']}"
+            f"{row['overhead_among_others_us']:>14.2f}{target if target is not None else '':>9}   {row['kernel_id']}"
         )
     for title, key in (("one thread", ""), ("two threads", "_2_threads")):
         print(f"with a kernel that does nothing, {title}")
