@@ -285,6 +285,8 @@ pub struct KernelDescriptor {
     pub transform_cost_hint: i32,
     /// Whether it is the operation's definition of right, and its last resort.
     pub reference: bool,
+    /// Whether it is what plain torch would run: what the others are compared with.
+    pub baseline: bool,
 }
 
 impl KernelDescriptor {
@@ -334,6 +336,7 @@ impl KernelDescriptor {
             fuses: Vec::new(),
             transform_cost_hint: 0,
             reference: false,
+            baseline: false,
         }
     }
 }

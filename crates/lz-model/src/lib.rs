@@ -6,6 +6,7 @@
 //! | [`DeviceSpec`], [`GenerationTable`] | what hardware can do |
 //! | [`OpSchema`], [`Catalog`] | operations: inputs, dimensions, parameters, costs, tolerances |
 //! | [`Query`] | one call, reduced to what can decide between kernels |
+//! | [`CallSpec`] | one call, written down |
 //! | [`KernelDescriptor`], [`BackendDescriptor`], [`capabilities`] | kernels and their constraints |
 //! | [`Reason`] | why a kernel is out |
 //! | [`Tensor`], [`TensorView`] | host memory, for native kernels |
@@ -50,6 +51,7 @@ mod reason;
 mod resolve;
 pub mod schema;
 mod shape;
+mod spec;
 mod symbol;
 mod tensor;
 pub mod version;
@@ -78,6 +80,7 @@ pub use query::{
 pub use reason::{CODES, Reason};
 pub use resolve::OrderedCall;
 pub use schema::OpSchema;
+pub use spec::{CallSpec, ParamSpec, TensorSpec};
 pub use symbol::Symbol;
 pub use tensor::{Extents, Tensor, TensorError, TensorView, TensorViewMut, indices, row_major};
 pub use version::Requirement;

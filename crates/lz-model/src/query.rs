@@ -67,7 +67,7 @@ impl<'a> TensorMeta<'a> {
         }
     }
 
-    fn is_contiguous(&self) -> bool {
+    pub(crate) fn is_contiguous(&self) -> bool {
         let Some(strides) = self.strides else {
             return true;
         };
@@ -264,6 +264,8 @@ const NONE_INT: u64 = i64::MIN as u64;
 const NONE_FLOAT: u64 = f64::NAN.to_bits() | 1;
 
 impl Query {
+    const CAPTURING: u16 = 1 << 1;
+
     pub(crate) fn new(op: OpIx, device: DeviceIx, context: &Context) -> Query {
         let bits = [
             context.deterministic,
@@ -386,6 +388,37 @@ impl Query {
     pub fn marked_exact(mut self) -> Query {
         self.spare = 1;
         self
+    }
+
+    /// The calls that are alike but for their sizes, as far as speed goes: no sizes, and nothing that only bears on
+    /// which kernels are allowed. A number counts only by whether it is at its default, and not at all where every
+    /// kernel honours any.
+    pub fn class(&self) -> Query {
+        let schema = crate::catalog::Catalog::get().op(self.op()).schema();
+        let mut class = *self;
+        class.dims = [0; MAX_DIMS];
+        class.flags &= Self::CAPTURING;
+        (class.tp_size, class.reduction, class.min_accuracy_rank, class.spare, class.adjacent) = (0, 0, 0, 0, 0);
+        class.tensors.iter_mut().for_each(|t| t.0 &= !TensorFacts::ALIGNED);
+        for (word, param) in class.params.iter_mut().zip(schema.params) {
+            if param.ty == ParamType::Float && param.role == ParamRole::Exact {
+                let default = param.default.value().map(|value| Query::encode(param, value));
+                *word = u64::from(!param.universal && Some(*word) != default);
+            }
+        }
+        class
+    }
+
+    /// Which kernels have to be compiled for: the call's class with the sizes they are compiled for.
+    pub fn compiled_class(&self) -> Query {
+        let schema = crate::catalog::Catalog::get().op(self.op()).schema();
+        let mut class = self.class();
+        for ((to, from), dim) in class.dims.iter_mut().zip(self.dims).zip(schema.dims) {
+            if dim.key == crate::schema::DimKey::Exact {
+                *to = from;
+            }
+        }
+        class
     }
 
     /// The word that stands for a parameter's value in the key.

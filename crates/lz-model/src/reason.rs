@@ -52,6 +52,9 @@ pub enum Reason {
     /// The kernel failed here before and is quarantined.
     #[error("failed before on this machine: {error}")]
     BackendError { error: String },
+    /// The kernel's results were compared with the reference's on this machine, and were wrong.
+    #[error("gave wrong results when it was checked on this machine: {error}")]
+    NumericalMismatch { error: String },
     /// The kernel would have to be compiled first, and that is not allowed now.
     #[error("would have to be compiled first, and compilation is not allowed here")]
     JitDisabled,

@@ -1,5 +1,7 @@
 //! The outcome of a selection: which kernel, and everything that was considered.
 
+use std::sync::Arc;
+
 use lz_model::{Query, Reason};
 use serde::Serialize;
 
@@ -90,6 +92,12 @@ pub struct Candidate {
     pub estimate: Option<Estimate>,
     /// What must be done to the arguments first.
     pub transforms: Transforms,
+    /// It would have to be compiled first, so that whoever need not be goes before it.
+    pub cold: bool,
+    /// It is the operation's definition of right: the last resort, which need not be measured.
+    pub reference: bool,
+    /// It is what plain torch would run.
+    pub baseline: bool,
 }
 
 impl Candidate {
@@ -128,6 +136,8 @@ pub struct Decision {
     pub rules: Vec<String>,
     /// The rule that put its kernel before all others, if one did.
     pub overridden_by: Option<String>,
+    /// The lockfile or dispatch table that chose the kernel, if one did.
+    pub pinned_by: Option<Arc<str>>,
     /// The rollout that put its kernel before all others, if one did.
     pub trial: Option<String>,
     /// How degraded the process is; `full` when it is not.
@@ -140,6 +150,12 @@ impl Decision {
     /// The kernel that will run.
     pub fn chosen(&self) -> Option<&Candidate> {
         self.ranking.first().map(|&i| &self.candidates[i])
+    }
+
+    /// What plain torch would run: the accepted baseline with the highest declared priority.
+    pub fn baseline(&self) -> Option<&Candidate> {
+        let baselines = self.candidates.iter().filter(|c| c.baseline && c.accepted());
+        baselines.reduce(|best, c| if c.terms.priority > best.terms.priority { c } else { best })
     }
 
     /// The accepted candidates, best first.

@@ -39,17 +39,20 @@ mod check;
 mod constraint;
 mod decision;
 mod perf;
+mod pin;
 mod policy;
 mod restriction;
 mod select;
 mod snapshot;
 mod sync;
 mod trial;
+mod warm;
 
 pub use cache::{CacheConfig, CacheStats, Clock, ENTRY_OVERHEAD, Invalidate, SelectionCache};
 pub use constraint::BadConstraint;
 pub use decision::{Basis, Candidate, Decision, FALLBACKS, KernelIx, Plan, Terms, Transforms};
 pub use perf::{Estimate, EstimateKind, NoPerfData, PerfSource};
+pub use pin::{Pin, Pins};
 pub use policy::{
     AVOID_POINTS, Action, Condition, Effect, FieldPattern, Finding, FindingKind, PREFER_POINTS, Pattern, PolicyError,
     PolicySpec, RuleSpec, RuleTrace, Severity, analyse,
@@ -57,3 +60,4 @@ pub use policy::{
 pub use restriction::{Restriction, Settled};
 pub use snapshot::{BackendState, Health, MemoryState, Settings, Snapshot, SnapshotError, SnapshotSpec};
 pub use trial::{Takes, Trial};
+pub use warm::Warm;

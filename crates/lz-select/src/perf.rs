@@ -1,6 +1,6 @@
 //! What selection may ask about speed. Implemented by the performance database; empty by default.
 
-use lz_model::{Facts, KernelDescriptor, OpIx};
+use lz_model::{Facts, KernelDescriptor, OpIx, Reason};
 use serde::Serialize;
 
 /// Where a time comes from.
@@ -11,6 +11,8 @@ pub enum EstimateKind {
     Measured,
     /// Interpolated between measured shapes.
     Predicted,
+    /// A guess beyond the measured shapes: never trusted.
+    Extrapolated,
 }
 
 /// How long a kernel takes.
@@ -36,6 +38,13 @@ pub struct Estimate {
 pub trait PerfSource: Send + Sync {
     /// The time of `kernel` for the call, if anything is known.
     fn estimate(&self, kernel: &KernelDescriptor, facts: &Facts<'_>) -> Option<Estimate>;
+
+    /// Why a kernel must not serve the call, by what was seen of it on this machine: wrong results, a failure at just
+    /// this shape. Asked at the call's own shape; changes only at the edges.
+    fn verdict(&self, kernel: &KernelDescriptor, facts: &Facts<'_>) -> Option<Reason> {
+        let _ = (kernel, facts);
+        None
+    }
 
     /// Sizes at which the knowledge changes: dimension index, and the first size that is different.
     fn edges(&self, op: OpIx) -> Vec<(usize, i64)>;

@@ -1,5 +1,7 @@
 //! Selection: query to candidates to ranking to decision. Pure: same snapshot, same query, same decision.
 
+use std::sync::Arc;
+
 use lz_expr::Outcome;
 use lz_model::{Catalog, Facts, KernelDescriptor, Query, Reason};
 
@@ -31,6 +33,7 @@ impl Snapshot {
                 basis: Basis::Declared,
                 rules: Vec::new(),
                 overridden_by: None,
+                pinned_by: None,
                 trial: None,
                 level: self.spec.restriction.level,
                 uniform: true,
@@ -52,8 +55,10 @@ impl Snapshot {
         let locked = judge.apply_locks(&mut candidates);
         let basis = score_speed(&mut candidates);
         let mut ranking = rank(&candidates, basis);
+        let pinned = judge.apply_pin(&candidates, &mut ranking);
         let overridden_by = judge.apply_order(&candidates, &mut ranking);
         let trial = judge.apply_trial(&candidates, &mut ranking, locked);
+        let pinned_by = pinned.filter(|_| !locked && overridden_by.is_none() && trial.is_none());
         let uniform = self.spec.restriction.is_uniform() && judge.is_uniform(cells, compiled, &candidates);
         let basis = if locked { Basis::Locked } else { basis };
         Decision {
@@ -63,6 +68,7 @@ impl Snapshot {
             basis,
             rules: rules.iter().map(|r| r.name.clone()).collect(),
             overridden_by,
+            pinned_by,
             trial,
             level: self.spec.restriction.level,
             uniform,
@@ -106,6 +112,7 @@ impl Judge<'_> {
             reasons.push(Reason::PolicyDenied { rule: rule.reason() });
         }
         reasons.extend(self.snapshot.spec.restriction.rules_out(kernel, self.keys.each_ref()));
+        reasons.extend(self.snapshot.spec.perf.verdict(kernel, &self.case.facts).filter(|_| !kernel.reference));
         // A lock is the operator's last word, on a kernel on trial as well.
         if !self.rules.lock().is_some_and(|rule| rule.concerns(compiled.kernel)) {
             reasons.extend(self.trials.rules_out(kernel));
@@ -117,7 +124,17 @@ impl Judge<'_> {
             estimate: if accepted { self.estimate(kernel) } else { None },
             transforms,
             reasons,
+            cold: self.is_cold(entry),
+            reference: kernel.reference,
+            baseline: kernel.baseline,
         }
+    }
+
+    /// Whether a kernel would have to be compiled for this call.
+    fn is_cold(&self, entry: &Entry) -> bool {
+        let kernel = &*entry.descriptor;
+        let ready = |warm: &Arc<crate::warm::Warm>| warm.contains(&kernel.id, self.case.query);
+        kernel.jit && self.snapshot.spec.warm.as_ref().map_or(entry.health.cold, |warm| !ready(warm))
     }
 
     /// What is known of its speed; a time that is no number is not known.
@@ -135,7 +152,7 @@ impl Judge<'_> {
             reasons.push(Reason::PolicyDenied { rule: "LayerZero is disabled: only references run".into() });
         }
         let no_jit = self.case.context.no_jit || !settings.allow_jit;
-        if entry.descriptor.jit && entry.health.cold && no_jit {
+        if no_jit && self.is_cold(entry) {
             reasons.push(Reason::JitDisabled);
         }
     }
@@ -147,7 +164,7 @@ impl Judge<'_> {
             priority: f64::from(self.rules.priority(compiled.kernel).map_or(kernel.priority, |(_, priority)| priority)),
             policy: self.rules.points(compiled.kernel),
             perf: 0.0,
-            jit: if kernel.jit && entry.health.cold { COLD } else { 0.0 },
+            jit: if self.is_cold(entry) { COLD } else { 0.0 },
             reliability: 0.0 - if entry.health.penalty.is_finite() { entry.health.penalty } else { f64::MAX },
             transform: transform_points(kernel, transforms),
             fusion: FUSION * f64::from(fused),
@@ -169,6 +186,15 @@ impl Judge<'_> {
             candidate.reasons.push(Reason::PolicyLocked { locked });
         }
         true
+    }
+
+    /// What was decided before goes first, if it can serve the call at once. Returns who decided it.
+    fn apply_pin(&self, candidates: &[Candidate], ranking: &mut [usize]) -> Option<Arc<str>> {
+        let pin = self.snapshot.spec.pins.find(self.case.query)?;
+        let is_it = |i: usize| pin.names(self.snapshot.kernel(candidates[i].kernel)) && !candidates[i].cold;
+        let at = ranking.iter().position(|&i| is_it(i))?;
+        ranking[..=at].rotate_right(1);
+        Some(pin.origin.clone())
     }
 
     /// An override puts its kernels first, a fallback puts its best one second; the order is
@@ -250,9 +276,11 @@ fn transform_points(kernel: &KernelDescriptor, transforms: Transforms) -> f64 {
 fn score_speed(candidates: &mut [Candidate]) -> Basis {
     let accepted = || candidates.iter().filter(|c| c.accepted());
     let fastest = accepted().filter_map(|c| c.estimate).map(|e| e.median_us).fold(f64::INFINITY, f64::min);
-    let all_trusted = accepted().all(|c| c.estimate.is_some_and(|e| e.trusted));
-    let all_measured = accepted().all(|c| c.estimate.is_some_and(|e| e.kind == EstimateKind::Measured));
-    let any = accepted().next().is_some();
+    // References are the last resort: nobody waits for them to be measured.
+    let contenders = || accepted().filter(|c| !c.reference || c.estimate.is_some());
+    let all_trusted = contenders().all(|c| c.estimate.is_some_and(|e| e.trusted));
+    let all_measured = contenders().all(|c| c.estimate.is_some_and(|e| e.kind == EstimateKind::Measured));
+    let any = contenders().next().is_some();
     for candidate in candidates.iter_mut().filter(|c| c.accepted()) {
         if let Some(estimate) = candidate.estimate {
             let slowdown = estimate.median_us / fastest.max(f64::MIN_POSITIVE);
@@ -273,24 +301,31 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
     let mut accepted: Vec<usize> = (0..candidates.len()).filter(|&i| candidates[i].accepted()).collect();
     let descending = |a: f64, b: f64| b.total_cmp(&a);
     let terms = |i: usize| &candidates[i].terms;
+    // Nobody waits for a compiler while another can serve.
+    let cold = |i: usize| candidates[i].cold;
     if basis == Basis::Declared {
         // Scores are added up once; the index as the last key makes the order total.
-        let mut keyed: Vec<(f64, f64, usize)> =
-            accepted.into_iter().map(|i| (terms(i).total(), terms(i).priority, i)).collect();
-        keyed.sort_unstable_by(|a, b| descending(a.0, b.0).then(descending(a.1, b.1)).then(a.2.cmp(&b.2)));
-        return keyed.into_iter().map(|(_, _, i)| i).collect();
+        let mut keyed: Vec<(bool, f64, f64, usize)> =
+            accepted.into_iter().map(|i| (cold(i), terms(i).total(), terms(i).priority, i)).collect();
+        keyed.sort_unstable_by(|a, b| {
+            a.0.cmp(&b.0).then(descending(a.1, b.1)).then(descending(a.2, b.2)).then(a.3.cmp(&b.3))
+        });
+        return keyed.into_iter().map(|(.., i)| i).collect();
     }
     let time = |i: usize| candidates[i].estimate.map_or(f64::INFINITY, |e| e.median_us);
     let noise = |i: usize| candidates[i].estimate.map_or(0.0, |e| e.spread_us);
     accepted.sort_by(|&a, &b| {
-        descending(terms(a).standing(), terms(b).standing()).then(time(a).total_cmp(&time(b))).then(a.cmp(&b))
+        let standing = descending(terms(a).standing(), terms(b).standing());
+        cold(a).cmp(&cold(b)).then(standing).then(time(a).total_cmp(&time(b))).then(a.cmp(&b))
     });
     let mut ranking = Vec::with_capacity(accepted.len());
     while let Some(&fastest) = accepted.first() {
         // Whoever is within the noise of the fastest ties with it; declared priority breaks the tie.
         let ties = |i: usize| {
             i == fastest
-                || terms(i).standing() == terms(fastest).standing()
+                || cold(i) == cold(fastest)
+                    && terms(i).standing() == terms(fastest).standing()
+                    && time(i).is_finite()
                     && time(i) - time(fastest) <= noise(i).max(noise(fastest))
         };
         let (mut group, rest): (Vec<usize>, Vec<usize>) = accepted.iter().partition(|&&i| ties(i));

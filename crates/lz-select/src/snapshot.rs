@@ -13,9 +13,11 @@ use crate::check::device_reasons;
 use crate::constraint::{BadConstraint, Compiled};
 use crate::decision::KernelIx;
 use crate::perf::{NoPerfData, PerfSource};
+use crate::pin::Pins;
 use crate::policy::{Policy, PolicyError, PolicySpec};
 use crate::restriction::Restriction;
 use crate::trial::Trial;
+use crate::warm::Warm;
 
 /// Switches of selection.
 #[derive(Clone, Debug, PartialEq)]
@@ -126,6 +128,11 @@ pub struct SnapshotSpec {
     pub trials: Vec<Trial>,
     /// What is known about speed.
     pub perf: Arc<dyn PerfSource>,
+    /// Decisions that were made before.
+    pub pins: Arc<Pins>,
+    /// What kernels that are compiled on first use are ready for; `None` when nobody keeps count, and only
+    /// [`Health::cold`] tells.
+    pub warm: Option<Arc<Warm>>,
 }
 
 impl Default for SnapshotSpec {
@@ -142,6 +149,8 @@ impl Default for SnapshotSpec {
             restriction: Restriction::default(),
             trials: Vec::new(),
             perf: Arc::new(NoPerfData),
+            pins: Arc::default(),
+            warm: None,
         }
     }
 }
@@ -291,7 +300,7 @@ impl SnapshotSpec {
         for rule in policy.rules(op.ix()) {
             rule.when.iter().for_each(|expr| cells.add_expr(op, expr));
         }
-        for (dim, at) in self.perf.edges(op.ix()) {
+        for (dim, at) in self.perf.edges(op.ix()).into_iter().chain(self.pins.edges(op.ix())) {
             cells.cut(dim, at);
         }
         cells.finish();

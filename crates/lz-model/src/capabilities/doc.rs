@@ -267,6 +267,10 @@ pub(super) struct Kernel {
     #[serde(default = "default_priority")]
     #[schemars(range(min = 0, max = 100))]
     pub priority: i32,
+    /// What one writes in plain torch: of those that can serve a call, the one with the highest priority is what the
+    /// others are compared with.
+    #[serde(default)]
+    pub baseline: bool,
     /// Operations it does along with its own.
     #[serde(default)]
     pub fuses_ops: Vec<String>,

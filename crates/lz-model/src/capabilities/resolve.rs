@@ -147,6 +147,7 @@ impl KernelReader<'_> {
         kernel.supports_prepack = doc.supports_prepack;
         kernel.tokenizer = self.tokenizer();
         kernel.priority = doc.priority;
+        kernel.baseline = doc.baseline;
         kernel.transform_cost_hint = doc.transform_cost_hint;
         for (i, fused) in doc.fuses_ops.iter().enumerate() {
             if let Err(error) = Catalog::get().find(fused) {

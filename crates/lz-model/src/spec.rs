@@ -1,0 +1,209 @@
+//! A call as it is written down: in files, in the performance database, on the wire.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::bind::Bound;
+use crate::call::NamedCall;
+use crate::catalog::Catalog;
+use crate::dtype::DType;
+use crate::layout::Layout;
+use crate::param::ParamValue;
+use crate::query::{Context, DeviceIx, TensorMeta};
+
+/// One tensor of a [`CallSpec`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TensorSpec {
+    /// Its dtype.
+    #[serde(serialize_with = "name_of", deserialize_with = "dtype_named")]
+    pub dtype: DType,
+    /// Its sizes.
+    pub shape: Vec<i64>,
+    /// Its strides in elements; row-major without gaps when not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub strides: Option<Vec<i64>>,
+}
+
+impl TensorSpec {
+    /// A tensor that is row-major without gaps.
+    pub fn new(dtype: DType, shape: &[i64]) -> TensorSpec {
+        TensorSpec { dtype, shape: shape.to_vec(), strides: None }
+    }
+
+    fn meta(&self, device: DeviceIx) -> TensorMeta<'_> {
+        let meta = TensorMeta::new(self.dtype, &self.shape).on(device);
+        self.strides.as_ref().map_or(meta, |strides| meta.strided(strides))
+    }
+}
+
+fn name_of<S: Serializer>(dtype: &DType, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(dtype.name())
+}
+
+fn dtype_named<'de, D: Deserializer<'de>>(deserializer: D) -> Result<DType, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+}
+
+/// The value of a parameter in a [`CallSpec`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum ParamSpec {
+    /// A truth value.
+    Bool(bool),
+    /// An integer.
+    Int(i64),
+    /// A real number.
+    Float(f64),
+    /// A name.
+    Str(String),
+}
+
+impl ParamSpec {
+    /// The value; `None` for "not given".
+    pub fn of(value: ParamValue) -> Option<ParamSpec> {
+        Some(match value {
+            ParamValue::None => return None,
+            ParamValue::Bool(b) => ParamSpec::Bool(b),
+            ParamValue::Int(i) => ParamSpec::Int(i),
+            ParamValue::Float(x) => ParamSpec::Float(x),
+            ParamValue::Str(s) => ParamSpec::Str(s.as_str().to_owned()),
+        })
+    }
+
+    /// The value as calls have it.
+    pub fn value(&self) -> ParamValue {
+        match self {
+            ParamSpec::Bool(b) => ParamValue::Bool(*b),
+            ParamSpec::Int(i) => ParamValue::Int(*i),
+            ParamSpec::Float(x) => ParamValue::Float(*x),
+            ParamSpec::Str(s) => ParamValue::str(s),
+        }
+    }
+}
+
+/// A call, written down: operation, tensors, parameters, layout. On which device it runs is said beside it.
+///
+/// ```
+/// use lz_model::{CallSpec, DType, TensorSpec};
+///
+/// let call = CallSpec::new("rms_norm").tensor("x", DType::Bf16, &[512, 4096]).param("eps", 1e-6);
+/// let text = call.to_string();
+/// assert_eq!(text, r#"{"op":"rms_norm","tensors":{"x":{"dtype":"bfloat16","shape":[512,4096]}},"params":{"eps":1e-6}}"#);
+/// assert_eq!(text.parse::<CallSpec>().unwrap(), call);
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CallSpec {
+    /// The operation or alias.
+    pub op: String,
+    /// Tensors by name.
+    pub tensors: BTreeMap<String, TensorSpec>,
+    /// Parameters by name; those at their default may be left out.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub params: BTreeMap<String, ParamSpec>,
+    /// The layout, where the operation has several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layout: Option<Layout>,
+}
+
+impl From<bool> for ParamSpec {
+    fn from(value: bool) -> Self {
+        ParamSpec::Bool(value)
+    }
+}
+
+impl From<i64> for ParamSpec {
+    fn from(value: i64) -> Self {
+        ParamSpec::Int(value)
+    }
+}
+
+impl From<f64> for ParamSpec {
+    fn from(value: f64) -> Self {
+        ParamSpec::Float(value)
+    }
+}
+
+impl From<&str> for ParamSpec {
+    fn from(value: &str) -> Self {
+        ParamSpec::Str(value.to_owned())
+    }
+}
+
+impl CallSpec {
+    /// A call with nothing in it yet.
+    pub fn new(op: impl Into<String>) -> CallSpec {
+        CallSpec { op: op.into(), tensors: BTreeMap::new(), params: BTreeMap::new(), layout: None }
+    }
+
+    /// Adds a tensor.
+    pub fn tensor(mut self, name: &str, dtype: DType, shape: &[i64]) -> CallSpec {
+        self.tensors.insert(name.to_owned(), TensorSpec::new(dtype, shape));
+        self
+    }
+
+    /// Adds a parameter.
+    pub fn param(mut self, name: &str, value: impl Into<ParamSpec>) -> CallSpec {
+        self.params.insert(name.to_owned(), value.into());
+        self
+    }
+
+    /// Says the layout.
+    pub fn layout(mut self, layout: Layout) -> CallSpec {
+        self.layout = Some(layout);
+        self
+    }
+
+    /// The call, as it is bound, on a device.
+    pub fn named(&self, device: DeviceIx, context: Context) -> NamedCall<'_> {
+        NamedCall {
+            inputs: self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor.meta(device))).collect(),
+            params: self.params.iter().map(|(name, value)| (name.as_str(), value.value())).collect(),
+            layout: self.layout,
+            device,
+            context,
+        }
+    }
+
+    /// The one way to write a call that was bound: the operation it turned out to be, schema names, the layout that was
+    /// found, and nothing that is at its default.
+    pub fn canonical(call: &NamedCall<'_>, bound: &Bound) -> CallSpec {
+        let op = Catalog::get().op(bound.query.op());
+        let schema = op.schema();
+        let mut spec = CallSpec::new(op.id());
+        for (name, meta) in &call.inputs {
+            let Some(input) = op.input_index(name).map(|i| &schema.inputs[i]) else { continue };
+            let strides = meta.strides.filter(|_| !meta.is_contiguous()).map(<[i64]>::to_vec);
+            let tensor = TensorSpec { dtype: meta.dtype, shape: meta.shape.to_vec(), strides };
+            spec.tensors.insert(input.name.to_owned(), tensor);
+        }
+        for (name, value) in &call.params {
+            let Some(param) = op.param_index(name).map(|i| &schema.params[i]) else { continue };
+            if param.default.value() != Some(*value)
+                && let Some(value) = ParamSpec::of(*value)
+            {
+                spec.params.insert(param.name.to_owned(), value);
+            }
+        }
+        spec.layout = bound.layout.map(|verdict| verdict.layout);
+        spec
+    }
+}
+
+/// As JSON, in one line; the same for the same call.
+impl fmt::Display for CallSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
+    }
+}
+
+impl std::str::FromStr for CallSpec {
+    type Err = serde_json::Error;
+
+    fn from_str(text: &str) -> Result<CallSpec, serde_json::Error> {
+        serde_json::from_str(text)
+    }
+}
