@@ -50,6 +50,9 @@ class Candidate:
     score: float | None
     terms: dict[str, float] | None
     time_us: float | None
+    spread_us: float | None
+    time_basis: str | None
+    times_floor: float | None
     transforms: list[str]
     reasons: list[Reason]
 
@@ -104,6 +107,10 @@ class SelectionReport:
         self.chosen: str | None = data["chosen"]
         #: What the ranking went by: measured, predicted, declared or locked.
         self.basis: str = data["basis"]
+        #: What plain torch would run.
+        self.baseline: str | None = data["baseline"]
+        #: How many times faster than that the chosen kernel is, where both times are known.
+        self.times_baseline: float | None = data["times_baseline"]
         #: Every registered kernel of the operation: accepted ones by rank, then the others.
         self.candidates: list[Candidate] = [Candidate._from(c) for c in data["candidates"]]
         #: The least time the work can take on this device, where its peaks are known.

@@ -48,6 +48,8 @@ def load() -> None:
             _load_builtin(name)
         for entry in entry_points(group=GROUP):
             _load_plugin(entry)
+        # Only now is it known which kernels the measurements are of.
+        _native.learn()
 
 
 def torch_is_there() -> bool:

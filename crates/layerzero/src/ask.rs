@@ -12,7 +12,7 @@ use lz_select::{BackendState, CacheStats, Candidate, Decision, KernelIx, Plan, S
 use crate::engine::{Engine, State};
 use crate::error::{Error, Rejection};
 use crate::executable::Executable;
-use crate::report::Report;
+use crate::report::{ReasonReport, Report};
 use crate::warn::Warning;
 
 /// A kernel as listings show it.
@@ -127,7 +127,10 @@ impl Engine {
 
     /// One kernel for a query, whatever the ranking; an error with its reasons when it cannot serve it.
     pub fn step_of(&self, kernel_id: &str, query: &Query) -> Result<Step, Error> {
-        let state = self.state();
+        self.step_in(&self.state(), kernel_id, query)
+    }
+
+    pub(crate) fn step_in(&self, state: &State, kernel_id: &str, query: &Query) -> Result<Step, Error> {
         let ix = find_kernel(&state.snapshot, kernel_id)?;
         let decision = state.snapshot.select(query);
         let op = Catalog::get().op(query.op()).id();
@@ -230,7 +233,10 @@ impl Engine {
     pub fn explain(&self, op: &str, call: &NamedCall<'_>) -> Result<Report, Error> {
         let state = self.state();
         let (_, bound) = self.bind_in(&state, op, call)?;
-        Ok(Report::new(&state.snapshot, &self.decide(&state, &bound.query)))
+        let mut report = Report::new(&state.snapshot, &self.decide(&state, &bound.query));
+        let outside = self.outside_table(&bound.query);
+        report.outside_table = outside.map(|reason| ReasonReport { message: reason.to_string(), reason });
+        Ok(report)
     }
 
     /// The kernel that serves a call.

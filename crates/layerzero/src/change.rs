@@ -29,6 +29,7 @@ impl Engine {
         let mut current = self.draft.lock();
         let mut next = current.clone();
         change(&mut next);
+        next.repin();
         next.epoch = current.epoch + 1;
         let state = next.build()?;
         for query in warm {
@@ -111,6 +112,7 @@ impl Engine {
             draft.spec.backends.retain(|name, b| !b.descriptor.is_code() || named(name));
             draft.executables.remove(&(id.to_owned(), version.to_owned()));
         })?;
+        self.forget_compiled(id)?;
         // What failed went with the code that did; whoever comes under this name begins with a clean slate.
         let gone: HashSet<String> = self.with_snapshot(|s| s.spec().backends.keys().cloned().collect());
         for backend in self.guard.breakers().report().into_iter().map(|b| b.backend).filter(|b| !gone.contains(b)) {

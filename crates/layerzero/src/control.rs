@@ -20,6 +20,7 @@ use serde::Serialize;
 
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::pinned::{self, PinStatus};
 use crate::status::state_dir;
 
 /// How many of the last queries a new state is warmed with.
@@ -46,6 +47,10 @@ pub(crate) struct Control {
     last_error: Mutex<Option<String>>,
     watch: Mutex<Option<Watch>>,
     recent: Mutex<VecDeque<Query>>,
+    /// Settings that name documents which are not read.
+    pub unread: Mutex<Vec<&'static str>>,
+    /// What of lockfiles and tables was in force in a version.
+    pub judged: Mutex<Option<(u64, Arc<Vec<PinStatus>>)>>,
 }
 
 impl Control {
@@ -185,6 +190,7 @@ impl Engine {
         let sources = layers.sources();
         let mut files: Vec<PathBuf> = [&sources.project, &sources.user].into_iter().flatten().cloned().collect();
         files.extend(self.config().files().iter().filter(|f| !files.contains(f)).cloned().collect::<Vec<_>>());
+        files.extend(pinned::files(&self.config()));
         files
     }
 
@@ -195,12 +201,14 @@ impl Engine {
         let next = change(&layers)?;
         let config = next.resolve().map_err(Error::Config)?;
         let before = self.config();
+        let documents = pinned::configured(&config, &self.control.unread.lock())?;
         let rollouts = self.rollouts_for(&config);
         let recent: Vec<Query> = self.control.recent.lock().iter().copied().collect();
         self.change_warmed(
             |draft| {
                 apply(&config, &mut draft.spec);
                 draft.spec.trials = rollouts.iter().map(trial).collect();
+                draft.pinned.configure(documents);
             },
             &recent,
         )?;
@@ -220,6 +228,9 @@ impl Engine {
             let size = if new.cache.enabled { new.cache.max_size } else { 0 };
             let ttl_ms = if new.cache.ttl_seconds == 0 { u64::MAX } else { new.cache.ttl_seconds.saturating_mul(1000) };
             self.cache.resize(usize::try_from(size).unwrap_or(usize::MAX), ttl_ms);
+        }
+        if old.perfdb != new.perfdb && self.has_perfdb() {
+            self.learn();
         }
         *self.status.dir.lock() = state_dir(&next.sources().environment);
         *layers = next;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 use arc_swap::ArcSwap;
 use lz_model::{DeviceSpec, KernelDescriptor};
@@ -16,7 +16,11 @@ use crate::control::Control;
 use crate::error::Error;
 use crate::executable::Executable;
 use crate::guard::Guard;
+use crate::jit::Jit;
+use crate::manifest::Manifest;
 use crate::overlay::Overlays;
+use crate::perf::Perf;
+use crate::pinned::Pinned;
 use crate::status::StatusFile;
 use crate::warn::{Warning, WarningHook, Warnings};
 
@@ -32,6 +36,7 @@ pub(crate) struct State {
 #[derive(Clone, Default)]
 pub(crate) struct Draft {
     pub spec: SnapshotSpec,
+    pub pinned: Pinned,
     pub executables: HashMap<(String, String), Executable>,
     pub epoch: u64,
 }
@@ -56,6 +61,7 @@ pub struct EngineBuilder {
     hook: Option<WarningHook>,
     events: Option<EventHook>,
     state_dir: Option<PathBuf>,
+    compiled_elsewhere: bool,
 }
 
 impl EngineBuilder {
@@ -97,6 +103,13 @@ impl EngineBuilder {
         self
     }
 
+    /// Kernels that are compiled on first use are not compiled by the calls that want them: whoever makes this engine
+    /// takes them from [`Engine::next_compile`] and does so.
+    pub fn compiled_elsewhere(mut self) -> EngineBuilder {
+        self.compiled_elsewhere = true;
+        self
+    }
+
     /// An engine with the built-in kernels registered.
     pub fn build(self) -> Engine {
         let mut draft = Draft { epoch: 1, ..Draft::default() };
@@ -106,6 +119,7 @@ impl EngineBuilder {
         if !described {
             draft.spec.memory = draft.spec.devices.iter().map(probe_memory).collect();
         }
+        draft.spec.warm = self.compiled_elsewhere.then(Arc::default);
         draft.spec.backend(lz_cpu::backend());
         for (kernel, descriptor) in lz_cpu::descriptors() {
             draft.executables.insert((descriptor.id.clone(), descriptor.version.clone()), Executable::Static(kernel));
@@ -117,6 +131,10 @@ impl EngineBuilder {
             draft: Mutex::new(draft),
             version: AtomicU64::new(1),
             control: Control::default(),
+            jit: Jit::new(self.compiled_elsewhere),
+            manifest: Manifest::default(),
+            perf: Perf::default(),
+            perf_known: AtomicUsize::new(0),
             overlays: Overlays::default(),
             status: StatusFile::new(self.state_dir),
             guard: Guard::new(self.cache.clock.clone(), self.events),
@@ -139,6 +157,11 @@ pub struct Engine {
     pub(crate) warnings: Warnings,
     pub(crate) guard: Guard,
     pub(crate) control: Control,
+    pub(crate) jit: Jit,
+    pub(crate) manifest: Manifest,
+    pub(crate) perf: Perf,
+    /// How many measurements selection goes by.
+    pub(crate) perf_known: AtomicUsize,
     pub(crate) overlays: Overlays,
     pub(crate) status: StatusFile,
 }

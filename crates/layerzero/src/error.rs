@@ -6,6 +6,8 @@ use lz_model::{CallError, KernelError, Reason};
 use lz_resilience::WatchError;
 use lz_select::SnapshotError;
 
+use crate::pinned::MismatchKind;
+
 /// Why one kernel did not serve a call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
@@ -79,6 +81,14 @@ pub enum Error {
     /// A configuration was refused. Nothing was changed.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// A dispatch table was refused. Nothing was changed.
+    #[error("dispatch table {table} is refused: {why}")]
+    TableRefused {
+        /// What it is called.
+        table: String,
+        /// Why.
+        why: Box<MismatchKind>,
+    },
     /// Too many different contexts were made.
     #[error("more than {most} different contexts (prefer, avoid, disabled, deterministic) were made in this process")]
     TooManyOverlays {
@@ -114,6 +124,7 @@ impl Error {
             Error::Snapshot(_) => "INVALID_CONFIGURATION",
             Error::Capabilities { .. } => "INVALID_CAPABILITIES",
             Error::Config(_) => "INVALID_CONFIGURATION",
+            Error::TableRefused { .. } => "DISPATCH_TABLE_REFUSED",
             Error::TooManyOverlays { .. } => "TOO_MANY_CONTEXTS",
             Error::Watch(_) => "CANNOT_WATCH",
         }
@@ -138,6 +149,7 @@ impl Error {
             Error::Snapshot(_) => "nothing was changed; mend what is listed and try again".into(),
             Error::Capabilities { .. } => "mend the document; until then the backend stays disabled".into(),
             Error::Config(_) => "nothing was changed; 'layerzero config reference' lists every setting".into(),
+            Error::TableRefused { .. } => "solve it anew on this machine: 'layerzero solve'".into(),
             Error::TooManyOverlays { .. } => "use the same few names, or lz.configure".into(),
             Error::Watch(_) => "reload by hand, or by SIGHUP".into(),
         }

@@ -9,6 +9,8 @@ use serde::Serialize;
 
 use crate::control::Reloads;
 use crate::engine::Engine;
+use crate::jit::JitStatus;
+use crate::pinned::PinStatus;
 
 /// The health of an engine.
 #[derive(Clone, Debug, Serialize)]
@@ -25,8 +27,12 @@ pub struct Health {
     pub rollouts: Vec<RolloutStatus>,
     /// What became of reloads.
     pub reloads: Reloads,
-    /// What the configuration warns of.
+    /// What the configuration warns of, and decisions of lockfiles and tables that cannot be kept.
     pub warnings: Vec<String>,
+    /// Lockfiles and dispatch tables, and what of them is in force.
+    pub pinned: Vec<PinStatus>,
+    /// How far kernels that are compiled on first use are compiled.
+    pub jit: JitStatus,
     /// The last events, the newest last.
     pub events: Vec<Stamped>,
 }
@@ -52,7 +58,9 @@ impl Engine {
             breakers: self.guard.breakers().report(),
             rollouts: self.rollouts(),
             reloads: self.control.reloads(),
-            warnings: self.config_warnings(),
+            warnings: self.config_warnings().into_iter().chain(self.pin_warnings()).collect(),
+            pinned: self.pinned().to_vec(),
+            jit: self.jit_status(),
             events: self.guard.events.recent(),
         }
     }
@@ -93,6 +101,12 @@ impl fmt::Display for Health {
         }
         for r in &self.rollouts {
             writeln!(f, "{}", rollout_line(r))?;
+        }
+        if self.jit.warm + self.jit.cold > 0 {
+            writeln!(f, "{}", self.jit)?;
+        }
+        for failed in &self.jit.failed {
+            writeln!(f, "{} could not be compiled for {}: {}", failed.kernel, failed.call, failed.error)?;
         }
         Ok(())
     }

@@ -53,18 +53,30 @@ mod error;
 mod executable;
 mod guard;
 mod health;
+mod jit;
+mod kept_file;
+mod lockfile;
+mod manifest;
 mod memo;
 mod overlay;
+pub mod perf;
+mod pinned;
 mod readiness;
 mod report;
 pub mod status;
+mod table;
 mod trial;
+mod warm_file;
 mod warn;
 
 /// Settings, files and environment: what the operator wants.
 pub use lz_config as config;
+/// How kernels are timed: contests, schedules, workloads.
+pub use lz_measure as measure;
 /// What things are: operations, devices, kernels, tensors.
 pub use lz_model as model;
+/// What was measured, kept on disk.
+pub use lz_perfdb as perfdb;
 /// What keeps a broken kernel from breaking a call: breakers, levels, rollouts, events.
 pub use lz_resilience as resilience;
 /// How kernels are selected: snapshots, policies, decisions.
@@ -78,10 +90,16 @@ pub use error::{Error, Failure, Rejection};
 pub use executable::{DynamicKernel, Executable};
 pub use guard::Fault;
 pub use health::{Health, percent, rollout_line};
+pub use jit::{Compile, FailedCompile, JitStatus, device_name, device_named};
+pub use lockfile::{Locked, Lockfile, LockfileError, LockfileProblem};
+pub use manifest::{EntryId, MOST_ENTRIES, Manifest, ManifestEntry, ManifestError, ManifestFile};
 pub use memo::Memo;
 pub use overlay::OverlayId;
+pub use pinned::{Mismatch, MismatchKind, PinStatus};
 pub use readiness::{Check, CheckStatus, Readiness};
 pub use report::{CandidateReport, REPORT_VERSION, ReasonReport, Report};
+pub use table::solve::{Disagreement, SolveRequest, Solved};
+pub use table::{BadBuckets, BucketPlan, Buckets, DispatchTable, Fallback, FallbackMode, PlannedOp, TableError};
 pub use warn::{Warning, WarningHook};
 
 /// The README's code runs as a test.

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::change::probe_memory;
 use crate::engine::Engine;
+use crate::pinned::PinStatus;
 
 /// How a check came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -135,7 +136,8 @@ static CHECKS: &[Line] = &[
     ("rollouts", rollouts),
     ("jit", jit),
     ("graphs", graphs),
-    ("dispatch_table", |_| skipped("not configured")),
+    ("lockfile", lockfile),
+    ("dispatch_table", dispatch_table),
     ("perfdb", |_| skipped("not configured")),
     ("telemetry", telemetry),
 ];
@@ -420,6 +422,14 @@ fn jit(look: &Look<'_>) -> Answer {
     if compiled().next().is_none() {
         return skipped("no kernel is compiled on first use");
     }
+    let status = look.engine.jit_status();
+    if let Some(failed) = status.failed.first() {
+        let detail = format!("{status}\n{}: {}", failed.kernel, failed.error);
+        return warn(detail, "see lz.health(); other kernels serve these calls");
+    }
+    if status.tracked && status.cold > 0 {
+        return warn(status.to_string(), "warm up before traffic arrives, with lz.warmup");
+    }
     let cold: Vec<String> = compiled()
         .filter(|(_, kernel)| {
             let versioned = format!("{}@{}", kernel.id, kernel.version);
@@ -428,6 +438,7 @@ fn jit(look: &Look<'_>) -> Answer {
         .map(|(_, kernel)| kernel.id.clone())
         .collect();
     match cold.is_empty() {
+        true if status.warm > 0 => pass(status.to_string()),
         true => pass(format!("{} compiled on first use, none known to be cold", count(compiled().count(), "kernel"))),
         false => warn(format!("not compiled yet: {}", cold.join(", ")), "warm up before traffic arrives"),
     }
@@ -449,6 +460,30 @@ fn graphs(look: &Look<'_>) -> Answer {
         ),
         safe => pass(format!("{} proven safe inside CUDA graphs", count(safe, "kernel"))),
     }
+}
+
+fn lockfile(look: &Look<'_>) -> Answer {
+    decisions(look, "lockfile ", "see 'layerzero lock --check'; lock anew with 'layerzero lock'")
+}
+
+fn dispatch_table(look: &Look<'_>) -> Answer {
+    decisions(look, "dispatch table ", "see 'layerzero solve --check'; solve anew with 'layerzero solve'")
+}
+
+/// What of the documents of a kind is in force.
+fn decisions(look: &Look<'_>, kind: &str, hint: &'static str) -> Answer {
+    let pinned = look.engine.pinned();
+    let of_kind: Vec<&PinStatus> = pinned.iter().filter(|status| status.origin.starts_with(kind)).collect();
+    let amiss: Vec<String> = of_kind.iter().filter_map(|status| status.warning()).collect();
+    if of_kind.iter().any(|status| status.refused) {
+        return fail(amiss.join("\n"), hint);
+    }
+    if !amiss.is_empty() {
+        return warn(amiss.join("\n"), hint);
+    }
+    let said: Vec<String> =
+        of_kind.iter().map(|s| format!("{}: {} in force", s.origin, count(s.entries, "decision"))).collect();
+    if said.is_empty() { skipped("not configured") } else { pass(said.join("\n")) }
 }
 
 fn telemetry(look: &Look<'_>) -> Answer {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use comfy_table::{Table, presets};
 use lz_model::{Catalog, Facts, Reason};
-use lz_select::{Basis, Decision, Snapshot, Terms};
+use lz_select::{Basis, Decision, EstimateKind, Snapshot, Terms};
 use serde::Serialize;
 
 /// Schema version of every JSON document LayerZero prints.
@@ -39,6 +39,12 @@ pub struct CandidateReport {
     pub terms: Option<Terms>,
     /// Its time in microseconds, if measured or predicted.
     pub time_us: Option<f64>,
+    /// Differences of time below this are noise.
+    pub spread_us: Option<f64>,
+    /// Where the time comes from.
+    pub time_basis: Option<EstimateKind>,
+    /// How many times longer than the roofline floor it takes.
+    pub times_floor: Option<f64>,
     /// What must be done to the arguments first.
     pub transforms: Vec<&'static str>,
     /// Why it is out.
@@ -68,6 +74,16 @@ pub struct Report {
     pub rules: Vec<String>,
     /// The rule that put its kernel before all others, if one did.
     pub overridden_by: Option<String>,
+    /// The lockfile or dispatch table that chose the kernel, if one did.
+    pub pinned_by: Option<String>,
+    /// Why a dispatch table says nothing about the call, although it does about others like it.
+    pub outside_table: Option<ReasonReport>,
+    /// What plain torch would run.
+    pub baseline: Option<String>,
+    /// How many times faster than that the chosen kernel is, where both times are known.
+    pub times_baseline: Option<f64>,
+    /// Some times are guesses, because the sizes lie beyond those that were measured.
+    pub beyond_measured: bool,
     /// The rollout that gave the call to its candidate, if one did.
     pub rollout: Option<String>,
     /// How degraded the process is: `full`, `reduced`, `cached`, `rule_based` or `minimal`.
@@ -97,6 +113,11 @@ fn scaled(value: f64) -> String {
     }
 }
 
+/// How many times faster the chosen kernel is than what plain torch would run.
+fn times_baseline(decision: &Decision) -> Option<f64> {
+    Some(decision.baseline()?.estimate?.median_us / decision.chosen()?.estimate?.median_us)
+}
+
 impl Report {
     pub(crate) fn new(snapshot: &Snapshot, decision: &Decision) -> Report {
         let query = &decision.query;
@@ -124,6 +145,9 @@ impl Report {
                     score: accepted.then(|| c.terms.total()),
                     terms: accepted.then_some(c.terms),
                     time_us: c.estimate.map(|e| e.median_us),
+                    spread_us: c.estimate.map(|e| e.spread_us),
+                    time_basis: c.estimate.map(|e| e.kind),
+                    times_floor: c.estimate.zip(floor_us).filter(|(_, f)| *f > 0.0).map(|(e, f)| e.median_us / f),
                     transforms: c.transforms.names(),
                     reasons: c
                         .reasons
@@ -148,6 +172,13 @@ impl Report {
             basis: decision.basis,
             rules: decision.rules.clone(),
             overridden_by: decision.overridden_by.clone(),
+            pinned_by: decision.pinned_by.as_deref().map(str::to_owned),
+            outside_table: None,
+            baseline: decision.baseline().map(|c| snapshot.kernel(c.kernel).id.clone()),
+            times_baseline: times_baseline(decision),
+            beyond_measured: decision
+                .ranked()
+                .any(|c| c.estimate.is_some_and(|e| e.kind == EstimateKind::Extrapolated)),
             rollout: decision.trial.clone(),
             level: decision.level,
             flops,
@@ -175,14 +206,31 @@ impl fmt::Display for Report {
         if self.level != "full" {
             writeln!(f, "  degraded {}", self.level)?;
         }
-        let basis = match (&self.rollout, &self.overridden_by) {
-            (Some(rollout), _) => format!("given by rollout '{rollout}'"),
-            (None, Some(rule)) => format!("put first by '{rule}'"),
-            (None, None) => basis_text(self.basis).to_owned(),
+        let basis = match (&self.rollout, &self.overridden_by, &self.pinned_by) {
+            (Some(rollout), ..) => format!("given by rollout '{rollout}'"),
+            (None, Some(rule), _) => format!("put first by '{rule}'"),
+            (None, None, Some(origin)) => format!("pinned by {origin}"),
+            (None, None, None) => {
+                basis_text(self.basis, self.candidates.iter().any(|c| c.time_us.is_some())).to_owned()
+            }
         };
         match &self.chosen {
             Some(kernel) => writeln!(f, "  chosen   {kernel} ({basis})")?,
             None => writeln!(f, "  chosen   nothing: no kernel can serve this call")?,
+        }
+        if let Some(outside) = &self.outside_table {
+            let (code, message) = (outside.reason.code(), &outside.message);
+            writeln!(f, "  table    says nothing: [{code}] {message}; selected at run time")?;
+        }
+        if let Some(baseline) = &self.baseline {
+            write!(f, "  default  {baseline}")?;
+            match self.times_baseline.filter(|_| self.chosen.as_ref() != Some(baseline)) {
+                Some(times) => writeln!(f, "; the choice is {times:.2}× as fast")?,
+                None => writeln!(f)?,
+            }
+        }
+        if self.beyond_measured {
+            writeln!(f, "  measured not at such sizes: times are guesses and not trusted; tune them")?;
         }
         let mut table = Table::new();
         table.load_style(presets::NOTHING).set_header(["", "kernel", "version", "score", "time", "why"]);
@@ -192,7 +240,7 @@ impl fmt::Display for Report {
                 c.kernel_id.clone(),
                 c.version.clone(),
                 c.score.map_or_else(String::new, |s| format!("{s:.1}")),
-                c.time_us.map_or_else(String::new, |t| format!("{t:.1} µs")),
+                c.time_us.map_or_else(String::new, |t| time_text(t, c)),
                 why(c),
             ]);
         }
@@ -200,8 +248,20 @@ impl fmt::Display for Report {
     }
 }
 
-fn basis_text(basis: Basis) -> &'static str {
+/// A time, with a mark for what is not measured, and how far it is from the floor.
+fn time_text(time_us: f64, candidate: &CandidateReport) -> String {
+    let mark = match candidate.time_basis {
+        Some(EstimateKind::Predicted) => "~",
+        Some(EstimateKind::Extrapolated) => "?",
+        _ => "",
+    };
+    let floor = candidate.times_floor.map_or_else(String::new, |times| format!(" ({times:.1}× floor)"));
+    format!("{mark}{time_us:.1} µs{floor}")
+}
+
+fn basis_text(basis: Basis, timed: bool) -> &'static str {
     match basis {
+        Basis::Declared if timed => "highest score; not every candidate has a trusted time",
         Basis::Measured => "fastest measured",
         Basis::Predicted => "fastest predicted",
         Basis::Declared => "highest score; nothing measured yet",

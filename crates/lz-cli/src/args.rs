@@ -25,7 +25,7 @@ pub struct Cli {
 }
 
 const EXITS: &str = "Exit codes: 0 done; 1 the answer is no (no kernel, a difference); 2 wrong usage or call; \
-3 wrong configuration, capabilities or device file; 4 unusable environment.";
+3 wrong configuration, capabilities or device file; 4 unusable environment; 130 stopped.";
 
 /// Arguments every command has.
 #[derive(Debug, Args)]
@@ -135,6 +135,13 @@ pub struct Named<T> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct BadText(String);
+
+impl BadText {
+    /// This is wrong with it.
+    pub fn new(what: impl Into<String>) -> BadText {
+        BadText(what.into())
+    }
+}
 
 impl<T: FromStr<Err: fmt::Display>> FromStr for Named<T> {
     type Err = BadText;

@@ -1,9 +1,10 @@
 //! From call arguments to a call: dtypes filled in, parameters typed as the schema has them.
 
 use std::collections::HashSet;
+use std::path::Path;
 
 use lz_model::schema::DTypeRule;
-use lz_model::{Catalog, Context, DType, DTypeSet, Layout, NamedCall, Op, ParamType, ParamValue, TensorMeta};
+use lz_model::{CallSpec, Catalog, Context, DType, DTypeSet, Layout, NamedCall, Op, ParamType, ParamValue, TensorMeta};
 
 use crate::args::{CallArgs, Named};
 use crate::error::CliError;
@@ -76,6 +77,26 @@ impl ResolvedCall {
         call.layout = self.layout;
         call
     }
+}
+
+/// Reads calls from a file, one as JSON in each line; `-` is standard input.
+pub fn read_calls(path: &Path) -> Result<Vec<CallSpec>, CliError> {
+    let unreadable = |source| CliError::Unreadable { path: path.to_owned(), source };
+    let text = match path.to_str() {
+        Some("-") => std::io::read_to_string(std::io::stdin()).map_err(unreadable)?,
+        _ => std::fs::read_to_string(path).map_err(unreadable)?,
+    };
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let call = |(number, line): (usize, &str)| {
+        line.parse().map_err(|error| {
+            let what = format!("{}, line {}: no call: {error}", path.display(), number + 1);
+            CliError::argument(
+                what,
+                r#"write calls like {"op": "rms_norm", "tensors": {"x": {"dtype": "float32", "shape": [8, 64]}}}"#,
+            )
+        })
+    };
+    lines.map(call).collect()
 }
 
 fn unique<T>(flag: &str, given: &[Named<T>]) -> Result<(), CliError> {

@@ -57,6 +57,16 @@ pub enum CliError {
         /// What the system said.
         source: io::Error,
     },
+    /// A lockfile or dispatch table that cannot be used.
+    #[error("{what} '{}': {message}", path.display())]
+    Document {
+        /// What it was taken for.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it, and where.
+        message: String,
+    },
     /// A generated file that is not what would be generated now.
     #[error("'{}' is not the current {what} schema: {difference}", path.display())]
     Outdated {
@@ -106,6 +116,7 @@ impl CliError {
             CliError::UnknownDevice { .. } => "UNKNOWN_DEVICE",
             CliError::DeviceFile(_) => "INVALID_DEVICE",
             CliError::Unreadable { .. } => "UNREADABLE_FILE",
+            CliError::Document { .. } => "INVALID_DOCUMENT",
             CliError::Outdated { .. } => "OUTDATED_SCHEMA",
             CliError::Output(_) => "OUTPUT_FAILED",
         }
@@ -117,7 +128,10 @@ impl CliError {
             CliError::Usage(_) | CliError::Argument { .. } | CliError::Call(_) | CliError::UnknownDevice { .. } => {
                 Exit::Usage
             }
-            CliError::DeviceFile(_) | CliError::Capabilities { .. } | CliError::Unreadable { .. } => Exit::Config,
+            CliError::DeviceFile(_)
+            | CliError::Capabilities { .. }
+            | CliError::Unreadable { .. }
+            | CliError::Document { .. } => Exit::Config,
             CliError::Outdated { .. } => Exit::No,
             CliError::Output(_) => Exit::Unusable,
             CliError::Engine(error) => match error {
@@ -125,7 +139,10 @@ impl CliError {
                 EngineError::NoKernel { .. } | EngineError::CudaGraphUnsafe { .. } | EngineError::Execution { .. } => {
                     Exit::No
                 }
-                EngineError::Snapshot(_) | EngineError::Capabilities { .. } | EngineError::Config(_) => Exit::Config,
+                EngineError::Snapshot(_)
+                | EngineError::Capabilities { .. }
+                | EngineError::Config(_)
+                | EngineError::TableRefused { .. } => Exit::Config,
                 EngineError::TooManyOverlays { .. } | EngineError::UnknownDevice(_) | EngineError::Watch(_) => {
                     Exit::Unusable
                 }
@@ -146,6 +163,8 @@ impl CliError {
             }
             CliError::DeviceFile(_) => "see what a description holds with 'layerzero schema device'".into(),
             CliError::Unreadable { .. } => "check the path".into(),
+            CliError::Document { what: "lockfile", .. } => "write it anew with 'layerzero lock'".into(),
+            CliError::Document { .. } => "write it anew with 'layerzero solve'".into(),
             CliError::Outdated { path, what, .. } => {
                 format!("layerzero schema {what} > {}", path.display())
             }

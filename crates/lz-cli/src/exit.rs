@@ -14,6 +14,8 @@ pub enum Exit {
     Config = 3,
     /// The environment cannot be used.
     Unusable = 4,
+    /// Somebody stopped it.
+    Interrupted = 130,
 }
 
 impl Exit {

@@ -1,7 +1,7 @@
 //! Tensors on this machine, with random contents that mean something to the operation.
 
-use lz_model::schema::{Access, Input};
-use lz_model::{DType, Extents, Op, Query, TensorView, TensorViewMut, indices, row_major};
+use lz_model::schema::Access;
+use lz_model::{DType, Extents, Meaning, Op, Query, TensorView, TensorViewMut, indices, row_major};
 
 use crate::call::TensorArg;
 use crate::error::CliError;
@@ -40,7 +40,8 @@ impl HostTensor {
             bytes: vec![0; dtype.bytes_for(span(arg, &strides)?)],
             strides,
         };
-        let filler = Filler { op, query, dtype, shape: &arg.shape, meaning: input.map_or(Meaning::Data, meaning_of) };
+        let meaning = input.map_or(Meaning::Data, |input| Meaning::of(op, input, query));
+        let filler = Filler { dtype, shape: &arg.shape, meaning };
         filler.fill(&mut tensor.view_mut(), random);
         Ok(tensor)
     }
@@ -83,78 +84,8 @@ fn span(arg: &TensorArg, strides: &[i64]) -> Result<usize, CliError> {
     last.filter(|&n| n < MOST_ELEMENTS).map(|n| n as usize + 1).ok_or_else(|| too_large(&arg.name))
 }
 
-/// What the numbers of a tensor mean, and so which of them are valid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Meaning {
-    /// Plain data, around zero.
-    Data,
-    /// Positions in something this long.
-    Index(Limit),
-    /// Distinct positions, in order, around something this long.
-    Counted(Limit),
-    /// Lengths of more than half of this.
-    Length(Limit),
-    /// Ascending from zero to this.
-    Bounds(Limit),
-    /// Parts of this, along the last axis.
-    Parts(Limit),
-    /// Probabilities that sum to one along the last axis.
-    Probabilities,
-    /// Uniform in [0, 1).
-    Uniform,
-    /// Small positive numbers.
-    Positive,
-    /// Truth values, mostly true.
-    Mask,
-    /// Nothing is known, so zeros.
-    Unknown,
-}
-
-/// The sizes that bound indices, as products and quotients of dimensions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Limit {
-    Dim(&'static str),
-    Product(&'static str, &'static str),
-    Quotient(&'static str, &'static str),
-    /// The first of the two whose dimensions the operation has.
-    Either(&'static Limit, &'static Limit),
-}
-
-/// What inputs mean, by name; names mean the same in every operation that has them.
-const MEANINGS: &[(&str, Meaning)] = &[
-    ("indices", Meaning::Index(Limit::Either(&Limit::Dim("vocab"), &Limit::Quotient("seq_k", "block_cols")))),
-    ("draft_ids", Meaning::Index(Limit::Dim("vocab"))),
-    ("positions", Meaning::Index(Limit::Dim("table"))),
-    ("block_tables", Meaning::Index(Limit::Dim("num_blocks"))),
-    ("moves", Meaning::Counted(Limit::Dim("num_blocks"))),
-    ("slot_mapping", Meaning::Counted(Limit::Product("num_blocks", "block_size"))),
-    ("context_lens", Meaning::Length(Limit::Product("max_blocks", "block_size"))),
-    ("cu_seqlens_q", Meaning::Bounds(Limit::Dim("seq_q"))),
-    ("qo_indptr", Meaning::Bounds(Limit::Dim("seq_q"))),
-    ("kv_indptr", Meaning::Bounds(Limit::Dim("seq_k"))),
-    ("indptr", Meaning::Bounds(Limit::Dim("nnz"))),
-    ("block_row_sizes", Meaning::Parts(Limit::Dim("seq_q"))),
-    ("block_col_sizes", Meaning::Parts(Limit::Dim("seq_k"))),
-    ("draft_probs", Meaning::Probabilities),
-    ("target_probs", Meaning::Probabilities),
-    ("uniform", Meaning::Uniform),
-    ("scale", Meaning::Positive),
-    ("scales", Meaning::Positive),
-    ("slopes", Meaning::Positive),
-    ("alibi_slopes", Meaning::Positive),
-    ("attn_mask", Meaning::Mask),
-    ("block_mask", Meaning::Mask),
-    ("zero_points", Meaning::Unknown),
-];
-
-fn meaning_of(input: &'static Input) -> Meaning {
-    MEANINGS.iter().find(|(name, _)| *name == input.name).map_or(Meaning::Data, |(_, meaning)| *meaning)
-}
-
 /// Fills one tensor.
 struct Filler<'a> {
-    op: &'static Op,
-    query: &'a Query,
     dtype: DType,
     shape: &'a [i64],
     meaning: Meaning,
@@ -171,15 +102,12 @@ impl Filler<'_> {
             }
             let value = match self.meaning {
                 Meaning::Data => self.data(random),
-                Meaning::Index(limit) => random.below(self.limit(limit)) as f64,
-                Meaning::Counted(limit) => (flat % self.limit(limit).max(1)) as f64,
-                Meaning::Length(limit) => {
-                    let most = self.limit(limit);
-                    (most - random.below(most / 2)) as f64
-                }
-                Meaning::Bounds(limit) => (self.limit(limit) * column / (last - 1).max(1)) as f64,
+                Meaning::Index(limit) => random.below(limit) as f64,
+                Meaning::Counted(limit) => (flat % limit.max(1)) as f64,
+                Meaning::Length(most) => (most - random.below(most / 2)) as f64,
+                Meaning::Bounds(limit) => (limit * column / (last - 1).max(1)) as f64,
                 Meaning::Parts(limit) => {
-                    let end = |i: i64| self.limit(limit) * i / last;
+                    let end = |i: i64| limit * i / last;
                     (end(column + 1) - end(column)) as f64
                 }
                 Meaning::Probabilities => row[column as usize],
@@ -201,20 +129,6 @@ impl Filler<'_> {
             DType::U8 => random.below(16) as f64,
             DType::I4 | DType::I8 => random.below(16) as f64 - 8.0,
             _ => 0.0,
-        }
-    }
-
-    fn limit(&self, limit: Limit) -> i64 {
-        self.size(limit).unwrap_or(0)
-    }
-
-    fn size(&self, limit: Limit) -> Option<i64> {
-        let dim = |name| self.op.dim_index(name).map(|i| self.query.dim(i));
-        match limit {
-            Limit::Dim(name) => dim(name),
-            Limit::Product(a, b) => Some(dim(a)?.saturating_mul(dim(b)?)),
-            Limit::Quotient(a, b) => Some(dim(a)? / dim(b)?.max(1)),
-            Limit::Either(first, second) => self.size(*first).or_else(|| self.size(*second)),
         }
     }
 }

@@ -18,6 +18,7 @@
 //! | 2 | the command line or the call is wrong |
 //! | 3 | a configuration, a capabilities document or a device description is wrong |
 //! | 4 | the environment cannot be used: no device, or no kernel that runs on one |
+//! | 130 | somebody stopped it |
 #![forbid(unsafe_code)]
 
 pub mod args;
@@ -27,6 +28,7 @@ pub mod commands;
 pub mod error;
 pub mod exit;
 pub mod host;
+pub mod measuring;
 pub mod printer;
 pub mod session;
 pub mod surroundings;
@@ -87,6 +89,7 @@ where
         Err(_) => (args.iter().any(|a| a == "--json"), ColorChoice::Auto),
     };
     let mut printer = Printer::new(out, err, json, Paint::new(color, terminals.out), Paint::new(color, terminals.err));
+    printer.set_watched(terminals.err);
     let answered = match parsed {
         Ok(cli) => {
             let surroundings = Surroundings { config: cli.global.config, ..surroundings };

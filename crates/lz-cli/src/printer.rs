@@ -33,6 +33,10 @@ pub struct Printer<'w> {
     json: bool,
     paint: Paint,
     err_paint: Paint,
+    /// Whether somebody looks at what is printed beside the answer as it comes.
+    watched: bool,
+    /// How wide the line is that shows how far it is.
+    shown: usize,
 }
 
 impl<'w> Printer<'w> {
@@ -44,7 +48,29 @@ impl<'w> Printer<'w> {
         paint: Paint,
         err_paint: Paint,
     ) -> Printer<'w> {
-        Printer { out, err, json, paint, err_paint }
+        Printer { out, err, json, paint, err_paint, watched: false, shown: 0 }
+    }
+
+    /// Says whether somebody looks at what is printed beside the answer as it comes.
+    pub fn set_watched(&mut self, watched: bool) {
+        self.watched = watched;
+    }
+
+    /// Shows how far it is, in one line that is written over and over.
+    pub fn progress(&mut self, text: &str) {
+        if self.watched {
+            let width = text.chars().count();
+            let blank = " ".repeat(self.shown.saturating_sub(width));
+            let _ = write!(self.err, "\r{text}{blank}").and_then(|()| self.err.flush());
+            self.shown = width;
+        }
+    }
+
+    /// Takes the line away that shows how far it is.
+    pub fn end_progress(&mut self) {
+        if std::mem::take(&mut self.shown) > 0 {
+            let _ = write!(self.err, "\r\x1b[2K").and_then(|()| self.err.flush());
+        }
     }
 
     /// Whether JSON was asked for.

@@ -65,7 +65,8 @@ impl Session {
 
     fn configure(&self, at: &Surroundings) -> Result<(), CliError> {
         self.engine.load_sources(&at.sources())?;
-        let warned = self.engine.config().warnings.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let mut warned = self.engine.config().warnings.iter().map(ToString::to_string).collect::<Vec<_>>();
+        warned.extend(self.engine.pin_warnings());
         self.warnings.lock().unwrap_or_else(PoisonError::into_inner).extend(warned);
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! What is in force, and where it comes from.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use lz_model::nearest;
 use lz_select::{Action, Condition, PREFER_POINTS, Pattern, PolicySpec, RuleSpec};
@@ -197,6 +197,29 @@ impl Config {
             Ok(rest) => self.home.as_ref().map(|home| home.join(rest)),
             Err(_) => Some(path.clone()),
         }
+    }
+
+    /// Where the manifest of calls is, with the home directory put in; `None` when that is needed and not known.
+    pub fn manifest_path(&self) -> Option<PathBuf> {
+        let path = &self.settings.jit.manifest_path;
+        (self.home.is_some() || !path.starts_with("~")).then(|| self.placed("jit.manifest_path", path))
+    }
+
+    /// Where the lockfile is, if there is one; a relative path is relative to the file that says it.
+    pub fn lockfile_path(&self) -> Option<PathBuf> {
+        self.settings.lockfile.as_ref().map(|path| self.placed("lockfile", path))
+    }
+
+    /// Where the dispatch table is, likewise.
+    pub fn dispatch_table_path(&self) -> Option<PathBuf> {
+        self.settings.dispatch_table.as_ref().map(|path| self.placed("dispatch_table", path))
+    }
+
+    fn placed(&self, key: &str, path: &Path) -> PathBuf {
+        if let (Ok(rest), Some(home)) = (path.strip_prefix("~"), &self.home) {
+            return home.join(rest);
+        }
+        self.origin(key).and_then(Origin::file).and_then(Path::parent).map_or_else(|| path.to_owned(), |f| f.join(path))
     }
 }
 

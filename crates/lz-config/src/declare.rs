@@ -21,6 +21,8 @@ pub enum Kind {
     Name,
     /// A path.
     Path,
+    /// A path, or nothing.
+    File,
     /// One of a few words.
     Choice(&'static [&'static str]),
     /// A list of names.
@@ -35,7 +37,7 @@ impl Kind {
             Kind::Int { min, max: i64::MAX } => format!("an integer of at least {min}"),
             Kind::Int { min, max } => format!("an integer from {min} to {max}"),
             Kind::Name => "a name".into(),
-            Kind::Path => "a path".into(),
+            Kind::Path | Kind::File => "a path".into(),
             Kind::Choice(words) => words.join(" or "),
             Kind::Names => "a list of names".into(),
         }
@@ -145,6 +147,20 @@ impl Declared for PathBuf {
     fn receive(&mut self, value: &Value) {
         if let Value::Str(path) = value {
             *self = path.into();
+        }
+    }
+}
+
+impl Declared for Option<PathBuf> {
+    const KIND: Kind = Kind::File;
+    fn to_value(&self) -> Value {
+        self.as_ref().map_or(Value::Null, PathBuf::to_value)
+    }
+    fn receive(&mut self, value: &Value) {
+        match value {
+            Value::Str(path) => *self = Some(path.into()),
+            Value::Null => *self = None,
+            _ => {}
         }
     }
 }

@@ -69,7 +69,7 @@ fn value(setting: &Setting, text: &str, reader: &mut Reader<'_>) -> Option<Value
             let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
             Data::List(names.map(|name| Node { data: Data::Str(name.to_owned()), at: Position::default() }).collect())
         }
-        Kind::Name | Kind::Path | Kind::Choice(_) => Data::Str(text.to_owned()),
+        Kind::Name | Kind::Path | Kind::File | Kind::Choice(_) => Data::Str(text.to_owned()),
     };
     let node = Node { data, at: Position::default() };
     reader.setting(&node, setting.key, setting.kind)

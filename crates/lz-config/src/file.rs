@@ -11,8 +11,8 @@ use crate::problem::ProblemKind;
 /// The largest file that is read, in bytes.
 pub(crate) const MAX_BYTES: u64 = 1 << 20;
 
-/// The text of a file.
-pub(crate) fn read(path: &Path) -> Result<String, ProblemKind> {
+/// The text of a file: a regular one of at most 1 MiB, in UTF-8.
+pub fn read(path: &Path) -> Result<String, ProblemKind> {
     let unreadable = |error: std::io::Error| ProblemKind::Unreadable { error: error.to_string() };
     // Opening some devices does things, so what it is comes first.
     regular(&std::fs::metadata(path).map_err(unreadable)?)?;

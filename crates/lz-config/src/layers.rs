@@ -11,6 +11,7 @@ use crate::operation;
 use crate::origin::{Position, Source};
 use crate::problem::{ConfigError, Problem, ProblemKind};
 use crate::read::{Layer, Lock, Reader, Said};
+use crate::settings::ALIASES;
 use crate::value::Value;
 use crate::yaml::MAX_DEPTH;
 
@@ -75,7 +76,8 @@ impl CodeLayer {
 
     /// Sets several at once: all, or none.
     pub fn set_all(&mut self, entries: impl IntoIterator<Item = (String, Value)>) -> Result<(), ConfigError> {
-        let (mut entries, mut taken_back) = (entries.into_iter().collect::<Vec<_>>(), Vec::new());
+        let entries = entries.into_iter().map(|(key, value)| (full(key), value));
+        let (mut entries, mut taken_back) = (entries.collect::<Vec<_>>(), Vec::new());
         entries.retain(|(key, value)| {
             let null = *value == Value::Null && is_known(key);
             taken_back.extend(null.then(|| key.clone()));
@@ -153,6 +155,11 @@ impl CodeLayer {
     pub fn is_empty(&self) -> bool {
         self.layer == Layer::default()
     }
+}
+
+/// A short name as the key it stands for; any other as it is.
+fn full(key: String) -> String {
+    ALIASES.iter().find(|(short, _)| *short == key).map_or(key, |(_, setting)| (*setting).to_owned())
 }
 
 /// `a.b: value` as `a: {b: value}`.

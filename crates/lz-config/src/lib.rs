@@ -77,13 +77,14 @@ mod yaml;
 pub use config::{Config, Entry};
 pub use declare::{Kind, Setting, Variable};
 pub use environment::environment;
+pub use file::read as read_file;
 pub use layers::{CodeLayer, FILE_NAME, Layers, Sources};
 pub use origin::Origin;
 pub use problem::{ConfigError, ConfigWarning, Problem, ProblemKind};
 pub use reference::{reference_markdown, schema};
 pub use rollout::{Rollout, RolloutMode};
 pub use settings::{
-    BreakerSettings, CacheSettings, DegradationSettings, HealthSettings, Isolation, PerfDbSettings, SECTIONS, SETTINGS,
+    BreakerSettings, CacheSettings, DegradationSettings, HealthSettings, Isolation, JitSettings, PerfDbSettings, SECTIONS, SETTINGS,
     Section, Settings, VARIABLES,
 };
 pub use value::Value;

@@ -51,6 +51,16 @@ pub enum Origin {
 }
 
 impl Origin {
+    /// The file it stands in, if it is one.
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            Origin::UserFile { path, .. } | Origin::ProjectFile { path, .. } | Origin::Included { path, .. } => {
+                Some(path)
+            }
+            Origin::Default | Origin::Environment { .. } | Origin::Code | Origin::Context => None,
+        }
+    }
+
     /// Short enough for the name of a rule: `layerzero.yaml:31`, `LAYERZERO_PREFER`, `code`.
     pub fn short(&self) -> String {
         match self {

@@ -43,6 +43,10 @@ settings! {
         avoid_sources: Vec<String> = Vec::new(), env Variable::Named("LAYERZERO_AVOID");
         /// Which of the `policies` of a kernels document is in force.
         policy: Option<String> = None;
+        /// A lockfile to replay: decisions that `layerzero lock` wrote.
+        lockfile: Option<PathBuf> = None;
+        /// A dispatch table to follow: decisions by buckets of sizes, that `layerzero solve` wrote.
+        dispatch_table: Option<PathBuf> = None;
         /// Reload when a configuration file changes.
         watch: bool = false;
         /// How long files must be quiet before they are read again, in milliseconds.
@@ -59,6 +63,24 @@ settings! {
         auto_tune: bool = false;
         /// How many runs one measurement takes.
         tune_samples: u32 = 20, in (1, 10_000);
+        /// Measure the calls of a warm-up as well.
+        auto_tune_on_warmup: bool = false;
+        /// For how many days a measurement counts; 0 for as long as libraries and drivers stay the same.
+        ttl_days: u32 = 0, in (0, 36_500);
+    }
+
+    /// Kernels that are compiled on first use.
+    jit: JitSettings {
+        /// Compile in the background what calls would have used, had it been compiled.
+        background_compile: bool = true;
+        /// How many compilations may wait; beyond that the oldest is dropped.
+        queue_size: u32 = 1_000, in (1, 1_000_000);
+        /// Where the calls that were made are kept; `~` is the home directory. What was compiled is kept beside it.
+        manifest_path: PathBuf = PathBuf::from("~/.cache/layerzero/shape_manifest.json");
+        /// For how many days a call of the manifest counts after it was last made; 0 for ever.
+        manifest_stale_days: u32 = 7, in (0, 36_500);
+        /// Refuse a call that only a kernel could serve that is not compiled yet, instead of compiling it meanwhile.
+        fail_on_no_fallback: bool = true;
     }
 
     /// The selection cache.
@@ -198,9 +220,12 @@ pub static SECTIONS: &[Section] = &[
     },
 ];
 
+/// Short names code may use: name, the setting it stands for.
+pub(crate) static ALIASES: &[(&str, &str)] =
+    &[("auto_tune_on_warmup", "perfdb.auto_tune_on_warmup"), ("tune_samples", "perfdb.tune_samples")];
+
 /// Environment variables that are no settings: name, meaning.
 pub static VARIABLES: &[(&str, &str)] = &[
     ("LAYERZERO_CONFIG", "Path of the project file; `layerzero.yaml` in the current directory when not given."),
     ("LAYERZERO_LOCK_<OP>", "Locks an operation, alias or function (upper case, dots as underscores) to a kernel."),
-    ("LAYERZERO_LOCKFILE", "Reserved."),
 ];

@@ -70,7 +70,6 @@ fn a_variable_that_means_nothing_is_warned_about_with_the_nearest() {
         ("LAYERZERO_LOCK_ATENTION", "x"),
         ("LAYERZERO_LOCK_FILE", "x"),
         ("LAYERZERO_XYZZY", "x"),
-        ("LAYERZERO_LOCKFILE", "reserved"),
         ("LAYERZERO_CONFIG", "read elsewhere"),
         ("LAYERZERO_VERBOSE", ""),
         ("LAYERZEROISH", "not ours"),

@@ -327,3 +327,27 @@ fn every_file_that_was_read_is_to_be_watched() {
     assert_eq!(names.into_iter().collect::<Vec<_>>(), ["a.yaml", "b.yaml", "c.yaml", "layerzero.yaml"]);
     assert_eq!(config.policy().rules.len(), 1, "a file that two include is read once");
 }
+
+#[test]
+fn paths_of_pinned_decisions_are_relative_to_who_says_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = |text: &str, more: &[(&str, &str)]| {
+        let mut sources = project(&folder, text);
+        sources.environment = more.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
+        let config = Layers::load(&sources).unwrap().resolve().unwrap();
+        (config.lockfile_path(), config.dispatch_table_path())
+    };
+    let here = |name: &str| Some(folder.path().join(name));
+    let home = ("HOME", "/home/me");
+    assert_eq!(paths("verbose: true", &[]), (None, None));
+    assert_eq!(paths("lockfile: a.lock\ndispatch_table: t/b.json", &[]), (here("a.lock"), here("t/b.json")));
+    assert_eq!(paths("lockfile: /x/a.lock\ndispatch_table: ~/b.json", &[home]).0, Some("/x/a.lock".into()));
+    assert_eq!(paths("dispatch_table: ~/b.json", &[home]).1, Some("/home/me/b.json".into()));
+    // Nobody's file, so the current directory; and above what the file says.
+    assert_eq!(paths("lockfile: a.lock", &[("LAYERZERO_LOCKFILE", "c.lock")]).0, Some("c.lock".into()));
+    assert_eq!(paths("lockfile: null", &[]).0, None);
+    // An included file's paths are its own.
+    std::fs::create_dir_all(folder.path().join("more")).unwrap();
+    std::fs::write(folder.path().join("more/x.yaml"), "lockfile: d.lock").unwrap();
+    assert_eq!(paths("include: more/x.yaml", &[]).0, here("more/d.lock"));
+}

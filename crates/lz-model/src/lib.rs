@@ -40,6 +40,7 @@ mod function;
 mod generation;
 mod kernel;
 mod layout;
+mod meaning;
 mod nearest;
 pub mod numeric;
 pub mod ops;
@@ -69,6 +70,7 @@ pub use kernel::{
     TokenizerRule, TpRule,
 };
 pub use layout::{Layout, LayoutEvidence, LayoutHints, LayoutVerdict, Rank4, UnknownLayout, detect as detect_layout};
+pub use meaning::Meaning;
 pub use nearest::{did_you_mean, nearest};
 pub use outputs::OutputSpec;
 pub use param::{Param, ParamDefault, ParamRole, ParamType, ParamValue};

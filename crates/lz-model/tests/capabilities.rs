@@ -619,3 +619,21 @@ proptest! {
         let _ = read_value(&document);
     }
 }
+
+/// A kernel may run on some of its backend's platforms only; on others it is not, whatever the backend does.
+#[test]
+fn a_kernel_may_be_for_some_of_its_backends_platforms() {
+    let document = |platform: &str| {
+        format!(
+            r#"{{"schema_version": "1.0", "backend": "b", "backend_version": "1", "platform": ["cpu", "cuda"],
+            "ops": {{"norm.rms": [{{"kernel_id": "b.k", "dtypes": ["float32"], "requires_layouts": ["contiguous"]{platform}}}]}}}}"#
+        )
+    };
+    let read = |platform: &str| read(&document(platform));
+    let platforms = |platform: &str| read(platform).map(|d| d.kernels[0].platforms.clone()).unwrap();
+    assert_eq!(platforms(r#", "platform": "cpu""#), [Platform::Cpu], "no SM needs to be stated for it");
+    assert_eq!(platforms(r#", "min_sm": 80"#), [Platform::Cpu, Platform::Cuda]);
+    let refused = |platform: &str| read(platform).unwrap_err().to_string();
+    assert!(refused(r#", "platform": "rocm""#).contains("does not run on rocm"));
+    assert!(refused(r#", "platform": []"#).contains("no platform"));
+}

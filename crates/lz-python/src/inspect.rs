@@ -10,7 +10,7 @@ use crate::tensors::Purpose;
 use crate::{context, error, registry, slow};
 
 /// Arguments of a call somebody asks about.
-fn slots(
+pub fn slots(
     py: Python<'_>,
     front: &'static Front,
     args: &Bound<'_, PyTuple>,

@@ -31,6 +31,7 @@ mod route;
 mod slow;
 mod tensors;
 mod torch;
+mod tuning;
 mod watched;
 mod words;
 
@@ -46,6 +47,10 @@ fn cli(py: Python<'_>, args: Vec<String>) -> i32 {
         if Python::attach(registry::ensure_loaded).is_ok() {
             let _ = engine.adopt(crate::engine::engine());
         }
+    });
+    lz_cli::measuring::measure_with(|| match Python::attach(tuning::PyBench::new) {
+        Ok(bench) => Ok(Box::new(bench)),
+        Err(raised) => Err(Python::attach(|py| error::one_line(py, &raised))),
     });
     lz_cli::session::show_reloads(|| crate::engine::engine().health().reloads);
     py.detach(|| {
@@ -91,6 +96,12 @@ fn _native(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(inspect::schema, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::document, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::status, module)?)?;
+    module.add_class::<tuning::Subject>()?;
+    module.add_function(wrap_pyfunction!(tuning::call_inputs, module)?)?;
+    module.add_function(wrap_pyfunction!(tuning::measure, module)?)?;
+    module.add_function(wrap_pyfunction!(tuning::workload, module)?)?;
+    module.add_function(wrap_pyfunction!(tuning::explain_call, module)?)?;
+    module.add_function(wrap_pyfunction!(tuning::learn, module)?)?;
     module.add_function(wrap_pyfunction!(context::use_context_variable, module)?)?;
     module.add_function(wrap_pyfunction!(control::load_sources, module)?)?;
     module.add_function(wrap_pyfunction!(control::load_config, module)?)?;

@@ -277,7 +277,7 @@ fn score_speed(candidates: &mut [Candidate]) -> Basis {
     let accepted = || candidates.iter().filter(|c| c.accepted());
     let fastest = accepted().filter_map(|c| c.estimate).map(|e| e.median_us).fold(f64::INFINITY, f64::min);
     // References are the last resort: nobody waits for them to be measured.
-    let contenders = || accepted().filter(|c| !c.reference || c.estimate.is_some());
+    let contenders = || accepted().filter(|c| !c.reference || c.estimate.is_some_and(|e| e.trusted));
     let all_trusted = contenders().all(|c| c.estimate.is_some_and(|e| e.trusted));
     let all_measured = contenders().all(|c| c.estimate.is_some_and(|e| e.kind == EstimateKind::Measured));
     let any = contenders().next().is_some();
@@ -312,7 +312,8 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
         });
         return keyed.into_iter().map(|(.., i)| i).collect();
     }
-    let time = |i: usize| candidates[i].estimate.map_or(f64::INFINITY, |e| e.median_us);
+    // A reference whose time is only a guess goes last.
+    let time = |i: usize| candidates[i].estimate.filter(|e| e.trusted).map_or(f64::INFINITY, |e| e.median_us);
     let noise = |i: usize| candidates[i].estimate.map_or(0.0, |e| e.spread_us);
     accepted.sort_by(|&a, &b| {
         let standing = descending(terms(a).standing(), terms(b).standing());

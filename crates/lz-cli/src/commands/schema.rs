@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
+use layerzero::DispatchTable;
 use lz_model::DeviceSpec;
 use serde_json::Value;
 
@@ -32,6 +33,8 @@ enum What {
     Device,
     /// A configuration file, layerzero.yaml
     Config,
+    /// A dispatch table, of 'layerzero solve'
+    DispatchTable,
 }
 
 impl What {
@@ -40,6 +43,7 @@ impl What {
             What::Capabilities => "capabilities",
             What::Device => "device",
             What::Config => "config",
+            What::DispatchTable => "dispatch-table",
         }
     }
 
@@ -48,6 +52,7 @@ impl What {
             What::Capabilities => lz_model::capabilities::json_schema(),
             What::Device => schemars::schema_for!(DeviceSpec).to_value(),
             What::Config => lz_config::schema(),
+            What::DispatchTable => DispatchTable::json_schema(),
         }
     }
 }

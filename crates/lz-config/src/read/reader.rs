@@ -170,8 +170,8 @@ impl<'a> Reader<'a> {
         match kind {
             Kind::Bool => self.bool(node, key).map(Value::Bool),
             Kind::Int { min, max } => self.int(node, key, min, max).map(Value::Int),
-            Kind::Name if node.data == Data::Null => Some(Value::Null),
-            Kind::Name | Kind::Path => self.text(node, key, &kind.expected()).map(Value::from),
+            Kind::Name | Kind::File if node.data == Data::Null => Some(Value::Null),
+            Kind::Name | Kind::Path | Kind::File => self.text(node, key, &kind.expected()).map(Value::from),
             Kind::Choice(words) => self.choice(node, key, words).map(Value::from),
             Kind::Names if node.data == Data::Null => Some(Value::List(Vec::new())),
             Kind::Names => self.names(node, key, &kind.expected()).map(Value::names),

@@ -18,11 +18,20 @@ fn stated<'de, D: Deserializer<'de>, T: Deserialize<'de>>(d: D) -> Result<Option
 }
 
 /// One platform, or several.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub(super) enum Platforms {
     One(Platform),
     Many(Vec<Platform>),
+}
+
+impl Platforms {
+    pub fn list(&self) -> Vec<Platform> {
+        match self {
+            Platforms::One(platform) => vec![*platform],
+            Platforms::Many(platforms) => platforms.clone(),
+        }
+    }
 }
 
 /// A backend's capabilities, version 1.0. Whatever is not stated is not supported.
@@ -80,6 +89,9 @@ pub(super) struct Kernel {
     /// Its version; the backend's when not given.
     #[serde(default)]
     pub version: Option<String>,
+    /// Where it runs, when that is not everywhere the backend does.
+    #[serde(default)]
+    pub platform: Option<Platforms>,
 
     /// Oldest SM version (CUDA); required there, null for any.
     #[serde(default, deserialize_with = "stated")]

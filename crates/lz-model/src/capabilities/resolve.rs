@@ -33,10 +33,7 @@ impl Problems {
 
 pub(super) fn resolve(document: Document, hash: String) -> Result<Capabilities, Vec<Problem>> {
     let mut problems = Problems::default();
-    let platforms = match document.platform {
-        Platforms::One(p) => vec![p],
-        Platforms::Many(ps) => ps,
-    };
+    let platforms = document.platform.list();
     if document.backend.trim().is_empty() {
         problems.add("/backend", "the name is empty; name the library");
     }
@@ -108,7 +105,16 @@ impl KernelReader<'_> {
         if doc.kernel_id.trim().is_empty() {
             self.problems.add(&self.at("kernel_id"), "the id is empty");
         }
-        kernel.platforms = platforms.to_vec();
+        let own = doc.platform.as_ref().map(Platforms::list);
+        if let Some(other) = own.iter().flatten().find(|p| !platforms.contains(p)) {
+            self.problems
+                .add(&self.at("platform"), format!("the backend does not run on {other}; name it at the top as well"));
+        }
+        if own.as_ref().is_some_and(Vec::is_empty) {
+            self.problems.add(&self.at("platform"), "no platform; name one, or leave it out");
+        }
+        let platforms = own.unwrap_or_else(|| platforms.to_vec());
+        kernel.platforms.clone_from(&platforms);
         kernel.min_sm = doc.min_sm.flatten();
         if platforms.contains(&Platform::Cuda) && doc.min_sm.is_none() {
             self.problems.add(self.path, "'min_sm' is missing; state it, or null for any");

@@ -194,6 +194,26 @@ def sdpa_flash_cross(
     return sdpa_flash(query, key, value, attn_mask, False, scale, -1, -1, layout)
 
 
+def sdpa_flash_grouped(
+    query: Tensor, key: Tensor, value: Tensor, scale: float | None, window_left: int, layout: str
+) -> Tensor:
+    """torch's flash attention for the CPU of one query per head. The heads that share a key/value head stand where its
+    queries would, so that keys and values are read once for all of them."""
+    if layout == "BSHD":
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    seq_k = key.shape[2]
+    if 0 <= window_left < seq_k - 1:
+        first = seq_k - 1 - window_left
+        key, value, seq_k = key[:, :, first:], value[:, :, first:], window_left + 1
+    batch, heads, _, head_dim = query.shape
+    if seq_k < FEWEST_KEYS:
+        output = attend(query, key, value, scale)
+    else:
+        queries = query.reshape(batch, key.shape[1], -1, head_dim)
+        output = _flash(queries, key, value, 0.0, False, scale=scale)[0].reshape(batch, heads, 1, head_dim)
+    return output.transpose(1, 2) if layout == "BSHD" else output
+
+
 def _flash_with_mask(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, scale: float | None, allowed: Tensor | None
 ) -> Tensor:

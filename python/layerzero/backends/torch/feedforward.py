@@ -1,5 +1,6 @@
 """Matrix products, feed-forward blocks and activations."""
 
+import math
 from typing import Any
 
 import torch
@@ -7,9 +8,14 @@ from torch import Tensor
 
 from layerzero.kernels import direct
 
+from .blocks import blocks, rows_of
+
 linear = torch._C._nn.linear
 gelu = torch._C._nn.gelu
 silu = torch._C._nn.silu
+
+# How many rows of half-width weights are widened at once.
+_WIDENED = 512
 
 
 def _linear_call(input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any, ...]:
@@ -20,6 +26,20 @@ def _linear_call(input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[An
 def linear_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """torch's own linear layer."""
     return linear(input, weight, bias)
+
+
+def linear_weight_first(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The transposed product: with few rows, libraries share the work out better by the weight's."""
+    columns = rows_of(input).t()
+    product = torch.mm(weight, columns) if bias is None else torch.addmm(bias[:, None], weight, columns)
+    return product.t().contiguous().view(*input.shape[:-1], weight.shape[0])
+
+
+def linear_one_row(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Of a single row, as a product with a vector."""
+    row = input.reshape(-1)
+    product = torch.mv(weight, row) if bias is None else torch.addmv(bias, weight, row)
+    return product.reshape(*input.shape[:-1], weight.shape[0])
 
 
 def fused_mlp(
@@ -40,6 +60,47 @@ def fused_mlp_wide(
     gate_weight = None if gate_weight is None else gate_weight.float()
     output = fused_mlp(input.float(), up_weight.float(), down_weight.float(), gate_weight, activation)
     return output.to(input.dtype)
+
+
+def fused_mlp_blocked(
+    input: Tensor, up_weight: Tensor, down_weight: Tensor, gate_weight: Tensor | None, activation: str
+) -> Tensor:
+    """The same with the weights widened piece by piece, since a copy of them all costs more than the products."""
+    x = rows_of(input).float()
+    output = x.new_zeros(x.shape)
+    for start in range(0, up_weight.shape[0], _WIDENED):
+        piece = slice(start, start + _WIDENED)
+        hidden = linear(x, up_weight[piece].float())
+        if gate_weight is None:
+            hidden = _activate(hidden, activation)
+        else:
+            hidden = _activate(linear(x, gate_weight[piece].float()), activation).mul_(hidden)
+        output.addmm_(hidden, down_weight[:, piece].float().t())
+    return output.to(input.dtype).reshape(input.shape)
+
+
+def fused_mlp_two_parts(
+    input: Tensor, up_weight: Tensor, down_weight: Tensor, gate_weight: Tensor | None, activation: str
+) -> Tensor:
+    """The same with products of half-width floats, which round only what they give: what rounding took is a second
+    product, and both parts together are as good as float32."""
+    x = rows_of(input)
+    hidden = _product(x, up_weight)
+    if gate_weight is None:
+        hidden = _activate(hidden, activation)
+    else:
+        hidden = _activate(_product(x, gate_weight), activation).mul_(hidden)
+    large = hidden.to(x.dtype)
+    small = hidden.sub_(large).nan_to_num_(0.0, 0.0, 0.0).to(x.dtype)
+    return torch.addmm(linear(small, down_weight), large, down_weight.t()).reshape(input.shape)
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    """`x @ weight.T` of half-width floats in float32."""
+    large = linear(x, weight)
+    small = torch.addmm(large, x, weight.t(), beta=-1)
+    # Where the product is not finite, nothing is left to add.
+    return large.float().add_(small.nan_to_num_(0.0, 0.0, 0.0))
 
 
 def _activate(x: Tensor, activation: str) -> Tensor:
@@ -66,3 +127,20 @@ def _gelu_call(input: Tensor, approximate: str) -> tuple[Any, ...]:
 def gelu_kernel(input: Tensor, approximate: str) -> Tensor:
     """torch's own Gaussian error linear unit."""
     return gelu(input, approximate=approximate)
+
+
+def gelu_sigmoid(input: Tensor, approximate: str) -> Tensor:
+    """The form by tanh, as a sigmoid, which is cheaper: (1 + tanh(y)) / 2 = sigmoid(2 y)."""
+    if approximate != "tanh":
+        return gelu(input)
+    work = torch.float64 if input.dtype == torch.float64 else torch.float32
+    slope = 2.0 * math.sqrt(2.0 / math.pi)
+    constant = torch.full((), slope, dtype=work, device=input.device)
+    output = torch.empty(input.shape, dtype=input.dtype, device=input.device)
+    for given, result in blocks(input.reshape(-1), output.view(-1), whole=0):
+        x = given.to(work)
+        out = result if input.dtype == work else torch.empty_like(x)
+        torch.addcmul(constant, x, x, value=0.044715 * slope, out=out).mul_(x).sigmoid_().mul_(x)
+        if out is not result:
+            result.copy_(out)
+    return output

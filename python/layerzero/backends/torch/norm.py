@@ -1,5 +1,7 @@
 """Norms over the last dimension."""
 
+import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -7,8 +9,11 @@ from torch import Tensor
 
 from layerzero.kernels import direct
 
+from .blocks import blocks, rows_of
+
 _rms_norm = torch._C._VariableFunctions.rms_norm
 _layer_norm = torch._C._VariableFunctions.layer_norm
+_addcmul = torch._C._VariableFunctions.addcmul
 _vector_norm = torch.linalg.vector_norm
 
 
@@ -36,10 +41,47 @@ def _normalized(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     if torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)):
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
         return x if weight is None else x * weight.to(x.dtype)
-    # The norm reads x once and writes nothing of its size: memory is what this costs.
-    size = _vector_norm(x, 2, -1, True)
-    x = x * size.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    x = x * _factor(x, eps)
     return x if weight is None else x.mul_(weight.to(x.dtype))
+
+
+def _factor(x: Tensor, eps: float) -> Tensor:
+    """What each row is multiplied by. The norm reads x once and writes nothing of its size: memory is what this costs."""
+    size: Tensor = _vector_norm(x, 2, -1, True)
+    return size.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+
+
+def rms_norm_blocked(input: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """Of half-width floats, widened piece by piece."""
+    output = torch.empty(input.shape, dtype=input.dtype, device=input.device)
+    weight = None if weight is None else weight.float()
+    for rows, result in blocks(rows_of(input), rows_of(output), whole=1):
+        wide = rows.float()
+        wide.mul_(_factor(wide, eps))
+        result.copy_(wide if weight is None else wide.mul_(weight))
+    return output
+
+
+def rms_norm_one_row(input: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """Of a single row: what it is multiplied by is a number, and the rest one step."""
+    return _row_times(input, weight, _row_factor(input, eps)).to(input.dtype)
+
+
+def _row_factor(row: Tensor, eps: float) -> float:
+    size: float = _vector_norm(row, dtype=_work(row)).item()
+    root = math.sqrt(size * size / row.shape[-1] + eps)
+    # Zeros over zero are not numbers.
+    return 1.0 / root if root != 0.0 else math.inf
+
+
+def _row_times(row: Tensor, weight: Tensor | None, factor: float) -> Tensor:
+    """Rounded once; in the wider of their dtypes."""
+    return row * factor if weight is None else _addcmul(_zero(row.dtype), row, weight, value=factor)
+
+
+@cache
+def _zero(dtype: torch.dtype) -> Tensor:
+    return torch.zeros((), dtype=dtype, device="cpu")
 
 
 def _layer_norm_call(input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Any, ...]:
@@ -48,7 +90,7 @@ def _layer_norm_call(input: Tensor, weight: Tensor | None, bias: Tensor | None, 
 
 @direct(_layer_norm_call)
 def layer_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """torch's own layer norm."""
+    """torch's own layer norm; of half-width floats, weight and bias may be in float32."""
     return _layer_norm(input, input.shape[-1:], weight, bias, eps)
 
 
@@ -65,3 +107,28 @@ def fused_add_rms_norm(input: Tensor, residual: Tensor, weight: Tensor | None, e
     work = _work(input)
     total = input.to(work) + residual.to(work)
     return _normalized(total, weight, eps).to(input.dtype), total.to(input.dtype)
+
+
+def fused_add_rms_norm_blocked(
+    input: Tensor, residual: Tensor, weight: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The same of half-width floats, widened piece by piece."""
+    output, total = (torch.empty(input.shape, dtype=input.dtype, device=input.device) for _ in range(2))
+    weight = None if weight is None else weight.float()
+    given = rows_of(input), rows_of(residual)
+    for rows, others, result, sums in blocks(*given, rows_of(output), rows_of(total), whole=1):
+        wide = rows.float().add_(others)
+        sums.copy_(wide)
+        wide.mul_(_factor(wide, eps))
+        result.copy_(wide if weight is None else wide.mul_(weight))
+    return output, total
+
+
+def fused_add_rms_norm_one_row(
+    input: Tensor, residual: Tensor, weight: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The same of a single row."""
+    work = _work(input)
+    total = input.to(work) + residual.to(work)
+    output = _row_times(total, weight, _row_factor(total, eps))
+    return output.to(input.dtype), total.to(input.dtype)

@@ -1,9 +1,12 @@
 """Embeddings and positional encodings."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from .attention import distances
+from .blocks import ELEMENTS, blocks
 from .faults import bad_data, bad_index
 
 _embedding = torch._C._VariableFunctions.embedding
@@ -19,8 +22,7 @@ def embedding(indices: Tensor, weight: Tensor) -> Tensor:
 
 def rope(input: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool, layout: str) -> Tensor:
     """Rotary embedding, composed; rounded once."""
-    head_dim, rot = input.shape[-1], cos.shape[-1]
-    pairs = head_dim // 2 if rot == head_dim else rot
+    head_dim, pairs = input.shape[-1], _pairs(input, cos)
     work = torch.float64 if input.dtype == torch.float64 else torch.float32
     cos = _at_positions(cos[:, :pairs], input, positions, layout).to(work)
     sin = _at_positions(sin[:, :pairs], input, positions, layout).to(work)
@@ -33,6 +35,64 @@ def rope(input: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, inte
     output = torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
     output = output.to(input.dtype)
     return output if 2 * pairs == head_dim else torch.cat((output, input[..., 2 * pairs :]), -1)
+
+
+def rope_turned(
+    input: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool, layout: str
+) -> Tensor:
+    """Rotary embedding in the memory of the result, piece by piece. Interleaved pairs are complex numbers, and turning
+    them is one product."""
+    pairs, work = _pairs(input, cos), torch.float64 if input.dtype == torch.float64 else torch.float32
+    if pairs == 0:
+        return input.clone(memory_format=torch.contiguous_format)
+    cos, sin = (_at_positions(table[:, :pairs], input, positions, layout).to(work) for table in (cos, sin))
+    if interleaved:
+        return _turned(input, _complex_product, work, torch.complex(cos, sin))
+    return _turned(input, _halves_product, work, cos, sin)
+
+
+def _pairs(input: Tensor, cos: Tensor) -> int:
+    """How many pairs are turned. Tables as wide as a head hold everything twice."""
+    head_dim, rot = input.shape[-1], cos.shape[-1]
+    return head_dim // 2 if rot == head_dim else rot
+
+
+def _turned(input: Tensor, turn: Callable[..., object], work: torch.dtype, *tables: Tensor) -> Tensor:
+    """The input with its pairs turned piece by piece; what is left of a head stays as it is."""
+    width, head_dim = 2 * tables[0].shape[-1], input.shape[-1]
+    output = torch.empty(input.shape, dtype=input.dtype, device=input.device)
+    rotated, turned = input, output
+    if width < head_dim:
+        rotated, turned = input[..., :width], output[..., :width]
+        output[..., width:] = input[..., width:]
+    if input.numel() > ELEMENTS:
+        tables = tuple(table.expand(*input.shape[:-1], -1) for table in tables)
+    in_place = input.dtype == work and width == head_dim
+    for given, result, *parts in blocks(rotated, turned, *tables, whole=1):
+        x = given.to(work)
+        out = result if in_place else torch.empty(x.shape, dtype=work, device=x.device)
+        turn(x, out, *parts)
+        if not in_place:
+            result.copy_(out)
+    return output
+
+
+def _complex_product(x: Tensor, out: Tensor, turn: Tensor) -> None:
+    shape = *x.shape[:-1], turn.shape[-1], 2
+    given = x.view(shape)
+    if given.storage_offset() % 2 or given.stride(-1) != 1 or any(stride % 2 for stride in given.stride()[:-1]):
+        # Complex numbers lie two floats apart.
+        given = torch.empty(shape, dtype=x.dtype, device=x.device).copy_(given)
+    torch.mul(torch.view_as_complex(given), turn, out=torch.view_as_complex(out.view(shape)))
+
+
+def _halves_product(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor) -> None:
+    shape = *x.shape[:-1], 2, cos.shape[-1]
+    torch.mul(x.view(shape), cos.unsqueeze(-2), out=out.view(shape))
+    first, second = x.chunk(2, -1)
+    turned_first, turned_second = out.chunk(2, -1)
+    turned_first.addcmul_(second, sin, value=-1.0)
+    turned_second.addcmul_(first, sin)
 
 
 def _at_positions(table: Tensor, input: Tensor, positions: Tensor | None, layout: str) -> Tensor:
@@ -65,3 +125,14 @@ def alibi(slopes: Tensor, seq_q: int, seq_k: int) -> Tensor:
     work = torch.float64 if slopes.dtype == torch.float64 else torch.float32
     distance = distances(seq_q, seq_k, slopes.device).to(work)
     return (slopes.to(work)[:, None, None] * -distance).to(slopes.dtype)
+
+
+def alibi_unfolded(slopes: Tensor, seq_q: int, seq_k: int) -> Tensor:
+    """The same as windows into one line of biases: only the distance counts, and few of them differ."""
+    if seq_q == 0:
+        return slopes.new_zeros(slopes.shape[0], 0, seq_k)
+    work = torch.float64 if slopes.dtype == torch.float64 else torch.float32
+    line = torch.arange(1 - seq_k, seq_q, device=slopes.device).abs().to(work)
+    biases = (slopes.to(work)[:, None] * -line).to(slopes.dtype)
+    # The windows begin with the last query's.
+    return biases.unfold(1, seq_k, 1).flip(1).contiguous()

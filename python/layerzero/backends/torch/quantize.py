@@ -1,10 +1,11 @@
 """Conversion between floating point and quantized storage: 8-bit integers and floats."""
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from .blocks import blocks, rows_of
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,10 @@ _FORMATS = {
     "fp8_e4m3": _Format(torch.float8_e4m3fn, -448.0, 448.0, 3, -6),
     "fp8_e5m2": _Format(torch.float8_e5m2, -57344.0, 57344.0, 2, -14),
 }
+# Differences of 8-bit integers and integers up to this are float32 numbers.
+_EXACT = 2**24 - 128
+# How many elements share a scale where nothing is said.
+_GROUP = 32
 _FLOATS = {
     "float32": torch.float32,
     "float16": torch.float16,
@@ -42,19 +47,12 @@ def quantize(
     """Rounds to 8 bits with scales. Quotients are formed in float64: a tie is a tie only if it really is one."""
     target = _FORMATS[dtype]
     # Rows of groups: every scale covers the last axis.
-    groups = _grouped(_rows(input).double(), granularity, group_size)
+    groups = _grouped(rows_of(input).double(), granularity, group_size)
     offsets = None
     if scale is not None:
-        scales = _per_group(scale, groups).clone(memory_format=torch.contiguous_format)
-    elif zero_point:
-        lowest, largest = _extremes(groups)
-        lowest, largest = lowest.clamp(max=0.0), largest.clamp(min=0.0)
-        scales = ((largest - lowest) / (target.largest - target.lowest)).float()
-        offsets = torch.round(target.lowest - lowest / scales.double())
-        offsets = torch.where(scales == 0.0, 0.0, offsets)
+        scales = _per_group(scale, groups.shape).clone(memory_format=torch.contiguous_format)
     else:
-        lowest, largest = _extremes(groups)
-        scales = (torch.maximum(-lowest, largest) / target.largest).float()
+        scales, offsets = _spread(*_extremes(groups), target, zero_point)
     units = groups / scales.double()[..., None]
     # A scale of zero leaves zeros, and the NaNs of formats that have them.
     units = torch.where((scales == 0.0)[..., None] & ~groups.isnan(), 0.0, units)
@@ -65,8 +63,87 @@ def quantize(
     return _ungrouped(values, input, granularity), scales, zero_points
 
 
-def _rows(tensor: Tensor) -> Tensor:
-    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
+def _spread(lowest: Tensor, largest: Tensor, target: _Format, zero_point: bool) -> tuple[Tensor, Tensor | None]:
+    """The scales under which numbers up to these fill the format, and what is added to units so that zero is exact."""
+    if not zero_point:
+        return (torch.maximum(-lowest, largest) / target.largest).float(), None
+    lowest, largest = lowest.clamp(max=0.0), largest.clamp(min=0.0)
+    scales = ((largest - lowest) / (target.largest - target.lowest)).float()
+    offsets = torch.round(target.lowest - lowest / scales.double())
+    return scales, torch.where(scales == 0.0, 0.0, offsets)
+
+
+@torch.no_grad()
+def quantize_blocked(
+    input: Tensor,
+    scale: Tensor | None,
+    dtype: str,
+    granularity: str,
+    group_size: int | None,
+    zero_point: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same to 8-bit integers, in float32 and piece by piece."""
+    target, shape = _FORMATS[dtype], _shape_of_scales(input, granularity, group_size)
+    if shape is None:
+        return quantize(input, scale, dtype, granularity, group_size, zero_point)
+    lines, offsets = _lines(input, shape), None
+    if scale is not None:
+        scales = _per_group(scale, shape).clone(memory_format=torch.contiguous_format)
+    else:
+        axis = (0, 1) if granularity == "per_tensor" else 1
+        lowest, largest = (end.double().reshape(shape) for end in (lines.amin(axis), lines.amax(axis)))
+        if not bool((lowest.isfinite() & largest.isfinite()).all()):
+            return quantize(input, scale, dtype, granularity, group_size, zero_point)
+        scales, offsets = _spread(lowest, largest, target, zero_point)
+    # By infinity everything is zero units.
+    divisors = _per_line(scales.masked_fill(scales == 0.0, torch.inf), lines)
+    added = torch.zeros_like(divisors) if offsets is None else _per_line(offsets.float(), lines)
+    values = torch.empty(input.shape, dtype=target.dtype, device=input.device)
+    for given, divisor, offset, result in blocks(lines, divisors, added, values.view(lines.shape), whole=1):
+        units = _rounded_units(given.float(), divisor)
+        result.copy_(units.add_(offset).clamp_(target.lowest, target.largest).nan_to_num_(0.0))
+    zero_points = torch.zeros_like(scales, dtype=torch.int32) if offsets is None else offsets.to(torch.int32)
+    return values, scales, zero_points
+
+
+def _rounded_units(lines: Tensor, divisor: Tensor) -> Tensor:
+    """Quotients to the nearest integer, half to even, as if they were exact.
+
+    Rounding one to float32 never carries it over the middle between two integers, only onto it: those are divided again
+    in float64.
+    """
+    quotients = lines / divisor
+    units = torch.round(quotients)
+    off = quotients.sub_(units).abs_()
+    # Infinite quotients and NaNs leave a NaN, and a maximum does not lose it.
+    doubtful = (~(off.amax(1) < 0.5)).nonzero().flatten()
+    if doubtful.numel():
+        line, column = (~(off[doubtful] < 0.5)).nonzero(as_tuple=True)
+        line = doubtful[line]
+        units[line, column] = torch.round(lines[line, column].double() / divisor[line, 0].double()).float()
+    return units
+
+
+def _shape_of_scales(tensor: Tensor, granularity: str, group_size: int | None) -> tuple[int, int] | None:
+    """How many scales there are, or `None` where no view of the tensor has one of them in each line."""
+    rows, columns = tensor.numel() // max(tensor.shape[-1], 1), tensor.shape[-1]
+    if tensor.numel() == 0:
+        return None
+    if granularity == "per_tensor":
+        return 1, 1
+    if granularity == "per_channel":
+        return rows, 1
+    group = group_size or _GROUP
+    return None if columns % group else (rows, columns // group)
+
+
+def _lines(tensor: Tensor, shape: tuple[int, int]) -> Tensor:
+    """The elements as lines that each have one scale."""
+    return tensor.reshape(-1, tensor.shape[-1] // shape[1])
+
+
+def _per_line(scales: Tensor, lines: Tensor) -> Tensor:
+    return scales.reshape(-1, 1).expand(lines.shape[0], 1)
 
 
 def _grouped(rows: Tensor, granularity: str, group_size: int | None) -> Tensor:
@@ -75,7 +152,7 @@ def _grouped(rows: Tensor, granularity: str, group_size: int | None) -> Tensor:
         return rows.reshape(1, 1, -1)
     if granularity == "per_channel":
         return rows[:, None]
-    group = group_size or 32
+    group = group_size or _GROUP
     count = -(-rows.shape[1] // group)
     padded = torch.nn.functional.pad(rows, (0, count * group - rows.shape[1]), value=torch.nan)
     return padded.reshape(rows.shape[0], count, group)
@@ -87,11 +164,11 @@ def _ungrouped(values: Tensor, input: Tensor, granularity: str) -> Tensor:
     return values.reshape(input.shape)
 
 
-def _per_group(scale: Tensor, groups: Tensor) -> Tensor:
+def _per_group(scale: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Given scales (one per group, one per row of them, or one) as one per group."""
     if scale.dim() == 1 and scale.shape[0] != 1:
         scale = scale[:, None]
-    return scale.expand(groups.shape[:2])
+    return scale.expand(shape[:2])
 
 
 def _extremes(groups: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,8 +204,35 @@ def dequantize(
     """Back to floating point."""
     result = _FLOATS[dtype]
     work = torch.float64 if result == torch.float64 or zero_points is not None else torch.float32
-    groups = _grouped(_rows(values).to(work), granularity, group_size)
+    groups = _grouped(rows_of(values).to(work), granularity, group_size)
     if zero_points is not None:
-        groups = groups - _per_group(zero_points, groups).to(work)[..., None]
-    groups = groups * _per_group(scales, groups).to(work)[..., None]
+        groups = groups - _per_group(zero_points, groups.shape).to(work)[..., None]
+    groups = groups * _per_group(scales, groups.shape).to(work)[..., None]
     return _ungrouped(groups.to(result), values, granularity)
+
+
+def dequantize_blocked(
+    values: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    dtype: str,
+    granularity: str,
+    group_size: int | None,
+) -> Tensor:
+    """The same in float32 and piece by piece, where that is exact up to the product."""
+    shape = _shape_of_scales(values, granularity, group_size)
+    if shape is None:
+        return dequantize(values, scales, zero_points, dtype, granularity, group_size)
+    lines = _lines(values, shape)
+    factors, offsets = _per_line(_per_group(scales, shape), lines), None
+    if zero_points is not None and bool(zero_points.any()):
+        lowest, largest = int(zero_points.amin()), int(zero_points.amax())
+        if values.dtype != torch.int8 or max(-lowest, largest) > _EXACT:
+            return dequantize(values, scales, zero_points, dtype, granularity, group_size)
+        offsets = _per_line(_per_group(zero_points, shape), lines).float()
+    output = torch.empty(values.shape, dtype=_FLOATS[dtype], device=values.device)
+    taken = [] if offsets is None else [offsets]
+    for units, factor, result, *offset in blocks(lines, factors, output.view(lines.shape), *taken, whole=1):
+        wide = units.float()
+        result.copy_((wide.sub_(offset[0]) if offset else wide).mul_(factor))
+    return output

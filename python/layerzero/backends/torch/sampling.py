@@ -8,23 +8,35 @@ import math
 import torch
 from torch import Tensor
 
+from .blocks import blocks, rows_of
 from .faults import check_indices
+from .selection import drawn_by_bins, largest
 
 # How many tokens of a row are tried first; sixteen times as many each time they do not suffice.
 _TRIED = 1024
+# How many of them are tried before bins, which take the same time however many are needed.
+_LIKELY = 128
 
 
 def topk(logits: Tensor, uniform: Tensor | None, k: int, seed: int) -> Tensor:
     """Draws one of the k most likely tokens of each row."""
-    rows = logits.reshape(math.prod(logits.shape[:-1]), logits.shape[-1])
+    rows = rows_of(logits)
     kept, ids = _largest(rows, min(k, rows.shape[1]))
     probabilities = torch.softmax(kept.double(), -1)
-    return _drawn(rows, ids, probabilities, _uniform(uniform, logits, seed)).reshape(logits.shape[:-1])
+    return _drawn(kept, ids, probabilities, _uniform(uniform, logits, seed)).reshape(logits.shape[:-1])
+
+
+def topk_grouped(logits: Tensor, uniform: Tensor | None, k: int, seed: int) -> Tensor:
+    """The same, looking only at the groups of tokens that can hold the most likely ones."""
+    rows = rows_of(logits)
+    kept, ids = largest(rows, min(k, rows.shape[1]))
+    probabilities = torch.softmax(kept.double(), -1)
+    return _drawn(kept, ids, probabilities, _uniform(uniform, logits, seed)).reshape(logits.shape[:-1])
 
 
 def topp(logits: Tensor, uniform: Tensor | None, p: float, seed: int) -> Tensor:
     """Draws from the smallest set of tokens whose probability reaches p."""
-    rows = logits.reshape(math.prod(logits.shape[:-1]), logits.shape[-1])
+    rows = rows_of(logits)
     log_total = torch.logsumexp(rows.double(), -1, keepdim=True)
     tried = min(_TRIED, rows.shape[1])
     while True:
@@ -35,12 +47,32 @@ def topp(logits: Tensor, uniform: Tensor | None, p: float, seed: int) -> Tensor:
         if tried == rows.shape[1] or bool((reached[:, -1] | log_total[:, 0].isnan()).all()):
             break
         tried = min(16 * tried, rows.shape[1])
-    # The token that reaches p is kept, those after it are not.
+    probabilities = _nucleus(probabilities, reached)
+    return _drawn(kept, ids, probabilities, _uniform(uniform, logits, seed)).reshape(logits.shape[:-1])
+
+
+def topp_binned(logits: Tensor, uniform: Tensor | None, p: float, seed: int) -> Tensor:
+    """The same from a few most likely tokens where they suffice, else from bins of tokens."""
+    rows = rows_of(logits)
+    numbers = _uniform(uniform, logits, seed)
+    parts = [torch.logsumexp(part.double(), -1, keepdim=True) for (part,) in blocks(rows, whole=1)]
+    log_total = parts[0] if len(parts) == 1 else torch.cat(parts)
+    kept, ids = largest(rows, min(_LIKELY, rows.shape[1]))
+    probabilities = torch.exp(kept.double() - log_total)
+    reached = probabilities.cumsum(-1) >= p
+    drawn = _drawn(kept, ids, _nucleus(probabilities, reached), numbers)
+    if kept.shape[1] < rows.shape[1]:
+        for row in (~reached[:, -1] & log_total[:, 0].isfinite()).nonzero().flatten().tolist():
+            drawn[row] = drawn_by_bins(rows[row], log_total[row], p, float(numbers[row]))
+    return drawn.reshape(logits.shape[:-1])
+
+
+def _nucleus(probabilities: Tensor, reached: Tensor) -> Tensor:
+    """The token that reaches p is kept, those after it are not."""
     beyond = torch.zeros_like(reached)
     beyond[:, 1:] = reached[:, :-1]
     probabilities = probabilities.masked_fill(beyond, 0.0)
-    probabilities = probabilities / probabilities.sum(-1, keepdim=True)
-    return _drawn(rows, ids, probabilities, _uniform(uniform, logits, seed)).reshape(logits.shape[:-1])
+    return probabilities / probabilities.sum(-1, keepdim=True)
 
 
 def _largest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -67,11 +99,11 @@ def _draws(shape: tuple[int, ...], like: Tensor, seed: int) -> Tensor:
     return torch.rand(shape, dtype=torch.float64, device=like.device, generator=generator)
 
 
-def _drawn(rows: Tensor, ids: Tensor, probabilities: Tensor, uniform: Tensor) -> Tensor:
+def _drawn(kept: Tensor, ids: Tensor, probabilities: Tensor, uniform: Tensor) -> Tensor:
     """The id at the place drawn from each row of descending probabilities, or -1 where there is none."""
     place, valid = _place(probabilities, uniform)
-    # A NaN counts even where it is not kept; a maximum does not lose it.
-    valid &= ~rows.amax(-1).isnan()
+    # Where there is a NaN, it is what was kept first.
+    valid &= ~kept[:, 0].isnan()
     return ids.gather(-1, place[:, None])[:, 0].masked_fill_(~valid, -1)
 
 
@@ -91,20 +123,21 @@ def speculative(
     """Accepts or rejects drafted tokens so that the result is distributed as the target model's."""
     batch, draft, vocab = draft_probs.shape
     check_indices("draft_ids", draft_ids, vocab)
-    draft_ids, draft_probs, target_probs = draft_ids.long(), draft_probs.double(), target_probs.double()
+    draft_ids = draft_ids.long()
     uniform = _draws((batch, draft + 1), draft_probs, seed) if uniform is None else uniform.double()
 
     at_token = draft_ids[:, :, None]
-    drafted = draft_probs.gather(2, at_token)[:, :, 0]
-    wanted = target_probs[:, :draft].gather(2, at_token)[:, :, 0]
+    drafted = draft_probs.gather(2, at_token)[:, :, 0].double()
+    wanted = target_probs[:, :draft].gather(2, at_token)[:, :, 0].double()
     accepts = uniform[:, :draft] * drafted < wanted
     accepted = accepts.long().cumprod(1).sum(1)
 
-    step = accepted[:, None, None].expand(-1, 1, vocab)
-    target = target_probs.gather(1, step)[:, 0]
+    # Of each sequence one row is drawn from: no other is widened.
+    sequence = torch.arange(batch, device=draft_ids.device)
+    target = target_probs[sequence, accepted].double()
     weights = target
     if draft > 0:
-        rest = target - draft_probs.gather(1, step.clamp(max=draft - 1))[:, 0]
+        rest = target - draft_probs[sequence, accepted.clamp(max=draft - 1)].double()
         # Not clamp, which some builds let swallow a NaN.
         rest = torch.where(rest < 0.0, 0.0, rest)
         usable = (accepted < draft) & (rest != 0.0).any(1)

@@ -1,0 +1,252 @@
+//! What was measured on this machine: kept in the performance database, put in force in the snapshot.
+//!
+//! The database is a cache. Whatever happens to it, selection goes on with what is known.
+
+pub mod bench;
+pub mod regret;
+pub mod request;
+pub mod tune;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use lz_model::{CallSpec, Context, DeviceIx, DeviceSpec, KernelDescriptor, Query};
+use lz_perfdb::model::{Model, Observation, Seen};
+use lz_perfdb::{Filter, Mode, Options, Outcome, PerfDb, Provenance, Record, StoreError};
+use lz_select::{NoPerfData, Restriction, Snapshot};
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use crate::ask::Step;
+use crate::engine::{Engine, State};
+use crate::error::Error;
+
+/// The engine's part in the performance database.
+#[derive(Default)]
+pub(crate) struct Perf {
+    db: Mutex<Option<Arc<PerfDb>>>,
+    /// The unbiased state of an epoch.
+    unbiased: Mutex<Option<(u64, Arc<State>)>>,
+}
+
+/// How the performance database is doing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct PerfHealth {
+    /// Where it is; nothing when it is off.
+    pub path: Option<String>,
+    /// What state it is in, as a sentence.
+    pub state: String,
+    /// Whether what is measured now is kept.
+    pub durable: bool,
+    /// Measurements that selection goes by.
+    pub known: usize,
+    /// What was to be said about it, each thing once.
+    pub notes: Vec<String>,
+}
+
+/// What a device is known by in the database: the same device always, another one never.
+pub fn device_id(device: &DeviceSpec) -> String {
+    device.uuid.clone().unwrap_or_else(|| format!("{}/{}", device.signature(), device.name))
+}
+
+/// A call with the mode it is timed in, as selection sees it.
+pub(crate) fn bind_spec(engine: &Engine, call: &CallSpec, device: DeviceIx, mode: Mode) -> Result<Query, Error> {
+    let context = Context { capturing: mode == Mode::Graph, ..Context::default() };
+    engine.bind(&call.op, &call.named(device, context)).map(|(_, bound)| bound.query)
+}
+
+impl Engine {
+    /// Selection without anything that was measured, decided or suffered before: who could serve a call at all. The
+    /// operator's rules hold.
+    pub(crate) fn unbiased(&self) -> Result<Arc<State>, Error> {
+        let mut draft = self.draft.lock().clone();
+        let mut known = self.perf.unbiased.lock();
+        if let Some((_, state)) = known.as_ref().filter(|(epoch, _)| *epoch == draft.epoch) {
+            return Ok(state.clone());
+        }
+        draft.spec.perf = Arc::new(NoPerfData);
+        draft.spec.pins = Arc::default();
+        draft.spec.restriction = Restriction::default();
+        (draft.spec.trials, draft.spec.warm) = (Vec::new(), None);
+        let state = Arc::new(draft.build()?);
+        *known = Some((draft.epoch, state.clone()));
+        Ok(state)
+    }
+
+    /// One kernel for a query, whatever was seen of it: for measuring and compiling.
+    pub fn unbiased_step(&self, kernel_id: &str, query: &Query) -> Result<Step, Error> {
+        let state = self.unbiased()?;
+        self.step_in(&state, kernel_id, query)
+    }
+
+    /// Opens the database the configuration names and puts what it knows in force; none when it is off. Later calls
+    /// give the one that is open, unless the configuration names another one now.
+    pub fn perfdb(&self) -> Option<Arc<PerfDb>> {
+        let config = self.config();
+        let mut open = self.perf.db.lock();
+        let path = config.settings.perfdb.enabled.then(|| config.perfdb_path()).flatten();
+        let Some(path) = path else {
+            *open = None;
+            return None;
+        };
+        if let Some(db) = open.as_ref().filter(|db| db.path() == Some(&path)) {
+            return Some(db.clone());
+        }
+        let ttl = config.settings.perfdb.ttl_days;
+        let ttl = (ttl > 0).then(|| std::time::Duration::from_secs(u64::from(ttl) * 86_400));
+        let db = Arc::new(PerfDb::open(&path, Options { ttl, ..Options::default() }));
+        *open = Some(db.clone());
+        Some(db)
+    }
+
+    /// Whether the database was opened.
+    pub(crate) fn has_perfdb(&self) -> bool {
+        self.perf.db.lock().is_some()
+    }
+
+    /// Puts what the database knows in force. Rows that another version of a library, a driver or torch left behind are
+    /// marked as out of date first. Gives how many measurements selection goes by now.
+    pub fn learn(&self) -> usize {
+        let Some(db) = self.perfdb() else {
+            self.forget_measurements();
+            return 0;
+        };
+        let provenances = self.with_snapshot(provenances);
+        let stale = |record: &Record| {
+            let current = provenances.get(&(record.key.device_id.clone(), record.key.kernel_id.clone()))?;
+            record.is_valid().then(|| record.provenance.stale_against(current)).flatten()
+        };
+        if let Err(error) = db.invalidate(stale) {
+            tracing::debug!(target: "layerzero", "rows that are out of date were not marked: {error}");
+        }
+        let records = db.records(&Filter::all().valid()).unwrap_or_else(|error| {
+            tracing::warn!(target: "layerzero", "the performance database cannot be read: {error}");
+            Vec::new()
+        });
+        // A row that could not be marked must not count either.
+        let records: Vec<Record> = records.into_iter().filter(|record| stale(record).is_none()).collect();
+        self.learn_from(&records)
+    }
+
+    /// As [`Engine::learn`], if there is a database: one that was never written is not made by looking.
+    pub fn learn_if_there(&self) -> usize {
+        let config = self.config();
+        let there = config.settings.perfdb.enabled && config.perfdb_path().is_some_and(|path| path.exists());
+        if there { self.learn() } else { 0 }
+    }
+
+    /// Puts what these records say in force, instead of what was there.
+    pub fn learn_from(&self, records: &[Record]) -> usize {
+        let devices = self.devices();
+        let ids: Vec<String> = devices.iter().map(device_id).collect();
+        let observation = |record: &Record| {
+            let device = ids.iter().position(|id| *id == record.key.device_id)?;
+            let call: CallSpec = record.key.call.parse().ok()?;
+            let query = bind_spec(self, &call, DeviceIx(u16::try_from(device).ok()?), record.key.mode).ok()?;
+            Some(Observation {
+                query,
+                kernel: record.key.kernel_id.clone(),
+                version: record.provenance.kernel_version.clone()?,
+                seen: seen(&record.outcome),
+            })
+        };
+        let model = Model::new(records.iter().filter_map(observation), &devices);
+        let known = model.len();
+        if known == 0 {
+            self.forget_measurements();
+        } else if let Err(error) = self.update(|spec| spec.perf = Arc::new(model)) {
+            tracing::warn!(target: "layerzero", "what was measured cannot be put in force: {error}");
+        }
+        self.perf_known.store(known, std::sync::atomic::Ordering::Relaxed);
+        known
+    }
+
+    fn forget_measurements(&self) {
+        if self.perf_known.swap(0, std::sync::atomic::Ordering::Relaxed) > 0 {
+            let _ = self.update(|spec| spec.perf = Arc::new(NoPerfData));
+        }
+    }
+
+    /// Keeps records. That they cannot be kept fails nobody; gives why.
+    pub fn keep(&self, records: Vec<Record>) -> Result<(), StoreError> {
+        let Some(db) = self.perfdb() else { return Ok(()) };
+        match db.put(records.clone()).wait() {
+            Err(StoreError::Forked { .. }) => {
+                *self.perf.db.lock() = None;
+                self.perfdb().map_or(Ok(()), |db| db.put(records).wait())
+            }
+            result => result,
+        }
+    }
+
+    /// Every call that was measured on a device of this engine, each once.
+    pub fn known_calls(&self) -> Vec<(CallSpec, DeviceIx)> {
+        let Some(db) = self.perfdb() else { return Vec::new() };
+        let ids: Vec<String> = self.devices().iter().map(device_id).collect();
+        let records = db.records(&Filter::all().valid()).unwrap_or_default();
+        let mut calls: Vec<(String, u16)> = records
+            .into_iter()
+            .filter_map(|r| Some((r.key.call, u16::try_from(ids.iter().position(|id| *id == r.key.device_id)?).ok()?)))
+            .collect();
+        calls.sort();
+        calls.dedup();
+        calls.into_iter().filter_map(|(call, device)| Some((call.parse().ok()?, DeviceIx(device)))).collect()
+    }
+
+    /// How the performance database is doing.
+    pub fn perf_health(&self) -> PerfHealth {
+        let open = self.perf.db.lock().clone();
+        let known = self.perf_known.load(std::sync::atomic::Ordering::Relaxed);
+        match open {
+            Some(db) => PerfHealth {
+                path: db.path().map(|path| path.display().to_string()),
+                state: db.state().to_string(),
+                durable: db.state().is_durable(),
+                known,
+                notes: db.notes(),
+            },
+            None => PerfHealth { state: "not open".into(), known, ..PerfHealth::default() },
+        }
+    }
+}
+
+fn seen(outcome: &Outcome) -> Seen {
+    match outcome {
+        Outcome::Ok(t) => Seen::Took { median_us: t.median_us, spread_us: t.spread_us, samples: t.samples },
+        Outcome::Wrong { error } => Seen::Wrong(error.clone()),
+        Outcome::Failed { error } => Seen::Failed(error.clone()),
+    }
+}
+
+/// What a kernel's measurements depend on, as it is now.
+pub(crate) fn provenance(snapshot: &Snapshot, kernel: &KernelDescriptor, device: &DeviceSpec) -> Provenance {
+    let spec = snapshot.spec();
+    let backend = spec.backends.get(&kernel.backend).map(|b| &b.descriptor);
+    let version = |name: &str| spec.versions.get(name).or_else(|| device.versions.get(name)).cloned();
+    Provenance {
+        kernel_version: Some(kernel.version.clone()),
+        backend_version: backend.map(|b| b.version.clone()),
+        layerzero_version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+        capabilities_hash: backend.map(|b| b.capabilities_hash.clone()).filter(|hash| !hash.is_empty()),
+        torch_version: version("torch"),
+        cuda_version: device.versions.get("cuda").cloned(),
+        driver_version: device.versions.get("driver").cloned(),
+        device_uuid: device.uuid.clone(),
+    }
+}
+
+/// By device and kernel id. Of several versions of a kernel the newest counts: the others' rows are kept as they are.
+fn provenances(snapshot: &Snapshot) -> BTreeMap<(String, String), Provenance> {
+    let mut all = BTreeMap::new();
+    for device in &snapshot.spec().devices {
+        for (_, kernel) in snapshot.kernels() {
+            let several = snapshot.kernels().filter(|(_, k)| k.id == kernel.id).count() > 1;
+            let mut current = provenance(snapshot, kernel, device);
+            if several {
+                (current.kernel_version, current.backend_version) = (None, None);
+            }
+            all.entry((device_id(device), kernel.id.clone())).or_insert(current);
+        }
+    }
+    all
+}

@@ -1,0 +1,172 @@
+//! Decisions that were made before, in force: lockfiles and dispatch tables.
+//!
+//! A document is read when it is configured or given, and put in force as pins of the snapshot. Kernels, devices and
+//! documents of backends may come later than it, so what of it can be kept is found out whenever it is asked about, never
+//! when it is read. An entry that cannot be kept costs that entry alone; a table for other hardware is out as a whole.
+
+mod decide;
+mod documents;
+mod judge;
+mod mismatch;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use lz_config::{Config, ConfigError, Origin, Problem, ProblemKind};
+use lz_model::schema::DimKey;
+use lz_model::{Bound, CallSpec, Catalog, Context, ParamSpec, Query, Reason};
+use lz_select::Pin;
+
+pub(crate) use decide::DecidedCall;
+pub(crate) use documents::{Pinned, Slot, Source};
+pub use mismatch::{Mismatch, MismatchKind, PinStatus};
+
+use crate::engine::{Draft, Engine};
+use crate::error::Error;
+use crate::lockfile::Lockfile;
+use crate::table::DispatchTable;
+use judge::status;
+
+/// The one way to write a call that was bound.
+pub(crate) fn canonical(call: &CallSpec, bound: &Bound) -> CallSpec {
+    let mut call = call.clone();
+    let op = Catalog::get().op(bound.query.op());
+    // What an alias says by its name alone has to be said once the name is the operation's own.
+    for &(param, value) in Catalog::get().find(&call.op).map_or(&[][..], |target| target.fixes) {
+        if !call.params.keys().any(|name| op.param_index(name) == op.param_index(param)) {
+            call.params.insert(param.to_owned(), ParamSpec::Bool(value));
+        }
+    }
+    CallSpec::canonical(&call.named(bound.query.device(), Context::default()), bound)
+}
+
+impl Draft {
+    /// Puts the documents in force in this draft's devices and backends.
+    pub fn repin(&mut self) {
+        self.pinned.refresh(&mut self.spec);
+    }
+}
+
+/// The documents a configuration names. One that cannot be read makes the configuration one that cannot be used.
+pub(crate) fn configured(config: &Config, unread: &[&str]) -> Result<Vec<(Slot, Arc<Source>)>, Error> {
+    let (mut sources, mut problems) = (Vec::new(), Vec::new());
+    let mut take = |key: &str, path: Option<PathBuf>, slot: Slot, parse: &dyn Fn(&str, &str) -> Parsed| {
+        let Some(path) = path.filter(|_| !unread.contains(&key)) else { return };
+        let name = path.display().to_string();
+        match lz_config::read_file(&path).and_then(|text| parse(&text, &name)) {
+            Ok(source) => sources.push((slot, source)),
+            Err(kind) => {
+                let at = config.origin(key).cloned().unwrap_or(Origin::Default);
+                problems.push(Problem { at, key: key.to_owned(), value: Some(name), kind });
+            }
+        }
+    };
+    take("lockfile", config.lockfile_path(), Slot::ConfiguredLockfile, &|text, name| {
+        Lockfile::parse(text).map(|lockfile| Source::lockfile(lockfile, name)).map_err(|e| unfit(name, &e.to_string()))
+    });
+    take("dispatch_table", config.dispatch_table_path(), Slot::ConfiguredTable, &|text, name| {
+        DispatchTable::parse(text).map(|table| Source::table(table, name)).map_err(|e| unfit(name, &e.to_string()))
+    });
+    if problems.is_empty() { Ok(sources) } else { Err(Error::Config(ConfigError { problems })) }
+}
+
+type Parsed = Result<Arc<Source>, ProblemKind>;
+
+fn unfit(name: &str, error: &str) -> ProblemKind {
+    ProblemKind::Contradiction { message: format!("'{name}', {error}") }
+}
+
+/// The files of a configuration that hold decisions.
+pub(crate) fn files(config: &Config) -> impl Iterator<Item = PathBuf> {
+    [config.lockfile_path(), config.dispatch_table_path()].into_iter().flatten()
+}
+
+impl Engine {
+    /// Puts a lockfile in force, in the place of one that code put in force before and above one that is configured.
+    /// `origin` is what it is called: its path. Gives the entries that cannot be kept; the others are in force.
+    pub fn replay(&self, lockfile: &Lockfile, origin: &str) -> Result<Vec<Mismatch>, Error> {
+        self.pin(Slot::CodeLockfile, Source::lockfile(lockfile.clone(), origin))
+    }
+
+    /// What [`Engine::replay`] would say; nothing is changed.
+    pub fn check_lockfile(&self, lockfile: &Lockfile, origin: &str) -> Result<PinStatus, Error> {
+        self.would_pin(Slot::CodeLockfile, Source::lockfile(lockfile.clone(), origin))
+    }
+
+    /// Puts a dispatch table in force, as [`Engine::replay`] does a lockfile. One for other hardware, or of other
+    /// capabilities, is refused as a whole.
+    pub fn load_table(&self, table: &DispatchTable, origin: &str) -> Result<Vec<Mismatch>, Error> {
+        let source = Source::table(table.clone(), origin);
+        if let Some(kind) = self.with_snapshot(|snapshot| source.refusal(snapshot.spec())) {
+            return Err(Error::TableRefused { table: origin.to_owned(), why: Box::new(kind) });
+        }
+        self.pin(Slot::CodeTable, source)
+    }
+
+    /// What of a table could be kept; nothing is changed.
+    pub fn check_table(&self, table: &DispatchTable, origin: &str) -> Result<PinStatus, Error> {
+        self.would_pin(Slot::CodeTable, Source::table(table.clone(), origin))
+    }
+
+    /// From now on does not read what a setting (`lockfile`, `dispatch_table`) names: for whoever is about to write it.
+    pub fn leave_unread(&self, setting: &'static str) {
+        self.control.unread.lock().push(setting);
+    }
+
+    /// Takes back the lockfile and the table that code put in force; those of the configuration stay.
+    pub fn unpin(&self) -> Result<(), Error> {
+        self.change_warmed(|draft| draft.pinned.take_back(), &[])
+    }
+
+    fn pin(&self, slot: Slot, source: Arc<Source>) -> Result<Vec<Mismatch>, Error> {
+        self.change_warmed(|draft| draft.pinned.put(slot, source.clone()), &[])?;
+        Ok(status(&self.state.load().snapshot, &source).mismatches)
+    }
+
+    fn would_pin(&self, slot: Slot, source: Arc<Source>) -> Result<PinStatus, Error> {
+        let mut draft = self.draft.lock().clone();
+        draft.pinned.put(slot, source.clone());
+        draft.repin();
+        Ok(status(&draft.build()?.snapshot, &source))
+    }
+
+    /// The lockfiles and dispatch tables that were read, the highest first, and what of each is in force now.
+    pub fn pinned(&self) -> Arc<Vec<PinStatus>> {
+        let version = self.version();
+        if let Some((_, known)) = self.control.judged.lock().as_ref().filter(|(at, _)| *at == version) {
+            return known.clone();
+        }
+        let sources: Vec<Arc<Source>> = self.draft.lock().pinned.sources().cloned().collect();
+        let state = self.state.load();
+        let judged = Arc::new(sources.iter().map(|source| status(&state.snapshot, source)).collect::<Vec<_>>());
+        *self.control.judged.lock() = Some((version, judged.clone()));
+        judged
+    }
+
+    /// A sentence about each document that is not in force as a whole. To be asked once kernels are registered.
+    pub fn pin_warnings(&self) -> Vec<String> {
+        self.pinned().iter().filter_map(PinStatus::warning).collect()
+    }
+
+    /// Why a dispatch table says nothing about a call although it does about others like it: the size that lies outside
+    /// its buckets.
+    pub fn outside_table(&self, query: &Query) -> Option<Reason> {
+        let state = self.state();
+        let pins = &state.snapshot.spec().pins;
+        if pins.is_empty() || pins.find(query).is_some() {
+            return None;
+        }
+        let is_table = |source: &&Arc<Source>| source.is_table();
+        let tables: Vec<Arc<str>> =
+            self.draft.lock().pinned.sources().filter(is_table).map(|source| source.origin.clone()).collect();
+        let (class, dims) = (query.class(), Catalog::get().op(query.op()).schema().dims);
+        let varies = |i: &usize| matches!(dims[*i].key, DimKey::Bucketed(_));
+        let fits = |pin: &Pin, i: usize| (pin.low[i]..=pin.high[i]).contains(&query.dim(i));
+        let of_table = pins.iter().filter(|pin| tables.contains(&pin.origin) && pin.class == class);
+        let like: Vec<&Pin> = of_table.filter(|pin| (0..dims.len()).all(|i| varies(&i) || fits(pin, i))).collect();
+        let outside = |i: &usize| !like.iter().any(|pin| fits(pin, *i));
+        let sizes = || (0..dims.len()).filter(varies);
+        let dim = sizes().find(outside).or_else(|| sizes().next()).filter(|_| !like.is_empty())?;
+        Some(Reason::PlanBucketMiss { dim: dims[dim].name.to_owned(), found: query.dim(dim) })
+    }
+}

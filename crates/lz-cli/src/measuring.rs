@@ -1,0 +1,188 @@
+//! What commands that measure have in common: which calls, for how long, who runs the kernels, how far it is.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use layerzero::perf::bench::Bench;
+use layerzero::perf::request::{Request, RequestError};
+use layerzero::perf::tune::{Progress, TuneOptions, Wanted};
+use lz_model::{CallSpec, Layout, ParamSpec, Platform};
+
+use crate::args::{BadText, Extents, Named};
+use crate::error::CliError;
+use crate::printer::Printer;
+use crate::session::Session;
+
+/// Makes what runs kernels.
+pub type MakeBench = fn() -> Result<Box<dyn Bench>, String>;
+
+static BENCH: OnceLock<MakeBench> = OnceLock::new();
+
+/// Has commands that measure run kernels by this. The first call counts.
+pub fn measure_with(make: MakeBench) {
+    let _ = BENCH.set(make);
+}
+
+/// Which calls to measure, and for how long.
+#[derive(Debug, Default, clap::Args)]
+pub struct MeasureArgs {
+    /// An operation or alias, at the shapes or sizes given
+    #[arg(value_name = "OP")]
+    op: Option<String>,
+    /// The dtype of the data
+    #[arg(long)]
+    dtype: Option<String>,
+    /// A shape of the operation's main input; of attention batch x seq x heads x head_dim; may be repeated
+    #[arg(long = "shape", value_name = "1x1024x16x128")]
+    shapes: Vec<Extents>,
+    /// Sizes of a dimension, of which every combination is measured; repeated for each dimension
+    #[arg(long = "dim", value_name = "seq_len=512,2048")]
+    dims: Vec<Named<Sizes>>,
+    /// A parameter of the calls; may be repeated
+    #[arg(long = "param", value_name = "NAME=VALUE")]
+    params: Vec<Named<String>>,
+    /// The layout of the calls
+    #[arg(long)]
+    layout: Option<Layout>,
+    /// The calls a model makes: a known one (gpt2, llama-3-8b, …) or the path of a transformers config.json
+    #[arg(long, value_name = "NAME|FILE")]
+    model: Option<String>,
+    /// Batch sizes of the model's calls
+    #[arg(long, value_name = "1,8", value_parser = clap::value_parser!(Sizes))]
+    batch: Option<Sizes>,
+    /// Lengths of the model's prompts
+    #[arg(long, value_name = "128,512", value_parser = clap::value_parser!(Sizes))]
+    seq: Option<Sizes>,
+    /// Lengths of the model's contexts when it decodes
+    #[arg(long, value_name = "512", value_parser = clap::value_parser!(Sizes))]
+    context: Option<Sizes>,
+    /// Calls as JSON, one in each line; '-' reads them from standard input
+    #[arg(long, value_name = "FILE")]
+    calls: Option<PathBuf>,
+    /// Every call that was measured before
+    #[arg(long)]
+    known: bool,
+    /// How long it may take: 60s, 2m, 500ms
+    #[arg(long, default_value = "60s")]
+    budget: BudgetArg,
+    /// How many rounds a call gets at least
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    samples: u32,
+    /// The device: cpu, cuda:0, …
+    #[arg(long, default_value = "cpu")]
+    device: String,
+    /// Time calls replayed in a CUDA graph instead of eager ones
+    #[arg(long)]
+    graph: bool,
+}
+
+/// Sizes, written `512,2048`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sizes(pub Vec<i64>);
+
+impl FromStr for Sizes {
+    type Err = BadText;
+
+    fn from_str(text: &str) -> Result<Self, BadText> {
+        let bad = |part: &str| BadText::new(format!("'{part}' is no whole number; write sizes like 512,2048"));
+        text.split(',').map(|part| part.trim().parse().map_err(|_| bad(part))).collect::<Result<_, _>>().map(Sizes)
+    }
+}
+
+/// A time to spend, written `60s`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BudgetArg(pub Duration);
+
+impl FromStr for BudgetArg {
+    type Err = BadText;
+
+    fn from_str(text: &str) -> Result<Self, BadText> {
+        let bad = || BadText::new(format!("'{text}' is no time to spend; write it like 60s, 2m or 500ms, above zero"));
+        let at = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+        let (number, unit) = text.split_at(at);
+        let unit = match unit {
+            "" | "s" => 1.0,
+            "ms" => 1e-3,
+            "m" | "min" => 60.0,
+            "h" => 3600.0,
+            _ => return Err(bad()),
+        };
+        let seconds = number.trim().parse::<f64>().map_err(|_| bad())? * unit;
+        let budget = Duration::try_from_secs_f64(seconds).map_err(|_| bad())?;
+        if budget.is_zero() { Err(bad()) } else { Ok(BudgetArg(budget)) }
+    }
+}
+
+impl MeasureArgs {
+    /// The calls that are wanted.
+    pub fn wanted(&self, session: &Session) -> Result<Vec<Wanted>, CliError> {
+        let sizes = |given: &Option<Sizes>| given.as_ref().map_or_else(Vec::new, |s| s.0.clone());
+        let request = Request {
+            calls: self.read_calls()?,
+            op: self.op.clone(),
+            dtype: self.dtype.clone(),
+            shapes: self.shapes.iter().map(|s| s.0.clone()).collect(),
+            dims: self.dims.iter().map(|d| (d.name.clone(), d.value.0.clone())).collect(),
+            params: self.params.iter().map(|p| (p.name.clone(), param(&p.value))).collect(),
+            layout: self.layout,
+            model: self.model.clone(),
+            batch: sizes(&self.batch),
+            seq: sizes(&self.seq),
+            context: sizes(&self.context),
+            known: self.known,
+            device: device(session, &self.device)?,
+            graph: self.graph,
+        };
+        request.wanted(&session.engine).map_err(|error| match error {
+            RequestError::Call(error) => CliError::Call(error),
+            other => CliError::argument(other.to_string(), other.hint()),
+        })
+    }
+
+    /// How to measure them.
+    pub fn options(&self) -> TuneOptions {
+        TuneOptions { budget: self.budget.0, samples: self.samples, ..TuneOptions::default() }
+    }
+
+    fn read_calls(&self) -> Result<Vec<CallSpec>, CliError> {
+        self.calls.as_deref().map_or(Ok(Vec::new()), crate::call::read_calls)
+    }
+}
+
+/// A parameter's value: a truth value, a number, or a name.
+fn param(text: &str) -> ParamSpec {
+    let typed = text.parse().map(ParamSpec::Bool).or_else(|_| text.parse().map(ParamSpec::Int));
+    typed.or_else(|_| text.parse().map(ParamSpec::Float)).unwrap_or_else(|_| ParamSpec::Str(text.to_owned()))
+}
+
+/// The number of a device of the session.
+fn device(session: &Session, name: &str) -> Result<u16, CliError> {
+    let devices = session.engine.devices();
+    let (platform, index) = name.split_once(':').unwrap_or((name, "0"));
+    let wanted: Option<(Platform, usize)> = platform.parse().ok().zip(index.parse().ok());
+    let found = wanted.and_then(|(platform, index)| {
+        let mut all = devices.iter().enumerate().filter(|(_, d)| d.platform == platform);
+        all.nth(index).and_then(|(i, _)| u16::try_from(i).ok())
+    });
+    found.ok_or_else(|| CliError::argument(format!("this machine has no device '{name}'"), "see 'layerzero doctor'"))
+}
+
+/// What runs kernels in this program.
+pub fn bench() -> Result<Box<dyn Bench>, CliError> {
+    let hint = "run it by 'python -m layerzero' where torch is installed: this program has only references";
+    let make = BENCH.get().ok_or_else(|| CliError::argument("there is nothing here to measure", hint))?;
+    make().map_err(|error| CliError::argument(error, "install torch: kernels are measured on its tensors"))
+}
+
+/// Shows how far it is, where somebody is looking.
+pub fn show(printer: &mut Printer<'_>, progress: &Progress) {
+    const WIDTH: usize = 24;
+    let full = (progress.done * WIDTH).checked_div(progress.calls).unwrap_or(0).min(WIDTH);
+    let bar = format!("{}{}", "█".repeat(full), "░".repeat(WIDTH - full));
+    let left = progress.left_s.max(0.0).ceil() as u64;
+    let text =
+        format!("{bar} {}/{} {}:{:02} left  {}", progress.done, progress.calls, left / 60, left % 60, progress.current);
+    printer.progress(&text);
+}

@@ -1,0 +1,307 @@
+//! `layerzero perfdb`, driven as a user drives it.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use insta::assert_snapshot;
+use lz_cli::Terminals;
+use lz_cli::surroundings::Surroundings;
+use lz_perfdb::{Filter, Key, Mode, Options, Outcome, PerfDb, Record, Timing};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// A directory with a database, and a home that has none.
+struct Place {
+    folder: TempDir,
+}
+
+/// What a command line led to.
+#[derive(Debug)]
+struct Outcomes {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+impl Outcomes {
+    fn ended(self, code: i32) -> Outcomes {
+        assert_eq!(self.code, code, "{self:?}");
+        self
+    }
+
+    fn says(self, text: &str) -> Outcomes {
+        assert!(self.err.contains(text), "'{text}' in {self:?}");
+        self
+    }
+
+    fn json(&self) -> Value {
+        let value: Value = serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}: {self:?}"));
+        assert_eq!(value["schema_version"], "1.0", "{self:?}");
+        value
+    }
+}
+
+impl Place {
+    fn empty() -> Place {
+        Place { folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn with(rows: Vec<Record>) -> Place {
+        let place = Place::empty();
+        place.put("perfdb.sqlite", rows);
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn put(&self, name: &str, rows: Vec<Record>) {
+        PerfDb::open(self.path(name), Options::default()).put(rows).wait().unwrap();
+    }
+
+    fn rows(&self, name: &str) -> Vec<Record> {
+        PerfDb::open(self.path(name), Options::default()).records(&Filter::all()).unwrap()
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).unwrap();
+    }
+
+    /// Runs a command on the database; where the directory is does not show in what it says.
+    fn run(&self, line: &str) -> Outcomes {
+        self.run_on("--db perfdb.sqlite", line)
+    }
+
+    fn run_on(&self, db: &str, line: &str) -> Outcomes {
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let surroundings = Surroundings {
+            environment: [("HOME".into(), self.path("home").to_str().unwrap().to_owned())].into(),
+            directory: self.folder.path().to_owned(),
+            config: None,
+        };
+        let words = format!("layerzero perfdb {line} {db}");
+        let code = lz_cli::run_in(words.split_whitespace(), &mut out, &mut err, Terminals::default(), surroundings);
+        let plain = |bytes| String::from_utf8(bytes).unwrap().replace(self.folder.path().to_str().unwrap(), "DIR");
+        Outcomes { code, out: plain(out), err: plain(err) }
+    }
+}
+
+const ATTENTION: &str = r#"{"op":"attention.gqa.prefill","tensors":{"key":{"dtype":"bfloat16","shape":[1,8,1024,128]},"query":{"dtype":"bfloat16","shape":[1,32,1024,128]},"value":{"dtype":"bfloat16","shape":[1,8,1024,128]}},"params":{"causal":true}}"#;
+
+/// A row measured so many days ago.
+fn row(kernel: &str, operation: &str, call: &str, days: i64, outcome: Outcome) -> Record {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as i64;
+    let key = Key::new(kernel, operation, "GPU-1f2a", Mode::Eager, call);
+    Record { measured_at: now - days * 86_400_000 - 1000, ..Record::new(key, outcome) }
+}
+
+fn timed(kernel: &str, median: f64) -> Record {
+    let timing = Timing::new(median, median * 1.1, median / 100.0, 20);
+    row(kernel, "attention.gqa.prefill", ATTENTION, 3, Outcome::Ok(timing))
+}
+
+fn measurements() -> Vec<Record> {
+    vec![
+        timed("flash_attn.v2.causal", 118.25),
+        Record { baseline: true, ..timed("torch.sdpa", 140.5) },
+        Record { invalid: Some("the driver was 570 and is 580".into()), ..timed("xformers.attention", 130.0) },
+        row(
+            "flashinfer.single_prefill",
+            "attention.gqa.prefill",
+            ATTENTION,
+            40,
+            Outcome::Failed { error: "no kernel image is available\nfor this device".into() },
+        ),
+        row(
+            "other.attention",
+            "attention.gqa.prefill",
+            ATTENTION,
+            3,
+            Outcome::Wrong { error: "differs by 0.5".into() },
+        ),
+        row("liger.rms_norm", "norm.rms", "not a call", 90, Outcome::Ok(Timing::new(2.5, 3.0, 0.25, 7))),
+    ]
+}
+
+#[test]
+fn show_prints_calls_with_the_fastest_first() {
+    let place = Place::with(measurements());
+    assert_snapshot!(place.run("show").ended(0).out);
+    assert_snapshot!(place.run("show --invalid --op attention").ended(0).out);
+}
+
+#[test]
+fn show_takes_filters() {
+    let place = Place::with(measurements());
+    let shown = |flags: &str| {
+        let json = place.run(&format!("show --json {flags}")).ended(0).json();
+        json["rows"].as_array().unwrap().iter().map(|r| r["kernel_id"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(shown("").len(), 5);
+    assert_eq!(shown("--op rms_norm"), ["liger.rms_norm"]);
+    assert_eq!(shown("--kernel flash*"), ["flash_attn.v2.causal", "flashinfer.single_prefill"]);
+    assert_eq!(shown("--kernel torch.sdpa --device GPU-1f"), ["torch.sdpa"]);
+    assert_eq!(shown("--device GPU-2"), [""; 0]);
+    assert_eq!(shown("--invalid").len(), 6);
+    place.run("show --op atention").ended(2).says("error[UNKNOWN_OPERATION]").says("did you mean 'attention'?");
+    let text = place.run("show --limit 2").ended(0).out;
+    assert!(text.ends_with("3 rows more; show them with --limit 5\n"), "{text}");
+    let json = place.run("show --json --limit 2").ended(0).json();
+    assert_eq!((&json["total"], json["rows"].as_array().unwrap().len()), (&json!(5), 2));
+    assert_eq!(json["rows"][0]["median_us"], 118.25);
+}
+
+#[test]
+fn without_a_database_there_is_nothing_to_show() {
+    let place = Place::empty();
+    assert_eq!(place.run("show").ended(0).out, "no measurements: 'DIR/perfdb.sqlite' does not exist\n");
+    assert_eq!(place.run("show --json").ended(0).json()["rows"], json!([]));
+    place.run("export").ended(2).says("'DIR/perfdb.sqlite' does not exist");
+    place.run("verify").ended(2).says("'DIR/perfdb.sqlite' does not exist");
+    assert_eq!(place.run("prune --invalid").ended(0).out, "0 rows removed, 0 left\n");
+    assert!(!place.path("perfdb.sqlite").exists(), "looking makes none");
+}
+
+#[test]
+fn the_database_is_the_one_of_the_configuration() {
+    let place = Place::empty();
+    fs::create_dir_all(place.path("home/.cache/layerzero")).unwrap();
+    place.put("home/.cache/layerzero/perfdb.sqlite", measurements());
+    place.put("elsewhere.sqlite", measurements()[..1].to_vec());
+    let total = |db: &str| place.run_on(db, "show --json").ended(0).json()["total"].clone();
+    assert_eq!(total(""), 5);
+    place.write("layerzero.yaml", "perfdb: {path: elsewhere.sqlite}\n");
+    assert_eq!(total(""), 1);
+    assert_eq!(total("--db home/.cache/layerzero/perfdb.sqlite"), 5, "the option stands above it");
+    place.write("layerzero.yaml", "perfdb: {pth: x}\n");
+    place.run_on("", "show").ended(3).says("did you mean 'path'?");
+    assert_eq!(total("--db elsewhere.sqlite"), 1, "a named database needs no configuration");
+}
+
+#[test]
+fn what_is_exported_can_be_imported() {
+    let place = Place::with(measurements());
+    let rows = place.rows("perfdb.sqlite");
+    for (file, flags) in [("rows.jsonl", ""), ("rows.csv", ""), ("rows.txt", "--format csv")] {
+        let said = place.run(&format!("export {flags} -o {file}")).ended(0).out;
+        assert_eq!(said, format!("6 rows written to 'DIR/{file}'\n"));
+        let said = place.run_on(&format!("--db {file}.sqlite"), &format!("import {flags} {file}")).ended(0).out;
+        assert_eq!(said, "imported: 6 rows new, 0 better than before, 0 not\n");
+        assert_eq!(place.rows(&format!("{file}.sqlite")), rows);
+        let text = fs::read_to_string(place.path(file)).unwrap();
+        let format = if file.ends_with("jsonl") { "jsonl" } else { "csv" };
+        assert_eq!(place.run(&format!("export --format {format}")).ended(0).out, text, "and to standard output");
+    }
+    let part = place.run("export --op rms_norm --format csv").ended(0).out;
+    assert!(part.lines().count() == 2 && part.contains("liger.rms_norm"), "{part}");
+    let json = place.run("import rows.jsonl --json").ended(0).json();
+    assert_eq!(json, json!({"schema_version": "1.0", "added": 0, "replaced": 6, "kept": 0, "skipped": 0}));
+    let json = place.run("export -o again.jsonl --json").ended(0).json();
+    assert_eq!((&json["rows"], &json["file"]), (&json!(6), &json!("DIR/again.jsonl")));
+    place.run("export -o nowhere/rows.csv").ended(4).says("error[OUTPUT_FAILED]");
+    place.run("export --format xml").ended(2).says("invalid value 'xml'");
+}
+
+#[test]
+fn a_file_with_a_mistake_is_refused_as_a_whole() {
+    let place = Place::with(measurements()[..1].to_vec());
+    place.run("export -o rows.jsonl").ended(0);
+    let text = fs::read_to_string(place.path("rows.jsonl")).unwrap();
+    place.write("bad.jsonl", &format!("{text}{}", text.replace("\"samples\":20", "\"samples\":0")));
+    place.write("old.jsonl", &text.replace("\"schema_version\":2", "\"schema_version\":1"));
+    let refused = place.run_on("--db new.sqlite", "import bad.jsonl").ended(2);
+    refused
+        .says("error[BAD_ARGUMENT]: bad.jsonl: line 2: samples is 0; a time needs at least one")
+        .says("hint: nothing of the file was taken; put it right");
+    place.run("import old.jsonl").ended(2).says("old.jsonl: line 1: schema_version is 1, this version reads 2");
+    place.run("import missing.jsonl").ended(3).says("error[UNREADABLE_FILE]: cannot read 'missing.jsonl'");
+    assert!(!place.path("new.sqlite").exists());
+    let error = place.run("import bad.jsonl --json").ended(2).json();
+    assert_eq!(error["error"]["code"], "BAD_ARGUMENT");
+}
+
+#[test]
+fn merging_keeps_what_has_more_behind_it() {
+    let place = Place::with(vec![timed("a", 10.0), timed("b", 10.0)]);
+    let with = |kernel: &str, samples: u32| {
+        row(kernel, "attention.gqa.prefill", ATTENTION, 1, Outcome::Ok(Timing::new(9.0, 9.5, 0.09, samples)))
+    };
+    place.put("other.sqlite", vec![with("a", 40), with("b", 2), with("c", 1)]);
+    place.put("third.sqlite", vec![with("d", 1)]);
+    place.run_on("--db third.sqlite", "export -o third.csv").ended(0);
+    let before = fs::read(place.path("other.sqlite")).unwrap();
+    let said = place.run("merge other.sqlite third.csv").ended(0).out;
+    assert_eq!(said, "merged: 2 rows new, 1 better than before, 1 not\n");
+    let medians: Vec<f64> = place.rows("perfdb.sqlite").iter().map(|r| r.outcome.timing().unwrap().median_us).collect();
+    assert_eq!(medians, [9.0, 10.0, 9.0, 9.0]);
+    assert_eq!(fs::read(place.path("other.sqlite")).unwrap(), before);
+    place.run("merge missing.sqlite").ended(3).says("cannot read 'DIR/missing.sqlite'");
+    place.write("text", "no rows\n");
+    place.run("merge text").ended(2).says("DIR/text: line 1: is no JSON object");
+    place.run("merge").ended(2).says("<FILE>");
+}
+
+#[test]
+fn pruning_removes_what_is_named() {
+    let place = Place::with(measurements());
+    place.run("prune").ended(2).says("--older-than");
+    for (age, says) in
+        [("30", "'30' is no age"), ("d", "no age"), ("30y", "no age"), ("-1d", ""), ("9999999999999999w", "no age")]
+    {
+        place.run(&format!("prune --older-than {age}")).ended(2).says(says);
+    }
+    assert_eq!(place.run("prune --older-than 8w").ended(0).out, "1 row removed, 5 left\n");
+    assert_eq!(place.run("prune --older-than 30d --invalid").ended(0).out, "2 rows removed, 3 left\n");
+    let json = place.run("prune --keep 1 --json").ended(0).json();
+    assert_eq!((&json["removed"], &json["left"]), (&json!(2), &json!(1)));
+}
+
+#[test]
+fn verify_finds_damage_and_prune_removes_it() {
+    let place = Place::with(measurements());
+    assert_eq!(place.run("verify").ended(0).out, "'DIR/perfdb.sqlite': 6 rows, no damage\n");
+    let bytes = fs::read(place.path("perfdb.sqlite")).unwrap();
+    let needle = b"differs by 0.5";
+    let at = bytes.windows(needle.len()).position(|window| window == needle).unwrap();
+    let mut damaged = bytes.clone();
+    damaged[at] = b'D';
+    fs::write(place.path("perfdb.sqlite"), damaged).unwrap();
+    assert_snapshot!(place.run("verify").ended(1).out);
+    let json = place.run("verify --json").ended(1).json();
+    assert_eq!((&json["rows"], json["damaged"].as_array().unwrap().len()), (&json!(6), 1));
+    let shown = place.run("show --json").ended(0);
+    assert_eq!(shown.json()["total"], 4);
+    shown.says("warning: 'DIR/perfdb.sqlite' has rows that are not as they were written; they are left out");
+    assert_eq!(place.run("prune --damaged").ended(0).out, "1 row removed, 5 left\n");
+    place.run("verify").ended(0);
+
+    // Looking at a file that is broken altogether changes nothing; writing puts it right.
+    fs::write(place.path("perfdb.sqlite"), "no database").unwrap();
+    assert_snapshot!(place.run("verify").ended(1).out);
+    place.run("show").ended(2).says("'DIR/perfdb.sqlite' is damaged: it is no SQLite database");
+    assert_eq!(fs::read(place.path("perfdb.sqlite")).unwrap(), b"no database");
+    place.run("prune --invalid").ended(0).says("warning: the measurements were damaged (it is no SQLite database)");
+    place.run("verify").ended(0);
+}
+
+#[test]
+fn what_is_not_ours_is_left_alone() {
+    let place = Place::with(measurements());
+    let mut newer = fs::read(place.path("perfdb.sqlite")).unwrap();
+    newer[60..64].copy_from_slice(&[0, 0, 0, 9]);
+    fs::write(place.path("perfdb.sqlite"), &newer).unwrap();
+    for line in ["show", "export", "verify", "prune --invalid", "merge perfdb.sqlite"] {
+        place.run(line).ended(2).says("'DIR/perfdb.sqlite' is of version 9, this LayerZero knows up to 2");
+    }
+    assert_eq!(fs::read(place.path("perfdb.sqlite")).unwrap(), newer);
+    place.write("file", "");
+    place.run_on("--db file/perfdb.sqlite", "merge perfdb.sqlite").ended(2).says("cannot be made");
+}
+
+#[test]
+fn the_help() {
+    assert_snapshot!(Place::empty().run_on("", "--help").ended(0).out);
+    assert_snapshot!(Place::empty().run_on("", "merge --help").ended(0).out);
+}

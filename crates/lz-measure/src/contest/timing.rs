@@ -1,0 +1,98 @@
+//! Results of a contest: noise, ranking, and what is lost by stopping.
+
+use std::f64::consts::SQRT_2;
+
+use serde::{Deserialize, Serialize};
+
+use super::statistics::normal_cdf;
+
+/// How many standard errors of a difference of two medians the spread is. A contest looks at many differences, many
+/// times, and ends when it sees one: with 3.2 it takes equally fast candidates for different in less than one contest
+/// of a hundred (`tests/contests.rs`).
+pub(super) const SPREAD: f64 = 3.2;
+
+/// What was measured of a candidate.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Stats {
+    /// The median of the times relative to the level of their rounds, in microseconds per call.
+    pub median_us: f64,
+    /// The 95th percentile of the times as measured; at least the median.
+    pub p95_us: f64,
+    /// The variance of the times as measured.
+    pub variance_us: f64,
+    /// The noise of the median: a difference below it, to another candidate of the same contest, is a tie.
+    pub spread_us: f64,
+    /// How many samples there were; warm-up is not among them.
+    pub samples: u32,
+}
+
+/// The result of one candidate.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Timing {
+    /// Its name.
+    pub candidate: String,
+    /// Whether the others are compared with it.
+    pub baseline: bool,
+    /// What was measured; `None` when it failed or was never timed.
+    pub stats: Option<Stats>,
+    /// Its first call, in microseconds, with all that happens only once; `None` when it did not get so far.
+    pub warmup_us: Option<f64>,
+    /// It was left out of the later rounds, since it could not win.
+    pub retired: bool,
+    /// Why it failed.
+    pub error: Option<String>,
+}
+
+/// The candidates that did not fail, best first.
+///
+/// All that are within the noise of the fastest (of either's spread) form a group, whose order `key` gives: the least
+/// first, and of equal ones the first in `timings`. Then comes the group of the fastest among the rest, and so on.
+pub fn order<K: Ord>(timings: &[Timing], key: impl Fn(&Timing) -> K) -> Vec<usize> {
+    let stats = |i: usize| timings[i].stats.as_ref();
+    let time = |i: usize| stats(i).map_or(f64::INFINITY, |s| s.median_us);
+    let noise = |i: usize| stats(i).map_or(0.0, |s| s.spread_us);
+    let mut rest: Vec<usize> =
+        (0..timings.len()).filter(|&i| timings[i].error.is_none() && timings[i].stats.is_some()).collect();
+    rest.sort_by(|&a, &b| time(a).total_cmp(&time(b)));
+    let mut ranking = Vec::with_capacity(rest.len());
+    while let Some(&fastest) = rest.first() {
+        let ties = |i: usize| time(i) - time(fastest) <= noise(i).max(noise(fastest));
+        let (mut group, slower): (Vec<usize>, Vec<usize>) = rest.iter().partition(|&&i| i == fastest || ties(i));
+        group.sort_by_key(|&i| (key(&timings[i]), i));
+        ranking.extend(group);
+        rest = slower;
+    }
+    ranking
+}
+
+/// What is lost by choosing the fastest candidate now, in the mean and relative to its time: how much faster than it the
+/// best of the others is, where one is, times the probability of that. 1 when nothing is known.
+///
+/// The medians are taken as independent normal variables whose standard errors their spreads tell.
+pub fn loss_of(timings: &[Timing]) -> f64 {
+    let known: Vec<(f64, f64)> = timings
+        .iter()
+        .filter(|t| t.error.is_none())
+        .filter_map(|t| t.stats.as_ref())
+        .map(|s| (s.median_us, (s.spread_us / (SPREAD * SQRT_2)).max(f64::MIN_POSITIVE)))
+        .collect();
+    let Some(leader) = (0..known.len()).min_by(|&a, &b| known[a].0.total_cmp(&known[b].0)) else {
+        return 1.0;
+    };
+    let (time, noise) = known[leader];
+    // ∫ P(leader > x) · P(some other ≤ x) dx is the mean of max(0, leader - fastest other).
+    let faster = |x: f64| {
+        let others = known.iter().enumerate().filter(|(i, _)| *i != leader);
+        1.0 - others.map(|(_, &(us, noise))| normal_cdf((us - x) / noise)).product::<f64>()
+    };
+    let integrand = |x: f64| normal_cdf((time - x) / noise) * faster(x);
+    let widest = known.iter().map(|k| k.1).fold(noise, f64::max);
+    simpson(integrand, time - 8.0 * widest, time + 8.0 * noise).max(0.0) / time
+}
+
+fn simpson(f: impl Fn(f64) -> f64, from: f64, to: f64) -> f64 {
+    const STEPS: u32 = 400;
+    let h = (to - from) / f64::from(STEPS);
+    let weight = |i: u32| if i == 0 || i == STEPS { 1.0 } else { 2.0 + 2.0 * f64::from(i % 2) };
+    (0..=STEPS).map(|i| weight(i) * f(from + h * f64::from(i))).sum::<f64>() * h / 3.0
+}

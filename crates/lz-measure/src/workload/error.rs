@@ -1,0 +1,107 @@
+//! What can be wrong with a wish for calls.
+
+use lz_model::{CallError, DType, DTypeSet, did_you_mean};
+
+/// Why sizes, shapes or a model make no calls.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs)] // fields are what the messages say they are
+pub enum WorkloadError {
+    /// No built-in model of that name.
+    #[error("unknown model '{name}'{}", did_you_mean(.nearest))]
+    UnknownModel { name: String, nearest: Option<&'static str> },
+    /// A configuration that is no JSON object.
+    #[error("the model's configuration cannot be read: {problem}")]
+    Unreadable { problem: String },
+    /// A kind of model nobody has described.
+    #[error("model_type '{got}' is none that is known{}", did_you_mean(.nearest))]
+    UnknownModelType { got: String, nearest: Option<&'static str> },
+    /// A configuration without a key it needs.
+    #[error("the configuration of a '{model_type}' model has no '{key}'")]
+    MissingKey { model_type: String, key: &'static str },
+    /// A configuration with a value that makes no sense.
+    #[error("the configuration's '{key}' is {got}, expected {expected}")]
+    BadKey { key: &'static str, got: String, expected: String },
+    /// A model that does not generate was asked to.
+    #[error("'{model}' reads everything at once: it has no decode phase")]
+    NoDecode { model: String },
+    /// Longer than the model's table of positions.
+    #[error("'{model}' has {most} positions, {got} were asked for")]
+    TooLong { model: String, got: i64, most: i64 },
+    /// A dtype the data of the operation, or of a model, cannot have.
+    #[error("{of} cannot be in {got}; it can be in {allowed}")]
+    WrongDType { of: String, got: DType, allowed: DTypeSet },
+    /// An operation without tensors, which shapes cannot say anything about.
+    #[error("'{op}' takes no tensors, so sizes and shapes say nothing about it")]
+    NoTensors { op: String },
+    /// The operation has no such dimension.
+    #[error("'{op}' has no dimension '{name}'{}; it has {known}", did_you_mean(.nearest))]
+    UnknownDim { op: String, name: String, nearest: Option<&'static str>, known: String },
+    /// A dimension under two of its names.
+    #[error("the dimension '{dim}' of '{op}' was given twice")]
+    DimTwice { op: String, dim: &'static str },
+    /// A dimension that nothing tells.
+    #[error("'{op}' needs a size for '{dim}'")]
+    MissingDim { op: String, dim: &'static str },
+    /// A list without an entry.
+    #[error("the list '{what}' is empty")]
+    Empty { what: String },
+    /// A size that nothing has.
+    #[error("'{what}' is {got}; a size is between 1 and {most}")]
+    BadSize { what: String, got: i64, most: i64 },
+    /// A size the operation derives from others, and differently.
+    #[error("'{dim}' of '{op}' was asked to be {asked}, but with the other sizes it is {has}")]
+    OtherSize { op: String, dim: &'static str, asked: i64, has: i64 },
+    /// A tensor no machine has room for.
+    #[error("'{op}': '{input}' would be {shape:?}, more than {most} elements")]
+    TooLarge { op: String, input: String, shape: Vec<i64>, most: i64 },
+    /// More combinations than anybody could measure.
+    #[error("the lists of sizes make {calls} calls; {most} is the most")]
+    TooMany { calls: u128, most: u128 },
+    /// A shape with another number of sizes.
+    #[error("a shape of '{op}' is {expected}; {shape:?} is none")]
+    WrongShape { op: String, shape: Vec<i64>, expected: String },
+    /// Sizes that make a call of another operation.
+    #[error("with these sizes the call is not '{op}', which is for {when}: {call}")]
+    AnotherOp { op: String, when: &'static str, call: String },
+    /// A call the operation refuses.
+    #[error("{source} (in {call})")]
+    Call { call: String, source: CallError },
+    /// An operation nobody knows.
+    #[error(transparent)]
+    Op(#[from] CallError),
+}
+
+impl WorkloadError {
+    /// What to do about it.
+    pub fn hint(&self) -> String {
+        use WorkloadError::*;
+        match self {
+            UnknownModel { .. } => {
+                let known: Vec<&str> = super::GEOMETRIES.iter().map(|g| &*g.name).collect();
+                format!("give the path of a config.json, or one of {}", known.join(", "))
+            }
+            Unreadable { .. } => "give the config.json of a transformers model".into(),
+            UnknownModelType { .. } => {
+                let known: Vec<&str> = super::hf::MODEL_TYPES.iter().map(|(name, _)| *name).collect();
+                format!("known are {}; tune single operations instead", known.join(", "))
+            }
+            MissingKey { key, .. } => format!("add '{key}' as transformers writes it"),
+            BadKey { key, expected, .. } => format!("make '{key}' {expected}"),
+            NoDecode { .. } => "ask for the prefill phase".into(),
+            TooLong { most, .. } => format!("ask for at most {most}"),
+            WrongDType { allowed, .. } => format!("use one of {allowed}"),
+            NoTensors { .. } => "name an operation on tensors; 'layerzero ops' lists them".into(),
+            UnknownDim { op, .. } => format!("see its dimensions with 'layerzero ops {op}'"),
+            DimTwice { .. } => "give it once, under one name".into(),
+            MissingDim { dim, .. } => format!("say {dim}, or a list of sizes for it"),
+            Empty { what } => format!("give at least one size for '{what}', or leave it out"),
+            BadSize { what, most, .. } => format!("give '{what}' between 1 and {most}"),
+            OtherSize { dim, has, .. } => format!("ask for {has}, or leave '{dim}' out"),
+            TooLarge { .. } => "ask for smaller sizes".into(),
+            TooMany { .. } => "give shorter lists, or several of them".into(),
+            WrongShape { expected, .. } => format!("give shapes as {expected}"),
+            AnotherOp { .. } => "name the operation the call is of, or an alias such as 'attention'".into(),
+            Call { source, .. } | Op(source) => source.hint(),
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! What the measurements say about calls, measured or not: the knowledge selection ranks by.
+//!
+//! Calls that differ only in their sizes are one *class*. Within a class, a kernel's time at a size that was not
+//! measured is predicted in two steps: a trend (a fixed cost, a cost per operation, a cost per byte, fitted to all its
+//! points), and how far its nearest points were from that trend, interpolated in log space. All kernels of a class are
+//! weighted alike, so that what slowed all of them down while a shape was measured cancels when they are compared.
+//!
+//! How far predictions may be off is found by leaving each point out in turn. Beyond the measured sizes there is only
+//! the trend, which is said to be a guess and never trusted.
+
+mod trend;
+
+use std::collections::HashMap;
+
+use lz_model::schema::DimKey;
+use lz_model::{Catalog, DeviceSpec, Facts, KernelDescriptor, MAX_DIMS, OpIx, Query, Reason};
+use lz_select::{Estimate, EstimateKind, PerfSource};
+
+use self::trend::{Trend, Work};
+
+/// How far, in doublings of sizes, the nearest measured point may be for a prediction between points.
+const REACH: f64 = 2.5;
+/// What predictions are taken to be off by when there are too few points to find out.
+const UNTESTED: f64 = 0.15;
+/// Predictions are never better than this.
+const LEAST_ERROR: f64 = 0.01;
+
+/// What became of one kernel at one call.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Seen {
+    /// It took this long.
+    Took {
+        /// Median, in microseconds.
+        median_us: f64,
+        /// Differences below this are noise.
+        spread_us: f64,
+        /// How many measurements stand behind it.
+        samples: u32,
+    },
+    /// Its results were wrong.
+    Wrong(String),
+    /// It failed.
+    Failed(String),
+}
+
+/// One kernel at one call, as it was measured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Observation {
+    /// The call.
+    pub query: Query,
+    /// The kernel's id.
+    pub kernel: String,
+    /// Its version.
+    pub version: String,
+    /// What became of it.
+    pub seen: Seen,
+}
+
+/// Read-only knowledge made of observations.
+#[derive(Clone, Debug, Default)]
+pub struct Model {
+    classes: HashMap<u64, Vec<Class>>,
+    edges: HashMap<OpIx, Vec<(usize, i64)>>,
+    observations: usize,
+}
+
+/// Calls that are alike but for their sizes.
+#[derive(Clone, Debug)]
+struct Class {
+    class: Query,
+    kernels: HashMap<(String, String), Kernel>,
+}
+
+/// What is known of one kernel in one class.
+#[derive(Clone, Debug, Default)]
+struct Kernel {
+    points: Vec<Point>,
+    trend: Trend,
+    /// How far predictions between points are off, relative.
+    error: f64,
+    wrong: Option<String>,
+    failed: Vec<([i64; MAX_DIMS], String)>,
+}
+
+#[derive(Clone, Debug)]
+struct Point {
+    dims: [i64; MAX_DIMS],
+    work: Work,
+    median_us: f64,
+    spread_us: f64,
+    samples: u32,
+    /// How far it is from the trend, in log space.
+    residual: f64,
+}
+
+impl Model {
+    /// The knowledge in these observations. Those of devices or operations that are not here are left out.
+    pub fn new(observations: impl IntoIterator<Item = Observation>, devices: &[DeviceSpec]) -> Model {
+        let mut model = Model::default();
+        for observation in observations {
+            model.add(observation, devices);
+        }
+        for class in model.classes.values_mut().flatten() {
+            class.fit();
+        }
+        let mut edges: HashMap<OpIx, Vec<(usize, i64)>> = HashMap::new();
+        for class in model.classes.values().flatten() {
+            edges.entry(class.class.op()).or_default().extend(class.edges());
+        }
+        for of_op in edges.values_mut() {
+            of_op.sort_unstable();
+            of_op.dedup();
+        }
+        model.edges = edges;
+        model
+    }
+
+    /// How many observations are in it.
+    pub fn len(&self) -> usize {
+        self.observations
+    }
+
+    /// Whether it knows nothing.
+    pub fn is_empty(&self) -> bool {
+        self.observations == 0
+    }
+
+    fn add(&mut self, observation: Observation, devices: &[DeviceSpec]) {
+        let query = &observation.query;
+        let Some(device) = devices.get(query.device().0 as usize) else { return };
+        let facts = Facts { op: Catalog::get().op(query.op()), query, device };
+        let class = query.class();
+        let known = self.classes.entry(class.fingerprint()).or_default();
+        let at = known.iter().position(|c| c.class == class).unwrap_or_else(|| {
+            known.push(Class { class, kernels: HashMap::new() });
+            known.len() - 1
+        });
+        let kernel = known[at].kernels.entry((observation.kernel, observation.version)).or_default();
+        self.observations += 1;
+        let dims = *query.dims();
+        match observation.seen {
+            Seen::Wrong(error) => kernel.wrong = Some(error),
+            Seen::Failed(error) => kernel.failed.push((dims, error)),
+            Seen::Took { median_us, spread_us, samples } => {
+                let sound = median_us.is_finite() && median_us > 0.0 && spread_us.is_finite() && spread_us >= 0.0;
+                if sound && !kernel.points.iter().any(|p| p.dims == dims) {
+                    let work = Work::of(&facts);
+                    kernel.points.push(Point { dims, work, median_us, spread_us, samples, residual: 0.0 });
+                }
+            }
+        }
+    }
+
+    fn kernel(&self, kernel: &KernelDescriptor, query: &Query) -> Option<&Kernel> {
+        let class = query.class();
+        let found = self.classes.get(&class.fingerprint())?.iter().find(|c| c.class == class)?;
+        found.kernels.get(&(kernel.id.clone(), kernel.version.clone()))
+    }
+}
+
+impl PerfSource for Model {
+    fn estimate(&self, kernel: &KernelDescriptor, facts: &Facts<'_>) -> Option<Estimate> {
+        self.kernel(kernel, facts.query)?.estimate(facts)
+    }
+
+    fn verdict(&self, kernel: &KernelDescriptor, facts: &Facts<'_>) -> Option<Reason> {
+        let known = self.kernel(kernel, facts.query)?;
+        if let Some(error) = &known.wrong {
+            return Some(Reason::NumericalMismatch { error: error.clone() });
+        }
+        let failed = known.failed.iter().find(|(dims, _)| dims == facts.query.dims());
+        failed.map(|(_, error)| Reason::BackendError { error: error.clone() })
+    }
+
+    fn edges(&self, op: OpIx) -> Vec<(usize, i64)> {
+        self.edges.get(&op).cloned().unwrap_or_default()
+    }
+}
+
+impl Class {
+    fn fit(&mut self) {
+        for kernel in self.kernels.values_mut() {
+            kernel.fit();
+        }
+        // What all kernels share at a point (a busy machine) is not an error of any.
+        let mut shared: HashMap<[i64; MAX_DIMS], Vec<f64>> = HashMap::new();
+        let errors: Vec<((String, String), Vec<([i64; MAX_DIMS], f64)>)> =
+            self.kernels.iter().map(|(id, kernel)| (id.clone(), kernel.errors())).collect();
+        for (dims, error) in errors.iter().flat_map(|(_, errors)| errors) {
+            shared.entry(*dims).or_default().push(*error);
+        }
+        let shared: HashMap<_, f64> = shared.into_iter().map(|(dims, errors)| (dims, median(errors))).collect();
+        for (id, errors) in errors {
+            let alone = |(dims, error): &([i64; MAX_DIMS], f64)| error - shared.get(dims).copied().unwrap_or(0.0);
+            let own: Vec<f64> = errors.iter().map(|e| alone(e).powi(2)).collect();
+            if let Some(kernel) = self.kernels.get_mut(&id) {
+                let rms = (own.iter().sum::<f64>() / own.len().max(1) as f64).sqrt();
+                kernel.error = if own.len() < 3 { UNTESTED } else { rms.max(LEAST_ERROR) };
+            }
+        }
+    }
+
+    /// A measured size has a cell of its own; between two, the nearer one counts.
+    fn edges(&self) -> Vec<(usize, i64)> {
+        let schema = Catalog::get().op(self.class.op()).schema();
+        let mut edges = Vec::new();
+        for d in (0..schema.dims.len()).filter(|&d| schema.dims[d].key != DimKey::Exact) {
+            let points = self.kernels.values().flat_map(|k| k.points.iter().map(|p| p.dims[d]));
+            let failed = self.kernels.values().flat_map(|k| k.failed.iter().map(|(dims, _)| dims[d]));
+            let mut sizes: Vec<i64> = points.chain(failed).collect();
+            sizes.sort_unstable();
+            sizes.dedup();
+            edges.extend(sizes.iter().flat_map(|&size| [(d, size), (d, size.saturating_add(1))]));
+            edges.extend(sizes.windows(2).map(|pair| (d, middle(pair[0], pair[1]))));
+        }
+        edges
+    }
+}
+
+/// The size half way between two in log space, and so nearer to the upper one.
+fn middle(low: i64, high: i64) -> i64 {
+    ((low.max(1) as f64 * high as f64).sqrt().ceil() as i64).clamp(low, high)
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    match values.len() {
+        0 => 0.0,
+        n if n % 2 == 1 => values[n / 2],
+        n => (values[n / 2 - 1] + values[n / 2]) / 2.0,
+    }
+}
+
+impl Kernel {
+    fn fit(&mut self) {
+        self.trend = Trend::fit(self.points.iter().map(|p| (p.work, p.median_us)));
+        for point in &mut self.points {
+            point.residual = (point.median_us / self.trend.time_us(&point.work)).ln();
+        }
+    }
+
+    fn estimate(&self, facts: &Facts<'_>) -> Option<Estimate> {
+        let dims = facts.query.dims();
+        if let Some(point) = self.points.iter().find(|p| p.dims == *dims) {
+            return Some(Estimate {
+                median_us: point.median_us,
+                spread_us: point.spread_us,
+                samples: point.samples,
+                kind: EstimateKind::Measured,
+                trusted: point.spread_us < point.median_us,
+            });
+        }
+        let trend = self.trend.time_us(&Work::of(facts));
+        let nearest = self.points.iter().map(|p| distance(&p.dims, dims)).fold(f64::INFINITY, f64::min);
+        let inside = nearest <= REACH && self.is_between(dims);
+        let residual = self.interpolate(dims, None)?;
+        let median_us = trend * residual.exp();
+        Some(Estimate {
+            median_us,
+            spread_us: median_us * if inside { self.error } else { self.error.max(UNTESTED) * (1.0 + nearest) },
+            samples: self.points.iter().map(|p| p.samples).sum(),
+            kind: if inside { EstimateKind::Predicted } else { EstimateKind::Extrapolated },
+            trusted: inside,
+        })
+    }
+
+    /// Whether every size lies between the least and the largest that were measured.
+    fn is_between(&self, dims: &[i64; MAX_DIMS]) -> bool {
+        (0..MAX_DIMS).all(|d| {
+            let sizes = || self.points.iter().map(|p| p.dims[d]);
+            sizes().min().is_some_and(|low| low <= dims[d]) && sizes().max().is_some_and(|high| dims[d] <= high)
+        })
+    }
+
+    /// The residual of the neighbours, the nearer the heavier; without one of the points when that is being tested.
+    fn interpolate(&self, dims: &[i64; MAX_DIMS], without: Option<usize>) -> Option<f64> {
+        let (mut sum, mut weights) = (0.0, 0.0);
+        for (_, point) in self.points.iter().enumerate().filter(|(i, _)| Some(*i) != without) {
+            let weight = (distance(&point.dims, dims).powi(3) + 1e-6).recip();
+            sum += weight * point.residual;
+            weights += weight;
+        }
+        (weights > 0.0).then(|| sum / weights)
+    }
+
+    /// For every point, how far its time is from what the others would have predicted, in log space.
+    fn errors(&self) -> Vec<([i64; MAX_DIMS], f64)> {
+        let error = |(i, p): (usize, &Point)| Some((p.dims, p.residual - self.interpolate(&p.dims, Some(i))?));
+        self.points.iter().enumerate().filter_map(error).collect()
+    }
+}
+
+/// How far two shapes are apart, in doublings.
+fn distance(a: &[i64; MAX_DIMS], b: &[i64; MAX_DIMS]) -> f64 {
+    let log = |size: i64| (size.max(0) as f64 + 1.0).log2();
+    a.iter().zip(b).map(|(&a, &b)| (log(a) - log(b)).powi(2)).sum::<f64>().sqrt()
+}

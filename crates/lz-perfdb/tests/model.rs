@@ -1,0 +1,194 @@
+//! The knowledge made of measurements: what it says at measured shapes, between them and beyond.
+
+use std::sync::Arc;
+
+use lz_model::{
+    BindRules, CallSpec, Catalog, Context, DType, DeviceIx, DeviceSpec, Facts, KernelDescriptor, Layout, Platform,
+    Query,
+};
+use lz_perfdb::model::{Model, Observation, Seen};
+use lz_select::{Basis, EstimateKind, PerfSource, SnapshotSpec};
+use proptest::prelude::*;
+
+fn devices() -> Vec<DeviceSpec> {
+    vec![DeviceSpec::new(Platform::Cpu, "a CPU")]
+}
+
+fn rms(rows: i64, hidden: i64, dtype: DType) -> Query {
+    bound(&CallSpec::new("norm.rms").tensor("x", dtype, &[rows, hidden]))
+}
+
+fn attention(batch: i64, heads: i64, seq: i64) -> Query {
+    let shape = [batch, heads, seq, 64];
+    let call = CallSpec::new("attention.causal")
+        .tensor("query", DType::F32, &shape)
+        .tensor("key", DType::F32, &shape)
+        .tensor("value", DType::F32, &shape)
+        .layout(Layout::Bhsd);
+    bound(&call)
+}
+
+fn bound(call: &CallSpec) -> Query {
+    let named = call.named(DeviceIx(0), Context::default());
+    Catalog::get().resolve(&call.op, &named, &BindRules::default(), |_| None).expect("a valid call").1.query
+}
+
+fn took(query: Query, kernel: &str, median_us: f64) -> Observation {
+    let seen = Seen::Took { median_us, spread_us: median_us * 0.01, samples: 10 };
+    Observation { query, kernel: kernel.into(), version: "1".into(), seen }
+}
+
+fn kernel(id: &str) -> KernelDescriptor {
+    let mut kernel = KernelDescriptor::new(id, "norm.rms", "lib");
+    kernel.version = "1".into();
+    kernel.platforms = vec![Platform::Cpu];
+    kernel.dtypes = lz_model::DTypeSet::of(&[DType::F32, DType::Bf16]);
+    kernel.layouts = vec![Layout::Contiguous];
+    kernel
+}
+
+fn ask(model: &Model, id: &str, query: &Query) -> Option<(f64, f64, EstimateKind, bool)> {
+    let devices = devices();
+    let facts = Facts { op: Catalog::get().op(query.op()), query, device: &devices[0] };
+    model.estimate(&kernel(id), &facts).map(|e| (e.median_us, e.spread_us, e.kind, e.trusted))
+}
+
+#[test]
+fn a_measured_shape_gives_what_was_measured() {
+    let model = Model::new([took(rms(128, 1024, DType::F32), "lib.a", 42.0)], &devices());
+    let (time, spread, kind, trusted) = ask(&model, "lib.a", &rms(128, 1024, DType::F32)).unwrap();
+    assert_eq!((time, kind, trusted), (42.0, EstimateKind::Measured, true));
+    assert!((spread - 0.42).abs() < 1e-12);
+}
+
+#[test]
+fn another_kernel_version_dtype_or_device_is_not_known() {
+    let model = Model::new([took(rms(128, 1024, DType::F32), "lib.a", 42.0)], &devices());
+    assert_eq!(ask(&model, "lib.b", &rms(128, 1024, DType::F32)), None);
+    assert_eq!(ask(&model, "lib.a", &rms(128, 1024, DType::Bf16)), None);
+    let nowhere = Model::new([took(rms(128, 1024, DType::F32), "lib.a", 42.0)], &[]);
+    assert!(nowhere.is_empty());
+}
+
+#[test]
+fn beyond_what_was_measured_it_is_a_guess() {
+    let points = [64, 256, 1024].map(|rows| took(rms(rows, 1024, DType::F32), "lib.a", rows as f64));
+    let model = Model::new(points, &devices());
+    let kind = |rows, hidden| ask(&model, "lib.a", &rms(rows, hidden, DType::F32)).map(|e| (e.2, e.3));
+    assert_eq!(kind(128, 1024), Some((EstimateKind::Predicted, true)));
+    assert_eq!(kind(4096, 1024), Some((EstimateKind::Extrapolated, false)));
+    assert_eq!(kind(128, 2048), Some((EstimateKind::Extrapolated, false)), "no other width was measured");
+}
+
+#[test]
+fn far_from_every_point_is_a_guess_although_between_them() {
+    let model = Model::new(
+        [took(rms(1, 64, DType::F32), "lib.a", 1.0), took(rms(65_536, 65_536, DType::F32), "lib.a", 1e6)],
+        &devices(),
+    );
+    assert_eq!(ask(&model, "lib.a", &rms(65_536, 64, DType::F32)).map(|e| e.2), Some(EstimateKind::Extrapolated));
+}
+
+#[test]
+fn wrong_results_rule_a_kernel_out_for_the_class_and_a_failure_for_the_shape() {
+    let devices = devices();
+    let seen = |rows, kernel: &str, seen| Observation {
+        query: rms(rows, 1024, DType::F32),
+        kernel: kernel.into(),
+        version: "1".into(),
+        seen,
+    };
+    let model = Model::new(
+        [seen(64, "lib.wrong", Seen::Wrong("off by 3".into())), seen(64, "lib.failed", Seen::Failed("boom".into()))],
+        &devices,
+    );
+    let code = |id: &str, query: Query| {
+        let facts = Facts { op: Catalog::get().op(query.op()), query: &query, device: &devices[0] };
+        model.verdict(&kernel(id), &facts).map(|r| r.code())
+    };
+    assert_eq!(code("lib.wrong", rms(64, 1024, DType::F32)), Some("NUMERICAL_MISMATCH"));
+    assert_eq!(code("lib.wrong", rms(999, 512, DType::F32)), Some("NUMERICAL_MISMATCH"));
+    assert_eq!(code("lib.wrong", rms(64, 1024, DType::Bf16)), None);
+    assert_eq!(code("lib.failed", rms(64, 1024, DType::F32)), Some("BACKEND_ERROR"));
+    assert_eq!(code("lib.failed", rms(65, 1024, DType::F32)), None);
+}
+
+/// What a kernel of a known cost takes: an independent formula, not the model's.
+fn true_time(fixed: f64, per_element: f64, query: &Query) -> f64 {
+    fixed + per_element * query.dims().iter().filter(|d| **d > 0).map(|d| *d as f64).product::<f64>()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Between measured shapes, a kernel whose cost is a fixed part and a part per element is predicted closely.
+    #[test]
+    fn predictions_between_points_are_close(
+        fixed in 1.0f64..50.0,
+        per in 1e-5f64..1e-2,
+        rows in 33i64..2000,
+        hidden in 260i64..4000,
+    ) {
+        let mut points = Vec::new();
+        for r in [32, 128, 512, 2048] {
+            for h in [256, 1024, 4096] {
+                let query = rms(r, h, DType::F32);
+                points.push(took(query, "lib.a", true_time(fixed, per, &query)));
+            }
+        }
+        let model = Model::new(points, &devices());
+        let query = rms(rows, hidden, DType::F32);
+        let (time, _, kind, trusted) = ask(&model, "lib.a", &query).unwrap();
+        prop_assert_ne!(kind, EstimateKind::Extrapolated);
+        prop_assert!(trusted);
+        let truth = true_time(fixed, per, &query);
+        prop_assert!((time / truth).ln().abs() < 0.05, "{time} for {truth}");
+    }
+
+    /// What slows all kernels down while a shape is measured does not change which of them is thought the faster one.
+    #[test]
+    fn a_busy_machine_does_not_change_comparisons(
+        noise in proptest::collection::vec(0.5f64..2.0, 9),
+        seq in 130i64..2000,
+    ) {
+        let mut points = Vec::new();
+        let shapes = [128, 512, 2048].into_iter().flat_map(|s| [1, 4, 16].map(|b| (b, s)));
+        for ((batch, s), noise) in shapes.zip(noise) {
+            let query = attention(batch, 8, s);
+            let time = noise * (10.0 + 1e-5 * (batch * s * s) as f64);
+            points.push(took(query, "lib.a", time));
+            points.push(took(query, "lib.b", 1.3 * time));
+        }
+        let model = Model::new(points, &devices());
+        let query = attention(3, 8, seq);
+        let (a, ..) = ask(&model, "lib.a", &query).unwrap();
+        let (b, spread, ..) = ask(&model, "lib.b", &query).unwrap();
+        prop_assert!((b / a / 1.3 - 1.0).abs() < 0.02, "{b} over {a}");
+        prop_assert!(spread < 0.1 * b, "the noise they share is no error of either: {spread} of {b}");
+    }
+
+    /// Every measured shape has a cell of its own, whatever else was measured: the decision at it goes by it.
+    #[test]
+    fn selection_goes_by_what_was_measured(
+        rows in proptest::collection::btree_set(1i64..5000, 1..12),
+        winners in proptest::collection::vec(any::<bool>(), 12),
+    ) {
+        let mut spec = SnapshotSpec { devices: devices(), memory: vec![None], ..SnapshotSpec::default() };
+        spec.backend(lz_model::BackendDescriptor::native("lib", "1", vec![Platform::Cpu]));
+        spec.kernels = ["lib.a", "lib.b"].map(|id| Arc::new(kernel(id))).to_vec();
+        let mut points = Vec::new();
+        for (&rows, &a_wins) in rows.iter().zip(&winners) {
+            let query = rms(rows, 1024, DType::F32);
+            points.push(took(query, "lib.a", if a_wins { 10.0 } else { 20.0 }));
+            points.push(took(query, "lib.b", if a_wins { 20.0 } else { 10.0 }));
+        }
+        spec.perf = Arc::new(Model::new(points, &devices()));
+        let snapshot = spec.build(1).map_err(|e| TestCaseError::fail(format!("{e:?}")))?;
+        for (&rows, &a_wins) in rows.iter().zip(&winners) {
+            let decision = snapshot.select(&rms(rows, 1024, DType::F32));
+            prop_assert_eq!(decision.basis, Basis::Measured);
+            let chosen = &snapshot.kernel(decision.chosen().unwrap().kernel).id;
+            prop_assert_eq!(chosen.as_str(), if a_wins { "lib.a" } else { "lib.b" });
+        }
+    }
+}

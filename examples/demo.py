@@ -1,0 +1,91 @@
+"""The story on the machine at hand: measure, remember, choose, explain, and see how good the choices are.
+
+`make demo` runs this. It needs torch, no GPU, and less than three minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import layerzero as lz
+from layerzero.__main__ import main as layerzero
+
+#: What is measured: operations of GPT-2 and of a small Llama, as their forward passes call them.
+MODELS = {"gpt2": "float32", "llama-3.2-1b": "bfloat16"}
+#: Where the forward passes are cut: these parts are enough to see what differs.
+PARTS = ("attention", "norm", "silu_mul", "sampl", "linear")
+FOLDER = Path("demo")
+
+
+def heading(text: str) -> None:
+    """A line that stands out, in colour where there is a terminal."""
+    bold, plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() and "NO_COLOR" not in os.environ else ("", "")
+    print(f"\n{bold}{text}{plain}", flush=True)
+
+
+def calls(seq: Iterable[int], context: Iterable[int]) -> list[dict[str, Any]]:
+    """The calls of the models at these lengths, without the largest matrices: they would take the whole time."""
+    wanted = []
+    for model, dtype in MODELS.items():
+        for call in lz.workload(model=model, dtype=dtype, batch=[1], seq=list(seq), context=list(context)):
+            sizes = [size for tensor in call["tensors"].values() for size in tensor["shape"]]
+            if any(part in call["op"] for part in PARTS) and (max(sizes) <= 8192 or "sampl" in call["op"]):
+                wanted.append(call)
+    return wanted
+
+
+def main() -> None:
+    """Runs the whole story."""
+    FOLDER.mkdir(exist_ok=True)
+    # A database of its own, so that every run of the demo measures; yours is under the cache directory.
+    database = FOLDER / "perfdb.sqlite"
+    for old in FOLDER.glob("perfdb.sqlite*"):
+        old.unlink()
+    lz.configure(perfdb={"path": str(database.resolve())})
+
+    heading("1. What machine is this, and which libraries are on it?")
+    lz.doctor()
+
+    heading("2. Every kernel that can serve is checked against the reference, then timed side by side")
+    report = lz.tune(calls=calls(seq=[32, 256], context=[64, 1024]), budget="75s", progress=True)
+    print(report)
+
+    heading("3. Why that one? One decision in full")
+    tuned = max(report.tuned, key=lambda t: t["times_baseline"] or 0.0)
+    print(lz.explain_call(tuned["call"]))
+
+    heading("4. How good are the choices for shapes nobody measured?")
+    held_out = lz.regret(calls=calls(seq=[96], context=[320]), budget="30s", progress=True)
+    print(
+        f"{len(held_out['rows'])} calls: chosen ÷ best in hindsight: geomean {held_out['geomean']:.3f}, "
+        f"worst {held_out['worst']:.3f}; × plain torch: geomean {held_out['times_baseline']:.2f}, "
+        f"least {held_out['least_times_baseline']:.2f}"
+    )
+    (FOLDER / "regret.json").write_text(json.dumps(held_out), encoding="utf-8")
+
+    heading("5. All of it as a page")
+    page = FOLDER / "report.html"
+    sys.argv = ["layerzero", "report", "--db", str(database), "-o", str(page), "--regret", str(FOLDER / "regret.json")]
+    sys.argv += ["--png", str(FOLDER)] if _has_matplotlib() else []
+    layerzero()
+    print(f"open {page.resolve()}")
+
+    heading("What next?")
+    print("  layerzero tune --model gpt2          measure your model on your machine, for good")
+    print("  layerzero lock                       write the decisions down, diffable, for production")
+    print("  layerzero explain --op attention …   ask about any call; docs/measure.md has the rest")
+
+
+def _has_matplotlib() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("matplotlib") is not None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Operands as attention libraries for CUDA want them: batch, sequence, heads, element, in memory they can load from."""
+
+import torch
+from torch import Tensor
+
+_LOAD = 16
+"""Bytes the kernels load at a time."""
+
+
+def readable(tensor: Tensor) -> bool:
+    """Whether it can be loaded 16 bytes at a time: its start and its rows lie on such bounds. A row that does not stops
+    the whole device with an error that cannot be recovered from, and the libraries do not look."""
+    step = _LOAD // tensor.element_size()
+    if tensor.stride(-1) != 1 or tensor.data_ptr() % _LOAD:
+        return False
+    return all(stride % step == 0 for stride, size in zip(tensor.stride(), tensor.shape[:-1], strict=False) if size > 1)
+
+
+def loadable(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy where kernels could not load from it."""
+    return tensor if readable(tensor) else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def bshd(tensor: Tensor, layout: str) -> Tensor:
+    """The tensor in the order batch, sequence, heads, element. A head size that has to be padded is copied anyway."""
+    turned = tensor.transpose(1, 2) if layout == "BHSD" else tensor
+    return turned if turned.shape[-1] * turned.element_size() % _LOAD else loadable(turned)
+
+
+def positive(query: Tensor, scale: float | None) -> tuple[Tensor, float | None]:
+    """Query and scale with a positive scale: kernels find the largest score among the unscaled products."""
+    if scale is None or scale > 0.0:
+        return query, scale
+    return (-query, -scale) if scale < 0.0 else (query * scale, 1.0)
+
+
+def is_plain(layout: str, scale: float | None, *tensors: Tensor) -> bool:
+    """Whether the library can be called with the arguments as they are."""
+    return layout == "BSHD" and (scale is None or scale > 0.0) and all(readable(tensor) for tensor in tensors)
+
+
+def check_caches(*caches: Tensor) -> None:
+    """Raises `RuntimeError` for a cache kernels cannot load from; one is too large to be copied."""
+    for cache in caches:
+        if not readable(cache):
+            raise RuntimeError(f"a cache with strides {tuple(cache.stride())} does not lie on bounds of {_LOAD} bytes")

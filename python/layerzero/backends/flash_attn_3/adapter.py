@@ -1,0 +1,216 @@
+"""FlashAttention 3 (`flash_attn_interface`), read from its sources at v2.8.3 (3.0.0b1) and at 0251105 of August 2026.
+
+Not run on hardware: tested against functions of the same signatures.
+"""
+
+from collections.abc import Callable
+from importlib import import_module, metadata
+from typing import Any
+
+from torch import Tensor
+
+from layerzero.kernels import direct
+
+from ..flash_attn.builds import check_build
+from ..flash_attn.operands import bshd, check_caches, is_plain, loadable, positive
+from ..flash_attn.packed import rows_of
+
+_FUNCTIONS = ("flash_attn_func", "flash_attn_with_kvcache")
+# The library's functions, once it is found.
+_dense: Any = None
+_cached: Any = None
+
+
+def detect() -> str:
+    """The version of FlashAttention 3; raises `ImportError` where it or a function is missing, `RuntimeError` for a
+    wheel that was built for another CUDA."""
+    global _dense, _cached
+    try:
+        library = import_module("flash_attn_interface")
+    except ImportError as error:
+        raise ImportError(f"flash_attn_interface cannot be imported: {' '.join(str(error).split())}") from error
+    missing = [name for name in _FUNCTIONS if not hasattr(library, name)]
+    if missing:
+        raise ImportError(f"this flash_attn_interface has no {', '.join(missing)}; install FlashAttention 3")
+    try:
+        version = metadata.version("flash_attn_3")
+    except metadata.PackageNotFoundError:
+        version = "3.0.0b1"
+    check_build("FlashAttention 3", version)
+    _dense, _cached = (getattr(library, name) for name in _FUNCTIONS)
+    return version
+
+
+def _output(result: Any) -> Tensor:
+    """The output out of what a build returns: that, or a tuple that begins with it."""
+    output: Tensor = result[0] if isinstance(result, tuple) else result
+    return output
+
+
+def _call(*args: Any, **keywords: Any) -> Tensor:
+    return _output(_dense(*args, **keywords))
+
+
+def _whole_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    layout: str,
+) -> tuple[Any, ...] | None:
+    """The library's own call, where no argument has to be turned or copied."""
+    if not is_plain(layout, scale, query, key, value):
+        return None
+    keywords = {
+        "softmax_scale": scale,
+        "causal": causal,
+        "window_size": (window_left, window_right),
+        "softcap": softcap,
+    }
+    return _call, (query, key, value), keywords
+
+
+@direct(_whole_call)
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    layout: str,
+) -> Tensor:
+    """Dense attention; its backward adds in any order."""
+    return _attend(query, key, value, causal, scale, (window_left, window_right), softcap, layout, False)
+
+
+def attention_deterministic(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    layout: str,
+) -> Tensor:
+    """Dense attention whose backward adds in a fixed order."""
+    return _attend(query, key, value, causal, scale, (window_left, window_right), softcap, layout, True)
+
+
+def cross(query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float, layout: str) -> Tensor:
+    """Attention to another sequence."""
+    return _attend(query, key, value, False, scale, (-1, -1), softcap, layout, False)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    scale: float | None,
+    window: tuple[int, int],
+    softcap: float,
+    layout: str,
+    deterministic: bool,
+) -> Tensor:
+    query, scale = positive(query, scale)
+    output = _call(
+        bshd(query, layout),
+        bshd(key, layout),
+        bshd(value, layout),
+        softmax_scale=scale,
+        causal=causal,
+        window_size=window,
+        softcap=softcap,
+        deterministic=deterministic,
+    )
+    return output.transpose(1, 2) if layout == "BHSD" else output
+
+
+def paged_decode(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    scale: float | None,
+    window_left: int,
+    softcap: float,
+    layout: str,
+) -> Tensor:
+    """One query per sequence over pages."""
+    query, scale = positive(query, scale)
+    rows = loadable(query if query.dim() == 4 else query.unsqueeze(1))
+    check_caches(key_cache, value_cache)
+    if layout == "HND":
+        key_cache, value_cache = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
+    output = _cached(
+        rows,
+        key_cache,
+        value_cache,
+        cache_seqlens=context_lens,
+        page_table=block_tables,
+        softmax_scale=scale,
+        # A single query is the last position: nothing lies behind it.
+        window_size=(window_left, -1),
+        softcap=softcap,
+    )
+    return _output(output).view(query.shape)
+
+
+def paged_prefill(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    softcap: float,
+    layout: str,
+) -> Tensor:
+    """Packed queries over pages."""
+    rows = rows_of(cu_seqlens_q, query)
+    query, scale = positive(query, scale)
+    check_caches(key_cache, value_cache)
+    if layout == "HND":
+        key_cache, value_cache = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
+    output = _output(
+        _cached(
+            loadable(query),
+            key_cache,
+            value_cache,
+            cache_seqlens=context_lens,
+            page_table=block_tables,
+            cu_seqlens_q=cu_seqlens_q,
+            max_seqlen_q=max(rows.longest, 1),
+            softmax_scale=scale,
+            causal=causal,
+            window_size=(window_left, -1),
+            softcap=softcap,
+        )
+    )
+    return rows.zero_others(output)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "flash_attn.v3": attention,
+    "flash_attn.v3.train": attention,
+    "flash_attn.v3.train.deterministic": attention_deterministic,
+    "flash_attn.v3.cross": cross,
+    "flash_attn.v3.cross.train": cross,
+    "flash_attn.v3.paged.decode": paged_decode,
+    "flash_attn.v3.paged.decode.gqa": paged_decode,
+    "flash_attn.v3.paged.prefill": paged_prefill,
+    "flash_attn.v3.paged.prefill.gqa": paged_prefill,
+}

@@ -1,0 +1,1 @@
+"""FlashAttention 4, written in the CuTe DSL."""

@@ -1,0 +1,162 @@
+"""FlashAttention 4 (`flash_attn.cute`), read from its sources at 4.0.0b10 to 4.0.0b27.
+
+Not run on hardware: tested against functions of the same signatures.
+
+Before 4.0.0b9 softcap gave wrong scores, and before 4.0.0b26 a kernel that was compiled for an expanded operand was used
+for others too; hence what is required of versions, and the copies of expanded operands.
+"""
+
+from collections.abc import Callable
+from importlib import import_module, metadata
+from typing import Any
+
+from torch import Tensor
+
+from layerzero.kernels import direct
+
+from ..flash_attn.operands import bshd, check_caches, loadable, positive, readable
+from ..flash_attn.packed import rows_of
+
+_FUNCTIONS = ("flash_attn_func", "flash_attn_varlen_func")
+# The library's functions, once it is found.
+_dense: Any = None
+_packed: Any = None
+# The DSL it is written in raises what it likes when it does not fit.
+_MISFITS = (ImportError, AttributeError, OSError, RuntimeError, TypeError, ValueError)
+
+
+def detect() -> str:
+    """The version of flash-attn-4; raises `ImportError` where it, a function, or what it is compiled with is missing."""
+    global _dense, _packed
+    try:
+        version = metadata.version("flash-attn-4")
+    except metadata.PackageNotFoundError as error:
+        raise ImportError("flash-attn-4 is not installed") from error
+    try:
+        library = import_module("flash_attn.cute")
+    except _MISFITS as error:
+        raise ImportError(f"flash_attn.cute {version} cannot be imported: {' '.join(str(error).split())}") from error
+    missing = [name for name in _FUNCTIONS if not hasattr(library, name)]
+    if missing:
+        raise ImportError(f"flash_attn.cute {version} has no {', '.join(missing)}")
+    _dense, _packed = (getattr(library, name) for name in _FUNCTIONS)
+    return version
+
+
+def _side(window: int) -> int | None:
+    return None if window < 0 else window
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def _operand(tensor: Tensor, layout: str) -> Tensor:
+    turned = bshd(tensor, layout)
+    return turned.contiguous() if _is_expanded(turned) else turned
+
+
+def _call(*args: Any, **keywords: Any) -> Tensor:
+    output: Tensor = _dense(*args, **keywords)[0]
+    return output
+
+
+def _whole_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    layout: str,
+) -> tuple[Any, ...] | None:
+    """The library's own call, where no argument has to be turned or copied."""
+    plain = layout == "BSHD" and (scale is None or scale > 0.0)
+    if not plain or not all(readable(t) and not _is_expanded(t) for t in (query, key, value)):
+        return None
+    keywords = {
+        "softmax_scale": scale,
+        "causal": causal,
+        "window_size": (_side(window_left), _side(window_right)),
+        "softcap": softcap,
+    }
+    return _call, (query, key, value), keywords
+
+
+@direct(_whole_call)
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    layout: str,
+) -> Tensor:
+    """Dense attention."""
+    query, scale = positive(query, scale)
+    output = _call(
+        _operand(query, layout),
+        _operand(key, layout),
+        _operand(value, layout),
+        softmax_scale=scale,
+        causal=causal,
+        window_size=(_side(window_left), _side(window_right)),
+        softcap=softcap,
+    )
+    return output.transpose(1, 2) if layout == "BHSD" else output
+
+
+def cross(query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float, layout: str) -> Tensor:
+    """Attention to another sequence."""
+    return attention(query, key, value, False, scale, -1, -1, softcap, layout)
+
+
+def paged_prefill(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    softcap: float,
+    layout: str,
+) -> Tensor:
+    """Packed queries over pages."""
+    rows = rows_of(cu_seqlens_q, query)
+    query, scale = positive(query, scale)
+    check_caches(key_cache, value_cache)
+    if layout == "HND":
+        key_cache, value_cache = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
+    output: Tensor = _packed(
+        loadable(query),
+        key_cache,
+        value_cache,
+        cu_seqlens_q=cu_seqlens_q,
+        max_seqlen_q=max(rows.longest, 1),
+        max_seqlen_k=block_tables.shape[1] * key_cache.shape[1],
+        seqused_k=context_lens,
+        page_table=block_tables,
+        softmax_scale=scale,
+        causal=causal,
+        window_size=(_side(window_left), None),
+        softcap=softcap,
+    )[0]
+    return rows.zero_others(output)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "flash_attn.v4": attention,
+    "flash_attn.v4.train": attention,
+    "flash_attn.v4.cross": cross,
+    "flash_attn.v4.cross.train": cross,
+    "flash_attn.v4.paged.prefill": paged_prefill,
+    "flash_attn.v4.paged.prefill.gqa": paged_prefill,
+}

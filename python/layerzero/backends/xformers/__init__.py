@@ -1,0 +1,1 @@
+"""xFormers' memory-efficient attention."""

@@ -1,0 +1,324 @@
+"""Which calls a model makes, and which kernel each would get: seen without running a kernel.
+
+    lz.dry_run(model, input_ids)
+
+A forward pass runs on tensors that have shapes and no memory; weights are not copied.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from layerzero import _native, loading
+from layerzero.errors import InvalidCallError, LayerZeroError
+
+if TYPE_CHECKING:
+    from layerzero.tracing import Seen
+
+
+class UntraceableModelError(LayerZeroError, RuntimeError):
+    """A model's forward pass cannot be run on tensors without memory. Says which line of it, and what to do."""
+
+    def __init__(self, message: str, *, module: str = "", location: str = "", **rest: str) -> None:
+        super().__init__(message, **rest)
+        self.module = module
+        self.location = location
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as data, with the module and the line."""
+        return {**super().to_dict(), "module": self.module, "location": self.location}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call a model makes, as often as it makes it from one place."""
+
+    spec: str
+    """The call, written down: JSON of operation, tensors, parameters and layout."""
+    device: str
+    """Where it is made: ``cpu``, ``cuda:0``."""
+    grad: bool
+    """Whether gradients would be recorded for it."""
+    module: str
+    """The module it is made from; ``*`` for numbers, so that layers that are alike are one."""
+    source: str
+    """The function that was called: one of LayerZero's, or the one of torch's it stands in for."""
+    count: int
+    """How many times in one forward pass."""
+    function: str
+    """LayerZero's function for it."""
+    arguments: Mapping[str, Any] = field(compare=False, repr=False)
+    """That function's arguments, tensors as outlines of them."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as data."""
+        given = {"call": json.loads(self.spec), "device": self.device, "grad": self.grad, "module": self.module}
+        return {**given, "source": self.source, "count": self.count}
+
+
+def calls_of(model: Any, *example_inputs: Any, **example_kwargs: Any) -> list[Call]:
+    """The calls of operations LayerZero knows that a model makes for these inputs, its own and torch's.
+
+    No kernel runs, and weights may be on any device, ``meta`` included: what has no device yet is taken to be where the
+    inputs are. An input may be a :class:`layerzero.TensorSpec`. Without inputs ``model.dummy_inputs`` (transformers) or
+    ``model.example_inputs`` are used.
+
+    Gradients count as they would here: under ``torch.no_grad()`` the calls are those of serving.
+    """
+    return _traced(model, example_inputs, example_kwargs)[0]
+
+
+def _traced(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Call], list[tuple[str, str, str]]]:
+    from layerzero import tracing
+
+    if not args and not kwargs:
+        args, kwargs = _examples(model)
+    found = tracing.trace(model, args, kwargs)
+    if isinstance(found, tracing.Obstacle):
+        said = f"{type(found.error).__name__}: {str(found.error).strip().partition(chr(10))[0]}"
+        where = f" of '{found.module}'" if found.module else ""
+        text = f"the forward pass{where} ends at {found.location}: {found.line!r}: {said}"
+        raise UntraceableModelError(
+            text, module=found.module, location=found.location, code="UNTRACEABLE_MODEL", hint=found.hint
+        ) from found.error
+    calls, skipped = [], [*dict.fromkeys(found.skipped)]
+    for call in _counted(found.seen):
+        why = None if call.source.startswith("layerzero.") else _why_not(call)
+        if why is None:
+            calls.append(call)
+        else:
+            skipped.append((call.source, call.module, why))
+    return calls, skipped
+
+
+def _why_not(call: Call) -> str | None:
+    """Why a call of torch's is none of ours after all: torch takes some that our operations do not."""
+    from layerzero import tracing
+
+    try:
+        _native.explain(call.function, **tracing.stand_ins(call.arguments))
+    except InvalidCallError as error:
+        return error.message
+    except LayerZeroError:
+        # It is one; what keeps it from being served is told when that is asked.
+        return None
+    return None
+
+
+def _examples(model: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    for name in ("dummy_inputs", "example_inputs"):
+        given = getattr(model, name, None)
+        given = given() if callable(given) else given
+        if given is None:
+            continue
+        if isinstance(given, Mapping):
+            return (), dict(given)
+        return (tuple(given) if isinstance(given, tuple | list) else (given,)), {}
+    raise InvalidCallError(
+        f"nothing says what {type(model).__name__} is called with: it has neither dummy_inputs nor example_inputs",
+        code="NO_EXAMPLE_INPUTS",
+        hint="pass example inputs after the model, for instance lz.TensorSpec((1, 128), 'int64')",
+    )
+
+
+def _counted(seen: Iterable[Seen]) -> list[Call]:
+    """Calls that are alike and come from the same place in layers that are alike, as one each."""
+    counts: dict[Call, int] = {}
+    for one in seen:
+        module = re.sub(r"(?<![^.])\d+(?![^.])", "*", one.module)
+        spec = json.dumps(_spec(one.function, one.arguments), separators=(",", ":"))
+        call = Call(spec, one.device, one.grad, module, one.source, 1, one.function, one.arguments)
+        counts[call] = counts.get(call, 0) + 1
+    return [replace(call, count=count) for call, count in counts.items()]
+
+
+@cache
+def _functions() -> dict[str, dict[str, Any]]:
+    return {function["name"]: function for function in _native.functions()}
+
+
+def _spec(function: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A call of one of LayerZero's functions as it is written down."""
+    about = _functions()[function]
+    declared = {argument["name"]: argument for argument in about["args"]}
+    tensors: dict[str, Any] = {}
+    params: dict[str, Any] = {}
+    for name, value in arguments.items():
+        kind = declared[name]["kind"] if name in declared else "inner"
+        if kind == "input":
+            tensors[name] = value.to_spec()
+        elif kind == "param" and name != "seed" and value != declared[name]["default"]:
+            params[name] = value if isinstance(value, bool | int | float) else str(value).removeprefix("torch.")
+    if (window := arguments.get("window")) is not None:
+        left, *right = [window] if isinstance(window, int) else window
+        params |= {"window_left": left} | ({"window_right": right[0]} if right else {})
+    first = next(iter(tensors.values()))
+    if (packed := arguments.get("format")) is not None:
+        # Two values to a byte.
+        first.update(dtype=packed, shape=[*first["shape"][:-1], first["shape"][-1] * 2])
+        first.pop("strides", None)
+    if (sizes := arguments.get("normalized_shape")) is not None and len(sizes) > 1:
+        # A norm over several dimensions is one over all of their elements in a row.
+        for tensor in tensors.values():
+            tensor["shape"] = [*tensor["shape"][: -len(sizes)], math.prod(sizes)]
+            tensor.pop("strides", None)
+    spec = {"op": about["target"], "tensors": dict(sorted(tensors.items()))}
+    spec |= {"params": dict(sorted(params.items()))} if params else {}
+    return spec | ({"layout": arguments["layout"]} if arguments.get("layout") else {})
+
+
+@dataclass(frozen=True)
+class PlannedCall:
+    """A call of a model, and the kernel it would get."""
+
+    call: Call
+    op: str
+    """The operation it is."""
+    shape: str
+    """Its sizes by name."""
+    module: str
+    """Where in the model it is made."""
+    count: int
+    """How many times in one forward pass."""
+    kernel_id: str | None
+    """The kernel, or ``None``."""
+    basis: str | None
+    """What the choice went by: measured, predicted, declared or locked."""
+    time_us: float | None
+    """How long one call takes, where that is known."""
+    baseline: str | None
+    """What plain torch would run."""
+    baseline_us: float | None
+    """How long that takes, where it is known."""
+    reason: str | None
+    """Why no kernel can serve it, when none can."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as data."""
+        mine = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "call"}
+        return {**mine, "call": self.call.to_dict()}
+
+
+_COLUMNS = ("module", "op", "shape", "count", "kernel", "basis", "time", "torch")
+
+
+class DryRun:
+    """What a model would run: its calls, each with the kernel it would get. Prints as a table."""
+
+    def __init__(self, calls: list[PlannedCall], skipped: list[tuple[str, str, str]]) -> None:
+        #: Every call, in the order the model first makes it.
+        self.calls = calls
+        #: Calls of torch's that look like one of LayerZero's and are none: function, module, why.
+        self.skipped = skipped
+
+    def __repr__(self) -> str:
+        return f"<DryRun: {sum(call.count for call in self.calls)} calls, {len(self.calls)} kinds>"
+
+    def __str__(self) -> str:
+        rows = [_COLUMNS, *map(_row, self.calls)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+        right = {_COLUMNS.index(name) for name in ("count", "time", "torch")}
+        lines = []
+        for row in rows:
+            cells = (c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+            lines.append("  ".join(cells).rstrip())
+        return "\n".join([*lines, *self._remarks()])
+
+    def _remarks(self) -> list[str]:
+        lines = [f"{c.module or 'the model'}: {c.op} has no kernel: {c.reason}" for c in self.calls if c.reason]
+        timed = [call for call in self.calls if call.time_us is not None and call.baseline_us is not None]
+        if timed:
+            ours, torchs = (sum(getattr(c, of) * c.count for c in timed) for of in ("time_us", "baseline_us"))
+            lines.append(f"{ours:.1f} µs where torch takes {torchs:.1f} µs, over the calls of which both are known")
+        lines += [
+            f"{module or 'the model'}: {function} is left to torch: {why}" for function, module, why in self.skipped
+        ]
+        return lines
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as data."""
+        skipped = [{"function": function, "module": module, "why": why} for function, module, why in self.skipped]
+        return {"schema_version": "1.0", "calls": [call.to_dict() for call in self.calls], "skipped": skipped}
+
+    def _repr_html_(self) -> str:
+        def row(cells: Iterable[str], tag: str = "td") -> str:
+            return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+        body = "".join(row(_row(call)) for call in self.calls)
+        remarks = "".join(f"<p>{html.escape(remark)}</p>" for remark in self._remarks())
+        return f"<table><thead>{row(_COLUMNS, 'th')}</thead><tbody>{body}</tbody></table>{remarks}"
+
+
+def _row(call: PlannedCall) -> tuple[str, ...]:
+    def time(us: float | None) -> str:
+        return "" if us is None else f"{us:.1f} µs"
+
+    kernel, basis = call.kernel_id or "none", call.basis or ""
+    return call.module, call.op, call.shape, str(call.count), kernel, basis, time(call.time_us), time(call.baseline_us)
+
+
+def dry_run(model: Any, *args: Any, **kwargs: Any) -> DryRun:
+    """Which kernel each call of a model would get, without running one. Inputs as for :func:`calls_of`."""
+    loading.load()
+    calls, skipped = _traced(model, args, kwargs)
+    return DryRun([_planned(call) for call in calls], skipped)
+
+
+def _planned(call: Call) -> PlannedCall:
+    from layerzero import tracing
+
+    try:
+        data = json.loads(_native.explain(call.function, **tracing.stand_ins(call.arguments))[0])
+    except LayerZeroError as error:
+        data = {"op": json.loads(call.spec)["op"], "dims": {}, "chosen": None, "basis": None, "candidates": []}
+        why: str | None = error.message
+    else:
+        rejected = (f"{c['kernel_id']}: {c['reasons'][0]['message']}" for c in data["candidates"] if c["reasons"])
+        why = None if data["chosen"] else "; ".join(rejected) or "none is registered"
+    times = {candidate["kernel_id"]: candidate["time_us"] for candidate in reversed(data["candidates"])}
+    return PlannedCall(
+        call=call,
+        op=data["op"],
+        shape=" ".join(f"{name}={size}" for name, size in data["dims"].items()),
+        module=call.module,
+        count=call.count,
+        kernel_id=data["chosen"],
+        basis=data["basis"],
+        time_us=times.get(data["chosen"]),
+        baseline=data.get("baseline"),
+        baseline_us=times.get(data.get("baseline")),
+        reason=why,
+    )
+
+
+#: What a configuration says of where a model came from and how it is run, and not of what it is.
+_VOLATILE = frozenset(["_name_or_path", "name_or_path", "transformers_version", "_commit_hash", "use_cache"])
+
+
+def model_hash(model: Any) -> str:
+    """What tells models apart whose calls differ: a hash of the configuration, where the model has one (transformers),
+    else of its structure, with the shapes and dtypes of its parameters. Values of weights do not count."""
+    config: Any = getattr(model, "config", None)
+    data = config.to_dict() if callable(getattr(config, "to_dict", None)) else config
+    if isinstance(data, Mapping):
+        said: Any = {str(key): value for key, value in data.items() if key not in _VOLATILE}
+    elif callable(getattr(model, "named_modules", None)):
+        modules = [(name, type(module).__qualname__, module.extra_repr()) for name, module in model.named_modules()]
+        tensors = [*model.named_parameters(), *model.named_buffers()]
+        said = [modules, [(name, list(tensor.shape), str(tensor.dtype)) for name, tensor in tensors]]
+    else:
+        raise InvalidCallError(
+            f"{type(model).__name__} has neither a configuration nor modules",
+            code="NOT_A_MODEL",
+            hint="pass a torch.nn.Module, or an object whose 'config' is a dict",
+        )
+    text = json.dumps(said, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()

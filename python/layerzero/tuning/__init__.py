@@ -1,0 +1,7 @@
+"""Measuring kernels on this machine: ``lz.tune``, ``lz.regret``."""
+
+from __future__ import annotations
+
+from layerzero.tuning.api import TuneReport, explain_call, regret, tune, workload
+
+__all__ = ["TuneReport", "explain_call", "regret", "tune", "workload"]

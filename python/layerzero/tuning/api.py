@@ -1,0 +1,275 @@
+"""``lz.tune`` and ``lz.regret``: measure here, remember, and see how good the choices are."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from layerzero import _native
+from layerzero.errors import ConfigurationError
+from layerzero.inspection import SelectionReport
+
+_UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+class TuneReport:
+    """What tuning found out: ``tuned`` (one entry per call), ``left``, ``impossible``, ``known``, ``spent_s``."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self._document = document
+        self.tuned: list[dict[str, Any]] = document["tuned"]
+        #: Calls the budget did not suffice for.
+        self.left: list[dict[str, Any]] = document["left"]
+        #: Calls that could not be measured, each with why.
+        self.impossible: list[list[Any]] = document["impossible"]
+        #: How many calls were measured before, well enough.
+        self.known: int = document["known"]
+        #: Seconds spent.
+        self.spent_s: float = document["spent_s"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain data."""
+        return self._document
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows = [("operation", "shape", "chosen", "runner-up", "×default")]
+        for t in self.tuned:
+            times = f"{t['times_baseline']:.2f}" if t["times_baseline"] else "–"
+            rows.append((t["op"], _shape(t["call"]), t["chosen"] or "–", t["runner_up"] or "–", times))
+        return rows
+
+    def __str__(self) -> str:
+        rows = self._rows()
+        widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        out = [f"out: {kernel}: {why}" for t in self.tuned for kernel, why in t["out"]]
+        rest = [f"not measured: {_shape(call)}: {why}" for call, why in self.impossible]
+        return "\n".join([*lines, *out, *rest, f"{len(self.tuned)} measured in {self.spent_s:.1f} s, {self.known} known"])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        head, *body = self._rows()
+        cells = lambda row, tag: "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)  # noqa: E731
+        lines = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in body)
+        return f"<table><thead><tr>{cells(head, 'th')}</tr></thead><tbody>{lines}</tbody></table>"
+
+
+def _shape(call: Mapping[str, Any]) -> str:
+    first = next(iter(call["tensors"].values()), None)
+    # The main input is the one the operation is usually described by.
+    for name in ("query", "x", "input", "logits", "gate"):
+        first = call["tensors"].get(name, first)
+    return "×".join(map(str, first["shape"])) + f" {first['dtype']}" if first else ""
+
+
+def seconds(budget: float | str) -> float:
+    """A time to spend in seconds: a number, or text such as ``"60s"`` or ``"2m"``."""
+    if isinstance(budget, str):
+        match = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]*)\s*", budget)
+        if match is None or match[2] not in _UNITS:
+            raise _bad(f"the budget is {budget!r}", "write it like '60s', '2m' or '500ms', or as a number of seconds")
+        budget = float(match[1]) * _UNITS[match[2]]
+    if not (budget > 0 and budget < float("inf")):
+        raise _bad(f"the budget is {budget!r}", "give a time above zero, such as '60s'")
+    return float(budget)
+
+
+def _bad(text: str, hint: str) -> ConfigurationError:
+    return ConfigurationError(text, code="BAD_REQUEST", hint=hint)
+
+
+def tune(
+    operation: str | None = None,
+    *,
+    dtype: Any = None,
+    shapes: Sequence[Sequence[int]] | None = None,
+    calls: Iterable[str | Mapping[str, Any]] | None = None,
+    model: Any = None,
+    batch: Sequence[int] = (),
+    seq: Sequence[int] = (),
+    context: Sequence[int] = (),
+    known: bool = False,
+    budget: float | str = "60s",
+    samples: int = 8,
+    device: Any = "cpu",
+    graph: bool = False,
+    layout: str | None = None,
+    params: Mapping[str, Any] | None = None,
+    force: bool = False,
+    progress: bool | None = None,
+    **dims: Sequence[int] | int,
+) -> TuneReport:
+    """Measures every kernel that can serve these calls, side by side, and goes by it from then on.
+
+    Each kernel is first compared with the reference: one that is wrong is never timed and never chosen. Results are
+    kept in the performance database as they come, so that stopping loses nothing.
+
+    Args:
+        operation: an operation, alias or function, at ``shapes`` or over a grid of sizes.
+        dtype: the dtype of its data; what a model computes in. ``float32`` when not given.
+        shapes: shapes of its main input; of attention ``(batch, seq, heads, head_dim)``.
+        calls: calls as they are written down (see :func:`layerzero.manifest`), as JSON or mappings.
+        model: a known model (``"gpt2"``, ``"llama-3-8b"``, …), the path of a transformers ``config.json``, or a
+            transformers config: the calls such a model makes at the lengths in ``batch``, ``seq`` and ``context``.
+        known: every call that was measured before.
+        budget: how long it may take: seconds, or text such as ``"60s"``. It is spent where the expected loss is largest.
+        samples: how many rounds a call gets at least.
+        device: where: ``"cpu"``, ``"cuda:0"``, …
+        graph: time calls replayed in a CUDA graph instead of eager ones.
+        layout: the layout of the calls.
+        params: parameters of the calls.
+        force: measure again what was measured before.
+        progress: show a progress bar; by default when standard error is a terminal.
+        dims: sizes by dimension, of which every combination is measured: ``seq_lens=[512, 2048]``, ``head_dim=128``.
+    """
+    request = _request(
+        operation, dtype, shapes, calls, model, batch, seq, context, known, device, graph, layout, params, dims
+    )
+    answer = _native.measure(
+        json.dumps(request), seconds(budget), samples, force, 0, False, _bar() if _shown(progress) else None
+    )
+    return TuneReport(json.loads(answer))
+
+
+def workload(
+    operation: str | None = None,
+    *,
+    dtype: Any = None,
+    shapes: Sequence[Sequence[int]] | None = None,
+    model: Any = None,
+    batch: Sequence[int] = (),
+    seq: Sequence[int] = (),
+    context: Sequence[int] = (),
+    known: bool = False,
+    device: Any = "cpu",
+    layout: str | None = None,
+    params: Mapping[str, Any] | None = None,
+    **dims: Sequence[int] | int,
+) -> list[dict[str, Any]]:
+    """The calls :func:`tune` would measure for the same arguments, as they are written down."""
+    request = _request(
+        operation, dtype, shapes, None, model, batch, seq, context, known, device, False, layout, params, dims
+    )
+    calls: list[dict[str, Any]] = json.loads(_native.workload(json.dumps(request)))
+    return calls
+
+
+def explain_call(call: str | Mapping[str, Any], device: Any = "cpu") -> SelectionReport:
+    """As :func:`layerzero.explain`, for a call as it is written down."""
+    text = call if isinstance(call, str) else json.dumps(call)
+    data, table = _native.explain_call(text, _device(device))
+    return SelectionReport(json.loads(data), table)
+
+
+def regret(
+    operation: str | None = None,
+    *,
+    dtype: Any = None,
+    shapes: Sequence[Sequence[int]] | None = None,
+    calls: Iterable[str | Mapping[str, Any]] | None = None,
+    model: Any = None,
+    batch: Sequence[int] = (),
+    seq: Sequence[int] = (),
+    context: Sequence[int] = (),
+    budget: float | str = "60s",
+    samples: int = 8,
+    device: Any = "cpu",
+    graph: bool = False,
+    layout: str | None = None,
+    params: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+    **dims: Sequence[int] | int,
+) -> dict[str, Any]:
+    """Measures every kernel of these calls and compares what is chosen with the best in hindsight; nothing is kept.
+
+    Takes what :func:`tune` takes. Gives ``geomean`` and ``worst`` of chosen time ÷ best time, ``times_baseline`` (how
+    many times faster than plain torch) and ``rows``.
+    """
+    request = _request(
+        operation, dtype, shapes, calls, model, batch, seq, context, False, device, graph, layout, params, dims
+    )
+    answer = _native.measure(
+        json.dumps(request), seconds(budget), samples, True, 0, True, _bar() if _shown(progress) else None
+    )
+    regret: dict[str, Any] = json.loads(answer)
+    return regret
+
+
+def _request(
+    operation: str | None,
+    dtype: Any,
+    shapes: Sequence[Sequence[int]] | None,
+    calls: Iterable[str | Mapping[str, Any]] | None,
+    model: Any,
+    batch: Sequence[int],
+    seq: Sequence[int],
+    context: Sequence[int],
+    known: bool,
+    device: Any,
+    graph: bool,
+    layout: str | None,
+    params: Mapping[str, Any] | None,
+    dims: Mapping[str, Sequence[int] | int],
+) -> dict[str, Any]:
+    return {
+        "calls": [json.loads(call) if isinstance(call, str) else dict(call) for call in calls or ()],
+        "op": operation,
+        "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+        "shapes": [list(shape) for shape in shapes or ()],
+        "dims": {name: [sizes] if isinstance(sizes, int) else list(sizes) for name, sizes in dims.items()},
+        "params": dict(params or {}),
+        "layout": layout,
+        "model": _model(model),
+        "batch": list(batch),
+        "seq": list(seq),
+        "context": list(context),
+        "known": known,
+        "device": _device(device),
+        "graph": graph,
+    }
+
+
+def _model(model: Any) -> str | None:
+    if model is None or isinstance(model, str):
+        return model
+    config = getattr(model, "config", model)
+    if hasattr(config, "to_json_string"):
+        text: str = config.to_json_string(use_diff=False)
+        return text
+    if hasattr(model, "__fspath__"):
+        return str(model)
+    raise _bad(f"the model is a {type(model).__name__}", "give a name, the path of a config.json, or a transformers config")
+
+
+def _device(device: Any) -> int:
+    name = str(device)
+    if name == "cpu":
+        return 0
+    kind, _, index = name.partition(":")
+    if kind == "cuda" and (index or "0").isdecimal():
+        return 1 + int(index or 0)
+    raise _bad(f"the device is {name!r}", "give 'cpu' or 'cuda:0'")
+
+
+def _shown(progress: bool | None) -> bool:
+    return sys.stderr.isatty() if progress is None else progress
+
+
+def _bar() -> Any:
+    def tell(text: str) -> bool:
+        p = json.loads(text)
+        full = 24 * p["done"] // max(p["calls"], 1)
+        left = max(int(p["left_s"] + 0.999), 0)
+        bar = "█" * full + "░" * (24 - full)
+        sys.stderr.write(f"\r\x1b[2K{bar} {p['done']}/{p['calls']} {left // 60}:{left % 60:02} left  {p['current']}")
+        if p["done"] >= p["calls"]:
+            sys.stderr.write("\r\x1b[2K")
+        sys.stderr.flush()
+        return True
+
+    return tell

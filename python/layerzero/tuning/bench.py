@@ -1,0 +1,51 @@
+"""Runs the kernels that are measured: on inputs of one call at a time."""
+
+from __future__ import annotations
+
+import time
+
+from layerzero import _native
+from layerzero.checks import synchronize
+from layerzero.tuning.gate import Gate
+from layerzero.tuning.inputs import Inputs, make
+from layerzero.tuning.timing import CudaTimer
+
+
+class Bench:
+    """What :func:`_native.measure` asks: prepare a call, check its kernels, time them."""
+
+    def __init__(self) -> None:
+        self._inputs: Inputs | None = None
+        self._gate: Gate | None = None
+        self._subject: _native.Subject | None = None
+        self._cuda: CudaTimer | None = None
+
+    def prepare(self, call: str, device: int, mode: str) -> None:
+        """Makes inputs for a call; those of the call before are let go first."""
+        self._inputs = self._gate = self._subject = self._cuda = None
+        self._inputs = make(call, device)
+        self._gate = Gate(self._inputs)
+        self._subject = _native.Subject(self._inputs.function, self._inputs.copied())
+        if device > 0:
+            self._cuda = CudaTimer(self._subject, device - 1, mode)
+        elif mode != "eager":
+            raise ValueError(f"the mode is {mode!r}: only CUDA devices replay graphs")
+
+    def check(self, kernel: str) -> tuple[str, str | None, float | None, float | None]:
+        """``("right", None, error, first call in ms)``, ``("wrong", why, …)`` or ``("failed", why, …)``."""
+        assert self._gate is not None and self._subject is not None, "prepare comes first"
+        begun = time.perf_counter()
+        try:
+            self._subject.run(kernel)
+            if self._cuda is not None:
+                synchronize()
+            warmup_ms = (time.perf_counter() - begun) * 1e3
+            worst, wrong = self._gate.judge(kernel)
+        except Exception as error:
+            return ("failed", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", None, None)
+        return ("wrong", wrong, worst, warmup_ms) if wrong else ("right", None, worst, warmup_ms)
+
+    def time(self, kernel: str, calls: int) -> float:
+        """Microseconds of one call."""
+        assert self._subject is not None, "prepare comes first"
+        return self._cuda.time(kernel, calls) if self._cuda is not None else self._subject.time(kernel, calls)

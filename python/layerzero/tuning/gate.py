@@ -1,0 +1,103 @@
+"""The numerical gate: what a kernel gives is compared with what is right, before it is timed and may win."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from layerzero import _native
+from layerzero.checks import difference
+from layerzero.tuning.inputs import Inputs
+
+#: Work up to which the reference itself says what is right. It goes through every element one by one, in float64.
+REFERENCE_FLOPS = 3e7
+#: How many draws of a sampling kernel are looked at.
+DRAWS = 8
+
+
+class Gate:
+    """What is right for the inputs of one call."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self._inputs = inputs
+        self._right: tuple[Any, ...] | None = None
+
+    def judge(self, kernel: str) -> tuple[float, str | None]:
+        """The largest error of a kernel, and what is wrong with it if something is. What the kernel raises is raised."""
+        if self._inputs.op in ("sampling.topk", "sampling.topp"):
+            return self._judge_draws(kernel)
+        if self._inputs.kind == "sampling" and "uniform" not in self._inputs.kwargs:
+            # Draws of one's own: only that it runs, and gives what the operation gives, can be seen.
+            self._run(kernel)
+            return (0.0, None)
+        given = self._run(kernel)
+        worst, within = difference(given, self._expected(given), self._inputs.tolerance)
+        if within:
+            return (worst, None)
+        allowed = f"at most {2 * self._inputs.tolerance:g} of the value's size is allowed"
+        return (worst, f"differs from the right result by up to {worst:g}; {allowed}")
+
+    def _run(self, kernel: str, kwargs: dict[str, Any] | None = None) -> tuple[Any, ...]:
+        kwargs = self._inputs.copied() if kwargs is None else kwargs
+        return self._tensors(_native.Subject(self._inputs.function, kwargs).run(kernel), kwargs)
+
+    def _tensors(self, result: Any, kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """What a call gives: its results, and what it updated."""
+        results = result if isinstance(result, tuple | list) else [] if result is None else [result]
+        return (*results, *(kwargs[name] for name in self._inputs.updated))
+
+    def _expected(self, like: tuple[Any, ...]) -> tuple[Any, ...]:
+        if self._right is None:
+            self._right = self._by_reference() if self._inputs.flops <= REFERENCE_FLOPS else self._in_float64()
+        return tuple(r.to(device=t.device, dtype=t.dtype) for r, t in zip(self._right, like, strict=True))
+
+    def _by_reference(self) -> tuple[Any, ...]:
+        kwargs = {k: v.cpu() if hasattr(v, "cpu") else v for k, v in self._inputs.copied().items()}
+        return self._run(self._inputs.reference, kwargs)
+
+    def _in_float64(self) -> tuple[Any, ...]:
+        """The same call in float64, by torch; where nothing there takes float64, by the reference."""
+        wide = {k: v.double() if _is_data(v) else v for k, v in self._inputs.copied().items()}
+        for candidate in _native_candidates(self._inputs.function, wide):
+            try:
+                return self._run(candidate, wide)
+            except Exception:  # the next one may do it
+                continue
+        return self._by_reference()
+
+    def _judge_draws(self, kernel: str) -> tuple[float, str | None]:
+        """Every token drawn must be one that may be drawn."""
+        import torch
+
+        kwargs = self._inputs.kwargs
+        logits = kwargs["logits"].double()
+        # A tie at the edge may be resolved either way, and a sum may round.
+        if self._inputs.op == "sampling.topk":
+            k = min(int(kwargs["k"]), logits.shape[-1])
+            edge = logits.topk(k, dim=-1).values[..., -1:]
+        else:
+            probabilities, order = torch.softmax(logits, -1).sort(-1, descending=True)
+            before = probabilities.cumsum(-1) - probabilities
+            last = (before < float(kwargs["p"]) + 1e-6).sum(-1, keepdim=True).clamp(min=1) - 1
+            edge = logits.gather(-1, order.gather(-1, last))
+        tolerance = self._inputs.tolerance * (1 + edge.abs())
+        for seed in range(DRAWS):
+            (tokens,) = self._run(kernel, {**kwargs, "seed": seed})
+            drawn = tokens.long().reshape(*logits.shape[:-1], -1)
+            if bool(((drawn < 0) | (drawn >= logits.shape[-1])).any()):
+                return (float("inf"), "drew a token that is not in the vocabulary")
+            if bool((logits.gather(-1, drawn) < edge - tolerance).any()):
+                return (float("inf"), "drew a token that may not be drawn")
+        return (0.0, None)
+
+
+def _is_data(value: Any) -> bool:
+    return bool(getattr(value, "is_floating_point", lambda: False)())
+
+
+def _native_candidates(function: str, kwargs: dict[str, Any]) -> list[str]:
+    """The torch kernels that take a call, the plainest first: it is not the one in question that says what is right."""
+    import json
+
+    report = json.loads(_native.explain(function, **kwargs)[0])
+    torch_ones = [c for c in report["candidates"] if c["accepted"] and c["backend"] == "torch"]
+    return [c["kernel_id"] for c in reversed(torch_ones)]

@@ -1,0 +1,141 @@
+"""Inputs for a call that is only written down: random, and valid for what the operation means by them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from layerzero import _native
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: What `Data` of whole numbers is drawn from.
+_WHOLE = {"uint8": (0, 16), "int8": (-8, 8), "int16": (-8, 8), "int32": (-8, 8), "int64": (-8, 8)}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The arguments of a call, and what is to be known of it."""
+
+    #: The function of ``layerzero`` that makes the call.
+    function: str
+    #: Its arguments.
+    kwargs: dict[str, Any]
+    #: The tensors it updates, by argument.
+    updated: tuple[str, ...]
+    #: The operation.
+    op: str
+    #: Its kind: ``tensor``, ``sampling``, …
+    kind: str
+    #: Floating-point operations.
+    flops: float
+    #: The kernel that defines what right means.
+    reference: str
+    #: How far results may be off, relative to their size.
+    tolerance: float
+
+    def copied(self) -> dict[str, Any]:
+        """The arguments, with copies of those that are updated."""
+        return {k: v.clone() if k in self.updated else v for k, v in self.kwargs.items()}
+
+
+def device_name(device: int) -> str:
+    """What torch calls a device of the engine."""
+    return "cpu" if device == 0 else f"cuda:{device - 1}"
+
+
+def make(call: str, device: int = 0, seed: int = 0) -> Inputs:
+    """Inputs for a call, given as JSON, on a device of the engine. The same seed gives the same numbers."""
+    import torch
+
+    needs = _native.call_inputs(call, device)
+    generator = torch.Generator(device=device_name(device)).manual_seed(seed)
+    kwargs: dict[str, Any] = {}
+    updated = []
+    for name, (dtype, shape, strides, meaning, limit, is_updated) in needs["tensors"].items():
+        made = _fill(generator, getattr(torch, dtype, None), dtype, list(shape), meaning, limit)
+        if name.endswith("weight") and made.is_floating_point() and made.dim() == 2:
+            # As weights are: sums over them stay of the size of one number.
+            made = made / made.shape[-1] ** 0.5
+        kwargs[name] = made if strides is None else _strided(made, list(shape), list(strides))
+        if is_updated:
+            updated.append(name)
+    kwargs |= needs["params"]
+    return Inputs(
+        function=needs["function"],
+        kwargs=kwargs,
+        updated=tuple(updated),
+        op=needs["op"],
+        kind=needs["kind"],
+        flops=needs["flops"],
+        reference=needs["reference"],
+        tolerance=needs["tolerance"] or 0.0,
+    )
+
+
+def _strided(values: Tensor, shape: list[int], strides: list[int]) -> Tensor:
+    if any(stride < 0 for stride in strides):
+        raise ValueError(f"strides {strides} cannot be had in torch; they must not be negative")
+    if values.numel() == 0:
+        return values
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    strided = values.new_zeros(reach).as_strided(shape, strides)
+    # Broadcast axes are one and the same memory, which cannot be copied to as a whole.
+    index = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)
+    strided[index].copy_(values[index])
+    return strided
+
+
+def _fill(generator: Any, dtype: Any, name: str, shape: list[int], meaning: str, limit: int) -> Tensor:
+    import torch
+
+    device = generator.device
+    if dtype is None:
+        raise ValueError(f"torch has no dtype {name}: tensors of it cannot be made here")
+    if meaning == "index":
+        return torch.randint(0, max(limit, 1), shape, generator=generator, device=device).to(dtype)
+    if meaning == "counted":
+        count = torch.arange(_product(shape), device=device) % max(limit, 1)
+        return count.reshape(shape).to(dtype)
+    if meaning == "length":
+        return (limit - torch.randint(0, max(limit // 2, 1), shape, generator=generator, device=device)).to(dtype)
+    if meaning in ("bounds", "parts"):
+        return _divided(shape, limit, meaning, device).to(dtype)
+    if meaning == "probabilities":
+        weights = torch.rand(shape, generator=generator, device=device) + 0.05
+        return (weights / weights.sum(-1, keepdim=True)).to(dtype)
+    if meaning == "uniform":
+        return torch.rand(shape, generator=generator, device=device).to(dtype)
+    if meaning == "positive":
+        return (0.0625 + torch.rand(shape, generator=generator, device=device) / 2).to(dtype)
+    if meaning == "mask":
+        uniform = torch.rand(shape, generator=generator, device=device)
+        return uniform < 0.9 if dtype == torch.bool else -uniform.to(dtype)
+    if meaning == "unknown":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator, device=device).to(dtype)
+    if dtype == torch.bool:
+        return torch.rand(shape, generator=generator, device=device) < 0.5
+    low, high = _WHOLE.get(name, (0, 2))
+    return torch.randint(low, high, shape, generator=generator, device=device).to(dtype)
+
+
+def _divided(shape: list[int], limit: int, meaning: str, device: Any) -> Tensor:
+    import torch
+
+    last = shape[-1] if shape else 1
+    if meaning == "bounds":
+        row = torch.arange(last, device=device) * limit // max(last - 1, 1)
+    else:
+        ends = torch.arange(last + 1, device=device) * limit // max(last, 1)
+        row = ends[1:] - ends[:-1]
+    return row.expand(shape).contiguous()
+
+
+def _product(sizes: list[int]) -> int:
+    product = 1
+    for size in sizes:
+        product *= size
+    return product

@@ -1,0 +1,420 @@
+"""Kernels that are compiled on first use, compiled before they are needed: ``lz.warmup``, and a thread in the background.
+
+A call never waits for a compiler while another kernel can serve it. What would have served it, had it been compiled, is
+compiled here on one daemon thread, and serves from then on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from layerzero import _native, loading
+from layerzero.errors import InvalidCallError, LayerZeroError
+from layerzero.models import Call, calls_of, model_hash
+
+#: How long the end of the program waits for a compilation under way, in seconds.
+_PATIENCE = 1.0
+
+
+class WarmupReport:
+    """What a warm-up did. It fills while the warm-up is under way; :meth:`wait` waits for its end."""
+
+    def __init__(self, wanted: list[tuple[str, str]], notes: list[str]) -> None:
+        #: Calls still to be looked at, as ``(call, device)``.
+        self.pending: list[tuple[str, str]] = wanted
+        #: Kernels that were compiled: ``kernel``, ``call``, ``device``, ``ms``.
+        self.compiled: list[dict[str, Any]] = []
+        #: Calls for which nothing had to be compiled: ``call``, ``device``, ``kernel`` that serves them.
+        self.already_warm: list[dict[str, Any]] = []
+        #: What went wrong: ``call``, ``device``, ``kernel`` (``None`` when the call itself is at fault), ``error``.
+        self.failed: list[dict[str, Any]] = []
+        #: What is to be said about it.
+        self.notes = notes
+        #: What tuning found, where ``auto_tune_on_warmup`` is set.
+        self.tuned: list[Any] = []
+        #: Seconds spent so far.
+        self.seconds = 0.0
+        self._begun = time.perf_counter()
+        self._over = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until it is over, or for so many seconds. Whether it is over."""
+        return self._over.wait(timeout)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every call was looked at and nothing went wrong."""
+        return not self.pending and not self.failed
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as data."""
+        names = ("compiled", "already_warm", "failed", "notes", "seconds")
+        pending = [{"call": json.loads(call), "device": device} for call, device in self.pending]
+        tuned = [report.to_dict() for report in self.tuned]
+        return {"schema_version": "1.0", "ok": self.ok, "pending": pending, "tuned": tuned} | {
+            name: getattr(self, name) for name in names
+        }
+
+    def __str__(self) -> str:
+        counts = [
+            f"{len(self.compiled)} compiled",
+            f"{len(self.already_warm)} ready before",
+            f"{len(self.failed)} failed",
+            f"{len(self.pending)} pending",
+        ]
+        lines = [f"{', '.join(counts)}, in {self.seconds:.1f} s", *self.notes]
+        lines += [f"compiled {c['kernel']} in {c['ms']:.0f} ms" for c in self.compiled]
+        lines += [f"failed {f['kernel'] or json.dumps(f['call'])}: {f['error']}" for f in self.failed]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def warmup(
+    operation: str | None = None,
+    shapes: Sequence[Sequence[int]] | None = None,
+    dtype: Any = None,
+    *,
+    calls: Iterable[Any] | None = None,
+    manifest: bool | str | os.PathLike[str] | None = None,
+    model: Any = None,
+    device: Any = None,
+    block: bool = True,
+    timeout: float | None = None,
+) -> WarmupReport:
+    """Compiles what these calls would use and decides them, so that the first of them in earnest is as fast as any.
+
+    Kernels are compiled that would serve a call were they compiled; where several would, the best. Nothing raises because
+    a kernel cannot be compiled: that is in the report, and another kernel serves. With ``auto_tune_on_warmup`` the calls
+    are measured as well.
+
+    Args:
+        operation: an operation, alias or function, at ``shapes``.
+        shapes: shapes of its main input; of attention ``(batch, seq, heads, head_dim)``.
+        dtype: the dtype of its data.
+        calls: calls as :func:`layerzero.calls_of` and :func:`layerzero.manifest` give them, or as JSON.
+        manifest: the calls of earlier processes: ``True`` for the file of the configuration, or a path.
+        model: with ``manifest`` the model whose calls count; without, the model whose calls are found out by tracing.
+        device: where calls are made that do not say; the first GPU when torch sees one, else the CPU.
+        block: whether to wait for the end.
+        timeout: how long to wait at most, in seconds. What is left then goes on in the background.
+    """
+    loading.load()
+    notes: list[str] = []
+    found = list(dict.fromkeys(_wanted(operation, shapes, dtype, calls, manifest, model, device, notes)))
+    report = WarmupReport(found, notes)
+    _worker.add(report)
+    if block:
+        report.wait(timeout)
+    return report
+
+
+def _wanted(
+    operation: str | None,
+    shapes: Sequence[Sequence[int]] | None,
+    dtype: Any,
+    calls: Iterable[Any] | None,
+    manifest: bool | str | os.PathLike[str] | None,
+    model: Any,
+    device: Any,
+    notes: list[str],
+) -> Iterator[tuple[str, str]]:
+    """Every call that is asked for, with its device."""
+    if operation is None and calls is None and not manifest and model is None:
+        raise InvalidCallError(
+            "nothing is asked for: give an operation with shapes, calls, a manifest or a model",
+            code="NOTHING_TO_WARM_UP",
+            hint='for example lz.warmup("attention.causal", shapes=[(1, 1024, 16, 128)], dtype=torch.float16)',
+        )
+    if operation is None and shapes is not None:
+        raise InvalidCallError(
+            "shapes were given, but no operation they are of", code="NOTHING_TO_WARM_UP", hint="name the operation"
+        )
+    if operation is not None:
+        request = {"op": operation, "dtype": _dtype_name(dtype), "shapes": [list(shape) for shape in shapes or ()]}
+        for call in _native.requested_calls(json.dumps(request)):
+            yield call, _device(device)
+    for call in calls or ():
+        yield _written(call, device)
+    if manifest:
+        of_model = None if model is None else model_hash(model)
+        text, models = _native.read_manifest(None if manifest is True else Path(manifest), of_model)
+        entries = json.loads(text)
+        if not entries:
+            whose = "of this model" if model is not None else "of which no model is known"
+            notes.append(f"the manifest has no calls {whose} that are recent enough ({models} models are in it)")
+        for entry in entries:
+            yield _written(entry, device)
+    elif model is not None:
+        for call in calls_of(model):
+            yield call.spec, call.device
+
+
+def _written(call: Any, device: Any) -> tuple[str, str]:
+    """A call and its device: of one that was traced, an entry of a manifest, or one that is written down."""
+    if isinstance(call, Call):
+        return call.spec, call.device
+    data = json.loads(call) if isinstance(call, str) else call
+    if not isinstance(data, Mapping):
+        raise InvalidCallError(
+            f"{call!r} is no call",
+            code="BAD_CALL",
+            hint="pass what lz.calls_of or lz.manifest gives, or a mapping with 'op' and 'tensors'",
+        )
+    if isinstance(inner := data.get("call"), Mapping):
+        return json.dumps(inner), str(data.get("device") or _device(device))
+    return json.dumps(data), _device(device)
+
+
+def _dtype_name(dtype: Any) -> str | None:
+    return None if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def _device(device: Any) -> str:
+    if device is not None:
+        return str(device)
+    import torch
+
+    return "cuda:0" if torch.cuda.is_available() else "cpu"
+
+
+def manifest() -> list[dict[str, Any]]:
+    """The kinds of calls this process made, the last one first: ``call``, ``device``, ``count``, ``first_seen`` and
+    ``last_seen`` (milliseconds since 1970)."""
+    entries: list[dict[str, Any]] = json.loads(_native.manifest())
+    return entries
+
+
+def save_manifest(path: str | os.PathLike[str] | None = None, *, model: Any = None) -> Path:
+    """Adds the calls of this process to a file, for :func:`warmup` of the next one, and gives its path.
+
+    ``path`` is that of the setting ``jit.manifest_path`` when not given. ``model`` is the model that made the calls, or
+    its hash (:func:`layerzero.model_hash`): calls of several models are kept apart.
+    """
+    loading.load()
+    of_model = model if model is None or isinstance(model, str) else model_hash(model)
+    return Path(_native.save_manifest(None if path is None else Path(path), of_model))
+
+
+def wake() -> None:
+    """Something waits to be compiled."""
+    _worker.wake()
+
+
+class _Worker:
+    """One daemon thread that compiles: first what warm-ups ask for, then what calls would have used."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._reports: deque[WarmupReport] = deque()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    def add(self, report: WarmupReport) -> None:
+        with self._changed:
+            self._reports.append(report)
+        self.wake()
+
+    def wake(self) -> None:
+        with self._changed:
+            if self._stopped:
+                return
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="layerzero-compile", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    # The interpreter is on its way out: nothing will be needed any more.
+                    return
+                self._thread = thread
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Ends the thread; a compilation under way is waited for only shortly."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_PATIENCE)
+
+    def forked(self) -> None:
+        """In a child: the thread is the parent's, and so is whoever waits for a warm-up."""
+        self.__init__()  # type: ignore[misc]
+        if _native.jit_forked():
+            self.wake()
+
+    def _run(self) -> None:
+        while (work := self._next()) is not None:
+            if isinstance(work, WarmupReport):
+                _warm_up(work, lambda: self._stopped)
+            else:
+                number, kernel, call, device = work
+                _compile(number, kernel, call, device)
+
+    def _next(self) -> WarmupReport | tuple[int, str, str, int] | None:
+        while True:
+            with self._changed:
+                if self._stopped:
+                    return None
+                if self._reports:
+                    return self._reports.popleft()
+                job = _native.jit_next()
+                if job is not None:
+                    return job
+                self._changed.wait()
+
+
+def _warm_up(report: WarmupReport, stopped: Any) -> None:
+    """Looks at the calls of a report one by one."""
+    done: list[tuple[str, str]] = []
+    try:
+        while report.pending and not stopped():
+            call, device = report.pending[0]
+            try:
+                _warm_one(report, call, device)
+                done.append((call, device))
+            except LayerZeroError as error:
+                report.failed.append(_told(call, device, kernel=None, error=error.message))
+            report.seconds = time.perf_counter() - report._begun
+            del report.pending[0]
+        report.tuned += _tuned(done)
+    except BaseException as error:  # noqa: BLE001
+        # Nobody is there to catch it, and whoever waits is to know.
+        report.notes.append(f"the warm-up ended early: {_one_line(error)}")
+    finally:
+        report.seconds = time.perf_counter() - report._begun
+        report._over.set()
+
+
+def _warm_one(report: WarmupReport, call: str, device: str) -> None:
+    number = _native.device_number(device)
+    tried: dict[str, str | None] = {}
+    while (kernel := _native.jit_wanted(call, number)) is not None and tried.get(kernel, "") is not None:
+        error, ms = _compile(_native.jit_begin(kernel, call, number), kernel, call, number)
+        tried[kernel] = error
+        if error is None:
+            report.compiled.append(_told(call, device, kernel=kernel, ms=ms))
+        elif _native.jit_wanted(call, number) != kernel:
+            # It was given up, after being tried again.
+            report.failed.append(_told(call, device, kernel=kernel, error=error))
+    kernel = _native.plan_call(call, number)
+    if not tried:
+        report.already_warm.append(_told(call, device, kernel=kernel))
+
+
+def _told(call: str, device: str, **rest: Any) -> dict[str, Any]:
+    return {"call": json.loads(call), "device": device, **rest}
+
+
+def _compile(number: int, kernel: str, call: str, device: int) -> tuple[str | None, float]:
+    """Runs a kernel once on inputs made up for a call. Gives what went wrong, and the milliseconds it took."""
+    begun = time.perf_counter()
+    before = _cache_states()
+    try:
+        from layerzero.tuning import inputs
+
+        with _quietly(device):
+            made = inputs.make(call, device)
+            begun = time.perf_counter()
+            _native.Subject(made.function, made.copied()).run(kernel)
+            _synchronize(device)
+        ms = (time.perf_counter() - begun) * 1e3
+        after = _cache_states()
+        _native.jit_done(number, ms, [folder for folder in after if after[folder] != before.get(folder)])
+    except BaseException as error:  # noqa: BLE001
+        # Whatever a compiler raises, no caller has anything to do with it.
+        told = _one_line(error)
+        _native.jit_failed(number, told)
+        return told, (time.perf_counter() - begun) * 1e3
+    return None, ms
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@contextmanager
+def _quietly(device: int) -> Iterator[None]:
+    """Without gradients, and on a stream of its own where there are streams."""
+    import torch
+
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        if device > 0:
+            stack.enter_context(torch.cuda.device(device - 1))
+            stack.enter_context(torch.cuda.stream(torch.cuda.Stream(device - 1)))
+        yield
+
+
+def _synchronize(device: int) -> None:
+    """An error of a kernel that runs later is an error of this one."""
+    if device > 0:
+        import torch
+
+        torch.cuda.current_stream(device - 1).synchronize()
+
+
+def _cache_states() -> dict[str, tuple[int, int]]:
+    """The folders where compilers keep what they made, each with how much is in it and when it last changed."""
+    home, user = Path.home(), os.environ.get("USER") or str(os.getuid())
+    import tempfile
+
+    folders = {
+        "TRITON_CACHE_DIR": home / ".triton" / "cache",
+        "FLASHINFER_WORKSPACE_BASE": home,
+        "TORCHINDUCTOR_CACHE_DIR": Path(tempfile.gettempdir()) / f"torchinductor_{user}",
+        "CUDA_CACHE_PATH": home / ".nv" / "ComputeCache",
+    }
+    states = {}
+    for variable, usual in folders.items():
+        folder = Path(os.environ.get(variable) or usual)
+        if variable == "FLASHINFER_WORKSPACE_BASE":
+            folder = folder / ".cache" / "flashinfer"
+        if folder.is_dir():
+            states[str(folder)] = _state_of(folder)
+    return states
+
+
+def _state_of(folder: Path, depth: int = 4) -> tuple[int, int]:
+    """How many folders are below, and when one of them last changed. A new file changes the folder it is in."""
+    count, last = 1, 0
+    try:
+        last = folder.stat().st_mtime_ns
+        below = [entry.path for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)] if depth else []
+    except OSError:
+        return count, last
+    for path in below:
+        more, changed = _state_of(Path(path), depth - 1)
+        count, last = count + more, max(last, changed)
+    return count, last
+
+
+def _tuned(done: list[tuple[str, str]]) -> list[Any]:
+    """Measures the calls, where the configuration says so."""
+    settings = {entry["key"]: entry["value"] for entry in json.loads(_native.settings())["entries"]}
+    if not settings.get("perfdb.auto_tune_on_warmup") or not done:
+        return []
+    from layerzero.tuning import tune
+
+    by_device: dict[str, list[str]] = {}
+    for call, device in done:
+        by_device.setdefault(device, []).append(call)
+    samples = int(settings["perfdb.tune_samples"])
+    return [tune(calls=calls, device=device, samples=samples, progress=False) for device, calls in by_device.items()]
+
+
+_worker = _Worker()
+atexit.register(_worker.stop)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_worker.forked)
