@@ -23,7 +23,7 @@ HEADER = '''\
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from os import PathLike
-from typing import Any, Protocol, TypeAlias, TypeVar, overload
+from typing import Any, Protocol, TypeAlias, TypeVar, final, overload
 
 from numpy.typing import NDArray
 from torch import Generator, Tensor
@@ -44,11 +44,51 @@ _Adapter: TypeAlias = tuple[str, Callable[..., Any], list[str]]
 
 '''
 
+#: Classes, as they are written.
+CLASSES = {
+    "Subject": '''\
+@final
+class Subject:
+    """The arguments of one call, on which kernels are run one by one, whatever the ranking."""
+
+    def __new__(cls, function: str, kwargs: dict[str, Any]) -> Subject: ...
+    def run(self, kernel: str) -> Any: ...
+    def time(self, kernel: str, calls: int) -> float: ...
+
+''',
+}
+
 #: Functions that are no operations: their arguments, and last their result. The module does not know their types,
 #: stubtest knows all else about them.
 OTHERS: dict[str, tuple[str, ...]] = {
     "allocations": ("int",),
     "backends": ("str",),
+    "call_inputs": ("call: str", "device: int", "dict[str, Any]"),
+    "device_number": ("name: str", "int"),
+    "explain_call": ("call: str", "device: int", "tuple[str, str]"),
+    "jit_begin": ("kernel: str", "call: str", "device: int", "int"),
+    "jit_done": ("id: int", "compile_ms: float", "caches: Sequence[str | PathLike[str]]", "None"),
+    "jit_failed": ("id: int", "error: str", "None"),
+    "jit_forked": ("int",),
+    "jit_next": ("tuple[int, str, str, int] | None",),
+    "jit_wanted": ("call: str", "device: int", "str | None"),
+    "learn": ("int",),
+    "load_warm": ("int",),
+    "manifest": ("str",),
+    "measure": (
+        "request: str",
+        "budget_s: float",
+        "samples: int",
+        "force: bool",
+        "seed: int",
+        "regret: bool",
+        "tell: Callable[[str], bool] | None = None",
+        "str",
+    ),
+    "plan_call": ("call: str", "device: int", "str"),
+    "read_manifest": ("path: PathLike[str] | None = None", "model_hash: str | None = None", "tuple[str, int]"),
+    "requested_calls": ("request: str", "list[str]"),
+    "save_manifest": ("path: PathLike[str] | None = None", "model_hash: str | None = None", "str"),
     "configure": ("settings: dict[str, Any]", "None"),
     "cli": ("args: Sequence[str]", "int"),
     "devices": ("str",),
@@ -162,12 +202,13 @@ def operation(function: dict[str, Any]) -> str:
 def stub() -> str:
     """The whole file."""
     functions = _native.functions()
-    known = {function["name"] for function in functions} | set(OTHERS)
+    known = {function["name"] for function in functions} | set(OTHERS) | set(CLASSES)
     public = {name for name in dir(_native) if not name.startswith("_")}
     if public != known:
         sys.exit(f"scripts/stubs.py: give these a signature, or take it away: {sorted(public ^ known)}")
     names = "".join(f'    "{name}",\n' for name in sorted(["__version__", *known]))
     parts = [HEADER, f"__all__ = [\n{names}]\n\n__version__: str\n\n"]
+    parts += CLASSES.values()
     parts += [operation(function) for function in functions]
     parts += [definition(name, list(given), result) for name, (*given, result) in sorted(OTHERS.items())]
     return "".join(parts)

@@ -177,6 +177,10 @@ class Health:
     """Kernels on trial."""
     reloads: dict[str, Any]
     """Configurations taken over and refused, and why the last one was."""
+    jit: dict[str, Any]
+    """Kernels that are compiled on first use: warm, cold, queued, dropped, failed."""
+    perfdb: dict[str, Any]
+    """The performance database: where, in what state, how many measurements count."""
     events: list[dict[str, Any]]
     """What happened last, the newest last."""
     _text: str
@@ -202,6 +206,8 @@ def health() -> Health:
         breakers=data["breakers"],
         rollouts=data["rollouts"],
         reloads=data["reloads"],
+        jit=data["jit"],
+        perfdb=data["perfdb"],
         events=data["events"],
         _text=table,
         _data=data,

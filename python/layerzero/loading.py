@@ -50,6 +50,7 @@ def load() -> None:
             _load_plugin(entry)
         # Only now is it known which kernels the measurements are of.
         _native.learn()
+        _native.load_warm()
 
 
 def torch_is_there() -> bool:

@@ -40,7 +40,7 @@ def write(report: Mapping[str, Any], folder: str | os.PathLike[str]) -> list[Pat
     folder.mkdir(parents=True, exist_ok=True)
     files: list[Path] = []
     # Names may contain what matplotlib would take for formulas, and letters its font does not have.
-    with plotting.rc_context({"text.parse_math": False, "svg.fonttype": "none"}), warnings.catch_warnings():
+    with plotting.rc_context({"text.parse_math": False}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         for name, figure in _figures(report):
             # Two operations whose names differ only in what file names cannot have.
@@ -92,7 +92,7 @@ def _groups(report: Mapping[str, Any]) -> dict[tuple[str, str], list[Mapping[str
 
 def _axes(width: float, height: float) -> tuple[Any, Any]:
     """An empty figure that no window or global state knows of."""
-    figure = importlib.import_module("matplotlib.figure").Figure(figsize=(width, height))
+    figure = importlib.import_module("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
     importlib.import_module("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
@@ -171,7 +171,7 @@ def _bars(report: Mapping[str, Any], op: str, contests: Sequence[Mapping[str, An
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.set_title(f"{op}: speed over the default", loc="left", fontsize=10, color=INK)
-    _legend(report, axes, chosen)
+    _legend(report, figure, chosen)
     return figure
 
 
@@ -199,7 +199,7 @@ def _winners(report: Mapping[str, Any], grid: Mapping[str, Any]) -> Any:
     axes.set_xlabel(grid["across"], fontsize=8, color=MUTED)
     on = f" on {grid['device']}" if grid.get("device") else ""
     axes.set_title(f"{grid['op']}{on}: who wins, times the default", loc="left", fontsize=10, color=INK)
-    _legend(report, axes, [cell["kernel"] for cells in grid["cells"] for cell in cells if cell])
+    _legend(report, figure, [cell["kernel"] for cells in grid["cells"] for cell in cells if cell])
     return figure
 
 
@@ -216,15 +216,20 @@ def _readable(color: str) -> str:
     return "white" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.056 else INK
 
 
-def _legend(report: Mapping[str, Any], axes: Any, kernels: Sequence[str | None]) -> None:
+def _legend(report: Mapping[str, Any], figure: Any, kernels: Sequence[str | None]) -> None:
     patches = importlib.import_module("matplotlib.patches")
     known = sorted({kernel for kernel in kernels if kernel is not None})
     handles = [
-        patches.Patch(facecolor=_color(report, k), hatch=_hatch(report, k), edgecolor="white", label=k) for k in known
+        patches.Patch(
+            facecolor=_color(report, kernel),
+            hatch=_hatch(report, kernel),
+            edgecolor="white",
+            label=f"{_mark(report, kernel)}  {kernel}",
+        )
+        for kernel in known
     ]
-    for handle in handles:
-        handle.set_label(f"{_mark(report, handle.get_label())}  {handle.get_label()}")
-    axes.legend(handles=handles, fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.12), ncols=2)
+    if handles:
+        figure.legend(handles=handles, fontsize=7, frameon=False, loc="outside lower left", ncols=2)
 
 
 def _regret(report: Mapping[str, Any]) -> Any:
@@ -232,7 +237,9 @@ def _regret(report: Mapping[str, Any]) -> Any:
     figure, axes = _axes(6.5, 3.2)
     lost = report["lost"]
     total = sum(item["calls"] for item in lost)
-    bars = axes.bar(range(len(lost)), [item["calls"] for item in lost], color=[BEST, *[LOST] * (len(lost) - 1)], width=0.76)
+    bars = axes.bar(
+        range(len(lost)), [item["calls"] for item in lost], color=[BEST, *[LOST] * (len(lost) - 1)], width=0.76
+    )
     texts = [f"{item['calls']}\n{item['calls'] / total:.0%}" if item["calls"] else "" for item in lost]
     axes.bar_label(bars, texts, fontsize=8, color=INK, padding=2)
     axes.set_xticks(range(len(lost)), [item["lost"] for item in lost])

@@ -230,7 +230,7 @@ impl Engine {
             self.cache.resize(usize::try_from(size).unwrap_or(usize::MAX), ttl_ms);
         }
         if old.perfdb != new.perfdb && self.has_perfdb() {
-            self.learn();
+            self.learn_if_there();
         }
         *self.status.dir.lock() = state_dir(&next.sources().environment);
         *layers = next;

@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::control::Reloads;
 use crate::engine::Engine;
 use crate::jit::JitStatus;
+use crate::perf::PerfHealth;
 use crate::pinned::PinStatus;
 
 /// The health of an engine.
@@ -33,6 +34,8 @@ pub struct Health {
     pub pinned: Vec<PinStatus>,
     /// How far kernels that are compiled on first use are compiled.
     pub jit: JitStatus,
+    /// What was measured, and where that is kept.
+    pub perfdb: PerfHealth,
     /// The last events, the newest last.
     pub events: Vec<Stamped>,
 }
@@ -61,6 +64,7 @@ impl Engine {
             warnings: self.config_warnings().into_iter().chain(self.pin_warnings()).collect(),
             pinned: self.pinned().to_vec(),
             jit: self.jit_status(),
+            perfdb: self.perf_health(),
             events: self.guard.events.recent(),
         }
     }
@@ -101,6 +105,12 @@ impl fmt::Display for Health {
         }
         for r in &self.rollouts {
             writeln!(f, "{}", rollout_line(r))?;
+        }
+        if self.perfdb.known > 0 {
+            writeln!(f, "selection goes by {} measurements", self.perfdb.known)?;
+        }
+        for note in &self.perfdb.notes {
+            writeln!(f, "performance database: {note}")?;
         }
         if self.jit.warm + self.jit.cold > 0 {
             writeln!(f, "{}", self.jit)?;

@@ -138,7 +138,7 @@ static CHECKS: &[Line] = &[
     ("graphs", graphs),
     ("lockfile", lockfile),
     ("dispatch_table", dispatch_table),
-    ("perfdb", |_| skipped("not configured")),
+    ("perfdb", perfdb),
     ("telemetry", telemetry),
 ];
 
@@ -175,6 +175,18 @@ impl Look<'_> {
 
     fn backends(&self) -> impl Iterator<Item = &BackendState> {
         self.snapshot.spec().backends.values()
+    }
+}
+
+fn perfdb(look: &Look<'_>) -> Answer {
+    let health = look.engine.perf_health();
+    if !look.config.settings.perfdb.enabled {
+        return skipped("switched off: selection goes by declared priorities");
+    }
+    match (health.known, health.path.is_some() && !health.durable) {
+        (_, true) => warn(health.state, "see 'layerzero perfdb verify'"),
+        (0, false) => skipped("nothing is measured here yet; 'layerzero tune' measures"),
+        (known, false) => pass(format!("{known} measurements")),
     }
 }
 

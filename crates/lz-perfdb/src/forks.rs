@@ -48,6 +48,30 @@ pub(crate) fn inherited(file: Option<Identity>) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Filter, Key, Mode, Options, Outcome, PerfDb, Record, State, connect};
+
+    #[test]
+    fn what_a_parent_has_open_is_only_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("perfdb.sqlite");
+        let row = |kernel: &str| {
+            Record::new(Key::new(kernel, "op", "d", Mode::Eager, ""), Outcome::Failed { error: "x".into() })
+        };
+        let (first, second) = (row("first"), row("second"));
+        PerfDb::open(&path, Options::default()).put(vec![first.clone()]).wait().unwrap();
+        let before = std::fs::read(&path).unwrap();
+        let theirs = (process::id() + 1, connect::identity(&path).unwrap());
+        open().push(theirs);
+        let db = PerfDb::open(&path, Options::default());
+        let State::ReadOnly { why } = db.state() else { panic!("{}", db.state()) };
+        assert!(why.ends_with(&format!("process {}, of which this one is a fork, has it open", theirs.0)), "{why}");
+        assert!(db.put(vec![second.clone()]).wait().is_err());
+        assert_eq!(db.records(&Filter::all()).unwrap(), [first, second]);
+        drop(db);
+        open().retain(|entry| *entry != theirs);
+        assert_eq!(std::fs::read(&path).unwrap(), before);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
 
     #[test]
     fn only_files_of_another_process_are_inherited() {

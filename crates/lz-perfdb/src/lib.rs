@@ -68,6 +68,7 @@ mod record;
 mod row;
 mod salvage;
 mod schema;
+mod shared;
 mod sql;
 mod state;
 mod store;

@@ -67,7 +67,7 @@ impl PerfDb {
     /// Marks rows as not counting any more, for the reason the function gives; rows that do not count already are not
     /// shown to it. Gives how many. Where the file cannot be written, rows are marked for this process.
     ///
-    /// The function may be asked about a row more than once.
+    /// The function may be asked about a row more than once, and must not use the store itself.
     pub fn invalidate(&self, mut why: impl FnMut(&Record) -> Option<String>) -> Result<usize, StoreError> {
         self.shared.here()?;
         // Whatever it says, the rows are then in the file or in memory.

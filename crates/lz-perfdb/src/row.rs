@@ -169,6 +169,10 @@ impl TryFrom<Row> for Record {
     type Error = Contradiction;
 
     fn try_from(row: Row) -> Result<Record, Contradiction> {
+        if row.schema_version != SCHEMA_VERSION {
+            let found = row.schema_version;
+            return Err(Contradiction(format!("schema_version is {found}, this version reads {SCHEMA_VERSION}")));
+        }
         let outcome = outcome(&row).map_err(Contradiction)?;
         let invalid = match (row.valid, row.invalid_why) {
             (true, None) => None,

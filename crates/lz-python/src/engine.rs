@@ -12,7 +12,9 @@ static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
 #[inline]
 pub fn engine() -> &'static Arc<Engine> {
     ENGINE.get_or_init(|| {
-        Arc::new(Engine::builder().cpu_only().on_warning(warn).on_event(crate::events::emitted).build())
+        Arc::new(
+            Engine::builder().cpu_only().compiled_elsewhere().on_warning(warn).on_event(crate::events::emitted).build(),
+        )
     })
 }
 

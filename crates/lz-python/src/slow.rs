@@ -84,6 +84,9 @@ fn decide(py: Python<'_>, front: &'static Front, arguments: &Arguments) -> PyRes
     let (_, bound) = engine().bind(front.signature.function.target, &named).map_err(raise)?;
     let op = Catalog::get().op(bound.query.op());
     let steps = engine().steps(&bound.query).map_err(raise)?;
+    if engine().decided(&named, &bound).map_err(raise)? {
+        py.import("layerzero.warming")?.call_method0("wake")?;
+    }
     let trial = engine().comparison(&bound.query, &steps);
     let settings = &engine().config().settings;
     if let Some(first) = steps.first().filter(|_| settings.log_selections || settings.verbose) {

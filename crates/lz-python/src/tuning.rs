@@ -229,13 +229,6 @@ fn wanted(py: Python<'_>, request: &str) -> PyResult<Vec<Wanted>> {
     })
 }
 
-/// The calls a request (as JSON) asks for, as JSON.
-#[pyfunction]
-pub fn workload(py: Python<'_>, request: &str) -> PyResult<String> {
-    let calls: Vec<CallSpec> = wanted(py, request)?.into_iter().map(|w| w.call).collect();
-    Ok(json(&calls))
-}
-
 /// Everything about the choice of a kernel for a call that is written down: as JSON, and as a table.
 #[pyfunction]
 pub fn explain_call(py: Python<'_>, call: &str, device: u16) -> PyResult<(String, String)> {

@@ -97,8 +97,8 @@ fn unbound_shape(call: &CallSpec) -> Shape {
 
 /// A number in few digits: `1e-6`, `0.125`.
 fn brief(x: f64) -> String {
-    let exact = format!("{x:?}");
-    if exact.len() <= 8 { exact } else { format!("{x:.4e}") }
+    let rounded = format!("{x:.4e}").parse().unwrap_or(x);
+    format!("{rounded:?}")
 }
 
 /// What sizes and dtype leave open: the layout, parameters, optional tensors, other dtypes, strides.

@@ -90,9 +90,9 @@ def tune(
     shapes: Sequence[Sequence[int]] | None = None,
     calls: Iterable[str | Mapping[str, Any]] | None = None,
     model: Any = None,
-    batch: Sequence[int] = (),
-    seq: Sequence[int] = (),
-    context: Sequence[int] = (),
+    batch: Sequence[int] | int = (),
+    seq: Sequence[int] | int = (),
+    context: Sequence[int] | int = (),
     known: bool = False,
     budget: float | str = "60s",
     samples: int = 8,
@@ -142,9 +142,9 @@ def workload(
     dtype: Any = None,
     shapes: Sequence[Sequence[int]] | None = None,
     model: Any = None,
-    batch: Sequence[int] = (),
-    seq: Sequence[int] = (),
-    context: Sequence[int] = (),
+    batch: Sequence[int] | int = (),
+    seq: Sequence[int] | int = (),
+    context: Sequence[int] | int = (),
     known: bool = False,
     device: Any = "cpu",
     layout: str | None = None,
@@ -155,8 +155,7 @@ def workload(
     request = _request(
         operation, dtype, shapes, None, model, batch, seq, context, known, device, False, layout, params, dims
     )
-    calls: list[dict[str, Any]] = json.loads(_native.workload(json.dumps(request)))
-    return calls
+    return [json.loads(call) for call in _native.requested_calls(json.dumps(request))]
 
 
 def explain_call(call: str | Mapping[str, Any], device: Any = "cpu") -> SelectionReport:
@@ -173,9 +172,9 @@ def regret(
     shapes: Sequence[Sequence[int]] | None = None,
     calls: Iterable[str | Mapping[str, Any]] | None = None,
     model: Any = None,
-    batch: Sequence[int] = (),
-    seq: Sequence[int] = (),
-    context: Sequence[int] = (),
+    batch: Sequence[int] | int = (),
+    seq: Sequence[int] | int = (),
+    context: Sequence[int] | int = (),
     budget: float | str = "60s",
     samples: int = 8,
     device: Any = "cpu",
@@ -206,9 +205,9 @@ def _request(
     shapes: Sequence[Sequence[int]] | None,
     calls: Iterable[str | Mapping[str, Any]] | None,
     model: Any,
-    batch: Sequence[int],
-    seq: Sequence[int],
-    context: Sequence[int],
+    batch: Sequence[int] | int,
+    seq: Sequence[int] | int,
+    context: Sequence[int] | int,
     known: bool,
     device: Any,
     graph: bool,
@@ -216,22 +215,30 @@ def _request(
     params: Mapping[str, Any] | None,
     dims: Mapping[str, Sequence[int] | int],
 ) -> dict[str, Any]:
+    lengths = {"batch": _sizes(batch), "seq": _sizes(seq), "context": _sizes(context)}
+    sizes = {name: _sizes(given) for name, given in dims.items()}
+    if model is None:
+        # Of an operation they are dimensions like any other.
+        sizes |= {name: given for name, given in lengths.items() if given}
+        lengths = {}
     return {
         "calls": [json.loads(call) if isinstance(call, str) else dict(call) for call in calls or ()],
         "op": operation,
         "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
         "shapes": [list(shape) for shape in shapes or ()],
-        "dims": {name: [sizes] if isinstance(sizes, int) else list(sizes) for name, sizes in dims.items()},
+        "dims": sizes,
         "params": dict(params or {}),
         "layout": layout,
         "model": _model(model),
-        "batch": list(batch),
-        "seq": list(seq),
-        "context": list(context),
+        **lengths,
         "known": known,
         "device": _device(device),
         "graph": graph,
     }
+
+
+def _sizes(given: Sequence[int] | int) -> list[int]:
+    return [given] if isinstance(given, int) else list(given)
 
 
 def _model(model: Any) -> str | None:

@@ -132,7 +132,12 @@ impl Engine {
     pub fn learn_if_there(&self) -> usize {
         let config = self.config();
         let there = config.settings.perfdb.enabled && config.perfdb_path().is_some_and(|path| path.exists());
-        if there { self.learn() } else { 0 }
+        if there {
+            return self.learn();
+        }
+        *self.perf.db.lock() = None;
+        self.forget_measurements();
+        0
     }
 
     /// Puts what these records say in force, instead of what was there.

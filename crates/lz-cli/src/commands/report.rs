@@ -77,7 +77,7 @@ fn database(args: &Args, session: &Session, at: &Surroundings) -> Result<PathBuf
     };
     let path = match &args.db {
         Some(path) => at.directory.join(path),
-        None => session.engine.config().perfdb_path().ok_or_else(unknown)?,
+        None => at.directory.join(session.engine.config().perfdb_path().ok_or_else(unknown)?),
     };
     if path.exists() {
         return Ok(path);

@@ -23,7 +23,7 @@ def topk(logits: Tensor, uniform: Tensor | None, k: int, seed: int) -> Tensor:
     rows = rows_of(logits)
     kept, ids = _largest(rows, min(k, rows.shape[1]))
     probabilities = torch.softmax(kept.double(), -1)
-    return _drawn(kept, ids, probabilities, _uniform(uniform, logits, seed)).reshape(logits.shape[:-1])
+    return _drawn(ids, probabilities, _uniform(uniform, logits, seed)).reshape(logits.shape[:-1])
 
 
 def topk_grouped(logits: Tensor, uniform: Tensor | None, k: int, seed: int) -> Tensor:
@@ -31,7 +31,7 @@ def topk_grouped(logits: Tensor, uniform: Tensor | None, k: int, seed: int) -> T
     rows = rows_of(logits)
     kept, ids = largest(rows, min(k, rows.shape[1]))
     probabilities = torch.softmax(kept.double(), -1)
-    return _drawn(kept, ids, probabilities, _uniform(uniform, logits, seed)).reshape(logits.shape[:-1])
+    return _drawn(ids, probabilities, _uniform(uniform, logits, seed)).reshape(logits.shape[:-1])
 
 
 def topp(logits: Tensor, uniform: Tensor | None, p: float, seed: int) -> Tensor:
@@ -48,7 +48,7 @@ def topp(logits: Tensor, uniform: Tensor | None, p: float, seed: int) -> Tensor:
             break
         tried = min(16 * tried, rows.shape[1])
     probabilities = _nucleus(probabilities, reached)
-    return _drawn(kept, ids, probabilities, _uniform(uniform, logits, seed)).reshape(logits.shape[:-1])
+    return _drawn(ids, probabilities, _uniform(uniform, logits, seed)).reshape(logits.shape[:-1])
 
 
 def topp_binned(logits: Tensor, uniform: Tensor | None, p: float, seed: int) -> Tensor:
@@ -60,7 +60,7 @@ def topp_binned(logits: Tensor, uniform: Tensor | None, p: float, seed: int) -> 
     kept, ids = largest(rows, min(_LIKELY, rows.shape[1]))
     probabilities = torch.exp(kept.double() - log_total)
     reached = probabilities.cumsum(-1) >= p
-    drawn = _drawn(kept, ids, _nucleus(probabilities, reached), numbers)
+    drawn = _drawn(ids, _nucleus(probabilities, reached), numbers)
     if kept.shape[1] < rows.shape[1]:
         for row in (~reached[:, -1] & log_total[:, 0].isfinite()).nonzero().flatten().tolist():
             drawn[row] = drawn_by_bins(rows[row], log_total[row], p, float(numbers[row]))
@@ -99,11 +99,10 @@ def _draws(shape: tuple[int, ...], like: Tensor, seed: int) -> Tensor:
     return torch.rand(shape, dtype=torch.float64, device=like.device, generator=generator)
 
 
-def _drawn(kept: Tensor, ids: Tensor, probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """The id at the place drawn from each row of descending probabilities, or -1 where there is none."""
+def _drawn(ids: Tensor, probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """The id at the place drawn from each row of descending probabilities, or -1 where they are none. A NaN is always
+    among what is kept, since sorting puts it first."""
     place, valid = _place(probabilities, uniform)
-    # Where there is a NaN, it is what was kept first.
-    valid &= ~kept[:, 0].isnan()
     return ids.gather(-1, place[:, None])[:, 0].masked_fill_(~valid, -1)
 
 

@@ -15,7 +15,7 @@ def largest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The largest numbers of each row, descending, the lower index first among equals; and their indices.
 
     Numbers are grouped, and only groups whose largest is among the `count` largest of groups can hold what is wanted:
-    as many numbers as that reach the least of these. A row that holds a NaN gives anything.
+    as many numbers as that reach the least of these. A row that holds a NaN gives it first, and anything after it.
     """
     vocab = rows.shape[1]
     size = math.isqrt(vocab // count)
@@ -34,10 +34,8 @@ def largest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
         return _sorted(rows, count)
     chosen = tops.topk(width, sorted=False).indices[:, None]
     ids = (chosen + groups * torch.arange(size, device=rows.device)[:, None]).flatten(1)
-    # Places beyond the last number come after all others.
-    beyond = ids >= vocab
-    values = rows.gather(1, ids.clamp(max=vocab - 1)).masked_fill_(beyond, -math.inf)
-    ids.masked_fill_(beyond, vocab)
+    # Places beyond the last number come after all others, by their value and by their index.
+    values = rows.gather(1, ids.clamp(max=vocab - 1)).masked_fill_(ids >= vocab, -math.inf)
     # Of equal numbers topk takes any: so it takes all that reach the least.
     width = max(int((values >= least).sum(-1).max()), count)
     values, order = values.topk(width, sorted=False)
@@ -80,7 +78,7 @@ def drawn_by_bins(row: Tensor, log_total: Tensor, p: float, uniform: float) -> i
     if index < last:
         ids, sums = bin_of(index)
         kept = float(sums[-1])
-    # Rounding may leave the number beyond the sum: then it is the last token that adds to it.
+    # The number may not be below one, or be rounded beyond the sum: then it is the last token that adds to it.
     place = min(_first(sums, wanted, beyond=True), _first(sums, kept))
     return int(ids[place])
 
