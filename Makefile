@@ -25,8 +25,8 @@ NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo: develop ## a call from Python, which kernel ran, and why
-	@$(PYTHON) examples/quickstart.py
+demo: develop ## measure this machine, see what is chosen and why, and a report of it
+	@$(PYTHON) examples/demo.py
 
 test: test-rust test-python ## every test
 

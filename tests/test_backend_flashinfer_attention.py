@@ -19,7 +19,7 @@ import pytest
 import reference
 import torch
 from adapter_cases import TOLERANCES
-from attention_calls import Dense, Paged, dense_calls, paged_calls
+from attention_calls import Dense, Paged, attend, dense_calls, paged_calls
 from described import SM, adapter, takes
 from fake_flashinfer import FlashInfer
 from torch import Tensor
@@ -128,8 +128,7 @@ def test_heads_first_is_laid_out_anew_for_sequences_one_after_another() -> None:
         "explain", "--op", "attention", "--device", "h100", "--dtype", "fp16", "--layout", "BHSD",
         *(f"--shape={name}={'x'.join(map(str, shape))}" for name, shape in shapes.items()),
     )  # fmt: skip
-    line = next(line for line in printed.splitlines() if f" {RAGGED} " in line)
-    assert "layout" in line and "contiguous" in line, printed
+    assert "needs layout + contiguous" in next(l for l in printed.splitlines() if f" 1  {RAGGED} " in l), printed
 
 
 def test_calls_the_engine_lets_through_are_right(fake: FlashInfer) -> None:
@@ -253,7 +252,7 @@ def test_another_tensor_is_another_plan_wherever_it_lies(fake: FlashInfer) -> No
 
 def test_what_decides_a_plan_besides_tensors_is_part_of_it(fake: FlashInfer) -> None:
     planning = Planning(fake, CORES, Paged(lengths=(40, 50), block_size=16))
-    changes: list[dict[str, Any]] = [{}, {"scale": 0.5}, {"window_left": 7}, {"softcap": 3.0}, {"scale": -0.5}]
+    changes: list[dict[str, Any]] = [{}, {"scale": 0.5}, {"window_left": 7}, {"softcap": 3.0}, {"scale": 0.25}]
     assert [planning.run(**change) for change in changes] == [1] * 5
     assert [planning.run(**change) for change in changes] == [0] * 5
     assert len(fake.made) == 5 and len({id(w.workspace) for w in fake.made}) == 1, "one workspace"
@@ -384,8 +383,8 @@ def test_latent_attention_over_vectors(fake: FlashInfer, causal: bool) -> None:
 
 
 def test_latent_attention_is_for_the_sizes_it_is_compiled_for() -> None:
-    def reasons(device: str, ckv: int, dtype: str = "float16", **dtypes: str) -> list[str]:
-        shapes = {"q_nope": (4, 2, ckv), "q_pe": (4, 2, 64), "ckv": (9, ckv), "kpe": (9, 64)}
+    def reasons(device: str, width: int, dtype: str = "float16", **dtypes: str) -> list[str]:
+        shapes = {"q_nope": (4, 2, width), "q_pe": (4, 2, 64), "ckv": (9, width), "kpe": (9, 64)}
         return described.ask("attention.mla.prefill", device, shapes, dtype, dtypes=dtypes, scale=0.1)[
             "flashinfer.mla.prefill"
         ]
@@ -443,8 +442,6 @@ def test_blocks_of_many_sizes(fake: FlashInfer, cover: bool) -> None:
         for head in range(kv_heads):
             one = mask[head].repeat_interleave(rows[head], 0).repeat_interleave(columns[head], 1)
             wide[head, : one.shape[0], : one.shape[1]] = one
-        from attention_calls import attend
-
         want = attend(q, k, v, wide.repeat_interleave(group, 0), 0.125)
         got = run(q, k, v, mask, rows, columns, None)
         torch.testing.assert_close(got.double(), want, rtol=1e-3, atol=1e-3)
@@ -458,7 +455,6 @@ def test_blocks_of_many_sizes(fake: FlashInfer, cover: bool) -> None:
 def test_the_engine_loads_the_document() -> None:
     known = {k.kernel_id for k in lz.list_kernels() if k.backend == BACKEND}
     assert known == set(adapter(BACKEND).KERNELS)
-    assert all(k.jit for k in ()) or known
 
 
 def test_what_is_missing_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

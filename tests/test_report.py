@@ -26,8 +26,9 @@ HOSTILE = "\"><script>console.error('broken out')</script><img src=x onerror=ale
 def row(kernel: str, op: str, call: dict[str, Any], us: float | None, error: str | None = None) -> dict[str, Any]:
     """One measurement as it is exported."""
     unknown = dict.fromkeys(
-        "variance_us warmup_ms max_error kernel_version backend_version layerzero_version capabilities_hash cuda_version "
-        "driver_version device_uuid temperature memory_pressure power_state contest invalid_why".split()
+        ["variance_us", "warmup_ms", "max_error", "kernel_version", "backend_version", "layerzero_version"]
+        + ["capabilities_hash", "cuda_version", "driver_version", "device_uuid", "temperature", "memory_pressure"]
+        + ["power_state", "contest", "invalid_why"]
     )
     return {
         **unknown,

@@ -1,8 +1,9 @@
-"""The examples of specification 000 §6, §8.1–8.3, §12.3 and appendices A and B, as written there, on tensors of the CPU."""
+"""The examples of specification 000 §6, §7.6, §8, §12.3 and appendices A and B, as written there, on tensors of the CPU."""
 
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ SIGNATURES: dict[str, dict[str, Any]] = {
 # What the specification shows and later work brings. Whoever adds one adds its example here.
 NOT_YET = {
     "§8.1": ("tokenize", "detokenize"),
-    "§8.4": ("warmup", "compile", "dry_run", "solve"),
+    "§8.4": ("compile",),
 }
 
 
@@ -496,3 +497,68 @@ def test_quick_start(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert output.shape == q.shape and output.dtype == torch.bfloat16
     assert "'kernel_id': 'torch.sdpa.flash'" in capsys.readouterr().out
+
+
+# --- §7.6 Tuning Mode, §8.4 Warmup and Baking ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Iterator[None]:
+    """A database of the test's own."""
+    lz.configure(perfdb={"path": str(tmp_path / "perfdb.sqlite")})
+    yield
+    lz.configure(perfdb={"path": str(tmp_path / "none" / "perfdb.sqlite")})
+    lz.reset()
+
+
+@pytest.mark.usefixtures("measured")
+def test_tuning() -> None:
+    report = lz.tune(
+        operation="attention.causal",
+        dtype=torch.bfloat16,
+        head_dim=16,
+        seq_lens=[8, 32],
+        batch_sizes=[1, 2],
+        samples=20,
+        heads=2,
+        kv_heads=2,
+    )
+    assert len(report.tuned) == 4 and not report.left
+    lz.configure(auto_tune_on_warmup=True, tune_samples=10)
+    shapes = [(1, 16, 2, 16)]
+    lz.warmup(operation="attention.causal", shapes=shapes, dtype=torch.float16)
+    assert lz.explain("attention.causal", *[torch.zeros(1, 16, 2, 16, dtype=torch.float16)] * 3).basis == "measured"
+
+
+def test_warmup() -> None:
+    report = lz.warmup(operation="attention.causal", shapes=[(1, 64, 4, 32), (1, 128, 4, 32)], dtype=torch.float16)
+    assert not report.failed
+
+
+class Tiny(nn.Module):
+    """A model that knows what it is called with, as those of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(32), nn.Linear(32, 64)
+        self.dummy_inputs = {"x": torch.zeros(1, 8, 32)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.up(self.norm(x))
+        return y
+
+
+@torch.no_grad()
+def test_dry_run_and_solve() -> None:
+    model = Tiny()
+    report = lz.dry_run(model)
+    assert [call.op for call in report.calls] == ["norm.layer", "mlp.linear"]
+    assert all(call.kernel_id for call in report.calls)
+    dispatch_table = lz.solve(model, shape_buckets={"seq_len": [128, 512, 2048, 8192]}, compile_jit=True)
+    data = dispatch_table.to_dict()
+    # Appendix E.
+    assert data["schema_version"] == "1.0" and data["fallback"] == {"mode": "runtime_select"}
+    assert data["shape_buckets"]["seq_len"] == [128, 512, 2048, 8192]
+    assert len({json.dumps(plan["bucket"]) for plan in data["plans"]}) > 1, "a tree, not a single kernel"
+    assert {op["op"] for plan in data["plans"] for op in plan["ops"]} == {"norm.layer", "mlp.linear"}
+    assert data["hardware_signature"]

@@ -147,7 +147,7 @@ def test_a_kernel_that_cannot_be_compiled_disturbs_nobody(slow: Compiler) -> Non
         run(8)
         assert slow.calls == 3
         health = lz.health()
-        assert health.well and not any(b["backend"] == "slow" for b in health.breakers)
+        assert health.well and health.kernels.get("slow.rms", {}).get("failures", 0) == 0
         assert "slow.rms could not be compiled" in str(health)
         [check] = [check for check in lz.readiness_check().checks if check.name == "jit"]
         assert check.status == "warn" and "ptxas died" in check.detail

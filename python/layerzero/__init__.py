@@ -92,6 +92,7 @@ from layerzero.inspection import (
 from layerzero.kernels import register_kernel, unregister_kernel
 from layerzero.loading import register_backend
 from layerzero.models import Call, DryRun, PlannedCall, UntraceableModelError, calls_of, dry_run, model_hash
+from layerzero.pinning import DispatchTable, load_lockfile, load_table, solve, unpin, write_lockfile
 from layerzero.tuning import TuneReport, explain_call, regret, tune, workload
 from layerzero.warming import WarmupReport, manifest, save_manifest, warmup
 
@@ -104,6 +105,7 @@ __all__ = [
     "ConfigurationError",
     "CudaGraphUnsafeError",
     "Diagnosis",
+    "DispatchTable",
     "DryRun",
     "Health",
     "InvalidCallError",
@@ -153,6 +155,8 @@ __all__ = [
     "linear",
     "list_kernels",
     "load_config",
+    "load_lockfile",
+    "load_table",
     "lock",
     "manifest",
     "mla_attention",
@@ -176,15 +180,18 @@ __all__ = [
     "save_manifest",
     "settings",
     "silu_mul",
+    "solve",
     "sparse_attention",
     "speculative_verify",
     "tune",
     "unlock",
+    "unpin",
     "unregister_kernel",
     "validate",
     "warmup",
     "which",
     "workload",
+    "write_lockfile",
 ]
 
 integrations.install()

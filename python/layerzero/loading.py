@@ -51,6 +51,8 @@ def load() -> None:
         # Only now is it known which kernels the measurements are of.
         _native.learn()
         _native.load_warm()
+        for warning in _native.pin_warnings():
+            warn(warning)
 
 
 def torch_is_there() -> bool:

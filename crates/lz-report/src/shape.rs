@@ -97,7 +97,7 @@ fn unbound_shape(call: &CallSpec) -> Shape {
 
 /// A number in few digits: `1e-6`, `0.125`.
 fn brief(x: f64) -> String {
-    let rounded = format!("{x:.4e}").parse().unwrap_or(x);
+    let rounded: f64 = format!("{x:.4e}").parse().unwrap_or(x);
     format!("{rounded:?}")
 }
 

@@ -202,8 +202,8 @@ fn features_group_what_can_be_interpolated() {
     let (a, b) = (attention(1, 256, 8), attention(4, 1024, 8));
     assert_eq!(a.group, b.group);
     assert_eq!((a.log2, b.log2), (vec![0.0, 8.0, 8.0], vec![2.0, 10.0, 10.0]));
-    assert_eq!(b.flops, (4 * 8 * (1024 * 1025 / 2) * 4 * 64) as f64);
-    assert_eq!(b.bytes, (4 * 4 * 1024 * 8 * 64 * 2) as f64);
+    assert_eq!(b.flops, (4 * 8 * (1024 * 1025 / 2) * 4 * 64_i64) as f64);
+    assert_eq!(b.bytes, (4 * 4 * 1024 * 8 * 64 * 2_i64) as f64);
     let base = CallSpec::new("attention").tensor("query", DType::F16, &[1, 256, 8, 64]);
     let base = base.tensor("key", DType::F16, &[1, 256, 8, 64]).tensor("value", DType::F16, &[1, 256, 8, 64]);
     let base = base.layout(Layout::Bshd);

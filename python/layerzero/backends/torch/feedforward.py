@@ -119,6 +119,11 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     return _times(silu(gate), up)
 
 
+def silu_mul_plain(gate: Tensor, up: Tensor) -> Tensor:
+    """The same with a temporary."""
+    return silu(gate) * up
+
+
 def _gelu_call(input: Tensor, approximate: str) -> tuple[Any, ...]:
     return gelu, (input,), {"approximate": approximate}
 

@@ -109,6 +109,14 @@ def fused_add_rms_norm(input: Tensor, residual: Tensor, weight: Tensor | None, e
     return _normalized(total, weight, eps).to(input.dtype), total.to(input.dtype)
 
 
+def fused_add_rms_norm_plain(
+    input: Tensor, residual: Tensor, weight: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The sum, then torch's own norm of it."""
+    total = input + residual
+    return _rms_norm(total, total.shape[-1:], weight, eps), total
+
+
 def fused_add_rms_norm_blocked(
     input: Tensor, residual: Tensor, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:

@@ -51,6 +51,14 @@ def topp(logits: Tensor, uniform: Tensor | None, p: float, seed: int) -> Tensor:
     return _drawn(ids, probabilities, _uniform(uniform, logits, seed)).reshape(logits.shape[:-1])
 
 
+def topp_sorted(logits: Tensor, uniform: Tensor | None, p: float, seed: int) -> Tensor:
+    """The same from the sorted vocabulary."""
+    values, ids = rows_of(logits).sort(stable=True, dim=-1, descending=True)
+    probabilities = torch.softmax(values.double(), -1)
+    probabilities = _nucleus(probabilities, probabilities.cumsum(-1) >= p)
+    return _drawn(ids, probabilities, _uniform(uniform, logits, seed)).reshape(logits.shape[:-1])
+
+
 def topp_binned(logits: Tensor, uniform: Tensor | None, p: float, seed: int) -> Tensor:
     """The same from a few most likely tokens where they suffice, else from bins of tokens."""
     rows = rows_of(logits)

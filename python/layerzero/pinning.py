@@ -1,0 +1,156 @@
+"""Decisions that stay: dispatch tables and lockfiles."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from layerzero import _native, loading, models
+from layerzero.errors import ConfigurationError
+from layerzero.inspection import TensorSpec
+
+
+class DispatchTable:
+    """Which kernel serves which calls, by buckets of sizes; outside of them kernels are selected as always."""
+
+    def __init__(self, text: str, left_out: list[dict[str, Any]]) -> None:
+        self._text = text
+        data: dict[str, Any] = json.loads(text)
+        #: What the table is of.
+        self.model_id: str = data["model_id"]
+        #: The hardware it is for.
+        self.hardware_signature: str = data["hardware_signature"]
+        #: The upper ends of the buckets.
+        self.shape_buckets: dict[str, list[int]] = data["shape_buckets"]
+        #: The decisions, by bucket.
+        self.plans: list[dict[str, Any]] = data["plans"]
+        #: Calls that are not in it, each with why.
+        self.left_out = left_out
+
+    def to_dict(self) -> dict[str, Any]:
+        """The table as data, as its file holds it."""
+        data: dict[str, Any] = json.loads(self._text)
+        return data
+
+    def save(self, path: str | Path) -> Path:
+        """Writes it; ``LAYERZERO_DISPATCH_TABLE`` or the setting ``dispatch_table`` puts it in force."""
+        path = Path(path)
+        path.write_text(self._text, encoding="utf-8")
+        return path
+
+    def load(self) -> list[dict[str, Any]]:
+        """Puts it in force in this process; gives the entries that cannot be kept, each with why."""
+        mismatches: list[dict[str, Any]] = json.loads(_native.load_table(self._text, f"table of {self.model_id}"))
+        return mismatches
+
+    def __str__(self) -> str:
+        lines = [f"{self.model_id} on {self.hardware_signature}"]
+        for plan in self.plans:
+            bucket = ", ".join(f"{name} ≤ {end}" for name, end in plan["bucket"].items())
+            lines += [f"  {bucket}: {op['op']} → {op['kernel_id']}" for op in plan["ops"]]
+        return "\n".join(lines)
+
+
+def solve(
+    model: Any,
+    *example_inputs: Any,
+    shape_buckets: Mapping[str, Sequence[int]],
+    compile_jit: bool = True,
+    model_id: str | None = None,
+    **example_kwargs: Any,
+) -> DispatchTable:
+    """Decides for every call of a model, by buckets of sizes, and gives the decisions as a table.
+
+    The model is traced, without running a kernel, at the end of every bucket: ``seq_len`` is the second size of its
+    inputs, ``batch`` the first. Without example inputs ``model.dummy_inputs`` or ``model.example_inputs`` are used.
+
+    Args:
+        model: the module.
+        example_inputs: what it is called with, at any sizes.
+        shape_buckets: the upper ends of the buckets: ``{"seq_len": [128, 512], "batch": [1, 4]}``.
+        compile_jit: compile kernels that are compiled on first use for these calls first.
+        model_id: what to call the table; the name of the model's class by default.
+    """
+    loading.load()
+    unknown = set(shape_buckets) - {"seq_len", "batch"}
+    if unknown or not shape_buckets:
+        raise ConfigurationError(
+            f"the buckets are {dict(shape_buckets)!r}",
+            code="BAD_BUCKETS",
+            hint="give the upper ends of 'seq_len', 'batch' or both",
+        )
+    args, kwargs = example_inputs, example_kwargs
+    if not args and not kwargs:
+        args, kwargs = models._examples(model)
+    axes = {name: sorted(set(ends)) for name, ends in shape_buckets.items()}
+    calls: dict[str, None] = {}
+    device = "cpu"
+    rows: set[int] = set()
+    for sizes in product(*axes.values()):
+        at = dict(zip(axes, sizes, strict=True))
+        resized = [_resized(value, at) for value in args], {k: _resized(v, at) for k, v in kwargs.items()}
+        for call in models.calls_of(model, *resized[0], **resized[1]):
+            calls[call.spec] = None
+            device = call.device
+        rows.add(at.get("seq_len", 1) * at.get("batch", 1))
+    if compile_jit:
+        from layerzero.warming import warmup
+
+        warmup(calls=list(calls))
+    # What works on rows (norms, projections) sees all positions of all sequences at once.
+    buckets = {**axes, "rows": sorted(rows)}
+    number = _native.device_number(device)
+    text, left_out = _native.solve(model_id or type(model).__name__, list(calls), number, buckets)
+    return DispatchTable(text, json.loads(left_out))
+
+
+def _resized(value: Any, at: Mapping[str, int]) -> Any:
+    shape = getattr(value, "shape", None)
+    if shape is None or len(shape) < 1:
+        return value
+    sizes = list(shape)
+    if "batch" in at:
+        sizes[0] = at["batch"]
+    if "seq_len" in at and len(sizes) > 1:
+        sizes[1] = at["seq_len"]
+    return TensorSpec(tuple(sizes), str(value.dtype).removeprefix("torch."), device=str(value.device))
+
+
+def load_table(path: str | Path) -> list[dict[str, Any]]:
+    """Puts a dispatch table in force in this process; gives the entries that cannot be kept, each with why."""
+    mismatches: list[dict[str, Any]] = json.loads(_native.load_table(_read(path), str(path)))
+    return mismatches
+
+
+def write_lockfile(
+    path: str | Path = "layerzero.lock", calls: Iterable[str | Mapping[str, Any]] = (), device: str = "cpu"
+) -> Path:
+    """Writes the decisions for these calls (all that were measured here when none are given), with their times."""
+    loading.load()
+    texts = [call if isinstance(call, str) else json.dumps(call) for call in calls]
+    path = Path(path)
+    path.write_text(_native.lockfile(texts, _native.device_number(device)), encoding="utf-8")
+    return path
+
+
+def load_lockfile(path: str | Path = "layerzero.lock") -> list[dict[str, Any]]:
+    """Puts the decisions of a lockfile in force in this process; gives those that cannot be kept, each with why."""
+    mismatches: list[dict[str, Any]] = json.loads(_native.replay(_read(path), str(path)))
+    return mismatches
+
+
+def unpin() -> None:
+    """Takes lockfiles and tables back that this process has put in force."""
+    _native.unpin()
+
+
+def _read(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"{path} cannot be read: {error}", code="UNREADABLE_FILE", hint="check the path"
+        ) from error
