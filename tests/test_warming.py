@@ -87,6 +87,11 @@ def slow() -> Iterator[Compiler]:
         settle()
 
 
+def rms(rows: int, size: int) -> dict[str, Any]:
+    """A call, written down."""
+    return {"op": "norm.rms", "tensors": {"input": {"dtype": "float32", "shape": [rows, size]}}}
+
+
 def run(size: int, rows: int = 2) -> None:
     """A call, whose result is right whoever serves it."""
     x = torch.randn(rows, size)
@@ -178,13 +183,13 @@ def test_the_background_can_be_turned_off(slow: Compiler) -> None:
     assert slow.calls == 0 and jit()["cold"] >= 1
     [check] = [check for check in lz.readiness_check().checks if check.name == "jit"]
     assert check.status == "warn" and "lz.warmup" in check.hint
-    report = warmup("rms_norm", shapes=[(2, 8)], dtype=torch.float32, device="cpu", timeout=SOON)
+    report = warmup(calls=[rms(2, 8)], device="cpu", timeout=SOON)
     assert report.ok and slow.serves(8)
 
 
 def test_a_warm_up_compiles_and_says_so(slow: Compiler) -> None:
     slow.go_on.set()
-    report = warmup("norm.rms", shapes=[(4, 8), (9, 8), (4, 16)], dtype=torch.float32, device="cpu", timeout=SOON)
+    report = warmup(calls=[rms(4, 8), rms(9, 8), json.dumps(rms(4, 16))], device="cpu", timeout=SOON)
     assert [(c["kernel"], c["device"]) for c in report.compiled] == [("slow.rms", "cpu")] * 2
     assert [size for size, _ in slow.compiled] == [8, 16]
     assert [c["kernel"] for c in report.already_warm] == ["slow.rms"], "the same but for its rows"
@@ -196,7 +201,7 @@ def test_a_warm_up_compiles_and_says_so(slow: Compiler) -> None:
     calls = slow.calls
     run(8, 4)
     assert slow.calls == calls + 1, "the first call in earnest is served by it"
-    again = warmup("norm.rms", shapes=[(4, 8)], dtype="float32", device="cpu", timeout=SOON)
+    again = warmup(calls=[rms(4, 8)], device="cpu", timeout=SOON)
     assert again.compiled == [] and len(again.already_warm) == 1
 
 
@@ -211,8 +216,7 @@ def test_attention_by_its_shape() -> None:
 
 def test_decisions_are_remembered(slow: Compiler) -> None:
     slow.go_on.set()
-    call = {"op": "norm.rms", "tensors": {"input": {"dtype": "float32", "shape": [3, 72]}}}
-    warmup(calls=[call], device="cpu", timeout=SOON)
+    warmup(calls=[rms(3, 72)], device="cpu", timeout=SOON)
     before = lz._native.status()["cache_misses"]
     run(72, 3)
     assert lz._native.status()["cache_misses"] == before
@@ -337,7 +341,7 @@ def test_a_forked_child_compiles_by_itself() -> None:
         go_on.set()
         settle()
         lz.rms_norm(torch.ones(2, 24))
-        warmup("norm.rms", shapes=[(2, 24)], dtype="float32", device="cpu", timeout=60)
+        settle()
         os._exit(0 if serves(8) and serves(16) and serves(24) else 1)
     _, status = os.waitpid(child, 0)
     assert not serves(8)
@@ -386,7 +390,8 @@ def test_a_restart_knows_what_the_caches_on_disk_hold(tmp_path: Path, monkeypatc
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     first = LIBRARY.replace("VERSION", "'1'")
     compile_and_tell = """
-    report = warmup("norm.rms", shapes=[(2, 8)], dtype="float32", device="cpu", timeout=60)
+    call = {"op": "norm.rms", "tensors": {"input": {"dtype": "float32", "shape": [2, 8]}}}
+    report = warmup(calls=[call], device="cpu", timeout=60)
     answer([restored, compiled, len(report.compiled), serves(8), serves(16)])
     """
     tell = "\n    answer([restored, serves(8), serves(16), compiled])"

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use lz_config::{Config, ConfigError, Origin, Problem, ProblemKind};
 use lz_model::schema::DimKey;
-use lz_model::{Bound, CallSpec, Catalog, Context, ParamSpec, Query, Reason};
+use lz_model::{Bound, CallSpec, Catalog, Context, Query, Reason};
 use lz_select::Pin;
 
 pub(crate) use decide::DecidedCall;
@@ -29,14 +29,6 @@ use judge::status;
 
 /// The one way to write a call that was bound.
 pub(crate) fn canonical(call: &CallSpec, bound: &Bound) -> CallSpec {
-    let mut call = call.clone();
-    let op = Catalog::get().op(bound.query.op());
-    // What an alias says by its name alone has to be said once the name is the operation's own.
-    for &(param, value) in Catalog::get().find(&call.op).map_or(&[][..], |target| target.fixes) {
-        if !call.params.keys().any(|name| op.param_index(name) == op.param_index(param)) {
-            call.params.insert(param.to_owned(), ParamSpec::Bool(value));
-        }
-    }
     CallSpec::canonical(&call.named(bound.query.device(), Context::default()), bound)
 }
 

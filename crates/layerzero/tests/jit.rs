@@ -449,10 +449,11 @@ proptest! {
         while let Some(kernel) = engine.wanted(&query) {
             rounds += 1;
             prop_assert!(rounds <= kernels.len(), "{kernel} is wanted again and again");
-            prop_assert!(engine.with_snapshot(|s| {
+            let is_cold = engine.with_snapshot(|s| {
                 let d = s.select(&query);
                 d.candidates.iter().any(|c| c.cold && c.accepted() && s.kernel(c.kernel).id == kernel)
-            }));
+            });
+            prop_assert!(is_cold);
             engine.mark_warm(&kernel, &spec, HOST).unwrap();
             prop_assert_eq!(engine.steps(&query).unwrap()[0].kernel.id.clone(), kernel);
         }

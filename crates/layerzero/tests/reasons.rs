@@ -21,6 +21,21 @@ const PENDING: &[&str] = &[
 /// Codes of calls that no kernel could serve, raised before any kernel is judged.
 const RAISED_AT_THE_CALL: &[&str] = &["ATTN_MASK_INVALID", "GQA_HEADS_MISMATCH"];
 
+/// A machine on which every kernel but the reference was seen to be wrong.
+struct SeenWrong;
+
+impl PerfSource for SeenWrong {
+    fn estimate(&self, _: &KernelDescriptor, _: &Facts<'_>) -> Option<Estimate> {
+        None
+    }
+    fn verdict(&self, _: &KernelDescriptor, _: &Facts<'_>) -> Option<Reason> {
+        Some(Reason::NumericalMismatch { error: "off by 3".into() })
+    }
+    fn edges(&self, _: OpIx) -> Vec<(usize, i64)> {
+        Vec::new()
+    }
+}
+
 // --- worlds --------------------------------------------------------------------------------
 
 /// A tensor argument.
@@ -324,6 +339,10 @@ const SHOWN: &[Shown] = &[
             })
         },
         r#"{"code": "BACKEND_ERROR", "error": "illegal memory access"}"#,
+    ),
+    (
+        || attention_with(|w| w.spec.perf = Arc::new(SeenWrong)),
+        r#"{"code": "NUMERICAL_MISMATCH", "error": "off by 3"}"#,
     ),
     (
         || {

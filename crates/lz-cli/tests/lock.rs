@@ -18,7 +18,8 @@ fn attention(batch: i64, seq: i64) -> Value {
 }
 
 fn norm(rows: i64) -> Value {
-    json!({"op": "rms_norm", "tensors": {"x": {"dtype": "bfloat16", "shape": [rows, 4096]}}})
+    let tensor = |shape: Value| json!({"dtype": "bfloat16", "shape": shape});
+    json!({"op": "rms_norm", "tensors": {"x": tensor(json!([rows, 4096])), "weight": tensor(json!([4096]))}})
 }
 
 /// A directory, and calls in it.
@@ -149,7 +150,7 @@ fn mismatches_are_warned_of_by_every_command_and_by_ready() {
     project.write("layerzero.lock", &project.read("layerzero.lock").replace("liger.rms_norm", "gone.rms_norm"));
     project.environment.push(("LAYERZERO_LOCKFILE", project.path("layerzero.lock")));
     let told = "warning: lockfile DIR/layerzero.lock: 1 of 1 decisions are not in force: [KERNEL_GONE] call 1";
-    project.on_h100("select --op rms_norm --dtype bf16 --shape x=8x4096").ended(0).says(told);
+    project.on_h100("select --op rms_norm --dtype bf16 --shape x=8x4096 --shape weight=4096").ended(0).says(told);
     let checks = project.on_h100("ready --json").json()["checks"].clone();
     let check = checks.as_array().unwrap().iter().find(|c| c["name"] == "lockfile").unwrap().clone();
     assert_eq!(check["status"], "warn");

@@ -10,7 +10,7 @@ use crate::call::NamedCall;
 use crate::catalog::Catalog;
 use crate::dtype::DType;
 use crate::layout::Layout;
-use crate::param::ParamValue;
+use crate::param::{ParamRole, ParamValue};
 use crate::query::{Context, DeviceIx, TensorMeta};
 
 /// One tensor of a [`CallSpec`].
@@ -180,8 +180,11 @@ impl CallSpec {
             let tensor = TensorSpec { dtype: meta.dtype, shape: meta.shape.to_vec(), strides };
             spec.tensors.insert(input.name.to_owned(), tensor);
         }
-        for (name, value) in &call.params {
-            let Some(param) = op.param_index(name).map(|i| &schema.params[i]) else { continue };
+        for (i, param) in schema.params.iter().enumerate() {
+            let given = call.params.iter().find(|(name, _)| op.param_index(name) == Some(i)).map(|(_, value)| *value);
+            // What an alias says by its name alone is in the query.
+            let bound = (param.role == ParamRole::Exact).then(|| bound.query.param(i, param));
+            let Some(value) = &given.or(bound) else { continue };
             if param.default.value() != Some(*value)
                 && let Some(value) = ParamSpec::of(*value)
             {
@@ -205,5 +208,44 @@ impl std::str::FromStr for CallSpec {
 
     fn from_str(text: &str) -> Result<CallSpec, serde_json::Error> {
         serde_json::from_str(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::BindRules;
+
+    fn canonical(call: &CallSpec) -> CallSpec {
+        let named = call.named(DeviceIx(0), Context::default());
+        let (_, bound) =
+            Catalog::get().resolve(&call.op, &named, &BindRules::default(), |_| None).expect("a valid call");
+        CallSpec::canonical(&named, &bound)
+    }
+
+    fn attention(op: &str) -> CallSpec {
+        let shape = [1, 16, 4, 8];
+        ["q", "k", "v"]
+            .iter()
+            .fold(CallSpec::new(op), |call, name| call.tensor(name, DType::F32, &shape))
+            .layout(Layout::Bshd)
+    }
+
+    #[test]
+    fn every_way_to_say_a_call_is_written_in_one() {
+        let plain = canonical(&attention("attention"));
+        assert_eq!(plain.op, "attention.standard.prefill");
+        assert_eq!(plain.tensors.keys().collect::<Vec<_>>(), ["key", "query", "value"]);
+        assert!(plain.params.is_empty());
+        assert_eq!(canonical(&attention("attention.causal")), plain);
+        assert_eq!(canonical(&attention("attention").param("causal", true).param("softcap", 0.0)), plain);
+        assert_eq!(canonical(&plain), plain);
+    }
+
+    #[test]
+    fn what_an_alias_says_by_its_name_is_said() {
+        let full = canonical(&attention("attention.full"));
+        assert_eq!(full.params, BTreeMap::from([("causal".to_owned(), ParamSpec::Bool(false))]));
+        assert_eq!(canonical(&attention("attention").param("is_causal", false)), full);
     }
 }

@@ -36,6 +36,20 @@ const FACTS: &[(&str, Fact)] = &[
 ];
 
 impl Provenance {
+    /// All of it, each with its name.
+    pub(crate) fn facts(&self) -> [(&'static str, &Option<String>); 8] {
+        [
+            ("kernel_version", &self.kernel_version),
+            ("backend_version", &self.backend_version),
+            ("layerzero_version", &self.layerzero_version),
+            ("capabilities_hash", &self.capabilities_hash),
+            ("torch_version", &self.torch_version),
+            ("cuda_version", &self.cuda_version),
+            ("driver_version", &self.driver_version),
+            ("device_uuid", &self.device_uuid),
+        ]
+    }
+
     /// Why a time measured with this says nothing about `current`: everything that has changed, in one sentence. What
     /// is unknown on either side does not count as a change.
     ///

@@ -186,8 +186,11 @@ impl Record {
         if let Some((name, _)) = texts.iter().find(|(_, text)| text.is_empty()) {
             return Some(format!("{name} is empty; a measurement is of a kernel, for an operation, on a device"));
         }
-        let texts = texts.into_iter().chain([("call", &key.call)]);
-        if let Some((name, text)) = texts.into_iter().find(|(_, text)| text.len() > MAX_TEXT) {
+        let optional =
+            self.provenance.facts().into_iter().chain([("contest", &self.contest), ("invalid", &self.invalid)]);
+        let optional = optional.filter_map(|(name, text)| Some((name, text.as_ref()?)));
+        let mut texts = texts.into_iter().chain([("call", &key.call), ("dtype", &self.shape.dtype)]).chain(optional);
+        if let Some((name, text)) = texts.find(|(_, text)| text.len() > MAX_TEXT) {
             return Some(format!("{name} has {} bytes; at most {MAX_TEXT} are kept", text.len()));
         }
         if self.measured_at < 0 {
@@ -213,7 +216,7 @@ impl Record {
     }
 }
 
-/// The longest text of a key. Calls are described in a few hundred bytes.
+/// The longest text. Calls are described in a few hundred bytes.
 const MAX_TEXT: usize = 64 << 10;
 
 /// A measurement that cannot exist.

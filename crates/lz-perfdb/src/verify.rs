@@ -32,6 +32,7 @@ pub struct Report {
     /// The file.
     pub path: PathBuf,
     /// The version it says it has.
+    #[serde(rename = "database_version")]
     pub schema_version: i64,
     /// The version this LayerZero writes.
     pub current_version: u32,

@@ -92,7 +92,7 @@ fn what_cannot_be_read_is_refused_and_the_last_good_stays() {
         let error = engine.reload().unwrap_err();
         assert_eq!(error.code(), "INVALID_CONFIGURATION");
         let text = error.to_string();
-        assert!(text.contains("layerzero.yaml:1:11: lockfile: ") && text.contains(expected), "{expected}: {text}");
+        assert!(text.contains("layerzero.yaml:1:1: lockfile: ") && text.contains(expected), "{expected}: {text}");
         assert_eq!(serves(&engine, &rms(8)), "b.rms", "{expected}");
         assert_eq!(engine.health().reloads.last_error, Some(text));
     }

@@ -70,7 +70,7 @@ fn health_and_readiness_tell_of_decisions_that_cannot_be_kept() {
     lockfile.entries[2].kernel = "gone.rms".into();
     engine.replay(&lockfile, "x.lock").unwrap();
     let told = "lockfile x.lock: 2 of 3 decisions are not in force: [KERNEL_GONE] call 1 (norm.rms 8×64 float32): \
-                gone.rms the kernel is not there; and 1 more";
+                gone.rms the kernel is not there; did you mean 'a.rms'?; and 1 more";
     assert_eq!(check(&engine, "lockfile"), (CheckStatus::Warn, told.into()));
     assert!(engine.readiness().ready, "a warning keeps nobody from being ready");
     let health = engine.health();

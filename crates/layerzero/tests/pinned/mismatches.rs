@@ -150,7 +150,7 @@ fn a_kernel_that_is_not_compiled_yet() {
 fn document(priority: i32) -> String {
     let kernel = |id: &str| {
         serde_json::json!({
-            "kernel_id": id, "dtypes": ["float32"], "requires_layouts": ["STRIDED"], "priority": priority,
+            "kernel_id": id, "dtypes": ["float32"], "requires_layouts": ["strided"], "priority": priority,
             "deterministic": true,
         })
     };

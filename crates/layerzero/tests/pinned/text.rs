@@ -154,37 +154,37 @@ fn refused(from: &str, to: &str) -> LockfileError {
 #[test]
 fn every_mistake_is_told_with_its_line_and_what_was_meant() {
     let cases = [
-        ("kernel = ", "kernl = ", "line 22: unknown key 'kernl' in a block; did you mean 'kernel'?"),
+        ("kernel = ", "kernl = ", "line 23: unknown key 'kernl' in a block; did you mean 'kernel'?"),
         ("layerzero = ", "layerzro = ", "line 4: unknown key 'layerzro' at the top; did you mean 'layerzero'?"),
         ("[devices]", "[device]", "line 6: unknown section 'device'; did you mean 'devices'?"),
-        ("[[call]]", "[[calls]]", "line 18: unknown section 'calls'; did you mean 'call'?"),
-        ("[[call]]", "[call]", "line 18: unknown section 'call'; did you mean 'call'?"),
+        ("[[call]]", "[[calls]]", "line 19: unknown section 'calls'; did you mean 'call'?"),
+        ("[[call]]", "[call]", "line 19: unknown section 'call'; did you mean 'call'?"),
         ("[devices]", "[[devices]]", "line 6: unknown section 'devices'; did you mean 'devices'?"),
         ("[devices]", "[devices", "line 6: unknown section 'devices'; did you mean 'devices'?"),
         ("format = 1", "format = 2", "line 3: format 2 is not supported; this build reads format 1"),
         ("format = 1\n", "", "line 1: 'format' is missing"),
         ("format = 1", "format = \"1\"", "line 3: 'format' is a number of at least 0, found \"1\""),
-        ("time_us = 12.34", "time_us = -1", "line 24: 'time_us' is a number of at least 0, found -1"),
-        ("time_us = 12.34", "time_us = nan", "line 24: expected a section or 'key = value', found 'time_us = nan'"),
+        ("time_us = 12.34", "time_us = -1", "line 25: 'time_us' is a number of at least 0, found -1"),
+        ("time_us = 12.34", "time_us = nan", "line 25: expected a section or 'key = value', found 'time_us = nan'"),
         ("time_us = 12.34", "time_us = 12.34 µs", "expected a section or 'key = value'"),
-        ("time_us = 12.34", "time_us 12.34", "line 24: expected a section or 'key = value', found 'time_us 12.34'"),
-        ("time_us = 12.34", "time_us = 1e999", "line 24: expected a section"),
-        ("time_us = 12.34", "= 12.34", "line 24: expected a section"),
-        ("kernel = \"flash_attn.v2.causal\"", "kernel = 7", "line 22: 'kernel' is a text in quotes, found 7"),
-        ("kernel = \"flash_attn.v2.causal\"", "kernel = \"\"", "line 22: 'kernel' is a name, found \"\""),
-        ("kernel = \"flash_attn.v2.causal\"\n", "", "line 18: 'kernel' is missing"),
-        ("device = \"cuda_sm90_cu130\"\n", "", "line 18: 'device' is missing"),
-        ("kernel = ", "graph = 1\nkernel = ", "line 22: 'graph' is true or false, found 1"),
-        ("version = \"2.5.6\"", "kernel = \"x\"", "line 23: 'kernel' is stated twice, first on line 22"),
+        ("time_us = 12.34", "time_us 12.34", "line 25: expected a section or 'key = value', found 'time_us 12.34'"),
+        ("time_us = 12.34", "time_us = 1e999", "line 25: expected a section"),
+        ("time_us = 12.34", "= 12.34", "line 25: expected a section"),
+        ("kernel = \"flash_attn.v2.causal\"", "kernel = 7", "line 23: 'kernel' is a text in quotes, found 7"),
+        ("kernel = \"flash_attn.v2.causal\"", "kernel = \"\"", "line 23: 'kernel' is a name, found \"\""),
+        ("kernel = \"flash_attn.v2.causal\"\n", "", "line 19: 'kernel' is missing"),
+        ("device = \"cuda_sm90_cu130\"\n", "", "line 19: 'device' is missing"),
+        ("kernel = ", "graph = 1\nkernel = ", "line 23: 'graph' is true or false, found 1"),
+        ("version = \"2.5.6\"", "kernel = \"x\"", "line 24: 'kernel' is stated twice, first on line 23"),
         ("flash_attn = \"2.5.6\"", "flash_attn = 2.5", "line 10: 'flash_attn' is a text in quotes, found 2.5"),
         ("basis = \"measured\"", "basis = \"mesured\"", "did you mean 'measured'?"),
-        ("op = \"attention\"", "op = \"rms_norm\"", "line 19: 'op' is rms_norm, but the call is one of attention"),
-        ("\"shape\":[1,64,8,64]", "\"shape\":[1,64,8,-64]", "line 21: the call cannot be made: "),
-        ("\"shape\":[1,64,8,64]", "\"shape\":[1,9223372036854775807,8,64]", "line 21: the call cannot be made: "),
-        ("\"dtype\":\"float16\"", "\"dtype\":\"float17\"", "line 21: the call cannot be made: "),
-        ("\"layout\":\"BSHD\"", "\"layot\":\"BSHD\"", "line 21: the call cannot be made: unknown field `layot`"),
-        ("\"key\":", "\"kye\":", "did you mean 'key'?"),
-        ("call = '{", "call = '", "line 21: the call cannot be made: "),
+        ("op = \"attention\"", "op = \"rms_norm\"", "line 20: 'op' is rms_norm, but the call is one of attention"),
+        ("\"shape\":[1,64,8,64]", "\"shape\":[1,64,8,-64]", "line 22: the call cannot be made: "),
+        ("\"shape\":[1,64,8,64]", "\"shape\":[1,9223372036854775807,8,64]", "line 22: the call cannot be made: "),
+        ("\"dtype\":\"float16\"", "\"dtype\":\"float17\"", "line 22: the call cannot be made: "),
+        ("\"layout\":\"BSHD\"", "\"layot\":\"BSHD\"", "line 22: the call cannot be made: unknown field `layot`"),
+        ("\"key\":", "\"kye\":", "takes no tensor 'kye'"),
+        ("call = '{", "call = '", "line 22: the call cannot be made: "),
     ];
     for (from, to, expected) in cases {
         let error = refused(from, to);
@@ -207,8 +207,8 @@ fn a_call_decided_twice_is_told_in_whatever_words() {
     lockfile.entries.truncate(1);
     let mut again = lockfile.entries[0].clone();
     let twice = |again: &Locked| Lockfile::parse(&format!("{lockfile}\n{again}"));
-    let first = Problem::DuplicateEntry { first: 18 };
-    assert_eq!(twice(&again).unwrap_err(), LockfileError { line: 29, problem: first.clone() });
+    let first = Problem::DuplicateEntry { first: 19 };
+    assert_eq!(twice(&again).unwrap_err(), LockfileError { line: 30, problem: first.clone() });
     // What is at its default may be said; an alias is the operation it stands for; tensors have several names.
     again.call = again.call.param("causal", true);
     assert_eq!(twice(&again).unwrap_err().problem, first);
@@ -243,7 +243,7 @@ fn a_text_that_is_too_large_is_refused_at_once() {
 
 /// Edits as bad luck and bad will make them.
 #[derive(Clone, Debug)]
-enum Edit {
+pub enum Edit {
     Cut(usize, usize),
     Insert(usize, String),
     Repeat(usize),

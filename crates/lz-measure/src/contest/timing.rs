@@ -66,7 +66,7 @@ pub fn order<K: Ord>(timings: &[Timing], key: impl Fn(&Timing) -> K) -> Vec<usiz
 }
 
 /// What is lost by choosing the fastest candidate now, in the mean and relative to its time: how much faster than it the
-/// best of the others is, where one is, times the probability of that. 1 when nothing is known.
+/// best of the others is, where one is, times the probability of that. 1 at most, and when nothing is known.
 ///
 /// The medians are taken as independent normal variables whose standard errors their spreads tell.
 pub fn loss_of(timings: &[Timing]) -> f64 {
@@ -87,7 +87,7 @@ pub fn loss_of(timings: &[Timing]) -> f64 {
     };
     let integrand = |x: f64| normal_cdf((time - x) / noise) * faster(x);
     let widest = known.iter().map(|k| k.1).fold(noise, f64::max);
-    simpson(integrand, time - 8.0 * widest, time + 8.0 * noise).max(0.0) / time
+    (simpson(integrand, time - 8.0 * widest, time + 8.0 * noise) / time).clamp(0.0, 1.0)
 }
 
 fn simpson(f: impl Fn(f64) -> f64, from: f64, to: f64) -> f64 {

@@ -37,6 +37,11 @@ fn impossible_measurements_are_refused_with_all_that_came_with_them() {
             "operation is empty; a measurement is of a kernel, for an operation, on a device",
         ),
         (changed(|r| r.key.call = "x".repeat(70_000)), "call has 70000 bytes; at most 65536 are kept"),
+        (changed(|r| r.contest = Some("x".repeat(70_000))), "contest has 70000 bytes; at most 65536 are kept"),
+        (
+            changed(|r| r.provenance.torch_version = Some("x".repeat(70_000))),
+            "torch_version has 70000 bytes; at most 65536 are kept",
+        ),
     ];
     for (row, says) in cases {
         let error = db.put(vec![record(2), row]).wait().unwrap_err();
