@@ -15,8 +15,8 @@ from typing import Any
 # What was measured, compiled or called on this machine before is none of the tests' business.
 os.environ["HOME"] = tempfile.mkdtemp(prefix="layerzero-tests-")
 
-import layerzero as lz  # noqa: E402
-import numpy as np  # noqa: E402
+import layerzero as lz
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, configuration, settings

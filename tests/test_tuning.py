@@ -125,7 +125,7 @@ def sqlite_text(database: Path, kernel: str) -> str:
     with sqlite3.connect(database) as connection:
         connection.row_factory = sqlite3.Row
         row = connection.execute("SELECT * FROM perf_records WHERE kernel_id = ?", [kernel]).fetchone()
-    return json.dumps({key: row[key] for key in row.keys() if not isinstance(row[key], bytes)})
+    return json.dumps({key: row[key] for key in dict(row) if not isinstance(row[key], bytes)})
 
 
 def test_what_fails_is_kept_as_that(kernels: list[str], database: Path) -> None:
@@ -158,7 +158,11 @@ def test_the_gate_knows_right_from_wrong_in_place_and_when_drawing() -> None:
         return logits.argmin(-1)
 
     lz.register_kernel(
-        operation="sampling.topk", kernel_id="mine.last", platform="cpu", supported_dtypes=["float32"], dims={"vocab": {}}
+        operation="sampling.topk",
+        kernel_id="mine.last",
+        platform="cpu",
+        supported_dtypes=["float32"],
+        dims={"vocab": {}},
     )(last)
     try:
         call = lz.workload("sample_topk", dtype="float32", shapes=[(2, 100)])[0]
@@ -297,7 +301,12 @@ def test_another_version_of_a_library_makes_measurements_stale(kernels: list[str
     assert _native.learn() > 0
     lz.unregister_kernel("mine.k")
     lz.register_kernel(
-        operation="norm.rms", kernel_id="mine.k", platform="cpu", supported_dtypes=["float32"], version="2", dims={"hidden": {}}
+        operation="norm.rms",
+        kernel_id="mine.k",
+        platform="cpu",
+        supported_dtypes=["float32"],
+        version="2",
+        dims={"hidden": {}},
     )(right)
     _native.learn()
     (mine,) = [c for c in lz.explain("rms_norm", torch.ones(4, 64)).candidates if c.kernel_id == "mine.k"]

@@ -256,8 +256,9 @@ def test_nothing_and_nonsense_are_refused() -> None:
         with pytest.raises(lz.InvalidCallError) as error:
             warmup(**arguments)  # type: ignore[arg-type]
         assert error.value.code == "NOTHING_TO_WARM_UP" and error.value.hint
-    with pytest.raises(lz.InvalidCallError, match="is no call"):
-        warmup(calls=[3])
+    for nonsense in (3, "not json", "[1]"):
+        with pytest.raises(lz.InvalidCallError, match="is no call"):
+            warmup(calls=[nonsense])
     with pytest.raises(lz.LayerZeroError):
         warmup("no_such_thing", shapes=[(1, 2)])
 

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from layerzero import _native, loading
+from layerzero import _native, disk_caches, loading
 from layerzero.errors import InvalidCallError, LayerZeroError
 from layerzero.models import Call, calls_of, model_hash
 
@@ -112,8 +112,10 @@ def warmup(
     notes: list[str] = []
     found = list(dict.fromkeys(_wanted(operation, shapes, dtype, calls, manifest, model, device, notes)))
     report = WarmupReport(found, notes)
-    _worker.add(report)
-    if block:
+    if not _worker.add(report):
+        report.notes.append("nothing was compiled: the program is ending")
+        report._over.set()
+    if block and not _worker.is_current():
         report.wait(timeout)
     return report
 
@@ -155,15 +157,18 @@ def _wanted(
         for entry in entries:
             yield _written(entry, device)
     elif model is not None:
-        for call in calls_of(model):
-            yield call.spec, call.device
+        for traced in calls_of(model):
+            yield traced.spec, traced.device
 
 
 def _written(call: Any, device: Any) -> tuple[str, str]:
     """A call and its device: of one that was traced, an entry of a manifest, or one that is written down."""
     if isinstance(call, Call):
         return call.spec, call.device
-    data = json.loads(call) if isinstance(call, str) else call
+    try:
+        data = json.loads(call) if isinstance(call, str) else call
+    except ValueError:
+        data = None
     if not isinstance(data, Mapping):
         raise InvalidCallError(
             f"{call!r} is no call",
@@ -219,24 +224,30 @@ class _Worker:
         self._thread: threading.Thread | None = None
         self._stopped = False
 
-    def add(self, report: WarmupReport) -> None:
+    def add(self, report: WarmupReport) -> bool:
+        """Has a report filled; ``False`` when nobody is there to do so."""
         with self._changed:
             self._reports.append(report)
-        self.wake()
+            return self.wake()
 
-    def wake(self) -> None:
+    def wake(self) -> bool:
         with self._changed:
             if self._stopped:
-                return
+                return False
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="layerzero-compile", daemon=True)
                 try:
                     thread.start()
                 except RuntimeError:
                     # The interpreter is on its way out: nothing will be needed any more.
-                    return
+                    return False
                 self._thread = thread
             self._changed.notify_all()
+            return True
+
+    def is_current(self) -> bool:
+        """Whether this is the thread: it cannot wait for itself."""
+        return self._thread is threading.current_thread()
 
     def stop(self) -> None:
         """Ends the thread; a compilation under way is waited for only shortly."""
@@ -249,8 +260,10 @@ class _Worker:
 
     def forked(self) -> None:
         """In a child: the thread is the parent's, and so is whoever waits for a warm-up."""
+        was_there = self._thread is not None
         self.__init__()  # type: ignore[misc]
-        if _native.jit_forked():
+        # Without the thread nothing was ever queued, and the engine may not even exist.
+        if was_there and _native.jit_forked():
             self.wake()
 
     def _run(self) -> None:
@@ -319,7 +332,7 @@ def _told(call: str, device: str, **rest: Any) -> dict[str, Any]:
 def _compile(number: int, kernel: str, call: str, device: int) -> tuple[str | None, float]:
     """Runs a kernel once on inputs made up for a call. Gives what went wrong, and the milliseconds it took."""
     begun = time.perf_counter()
-    before = _cache_states()
+    before = disk_caches.states()
     try:
         from layerzero.tuning import inputs
 
@@ -329,7 +342,7 @@ def _compile(number: int, kernel: str, call: str, device: int) -> tuple[str | No
             _native.Subject(made.function, made.copied()).run(kernel)
             _synchronize(device)
         ms = (time.perf_counter() - begun) * 1e3
-        after = _cache_states()
+        after = disk_caches.states()
         _native.jit_done(number, ms, [folder for folder in after if after[folder] != before.get(folder)])
     except BaseException as error:  # noqa: BLE001
         # Whatever a compiler raises, no caller has anything to do with it.
@@ -353,7 +366,7 @@ def _quietly(device: int) -> Iterator[None]:
         stack.enter_context(torch.no_grad())
         if device > 0:
             stack.enter_context(torch.cuda.device(device - 1))
-            stack.enter_context(torch.cuda.stream(torch.cuda.Stream(device - 1)))
+            stack.enter_context(torch.cuda.stream(torch.cuda.Stream(device - 1)))  # type: ignore[no-untyped-call]
         yield
 
 
@@ -363,41 +376,6 @@ def _synchronize(device: int) -> None:
         import torch
 
         torch.cuda.current_stream(device - 1).synchronize()
-
-
-def _cache_states() -> dict[str, tuple[int, int]]:
-    """The folders where compilers keep what they made, each with how much is in it and when it last changed."""
-    home, user = Path.home(), os.environ.get("USER") or str(os.getuid())
-    import tempfile
-
-    folders = {
-        "TRITON_CACHE_DIR": home / ".triton" / "cache",
-        "FLASHINFER_WORKSPACE_BASE": home,
-        "TORCHINDUCTOR_CACHE_DIR": Path(tempfile.gettempdir()) / f"torchinductor_{user}",
-        "CUDA_CACHE_PATH": home / ".nv" / "ComputeCache",
-    }
-    states = {}
-    for variable, usual in folders.items():
-        folder = Path(os.environ.get(variable) or usual)
-        if variable == "FLASHINFER_WORKSPACE_BASE":
-            folder = folder / ".cache" / "flashinfer"
-        if folder.is_dir():
-            states[str(folder)] = _state_of(folder)
-    return states
-
-
-def _state_of(folder: Path, depth: int = 4) -> tuple[int, int]:
-    """How many folders are below, and when one of them last changed. A new file changes the folder it is in."""
-    count, last = 1, 0
-    try:
-        last = folder.stat().st_mtime_ns
-        below = [entry.path for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)] if depth else []
-    except OSError:
-        return count, last
-    for path in below:
-        more, changed = _state_of(Path(path), depth - 1)
-        count, last = count + more, max(last, changed)
-    return count, last
 
 
 def _tuned(done: list[tuple[str, str]]) -> list[Any]:

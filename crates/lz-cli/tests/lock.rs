@@ -222,15 +222,15 @@ fn a_table_is_in_force_within_its_buckets() {
     project.write("t.json", &text.join("\n"));
     project.environment.push(("LAYERZERO_DISPATCH_TABLE", project.path("t.json")));
     let explain = |seq: i64| {
-        let shapes = format!(
-            "--shape query=1x{seq}x32x128 --shape key=1x{seq}x8x128 --shape value=1x{seq}x8x128 --layout BSHD"
-        );
+        let shapes =
+            format!("--shape query=1x{seq}x32x128 --shape key=1x{seq}x8x128 --shape value=1x{seq}x8x128 --layout BSHD");
         project.on_h100(&format!("explain --op attention --dtype bf16 {shapes}")).ended(0).out
     };
     assert!(explain(300).contains("chosen   flashinfer.single_prefill (pinned by dispatch table DIR/t.json)"));
     let outside = explain(4096);
     assert!(outside.contains("chosen   flash_attn.v2.causal (highest score"), "{outside}");
-    let told = "table    says nothing: [PLAN_BUCKET_MISS] seq_q = 4096 lies outside the table's buckets; selected at run time";
+    let told =
+        "table    says nothing: [PLAN_BUCKET_MISS] seq_q = 4096 lies outside the table's buckets; selected at run time";
     assert!(outside.contains(told), "{outside}");
 }
 
@@ -267,7 +267,11 @@ fn check_says_whether_a_table_can_be_kept() {
     let others = ["flash_attn.json", "flashinfer.json"].map(|f| format!("--capabilities {}", fixture(f))).join(" ");
     let line = format!("solve --check t.json --device h100 {others} --capabilities {}", project.path("liger.json"));
     let changed = project.run(&line).ended(1);
-    assert!(changed.out.contains("refused as a whole\n  [CAPABILITIES_CHANGED] the capabilities of liger"), "{}", changed.out);
+    assert!(
+        changed.out.contains("refused as a whole\n  [CAPABILITIES_CHANGED] the capabilities of liger"),
+        "{}",
+        changed.out
+    );
     let json = project.run("solve --check t.json --device a100 --json").ended(1).json();
     assert_eq!((&json["refused"], &json["mismatches"][0]["code"]), (&json!(true), &json!("OTHER_DEVICE")));
     project.write("bad.json", &project.read("t.json").replace("\"plans\"", "\"plan\""));

@@ -191,7 +191,13 @@ mod tests {
         let board = Board::new(state);
         std::fs::remove_file(folder.path().join("missing")).unwrap();
         let mut asked = 0;
-        let mut count = |disk: &mut Disk, insist: bool| disk.write(insist, &board, |_| Ok(asked += 1)).is_ok();
+        let mut count = |disk: &mut Disk, insist: bool| {
+            disk.write(insist, &board, |_| {
+                asked += 1;
+                Ok(())
+            })
+            .is_ok()
+        };
         assert!(!count(&mut disk, false), "it failed a moment ago");
         assert!(count(&mut disk, true));
         assert!(count(&mut disk, false), "and works again");

@@ -36,7 +36,7 @@ class TuneReport:
         return self._document
 
     def _rows(self) -> list[tuple[str, ...]]:
-        rows = [("operation", "shape", "chosen", "runner-up", "×default")]
+        rows: list[tuple[str, ...]] = [("operation", "shape", "chosen", "runner-up", "×default")]
         for t in self.tuned:
             times = f"{t['times_baseline']:.2f}" if t["times_baseline"] else "–"
             rows.append((t["op"], _shape(t["call"]), t["chosen"] or "–", t["runner_up"] or "–", times))
@@ -48,13 +48,18 @@ class TuneReport:
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         out = [f"out: {kernel}: {why}" for t in self.tuned for kernel, why in t["out"]]
         rest = [f"not measured: {_shape(call)}: {why}" for call, why in self.impossible]
-        return "\n".join([*lines, *out, *rest, f"{len(self.tuned)} measured in {self.spent_s:.1f} s, {self.known} known"])
+        return "\n".join(
+            [*lines, *out, *rest, f"{len(self.tuned)} measured in {self.spent_s:.1f} s, {self.known} known"]
+        )
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         head, *body = self._rows()
-        cells = lambda row, tag: "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)  # noqa: E731
+
+        def cells(row: tuple[str, ...], tag: str) -> str:
+            return "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
+
         lines = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in body)
         return f"<table><thead><tr>{cells(head, 'th')}</tr></thead><tbody>{lines}</tbody></table>"
 
@@ -250,7 +255,9 @@ def _model(model: Any) -> str | None:
         return text
     if hasattr(model, "__fspath__"):
         return str(model)
-    raise _bad(f"the model is a {type(model).__name__}", "give a name, the path of a config.json, or a transformers config")
+    raise _bad(
+        f"the model is a {type(model).__name__}", "give a name, the path of a config.json, or a transformers config"
+    )
 
 
 def _device(device: Any) -> int:

@@ -41,7 +41,7 @@ class Bench:
                 synchronize()
             warmup_ms = (time.perf_counter() - begun) * 1e3
             worst, wrong = self._gate.judge(kernel)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever a kernel raises is its result
             return ("failed", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", None, None)
         return ("wrong", wrong, worst, warmup_ms) if wrong else ("right", None, worst, warmup_ms)
 

@@ -60,7 +60,7 @@ class Gate:
         for candidate in _native_candidates(self._inputs.function, wide):
             try:
                 return self._run(candidate, wide)
-            except Exception:  # the next one may do it
+            except Exception:  # noqa: BLE001, S112 - the next one may do it
                 continue
         return self._by_reference()
 

@@ -32,7 +32,7 @@ class CudaTimer:
         import torch
 
         with torch.cuda.device(self._device):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             once = self._replay(kernel) if self._mode == "graph" else lambda: self._subject.run(kernel)
             total = 0.0
             for _ in range(calls):
@@ -50,7 +50,7 @@ class CudaTimer:
         import torch
 
         if kernel not in self._graphs:
-            side = torch.cuda.Stream()
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(3):

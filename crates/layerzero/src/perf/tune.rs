@@ -222,7 +222,7 @@ impl<'a> Tuning<'a> {
         let candidates: Vec<_> = decision.ranked().map(|c| self.unbiased.snapshot.kernel(c.kernel).clone()).collect();
         let slow = self.reference_us(&query) > REFERENCE_US;
         let others = candidates.iter().any(|k| !k.reference);
-        let candidates: Vec<_> = candidates.into_iter().filter(|k| !k.reference || !(slow && others)).collect();
+        let candidates: Vec<_> = candidates.into_iter().filter(|k| !(k.reference && slow && others)).collect();
         if candidates.is_empty() {
             let reasons = decision.candidates.iter().flat_map(|c| c.reasons.first()).map(ToString::to_string);
             let why = reasons.collect::<Vec<_>>().join("; ");
@@ -414,8 +414,7 @@ impl<'a> Tuning<'a> {
             return;
         }
         let conditions = bench.conditions();
-        let records: Vec<Record> =
-            self.records(id).into_iter().map(|r| Record { conditions: conditions.clone(), ..r }).collect();
+        let records: Vec<Record> = self.records(id).into_iter().map(|r| Record { conditions, ..r }).collect();
         if let Err(error) = self.engine.keep(records) {
             self.report.not_kept = Some(error.to_string());
         }

@@ -246,7 +246,7 @@ fn set_aside_ambiguous(entries: &[Entry<'_>], resolved: &mut [Result<Resolved, M
     }
     let mut ambiguous: Vec<(usize, usize)> = Vec::new();
     for alike in by_calls.values() {
-        let mut boxes: HashMap<(&[i64], &[i64], bool), Vec<usize>> = HashMap::new();
+        let mut boxes: HashMap<_, Vec<usize>> = HashMap::new();
         for &i in alike {
             let Some(pin) = resolved[i].as_ref().ok().and_then(|r| r.pins.first()) else { continue };
             boxes.entry((&pin.low, &pin.high, entries[i].graph)).or_default().push(i);

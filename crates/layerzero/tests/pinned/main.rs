@@ -17,6 +17,7 @@ mod table_text;
 mod tables;
 mod text;
 #[path = "../../../lz-select/tests/world/mod.rs"]
+#[allow(dead_code)] // the soundness tests use the rest of it
 mod world;
 
 /// `LZ_TEST_SCALE=full` runs a hundred times as many cases.

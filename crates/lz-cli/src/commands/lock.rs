@@ -160,7 +160,8 @@ pub(super) fn left_out(
             Err(CliError::argument(what, error.hint()))
         }
         (_, impossible) => {
-            let out = |(i, error): (usize, layerzero::Error)| LeftOut { call: calls[i].0.clone(), error: error.to_string() };
+            let out =
+                |(i, error): (usize, layerzero::Error)| LeftOut { call: calls[i].0.clone(), error: error.to_string() };
             Ok(impossible.into_iter().map(out).collect())
         }
     }

@@ -65,10 +65,10 @@ pub enum WorkloadError {
     AnotherOp { op: String, when: &'static str, call: String },
     /// A call the operation refuses.
     #[error("{source} (in {call})")]
-    Call { call: String, source: CallError },
+    Call { call: String, source: Box<CallError> },
     /// An operation nobody knows.
-    #[error(transparent)]
-    Op(#[from] CallError),
+    #[error("{0}")]
+    Op(Box<CallError>),
 }
 
 impl WorkloadError {
@@ -103,5 +103,11 @@ impl WorkloadError {
             AnotherOp { .. } => "name the operation the call is of, or an alias such as 'attention'".into(),
             Call { source, .. } | Op(source) => source.hint(),
         }
+    }
+}
+
+impl From<CallError> for WorkloadError {
+    fn from(error: CallError) -> WorkloadError {
+        WorkloadError::Op(Box::new(error))
     }
 }

@@ -223,7 +223,7 @@ fn names(shape: &'static str) -> impl Iterator<Item = &'static str> {
 pub(super) fn bind(call: &CallSpec) -> Result<Bound, WorkloadError> {
     let catalog = Catalog::get();
     let named = call.named(DeviceIx(0), Context::default());
-    let refused = |source| WorkloadError::Call { call: call.to_string(), source };
+    let refused = |source| WorkloadError::Call { call: call.to_string(), source: Box::new(source) };
     let (_, bound) = catalog.resolve(&call.op, &named, &BindRules::default(), |_| None).map_err(refused)?;
     let (op, device) = (catalog.op(bound.query.op()), DeviceSpec::new(Platform::Cpu, "any"));
     if op.admits(&Facts { op, query: &bound.query, device: &device }) {

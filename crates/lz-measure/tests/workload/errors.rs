@@ -99,7 +99,7 @@ fn every_error_can_happen_and_says_what_was_wrong() {
     else {
         panic!()
     };
-    assert!(matches!(source, CallError::Check { .. }));
+    assert!(matches!(**source, CallError::Check { .. }));
 }
 
 /// How many kinds of errors there are.

@@ -184,8 +184,7 @@ impl Class {
         }
         // What all kernels share at a point (a busy machine) is not an error of any.
         let mut shared: HashMap<[i64; MAX_DIMS], Vec<f64>> = HashMap::new();
-        let errors: Vec<((String, String), Vec<([i64; MAX_DIMS], f64)>)> =
-            self.kernels.iter().map(|(id, kernel)| (id.clone(), kernel.errors())).collect();
+        let errors: Vec<_> = self.kernels.iter().map(|(id, kernel)| (id.clone(), kernel.errors())).collect();
         for (dims, error) in errors.iter().flat_map(|(_, errors)| errors) {
             shared.entry(*dims).or_default().push(*error);
         }

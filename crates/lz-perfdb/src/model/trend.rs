@@ -93,10 +93,9 @@ fn solve(mut m: Vec<Vec<f64>>) -> Option<Vec<f64>> {
             return None;
         }
         for row in column + 1..n {
-            let factor = m[row][column] / m[column][column];
-            for k in column..=n {
-                m[row][k] -= factor * m[column][k];
-            }
+            let pivot = m[column].clone();
+            let factor = m[row][column] / pivot[column];
+            m[row].iter_mut().zip(&pivot).skip(column).for_each(|(to, from)| *to -= factor * from);
         }
     }
     let mut x = vec![0.0; n];

@@ -74,7 +74,8 @@ fn the_columns_are_stable() {
     let json: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&line).unwrap();
     let mut names: Vec<&str> = json.keys().map(String::as_str).collect();
     let mut expected: Vec<&str> = header.split(',').collect();
-    (names.sort_unstable(), expected.sort_unstable());
+    names.sort_unstable();
+    expected.sort_unstable();
     assert_eq!(names, expected);
     assert_eq!(
         (&json["outcome"], &json["median_us"], &json["schema_version"]),
