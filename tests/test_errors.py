@@ -29,6 +29,7 @@ BASES: dict[type[Exception], tuple[type[Exception], ...]] = {
     lz.UnknownKernelError: (lz.LayerZeroError, LookupError),
     lz.ConfigurationError: (lz.LayerZeroError, ValueError),
     lz.CapabilitiesError: (lz.ConfigurationError,),
+    lz.UntraceableModelError: (lz.LayerZeroError, RuntimeError),
     lz.LayerZeroInternalError: (lz.LayerZeroError, RuntimeError),
 }
 
@@ -101,6 +102,7 @@ RAISED: dict[type[lz.LayerZeroError], tuple[str, Callable[[Kernels], Any]]] = {
     lz.UnknownKernelError: ("UNKNOWN_KERNEL", lambda _: lz.unregister_kernel("nobody.home")),
     lz.ConfigurationError: ("INVALID_CONFIGURATION", register_twice),
     lz.CapabilitiesError: ("INVALID_CAPABILITIES", lambda k: k.add(broken, max_headdim=3)),
+    lz.UntraceableModelError: ("UNTRACEABLE_MODEL", lambda _: lz.dry_run(lambda x: int(x.sum()), X)),
 }
 NOT_RAISED = {
     lz.CudaGraphUnsafeError: "needs a CUDA graph under capture",

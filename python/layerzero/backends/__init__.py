@@ -7,3 +7,13 @@ BACKENDS: tuple[str, ...] = (
     "ipex",
 )
 """Folder names, in the order in which they are looked at."""
+
+UNPROVEN: tuple[str, ...] = (
+    "flash_attn",
+    "flash_attn_3",
+    "flash_attn_4",
+    "flashinfer",
+    "xformers",
+)
+"""Folders that are not loaded: their adapters were tried with recording fakes of the libraries, not yet on hardware. One
+that has been moves up."""
