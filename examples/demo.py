@@ -52,7 +52,7 @@ def main() -> None:
     lz.doctor()
 
     heading("2. Every kernel that can serve is checked against the reference, then timed side by side")
-    report = lz.tune(calls=calls(seq=[32, 256], context=[64, 1024]), budget="75s", progress=True)
+    report = lz.tune(calls=calls(seq=[32, 256], context=[64, 1024]), budget="60s", progress=True)
     print(report)
 
     heading("3. Why that one? One decision in full")

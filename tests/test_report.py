@@ -194,6 +194,23 @@ def test_figures_are_drawn(report: tuple[Path, dict[str, Any]], tmp_path: Path) 
     assert "matplotlib.pyplot" not in sys.modules, "nothing global was touched"
 
 
+def test_the_command_draws_figures(tmp_path: Path) -> None:
+    database = tmp_path / "perfdb.sqlite"
+    code = (
+        "import sys, layerzero as lz; lz.configure(perfdb={'path': sys.argv[1]});"
+        "lz.tune('rms_norm', dtype='float32', shapes=[(1, 64), (8, 64)], budget='2s')"
+    )
+    subprocess.run([sys.executable, "-c", code, str(database)], check=True, timeout=120)
+    command = [sys.executable, "-m", "layerzero", "report", "--db", str(database), "-o", str(tmp_path / "page.html")]
+    done = subprocess.run(
+        [*command, "--png", str(tmp_path / "figures")], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "wrote" in done.stdout and (tmp_path / "page.html").stat().st_size > 10_000
+    assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".png"}
+    done = subprocess.run([*command, "--png"], check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0 and "--png" in done.stderr
+
+
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
 def test_figures_take_anything(tmp_path: Path) -> None:
     names = ["$x_{", "\\frac{", "a/../b", "a_.._b", "", "🦀"]

@@ -221,6 +221,23 @@ print([c.time_basis for c in lz.explain("rms_norm", torch.ones(4, 64)).candidate
     assert "measured" in done.stdout
 
 
+def test_another_database_takes_effect_at_once(tmp_path: Path, database: Path) -> None:
+    x = torch.empty(4, 64)
+    lz.tune(calls=[X], budget="2s")
+    assert lz.explain("rms_norm", x).basis == "measured"
+    lz.configure(perfdb={"path": str(tmp_path / "another.sqlite")})
+    assert lz.explain("rms_norm", x).basis == "declared"
+    lz.configure(perfdb={"path": str(database)})
+    assert lz.explain("rms_norm", x).basis == "measured"
+    # A process that has not met a database before goes by the one it is given, too.
+    code = (
+        "import sys, torch, layerzero as lz; lz.doctor(); lz.configure(perfdb={'path': sys.argv[1]});"
+        "print(lz.explain('rms_norm', torch.empty(4, 64)).basis)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(database)], check=True, stdout=subprocess.PIPE, text=True)
+    assert done.stdout.splitlines()[-1] == "measured"
+
+
 def test_what_was_measured_is_not_measured_again() -> None:
     first = lz.tune(calls=[X], budget="10s")
     assert len(first.tuned) == 1 and first.known == 0

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 from layerzero import _native
+
+#: Benchmarks that need Python: a module of that name in `layerzero.bench`.
+BENCHES = ("overhead", "resilience", "tuning")
 
 
 def main() -> int:
     """Runs the command line with this process's arguments and gives its exit code."""
     arguments = sys.argv[1:]
-    if arguments[:2] == ["bench", "overhead"]:
-        from layerzero.bench import overhead
+    if arguments[:1] == ["bench"] and arguments[1:2] and arguments[1] in BENCHES:
+        bench = import_module(f"layerzero.bench.{arguments[1]}")
+        code: int = bench.main(arguments[2:])
+        return code
+    if arguments[:1] == ["report"] and "--png" in arguments and "--help" not in arguments:
+        from layerzero import plots
 
-        return overhead.main(arguments[2:])
-    if arguments[:2] == ["bench", "resilience"] and "--help" not in arguments:
-        from layerzero.bench import resilience
-
-        return resilience.main(arguments[2:])
+        return plots.main(arguments)
     return _native.cli(["layerzero", *arguments])
 
 

@@ -29,6 +29,11 @@ def states() -> dict[str, tuple[int, int]]:
     return {str(folder): _state(folder, _DEPTH) for folder in folders()}
 
 
+def changed_since(before: dict[str, tuple[int, int]]) -> list[str]:
+    """The folders that have more in them than :func:`states` said before."""
+    return [folder for folder, state in states().items() if state != before.get(folder)]
+
+
 def _state(folder: Path, depth: int) -> tuple[int, int]:
     # A new file changes the time of the folder it is in.
     try:

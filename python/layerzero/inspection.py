@@ -73,6 +73,8 @@ class KernelInfo:
     platforms: list[str]
     dtypes: list[str]
     reference: bool
+    #: Whether it is compiled on first use.
+    jit: bool
     dispatch: str
     unavailable: list[str]
 

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
 import math
 import os
 import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from layerzero import _native
 from layerzero.errors import LayerZeroError
 
 # A figure of more bars than this cannot be read; the others go to a second one.
@@ -250,3 +254,37 @@ def _regret(report: Mapping[str, Any]) -> Any:
     summary = f"geometric mean {regret['geomean']:.3f}, worst {regret['worst']:.3f}"
     axes.set_title(f"Time lost against the fastest kernel: {summary}", loc="left", fontsize=10, color=INK)
     return figure
+
+
+def main(arguments: list[str]) -> int:
+    """``layerzero report … --png FOLDER``: the page as without ``--png``, then its figures."""
+    place = arguments.index("--png")
+    if len(arguments) < place + 2:
+        return _native.cli(["layerzero", *arguments])
+    folder, others = arguments[place + 1], arguments[:place] + arguments[place + 2 :]
+    try:
+        # Before the page, so that nothing is half done.
+        _matplotlib()
+    except LayerZeroError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    code = _native.cli(["layerzero", *others])
+    if code == 0:
+        # Its figures are of the same database; a page of its own is not written again.
+        document = [*(a for a in _without_output(others) if a != "--json"), "--json"]
+        asked = "import sys; from layerzero import _native; raise SystemExit(_native.cli(sys.argv[1:]))"
+        done = subprocess.run(
+            [sys.executable, "-c", asked, "layerzero", *document], stdout=subprocess.PIPE, text=True, check=True
+        )
+        files = write(json.loads(done.stdout), folder)
+        print(f"wrote {len(files)} figures into {folder}", file=sys.stderr if "--json" in others else sys.stdout)
+    return code
+
+
+def _without_output(arguments: Sequence[str]) -> Iterator[str]:
+    given = iter(arguments)
+    for argument in given:
+        if argument in ("-o", "--output"):
+            next(given, None)
+        elif not argument.startswith(("--output=", "-o")):
+            yield argument

@@ -342,8 +342,7 @@ def _compile(number: int, kernel: str, call: str, device: int) -> tuple[str | No
             _native.Subject(made.function, made.copied()).run(kernel)
             _synchronize(device)
         ms = (time.perf_counter() - begun) * 1e3
-        after = disk_caches.states()
-        _native.jit_done(number, ms, [folder for folder in after if after[folder] != before.get(folder)])
+        _native.jit_done(number, ms, disk_caches.changed_since(before))
     except BaseException as error:  # noqa: BLE001
         # Whatever a compiler raises, no caller has anything to do with it.
         told = _one_line(error)

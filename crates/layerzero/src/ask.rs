@@ -34,9 +34,11 @@ pub struct KernelInfo {
     pub dtypes: Vec<&'static str>,
     /// Whether it is a reference.
     pub reference: bool,
+    /// Whether it is compiled on first use.
+    pub jit: bool,
     /// How a call reaches it: `static`, `dynamic`, `foreign`, or `described` when it cannot run here.
     pub dispatch: &'static str,
-    /// Why it cannot run on the first device, whatever the call.
+    /// Why it cannot run on any device, whatever the call: what keeps it from the first one it is made for.
     pub unavailable: Vec<String>,
 }
 
@@ -286,7 +288,14 @@ impl Engine {
                 Some(target.ops.iter().flat_map(|&op| state.snapshot.kernels_for(op).collect::<Vec<_>>()).collect())
             }
         };
-        let first_device = lz_model::DeviceIx(0);
+        // Of several devices the one it could run on, or at least the kind it is made for.
+        let reasons = |ix: KernelIx, kernel: &KernelDescriptor| {
+            let devices = || state.snapshot.spec().devices.iter().zip(0..).map(|(d, i)| (d, lz_model::DeviceIx(i)));
+            let ready = || devices().find(|(_, at)| state.snapshot.standing_reasons(ix, *at).is_empty());
+            let made_for = || devices().find(|(device, _)| kernel.platforms.contains(&device.platform));
+            let device = ready().or_else(made_for).map_or(lz_model::DeviceIx(0), |(_, at)| at);
+            state.snapshot.standing_reasons(ix, device).iter().map(ToString::to_string).collect()
+        };
         let info = |ix: KernelIx, kernel: &KernelDescriptor| KernelInfo {
             kernel_id: kernel.id.clone(),
             version: kernel.version.clone(),
@@ -296,8 +305,9 @@ impl Engine {
             platforms: kernel.platforms.iter().map(|p| p.name()).collect(),
             dtypes: kernel.dtypes.iter().map(|d| d.name()).collect(),
             reference: kernel.reference,
+            jit: kernel.jit,
             dispatch: state.executables[ix.0 as usize].name(),
-            unavailable: state.snapshot.standing_reasons(ix, first_device).iter().map(ToString::to_string).collect(),
+            unavailable: reasons(ix, kernel),
         };
         let listed = |ix: &KernelIx| wanted.as_ref().is_none_or(|w| w.contains(ix));
         Ok(state.snapshot.kernels().filter(|(ix, _)| listed(ix)).map(|(ix, kernel)| info(ix, kernel)).collect())

@@ -229,7 +229,7 @@ impl Engine {
             let ttl_ms = if new.cache.ttl_seconds == 0 { u64::MAX } else { new.cache.ttl_seconds.saturating_mul(1000) };
             self.cache.resize(usize::try_from(size).unwrap_or(usize::MAX), ttl_ms);
         }
-        if old.perfdb != new.perfdb && self.has_perfdb() {
+        if old.perfdb != new.perfdb && self.goes_by_perfdb() {
             self.learn_if_there();
         }
         *self.status.dir.lock() = state_dir(&next.sources().environment);

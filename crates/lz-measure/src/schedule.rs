@@ -21,7 +21,7 @@ pub struct Budget {
 impl Budget {
     /// So many microseconds, and the usual rest.
     pub fn of_us(total_us: f64) -> Budget {
-        Budget { total_us, enough: 0.005, first_rounds: 5, slice_rounds: 10 }
+        Budget { total_us, enough: 0.002, first_rounds: 5, slice_rounds: 10 }
     }
 }
 
@@ -105,6 +105,8 @@ struct Entry {
     loss: f64,
     /// Microseconds of a round, once some were held.
     round_us: Option<f64>,
+    /// How many times longer than was guessed the first visit took.
+    ratio: Option<f64>,
     visited: bool,
     finished: bool,
     known: bool,
@@ -115,8 +117,6 @@ struct Entry {
 pub struct Schedule {
     budget: Budget,
     entries: Vec<Entry>,
-    /// How many times longer than was guessed first visits took.
-    ratios: Vec<f64>,
 }
 
 impl Schedule {
@@ -137,9 +137,9 @@ impl Schedule {
                 return Err(ScheduleError::Number { id: item.id, what: "a feature", value });
             }
         }
-        let entry = |item| Entry { item, loss: 1.0, round_us: None, visited: false, finished: false, known: false };
+        let entry = |item| Entry { item, loss: 1.0, round_us: None, ratio: None, visited: false, finished: false, known: false };
         let entries = covering_order(items).into_iter().map(entry).collect();
-        Ok(Schedule { budget, entries, ratios: Vec::new() })
+        Ok(Schedule { budget, entries })
     }
 
     /// An item that was measured before, with what would be lost by going by that.
@@ -180,7 +180,7 @@ impl Schedule {
         entry.round_us = Some(outcome.took_us / f64::from(rounds));
         (entry.visited, entry.known, entry.finished, entry.loss) = (true, false, outcome.finished, outcome.loss);
         if first && entry.item.cost_hint_us > 0.0 {
-            self.ratios.push(outcome.took_us / entry.item.cost_hint_us);
+            entry.ratio = Some(outcome.took_us / entry.item.cost_hint_us);
         }
         Ok(())
     }
@@ -201,16 +201,21 @@ impl Schedule {
     fn slice(&self, entry: &Entry) -> Slice {
         let rounds = if entry.visited && !entry.known { self.budget.slice_rounds } else { self.budget.first_rounds };
         let rounds = rounds.max(1);
-        let guess = entry.item.cost_hint_us * self.scale();
+        let guess = entry.item.cost_hint_us * self.scale(&entry.item);
         Slice { id: entry.item.id, rounds, estimate_us: entry.round_us.map_or(guess, |us| us * f64::from(rounds)) }
     }
 
-    /// How many times longer than guessed first visits take: the middle of what was seen, and of the guess itself. One
-    /// that had to compile for minutes must not make all others look unaffordable.
-    fn scale(&self) -> f64 {
-        let mut seen: Vec<f64> = self.ratios.iter().copied().chain([1.0]).collect();
+    /// How many times longer than guessed a first visit will take: the middle of what was seen, and of the guess itself;
+    /// less if the item of its group that is nearest in cost took less. One that had to compile for minutes must not
+    /// make all others look unaffordable, nor may small ones that are all overhead make the large ones so.
+    fn scale(&self, item: &Item) -> f64 {
+        let mut seen: Vec<f64> = self.entries.iter().filter_map(|e| e.ratio).chain([1.0]).collect();
         seen.sort_by(f64::total_cmp);
-        seen[(seen.len() - 1) / 2]
+        let middle = seen[(seen.len() - 1) / 2];
+        let apart = |e: &Entry| (e.item.cost_hint_us / item.cost_hint_us).ln().abs();
+        let alike = self.entries.iter().filter(|e| e.item.group == item.group && e.ratio.is_some());
+        let nearest = alike.min_by(|a, b| apart(a).total_cmp(&apart(b))).and_then(|e| e.ratio);
+        nearest.map_or(middle, |ratio| ratio.min(middle))
     }
 
     fn entry(&mut self, id: usize) -> Result<&mut Entry, ScheduleError> {

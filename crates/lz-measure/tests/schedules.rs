@@ -103,12 +103,12 @@ fn what_may_lose_most_goes_on() {
     let mut items: Vec<Item> = (0..3).map(|id| item(id, "g", &[id as f64], 100.0)).collect();
     items[2].weight = 4.0;
     let mut schedule = Schedule::new(Budget::of_us(1e6), items).unwrap();
-    for (id, loss) in [(0, 0.03), (2, 0.01), (1, 0.004)] {
+    for (id, loss) in [(0, 0.03), (2, 0.01), (1, 0.0015)] {
         let slice = schedule.next(0.0).unwrap();
         assert_eq!((slice.id, slice.rounds), (id, 5));
         schedule.done(id, Outcome { loss, took_us: 100.0, finished: false }).unwrap();
     }
-    // 4 × 0.01 before 1 × 0.03; 0.004 is little enough.
+    // 4 × 0.01 before 1 × 0.03; 0.0015 is little enough.
     let mut went_on = Vec::new();
     while let Some(slice) = schedule.next(0.0) {
         assert_eq!((slice.rounds, slice.estimate_us), (10, 200.0));
@@ -153,6 +153,24 @@ fn one_visit_that_takes_forever_does_not_stop_the_others() {
         schedule.done(slice.id, Outcome { loss: 0.0, took_us: 8000.0, finished: true }).unwrap();
     }
     assert_eq!(schedule.next(5e5).unwrap().estimate_us, 8000.0);
+}
+
+#[test]
+fn large_items_cost_what_others_of_their_group_did() {
+    // The guess is a hundred times too high for large products, and right for small norms.
+    let small = (0..6).map(|id| item(id, "norm", &[id as f64], 100.0));
+    let large = (6..8).map(|id| item(id, "linear", &[id as f64], 1e6 * (id - 5) as f64));
+    let mut schedule = Schedule::new(Budget::of_us(1.2e6), small.chain(large).collect()).unwrap();
+    let mut visited = Vec::new();
+    let mut elapsed = 0.0;
+    while let Some(slice) = schedule.next(elapsed) {
+        let took_us = if slice.id < 6 { 100.0 } else { 1e4 * (slice.id - 5) as f64 };
+        elapsed += took_us;
+        visited.push(slice.id);
+        schedule.done(slice.id, Outcome { loss: 0.0, took_us, finished: true }).unwrap();
+    }
+    visited.sort();
+    assert_eq!(visited, (0..8).collect::<Vec<_>>());
 }
 
 #[test]

@@ -403,16 +403,21 @@ impl Query {
         for (word, param) in class.params.iter_mut().zip(schema.params) {
             if param.ty == ParamType::Float && param.role == ParamRole::Exact {
                 let default = param.default.value().map(|value| Query::encode(param, value));
-                *word = u64::from(!param.universal && Some(*word) != default);
+                // The default stays as it is, everything else is one: a class is its own class.
+                if param.universal || Some(*word) != default {
+                    *word = u64::from(!param.universal);
+                }
             }
         }
         class
     }
 
-    /// Which kernels have to be compiled for: the call's class with the sizes they are compiled for.
+    /// Which kernels have to be compiled for: the call's class with the sizes they are compiled for. Whether a graph is
+    /// captured makes no difference to compilers.
     pub fn compiled_class(&self) -> Query {
         let schema = crate::catalog::Catalog::get().op(self.op()).schema();
         let mut class = self.class();
+        class.flags &= !Self::CAPTURING;
         for ((to, from), dim) in class.dims.iter_mut().zip(self.dims).zip(schema.dims) {
             if dim.key == crate::schema::DimKey::Exact {
                 *to = from;

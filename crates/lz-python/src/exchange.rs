@@ -105,6 +105,16 @@ impl DlTensor {
 /// Fills a [`DlTensor`] from a Python object; 0 when it did, -1 with an exception set when not.
 pub type Borrow = unsafe extern "C" fn(*mut PyObject, *mut DlTensor) -> c_int;
 
+/// Writes the stream a device's work goes to now; 0 when it did, -1 with an exception set when not.
+pub type WorkStream = unsafe extern "C" fn(i32, i32, *mut *mut c_void) -> c_int;
+
+/// What a tensor type offers, as far as it is used here.
+#[derive(Clone, Copy, Default)]
+pub struct Exchange {
+    pub borrow: Option<Borrow>,
+    pub work_stream: Option<WorkStream>,
+}
+
 #[repr(C)]
 struct Api {
     major: u32,
@@ -114,12 +124,12 @@ struct Api {
     from_object: *const c_void,
     to_object: *const c_void,
     borrow: Option<Borrow>,
-    work_stream: *const c_void,
+    work_stream: Option<WorkStream>,
 }
 
-/// The borrowing function of a tensor type, where it has one this file understands.
-pub fn borrow_function(tensor_type: &Bound<'_, PyAny>) -> Option<Borrow> {
-    let capsule = tensor_type.getattr(ATTRIBUTE).ok()?;
+/// The functions of a tensor type, where it has some this file understands.
+pub fn functions_of(tensor_type: &Bound<'_, PyAny>) -> Exchange {
+    let Ok(capsule) = tensor_type.getattr(ATTRIBUTE) else { return Exchange::default() };
     // SAFETY: the pointer is checked by the capsule's name and may be null; the exception of a mismatch is cleared.
     let mut api = unsafe {
         let pointer = ffi::PyCapsule_GetPointer(capsule.as_ptr(), CAPSULE.as_ptr());
@@ -133,10 +143,10 @@ pub fn borrow_function(tensor_type: &Bound<'_, PyAny>) -> Option<Borrow> {
     unsafe {
         while let Some(found) = api.as_ref() {
             if found.major == MAJOR {
-                return found.borrow;
+                return Exchange { borrow: found.borrow, work_stream: found.work_stream };
             }
             api = found.previous;
         }
     }
-    None
+    Exchange::default()
 }

@@ -230,32 +230,33 @@ impl Front {
             return false;
         }
         words.push(0);
-        let mut elsewhere = false;
+        // The CUDA device, if the call is made on one.
+        let mut cuda = None;
         for at in places(present & self.tensor_bits) {
             if !torch.is_plain(slots[at]) {
                 return false;
             }
             // SAFETY: the object is a live, plain tensor.
-            let read = unsafe {
+            unsafe {
                 let wants_grad = surroundings.grad && torch.wants_grad(slots[at]);
                 match torch.fields.as_ref().and_then(|fields| fields.read(slots[at])) {
                     Some(seen) => {
-                        elsewhere |= !seen.is_on_host();
+                        cuda = cuda.or(seen.cuda());
                         words.seen(&seen, wants_grad);
-                        true
                     }
-                    None => {
-                        elsewhere = true;
-                        words.borrowed(torch, borrow, slots[at], wants_grad)
-                    }
+                    None => match words.borrowed(torch, borrow, slots[at], wants_grad) {
+                        Some(device) => cuda = cuda.or(device),
+                        None => return false,
+                    },
                 }
             };
-            if !read {
+        }
+        let mut capturing = false;
+        if let Some(device) = cuda {
+            if torch.surroundings().special {
                 return false;
             }
-        }
-        if elsewhere && torch.surroundings().special {
-            return false;
+            capturing = torch.is_capturing(device);
         }
         for at in places(present & self.scalar_bits) {
             // SAFETY: slots hold live objects.
@@ -264,9 +265,8 @@ impl Front {
             }
         }
         let present = u64::from(present & (self.tensor_bits | self.scalar_bits));
-        let head =
-            self.index as u64 | u64::from(surroundings.deterministic) << 8 | present << 16 | u64::from(overlay.0) << 32;
-        words.set_head(head);
+        let state = u64::from(surroundings.deterministic) << 8 | u64::from(capturing) << 9;
+        words.set_head(self.index as u64 | state | present << 16 | u64::from(overlay.0) << 32);
         !words.overflowed()
     }
 }

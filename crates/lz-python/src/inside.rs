@@ -58,10 +58,10 @@ pub struct Seen<'a> {
 }
 
 impl Seen<'_> {
-    /// Whether it lies in host memory.
+    /// The CUDA device it lies on, if it does.
     #[inline]
-    pub fn is_on_host(&self) -> bool {
-        self.device.0 == TORCH_CPU
+    pub fn cuda(&self) -> Option<i32> {
+        (self.device.0 == TORCH_CUDA).then_some(i32::from(self.device.1))
     }
 
     /// Its dtype and device, in torch's numbers.

@@ -10,6 +10,7 @@
 //! much as the whole call may, and to borrow tensors through DLPack.
 
 mod adapted;
+mod capture;
 mod context;
 mod control;
 mod counted;

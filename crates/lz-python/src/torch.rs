@@ -9,7 +9,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 use pyo3::{PyResult, intern};
 
-use crate::exchange::{Borrow, DlTensor, borrow_function};
+use crate::capture::Capture;
+use crate::exchange::{Borrow, DlTensor, functions_of};
 use crate::inside::Fields;
 
 /// `c10::DeviceType` of the device types autocast is looked at for.
@@ -92,6 +93,7 @@ struct Questions {
     modes: Py<PyAny>,
     autocast: Py<PyAny>,
     deterministic: Py<PyAny>,
+    capturing: Py<PyAny>,
 }
 
 impl Questions {
@@ -123,6 +125,7 @@ pub struct Torch {
     /// Where its tensors keep their fields; `None` where that could not be found out.
     pub fields: Option<Fields>,
     symbols: Option<Symbols>,
+    capture: Option<Capture>,
     questions: Questions,
     requires_grad: Py<PyAny>,
 }
@@ -148,17 +151,20 @@ impl Torch {
         let Ok(parameter) = torch.getattr("nn").and_then(|nn| nn.getattr("Parameter")) else { return Ok(None) };
         let tensor = torch.getattr("Tensor")?;
         let c = torch.getattr("_C")?;
+        let exchange = functions_of(&tensor);
         let mut found = Torch {
             tensor: tensor.cast::<PyType>()?.as_type_ptr(),
             parameter: parameter.cast::<PyType>()?.as_type_ptr(),
-            borrow: borrow_function(&tensor),
+            borrow: exchange.borrow,
             fields: None,
             symbols: Symbols::find(),
+            capture: Capture::find(exchange.work_stream),
             questions: Questions {
                 grad_enabled: torch.getattr("is_grad_enabled")?.unbind(),
                 modes: c.getattr("_len_torch_dispatch_stack")?.unbind(),
                 autocast: c.getattr("_is_any_autocast_enabled")?.unbind(),
                 deterministic: torch.getattr("are_deterministic_algorithms_enabled")?.unbind(),
+                capturing: torch.getattr("cuda")?.getattr("is_current_stream_capturing")?.unbind(),
             },
             requires_grad: intern!(py, "requires_grad").clone().into_any().unbind(),
         };
@@ -231,6 +237,21 @@ impl Torch {
             Some(symbols) => symbols.read_on_host(),
             None => self.questions.read(),
         }
+    }
+
+    /// Whether a graph is being captured on the stream that work of a CUDA device goes to.
+    #[inline]
+    pub fn is_capturing(&self, device: i32) -> bool {
+        self.capture.and_then(|capture| capture.is_under_way(device)).unwrap_or_else(|| self.ask_whether_capturing())
+    }
+
+    #[cold]
+    fn ask_whether_capturing(&self) -> bool {
+        Python::attach(|py| {
+            drop(PyErr::take(py));
+            // Whoever cannot be asked is taken to be capturing: then only what is safe there runs.
+            self.questions.capturing.call0(py).and_then(|answer| answer.is_truthy(py)).unwrap_or(true)
+        })
     }
 
     /// Whether autocast is enabled for some device.

@@ -45,20 +45,46 @@ impl Subject {
         })
     }
 
+    /// Calls a kernel so many times, each between `before` and `after`, and gives what `after` gave: microseconds.
+    fn time_between(
+        &self,
+        py: Python<'_>,
+        kernel: &str,
+        calls: u32,
+        before: Bound<'_, PyAny>,
+        after: Bound<'_, PyAny>,
+    ) -> PyResult<Vec<f64>> {
+        self.with(py, kernel, |job, route| {
+            let mut times = Vec::with_capacity(calls as usize);
+            for _ in 0..calls.max(1) {
+                before.call0()?;
+                let result = remembered(py, job, route)?;
+                times.push(after.call0()?.extract()?);
+                drop(result);
+            }
+            Ok(times)
+        })
+    }
+
     /// How many microseconds one of so many calls of a kernel takes, one right after the other.
     fn time(&self, py: Python<'_>, kernel: &str, calls: u32) -> PyResult<f64> {
         self.with(py, kernel, |job, route| {
             let begun = Instant::now();
             for _ in 0..calls.max(1) {
-                // As a call that is remembered is made.
-                drop(match route.straight(&job.slots) {
-                    // SAFETY: the arguments are held by the dictionary; a new reference or an exception comes back.
-                    Some((_, prepared)) => unsafe { Bound::from_owned_ptr_or_err(py, prepared.call())? },
-                    None => job.run(&route.steps[0])?,
-                });
+                drop(remembered(py, job, route)?);
             }
             Ok(begun.elapsed().as_secs_f64() * 1e6 / f64::from(calls.max(1)))
         })
+    }
+}
+
+/// Makes a call as one that is remembered is made.
+#[inline]
+fn remembered<'py>(py: Python<'py>, job: &Job<'_, 'py>, route: &Route) -> PyResult<Bound<'py, PyAny>> {
+    match route.straight(&job.slots) {
+        // SAFETY: the arguments are held by the job's dictionary; a new reference or an exception comes back.
+        Some((_, prepared)) => unsafe { Bound::from_owned_ptr_or_err(py, prepared.call()) },
+        None => job.run(&route.steps[0]),
     }
 }
 

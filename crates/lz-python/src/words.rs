@@ -5,7 +5,7 @@ use std::ptr;
 
 use pyo3::ffi::{self, PyObject};
 
-use crate::exchange::{Borrow, DlTensor};
+use crate::exchange::{Borrow, CUDA, DlTensor};
 use crate::inside::Seen;
 use crate::torch::Torch;
 
@@ -79,25 +79,31 @@ impl Words {
         self.extend(tensor.strides);
     }
 
-    /// A tensor, asked through the exchange API. `false` when it cannot be.
+    /// A tensor, asked through the exchange API; gives its CUDA device, if it is on one. `None` when it cannot be asked.
     ///
     /// # Safety
     /// A live, plain tensor.
-    pub unsafe fn borrowed(&mut self, torch: &Torch, borrow: Borrow, object: *mut PyObject, wants_grad: bool) -> bool {
+    pub unsafe fn borrowed(
+        &mut self,
+        torch: &Torch,
+        borrow: Borrow,
+        object: *mut PyObject,
+        wants_grad: bool,
+    ) -> Option<Option<i32>> {
         let mut tensor = DlTensor::EMPTY;
         // SAFETY: a live tensor, and a struct to fill, which is read while the tensor is alive. A failed call has set an
         // exception.
         unsafe {
             if borrow(object, &mut tensor) != 0 {
                 ffi::PyErr_Clear();
-                return false;
+                return None;
             }
             if let Some(fields) = &torch.fields {
                 fields.learn(object, &tensor);
             }
             self.tensor(&tensor, wants_grad);
         }
-        true
+        Some((tensor.device_type == CUDA).then_some(tensor.device_id))
     }
 
     /// # Safety

@@ -9,7 +9,7 @@ use crate::check::{Case, call_reasons};
 use crate::constraint::Compiled;
 use crate::decision::{Basis, Candidate, Decision, KernelIx, Plan, Terms, Transforms};
 use crate::perf::{Estimate, EstimateKind};
-use crate::policy::Applied;
+use crate::policy::{Applied, Rule};
 use crate::snapshot::{Entry, Snapshot};
 use crate::trial::Trials;
 
@@ -197,26 +197,30 @@ impl Judge<'_> {
         Some(pin.origin.clone())
     }
 
-    /// An override puts its kernels first, a fallback puts its best one second; the order is
-    /// otherwise as ranked. Returns the name of the override.
+    /// An override puts its kernels first, a fallback puts its best one second; the order is otherwise as ranked. Those
+    /// that would have to be compiled stay behind those that need not. Returns the name of the override that decided.
     fn apply_order(&self, candidates: &[Candidate], ranking: &mut [usize]) -> Option<String> {
+        let cold = |i: usize| candidates[i].cold;
         let first = self.rules.first(candidates);
         if let Some(rule) = first {
-            ranking.sort_by_key(|&i| !rule.concerns(candidates[i].kernel));
+            ranking.sort_by_key(|&i| (cold(i), !rule.concerns(candidates[i].kernel)));
         }
+        let ready = |i: usize, rule: &Rule| rule.concerns(candidates[i].kernel) && (!cold(i) || cold(ranking[0]));
         if let Some(rule) = self.rules.fallback(candidates)
-            && let Some(at) = ranking.iter().position(|&i| rule.concerns(candidates[i].kernel)).filter(|&at| at > 1)
+            && let Some(at) = ranking.iter().position(|&i| ready(i, rule)).filter(|&at| at > 1)
         {
             ranking[1..=at].rotate_right(1);
         }
-        first.map(|rule| rule.name.clone())
+        let decides = |rule: &&Rule| ranking.first().is_some_and(|&i| rule.concerns(candidates[i].kernel));
+        first.filter(decides).map(|rule| rule.name.clone())
     }
 
-    /// A kernel on trial goes first in the calls it is given, unless the operator locked another. Returns the name of
-    /// the trial.
+    /// A kernel on trial goes first in the calls it is given, unless the operator locked another or it would have to be
+    /// compiled. Returns the name of the trial.
     fn apply_trial(&self, candidates: &[Candidate], ranking: &mut [usize], locked: bool) -> Option<String> {
         let trial = |i: usize| self.trials.puts_first(self.snapshot.kernel(candidates[i].kernel));
-        let at = ranking.iter().position(|&i| trial(i).is_some()).filter(|_| !locked)?;
+        let ready = |i: usize| !candidates[i].cold || candidates[ranking[0]].cold;
+        let at = ranking.iter().position(|&i| ready(i) && trial(i).is_some()).filter(|_| !locked)?;
         ranking[..=at].rotate_right(1);
         trial(ranking[0]).map(str::to_owned)
     }

@@ -167,6 +167,27 @@ fn a_kernel_that_must_be_compiled_first_loses_points_or_is_out() {
 }
 
 #[test]
+fn rules_and_trials_do_not_make_calls_wait_for_a_compiler() {
+    let mut cold = kernel("a.jit", 80);
+    cold.jit = true;
+    let mut spec = spec(vec![cold, kernel("b.x", 50), kernel("c.x", 40)]);
+    spec.health.insert("a.jit".into(), Health { cold: true, ..Health::default() });
+    let override_to = |pattern: Pattern| PolicySpec::default().rule("mine", None, Condition::Always, Action::Override(pattern));
+    spec.policy = override_to(Pattern::Kernel("a.jit".into()));
+    assert_eq!(ranking(&spec, &query()).0, ["b.x", "c.x", "a.jit"]);
+    assert_eq!(spec.build(1).unwrap().select(&query()).overridden_by, None);
+    spec.policy = PolicySpec::default().rule("mine", None, Condition::Always, Action::Fallback(Pattern::Kernel("a.jit".into())));
+    assert_eq!(ranking(&spec, &query()).0, ["b.x", "c.x", "a.jit"]);
+    // Compiled, or with nobody else there, it goes where the rule says.
+    spec.policy = override_to(Pattern::Kernel("a.jit".into()));
+    spec.health.clear();
+    assert_eq!(ranking(&spec, &query()).0, ["a.jit", "b.x", "c.x"]);
+    spec.health.insert("a.jit".into(), Health { cold: true, ..Health::default() });
+    spec.policy = PolicySpec::default().rule("only", None, Condition::Always, Action::Lock(Pattern::Kernel("a.jit".into())));
+    assert_eq!(ranking(&spec, &query()).0, ["a.jit"]);
+}
+
+#[test]
 fn recent_failures_cost_points_and_quarantine_rules_out() {
     let mut spec = spec(vec![kernel("a.x", 55), kernel("b.x", 50)]);
     spec.health.insert("a.x".into(), Health { penalty: 15.0, ..Health::default() });

@@ -6,7 +6,7 @@ import html
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from layerzero import _native
@@ -36,18 +36,18 @@ class TuneReport:
         return self._document
 
     def _rows(self) -> list[tuple[str, ...]]:
-        rows: list[tuple[str, ...]] = [("operation", "shape", "chosen", "runner-up", "×default")]
+        rows: list[tuple[str, ...]] = [("call", "chosen", "runner-up", "×default")]
         for t in self.tuned:
             times = f"{t['times_baseline']:.2f}" if t["times_baseline"] else "–"
-            rows.append((t["op"], _shape(t["call"]), t["chosen"] or "–", t["runner_up"] or "–", times))
+            rows.append((t["label"], t["chosen"] or "–", t["runner_up"] or "–", times))
         return rows
 
     def __str__(self) -> str:
         rows = self._rows()
-        widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         out = [f"out: {kernel}: {why}" for t in self.tuned for kernel, why in t["out"]]
-        rest = [f"not measured: {_shape(call)}: {why}" for call, why in self.impossible]
+        rest = [f"not measured: {call['op']}: {why}" for call, why in self.impossible]
         return "\n".join(
             [*lines, *out, *rest, f"{len(self.tuned)} measured in {self.spent_s:.1f} s, {self.known} known"]
         )
@@ -62,14 +62,6 @@ class TuneReport:
 
         lines = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in body)
         return f"<table><thead><tr>{cells(head, 'th')}</tr></thead><tbody>{lines}</tbody></table>"
-
-
-def _shape(call: Mapping[str, Any]) -> str:
-    first = next(iter(call["tensors"].values()), None)
-    # The main input is the one the operation is usually described by.
-    for name in ("query", "x", "input", "logits", "gate"):
-        first = call["tensors"].get(name, first)
-    return "×".join(map(str, first["shape"])) + f" {first['dtype']}" if first else ""
 
 
 def seconds(budget: float | str) -> float:
@@ -129,16 +121,13 @@ def tune(
         layout: the layout of the calls.
         params: parameters of the calls.
         force: measure again what was measured before.
-        progress: show a progress bar; by default when standard error is a terminal.
+        progress: show how far it is: a bar on a terminal, a few lines elsewhere; by default on a terminal only.
         dims: sizes by dimension, of which every combination is measured: ``seq_lens=[512, 2048]``, ``head_dim=128``.
     """
     request = _request(
         operation, dtype, shapes, calls, model, batch, seq, context, known, device, graph, layout, params, dims
     )
-    answer = _native.measure(
-        json.dumps(request), seconds(budget), samples, force, 0, False, _bar() if _shown(progress) else None
-    )
-    return TuneReport(json.loads(answer))
+    return TuneReport(_measure(request, budget, samples, force=force, regret=False, progress=progress))
 
 
 def workload(
@@ -197,11 +186,8 @@ def regret(
     request = _request(
         operation, dtype, shapes, calls, model, batch, seq, context, False, device, graph, layout, params, dims
     )
-    answer = _native.measure(
-        json.dumps(request), seconds(budget), samples, True, 0, True, _bar() if _shown(progress) else None
-    )
-    regret: dict[str, Any] = json.loads(answer)
-    return regret
+    rows: dict[str, Any] = _measure(request, budget, samples, force=True, regret=True, progress=progress)
+    return rows
 
 
 def _request(
@@ -270,19 +256,35 @@ def _device(device: Any) -> int:
     raise _bad(f"the device is {name!r}", "give 'cpu' or 'cuda:0'")
 
 
-def _shown(progress: bool | None) -> bool:
-    return sys.stderr.isatty() if progress is None else progress
+def _measure(
+    request: dict[str, Any], budget: float | str, samples: int, *, force: bool, regret: bool, progress: bool | None
+) -> Any:
+    shown = sys.stderr.isatty() if progress is None else progress
+    try:
+        tell = _teller() if shown else None
+        return json.loads(_native.measure(json.dumps(request), seconds(budget), samples, force, 0, regret, tell))
+    finally:
+        if shown and sys.stderr.isatty():
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
 
 
-def _bar() -> Any:
+def _teller() -> Callable[[str], bool]:
+    # What is not a terminal gets a line now and then instead of a bar that moves.
+    moves = sys.stderr.isatty()
+    told = -1
+
     def tell(text: str) -> bool:
+        nonlocal told
         p = json.loads(text)
         full = 24 * p["done"] // max(p["calls"], 1)
         left = max(int(p["left_s"] + 0.999), 0)
-        bar = "█" * full + "░" * (24 - full)
-        sys.stderr.write(f"\r\x1b[2K{bar} {p['done']}/{p['calls']} {left // 60}:{left % 60:02} left  {p['current']}")
-        if p["done"] >= p["calls"]:
-            sys.stderr.write("\r\x1b[2K")
+        line = f"{p['done']}/{p['calls']} calls, {left // 60}:{left % 60:02} left"
+        if moves:
+            sys.stderr.write(f"\r\x1b[2K{'█' * full + '░' * (24 - full)} {line}  {p['current']}")
+        elif full // 6 > told:
+            sys.stderr.write(line + "\n")
+        told = max(told, full // 6)
         sys.stderr.flush()
         return True
 

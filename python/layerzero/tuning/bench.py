@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 
-from layerzero import _native
+from layerzero import _native, disk_caches
 from layerzero.checks import synchronize
 from layerzero.tuning.gate import Gate
 from layerzero.tuning.inputs import Inputs, make
@@ -19,10 +20,13 @@ class Bench:
         self._gate: Gate | None = None
         self._subject: _native.Subject | None = None
         self._cuda: CudaTimer | None = None
+        self._call, self._device = "", 0
+        self._jit: set[str] | None = None
 
     def prepare(self, call: str, device: int, mode: str) -> None:
         """Makes inputs for a call; those of the call before are let go first."""
         self._inputs = self._gate = self._subject = self._cuda = None
+        self._call, self._device = call, device
         self._inputs = make(call, device)
         self._gate = Gate(self._inputs)
         self._subject = _native.Subject(self._inputs.function, self._inputs.copied())
@@ -34,16 +38,27 @@ class Bench:
     def check(self, kernel: str) -> tuple[str, str | None, float | None, float | None]:
         """``("right", None, error, first call in ms)``, ``("wrong", why, …)`` or ``("failed", why, …)``."""
         assert self._gate is not None and self._subject is not None, "prepare comes first"
+        jit = kernel in self._compiled_on_first_use()
+        before = disk_caches.states() if jit else {}
         begun = time.perf_counter()
         try:
             self._subject.run(kernel)
             if self._cuda is not None:
                 synchronize()
             warmup_ms = (time.perf_counter() - begun) * 1e3
+            if jit:
+                # It was compiled by that, and may serve at once.
+                number = _native.jit_begin(kernel, self._call, self._device)
+                _native.jit_done(number, warmup_ms, disk_caches.changed_since(before))
             worst, wrong = self._gate.judge(kernel)
         except Exception as error:  # noqa: BLE001 - whatever a kernel raises is its result
             return ("failed", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", None, None)
         return ("wrong", wrong, worst, warmup_ms) if wrong else ("right", None, worst, warmup_ms)
+
+    def _compiled_on_first_use(self) -> set[str]:
+        if self._jit is None:
+            self._jit = {k["kernel_id"] for k in json.loads(_native.list_kernels()) if k["jit"]}
+        return self._jit
 
     def time(self, kernel: str, calls: int) -> float:
         """Microseconds of one call."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -9,6 +10,8 @@ if TYPE_CHECKING:
 
 #: Twice the L2 cache where its size is not known.
 _FLUSH_BYTES = 128 << 20
+#: Calls of one sample: each is timed by itself, and more say no more.
+_MOST_CALLS = 10
 
 
 class CudaTimer:
@@ -25,26 +28,42 @@ class CudaTimer:
         cache = getattr(torch.cuda.get_device_properties(self._device), "L2_cache_size", 0)
         size = 2 * cache or _FLUSH_BYTES
         self._flushed = torch.empty(size, dtype=torch.int8, device=self._device)
+        self._begin, self._end, self._flushed_now = (self._event(torch) for _ in range(3))
         self._graphs: dict[str, Any] = {}
 
+    @staticmethod
+    def _event(torch: Any) -> Any:
+        return torch.cuda.Event(enable_timing=True)
+
     def time(self, kernel: str, calls: int) -> float:
-        """Microseconds of one call. Eager: from the first launch to the end of the last kernel, the host included."""
+        """Microseconds of one call, the median of so many. Every call begins with a cold cache and an idle device, so that
+        the host's share shows where it is not hidden by work before it."""
         import torch
 
+        calls = min(calls, _MOST_CALLS)
         with torch.cuda.device(self._device):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            once = self._replay(kernel) if self._mode == "graph" else lambda: self._subject.run(kernel)
-            total = 0.0
-            for _ in range(calls):
-                # Every call begins with a cold cache, and with the device idle: what the host takes shows.
-                self._flushed.zero_()
-                torch.cuda.synchronize()
-                begin.record()
-                once()
-                end.record()
-                end.synchronize()
-                total += begin.elapsed_time(end)
-        return total * 1e3 / calls
+            if self._mode == "graph":
+                replay = self._replay(kernel)
+                times = []
+                for _ in range(calls):
+                    self._before()
+                    replay()
+                    times.append(self._after())
+            else:
+                times = self._subject.time_between(kernel, calls, self._before, self._after)
+        return statistics.median(times)
+
+    def _before(self) -> None:
+        self._flushed.zero_()
+        self._flushed_now.record()
+        self._flushed_now.synchronize()
+        self._begin.record()
+
+    def _after(self) -> float:
+        self._end.record()
+        self._end.synchronize()
+        elapsed: float = self._begin.elapsed_time(self._end)
+        return elapsed * 1e3
 
     def _replay(self, kernel: str) -> Any:
         import torch

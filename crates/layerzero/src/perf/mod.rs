@@ -9,6 +9,7 @@ pub mod tune;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use lz_model::{CallSpec, Context, DeviceIx, DeviceSpec, KernelDescriptor, Query};
 use lz_perfdb::model::{Model, Observation, Seen};
@@ -27,6 +28,8 @@ pub(crate) struct Perf {
     db: Mutex<Option<Arc<PerfDb>>>,
     /// The unbiased state of an epoch.
     unbiased: Mutex<Option<(u64, Arc<State>)>>,
+    /// Whether anything was to be learned yet: from then on another database takes effect at once.
+    consulted: AtomicBool,
 }
 
 /// How the performance database is doing.
@@ -99,14 +102,15 @@ impl Engine {
         Some(db)
     }
 
-    /// Whether the database was opened.
-    pub(crate) fn has_perfdb(&self) -> bool {
-        self.perf.db.lock().is_some()
+    /// Whether what a database knows is in force, or would be if there were one.
+    pub(crate) fn goes_by_perfdb(&self) -> bool {
+        self.perf.consulted.load(Ordering::Relaxed)
     }
 
     /// Puts what the database knows in force. Rows that another version of a library, a driver or torch left behind are
     /// marked as out of date first. Gives how many measurements selection goes by now.
     pub fn learn(&self) -> usize {
+        self.perf.consulted.store(true, Ordering::Relaxed);
         let Some(db) = self.perfdb() else {
             self.forget_measurements();
             return 0;
@@ -130,6 +134,7 @@ impl Engine {
 
     /// As [`Engine::learn`], if there is a database: one that was never written is not made by looking.
     pub fn learn_if_there(&self) -> usize {
+        self.perf.consulted.store(true, Ordering::Relaxed);
         let config = self.config();
         let there = config.settings.perfdb.enabled && config.perfdb_path().is_some_and(|path| path.exists());
         if there {
@@ -162,12 +167,12 @@ impl Engine {
         } else if let Err(error) = self.update(|spec| spec.perf = Arc::new(model)) {
             tracing::warn!(target: "layerzero", "what was measured cannot be put in force: {error}");
         }
-        self.perf_known.store(known, std::sync::atomic::Ordering::Relaxed);
+        self.perf_known.store(known, Ordering::Relaxed);
         known
     }
 
     fn forget_measurements(&self) {
-        if self.perf_known.swap(0, std::sync::atomic::Ordering::Relaxed) > 0 {
+        if self.perf_known.swap(0, Ordering::Relaxed) > 0 {
             let _ = self.update(|spec| spec.perf = Arc::new(NoPerfData));
         }
     }
@@ -201,7 +206,7 @@ impl Engine {
     /// How the performance database is doing.
     pub fn perf_health(&self) -> PerfHealth {
         let open = self.perf.db.lock().clone();
-        let known = self.perf_known.load(std::sync::atomic::Ordering::Relaxed);
+        let known = self.perf_known.load(Ordering::Relaxed);
         match open {
             Some(db) => PerfHealth {
                 path: db.path().map(|path| path.display().to_string()),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lz_measure::workload::features;
 use lz_measure::{Budget, Contest, Item, Next, Outcome as Visited, Rules, Sample, Schedule, Timing};
-use lz_model::{CallSpec, Catalog, DeviceIx, Facts, KernelDescriptor, Query};
+use lz_model::{CallSpec, Catalog, DeviceIx, Facts, KernelDescriptor, Query, TensorSpec};
 use lz_perfdb::{Filter, Key, Mode, Outcome, Record, Shape};
 use lz_select::{Basis, Snapshot};
 use serde::Serialize;
@@ -20,6 +20,8 @@ use crate::error::Error;
 const REFERENCE_US: f64 = 20_000.0;
 /// How long one sample takes: long enough that what wakes threads up and fills caches does not decide.
 const SAMPLE_US: f64 = 1000.0;
+/// How many times the rounds it gets at least a call may get where the budget allows it.
+const MOST_ROUNDS: u32 = 32;
 /// What references manage per microsecond, roughly.
 const REFERENCE_FLOPS: f64 = 300.0;
 
@@ -48,7 +50,7 @@ impl Wanted {
 pub struct TuneOptions {
     /// How long it may take altogether.
     pub budget: Duration,
-    /// How many rounds a call gets at least; at most eight times as many.
+    /// How many rounds a call gets at least; more where it is worth the time.
     pub samples: u32,
     /// Measure again what was measured before.
     pub force: bool,
@@ -86,6 +88,8 @@ pub struct Tuned {
     pub op: &'static str,
     /// The call, as it is written down.
     pub call: CallSpec,
+    /// The call in a few words.
+    pub label: String,
     /// Eager or graph.
     pub mode: Mode,
     /// What plain torch runs.
@@ -390,7 +394,7 @@ impl<'a> Tuning<'a> {
         if subject.contest.is_some() || !subject.checks.is_empty() {
             return;
         }
-        let max_rounds = samples.saturating_mul(8);
+        let max_rounds = samples.saturating_mul(MOST_ROUNDS);
         let rules = Rules { seed, sample_us: SAMPLE_US, min_rounds: samples, max_rounds, ..Rules::default() };
         let Ok(mut contest) = Contest::new(rules) else { return };
         for kernel in &subject.candidates {
@@ -462,6 +466,7 @@ impl<'a> Tuning<'a> {
             self.report.tuned.push(Tuned {
                 op: Catalog::get().op(subject.query.op()).id(),
                 call: subject.wanted.call.clone(),
+                label: label(&subject.wanted.call),
                 mode: subject.wanted.mode,
                 baseline: subject.baseline.clone(),
                 timings: contest.map(Contest::results).unwrap_or_default(),
@@ -529,6 +534,11 @@ pub fn label(call: &CallSpec) -> String {
     let schema = Catalog::get().find(&call.op).ok().map(|t| Catalog::get().op(t.ops[0]).schema());
     let first = schema.and_then(|s| s.inputs.iter().find_map(|i| call.tensors.get(i.name)));
     let Some(tensor) = first.or_else(|| call.tensors.values().next()) else { return call.op.clone() };
-    let sizes: Vec<String> = tensor.shape.iter().map(ToString::to_string).collect();
-    format!("{} {} {}", call.op, sizes.join("×"), tensor.dtype.name())
+    let sizes = |t: &TensorSpec| t.shape.iter().map(ToString::to_string).collect::<Vec<_>>().join("×");
+    // Of the others, the first with a size of its own: a weight's width, the length of a context.
+    let names = schema.iter().flat_map(|s| s.inputs.iter().map(|i| i.name));
+    let mut others = names.filter_map(|name| Some((name, call.tensors.get(name)?)));
+    let other = others.find(|(_, t)| t.shape.iter().any(|size| !tensor.shape.contains(size)));
+    let other = other.map_or_else(String::new, |(name, t)| format!(", {name} {}", sizes(t)));
+    format!("{} {} {}{other}", call.op, sizes(tensor), tensor.dtype.name())
 }

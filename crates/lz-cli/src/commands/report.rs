@@ -23,7 +23,7 @@ use crate::surroundings::Surroundings;
 /// The page needs no network. With --json its content is printed instead, and the page is only written where -o says so.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  layerzero report\n  layerzero regret --model gpt2 --json > regret.json\n  \
-                        layerzero report --regret regret.json -o gpt2.html")]
+                        layerzero report --regret regret.json -o gpt2.html --png figures")]
 pub struct Args {
     /// The performance database, instead of the configuration's
     #[arg(long, value_name = "FILE")]
@@ -34,6 +34,9 @@ pub struct Args {
     /// What 'layerzero regret --json' printed; by default regret is that of the measured calls themselves
     #[arg(long, value_name = "FILE")]
     regret: Option<PathBuf>,
+    /// A folder for the same as PNG figures; Python draws them, with matplotlib
+    #[arg(long, value_name = "FOLDER")]
+    png: Option<PathBuf>,
     /// The page's title
     #[arg(long, value_name = "TEXT")]
     title: Option<String>,
@@ -41,6 +44,10 @@ pub struct Args {
 
 /// Makes the page.
 pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
+    if let Some(folder) = &args.png {
+        let what = format!("figures are drawn by Python, so '--png {}' cannot be done here", folder.display());
+        return Err(CliError::argument(what, "run 'python -m layerzero report --png …', or leave --png out"));
+    }
     let session = Session::open(&EngineArgs::default(), at)?;
     let path = database(args, &session, at)?;
     let records = read(&path)?;

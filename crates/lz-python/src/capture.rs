@@ -1,0 +1,55 @@
+//! Whether a CUDA graph is being captured on the stream a call would use.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use libloading::os::unix::{Library, RTLD_LAZY};
+
+use crate::exchange::{CUDA, WorkStream};
+use crate::torch::NO_LOAD;
+
+/// CUDA runtimes torch may have been built with.
+const RUNTIMES: [&str; 3] = ["libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0"];
+
+/// `cudaStreamIsCapturing(stream, &status)`: 0 when it answered; the status is 0 when nothing is captured.
+type StreamIsCapturing = unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int;
+
+/// Asks torch for the current stream and the CUDA runtime for its state: some ten nanoseconds, no synchronisation.
+#[derive(Clone, Copy)]
+pub struct Capture {
+    stream: WorkStream,
+    status: StreamIsCapturing,
+}
+
+impl Capture {
+    /// With the runtime that is loaded, if one is.
+    pub fn find(stream: Option<WorkStream>) -> Option<Capture> {
+        let stream = stream?;
+        // SAFETY: with RTLD_NOLOAD nothing is loaded and no initialiser runs; the runtime stays loaded as long as torch,
+        // which is never unloaded. The signature is that of the runtime's C interface, the same in all these versions.
+        let status = RUNTIMES.iter().find_map(|name| unsafe {
+            let runtime = Library::open(Some(*name), RTLD_LAZY | NO_LOAD).ok()?;
+            let status: StreamIsCapturing = *runtime.get(b"cudaStreamIsCapturing").ok()?;
+            std::mem::forget(runtime);
+            Some(status)
+        })?;
+        Some(Capture { stream, status })
+    }
+
+    /// Whether the current stream of a device is being captured; `None` when nobody answers.
+    #[inline]
+    pub fn is_under_way(&self, device: i32) -> Option<bool> {
+        let (mut stream, mut status) = (ptr::null_mut(), 0);
+        // SAFETY: torch writes its current stream, the runtime takes it and writes a number.
+        unsafe {
+            if (self.stream)(CUDA, device, &mut stream) != 0 {
+                return None;
+            }
+            // The default stream cannot be captured, and asking about it would disturb the capture of another.
+            if stream.is_null() {
+                return Some(false);
+            }
+            ((self.status)(stream, &mut status) == 0).then_some(status != 0)
+        }
+    }
+}

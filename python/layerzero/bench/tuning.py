@@ -1,0 +1,139 @@
+"""``layerzero bench tuning``: how good the choices are after a short tune, and whether a second tune makes the same.
+
+Tunes the operations of GPT-2 and a small Llama in a database of its own, asks for the regret on shapes between and
+beside those, tunes again from nothing and compares the decisions. Nothing of the user's is read or written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import layerzero as lz
+
+#: Whose operations, and in which dtype.
+MODELS = {"gpt2": "float32", "llama-3.2-1b": "bfloat16"}
+#: The sizes that are tuned, and those that are held out.
+TUNED: dict[str, list[int]] = {"batch": [1, 4], "seq": [32, 256], "context": [64, 1024]}
+HELD_OUT: dict[str, list[int]] = {"batch": [2], "seq": [96], "context": [320]}
+#: Larger tensors than this would take the whole budget (elements).
+LARGEST = 1 << 24
+#: What the issue of choosing is held to.
+TARGETS = {"geomean": 1.05, "worst": 1.25, "least_times_baseline": 0.97, "agreement": 0.95, "agreement_on_ties": 1.0}
+
+
+def calls(sizes: dict[str, list[int]]) -> list[dict[str, Any]]:
+    """The calls of the models' forward passes at these sizes, sampling included."""
+    small = []
+    for model, dtype in MODELS.items():
+        for call in lz.workload(model=model, dtype=dtype, **sizes):
+            if all(math.prod(tensor["shape"]) <= LARGEST for tensor in call["tensors"].values()):
+                small.append(call)
+    return small
+
+
+def _tied(tuned: dict[str, Any]) -> frozenset[str]:
+    """The fastest candidate and those within the noise of it, as the ranking sees them."""
+    stats = {t["candidate"]: t["stats"] for t in tuned["timings"] if t["stats"]}
+    fastest = min(stats.values(), key=lambda s: s["median_us"])
+    return frozenset(
+        name
+        for name, s in stats.items()
+        if s["median_us"] - fastest["median_us"] <= max(s["spread_us"], fastest["spread_us"])
+    )
+
+
+def _agreement(first: Iterable[dict[str, Any]], second: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """How often two tunes decide alike: where both see one winner beyond the noise, where both see the same tie, and
+    where the noise lets them see different ones."""
+    other = {json.dumps(t["call"], sort_keys=True): t for t in second}
+    pairs = [(t, other[key]) for t in first if (key := json.dumps(t["call"], sort_keys=True)) in other]
+    kinds: dict[str, list[bool]] = {"gaps": [], "ties": [], "between": []}
+    differ = []
+    for a, b in pairs:
+        tied, tied_again = _tied(a), _tied(b)
+        same = a["chosen"] == b["chosen"]
+        if len(tied) == 1 and len(tied_again) == 1:
+            kind = "gaps"
+        else:
+            kind = "ties" if tied == tied_again else "between"
+        kinds[kind].append(same)
+        if not same:
+            differ.append({"call": a["label"], "first": a["chosen"], "second": b["chosen"], "kind": kind})
+    return {
+        **{kind: {"decisions": len(seen), "same": sum(seen)} for kind, seen in kinds.items()},
+        "differ": differ,
+    }
+
+
+def _tune(folder: Path, name: str, wanted: Sequence[dict[str, Any]], budget: str, progress: bool | None) -> Any:
+    lz.configure(perfdb={"path": str(folder / f"{name}.sqlite")})
+    return lz.tune(calls=wanted, budget=budget, progress=progress)
+
+
+def measure(budget: str = "60s", regret_budget: str = "120s", progress: bool | None = None) -> dict[str, Any]:
+    """Tunes, measures regret on held-out shapes, tunes again; gives all figures."""
+    wanted = calls(TUNED)
+    known = {json.dumps(call, sort_keys=True) for call in wanted}
+    held_out = [call for call in calls(HELD_OUT) if json.dumps(call, sort_keys=True) not in known]
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            first = _tune(Path(folder), "first", wanted, budget, progress)
+            regret = lz.regret(calls=held_out, budget=regret_budget, samples=24, progress=progress)
+            second = _tune(Path(folder), "second", wanted, budget, progress)
+        finally:
+            lz.configure(perfdb=None)
+    tuned_again = {json.dumps(t["call"], sort_keys=True) for t in first.tuned}
+    rows = [row for row in regret["rows"] if json.dumps(row["call"], sort_keys=True) not in tuned_again]
+    return {
+        "tuned": {"calls": len(first.tuned), "seconds": first.spent_s, "left": len(first.left)},
+        "held_out": {"calls": len(rows), "operations": sorted({row["op"] for row in rows})},
+        **{name: regret[name] for name in ("geomean", "worst", "times_baseline", "least_times_baseline")},
+        "times_baseline_where_other": regret["times_baseline_where_other"],
+        "agreement": _agreement(first.tuned, second.tuned),
+        "targets": TARGETS,
+        "rows": rows,
+        "decisions": [
+            {key: t[key] for key in ("label", "chosen", "runner_up", "baseline", "times_baseline")} for t in first.tuned
+        ],
+    }
+
+
+def _print(result: dict[str, Any]) -> None:
+    rows = sorted(result["rows"], key=lambda row: -row["over_best"])
+    width = max((len(row["label"]) for row in rows), default=4)
+    print(f"{'held-out call':{width}}  ÷best  ×default  noise  chosen")
+    for row in rows:
+        times = f"{row['times_baseline']:8.2f}" if row["times_baseline"] else f"{'–':>8}"
+        print(f"{row['label']:{width}}  {row['over_best']:5.2f}  {times}  {row['noise']:5.2f}  {row['chosen']}")
+    tuned, agreement = result["tuned"], result["agreement"]
+    print(f"\n{tuned['calls']} calls tuned in {tuned['seconds']:.1f} s, {tuned['left']} left")
+    print(f"chosen ÷ best in hindsight: geomean {result['geomean']:.3f} (target ≤ {TARGETS['geomean']}), ", end="")
+    print(f"worst {result['worst']:.3f} (≤ {TARGETS['worst']})")
+    print(f"× plain torch: geomean {result['times_baseline']:.2f}, least {result['least_times_baseline']:.2f} ", end="")
+    print(f"(≥ {TARGETS['least_times_baseline']}), where another was chosen {result['times_baseline_where_other']:.2f}")
+    said = {"gaps": "one winner in both", "ties": "the same tie in both", "between": "different ties"}
+    same = [f"{agreement[kind]['same']} of {agreement[kind]['decisions']} with {text}" for kind, text in said.items()]
+    print(f"a second tune decides alike: {', '.join(same)}")
+    for one in agreement["differ"]:
+        print(f"  differs: {one['call']}: {one['first']} / {one['second']}")
+
+
+def main(arguments: list[str]) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="layerzero bench tuning", description=(__doc__ or "").partition("\n\n")[2])
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument("--budget", default="60s", help="how long each tune may take (default 60s)")
+    parser.add_argument("--regret-budget", default="120s", help="how long measuring regret may take (default 120s)")
+    options = parser.parse_args(arguments)
+    result = measure(options.budget, options.regret_budget, progress=None)
+    if options.json:
+        print(json.dumps(result, indent=1))
+    else:
+        _print(result)
+    return 0
