@@ -49,10 +49,11 @@ loom: ## models of the hand-written atomics
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/loom" \
 	  cargo test --manifest-path crates/lz-resilience/loom/Cargo.toml --test models
 
-bench: ## what a call and a selection cost here
+bench: ## what a call and a selection cost here, and what tuning is worth
 	@$(MAKE) --no-print-directory develop PROFILE=release
 	$(PYTHON) -m layerzero bench select
 	$(PYTHON) -m layerzero bench overhead
+	$(PYTHON) -m layerzero bench tuning
 
 check: venv ## everything the gate wants: format, lints, tests, licences, generated files
 	cargo fmt --all --check
@@ -62,6 +63,7 @@ check: venv ## everything the gate wants: format, lints, tests, licences, genera
 	cargo run --quiet -p lz-cli -- schema capabilities --check schemas/capabilities-1.0.schema.json
 	cargo run --quiet -p lz-cli -- schema device --check schemas/device.schema.json
 	cargo run --quiet -p lz-cli -- schema config --check schemas/config.schema.json
+	cargo run --quiet -p lz-cli -- schema dispatch-table --check schemas/dispatch-table-1.0.schema.json
 	cargo run --quiet -p lz-cli -- config reference | diff - docs/settings.md
 	$(PYTHON) -m ruff check $(SOURCES) && $(PYTHON) -m ruff format --check $(SOURCES)
 	$(PYTHON) -m mypy testdata python/layerzero
@@ -94,6 +96,7 @@ schemas: ## write the generated JSON Schemas and the reference of settings
 	cargo run --quiet -p lz-cli -- schema capabilities > schemas/capabilities-1.0.schema.json
 	cargo run --quiet -p lz-cli -- schema device > schemas/device.schema.json
 	cargo run --quiet -p lz-cli -- schema config > schemas/config.schema.json
+	cargo run --quiet -p lz-cli -- schema dispatch-table > schemas/dispatch-table-1.0.schema.json
 	cargo run --quiet -p lz-cli -- config reference > docs/settings.md
 
 testdata: venv ## write the expected results of every operation

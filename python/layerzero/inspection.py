@@ -221,12 +221,14 @@ class Diagnosis:
 
 def doctor(*, file: Any = None) -> Diagnosis:
     """Looks at the machine, the libraries and LayerZero itself, prints what it finds, and returns it."""
+    # Which kernels can run depends on the devices, which are looked for now.
+    devices = json.loads(_native.devices())
     kernels = list_kernels()
     health = json.loads(_native.health()[0])
     found = Diagnosis(
         python=sys.version.split()[0],
         layerzero=_native.__version__,
-        devices=json.loads(_native.devices()),
+        devices=devices,
         backends=json.loads(_native.backends()),
         kernels=len(kernels),
         runnable=sum(k.available for k in kernels),

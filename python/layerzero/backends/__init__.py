@@ -2,6 +2,8 @@
 
 BACKENDS: tuple[str, ...] = (
     "torch",
+    "torch_cuda",
+    "triton",
     "onednn",
     "zentorch",
     "ipex",

@@ -18,20 +18,21 @@ import layerzero as lz
 
 #: Whose operations, and in which dtype.
 MODELS = {"gpt2": "float32", "llama-3.2-1b": "bfloat16"}
-#: The sizes that are tuned, and those that are held out.
-TUNED: dict[str, list[int]] = {"batch": [1, 4], "seq": [32, 256], "context": [64, 1024]}
-HELD_OUT: dict[str, list[int]] = {"batch": [2], "seq": [96], "context": [320]}
+#: Batches, prompts and contexts that are tuned, and those that are held out.
+TUNED: tuple[list[int], list[int], list[int]] = ([1, 4], [32, 256], [64, 1024])
+HELD_OUT: tuple[list[int], list[int], list[int]] = ([2], [96], [320])
 #: Larger tensors than this would take the whole budget (elements).
 LARGEST = 1 << 24
 #: What the issue of choosing is held to.
 TARGETS = {"geomean": 1.05, "worst": 1.25, "least_times_baseline": 0.97, "agreement": 0.95, "agreement_on_ties": 1.0}
 
 
-def calls(sizes: dict[str, list[int]]) -> list[dict[str, Any]]:
+def calls(sizes: tuple[list[int], list[int], list[int]]) -> list[dict[str, Any]]:
     """The calls of the models' forward passes at these sizes, sampling included."""
     small = []
+    batch, seq, context = sizes
     for model, dtype in MODELS.items():
-        for call in lz.workload(model=model, dtype=dtype, **sizes):
+        for call in lz.workload(model=model, dtype=dtype, batch=batch, seq=seq, context=context):
             if all(math.prod(tensor["shape"]) <= LARGEST for tensor in call["tensors"].values()):
                 small.append(call)
     return small

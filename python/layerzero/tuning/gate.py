@@ -10,6 +10,8 @@ from layerzero.tuning.inputs import Inputs
 
 #: Work up to which the reference itself says what is right. It goes through every element one by one, in float64.
 REFERENCE_FLOPS = 3e7
+#: Work beyond which the reference would take minutes.
+REFERENCE_LIMIT = 1e10
 #: How many draws of a sampling kernel are looked at.
 DRAWS = 8
 
@@ -55,13 +57,24 @@ class Gate:
         return self._run(self._inputs.reference, kwargs)
 
     def _in_float64(self) -> tuple[Any, ...]:
-        """The same call in float64, by torch; where nothing there takes float64, by the reference."""
-        wide = {k: v.double() if _is_data(v) else v for k, v in self._inputs.copied().items()}
-        for candidate in _native_candidates(self._inputs.function, wide):
+        """The same call in float64, by torch. Where nothing there takes that, or it takes too much memory, half-width
+        floats are judged in float32; the reference says what is right where neither can be had."""
+        import torch
+
+        halves = all(v.element_size() <= 2 for v in self._inputs.kwargs.values() if _is_data(v))
+        for dtype in (torch.float64, torch.float32) if halves else (torch.float64,):
             try:
-                return self._run(candidate, wide)
-            except Exception:  # noqa: BLE001, S112 - the next one may do it
+                wide = {k: v.to(dtype) if _is_data(v) else v for k, v in self._inputs.copied().items()}
+            except RuntimeError:
+                # No memory for it.
                 continue
+            for candidate in _native_candidates(self._inputs.function, wide):
+                try:
+                    return self._run(candidate, wide)
+                except Exception:  # noqa: BLE001, S112 - the next one may do it
+                    continue
+        if self._inputs.flops > REFERENCE_LIMIT:
+            raise RuntimeError("nothing here can say what is right for a call this large")
         return self._by_reference()
 
     def _judge_draws(self, kernel: str) -> tuple[float, str | None]:
@@ -99,5 +112,5 @@ def _native_candidates(function: str, kwargs: dict[str, Any]) -> list[str]:
     import json
 
     report = json.loads(_native.explain(function, **kwargs)[0])
-    torch_ones = [c for c in report["candidates"] if c["accepted"] and c["backend"] == "torch"]
+    torch_ones = [c for c in report["candidates"] if c["accepted"] and c["backend"] in ("torch", "torch_cuda")]
     return [c["kernel_id"] for c in reversed(torch_ones)]

@@ -1,15 +1,18 @@
 """FlashInfer (`flashinfer`), read from its sources at v0.6.0 to v0.6.18.
 
 Not run on hardware: tested against functions and classes of the same signatures.
+
+Its `silu_and_mul` takes both halves as one tensor. An operation is given two, and to join them takes longer than what is
+gained, so it is not used.
 """
 
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from . import attention, mla, paged, sparse
+from . import attention, mla, norm, paged, rope, sampling, sparse
 
-_MODULES: tuple[Any, ...] = (attention, paged, mla, sparse)
+_MODULES: tuple[Any, ...] = (attention, paged, mla, sparse, norm, rope, sampling)
 _MISFITS = (ImportError, AttributeError, OSError, RuntimeError, TypeError, ValueError)
 
 

@@ -1,0 +1,94 @@
+"""Sampling from logits, and speculative verification, without a step that waits for the device.
+
+Probabilities are summed in float64, so that a draw is the one the definition gives. A token is found by searching the
+sums, which takes next to no time.
+
+Not run on hardware.
+"""
+
+import torch
+from torch import Tensor
+
+from ..torch.blocks import rows_of
+from ..torch.sampling import _draws, _place, _uniform
+
+_LOW_BITS = 0x7FFFFFFF
+
+
+def topk(logits: Tensor, uniform: Tensor | None, k: int, seed: int) -> Tensor:
+    """Draws one of the k most likely tokens of each row, by `torch.topk`."""
+    rows = rows_of(logits)
+    count = min(k, rows.shape[1])
+    # Of equal numbers `topk` takes any: with the index below them no two are equal.
+    keys = torch.topk(_ordered(rows), count).values
+    ids = rows.shape[1] - 1 - (keys & 0xFFFFFFFF)
+    drawn = _drawn(rows.gather(1, ids), ids, 1.0, _uniform(uniform, logits, seed))
+    return drawn.masked_fill_(rows.amax(1).isnan(), -1).reshape(logits.shape[:-1])
+
+
+def _ordered(rows: Tensor) -> Tensor:
+    """Integers in the order of the numbers, the lower index first among equals: the number above, the index below."""
+    # The two zeros are equal, and as integers they are not.
+    bits = (rows.float() + 0.0).view(torch.int32)
+    bits = (bits ^ ((bits >> 31) & _LOW_BITS)).long()
+    return (bits << 32) | torch.arange(rows.shape[1] - 1, -1, -1, device=rows.device)
+
+
+def topk_sorted(logits: Tensor, uniform: Tensor | None, k: int, seed: int) -> Tensor:
+    """The same from the sorted vocabulary."""
+    rows = rows_of(logits)
+    values, ids = rows.sort(stable=True, dim=-1, descending=True)
+    count = min(k, rows.shape[1])
+    return _drawn(values[:, :count], ids, 1.0, _uniform(uniform, logits, seed)).reshape(logits.shape[:-1])
+
+
+def topp_sorted(logits: Tensor, uniform: Tensor | None, p: float, seed: int) -> Tensor:
+    """Draws from the smallest set of tokens whose probability reaches p, from the sorted vocabulary."""
+    values, ids = rows_of(logits).sort(stable=True, dim=-1, descending=True)
+    return _drawn(values, ids, p, _uniform(uniform, logits, seed)).reshape(logits.shape[:-1])
+
+
+def _drawn(values: Tensor, ids: Tensor, p: float, uniform: Tensor) -> Tensor:
+    """The id drawn from each row of descending logits, cut where their probability reaches p; -1 where they are none.
+
+    A NaN comes first when numbers are sorted, and makes all sums NaN.
+    """
+    sums = torch.softmax(values, -1, dtype=torch.float64).cumsum(-1)
+    total = sums[:, -1:].contiguous()
+    # Rounding may leave the sum below p: then it is the last token that adds to it.
+    last = torch.searchsorted(sums, total)
+    if p < 1.0:
+        last = torch.minimum(last, torch.searchsorted(sums, torch.full_like(total, p)))
+    last = last.clamp_(max=sums.shape[1] - 1)
+    wanted = sums.gather(1, last) * uniform[:, None]
+    place = torch.minimum(torch.searchsorted(sums, wanted, right=True), last)
+    return ids.gather(1, place)[:, 0].masked_fill_(total[:, 0].isnan(), -1)
+
+
+def speculative(
+    draft_ids: Tensor, draft_probs: Tensor, target_probs: Tensor, uniform: Tensor | None, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Accepts or rejects drafted tokens so that the result is distributed as the target model's."""
+    batch, draft, _ = draft_probs.shape
+    draft_ids = draft_ids.long()
+    uniform = _draws((batch, draft + 1), draft_probs, seed) if uniform is None else uniform.double()
+    at_token = draft_ids[:, :, None]
+    drafted = draft_probs.gather(2, at_token)[:, :, 0].double()
+    wanted = target_probs[:, :draft].gather(2, at_token)[:, :, 0].double()
+    accepts = uniform[:, :draft] * drafted < wanted
+    accepted = accepts.long().cumprod(1).sum(1)
+    # Of each sequence one row is drawn from: no other is widened.
+    sequence = torch.arange(batch, device=draft_ids.device)
+    target = target_probs[sequence, accepted].double()
+    weights = target
+    if draft > 0:
+        rest = target - draft_probs[sequence, accepted.clamp(max=draft - 1)].double()
+        rest = torch.where(rest < 0.0, 0.0, rest)
+        usable = (accepted < draft) & (rest != 0.0).any(1)
+        weights = torch.where(usable[:, None], rest, target)
+    place, valid = _place(weights / weights.sum(1, keepdim=True), uniform[:, draft])
+    drawn = place.masked_fill(~valid, -1)
+    order = torch.arange(draft + 1, device=draft_ids.device).expand(batch, -1)
+    padded = torch.nn.functional.pad(draft_ids, (0, 1), value=-1)
+    ids = padded.masked_fill(order >= accepted[:, None], -1)
+    return ids.scatter(1, accepted[:, None], drawn[:, None]), accepted

@@ -1,0 +1,338 @@
+"""Dense attention by the kernels torch brings: the function one writes, and each of its implementations by itself.
+
+torch aligns `is_causal` top-left where its flash kernel and LayerZero align bottom-right: the two agree where there are
+as many queries as keys. A single query is the last position, and causal takes nothing from it.
+
+Kernels find the largest score among the unscaled products, so scales are made positive first; and they load 16 bytes at
+a time, which operands with odd strides are copied for. A mask is built on the device, anew for each call.
+
+Not run on hardware.
+"""
+
+import math
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from layerzero.kernels import direct
+
+from ..flash_attn.operands import positive, readable
+from ..flash_attn.seeding import seeded
+from ..torch.attention import distances, reachable, split_mask
+
+_sdpa = torch._C._nn.scaled_dot_product_attention
+_math = torch._C._VariableFunctions._scaled_dot_product_attention_math
+_flash = torch._C._VariableFunctions._scaled_dot_product_flash_attention
+_cudnn = torch._C._VariableFunctions._scaled_dot_product_cudnn_attention
+_efficient = torch._C._VariableFunctions._scaled_dot_product_efficient_attention
+_flash_in_window = torch.ops.aten._flash_attention_forward.default
+_efficient_in_window = torch.ops.aten._efficient_attention_forward.default
+
+_INFINITY = math.inf
+_LOAD = 16
+# What aten calls a mask that leaves each query the keys up to its own position, aligned bottom-right.
+_CAUSAL_FROM_BOTTOM_RIGHT = 2
+# Rows of a bias begin on multiples of so many elements.
+_BIAS_STEP = 8
+
+
+def _fits(tensor: Tensor) -> bool:
+    """Whether kernels can load from it as it lies; heads they cannot load at all are padded, or go to matrix products."""
+    if tensor.is_contiguous() and tensor.data_ptr() % _LOAD == 0:
+        return True
+    return tensor.shape[-1] * tensor.element_size() % _LOAD != 0 or readable(tensor)
+
+
+def _loadable(tensor: Tensor) -> Tensor:
+    return tensor if _fits(tensor) else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _heads_first(tensor: Tensor, layout: str) -> Tensor:
+    """The tensor in the order batch, heads, sequence, element."""
+    return _loadable(tensor).transpose(1, 2) if layout == "BSHD" else _loadable(tensor)
+
+
+def _sequence_first(tensor: Tensor, layout: str) -> Tensor:
+    """The tensor in the order batch, sequence, heads, element."""
+    return _loadable(tensor).transpose(1, 2) if layout == "BHSD" else _loadable(tensor)
+
+
+def _wants_gradients(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    dropout_p: float,
+    seed: int,
+) -> Tensor:
+    """torch's function; heads first."""
+    grouped = query.shape[1] != key.shape[1]
+    if dropout_p > 0.0:
+        with seeded(query.device, seed):
+            return _sdpa(query, key, value, mask, dropout_p, causal, scale=scale, enable_gqa=grouped)
+    return _sdpa(query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
+
+
+def _sdpa_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    scale: float | None,
+    dropout_p: float,
+    seed: int,
+    layout: str,
+) -> tuple[Any, ...] | None:
+    """torch's own call, where no argument has to be turned or copied and nothing is drawn."""
+    plain = layout == "BHSD" and dropout_p == 0.0 and (scale is None or scale > 0.0)
+    if not plain or not all(_fits(tensor) for tensor in (query, key, value)):
+        return None
+    keywords: dict[str, Any] = {"is_causal": True} if causal and query.shape[2] != 1 else {}
+    if scale is not None:
+        keywords["scale"] = scale
+    if query.shape[1] != key.shape[1]:
+        keywords["enable_gqa"] = True
+    return _sdpa, (query, key, value), keywords
+
+
+@direct(_sdpa_call)
+def sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    scale: float | None,
+    dropout_p: float,
+    seed: int,
+    layout: str,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention`, which chooses among its implementations."""
+    query, scale = positive(query, scale)
+    query, key, value = (_heads_first(tensor, layout) for tensor in (query, key, value))
+    output = _attend(query, key, value, None, causal and query.shape[2] != 1, scale, dropout_p, seed)
+    return output.transpose(1, 2) if layout == "BSHD" else output
+
+
+def sdpa_cross(
+    query: Tensor, key: Tensor, value: Tensor, scale: float | None, dropout_p: float, seed: int, layout: str
+) -> Tensor:
+    """The same, to another sequence."""
+    return sdpa(query, key, value, False, scale, dropout_p, seed, layout)
+
+
+def masked(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    alibi_slopes: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    window_right: int,
+    dropout_p: float,
+    seed: int,
+    layout: str,
+) -> Tensor:
+    """The same under a mask: the one that is given, windows, causal bounds that are not square, linear biases."""
+    query, scale = positive(query, scale)
+    query, key, value = (_heads_first(tensor, layout) for tensor in (query, key, value))
+    seq_q, seq_k = query.shape[2], key.shape[2]
+    if seq_q == 1 and attn_mask is None and alibi_slopes is None:
+        # What the last position reaches is the end of the keys.
+        first = max(seq_k - 1 - window_left, 0) if window_left >= 0 else 0
+        output = _attend(query, key[:, :, first:], value[:, :, first:], None, False, scale, dropout_p, seed)
+        return output.transpose(1, 2) if layout == "BSHD" else output
+    mask = _mask(query, key, attn_mask, alibi_slopes, causal, (window_left, window_right))
+    if _wants_gradients(mask):
+        # Not every implementation has a gradient for the mask.
+        with seeded(query.device, seed) if dropout_p > 0.0 else nullcontext():
+            output = _math(query, key, value, mask, dropout_p, scale=scale, enable_gqa=query.shape[1] != key.shape[1])[
+                0
+            ]
+    else:
+        output = _attend(query, key, value, _at_a_bound(mask), False, scale, dropout_p, seed)
+    # By position alone every query reaches itself, unless there are more of them than keys.
+    if attn_mask is not None or seq_q > seq_k:
+        output = _nothing_is_zero(output, mask)
+    return output.transpose(1, 2) if layout == "BSHD" else output
+
+
+def masked_cross(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    scale: float | None,
+    dropout_p: float,
+    seed: int,
+    layout: str,
+) -> Tensor:
+    """The same, to another sequence."""
+    return masked(query, key, value, attn_mask, None, False, scale, -1, -1, dropout_p, seed, layout)
+
+
+def _mask(
+    query: Tensor,
+    key: Tensor,
+    attn_mask: Tensor | None,
+    alibi_slopes: Tensor | None,
+    causal: bool,
+    reach: tuple[int, int],
+) -> Tensor:
+    """All that keeps queries from keys, and all that is added to scores, as one mask."""
+    allowed, bias = split_mask(attn_mask, reachable(query, key, causal, reach))
+    if alibi_slopes is not None:
+        work = torch.float64 if query.dtype == torch.float64 else torch.float32
+        distance = distances(query.shape[2], key.shape[2], query.device).to(work)
+        slopes = (alibi_slopes.to(work)[:, None, None] * -distance)[None]
+        bias = slopes if bias is None else bias + slopes
+    if bias is None:
+        assert allowed is not None
+        return allowed
+    if allowed is not None:
+        bias = bias.masked_fill(~allowed, -_INFINITY)
+    return bias.to(query.dtype)
+
+
+def _at_a_bound(mask: Tensor) -> Tensor:
+    """The mask, or a copy where kernels could not load from it; boolean ones are copied by torch."""
+    if mask.dtype == torch.bool or (mask.stride(-1) == 1 and mask.data_ptr() % _LOAD == 0):
+        return mask
+    return mask.clone(memory_format=torch.contiguous_format)
+
+
+def _nothing_is_zero(output: Tensor, mask: Tensor) -> Tensor:
+    """A query that may attend to nothing gives zeros."""
+    reached = mask if mask.dtype == torch.bool else mask != -_INFINITY
+    return output.masked_fill(~reached.any(-1, keepdim=True), 0.0)
+
+
+def grouped(query: Tensor, key: Tensor, value: Tensor, scale: float | None, window_left: int, layout: str) -> Tensor:
+    """The same of one query per head: the heads that share a key/value head stand where its queries would, so that keys
+    and values are read once for all of them."""
+    query, scale = positive(query, scale)
+    query, key, value = (_heads_first(tensor, layout) for tensor in (query, key, value))
+    batch, heads, _, head_dim = query.shape
+    if 0 <= window_left < key.shape[2] - 1:
+        first = key.shape[2] - 1 - window_left
+        key, value = key[:, :, first:], value[:, :, first:]
+    queries = query.reshape(batch, key.shape[1], -1, head_dim)
+    output = _sdpa(queries, key, value, scale=scale).reshape(batch, heads, 1, value.shape[3])
+    return output.transpose(1, 2) if layout == "BSHD" else output
+
+
+def flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    window_right: int,
+    layout: str,
+) -> Tensor:
+    """torch's FlashAttention 2, windows included. It is aligned bottom-right, and reads shared heads once."""
+    query, scale = positive(query, scale)
+    output: Tensor
+    if window_left < 0 and window_right < 0:
+        query, key, value = (_heads_first(tensor, layout) for tensor in (query, key, value))
+        output = _flash(query, key, value, 0.0, causal, False, scale=scale)[0]
+        return output.transpose(1, 2) if layout == "BSHD" else output
+    query, key, value = (_sequence_first(tensor, layout) for tensor in (query, key, value))
+    output = _flash_in_window(
+        query,
+        key,
+        value,
+        None,
+        None,
+        query.shape[1],
+        key.shape[1],
+        0.0,
+        causal,
+        False,
+        scale=scale,
+        window_size_left=window_left,
+        window_size_right=window_right,
+    )[0]
+    return output.transpose(1, 2) if layout == "BHSD" else output
+
+
+def flash_cross(query: Tensor, key: Tensor, value: Tensor, scale: float | None, layout: str) -> Tensor:
+    """The same, to another sequence."""
+    return flash(query, key, value, False, scale, -1, -1, layout)
+
+
+def cudnn(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None, layout: str) -> Tensor:
+    """cuDNN's attention; it is aligned top-left, and reads shared heads once."""
+    query, scale = positive(query, scale)
+    query, key, value = (_heads_first(tensor, layout) for tensor in (query, key, value))
+    causal = causal and query.shape[2] != 1
+    wanted = _wants_gradients(query, key, value)
+    output = _cudnn(query, key, value, None, wanted, 0.0, causal, False, scale=scale)[0]
+    return output.transpose(1, 2) if layout == "BSHD" else output
+
+
+def cudnn_cross(query: Tensor, key: Tensor, value: Tensor, scale: float | None, layout: str) -> Tensor:
+    """The same, to another sequence."""
+    return cudnn(query, key, value, False, scale, layout)
+
+
+def efficient(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    layout: str,
+) -> Tensor:
+    """torch's memory-efficient attention: float32 too, masks, windows to the left; heads are not shared."""
+    query, scale = positive(query, scale)
+    wanted = _wants_gradients(query, key, value, attn_mask)
+    output: Tensor
+    sequence = 1 if layout == "BSHD" else 2
+    seq_q, seq_k = query.shape[sequence], key.shape[sequence]
+    if causal and (seq_q not in (1, seq_k) or 0 <= window_left < seq_k - 1):
+        query, key, value = (_sequence_first(tensor, layout) for tensor in (query, key, value))
+        # Its window counts the query's own position.
+        window = window_left + 1 if window_left >= 0 else None
+        output = _efficient_in_window(
+            query, key, value, None, None, None, None, None, 0.0, _CAUSAL_FROM_BOTTOM_RIGHT, wanted,
+            scale=scale, window_size=window,
+        )[0]  # fmt: skip
+        return output.transpose(1, 2) if layout == "BHSD" else output
+    query, key, value = (_heads_first(tensor, layout) for tensor in (query, key, value))
+    bias = None if attn_mask is None else _bias(attn_mask, query, seq_k)
+    output = _efficient(query, key, value, bias, wanted, 0.0, causal and seq_q != 1, scale=scale)[0]
+    if attn_mask is not None:
+        output = _nothing_is_zero(output, attn_mask)
+    return output.transpose(1, 2) if layout == "BSHD" else output
+
+
+def efficient_cross(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, scale: float | None, layout: str
+) -> Tensor:
+    """The same, to another sequence."""
+    return efficient(query, key, value, attn_mask, False, scale, -1, layout)
+
+
+def _bias(attn_mask: Tensor, query: Tensor, seq_k: int) -> Tensor:
+    """A mask as a bias the memory-efficient kernel can load from, for every head."""
+    if attn_mask.dtype == torch.bool:
+        zeros = torch.zeros(attn_mask.shape, dtype=query.dtype, device=query.device)
+        attn_mask = zeros.masked_fill_(~attn_mask, -_INFINITY)
+    if seq_k % _BIAS_STEP:
+        attn_mask = torch.nn.functional.pad(attn_mask, (0, -seq_k % _BIAS_STEP))[..., :seq_k]
+    elif not readable(attn_mask):
+        attn_mask = attn_mask.clone(memory_format=torch.contiguous_format)
+    return attn_mask.expand(query.shape[0], query.shape[1], query.shape[2], seq_k)

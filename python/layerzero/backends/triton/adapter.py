@@ -1,0 +1,24 @@
+"""Kernels of our own in Triton (`triton`), written for version 3.6.
+
+Not run on hardware: tested in Triton's interpreter.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+
+from . import activation, norm, paged, position, quantize, sampling
+
+_MODULES: tuple[Any, ...] = (norm, activation, position, sampling, paged, quantize)
+
+
+def detect() -> str:
+    """The version of Triton; raises `RuntimeError` where there is no device it compiles for."""
+    if torch.version.cuda is None or not torch.cuda.is_available():
+        raise RuntimeError("Triton compiles for CUDA devices, and torch sees none")
+    return str(triton.__version__)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {name: run for module in _MODULES for name, run in module.KERNELS.items()}
