@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib import metadata
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import described
@@ -183,13 +183,10 @@ MODULES: dict[str, dict[str, dict[str, Any]]] = {
     "quack": {"quack.rmsnorm": {"rmsnorm": rmsnorm, "rmsnorm_fwd": rmsnorm_fwd}},
     "apex": {
         "apex.normalization.fused_layer_norm": {
-            one.__name__: one
-            for one in (
-                FusedRMSNormFunction,
-                FusedRMSNormAffineFunction,
-                FusedLayerNormFunction,
-                FusedLayerNormAffineFunction,
-            )
+            "FusedRMSNormFunction": FusedRMSNormFunction,
+            "FusedRMSNormAffineFunction": FusedRMSNormAffineFunction,
+            "FusedLayerNormFunction": FusedLayerNormFunction,
+            "FusedLayerNormAffineFunction": FusedLayerNormAffineFunction,
         },
         "fused_layer_norm_cuda": {},
     },
@@ -257,18 +254,10 @@ GRAD = ("--requires-grad",)
     ],
 )
 def test_what_is_declared(
-    op: str,
-    shapes: dict[str, tuple[int, ...]],
-    dtype: str,
-    flags: tuple[str, ...],
-    kernel_id: str,
-    reason: str | None,
+    op: str, shapes: Any, dtype: str, flags: tuple[str, ...], kernel_id: str, reason: str | None
 ) -> None:
     reasons = described.ask(op, "h200", shapes, dtype, *flags)[kernel_id]
-    if reason is None:
-        assert not reasons
-    else:
-        assert any(line.startswith(reason) for line in reasons), reasons
+    assert not reasons if reason is None else any(line.startswith(reason) for line in reasons), reasons
 
 
 def test_weights_of_another_dtype() -> None:
@@ -342,16 +331,21 @@ def test_a_library_that_is_not_there_is_not_found(monkeypatch: pytest.MonkeyPatc
 # --- on a device ------------------------------------------------------------------------------------------------------
 
 
+def version_of(backend: str) -> str:
+    """The version of the library itself, where it is installed."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    try:
+        return str(adapter(backend).detect())
+    except (ImportError, RuntimeError) as error:
+        pytest.skip(str(error))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", list(VERSIONS))
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_library_itself_is_right(backend: str, dtype: torch.dtype) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    try:
-        version = adapter(backend).detect()
-    except (ImportError, RuntimeError) as error:
-        pytest.skip(str(error))
+    version = version_of(backend)
     torch.manual_seed(0)
     ran = 0
     with described.registered(backend, version):
@@ -360,26 +354,20 @@ def test_the_library_itself_is_right(backend: str, dtype: torch.dtype) -> None:
             w, b = (torch.randn(shape[-1], device="cuda").to(dtype) for _ in range(2))
             total = x.double() + r.double()
             gated = torch.nn.functional.silu(x.double()) * r.double()
-            calls = [
-                SimpleNamespace(keywords={"input": x, "weight": w, "eps": 1e-6}, want=(rms(x, w, 1e-6),)),
-                SimpleNamespace(keywords={"input": x, "eps": 1e-6}, want=(rms(x, None, 1e-6),)),
-                SimpleNamespace(
-                    keywords={"input": x, "weight": w, "bias": b, "eps": 1e-5}, want=(layer(x, w, b, 1e-5),)
-                ),
-                SimpleNamespace(
-                    keywords={"input": x, "residual": r, "weight": w, "eps": 1e-6},
-                    want=(rms(total, w, 1e-6), total),
-                ),
-                SimpleNamespace(keywords={"gate": x, "up": r}, want=(gated,)),
+            normed = {"input": x, "eps": 1e-6}
+            calls: list[tuple[str, dict[str, Any], tuple[Tensor, ...]]] = [
+                ("rms_norm", {**normed, "weight": w}, (rms(x, w, 1e-6),)),
+                ("rms_norm", normed, (rms(x, None, 1e-6),)),
+                ("layer_norm", {**normed, "weight": w, "bias": b}, (layer(x, w, b, 1e-6),)),
+                ("add_rms_norm", {**normed, "residual": r, "weight": w}, (rms(total, w, 1e-6), total)),
+                ("silu_mul", {"gate": x, "up": r}, (gated,)),
             ]
-            for call, kind in zip(
-                calls, ("rms_norm", "rms_norm", "layer_norm", "add_rms_norm", "silu_mul"), strict=True
-            ):
+            for kind, keywords, want in calls:
                 name = f"{backend}.{kind}"
-                if name not in adapter(backend).KERNELS or not lz.validate(name, **call.keywords)[0]:
+                if name not in adapter(backend).KERNELS or not lz.validate(name, **keywords)[0]:
                     continue
-                got = lz.run_kernel(name, **call.keywords)
-                for one, other in zip(got if isinstance(got, tuple) else (got,), call.want, strict=True):
+                got = lz.run_kernel(name, **keywords)
+                for one, other in zip(got if isinstance(got, tuple) else (got,), want, strict=True):
                     allowed = 2 * TOLERANCES[dtype]
                     torch.testing.assert_close(one.double(), other, rtol=allowed, atol=allowed)
                 ran += 1
@@ -389,12 +377,7 @@ def test_the_library_itself_is_right(backend: str, dtype: torch.dtype) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", list(VERSIONS))
 def test_gradients_of_the_library_itself(backend: str) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    try:
-        version = adapter(backend).detect()
-    except (ImportError, RuntimeError) as error:
-        pytest.skip(str(error))
+    version = version_of(backend)
     torch.manual_seed(0)
     x, w = (
         torch.randn(33, 1024, device="cuda", requires_grad=True),

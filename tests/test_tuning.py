@@ -247,6 +247,23 @@ def test_what_was_measured_is_not_measured_again() -> None:
     assert len(forced.tuned) == 1
 
 
+def test_a_call_is_made_between_before_and_after() -> None:
+    said: list[str] = []
+
+    def before() -> None:
+        said.append("before")
+
+    def after() -> float:
+        said.append("after")
+        return float(len(said))
+
+    subject = _native.Subject("rms_norm", {"input": torch.ones(2, 8)})
+    assert subject.time_between("torch.rms_norm", 3, before, after) == [2.0, 4.0, 6.0]
+    assert said == ["before", "after"] * 3
+    with pytest.raises(ZeroDivisionError):
+        subject.time_between("torch.rms_norm", 2, before, lambda: 1 / 0)
+
+
 def test_stopping_loses_nothing(kernels: list[str], database: Path) -> None:
     calls = [{"op": "norm.rms", "tensors": {"input": {"dtype": "float32", "shape": [rows, 64]}}} for rows in (2, 4, 8)]
     told: list[str] = []

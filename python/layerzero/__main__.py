@@ -18,6 +18,10 @@ def main() -> int:
         bench = import_module(f"layerzero.bench.{arguments[1]}")
         code: int = bench.main(arguments[2:])
         return code
+    if arguments[:1] == ["compat"]:
+        from layerzero.compat import command
+
+        return command.main(arguments[1:])
     if arguments[:1] == ["report"] and "--png" in arguments and "--help" not in arguments:
         from layerzero import plots
 

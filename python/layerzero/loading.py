@@ -70,9 +70,26 @@ def _is_installed(library: str) -> bool:
         return False
 
 
+def nothing() -> None:
+    """Has nothing loaded by itself in this process: it is for trying out what is loaded by hand."""
+    global _loaded
+    with _lock:
+        _loaded = True
+
+
 def _load_builtin(name: str) -> None:
     folder = Path(__file__).parent / "backends" / name
     document = (folder / "capabilities.json").read_text(encoding="utf-8")
+    from layerzero.compat import problem
+
+    if (why := problem(name)) is not None:
+        _native.load_backend(name, document, {}, [], ("BACKEND_IMPORT_FAILED", why))
+        return
+    import_backend(name, document)
+
+
+def import_backend(name: str, document: str) -> None:
+    """Imports the adapter of a backend that comes along, and registers its kernels, or why they cannot run."""
     try:
         adapter = importlib.import_module(f"layerzero.backends.{name}.adapter")
         version = adapter.detect()

@@ -261,7 +261,6 @@ fn without_effect(config: &Config) -> Vec<String> {
         (isolated, "backend_isolation: subprocess", "backends run in this process"),
         (!settings.explain_enabled, "explain_enabled: false", "explain answers all the same"),
         (settings.plan_mode, "plan_mode", "each operation is selected by itself"),
-        (settings.graph_strict_mode, "graph_strict_mode", "kernels are taken at their word about CUDA graphs"),
         (settings.perfdb.auto_tune, "perfdb.auto_tune", "nothing is measured while serving"),
     ];
     set.into_iter()

@@ -465,12 +465,16 @@ fn graphs(look: &Look<'_>) -> Answer {
         gpus.into_iter().any(|device| look.runs_on(kernel, device))
     };
     let safe = look.snapshot.kernels().filter(|(ix, kernel)| kernel.graph_safe && on_gpu(*ix)).count();
-    match safe {
-        0 => fail(
-            "no kernel here is proven safe inside CUDA graphs",
+    match (safe, look.snapshot.spec().perf.graph_proofs()) {
+        (0, _) => fail(
+            "no kernel here is declared safe inside CUDA graphs",
             "turn graph_strict_mode off, or install one that is",
         ),
-        safe => pass(format!("{} proven safe inside CUDA graphs", count(safe, "kernel"))),
+        (safe, 0) => fail(
+            format!("none of {} is proven safe inside CUDA graphs", count(safe, "kernel")),
+            "prove them with 'layerzero tune --graph …', or turn graph_strict_mode off",
+        ),
+        (safe, proven) => pass(format!("{proven} of {} proven safe inside CUDA graphs", count(safe, "kernel"))),
     }
 }
 

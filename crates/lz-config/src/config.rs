@@ -170,6 +170,7 @@ impl Config {
             deterministic: settings.deterministic,
             allow_jit: settings.allow_jit,
             memory_headroom_bytes: i64::try_from(settings.memory_headroom_mb << 20).unwrap_or(i64::MAX),
+            graph_strict: settings.graph_strict_mode,
             fallback_enabled: settings.fallback_enabled,
             ..lz_select::Settings::default()
         }

@@ -25,7 +25,7 @@ settings! {
         allow_adaptation: bool = true;
         /// Allow kernels that would have to be compiled first.
         allow_jit: bool = true;
-        /// Check kernels by a dummy capture before they may run inside CUDA graphs.
+        /// Only kernels that were captured and replayed here before (`layerzero tune --graph`) may run inside CUDA graphs.
         graph_strict_mode: bool = false;
         /// Where backends run.
         backend_isolation: Isolation = Isolation::InProcess;
@@ -227,5 +227,9 @@ pub(crate) static ALIASES: &[(&str, &str)] =
 /// Environment variables that are no settings: name, meaning.
 pub static VARIABLES: &[(&str, &str)] = &[
     ("LAYERZERO_CONFIG", "Path of the project file; `layerzero.yaml` in the current directory when not given."),
+    (
+        "LAYERZERO_HUB_ALLOW",
+        "Kernels of the Hugging Face hub that may be loaded from the local cache: `repo@commit`, several with commas.",
+    ),
     ("LAYERZERO_LOCK_<OP>", "Locks an operation, alias or function (upper case, dots as underscores) to a kernel."),
 ];

@@ -137,7 +137,15 @@ impl Schedule {
                 return Err(ScheduleError::Number { id: item.id, what: "a feature", value });
             }
         }
-        let entry = |item| Entry { item, loss: 1.0, round_us: None, ratio: None, visited: false, finished: false, known: false };
+        let entry = |item| Entry {
+            item,
+            loss: 1.0,
+            round_us: None,
+            ratio: None,
+            visited: false,
+            finished: false,
+            known: false,
+        };
         let entries = covering_order(items).into_iter().map(entry).collect();
         Ok(Schedule { budget, entries })
     }

@@ -71,6 +71,29 @@ fn another_kernel_version_dtype_or_device_is_not_known() {
 }
 
 #[test]
+fn what_was_replayed_in_a_graph_is_proven_there_for_its_class() {
+    let in_graph = |rows: i64| {
+        let call = CallSpec::new("norm.rms").tensor("x", DType::F32, &[rows, 64]);
+        let named = call.named(DeviceIx(0), Context { capturing: true, ..Context::default() });
+        Catalog::get().resolve(&call.op, &named, &BindRules::default(), |_| None).unwrap().1.query
+    };
+    let wrong = |query| Observation { seen: Seen::Wrong("off".into()), ..took(query, "lib.c", 1.0) };
+    let eager = took(rms(8, 64, DType::F32), "lib.b", 4.0);
+    let seen = [took(in_graph(8), "lib.a", 4.0), eager, took(in_graph(8), "lib.c", 4.0), wrong(in_graph(16))];
+    let model = Model::new(seen, &devices());
+    let devices = devices();
+    let proven = |id: &str, query: &Query| {
+        let facts = Facts { op: Catalog::get().op(query.op()), query, device: &devices[0] };
+        model.proven_in_graphs(&kernel(id), &facts)
+    };
+    assert!(proven("lib.a", &in_graph(8)) && proven("lib.a", &in_graph(500)));
+    assert!(!proven("lib.a", &rms(8, 64, DType::F32)), "nothing is captured there");
+    assert!(!proven("lib.b", &in_graph(8)), "it ran outside only");
+    assert!(!proven("lib.c", &in_graph(8)), "it was wrong once");
+    assert_eq!(model.graph_proofs(), 1);
+}
+
+#[test]
 fn beyond_what_was_measured_it_is_a_guess() {
     let points = [64, 256, 1024].map(|rows| took(rms(rows, 1024, DType::F32), "lib.a", rows as f64));
     let model = Model::new(points, &devices());

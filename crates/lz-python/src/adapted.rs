@@ -46,10 +46,18 @@ pub fn run<'py>(job: &Job<'_, 'py>, step: &RouteStep) -> PyResult<Bound<'py, PyA
         if step.transforms.has(Transforms::CAST) && dtype != meta.dtype {
             object = object.call_method1("to", (torch.getattr(storage(dtype).0)?,))?;
         }
+        let read = |object: &_| Meta::read(object, job.front.name(), op.schema().inputs[index].name, Purpose::Run);
+        let mut meta = None;
         if step.transforms.has(Transforms::CONTIGUOUS) {
             object = object.call_method0("contiguous")?;
+            // What is contiguous may begin at any element; a copy begins where memory is aligned.
+            let seen = read(&object)?;
+            meta = if seen.aligned { Some(seen) } else { None };
+            if meta.is_none() {
+                object = object.call_method0("clone")?;
+            }
         }
-        metas[index] = Some(Meta::read(&object, job.front.name(), op.schema().inputs[index].name, Purpose::Run)?);
+        metas[index] = Some(meta.map_or_else(|| read(&object), Ok)?);
         slots[*at] = object.as_ptr();
         kept.push(object);
     }

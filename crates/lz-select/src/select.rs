@@ -107,6 +107,9 @@ impl Judge<'_> {
         if reasons.is_empty() {
             transforms = call_reasons(self.case, kernel, compiled, &mut reasons);
             self.readiness(entry, &mut reasons);
+            if !self.is_safe_in_graphs(kernel) {
+                reasons.push(Reason::CudaGraphUnsafe);
+            }
         }
         if let Some(rule) = self.rules.forbids(compiled.kernel) {
             reasons.push(Reason::PolicyDenied { rule: rule.reason() });
@@ -135,6 +138,12 @@ impl Judge<'_> {
         let kernel = &*entry.descriptor;
         let ready = |warm: &Arc<crate::warm::Warm>| warm.contains(&kernel.id, self.case.query);
         kernel.jit && self.snapshot.spec.warm.as_ref().map_or(entry.health.cold, |warm| !ready(warm))
+    }
+
+    /// In strict mode a kernel's word is not enough. One that does not even give it has its reason already.
+    fn is_safe_in_graphs(&self, kernel: &KernelDescriptor) -> bool {
+        let strict = self.case.settings.graph_strict && self.case.context.capturing && kernel.graph_safe;
+        !strict || self.snapshot.spec.perf.proven_in_graphs(kernel, &self.case.facts)
     }
 
     /// What is known of its speed; a time that is no number is not known.
@@ -319,22 +328,35 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
     // A reference whose time is only a guess goes last.
     let time = |i: usize| candidates[i].estimate.filter(|e| e.trusted).map_or(f64::INFINITY, |e| e.median_us);
     let noise = |i: usize| candidates[i].estimate.map_or(0.0, |e| e.spread_us);
+    let measured = |i: usize| candidates[i].estimate.is_some_and(|e| e.kind == EstimateKind::Measured);
+    // Two that were timed side by side share what disturbed them; predictions err each for itself.
+    let noise_between = |a: usize, b: usize| match measured(a) && measured(b) {
+        true => noise(a).max(noise(b)),
+        false => noise(a).hypot(noise(b)),
+    };
     accepted.sort_by(|&a, &b| {
         let standing = descending(terms(a).standing(), terms(b).standing());
         cold(a).cmp(&cold(b)).then(standing).then(time(a).total_cmp(&time(b))).then(a.cmp(&b))
     });
+    let plain = accepted.iter().copied().filter(|&i| candidates[i].baseline);
+    let default = plain.min_by(|&a, &b| descending(terms(a).priority, terms(b).priority).then(a.cmp(&b)));
     let mut ranking = Vec::with_capacity(accepted.len());
     while let Some(&fastest) = accepted.first() {
-        // Whoever is within the noise of the fastest ties with it; declared priority breaks the tie.
+        // Whoever is within the noise of the fastest ties with it. What plain torch runs wins ties, so that nobody is
+        // slower for noise; then declared priority.
         let ties = |i: usize| {
             i == fastest
                 || cold(i) == cold(fastest)
                     && terms(i).standing() == terms(fastest).standing()
                     && time(i).is_finite()
-                    && time(i) - time(fastest) <= noise(i).max(noise(fastest))
+                    && time(i) - time(fastest) <= noise_between(i, fastest)
         };
         let (mut group, rest): (Vec<usize>, Vec<usize>) = accepted.iter().partition(|&&i| ties(i));
-        group.sort_by(|&a, &b| descending(terms(a).priority, terms(b).priority).then(a.cmp(&b)));
+        let is_default = |i: usize| Some(i) == default;
+        group.sort_by(|&a, &b| {
+            let declared = descending(terms(a).priority, terms(b).priority);
+            is_default(b).cmp(&is_default(a)).then(declared).then(a.cmp(&b))
+        });
         ranking.extend(group);
         accepted = rest;
     }

@@ -34,6 +34,8 @@ pub struct Settings {
     pub allow_jit: bool,
     /// Memory that must stay free, in bytes.
     pub memory_headroom_bytes: i64,
+    /// Under CUDA graph capture only kernels that were captured and replayed here before.
+    pub graph_strict: bool,
     /// Whether a call falls through to the next kernel when one fails.
     pub fallback_enabled: bool,
     /// Head counts that help to tell layouts apart.
@@ -49,6 +51,7 @@ impl Default for Settings {
             deterministic: false,
             allow_jit: true,
             memory_headroom_bytes: 1024 << 20,
+            graph_strict: false,
             fallback_enabled: true,
             layout_hints: LayoutHints::default(),
         }

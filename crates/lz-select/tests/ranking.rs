@@ -172,19 +172,75 @@ fn rules_and_trials_do_not_make_calls_wait_for_a_compiler() {
     cold.jit = true;
     let mut spec = spec(vec![cold, kernel("b.x", 50), kernel("c.x", 40)]);
     spec.health.insert("a.jit".into(), Health { cold: true, ..Health::default() });
-    let override_to = |pattern: Pattern| PolicySpec::default().rule("mine", None, Condition::Always, Action::Override(pattern));
+    let override_to =
+        |pattern: Pattern| PolicySpec::default().rule("mine", None, Condition::Always, Action::Override(pattern));
     spec.policy = override_to(Pattern::Kernel("a.jit".into()));
     assert_eq!(ranking(&spec, &query()).0, ["b.x", "c.x", "a.jit"]);
     assert_eq!(spec.build(1).unwrap().select(&query()).overridden_by, None);
-    spec.policy = PolicySpec::default().rule("mine", None, Condition::Always, Action::Fallback(Pattern::Kernel("a.jit".into())));
+    spec.policy =
+        PolicySpec::default().rule("mine", None, Condition::Always, Action::Fallback(Pattern::Kernel("a.jit".into())));
     assert_eq!(ranking(&spec, &query()).0, ["b.x", "c.x", "a.jit"]);
     // Compiled, or with nobody else there, it goes where the rule says.
     spec.policy = override_to(Pattern::Kernel("a.jit".into()));
     spec.health.clear();
     assert_eq!(ranking(&spec, &query()).0, ["a.jit", "b.x", "c.x"]);
     spec.health.insert("a.jit".into(), Health { cold: true, ..Health::default() });
-    spec.policy = PolicySpec::default().rule("only", None, Condition::Always, Action::Lock(Pattern::Kernel("a.jit".into())));
+    spec.policy =
+        PolicySpec::default().rule("only", None, Condition::Always, Action::Lock(Pattern::Kernel("a.jit".into())));
     assert_eq!(ranking(&spec, &query()).0, ["a.jit"]);
+}
+
+#[test]
+fn ties_go_to_what_plain_torch_runs_and_predictions_err_each_for_itself() {
+    let mut default = kernel("a.default", 40);
+    default.baseline = true;
+    let mut spec = spec(vec![default, kernel("b.x", 60), kernel("c.x", 50)]);
+    let times = |kind, default: f64, b: f64| {
+        let one = |time| (time, 2.0, Some(kind), true);
+        Arc::new(Times(BTreeMap::from([("a.default", one(default)), ("b.x", one(b)), ("c.x", one(b))])))
+    };
+    spec.perf = times(EstimateKind::Measured, 101.5, 100.0);
+    assert_eq!(ranking(&spec, &query()).0, ["a.default", "b.x", "c.x"]);
+    spec.perf = times(EstimateKind::Measured, 103.0, 100.0);
+    assert_eq!(ranking(&spec, &query()).0, ["b.x", "c.x", "a.default"]);
+    // Twice a noise of 2 is one of 2.83.
+    spec.perf = times(EstimateKind::Predicted, 102.8, 100.0);
+    assert_eq!(ranking(&spec, &query()).0, ["a.default", "b.x", "c.x"]);
+    spec.perf = times(EstimateKind::Predicted, 102.9, 100.0);
+    assert_eq!(ranking(&spec, &query()).0, ["b.x", "c.x", "a.default"]);
+}
+
+/// Knows which kernels were replayed in a graph.
+struct Proven(&'static [&'static str]);
+
+impl PerfSource for Proven {
+    fn estimate(&self, _: &KernelDescriptor, _: &Facts<'_>) -> Option<Estimate> {
+        None
+    }
+
+    fn proven_in_graphs(&self, kernel: &KernelDescriptor, _: &Facts<'_>) -> bool {
+        self.0.contains(&kernel.id.as_str())
+    }
+
+    fn edges(&self, _: OpIx) -> Vec<(usize, i64)> {
+        Vec::new()
+    }
+}
+
+#[test]
+fn in_strict_mode_only_what_was_replayed_runs_under_capture() {
+    let kernels = [("a.x", true), ("b.x", true), ("c.x", false)];
+    let mut spec = spec(kernels.map(|(id, graph_safe)| KernelDescriptor { graph_safe, ..kernel(id, 50) }).to_vec());
+    spec.perf = Arc::new(Proven(&["b.x", "c.x"]));
+    let captured = query_with(128, Context { capturing: true, ..Context::default() });
+    assert_eq!(ranking(&spec, &captured).0, ["a.x", "b.x"]);
+    spec.settings.graph_strict = true;
+    assert_eq!(ranking(&spec, &captured).0, ["b.x"]);
+    assert_eq!(ranking(&spec, &query()).0, ["a.x", "b.x", "c.x"]);
+    // Whoever is out is out for one reason.
+    let decision = spec.build(1).unwrap().select(&captured);
+    let reasons: Vec<_> = decision.candidates.iter().map(|c| c.reasons.clone()).collect();
+    assert_eq!(reasons, [vec![Reason::CudaGraphUnsafe], vec![], vec![Reason::CudaGraphUnsafe]]);
 }
 
 #[test]

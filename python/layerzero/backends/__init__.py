@@ -4,6 +4,12 @@ BACKENDS: tuple[str, ...] = (
     "torch",
     "torch_cuda",
     "triton",
+    "flash_attn_4",
+    "flashinfer",
+    "xformers",
+    "liger",
+    "quack",
+    "cudnn",
     "onednn",
     "zentorch",
     "ipex",
@@ -13,9 +19,18 @@ BACKENDS: tuple[str, ...] = (
 UNPROVEN: tuple[str, ...] = (
     "flash_attn",
     "flash_attn_3",
-    "flash_attn_4",
-    "flashinfer",
-    "xformers",
+    "apex",
+    "aiter",
+    "flash_attn_ck",
+    "flash_attn_triton",
+    "torch_rocm",
+    "habana",
+    "torch_xpu",
+    "ipex_xpu",
+    "hub_activation",
+    "hub_flash_attn2",
+    "hub_flash_attn3",
+    "hub_rmsnorm",
 )
-"""Folders that are not loaded: their adapters were tried with recording fakes of the libraries, not yet on hardware. One
-that has been moves up."""
+"""Folders that are not loaded: not run on hardware, their adapters were tried with recording fakes of the libraries. One
+that has been run moves up. `layerzero compat --unproven` tries those whose library is there."""

@@ -18,9 +18,9 @@ import layerzero as lz
 
 #: Whose operations, and in which dtype.
 MODELS = {"gpt2": "float32", "llama-3.2-1b": "bfloat16"}
-#: Batches, prompts and contexts that are tuned, and those that are held out.
-TUNED: tuple[list[int], list[int], list[int]] = ([1, 4], [32, 256], [64, 1024])
-HELD_OUT: tuple[list[int], list[int], list[int]] = ([2], [96], [320])
+#: Batches, prompts and contexts that are tuned, powers of two; and those that are held out, between them.
+TUNED: tuple[list[int], list[int], list[int]] = ([1, 2, 4], [32, 128], [64, 512])
+HELD_OUT: tuple[list[int], list[int], list[int]] = ([3], [48, 96], [192])
 #: Larger tensors than this would take the whole budget (elements).
 LARGEST = 1 << 24
 #: What the issue of choosing is held to.

@@ -247,13 +247,8 @@ def _model(model: Any) -> str | None:
 
 
 def _device(device: Any) -> int:
-    name = str(device)
-    if name == "cpu":
-        return 0
-    kind, _, index = name.partition(":")
-    if kind == "cuda" and (index or "0").isdecimal():
-        return 1 + int(index or 0)
-    raise _bad(f"the device is {name!r}", "give 'cpu' or 'cuda:0'")
+    number: int = _native.device_number(str(device))
+    return number
 
 
 def _measure(

@@ -20,13 +20,13 @@ class Bench:
         self._gate: Gate | None = None
         self._subject: _native.Subject | None = None
         self._cuda: CudaTimer | None = None
-        self._call, self._device = "", 0
+        self._call, self._device, self._mode = "", 0, "eager"
         self._jit: set[str] | None = None
 
     def prepare(self, call: str, device: int, mode: str) -> None:
         """Makes inputs for a call; those of the call before are let go first."""
         self._inputs = self._gate = self._subject = self._cuda = None
-        self._call, self._device = call, device
+        self._call, self._device, self._mode = call, device, mode
         self._inputs = make(call, device)
         self._gate = Gate(self._inputs)
         self._subject = _native.Subject(self._inputs.function, self._inputs.copied())
@@ -51,9 +51,22 @@ class Bench:
                 number = _native.jit_begin(kernel, self._call, self._device)
                 _native.jit_done(number, warmup_ms, disk_caches.changed_since(before))
             worst, wrong = self._gate.judge(kernel)
+            if wrong is None and self._cuda is not None and self._mode == "graph":
+                worst, wrong = self._proven(kernel, worst)
         except Exception as error:  # noqa: BLE001 - whatever a kernel raises is its result
             return ("failed", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", None, None)
         return ("wrong", wrong, worst, warmup_ms) if wrong else ("right", None, worst, warmup_ms)
+
+    def _proven(self, kernel: str, worst: float) -> tuple[float, str | None]:
+        """Whether a kernel that is right is so, too, when it is captured and replayed."""
+        assert self._cuda is not None and self._gate is not None and self._inputs is not None, "prepare comes first"
+        outputs = self._cuda.replayed(kernel)
+        if self._inputs.updated or self._inputs.kind == "sampling":
+            # A second run of what it updates is not the first; a draw is judged by the tokens, which differ.
+            return (worst, None)
+        given = outputs if isinstance(outputs, tuple | list) else (outputs,)
+        again, wrong = self._gate.judge_results(tuple(given))
+        return (max(worst, again), wrong and f"replayed in a CUDA graph it {wrong}")
 
     def _compiled_on_first_use(self) -> set[str]:
         if self._jit is None:

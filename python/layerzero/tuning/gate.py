@@ -31,7 +31,10 @@ class Gate:
             # Draws of one's own: only that it runs, and gives what the operation gives, can be seen.
             self._run(kernel)
             return (0.0, None)
-        given = self._run(kernel)
+        return self.judge_results(self._run(kernel))
+
+    def judge_results(self, given: tuple[Any, ...]) -> tuple[float, str | None]:
+        """The same of results that are there."""
         worst, within = difference(given, self._expected(given), self._inputs.tolerance)
         if within:
             return (worst, None)

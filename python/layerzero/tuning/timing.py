@@ -28,42 +28,62 @@ class CudaTimer:
         cache = getattr(torch.cuda.get_device_properties(self._device), "L2_cache_size", 0)
         size = 2 * cache or _FLUSH_BYTES
         self._flushed = torch.empty(size, dtype=torch.int8, device=self._device)
-        self._begin, self._end, self._flushed_now = (self._event(torch) for _ in range(3))
         self._graphs: dict[str, Any] = {}
 
-    @staticmethod
-    def _event(torch: Any) -> Any:
-        return torch.cuda.Event(enable_timing=True)
-
     def time(self, kernel: str, calls: int) -> float:
-        """Microseconds of one call, the median of so many. Every call begins with a cold cache and an idle device, so that
-        the host's share shows where it is not hidden by work before it."""
+        """Microseconds of one call, the median of so many.
+
+        Every call finds the cache cold and the device at work on what came before it, as calls of a model do: what the
+        host takes longer than that shows, the rest does not.
+        """
         import torch
 
         calls = min(calls, _MOST_CALLS)
+        begins, ends = ([torch.cuda.Event(enable_timing=True) for _ in range(calls)] for _ in range(2))  # type: ignore[no-untyped-call]
+        first, last = iter(begins), iter(ends)
+
+        def before() -> None:
+            self._flushed.zero_()
+            next(first).record()
+
+        def after() -> float:
+            next(last).record()
+            return 0.0
+
         with torch.cuda.device(self._device):
             if self._mode == "graph":
                 replay = self._replay(kernel)
-                times = []
                 for _ in range(calls):
-                    self._before()
+                    before()
                     replay()
-                    times.append(self._after())
+                    after()
             else:
-                times = self._subject.time_between(kernel, calls, self._before, self._after)
-        return statistics.median(times)
+                self._subject.time_between(kernel, calls, before, after)
+            ends[-1].synchronize()
+        times = [float(begin.elapsed_time(end)) for begin, end in zip(begins, ends, strict=True)]
+        return statistics.median(times) * 1e3
 
-    def _before(self) -> None:
-        self._flushed.zero_()
-        self._flushed_now.record()
-        self._flushed_now.synchronize()
-        self._begin.record()
+    def replayed(self, kernel: str) -> Any:
+        """What a kernel gives when it is captured on a side stream after a warm-up, and replayed.
 
-    def _after(self) -> float:
-        self._end.record()
-        self._end.synchronize()
-        elapsed: float = self._begin.elapsed_time(self._end)
-        return elapsed * 1e3
+        Raises what capturing raises, and when a replay takes memory: what it wrote to may be somebody else's then.
+        """
+        import torch
+
+        with torch.cuda.device(self._device):
+            replay = self._replay(kernel)
+            outputs = self._graphs[kernel][1]
+            for tensor in outputs if isinstance(outputs, tuple | list) else [outputs]:
+                if isinstance(tensor, torch.Tensor):
+                    # What is left of the capture must not be taken for a result.
+                    tensor.view(torch.uint8).fill_(0x7F) if tensor.is_contiguous() else tensor.zero_()
+            before = torch.cuda.memory_allocated(self._device)
+            replay()
+            torch.cuda.synchronize(self._device)
+            taken = torch.cuda.memory_allocated(self._device) - before
+        if taken:
+            raise RuntimeError(f"a replay of the captured graph took {taken} bytes of memory")
+        return outputs
 
     def _replay(self, kernel: str) -> Any:
         import torch
@@ -76,7 +96,7 @@ class CudaTimer:
                     self._subject.run(kernel)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                self._subject.run(kernel)
-            self._graphs[kernel] = graph
-        return self._graphs[kernel].replay
+            with torch.cuda.graph(graph, stream=side):
+                outputs = self._subject.run(kernel)
+            self._graphs[kernel] = (graph, outputs)
+        return self._graphs[kernel][0].replay

@@ -70,6 +70,8 @@ impl Engine {
         draft.spec.perf = Arc::new(NoPerfData);
         draft.spec.pins = Arc::default();
         draft.spec.restriction = Restriction::default();
+        // Proof is what measuring gives.
+        draft.spec.settings.graph_strict = false;
         (draft.spec.trials, draft.spec.warm) = (Vec::new(), None);
         let state = Arc::new(draft.build()?);
         *known = Some((draft.epoch, state.clone()));

@@ -1,6 +1,7 @@
 //! The commands, one file each. To add one: write its file, add a line to the list.
 
 pub mod bench;
+pub mod compat;
 pub mod completions;
 pub mod config;
 pub mod doctor;
@@ -60,6 +61,7 @@ commands! {
     Policy = policy;
     Rollout = rollout;
     Ready = ready;
+    Compat = compat;
     Schema = schema;
     Bench = bench;
     Completions = completions;

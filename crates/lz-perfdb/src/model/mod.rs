@@ -172,6 +172,16 @@ impl PerfSource for Model {
         failed.map(|(_, error)| Reason::BackendError { error: error.clone() })
     }
 
+    fn proven_in_graphs(&self, kernel: &KernelDescriptor, facts: &Facts<'_>) -> bool {
+        facts.query.context().capturing && self.kernel(kernel, facts.query).is_some_and(Kernel::is_proven)
+    }
+
+    fn graph_proofs(&self) -> usize {
+        let captured = self.classes.values().flatten().filter(|class| class.class.context().capturing);
+        let proven = captured.flat_map(|class| class.kernels.iter().filter(|(_, k)| k.is_proven()).map(|(id, _)| id));
+        proven.collect::<std::collections::HashSet<_>>().len()
+    }
+
     fn edges(&self, op: OpIx) -> Vec<(usize, i64)> {
         self.edges.get(&op).cloned().unwrap_or_default()
     }
@@ -231,6 +241,11 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 impl Kernel {
+    /// Whether it ran and was right.
+    fn is_proven(&self) -> bool {
+        self.wrong.is_none() && !self.points.is_empty()
+    }
+
     fn fit(&mut self) {
         self.trend = Trend::fit(self.points.iter().map(|p| (p.work, p.median_us)));
         for point in &mut self.points {

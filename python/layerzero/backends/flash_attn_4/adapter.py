@@ -1,6 +1,7 @@
 """FlashAttention 4 (`flash_attn.cute`), read from its sources at 4.0.0b10 to 4.0.0b27.
 
-Not run on hardware: tested against functions of the same signatures.
+Run on an H200 at 4.0.0b36: dense attention, gradients and capture against float64. Not run: pages. A call takes the host
+0.2 to 0.5 ms there, so that it wins in graphs and on long sequences.
 
 Before 4.0.0b9 softcap gave wrong scores, and before 4.0.0b26 a kernel that was compiled for an expanded operand was used
 for others too; hence what is required of versions, and the copies of expanded operands.

@@ -1,6 +1,8 @@
 """FlashInfer (`flashinfer`), read from its sources at v0.6.0 to v0.6.18.
 
-Not run on hardware: tested against functions and classes of the same signatures.
+Run on an H200 at 0.7.2: rms_norm, layer_norm, rope, top-k, top-p, decoding from pages, latent attention from pages, as
+tuning compares them. Not run on hardware: the other kernels, which were tested against functions and classes of the same
+signatures.
 
 Its `silu_and_mul` takes both halves as one tensor. An operation is given two, and to join them takes longer than what is
 gained, so it is not used.

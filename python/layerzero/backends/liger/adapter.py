@@ -1,6 +1,6 @@
 """Liger (`liger_kernel`), read from its sources at v0.6.1 to v0.8.2.
 
-Not run on hardware: tested against functions of the same signatures.
+Run on an H200 at 0.8.5: every kernel against float64, and captured in graphs.
 
 What is called writes to none of its arguments. `LigerSiLUMulFunction` would in its backward, so it is used only where no
 gradient is wanted. `LigerRopeFunction` turns queries and keys in place, and is not used.

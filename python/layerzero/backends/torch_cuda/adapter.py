@@ -1,6 +1,6 @@
 """PyTorch's own kernels for NVIDIA GPUs, and compositions of them.
 
-Not run on hardware.
+Run on an H200 with torch 2.11.0 and CUDA 13.0: every kernel against float64, and captured in graphs.
 """
 
 from collections.abc import Callable

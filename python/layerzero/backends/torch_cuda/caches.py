@@ -2,8 +2,6 @@
 
 Of several tokens for one slot the last one must win, and writes to one place happen in any order. So all of them write
 what the last one brings. Tokens that are skipped write with another one that is not, or, if there is none, what is there.
-
-Not run on hardware.
 """
 
 import torch

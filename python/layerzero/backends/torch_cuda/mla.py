@@ -1,8 +1,6 @@
 """Latent attention by matrix products: scores are the sum of a latent and a positional product, values the latent part.
 
 Nothing waits for the device: packed sequences are one product under a mask, pages are gathered whole.
-
-Not run on hardware.
 """
 
 import torch

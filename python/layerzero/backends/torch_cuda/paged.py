@@ -3,8 +3,6 @@
 Nothing waits for the device: every sequence is taken to be as long as its pages are, and what lies beyond its context is
 masked. In the place of a slot beyond the context its last token is read, so that no page is looked at that is not the
 sequence's, and nothing that was never written reaches a result.
-
-Not run on hardware.
 """
 
 import torch
@@ -133,8 +131,8 @@ def _packed(
     starts = torch.arange(key.shape[0] + 1, dtype=torch.int32, device=rows.device) * capacity
     output: Tensor = _flash_packed(
         rows,
-        key.flatten(0, 1),
-        value.flatten(0, 1),
+        loadable(key.flatten(0, 1)),
+        loadable(value.flatten(0, 1)),
         ends,
         starts,
         longest,

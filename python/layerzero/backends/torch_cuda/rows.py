@@ -1,7 +1,4 @@
-"""Embeddings and rotary embeddings as one calls them on a GPU.
-
-Not run on hardware.
-"""
+"""Embeddings and rotary embeddings as one calls them on a GPU."""
 
 from typing import Any
 

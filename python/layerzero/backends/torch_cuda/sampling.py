@@ -2,8 +2,6 @@
 
 Probabilities are summed in float64, so that a draw is the one the definition gives. A token is found by searching the
 sums, which takes next to no time.
-
-Not run on hardware.
 """
 
 import torch

@@ -5,8 +5,6 @@ as many queries as keys. A single query is the last position, and causal takes n
 
 Kernels find the largest score among the unscaled products, so scales are made positive first; and they load 16 bytes at
 a time, which operands with odd strides are copied for. A mask is built on the device, anew for each call.
-
-Not run on hardware.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""Block-sparse attention: torch's dense attention under the mask the blocks stand for, which is built on the device.
-
-Not run on hardware.
-"""
+"""Block-sparse attention: torch's dense attention under the mask the blocks stand for, which is built on the device."""
 
 import torch
 from torch import Tensor

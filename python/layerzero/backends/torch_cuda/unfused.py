@@ -2,8 +2,6 @@
 
 Scores and weights are in float32, or float64 for such inputs. Products of half-width floats are summed and given in
 float32 by tensor cores; where gradients are wanted the operands are widened instead, since such a product has none.
-
-Not run on hardware.
 """
 
 import math

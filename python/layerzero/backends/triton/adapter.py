@@ -1,6 +1,7 @@
 """Kernels of our own in Triton (`triton`), written for version 3.6.
 
-Not run on hardware: tested in Triton's interpreter.
+Run on an H200 with Triton 3.6.0: every kernel against float64, and captured in graphs. Tests on other machines use
+Triton's interpreter.
 """
 
 from collections.abc import Callable

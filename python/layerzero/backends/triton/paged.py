@@ -151,7 +151,7 @@ def decode(
         *(*block_tables.stride(), context_lens.stride(0), key_cache.shape[0]),
     )
     constants = (max(power(group), 16), tokens, dim, window_left >= 0, softcap != 0.0, parts > 1, exact)
-    attend = Launch(_parts, batch * kv_heads * parts, device, scalars, constants, 4, 2)
+    attend = Launch(_parts, batch * kv_heads * parts, device, scalars, constants, 8 if exact else 4, 3)
     tensors = (query, key_cache, value_cache, block_tables, context_lens)
     if parts == 1:
 

@@ -18,6 +18,7 @@ from .numerals import is_nan
 
 _FORMATS = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 _FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_NAMES = {kept: name for name, kept in _FORMATS.items()}
 # Of a float format: bits of its mantissa, the exponent of its smallest normal number, and its largest number.
 _SHAPES = {"int8": (0, 0, 127.0), "fp8_e4m3": (3, -6, 448.0), "fp8_e5m2": (2, -14, 57344.0)}
 # How many elements share a scale where nothing is said.
@@ -171,12 +172,18 @@ def _groups(
 @triton.jit
 def _decoded(
     values_ptr, scales_ptr, zeros_ptr, y_ptr,
-    count, columns, group, s_row, s_column, z_row, z_column,
-    OFFSET: tl.constexpr, MANTISSA: tl.constexpr, FACTOR: tl.constexpr, BLOCK: tl.constexpr,
+    columns, pieces, s_row, s_column, z_row, z_column,
+    GROUP: tl.constexpr, OFFSET: tl.constexpr, MANTISSA: tl.constexpr, FACTOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    there = at < count
-    row, place = at // columns, at % columns // group
+    """A piece of a row; each `GROUP` columns share a scale, or all where it is 0."""
+    row = (tl.program_id(0) // pieces).to(tl.int64)
+    column = tl.program_id(0) % pieces * BLOCK + tl.arange(0, BLOCK)
+    there = column < columns
+    at = row * columns + column
+    if GROUP == 0:
+        place = tl.zeros([BLOCK], tl.int32)
+    else:
+        place = column // GROUP
     scale = tl.load(scales_ptr + row * s_row + place * s_column, mask=there, other=0.0)
     code = tl.load(values_ptr + at, mask=there, other=0).to(tl.int32)
     if MANTISSA == 0:
@@ -211,7 +218,7 @@ def _layout(tensor: Tensor, granularity: str, group_size: int | None) -> tuple[i
     return rows, -(-columns // group), columns, group
 
 
-def _steps(scale: Tensor, rows: int, across: int) -> tuple[int, int]:
+def _steps(scale: Tensor) -> tuple[int, int]:
     """How far apart given scales are: one per group, one per row of them, or one."""
     if scale.dim() == 1:
         return (0 if scale.shape[0] == 1 else scale.stride(0)), 0
@@ -240,7 +247,7 @@ def quantize(
         if scale is None:
             measure = Launch(_tensor_ends, pieces, device, (group,), (_TENSOR_PIECE,), 8)
     else:
-        steps = (0, 0) if scale is None else _steps(scale, rows, across)
+        steps = (0, 0) if scale is None else _steps(scale)
         block = min(power(max(group, 1)), _PIECE)
         together = max(1024 // block, 1)
         scalars = (rows * across, columns, group, across, *steps)
@@ -275,15 +282,17 @@ def dequantize(
             return dequantize(values.contiguous(), scales, zero_points, dtype, granularity, group_size)
 
         return copied, tensors
-    rows, across, columns, group = _layout(values, granularity, group_size)
-    name = {kept: name for name, kept in _FORMATS.items()}[values.dtype]
-    mantissa, exponent, _ = _SHAPES[name]
-    steps = _steps(scales, rows, across)
-    zero_steps = (0, 0) if zero_points is None else _steps(zero_points, rows, across)
-    device, count, result = values.device, values.numel(), _FLOATS[dtype]
-    scalars = (count, max(columns, 1), max(group, 1), *steps, *zero_steps)
-    constants = (zero_points is not None, mantissa, 2.0 ** (126 + exponent), 2048)
-    launch = Launch(_decoded, -(-count // 2048), device, scalars, constants, 4)
+    group = _layout(values, granularity, group_size)[3]
+    mantissa, exponent, _ = _SHAPES[_NAMES[values.dtype]]
+    steps = _steps(scales)
+    zero_steps = (0, 0) if zero_points is None else _steps(zero_points)
+    device, columns, result = values.device, values.shape[-1], _FLOATS[dtype]
+    block = min(power(max(columns, 1)), 2048)
+    pieces = -(-columns // block)
+    grid = values.numel() // columns * pieces if columns else 0
+    constants = (group if granularity == "blockwise" else 0, zero_points is not None, mantissa, 2.0 ** (126 + exponent))
+    scalars = (columns, pieces, *steps, *zero_steps)
+    launch = Launch(_decoded, grid, device, scalars, (*constants, block), max(block // 512, 1))
 
     def call(values: Tensor, scales: Tensor, zero_points: Tensor | None) -> Tensor:
         output = torch.empty(values.shape, dtype=result, device=device)

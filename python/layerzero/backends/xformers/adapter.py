@@ -1,6 +1,7 @@
 """xFormers' `memory_efficient_attention`, read from its sources at v0.0.33 to v0.0.35.
 
-Not run on hardware: tested against functions of the same signatures.
+Its operators were not run on hardware, and are tested against functions of the same signatures; a wheel built for another
+CUDA was seen to be refused with that reason.
 
 Its operators are named in each call, so that what a kernel is declared to take is what its operator takes: "flash" for
 narrow floats on Ampere and newer, "cutlass" for all floats and masks, up to Hopper.
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from layerzero.compat.builds import mismatch
 
 from ..flash_attn.operands import bshd, loadable, positive
 from ..flash_attn.seeding import seeded
@@ -29,6 +32,8 @@ def detect() -> str:
     """The version of xFormers; raises `ImportError` where it cannot be imported, `RuntimeError` where it has no
     operators: a wheel built for another torch is imported with a warning, and has none."""
     global _attend, _biases, _flash, _cutlass
+    if (other := mismatch("xformers")) is not None:
+        raise RuntimeError(other)
     try:
         library = import_module("xformers")
         fmha = import_module("xformers.ops.fmha")

@@ -1,0 +1,1 @@
+"""AITER, AMD's kernels for Instinct GPUs."""

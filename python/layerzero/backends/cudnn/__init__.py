@@ -1,0 +1,1 @@
+"""cuDNN's frontend."""

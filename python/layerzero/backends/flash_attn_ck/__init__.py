@@ -1,0 +1,1 @@
+"""FlashAttention 2 for ROCm, built on Composable Kernel."""

@@ -1,0 +1,1 @@
+"""Kernels of the Hugging Face hub: how the backends `hub_…` are loaded."""

@@ -1,0 +1,1 @@
+"""kernels-community/activation of the Hugging Face hub."""

@@ -1,0 +1,1 @@
+"""kernels-community/flash-attn2 of the Hugging Face hub."""

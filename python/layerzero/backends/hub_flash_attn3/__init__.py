@@ -1,0 +1,1 @@
+"""kernels-community/flash-attn3 of the Hugging Face hub."""

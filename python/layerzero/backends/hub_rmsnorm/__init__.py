@@ -1,0 +1,1 @@
+"""kernels-community/rmsnorm of the Hugging Face hub."""

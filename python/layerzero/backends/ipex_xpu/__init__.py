@@ -1,0 +1,1 @@
+"""Intel Extension for PyTorch on Intel GPUs."""
