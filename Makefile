@@ -41,7 +41,7 @@ endif
 	$(PYTHON) testdata/generate.py --check
 
 test-python: develop ## the Python tests
-	$(PYTHON) -m pytest tests
+	$(PYTHON) -m pytest -n 2 --dist loadfile tests
 
 loom: ## models of the hand-written atomics
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/loom" \

@@ -367,10 +367,14 @@ def test_what_comes_with_torch_is_right_on_the_gpu(tmp_path: Path) -> None:
 def test_what_is_tried_ends_with_the_command(tmp_path: Path) -> None:
     made = Place(tmp_path, ("tells",))
     os.mkfifo(tmp_path / "pid")
-    tells = f"import os, threading; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); threading.Event().wait()"
+    tells = (
+        f"import os, threading; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); threading.Event().wait()"
+    )
     made.add("tells", tells, {"gelu": "return input"})
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    with subprocess.Popen([sys.executable, "-m", "layerzero", "compat", "--timeout", "200"], env=environment) as running:
+    with subprocess.Popen(
+        [sys.executable, "-m", "layerzero", "compat", "--timeout", "200"], env=environment
+    ) as running:
         # Opens once the probe has opened it, too.
         with (tmp_path / "pid").open() as told:
             probe = os.pidfd_open(int(told.read()))

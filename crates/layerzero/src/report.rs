@@ -7,6 +7,9 @@ use lz_model::{Catalog, Facts, Reason};
 use lz_select::{Basis, Decision, EstimateKind, Snapshot, Terms};
 use serde::Serialize;
 
+/// How many kernels for other hardware a table names.
+const TOLD_FOR_OTHER_HARDWARE: usize = 3;
+
 /// Schema version of every JSON document LayerZero prints.
 pub const REPORT_VERSION: &str = "1.0";
 
@@ -234,7 +237,10 @@ impl fmt::Display for Report {
         }
         let mut table = Table::new();
         table.load_style(presets::NOTHING).set_header(["", "kernel", "version", "score", "time", "why"]);
-        for c in &self.candidates {
+        // A few kernels for other hardware are told like all others; many would hide the rest.
+        let elsewhere = self.candidates.iter().filter(|c| c.is_for_other_hardware()).count();
+        let told = |c: &&CandidateReport| elsewhere <= TOLD_FOR_OTHER_HARDWARE || !c.is_for_other_hardware();
+        for c in self.candidates.iter().filter(told) {
             table.add_row([
                 c.rank.map_or_else(|| "✗".into(), |r| r.to_string()),
                 c.kernel_id.clone(),
@@ -244,7 +250,17 @@ impl fmt::Display for Report {
                 why(c),
             ]);
         }
-        write!(f, "{}", table.trim_fmt())
+        write!(f, "{}", table.trim_fmt())?;
+        if elsewhere > TOLD_FOR_OTHER_HARDWARE {
+            write!(f, "\n ✗  {elsewhere} kernels for other hardware")?;
+        }
+        Ok(())
+    }
+}
+
+impl CandidateReport {
+    fn is_for_other_hardware(&self) -> bool {
+        matches!(self.reasons.first(), Some(told) if matches!(told.reason, Reason::PlatformMismatch { .. }))
     }
 }
 

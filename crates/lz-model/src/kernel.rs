@@ -258,6 +258,8 @@ pub struct KernelDescriptor {
     pub autograd: bool,
     /// A row's result does not depend on the rest of the batch.
     pub batch_invariant: bool,
+    /// Registered with code of its own: that its backend's library is missing does not concern it.
+    pub standalone: bool,
     /// Compiled on first use.
     pub jit: bool,
     /// Independence of the number of ranks.
@@ -323,6 +325,7 @@ impl KernelDescriptor {
             deterministic: false,
             autograd: false,
             batch_invariant: false,
+            standalone: false,
             jit: false,
             tp: None,
             kv_strategies: Vec::new(),

@@ -145,6 +145,7 @@ pub fn register(py: Python<'_>, document: &str, kernel: Adapter) -> PyResult<()>
     })?;
     let (id, callable, parameters) = kernel;
     for descriptor in read.kernels {
+        let descriptor = KernelDescriptor { standalone: true, ..descriptor };
         let function = adapter(py, &id, &descriptor.operation, callable.clone_ref(py), parameters.clone())?;
         engine().register_as(descriptor, Executable::Foreign(function)).map_err(|e| error::engine(py, &e))?;
     }

@@ -276,7 +276,8 @@ impl SnapshotSpec {
     }
 
     fn entry(&self, descriptor: Arc<KernelDescriptor>) -> Entry {
-        let unavailable = self.backends[&descriptor.backend].unavailable.clone();
+        let backend = &self.backends[&descriptor.backend];
+        let unavailable = backend.unavailable.clone().filter(|_| !descriptor.standalone);
         let versioned = format!("{}@{}", descriptor.id, descriptor.version);
         let health =
             self.health.get(&versioned).or_else(|| self.health.get(&descriptor.id)).cloned().unwrap_or_default();
