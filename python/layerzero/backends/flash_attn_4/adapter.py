@@ -1,7 +1,7 @@
 """FlashAttention 4 (`flash_attn.cute`), read from its sources at 4.0.0b10 to 4.0.0b27.
 
-Run on an H200 at 4.0.0b36: dense attention, gradients and capture against float64. Not run: pages. A call takes the host
-0.2 to 0.5 ms there, so that it wins in graphs and on long sequences.
+Run on an H200 at 4.0.0b36: dense attention, gradients and capture against float64. Not run: pages. A call through the
+library's Python takes the host 0.2 to 0.5 ms there; `launching` goes past it.
 
 Before 4.0.0b9 softcap gave wrong scores, and before 4.0.0b26 a kernel that was compiled for an expanded operand was used
 for others too; hence what is required of versions, and the copies of expanded operands.
@@ -17,6 +17,7 @@ from layerzero.kernels import direct
 
 from ..flash_attn.operands import bshd, check_caches, loadable, positive, readable
 from ..flash_attn.packed import rows_of
+from .launching import Launch
 
 _FUNCTIONS = ("flash_attn_func", "flash_attn_varlen_func")
 # The library's functions, once it is found.
@@ -57,11 +58,6 @@ def _operand(tensor: Tensor, layout: str) -> Tensor:
     return turned.contiguous() if _is_expanded(turned) else turned
 
 
-def _call(*args: Any, **keywords: Any) -> Tensor:
-    output: Tensor = _dense(*args, **keywords)[0]
-    return output
-
-
 def _whole_call(
     query: Tensor,
     key: Tensor,
@@ -73,17 +69,38 @@ def _whole_call(
     softcap: float,
     layout: str,
 ) -> tuple[Any, ...] | None:
-    """The library's own call, where no argument has to be turned or copied."""
-    plain = layout == "BSHD" and (scale is None or scale > 0.0)
-    if not plain or not all(readable(t) and not _is_expanded(t) for t in (query, key, value)):
+    """A single launch, where no argument has to be copied."""
+    operands = (query, key, value)
+    if (scale is not None and scale <= 0.0) or not all(readable(t) and not _is_expanded(t) for t in operands):
         return None
-    keywords = {
+    return Launch(_dense, layout == "BHSD", _keywords(causal, scale, window_left, window_right, softcap)), operands
+
+
+def _keywords(causal: bool, scale: float | None, window_left: int, window_right: int, softcap: float) -> dict[str, Any]:
+    return {
         "softmax_scale": scale,
         "causal": causal,
         "window_size": (_side(window_left), _side(window_right)),
         "softcap": softcap,
     }
-    return _call, (query, key, value), keywords
+
+
+def trained(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    layout: str,
+) -> Tensor:
+    """Dense attention, with gradients."""
+    query, scale = positive(query, scale)
+    operands = (_operand(tensor, layout) for tensor in (query, key, value))
+    output: Tensor = _dense(*operands, **_keywords(causal, scale, window_left, window_right, softcap))[0]
+    return output.transpose(1, 2) if layout == "BHSD" else output
 
 
 @direct(_whole_call)
@@ -99,22 +116,26 @@ def attention(
     layout: str,
 ) -> Tensor:
     """Dense attention."""
-    query, scale = positive(query, scale)
-    output = _call(
-        _operand(query, layout),
-        _operand(key, layout),
-        _operand(value, layout),
-        softmax_scale=scale,
-        causal=causal,
-        window_size=(_side(window_left), _side(window_right)),
-        softcap=softcap,
-    )
-    return output.transpose(1, 2) if layout == "BHSD" else output
+    return trained(query, key, value, causal, scale, window_left, window_right, softcap, layout)
 
 
+def _whole_cross(
+    query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float, layout: str
+) -> tuple[Any, ...] | None:
+    return _whole_call(query, key, value, False, scale, -1, -1, softcap, layout)
+
+
+def trained_cross(
+    query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float, layout: str
+) -> Tensor:
+    """Attention to another sequence, with gradients."""
+    return trained(query, key, value, False, scale, -1, -1, softcap, layout)
+
+
+@direct(_whole_cross)
 def cross(query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float, layout: str) -> Tensor:
     """Attention to another sequence."""
-    return attention(query, key, value, False, scale, -1, -1, softcap, layout)
+    return trained_cross(query, key, value, scale, softcap, layout)
 
 
 def paged_prefill(
@@ -155,9 +176,9 @@ def paged_prefill(
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "flash_attn.v4": attention,
-    "flash_attn.v4.train": attention,
+    "flash_attn.v4.train": trained,
     "flash_attn.v4.cross": cross,
-    "flash_attn.v4.cross.train": cross,
+    "flash_attn.v4.cross.train": trained_cross,
     "flash_attn.v4.paged.prefill": paged_prefill,
     "flash_attn.v4.paged.prefill.gqa": paged_prefill,
 }
