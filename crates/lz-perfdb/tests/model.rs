@@ -136,6 +136,44 @@ fn wrong_results_rule_a_kernel_out_for_the_class_and_a_failure_for_the_shape() {
     assert_eq!(code("lib.failed", rms(65, 1024, DType::F32)), None);
 }
 
+/// The time of `lib.b` at a number of rows, how far from others it may be told, with `lib.a` beside it.
+fn beside(ratios: &[(i64, f64)], rows: i64) -> (f64, f64) {
+    let times = ratios.iter().flat_map(|&(rows, ratio)| {
+        let query = rms(rows, 1024, DType::F32);
+        [took(query, "lib.a", rows as f64), took(query, "lib.b", ratio * rows as f64)]
+    });
+    let model = Model::new(times, &devices());
+    let query = rms(rows, 1024, DType::F32);
+    let devices = devices();
+    let facts = Facts { op: Catalog::get().op(query.op()), query: &query, device: &devices[0] };
+    let time = |id: &str| model.estimate(&kernel(id), &facts).unwrap();
+    (time("lib.b").median_us / time("lib.a").median_us, time("lib.b").apart_us / time("lib.b").median_us)
+}
+
+#[test]
+fn neighbours_that_agree_are_believed_and_others_are_not() {
+    let (ratio, off) = beside(&[(64, 1.3), (128, 1.3), (256, 1.3), (512, 1.3)], 181);
+    assert!((ratio - 1.3).abs() < 1e-9 && off < 0.02, "{ratio} ± {off}");
+    let (ratio, off) = beside(&[(64, 1.3), (128, 1.6), (256, 1.0), (512, 1.3)], 181);
+    assert!((1.0..1.6).contains(&ratio) && off > 0.1, "{ratio} ± {off}");
+    // What is far away and different counts for little.
+    let (ratio, off) = beside(&[(1, 9.0), (128, 1.3), (256, 1.3)], 181);
+    assert!((ratio - 1.3).abs() < 0.05 && off < 0.1, "{ratio} ± {off}");
+}
+
+#[test]
+fn one_comparison_is_not_enough_to_be_sure() {
+    let query = |rows| rms(rows, 1024, DType::F32);
+    let times = [64, 256, 1024].map(|rows| took(query(rows), "lib.a", rows as f64)).into_iter();
+    let model = Model::new(times.chain([took(query(64), "lib.b", 80.0), took(query(1024), "lib.b", 900.0)]), &devices());
+    let (alone, many) = (beside(&[(64, 1.25)], 64), beside(&[(64, 1.25), (256, 1.25)], 128));
+    assert_eq!(alone.0, 1.25, "a measured one is what it is");
+    assert!(many.1 < 0.02);
+    let (time, spread, kind, trusted) = ask(&model, "lib.b", &query(256)).unwrap();
+    assert_eq!((kind, trusted), (EstimateKind::Predicted, true));
+    assert!(spread > 0.1 * time, "two points do not say how far off a time is");
+}
+
 /// What a kernel of a known cost takes: an independent formula, not the model's.
 fn true_time(fixed: f64, per_element: f64, query: &Query) -> f64 {
     fixed + per_element * query.dims().iter().filter(|d| **d > 0).map(|d| *d as f64).product::<f64>()

@@ -20,8 +20,11 @@ pub enum EstimateKind {
 pub struct Estimate {
     /// Median time in microseconds.
     pub median_us: f64,
-    /// Differences below this are noise.
+    /// How far off the median may be.
     pub spread_us: f64,
+    /// Differences from other candidates below this are noise. Less than the spread where what disturbs one of them
+    /// disturbs all.
+    pub apart_us: f64,
     /// How many measurements stand behind it.
     pub samples: u32,
     /// Measured or predicted.

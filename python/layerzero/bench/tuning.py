@@ -1,7 +1,8 @@
 """``layerzero bench tuning``: how good the choices are after a short tune, and whether a second tune makes the same.
 
-Tunes the operations of GPT-2 and a small Llama in a database of its own, asks for the regret on shapes between and
-beside those, tunes again from nothing and compares the decisions. Nothing of the user's is read or written.
+Tunes the operations of GPT-2 and a small Llama in a database of its own, asks for the regret at sizes between those,
+tunes again from nothing and compares the decisions. The sizes between are drawn anew for every run, so that nothing can
+have been fitted to them. Nothing of the user's is read or written.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
+import secrets
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,16 +21,28 @@ import layerzero as lz
 
 #: Whose operations, and in which dtype.
 MODELS = {"gpt2": "float32", "llama-3.2-1b": "bfloat16"}
-#: Batches, prompts and contexts that are tuned, powers of two; and those that are held out, between them.
-TUNED: tuple[list[int], list[int], list[int]] = ([1, 2, 4], [32, 128], [64, 512])
-HELD_OUT: tuple[list[int], list[int], list[int]] = ([3], [48, 96], [192])
+Sizes = tuple[list[int], list[int], list[int]]
+#: Batches, prompts and contexts that are tuned.
+TUNED: Sizes = ([1, 2, 4], [32, 128], [64, 512])
+#: How many of each are drawn for the calls that are held out.
+DRAWN = 2
 #: Larger tensors than this would take the whole budget (elements).
 LARGEST = 1 << 24
 #: What the issue of choosing is held to.
 TARGETS = {"geomean": 1.05, "worst": 1.25, "least_times_baseline": 0.97, "agreement": 0.95, "agreement_on_ties": 1.0}
 
 
-def calls(sizes: tuple[list[int], list[int], list[int]]) -> list[dict[str, Any]]:
+def held_out(seed: int) -> list[Sizes]:
+    """Batches, prompts and contexts within the range of those that are tuned, even in log space."""
+    numbers = random.Random(seed)
+
+    def between(sizes: list[int]) -> list[int]:
+        return [round(math.exp(numbers.uniform(math.log(min(sizes)), math.log(max(sizes)))))]
+
+    return [(between(TUNED[0]), between(TUNED[1]), between(TUNED[2])) for _ in range(DRAWN)]
+
+
+def calls(sizes: Sizes) -> list[dict[str, Any]]:
     """The calls of the models' forward passes at these sizes, sampling included."""
     small = []
     batch, seq, context = sizes
@@ -77,15 +92,19 @@ def _tune(folder: Path, name: str, wanted: Sequence[dict[str, Any]], budget: str
     return lz.tune(calls=wanted, budget=budget, progress=progress)
 
 
-def measure(budget: str = "60s", regret_budget: str = "120s", progress: bool | None = None) -> dict[str, Any]:
-    """Tunes, measures regret on held-out shapes, tunes again; gives all figures."""
+def measure(
+    seed: int, budget: str = "60s", regret_budget: str = "120s", progress: bool | None = None
+) -> dict[str, Any]:
+    """Tunes, measures regret at sizes between, tunes again; gives all figures."""
     wanted = calls(TUNED)
     known = {json.dumps(call, sort_keys=True) for call in wanted}
-    held_out = [call for call in calls(HELD_OUT) if json.dumps(call, sort_keys=True) not in known]
+    sizes = held_out(seed)
+    between = {json.dumps(call, sort_keys=True): call for drawn in sizes for call in calls(drawn)}
+    unseen = [call for key, call in between.items() if key not in known]
     with tempfile.TemporaryDirectory() as folder:
         try:
             first = _tune(Path(folder), "first", wanted, budget, progress)
-            regret = lz.regret(calls=held_out, budget=regret_budget, samples=24, progress=progress)
+            regret = lz.regret(calls=unseen, budget=regret_budget, samples=24, progress=progress)
             second = _tune(Path(folder), "second", wanted, budget, progress)
         finally:
             lz.configure(perfdb=None)
@@ -93,7 +112,12 @@ def measure(budget: str = "60s", regret_budget: str = "120s", progress: bool | N
     rows = [row for row in regret["rows"] if json.dumps(row["call"], sort_keys=True) not in tuned_again]
     return {
         "tuned": {"calls": len(first.tuned), "seconds": first.spent_s, "left": len(first.left)},
-        "held_out": {"calls": len(rows), "operations": sorted({row["op"] for row in rows})},
+        "held_out": {
+            "seed": seed,
+            "sizes": sizes,
+            "calls": len(rows),
+            "operations": sorted({row["op"] for row in rows}),
+        },
         **{name: regret[name] for name in ("geomean", "worst", "times_baseline", "least_times_baseline")},
         "times_baseline_where_other": regret["times_baseline_where_other"],
         "agreement": _agreement(first.tuned, second.tuned),
@@ -113,7 +137,8 @@ def _print(result: dict[str, Any]) -> None:
         times = f"{row['times_baseline']:8.2f}" if row["times_baseline"] else f"{'–':>8}"
         print(f"{row['label']:{width}}  {row['over_best']:5.2f}  {times}  {row['noise']:5.2f}  {row['chosen']}")
     tuned, agreement = result["tuned"], result["agreement"]
-    print(f"\n{tuned['calls']} calls tuned in {tuned['seconds']:.1f} s, {tuned['left']} left")
+    print(f"\n{tuned['calls']} calls tuned in {tuned['seconds']:.1f} s, {tuned['left']} left; ", end="")
+    print(f"held-out sizes of seed {result['held_out']['seed']}")
     print(f"chosen ÷ best in hindsight: geomean {result['geomean']:.3f} (target ≤ {TARGETS['geomean']}), ", end="")
     print(f"worst {result['worst']:.3f} (≤ {TARGETS['worst']})")
     print(f"× plain torch: geomean {result['times_baseline']:.2f}, least {result['least_times_baseline']:.2f} ", end="")
@@ -131,8 +156,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--budget", default="60s", help="how long each tune may take (default 60s)")
     parser.add_argument("--regret-budget", default="120s", help="how long measuring regret may take (default 120s)")
+    parser.add_argument("--seed", type=int, help="what the held-out sizes are drawn by (default: a new one)")
     options = parser.parse_args(arguments)
-    result = measure(options.budget, options.regret_budget, progress=None)
+    seed = secrets.randbelow(1 << 31) if options.seed is None else options.seed
+    result = measure(seed, options.budget, options.regret_budget, progress=None)
     if options.json:
         print(json.dumps(result, indent=1))
     else:

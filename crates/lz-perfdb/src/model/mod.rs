@@ -1,13 +1,15 @@
 //! What the measurements say about calls, measured or not: the knowledge selection ranks by.
 //!
-//! Calls that differ only in their sizes are one *class*. Within a class, a kernel's time at a size that was not
-//! measured is predicted in two steps: a trend (a fixed cost, a cost per operation, a cost per byte, fitted to all its
-//! points), and how far its nearest points were from that trend, interpolated in log space. All kernels of a class are
-//! weighted alike, so that what slowed all of them down while a shape was measured cancels when they are compared.
+//! Calls that differ only in their sizes are one *class*, and one kernel of it, the fastest of those measured most
+//! often, is its *yardstick*. The yardstick's time at a size that was not measured is predicted in two steps: a trend (a
+//! fixed cost, a cost per operation, a cost per byte, fitted to all its points), and how far its nearest points were from
+//! that trend, interpolated in log space. How other kernels compare with it is interpolated directly: candidates are
+//! timed side by side, so that their ratios hold where their times do not, on a machine that is busy now and idle then.
 //!
-//! How far predictions may be off is found by leaving each point out in turn. Beyond the measured sizes there is only
-//! the trend, which is said to be a guess and never trusted.
+//! How far a time may be off is found by leaving each point out in turn; how far a ratio may be, by how much it differs
+//! between the neighbours. Beyond the measured sizes there is only a guess, which is said to be one and never trusted.
 
+mod ratio;
 mod trend;
 
 use std::collections::HashMap;
@@ -16,6 +18,7 @@ use lz_model::schema::DimKey;
 use lz_model::{Catalog, DeviceSpec, Facts, KernelDescriptor, MAX_DIMS, OpIx, Query, Reason};
 use lz_select::{Estimate, EstimateKind, PerfSource};
 
+use self::ratio::Ratios;
 use self::trend::{Trend, Work};
 
 /// How far, in doublings of sizes, the nearest measured point may be for a prediction between points.
@@ -68,8 +71,12 @@ pub struct Model {
 #[derive(Clone, Debug)]
 struct Class {
     class: Query,
-    kernels: HashMap<(String, String), Kernel>,
+    kernels: HashMap<Id, Kernel>,
+    yardstick: Option<Id>,
 }
+
+/// A kernel's id and version.
+type Id = (String, String);
 
 /// What is known of one kernel in one class.
 #[derive(Clone, Debug, Default)]
@@ -78,6 +85,8 @@ struct Kernel {
     trend: Trend,
     /// How far predictions between points are off, relative.
     error: f64,
+    /// How it compares with the yardstick.
+    ratios: Ratios,
     wrong: Option<String>,
     failed: Vec<([i64; MAX_DIMS], String)>,
 }
@@ -132,7 +141,7 @@ impl Model {
         let class = query.class();
         let known = self.classes.entry(class.fingerprint()).or_default();
         let at = known.iter().position(|c| c.class == class).unwrap_or_else(|| {
-            known.push(Class { class, kernels: HashMap::new() });
+            known.push(Class { class, kernels: HashMap::new(), yardstick: None });
             known.len() - 1
         });
         let kernel = known[at].kernels.entry((observation.kernel, observation.version)).or_default();
@@ -151,16 +160,19 @@ impl Model {
         }
     }
 
-    fn kernel(&self, kernel: &KernelDescriptor, query: &Query) -> Option<&Kernel> {
+    fn class(&self, query: &Query) -> Option<&Class> {
         let class = query.class();
-        let found = self.classes.get(&class.fingerprint())?.iter().find(|c| c.class == class)?;
-        found.kernels.get(&(kernel.id.clone(), kernel.version.clone()))
+        self.classes.get(&class.fingerprint())?.iter().find(|c| c.class == class)
+    }
+
+    fn kernel(&self, kernel: &KernelDescriptor, query: &Query) -> Option<&Kernel> {
+        self.class(query)?.kernels.get(&(kernel.id.clone(), kernel.version.clone()))
     }
 }
 
 impl PerfSource for Model {
     fn estimate(&self, kernel: &KernelDescriptor, facts: &Facts<'_>) -> Option<Estimate> {
-        self.kernel(kernel, facts.query)?.estimate(facts)
+        self.class(facts.query)?.estimate(&(kernel.id.clone(), kernel.version.clone()), facts)
     }
 
     fn verdict(&self, kernel: &KernelDescriptor, facts: &Facts<'_>) -> Option<Reason> {
@@ -207,6 +219,37 @@ impl Class {
                 kernel.error = if own.len() < 3 { UNTESTED } else { rms.max(LEAST_ERROR) };
             }
         }
+        self.compare();
+    }
+
+    /// Chooses the yardstick, and compares every other kernel with it.
+    fn compare(&mut self) {
+        let speed = |k: &Kernel| k.points.iter().map(|p| p.median_us.ln()).sum::<f64>();
+        let timed = self.kernels.iter().filter(|(_, kernel)| !kernel.points.is_empty());
+        let first = timed.min_by(|(a, x), (b, y)| {
+            y.points.len().cmp(&x.points.len()).then(speed(x).total_cmp(&speed(y))).then(a.cmp(b))
+        });
+        let Some((id, yardstick)) = first.map(|(id, kernel)| (id.clone(), kernel.points.clone())) else { return };
+        for (_, kernel) in self.kernels.iter_mut().filter(|(other, _)| **other != id) {
+            kernel.ratios = Ratios::new(&kernel.points, &yardstick);
+        }
+        self.yardstick = Some(id);
+    }
+
+    fn estimate(&self, id: &Id, facts: &Facts<'_>) -> Option<Estimate> {
+        let kernel = self.kernels.get(id)?;
+        let own = kernel.estimate(facts)?;
+        if own.kind == EstimateKind::Measured {
+            return Some(own);
+        }
+        let yardstick = self.yardstick.as_ref()?;
+        if yardstick == id {
+            return Some(Estimate { apart_us: own.median_us * LEAST_ERROR, ..own });
+        }
+        let Some((ratio, off)) = kernel.ratios.at(facts.query.dims()) else { return Some(own) };
+        let median_us = self.kernels.get(yardstick)?.estimate(facts)?.median_us * ratio;
+        let spread_us = own.spread_us / own.median_us * median_us;
+        Some(Estimate { median_us, spread_us, apart_us: median_us * off.max(LEAST_ERROR), ..own })
     }
 
     /// A measured size has a cell of its own; between two, the nearer one counts.
@@ -259,6 +302,7 @@ impl Kernel {
             return Some(Estimate {
                 median_us: point.median_us,
                 spread_us: point.spread_us,
+                apart_us: point.spread_us,
                 samples: point.samples,
                 kind: EstimateKind::Measured,
                 trusted: point.spread_us < point.median_us,
@@ -269,9 +313,11 @@ impl Kernel {
         let inside = nearest <= REACH && self.is_between(dims);
         let residual = self.interpolate(dims, None)?;
         let median_us = trend * residual.exp();
+        let spread_us = median_us * if inside { self.error } else { self.error.max(UNTESTED) * (1.0 + nearest) };
         Some(Estimate {
             median_us,
-            spread_us: median_us * if inside { self.error } else { self.error.max(UNTESTED) * (1.0 + nearest) },
+            spread_us,
+            apart_us: spread_us,
             samples: self.points.iter().map(|p| p.samples).sum(),
             kind: if inside { EstimateKind::Predicted } else { EstimateKind::Extrapolated },
             trusted: inside,
@@ -290,7 +336,7 @@ impl Kernel {
     fn interpolate(&self, dims: &[i64; MAX_DIMS], without: Option<usize>) -> Option<f64> {
         let (mut sum, mut weights) = (0.0, 0.0);
         for (_, point) in self.points.iter().enumerate().filter(|(i, _)| Some(*i) != without) {
-            let weight = (distance(&point.dims, dims).powi(3) + 1e-6).recip();
+            let weight = nearness(&point.dims, dims);
             sum += weight * point.residual;
             weights += weight;
         }
@@ -302,6 +348,11 @@ impl Kernel {
         let error = |(i, p): (usize, &Point)| Some((p.dims, p.residual - self.interpolate(&p.dims, Some(i))?));
         self.points.iter().enumerate().filter_map(error).collect()
     }
+}
+
+/// How much a point counts for a shape: the nearer, the heavier.
+fn nearness(point: &[i64; MAX_DIMS], dims: &[i64; MAX_DIMS]) -> f64 {
+    (distance(point, dims).powi(3) + 1e-6).recip()
 }
 
 /// How far two shapes are apart, in doublings.

@@ -1,0 +1,48 @@
+//! How a kernel compares with another that was timed beside it.
+
+use lz_model::MAX_DIMS;
+
+use super::{Point, UNTESTED, nearness};
+
+/// Ratios of times, at the sizes where both were measured.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Ratios(Vec<Ratio>);
+
+#[derive(Clone, Debug)]
+struct Ratio {
+    dims: [i64; MAX_DIMS],
+    /// In log space.
+    log: f64,
+    /// Relative differences below this are noise.
+    noise: f64,
+}
+
+impl Ratios {
+    /// Of one kernel's times to another's.
+    pub fn new(ours: &[Point], theirs: &[Point]) -> Ratios {
+        let noise = |p: &Point| p.spread_us / p.median_us;
+        let ratio = |p: &Point| {
+            let other = theirs.iter().find(|t| t.dims == p.dims)?;
+            let log = (p.median_us / other.median_us).ln();
+            Some(Ratio { dims: p.dims, log, noise: noise(p).max(noise(other)) })
+        };
+        Ratios(ours.iter().filter_map(ratio).collect())
+    }
+
+    /// The ratio at a size, and how far it may be off, relative: the standard error of a mean over the neighbours,
+    /// which differ among themselves and are each known up to noise. `None` where the two were never timed together.
+    pub fn at(&self, dims: &[i64; MAX_DIMS]) -> Option<(f64, f64)> {
+        let weights: Vec<f64> = self.0.iter().map(|r| nearness(&r.dims, dims)).collect();
+        let total: f64 = weights.iter().sum();
+        let mean = |of: &dyn Fn(&Ratio) -> f64| weights.iter().zip(&self.0).map(|(w, r)| w * of(r)).sum::<f64>() / total;
+        let log = mean(&|r| r.log);
+        let variance = mean(&|r| (r.log - log).powi(2)) + mean(&|r| r.noise).powi(2);
+        let neighbours = total.powi(2) / weights.iter().map(|w| w * w).sum::<f64>();
+        let off = (variance / neighbours).sqrt();
+        match self.0.len() {
+            0 => None,
+            1 => Some((log.exp(), off.max(UNTESTED))),
+            _ => Some((log.exp(), off)),
+        }
+    }
+}
