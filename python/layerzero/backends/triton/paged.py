@@ -1,8 +1,8 @@
 # mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def"
 """Attention of one new query per sequence over a paged cache.
 
-The context of a sequence is cut into parts that are attended to side by side; how many there are depends on sizes alone,
-how long they are on the sequence. The query heads that share a key/value head are the rows of one product.
+How many parts a context is cut into depends on sizes alone, how long they are on the sequence. The query heads that share
+a key/value head are the rows of one product.
 
 A page or length that cannot be gives NaN: to raise, the host would have to wait for the device.
 """
@@ -16,105 +16,107 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launching import Launch, planned, power, processors
-
-# A part is worth its own block of threads from this many tokens on.
-_PART = 256
-_MOST_PARTS = 32
+from . import splitting
+from .launching import Launch, planned, power
+from .splitting import dot, give, go_on, weigh
 
 
 @triton.jit
-def _parts(
-    q_ptr, k_ptr, v_ptr, tables_ptr, lens_ptr, y_ptr, sums_ptr,
-    heads, kv_heads, group, head_dim, capacity, block_size, window, scale, softcap, parts,
-    q_batch, q_head, q_dim, k_page, k_slot, k_head, v_page, v_slot, v_head, t_batch, t_page, l_batch, num_blocks,
-    GROUP: tl.constexpr, TOKENS: tl.constexpr, DIM: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
-    SPLIT: tl.constexpr, EXACT: tl.constexpr,
-):  # fmt: skip
-    part = tl.program_id(0) % parts
-    kv_head = tl.program_id(0) // parts % kv_heads
-    batch = (tl.program_id(0) // parts // kv_heads).to(tl.int64)
-    row = tl.arange(0, GROUP)
-    dim = tl.arange(0, DIM)
-    inside = (row < group)[:, None] & (dim < head_dim)[None, :]
-    head = kv_head * group + row
+def known(tables_ptr, start, end, num_blocks, t_page, PAGE: tl.constexpr):
+    """Whether the pages of a part are pages of the cache. What was looked at is near when tiles look it up again."""
+    last = tl.cdiv(end, PAGE)
+    lost = tl.zeros([1024], tl.int1)
+    for begin in range(start // PAGE, last, 1024):
+        entry = begin + tl.arange(0, 1024)
+        page = tl.load(tables_ptr + entry.to(tl.int64) * t_page, mask=entry < last, other=0)
+        lost = lost | (page < 0) | (page >= num_blocks)
+    return tl.max(lost.to(tl.int32), 0) == 0
 
-    length = tl.load(lens_ptr + batch * l_batch).to(tl.int64)
+
+@triton.jit
+def look_up(tables_ptr, begin, tile, end, num_blocks, t_page, TOKENS: tl.constexpr, PAGE: tl.constexpr):
+    """The pages of a tile's tokens: one, where no tile lies in two. One that cannot be is taken for another."""
+    token = begin if PAGE % TOKENS == 0 else begin + tile
+    page = tl.load(tables_ptr + (token // PAGE).to(tl.int64) * t_page, mask=token < end, other=0)
+    return tl.minimum(tl.maximum(page, 0), num_blocks - 1).to(tl.int64)
+
+
+@triton.jit
+def slots_of(begin, tile, TOKENS: tl.constexpr, PAGE: tl.constexpr):
+    """Where in their pages the tokens of a tile lie."""
+    if PAGE % TOKENS == 0:
+        return begin % PAGE + tile
+    elif TOKENS % PAGE == 0:
+        return tile % PAGE
+    else:
+        return (begin + tile) % PAGE
+
+
+@triton.jit
+def reach(lens_ptr, batch, capacity, window, part, parts, TOKENS: tl.constexpr, WINDOWED: tl.constexpr):
+    """The first token a sequence's query sees, where the part begins and ends, and whether the sequence's length can be.
+
+    Parts begin at multiples of a tile: the first may begin before the first token.
+    """
+    length = tl.load(lens_ptr + batch)
     sound = (length >= 0) & (length <= capacity)
-    length = tl.where(sound, length, 0)
+    length = tl.where(sound, length, 0).to(tl.int32)
     first = length * 0
     if WINDOWED:
         first = tl.maximum(length - 1 - window, 0)
-    share = tl.cdiv(tl.cdiv(length - first, parts), TOKENS) * TOKENS
-    start = first + part * share
-    end = tl.minimum(start + share, length)
+    before = first // TOKENS
+    share = tl.cdiv(tl.cdiv(length, TOKENS) - before, parts)
+    start = (before + part * share) * TOKENS
+    return first, start, tl.minimum(start + share * TOKENS, length), sound
 
-    q = tl.load(q_ptr + batch * q_batch + head[:, None] * q_head + dim[None, :] * q_dim, mask=inside, other=0.0)
-    top = tl.full([GROUP], float("-inf"), tl.float32)
-    total = tl.zeros([GROUP], tl.float32)
-    y = tl.zeros([GROUP, DIM], tl.float32)
+
+@triton.jit(do_not_specialize=["capacity", "window", "parts", "lines", "group", "blocks", "num_blocks"])
+def _attend(
+    q_ptr, k_ptr, v_ptr, tables_ptr, lens_ptr, y_ptr,
+    kv_heads, group, blocks, head_dim, capacity, window, parts, lines, num_blocks, scale, cap,
+    q_batch, q_head, k_page, k_head, v_page, v_head, t_batch, t_page, l_batch,
+    K_SLOT: tl.constexpr, V_SLOT: tl.constexpr, ALIKE: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
+    TOKENS: tl.constexpr, DIM: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SPLIT: tl.constexpr,
+    EXACT: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    go_on(OVERLAPS)
+    # Neighbours read what lies side by side.
+    block = tl.program_id(0) % blocks
+    kv_head = (tl.program_id(0) // blocks % kv_heads).to(tl.int64)
+    part = tl.program_id(0) // blocks // kv_heads % parts
+    batch = (tl.program_id(0) // blocks // kv_heads // parts).to(tl.int64)
+    row = block * ROWS + tl.arange(0, ROWS)
+    head = kv_head * group + row
+    dim, tile = tl.arange(0, DIM), tl.arange(0, TOKENS)
+    first, start, end, sound = reach(lens_ptr, batch * l_batch, capacity, window, part, parts, TOKENS, WINDOWED)
+
+    inside = (row < group)[:, None] & (dim < head_dim)[None, :]
+    q = tl.load(q_ptr + batch * q_batch + head[:, None] * q_head + dim[None, :], mask=inside, other=0.0)
+    tables_ptr += batch * t_batch
+    k_ptr += kv_head * k_head
+    v_ptr += kv_head * v_head
+    sound = sound & known(tables_ptr, start, end, num_blocks, t_page, PAGE)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    y = tl.zeros([ROWS, DIM], tl.float32)
+    page = look_up(tables_ptr, start, tile, end, num_blocks, t_page, TOKENS, PAGE)
     for begin in range(start, end, TOKENS):
-        token = begin + tl.arange(0, TOKENS)
+        token = begin + tile
         there = token < end
-        page = tl.load(tables_ptr + batch * t_batch + token // block_size * t_page, mask=there, other=0).to(tl.int64)
-        known = (page >= 0) & (page < num_blocks)
-        slot = token % block_size
-        read = (there & known)[:, None] & (dim < head_dim)[None, :]
-        k_at = page * k_page + slot * k_slot + kv_head.to(tl.int64) * k_head
-        v_at = page * v_page + slot * v_slot + kv_head.to(tl.int64) * v_head
-        k = tl.load(k_ptr + k_at[:, None] + dim[None, :], mask=read, other=0.0).to(q.dtype)
-        v = tl.load(v_ptr + v_at[:, None] + dim[None, :], mask=read, other=0.0).to(q.dtype)
-        if EXACT:
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        else:
-            scores = tl.dot(q, tl.trans(k))
-        scores *= scale
-        if CAPPED:
-            # tanh(x) = 2 sigmoid(2 x) - 1
-            scores = softcap * (2.0 / (1.0 + tl.exp(-2.0 * scores / softcap)) - 1.0)
-        # Powers of two from here on.
-        scores = tl.where(known[None, :], scores * 1.4426950408889634, float("nan"))
-        scores = tl.where(there[None, :], scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_top[:, None])
-        weights = tl.where(there[None, :], weights, 0.0)
-        kept = tl.exp2(top - new_top)
-        total = total * kept + tl.sum(weights, 1)
-        if EXACT:
-            y = y * kept[:, None] + tl.dot(weights.to(q.dtype), v, input_precision="ieee")
-        else:
-            y = y * kept[:, None] + tl.dot(weights.to(q.dtype), v)
-        top = new_top
-    if SPLIT:
-        line = ((batch * heads + head) * parts + part).to(tl.int64)
-        tl.store(y_ptr + line[:, None] * head_dim + dim[None, :], y, mask=inside)
-        tl.store(sums_ptr + line * 2, top, mask=row < group)
-        tl.store(sums_ptr + line * 2 + 1, tl.where(sound, total, float("nan")), mask=row < group)
-    else:
-        # Nothing to attend to gives zeros.
-        y = tl.where(total[:, None] == 0.0, 0.0, y / total[:, None])
-        y = tl.where(sound, y, float("nan"))
-        at = (batch * heads + head)[:, None] * head_dim + dim[None, :]
-        tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _join(parts_ptr, sums_ptr, y_ptr, head_dim, parts, PARTS: tl.constexpr, DIM: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    part = tl.arange(0, PARTS)
-    dim = tl.arange(0, DIM)
-    line = row * parts + part
-    top = tl.load(sums_ptr + line * 2, mask=part < parts, other=float("-inf"))
-    total = tl.load(sums_ptr + line * 2 + 1, mask=part < parts, other=0.0)
-    highest = tl.max(top, 0)
-    # Parts that are empty have no largest score; a NaN is one all the same.
-    share = tl.where(total == 0.0, 0.0, tl.exp2(top - highest))
-    there = (part < parts)[:, None] & (dim < head_dim)[None, :]
-    y = tl.load(parts_ptr + line[:, None] * head_dim + dim[None, :], mask=there, other=0.0)
-    whole = tl.sum(total * share, 0)
-    y = tl.sum(tl.where((total == 0.0)[:, None], 0.0, y * share[:, None]), 0)
-    y = tl.where(whole == 0.0, 0.0, y / whole)
-    tl.store(y_ptr + row * head_dim + dim, y.to(y_ptr.dtype.element_ty), mask=dim < head_dim)
+        if WINDOWED:
+            there = there & (token >= first)
+        slot = slots_of(begin, tile, TOKENS, PAGE).to(tl.int64)
+        k_at = (page * k_page + slot * K_SLOT)[:, None] + dim[None, :]
+        v_at = k_at if ALIKE else (page * v_page + slot * V_SLOT)[:, None] + dim[None, :]
+        read = there[:, None] & (dim < head_dim)[None, :]
+        k = tl.load(k_ptr + k_at, mask=read, other=0.0).to(q.dtype)
+        v = tl.load(v_ptr + v_at, mask=read, other=0.0).to(q.dtype)
+        weights, kept, top, total = weigh(dot(q, tl.trans(k), EXACT), there, top, total, scale, cap, CAPPED)
+        y = y * kept[:, None] + dot(weights.to(q.dtype), v, EXACT)
+        # Looked up here, and not where it is used, it leaves all stages of the pipeline to keys and values.
+        page = look_up(tables_ptr, begin + TOKENS, tile, end, num_blocks, t_page, TOKENS, PAGE)
+    line = (batch * kv_heads + kv_head) * group + row
+    give(y_ptr, y, top, total, line, row < group, sound, head_dim, parts, part, lines, DIM, SPLIT)
 
 
 @planned
@@ -135,44 +137,28 @@ def decode(
     kv_heads, block_size = key_cache.shape[kv], key_cache.shape[slots]
     if query.numel() == 0 or kv_heads == 0:
         return torch.zeros_like, (query,)
-    device, group = query.device, heads // kv_heads
-    capacity = block_tables.shape[1] * block_size
-    wanted = -(-4 * processors(device) // (batch * kv_heads))
-    parts = max(min(wanted, -(-capacity // _PART), _MOST_PARTS), 1)
-    dim, exact = power(max(head_dim, 16)), query.dtype == torch.float32
-    tokens = 32 if exact or dim > 128 else 64
-    k_strides, v_strides = (
-        (cache.stride(0), cache.stride(slots), cache.stride(kv)) for cache in (key_cache, value_cache)
-    )
+    device, group, exact = query.device, heads // kv_heads, query.dtype == torch.float32
+    rows = splitting.rows_for(group)
+    blocks = -(-group // rows)
+    capacity, dim = block_tables.shape[1] * block_size, power(max(head_dim, 16))
+    tokens, warps, stages = splitting.tiling(exact, dim, batch * kv_heads * blocks, device)
+    within = min(capacity, window_left + 1) if window_left >= 0 else capacity
+    parts = splitting.parts_for(batch * kv_heads * blocks, -(-within // tokens), device)
     scalars = (
-        *(heads, kv_heads, group, head_dim, capacity, block_size, window_left),
-        *(1.0 / math.sqrt(head_dim) if scale is None else float(scale), float(softcap), parts),
-        *(query.stride(0), query.stride(-2), query.stride(-1), *k_strides, *v_strides),
-        *(*block_tables.stride(), context_lens.stride(0), key_cache.shape[0]),
+        *(kv_heads, group, blocks, head_dim, capacity, window_left, parts, batch * heads * parts, key_cache.shape[0]),
+        *splitting.factors(1.0 / math.sqrt(head_dim) if scale is None else float(scale), float(softcap)),
+        *(query.stride(0), query.stride(-2), key_cache.stride(0), key_cache.stride(kv)),
+        *(value_cache.stride(0), value_cache.stride(kv), *block_tables.stride(), context_lens.stride(0)),
     )
-    constants = (max(power(group), 16), tokens, dim, window_left >= 0, softcap != 0.0, parts > 1, exact)
-    attend = Launch(_parts, batch * kv_heads * parts, device, scalars, constants, 8 if exact else 4, 3)
+    constants = (
+        *(key_cache.stride(slots), value_cache.stride(slots), key_cache.stride() == value_cache.stride(), block_size),
+        *(rows, tokens, dim),
+        *(window_left >= 0, softcap != 0.0, parts > 1, exact, splitting.overlaps(device, parts)),
+    )
+    grid = batch * kv_heads * blocks * parts
+    attend = Launch(_attend, grid, device, scalars, constants, warps, stages)
     tensors = (query, key_cache, value_cache, block_tables, context_lens)
-    if parts == 1:
-
-        def whole(query: Tensor, *others: Tensor) -> Tensor:
-            output = torch.empty(query.shape, dtype=query.dtype, device=device)
-            attend(query, *others, output, None)
-            return output
-
-        return whole, tensors
-    join = Launch(_join, batch * heads, device, (head_dim, parts), (power(parts), dim), 4)
-    lines = batch * heads * parts
-
-    def call(query: Tensor, *others: Tensor) -> Tensor:
-        output = torch.empty(query.shape, dtype=query.dtype, device=device)
-        partial = torch.empty(lines, head_dim, dtype=torch.float32, device=device)
-        sums = torch.empty(lines, 2, dtype=torch.float32, device=device)
-        attend(query, *others, partial, sums)
-        join(partial, sums, output)
-        return output
-
-    return call, tensors
+    return splitting.attention(attend, query, head_dim, parts), tensors
 
 
 KERNELS: dict[str, Callable[..., Any]] = {"triton.paged.decode": decode, "triton.paged.decode.gqa": decode}
