@@ -34,6 +34,13 @@ DTYPES = {
     "bool": torch.bool,
 }
 FLOATS = ("float64", "float32", "float16", "bfloat16")
+# Two to a byte, the first in the low half: what is in the bits of a half, by its code.
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+FOUR_BIT = {
+    "int4": [*range(8), *range(-8, 0)],
+    "mxfp4": E2M1 + [-number for number in E2M1],
+    "nvfp4": E2M1 + [-number for number in E2M1],
+}
 TOLERANCES = {
     torch.float64: 1e-10,
     torch.float32: 1e-5,
@@ -106,6 +113,7 @@ SHAPES: dict[str, dict[str, str]] = {
     "activation.gelu": {"input": "...rows width"},
     "norm.rms": {"input": "...rows hidden"},
     "norm.fused_add_rms": {"input": "...rows hidden"},
+    "quantize": {"input": "...rows cols"},
 }
 LAYOUT_WHEN_NOT_SAID = {
     "attention.sparse.variable_block": "HND",
@@ -190,7 +198,26 @@ def _numbers(data: list[Any]) -> list[Any]:
     return [float(x) if isinstance(x, str) else x for x in data]
 
 
+def _packed(stored: Mapping[str, Any]) -> Tensor:
+    numbers = torch.tensor(_numbers(stored["data"]), dtype=torch.float64)
+    if "strides" in stored:
+        numbers = numbers.as_strided(stored["shape"], stored["strides"], stored["offset"])
+    table = torch.tensor(FOUR_BIT[stored["dtype"]], dtype=torch.float64)
+    # Zero has two codes, of which the sign tells.
+    same = (numbers[..., None] == table) & (numbers[..., None].signbit() == table.signbit())
+    codes = same.to(torch.uint8).argmax(-1).to(torch.uint8).reshape(stored["shape"])
+    return codes[..., ::2] | codes[..., 1::2] << 4
+
+
+def unpacked(values: Tensor, dtype: str) -> Tensor:
+    """The numbers of a packed tensor."""
+    codes = torch.stack((values & 15, values >> 4), -1).flatten(-2).long()
+    return torch.tensor(FOUR_BIT[dtype], dtype=torch.float64)[codes]
+
+
 def _tensor(stored: Mapping[str, Any]) -> Tensor:
+    if stored["dtype"] in FOUR_BIT:
+        return _packed(stored)
     dtype = DTYPES[stored["dtype"]]
     exact = torch.float64 if dtype.is_floating_point else torch.int64
     buffer = torch.tensor(_numbers(stored["data"]), dtype=exact).to(dtype)
@@ -201,7 +228,7 @@ def _tensor(stored: Mapping[str, Any]) -> Tensor:
 
 @cache
 def cases(op: str) -> list[Case]:
-    """The cases of an operation, without those of four-bit tensors, which torch has no dtype for."""
+    """The cases of an operation, without those of four-bit tensors that do not fill their bytes."""
     parsed = json.loads((ROOT / "testdata" / "ops" / f"{op}.json").read_text(encoding="utf-8"))
     found = []
     for case in parsed["cases"]:
@@ -209,7 +236,7 @@ def cases(op: str) -> list[Case]:
         if case["call"] in FIXED_BY_ALIAS:
             params["causal"] = FIXED_BY_ALIAS[case["call"]]
         dtypes = {name: stored["dtype"] for name, stored in case["inputs"].items()}
-        if not set(dtypes.values()) <= set(DTYPES):
+        if any(one["dtype"] in FOUR_BIT and one["shape"][-1] % 2 for one in case["inputs"].values()):
             continue
         layout = case["layout"] or (LAYOUT_WHEN_NOT_SAID.get(op) or ("NHD" if op.endswith(".paged") else None))
         one = Case(op, case["name"], layout, dtypes, case["inputs"], params, case.get("expect"))
@@ -261,7 +288,7 @@ def reason_to_skip(kernel: Kernel, case: Case) -> str | None:
         allowed = (rule or {}).get("dtypes")
         if allowed is None and name in CACHES:
             allowed = rules.get("supports_kv_cache_dtypes")
-        holds_data = dtype in FLOATS or dtype.startswith("float8") or dtype == "int8"
+        holds_data = dtype in FLOATS or dtype.startswith("float8") or dtype in ("int8", *FOUR_BIT)
         if allowed is None and holds_data and name != "attn_mask":
             allowed = rules["dtypes"]
         if allowed is not None and dtype not in allowed:
@@ -277,7 +304,7 @@ def reason_to_skip(kernel: Kernel, case: Case) -> str | None:
         if name == "seq_k" and least == KEYS_THAT_KEEP_A_NAN:
             # The cases are shorter than that, and all that goes wrong below is a NaN.
             least = 1
-        if name in case.dims and case.dims[name] < least:
+        if name in case.dims and (case.dims[name] < least or case.dims[name] % rule.get("multiple_of", 1)):
             return f"dimension {name}"
     if not rules.get("supports_gqa", False) and case.dims.get("heads") != case.dims.get("kv_heads"):
         return "shared key/value heads"
@@ -322,6 +349,8 @@ def arguments(kernel: Kernel, case: Case, inputs: Mapping[str, Tensor]) -> Itera
 
 def difference(got: Tensor, expected: Mapping[str, Any]) -> str | None:
     """How a result is wrong, if it is."""
+    if expected["dtype"] in FOUR_BIT and got.dtype == torch.uint8:
+        expected, got = {**expected, "dtype": "float64"}, unpacked(got, expected["dtype"])
     dtype = DTYPES[expected["dtype"]]
     if got.dtype != dtype:
         return f"dtype {got.dtype}, expected {dtype}"

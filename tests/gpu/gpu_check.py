@@ -33,6 +33,19 @@ OPERATIONS = {
 #: Only kernels whose ids begin with one of these, for a quick look at one library: LZ_GPU_KERNELS=torch.cuda,triton.
 WANTED = tuple(filter(None, os.environ.get("LZ_GPU_KERNELS", "").split(",")))
 
+#: Only attention of one head size and dtype, without window or softcap, for a library that compiles minutes for every
+#: other kind: LZ_GPU_KIND=128,bfloat16.
+KIND = os.environ.get("LZ_GPU_KIND", "")
+
+
+def looked_at(call: Call) -> bool:
+    """Whether a call is of the kind that is to be looked at."""
+    query = call.kwargs.get("query", call.kwargs.get("q_nope"))
+    if not KIND or not isinstance(query, Tensor):
+        return not KIND
+    plain = call.kwargs.get("window_left", -1) < 0 and not call.kwargs.get("softcap")
+    return plain and KIND == f"{query.shape[-1]},{str(query.dtype).removeprefix('torch.')}"
+
 
 @cache
 def kernels(operation: str) -> tuple[str, ...]:

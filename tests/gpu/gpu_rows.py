@@ -137,29 +137,37 @@ def _speculative(draw: Draw, vocab: int, batch: int) -> tuple[Call, float]:
     return Call("speculative_verify", kwargs, results), margin
 
 
+#: Formats that say how many elements share a scale.
+OWN_GROUP = {"mxfp4": 32, "nvfp4": 16}
+
+
 def quantizing(draw: Draw) -> Call:
-    """Rounding to 8 bits and back; the reference on the CPU says what is right, to the last bit."""
-    form, granularity = draw.one(("int8", "fp8_e4m3", "fp8_e5m2")), draw.one(("per_tensor", "per_channel", "blockwise"))
+    """Rounding to 8 or 4 bits and back; the reference on the CPU says what is right, to the last bit."""
+    form = draw.one(("int8", "fp8_e4m3", "fp8_e5m2", "int4", "mxfp4", "nvfp4"))
+    granularity = "blockwise" if form in OWN_GROUP else draw.one(("per_tensor", "per_channel", "blockwise"))
     rows, columns = draw.one((1, 5, 64)), draw.one((32, 64, 100, 512))
     common: dict[str, Any] = {"granularity": granularity}
     if granularity == "blockwise":
-        common["group_size"] = draw.one((16, 32))
+        common["group_size"] = OWN_GROUP.get(form) or draw.one((16, 32))
+    whole = form in ("int8", "int4")
     if draw.random.random() < 0.5:
         kwargs = {
             "input": draw.floats(rows, columns, dtype=draw.one(FLOATS), bound=draw.one((0.1, 3.0))),
             "dtype": form,
         }
-        if form == "int8" and draw.random.random() < 0.4:
+        if whole and draw.random.random() < 0.4:
             kwargs["zero_point"] = True
         return Call("quantize", {**kwargs, **common})
     groups = -(-columns // common["group_size"]) if granularity == "blockwise" else 1
     scales = draw.floats(1 if granularity == "per_tensor" else rows, groups, dtype=torch.float32).abs() + 0.01
     values = draw.integers(-127, 128, rows, columns).to(torch.int8)
-    if form != "int8":
+    if form.startswith("fp8"):
         dtype = torch.float8_e4m3fn if form == "fp8_e4m3" else torch.float8_e5m2
         values = draw.floats(rows, columns, dtype=torch.float32, bound=400.0).to(dtype)
+    elif form != "int8":
+        values, common["format"] = draw.integers(0, 256, rows, columns // 2).to(torch.uint8), form
     kwargs = {"values": values, "scales": scales, "dtype": draw.one(("float32", "float16", "bfloat16"))}
-    if form == "int8" and draw.random.random() < 0.4:
+    if whole and draw.random.random() < 0.4:
         kwargs["zero_points"] = draw.integers(-20, 20, *scales.shape).int()
     return Call("dequantize", {**kwargs, **common})
 
@@ -190,6 +198,6 @@ FAMILIES: dict[str, tuple[Callable[[Draw], Call], int]] = {
     "products": (products, 140),
     "positions": (positions, 160),
     "sampling": (sampling, 180),
-    "quantizing": (quantizing, 150),
+    "quantizing": (quantizing, 300),
     "caches": (caches, 120),
 }

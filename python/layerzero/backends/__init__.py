@@ -31,6 +31,7 @@ UNPROVEN: tuple[str, ...] = (
     "hub_flash_attn2",
     "hub_flash_attn3",
     "hub_rmsnorm",
+    "torchao",
 )
 """Folders that are not loaded: not run on hardware, their adapters were tried with recording fakes of the libraries. One
 that has been run moves up. `layerzero compat --unproven` tries those whose library is there."""

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 #: What `Data` of whole numbers is drawn from.
 _WHOLE = {"uint8": (0, 16), "int8": (-8, 8), "int16": (-8, 8), "int32": (-8, 8), "int64": (-8, 8)}
+#: Formats torch has no dtype for: two values to a byte, and the call says which.
+_PACKED = ("int4", "mxfp4", "nvfp4")
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ def make(call: str, device: int = 0, seed: int = 0) -> Inputs:
     kwargs: dict[str, Any] = {}
     updated = []
     for name, (dtype, shape, strides, meaning, limit, is_updated) in needs["tensors"].items():
+        if dtype in _PACKED:
+            halves = [*shape[:-1], shape[-1] // 2]
+            kwargs[name] = torch.randint(0, 256, halves, generator=generator, device=generator.device).to(torch.uint8)
+            kwargs["format"] = dtype
+            continue
         made = _fill(generator, getattr(torch, dtype, None), dtype, list(shape), meaning, limit)
         if name.endswith("weight") and made.is_floating_point() and made.dim() == 2:
             # As weights are: sums over them stay of the size of one number.

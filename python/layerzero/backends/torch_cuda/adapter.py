@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..torch import attention, feedforward, norm, position, quantize
-from . import caches, mla, paged, rows, sampling, sdpa, sparse, unfused
+from . import caches, fourbit, mla, paged, rows, sampling, sdpa, sparse, unfused
 
 
 def detect() -> str:
@@ -83,7 +83,11 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "torch.cuda.topp": sampling.topp_sorted,
     "torch.cuda.speculative": sampling.speculative,
     "torch.cuda.quantize": quantize.quantize,
+    "torch.cuda.quantize.packed": fourbit.quantize,
     "torch.cuda.dequantize": quantize.dequantize,
+    "torch.cuda.dequantize.int4": fourbit.dequantize_int4,
+    "torch.cuda.dequantize.mxfp4": fourbit.dequantize_mxfp4,
+    "torch.cuda.dequantize.nvfp4": fourbit.dequantize_nvfp4,
     "torch.cuda.kv_append": caches.append,
     "torch.cuda.kv_compact": caches.compact,
 }

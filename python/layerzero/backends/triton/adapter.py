@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import triton
 
-from . import activation, norm, paged, position, quantize, sampling
+from . import activation, decode, dequantize, mla, norm, paged, position, quantize, sampling
 
-_MODULES: tuple[Any, ...] = (norm, activation, position, sampling, paged, quantize)
+_MODULES: tuple[Any, ...] = (norm, activation, position, sampling, decode, paged, mla, quantize, dequantize)
 
 
 def detect() -> str:

@@ -1,10 +1,7 @@
 # mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def"
-"""Conversion between floating point and 8-bit storage.
+"""Rounding to 8 or 4 bits: to the last bit as if quotients were exact. Numbers are read once, but where one scale covers
+more of them than a program holds."""
 
-Values are as if quotients were exact: one that rounding put onto the middle between two values is moved back to its side.
-"""
-
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,293 +10,229 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .encoding import FORMATS, Format, encoded, scaled
+from .groups import Groups, step
 from .launching import Launch, planned, power
-from .numerals import is_nan
 
-_FORMATS = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
-_FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_NAMES = {kept: name for name, kept in _FORMATS.items()}
-# Of a float format: bits of its mantissa, the exponent of its smallest normal number, and its largest number.
-_SHAPES = {"int8": (0, 0, 127.0), "fp8_e4m3": (3, -6, 448.0), "fp8_e5m2": (2, -14, 57344.0)}
-# How many elements share a scale where nothing is said.
-_GROUP = 32
-_PIECE = 4096
-_TENSOR_PIECE = 8192
+# How many elements a program and a thread have, about, and how many a program has at most at once: a group beyond that is
+# read twice.
+_TILE = 2048
+_PER_THREAD = 16
+_LARGEST_TILE = 16384
+_PIECE = 8192
+# How many programs look for the ends of a whole tensor.
+_MEASURING = 1024
 
 
 @triton.jit
-def _to_odd(x, scale):
-    """The quotient, with an odd last bit where it is not exact: however it is rounded next, it goes to the right side."""
-    quotient = tl.div_rn(x, scale)
-    left = x.to(tl.float64) - quotient.to(tl.float64) * scale.to(tl.float64)
-    bits = quotient.to(tl.int32, bitcast=True)
-    # Towards zero first: the quotient is too large where what is left points the other way.
-    large = ((left < 0.0) & (x > 0.0)) | ((left > 0.0) & (x < 0.0))
-    finite = (tl.abs(quotient) < float("inf")) & (quotient != 0.0)
-    odd = (tl.where(large, bits - 1, bits) | 1).to(tl.float32, bitcast=True)
-    return tl.where(finite & (left != 0.0), odd, quotient)
+def _packed(code, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Codes of 4 bits, two to a byte: the even element in the low half."""
+    low, high = tl.split(tl.reshape(code, [ROWS, COLUMNS // 2, 2]))
+    return (low | (high << 4)).to(tl.uint8)
 
 
 @triton.jit
-def _nearest(x):
-    """The nearest integer, half to even; for numbers below 2^22."""
-    return (x + 12582912.0) - 12582912.0
-
-
-@triton.jit
-def _encoded(x, scale, zero, MANTISSA: tl.constexpr, EXPONENT: tl.constexpr, LARGEST: tl.constexpr):
-    """The bytes of `x / scale`, plus `zero` for integers."""
-    units = _to_odd(x, tl.where(scale == 0.0, 1.0, scale))
-    # A scale of zero leaves zeros, and NaNs.
-    units = tl.where((scale == 0.0) & ~is_nan(x), 0.0, units)
-    if MANTISSA == 0:
-        whole = _nearest(tl.minimum(tl.maximum(units, -4194303.0), 4194303.0)).to(tl.float64) + zero
-        whole = tl.minimum(tl.maximum(whole, -128.0), 127.0)
-        return tl.where(is_nan(units), 0.0, whole).to(tl.int32)
-    else:
-        bits = units.to(tl.int32, bitcast=True)
-        size = tl.minimum(tl.abs(units), LARGEST)
-        exponent = tl.maximum(((size.to(tl.int32, bitcast=True) >> 23) & 255) - 127, EXPONENT)
-        # One step of the format there is a power of two; its inverse too.
-        steps = _nearest(size * ((127 - exponent + MANTISSA) << 23).to(tl.float32, bitcast=True))
-        code = ((exponent - EXPONENT) << MANTISSA) + steps.to(tl.int32)
-        code = tl.where(is_nan(units), 127, code)
-        return code | ((bits >> 24) & 128)
-
-
-@triton.jit
-def _scaled(lowest, largest, LARGEST: tl.constexpr, OFFSET: tl.constexpr):
-    """The scale under which numbers from `lowest` to `largest` fill the format, and what zero becomes."""
-    lowest = lowest.to(tl.float64)
-    largest = largest.to(tl.float64)
+def _ends(x, OFFSET: tl.constexpr):
+    """The smallest and the largest number of each row, and zero, or zero and the largest magnitude; NaN does not count."""
     if OFFSET:
-        lowest = tl.minimum(lowest, 0.0)
-        scale = ((tl.maximum(largest, 0.0) - lowest) / 255.0).to(tl.float32)
-        zero = -128.0 - lowest / scale.to(tl.float64)
-        # The nearest integer, half to even; for numbers below 2^51.
-        zero = (zero + 6755399441055744.0) - 6755399441055744.0
-        return scale, tl.where(scale == 0.0, 0.0, zero)
+        lowest, largest = tl.min(x, 1), tl.max(x, 1)
     else:
-        scale = (tl.maximum(-lowest, largest) / LARGEST).to(tl.float32)
-        return scale, lowest * 0.0
+        largest = tl.max(tl.abs(x), 1)
+        lowest = tl.zeros_like(largest)
+    return tl.where(lowest < 0.0, lowest, 0.0), tl.where(largest > 0.0, largest, 0.0)
 
 
 @triton.jit
-def _number_or(x, there, otherwise):
-    return tl.where(there & ~is_nan(x), x, otherwise)
+def _groups(
+    x_ptr, given_ptr, values_ptr, scales_ptr, zeros_ptr,
+    groups, columns, group, across, apart,
+    GROUPS: tl.constexpr, BLOCK: tl.constexpr, ONCE: tl.constexpr, FULL: tl.constexpr, RAGGED: tl.constexpr,
+    PACKED: tl.constexpr, GIVEN: tl.constexpr, OFFSET: tl.constexpr, SCALES: tl.constexpr, BITS: tl.constexpr,
+    MANTISSA: tl.constexpr, EXPONENT: tl.constexpr, LARGEST: tl.constexpr,
+):  # fmt: skip
+    """Groups of a row; `RAGGED` if the last of the `across` groups of a row is shorter, `FULL` if all fill the block."""
+    number = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
+    inside = (number < groups)[:, None]
+    lane = tl.arange(0, BLOCK)[None, :]
+    if RAGGED:
+        place = number % across * group
+        start = (number // across * columns + place)[:, None]
+        width = tl.minimum(columns - place, group)[:, None]
+    else:
+        start = (number * group)[:, None]
+        width = group
+    there = inside
+    if not FULL:
+        there = inside & (lane < width)
+    x = tl.load(x_ptr + start + lane, mask=there, other=0.0).to(tl.float32)
+    if GIVEN:
+        scale = tl.load(given_ptr + number * apart, mask=number < groups, other=1.0)
+        zero = tl.zeros_like(scale).to(tl.int32)
+    else:
+        lowest, largest = _ends(x, OFFSET)
+        if not ONCE:
+            for begin in range(BLOCK, group, BLOCK):
+                more = inside & (lane + begin < width)
+                x = tl.load(x_ptr + start + begin + lane, mask=more, other=0.0).to(tl.float32)
+                low, high = _ends(x, OFFSET)
+                lowest, largest = tl.minimum(lowest, low), tl.maximum(largest, high)
+        scale, zero = scaled(lowest, largest, OFFSET, SCALES, BITS, LARGEST)
+    tl.store(scales_ptr + number, scale, mask=number < groups)
+    tl.store(zeros_ptr + number, zero, mask=number < groups)
+    if ONCE:
+        code = encoded(x, scale, zero, GIVEN, OFFSET, SCALES, BITS, MANTISSA, EXPONENT, LARGEST)
+        if PACKED:
+            half = tl.arange(0, BLOCK // 2)[None, :]
+            there = inside
+            if not FULL:
+                there = inside & (half < width // 2)
+            tl.store(values_ptr + start // 2 + half, _packed(code, GROUPS, BLOCK), mask=there)
+        else:
+            tl.store(values_ptr + start + lane, code.to(tl.uint8), mask=there)
+    else:
+        for begin in range(0, group, BLOCK):
+            more = inside & (lane + begin < width)
+            x = tl.load(x_ptr + start + begin + lane, mask=more, other=0.0).to(tl.float32)
+            code = encoded(x, scale, zero, GIVEN, OFFSET, SCALES, BITS, MANTISSA, EXPONENT, LARGEST)
+            if PACKED:
+                half = tl.arange(0, BLOCK // 2)[None, :]
+                more = inside & (half < (width - begin) // 2)
+                tl.store(values_ptr + (start + begin) // 2 + half, _packed(code, GROUPS, BLOCK), mask=more)
+            else:
+                tl.store(values_ptr + start + begin + lane, code.to(tl.uint8), mask=more)
 
 
 @triton.jit
-def _tensor_ends(x_ptr, ends_ptr, count, BLOCK: tl.constexpr):
-    """The smallest and the largest number of a piece; NaN does not count."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + at, mask=at < count, other=0.0).to(tl.float32)
-    tl.store(ends_ptr + tl.program_id(0) * 2, tl.min(_number_or(x, at < count, float("inf")), 0))
-    tl.store(ends_ptr + tl.program_id(0) * 2 + 1, tl.max(_number_or(x, at < count, float("-inf")), 0))
+def _tensor_ends(x_ptr, ends_ptr, count, pieces, rounds, BLOCK: tl.constexpr, OFFSET: tl.constexpr):
+    """The smallest and the largest number of every so many pieces, and zero."""
+    lane = tl.arange(0, BLOCK)[None, :]
+    lowest = tl.zeros([1], tl.float32)
+    largest = tl.zeros([1], tl.float32)
+    for turn in range(rounds):
+        at = (tl.program_id(0) + turn * pieces).to(tl.int64) * BLOCK + lane
+        x = tl.load(x_ptr + at, mask=at < count, other=0.0).to(tl.float32)
+        low, high = _ends(x, OFFSET)
+        lowest, largest = tl.minimum(lowest, low), tl.maximum(largest, high)
+    one = tl.arange(0, 1)
+    tl.store(ends_ptr + tl.program_id(0) * 2 + one, lowest)
+    tl.store(ends_ptr + tl.program_id(0) * 2 + 1 + one, largest)
 
 
 @triton.jit
 def _tensor(
     x_ptr, given_ptr, values_ptr, scales_ptr, zeros_ptr,
     count, pieces,
-    BLOCK: tl.constexpr, ENDS: tl.constexpr, GIVEN: tl.constexpr, OFFSET: tl.constexpr, MANTISSA: tl.constexpr,
-    EXPONENT: tl.constexpr, LARGEST: tl.constexpr,
+    BLOCK: tl.constexpr, ENDS: tl.constexpr, GIVEN: tl.constexpr, OFFSET: tl.constexpr, SCALES: tl.constexpr,
+    BITS: tl.constexpr, MANTISSA: tl.constexpr, EXPONENT: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """Of one scale; `given_ptr` is where it is, or where the ends of the pieces are."""
+    """Of one scale; `given_ptr` is where it is, or where the ends of the `pieces` are."""
+    one = tl.arange(0, 1)
     if GIVEN:
-        scale = tl.load(given_ptr)
-        zero = tl.zeros([], tl.float64)
+        scale = tl.load(given_ptr + one)
+        zero = tl.zeros_like(scale).to(tl.int32)
     else:
-        lowest = tl.full([ENDS], float("inf"), tl.float32)
-        largest = tl.full([ENDS], float("-inf"), tl.float32)
-        for begin in range(0, pieces, ENDS):
-            piece = begin + tl.arange(0, ENDS)
-            lowest = tl.minimum(lowest, tl.load(given_ptr + piece * 2, mask=piece < pieces, other=float("inf")))
-            largest = tl.maximum(largest, tl.load(given_ptr + piece * 2 + 1, mask=piece < pieces, other=float("-inf")))
-        low, high = tl.min(lowest, 0), tl.max(largest, 0)
-        # Nothing but NaN.
-        empty = low > high
-        scale, zero = _scaled(tl.where(empty, 0.0, low), tl.where(empty, 0.0, high), LARGEST, OFFSET)
+        piece = tl.arange(0, ENDS)[None, :]
+        lowest = tl.load(given_ptr + piece * 2, mask=piece < pieces, other=0.0)
+        largest = tl.load(given_ptr + piece * 2 + 1, mask=piece < pieces, other=0.0)
+        scale, zero = scaled(tl.min(lowest, 1), tl.max(largest, 1), OFFSET, SCALES, BITS, LARGEST)
     if tl.program_id(0) == 0:
-        tl.store(scales_ptr, scale)
-        tl.store(zeros_ptr, zero.to(tl.int32))
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(scales_ptr + one, scale)
+        tl.store(zeros_ptr + one, zero)
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    at = start + tl.arange(0, BLOCK)[None, :]
     x = tl.load(x_ptr + at, mask=at < count, other=0.0).to(tl.float32)
-    code = _encoded(x, tl.zeros([BLOCK], tl.float32) + scale, zero, MANTISSA, EXPONENT, LARGEST)
-    tl.store(values_ptr + at, code.to(tl.uint8), mask=at < count)
+    code = encoded(x, scale, zero, GIVEN, OFFSET, SCALES, BITS, MANTISSA, EXPONENT, LARGEST)
+    if BITS == 4:
+        half = tl.program_id(0).to(tl.int64) * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
+        tl.store(values_ptr + half, _packed(code, 1, BLOCK), mask=half < count // 2)
+    else:
+        tl.store(values_ptr + at, code.to(tl.uint8), mask=at < count)
 
 
 @triton.jit
-def _groups(
-    x_ptr, given_ptr, values_ptr, scales_ptr, zeros_ptr,
-    groups, columns, group, across, given_row, given_column,
-    GROUPS: tl.constexpr, BLOCK: tl.constexpr, GIVEN: tl.constexpr, OFFSET: tl.constexpr, MANTISSA: tl.constexpr,
-    EXPONENT: tl.constexpr, LARGEST: tl.constexpr,
-):  # fmt: skip
-    """Groups of a row, `across` of them; the last may be shorter. A group is read piece by piece, twice."""
-    number = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
-    row, place = number // across, number % across
-    start = (place * group)[:, None]
-    end = tl.minimum(start + group, columns)
-    x_ptr += (row * columns)[:, None]
-    values_ptr += (row * columns)[:, None]
-    inside = (number < groups)[:, None]
-    if GIVEN:
-        scale = tl.load(given_ptr + row * given_row + place * given_column, mask=number < groups, other=1.0)
-        zero = tl.zeros([GROUPS], tl.float64)
-    else:
-        lowest = tl.full([GROUPS, BLOCK], float("inf"), tl.float32)
-        largest = tl.full([GROUPS, BLOCK], float("-inf"), tl.float32)
-        for begin in range(0, group, BLOCK):
-            column = start + begin + tl.arange(0, BLOCK)[None, :]
-            there = inside & (column < end)
-            x = tl.load(x_ptr + column, mask=there, other=0.0).to(tl.float32)
-            lowest = tl.minimum(lowest, _number_or(x, there, float("inf")))
-            largest = tl.maximum(largest, _number_or(x, there, float("-inf")))
-        low, high = tl.min(lowest, 1), tl.max(largest, 1)
-        empty = low > high
-        scale, zero = _scaled(tl.where(empty, 0.0, low), tl.where(empty, 0.0, high), LARGEST, OFFSET)
-    tl.store(scales_ptr + number, scale, mask=number < groups)
-    tl.store(zeros_ptr + number, zero.to(tl.int32), mask=number < groups)
-    for begin in range(0, group, BLOCK):
-        column = start + begin + tl.arange(0, BLOCK)[None, :]
-        there = inside & (column < end)
-        x = tl.load(x_ptr + column, mask=there, other=0.0).to(tl.float32)
-        code = _encoded(x, scale[:, None], zero[:, None], MANTISSA, EXPONENT, LARGEST)
-        tl.store(values_ptr + column, code.to(tl.uint8), mask=there)
+def _pairs(codes_ptr, values_ptr, count, BLOCK: tl.constexpr):
+    """Codes that lie in a byte each, two to a byte."""
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    at = start + tl.arange(0, BLOCK)[None, :]
+    half = tl.program_id(0).to(tl.int64) * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
+    code = tl.load(codes_ptr + at, mask=at < count, other=0).to(tl.int32)
+    tl.store(values_ptr + half, _packed(code, 1, BLOCK), mask=half < count // 2)
 
 
-@triton.jit
-def _decoded(
-    values_ptr, scales_ptr, zeros_ptr, y_ptr,
-    columns, pieces, s_row, s_column, z_row, z_column,
-    GROUP: tl.constexpr, OFFSET: tl.constexpr, MANTISSA: tl.constexpr, FACTOR: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """A piece of a row; each `GROUP` columns share a scale, or all where it is 0."""
-    row = (tl.program_id(0) // pieces).to(tl.int64)
-    column = tl.program_id(0) % pieces * BLOCK + tl.arange(0, BLOCK)
-    there = column < columns
-    at = row * columns + column
-    if GROUP == 0:
-        place = tl.zeros([BLOCK], tl.int32)
-    else:
-        place = column // GROUP
-    scale = tl.load(scales_ptr + row * s_row + place * s_column, mask=there, other=0.0)
-    code = tl.load(values_ptr + at, mask=there, other=0).to(tl.int32)
-    if MANTISSA == 0:
-        whole = tl.where(code < 128, code, code - 256)
-        if OFFSET:
-            zero = tl.load(zeros_ptr + row * z_row + place * z_column, mask=there, other=0).to(tl.int64)
-            y = ((whole.to(tl.int64) - zero).to(tl.float64) * scale.to(tl.float64)).to(tl.float32)
-        else:
-            y = whole.to(tl.float32) * scale
-    else:
-        size = code & 127
-        # Numbers below the smallest normal one come out right too: the exponent is put on by a product.
-        number = (size << (23 - MANTISSA)).to(tl.float32, bitcast=True)
-        number *= FACTOR
-        if MANTISSA == 3:
-            number = tl.where(size == 127, float("nan"), number)
-        else:
-            number = tl.where(size == 124, float("inf"), tl.where(size > 124, float("nan"), number))
-        y = tl.where(code >= 128, -number, number) * scale
-    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=there)
+def _by_groups(
+    groups: Groups, form: Format, scale: Tensor | None, zero_point: bool, device: torch.device
+) -> tuple[Launch, Launch | None]:
+    """What rounds the groups of rows, and what packs pairs that lie in two of them."""
+    number, size = groups.rows * groups.across, groups.size
+    block = min(power(size), _LARGEST_TILE)
+    together = max(_TILE // block, 1)
+    packs = form.bits == 4 and (size % 2 == 0 or groups.across == 1)
+    layout = (block >= size, block == size and not groups.ragged, groups.ragged, packs)
+    scalars = (number, groups.columns, size, groups.across, step(scale))
+    constants = (together, block, *layout, *_kinds(form, scale, zero_point))
+    warps = min(max(together * block // (32 * _PER_THREAD), 1), 16)
+    convert = Launch(_groups, -(-number // together), device, scalars, constants, warps)
+    if form.bits == 8 or packs:
+        return convert, None
+    count = groups.rows * groups.columns
+    return convert, Launch(_pairs, -(-count // _PIECE), device, (count,), (_PIECE,), 8)
 
 
-def _layout(tensor: Tensor, granularity: str, group_size: int | None) -> tuple[int, int, int, int]:
-    """Rows of scales, scales in a row, columns of a row, columns that share a scale."""
-    columns = tensor.shape[-1]
-    rows = math.prod(tensor.shape[:-1])
-    if granularity == "per_tensor":
-        return 1, 1, rows * columns, rows * columns
-    if granularity == "per_channel":
-        return rows, 1, columns, columns
-    group = group_size or _GROUP
-    return rows, -(-columns // group), columns, group
+def _whole(
+    count: int, form: Format, scale: Tensor | None, zero_point: bool, device: torch.device
+) -> tuple[Launch, Launch | None, int]:
+    """What rounds by one scale, and what looks for the ends first, with how many programs."""
+    grid = -(-count // _PIECE)
+    pieces = max(min(grid, _MEASURING), 1)
+    constants = (_PIECE, power(pieces), *_kinds(form, scale, zero_point))
+    convert = Launch(_tensor, max(grid, 1), device, (count, pieces), constants, 8)
+    if scale is not None:
+        return convert, None, 0
+    rounds = -(-grid // pieces)
+    return convert, Launch(_tensor_ends, pieces, device, (count, pieces, rounds), (_PIECE, zero_point), 8), pieces
 
 
-def _steps(scale: Tensor) -> tuple[int, int]:
-    """How far apart given scales are: one per group, one per row of them, or one."""
-    if scale.dim() == 1:
-        return (0 if scale.shape[0] == 1 else scale.stride(0)), 0
-    return (0 if scale.shape[0] == 1 else scale.stride(0)), (0 if scale.shape[1] == 1 else scale.stride(1))
+def _kinds(form: Format, scale: Tensor | None, zero_point: bool) -> tuple[Any, ...]:
+    """What kernels are compiled for: the last of their constants."""
+    return scale is not None, zero_point, form.scales, form.bits, form.mantissa, form.exponent, form.largest
 
 
 @planned
 def quantize(
     input: Tensor, scale: Tensor | None, dtype: str, granularity: str, group_size: int | None, zero_point: bool
 ) -> Any:
-    """Rounds to 8 bits with scales."""
-    if not input.is_contiguous():
-
-        def copied(input: Tensor, scale: Tensor | None) -> Any:
-            return quantize(input.contiguous(), scale, dtype, granularity, group_size, zero_point)
-
-        return copied, (input, scale)
-    rows, across, columns, group = _layout(input, granularity, group_size)
-    device, shape, target = input.device, (rows, across), _FORMATS[dtype]
-    kinds = (scale is not None, zero_point, *_SHAPES[dtype])
-    measure, pieces = None, 0
+    """Rounds to a format with scales."""
+    form, device, tensors = FORMATS[dtype], input.device, (input, scale)
+    groups = Groups.of(tuple(input.shape), granularity, group_size or form.group)
+    if not (input.is_contiguous() and groups.have(scale)):
+        rest = (dtype, granularity, group_size, zero_point)
+        ready = quantize.direct(input.contiguous(), groups.each(scale), *rest)[0]  # type: ignore[attr-defined]
+        return lambda input, scale: ready(input.contiguous(), groups.each(scale)), tensors
+    pairs, measure, pieces = None, None, 0
     if granularity == "per_tensor":
-        pieces = max(-(-group // _TENSOR_PIECE), 1)
-        constants = (_TENSOR_PIECE, min(power(pieces), 1024), *kinds)
-        convert = Launch(_tensor, pieces, device, (group, pieces), constants, 8)
-        if scale is None:
-            measure = Launch(_tensor_ends, pieces, device, (group,), (_TENSOR_PIECE,), 8)
+        convert, measure, pieces = _whole(input.numel(), form, scale, zero_point, device)
     else:
-        steps = (0, 0) if scale is None else _steps(scale)
-        block = min(power(max(group, 1)), _PIECE)
-        together = max(1024 // block, 1)
-        scalars = (rows * across, columns, group, across, *steps)
-        grid = -(-rows * across // together)
-        convert = Launch(_groups, grid, device, scalars, (together, block, *kinds), max(together * block // 512, 1))
+        convert, pairs = _by_groups(groups, form, scale, zero_point, device)
+    shape, stored = groups.shape, (*input.shape[:-1], input.shape[-1] * form.bits // 8)
 
     def call(input: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        values = torch.empty(input.shape, dtype=target, device=device)
+        values = torch.empty(stored, dtype=form.stored, device=device)
         scales = torch.empty(shape, dtype=torch.float32, device=device)
         zeros = torch.empty(shape, dtype=torch.int32, device=device)
-        codes = values.view(torch.uint8)
-        if measure is None:
-            convert(input, scale, codes, scales, zeros)
-        else:
+        codes = values if form.stored == torch.uint8 else values.view(torch.uint8)
+        if pairs is not None:
+            alone = torch.empty(input.shape, dtype=torch.uint8, device=device)
+            convert(input, scale, alone, scales, zeros)
+            pairs(alone, codes)
+        elif measure is not None:
             ends = torch.empty(pieces, 2, dtype=torch.float32, device=device)
             measure(input, ends)
             convert(input, ends, codes, scales, zeros)
+        else:
+            convert(input, scale, codes, scales, zeros)
         return values, scales, zeros
-
-    return call, (input, scale)
-
-
-@planned
-def dequantize(
-    values: Tensor, scales: Tensor, zero_points: Tensor | None, dtype: str, granularity: str, group_size: int | None
-) -> Any:
-    """Back to floating point."""
-    tensors = (values, scales, zero_points)
-    if not values.is_contiguous():
-
-        def copied(values: Tensor, scales: Tensor, zero_points: Tensor | None) -> Any:
-            return dequantize(values.contiguous(), scales, zero_points, dtype, granularity, group_size)
-
-        return copied, tensors
-    group = _layout(values, granularity, group_size)[3]
-    mantissa, exponent, _ = _SHAPES[_NAMES[values.dtype]]
-    steps = _steps(scales)
-    zero_steps = (0, 0) if zero_points is None else _steps(zero_points)
-    device, columns, result = values.device, values.shape[-1], _FLOATS[dtype]
-    block = min(power(max(columns, 1)), 2048)
-    pieces = -(-columns // block)
-    grid = values.numel() // columns * pieces if columns else 0
-    constants = (group if granularity == "blockwise" else 0, zero_points is not None, mantissa, 2.0 ** (126 + exponent))
-    scalars = (columns, pieces, *steps, *zero_steps)
-    launch = Launch(_decoded, grid, device, scalars, (*constants, block), max(block // 512, 1))
-
-    def call(values: Tensor, scales: Tensor, zero_points: Tensor | None) -> Tensor:
-        output = torch.empty(values.shape, dtype=result, device=device)
-        launch(values.view(torch.uint8), scales, zero_points, output)
-        return output
 
     return call, tensors
 
 
-KERNELS: dict[str, Callable[..., Any]] = {"triton.quantize": quantize, "triton.dequantize": dequantize}
+KERNELS: dict[str, Callable[..., Any]] = {"triton.quantize": quantize, "triton.quantize.packed": quantize}

@@ -1,0 +1,1 @@
+"""torchao, PyTorch's library for quantization."""
