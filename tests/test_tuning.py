@@ -276,7 +276,10 @@ def test_stopping_loses_nothing(kernels: list[str], database: Path) -> None:
     report = json.loads(_native.measure(json.dumps(request), 30.0, 8, False, 0, False, stop))
     assert report["interrupted"] and len(report["tuned"]) == 1 and len(report["left"]) == 2
     rest = lz.tune(calls=calls, budget="30s")
-    assert rest.known == 1 and len(rest.tuned) == 2 and not rest.left
+    # What is known may be gone on with, where it is not known well enough.
+    missing = [call for call in calls if call != report["tuned"][0]["call"]]
+    assert rest.known == 1 and not rest.left
+    assert len(missing) == 2 and all(call in [one["call"] for one in rest.tuned] for call in missing)
 
 
 def test_an_interrupt_is_raised_and_what_was_measured_stays(kernels: list[str], database: Path) -> None:

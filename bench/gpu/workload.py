@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 EAGER, GRAPH = "eager", "graph"
@@ -16,6 +16,9 @@ QWEN_7B = (28, 4, 128)
 GPT2 = (12, 12, 64)
 WIDE = (8, 8, 256)
 GEMMA = (16, 8, 256)
+GEMMA_27B = (32, 16, 128)
+GPT_OSS = (64, 8, 64)
+PHI3_MINI = (32, 32, 96)
 
 BF16, FP16, F32 = "bfloat16", "float16", "float32"
 
@@ -129,6 +132,14 @@ def _silu(rows: int, width: int, dtype: str = BF16) -> Row:
     return Row("silu_mul", _call("activation.silu_mul", {"gate": data, "up": data}), f"{rows}×{width}")
 
 
+def _silu_halves(rows: int, width: int) -> Row:
+    """Gate and up as the halves of what one projection gives, which is how serving stacks have them."""
+    row = _silu(rows, width)
+    for tensor in row.call["tensors"].values():
+        tensor["strides"] = [2 * width, 1]
+    return replace(row, shape=f"{rows}×{width} halves")
+
+
 def _gelu(rows: int, width: int, approximate: str = "none", dtype: str = BF16) -> Row:
     call = _call("activation.gelu", {"input": (dtype, (rows, width))}, approximate=approximate)
     return Row("gelu", call, f"{rows}×{width} {approximate}")
@@ -165,9 +176,9 @@ def _cross(batch: int, seq: int, heads: int) -> Row:
     return _attention("cross", batch, seq, (heads, heads, 64), 77, FP16, "attention.cross")
 
 
-def _window(batch: int, seq: int, window: int) -> Row:
+def _window(batch: int, seq: int, window: int, heads: tuple[int, int, int] = LLAMA_8B) -> Row:
     # A window of w keys is the key itself and w - 1 before it.
-    return _attention("window", batch, seq, LLAMA_8B, note=f" w{window}", window_left=window - 1)
+    return _attention("window", batch, seq, heads, note=f" w{window}", window_left=window - 1)
 
 
 def _softcap(batch: int, seq: int, heads: tuple[int, int, int], softcap: float) -> Row:
@@ -188,7 +199,13 @@ def rows() -> list[Row]:
         *(_vit(batch) for batch in (8, 32, 64)),
         *(_cross(batch, seq, heads) for batch, seq, heads in [(2, 1024, 20), (2, 4096, 10), (8, 1024, 20)]),
         *(_window(*sizes) for sizes in [(1, 2048, 512), (8, 2048, 512), (2, 4096, 512), (1, 8192, 4096)]),
+        *(_window(1, seq, 128, GPT_OSS) for seq in (2048, 8192)),
+        *(_window(1, seq, 1024, GEMMA) for seq in (4096, 8192)),
+        _window(1, 8192, 1024, GEMMA_27B),
+        _window(1, 4096, 2047, PHI3_MINI),
+        _window(1, 16384, 4096),
         *(_softcap(batch, seq, GEMMA, 50.0) for batch, seq in [(1, 1024), (2, 4096)]),
+        *(_softcap(1, seq, GEMMA_27B, 50.0) for seq in (2048, 8192)),
         *(_softcap(batch, seq, LLAMA_8B, 30.0) for batch, seq in [(1, 512), (1, 2048), (2, 4096)]),
         *_decode((1, context) for context in (512, 2048, 8192, 32768)),
         *_decode((16, context) for context in (512, 2048, 8192, 32768)),
@@ -205,6 +222,7 @@ def rows() -> list[Row]:
         *(_rope(batch, seq) for batch, seq in [(1, 1), (64, 1), (1, 64), (1, 4096)]),
         _rope(1, 4096, heads=8),
         *(_silu(rows, width) for width in (14336, 28672) for rows in (1, 64, 4096)),
+        *(_silu_halves(rows, width) for width in (14336, 28672) for rows in (64, 4096)),
         *(_gelu(rows, 3072, "tanh") for rows in (64, 4096)),
         _gelu(12608, 3072, dtype=FP16),
         _gelu(4096, 5120),
