@@ -165,7 +165,8 @@ fn neighbours_that_agree_are_believed_and_others_are_not() {
 fn one_comparison_is_not_enough_to_be_sure() {
     let query = |rows| rms(rows, 1024, DType::F32);
     let times = [64, 256, 1024].map(|rows| took(query(rows), "lib.a", rows as f64)).into_iter();
-    let model = Model::new(times.chain([took(query(64), "lib.b", 80.0), took(query(1024), "lib.b", 900.0)]), &devices());
+    let model =
+        Model::new(times.chain([took(query(64), "lib.b", 80.0), took(query(1024), "lib.b", 900.0)]), &devices());
     let (alone, many) = (beside(&[(64, 1.25)], 64), beside(&[(64, 1.25), (256, 1.25)], 128));
     assert_eq!(alone.0, 1.25, "a measured one is what it is");
     assert!(many.1 < 0.02);

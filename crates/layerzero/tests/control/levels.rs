@@ -8,7 +8,14 @@ struct Measured;
 impl PerfSource for Measured {
     fn estimate(&self, kernel: &KernelDescriptor, _: &Facts<'_>) -> Option<Estimate> {
         let median_us = if kernel.id == "slow.rms" { 50.0 } else { 10.0 };
-        Some(Estimate { median_us, spread_us: 0.1, apart_us: 0.1, samples: 50, trusted: true, kind: EstimateKind::Measured })
+        Some(Estimate {
+            median_us,
+            spread_us: 0.1,
+            apart_us: 0.1,
+            samples: 50,
+            trusted: true,
+            kind: EstimateKind::Measured,
+        })
     }
 
     fn edges(&self, _: OpIx) -> Vec<(usize, i64)> {

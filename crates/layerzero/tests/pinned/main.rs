@@ -110,7 +110,14 @@ impl PerfSource for Times {
     fn estimate(&self, kernel: &KernelDescriptor, facts: &Facts<'_>) -> Option<Estimate> {
         let key = self.0.keys().find(|(id, rows)| *id == kernel.id && *rows == facts.query.dim(0))?;
         let median_us = self.0[key];
-        Some(Estimate { median_us, spread_us: 0.0, apart_us: 0.0, samples: 9, kind: EstimateKind::Measured, trusted: true })
+        Some(Estimate {
+            median_us,
+            spread_us: 0.0,
+            apart_us: 0.0,
+            samples: 9,
+            kind: EstimateKind::Measured,
+            trusted: true,
+        })
     }
 
     fn edges(&self, _: OpIx) -> Vec<(usize, i64)> {

@@ -34,7 +34,8 @@ impl Ratios {
     pub fn at(&self, dims: &[i64; MAX_DIMS]) -> Option<(f64, f64)> {
         let weights: Vec<f64> = self.0.iter().map(|r| nearness(&r.dims, dims)).collect();
         let total: f64 = weights.iter().sum();
-        let mean = |of: &dyn Fn(&Ratio) -> f64| weights.iter().zip(&self.0).map(|(w, r)| w * of(r)).sum::<f64>() / total;
+        let mean =
+            |of: &dyn Fn(&Ratio) -> f64| weights.iter().zip(&self.0).map(|(w, r)| w * of(r)).sum::<f64>() / total;
         let log = mean(&|r| r.log);
         let variance = mean(&|r| (r.log - log).powi(2)) + mean(&|r| r.noise).powi(2);
         let neighbours = total.powi(2) / weights.iter().map(|w| w * w).sum::<f64>();
