@@ -16,6 +16,7 @@ import pytest
 import torch
 from described import adapter
 from processes import answer
+from triton_draws import hard_draws, large_draws
 
 if find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
@@ -208,7 +209,10 @@ def interpreted(names: list[str]) -> list[str]:
     interpret()
     torch.manual_seed(0)
     wrong = [line for name in names for line in problems(name, every=6 if "top" in name else 1)]
-    return wrong + wrong_draws(1, 4500, "cpu", few=True) + seeded() if "triton.topp" in names else wrong
+    if "triton.topp" in names:
+        topp, topk = (kernels()[name].run for name in ("triton.topp", "triton.topk"))
+        wrong += wrong_draws(1, 4500, "cpu", few=True) + seeded() + hard_draws(topp, topk, 40) + large_draws(topp)
+    return wrong
 
 
 def seeded() -> list[str]:

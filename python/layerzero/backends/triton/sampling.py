@@ -1,10 +1,10 @@
 """Sampling from logits, without sorting the vocabulary.
 
 The token a number draws is found by its weight: tokens are ordered by value, and how much lies above a value is a sum. Two
-values are looked for, the one at which the set of kept tokens ends and the one that is drawn. A few rounds of sums above
-thresholds narrow them down, in float32 and with a margin; then what lies above is added up in float64, what lies
-between is put aside, and a last step finds the token among it by bisection. Where too much lies between, the last step
-goes through the whole row: slower, and as right.
+values are looked for, the one at which the set of kept tokens ends and the one that is drawn. Sums above steps, then
+above thresholds around where the values should be, narrow them down, in float32 and with a margin; then what lies above
+is added up in float64, what lies between is put aside, and a last step finds the token among it. Where too much lies
+between, the last step goes through the whole row: slower, and as right.
 
 Sums are formed in an order that depends on the vocabulary alone. Without `uniform`, the number of a row is the one the
 references draw for the seed.
@@ -13,31 +13,52 @@ references draw for the seed.
 import struct
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..torch.blocks import rows_of
-from .choosing import _finish
-from .drawing import _extremes, _put_aside, _round
+from .choosing import choose
+from .drawing import words
 from .launching import Launch, power
+from .narrowing import narrow, put_aside, survey
 
-SPLITS = 16
-"""Parts of a row that are worked on side by side."""
 
-KEPT = 256
-"""Tokens a part can put aside."""
+class Sizes(NamedTuple):
+    """How the work is cut. Results depend on it in the last bits of sums only, which must not depend on the rows."""
 
-THRESHOLDS = 16
-ROUNDS = 3
-_BLOCK = 1024
-# Rows up to this length are held by one block of threads.
-_WHOLE = 4096
+    parts: int = 64
+    """Parts of a row that are worked on side by side, at most."""
+    least: int = 512
+    """Tokens of a part, at least."""
+    slots: int = 8192
+    """Tokens of a row that can be put aside."""
+    steps: int = 32
+    ways: int = 8
+    block: int = 1024
+    chunk: int = 256
+    last_block: int = 512
+    warps: tuple[int, int, int, int] = (4, 4, 8, 8)
+    early: bool = False
+    """Whether kernels are put on the device before those they depend on have ended."""
+
+
+SIZES = Sizes()
+
+
+class Plan(NamedTuple):
+    """The launches for calls of a kind; each takes the tensors and the numbers that differ."""
+
+    room: int
+    survey: Launch
+    narrow: Launch
+    put_aside: Launch
+    choose: Launch
 
 
 @lru_cache(maxsize=256)
-def _steps(
+def _plan(
     shape: torch.Size,
     strides: tuple[int, ...],
     dtype: torch.dtype,
@@ -46,77 +67,50 @@ def _steps(
     uniform: tuple[Any, ...] | None,
     by_count: bool,
     all_kept: bool,
-) -> tuple[Callable[..., None], ...]:
-    """The launches for calls of a kind; each takes the tensors and the numbers that differ."""
+    sizes: Sizes,
+) -> Plan:
     rows, vocab = shape
-    given, step = uniform is not None, uniform[1] if uniform else 0
-    row = strides[0]
-    whole = vocab <= _WHOLE
-    last_block = max(power(vocab), 16) if whole else SPLITS * KEPT
-    finish = Launch(
-        _finish,
-        rows,
-        device,
-        (row, vocab, step, rows),
-        (ROUNDS, last_block, whole, by_count, all_kept, given, SPLITS, KEPT, _BLOCK),
-        8,
-    )
-    if whole:
-        return (finish,)
+    row, step = strides[0], uniform[1] if uniform else 0
     # Parts begin where loads are aligned.
-    share = -(-vocab // (SPLITS * 64)) * 64
-    grid = rows * SPLITS
-    extremes = Launch(_extremes, grid, device, (row, vocab, share), (SPLITS, _BLOCK), 4)
-    rounds = [
-        Launch(
-            _round,
-            grid,
-            device,
-            (row, vocab, share, step, rows),
-            (number, by_count, all_kept, given, SPLITS, THRESHOLDS, 256),
-            8,
-        )
-        for number in range(ROUNDS)
-    ]
-    aside = Launch(
-        _put_aside,
-        grid,
-        device,
-        (row, vocab, share, step, rows),
-        (ROUNDS, by_count, all_kept, given, SPLITS, THRESHOLDS, KEPT, _BLOCK),
-        4,
+    share = max(-(-vocab // (sizes.parts * 64)) * 64, sizes.least)
+    parts = max(power(-(-vocab // share)), 2)
+    kept = sizes.slots // parts
+    block = min(power(share), sizes.block)
+    room = words(parts, kept, sizes.steps)
+    how = (by_count, all_kept, uniform is not None)
+    cut = (room, parts, kept, sizes.steps)
+
+    def launch(kernel: Any, grid: int, scalars: tuple[int, ...], constants: tuple[Any, ...], number: int) -> Launch:
+        return Launch(kernel, grid, device, scalars, (*constants, sizes.early), sizes.warps[number])
+
+    return Plan(
+        room * rows,
+        launch(survey, rows * parts, (row, vocab, share), (by_count, *cut, block, sizes.chunk), 0),
+        launch(narrow, rows * parts, (row, vocab, share, step), (*how, *cut, sizes.chunk), 1),
+        launch(put_aside, rows * parts, (row, vocab, share, step), (*how, *cut, block), 2),
+        launch(choose, rows, (row, vocab, step), (*how, *cut, sizes.ways, sizes.last_block), 3),
     )
-    return (extremes, *rounds, aside, finish)
 
 
-def _sampled(logits: Tensor, uniform: Tensor | None, wanted: int, seed: int, by_count: bool, all_kept: bool) -> Tensor:
+def _sampled(
+    logits: Tensor, uniform: Tensor | None, wanted: int, seed: int, by_count: bool, all_kept: bool, sizes: Sizes = SIZES
+) -> Tensor:
     rows = logits if logits.dim() == 2 else rows_of(logits)
     kind = None
     if uniform is not None:
         uniform = uniform.reshape(-1)
         kind = (uniform.dtype, uniform.stride(0), uniform.data_ptr() % 16)
     device = rows.device
-    aligned = rows.data_ptr() % 16 == 0
-    steps = _steps(rows.shape, rows.stride(), rows.dtype, device, aligned, kind, by_count, all_kept)
     ids = torch.empty(logits.shape[:-1], dtype=torch.int64, device=device)
     if rows.shape[0] == 0:
         return ids
-    if len(steps) == 1:
-        steps[0](rows, uniform, None, None, None, None, None, ids, wanted, seed)
-        return ids
-    parts = rows.shape[0] * SPLITS
-    ends = torch.empty(parts, 3, dtype=torch.float32, device=device)
-    sums = torch.empty(ROUNDS, parts, THRESHOLDS, dtype=torch.float32, device=device)
-    edges = torch.empty(ROUNDS + 1, rows.shape[0], 4, dtype=torch.float32, device=device)
-    exact = torch.empty(parts, 3, dtype=torch.float64, device=device)
-    places = torch.empty(parts, KEPT, dtype=torch.int32, device=device)
-    counts = torch.empty(parts, dtype=torch.int32, device=device)
-    extremes, *rounds, aside, finish = steps
-    extremes(rows, ends)
-    for launch in rounds:
-        launch(rows, uniform, ends, sums, edges, wanted, seed)
-    aside(rows, uniform, ends, sums, edges, exact, places, counts, wanted, seed)
-    finish(rows, uniform, ends, edges, exact, places, counts, ids, wanted, seed)
+    aligned = rows.data_ptr() % 16 == 0
+    plan = _plan(rows.shape, rows.stride(), rows.dtype, device, aligned, kind, by_count, all_kept, sizes)
+    work = torch.empty(plan.room, dtype=torch.float64, device=device)
+    plan.survey(rows, work)
+    plan.narrow(rows, uniform, work, wanted, seed)
+    plan.put_aside(rows, uniform, work, wanted, seed)
+    plan.choose(rows, uniform, work, ids, wanted, seed)
     return ids
 
 
