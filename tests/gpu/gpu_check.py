@@ -33,8 +33,8 @@ OPERATIONS = {
 #: Only kernels whose ids begin with one of these, for a quick look at one library: LZ_GPU_KERNELS=torch.cuda,triton.
 WANTED = tuple(filter(None, os.environ.get("LZ_GPU_KERNELS", "").split(",")))
 
-#: Only attention of one head size and dtype, without window or softcap, for a library that compiles minutes for every
-#: other kind: LZ_GPU_KIND=128,bfloat16.
+#: Only attention of one head size and dtype, and "plain" without window or softcap, for a library that compiles long for
+#: every other kind: LZ_GPU_KIND=128,bfloat16 or LZ_GPU_KIND=128,bfloat16,plain.
 KIND = os.environ.get("LZ_GPU_KIND", "")
 
 
@@ -43,8 +43,9 @@ def looked_at(call: Call) -> bool:
     query = call.kwargs.get("query", call.kwargs.get("q_nope"))
     if not KIND or not isinstance(query, Tensor):
         return not KIND
+    kind = f"{query.shape[-1]},{str(query.dtype).removeprefix('torch.')}"
     plain = call.kwargs.get("window_left", -1) < 0 and not call.kwargs.get("softcap")
-    return plain and KIND == f"{query.shape[-1]},{str(query.dtype).removeprefix('torch.')}"
+    return kind == KIND or (plain and f"{kind},plain" == KIND)
 
 
 @cache
