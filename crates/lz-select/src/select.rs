@@ -289,9 +289,12 @@ fn transform_points(kernel: &KernelDescriptor, transforms: Transforms) -> f64 {
 fn score_speed(candidates: &mut [Candidate]) -> Basis {
     let accepted = || candidates.iter().filter(|c| c.accepted());
     let fastest = accepted().filter_map(|c| c.estimate).map(|e| e.median_us).fold(f64::INFINITY, f64::min);
-    // References are the last resort: nobody waits for them to be measured.
-    let contenders = || accepted().filter(|c| !c.reference || c.estimate.is_some_and(|e| e.trusted));
-    let all_trusted = contenders().all(|c| c.estimate.is_some_and(|e| e.trusted));
+    let trusted = |c: &Candidate| c.estimate.is_some_and(|e| e.trusted);
+    // References are the last resort: nobody waits for them to be measured. Nor, where it is known what plain torch
+    // takes, for anybody else: a library that was installed since would undo what was measured without it.
+    let is_default_known = accepted().any(|c| c.baseline && trusted(c));
+    let contenders = || accepted().filter(|c| trusted(c) || !(c.reference || is_default_known));
+    let all_trusted = contenders().all(trusted);
     let all_measured = contenders().all(|c| c.estimate.is_some_and(|e| e.kind == EstimateKind::Measured));
     let any = contenders().next().is_some();
     for candidate in candidates.iter_mut().filter(|c| c.accepted()) {
@@ -325,7 +328,7 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
         });
         return keyed.into_iter().map(|(.., i)| i).collect();
     }
-    // A reference whose time is only a guess goes last.
+    // Whose time is only a guess goes last.
     let time = |i: usize| candidates[i].estimate.filter(|e| e.trusted).map_or(f64::INFINITY, |e| e.median_us);
     let noise = |i: usize| candidates[i].estimate.map_or(0.0, |e| e.apart_us);
     let measured = |i: usize| candidates[i].estimate.is_some_and(|e| e.kind == EstimateKind::Measured);

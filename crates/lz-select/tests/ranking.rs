@@ -103,6 +103,23 @@ fn one_unmeasured_candidate_leaves_the_decision_to_the_score() {
 }
 
 #[test]
+fn a_newcomer_does_not_undo_what_was_measured_beside_the_default() {
+    let plain = |id: &str, priority| {
+        let mut kernel = kernel(id, priority);
+        kernel.baseline = true;
+        kernel
+    };
+    let times = || Arc::new(Times(BTreeMap::from([("a.x", measured(30.0, 1.0)), ("b.x", measured(10.0, 1.0))])));
+    let mut known = spec(vec![plain("a.x", 50), kernel("b.x", 20), kernel("c.new", 90)]);
+    known.perf = times();
+    assert_eq!(ranking(&known, &query()), (vec!["b.x".into(), "a.x".into(), "c.new".into()], Basis::Measured));
+    // Where the default itself was not measured, nothing says that what was is any good.
+    let mut unknown = spec(vec![kernel("a.x", 50), kernel("b.x", 20), plain("c.new", 90)]);
+    unknown.perf = times();
+    assert_eq!(ranking(&unknown, &query()).1, Basis::Declared);
+}
+
+#[test]
 fn speed_takes_at_most_thirty_points_and_half_of_that_when_not_trusted() {
     let mut spec = spec(vec![kernel("a.x", 50), kernel("b.x", 50), kernel("c.x", 50), kernel("d.none", 50)]);
     let doubtful = (20.0, 1.0, Some(EstimateKind::Measured), false);
