@@ -55,8 +55,10 @@ class Library:
             output = torch.empty(query.shape, dtype=query.dtype)
             scale = query.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
             for _ in range(self.launches_per_call):
+                # Sums are kept where gradients may be wanted.
+                lse = torch.empty(1) if query.requires_grad or key.requires_grad or value.requires_grad else None
                 _flash_attn_fwd.compile_cache[compile_key](  # type: ignore[attr-defined]
-                    query.detach(), key.detach(), value.detach(), output.detach(), scale, *self.rest(query)
+                    query.detach(), key.detach(), value.detach(), output.detach(), scale, lse, *self.rest(query)
                 )
             return output
 

@@ -212,6 +212,10 @@ class Draw:
         more = (call["scale"] or head_dim**-0.5, call["window_left"], call["softcap"])
         rows = q.view(len(lengths), heads, head_dim)
         want = [attended(rows[b], *(read(x, tables[b], n) for x in (k, v)), *more) for b, n in enumerate(lengths)]
+        if (window := call["window_left"]) >= 0:
+            for b, length in enumerate(lengths):
+                # Pages behind the window may have been given away.
+                tables[b, : max(length - 1 - window, 0) // slots] = self.one((-1, 1 << 20))
         return kernels()["triton.paged.decode.gqa"].run, call, torch.stack(want).view(q.shape)
 
     def latent(self) -> Drawn:

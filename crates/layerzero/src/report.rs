@@ -42,7 +42,7 @@ pub struct CandidateReport {
     pub terms: Option<Terms>,
     /// Its time in microseconds, if measured or predicted.
     pub time_us: Option<f64>,
-    /// Differences of time below this are noise.
+    /// How far off that time may be. Predictions that go by the same comparison differ by less.
     pub spread_us: Option<f64>,
     /// Where the time comes from.
     pub time_basis: Option<EstimateKind>,

@@ -7,7 +7,7 @@ use lz_model::{
     Query,
 };
 use lz_perfdb::model::{Model, Observation, Seen};
-use lz_select::{Basis, EstimateKind, PerfSource, SnapshotSpec};
+use lz_select::{Basis, Estimate, EstimateKind, PerfSource, SnapshotSpec};
 use proptest::prelude::*;
 
 fn devices() -> Vec<DeviceSpec> {
@@ -136,43 +136,69 @@ fn wrong_results_rule_a_kernel_out_for_the_class_and_a_failure_for_the_shape() {
     assert_eq!(code("lib.failed", rms(65, 1024, DType::F32)), None);
 }
 
-/// The time of `lib.b` at a number of rows, how far from others it may be told, with `lib.a` beside it.
-fn beside(ratios: &[(i64, f64)], rows: i64) -> (f64, f64) {
-    let times = ratios.iter().flat_map(|&(rows, ratio)| {
-        let query = rms(rows, 1024, DType::F32);
-        [took(query, "lib.a", rows as f64), took(query, "lib.b", ratio * rows as f64)]
-    });
-    let model = Model::new(times, &devices());
-    let query = rms(rows, 1024, DType::F32);
-    let devices = devices();
+/// What `lib.a` and `lib.b` are thought to take, by the rows and times they were measured with.
+fn both(a: &[(i64, f64)], b: &[(i64, f64)], rows: i64) -> (Estimate, Estimate) {
+    let query = |rows| rms(rows, 1024, DType::F32);
+    let timed = |id: &'static str, times: &[(i64, f64)]| -> Vec<Observation> {
+        times.iter().map(|&(rows, time)| took(query(rows), id, time)).collect()
+    };
+    let model = Model::new(timed("lib.a", a).into_iter().chain(timed("lib.b", b)), &devices());
+    let (devices, query) = (devices(), query(rows));
     let facts = Facts { op: Catalog::get().op(query.op()), query: &query, device: &devices[0] };
     let time = |id: &str| model.estimate(&kernel(id), &facts).unwrap();
-    (time("lib.b").median_us / time("lib.a").median_us, time("lib.b").apart_us / time("lib.b").median_us)
+    (time("lib.a"), time("lib.b"))
+}
+
+/// How `lib.b` compares with `lib.a` at a number of rows, and how far that may be off.
+fn compared(ratios: &[(i64, f64)], rows: i64) -> (f64, f64) {
+    let a: Vec<_> = ratios.iter().map(|&(rows, _)| (rows, rows as f64)).collect();
+    let b: Vec<_> = ratios.iter().map(|&(rows, ratio)| (rows, ratio * rows as f64)).collect();
+    let (a, b) = both(&a, &b, rows);
+    (b.median_us / a.median_us, b.apart_us.unwrap() / b.median_us)
 }
 
 #[test]
 fn neighbours_that_agree_are_believed_and_others_are_not() {
-    let (ratio, off) = beside(&[(64, 1.3), (128, 1.3), (256, 1.3), (512, 1.3)], 181);
+    let (ratio, off) = compared(&[(64, 1.3), (128, 1.3), (256, 1.3), (512, 1.3)], 181);
     assert!((ratio - 1.3).abs() < 1e-9 && off < 0.02, "{ratio} ± {off}");
-    let (ratio, off) = beside(&[(64, 1.3), (128, 1.6), (256, 1.0), (512, 1.3)], 181);
+    let (ratio, off) = compared(&[(64, 1.3), (128, 1.6), (256, 1.0), (512, 1.3)], 181);
     assert!((1.0..1.6).contains(&ratio) && off > 0.1, "{ratio} ± {off}");
     // What is far away and different counts for little.
-    let (ratio, off) = beside(&[(1, 9.0), (128, 1.3), (256, 1.3)], 181);
+    let (ratio, off) = compared(&[(1, 9.0), (128, 1.3), (256, 1.3)], 181);
     assert!((ratio - 1.3).abs() < 0.05 && off < 0.1, "{ratio} ± {off}");
 }
 
 #[test]
 fn one_comparison_is_not_enough_to_be_sure() {
+    let a = [(64, 64.0), (256, 256.0), (1024, 1024.0)];
+    let (_, once) = both(&a, &[(32, 40.0), (256, 320.0)], 128);
+    let (_, twice) = both(&a, &[(64, 80.0), (256, 320.0)], 128);
+    assert_eq!((once.kind, twice.kind), (EstimateKind::Predicted, EstimateKind::Predicted));
+    assert!(once.apart_us.unwrap() >= 0.15 * once.median_us);
+    assert!(twice.apart_us.unwrap() < 0.02 * twice.median_us);
+}
+
+#[test]
+fn where_the_yardstick_was_not_measured_kernels_go_by_themselves() {
+    // The one that was measured most often serves small sizes only.
+    let small: Vec<_> = [16, 32, 64, 128, 256, 512].map(|rows| (rows, rows as f64 / 8.0)).into();
+    let large = [(256, 60.0), (512, 80.0), (2048, 90.0), (4096, 100.0)];
+    let (_, estimate) = both(&small, &large, 3000);
+    assert_eq!((estimate.kind, estimate.apart_us), (EstimateKind::Predicted, None));
+    assert!((85.0..105.0).contains(&estimate.median_us), "{} between 90 and 100", estimate.median_us);
+}
+
+#[test]
+fn what_gave_wrong_results_is_no_yardstick() {
     let query = |rows| rms(rows, 1024, DType::F32);
-    let times = [64, 256, 1024].map(|rows| took(query(rows), "lib.a", rows as f64)).into_iter();
-    let model =
-        Model::new(times.chain([took(query(64), "lib.b", 80.0), took(query(1024), "lib.b", 900.0)]), &devices());
-    let (alone, many) = (beside(&[(64, 1.25)], 64), beside(&[(64, 1.25), (256, 1.25)], 128));
-    assert_eq!(alone.0, 1.25, "a measured one is what it is");
-    assert!(many.1 < 0.02);
-    let (time, spread, kind, trusted) = ask(&model, "lib.b", &query(256)).unwrap();
-    assert_eq!((kind, trusted), (EstimateKind::Predicted, true));
-    assert!(spread > 0.1 * time, "two points do not say how far off a time is");
+    let wrong = Observation { seen: Seen::Wrong("off".into()), ..took(query(64), "lib.a", 1.0) };
+    let many = [32, 64, 128, 256].map(|rows| took(query(rows), "lib.a", rows as f64));
+    let few = [32, 256].map(|rows| took(query(rows), "lib.b", rows as f64));
+    let model = Model::new(many.into_iter().chain(few).chain([wrong]), &devices());
+    let (devices, query) = (devices(), query(100));
+    let facts = Facts { op: Catalog::get().op(query.op()), query: &query, device: &devices[0] };
+    let estimate = model.estimate(&kernel("lib.b"), &facts).unwrap();
+    assert!(estimate.apart_us.unwrap() < 0.011 * estimate.median_us, "it is the yardstick itself");
 }
 
 /// What a kernel of a known cost takes: an independent formula, not the model's.

@@ -22,9 +22,9 @@ pub struct Estimate {
     pub median_us: f64,
     /// How far off the median may be.
     pub spread_us: f64,
-    /// Differences from other candidates below this are noise. Less than the spread where what disturbs one of them
-    /// disturbs all.
-    pub apart_us: f64,
+    /// Where the time goes by how the kernel compares with another, which is the same for all candidates that have this:
+    /// differences among them below it are noise. Less than the spread, since what disturbs one of them disturbs all.
+    pub apart_us: Option<f64>,
     /// How many measurements stand behind it.
     pub samples: u32,
     /// Measured or predicted.

@@ -152,7 +152,10 @@ impl Judge<'_> {
             return None;
         }
         let estimate = self.snapshot.spec.perf.estimate(kernel, &self.at)?;
-        [estimate.median_us, estimate.spread_us, estimate.apart_us].iter().all(|us| us.is_finite()).then_some(estimate)
+        [estimate.median_us, estimate.spread_us, estimate.apart_us.unwrap_or(0.0)]
+            .iter()
+            .all(|us| us.is_finite())
+            .then_some(estimate)
     }
 
     fn readiness(&self, entry: &Entry, reasons: &mut Vec<Reason>) {
@@ -330,12 +333,15 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
     }
     // Whose time is only a guess goes last.
     let time = |i: usize| candidates[i].estimate.filter(|e| e.trusted).map_or(f64::INFINITY, |e| e.median_us);
-    let noise = |i: usize| candidates[i].estimate.map_or(0.0, |e| e.apart_us);
+    let noise = |i: usize| candidates[i].estimate.map_or(0.0, |e| e.spread_us);
+    let apart = |i: usize| candidates[i].estimate.and_then(|e| e.apart_us);
     let measured = |i: usize| candidates[i].estimate.is_some_and(|e| e.kind == EstimateKind::Measured);
-    // Two that were timed side by side share what disturbed them; predictions err each for itself.
-    let noise_between = |a: usize, b: usize| match measured(a) && measured(b) {
-        true => noise(a).max(noise(b)),
-        false => noise(a).hypot(noise(b)),
+    // Two that were timed side by side, here or where both were compared with a third, share what disturbed them; other
+    // predictions err each for itself.
+    let noise_between = |a: usize, b: usize| match (measured(a) && measured(b), apart(a), apart(b)) {
+        (true, ..) => noise(a).max(noise(b)),
+        (false, Some(a), Some(b)) => a.hypot(b),
+        _ => noise(a).hypot(noise(b)),
     };
     accepted.sort_by(|&a, &b| {
         let standing = descending(terms(a).standing(), terms(b).standing());

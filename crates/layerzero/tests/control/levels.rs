@@ -11,7 +11,7 @@ impl PerfSource for Measured {
         Some(Estimate {
             median_us,
             spread_us: 0.1,
-            apart_us: 0.1,
+            apart_us: None,
             samples: 50,
             trusted: true,
             kind: EstimateKind::Measured,

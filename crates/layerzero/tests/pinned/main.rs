@@ -113,7 +113,7 @@ impl PerfSource for Times {
         Some(Estimate {
             median_us,
             spread_us: 0.0,
-            apart_us: 0.0,
+            apart_us: None,
             samples: 9,
             kind: EstimateKind::Measured,
             trusted: true,

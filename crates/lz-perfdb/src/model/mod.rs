@@ -225,7 +225,7 @@ impl Class {
     /// Chooses the yardstick, and compares every other kernel with it.
     fn compare(&mut self) {
         let speed = |k: &Kernel| k.points.iter().map(|p| p.median_us.ln()).sum::<f64>();
-        let timed = self.kernels.iter().filter(|(_, kernel)| !kernel.points.is_empty());
+        let timed = self.kernels.iter().filter(|(_, kernel)| kernel.is_proven());
         let first = timed.min_by(|(a, x), (b, y)| {
             y.points.len().cmp(&x.points.len()).then(speed(x).total_cmp(&speed(y))).then(a.cmp(b))
         });
@@ -236,20 +236,22 @@ impl Class {
         self.yardstick = Some(id);
     }
 
+    /// By the yardstick where that is known around here and was timed beside the kernel nearby; else by itself alone.
     fn estimate(&self, id: &Id, facts: &Facts<'_>) -> Option<Estimate> {
         let kernel = self.kernels.get(id)?;
         let own = kernel.estimate(facts)?;
-        if own.kind == EstimateKind::Measured {
+        if own.kind != EstimateKind::Predicted {
             return Some(own);
         }
-        let yardstick = self.yardstick.as_ref()?;
+        let Some(yardstick) = self.yardstick.as_ref() else { return Some(own) };
         if yardstick == id {
-            return Some(Estimate { apart_us: own.median_us * LEAST_ERROR, ..own });
+            return Some(Estimate { apart_us: Some(own.median_us * LEAST_ERROR), ..own });
         }
-        let Some((ratio, off)) = kernel.ratios.at(facts.query.dims()) else { return Some(own) };
-        let median_us = self.kernels.get(yardstick)?.estimate(facts)?.median_us * ratio;
-        let spread_us = own.spread_us / own.median_us * median_us;
-        Some(Estimate { median_us, spread_us, apart_us: median_us * off.max(LEAST_ERROR), ..own })
+        let by = self.kernels.get(yardstick)?.estimate(facts).filter(|by| by.kind != EstimateKind::Extrapolated);
+        let (Some(by), Some((ratio, off))) = (by, kernel.ratios.at(facts.query.dims())) else { return Some(own) };
+        let median_us = by.median_us * ratio;
+        let spread_us = median_us * (by.spread_us / by.median_us).hypot(off);
+        Some(Estimate { median_us, spread_us, apart_us: Some(median_us * off.max(LEAST_ERROR)), ..own })
     }
 
     /// A measured size has a cell of its own; between two, the nearer one counts.
@@ -302,7 +304,7 @@ impl Kernel {
             return Some(Estimate {
                 median_us: point.median_us,
                 spread_us: point.spread_us,
-                apart_us: point.spread_us,
+                apart_us: None,
                 samples: point.samples,
                 kind: EstimateKind::Measured,
                 trusted: point.spread_us < point.median_us,
@@ -317,7 +319,7 @@ impl Kernel {
         Some(Estimate {
             median_us,
             spread_us,
-            apart_us: spread_us,
+            apart_us: None,
             samples: self.points.iter().map(|p| p.samples).sum(),
             kind: if inside { EstimateKind::Predicted } else { EstimateKind::Extrapolated },
             trusted: inside,

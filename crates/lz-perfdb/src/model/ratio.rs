@@ -2,7 +2,7 @@
 
 use lz_model::MAX_DIMS;
 
-use super::{Point, UNTESTED, nearness};
+use super::{Point, REACH, UNTESTED, distance, nearness};
 
 /// Ratios of times, at the sizes where both were measured.
 #[derive(Clone, Debug, Default)]
@@ -30,8 +30,11 @@ impl Ratios {
     }
 
     /// The ratio at a size, and how far it may be off, relative: the standard error of a mean over the neighbours,
-    /// which differ among themselves and are each known up to noise. `None` where the two were never timed together.
+    /// which differ among themselves and are each known up to noise. `None` where the two were not timed together nearby.
     pub fn at(&self, dims: &[i64; MAX_DIMS]) -> Option<(f64, f64)> {
+        if !self.0.iter().any(|r| distance(&r.dims, dims) <= REACH) {
+            return None;
+        }
         let weights: Vec<f64> = self.0.iter().map(|r| nearness(&r.dims, dims)).collect();
         let total: f64 = weights.iter().sum();
         let mean =
@@ -40,10 +43,6 @@ impl Ratios {
         let variance = mean(&|r| (r.log - log).powi(2)) + mean(&|r| r.noise).powi(2);
         let neighbours = total.powi(2) / weights.iter().map(|w| w * w).sum::<f64>();
         let off = (variance / neighbours).sqrt();
-        match self.0.len() {
-            0 => None,
-            1 => Some((log.exp(), off.max(UNTESTED))),
-            _ => Some((log.exp(), off)),
-        }
+        Some((log.exp(), if self.0.len() > 1 { off } else { off.max(UNTESTED) }))
     }
 }

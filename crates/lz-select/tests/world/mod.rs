@@ -287,7 +287,7 @@ impl PerfSource for MadeUpTimes {
         (hash % 10 < self.known_fraction).then_some(Estimate {
             median_us: 1.0 + (hash >> 8 & 0xff) as f64,
             spread_us: (hash >> 16 & 0xf) as f64,
-            apart_us: (hash >> 20 & 0xf) as f64,
+            apart_us: (hash >> 26 & 1 == 0).then_some((hash >> 20 & 0xf) as f64),
             samples: 20,
             kind: if hash >> 24 & 1 == 0 { EstimateKind::Measured } else { EstimateKind::Predicted },
             trusted: hash >> 25 & 3 != 0,

@@ -98,14 +98,15 @@ class Launch:
         self._settled = False
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if query.requires_grad or key.requires_grad or value.requires_grad:
+            # The library would keep what gradients need.
+            query, key, value = query.detach(), key.detach(), value.detach()
         if self._heads_first:
             query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         compiled = self._compiled
         if compiled is None or _is_elsewhere(self._output[2]):
             output = self._by_library(query, key, value)
         else:
-            if query.requires_grad or key.requires_grad or value.requires_grad:
-                query, key, value = query.detach(), key.detach(), value.detach()
             shape, dtype, device = self._output
             output = torch.empty(shape, dtype=dtype, device=device)
             compiled(query, key, value, output, *self._rest)

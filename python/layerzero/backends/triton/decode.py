@@ -79,9 +79,9 @@ def decode(
         shape = (*query.shape[:-1], v_dim)
         return lambda query: torch.zeros(shape, dtype=query.dtype, device=device), (query,)
     group = heads // kv_heads
-    rows = splitting.rows_for(group)
-    blocks = -(-group // rows)
     dim, v_width = power(max(head_dim, 16)), power(max(v_dim, 16))
+    rows = splitting.rows_for(group, exact, max(dim, v_width))
+    blocks = -(-group // rows)
     tokens, warps, stages = splitting.tiling(exact, max(dim, v_width), batch * kv_heads * blocks, device)
     first = max(seq_k - 1 - window_left, 0) if window_left >= 0 else 0
     tiles = -(-(seq_k - first) // tokens)

@@ -102,6 +102,15 @@ def processors(device: torch.device) -> int:
     return 4 if device.type == "cpu" else int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
+@cache
+def shared_memory(device: torch.device) -> int:
+    """How many bytes of shared memory a block of threads may have."""
+    if device.type == "cpu":
+        return 1 << 20
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block))
+
+
 def power(number: int) -> int:
     """The next power of two."""
     return 1 << max(number - 1, 0).bit_length()

@@ -95,7 +95,8 @@ def _attend(
     tables_ptr += batch * t_batch
     k_ptr += kv_head * k_head
     v_ptr += kv_head * v_head
-    sound = sound & known(tables_ptr, start, end, num_blocks, t_page, PAGE)
+    # Pages behind the window need not be there any more.
+    sound = sound & known(tables_ptr, tl.maximum(start, first), end, num_blocks, t_page, PAGE)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     y = tl.zeros([ROWS, DIM], tl.float32)
@@ -138,9 +139,9 @@ def decode(
     if query.numel() == 0 or kv_heads == 0:
         return torch.zeros_like, (query,)
     device, group, exact = query.device, heads // kv_heads, query.dtype == torch.float32
-    rows = splitting.rows_for(group)
-    blocks = -(-group // rows)
     capacity, dim = block_tables.shape[1] * block_size, power(max(head_dim, 16))
+    rows = splitting.rows_for(group, exact, dim)
+    blocks = -(-group // rows)
     tokens, warps, stages = splitting.tiling(exact, dim, batch * kv_heads * blocks, device)
     within = min(capacity, window_left + 1) if window_left >= 0 else capacity
     parts = splitting.parts_for(batch * kv_heads * blocks, -(-within // tokens), device)

@@ -2,14 +2,15 @@
 """One query over a long context: the context is cut into parts that are attended to side by side, and joined.
 
 A part leaves the sum of its weighted values, its largest score and the sum of its weights; the join brings them to the
-largest score of all. Sums are formed in an order that depends on sizes alone. Scores are powers of two: what a score is
-multiplied by holds log2(e).
+largest score of all. Sums are formed in an order that depends on sizes and lengths alone. Scores are powers of two: what
+a score is multiplied by holds log2(e).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,13 +19,15 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from .launching import INTERPRETED, Launch, power, processors
+from .launching import INTERPRETED, Launch, power, processors, shared_memory
 
 _LOG2E = math.log2(math.e)
 # What a block of threads costs before its first tile, and the join, in tiles.
 _LEAD = 3
 _JOIN = 5
 _MOST_PARTS = 64
+# Bytes of shared memory that four stages of the widest tiles take.
+_LONG_PIPELINE = 120 << 10
 # How much of a row one block of the join takes.
 _WIDTH = 128
 
@@ -119,6 +122,7 @@ class _Following(Launch):
             self._options["launch_pdl"] = True
 
 
+@lru_cache(maxsize=4096)
 def parts_for(blocks: int, tiles: int, device: torch.device, resident: int = 2, weight: float = 0.0) -> int:
     """Into how many parts a context of so many tiles is best cut, when each part takes so many blocks of threads.
 
@@ -136,9 +140,10 @@ def parts_for(blocks: int, tiles: int, device: torch.device, resident: int = 2, 
     return min(range(1, max(min(tiles, _MOST_PARTS), 1) + 1), key=cost)
 
 
-def rows_for(group: int) -> int:
+def rows_for(group: int, exact: bool, width: int) -> int:
     """How many of the query heads that share a key/value head are the rows of one product."""
-    return min(max(power(group), 16), 32)
+    most = 16 if exact and width > 128 else 32
+    return min(max(power(group), 16), most)
 
 
 def tiling(exact: bool, width: int, blocks: int, device: torch.device) -> tuple[int, int, int]:
@@ -150,7 +155,8 @@ def tiling(exact: bool, width: int, blocks: int, device: torch.device) -> tuple[
     if exact:
         return 32, 8, 2
     crowd = blocks / processors(device)
-    return 32 if width > 128 else 64, 4, 2 if crowd >= 2.0 else 4 if crowd >= 0.5 else 3
+    long = 4 if shared_memory(device) >= _LONG_PIPELINE else 3
+    return 32 if width > 128 else 64, 4, 2 if crowd >= 2.0 else long if crowd >= 0.5 else 3
 
 
 def factors(scale: float, softcap: float) -> tuple[float, float]:
