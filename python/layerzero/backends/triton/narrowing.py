@@ -8,7 +8,7 @@ A token's weight is `exp(logit - top)`, so that the largest is 1. What is looked
 import triton
 import triton.language as tl
 
-from .drawing import code_of, let_next_begin, room, row_ends, uniform_number, wait_for_previous
+from .drawing import code_of, room, row_ends, uniform_number, weight_of
 from .numerals import is_nan
 
 # Sums of float32 are off by less than this.
@@ -26,24 +26,30 @@ _GRAIN = tl.constexpr(512)
 
 
 @triton.jit
-def _part(logits_ptr, stride, vocab, share, PARTS: tl.constexpr):
-    """The row and the part a program works on: where the row begins, and which tokens are the part's."""
+def _parts(logits_ptr, stride, each, PARTS: tl.constexpr):
+    """The row and the parts a program works on: where the row begins, the first part and the one after the last."""
     program = tl.program_id(0)
-    row = (program // PARTS).to(tl.int64)
-    part = program % PARTS
-    start = part * share
-    return row, part, logits_ptr + row * stride, start, tl.minimum(start + share, vocab)
+    programs = PARTS // each
+    row = (program // programs).to(tl.int64)
+    first = program % programs * each
+    return row, logits_ptr + row * stride, first, first + each
 
 
 @triton.jit
-def _sums_above(values, row_ptr, start, end, top, BY_COUNT: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    """How much of a part lies above each of some numbers, in float32."""
+def _sums_above(
+    values, row_ptr, start, end, top,
+    BY_COUNT: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """How much of a part lies above each of some numbers, in float32. A thread keeps to its own tokens of a block."""
     sums = tl.zeros([COUNT, BLOCK], tl.float32)
-    for begin in range(start, end, BLOCK):
-        column = begin + tl.arange(0, BLOCK)
-        x = tl.load(row_ptr + column, mask=column < end, other=float("-inf")).to(tl.float32)
-        weight = tl.full([BLOCK], 1.0, tl.float32) if BY_COUNT else tl.exp(x - top)
-        sums += tl.where(x[None, :] > values[:, None], weight[None, :], 0.0)
+    # Where all is minus infinity, differences to it would not be numbers.
+    base = tl.where(top > float("-inf"), top, 0.0)
+    for begin in range(start, end, BLOCK * AT_ONCE):
+        for number in tl.static_range(AT_ONCE):
+            column = begin + number * BLOCK + tl.arange(0, BLOCK)
+            x = tl.load(row_ptr + column, mask=column < end, other=float("-inf")).to(tl.float32)
+            above = (x[None, :] > values[:, None]).to(tl.float32)
+            sums += above if BY_COUNT else above * tl.exp(x - base)[None, :]
     return tl.sum(sums, 1)
 
 
@@ -63,36 +69,39 @@ def _stairs(highest, step, STEPS: tl.constexpr):
     return tl.where(place == STEPS - 1, float("-inf"), (highest - place.to(tl.float32)) * step)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["each"])
 def survey(
-    logits_ptr, work_ptr, stride, vocab, share,
+    logits_ptr, work_ptr, stride, vocab, share, each,
     BY_COUNT: tl.constexpr, WORDS: tl.constexpr, PARTS: tl.constexpr, KEPT: tl.constexpr, STEPS: tl.constexpr,
-    BLOCK: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """The extremes of each part, and how much lies above steps below its largest number."""
-    let_next_begin(EARLY)
-    row, part, row_ptr, start, end = _part(logits_ptr, stride, vocab, share, PARTS)
-    _, _, _, _, ends, steps, _, _, _ = room(work_ptr, row, WORDS, PARTS, KEPT, STEPS)
-    tops = tl.full([BLOCK], float("-inf"), tl.float32)
-    leasts = tl.full([BLOCK], float("inf"), tl.float32)
-    nans = tl.zeros([BLOCK], tl.float32)
-    for begin in range(start, end, BLOCK):
-        column = begin + tl.arange(0, BLOCK)
-        x = tl.load(row_ptr + column, mask=column < end, other=float("-inf")).to(tl.float32)
-        nans = tl.where(is_nan(x), 1.0, nans)
-        tops = tl.where(x > tops, x, tops)
-        leasts = tl.where((x < leasts) & (x > float("-inf")), x, leasts)
-    top = tl.max(tops, 0)
-    least = tl.min(leasts, 0)
-    step = _step(top, least, STEPS)
-    highest = tl.floor(top / step)
-    tl.store(ends + part, top)
-    tl.store(ends + PARTS + part, least)
-    tl.store(ends + 2 * PARTS + part, tl.max(nans, 0))
-    tl.store(ends + 3 * PARTS + part, highest)
-    tl.store(ends + 4 * PARTS + part, step)
-    sums = _sums_above(_stairs(highest, step, STEPS), row_ptr, start, end, top, BY_COUNT, STEPS, CHUNK)
-    tl.store(steps + part * STEPS + tl.arange(0, STEPS), sums)
+    row, row_ptr, first, beyond = _parts(logits_ptr, stride, each, PARTS)
+    _, _, _, ends, steps, _, _, _ = room(work_ptr, row, WORDS, PARTS, KEPT, STEPS)
+    for part in range(first, beyond):
+        start = part * share
+        end = tl.minimum(start + share, vocab)
+        tops = tl.full([BLOCK], float("-inf"), tl.float32)
+        leasts = tl.full([BLOCK], float("inf"), tl.float32)
+        nans = tl.zeros([BLOCK], tl.float32)
+        for begin in range(start, end, BLOCK):
+            column = begin + tl.arange(0, BLOCK)
+            x = tl.load(row_ptr + column, mask=column < end, other=float("-inf")).to(tl.float32)
+            nans = tl.where(is_nan(x), 1.0, nans)
+            tops = tl.where(x > tops, x, tops)
+            leasts = tl.where((x < leasts) & (x > float("-inf")), x, leasts)
+        top = tl.max(tops, 0)
+        least = tl.min(leasts, 0)
+        step = _step(top, least, STEPS)
+        highest = tl.floor(top / step)
+        tl.store(ends + part, top)
+        tl.store(ends + PARTS + part, least)
+        tl.store(ends + 2 * PARTS + part, tl.max(nans, 0))
+        tl.store(ends + 3 * PARTS + part, highest)
+        tl.store(ends + 4 * PARTS + part, step)
+        values = _stairs(highest, step, STEPS)
+        sums = _sums_above(values, row_ptr, start, end, top, BY_COUNT, STEPS, CHUNK, AT_ONCE)
+        tl.store(steps + part * STEPS + tl.arange(0, STEPS), sums)
 
 
 @triton.jit
@@ -181,17 +190,15 @@ def _packed(lo, hi, guess, least, place, COUNT: tl.constexpr):
     return tl.where(is_open, hi - (hi - lo) * ((place + 1).to(tl.float32) / (COUNT + 1)), packed)
 
 
-@triton.jit(do_not_specialize=["wanted", "seed", "step"])
+@triton.jit(do_not_specialize=["wanted", "seed", "each", "step"])
 def narrow(
-    logits_ptr, uniform_ptr, work_ptr, wanted: tl.int64, seed: tl.int64, stride, vocab, share, step,
+    logits_ptr, uniform_ptr, work_ptr, wanted: tl.int64, seed: tl.int64, stride, vocab, share, each, step,
     BY_COUNT: tl.constexpr, ALL_KEPT: tl.constexpr, GIVEN: tl.constexpr, WORDS: tl.constexpr, PARTS: tl.constexpr,
-    KEPT: tl.constexpr, STEPS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
+    KEPT: tl.constexpr, STEPS: tl.constexpr, CHUNK: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """How much lies above thresholds within the intervals that the steps leave."""
-    let_next_begin(EARLY)
-    row, part, row_ptr, start, end = _part(logits_ptr, stride, vocab, share, PARTS)
-    _, _, _, _, ends, steps, sums, thresholds, edges = room(work_ptr, row, WORDS, PARTS, KEPT, STEPS)
-    wait_for_previous(EARLY)
+    row, row_ptr, first, beyond = _parts(logits_ptr, stride, each, PARTS)
+    _, _, _, ends, steps, sums, thresholds, edges = room(work_ptr, row, WORDS, PARTS, KEPT, STEPS)
     top, least, _ = row_ends(ends, PARTS)
     values, above, total, highest, apart = _above_steps(ends, steps, top, BY_COUNT, PARTS, STEPS)
     place = tl.arange(0, STEPS)
@@ -211,28 +218,29 @@ def narrow(
         for_a = _packed(a_lo, a_hi, _guess(kept, above, highest, apart, STEPS), least, place, STEPS // 2)
         for_b = _packed(b_lo, b_hi, _guess(u * kept, above, highest, apart, STEPS), least, place, STEPS // 2)
         values = tl.where(place < STEPS // 2, for_a, for_b)
-    if part == 0:
+    if first == 0:
         tl.store(thresholds + place, values)
         tl.store(edges, a_lo)
         tl.store(edges + 1, a_hi)
         tl.store(edges + 2, b_lo)
         tl.store(edges + 3, b_hi)
         tl.store(edges + 4, total)
-    mine = _sums_above(values, row_ptr, start, end, top, BY_COUNT, STEPS, CHUNK)
-    tl.store(sums + part * STEPS + place, mine)
+    for part in range(first, beyond):
+        start = part * share
+        end = tl.minimum(start + share, vocab)
+        mine = _sums_above(values, row_ptr, start, end, top, BY_COUNT, STEPS, CHUNK, AT_ONCE)
+        tl.store(sums + part * STEPS + place, mine)
 
 
-@triton.jit(do_not_specialize=["wanted", "seed", "step"])
+@triton.jit(do_not_specialize=["wanted", "seed", "each", "step"])
 def put_aside(
-    logits_ptr, uniform_ptr, work_ptr, wanted: tl.int64, seed: tl.int64, stride, vocab, share, step,
+    logits_ptr, uniform_ptr, work_ptr, wanted: tl.int64, seed: tl.int64, stride, vocab, share, each, step,
     BY_COUNT: tl.constexpr, ALL_KEPT: tl.constexpr, GIVEN: tl.constexpr, WORDS: tl.constexpr, PARTS: tl.constexpr,
-    KEPT: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    KEPT: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The weight of what lies above the intervals, in float64, and the tokens within them."""
-    let_next_begin(EARLY)
-    row, part, row_ptr, start, end = _part(logits_ptr, stride, vocab, share, PARTS)
-    codes, weights, exact, counts, ends, _, sums, thresholds, edges = room(work_ptr, row, WORDS, PARTS, KEPT, STEPS)
-    wait_for_previous(EARLY)
+    row, row_ptr, first, beyond = _parts(logits_ptr, stride, each, PARTS)
+    codes, exact, counts, ends, _, sums, thresholds, edges = room(work_ptr, row, WORDS, PARTS, KEPT, STEPS)
     top, _, _ = row_ends(ends, PARTS)
     place = tl.arange(0, STEPS)
     above = tl.sum(tl.load(sums + tl.arange(0, PARTS)[:, None] * STEPS + place[None, :]), 0)
@@ -249,29 +257,32 @@ def put_aside(
     if ALL_KEPT:
         a_lo = tl.full([], float("inf"), tl.float32)
         a_hi = a_lo
-    if part == 0:
+    if first == 0:
         tl.store(edges + 5, a_lo)
         tl.store(edges + 6, a_hi)
         tl.store(edges + 7, b_lo)
         tl.store(edges + 8, b_hi)
-    total = tl.zeros([BLOCK], tl.float64)
-    above_a = tl.zeros([BLOCK], tl.float64)
-    above_b = tl.zeros([BLOCK], tl.float64)
-    found = tl.zeros([], tl.int32)
-    for begin in range(start, end, BLOCK):
-        column = begin + tl.arange(0, BLOCK)
-        x = tl.load(row_ptr + column, mask=column < end, other=float("-inf")).to(tl.float32)
-        weight = tl.exp(x.to(tl.float64) - top.to(tl.float64))
-        total += weight
-        above_a += tl.where(x > a_hi, weight, 0.0)
-        above_b += tl.where(x > b_hi, weight, 0.0)
-        between = (((x > a_lo) & (x <= a_hi)) | ((x > b_lo) & (x <= b_hi))) & (weight > 0.0)
-        slot = found + tl.cumsum(between.to(tl.int32), 0) - 1
-        fits = between & (slot < KEPT)
-        tl.store(codes + slot * PARTS + part, code_of(x, column), mask=fits)
-        tl.store(weights + slot * PARTS + part, weight, mask=fits)
-        found += tl.sum(between.to(tl.int32), 0)
-    tl.store(counts + part, found)
-    tl.store(exact + part, tl.sum(total, 0))
-    tl.store(exact + PARTS + part, tl.sum(above_a, 0))
-    tl.store(exact + 2 * PARTS + part, tl.sum(above_b, 0))
+    for part in range(first, beyond):
+        start = part * share
+        end = tl.minimum(start + share, vocab)
+        total = tl.zeros([BLOCK], tl.float64)
+        above_a = tl.zeros([BLOCK], tl.float64)
+        above_b = tl.zeros([BLOCK], tl.float64)
+        found = tl.zeros([], tl.int32)
+        for begin in range(start, end, BLOCK):
+            column = begin + tl.arange(0, BLOCK)
+            x = tl.load(row_ptr + column, mask=column < end, other=float("-inf")).to(tl.float32)
+            weight = weight_of(x, top)
+            total += weight
+            above_a += tl.where(x > a_hi, weight, 0.0)
+            above_b += tl.where(x > b_hi, weight, 0.0)
+            between = (((x > a_lo) & (x <= a_hi)) | ((x > b_lo) & (x <= b_hi))) & (weight > 0.0)
+            number = tl.sum(between.to(tl.int32), 0)
+            if number > 0:
+                slot = found + tl.cumsum(between.to(tl.int32), 0) - 1
+                tl.store(codes + slot * PARTS + part, code_of(x, column), mask=between & (slot < KEPT))
+            found += number
+        tl.store(counts + part, found)
+        tl.store(exact + part, tl.sum(total, 0))
+        tl.store(exact + PARTS + part, tl.sum(above_a, 0))
+        tl.store(exact + 2 * PARTS + part, tl.sum(above_b, 0))

@@ -3,8 +3,8 @@
 The token a number draws is found by its weight: tokens are ordered by value, and how much lies above a value is a sum. Two
 values are looked for, the one at which the set of kept tokens ends and the one that is drawn. Sums above steps, then
 above thresholds around where the values should be, narrow them down, in float32 and with a margin; then what lies above
-is added up in float64, what lies between is put aside, and a last step finds the token among it. Where too much lies
-between, the last step goes through the whole row: slower, and as right.
+is added up in float64, what lies between is put aside, and a last step sorts it and finds the token. Where too much lies
+between, the last step searches it, or the whole row: slower, and as right.
 
 Sums are formed in an order that depends on the vocabulary alone. Without `uniform`, the number of a row is the one the
 references draw for the seed.
@@ -21,7 +21,7 @@ from torch import Tensor
 from ..torch.blocks import rows_of
 from .choosing import choose
 from .drawing import words
-from .launching import Launch, power
+from .launching import Launch, power, processors
 from .narrowing import narrow, put_aside, survey
 
 
@@ -32,16 +32,22 @@ class Sizes(NamedTuple):
     """Parts of a row that are worked on side by side, at most."""
     least: int = 512
     """Tokens of a part, at least."""
-    slots: int = 8192
+    slots: int = 16384
     """Tokens of a row that can be put aside."""
     steps: int = 32
-    ways: int = 8
     block: int = 1024
-    chunk: int = 256
+    chunk: int = 128
+    at_once: int = 8
+    """Chunks that are loaded before the first is worked on."""
+    aside_block: int = 1024
+    few: int = 256
+    many: int = 1024
+    """Tokens put aside are sorted if they are no more than this."""
+    ways: int = 8
     last_block: int = 512
-    warps: tuple[int, int, int, int] = (4, 4, 8, 8)
-    early: bool = False
-    """Whether kernels are put on the device before those they depend on have ended."""
+    warps: tuple[int, int, int, int] = (4, 4, 8, 4)
+    busy: tuple[int, int, int] = (4, 4, 2)
+    """Programs for each multiprocessor: beyond them, a program works on several parts."""
 
 
 SIZES = Sizes()
@@ -67,45 +73,48 @@ def _plan(
     uniform: tuple[Any, ...] | None,
     by_count: bool,
     all_kept: bool,
-    sizes: Sizes,
 ) -> Plan:
+    sizes = SIZES
     rows, vocab = shape
     row, step = strides[0], uniform[1] if uniform else 0
     # Parts begin where loads are aligned.
     share = max(-(-vocab // (sizes.parts * 64)) * 64, sizes.least)
     parts = max(power(-(-vocab // share)), 2)
     kept = sizes.slots // parts
-    block = min(power(share), sizes.block)
+    block, aside_block = min(power(share), sizes.block), min(power(share), sizes.aside_block)
     room = words(parts, kept, sizes.steps)
     how = (by_count, all_kept, uniform is not None)
     cut = (room, parts, kept, sizes.steps)
+    sums = (sizes.chunk, sizes.at_once)
+    last = (sizes.few, sizes.many, sizes.ways, sizes.last_block)
 
-    def launch(kernel: Any, grid: int, scalars: tuple[int, ...], constants: tuple[Any, ...], number: int) -> Launch:
-        return Launch(kernel, grid, device, scalars, (*constants, sizes.early), sizes.warps[number])
+    def launch(kernel: Any, scalars: tuple[int, ...], constants: tuple[Any, ...], number: int) -> Launch:
+        each = min(power(-(-rows * parts // (processors(device) * sizes.busy[number]))), parts)
+        scalars = (row, vocab, share, each, *scalars)
+        return Launch(kernel, rows * parts // each, device, scalars, constants, sizes.warps[number])
 
     return Plan(
         room * rows,
-        launch(survey, rows * parts, (row, vocab, share), (by_count, *cut, block, sizes.chunk), 0),
-        launch(narrow, rows * parts, (row, vocab, share, step), (*how, *cut, sizes.chunk), 1),
-        launch(put_aside, rows * parts, (row, vocab, share, step), (*how, *cut, block), 2),
-        launch(choose, rows, (row, vocab, step), (*how, *cut, sizes.ways, sizes.last_block), 3),
+        launch(survey, (), (by_count, *cut, block, *sums), 0),
+        launch(narrow, (step,), (*how, *cut, *sums), 1),
+        launch(put_aside, (step,), (*how, *cut, aside_block), 2),
+        Launch(choose, rows, device, (row, vocab, step), (*how, *cut, *last), sizes.warps[3]),
     )
 
 
-def _sampled(
-    logits: Tensor, uniform: Tensor | None, wanted: int, seed: int, by_count: bool, all_kept: bool, sizes: Sizes = SIZES
-) -> Tensor:
+def _sampled(logits: Tensor, uniform: Tensor | None, wanted: int, seed: int, by_count: bool, all_kept: bool) -> Tensor:
     rows = logits if logits.dim() == 2 else rows_of(logits)
     kind = None
     if uniform is not None:
-        uniform = uniform.reshape(-1)
+        if uniform.dim() != 1:
+            uniform = uniform.reshape(-1)
         kind = (uniform.dtype, uniform.stride(0), uniform.data_ptr() % 16)
     device = rows.device
     ids = torch.empty(logits.shape[:-1], dtype=torch.int64, device=device)
     if rows.shape[0] == 0:
         return ids
     aligned = rows.data_ptr() % 16 == 0
-    plan = _plan(rows.shape, rows.stride(), rows.dtype, device, aligned, kind, by_count, all_kept, sizes)
+    plan = _plan(rows.shape, rows.stride(), rows.dtype, device, aligned, kind, by_count, all_kept)
     work = torch.empty(plan.room, dtype=torch.float64, device=device)
     plan.survey(rows, work)
     plan.narrow(rows, uniform, work, wanted, seed)
