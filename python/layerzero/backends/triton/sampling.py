@@ -28,7 +28,7 @@ from .narrowing import narrow, put_aside, survey
 class Sizes(NamedTuple):
     """How the work is cut. Results depend on it in the last bits of sums only, which must not depend on the rows."""
 
-    parts: int = 64
+    parts: int = 32
     """Parts of a row that are worked on side by side, at most."""
     least: int = 512
     """Tokens of a part, at least."""
@@ -39,14 +39,14 @@ class Sizes(NamedTuple):
     chunk: int = 128
     at_once: int = 8
     """Chunks that are loaded before the first is worked on."""
-    aside_block: int = 1024
+    aside_block: int = 256
     few: int = 256
     many: int = 1024
     """Tokens put aside are sorted if they are no more than this."""
     ways: int = 8
     last_block: int = 512
-    warps: tuple[int, int, int, int] = (4, 4, 8, 4)
-    busy: tuple[int, int, int] = (4, 4, 2)
+    warps: tuple[int, int, int, int] = (4, 4, 4, 4)
+    busy: tuple[int, int, int] = (4, 4, 4)
     """Programs for each multiprocessor: beyond them, a program works on several parts."""
 
 
