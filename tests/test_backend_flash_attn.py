@@ -313,6 +313,11 @@ def test_the_plan_is_the_call(monkeypatch: pytest.MonkeyPatch, backend: str) -> 
             call.check(run(*positional, **keywords), call.contract(tensors))
             planned += 1
     assert planned >= 5
+    if backend == "flash_attn_4":
+        call = Dense(batch=2)
+        one, other = (function.direct(*call.arguments(function, call.tensors()).values()) for _ in range(2))
+        assert one[0] is other[0], "what a launch has found out is there for all plans of its kind"
+        assert one[1][0] is not other[1][0]
     odd = torch.randn(1, 24, 4, 68).half()[..., :64]
     call = Dense(batch=1)
     arguments = call.arguments(function, {**call.tensors(), "key": odd})

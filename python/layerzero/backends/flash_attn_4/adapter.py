@@ -8,6 +8,7 @@ for others too; hence what is required of versions, and the copies of expanded o
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from importlib import import_module, metadata
 from typing import Any
 
@@ -73,7 +74,14 @@ def _whole_call(
     operands = (query, key, value)
     if (scale is not None and scale <= 0.0) or not all(readable(t) and not _is_expanded(t) for t in operands):
         return None
-    return Launch(_dense, layout == "BHSD", _keywords(causal, scale, window_left, window_right, softcap)), operands
+    kinds = tuple((t.shape, t.stride(), t.dtype, t.device) for t in operands)
+    return _launch(_dense, kinds, layout == "BHSD", causal, scale, window_left, window_right, softcap), operands
+
+
+@lru_cache(maxsize=1024)
+def _launch(library: Callable[..., Any], kinds: tuple[Any, ...], heads_first: bool, *settled: Any) -> Launch:
+    """The launch for tensors of some kinds, which all plans for them share: what it has found out is not lost."""
+    return Launch(library, heads_first, _keywords(*settled))
 
 
 def _keywords(causal: bool, scale: float | None, window_left: int, window_right: int, softcap: float) -> dict[str, Any]:

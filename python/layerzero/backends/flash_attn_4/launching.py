@@ -55,11 +55,14 @@ def _watch() -> Iterator[list[tuple[_Compiled, tuple[Any, ...]]]]:
     """What the library launches meanwhile; nothing is seen where it keeps its compiled functions elsewhere."""
     try:
         forward = import_module("flash_attn.cute.interface")._flash_attn_fwd
-        cache = forward.compile_cache
     except (ImportError, AttributeError):
         yield []
         return
     with _watching:
+        cache = getattr(forward, "compile_cache", None)
+        if cache is None:
+            yield []
+            return
         forward.compile_cache = watched = _Watched(cache)
         try:
             yield watched.calls
