@@ -24,7 +24,7 @@ from described import SM, adapter, takes
 from fake_flashinfer import FlashInfer
 from torch import Tensor
 
-BACKEND, VERSION = "flashinfer", "0.6.18"
+BACKEND, PREFILLS, VERSION = "flashinfer", "flashinfer_prefill", "0.6.18"
 SINGLE, RAGGED = "flashinfer.single_prefill", "flashinfer.ragged_prefill"
 DECODE, CORES = "flashinfer.paged.decode.gqa", "flashinfer.paged.decode.gqa.tensor_cores"
 PREFILL = "flashinfer.paged.prefill.gqa"
@@ -35,7 +35,7 @@ TWO = replace(ONE, batch=2)
 @pytest.fixture(scope="module", autouse=True)
 def registered() -> Iterator[None]:
     """As if it were installed."""
-    with described.registered(BACKEND, VERSION):
+    with described.registered(BACKEND, VERSION), described.registered(PREFILLS, VERSION):
         yield
 
 
@@ -58,7 +58,12 @@ def install(monkeypatch: pytest.MonkeyPatch, library: FlashInfer) -> FlashInfer:
 
 def kernel(name: str) -> Any:
     """A kernel's function."""
-    return adapter(BACKEND).KERNELS[name]
+    return kernels()[name]
+
+
+def kernels() -> dict[str, Any]:
+    """What is loaded, and what is not."""
+    return {**adapter(BACKEND).KERNELS, **adapter(PREFILLS).KERNELS}
 
 
 @pytest.mark.parametrize(
@@ -159,7 +164,7 @@ def test_paged_calls_the_engine_lets_through_are_right(fake: FlashInfer) -> None
             call.check(function(**call.arguments(function, tensors)), call.expected(tensors))
             assert all(torch.equal(t.double(), before[key].double()) for key, t in tensors.items())
             ran[name] = ran.get(name, 0) + 1
-    wanted = {name for name in adapter(BACKEND).KERNELS if ".paged." in name and "mla" not in name}
+    wanted = {name for name in kernels() if ".paged." in name and "mla" not in name}
     assert set(ran) == wanted and min(ran.values()) >= 4, ran
 
 
@@ -453,8 +458,8 @@ def test_blocks_of_many_sizes(fake: FlashInfer, cover: bool) -> None:
 
 
 def test_the_engine_loads_the_document() -> None:
-    known = {k.kernel_id for k in lz.list_kernels() if k.backend == BACKEND}
-    assert known == set(adapter(BACKEND).KERNELS)
+    for backend in (BACKEND, PREFILLS):
+        assert {k.kernel_id for k in lz.list_kernels() if k.backend == backend} == set(adapter(backend).KERNELS)
 
 
 def test_what_is_missing_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -498,7 +503,7 @@ def found() -> Iterator[str]:
         version: str = adapter(BACKEND).detect()
     except (ImportError, RuntimeError) as error:
         pytest.skip(str(error))
-    with described.registered(BACKEND, version):
+    with described.registered(BACKEND, version), described.registered(PREFILLS, version):
         yield version
 
 
@@ -509,7 +514,7 @@ def test_the_library_itself_is_right(found: str) -> None:
     for call in ON_GPU:
         tensors = call.tensors("cuda")
         keywords = call.keywords(tensors)
-        for name in adapter(BACKEND).KERNELS:
+        for name in kernels():
             if (
                 name.startswith(("flashinfer.single", "flashinfer.ragged", "flashinfer.paged"))
                 and lz.validate(name, **keywords)[0]

@@ -19,6 +19,7 @@ BACKENDS: tuple[str, ...] = (
 UNPROVEN: tuple[str, ...] = (
     "flash_attn",
     "flash_attn_3",
+    "flashinfer_prefill",
     "apex",
     "aiter",
     "flash_attn_ck",

@@ -1,8 +1,7 @@
 """FlashInfer (`flashinfer`), read from its sources at v0.6.0 to v0.6.18.
 
 Run on an H200 at 0.7.2: rms_norm, layer_norm, rope, top-k, top-p, decoding from pages, latent attention from pages, as
-tuning compares them. Not run on hardware: the other kernels, which were tested against functions and classes of the same
-signatures.
+tuning compares them. Its other kernels are in `flashinfer_prefill`, which is not loaded.
 
 Its `silu_and_mul` takes both halves as one tensor. An operation is given two, and to join them takes longer than what is
 gained, so it is not used.
@@ -48,4 +47,6 @@ def _check_compiler() -> None:
             raise RuntimeError(f"{why}; install one, or flashinfer-jit-cache") from error
 
 
-KERNELS: dict[str, Callable[..., Any]] = {name: run for module in _MODULES for name, run in module.KERNELS.items()}
+KERNELS: dict[str, Callable[..., Any]] = {
+    name: run for module in (paged, mla, norm, rope, sampling) for name, run in module.KERNELS.items()
+}

@@ -93,7 +93,7 @@ def ragged_cross(query: Tensor, key: Tensor, value: Tensor, scale: float | None,
     return ragged(query, key, value, False, scale, -1, softcap)
 
 
-KERNELS: dict[str, Callable[..., Any]] = {
+PREFILL: dict[str, Callable[..., Any]] = {
     "flashinfer.single_prefill": single,
     "flashinfer.single_prefill.cross": single_cross,
     "flashinfer.ragged_prefill": ragged,

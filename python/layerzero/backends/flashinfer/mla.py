@@ -125,8 +125,5 @@ def packed(
     return computed.whole(output, rows)
 
 
-KERNELS: dict[str, Callable[..., Any]] = {
-    "flashinfer.mla.prefill": packed,
-    "flashinfer.mla.decode": packed,
-    "flashinfer.mla.decode.paged": paged,
-}
+KERNELS: dict[str, Callable[..., Any]] = {"flashinfer.mla.decode.paged": paged}
+PREFILL: dict[str, Callable[..., Any]] = {"flashinfer.mla.prefill": packed, "flashinfer.mla.decode": packed}

@@ -212,6 +212,8 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "flashinfer.paged.decode": decode,
     "flashinfer.paged.decode.gqa": decode,
     "flashinfer.paged.decode.gqa.tensor_cores": decode_tensor_cores,
+}
+PREFILL: dict[str, Callable[..., Any]] = {
     "flashinfer.paged.prefill": prefill,
     "flashinfer.paged.prefill.gqa": prefill,
 }

@@ -137,7 +137,7 @@ def _cover(name: str, sizes: Tensor, length: int) -> Tensor:
     return torch.cat((sizes, rest), 1) if bool(rest.any()) else sizes
 
 
-KERNELS: dict[str, Callable[..., Any]] = {
+PREFILL: dict[str, Callable[..., Any]] = {
     "flashinfer.sparse.block": block,
     "flashinfer.sparse.variable_block": variable_block,
 }

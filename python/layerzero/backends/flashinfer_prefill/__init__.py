@@ -1,0 +1,1 @@
+"""FlashInfer's kernels for many queries."""
