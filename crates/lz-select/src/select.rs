@@ -288,6 +288,12 @@ fn transform_points(kernel: &KernelDescriptor, transforms: Transforms) -> f64 {
     -(cost + f64::from(kernel.transform_cost_hint))
 }
 
+/// What plain torch would run: of the accepted candidates marked so, the one of the highest priority.
+fn default_of(candidates: &[Candidate]) -> Option<usize> {
+    let plain = (0..candidates.len()).filter(|&i| candidates[i].accepted() && candidates[i].baseline);
+    plain.min_by(|&a, &b| candidates[b].terms.priority.total_cmp(&candidates[a].terms.priority).then(a.cmp(&b)))
+}
+
 /// Fills the speed term, and says whether speed can decide alone.
 fn score_speed(candidates: &mut [Candidate]) -> Basis {
     let accepted = || candidates.iter().filter(|c| c.accepted());
@@ -295,7 +301,7 @@ fn score_speed(candidates: &mut [Candidate]) -> Basis {
     let trusted = |c: &Candidate| c.estimate.is_some_and(|e| e.trusted);
     // References are the last resort: nobody waits for them to be measured. Nor, where it is known what plain torch
     // takes, for anybody else: a library that was installed since would undo what was measured without it.
-    let is_default_known = accepted().any(|c| c.baseline && trusted(c));
+    let is_default_known = default_of(candidates).is_some_and(|i| trusted(&candidates[i]));
     let contenders = || accepted().filter(|c| trusted(c) || !(c.reference || is_default_known));
     let all_trusted = contenders().all(trusted);
     let all_measured = contenders().all(|c| c.estimate.is_some_and(|e| e.kind == EstimateKind::Measured));
@@ -347,8 +353,7 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
         let standing = descending(terms(a).standing(), terms(b).standing());
         cold(a).cmp(&cold(b)).then(standing).then(time(a).total_cmp(&time(b))).then(a.cmp(&b))
     });
-    let plain = accepted.iter().copied().filter(|&i| candidates[i].baseline);
-    let default = plain.min_by(|&a, &b| descending(terms(a).priority, terms(b).priority).then(a.cmp(&b)));
+    let default = default_of(candidates);
     let mut ranking = Vec::with_capacity(accepted.len());
     while let Some(&fastest) = accepted.first() {
         // Whoever is within the noise of the fastest ties with it. What plain torch runs wins ties, so that nobody is
