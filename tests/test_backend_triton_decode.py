@@ -290,7 +290,17 @@ def wrong_data(device: str) -> list[str]:
                 lost = got.isnan().flatten(1)
                 if not bool(lost[1].all()) or bool(lost[0].any()) or bool(lost[2].any()):
                     wrong.append(f"{name}, page {page}, length {length}: {lost.any(1).tolist()}")
-    return wrong
+    return wrong + wrong_behind_the_window(device)
+
+
+def wrong_behind_the_window(device: str) -> list[str]:
+    """Pages a window does not reach may have been given away."""
+    q, cache = torch.randn(1, 4, 16, device=device), torch.randn(8, 16, 2, 16, device=device)
+    lens, run = torch.tensor([128], device=device), kernels()["triton.paged.decode.gqa"].run
+    whole = torch.arange(8, device=device)[None]
+    left = whole.clone().index_fill_(1, torch.arange(7, device=device), -1)
+    wanted, got = (run(q, cache, cache, tables, lens, None, 12, 0.0, "NHD") for tables in (whole, left))
+    return [] if torch.equal(wanted, got) else ["pages behind the window are looked at"]
 
 
 def interpreted() -> list[str]:
