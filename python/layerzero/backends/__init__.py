@@ -19,6 +19,7 @@ BACKENDS: tuple[str, ...] = (
 UNPROVEN: tuple[str, ...] = (
     "flash_attn",
     "flash_attn_3",
+    "flash_attn_4_pages",
     "flashinfer_prefill",
     "apex",
     "aiter",
