@@ -238,3 +238,8 @@ def test_spec_calls_work() -> None:
         given = torch.ops.layerzero.attention(query, key, value, scale=0.3, causal=causal)
         assert_right((given,), (lz.attention(query, key, value, causal, 0.3),))
     assert_right((torch.ops.layerzero.attention(query, key, value),), expected(BY_ID["attention"]))
+
+
+def test_a_function_without_an_operator_says_what_it_lacks() -> None:
+    with pytest.raises(NotImplementedError, match="layerzero.nothing has no torch operator: give it a rule in"):
+        call_traced("nothing", (torch.ones(2),), {})

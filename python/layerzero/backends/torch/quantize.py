@@ -9,7 +9,7 @@ from .blocks import blocks, rows_of
 
 
 @dataclass(frozen=True)
-class _Format:
+class Format:
     dtype: torch.dtype
     lowest: float
     largest: float
@@ -19,9 +19,9 @@ class _Format:
 
 
 _FORMATS = {
-    "int8": _Format(torch.int8, -128.0, 127.0),
-    "fp8_e4m3": _Format(torch.float8_e4m3fn, -448.0, 448.0, 3, -6),
-    "fp8_e5m2": _Format(torch.float8_e5m2, -57344.0, 57344.0, 2, -14),
+    "int8": Format(torch.int8, -128.0, 127.0),
+    "fp8_e4m3": Format(torch.float8_e4m3fn, -448.0, 448.0, 3, -6),
+    "fp8_e5m2": Format(torch.float8_e5m2, -57344.0, 57344.0, 2, -14),
 }
 # Differences of 8-bit integers and integers up to this are float32 numbers.
 _EXACT = 2**24 - 128
@@ -47,12 +47,12 @@ def quantize(
     """Rounds to 8 bits with scales. Quotients are formed in float64: a tie is a tie only if it really is one."""
     target = _FORMATS[dtype]
     # Rows of groups: every scale covers the last axis.
-    groups = _grouped(rows_of(input).double(), granularity, group_size)
+    groups = grouped(rows_of(input).double(), granularity, group_size)
     offsets = None
     if scale is not None:
-        scales = _per_group(scale, groups.shape).clone(memory_format=torch.contiguous_format)
+        scales = per_group(scale, groups.shape).clone(memory_format=torch.contiguous_format)
     else:
-        scales, offsets = _spread(*_extremes(groups), target, zero_point)
+        scales, offsets = spread(*extremes(groups), target, zero_point)
     units = groups / scales.double()[..., None]
     # A scale of zero leaves zeros, and the NaNs of formats that have them.
     units = torch.where((scales == 0.0)[..., None] & ~groups.isnan(), 0.0, units)
@@ -60,10 +60,10 @@ def quantize(
         units = torch.round(units) + offsets[..., None]
     values = _rounded(units.clamp(target.lowest, target.largest), target)
     zero_points = torch.zeros_like(scales, dtype=torch.int32) if offsets is None else offsets.to(torch.int32)
-    return _ungrouped(values, input, granularity), scales, zero_points
+    return ungrouped(values, input, granularity), scales, zero_points
 
 
-def _spread(lowest: Tensor, largest: Tensor, target: _Format, zero_point: bool) -> tuple[Tensor, Tensor | None]:
+def spread(lowest: Tensor, largest: Tensor, target: Format, zero_point: bool) -> tuple[Tensor, Tensor | None]:
     """The scales under which numbers up to these fill the format, and what is added to units so that zero is exact."""
     if not zero_point:
         return (torch.maximum(-lowest, largest) / target.largest).float(), None
@@ -88,13 +88,13 @@ def quantize_blocked(
         return quantize(input, scale, dtype, granularity, group_size, zero_point)
     lines, offsets = _lines(input, shape), None
     if scale is not None:
-        scales = _per_group(scale, shape).clone(memory_format=torch.contiguous_format)
+        scales = per_group(scale, shape).clone(memory_format=torch.contiguous_format)
     else:
         axis = (0, 1) if granularity == "per_tensor" else 1
         lowest, largest = (end.double().reshape(shape) for end in (lines.amin(axis), lines.amax(axis)))
         if not bool((lowest.isfinite() & largest.isfinite()).all()):
             return quantize(input, scale, dtype, granularity, group_size, zero_point)
-        scales, offsets = _spread(lowest, largest, target, zero_point)
+        scales, offsets = spread(lowest, largest, target, zero_point)
     # By infinity everything is zero units.
     divisors = _per_line(scales.masked_fill(scales == 0.0, torch.inf), lines)
     added = torch.zeros_like(divisors) if offsets is None else _per_line(offsets.float(), lines)
@@ -146,7 +146,7 @@ def _per_line(scales: Tensor, lines: Tensor) -> Tensor:
     return scales.reshape(-1, 1).expand(lines.shape[0], 1)
 
 
-def _grouped(rows: Tensor, granularity: str, group_size: int | None) -> Tensor:
+def grouped(rows: Tensor, granularity: str, group_size: int | None) -> Tensor:
     """The elements as rows of scales, scales, elements that share it; the last group is filled up with NaN."""
     if granularity == "per_tensor":
         return rows.reshape(1, 1, -1)
@@ -158,20 +158,20 @@ def _grouped(rows: Tensor, granularity: str, group_size: int | None) -> Tensor:
     return padded.reshape(rows.shape[0], count, group)
 
 
-def _ungrouped(values: Tensor, input: Tensor, granularity: str) -> Tensor:
+def ungrouped(values: Tensor, input: Tensor, granularity: str) -> Tensor:
     if granularity == "blockwise":
         values = values.flatten(1)[:, : input.shape[-1]]
     return values.reshape(input.shape)
 
 
-def _per_group(scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+def per_group(scale: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Given scales (one per group, one per row of them, or one) as one per group."""
     if scale.dim() == 1 and scale.shape[0] != 1:
         scale = scale[:, None]
     return scale.expand(shape[:2])
 
 
-def _extremes(groups: Tensor) -> tuple[Tensor, Tensor]:
+def extremes(groups: Tensor) -> tuple[Tensor, Tensor]:
     """The smallest and largest number of each group; zero where it holds none. NaN does not count."""
     if groups.shape[2] == 0:
         nothing = groups.new_zeros(groups.shape[:2])
@@ -183,7 +183,7 @@ def _extremes(groups: Tensor) -> tuple[Tensor, Tensor]:
     return lowest.masked_fill(empty, 0.0), largest.masked_fill(empty, 0.0)
 
 
-def _rounded(units: Tensor, target: _Format) -> Tensor:
+def _rounded(units: Tensor, target: Format) -> Tensor:
     """Numbers within the format's range, rounded to it once, half to even."""
     if target.dtype == torch.int8:
         return torch.round(units).nan_to_num(0.0).to(torch.int8)
@@ -204,11 +204,11 @@ def dequantize(
     """Back to floating point."""
     result = _FLOATS[dtype]
     work = torch.float64 if result == torch.float64 or zero_points is not None else torch.float32
-    groups = _grouped(rows_of(values).to(work), granularity, group_size)
+    groups = grouped(rows_of(values).to(work), granularity, group_size)
     if zero_points is not None:
-        groups = groups - _per_group(zero_points, groups.shape).to(work)[..., None]
-    groups = groups * _per_group(scales, groups.shape).to(work)[..., None]
-    return _ungrouped(groups.to(result), values, granularity)
+        groups = groups - per_group(zero_points, groups.shape).to(work)[..., None]
+    groups = groups * per_group(scales, groups.shape).to(work)[..., None]
+    return ungrouped(groups.to(result), values, granularity)
 
 
 def dequantize_blocked(
@@ -224,12 +224,12 @@ def dequantize_blocked(
     if shape is None:
         return dequantize(values, scales, zero_points, dtype, granularity, group_size)
     lines = _lines(values, shape)
-    factors, offsets = _per_line(_per_group(scales, shape), lines), None
+    factors, offsets = _per_line(per_group(scales, shape), lines), None
     if zero_points is not None and bool(zero_points.any()):
         lowest, largest = int(zero_points.amin()), int(zero_points.amax())
         if values.dtype != torch.int8 or max(-lowest, largest) > _EXACT:
             return dequantize(values, scales, zero_points, dtype, granularity, group_size)
-        offsets = _per_line(_per_group(zero_points, shape), lines).float()
+        offsets = _per_line(per_group(zero_points, shape), lines).float()
     output = torch.empty(values.shape, dtype=_FLOATS[dtype], device=values.device)
     taken = [] if offsets is None else [offsets]
     for units, factor, result, *offset in blocks(lines, factors, output.view(lines.shape), *taken, whole=1):

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from ..torch.blocks import rows_of
-from ..torch.quantize import _FLOATS, _extremes, _Format, _grouped, _per_group, _spread, _ungrouped
+from ..torch.quantize import Format, extremes, grouped, per_group, spread, ungrouped
+from ..torch.quantize import dequantize as from_units
 
 # How many elements share a scale where nothing is said.
 _GROUPS = {"int4": 32, "mxfp4": 32, "nvfp4": 16}
 # Integers are stored as bytes here, until they are packed.
-_INT4 = _Format(torch.uint8, -8.0, 7.0)
+_INT4 = Format(torch.uint8, -8.0, 7.0)
 # The largest numbers of E2M1 and of E4M3.
 _LARGEST, _LARGEST_SCALE = 6.0, 448.0
 
@@ -27,16 +28,16 @@ def quantize(
     zero_point: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rounds to 4 bits with scales. Quotients are formed in float64: a tie is a tie only if it really is one."""
-    groups = _grouped(rows_of(input).double(), granularity, group_size or _GROUPS[dtype])
+    groups = grouped(rows_of(input).double(), granularity, group_size or _GROUPS[dtype])
     offsets = None
     if scale is not None:
-        scales = _per_group(scale, groups.shape).clone(memory_format=torch.contiguous_format)
+        scales = per_group(scale, groups.shape).clone(memory_format=torch.contiguous_format)
     elif dtype == "int4":
-        scales, offsets = _spread(*_extremes(groups), _INT4, zero_point)
+        scales, offsets = spread(*extremes(groups), _INT4, zero_point)
         # Zero may have a sign.
         scales = scales.abs()
     else:
-        lowest, largest = _extremes(groups)
+        lowest, largest = extremes(groups)
         scales = (_power if dtype == "mxfp4" else _e4m3)(torch.maximum(-lowest, largest).abs())
     units = groups / scales.double()[..., None]
     # A scale of zero leaves zeros.
@@ -50,7 +51,7 @@ def quantize(
     else:
         # There is no NaN: one leaves its sign.
         codes = _e2m1(torch.where(units.isnan(), torch.copysign(torch.zeros_like(units), groups), units))
-    codes = _ungrouped(codes, input, granularity)
+    codes = ungrouped(codes, input, granularity)
     zero_points = torch.zeros_like(scales, dtype=torch.int32) if offsets is None else offsets.to(torch.int32)
     return codes[..., ::2] | codes[..., 1::2] << 4, scales, zero_points
 
@@ -96,15 +97,9 @@ def _of(form: str) -> Callable[..., Any]:
         group_size: int | None,
     ) -> Tensor:
         """Back to floating point from packed values."""
-        result = _FLOATS[dtype]
-        work = torch.float64 if result == torch.float64 or zero_points is not None else torch.float32
         codes = torch.stack((values & 15, values >> 4), -1).flatten(-2)
-        units = _numbers(codes, form).to(work)
-        groups = _grouped(rows_of(units), granularity, group_size or _GROUPS[form])
-        if zero_points is not None:
-            groups = groups - _per_group(zero_points, groups.shape).to(work)[..., None]
-        groups = groups * _per_group(scales, groups.shape).to(work)[..., None]
-        return _ungrouped(groups.to(result), units, granularity)
+        units = _numbers(codes, form)
+        return from_units(units, scales, zero_points, dtype, granularity, group_size or _GROUPS[form])
 
     return dequantize
 
