@@ -158,6 +158,19 @@ impl Schedule {
         Ok(())
     }
 
+    /// Whether every item was visited.
+    pub fn all_visited(&self) -> bool {
+        self.entries.iter().all(|e| e.visited)
+    }
+
+    /// An item that was visited is to go on, finished or not: so much is lost if what was measured is not so.
+    pub fn doubt(&mut self, id: usize, loss: f64) -> Result<(), ScheduleError> {
+        number(id, "the loss", loss)?;
+        let entry = self.entry(id)?;
+        (entry.finished, entry.loss) = (false, entry.loss.max(loss));
+        Ok(())
+    }
+
     /// What to do next; `None` when the budget is spent, or nothing is worth more time.
     pub fn next(&self, elapsed_us: f64) -> Option<Slice> {
         let left = self.budget.total_us - elapsed_us;

@@ -118,6 +118,31 @@ fn whoever_fails_is_out_and_the_others_go_on() {
 }
 
 #[test]
+fn a_contest_that_is_doubted_times_everybody_again_who_did_not_fail() {
+    let mut contest = contest(&["fast", "slow", "hopeless", "broken"], Rules::default());
+    contest.fail(3, "does not run").unwrap_err(); // not its turn
+    while let Next::Time { candidate, calls } = contest.next() {
+        let told = match candidate {
+            3 => contest.fail(3, "does not run"),
+            i => contest.record(i, Sample { per_call_us: [100.0, 150.0, 9000.0][i], calls }),
+        };
+        told.unwrap();
+    }
+    let rounds = contest.rounds();
+    assert_eq!((contest.next(), contest.owed()), (Next::Settled, 0));
+    contest.reopen(2 * rounds);
+    assert_eq!(contest.owed(), 2 * rounds);
+    // It was a bad moment: the second one is the faster.
+    let again = asked(&mut contest, &[100.0, 50.0, 9000.0]);
+    assert!(contest.rounds() >= 3 * rounds && contest.next() == Next::Settled);
+    for candidate in 0..3 {
+        assert!(again.iter().any(|a| a.0 == candidate), "{candidate} is timed again: {again:?}");
+    }
+    assert!(!again.iter().any(|a| a.0 == 3), "whoever failed is not");
+    assert_eq!(order(&contest.results(), |_| 0), [1, 0, 2]);
+}
+
+#[test]
 fn contests_without_anybody_left_end() {
     let mut none = contest(&[], Rules::default());
     assert_eq!((none.next(), none.rounds()), (Next::Settled, 0));

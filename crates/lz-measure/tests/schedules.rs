@@ -231,3 +231,26 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_is_doubted_goes_on_although_it_was_finished() {
+    let items = vec![item(4, "g", &[1.0], 10.0), item(5, "g", &[2.0], 10.0), item(6, "g", &[3.0], 10.0)];
+    let mut schedule = Schedule::new(Budget::of_us(1e6), items).unwrap();
+    for _ in 0..3 {
+        assert!(!schedule.all_visited());
+        let Slice { id, .. } = schedule.next(0.0).unwrap();
+        schedule.done(id, Outcome { loss: 0.0, took_us: 10.0, finished: true }).unwrap();
+    }
+    assert!(schedule.all_visited());
+    assert_eq!(schedule.next(0.0), None);
+    schedule.doubt(5, 0.1).unwrap();
+    schedule.doubt(6, 0.3).unwrap();
+    let mut order = Vec::new();
+    while let Some(Slice { id, .. }) = schedule.next(0.0) {
+        order.push(id);
+        schedule.done(id, Outcome { loss: 0.0, took_us: 10.0, finished: true }).unwrap();
+    }
+    assert_eq!(order, [6, 5]);
+    assert_eq!(schedule.doubt(9, 0.1), Err(ScheduleError::Unknown(9)));
+    assert!(matches!(schedule.doubt(5, f64::NAN), Err(ScheduleError::Number { id: 5, .. })));
+}

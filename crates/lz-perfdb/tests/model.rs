@@ -168,6 +168,34 @@ fn neighbours_that_agree_are_believed_and_others_are_not() {
     assert!((ratio - 1.3).abs() < 0.05 && off < 0.1, "{ratio} ± {off}");
 }
 
+/// How much a call of so many rows is doubted, where `lib.b` compares with `lib.a` so.
+fn doubted(ratios: &[(i64, f64)], rows: i64) -> f64 {
+    let query = |rows| rms(rows, 1024, DType::F32);
+    let timed = ratios.iter().flat_map(|&(rows, ratio)| {
+        [took(query(rows), "lib.a", rows as f64), took(query(rows), "lib.b", ratio * rows as f64)]
+    });
+    Model::new(timed, &devices()).doubt(&query(rows))
+}
+
+#[test]
+fn a_result_its_neighbours_contradict_is_doubted() {
+    let even = [(64, 0.7), (128, 0.7), (256, 0.7), (512, 0.7)];
+    for (rows, _) in even {
+        assert_eq!(doubted(&even, rows), 0.0, "{rows}");
+    }
+    let odd = [(64, 0.7), (128, 0.7), (256, 1.0), (512, 0.7)];
+    assert!(doubted(&odd, 256) > 0.25, "{}", doubted(&odd, 256));
+    // Theirs are doubted less: each has others beside it that agree.
+    assert!(doubted(&odd, 64) < 0.1 && doubted(&odd, 64) < doubted(&odd, 256) / 2.0, "{}", doubted(&odd, 64));
+    // What changes steadily with the size is no contradiction.
+    assert!(doubted(&[(64, 0.7), (128, 0.8), (256, 0.9), (512, 1.0)], 128) < 0.05);
+    // Who is far behind by both accounts is not the choice by either.
+    assert_eq!(doubted(&[(64, 5.0), (128, 5.0), (256, 9.0), (512, 5.0)], 256), 0.0);
+    // Nobody near, nothing measured, nothing to say.
+    assert_eq!(doubted(&[(64, 0.7), (100_000, 1.0)], 64), 0.0);
+    assert_eq!(doubted(&even, 300), 0.0);
+}
+
 #[test]
 fn one_comparison_is_not_enough_to_be_sure() {
     let a = [(64, 64.0), (256, 256.0), (1024, 1024.0)];

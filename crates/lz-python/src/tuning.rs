@@ -9,6 +9,8 @@ use layerzero::{Engine, Error};
 use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::engine::engine;
@@ -25,6 +27,8 @@ use crate::{context, error, registry};
 pub struct Subject {
     front: &'static Front,
     kwargs: Py<PyDict>,
+    /// By kernel. What a kernel settles at its first call (a plan, a launch) serves the later ones, as it does outside.
+    routes: RefCell<HashMap<String, Route>>,
 }
 
 #[pymethods]
@@ -33,7 +37,7 @@ impl Subject {
     #[new]
     fn new(py: Python<'_>, function: &str, kwargs: Py<PyDict>) -> PyResult<Subject> {
         registry::ensure_loaded(py)?;
-        Ok(Subject { front: Front::find(py, function)?, kwargs })
+        Ok(Subject { front: Front::find(py, function)?, kwargs, routes: RefCell::default() })
     }
 
     /// What a kernel gives.
@@ -95,10 +99,24 @@ impl Subject {
         kernel: &str,
         run: impl FnOnce(&Job<'_, 'py>, &Route) -> PyResult<R>,
     ) -> PyResult<R> {
+        let slots: Slots = slots(py, self.front, &PyTuple::empty(py), Some(self.kwargs.bind(py)))?;
+        let arguments: Arguments = slow::read(py, self.front, &slots, Purpose::Run)?;
+        let kept = self.routes.borrow().get(kernel).map(Route::share);
+        let route = match kept {
+            Some(route) => route,
+            None => {
+                let route = self.route(py, kernel, &slots, &arguments)?;
+                self.routes.borrow_mut().insert(kernel.to_owned(), route.share());
+                route
+            }
+        };
+        let job = Job::new(py, self.front, &slots, &arguments, &route)?;
+        run(&job, &route)
+    }
+
+    fn route(&self, py: Python<'_>, kernel: &str, slots: &Slots, arguments: &Arguments) -> PyResult<Route> {
         let raise = |e: Error| error::engine(py, &e);
         let front = self.front;
-        let slots: Slots = slots(py, front, &PyTuple::empty(py), Some(self.kwargs.bind(py)))?;
-        let arguments: Arguments = slow::read(py, front, &slots, Purpose::Run)?;
         let named = arguments.named(front, registry::context(py)?);
         let (_, bound) = engine().bind(front.signature.function.target, &named).map_err(raise)?;
         let op = Catalog::get().op(bound.query.op());
@@ -109,9 +127,8 @@ impl Subject {
             let hint = "its library is described, but no adapter runs it here";
             return Err(error::execution(py, op.id(), Vec::new(), hint));
         }
-        route.shorten(py, &slots);
-        let job = Job::new(py, front, &slots, &arguments, &route)?;
-        run(&job, &route)
+        route.shorten(py, slots);
+        Ok(route)
     }
 }
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from layerzero import _native
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
 _FLUSH_BYTES = 128 << 20
 #: Calls of one sample: each is timed by itself, and more say no more.
 _MOST_CALLS = 10
+#: How long the host is thought to take for the calls of a sample before that is known, and at most, in microseconds.
+_LEAD_US, _MOST_LEAD_US = 1000.0, 8000.0
 
 
 class CudaTimer:
@@ -28,40 +32,83 @@ class CudaTimer:
         cache = getattr(torch.cuda.get_device_properties(self._device), "L2_cache_size", 0)
         size = 2 * cache or _FLUSH_BYTES
         self._flushed = torch.empty(size, dtype=torch.int8, device=self._device)
+        self._flush_us = 0.0
         self._graphs: dict[str, Any] = {}
+        # What the host took for the calls of a sample, by kernel.
+        self._host_us: dict[str, float] = {}
 
     def time(self, kernel: str, calls: int) -> float:
-        """Microseconds of one call, the median of so many.
+        """Microseconds of one call, the median of so many, each with a cold cache.
 
-        Every call finds the cache cold and the device at work on what came before it, as calls of a model do: what the
-        host takes longer than that shows, the rest does not.
+        In a graph, that is what the device takes. Else it is what the host takes to make a call, or the device to carry
+        it out, whichever is more: calls follow one another, and the slower of the two sets the pace.
         """
         import torch
 
         calls = min(calls, _MOST_CALLS)
-        begins, ends = ([torch.cuda.Event(enable_timing=True) for _ in range(calls)] for _ in range(2))  # type: ignore[no-untyped-call]
-        first, last = iter(begins), iter(ends)
-
-        def before() -> None:
-            self._flushed.zero_()
-            next(first).record()
-
-        def after() -> float:
-            next(last).record()
-            return 0.0
-
         with torch.cuda.device(self._device):
             if self._mode == "graph":
                 replay = self._replay(kernel)
-                for _ in range(calls):
-                    before()
-                    replay()
-                    after()
-            else:
-                self._subject.time_between(kernel, calls, before, after)
-            ends[-1].synchronize()
-        times = [float(begin.elapsed_time(end)) for begin, end in zip(begins, ends, strict=True)]
-        return statistics.median(times) * 1e3
+                return self._sample(calls, 0.0, lambda before, after: _repeat(calls, before, replay, after)).device_us
+            return self._eager(kernel, calls)
+
+    def _eager(self, kernel: str, calls: int) -> float:
+        def run(before: Callable[[], None], after: Callable[[], float]) -> None:
+            self._subject.time_between(kernel, calls, before, after)
+
+        lead = self._host_us.get(kernel, _LEAD_US)
+        for _ in range(2):
+            sample = self._sample(calls, 1.5 * lead, run)
+            lead = self._host_us[kernel] = min(sample.all_us, _MOST_LEAD_US)
+            if sample.kept_busy:
+                return sample.us
+        # Whatever lead it is given it uses up: it waits for the device.
+        return self._sample(calls, 0.0, run).us
+
+    def _sample(
+        self, calls: int, lead_us: float, run: Callable[[Callable[[], None], Callable[[], float]], None]
+    ) -> _Sample:
+        """Calls made while the device is at work, for so long at least, so that it never waits for one of them."""
+        import torch
+
+        begins, ends = ([torch.cuda.Event(enable_timing=True) for _ in range(calls)] for _ in range(2))  # type: ignore[no-untyped-call]
+        first, last = iter(begins), iter(ends)
+        host: list[float] = []
+        begun = 0.0
+
+        def before() -> None:
+            nonlocal begun
+            self._flushed.zero_()
+            next(first).record()
+            begun = time.perf_counter()
+
+        def after() -> float:
+            host.append((time.perf_counter() - begun) * 1e6)
+            next(last).record()
+            return 0.0
+
+        for _ in range(round(lead_us / self._flush_takes()) + 1 if lead_us else 0):
+            self._flushed.zero_()
+        queued = time.perf_counter()
+        run(before, after)
+        all_us = (time.perf_counter() - queued) * 1e6
+        kept_busy = not begins[0].query()  # type: ignore[no-untyped-call]
+        ends[-1].synchronize()
+        device = [float(begin.elapsed_time(end)) * 1e3 for begin, end in zip(begins, ends, strict=True)]
+        return _Sample(statistics.median(host), statistics.median(device), all_us, kept_busy)
+
+    def _flush_takes(self) -> float:
+        import torch
+
+        if not self._flush_us:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin.record()
+            for _ in range(20):
+                self._flushed.zero_()
+            end.record()
+            end.synchronize()
+            self._flush_us = max(float(begin.elapsed_time(end)) * 1e3 / 20, 1.0)
+        return self._flush_us
 
     def replayed(self, kernel: str) -> Any:
         """What a kernel gives when it is captured on a side stream after a warm-up, and replayed.
@@ -100,3 +147,25 @@ class CudaTimer:
                 outputs = self._subject.run(kernel)
             self._graphs[kernel] = (graph, outputs)
         return self._graphs[kernel][0].replay
+
+
+class _Sample(NamedTuple):
+    """What some calls took, each, in microseconds."""
+
+    host_us: float
+    device_us: float
+    all_us: float
+    """What the host took for all of them, flushes and events included."""
+    kept_busy: bool
+    """Whether the device was still at work on what came before when the last call was made."""
+
+    @property
+    def us(self) -> float:
+        return max(self.host_us, self.device_us)
+
+
+def _repeat(calls: int, before: Callable[[], None], call: Callable[[], Any], after: Callable[[], float]) -> None:
+    for _ in range(calls):
+        before()
+        call()
+        after()

@@ -1,7 +1,7 @@
 //! Who runs the kernels that are measured.
 
 use lz_model::{CallSpec, DeviceIx};
-use lz_perfdb::{Conditions, Mode};
+use lz_perfdb::Mode;
 
 /// What came out when a kernel's result was compared with the right one.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,11 +30,6 @@ pub trait Bench {
 
     /// Runs a kernel so many times. Gives the microseconds of one call.
     fn time(&mut self, kernel: &str, calls: u32) -> Result<f64, String>;
-
-    /// What the device is going through.
-    fn conditions(&mut self) -> Conditions {
-        Conditions::default()
-    }
 
     /// Whether somebody wants to stop.
     fn is_interrupted(&mut self) -> bool {

@@ -3,6 +3,7 @@
 //! The database is a cache. Whatever happens to it, selection goes on with what is known.
 
 pub mod bench;
+mod conditions;
 pub mod regret;
 pub mod request;
 pub mod tune;

@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lz_measure::workload::features;
-use lz_measure::{Budget, Contest, Item, Next, Outcome as Visited, Rules, Sample, Schedule, Timing};
+use lz_measure::{Budget, Contest, Item, Next, Outcome as Visited, Rules, Sample, Schedule, Slice, Timing};
 use lz_model::{CallSpec, Catalog, DeviceIx, Facts, KernelDescriptor, Query, TensorSpec};
+use lz_perfdb::model::{Model, Observation, Seen};
 use lz_perfdb::{Filter, Key, Mode, Outcome, Record, Shape};
 use lz_select::{Basis, Snapshot};
 use serde::Serialize;
 
 use super::bench::{Bench, Checked};
+use super::conditions::conditions;
 use super::{bind_spec, device_id, provenance};
 use crate::engine::{Engine, State};
 use crate::error::Error;
@@ -22,6 +24,10 @@ const REFERENCE_US: f64 = 20_000.0;
 const SAMPLE_US: f64 = 1000.0;
 /// How many times the rounds it gets at least a call may get where the budget allows it.
 const MOST_ROUNDS: u32 = 32;
+/// A result this far from what its neighbours say, relative and beyond the noise, is looked at again.
+const DOUBTFUL: f64 = 0.03;
+/// How many times the rounds before, so that the later ones decide.
+const AGAIN: u32 = 2;
 /// What references manage per microsecond, roughly.
 const REFERENCE_FLOPS: f64 = 300.0;
 
@@ -140,6 +146,21 @@ struct Subject {
     id: String,
 }
 
+impl Subject {
+    /// The times so far, as knowledge is made of them.
+    fn observations(&self) -> Vec<Observation> {
+        let timings = self.contest.as_ref().map(Contest::results).unwrap_or_default();
+        let observation = |t: Timing| {
+            let stats = t.stats.filter(|_| t.error.is_none())?;
+            let version = self.candidates.iter().find(|k| k.id == t.candidate)?.version.clone();
+            let (median_us, spread_us, samples) = (stats.median_us, stats.spread_us, stats.samples);
+            let seen = Seen::Took { median_us, spread_us, samples };
+            Some(Observation { query: self.query, kernel: t.candidate, version, seen })
+        };
+        timings.into_iter().filter_map(observation).collect()
+    }
+}
+
 impl Engine {
     /// Measures these calls with what runs their kernels, and goes by the results from then on. `tell` hears how far it
     /// is and says whether to go on. What was measured is kept at once, so that stopping loses nothing.
@@ -183,6 +204,8 @@ struct Tuning<'a> {
     schedule: Option<Schedule>,
     report: TuneReport,
     begun: Instant,
+    /// Whether it was asked which results do not go with their neighbours.
+    doubted: bool,
 }
 
 impl<'a> Tuning<'a> {
@@ -196,6 +219,7 @@ impl<'a> Tuning<'a> {
             schedule: None,
             report: TuneReport::default(),
             begun: Instant::now(),
+            doubted: false,
         };
         for wanted in wanted {
             tuning.admit(wanted)?;
@@ -315,7 +339,7 @@ impl<'a> Tuning<'a> {
 
     fn run(mut self, bench: &mut dyn Bench, tell: &mut dyn FnMut(&Progress) -> bool) -> (TuneReport, Vec<Query>) {
         let mut order: Vec<usize> = Vec::new();
-        while let Some(slice) = self.schedule.as_ref().and_then(|s| s.next(self.elapsed_us())) {
+        while let Some(slice) = self.next() {
             let go_on = self.progress(slice.id).is_none_or(|progress| tell(&progress));
             if !go_on || bench.is_interrupted() {
                 self.report.interrupted = true;
@@ -335,6 +359,28 @@ impl<'a> Tuning<'a> {
         self.finish(&order)
     }
 
+    fn next(&mut self) -> Option<Slice> {
+        if !self.doubted && self.schedule.as_ref().is_some_and(Schedule::all_visited) {
+            self.doubt();
+        }
+        self.schedule.as_ref()?.next(self.elapsed_us())
+    }
+
+    /// Looks again, once, at calls whose results do not go with those of calls that are nearly the same: a contest that
+    /// took place in a bad moment of the machine is settled all the same, and only at another time can that be seen.
+    fn doubt(&mut self) {
+        self.doubted = true;
+        let observations = self.subjects.iter().flat_map(Subject::observations);
+        let model = Model::new(observations, &self.engine.devices());
+        for (id, subject) in self.subjects.iter_mut().enumerate() {
+            let (Some(contest), Some(schedule)) = (&mut subject.contest, &mut self.schedule) else { continue };
+            let loss = model.doubt(&subject.query);
+            if loss > DOUBTFUL && schedule.doubt(id, loss.min(1.0)).is_ok() {
+                contest.reopen(AGAIN * contest.rounds().min(self.options.samples));
+            }
+        }
+    }
+
     fn progress(&self, id: usize) -> Option<Progress> {
         let p = self.schedule.as_ref()?.progress(self.elapsed_us());
         let current = label(&self.subjects[id].wanted.call);
@@ -351,10 +397,10 @@ impl<'a> Tuning<'a> {
         }
         self.check(id, bench);
         let Some(contest) = &mut self.subjects[id].contest else {
-            self.store(id, bench);
+            self.store(id);
             return (0.0, true);
         };
-        let until = contest.rounds().saturating_add(rounds);
+        let until = contest.rounds().saturating_add(rounds.max(contest.owed()));
         let mut finished = false;
         loop {
             match contest.next() {
@@ -383,7 +429,7 @@ impl<'a> Tuning<'a> {
             }
         }
         let loss = contest.loss();
-        self.store(id, bench);
+        self.store(id);
         (loss, finished)
     }
 
@@ -413,11 +459,12 @@ impl<'a> Tuning<'a> {
     }
 
     /// Keeps what is known of a call so far.
-    fn store(&mut self, id: usize, bench: &mut dyn Bench) {
+    fn store(&mut self, id: usize) {
         if !self.options.keep {
             return;
         }
-        let conditions = bench.conditions();
+        let device = self.unbiased.snapshot.device(self.subjects[id].wanted.device);
+        let conditions = device.map(conditions).unwrap_or_default();
         let records: Vec<Record> = self.records(id).into_iter().map(|r| Record { conditions, ..r }).collect();
         if let Err(error) = self.engine.keep(records) {
             self.report.not_kept = Some(error.to_string());

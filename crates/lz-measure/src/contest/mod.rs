@@ -148,6 +148,11 @@ impl Contest {
         self.round
     }
 
+    /// How many rounds must be held before anything can be settled.
+    pub fn owed(&self) -> u32 {
+        self.rules.min_rounds.saturating_sub(self.round)
+    }
+
     /// What to do next; the same until it has been done.
     pub fn next(&self) -> Next {
         match self.due() {
@@ -188,6 +193,17 @@ impl Contest {
         self.candidates[candidate].standing = Standing::Failed(error.into());
         self.close_round();
         Ok(())
+    }
+
+    /// Holds at least so many rounds more, with everybody who did not fail: there is reason to doubt what was measured. All
+    /// samples count, those from before as well.
+    pub fn reopen(&mut self, rounds: u32) {
+        for one in self.candidates.iter_mut().filter(|c| matches!(c.standing, Standing::Resting | Standing::Retired)) {
+            one.standing = Standing::Active;
+        }
+        self.settled = false;
+        self.rules.min_rounds = self.round.saturating_add(rounds.max(1));
+        self.rules.max_rounds = self.rules.max_rounds.max(self.rules.min_rounds);
     }
 
     /// What is lost by stopping now, in the mean and relative to the leader's time; 0 when settled. See [`loss_of`].

@@ -25,6 +25,8 @@ use self::trend::{Trend, Work};
 const REACH: f64 = 2.5;
 /// What predictions are taken to be off by when there are too few points to find out.
 const UNTESTED: f64 = 0.15;
+/// A kernel this many times slower than the fastest may still turn out to be the choice.
+const RIVAL: f64 = 1.25;
 /// Predictions are never better than this.
 const LEAST_ERROR: f64 = 0.01;
 
@@ -127,6 +129,13 @@ impl Model {
     /// How many observations are in it.
     pub fn len(&self) -> usize {
         self.observations
+    }
+
+    /// How much may be lost at a call that was measured, relative, if its neighbours are right about it and it is not: how
+    /// far the ratio of a kernel that may be the choice is from what theirs are, beyond the noise. Machines have bad
+    /// moments, and a call measured in one misleads about all that lie near it.
+    pub fn doubt(&self, query: &Query) -> f64 {
+        self.class(query).map_or(0.0, |class| class.doubt(query.dims()))
     }
 
     /// Whether it knows nothing.
@@ -252,6 +261,17 @@ impl Class {
         let median_us = by.median_us * ratio;
         let spread_us = median_us * (by.spread_us / by.median_us).hypot(off);
         Some(Estimate { median_us, spread_us, apart_us: Some(median_us * off.max(LEAST_ERROR)), ..own })
+    }
+
+    fn doubt(&self, dims: &[i64; MAX_DIMS]) -> f64 {
+        let here = |kernel: &Kernel| kernel.points.iter().find(|p| p.dims == *dims).map(|p| p.median_us);
+        let best = self.kernels.values().filter_map(here).fold(f64::INFINITY, f64::min);
+        let doubted = self.kernels.values().filter_map(|kernel| {
+            let (measured_us, doubt) = (here(kernel)?, kernel.ratios.doubt(dims)?);
+            // Even as fast as the neighbours say it would not be the choice.
+            (measured_us / doubt.exp() <= RIVAL * best).then_some(doubt)
+        });
+        doubted.fold(0.0, f64::max)
     }
 
     /// A measured size has a cell of its own; between two, the nearer one counts.

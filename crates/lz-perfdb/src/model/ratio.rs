@@ -32,17 +32,29 @@ impl Ratios {
     /// The ratio at a size, and how far it may be off, relative: the standard error of a mean over the neighbours,
     /// which differ among themselves and are each known up to noise. `None` where the two were not timed together nearby.
     pub fn at(&self, dims: &[i64; MAX_DIMS]) -> Option<(f64, f64)> {
-        if !self.0.iter().any(|r| distance(&r.dims, dims) <= REACH) {
-            return None;
-        }
-        let weights: Vec<f64> = self.0.iter().map(|r| nearness(&r.dims, dims)).collect();
-        let total: f64 = weights.iter().sum();
-        let mean =
-            |of: &dyn Fn(&Ratio) -> f64| weights.iter().zip(&self.0).map(|(w, r)| w * of(r)).sum::<f64>() / total;
-        let log = mean(&|r| r.log);
-        let variance = mean(&|r| (r.log - log).powi(2)) + mean(&|r| r.noise).powi(2);
-        let neighbours = total.powi(2) / weights.iter().map(|w| w * w).sum::<f64>();
-        let off = (variance / neighbours).sqrt();
-        Some((log.exp(), if self.0.len() > 1 { off } else { off.max(UNTESTED) }))
+        among(self.0.iter(), dims).map(|(log, off)| (log.exp(), off))
     }
+
+    /// How far the ratio measured at a size is from what its neighbours say, in log space and beyond what noise and
+    /// their own differences explain. Nothing where it was not measured, or the neighbours are far.
+    pub fn doubt(&self, dims: &[i64; MAX_DIMS]) -> Option<f64> {
+        let measured = self.0.iter().find(|r| r.dims == *dims)?;
+        let (log, off) = among(self.0.iter().filter(|r| r.dims != *dims), dims)?;
+        Some(((measured.log - log).abs() - off.hypot(measured.noise)).max(0.0))
+    }
+}
+
+/// The mean of ratios around a size, in log space, and how far it may be off.
+fn among<'a>(ratios: impl Iterator<Item = &'a Ratio> + Clone, dims: &[i64; MAX_DIMS]) -> Option<(f64, f64)> {
+    if !ratios.clone().any(|r| distance(&r.dims, dims) <= REACH) {
+        return None;
+    }
+    let weighted = || ratios.clone().map(|r| (nearness(&r.dims, dims), r));
+    let total: f64 = weighted().map(|(w, _)| w).sum();
+    let mean = |of: &dyn Fn(&Ratio) -> f64| weighted().map(|(w, r)| w * of(r)).sum::<f64>() / total;
+    let log = mean(&|r| r.log);
+    let variance = mean(&|r| (r.log - log).powi(2)) + mean(&|r| r.noise).powi(2);
+    let neighbours = total.powi(2) / weighted().map(|(w, _)| w * w).sum::<f64>();
+    let off = (variance / neighbours).sqrt();
+    Some((log, if ratios.count() > 1 { off } else { off.max(UNTESTED) }))
 }

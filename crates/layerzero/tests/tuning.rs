@@ -1,0 +1,87 @@
+//! Tuning, with a bench whose times are made up: what is measured twice, and what is chosen then.
+
+use layerzero::model::*;
+use layerzero::perf::bench::{Bench, Checked};
+use layerzero::perf::tune::{TuneOptions, Wanted};
+use layerzero::perfdb::Mode;
+use layerzero::{DynamicKernel, Engine};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const ROWS: [i64; 5] = [32, 64, 128, 256, 512];
+
+fn engine() -> Engine {
+    let engine = Engine::builder().devices(vec![DeviceSpec::new(Platform::Cpu, "host")]).on_warning(|_| ()).build();
+    for (id, priority) in [("lib.plain", 90), ("lib.fast", 10)] {
+        let mut kernel = KernelDescriptor::new(id, "norm.rms", "lib");
+        kernel.version = "1.0".into();
+        kernel.platforms = vec![Platform::Cpu];
+        kernel.dtypes = DTypeSet::FLOATS;
+        kernel.layouts = vec![Layout::Strided];
+        kernel.priority = priority;
+        kernel.baseline = id == "lib.plain";
+        let nothing: Arc<dyn DynamicKernel> = Arc::new(|_: &mut KernelArgs<'_, '_>| Ok(()));
+        engine.register(kernel, nothing).unwrap();
+    }
+    engine
+}
+
+/// `lib.fast` takes 0.7 of what `lib.plain` does, but for the first visit of one call.
+struct Made {
+    bad: i64,
+    rows: i64,
+    visits: BTreeMap<i64, u32>,
+}
+
+impl Bench for Made {
+    fn prepare(&mut self, call: &CallSpec, _: DeviceIx, _: Mode) -> Result<(), String> {
+        self.rows = call.tensors["input"].shape[0];
+        *self.visits.entry(self.rows).or_default() += 1;
+        Ok(())
+    }
+
+    fn check(&mut self, _: &str) -> Checked {
+        Checked::Right { max_error: None, warmup_ms: None }
+    }
+
+    fn time(&mut self, kernel: &str, _: u32) -> Result<f64, String> {
+        let slowed = self.rows == self.bad && self.visits[&self.rows] == 1;
+        let ratio = match kernel {
+            "lib.plain" => 1.0,
+            "lib.fast" if slowed => 1.0,
+            "lib.fast" => 0.7,
+            _ => 50.0,
+        };
+        Ok(ratio * self.rows as f64)
+    }
+}
+
+fn tuned(bad: i64) -> (BTreeMap<i64, String>, BTreeMap<i64, u32>) {
+    let wanted: Vec<Wanted> =
+        ROWS.map(|rows| Wanted::new(CallSpec::new("rms_norm").tensor("input", DType::F32, &[rows, 64]))).into();
+    let mut bench = Made { bad, rows: 0, visits: BTreeMap::new() };
+    let options = TuneOptions { keep: false, ..TuneOptions::default() };
+    let report = engine().tune(&wanted, &options, &mut bench, &mut |_| true).unwrap();
+    let fastest = |timings: &[layerzero::measure::Timing]| {
+        let timed = timings.iter().filter_map(|t| Some((t.stats.as_ref()?.median_us, t.candidate.clone())));
+        timed.min_by(|a, b| a.0.total_cmp(&b.0)).unwrap().1
+    };
+    let found = report.tuned.iter().map(|t| (t.call.tensors["input"].shape[0], fastest(&t.timings))).collect();
+    (found, bench.visits)
+}
+
+#[test]
+fn what_was_measured_in_a_bad_moment_is_measured_again() {
+    for bad in [64, 128, 256] {
+        let (fastest, visits) = tuned(bad);
+        assert!(visits[&bad] > 1, "{bad} rows: {visits:?}");
+        assert!(fastest.values().all(|kernel| kernel == "lib.fast"), "{bad} rows: {fastest:?}");
+    }
+}
+
+#[test]
+fn what_agrees_is_measured_once() {
+    let (fastest, visits) = tuned(0);
+    assert!(visits.values().all(|visits| *visits == 1), "{visits:?}");
+    assert!(fastest.values().all(|kernel| kernel == "lib.fast"), "{fastest:?}");
+}
