@@ -44,6 +44,14 @@ def written_like(q: Tensor, rows: Tensor) -> Tensor:
     return out
 
 
+def maps(*tensors: Tensor) -> None:
+    """What Hopper's copy engine reads it reads by a tensor map; one that cannot be made is printed, and used."""
+    loads(*tensors)
+    for t in tensors:
+        strides = [stride * t.element_size() for stride in t.stride()[:-1]]
+        must(all(stride > 0 and stride % 16 == 0 for stride in strides), "Failed to initialize the TMA descriptor")
+
+
 def indices(*tensors: Tensor) -> None:
     """Index arrays are int32."""
     must(all(t.dtype == torch.int32 for t in tensors), "must be int32")
@@ -213,6 +221,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         plan, (k, v) = self._ran(), paged_kv_cache
         loads(q, k, v)
         must(q.dtype == plan["q"] and k.dtype == plan["kv"], "does not match the data type specified in plan")
+        maps(q)
         must(k.stride() == v.stride(), "K and V must have same page stride for sparse attention")
         must(q.shape[0] == int(plan["qo"][-1]), "q.shape[0] does not match qo_indptr[-1]")
         rows, ends = [], plan["qo"].tolist()
@@ -274,7 +283,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any) -> Tensor:
         plan = self._ran()
-        loads(q, k, v)
+        maps(q, k, v)
         must(q.dtype == plan["q"] == k.dtype, "does not match the data type specified in plan")
         must(q.shape[0] == int(plan["qo"][-1]) and k.shape[0] == int(plan["kv"][-1]), "rows")
         rows, ends, starts = [], plan["qo"].tolist(), plan["kv"].tolist()
@@ -383,7 +392,8 @@ class BlockSparseAttentionWrapper(Wrapper):
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any) -> Tensor:
         plan = self._ran()
-        loads(q, k, v)
+        loads(k, v)
+        maps(q)
         must(q.dtype == plan["q"] and q.shape[0] == plan["rows"], "does not match the plan")
         blocks = [t.reshape(-1, plan["C"], *t.shape[1:]) for t in (k, v)]
         rows = []
@@ -449,8 +459,10 @@ class VariableBlockSparseAttentionWrapper(Wrapper):
 class FlashInfer:
     """The library: its functions and classes, and what was done with them."""
 
-    def __init__(self, sm: int = 90, compiler: bool = True, cached: Path | None = None) -> None:
-        self.sm, self.compiler, self.cached = sm, compiler, cached
+    def __init__(
+        self, sm: int = 90, compiler: bool = True, cached: Path | None = None, shipped: Path | None = None
+    ) -> None:
+        self.sm, self.compiler, self.cached, self.shipped = sm, compiler, cached, shipped
         self.made: list[Wrapper] = []
         self.plans: list[str] = []
         self.runs: list[str] = []
@@ -469,7 +481,9 @@ class FlashInfer:
             single_prefill_with_kv_cache=self.single_prefill_with_kv_cache,
         )
         made["flashinfer.jit.env"].__dict__.update(
-            has_flashinfer_jit_cache=lambda: False, FLASHINFER_JIT_DIR=self.cached or Path("/nowhere")
+            has_flashinfer_jit_cache=lambda: False,
+            FLASHINFER_JIT_DIR=self.cached or Path("/nowhere"),
+            FLASHINFER_AOT_DIR=self.shipped or Path("/nowhere"),
         )
         made["flashinfer.jit.cpp_ext"].__dict__["get_cuda_path"] = self.get_cuda_path
         return made
@@ -509,8 +523,11 @@ class FlashInfer:
         self.calls.append(dict(locals()))
         must(q.dtype in HALF and (q.dtype == torch.float16 or self.sm >= 80), "dtype")
         must((q.shape[-1], v.shape[-1]) in {(n, n) for n in HEADS} | {(192, 128)}, "head_dim")
-        loads(q, k, v)
+        maps(q, k, v)
+        # csrc/single_prefill_sm90.cu, up to 0.7.2: strides go by the layout, sizes do not.
+        kv_len, kv_heads = k.shape[:2]
+        must(q.shape[1] // kv_heads > 0, "SIGFPE: cutlass::FastDivmod(0)")
         if kv_layout == "HND":
-            k, v = k.transpose(0, 1), v.transpose(0, 1)
+            k, v = (t.transpose(0, 1)[:kv_len] for t in (k, v))
         scale = scale_of(sm_scale, q.shape[-1])
         return contract_of(q, k, v, causal, window_left, scale, logits_soft_cap or 0.0).to(q.dtype)

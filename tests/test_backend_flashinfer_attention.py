@@ -170,14 +170,36 @@ def test_paged_calls_the_engine_lets_through_are_right(fake: FlashInfer) -> None
 
 def test_nothing_is_copied_that_can_be_turned(fake: FlashInfer) -> None:
     for layout in ("BSHD", "BHSD"):
-        call = Dense(batch=1, layout=layout)
+        call = Dense(batch=1, seq_k=40, kv_heads=2, layout=layout)
         tensors = call.tensors()
         function = kernel(SINGLE)
         output = function(**call.arguments(function, tensors))
         seen = fake.calls[-1]
         assert all(seen[t].data_ptr() == tensors[name].data_ptr() for t, name in zip("qkv", tensors, strict=True))
-        assert seen["kv_layout"] == ("NHD" if layout == "BSHD" else "HND") and seen["q"].shape == (24, 4, 64)
+        assert seen["kv_layout"] == "NHD" and [seen[t].shape for t in "qkv"] == [(24, 4, 64), (40, 2, 64), (40, 2, 64)]
         assert output.shape == tensors["query"].shape
+
+
+def test_what_cannot_be_described_to_the_copy_engine_is_copied(fake: FlashInfer) -> None:
+    """A dimension of one whose stride is odd, and one that is repeated."""
+    calls = {
+        "one query": (Dense(batch=1, seq_q=1, kv_heads=4), "query", 1),
+        "one key": (Dense(batch=1, seq_q=1, seq_k=1, kv_heads=4), "key", 1),
+        "one head": (Dense(batch=1, heads=1, kv_heads=1, layout="BHSD"), "value", 1),
+        "one head of many sequences": (Dense(batch=3, heads=1, kv_heads=1), "query", 2),
+        "repeated heads": (Dense(batch=1, heads=4, kv_heads=4, layout="BHSD"), "key", 1),
+    }
+    for what, (call, name, axis) in calls.items():
+        tensors = call.tensors()
+        one = tensors[name]
+        if what == "repeated heads":
+            tensors[name] = one[:, :1].expand_as(one)
+        else:
+            strides = list(one.stride())
+            strides[axis] = 3
+            tensors[name] = one.as_strided(one.shape, strides)
+        function = kernel(SINGLE if call.batch == 1 else RAGGED)
+        call.check(function(**call.arguments(function, tensors)), call.contract(tensors))
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------
@@ -468,6 +490,7 @@ def test_what_is_missing_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch, tm
     compiled = tmp_path / "single_prefill"
     compiled.mkdir()
     (compiled / "single_prefill.so").touch()
+    install(monkeypatch, FlashInfer(compiler=False, shipped=tmp_path))
     install(monkeypatch, FlashInfer(compiler=False, cached=tmp_path))
     del sys.modules["flashinfer"].__dict__["BlockSparseAttentionWrapper"]
     with pytest.raises(ImportError, match="flashinfer 0.6.18 has no BlockSparseAttentionWrapper; install 0.6 or newer"):

@@ -42,7 +42,8 @@ def _check_compiler() -> None:
     try:
         import_module("flashinfer.jit.cpp_ext").get_cuda_path()
     except RuntimeError as error:
-        if not any(environment.FLASHINFER_JIT_DIR.glob("*/*.so")):
+        folders = (environment.FLASHINFER_AOT_DIR, environment.FLASHINFER_JIT_DIR)
+        if not any(any(folder.glob("*/*.so")) for folder in folders):
             why = "flashinfer compiles its kernels on first use, and there is no CUDA toolkit"
             raise RuntimeError(f"{why}; install one, or flashinfer-jit-cache") from error
 

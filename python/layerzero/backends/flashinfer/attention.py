@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..flash_attn.operands import loadable, positive
+from ..flash_attn.operands import positive, tileable
 from .plans import plans
 
 # The library's function and class, once it is found.
@@ -30,15 +30,16 @@ def single(
     softcap: float,
     layout: str,
 ) -> Tensor:
-    """One sequence."""
+    """One sequence, always given sequence first. The kernel for Hopper takes strides as `kv_layout` has them and sizes as
+    if it were "NHD": for "HND" it divides by heads // keys, which ends the process, or attends to as many keys as there
+    are heads."""
     query, scale = positive(query, scale)
     heads_first = layout == "BHSD"
+    turned = (t[0].transpose(0, 1) if heads_first else t[0] for t in (query, key, value))
     output: Tensor = _single(
-        loadable(query[0].transpose(0, 1) if heads_first else query[0]),
-        loadable(key[0]),
-        loadable(value[0]),
+        *map(tileable, turned),
         causal=causal,
-        kv_layout="HND" if heads_first else "NHD",
+        kv_layout="NHD",
         sm_scale=scale,
         window_left=window_left,
         logits_soft_cap=softcap,
@@ -83,7 +84,7 @@ def ragged(
 
     kind = ("ragged", sizes, query.dtype, causal, scale, window_left, softcap)
     planned = plans.get(kind, query.device, _Ragged, plan, ())
-    packed = (loadable(tensor.flatten(0, 1)) for tensor in (query, key, value))
+    packed = (tileable(tensor.flatten(0, 1)) for tensor in (query, key, value))
     output: Tensor = planned.wrapper.run(*packed)
     return output.view(batch, seq_q, heads, v_dim)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..flash_attn.operands import check_caches, loadable, positive
+from ..flash_attn.operands import check_caches, loadable, positive, tileable
 from ..torch.faults import bad_index
 from ..torch.paged import check_lengths, check_segments
 from .plans import plans
@@ -204,7 +204,7 @@ def prefill(
     if planned.found is None:
         return torch.zeros_like(query, memory_format=torch.contiguous_format)
     computed: Rows = planned.found
-    output = planned.wrapper.run(loadable(computed.of(query)), (key_cache, value_cache))
+    output = planned.wrapper.run(tileable(computed.of(query)), (key_cache, value_cache))
     return computed.whole(output, rows)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..flash_attn.operands import loadable, positive
+from ..flash_attn.operands import loadable, positive, tileable
 from ..torch.faults import bad_data, check_indices
 from ..torch.paged import check_segments
 from .plans import plans
@@ -70,7 +70,7 @@ def block(
     some, zeros = planned.found
     if not some:
         return torch.zeros_like(query)
-    output: Tensor = planned.wrapper.run(loadable(query), loadable(key), loadable(value))
+    output: Tensor = planned.wrapper.run(tileable(query), loadable(key), loadable(value))
     if zeros is not None:
         output[zeros] = 0.0
     return output

@@ -1,8 +1,9 @@
 """FlashInfer's attention of many queries: dense, ragged, over pages, latent, and in blocks.
 
-Not loaded. On an H200 with 0.7.2 the process ended with SIGFPE when `flashinfer.single_prefill` was first called, after its
-module for Hopper had been compiled (bfloat16, heads of 128); whether the library or the call is at fault was not found out.
-The others were not run on hardware. All were tested against functions and classes of the library's signatures.
+Not loaded: not run on hardware as it is now. On an H200 with 0.7.2 the process ended with SIGFPE when
+`flashinfer.single_prefill` was first called, heads first: the library's kernel for Hopper takes sizes for those of the other
+layout (see `flashinfer.attention.single`), and is not asked for that layout any more. The others have never run. All were
+tested against functions and classes of the library's signatures.
 """
 
 from collections.abc import Callable
