@@ -118,7 +118,7 @@ fn whoever_fails_is_out_and_the_others_go_on() {
 }
 
 #[test]
-fn a_contest_that_is_doubted_times_everybody_again_who_did_not_fail() {
+fn a_contest_that_is_doubted_times_everybody_again_who_can_win() {
     let mut contest = contest(&["fast", "slow", "hopeless", "broken"], Rules::default());
     contest.fail(3, "does not run").unwrap_err(); // not its turn
     while let Next::Time { candidate, calls } = contest.next() {
@@ -135,11 +135,11 @@ fn a_contest_that_is_doubted_times_everybody_again_who_did_not_fail() {
     // It was a bad moment: the second one is the faster.
     let again = asked(&mut contest, &[100.0, 50.0, 9000.0]);
     assert!(contest.rounds() >= 3 * rounds && contest.next() == Next::Settled);
-    for candidate in 0..3 {
-        assert!(again.iter().any(|a| a.0 == candidate), "{candidate} is timed again: {again:?}");
+    for candidate in 0..4 {
+        let timed = again.iter().any(|a| a.0 == candidate);
+        assert_eq!(timed, candidate < 2, "{candidate}: the hopeless and the broken stay out");
     }
-    assert!(!again.iter().any(|a| a.0 == 3), "whoever failed is not");
-    assert_eq!(order(&contest.results(), |_| 0), [1, 0, 2]);
+    assert_eq!(order(&contest.results(), |_| 0)[0], 1);
 }
 
 #[test]

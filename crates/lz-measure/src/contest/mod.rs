@@ -195,10 +195,10 @@ impl Contest {
         Ok(())
     }
 
-    /// Holds at least so many rounds more, with everybody who did not fail: there is reason to doubt what was measured. All
-    /// samples count, those from before as well.
+    /// Holds at least so many rounds more, with everybody who is not out of it: there is reason to doubt what was measured.
+    /// All samples count, those from before as well.
     pub fn reopen(&mut self, rounds: u32) {
-        for one in self.candidates.iter_mut().filter(|c| matches!(c.standing, Standing::Resting | Standing::Retired)) {
+        for one in self.candidates.iter_mut().filter(|c| c.standing == Standing::Resting) {
             one.standing = Standing::Active;
         }
         self.settled = false;

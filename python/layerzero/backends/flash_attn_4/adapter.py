@@ -9,7 +9,7 @@ for others too; hence what is required of versions, and the copies of expanded o
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import partial
 from importlib import import_module, metadata
 from typing import Any
 
@@ -19,7 +19,7 @@ from layerzero.kernels import direct
 
 from ..flash_attn.operands import bshd, check_caches, loadable, positive, readable
 from ..flash_attn.packed import rows_of
-from .launching import Launch
+from .launching import launch
 
 _FUNCTIONS = ("flash_attn_func", "flash_attn_varlen_func")
 # The library's functions, once it is found.
@@ -55,9 +55,20 @@ def _is_expanded(tensor: Tensor) -> bool:
     return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
-def _operand(tensor: Tensor, layout: str) -> Tensor:
+def operand(tensor: Tensor, layout: str) -> Tensor:
+    """The tensor in the library's order, and a copy of one that is expanded."""
     turned = bshd(tensor, layout)
     return turned.contiguous() if _is_expanded(turned) else turned
+
+
+def single_launch(
+    library: Callable[..., Any], operands: tuple[Tensor, ...], layout: str, **keywords: Any
+) -> tuple[Any, ...] | None:
+    """The whole call as one launch, where no argument has to be copied."""
+    scale = keywords["softmax_scale"]
+    if (scale is not None and scale <= 0.0) or not all(readable(t) and not _is_expanded(t) for t in operands):
+        return None
+    return launch(library, operands, layout == "BHSD", **keywords), operands
 
 
 def _whole_call(
@@ -70,19 +81,10 @@ def _whole_call(
     window_right: int,
     softcap: float,
     layout: str,
+    **more: Any,
 ) -> tuple[Any, ...] | None:
-    """A single launch, where no argument has to be copied."""
-    operands = (query, key, value)
-    if (scale is not None and scale <= 0.0) or not all(readable(t) and not _is_expanded(t) for t in operands):
-        return None
-    kinds = tuple((t.shape, t.stride(), t.dtype, t.device) for t in operands)
-    return _launch(_dense, kinds, layout == "BHSD", causal, scale, window_left, window_right, softcap), operands
-
-
-@lru_cache(maxsize=1024)
-def _launch(library: Callable[..., Any], kinds: tuple[Any, ...], heads_first: bool, *settled: Any) -> Launch:
-    """The launch for tensors of some kinds, which all plans for them share: what it has found out is not lost."""
-    return Launch(library, heads_first, _keywords(*settled))
+    keywords = _keywords(causal, scale, window_left, window_right, softcap)
+    return single_launch(_dense, (query, key, value), layout, **keywords, **more)
 
 
 def _keywords(causal: bool, scale: float | None, window_left: int, window_right: int, softcap: float) -> dict[str, Any]:
@@ -92,6 +94,15 @@ def _keywords(causal: bool, scale: float | None, window_left: int, window_right:
         "window_size": (_side(window_left), _side(window_right)),
         "softcap": softcap,
     }
+
+
+def _attended(
+    operands: tuple[Tensor, Tensor, Tensor], scale: float | None, layout: str, more: dict[str, Any]
+) -> Tensor:
+    query, scale = positive(operands[0], scale)
+    turned = (operand(tensor, layout) for tensor in (query, *operands[1:]))
+    output: Tensor = _dense(*turned, **{**more, "softmax_scale": scale})[0]
+    return output.transpose(1, 2) if layout == "BHSD" else output
 
 
 def trained(
@@ -106,10 +117,8 @@ def trained(
     layout: str,
 ) -> Tensor:
     """Dense attention, with gradients."""
-    query, scale = positive(query, scale)
-    operands = (_operand(tensor, layout) for tensor in (query, key, value))
-    output: Tensor = _dense(*operands, **_keywords(causal, scale, window_left, window_right, softcap))[0]
-    return output.transpose(1, 2) if layout == "BHSD" else output
+    keywords = _keywords(causal, scale, window_left, window_right, softcap)
+    return _attended((query, key, value), scale, layout, keywords)
 
 
 @direct(_whole_call)
@@ -126,6 +135,23 @@ def attention(
 ) -> Tensor:
     """Dense attention."""
     return trained(query, key, value, causal, scale, window_left, window_right, softcap, layout)
+
+
+@direct(partial(_whole_call, pack_gqa=False))
+def unpacked(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    layout: str,
+) -> Tensor:
+    """Dense attention, each head by itself: the library would work on the heads of a group together."""
+    keywords = {**_keywords(causal, scale, window_left, window_right, softcap), "pack_gqa": False}
+    return _attended((query, key, value), scale, layout, keywords)
 
 
 def _whole_cross(
@@ -185,6 +211,7 @@ def paged_prefill(
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "flash_attn.v4": attention,
+    "flash_attn.v4.unpacked": unpacked,
     "flash_attn.v4.train": trained,
     "flash_attn.v4.cross": cross,
     "flash_attn.v4.cross.train": trained_cross,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -139,3 +140,16 @@ class Launch:
             self._output = output.shape, output.dtype, output.device
             self._rest = rest
             self._compiled = compiled
+
+
+def launch(library: Callable[..., Any], operands: tuple[Tensor, ...], heads_first: bool, **keywords: Any) -> Launch:
+    """The launch for tensors like these, which all plans for them share: what it has found out is not lost."""
+    kinds = tuple((t.shape, t.stride(), t.dtype, t.device) for t in operands)
+    return _kept(library, kinds, heads_first, tuple(keywords.items()))
+
+
+@lru_cache(maxsize=1024)
+def _kept(
+    library: Callable[..., Any], kinds: tuple[Any, ...], heads_first: bool, keywords: tuple[tuple[str, Any], ...]
+) -> Launch:
+    return Launch(library, heads_first, dict(keywords))
