@@ -92,3 +92,11 @@ def ask(
 def takes(answer: Mapping[str, list[str]], prefix: str) -> list[str]:
     """The kernels of that name that take the call."""
     return sorted(name for name, reasons in answer.items() if name.startswith(prefix) and not reasons)
+
+
+def fits(kernel: str, keywords: Mapping[str, Any]) -> bool:
+    """Whether a kernel takes a call made with these arguments; one of another function does not."""
+    try:
+        return bool(lz.validate(kernel, **keywords)[0])
+    except lz.errors.ArgumentTypeError:
+        return False

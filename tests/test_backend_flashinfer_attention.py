@@ -20,7 +20,7 @@ import reference
 import torch
 from adapter_cases import TOLERANCES
 from attention_calls import Dense, Paged, attend, dense_calls, paged_calls
-from described import SM, adapter, takes
+from described import SM, adapter, fits, takes
 from fake_flashinfer import FlashInfer
 from torch import Tensor
 
@@ -538,10 +538,7 @@ def test_the_library_itself_is_right(found: str) -> None:
         tensors = call.tensors("cuda")
         keywords = call.keywords(tensors)
         for name in kernels():
-            if (
-                name.startswith(("flashinfer.single", "flashinfer.ragged", "flashinfer.paged"))
-                and lz.validate(name, **keywords)[0]
-            ):
+            if name.startswith(("flashinfer.single", "flashinfer.ragged", "flashinfer.paged")) and fits(name, keywords):
                 want = call.contract(tensors).cpu() if isinstance(call, Dense) else call.expected(tensors)
                 # Twice: planned, and by the plan that is kept.
                 for _ in range(2):

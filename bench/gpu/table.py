@@ -13,7 +13,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], dict[str | None, float]]] = {
     "softcap": (("softcap",), {None: 10.0}),
     "paged decode": (("paged",), {None: 3.0}),
     "top-p": (("topp",), {None: 8.0}),
-    "silu_mul": (("silu_mul",), {None: 3.5}),
+    "silu_mul": (("silu_mul", "silu_mul_halves"), {None: 3.5}),
     "norms": (("rms_norm", "add_rms_norm", "layer_norm"), {None: 1.25}),
 }
 ALL, LEAST = 2.0, 0.98

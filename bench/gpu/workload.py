@@ -137,7 +137,7 @@ def _silu_halves(rows: int, width: int) -> Row:
     row = _silu(rows, width)
     for tensor in row.call["tensors"].values():
         tensor["strides"] = [2 * width, 1]
-    return replace(row, shape=f"{rows}×{width} halves")
+    return replace(row, family="silu_mul_halves")
 
 
 def _gelu(rows: int, width: int, approximate: str = "none", dtype: str = BF16) -> Row:

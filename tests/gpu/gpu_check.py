@@ -44,7 +44,7 @@ def looked_at(call: Call) -> bool:
     if not KIND or not isinstance(query, Tensor):
         return not KIND
     kind = f"{query.shape[-1]},{str(query.dtype).removeprefix('torch.')}"
-    plain = call.kwargs.get("window_left", -1) < 0 and not call.kwargs.get("softcap")
+    plain = call.kwargs.get("window") is None and not call.kwargs.get("softcap")
     return kind == KIND or (plain and f"{kind},plain" == KIND)
 
 

@@ -32,7 +32,8 @@ impl Settled {
     }
 }
 
-/// Limits on what may be chosen, beyond what is legal and what the operator wants. References always may.
+/// Limits on what may be chosen, beyond what is legal and what the operator wants. The last resort always may: references,
+/// and what plain torch runs on devices that have none.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Restriction {
     /// What to call it in decisions.
@@ -61,11 +62,9 @@ impl Default for Restriction {
 }
 
 impl Restriction {
-    /// Why a kernel may not serve a call, if it may not. `keys`: those the call's decision is remembered under.
+    /// Why a kernel that is no last resort may not serve a call, if it may not. `keys`: those the call's decision is
+    /// remembered under.
     pub(crate) fn rules_out(&self, kernel: &KernelDescriptor, keys: [&Query; 2]) -> Option<Reason> {
-        if kernel.reference {
-            return None;
-        }
         let only = if self.only_references {
             "only references run"
         } else if self.proven.as_ref().is_some_and(|proven| !proven.contains(&kernel.id)) {

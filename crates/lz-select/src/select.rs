@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lz_expr::Outcome;
-use lz_model::{Catalog, Facts, KernelDescriptor, Query, Reason};
+use lz_model::{Catalog, Facts, KernelDescriptor, Platform, Query, Reason};
 
 use crate::check::{Case, call_reasons};
 use crate::constraint::Compiled;
@@ -114,7 +114,9 @@ impl Judge<'_> {
         if let Some(rule) = self.rules.forbids(compiled.kernel) {
             reasons.push(Reason::PolicyDenied { rule: rule.reason() });
         }
-        reasons.extend(self.snapshot.spec.restriction.rules_out(kernel, self.keys.each_ref()));
+        if !self.is_last_resort(kernel) {
+            reasons.extend(self.snapshot.spec.restriction.rules_out(kernel, self.keys.each_ref()));
+        }
         reasons.extend(self.snapshot.spec.perf.verdict(kernel, &self.case.facts).filter(|_| !kernel.reference));
         // A lock is the operator's last word, on a kernel on trial as well.
         if !self.rules.lock().is_some_and(|rule| rule.concerns(compiled.kernel)) {
@@ -158,9 +160,15 @@ impl Judge<'_> {
             .then_some(estimate)
     }
 
+    /// Whether a kernel may run whatever else may not: a reference, and, as those are for the CPU, what plain torch runs on
+    /// other devices. Without it, being careful would mean that nothing runs there.
+    fn is_last_resort(&self, kernel: &KernelDescriptor) -> bool {
+        kernel.reference || kernel.baseline && self.case.facts.device.platform != Platform::Cpu
+    }
+
     fn readiness(&self, entry: &Entry, reasons: &mut Vec<Reason>) {
         let settings = self.case.settings;
-        if !settings.enabled && !entry.descriptor.reference {
+        if !settings.enabled && !self.is_last_resort(&entry.descriptor) {
             reasons.push(Reason::PolicyDenied { rule: "LayerZero is disabled: only references run".into() });
         }
         let no_jit = self.case.context.no_jit || !settings.allow_jit;

@@ -273,6 +273,31 @@ fn recent_failures_cost_points_and_quarantine_rules_out() {
 }
 
 #[test]
+fn on_devices_without_references_plain_torch_is_the_last_resort() {
+    let mut plain = kernel("torch.x", 10);
+    plain.baseline = true;
+    let mut spec = spec(vec![kernel("a.x", 55), plain]);
+    assert_eq!(ranking(&spec, &query()).0.len(), 2);
+    let nothing = Restriction { level: "reduced", ..Restriction::default() };
+    let restrictions = [
+        Restriction { only_references: true, ..nothing.clone() },
+        Restriction { proven: Some(Arc::default()), ..nothing.clone() },
+        Restriction { settled: Some(Arc::default()), ..nothing },
+    ];
+    for restriction in restrictions {
+        spec.restriction = restriction;
+        assert_eq!(ranking(&spec, &query()).0, ["torch.x"], "{:?}", spec.restriction);
+    }
+    spec.restriction = Restriction::default();
+    spec.settings.enabled = false;
+    assert_eq!(ranking(&spec, &query()).0, ["torch.x"]);
+    // On the CPU there are references.
+    spec.kernels.iter_mut().for_each(|k| Arc::make_mut(k).platforms = vec![Platform::Cpu]);
+    spec.devices = vec![DeviceSpec::new(Platform::Cpu, "host")];
+    assert!(ranking(&spec, &query()).0.is_empty());
+}
+
+#[test]
 fn fusing_a_neighbour_is_worth_points_only_when_it_is_a_neighbour() {
     let mut fused = kernel("a.fused", 50);
     fused.fuses = vec!["posenc.rope".into()];

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from layerzero.compat.processes import Outcome, probe
 
 #: How many kernels of a backend are tried again beside another.
 QUICK = 4
+#: How many backends are tried at a time, where there are cores for it.
+MOST_PROCESSES = 4
 #: What counts against a kernel.
 BAD = ("wrong", "failed")
 
@@ -88,9 +92,12 @@ def _tell(text: str) -> None:
 def examine(backends: Sequence[str], timeout: float, tell: Tell = lambda _: None) -> dict[str, Any]:
     """Tries backends alone, then those that work together, and gives the matrix of it."""
     entries = {}
-    for backend in backends:
-        tell(f"trying {backend}")
-        entries[backend] = alone(backend, timeout)
+    # Most of the time a process imports torch and its library: several do so side by side.
+    with ThreadPoolExecutor(max_workers=max(min((os.cpu_count() or 1) // 4, MOST_PROCESSES), 1)) as pool:
+        tried = {backend: pool.submit(alone, backend, timeout) for backend in backends}
+        for backend, entry in tried.items():
+            tell(f"trying {backend}")
+            entries[backend] = entry.result()
     pairs = together([name for name, entry in entries.items() if entry["status"] == "ok"], entries, timeout, tell)
     tell("")
     return matrix.empty() | {"entries": list(entries.values()), "pairs": pairs}
