@@ -7,6 +7,7 @@ mod conditions;
 pub mod regret;
 pub mod request;
 pub mod tune;
+mod tuning;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
