@@ -226,8 +226,12 @@ impl Engine {
                 }
             }
         }
-        let candidates = &decision.candidates;
+        let (candidates, first) = (&decision.candidates, decision.ranking.first().copied());
         decision.ranking.retain(|&i| candidates[i].accepted());
+        if decision.ranking.first().copied() != first {
+            // Whoever put the first one first has not put the next one there.
+            (decision.pinned_by, decision.trial) = (None, None);
+        }
         decision
     }
 

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::{Arc, Weak};
 
 use arc_swap::ArcSwap;
 use lz_model::{DeviceSpec, KernelDescriptor};
@@ -11,6 +11,7 @@ use lz_resilience::{EventHook, Stamped};
 use lz_select::{CacheConfig, SelectionCache, Snapshot, SnapshotSpec};
 use parking_lot::Mutex;
 
+use crate::baked::Baked;
 use crate::change::probe_memory;
 use crate::control::Control;
 use crate::error::Error;
@@ -20,7 +21,7 @@ use crate::jit::Jit;
 use crate::manifest::Manifest;
 use crate::overlay::Overlays;
 use crate::perf::Perf;
-use crate::pinned::Pinned;
+use crate::pinned::{Pinned, Source};
 use crate::status::StatusFile;
 use crate::warn::{Warning, WarningHook, Warnings};
 
@@ -30,6 +31,10 @@ pub(crate) struct State {
     pub executables: Vec<Executable>,
     /// Built for a context: what it decides is not remembered for others.
     pub overlaid: bool,
+    /// The names of the dispatch tables its pins come from.
+    pub tables: Vec<Arc<str>>,
+    /// The plan that takes note of the calls made here, if one does.
+    pub learner: Weak<Baked>,
 }
 
 /// What the next state is built from.
@@ -48,7 +53,9 @@ impl Draft {
             self.executables.get(&(kernel.id.clone(), kernel.version.clone())).cloned().unwrap_or(Executable::Described)
         };
         let executables = snapshot.kernels().map(|(_, kernel)| executable(kernel)).collect();
-        Ok(State { snapshot, executables, overlaid: false })
+        let is_table = |source: &&Arc<Source>| source.is_table();
+        let tables = self.pinned.sources().filter(is_table).map(|source| source.origin.clone()).collect();
+        Ok(State { snapshot, executables, overlaid: false, tables, learner: Weak::new() })
     }
 }
 

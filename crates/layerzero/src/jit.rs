@@ -115,6 +115,9 @@ impl Engine {
         let state = self.state();
         let snapshot = &state.snapshot;
         self.manifest.seen(&spec, &device_name(&snapshot.spec().devices, query.device()));
+        if let Some(plan) = state.learner.upgrade() {
+            plan.note(snapshot, query, &spec);
+        }
         if !self.jit.elsewhere || !snapshot.kernels_for(query.op()).any(|ix| snapshot.kernel(ix).jit) {
             return Ok(false);
         }

@@ -45,6 +45,7 @@
 
 pub mod adapt;
 mod ask;
+mod baked;
 mod change;
 mod control;
 mod dispatch;
@@ -83,6 +84,7 @@ pub use lz_resilience as resilience;
 pub use lz_select as selection;
 
 pub use ask::{KernelInfo, Selection, Step};
+pub use baked::Baked;
 pub use control::Reloads;
 pub use dispatch::{Arguments, Dispatched};
 pub use engine::{Engine, EngineBuilder};

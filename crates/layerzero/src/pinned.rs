@@ -25,7 +25,7 @@ use crate::engine::{Draft, Engine};
 use crate::error::Error;
 use crate::lockfile::Lockfile;
 use crate::table::DispatchTable;
-use judge::status;
+pub(crate) use judge::status;
 
 /// The one way to write a call that was bound.
 pub(crate) fn canonical(call: &CallSpec, bound: &Bound) -> CallSpec {
@@ -148,13 +148,10 @@ impl Engine {
         if pins.is_empty() || pins.find(query).is_some() {
             return None;
         }
-        let is_table = |source: &&Arc<Source>| source.is_table();
-        let tables: Vec<Arc<str>> =
-            self.draft.lock().pinned.sources().filter(is_table).map(|source| source.origin.clone()).collect();
         let (class, dims) = (query.class(), Catalog::get().op(query.op()).schema().dims);
         let varies = |i: &usize| matches!(dims[*i].key, DimKey::Bucketed(_));
         let fits = |pin: &Pin, i: usize| (pin.low[i]..=pin.high[i]).contains(&query.dim(i));
-        let of_table = pins.iter().filter(|pin| tables.contains(&pin.origin) && pin.class == class);
+        let of_table = pins.iter().filter(|pin| state.tables.contains(&pin.origin) && pin.class == class);
         let like: Vec<&Pin> = of_table.filter(|pin| (0..dims.len()).all(|i| varies(&i) || fits(pin, i))).collect();
         let outside = |i: &usize| !like.iter().any(|pin| fits(pin, *i));
         let sizes = || (0..dims.len()).filter(varies);

@@ -88,6 +88,9 @@ pub struct PlannedOp {
     /// How long it takes, in microseconds, where known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_us: Option<f64>,
+    /// What the decision went by: `measured`, `predicted`, `declared`, `locked`, `rule` or `pinned`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub basis: Option<String>,
 }
 
 /// What to do with calls the table says nothing about.
@@ -186,6 +189,22 @@ impl DispatchTable {
     /// The JSON Schema of the format.
     pub fn json_schema() -> serde_json::Value {
         schemars::schema_for!(DispatchTable).to_value()
+    }
+
+    /// Adds the decisions of a table for the same hardware and the same buckets.
+    pub(crate) fn take(&mut self, other: DispatchTable) {
+        self.capabilities.extend(other.capabilities);
+        for plan in other.plans {
+            match self.plans.iter_mut().find(|known| known.bucket == plan.bucket) {
+                Some(known) => {
+                    known.ops.extend(plan.ops);
+                    known.jit_artifacts.extend(plan.jit_artifacts);
+                    known.jit_artifacts.sort();
+                    known.jit_artifacts.dedup();
+                }
+                None => self.plans.push(plan),
+            }
+        }
     }
 
     /// Every entry with its plan, and how to name it.

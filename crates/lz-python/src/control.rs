@@ -10,6 +10,7 @@ use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use crate::engine::engine;
 use crate::error;
 use crate::inspect::json;
+use crate::pinned::Baked;
 
 fn raise(py: Python<'_>) -> impl Fn(layerzero::Error) -> PyErr {
     move |e| error::engine(py, &e)
@@ -115,12 +116,13 @@ pub fn reload(py: Python<'_>) -> PyResult<()> {
     py.detach(|| engine().reload().and_then(|()| engine().watch())).map_err(raise(py))
 }
 
-/// The number of the overlay that says this.
+/// The number of the overlay that says this, inside of these plans, the innermost first.
 #[pyfunction]
-pub fn overlay(py: Python<'_>, settings: &Bound<'_, PyDict>) -> PyResult<u32> {
+pub fn overlay(py: Python<'_>, settings: &Bound<'_, PyDict>, plans: Vec<PyRef<'_, Baked>>) -> PyResult<u32> {
     let mut layer = CodeLayer::context();
     layer.set_all(entries(settings)?).map_err(|e| error::engine(py, &e.into()))?;
-    py.detach(|| engine().overlay(layer)).map(|id| id.0).map_err(raise(py))
+    let plans: Vec<_> = plans.iter().map(|plan| plan.0.clone()).collect();
+    py.detach(|| engine().overlay_with(layer, &plans)).map(|id| id.0).map_err(raise(py))
 }
 
 /// Every setting, its value and where it came from, as JSON; with the files that were read and what is to be warned of.

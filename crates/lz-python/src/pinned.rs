@@ -1,6 +1,7 @@
 //! Decisions that stay: lockfiles and dispatch tables.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use layerzero::model::{CallSpec, DeviceIx};
 use layerzero::{Buckets, DispatchTable, Lockfile, SolveRequest};
@@ -8,7 +9,7 @@ use pyo3::prelude::*;
 
 use crate::engine::engine;
 use crate::inspect::json;
-use crate::{error, registry};
+use crate::{context, error, registry};
 
 fn specs(py: Python<'_>, calls: &[String]) -> PyResult<Vec<CallSpec>> {
     let bad = |call: &str, e: serde_json::Error| {
@@ -33,7 +34,7 @@ pub fn solve(
     };
     let buckets = Buckets::new(buckets).map_err(|e| bad(e.to_string()))?;
     let request = SolveRequest { model_id, device: DeviceIx(device), buckets, calls: specs(py, &calls)? };
-    let solved = engine().solve(&request).map_err(|e| error::engine(py, &e))?;
+    let solved = context::within(py, || engine().solve(&request)).map_err(|e| error::engine(py, &e))?;
     let outside =
         solved.outside.iter().map(|(i, reason)| serde_json::json!({"call": calls[*i], "why": reason.to_string()}));
     let impossible =
@@ -42,13 +43,49 @@ pub fn solve(
     Ok((solved.table.to_json(), json(&left_out)))
 }
 
+fn parse(py: Python<'_>, text: &str, origin: &str) -> PyResult<DispatchTable> {
+    let hint = "make it anew with lz.solve or 'layerzero solve'";
+    DispatchTable::parse(text).map_err(|e| error::configuration(py, "BAD_TABLE", &format!("{origin}: {e}"), hint))
+}
+
+/// The decisions of a plan: those of a dispatch table, in force for the calls made inside. One that learns also comes to
+/// decide calls it was not made for.
+#[pyclass(frozen, module = "layerzero._native")]
+pub struct Baked(pub Arc<layerzero::Baked>);
+
+#[pymethods]
+impl Baked {
+    /// Of a table as JSON.
+    #[new]
+    fn new(py: Python<'_>, text: &str, name: &str, learns: bool) -> PyResult<Baked> {
+        registry::ensure_loaded(py)?;
+        let table = parse(py, text, name)?;
+        engine().bake(table, name, learns).map(Baked).map_err(|e| error::engine(py, &e))
+    }
+
+    /// Its table, as JSON.
+    fn table(&self) -> String {
+        self.0.table().to_json()
+    }
+
+    /// The entries that cannot be kept here, as JSON.
+    fn mismatches(&self, py: Python<'_>) -> PyResult<String> {
+        let status = context::within(py, || engine().baked_status(&self.0)).map_err(|e| error::engine(py, &e))?;
+        Ok(json(&status.mismatches))
+    }
+
+    /// `onto`, and what it says of the calls that were made inside of this one and are new; `None` when there were none.
+    fn learned(&self, py: Python<'_>, onto: &Baked) -> PyResult<Option<Baked>> {
+        let learned = context::within(py, || engine().learned(&self.0, &onto.0)).map_err(|e| error::engine(py, &e))?;
+        Ok(learned.map(Baked))
+    }
+}
+
 /// Puts a dispatch table in force; gives the entries that cannot be kept, as JSON.
 #[pyfunction]
 pub fn load_table(py: Python<'_>, text: &str, origin: &str) -> PyResult<String> {
     registry::ensure_loaded(py)?;
-    let hint = "make it anew with lz.solve or 'layerzero solve'";
-    let table = DispatchTable::parse(text)
-        .map_err(|e| error::configuration(py, "BAD_TABLE", &format!("{origin}: {e}"), hint))?;
+    let table = parse(py, text, origin)?;
     let mismatches = engine().load_table(&table, origin).map_err(|e| error::engine(py, &e))?;
     Ok(json(&mismatches))
 }

@@ -70,10 +70,10 @@ pub(crate) struct DecidedCall {
 }
 
 impl Engine {
-    /// Selection as it would be without lockfiles, on a good day: nothing is degraded, and what is compiled on first use
-    /// was used before.
+    /// Selection in the context this thread is in, as it would be without lockfiles, on a good day: nothing is degraded,
+    /// and what is compiled on first use was used before.
     pub(crate) fn fresh(&self, leave_tables_out: bool) -> Result<State, Error> {
-        let mut draft = self.draft.lock().clone();
+        let mut draft = self.draft_here();
         draft.pinned.leave_out(leave_tables_out);
         draft.repin();
         draft.spec.restriction = Restriction::default();

@@ -107,6 +107,11 @@ impl Source {
         Arc::new(Source { origin, document: Document::Table(table) })
     }
 
+    pub fn plan(table: DispatchTable, name: &str) -> Arc<Source> {
+        let origin = format!("plan {name}").into();
+        Arc::new(Source { origin, document: Document::Table(table) })
+    }
+
     /// Its decisions. Those for graph capture alone come first: the others are for capture too.
     pub fn entries(&self) -> Vec<Entry<'_>> {
         let mut entries: Vec<Entry<'_>> = match &self.document {
@@ -150,6 +155,14 @@ impl Source {
             .collect();
         set_aside_ambiguous(entries, &mut resolved);
         resolved
+    }
+
+    /// The pins it comes to; none when it is out as a whole.
+    pub fn pins(&self, spec: &SnapshotSpec) -> Vec<Pin> {
+        if self.refusal(spec).is_some() {
+            return Vec::new();
+        }
+        self.resolve(spec, &self.entries()).into_iter().flatten().flat_map(|resolved| resolved.pins).collect()
     }
 
     fn resolve_one(&self, spec: &SnapshotSpec, entry: &Entry<'_>, rules: &BindRules) -> Result<Resolved, MismatchKind> {
@@ -206,7 +219,14 @@ impl Source {
     }
 
     pub fn is_table(&self) -> bool {
-        matches!(self.document, Document::Table(_))
+        self.as_table().is_some()
+    }
+
+    pub fn as_table(&self) -> Option<&DispatchTable> {
+        match &self.document {
+            Document::Table(table) => Some(table),
+            Document::Lockfile(_) => None,
+        }
     }
 }
 
@@ -292,6 +312,8 @@ impl Depends {
 /// The documents in force.
 #[derive(Clone, Default)]
 pub(crate) struct Pinned {
+    /// Those of plans, which are in force for the calls made inside of them: the innermost first.
+    plans: Vec<Arc<Source>>,
     sources: BTreeMap<Slot, Arc<Source>>,
     /// What the pins of the snapshot were made of.
     made_of: Option<Arc<Depends>>,
@@ -304,6 +326,12 @@ impl Pinned {
     pub fn put(&mut self, slot: Slot, source: Arc<Source>) {
         self.sources.insert(slot, source);
         self.stale = true;
+    }
+
+    /// Puts the decisions of plans in force above all others, the first most.
+    pub fn put_plans(&mut self, plans: Vec<Arc<Source>>) {
+        self.stale |= !plans.is_empty() || !self.plans.is_empty();
+        self.plans = plans;
     }
 
     /// Puts the documents of the configuration in force.
@@ -323,6 +351,9 @@ impl Pinned {
 
     /// Leaves lockfiles out, and tables unless they are to be kept.
     pub fn leave_out(&mut self, tables: bool) {
+        if tables {
+            self.put_plans(Vec::new());
+        }
         let before = self.sources.len();
         self.sources.retain(|slot, _| !tables && !slot.is_lockfile());
         self.stale |= before != self.sources.len();
@@ -330,13 +361,13 @@ impl Pinned {
 
     /// The documents, the highest first.
     pub fn sources(&self) -> impl Iterator<Item = &Arc<Source>> {
-        self.sources.values()
+        self.plans.iter().chain(self.sources.values())
     }
 
     /// Makes the pins of a snapshot anew, if what they are made of has changed. Pins that do not come from documents are
     /// left alone as long as there are none.
     pub fn refresh(&mut self, spec: &mut SnapshotSpec) {
-        if !self.stale && self.sources.is_empty() {
+        if !self.stale && self.sources().next().is_none() {
             return;
         }
         let now = Depends::on(spec);
@@ -348,8 +379,6 @@ impl Pinned {
     }
 
     fn pins(&self, spec: &SnapshotSpec) -> Pins {
-        let in_force = self.sources().filter(|source| source.refusal(spec).is_none());
-        let resolved = in_force.flat_map(|source| source.resolve(spec, &source.entries()));
-        resolved.flatten().flat_map(|resolved| resolved.pins).collect()
+        self.sources().flat_map(|source| source.pins(spec)).collect()
     }
 }

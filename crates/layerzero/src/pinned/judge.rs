@@ -11,7 +11,7 @@ use crate::perf::tune::label;
 use crate::report::ReasonReport;
 
 /// How much of a document is in force in a snapshot.
-pub(super) fn status(snapshot: &Snapshot, source: &Source) -> PinStatus {
+pub(crate) fn status(snapshot: &Snapshot, source: &Source) -> PinStatus {
     let entries = source.entries();
     let mut status = PinStatus {
         origin: source.origin.to_string(),

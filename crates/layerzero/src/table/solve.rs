@@ -151,6 +151,7 @@ impl Plan {
                 call: Some(call.call.clone()),
                 graph,
                 time_us: decided.time_us,
+                basis: Some(decided.basis.to_owned()),
             });
         }
     }

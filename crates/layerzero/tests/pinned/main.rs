@@ -7,6 +7,7 @@ use layerzero::model::*;
 use layerzero::selection::*;
 use layerzero::{DynamicKernel, Engine, Lockfile, MismatchKind};
 
+mod baked;
 mod configured;
 mod explained;
 mod lock;

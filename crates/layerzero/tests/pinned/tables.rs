@@ -5,9 +5,9 @@ use layerzero::{BucketPlan, Buckets, DispatchTable, Error, Fallback, PlannedOp};
 use super::*;
 
 /// A table with these axes and these entries: kernel, call, bucket.
-type Entry<'a> = (&'a str, CallSpec, &'a [(&'a str, i64)]);
+pub type Entry<'a> = (&'a str, CallSpec, &'a [(&'a str, i64)]);
 
-fn table(buckets: &[(&str, &[i64])], entries: &[Entry<'_>]) -> DispatchTable {
+pub fn table(buckets: &[(&str, &[i64])], entries: &[Entry<'_>]) -> DispatchTable {
     let plan = |(kernel, call, bucket): &(&str, CallSpec, &[(&str, i64)])| BucketPlan {
         bucket: bucket.iter().map(|(axis, end)| ((*axis).to_owned(), *end)).collect(),
         ops: vec![PlannedOp {
