@@ -46,6 +46,17 @@ _Adapter: TypeAlias = tuple[str, Callable[..., Any], list[str]]
 
 #: Classes, as they are written.
 CLASSES = {
+    "Baked": '''\
+@final
+class Baked:
+    """The decisions of a plan: those of a dispatch table, in force for the calls made inside."""
+
+    def __new__(cls, text: str, name: str, learns: bool) -> Baked: ...
+    def learned(self, onto: Baked) -> Baked | None: ...
+    def mismatches(self) -> str: ...
+    def table(self) -> str: ...
+
+''',
     "Subject": '''\
 @final
 class Subject:
@@ -107,7 +118,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "load_config": ("path: str | PathLike[str]", "None"),
     "load_sources": ("None",),
     "lock": ("operation: str", "kernel: str", "None"),
-    "overlay": ("settings: dict[str, Any]", "int"),
+    "overlay": ("settings: dict[str, Any]", "plans: Sequence[Baked]", "int"),
     "readiness": ("tuple[str, str, bool]",),
     "rearm": ("name: str", "bool"),
     "refresh_memory": ("None",),

@@ -36,7 +36,6 @@ SIGNATURES: dict[str, dict[str, Any]] = {
 # What the specification shows and later work brings. Whoever adds one adds its example here.
 NOT_YET = {
     "§8.1": ("tokenize", "detokenize"),
-    "§8.4": ("compile",),
 }
 
 
@@ -546,6 +545,24 @@ class Tiny(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.up(self.norm(x))
         return y
+
+
+@torch.no_grad()
+def test_baking() -> None:
+    """§8.4, §5.7, §5.8."""
+    torch.manual_seed(0)
+    model, x = TransformerBlock(32, 4), torch.randn(2, 9, 32)
+    # Bake selections for static workloads
+    plan = lz.compile(model)
+    wanted = model(x)
+    assert torch.equal(plan(x), wanted) and torch.equal(plan(x), wanted)
+    assert {decision.op.partition(".")[0] for decision in plan.decisions} == {"attention", "norm"}
+    # "Baked plans must be decision trees, not single kernels", "fallback to runtime selection"
+    tree = lz.compile(model, x, shape_buckets={"seq_len": [8, 64]})
+    data = tree.table.to_dict()
+    assert len({json.dumps(bucket["bucket"]) for bucket in data["plans"]}) > 1
+    assert data["fallback"] == {"mode": "runtime_select"} and torch.equal(tree(x), wanted)
+    torch.testing.assert_close(tree(torch.cat([x] * 9, 1))[:, :9], wanted, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()

@@ -37,6 +37,7 @@ from layerzero._native import (
     speculative_verify,
 )
 from layerzero.arrays import Quantized
+from layerzero.compiling import BakedCall, Plan, compile
 from layerzero.control import (
     Check,
     Health,
@@ -98,6 +99,7 @@ from layerzero.warming import WarmupReport, manifest, save_manifest, warmup
 
 __all__ = [
     "ArgumentTypeError",
+    "BakedCall",
     "Call",
     "Candidate",
     "CapabilitiesError",
@@ -116,6 +118,7 @@ __all__ = [
     "LayerZeroWarning",
     "NoKernelFoundError",
     "OperationInfo",
+    "Plan",
     "PlannedCall",
     "Quantized",
     "Readiness",
@@ -134,6 +137,7 @@ __all__ = [
     "attention",
     "avoid",
     "calls_of",
+    "compile",
     "configure",
     "cross_attention",
     "dequantize",

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from layerzero import _native, loading
 
@@ -82,8 +82,19 @@ def _reload_quietly(*_: object) -> None:
         return
 
 
-#: What the `with` blocks around say, the innermost first: each with the number of all of them together.
-_frames: ContextVar[tuple[tuple[dict[str, Any], int], ...]] = ContextVar("layerzero_frames", default=())
+class Frame(NamedTuple):
+    """A `with` block, or a call of a plan."""
+
+    said: dict[str, Any]
+    """The settings it says."""
+    plan: _native.Baked | None
+    """The plan; held here as long as anybody is inside."""
+    number: int
+    """The overlay of this one and all around it."""
+
+
+#: What is around, the innermost first.
+_frames: ContextVar[tuple[Frame, ...]] = ContextVar("layerzero_frames", default=())
 _overlay: ContextVar[int] = ContextVar("layerzero_overlay", default=0)
 
 
@@ -99,17 +110,30 @@ class Context(ContextDecorator):
         self._said = said
 
     def __enter__(self) -> None:
-        loading.load()
         around = _frames.get()
-        number = _native.overlay(_merged(self._said, *(said for said, _ in around)))
-        _use_variable()
-        _frames.set(((self._said, number), *around))
-        _overlay.set(number)
+        stand_in((Frame(self._said, None, overlay(self._said, None, around)), *around))
 
     def __exit__(self, *_: object) -> None:
-        around = _frames.get()[1:]
-        _frames.set(around)
-        _overlay.set(around[0][1] if around else 0)
+        stand_in(_frames.get()[1:])
+
+
+def frames() -> tuple[Frame, ...]:
+    """What the calls made here are inside of, the innermost first."""
+    return _frames.get()
+
+
+def stand_in(frames: tuple[Frame, ...]) -> None:
+    """From here on calls are made inside of these."""
+    _frames.set(frames)
+    _overlay.set(frames[0].number if frames else 0)
+
+
+def overlay(said: dict[str, Any], plan: _native.Baked | None, around: tuple[Frame, ...]) -> int:
+    """The number of what is said inside of all that is around."""
+    loading.load()
+    _use_variable()
+    plans = dict.fromkeys(p for p in (plan, *(frame.plan for frame in around)) if p is not None)
+    return _native.overlay(_merged(said, *(frame.said for frame in around)), list(plans))
 
 
 def _merged(*frames: dict[str, Any]) -> dict[str, Any]:

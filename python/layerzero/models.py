@@ -12,7 +12,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -223,14 +223,7 @@ class DryRun:
         return f"<DryRun: {sum(call.count for call in self.calls)} calls, {len(self.calls)} kinds>"
 
     def __str__(self) -> str:
-        rows = [_COLUMNS, *map(_row, self.calls)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
-        right = {_COLUMNS.index(name) for name in ("count", "time", "torch")}
-        lines = []
-        for row in rows:
-            cells = (c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-            lines.append("  ".join(cells).rstrip())
-        return "\n".join([*lines, *self._remarks()])
+        return "\n".join([*aligned(_COLUMNS, map(_row, self.calls), ("count", "time", "torch")), *self._remarks()])
 
     def _remarks(self) -> list[str]:
         lines = [f"{c.module or 'the model'}: {c.op} has no kernel: {c.reason}" for c in self.calls if c.reason]
@@ -255,6 +248,18 @@ class DryRun:
         body = "".join(row(_row(call)) for call in self.calls)
         remarks = "".join(f"<p>{html.escape(remark)}</p>" for remark in self._remarks())
         return f"<table><thead>{row(_COLUMNS, 'th')}</thead><tbody>{body}</tbody></table>{remarks}"
+
+
+def aligned(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[str]) -> list[str]:
+    """The lines of a table; columns of numbers stand on the right."""
+    rows = [columns, *rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
+    at_right = {columns.index(name) for name in right}
+    lines = []
+    for row in rows:
+        cells = (c.rjust(w) if i in at_right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def _row(call: PlannedCall) -> tuple[str, ...]:

@@ -50,7 +50,8 @@ class DispatchTable:
         lines = [f"{self.model_id} on {self.hardware_signature}"]
         for plan in self.plans:
             bucket = ", ".join(f"{name} ≤ {end}" for name, end in plan["bucket"].items())
-            lines += [f"  {bucket}: {op['op']} → {op['kernel_id']}" for op in plan["ops"]]
+            where = f"{bucket}: " if bucket else ""
+            lines += [f"  {where}{op['op']} → {op['kernel_id']}" for op in plan["ops"]]
         return "\n".join(lines)
 
 
@@ -75,6 +76,23 @@ def solve(
         model_id: what to call the table; the name of the model's class by default.
     """
     loading.load()
+    args, kwargs = example_inputs, example_kwargs
+    if not args and not kwargs:
+        args, kwargs = models._examples(model)
+    traced, buckets = in_buckets(model, args, kwargs, shape_buckets)
+    calls = list(dict.fromkeys(call.spec for of_bucket in traced for call in of_bucket))
+    if compile_jit:
+        from layerzero.warming import warmup
+
+        warmup(calls=calls)
+    device = next((call.device for of_bucket in traced for call in of_bucket), "cpu")
+    return decided(model_id or type(model).__name__, calls, device, buckets)
+
+
+def in_buckets(
+    model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], shape_buckets: Mapping[str, Sequence[int]]
+) -> tuple[list[list[models.Call]], dict[str, list[int]]]:
+    """The calls a model makes at the end of each bucket, the largest last, and the buckets of all their sizes."""
     unknown = set(shape_buckets) - {"seq_len", "batch"}
     if unknown or not shape_buckets:
         raise ConfigurationError(
@@ -82,28 +100,21 @@ def solve(
             code="BAD_BUCKETS",
             hint="give the upper ends of 'seq_len', 'batch' or both",
         )
-    args, kwargs = example_inputs, example_kwargs
-    if not args and not kwargs:
-        args, kwargs = models._examples(model)
     axes = {name: sorted(set(ends)) for name, ends in shape_buckets.items()}
-    calls: dict[str, None] = {}
-    device = "cpu"
+    calls: list[list[models.Call]] = []
     rows: set[int] = set()
     for sizes in product(*axes.values()):
         at = dict(zip(axes, sizes, strict=True))
         resized = [_resized(value, at) for value in args], {k: _resized(v, at) for k, v in kwargs.items()}
-        for call in models.calls_of(model, *resized[0], **resized[1]):
-            calls[call.spec] = None
-            device = call.device
+        calls.append(models.calls_of(model, *resized[0], **resized[1]))
         rows.add(at.get("seq_len", 1) * at.get("batch", 1))
-    if compile_jit:
-        from layerzero.warming import warmup
-
-        warmup(calls=list(calls))
     # What works on rows (norms, projections) sees all positions of all sequences at once.
-    buckets = {**axes, "rows": sorted(rows)}
-    number = _native.device_number(device)
-    text, left_out = _native.solve(model_id or type(model).__name__, list(calls), number, buckets)
+    return calls, {**axes, "rows": sorted(rows)}
+
+
+def decided(model_id: str, calls: Sequence[str], device: str, buckets: dict[str, list[int]]) -> DispatchTable:
+    """The table of what selection decides for calls; sizes no bucket is about have those of their operation."""
+    text, left_out = _native.solve(model_id, calls, _native.device_number(device), buckets)
     return DispatchTable(text, json.loads(left_out))
 
 

@@ -21,6 +21,8 @@ def _meet_torch() -> None:
 
 
 def _meet_compiler() -> None:
+    from layerzero import compiling
     from layerzero.integrations import torch_ops
 
     torch_ops.register_tracing()
+    compiling.stay_out_of_graphs()

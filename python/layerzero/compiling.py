@@ -1,0 +1,346 @@
+"""``lz.compile``: a model with the kernels of its calls decided once.
+
+    plan = lz.compile(model, input_ids)
+    out = plan(input_ids)
+
+A plan is called as the model is. The decisions hold for the calls the model makes inside of it, and for no others.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+import types
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from layerzero import _native, control, loading, models, pinning
+from layerzero.errors import ConfigurationError, InvalidCallError
+from layerzero.pinning import DispatchTable
+from layerzero.stepping import carried
+
+
+@dataclass(frozen=True)
+class BakedCall:
+    """A kind of call, and the kernel that was decided for it."""
+
+    op: str
+    """The operation."""
+    call: dict[str, Any]
+    """The call it was decided for, as it is written down."""
+    bucket: dict[str, int]
+    """The upper ends of its sizes, where the plan was made with buckets; else those its operation has count."""
+    kernel_id: str
+    """The kernel."""
+    version: str | None
+    """The kernel's version."""
+    basis: str | None
+    """What the decision went by: measured, predicted, declared, locked, or a rule."""
+    time_us: float | None
+    """How long one call takes, where that was known."""
+    graph: bool
+    """Whether it is only for calls under CUDA graph capture."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as data."""
+        return asdict(self)
+
+
+class Plan:
+    """A model whose calls are decided. Called as the model is; prints as a table.
+
+    Everything the model has can be asked of its plan; methods of the model run inside of it as well, so that
+    ``plan.generate(…)`` follows it, and ``plan.eval()`` gives the plan again. To set an attribute, set it on
+    ``plan.model``. What is executed is the model itself, with its own parameters and in its own mode.
+
+    Calls made elsewhere are not affected, nor are those of other threads, threads the model starts itself included. What
+    a generator or a coroutine of the model does later is done inside. A backward pass is outside.
+    """
+
+    __slots__ = ("__weakref__", "_learns", "_left_out", "_lock", "_now", "_torch_calls", "_untraced", "model")
+
+    #: The model.
+    model: Any
+
+    def __init__(
+        self,
+        model: Any,
+        table: str,
+        *,
+        learns: bool = False,
+        left_out: Sequence[dict[str, Any]] = (),
+        torch_calls: Mapping[str, int] | None = None,
+        untraced: str = "",
+    ) -> None:
+        self.model = model
+        self._lock = threading.Lock()
+        self._learns = learns
+        self._left_out, self._torch_calls, self._untraced = list(left_out), dict(torch_calls or {}), untraced
+        baked = _native.Baked(table, json.loads(table)["model_id"], learns)
+        #: The decisions, and by the overlay around it the number of the one inside.
+        self._now: tuple[_native.Baked, dict[int, int]] = (baked, {})
+
+    @classmethod
+    def load(cls, path: str | Path, model: Any) -> Plan:
+        """A plan that :meth:`save` wrote, or a table of :func:`layerzero.solve`, for a model.
+
+        A table for other hardware, or of other capabilities of its libraries, is refused. Of the others
+        :attr:`mismatches` says which entries cannot be kept.
+        """
+        loading.load()
+        _callable(model)
+        text = pinning._read(path)
+        try:
+            json.loads(text)["model_id"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigurationError(
+                f"{path} is no plan: {error!r}", code="BAD_TABLE", hint="make it anew with lz.compile(…).save(…)"
+            ) from error
+        return cls(model, text)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model with its decisions in force."""
+        return carried(self._run(self.model, *args, **kwargs), self._run)
+
+    def _run(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs something inside."""
+        baked, numbers = self._now
+        around = control.frames()
+        outer = around[0].number if around else 0
+        number = numbers.get(outer)
+        if number is None:
+            number = numbers[outer] = control.overlay({}, baked, around)
+        control.stand_in((control.Frame({}, baked, number), *around))
+        try:
+            result = work(*args, **kwargs)
+        finally:
+            control.stand_in(around)
+        if self._learns:
+            self._learn(baked)
+        return result
+
+    def _learn(self, baked: _native.Baked) -> None:
+        """Decides the calls that were made inside for the first time."""
+        with self._lock:
+            learned = baked.learned(self._now[0])
+            if learned is not None:
+                self._now = (learned, {})
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """``with plan.inside():`` puts the decisions in force for the calls made there: to ask :func:`layerzero.explain`
+        about them, or to run parts of the model."""
+        around = control.frames()
+        baked, _ = self._now
+        control.stand_in((control.Frame({}, baked, control.overlay({}, baked, around)), *around))
+        try:
+            yield
+        finally:
+            control.stand_in(around)
+        if self._learns:
+            self._learn(baked)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in Plan.__slots__:
+            raise AttributeError(f"'Plan' object has no attribute '{name}'")
+        value = getattr(self.model, name)
+        if not isinstance(value, types.MethodType) or value.__self__ is not self.model:
+            return value
+
+        @functools.wraps(value)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            result = carried(self._run(value, *args, **kwargs), self._run)
+            return self if result is self.model else result
+
+        return method
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *dir(self.model)})
+
+    @property
+    def table(self) -> DispatchTable:
+        """The decisions as a dispatch table."""
+        return DispatchTable(self._now[0].table(), self._left_out)
+
+    @property
+    def decisions(self) -> list[BakedCall]:
+        """What was decided, call by call."""
+        return [
+            BakedCall(
+                op=op["op"],
+                call=op["call"],
+                bucket=plan["bucket"],
+                kernel_id=op["kernel_id"],
+                version=op.get("version"),
+                basis=op.get("basis"),
+                time_us=op.get("time_us"),
+                graph=op.get("graph", False),
+            )
+            for plan in self.table.plans
+            for op in plan["ops"]
+            if op.get("call") is not None
+        ]
+
+    @property
+    def left_out(self) -> list[dict[str, Any]]:
+        """Calls it does not decide, each with why: kernels are selected for them as always."""
+        return list(self._left_out)
+
+    @property
+    def torch_calls(self) -> dict[str, int]:
+        """Calls of torch's own functions that LayerZero could serve, and how many. They stay torch's."""
+        return dict(self._torch_calls)
+
+    @property
+    def mismatches(self) -> list[dict[str, Any]]:
+        """The decisions that are not in force now, here, each with why."""
+        found: list[dict[str, Any]] = json.loads(self._now[0].mismatches())
+        return found
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the decisions; :meth:`load` reads them. ``lz.load_table`` puts them in force for a whole process."""
+        return self.table.save(path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as data."""
+        table = self.table
+        return {
+            "schema_version": "1.0",
+            "model_id": table.model_id,
+            "hardware_signature": table.hardware_signature,
+            "shape_buckets": table.shape_buckets,
+            "learns": self._learns,
+            "decisions": [decision.to_dict() for decision in self.decisions],
+            "left_out": self.left_out,
+            "torch_calls": self.torch_calls,
+            "mismatches": self.mismatches,
+        }
+
+    def __repr__(self) -> str:
+        return f"<Plan of {self.table.model_id}: {len(self.decisions)} decisions>"
+
+    def __str__(self) -> str:
+        table, decisions = self.table, self.decisions
+        head = [f"plan of {table.model_id} on {table.hardware_signature}"]
+        rows = models.aligned(_COLUMNS, map(_row, decisions), ("time",)) if decisions else ["nothing is decided"]
+        return "\n".join(head + rows + self._remarks())
+
+    def _remarks(self) -> list[str]:
+        lines = [f"its dummy inputs were not followed: {self._untraced}"] if self._untraced else []
+        if self._learns:
+            lines.append("a kind of call that is not listed is decided when it is first made inside")
+        for name, count in self._torch_calls.items():
+            lines.append(f"{name} is called {count} time{'s' if count > 1 else ''} and stays torch's")
+        lines += [f"not decided: {_shown(json.loads(one['call']))}: {one['why']}" for one in self._left_out]
+        lines += [f"not in force: {one['kernel']} {one['message']}".replace("  ", " ") for one in self.mismatches]
+        return lines
+
+
+def stay_out_of_graphs() -> None:
+    """Has torch's compiler leave what a plan does around its model to Python, and go on with the model."""
+    import torch
+
+    reason = "a plan of lz.compile cannot be part of a full graph: compile its model, lz.compile(torch.compile(model))"
+    Plan._run = torch.compiler.disable(Plan._run, recursive=False, reason=reason)  # type: ignore[method-assign,no-untyped-call]
+
+
+_COLUMNS = ("op", "call", "bucket", "kernel", "basis", "time")
+
+
+def _row(one: BakedCall) -> tuple[str, ...]:
+    bucket = " ".join(f"{name}≤{end}" for name, end in one.bucket.items())
+    op = f"{one.op} (captured)" if one.graph else one.op
+    time = "" if one.time_us is None else f"{one.time_us:.1f} µs"
+    return op, _shown(one.call, named=False), bucket, one.kernel_id, one.basis or "", time
+
+
+def _shown(call: Mapping[str, Any], named: bool = True) -> str:
+    tensors = (f"{name} {t['dtype']}{list(t['shape'])}" for name, t in call["tensors"].items())
+    params = (f"{name}={value}" for name, value in call.get("params", {}).items())
+    return " ".join([*([call["op"]] if named else []), *tensors, *params])
+
+
+def compile(
+    model: Any,
+    *example_inputs: Any,
+    shape_buckets: Mapping[str, Sequence[int]] | None = None,
+    model_id: str | None = None,
+    **example_kwargs: Any,
+) -> Plan:
+    """A model with the kernels of its calls decided once: ``plan = lz.compile(model, inputs)``, then ``plan(inputs)``.
+
+    The model is traced on the inputs, without running a kernel, and for every call of a LayerZero function the kernel
+    is decided as selection would decide now; what is measured later does not change it. Calls of torch's own functions
+    stay torch's (``plan.torch_calls``). A decision holds for the sizes in the same bucket; outside of the buckets kernels
+    are selected as always. Denials, locks, overrides and rollouts stand above a plan, and a kernel that cannot serve a
+    call, or whose circuit is open, does not.
+
+    Without inputs the plan learns: every kind of call is decided when it is first made inside, and stays decided. What
+    ``model.dummy_inputs`` or ``model.example_inputs`` would call is decided at once.
+
+    Args:
+        model: a module, or anything else that can be called.
+        example_inputs: what it is called with; tensors, or :class:`layerzero.TensorSpec`.
+        shape_buckets: the upper ends of buckets of sizes, as for :func:`layerzero.solve`; those of the operations when
+            not given.
+        model_id: what to call the plan; the name of the model's class by default.
+    """
+    loading.load()
+    _callable(model)
+    itself = getattr(model, "_orig_mod", model)
+    name = model_id or str(getattr(itself, "__name__", type(itself).__name__))
+    args, kwargs = example_inputs, example_kwargs
+    learns, untraced = not args and not kwargs and shape_buckets is None, ""
+    traced: list[list[models.Call]] = []
+    buckets: dict[str, list[int]] = {}
+    if learns:
+        try:
+            traced = [models.calls_of(model)]
+        except models.UntraceableModelError as error:
+            untraced = error.message
+        except InvalidCallError as error:
+            if error.code != "NO_EXAMPLE_INPUTS":
+                raise
+    elif shape_buckets is None:
+        traced = [models.calls_of(model, *args, **kwargs)]
+    else:
+        if not args and not kwargs:
+            args, kwargs = models._examples(model)
+        traced, buckets = pinning.in_buckets(model, args, kwargs, shape_buckets)
+    ours = [call for of_bucket in traced for call in of_bucket if call.source.startswith("layerzero.")]
+    torchs: Counter[str] = Counter()
+    for call in traced[-1] if traced else ():
+        if not call.source.startswith("layerzero."):
+            torchs[call.source] += call.count
+    table = _decided(name, ours, buckets)
+    return Plan(model, table._text, learns=learns, left_out=table.left_out, torch_calls=torchs, untraced=untraced)
+
+
+def _decided(name: str, calls: list[models.Call], buckets: dict[str, list[int]]) -> DispatchTable:
+    """A table is for one kind of device: the one most calls are made on."""
+    kinds = Counter(call.device.partition(":")[0] for call in calls)
+    here = [call for call in calls if call.device.partition(":")[0] == kinds.most_common(1)[0][0]]
+    if here:
+        from layerzero.warming import warmup
+
+        warmup(calls=here)
+    device = here[0].device if here else "cpu"
+    table = pinning.decided(name, list(dict.fromkeys(call.spec for call in here)), device, buckets)
+    elsewhere = {call.spec: call.device for call in calls if call not in here}
+    why = "it is made on {}; the plan is for {}"
+    table.left_out += [{"call": spec, "why": why.format(on, device)} for spec, on in elsewhere.items()]
+    return table
+
+
+def _callable(model: Any) -> None:
+    if not callable(model):
+        raise InvalidCallError(
+            f"{type(model).__name__} cannot be called",
+            code="NOT_A_MODEL",
+            hint="pass a torch.nn.Module or a function",
+        )
