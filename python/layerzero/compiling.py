@@ -82,8 +82,8 @@ class Plan:
         self._learns = learns
         self._left_out, self._torch_calls, self._untraced = list(left_out), dict(torch_calls or {}), untraced
         baked = _native.Baked(table, json.loads(table)["model_id"], learns)
-        #: The decisions, and by the overlay around it the number of the one inside.
-        self._now: tuple[_native.Baked, dict[int, int]] = (baked, {})
+        #: The decisions, and what calls made inside stand in, by the overlay around.
+        self._now: tuple[_native.Baked, dict[int, control.Frame]] = (baked, {})
 
     @classmethod
     def load(cls, path: str | Path, model: Any) -> Plan:
@@ -109,25 +109,30 @@ class Plan:
 
     def _run(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Runs something inside."""
-        baked, numbers = self._now
         around = control.frames()
-        outer = around[0].number if around else 0
-        number = numbers.get(outer)
-        if number is None:
-            number = numbers[outer] = control.overlay({}, baked, around)
-        control.stand_in((control.Frame({}, baked, number), *around))
+        frame = self._frame(around)
+        control.stand_in((frame, *around))
         try:
             result = work(*args, **kwargs)
         finally:
             control.stand_in(around)
         if self._learns:
-            self._learn(baked)
+            self._learn(frame)
         return result
 
-    def _learn(self, baked: _native.Baked) -> None:
+    def _frame(self, around: tuple[control.Frame, ...]) -> control.Frame:
+        """What calls made inside stand in."""
+        baked, frames = self._now
+        outer = around[0].number if around else 0
+        frame = frames.get(outer)
+        if frame is None:
+            frame = frames[outer] = control.Frame({}, baked, control.overlay({}, baked, around))
+        return frame
+
+    def _learn(self, frame: control.Frame) -> None:
         """Decides the calls that were made inside for the first time."""
         with self._lock:
-            learned = baked.learned(self._now[0])
+            learned = frame.plan and frame.plan.learned(self._now[0])
             if learned is not None:
                 self._now = (learned, {})
 
@@ -136,14 +141,14 @@ class Plan:
         """``with plan.inside():`` puts the decisions in force for the calls made there: to ask :func:`layerzero.explain`
         about them, or to run parts of the model."""
         around = control.frames()
-        baked, _ = self._now
-        control.stand_in((control.Frame({}, baked, control.overlay({}, baked, around)), *around))
+        frame = self._frame(around)
+        control.stand_in((frame, *around))
         try:
             yield
         finally:
             control.stand_in(around)
         if self._learns:
-            self._learn(baked)
+            self._learn(frame)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in Plan.__slots__:

@@ -6,24 +6,12 @@ then the place it was called in may be left. Here each step goes through a funct
 
 from __future__ import annotations
 
-import inspect
 import types
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from typing import Any
 
 #: Calls a function with its arguments, somewhere.
 Place = Callable[..., Any]
-
-
-def carried(result: Any, place: Place) -> Any:
-    """What a function gave, with the steps it has still to take, if any, taken in a place."""
-    if inspect.isgenerator(result):
-        return _steps(result, place)
-    if inspect.iscoroutine(result):
-        return _awaited(result, place)
-    if inspect.isasyncgen(result):
-        return _async_steps(result, place)
-    return result
 
 
 def _steps(work: Any, place: Place) -> Generator[Any, Any, Any]:
@@ -64,3 +52,16 @@ async def _async_steps(work: AsyncGenerator[Any, Any], place: Place) -> AsyncGen
             raise
         except BaseException as error:  # noqa: BLE001 - whatever is thrown in is the other one's to handle
             step, given = work.athrow, error
+
+
+_CARRIED: dict[type, Callable[[Any, Place], Any]] = {
+    types.GeneratorType: _steps,
+    types.CoroutineType: _awaited,
+    types.AsyncGeneratorType: _async_steps,
+}
+
+
+def carried(result: Any, place: Place) -> Any:
+    """What a function gave, with the steps it has still to take, if any, taken in a place."""
+    carry = _CARRIED.get(type(result))
+    return result if carry is None else carry(result, place)
