@@ -247,6 +247,16 @@ def test_what_was_measured_is_not_measured_again() -> None:
     assert len(forced.tuned) == 1
 
 
+def test_the_calls_of_a_model_are_tuned() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return lz.silu_mul(lz.rms_norm(x), x)
+
+    calls = lz.calls_of(Model(), torch.empty(4, 64))
+    tuned = lz.tune(calls=calls, budget="10s").tuned
+    assert {t["op"] for t in tuned} == {"norm.rms", "activation.silu_mul"} and len(calls) == 2
+
+
 def test_a_call_is_made_between_before_and_after() -> None:
     said: list[str] = []
 

@@ -12,6 +12,7 @@ from typing import Any
 from layerzero import _native
 from layerzero.errors import ConfigurationError
 from layerzero.inspection import SelectionReport
+from layerzero.models import Call
 
 _UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -85,7 +86,7 @@ def tune(
     *,
     dtype: Any = None,
     shapes: Sequence[Sequence[int]] | None = None,
-    calls: Iterable[str | Mapping[str, Any]] | None = None,
+    calls: Iterable[str | Mapping[str, Any] | Call] | None = None,
     model: Any = None,
     batch: Sequence[int] | int = (),
     seq: Sequence[int] | int = (),
@@ -110,7 +111,8 @@ def tune(
         operation: an operation, alias or function, at ``shapes`` or over a grid of sizes.
         dtype: the dtype of its data; what a model computes in. ``float32`` when not given.
         shapes: shapes of its main input; of attention ``(batch, seq, heads, head_dim)``.
-        calls: calls as they are written down (see :func:`layerzero.manifest`), as JSON or mappings.
+        calls: calls as they are written down (see :func:`layerzero.manifest`), as JSON or mappings, or as
+            :func:`layerzero.calls_of` gives them.
         model: a known model (``"gpt2"``, ``"llama-3-8b"``, …), the path of a transformers ``config.json``, or a
             transformers config: the calls such a model makes at the lengths in ``batch``, ``seq`` and ``context``.
         known: every call that was measured before.
@@ -164,7 +166,7 @@ def regret(
     *,
     dtype: Any = None,
     shapes: Sequence[Sequence[int]] | None = None,
-    calls: Iterable[str | Mapping[str, Any]] | None = None,
+    calls: Iterable[str | Mapping[str, Any] | Call] | None = None,
     model: Any = None,
     batch: Sequence[int] | int = (),
     seq: Sequence[int] | int = (),
@@ -190,11 +192,17 @@ def regret(
     return rows
 
 
+def _written(call: str | Mapping[str, Any] | Call) -> Any:
+    if isinstance(call, Call):
+        call = call.spec
+    return json.loads(call) if isinstance(call, str) else dict(call)
+
+
 def _request(
     operation: str | None,
     dtype: Any,
     shapes: Sequence[Sequence[int]] | None,
-    calls: Iterable[str | Mapping[str, Any]] | None,
+    calls: Iterable[str | Mapping[str, Any] | Call] | None,
     model: Any,
     batch: Sequence[int] | int,
     seq: Sequence[int] | int,
@@ -213,7 +221,7 @@ def _request(
         sizes |= {name: given for name, given in lengths.items() if given}
         lengths = {}
     return {
-        "calls": [json.loads(call) if isinstance(call, str) else dict(call) for call in calls or ()],
+        "calls": [_written(call) for call in calls or ()],
         "op": operation,
         "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
         "shapes": [list(shape) for shape in shapes or ()],
