@@ -70,6 +70,20 @@ class Subject:
     ) -> list[float]: ...
 
 ''',
+    "TextCall": '''\
+@final
+class TextCall:
+    """A call on texts, but for the texts."""
+
+    def __new__(
+        cls, op: str, identity: dict[str, Any], tokenizer: Any, own: str, refused: Sequence[tuple[str, str]]
+    ) -> TextCall: ...
+    def run(self, texts: list[Any], length: int, only: str | None = None) -> Any: ...
+    def which(self, texts: int, length: int) -> dict[str, Any]: ...
+    def explain(self, texts: int, length: int) -> tuple[str, str]: ...
+    def validate(self, kernel: str, texts: int, length: int) -> list[Reason]: ...
+
+''',
 }
 
 #: Functions that are no operations: their arguments, and last their result. The module does not know their types,
@@ -132,6 +146,8 @@ OTHERS: dict[str, tuple[str, ...]] = {
         "buckets: dict[str, list[int]]",
         "tuple[str, str]",
     ),
+    "text_operation": ("kernel_id: str", "str | None"),
+    "tokenizer_settings": ("tuple[bool, int]",),
     "unpin": ("None",),
     "unlock": ("operation: str", "None"),
     "use_context_variable": ("variable: ContextVar[int]", "None"),

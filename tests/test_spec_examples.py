@@ -31,11 +31,8 @@ SIGNATURES: dict[str, dict[str, Any]] = {
     "sample_topk": {"logits": ..., "k": ...},
     "sample_topp": {"logits": ..., "p": ...},
     "quantize": {"input": ..., "dtype": ..., "scale": ...},
-}
-
-# What the specification shows and later work brings. Whoever adds one adds its example here.
-NOT_YET = {
-    "§8.1": ("tokenize", "detokenize"),
+    "tokenize": {"texts": ..., "tokenizer_id": ..., "return_offsets": False},
+    "detokenize": {"tokens": ..., "tokenizer_id": ...},
 }
 
 
@@ -49,11 +46,6 @@ def test_arguments_are_as_the_specification_shows_them(name: str) -> None:
     assert len(given) >= len(SIGNATURES[name])
 
 
-@pytest.mark.parametrize(("section", "name"), [(s, n) for s, names in NOT_YET.items() for n in names])
-def test_what_is_not_there_yet(section: str, name: str) -> None:
-    assert not hasattr(lz, name), f"{name} is there now: take it out of NOT_YET and run its example of {section}"
-
-
 @pytest.fixture
 def qkv() -> tuple[Tensor, Tensor, Tensor]:
     """Grouped-query attention in a small size."""
@@ -62,6 +54,31 @@ def qkv() -> tuple[Tensor, Tensor, Tensor]:
 
 
 # --- §8.1 Core Operations ---------------------------------------------------------------------------------------------
+
+
+def test_tokenization(tmp_path: Path) -> None:
+    small = pytest.importorskip("small_tokenizers")
+    small.gpt2_like().save(str(tmp_path / "tokenizer.json"))
+    tokenizer_id = str(tmp_path)
+    # Tokenization
+    tokens = lz.tokenize(
+        ["hello world", "a text"],  # list[str] or str
+        tokenizer_id,
+        return_offsets=False,
+    )
+    text = lz.detokenize(
+        tokens["input_ids"],  # list[int] or list[list[int]]
+        tokenizer_id,
+    )
+    assert isinstance(tokens, dict) and text == ["hello world", "a text"]
+    one = lz.tokenize("hello world", tokenizer_id, return_offsets=True)
+    assert lz.detokenize(one["input_ids"], tokenizer_id) == "hello world" and one["offsets"][0] == (0, 2)
+    # "LayerZero must resolve `tokenizer_id` to a concrete tokenizer and compute" its hashes "for cache validity".
+    assert {k.kernel_id: k.priority for k in lz.list_kernels("tokenize.encode")} == {
+        "tokenizers.encode": 60,
+        "tiktoken.encode": 70,
+        "sentencepiece.encode": 50,
+    }
 
 
 def test_attention(qkv: tuple[Tensor, Tensor, Tensor]) -> None:

@@ -61,6 +61,7 @@ from layerzero.control import (
 )
 from layerzero.errors import (
     ArgumentTypeError,
+    BadTokenizerError,
     CapabilitiesError,
     ConfigurationError,
     CudaGraphUnsafeError,
@@ -72,6 +73,7 @@ from layerzero.errors import (
     NoKernelFoundError,
     UnknownKernelError,
     UnknownOperationError,
+    UnknownTokenizerError,
     UnsupportedTensorError,
 )
 from layerzero.inspection import (
@@ -94,11 +96,13 @@ from layerzero.kernels import register_kernel, unregister_kernel
 from layerzero.loading import register_backend
 from layerzero.models import Call, DryRun, PlannedCall, UntraceableModelError, calls_of, dry_run, model_hash
 from layerzero.pinning import DispatchTable, load_lockfile, load_table, solve, unpin, write_lockfile
+from layerzero.tokenization import detokenize, register_tokenizer, tokenize
 from layerzero.tuning import TuneReport, explain_call, regret, tune, workload
 from layerzero.warming import WarmupReport, manifest, save_manifest, warmup
 
 __all__ = [
     "ArgumentTypeError",
+    "BadTokenizerError",
     "BakedCall",
     "Call",
     "Candidate",
@@ -129,6 +133,7 @@ __all__ = [
     "TuneReport",
     "UnknownKernelError",
     "UnknownOperationError",
+    "UnknownTokenizerError",
     "UnsupportedTensorError",
     "UntraceableModelError",
     "WarmupReport",
@@ -142,6 +147,7 @@ __all__ = [
     "cross_attention",
     "dequantize",
     "deterministic",
+    "detokenize",
     "disabled",
     "doctor",
     "dry_run",
@@ -173,6 +179,7 @@ __all__ = [
     "rearm",
     "register_backend",
     "register_kernel",
+    "register_tokenizer",
     "regret",
     "reload",
     "reset",
@@ -187,6 +194,7 @@ __all__ = [
     "solve",
     "sparse_attention",
     "speculative_verify",
+    "tokenize",
     "tune",
     "unlock",
     "unpin",

@@ -82,6 +82,14 @@ class UnknownKernelError(LayerZeroError, LookupError):
     """There is no kernel of that id."""
 
 
+class UnknownTokenizerError(LayerZeroError, LookupError):
+    """There is no tokenizer of that id on this machine."""
+
+
+class BadTokenizerError(LayerZeroError, ValueError):
+    """A tokenizer that cannot be read, or whose library is missing."""
+
+
 class ConfigurationError(LayerZeroError, ValueError):
     """What was registered or configured does not fit together. Nothing was changed."""
 

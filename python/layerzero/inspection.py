@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from layerzero import _native
+from layerzero.tokenization.api import OPERATIONS, asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,24 +152,43 @@ def which(op: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
     ``op`` is any name of an operation: a function's (``"attention"``), an alias (``"attention.causal"``) or an
     operation's own (``"norm.rms"``). The arguments are the function's; a :class:`TensorSpec` may stand for a tensor.
     """
+    if op in OPERATIONS:
+        call, texts, longest = asked(op, args, kwargs)
+        return call.which(len(texts), longest)
     return _native.which(op, *args, **kwargs)
 
 
 def explain(op: str, *args: Any, **kwargs: Any) -> SelectionReport:
     """Why that kernel: every candidate with its score, or with the reasons it is out. Arguments as for :func:`which`."""
-    data, table = _native.explain(op, *args, **kwargs)
+    if op in OPERATIONS:
+        call, texts, longest = asked(op, args, kwargs)
+        data, table = call.explain(len(texts), longest)
+    else:
+        data, table = _native.explain(op, *args, **kwargs)
     return SelectionReport(json.loads(data), table)
 
 
 def validate(kernel_id: str, *args: Any, **kwargs: Any) -> tuple[bool, list[Reason]]:
     """Whether a kernel can serve a call, and the reasons when it cannot."""
-    reasons = _native.validate(kernel_id, *args, **kwargs)
+    if (op := _text_operation(kernel_id)) is not None:
+        call, texts, longest = asked(op, args, kwargs)
+        reasons = call.validate(kernel_id, len(texts), longest)
+    else:
+        reasons = _native.validate(kernel_id, *args, **kwargs)
     return not reasons, reasons
 
 
 def run_kernel(kernel_id: str, *args: Any, **kwargs: Any) -> Any:
     """Runs exactly this kernel, whatever the ranking; raises ``NoKernelFoundError`` with its reasons when it cannot."""
+    if (op := _text_operation(kernel_id)) is not None:
+        call, texts, longest = asked(op, args, kwargs)
+        return call.run(texts, longest, kernel_id)
     return _native.run_kernel(kernel_id, *args, **kwargs)
+
+
+def _text_operation(kernel_id: str) -> str | None:
+    """The operation on texts a kernel serves, if it is one."""
+    return _native.text_operation(kernel_id)
 
 
 def list_kernels(op: str | None = None) -> list[KernelInfo]:

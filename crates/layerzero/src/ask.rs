@@ -72,6 +72,18 @@ pub struct Selection {
     pub score: f64,
 }
 
+impl Selection {
+    pub(crate) fn new(snapshot: &Snapshot, query: &Query, chosen: &Candidate) -> Selection {
+        let kernel = snapshot.kernel(chosen.kernel);
+        Selection {
+            op: Catalog::get().op(query.op()).id(),
+            kernel_id: kernel.id.clone(),
+            version: kernel.version.clone(),
+            score: chosen.terms.total(),
+        }
+    }
+}
+
 impl Engine {
     /// Finds the operation a call is and checks its arguments.
     pub fn bind<'a>(&self, op: &str, call: &NamedCall<'a>) -> Result<(OrderedCall<'a>, Bound), Error> {
@@ -212,7 +224,7 @@ impl Engine {
     }
 
     /// Selection, and what stands in the way of its choice just now: circuits that are open.
-    fn decide(&self, state: &State, query: &Query) -> Decision {
+    pub(crate) fn decide(&self, state: &State, query: &Query) -> Decision {
         let mut decision = state.snapshot.select(query);
         let op = Catalog::get().op(query.op()).id();
         let open = self.guard.breakers().report().into_iter().filter(|b| b.op == op);
@@ -253,13 +265,7 @@ impl Engine {
         let Some(chosen) = decision.chosen() else {
             return Err(no_kernel(&state.snapshot, &decision));
         };
-        let kernel = state.snapshot.kernel(chosen.kernel);
-        Ok(Selection {
-            op: Catalog::get().op(bound.query.op()).id(),
-            kernel_id: kernel.id.clone(),
-            version: kernel.version.clone(),
-            score: chosen.terms.total(),
-        })
+        Ok(Selection::new(&state.snapshot, &bound.query, chosen))
     }
 
     /// The plan for a call: the kernels that would be tried, in order, with `@version` where an id has several.

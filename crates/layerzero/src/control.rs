@@ -78,6 +78,11 @@ impl Engine {
         self.control.config.load_full()
     }
 
+    /// Reads the configuration in force.
+    pub fn with_config<R>(&self, read: impl FnOnce(&Config) -> R) -> R {
+        read(&self.control.config.load())
+    }
+
     /// What is to be said about the configuration: names nobody knows, settings that do nothing yet.
     pub fn config_warnings(&self) -> Vec<String> {
         let config = self.config();

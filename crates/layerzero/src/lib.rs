@@ -66,6 +66,7 @@ mod readiness;
 mod report;
 pub mod status;
 mod table;
+mod text;
 mod trial;
 mod warm_file;
 mod warn;
@@ -102,6 +103,7 @@ pub use readiness::{Check, CheckStatus, Readiness};
 pub use report::{CandidateReport, REPORT_VERSION, ReasonReport, Report};
 pub use table::solve::{Disagreement, SolveRequest, Solved};
 pub use table::{BadBuckets, BucketPlan, Buckets, DispatchTable, Fallback, FallbackMode, PlannedOp, TableError};
+pub use text::TextCall;
 pub use warn::{Warning, WarningHook};
 
 /// The README's code runs as a test.

@@ -93,6 +93,14 @@ settings! {
         ttl_seconds: u64 = 0, in (0, 31_536_000);
     }
 
+    /// Tokenizers.
+    tokenizer: TokenizerSettings {
+        /// Whether one that is not on this machine may be fetched inside a call.
+        allow_download: bool = false;
+        /// What the ids of texts seen before may take, in MiB; 0 remembers none.
+        cache_mb: u64 = 0, in (0, 1 << 20);
+    }
+
     /// The circuit breaker: a library that keeps failing an operation is left out for a while.
     breaker: BreakerSettings {
         /// Whether it may open.

@@ -35,6 +35,11 @@ pub fn which<'py>(
     let arguments = slow::read(py, front, &slots(py, front, args, kwargs)?, Purpose::Ask)?;
     let named = arguments.named(front, registry::context(py)?);
     let chosen = context::within(py, || engine().which(name_of(op), &named)).map_err(|e| error::engine(py, &e))?;
+    selection(py, chosen)
+}
+
+/// A selection as a dict.
+pub fn selection(py: Python<'_>, chosen: layerzero::Selection) -> PyResult<Bound<'_, PyDict>> {
     let answer = PyDict::new(py);
     answer.set_item("op", chosen.op)?;
     answer.set_item("kernel_id", chosen.kernel_id)?;
@@ -73,12 +78,16 @@ pub fn validate<'py>(
     let front = front_of_kernel(py, kernel_id)?;
     let arguments = slow::read(py, front, &slots(py, front, args, kwargs)?, Purpose::Ask)?;
     let named = arguments.named(front, registry::context(py)?);
-    let raise = |e: layerzero::Error| error::engine(py, &e);
-    let (_, bound) = engine().bind(front.signature.function.target, &named).map_err(raise)?;
-    let reasons = match context::within(py, || engine().step_of(kernel_id, &bound.query)) {
+    let (_, bound) = engine().bind(front.signature.function.target, &named).map_err(|e| error::engine(py, &e))?;
+    reasons(py, context::within(py, || engine().step_of(kernel_id, &bound.query)))
+}
+
+/// Why a kernel did not become a step; none when it did.
+pub fn reasons(py: Python<'_>, step: Result<layerzero::Step, layerzero::Error>) -> PyResult<Bound<'_, PyList>> {
+    let reasons: Vec<_> = match step {
         Ok(_) => Vec::new(),
         Err(layerzero::Error::NoKernel { rejections, .. }) => rejections.into_iter().flat_map(|r| r.reasons).collect(),
-        Err(other) => return Err(raise(other)),
+        Err(other) => return Err(error::engine(py, &other)),
     };
     let list = PyList::empty(py);
     for reason in &reasons {

@@ -33,6 +33,7 @@ mod registry;
 mod route;
 mod slow;
 mod tensors;
+mod texts;
 mod torch;
 mod tuning;
 mod watched;
@@ -100,6 +101,9 @@ fn _native(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(inspect::document, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::status, module)?)?;
     module.add_class::<tuning::Subject>()?;
+    module.add_class::<texts::TextCall>()?;
+    module.add_function(wrap_pyfunction!(texts::tokenizer_settings, module)?)?;
+    module.add_function(wrap_pyfunction!(texts::text_operation, module)?)?;
     module.add_function(wrap_pyfunction!(tuning::call_inputs, module)?)?;
     module.add_function(wrap_pyfunction!(tuning::measure, module)?)?;
     module.add_function(wrap_pyfunction!(tuning::explain_call, module)?)?;

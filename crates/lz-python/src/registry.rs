@@ -103,6 +103,16 @@ fn adapter(
     }
     let target = Catalog::get().find(operation).map_err(|e| error::call(py, &e))?;
     let ops: Vec<&Op> = target.ops.iter().map(|&ix| Catalog::get().op(ix)).collect();
+    if ops.iter().all(|op| op.schema().kind == OpKind::Tokenization) {
+        if let Some(name) = parameters.iter().find(|name| !crate::texts::ARGUMENTS.contains(&name.as_str())) {
+            let known = crate::texts::ARGUMENTS.join(", ");
+            return bad(
+                format!("'{id}' takes '{name}', which kernels on texts are not given"),
+                format!("take {known}"),
+            );
+        }
+        return Ok(Arc::new(PyKernel { callable, parameters, direct: None }));
+    }
     for name in parameters.iter().filter(|name| *name != "layout") {
         if !ops.iter().any(|op| op.input_index(name).is_some() || op.param_index(name).is_some()) {
             let all = ops.iter().map(|op| op.schema());

@@ -15,6 +15,9 @@ BACKENDS: tuple[str, ...] = (
     "onednn",
     "zentorch",
     "ipex",
+    "tokenizers",
+    "tiktoken",
+    "sentencepiece",
 )
 """Folder names, in the order in which they are looked at."""
 

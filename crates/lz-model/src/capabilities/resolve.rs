@@ -171,10 +171,12 @@ impl KernelReader<'_> {
     fn tensors(&mut self, kernel: &mut KernelDescriptor) {
         let doc = self.doc;
         kernel.dtypes = self.dtypes("dtypes", &doc.dtypes);
-        if doc.dtypes.is_empty() {
+        // Texts have neither.
+        let tensors = self.ops.iter().any(|op| !op.schema().inputs.is_empty() || !op.schema().outputs.is_empty());
+        if doc.dtypes.is_empty() && tensors {
             self.problems.add(&self.at("dtypes"), "no dtype is stated; a kernel must say which it takes");
         }
-        if doc.requires_layouts.is_empty() {
+        if doc.requires_layouts.is_empty() && tensors {
             self.problems
                 .add(&self.at("requires_layouts"), "no layout is stated; name them, or 'contiguous' or 'strided'");
         }

@@ -6,14 +6,15 @@ use crate::schema::*;
 const TEXTS: Dim = Dim::bucketed("texts", DimKind::Batch).also(&["batch", "batch_size"]);
 const LENGTH: Dim = Dim::bucketed("length", DimKind::Seq).also(&["seq_len"]);
 
-const TOKENIZER: Param = Param::name("tokenizer_id", "which tokenizer").default(ParamDefault::Required);
+const TOKENIZER: Param =
+    Param::name("tokenizer_id", "which tokenizer").default(ParamDefault::Required).also(&["tokenizer"]);
 const VOCAB_HASH: Param = Param::name("vocab_hash", "SHA-256 of the vocabulary");
 const MERGES_HASH: Param = Param::name("merges_hash", "SHA-256 of the merges");
 const ADDED_HASH: Param = Param::name("added_tokens_hash", "SHA-256 of the added tokens");
 const NORMALIZER: Param = Param::name("normalizer_id", "normalizer and its settings");
 const PRETOKENIZER: Param = Param::name("pretokenizer_id", "pre-tokenizer and its settings");
 const SPECIAL_HASH: Param = Param::name("special_tokens_hash", "SHA-256 of the special tokens");
-const TEXTS_PARAM: Param = Param::dim("texts", "how many texts");
+const TEXTS_PARAM: Param = Param::dim("texts", "how many texts").also(&["tokens"]);
 const LENGTH_PARAM: Param = Param::dim("length", "characters (or tokens) of the longest");
 
 /// Text to token ids.

@@ -1,0 +1,193 @@
+//! Calls on texts: kernels are Python functions that take lists, and what is chosen goes by the engine's cache.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use layerzero::model::Catalog;
+use layerzero::resilience::Admission;
+use layerzero::{Executable, Step, Warning};
+use pyo3::exceptions::{PyException, PyRuntimeError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyTuple};
+
+use crate::engine::engine;
+use crate::pycall::PyKernel;
+use crate::{context, error, events, inspect, params, registry};
+
+/// What a kernel on texts may take: the texts (or lists of ids), the tokenizer as Python resolved it or its id, and
+/// whether offsets are wanted.
+pub const ARGUMENTS: &[&str] = &["texts", "tokens", "tokenizer", "tokenizer_id", "return_offsets"];
+
+/// A call on texts, but for the texts.
+#[pyclass(frozen, module = "layerzero._native")]
+pub struct TextCall {
+    call: layerzero::TextCall,
+    tokenizer: Py<PyAny>,
+    tokenizer_id: Py<PyAny>,
+    return_offsets: bool,
+    /// The kernel that was logged last, and under which version.
+    logged: Mutex<(u64, String)>,
+}
+
+#[pymethods]
+impl TextCall {
+    /// A call of `op` with what identifies its tokenizer; `own` is the library that is right by definition, `refused`
+    /// says why others are not.
+    #[new]
+    fn new(
+        py: Python<'_>,
+        op: &str,
+        identity: &Bound<'_, PyDict>,
+        tokenizer: Py<PyAny>,
+        own: String,
+        refused: Vec<(String, String)>,
+    ) -> PyResult<TextCall> {
+        registry::ensure_loaded(py)?;
+        let names: Vec<String> = identity.keys().extract()?;
+        let values = identity.values();
+        let values = values.iter().map(|v| params::value(&v).ok_or_else(|| PyTypeError::new_err("a scalar")));
+        let given = names.iter().map(String::as_str).zip(values).map(|(name, value)| Ok((name, value?)));
+        let given: Vec<_> = given.collect::<PyResult<_>>()?;
+        let return_offsets = identity.get_item("return_offsets")?.is_some_and(|v| v.is_truthy().unwrap_or(false));
+        let tokenizer_id = identity.get_item("tokenizer_id")?.map_or_else(|| py.None(), Bound::unbind);
+        let call = engine().text_call(op, given, own, refused).map_err(|e| error::engine(py, &e))?;
+        Ok(TextCall { call, tokenizer, tokenizer_id, return_offsets, logged: Mutex::default() })
+    }
+
+    /// Runs the call on `texts`, the longest of that length: the chosen kernel, or the next where one fails. `only` runs
+    /// just that kernel.
+    #[pyo3(signature = (texts, length, only=None))]
+    fn run<'py>(
+        &self,
+        py: Python<'py>,
+        texts: &Bound<'py, PyList>,
+        length: i64,
+        only: Option<&str>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let query = self.call.query(size(texts), length);
+        let raise = |e: layerzero::Error| error::engine(py, &e);
+        let steps = context::within(py, || match only {
+            Some(kernel) => engine().text_step_of(&self.call, &query, kernel).map(|step| vec![step]),
+            None => engine().text_steps(&self.call, &query),
+        });
+        let steps = steps.map_err(raise)?;
+        self.log(py, &steps, &query)?;
+        let mut chain: Vec<(String, PyErr)> = Vec::new();
+        let mut refused: Vec<(String, PyErr)> = Vec::new();
+        for step in &steps {
+            let own = self.call.is_own(&step.kernel.backend);
+            let admission = match engine().admit(step) {
+                Ok(admission) => admission,
+                Err(_) if own => Admission::Closed,
+                Err(why) => {
+                    refused.push((step.kernel.id.clone(), PyRuntimeError::new_err(why)));
+                    continue;
+                }
+            };
+            step.health.record_call();
+            let begun = Instant::now();
+            let raised = match self.run_step(py, step, texts) {
+                Ok(result) => {
+                    step.health.latency().record_ns(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX));
+                    engine().succeeded(step, admission, !chain.is_empty());
+                    if let Some((failed, error)) = chain.first() {
+                        let (failed, served) = (failed.clone(), step.kernel.id.clone());
+                        let error = error::one_line(py, error);
+                        engine().warn(&Warning::FellBack { op: step.op, failed, error, served, factor: None });
+                    }
+                    return Ok(result);
+                }
+                Err(raised) => raised,
+            };
+            // What is no `Exception` (an interrupt) is not the kernel's failure; a call that is wrong stays wrong.
+            if !raised.is_instance_of::<PyException>(py) || registry::is_callers_fault(py, &raised)? {
+                return Err(raised);
+            }
+            engine().failed(step, admission, &error::one_line(py, &raised), &raised.to_string());
+            chain.push((step.kernel.id.clone(), raised));
+        }
+        engine().nobody_served();
+        refused.append(&mut chain);
+        let op = Catalog::get().op(query.op()).id();
+        Err(error::execution(py, op, refused, "see each kernel's error"))
+    }
+
+    /// The kernel that serves the call for so many texts.
+    fn which<'py>(&self, py: Python<'py>, texts: i64, length: i64) -> PyResult<Bound<'py, PyDict>> {
+        let query = self.call.query(texts, length);
+        let chosen = context::within(py, || engine().text_which(&self.call, &query));
+        inspect::selection(py, chosen.map_err(|e| error::engine(py, &e))?)
+    }
+
+    /// Everything about that choice: as JSON, and as a table.
+    fn explain(&self, py: Python<'_>, texts: i64, length: i64) -> (String, String) {
+        let query = self.call.query(texts, length);
+        let report = context::within(py, || engine().text_explain(&self.call, &query));
+        (inspect::json(&report), report.to_string())
+    }
+
+    /// Why a kernel cannot serve the call; empty when it can.
+    fn validate<'py>(&self, py: Python<'py>, kernel: &str, texts: i64, length: i64) -> PyResult<Bound<'py, PyList>> {
+        let query = self.call.query(texts, length);
+        inspect::reasons(py, context::within(py, || engine().text_step_of(&self.call, &query, kernel)))
+    }
+}
+
+impl TextCall {
+    fn run_step<'py>(&self, py: Python<'py>, step: &Step, texts: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyAny>> {
+        let Executable::Foreign(any) = &step.executable else {
+            return Err(PyRuntimeError::new_err("no adapter runs it here"));
+        };
+        let Some(kernel) = any.downcast_ref::<PyKernel>() else {
+            return Err(PyRuntimeError::new_err("its adapter is no Python function"));
+        };
+        let argument = |name: &String| match name.as_str() {
+            "texts" | "tokens" => texts.clone().into_any(),
+            "tokenizer" => self.tokenizer.bind(py).clone(),
+            "tokenizer_id" => self.tokenizer_id.bind(py).clone(),
+            _ => pyo3::types::PyBool::new(py, self.return_offsets).to_owned().into_any(),
+        };
+        let arguments = PyTuple::new(py, kernel.parameters.iter().map(argument))?;
+        let result = kernel.callable.bind(py).call1(arguments)?;
+        let as_many = |list: &Bound<'py, PyAny>| list.cast::<PyList>().is_ok_and(|list| list.len() == texts.len());
+        let fits = match self.return_offsets {
+            false => as_many(&result),
+            true => result.cast::<PyTuple>().is_ok_and(|pair| pair.len() == 2 && pair.iter().all(|l| as_many(&l))),
+        };
+        if fits { Ok(result) } else { Err(PyTypeError::new_err("the kernel gave no list of a result per text")) }
+    }
+
+    /// Logs which kernel serves, when that is wanted and another than the last time.
+    fn log(&self, py: Python<'_>, steps: &[Step], query: &layerzero::model::Query) -> PyResult<()> {
+        let wanted = engine().with_config(|c| c.settings.log_selections || c.settings.verbose);
+        let Some(first) = steps.first().filter(|_| wanted) else { return Ok(()) };
+        let now = (engine().version(), first.kernel.id.clone());
+        let before = std::mem::replace(&mut *self.logged.lock().unwrap_or_else(PoisonError::into_inner), now.clone());
+        if before != now {
+            events::selected(py, first.op, &first.kernel.id, query)?;
+        }
+        Ok(())
+    }
+}
+
+fn size(texts: &Bound<'_, PyList>) -> i64 {
+    i64::try_from(texts.len()).unwrap_or(i64::MAX)
+}
+
+/// Whether tokenizers may be fetched, and how many bytes remembered ids may take.
+#[pyfunction]
+pub fn tokenizer_settings() -> (bool, u64) {
+    engine().with_config(|c| (c.settings.tokenizer.allow_download, c.settings.tokenizer.cache_mb << 20))
+}
+
+/// The operation on texts a kernel serves, if it is one.
+#[pyfunction]
+pub fn text_operation(py: Python<'_>, kernel_id: &str) -> PyResult<Option<String>> {
+    registry::ensure_loaded(py)?;
+    let id = kernel_id.rsplit_once('@').map_or(kernel_id, |(id, _)| id);
+    let op = engine().with_snapshot(|s| s.kernels().find(|(_, k)| k.id == id).map(|(_, k)| k.operation.clone()));
+    let Some(target) = op.and_then(|op| Catalog::get().find(&op).ok()) else { return Ok(None) };
+    let mut ops = target.ops.iter().map(|&ix| Catalog::get().op(ix));
+    let found = ops.find(|op| op.schema().kind == layerzero::model::schema::OpKind::Tokenization);
+    Ok(found.map(|op| op.id().to_owned()))
+}
