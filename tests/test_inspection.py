@@ -335,7 +335,9 @@ def test_kernels_are_listed_by_any_name_and_together() -> None:
     for operation in lz.ops():
         by_op = {k.kernel_id for op in operation.ops for k in lz.list_kernels(op)}
         assert {k.kernel_id for k in lz.list_kernels(operation.target)} == by_op
-        assert any(k.reference for k in lz.list_kernels(operation.function))
+        # What right means for texts is up to each tokenizer's own library.
+        texts = operation.target.startswith("tokenize")
+        assert texts or any(k.reference for k in lz.list_kernels(operation.function))
     with pytest.raises(lz.UnknownOperationError, match="attention"):
         lz.list_kernels("atention")
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import html
+import inspect
 import json
 import sys
 from dataclasses import dataclass, field
 from typing import Any
 
 from layerzero import _native
-from layerzero.tokenization.api import OPERATIONS, asked
+from layerzero.tokenization.api import OPERATIONS, asked, detokenize, tokenize
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +203,14 @@ def ops() -> list[OperationInfo]:
     for f in _native.functions():
         doc = getattr(_native, f["name"]).__doc__ or ""
         found.append(OperationInfo(f["name"], f["signature"], f["target"], f["ops"], doc))
+    for name, function in (("tokenize", tokenize), ("detokenize", detokenize)):
+        arguments = inspect.signature(function).parameters.values()
+        written = ", ".join(a.name if a.default is a.empty else f"{a.name}={a.default}" for a in arguments)
+        found.append(
+            OperationInfo(
+                name, f"{name}({written})", OPERATIONS[name], [OPERATIONS[name]], inspect.getdoc(function) or ""
+            )
+        )
     return found
 
 

@@ -14,8 +14,8 @@ from typing import Any
 from layerzero.tokenization.identity import Identity, digest
 from layerzero.tokenization.tokenizer import Loaded, Tokenizer
 
-#: So many characters are worth threads: some 20 ms of work, against less than one to start them.
-_WORTH_THREADS = 1 << 18
+#: So many characters are worth threads: some ten milliseconds of work, against less than one to start them.
+_WORTH_THREADS = 1 << 15
 _MOST_THREADS = 8
 
 
@@ -43,8 +43,10 @@ class Bpe:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text."""
-        if self.signs and any(sign in text for sign in self.signs):
-            ids: list[int] = self.encoding.encode(text, allowed_special=self.specials, disallowed_special=())
+        for sign in self.signs:
+            if sign in text:
+                ids: list[int] = self.encoding.encode(text, allowed_special=self.specials, disallowed_special=())
+                break
         else:
             ids = self.encoding.encode_ordinary(text)
         return [*self.prefix, *ids, *self.suffix] if self.prefix or self.suffix else ids
