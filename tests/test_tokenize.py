@@ -298,8 +298,6 @@ def test_files_and_directories(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model", "r50k_base.tiktoken"])
 @pytest.mark.parametrize("content", [b"", b"{", b"{}", b"\xff\xfe\x00", b"not a tokenizer", b"[1, 2]"])
 def test_damaged_files(name: str, content: bytes, tmp_path: Path) -> None:
-    if name.endswith("tiktoken") and not content:
-        pytest.skip("a file of no ranks is whole; tiktoken then has no tokens")
     (tmp_path / name).write_bytes(content)
     with pytest.raises(lz.BadTokenizerError) as caught:
         lz.tokenize("a", str(tmp_path / name))

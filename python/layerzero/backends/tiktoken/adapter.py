@@ -3,6 +3,7 @@ library is imported when the first tokenizer needs it."""
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -82,7 +83,6 @@ def from_object(given: Any) -> Loaded:
 def from_file(path: Path) -> Loaded:
     """Reads a file of ranks named after an encoding, e.g. `cl100k_base.tiktoken`: it holds no pattern of its own."""
     from tiktoken import Encoding
-    from tiktoken.load import load_tiktoken_bpe
 
     from layerzero.backends.tiktoken.known import ENCODINGS
 
@@ -92,7 +92,10 @@ def from_file(path: Path) -> Loaded:
             f"({', '.join(ENCODINGS)}); make a tiktoken.Encoding and register it with lz.register_tokenizer"
         )
     pattern, specials = known
-    ranks = load_tiktoken_bpe(str(path))
+    lines = (line.split() for line in path.read_bytes().splitlines() if line)
+    ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
+    if not ranks:
+        raise ValueError("it holds no ranks")
     return from_object(Encoding(path.stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens=specials))
 
 

@@ -10,7 +10,8 @@ gone; so its inside is what it is when t stands alone. There the library makes t
 then: the two it joins. Both join the same two. `_ranks` and `_reachable` check these conditions, for every token.
 
 *Pieces.* Two regular expression engines, one pattern. Only patterns out of `_PORTABLE` are taken, which both read alike.
-What they think of characters is compared where it could change: at both ends of every run of characters of one category.
+What they think of characters is compared where it could change: at both ends of every run of characters of one category,
+as this Python's Unicode has them. (All characters were compared once, with the versions named in the adapters.)
 
 *All else* (special tokens, what is put around a text, decoding): what is taken is listed; anything else is refused.
 
@@ -203,7 +204,7 @@ def _reachable(document: dict[str, Any], native: Any, specials: dict[str, int]) 
 def _ends_of_runs() -> list[str]:
     """The first and the last of neighbouring characters of one category, and a few that case folding joins."""
     found, category = [], ""
-    for code in range(0x20000):
+    for code in range(0x110000):
         now = unicodedata.category(chr(code))
         if now != category:
             found += [chr(code)] if not code else [chr(code - 1), chr(code)]
