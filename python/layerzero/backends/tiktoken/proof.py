@@ -11,7 +11,7 @@ then: the two it joins. Both join the same two. `_ranks` and `_reachable` check 
 
 *Pieces.* Two regular expression engines, one pattern. Only patterns out of `_PORTABLE` are taken, which both read alike.
 What they think of characters is compared where it could change: at both ends of every run of characters of one category,
-as this Python's Unicode has them. (All characters were compared once, with the versions named in the adapters.)
+as this Python's Unicode has them, and where it has none yet. (All characters were compared once, with the versions named in the adapters.)
 
 *All else* (special tokens, what is put around a text, decoding): what is taken is listed; anything else is refused.
 
@@ -202,12 +202,16 @@ def _reachable(document: dict[str, Any], native: Any, specials: dict[str, int]) 
 
 @cache
 def _ends_of_runs() -> list[str]:
-    """The first and the last of neighbouring characters of one category, and a few that case folding joins."""
+    """The first and the last of neighbouring characters of one category, many that are not assigned, and a few that case
+    folding joins."""
     found, category = [], ""
     for code in range(0x110000):
         now = unicodedata.category(chr(code))
         if now != category:
             found += [chr(code)] if not code else [chr(code - 1), chr(code)]
+        # Not assigned as far as this Python knows; a library may know better.
+        elif now == "Cn" and (code < 0x10000 or code < 0x20000 and code % 8 == 0 or code < 0x40000 and code % 256 == 0):
+            found.append(chr(code))
         category = now
     return [char for char in dict.fromkeys([*found, *"ſKÅ", "\U0001f600", "\U000e0001", "\U0010ffff"]) if _valid(char)]
 
