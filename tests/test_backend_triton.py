@@ -16,7 +16,7 @@ import pytest
 import torch
 from described import adapter
 from processes import answer
-from triton_draws import hard_draws, large_draws
+from triton_draws import hard_draws, large_draws, wrong_asides
 
 if find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
@@ -212,6 +212,7 @@ def interpreted(names: list[str]) -> list[str]:
     if "triton.topp" in names:
         topp, topk = (kernels()[name].run for name in ("triton.topp", "triton.topk"))
         wrong += wrong_draws(1, 4500, "cpu", few=True) + seeded() + hard_draws(topp, topk, 40) + large_draws(topp)
+        wrong += wrong_asides()
     return wrong
 
 

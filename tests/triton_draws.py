@@ -96,3 +96,48 @@ def large_draws(topp: Run) -> list[str]:
     got, want = topp(logits, uniform, 0.9, 0), sampling.topp_sorted(logits, uniform, 0.9, 0)
     alone = topp(logits[1:], uniform[1:], 0.9, 0)
     return [] if got.tolist() == want.tolist() and alone[0] == got[1] else [f"{got} and {alone} for {want}"]
+
+
+def wrong_asides() -> list[str]:
+    """What is wrong with the sums and the tokens that the last step is given, where a draw would be right all the same but
+    slow; whether they depend on their row alone, to the last bit."""
+    sampling = import_module("layerzero.backends.triton.sampling")
+    p, parts, sizes = 0.9, 16, sampling.SIZES
+    make = np.random.default_rng(5)
+    rows = make.standard_normal((5, 5000))
+    # Ties: a thread finds several.
+    rows[1] = np.round(rows[1] * 20.0) / 20.0
+    # All but two weigh nothing.
+    rows[2, [7, 9]] = 1e20
+    logits, uniform = torch.from_numpy(rows.astype(np.float32)), torch.from_numpy(make.random(5))
+
+    def worked(logits: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+        kind = (uniform.dtype, uniform.stride(0), 0)
+        plan = sampling._plan(logits.shape, logits.stride(), logits.dtype, logits.device, True, kind, False, False)
+        work = torch.zeros(plan.room, dtype=torch.float64)
+        plan.survey(logits, work)
+        plan.narrow(logits, uniform, work, sampling._bits(p), 0)
+        plan.put_aside(logits, uniform, work, sampling._bits(p), 0)
+        return work.view(logits.shape[0], -1)
+
+    wrong = []
+    together = worked(logits, uniform)
+    for number, work in enumerate(together):
+        row = logits[number].double()
+        alone = worked(logits[number : number + 1], uniform[number : number + 1])[0]
+        if not torch.equal(work.view(torch.int64), alone.view(torch.int64)):
+            wrong.append(f"row {number} is another one alone")
+        codes, sums, counts, floats = work.split([sizes.slots, 3 * parts, parts, len(work) - sizes.slots - 4 * parts])
+        begin = parts * (5 + sizes.steps + sizes.thresholds) + sizes.thresholds + 5
+        a_lo, a_hi, b_lo, b_hi = floats.view(torch.float32)[begin : begin + 4].tolist()
+        weights = torch.exp(row - row.max())
+        want = torch.stack([weights.sum(), weights[row > a_hi].sum(), weights[row > b_hi].sum()])
+        if not torch.allclose(sums.view(3, parts).sum(1), want, rtol=1e-12, atol=0.0):
+            wrong.append(f"row {number}: sums of {sums.view(3, parts).sum(1).tolist()} for {want.tolist()}")
+        held = counts.view(torch.int32)[:parts].tolist()
+        slots = codes.view(torch.int64).view(-1, parts)
+        ids = sorted(int(slots[slot, part]) & 0xFFFFFF for part in range(parts) for slot in range(held[part]))
+        among = (((row > a_lo) & (row <= a_hi)) | ((row > b_lo) & (row <= b_hi))) & (weights > 0.0)
+        if ids != among.nonzero().flatten().tolist() or not 0 < len(ids) < 500:
+            wrong.append(f"row {number}: {len(ids)} tokens are put aside, {int(among.sum())} lie between")
+    return wrong

@@ -183,12 +183,12 @@ def _among_few(
 def choose(
     logits_ptr, uniform_ptr, work_ptr, output_ptr, wanted: tl.int64, seed: tl.int64, stride, vocab, step,
     BY_COUNT: tl.constexpr, ALL_KEPT: tl.constexpr, GIVEN: tl.constexpr, WORDS: tl.constexpr, PARTS: tl.constexpr,
-    KEPT: tl.constexpr, STEPS: tl.constexpr, FEW: tl.constexpr, MANY: tl.constexpr, WAYS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    KEPT: tl.constexpr, STEPS: tl.constexpr, COUNT: tl.constexpr, FEW: tl.constexpr, SOME: tl.constexpr,
+    MANY: tl.constexpr, WAYS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The token of each row, or -1 where none can be drawn."""
     row = tl.program_id(0).to(tl.int64)
-    codes, exact, counts, ends, _, _, _, edges = room(work_ptr, row, WORDS, PARTS, KEPT, STEPS)
+    codes, exact, counts, ends, _, _, _, edges = room(work_ptr, row, WORDS, PARTS, KEPT, STEPS, COUNT)
     part = tl.arange(0, PARTS)
     top, _, nan = row_ends(ends, PARTS)
     number = tl.load(counts + part)
@@ -208,6 +208,11 @@ def choose(
             found = _among_few(
                 codes, counts, count, top, total, above_a, above_b, a_lo, a_hi, b_lo, b_hi, u, wanted,
                 BY_COUNT, ALL_KEPT, PARTS, FEW,
+            )  # fmt: skip
+        elif count <= SOME:
+            found = _among_few(
+                codes, counts, count, top, total, above_a, above_b, a_lo, a_hi, b_lo, b_hi, u, wanted,
+                BY_COUNT, ALL_KEPT, PARTS, SOME,
             )  # fmt: skip
         else:
             found = _among_few(

@@ -57,6 +57,16 @@ def weight_of(x, top):
 
 
 @triton.jit
+def last_weightless(top):
+    """The largest logit that weighs nothing."""
+    bound = top.to(tl.float64) - 745.1332191019411
+    x = bound.to(tl.float32)
+    bits = x.to(tl.int32, bitcast=True)
+    below = tl.where(x > 0.0, bits - 1, bits + 1).to(tl.float32, bitcast=True)
+    return tl.where((x.to(tl.float64) > bound) | (x >= top), below, x)
+
+
+@triton.jit
 def _power_of_two(power):
     return ((power + 1023).to(tl.int64) << 52).to(tl.float64, bitcast=True)
 
@@ -86,13 +96,16 @@ def id_of(code):
     return code & 0xFFFFFF
 
 
-def words(parts: int, kept: int, steps: int) -> int:
+def words(parts: int, kept: int, steps: int, count: int) -> int:
     """How many float64 the room of a row takes."""
-    return parts * kept + 4 * parts + (5 * parts + 2 * parts * steps + steps + 16) // 2
+    return parts * kept + 4 * parts + (5 * parts + parts * (steps + count) + count + 16) // 2
 
 
 @triton.jit
-def room(work_ptr, row, WORDS: tl.constexpr, PARTS: tl.constexpr, KEPT: tl.constexpr, STEPS: tl.constexpr):
+def room(
+    work_ptr, row,
+    WORDS: tl.constexpr, PARTS: tl.constexpr, KEPT: tl.constexpr, STEPS: tl.constexpr, COUNT: tl.constexpr,
+):  # fmt: skip
     """Where results about a row lie:
 
     - codes of tokens put aside, up to `KEPT` of each part
@@ -109,8 +122,8 @@ def room(work_ptr, row, WORDS: tl.constexpr, PARTS: tl.constexpr, KEPT: tl.const
     ends = (exact + 4 * PARTS).to(tl.pointer_type(tl.float32))
     steps = ends + 5 * PARTS
     sums = steps + PARTS * STEPS
-    thresholds = sums + PARTS * STEPS
-    return codes, exact, counts, ends, steps, sums, thresholds, thresholds + STEPS
+    thresholds = sums + PARTS * COUNT
+    return codes, exact, counts, ends, steps, sums, thresholds, thresholds + COUNT
 
 
 @triton.jit

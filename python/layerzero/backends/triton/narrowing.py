@@ -8,7 +8,7 @@ A token's weight is `exp(logit - top)`, so that the largest is 1. What is looked
 import triton
 import triton.language as tl
 
-from .drawing import code_of, room, row_ends, uniform_number, weight_of
+from .drawing import code_of, last_weightless, room, row_ends, uniform_number, weight_of
 from .numerals import is_nan
 
 # Sums of float32 are off by less than this.
@@ -19,8 +19,10 @@ _DEPTH = tl.constexpr(24.0)
 _MOST_STEPS = tl.constexpr(4194304.0)
 # How often steps are halved at most where numbers lie close together.
 _HALVED = tl.constexpr(10)
-# The thresholds next to a guess are so many halvings of what is to either side of it away.
-_HALVINGS = tl.constexpr(8.0)
+# How near to a guess the thresholds lie, as a share of the way to the next step, and how much wider their gaps become away
+# from it (the nearer to one, the more). A guess is off by tens of tokens, and seldom by hundreds.
+_NEAR = tl.constexpr(0.018)
+_SPREAD = tl.constexpr(1.12)
 # How finely a guess is looked for between two steps.
 _GRAIN = tl.constexpr(512)
 
@@ -73,30 +75,29 @@ def _stairs(highest, step, STEPS: tl.constexpr):
 def survey(
     logits_ptr, work_ptr, stride, vocab, share, each,
     BY_COUNT: tl.constexpr, WORDS: tl.constexpr, PARTS: tl.constexpr, KEPT: tl.constexpr, STEPS: tl.constexpr,
-    BLOCK: tl.constexpr, CHUNK: tl.constexpr, AT_ONCE: tl.constexpr,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """The extremes of each part, and how much lies above steps below its largest number."""
     row, row_ptr, first, beyond = _parts(logits_ptr, stride, each, PARTS)
-    _, _, _, ends, steps, _, _, _ = room(work_ptr, row, WORDS, PARTS, KEPT, STEPS)
+    _, _, _, ends, steps, _, _, _ = room(work_ptr, row, WORDS, PARTS, KEPT, STEPS, COUNT)
     for part in range(first, beyond):
         start = part * share
         end = tl.minimum(start + share, vocab)
         tops = tl.full([BLOCK], float("-inf"), tl.float32)
         leasts = tl.full([BLOCK], float("inf"), tl.float32)
-        nans = tl.zeros([BLOCK], tl.float32)
         for begin in range(start, end, BLOCK):
             column = begin + tl.arange(0, BLOCK)
             x = tl.load(row_ptr + column, mask=column < end, other=float("-inf")).to(tl.float32)
-            nans = tl.where(is_nan(x), 1.0, nans)
-            tops = tl.where(x > tops, x, tops)
+            tops = tl.maximum(tops, x, propagate_nan=tl.PropagateNan.ALL)
             leasts = tl.where((x < leasts) & (x > float("-inf")), x, leasts)
-        top = tl.max(tops, 0)
+        nans = is_nan(tops)
+        top = tl.max(tl.where(nans, float("-inf"), tops), 0)
         least = tl.min(leasts, 0)
         step = _step(top, least, STEPS)
         highest = tl.floor(top / step)
         tl.store(ends + part, top)
         tl.store(ends + PARTS + part, least)
-        tl.store(ends + 2 * PARTS + part, tl.max(nans, 0))
+        tl.store(ends + 2 * PARTS + part, tl.max(nans.to(tl.float32), 0))
         tl.store(ends + 3 * PARTS + part, highest)
         tl.store(ends + 4 * PARTS + part, step)
         values = _stairs(highest, step, STEPS)
@@ -185,7 +186,8 @@ def _packed(lo, hi, guess, least, place, COUNT: tl.constexpr):
     is_open = lo == float("-inf")
     lo = tl.where(is_open, tl.minimum(least, hi), lo)
     guess = tl.minimum(tl.maximum(guess, lo), hi)
-    far = tl.exp2((place % (COUNT // 2) + 1).to(tl.float32) * (-2.0 * _HALVINGS / COUNT))
+    way = (place % (COUNT // 2) + 1).to(tl.float32) * (2.0 / COUNT)
+    far = _NEAR * way / (_SPREAD - way)
     packed = guess + tl.where(place < COUNT // 2, hi - guess, lo - guess) * far
     return tl.where(is_open, hi - (hi - lo) * ((place + 1).to(tl.float32) / (COUNT + 1)), packed)
 
@@ -194,14 +196,14 @@ def _packed(lo, hi, guess, least, place, COUNT: tl.constexpr):
 def narrow(
     logits_ptr, uniform_ptr, work_ptr, wanted: tl.int64, seed: tl.int64, stride, vocab, share, each, step,
     BY_COUNT: tl.constexpr, ALL_KEPT: tl.constexpr, GIVEN: tl.constexpr, WORDS: tl.constexpr, PARTS: tl.constexpr,
-    KEPT: tl.constexpr, STEPS: tl.constexpr, CHUNK: tl.constexpr, AT_ONCE: tl.constexpr,
+    KEPT: tl.constexpr, STEPS: tl.constexpr, COUNT: tl.constexpr, CHUNK: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """How much lies above thresholds within the intervals that the steps leave."""
     row, row_ptr, first, beyond = _parts(logits_ptr, stride, each, PARTS)
-    _, _, _, ends, steps, sums, thresholds, edges = room(work_ptr, row, WORDS, PARTS, KEPT, STEPS)
+    _, _, _, ends, steps, sums, thresholds, edges = room(work_ptr, row, WORDS, PARTS, KEPT, STEPS, COUNT)
     top, least, _ = row_ends(ends, PARTS)
     values, above, total, highest, apart = _above_steps(ends, steps, top, BY_COUNT, PARTS, STEPS)
-    place = tl.arange(0, STEPS)
+    place = tl.arange(0, COUNT)
     u = uniform_number(uniform_ptr, row, step, seed, GIVEN).to(tl.float32)
     nowhere = tl.full([], float("-inf"), tl.float32)
     a_lo, a_hi, b_lo, b_hi = _intervals(
@@ -209,15 +211,15 @@ def narrow(
     )
     if BY_COUNT:
         guess = _guess(wanted.to(tl.float32) - 0.5, above, highest, apart, STEPS)
-        values = _packed(a_lo, a_hi, guess, least, place, STEPS)
+        values = _packed(a_lo, a_hi, guess, least, place, COUNT)
     elif ALL_KEPT:
         guess = _guess(u * total, above, highest, apart, STEPS)
-        values = _packed(b_lo, b_hi, guess, least, place, STEPS)
+        values = _packed(b_lo, b_hi, guess, least, place, COUNT)
     else:
         kept = wanted.to(tl.float64, bitcast=True).to(tl.float32) * total
-        for_a = _packed(a_lo, a_hi, _guess(kept, above, highest, apart, STEPS), least, place, STEPS // 2)
-        for_b = _packed(b_lo, b_hi, _guess(u * kept, above, highest, apart, STEPS), least, place, STEPS // 2)
-        values = tl.where(place < STEPS // 2, for_a, for_b)
+        for_a = _packed(a_lo, a_hi, _guess(kept, above, highest, apart, STEPS), least, place, COUNT // 2)
+        for_b = _packed(b_lo, b_hi, _guess(u * kept, above, highest, apart, STEPS), least, place, COUNT // 2)
+        values = tl.where(place < COUNT // 2, for_a, for_b)
     if first == 0:
         tl.store(thresholds + place, values)
         tl.store(edges, a_lo)
@@ -228,22 +230,27 @@ def narrow(
     for part in range(first, beyond):
         start = part * share
         end = tl.minimum(start + share, vocab)
-        mine = _sums_above(values, row_ptr, start, end, top, BY_COUNT, STEPS, CHUNK, AT_ONCE)
-        tl.store(sums + part * STEPS + place, mine)
+        mine = _sums_above(values, row_ptr, start, end, top, BY_COUNT, COUNT, CHUNK, AT_ONCE)
+        tl.store(sums + part * COUNT + place, mine)
+
+
+@triton.jit
+def _between(x, a_lo, a_hi, b_lo, b_hi):
+    return ((x > a_lo) & (x <= a_hi)) | ((x > b_lo) & (x <= b_hi))
 
 
 @triton.jit(do_not_specialize=["wanted", "seed", "each", "step"])
 def put_aside(
     logits_ptr, uniform_ptr, work_ptr, wanted: tl.int64, seed: tl.int64, stride, vocab, share, each, step,
     BY_COUNT: tl.constexpr, ALL_KEPT: tl.constexpr, GIVEN: tl.constexpr, WORDS: tl.constexpr, PARTS: tl.constexpr,
-    KEPT: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
+    KEPT: tl.constexpr, STEPS: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """The weight of what lies above the intervals, in float64, and the tokens within them."""
     row, row_ptr, first, beyond = _parts(logits_ptr, stride, each, PARTS)
-    codes, exact, counts, ends, _, sums, thresholds, edges = room(work_ptr, row, WORDS, PARTS, KEPT, STEPS)
+    codes, exact, counts, ends, _, sums, thresholds, edges = room(work_ptr, row, WORDS, PARTS, KEPT, STEPS, COUNT)
     top, _, _ = row_ends(ends, PARTS)
-    place = tl.arange(0, STEPS)
-    above = tl.sum(tl.load(sums + tl.arange(0, PARTS)[:, None] * STEPS + place[None, :]), 0)
+    place = tl.arange(0, COUNT)
+    above = tl.sum(tl.load(sums + tl.arange(0, PARTS)[:, None] * COUNT + place[None, :]), 0)
     u = uniform_number(uniform_ptr, row, step, seed, GIVEN).to(tl.float32)
     a_lo, a_hi, b_lo, b_hi = _intervals(
         tl.load(edges), tl.load(edges + 1), tl.load(edges + 2), tl.load(edges + 3),
@@ -262,27 +269,43 @@ def put_aside(
         tl.store(edges + 6, a_hi)
         tl.store(edges + 7, b_lo)
         tl.store(edges + 8, b_hi)
+    # What weighs nothing cannot be drawn.
+    lowest = last_weightless(top)
+    a_lo = tl.maximum(a_lo, lowest)
+    b_lo = tl.maximum(b_lo, lowest)
     for part in range(first, beyond):
         start = part * share
         end = tl.minimum(start + share, vocab)
         total = tl.zeros([BLOCK], tl.float64)
         above_a = tl.zeros([BLOCK], tl.float64)
         above_b = tl.zeros([BLOCK], tl.float64)
-        found = tl.zeros([], tl.int32)
-        for begin in range(start, end, BLOCK):
-            column = begin + tl.arange(0, BLOCK)
-            x = tl.load(row_ptr + column, mask=column < end, other=float("-inf")).to(tl.float32)
-            weight = weight_of(x, top)
-            total += weight
-            above_a += tl.where(x > a_hi, weight, 0.0)
-            above_b += tl.where(x > b_hi, weight, 0.0)
-            between = (((x > a_lo) & (x <= a_hi)) | ((x > b_lo) & (x <= b_hi))) & (weight > 0.0)
-            number = tl.sum(between.to(tl.int32), 0)
-            if number > 0:
-                slot = found + tl.cumsum(between.to(tl.int32), 0) - 1
-                tl.store(codes + slot * PARTS + part, code_of(x, column), mask=between & (slot < KEPT))
-            found += number
-        tl.store(counts + part, found)
-        tl.store(exact + part, tl.sum(total, 0))
-        tl.store(exact + PARTS + part, tl.sum(above_a, 0))
-        tl.store(exact + 2 * PARTS + part, tl.sum(above_b, 0))
+        numbers = tl.zeros([BLOCK], tl.int32)
+        last = tl.zeros([BLOCK], tl.int32)
+        for begin in range(start, end, BLOCK * AT_ONCE):
+            for number in tl.static_range(AT_ONCE):
+                column = begin + number * BLOCK + tl.arange(0, BLOCK)
+                x = tl.load(row_ptr + column, mask=column < end, other=float("-inf")).to(tl.float32)
+                weight = weight_of(x, top)
+                total += weight
+                above_a += tl.where(x > a_hi, weight, 0.0)
+                above_b += tl.where(x > b_hi, weight, 0.0)
+                among = _between(x, a_lo, a_hi, b_lo, b_hi)
+                last = tl.where(among, column, last)
+                numbers += among.to(tl.int32)
+        slot = tl.cumsum(numbers, 0) - numbers
+        tl.store(counts + part, tl.sum(numbers, 0))
+        # Three sums for the price of one.
+        weights = tl.sum(tl.join(tl.join(total, above_b), tl.join(above_a, tl.zeros_like(total))), 0)
+        which = 2 * tl.arange(0, 2)[:, None] + tl.arange(0, 2)[None, :]
+        tl.store(exact + which * PARTS + part, weights, mask=which < 3)
+        if tl.max(numbers, 0) <= 1:
+            x = tl.load(row_ptr + last, mask=numbers > 0, other=0.0).to(tl.float32)
+            tl.store(codes + slot * PARTS + part, code_of(x, last), mask=(numbers > 0) & (slot < KEPT))
+        else:
+            for begin in range(start, end, BLOCK * AT_ONCE):
+                for number in tl.static_range(AT_ONCE):
+                    column = begin + number * BLOCK + tl.arange(0, BLOCK)
+                    x = tl.load(row_ptr + column, mask=column < end, other=float("-inf")).to(tl.float32)
+                    among = _between(x, a_lo, a_hi, b_lo, b_hi)
+                    tl.store(codes + slot * PARTS + part, code_of(x, column), mask=among & (slot < KEPT))
+                    slot += among.to(tl.int32)

@@ -35,17 +35,19 @@ class Sizes(NamedTuple):
     slots: int = 16384
     """Tokens of a row that can be put aside."""
     steps: int = 32
+    thresholds: int = 16
+    """For both intervals together."""
     block: int = 1024
-    chunk: int = 128
-    at_once: int = 8
-    """Chunks that are loaded before the first is worked on."""
-    aside_block: int = 256
+    at_once: tuple[int, int, int] = (8, 8, 16)
+    """How many tokens of each thread are loaded before the first is worked on."""
     few: int = 256
+    some: int = 512
     many: int = 1024
     """Tokens put aside are sorted if they are no more than this."""
     ways: int = 8
     last_block: int = 512
     warps: tuple[int, int, int, int] = (4, 4, 4, 4)
+    """Of each launch: more warps are sooner done with a part, and longer with putting its sums together."""
     busy: tuple[int, int, int] = (4, 4, 4)
     """Programs for each multiprocessor: beyond them, a program works on several parts."""
 
@@ -81,12 +83,11 @@ def _plan(
     share = max(-(-vocab // (sizes.parts * 64)) * 64, sizes.least)
     parts = max(power(-(-vocab // share)), 2)
     kept = sizes.slots // parts
-    block, aside_block = min(power(share), sizes.block), min(power(share), sizes.aside_block)
-    room = words(parts, kept, sizes.steps)
+    block = min(power(share), sizes.block)
+    room = words(parts, kept, sizes.steps, sizes.thresholds)
     how = (by_count, all_kept, uniform is not None)
-    cut = (room, parts, kept, sizes.steps)
-    sums = (sizes.chunk, sizes.at_once)
-    last = (sizes.few, sizes.many, sizes.ways, sizes.last_block)
+    cut = (room, parts, kept, sizes.steps, sizes.thresholds)
+    last = (sizes.few, sizes.some, sizes.many, sizes.ways, sizes.last_block)
 
     def launch(kernel: Any, scalars: tuple[int, ...], constants: tuple[Any, ...], number: int) -> Launch:
         each = min(power(-(-rows * parts // (processors(device) * sizes.busy[number]))), parts)
@@ -95,9 +96,9 @@ def _plan(
 
     return Plan(
         room * rows,
-        launch(survey, (), (by_count, *cut, block, *sums), 0),
-        launch(narrow, (step,), (*how, *cut, *sums), 1),
-        launch(put_aside, (step,), (*how, *cut, aside_block), 2),
+        launch(survey, (), (by_count, *cut, block, 32 * sizes.warps[0], sizes.at_once[0]), 0),
+        launch(narrow, (step,), (*how, *cut, 32 * sizes.warps[1], sizes.at_once[1]), 1),
+        launch(put_aside, (step,), (*how, *cut, 32 * sizes.warps[2], sizes.at_once[2]), 2),
         Launch(choose, rows, device, (row, vocab, step), (*how, *cut, *last), sizes.warps[3]),
     )
 
