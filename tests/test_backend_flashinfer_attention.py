@@ -538,7 +538,9 @@ def test_the_library_itself_is_right(found: str) -> None:
         tensors = call.tensors("cuda")
         keywords = call.keywords(tensors)
         for name in kernels():
-            if name.startswith(("flashinfer.single", "flashinfer.ragged", "flashinfer.paged")) and fits(name, keywords):
+            ours = name.startswith(("flashinfer.single", "flashinfer.ragged", "flashinfer.paged"))
+            same = (".cross" in name) is (isinstance(call, Dense) and call.cross)
+            if ours and same and fits(name, keywords):
                 want = call.contract(tensors).cpu() if isinstance(call, Dense) else call.expected(tensors)
                 # Twice: planned, and by the plan that is kept.
                 for _ in range(2):

@@ -199,12 +199,15 @@ fn ties_form_groups_in_the_callers_order() {
     assert_eq!(order(&timings, latest_first), [3, 2, 1, 0, 4]);
 }
 
-/// Means over random draws of what `loss_of` integrates.
-fn drawn_loss(timings: &[Timing], draws: u32) -> f64 {
+fn default(median_us: f64, spread_us: f64) -> Timing {
+    Timing { baseline: true, ..timing(median_us, spread_us) }
+}
+
+/// Means over random draws of what `loss_of` integrates, for one that is chosen.
+fn drawn_loss(timings: &[Timing], leader: usize, draws: u32) -> f64 {
     let mut random = simulation::Random::new(5);
     let stats: Vec<(f64, f64)> =
         timings.iter().map(|t| t.stats.as_ref().unwrap()).map(|s| (s.median_us, s.spread_us)).collect();
-    let leader = (0..stats.len()).min_by(|&a, &b| stats[a].0.total_cmp(&stats[b].0)).unwrap();
     let mut lost = 0.0;
     for _ in 0..draws {
         // The spread is 3.2 standard errors of a difference.
@@ -219,18 +222,24 @@ mod simulation;
 
 #[test]
 fn loss_is_the_mean_of_what_is_lost() {
-    for timings in [
-        vec![timing(100.0, 10.0), timing(100.0, 10.0)],
-        vec![timing(100.0, 10.0), timing(103.0, 20.0), timing(101.0, 5.0)],
-        vec![timing(100.0, 2.0), timing(130.0, 90.0), timing(105.0, 1.0)],
-        vec![timing(100.0, 30.0), timing(101.0, 0.01), timing(102.0, 30.0), timing(103.0, 30.0)],
+    for (chosen, timings) in [
+        (0, vec![timing(100.0, 10.0), timing(100.0, 10.0)]),
+        (0, vec![timing(100.0, 10.0), timing(103.0, 20.0), timing(101.0, 5.0)]),
+        (0, vec![timing(100.0, 2.0), timing(130.0, 90.0), timing(105.0, 1.0)]),
+        (0, vec![timing(100.0, 30.0), timing(101.0, 0.01), timing(102.0, 30.0), timing(103.0, 30.0)]),
+        // Of those that are not told apart the default is chosen, and may lose much.
+        (1, vec![timing(100.0, 30.0), default(125.0, 40.0)]),
+        (2, vec![timing(100.0, 3.0), timing(101.0, 3.0), default(102.0, 3.0)]),
+        // One that is behind for certain is not.
+        (0, vec![timing(100.0, 3.0), default(110.0, 3.0)]),
     ] {
-        let (loss, drawn) = (loss_of(&timings), drawn_loss(&timings, 200_000));
+        let (loss, drawn) = (loss_of(&timings), drawn_loss(&timings, chosen, 200_000));
         assert!((loss - drawn).abs() < 0.02 * drawn + 1e-5, "{loss} but drawn {drawn}");
     }
     assert_eq!(loss_of(&[]), 1.0);
     assert_eq!(loss_of(&[timing(100.0, 5.0)]), 0.0);
     assert!(loss_of(&[timing(100.0, 1.0), timing(200.0, 1.0)]) < 1e-9);
+    assert!(loss_of(&[timing(100.0, 30.0), default(125.0, 40.0)]) > 0.15);
 }
 
 proptest! {

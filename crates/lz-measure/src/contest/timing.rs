@@ -65,29 +65,28 @@ pub fn order<K: Ord>(timings: &[Timing], key: impl Fn(&Timing) -> K) -> Vec<usiz
     ranking
 }
 
-/// What is lost by choosing the fastest candidate now, in the mean and relative to its time: how much faster than it the
-/// best of the others is, where one is, times the probability of that. 1 at most, and when nothing is known.
+/// What is lost by choosing now, in the mean and relative to the time of the choice: how much faster than it the best of the
+/// others is, where one is, times the probability of that. 1 at most, and when nothing is known. The choice is the
+/// fastest candidate, or the baseline where the noise does not tell the two apart.
 ///
 /// The medians are taken as independent normal variables whose standard errors their spreads tell.
 pub fn loss_of(timings: &[Timing]) -> f64 {
-    let known: Vec<(f64, f64)> = timings
-        .iter()
-        .filter(|t| t.error.is_none())
-        .filter_map(|t| t.stats.as_ref())
-        .map(|s| (s.median_us, (s.spread_us / (SPREAD * SQRT_2)).max(f64::MIN_POSITIVE)))
-        .collect();
-    let Some(leader) = (0..known.len()).min_by(|&a, &b| known[a].0.total_cmp(&known[b].0)) else {
+    let timed = timings.iter().filter(|t| t.error.is_none()).filter_map(|t| Some((t, t.stats.as_ref()?)));
+    let known: Vec<(bool, &Stats)> = timed.map(|(t, stats)| (t.baseline, stats)).collect();
+    let Some(fastest) = known.iter().map(|k| k.1).min_by(|a, b| a.median_us.total_cmp(&b.median_us)) else {
         return 1.0;
     };
-    let (time, noise) = known[leader];
-    // ∫ P(leader > x) · P(some other ≤ x) dx is the mean of max(0, leader - fastest other).
-    let faster = |x: f64| {
-        let others = known.iter().enumerate().filter(|(i, _)| *i != leader);
-        1.0 - others.map(|(_, &(us, noise))| normal_cdf((us - x) / noise)).product::<f64>()
-    };
+    let ties = |s: &Stats| s.median_us - fastest.median_us <= s.spread_us.max(fastest.spread_us);
+    let default = known.iter().find(|(baseline, stats)| *baseline && ties(stats));
+    let choice = default.map_or(fastest, |k| k.1);
+    let normal = |s: &Stats| (s.median_us, (s.spread_us / (SPREAD * SQRT_2)).max(f64::MIN_POSITIVE));
+    let (time, noise) = normal(choice);
+    let others: Vec<(f64, f64)> = known.iter().filter(|k| !std::ptr::eq(k.1, choice)).map(|k| normal(k.1)).collect();
+    // ∫ P(choice > x) · P(some other ≤ x) dx is the mean of max(0, choice - fastest other).
+    let faster = |x: f64| 1.0 - others.iter().map(|&(us, noise)| normal_cdf((us - x) / noise)).product::<f64>();
     let integrand = |x: f64| normal_cdf((time - x) / noise) * faster(x);
-    let widest = known.iter().map(|k| k.1).fold(noise, f64::max);
-    (simpson(integrand, time - 8.0 * widest, time + 8.0 * noise) / time).clamp(0.0, 1.0)
+    let widest = others.iter().map(|k| k.1).fold(noise, f64::max);
+    (simpson(integrand, fastest.median_us - 8.0 * widest, time + 8.0 * noise) / time).clamp(0.0, 1.0)
 }
 
 fn simpson(f: impl Fn(f64) -> f64, from: f64, to: f64) -> f64 {

@@ -4,7 +4,8 @@ use lz_model::MAX_DIMS;
 
 use super::{Point, REACH, UNTESTED, distance, nearness};
 
-/// Ratios of times, at the sizes where both were measured.
+/// Ratios of times, each by its kernel's trend, at the sizes where both were measured. What the trends explain (one is bound
+/// by its fixed cost where the other is by memory) is taken out, so that neighbours of other sizes have something to say.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ratios(Vec<Ratio>);
 
@@ -23,13 +24,13 @@ impl Ratios {
         let noise = |p: &Point| p.spread_us / p.median_us;
         let ratio = |p: &Point| {
             let other = theirs.iter().find(|t| t.dims == p.dims)?;
-            let log = (p.median_us / other.median_us).ln();
+            let log = p.residual - other.residual;
             Some(Ratio { dims: p.dims, log, noise: noise(p).max(noise(other)) })
         };
         Ratios(ours.iter().filter_map(ratio).collect())
     }
 
-    /// The ratio at a size, and how far it may be off, relative: the standard error of a mean over the neighbours,
+    /// The ratio at a size, by the trends, and how far it may be off, relative: the standard error of a mean over the neighbours,
     /// which differ among themselves and are each known up to noise. `None` where the two were not timed together nearby.
     pub fn at(&self, dims: &[i64; MAX_DIMS]) -> Option<(f64, f64)> {
         among(self.0.iter(), dims).map(|(log, off)| (log.exp(), off))
