@@ -110,6 +110,8 @@ struct Entry {
     visited: bool,
     finished: bool,
     known: bool,
+    /// Rounds of the next visit, where they are not the usual ones.
+    rounds: Option<u32>,
 }
 
 /// Which contest goes on next.
@@ -145,6 +147,7 @@ impl Schedule {
             visited: false,
             finished: false,
             known: false,
+            rounds: None,
         };
         let entries = covering_order(items).into_iter().map(entry).collect();
         Ok(Schedule { budget, entries })
@@ -158,16 +161,12 @@ impl Schedule {
         Ok(())
     }
 
-    /// Whether every item was visited.
-    pub fn all_visited(&self) -> bool {
-        self.entries.iter().all(|e| e.visited)
-    }
-
-    /// An item that was visited is to go on, finished or not: so much is lost if what was measured is not so.
-    pub fn doubt(&mut self, id: usize, loss: f64) -> Result<(), ScheduleError> {
+    /// An item that was visited is to go on for so many rounds, finished or not: so much is lost if what was measured is
+    /// not so.
+    pub fn doubt(&mut self, id: usize, loss: f64, rounds: u32) -> Result<(), ScheduleError> {
         number(id, "the loss", loss)?;
         let entry = self.entry(id)?;
-        (entry.finished, entry.loss) = (false, entry.loss.max(loss));
+        (entry.finished, entry.loss, entry.rounds) = (false, entry.loss.max(loss), Some(rounds));
         Ok(())
     }
 
@@ -198,6 +197,7 @@ impl Schedule {
         let rounds = self.slice(&self.entries[at]).rounds;
         let entry = &mut self.entries[at];
         let first = !entry.visited || entry.known;
+        entry.rounds = None;
         entry.round_us = Some(outcome.took_us / f64::from(rounds));
         (entry.visited, entry.known, entry.finished, entry.loss) = (true, false, outcome.finished, outcome.loss);
         if first && entry.item.cost_hint_us > 0.0 {
@@ -220,8 +220,8 @@ impl Schedule {
     }
 
     fn slice(&self, entry: &Entry) -> Slice {
-        let rounds = if entry.visited && !entry.known { self.budget.slice_rounds } else { self.budget.first_rounds };
-        let rounds = rounds.max(1);
+        let usual = if entry.visited && !entry.known { self.budget.slice_rounds } else { self.budget.first_rounds };
+        let rounds = entry.rounds.unwrap_or(usual).max(1);
         let guess = entry.item.cost_hint_us * self.scale(&entry.item);
         Slice { id: entry.item.id, rounds, estimate_us: entry.round_us.map_or(guess, |us| us * f64::from(rounds)) }
     }

@@ -237,20 +237,20 @@ fn what_is_doubted_goes_on_although_it_was_finished() {
     let items = vec![item(4, "g", &[1.0], 10.0), item(5, "g", &[2.0], 10.0), item(6, "g", &[3.0], 10.0)];
     let mut schedule = Schedule::new(Budget::of_us(1e6), items).unwrap();
     for _ in 0..3 {
-        assert!(!schedule.all_visited());
         let Slice { id, .. } = schedule.next(0.0).unwrap();
         schedule.done(id, Outcome { loss: 0.0, took_us: 10.0, finished: true }).unwrap();
     }
-    assert!(schedule.all_visited());
     assert_eq!(schedule.next(0.0), None);
-    schedule.doubt(5, 0.1).unwrap();
-    schedule.doubt(6, 0.3).unwrap();
-    let mut order = Vec::new();
-    while let Some(Slice { id, .. }) = schedule.next(0.0) {
-        order.push(id);
-        schedule.done(id, Outcome { loss: 0.0, took_us: 10.0, finished: true }).unwrap();
-    }
-    assert_eq!(order, [6, 5]);
-    assert_eq!(schedule.doubt(9, 0.1), Err(ScheduleError::Unknown(9)));
-    assert!(matches!(schedule.doubt(5, f64::NAN), Err(ScheduleError::Number { id: 5, .. })));
+    schedule.doubt(5, 0.1, 200).unwrap();
+    schedule.doubt(6, 0.3, 200).unwrap();
+    // A first visit of 5 rounds took 10 µs.
+    assert_eq!(schedule.next(0.0), Some(Slice { id: 6, rounds: 200, estimate_us: 400.0 }));
+    assert_eq!(schedule.next(1e6 - 300.0), None, "more than there is time for");
+    schedule.done(6, Outcome { loss: 0.1, took_us: 600.0, finished: false }).unwrap();
+    // The next slice is one of the usual size, and costs what rounds have cost.
+    schedule.doubt(5, 0.0, 200).unwrap();
+    assert_eq!(schedule.next(0.0).map(|s| s.id), Some(6));
+    assert_eq!(schedule.next(0.0), Some(Slice { id: 6, rounds: 10, estimate_us: 30.0 }));
+    assert_eq!(schedule.doubt(9, 0.1, 1), Err(ScheduleError::Unknown(9)));
+    assert!(matches!(schedule.doubt(5, f64::NAN, 1), Err(ScheduleError::Number { id: 5, .. })));
 }

@@ -93,11 +93,15 @@ def examine(backends: Sequence[str], timeout: float, tell: Tell = lambda _: None
     """Tries backends alone, then those that work together, and gives the matrix of it."""
     entries = {}
     # Most of the time a process imports torch and its library: several do so side by side.
-    with ThreadPoolExecutor(max_workers=max(min((os.cpu_count() or 1) // 4, MOST_PROCESSES), 1)) as pool:
+    pool = ThreadPoolExecutor(max_workers=max(min((os.cpu_count() or 1) // 4, MOST_PROCESSES), 1))
+    try:
         tried = {backend: pool.submit(alone, backend, timeout) for backend in backends}
         for backend, entry in tried.items():
             tell(f"trying {backend}")
             entries[backend] = entry.result()
+    finally:
+        # Whoever interrupts it does not wait for those that were not begun.
+        pool.shutdown(cancel_futures=True)
     pairs = together([name for name, entry in entries.items() if entry["status"] == "ok"], entries, timeout, tell)
     tell("")
     return matrix.empty() | {"entries": list(entries.values()), "pairs": pairs}

@@ -34,8 +34,9 @@ class CudaTimer:
         self._flushed = torch.empty(size, dtype=torch.int8, device=self._device)
         self._flush_us = 0.0
         self._graphs: dict[str, Any] = {}
-        # What the host took for the calls of a sample, by kernel.
+        # What the host took for the calls of a sample, by kernel; and the kernels that wait for the device.
         self._host_us: dict[str, float] = {}
+        self._waits: set[str] = set()
 
     def time(self, kernel: str, calls: int) -> float:
         """Microseconds of one call, the median of so many, each with a cold cache.
@@ -57,18 +58,24 @@ class CudaTimer:
             self._subject.time_between(kernel, calls, before, after)
 
         lead = self._host_us.get(kernel, _LEAD_US)
-        for _ in range(2):
+        for _ in range(0 if kernel in self._waits else 2):
             sample = self._sample(calls, 1.5 * lead, run)
             lead = self._host_us[kernel] = min(sample.all_us, _MOST_LEAD_US)
             if sample.kept_busy:
                 return sample.us
-        # Whatever lead it is given it uses up: it waits for the device.
-        return self._sample(calls, 0.0, run).us
+        # Whatever lead it is given it uses up: it waits for the device. What it waits for is to be its own work.
+        self._waits.add(kernel)
+        return self._sample(calls, 0.0, run, idle=True).us
 
     def _sample(
-        self, calls: int, lead_us: float, run: Callable[[Callable[[], None], Callable[[], float]], None]
+        self,
+        calls: int,
+        lead_us: float,
+        run: Callable[[Callable[[], None], Callable[[], float]], None],
+        idle: bool = False,
     ) -> _Sample:
-        """Calls made while the device is at work, for so long at least, so that it never waits for one of them."""
+        """Calls made while the device is at work, for so long at least, so that it never waits for one of them; or each
+        made when the device is idle."""
         import torch
 
         begins, ends = ([torch.cuda.Event(enable_timing=True) for _ in range(calls)] for _ in range(2))  # type: ignore[no-untyped-call]
@@ -80,6 +87,8 @@ class CudaTimer:
             nonlocal begun
             self._flushed.zero_()
             next(first).record()
+            if idle:
+                torch.cuda.synchronize()
             begun = time.perf_counter()
 
         def after() -> float:

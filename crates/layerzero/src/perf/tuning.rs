@@ -42,9 +42,8 @@ struct Subject {
 }
 
 impl Subject {
-    /// The times so far, as knowledge is made of them.
-    fn observations(&self) -> Vec<Observation> {
-        let timings = self.contest.as_ref().map(Contest::results).unwrap_or_default();
+    /// Times of its candidates, as knowledge is made of them.
+    fn observations(&self, timings: Vec<Timing>) -> Vec<Observation> {
         let observation = |t: Timing| {
             let stats = t.stats.filter(|_| t.error.is_none())?;
             let version = self.candidates.iter().find(|k| k.id == t.candidate)?.version.clone();
@@ -151,16 +150,16 @@ impl<'a> Tuning<'a> {
         let Ok(mut schedule) = Schedule::new(budget, items) else { return };
         if !self.options.force {
             for id in 0..self.subjects.len() {
-                if let Some(loss) = self.known_loss(&self.subjects[id]) {
-                    self.report.known += usize::from(schedule.known(id, loss).is_ok());
+                if let Some(timings) = self.known_timings(&self.subjects[id]) {
+                    self.report.known += usize::from(schedule.known(id, lz_measure::loss_of(&timings)).is_ok());
                 }
             }
         }
         self.schedule = Some(schedule);
     }
 
-    /// What would be lost by going by what was measured before; `None` when some candidate was not measured.
-    fn known_loss(&self, subject: &Subject) -> Option<f64> {
+    /// What was measured before; `None` when some candidate was not measured.
+    fn known_timings(&self, subject: &Subject) -> Option<Vec<Timing>> {
         let db = self.engine.perfdb().filter(|_| self.options.keep)?;
         let device = self.unbiased.snapshot.device(subject.wanted.device)?;
         let filter =
@@ -191,7 +190,7 @@ impl<'a> Tuning<'a> {
                 });
             }
         }
-        Some(lz_measure::loss_of(&timings))
+        Some(timings)
     }
 
     fn elapsed_us(&self) -> f64 {
@@ -225,9 +224,12 @@ impl<'a> Tuning<'a> {
     }
 
     fn next(&mut self) -> Option<Slice> {
-        if !self.doubted && self.schedule.as_ref().is_some_and(Schedule::all_visited) {
-            self.doubt();
+        let next = self.schedule.as_ref()?.next(self.elapsed_us());
+        let is_first = next.as_ref().is_some_and(|slice| self.subjects[slice.id].checks.is_empty());
+        if self.doubted || is_first || self.subjects.iter().all(|s| s.contest.is_none()) {
+            return next;
         }
+        self.doubt();
         self.schedule.as_ref()?.next(self.elapsed_us())
     }
 
@@ -235,13 +237,18 @@ impl<'a> Tuning<'a> {
     /// took place in a bad moment of the machine is settled all the same, and only at another time can that be seen.
     fn doubt(&mut self) {
         self.doubted = true;
-        let observations = self.subjects.iter().flat_map(Subject::observations);
+        let timings = |s: &Subject| match &s.contest {
+            Some(contest) => contest.results(),
+            None => self.known_timings(s).unwrap_or_default(),
+        };
+        let observations: Vec<Observation> =
+            self.subjects.iter().flat_map(|subject| subject.observations(timings(subject))).collect();
         let model = Model::new(observations, &self.engine.devices());
         for (id, subject) in self.subjects.iter_mut().enumerate() {
             let (Some(contest), Some(schedule)) = (&mut subject.contest, &mut self.schedule) else { continue };
-            let loss = model.doubt(&subject.query);
-            if loss > DOUBTFUL && schedule.doubt(id, loss.min(1.0)).is_ok() {
-                contest.reopen(AGAIN * contest.rounds().min(self.options.samples));
+            let (loss, rounds) = (model.doubt(&subject.query), AGAIN * contest.rounds().min(self.options.samples));
+            if loss > DOUBTFUL && schedule.doubt(id, loss.min(1.0), rounds).is_ok() {
+                contest.reopen(rounds);
             }
         }
     }
@@ -265,7 +272,7 @@ impl<'a> Tuning<'a> {
             self.store(id);
             return (0.0, true);
         };
-        let until = contest.rounds().saturating_add(rounds.max(contest.owed()));
+        let until = contest.rounds().saturating_add(rounds);
         let mut finished = false;
         loop {
             match contest.next() {
@@ -363,7 +370,7 @@ impl<'a> Tuning<'a> {
         self.report.spent_s = self.begun.elapsed().as_secs_f64();
         for (id, subject) in self.subjects.iter().enumerate() {
             if !order.contains(&id) {
-                let known = !self.options.force && self.known_loss(subject).is_some();
+                let known = !self.options.force && self.known_timings(subject).is_some();
                 if !known {
                     self.report.left.push(subject.wanted.call.clone());
                 }

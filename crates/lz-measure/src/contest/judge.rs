@@ -36,11 +36,13 @@ impl Contest {
         let Some(leader) = self.leader(&self.leveled()) else { return };
         let reference = self.candidates[leader].samples.clone();
         let (hopeless, early) = (self.rules.hopeless, self.round < self.rules.min_rounds);
+        let since = self.since;
         let is_hopeless = |one: &Candidate| {
-            let power = 4 - one.samples.len().clamp(1, 3) as i32 + if one.baseline && early { 3 } else { 0 };
+            let lately = || one.samples.iter().filter(|sample| sample.0 >= since);
+            let power = 4 - lately().count().clamp(1, 3) as i32 + if one.baseline && early { 3 } else { 0 };
             let limit = hopeless.powi(power);
             let at = |round: u32| reference.binary_search_by_key(&round, |s| s.0).ok();
-            let ratios = one.samples.iter().filter_map(|&(round, us)| at(round).map(|at| us / reference[at].1));
+            let ratios = lately().filter_map(|&(round, us)| at(round).map(|at| us / reference[at].1));
             let (behind, others): (Vec<f64>, Vec<f64>) = ratios.partition(|ratio| *ratio > limit);
             // One round in four may have caught the leader at a bad moment.
             !behind.is_empty() && 3 * others.len() <= behind.len()

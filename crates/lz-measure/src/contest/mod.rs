@@ -114,13 +114,15 @@ pub struct Contest {
     candidates: Vec<Candidate>,
     round: u32,
     settled: bool,
+    /// The round from which on it counts who is hopeless.
+    since: u32,
 }
 
 impl Contest {
     /// A contest without candidates.
     pub fn new(rules: Rules) -> Result<Contest, ContestError> {
         rules.check()?;
-        Ok(Contest { rules, candidates: Vec::new(), round: 0, settled: false })
+        Ok(Contest { rules, candidates: Vec::new(), round: 0, settled: false, since: 0 })
     }
 
     /// Adds a candidate, and gives its number. The baseline is what others are compared with: it stays for
@@ -146,11 +148,6 @@ impl Contest {
     /// How many rounds are complete; warm-up is none.
     pub fn rounds(&self) -> u32 {
         self.round
-    }
-
-    /// How many rounds must be held before anything can be settled.
-    pub fn owed(&self) -> u32 {
-        self.rules.min_rounds.saturating_sub(self.round)
     }
 
     /// What to do next; the same until it has been done.
@@ -195,12 +192,13 @@ impl Contest {
         Ok(())
     }
 
-    /// Holds at least so many rounds more, with everybody who is not out of it: there is reason to doubt what was measured.
-    /// All samples count, those from before as well.
+    /// Holds at least so many rounds more, with everybody who did not fail: there is reason to doubt what was measured. All
+    /// samples count, those from before as well; who is hopeless is found out anew.
     pub fn reopen(&mut self, rounds: u32) {
-        for one in self.candidates.iter_mut().filter(|c| c.standing == Standing::Resting) {
+        for one in self.candidates.iter_mut().filter(|c| matches!(c.standing, Standing::Resting | Standing::Retired)) {
             one.standing = Standing::Active;
         }
+        self.since = self.round;
         self.settled = false;
         self.rules.min_rounds = self.round.saturating_add(rounds.max(1));
         self.rules.max_rounds = self.rules.max_rounds.max(self.rules.min_rounds);
