@@ -365,7 +365,7 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
     let mut ranking = Vec::with_capacity(accepted.len());
     while let Some(&fastest) = accepted.first() {
         // Whoever is within the noise of the fastest ties with it. What plain torch runs wins ties, so that nobody is
-        // slower for noise; then declared priority.
+        // slower for noise; then declared priority, so that noise decides nothing; but a prediction is better than none.
         let ties = |i: usize| {
             i == fastest
                 || cold(i) == cold(fastest)
@@ -375,9 +375,11 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
         };
         let (mut group, rest): (Vec<usize>, Vec<usize>) = accepted.iter().partition(|&&i| ties(i));
         let is_default = |i: usize| Some(i) == default;
+        let all_measured = group.iter().all(|&i| measured(i));
         group.sort_by(|&a, &b| {
             let declared = descending(terms(a).priority, terms(b).priority);
-            is_default(b).cmp(&is_default(a)).then(declared).then(a.cmp(&b))
+            let better = if all_measured { declared } else { time(a).total_cmp(&time(b)).then(declared) };
+            is_default(b).cmp(&is_default(a)).then(better).then(a.cmp(&b))
         });
         ranking.extend(group);
         accepted = rest;

@@ -230,6 +230,16 @@ fn ties_go_to_what_plain_torch_runs_and_predictions_err_each_for_itself() {
     assert_eq!(ranking(&spec, &query()).0, ["b.x", "c.x", "a.default"]);
 }
 
+#[test]
+fn of_predictions_that_tie_the_better_one_wins_and_of_measurements_the_declared_one() {
+    let mut spec = spec(vec![kernel("b.x", 60), kernel("c.x", 50)]);
+    for (kind, first) in [(EstimateKind::Measured, "b.x"), (EstimateKind::Predicted, "c.x")] {
+        let one = |time| (time, 2.0, Some(kind), true);
+        spec.perf = Arc::new(Times(BTreeMap::from([("b.x", one(101.0)), ("c.x", one(100.0))])));
+        assert_eq!(ranking(&spec, &query()).0[0], first);
+    }
+}
+
 /// Knows which kernels were replayed in a graph.
 struct Proven(&'static [&'static str]);
 
