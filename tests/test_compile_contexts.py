@@ -215,6 +215,125 @@ def test_coroutines_and_async_generators() -> None:
     asyncio.run(main())
 
 
+def test_a_block_of_a_generator_lasts_over_its_steps() -> None:
+    def work(times: int = 2) -> Iterator[str]:
+        try:
+            with lz.disabled():
+                for _ in range(times):
+                    yield reference()
+                with inner.inside():
+                    yield served_or_reference()
+                yield reference()
+            yield served()
+        finally:
+            left.append(served_or_reference())
+
+    def reference() -> str:
+        found = served_or_reference()
+        assert found == "reference"
+        return found
+
+    def served_or_reference() -> str:
+        return "reference" if lz.which("rms_norm", X)["kernel_id"].startswith("lz_cpu.ref.") else served()
+
+    left: list[str] = []
+    inner, found = plan(served, "three"), plan(lambda: work())
+    for steps in (found(), lz.compile(lambda: work())()):
+        taken = []
+        for at in range(5):
+            # The place a step is taken from is another one each time.
+            with lz.prefer(NAMES[at % 3]):
+                taken.append(next(steps))
+                assert served() == NAMES[at % 3], "it is not left open outside"
+            assert control.frames() == ()
+        assert taken == ["reference"] * 4 + ["two"] and next(steps, "over") == "over"
+    assert left == ["two", "two"], "the second one learned it in the fifth step"
+    left.clear()
+    # Left in the midst of it: it is closed inside, with what it has entered.
+    steps = found()
+    next(steps)
+    steps.close()
+    assert left.pop() == "two" and control.frames() == ()
+
+
+def test_blocks_that_a_generator_enters_are_put_over_what_is_around_then() -> None:
+    def work() -> Iterator[list[str]]:
+        with lz.prefer("two"):
+            yield seen()
+            with lz.prefer("three"):
+                yield seen()
+                yield seen()
+            yield seen()
+        yield seen()
+
+    def seen() -> list[str]:
+        return [name for frame in control.frames() for name in frame.said.get("prefer_sources", ())]
+
+    steps = lz.compile(work)()
+    assert next(steps) == ["two"]
+    with lz.prefer("one"):
+        assert next(steps) == ["three", "two", "one"] and seen() == ["one"]
+        with lz.prefer("lz_cpu"):
+            assert next(steps) == ["three", "two", "lz_cpu", "one"]
+        assert next(steps) == ["two", "one"] and seen() == ["one"]
+    assert next(steps) == [] and next(steps, None) is None
+
+    def chosen() -> Iterator[str]:
+        with lz.avoid("one"):
+            yield lz.which("rms_norm", X)["kernel_id"]
+            yield lz.which("rms_norm", X)["kernel_id"]
+            yield lz.which("rms_norm", X)["kernel_id"]
+
+    steps = lz.compile(chosen)()
+    assert next(steps) == "two.norm"
+    with lz.avoid("two"):
+        assert next(steps) == "three.norm", "both are in force"
+    assert next(steps) == "two.norm"
+
+
+def test_a_block_of_a_coroutine_lasts_over_its_awaits() -> None:
+    def now() -> tuple[str, int]:
+        return lz.which("rms_norm", X)["kernel_id"], len(control.frames())
+
+    async def one() -> list[tuple[str, int]]:
+        seen = []
+        with lz.disabled():
+            seen.append(now())
+            await asyncio.sleep(0)
+            seen.append(now())
+        return [*seen, now()]
+
+    async def many() -> AsyncIterator[tuple[str, int]]:
+        with lz.disabled():
+            yield now()
+            await asyncio.sleep(0)
+            yield now()
+        yield now()
+
+    with lz.disabled():
+        reference, _ = now()
+    wanted = [(reference, 2), (reference, 2), ("two.norm", 1)]
+
+    async def main() -> None:
+        assert await plan(one)() == wanted and control.frames() == ()
+        assert await asyncio.gather(plan(one)(), plan(one)()) == [wanted] * 2
+        steps, seen = plan(many)(), []
+        async for found in steps:
+            seen.append(found)
+            assert control.frames() == ()
+        assert seen == wanted
+        # A plan whose coroutine waits for that of another, inside of a block.
+        inner = plan(one, "three")
+
+        async def outside() -> list[tuple[str, int]]:
+            with lz.avoid("one"):
+                return [*await inner(), now()]
+
+        assert await plan(outside)() == [(reference, 4), (reference, 4), ("three.norm", 3), ("two.norm", 2)]
+
+    asyncio.run(main())
+
+
 # --- threads --------------------------------------------------------------------------------------------------------------
 
 

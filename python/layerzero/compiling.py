@@ -59,7 +59,8 @@ class Plan:
     ``plan.model``. What is executed is the model itself, with its own parameters and in its own mode.
 
     Calls made elsewhere are not affected, nor are those of other threads, threads the model starts itself included. What
-    a generator or a coroutine of the model does later is done inside. A backward pass is outside.
+    a generator or a coroutine of the model does later is done inside, in the ``with`` blocks it has entered. A backward pass
+    is outside.
     """
 
     __slots__ = ("__weakref__", "_learns", "_left_out", "_lock", "_now", "_torch_calls", "_untraced", "model")
@@ -105,16 +106,18 @@ class Plan:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model with its decisions in force."""
-        return carried(self._run(self.model, *args, **kwargs), self._run)
+        blocks = control.OpenBlocks()
+        return carried(self._run(blocks, self.model, *args, **kwargs), functools.partial(self._run, blocks))
 
-    def _run(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs something inside."""
+    def _run(self, blocks: control.OpenBlocks, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs something inside: all of a call, or its next step, in the blocks the steps before have left open."""
         around = control.frames()
         frame = self._frame(around)
-        control.stand_in((frame, *around))
+        blocks.enter((frame, *around))
         try:
             result = work(*args, **kwargs)
         finally:
+            blocks.keep()
             control.stand_in(around)
         if self._learns:
             self._learn(frame)
@@ -142,11 +145,12 @@ class Plan:
         about them, or to run parts of the model."""
         around = control.frames()
         frame = self._frame(around)
-        control.stand_in((frame, *around))
+        entered = control.Frame({}, frame.plan, frame.number)
+        control.stand_in((entered, *around))
         try:
             yield
         finally:
-            control.stand_in(around)
+            control.leave(entered, around)
         if self._learns:
             self._learn(frame)
 
@@ -159,7 +163,8 @@ class Plan:
 
         @functools.wraps(value)
         def method(*args: Any, **kwargs: Any) -> Any:
-            result = carried(self._run(value, *args, **kwargs), self._run)
+            blocks = control.OpenBlocks()
+            result = carried(self._run(blocks, value, *args, **kwargs), functools.partial(self._run, blocks))
             return self if result is self.model else result
 
         return method

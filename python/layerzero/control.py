@@ -128,6 +128,40 @@ def stand_in(frames: tuple[Frame, ...]) -> None:
     _overlay.set(frames[0].number if frames else 0)
 
 
+def leave(entered: Frame, around: tuple[Frame, ...]) -> None:
+    """Leaves what was entered, and all that was entered inside of it. What it stands in may not be what was around then:
+    see :class:`OpenBlocks`."""
+    now = _frames.get()
+    at = next((at for at, frame in enumerate(now) if frame.said is entered.said), None)
+    stand_in(around if at is None else now[at + 1 :])
+
+
+class OpenBlocks:
+    """The blocks that a generator or a coroutine has entered in one step and leaves in a later one."""
+
+    __slots__ = ("_around", "_blocks")
+
+    def __init__(self) -> None:
+        self._blocks: tuple[Frame, ...] = ()
+        self._around: tuple[Frame, ...] = ()
+
+    def enter(self, around: tuple[Frame, ...]) -> None:
+        """From here on calls are made inside of the blocks, and these inside of what is around now."""
+        if self._blocks and around != self._around:
+            blocks: tuple[Frame, ...] = ()
+            for said, plan, _ in reversed(self._blocks):
+                blocks = (Frame(said, plan, overlay(said, plan, blocks + around)), *blocks)
+            self._blocks = blocks
+        self._around = around
+        stand_in(self._blocks + around)
+
+    def keep(self) -> None:
+        """Takes note of the blocks that are open."""
+        now = _frames.get()
+        inner = len(now) - len(self._around)
+        self._blocks = now[:inner] if inner > 0 and now[inner:] == self._around else ()
+
+
 def overlay(said: dict[str, Any], plan: _native.Baked | None, around: tuple[Frame, ...]) -> int:
     """The number of what is said inside of all that is around."""
     loading.load()
