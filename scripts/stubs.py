@@ -133,6 +133,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "load_sources": ("None",),
     "lock": ("operation: str", "kernel: str", "None"),
     "overlay": ("settings: dict[str, Any]", "plans: Sequence[Baked]", "int"),
+    "overlays_gone": ("numbers: Sequence[int]", "list[int]"),
     "readiness": ("tuple[str, str, bool]",),
     "rearm": ("name: str", "bool"),
     "refresh_memory": ("None",),

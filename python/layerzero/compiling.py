@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from layerzero import _native, control, loading, models, pinning
-from layerzero.errors import ConfigurationError, InvalidCallError
+from layerzero.errors import ConfigurationError, InvalidCallError, warn
 from layerzero.pinning import DispatchTable
 from layerzero.stepping import carried
 
@@ -63,7 +63,7 @@ class Plan:
     is outside.
     """
 
-    __slots__ = ("__weakref__", "_learns", "_left_out", "_lock", "_now", "_torch_calls", "_untraced", "model")
+    __slots__ = ("__weakref__", "_learns", "_left_out", "_lock", "_now", "_told", "_torch_calls", "_untraced", "model")
 
     #: The model.
     model: Any
@@ -80,7 +80,7 @@ class Plan:
     ) -> None:
         self.model = model
         self._lock = threading.Lock()
-        self._learns = learns
+        self._learns, self._told = learns, False
         self._left_out, self._torch_calls, self._untraced = list(left_out), dict(torch_calls or {}), untraced
         baked = _native.Baked(table, json.loads(table)["model_id"], learns)
         #: The decisions, and what calls made inside stand in, by the overlay around.
@@ -113,24 +113,40 @@ class Plan:
         """Runs something inside: all of a call, or its next step, in the blocks the steps before have left open."""
         around = control.frames()
         frame = self._frame(around)
-        blocks.enter((frame, *around))
+        blocks.enter(around if frame is None else (frame, *around))
         try:
             result = work(*args, **kwargs)
         finally:
             blocks.keep()
             control.stand_in(around)
-        if self._learns:
+        if self._learns and frame is not None:
             self._learn(frame)
         return result
 
-    def _frame(self, around: tuple[control.Frame, ...]) -> control.Frame:
-        """What calls made inside stand in."""
+    def _frame(self, around: tuple[control.Frame, ...]) -> control.Frame | None:
+        """What calls made inside stand in; ``None`` where there is no room for it."""
         baked, frames = self._now
         outer = around[0].number if around else 0
         frame = frames.get(outer)
         if frame is None:
-            frame = frames[outer] = control.Frame({}, baked, control.overlay({}, baked, around))
+            known = list(frames.items())
+            gone = set(_native.overlays_gone([frame.number for _, frame in known]))
+            for of_gone in (at for at, frame in known if frame.number in gone):
+                frames.pop(of_gone, None)
+            number = control.room_for({}, baked, around)
+            if number is None:
+                self._tell_of_no_room()
+                return None
+            frame = frames[outer] = control.Frame({}, baked, number)
         return frame
+
+    def _tell_of_no_room(self) -> None:
+        if not self._told:
+            self._told = True
+            warn(
+                f"the plan of {self.table.model_id} is not followed, kernels are selected as always: this process has as "
+                "many contexts as it may have, with blocks and plans in use; let go of plans that are not needed"
+            )
 
     def _learn(self, frame: control.Frame) -> None:
         """Decides the calls that were made inside for the first time."""
@@ -145,13 +161,13 @@ class Plan:
         about them, or to run parts of the model."""
         around = control.frames()
         frame = self._frame(around)
-        entered = control.Frame({}, frame.plan, frame.number)
+        entered = control.Frame({}, *frame[1:]) if frame else control.Frame({}, None, around[0].number if around else 0)
         control.stand_in((entered, *around))
         try:
             yield
         finally:
             control.leave(entered, around)
-        if self._learns:
+        if self._learns and frame is not None:
             self._learn(frame)
 
     def __getattr__(self, name: str) -> Any:

@@ -150,7 +150,12 @@ class OpenBlocks:
         if self._blocks and around != self._around:
             blocks: tuple[Frame, ...] = ()
             for said, plan, _ in reversed(self._blocks):
-                blocks = (Frame(said, plan, overlay(said, plan, blocks + around)), *blocks)
+                number = room_for(said, plan, blocks + around)
+                if number is None:
+                    # They stay where they were.
+                    blocks, around = self._blocks, self._around
+                    break
+                blocks = (Frame(said, plan, number), *blocks)
             self._blocks = blocks
         self._around = around
         stand_in(self._blocks + around)
@@ -168,6 +173,18 @@ def overlay(said: dict[str, Any], plan: _native.Baked | None, around: tuple[Fram
     _use_variable()
     plans = dict.fromkeys(p for p in (plan, *(frame.plan for frame in around)) if p is not None)
     return _native.overlay(_merged(said, *(frame.said for frame in around)), list(plans))
+
+
+def room_for(said: dict[str, Any], plan: _native.Baked | None, around: tuple[Frame, ...]) -> int | None:
+    """As :func:`overlay`; ``None`` where there are as many as there may be."""
+    from layerzero.errors import ConfigurationError
+
+    try:
+        return overlay(said, plan, around)
+    except ConfigurationError as error:
+        if error.code != "TOO_MANY_CONTEXTS":
+            raise
+        return None
 
 
 def _merged(*frames: dict[str, Any]) -> dict[str, Any]:

@@ -90,7 +90,7 @@ pub enum Error {
         why: Box<MismatchKind>,
     },
     /// Too many different contexts were made.
-    #[error("more than {most} different contexts (prefer, avoid, disabled, deterministic) were made in this process")]
+    #[error("there are {most} different contexts in this process, the most it may have: with blocks, and plans in use")]
     TooManyOverlays {
         /// How many there may be.
         most: usize,
@@ -150,7 +150,9 @@ impl Error {
             Error::Capabilities { .. } => "mend the document; until then the backend stays disabled".into(),
             Error::Config(_) => "nothing was changed; 'layerzero config reference' lists every setting".into(),
             Error::TableRefused { .. } => "solve it anew on this machine: 'layerzero solve'".into(),
-            Error::TooManyOverlays { .. } => "use the same few names, or lz.configure".into(),
+            Error::TooManyOverlays { .. } => {
+                "use the same few names, or lz.configure; let go of plans that are not needed".into()
+            }
             Error::Watch(_) => "reload by hand, or by SIGHUP".into(),
         }
     }

@@ -90,6 +90,12 @@ impl Engine {
         Ok(id)
     }
 
+    /// Those of them that are gone: a plan of theirs is, and nobody can be inside any more.
+    pub fn overlays_gone(&self, of: &[OverlayId]) -> Vec<OverlayId> {
+        let made = self.overlays.made.lock();
+        of.iter().filter(|id| made.by_id.get(id).is_none_or(Overlay::is_gone)).copied().collect()
+    }
+
     /// Runs `work` with the calls of this thread made in an overlay.
     pub fn within<R>(&self, overlay: OverlayId, work: impl FnOnce() -> R) -> R {
         struct Restore(OverlayId);

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use layerzero::OverlayId;
 use layerzero::config::{self, CodeLayer, Sources, Value};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -123,6 +124,13 @@ pub fn overlay(py: Python<'_>, settings: &Bound<'_, PyDict>, plans: Vec<PyRef<'_
     layer.set_all(entries(settings)?).map_err(|e| error::engine(py, &e.into()))?;
     let plans: Vec<_> = plans.iter().map(|plan| plan.0.clone()).collect();
     py.detach(|| engine().overlay_with(layer, &plans)).map(|id| id.0).map_err(raise(py))
+}
+
+/// Those of these overlays that are gone: a plan of theirs is.
+#[pyfunction]
+pub fn overlays_gone(numbers: Vec<u32>) -> Vec<u32> {
+    let numbers: Vec<_> = numbers.into_iter().map(OverlayId).collect();
+    engine().overlays_gone(&numbers).into_iter().map(|id| id.0).collect()
 }
 
 /// Every setting, its value and where it came from, as JSON; with the files that were read and what is to be warned of.

@@ -148,3 +148,18 @@ fn those_that_are_gone_do_not_count_and_their_numbers_are_not_given_again() {
     engine.within(last, || assert_eq!(serves(&engine, &rms(300)), "a.rms"));
     engine.within(first, || assert_eq!(serves(&engine, &rms(300)), "b.rms"));
 }
+
+#[test]
+fn an_overlay_is_gone_with_any_of_its_plans() {
+    let engine = engine_with(&["a.rms", "b.rms", "c.rms"]);
+    let (b, c) = (plan(&engine, "b.rms"), plan(&engine, "c.rms"));
+    let all = [inside(&engine, &[&b]), inside(&engine, &[&c]), inside(&engine, &[&c, &b])];
+    let plain = engine.overlay(CodeLayer::context()).unwrap();
+    assert_eq!(engine.overlays_gone(&[all[0], all[1], all[2], plain]), []);
+    drop(b);
+    assert_eq!(engine.overlays_gone(&[all[0], all[1], all[2], plain]), [all[0], all[2]]);
+    // Making another clears away what is gone; it still is.
+    let d = plan(&engine, "b.rms");
+    let made = inside(&engine, &[&d]);
+    assert_eq!(engine.overlays_gone(&[all[0], all[1], all[2], made]), [all[0], all[2]]);
+}
