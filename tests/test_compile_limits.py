@@ -1,4 +1,4 @@
-"""Plans that cannot be followed: the model runs all the same."""
+"""Plans that cannot be followed, or cannot learn: the model runs all the same."""
 
 from __future__ import annotations
 
@@ -129,3 +129,23 @@ def test_what_plans_around_that_are_gone_left_is_dropped() -> None:
     for _ in range(3):
         assert by(inner(X)) == "two" and by(outer(X)) == "two"
     assert len(inner._now[1]) == 2, "those that last are kept"
+
+
+# --- learning that fails --------------------------------------------------------------------------------------------------
+
+
+def test_a_result_is_not_lost_when_learning_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unable:
+        def learned(self, onto: _native.Baked) -> None:
+            raise lz.ConfigurationError("nothing can be decided now", code="ANY", hint="wait")
+
+    learning = lz.compile(Norm())
+    with monkeypatch.context() as broken:
+        frame = learning._frame(())._replace(plan=Unable())
+        broken.setattr(lz.Plan, "_frame", lambda *_: frame)
+        with pytest.warns(lz.LayerZeroWarning, match=r"plan of Norm could not .* nothing can be decided now"):
+            assert by(learning(X)) == "one"
+        with pytest.warns(lz.LayerZeroWarning, match="nothing can be decided now"), learning.inside():
+            pass
+    assert learning.decisions == []
+    assert by(learning(X)) == "one"

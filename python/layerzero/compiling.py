@@ -149,11 +149,16 @@ class Plan:
             )
 
     def _learn(self, frame: control.Frame) -> None:
-        """Decides the calls that were made inside for the first time."""
-        with self._lock:
-            learned = frame.plan and frame.plan.learned(self._now[0])
-            if learned is not None:
-                self._now = (learned, {})
+        """Decides the calls that were made inside for the first time. They have their results whatever comes of it."""
+        try:
+            with self._lock:
+                learned = frame.plan and frame.plan.learned(self._now[0])
+                if learned is not None:
+                    self._now = (learned, {})
+        except Exception as error:  # noqa: BLE001 - told below
+            warn(
+                f"the plan of {self.table.model_id} could not decide the calls made inside for the first time: {error}"
+            )
 
     @contextmanager
     def inside(self) -> Iterator[None]:
