@@ -1,7 +1,8 @@
-"""Plans that cannot be followed, or cannot learn: the model runs all the same."""
+"""Plans that cannot be followed, or cannot learn: the model runs all the same. And copies of plans."""
 
 from __future__ import annotations
 
+import copy
 import gc
 import warnings
 from collections.abc import Iterator
@@ -149,3 +150,39 @@ def test_a_result_is_not_lost_when_learning_fails(monkeypatch: pytest.MonkeyPatc
             pass
     assert learning.decisions == []
     assert by(learning(X)) == "one"
+
+
+# --- copies ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_deep_copy_is_a_plan_of_the_copied_model() -> None:
+    found = plan_of_two()
+    copied = copy.deepcopy(found)
+    assert copied.model is not found.model and isinstance(copied.model, Norm)
+    assert copied.decisions == found.decisions and str(copied) == str(found)
+    copied.model.scale.fill_(0.5)
+    assert by(found(X)) == "two" and torch.equal(copied(X), (X + 2.0) * 0.5)
+    # As a part of a model, together with a model that is also elsewhere in it, and of a model that knows its plan.
+    whole = nn.Module()
+    whole.part, whole.plan = found.model, found
+    twice = copy.deepcopy(whole)
+    assert twice.plan.model is twice.part and by(twice.plan(X)) == "two"
+    object.__setattr__(found.model, "plan", found)
+    again = copy.deepcopy(found)
+    assert again.model.plan is again and by(again(X)) == "two"
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copy_learns_for_itself(copied: Any) -> None:
+    first = lz.compile(Norm())
+    first(X)
+    second = copied(first)
+    assert second.decisions == first.decisions and (second.model is first.model) == (copied is copy.copy)
+    wide, wider = torch.zeros(4, 64), torch.zeros(4, 128)
+    with lz.prefer("two"):
+        assert by(second(wide), wide) == "two"
+    assert by(first(wide), wide) == "one" and by(second(wide), wide) == "two"
+    for learning in (first, second):
+        learning(wider)
+    assert (len(first.decisions), len(second.decisions)) == (3, 3)
+    assert [decision.kernel_id for decision in first.decisions].count("one.norm") == 3

@@ -8,6 +8,7 @@ A plan is called as the model is. The decisions hold for the calls the model mak
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import threading
@@ -189,6 +190,21 @@ class Plan:
             return self if result is self.model else result
 
         return method
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Plan:
+        """A plan of a copy of the model with the same decisions; each learns for itself from here on."""
+        # Known before the model is copied, which may hold its plan.
+        memo[id(self)] = copied = Plan.__new__(Plan)
+        Plan.__init__(
+            copied,
+            copy.deepcopy(self.model, memo),
+            self._now[0].table(),
+            learns=self._learns,
+            left_out=self._left_out,
+            torch_calls=self._torch_calls,
+            untraced=self._untraced,
+        )
+        return copied
 
     def __dir__(self) -> list[str]:
         return sorted({*object.__dir__(self), *dir(self.model)})
