@@ -2,7 +2,7 @@
 //! libraries would give other ids than it does. A [`TextCall`] says it.
 
 use lz_model::{DeviceIx, NamedCall, ParamValue, Query, Reason};
-use lz_select::{Decision, Restriction};
+use lz_select::Decision;
 
 use crate::ask::{Selection, Step, no_kernel};
 use crate::engine::{Engine, State};
@@ -122,11 +122,10 @@ impl Engine {
     }
 }
 
-/// Whether a kernel is out for no other reason than that only references may run, or that its circuit is open.
+/// Whether a kernel is out for no other reason than that only references, or what has proved itself, may run, or that its
+/// circuit is open. What the operator forbids, and what it cannot do, it does not do as a last resort either.
 fn is_last_resort(state: &State, candidate: &lz_select::Candidate) -> bool {
-    let spec = state.snapshot.spec();
     let can_run = state.snapshot.standing_reasons(candidate.kernel, DeviceIx(0)).is_empty();
-    let others = candidate.reasons.iter().filter(|r| !matches!(r, Reason::BackendError { .. })).count();
-    let limits = usize::from(spec.restriction != Restriction::default());
-    can_run && (!spec.settings.enabled || others <= limits)
+    let failures = candidate.reasons.iter().filter(|r| matches!(r, Reason::BackendError { .. })).count();
+    can_run && candidate.reasons.len() == candidate.cautions + failures
 }

@@ -86,6 +86,9 @@ pub struct Candidate {
     pub kernel: KernelIx,
     /// Why it is out; empty when it is not.
     pub reasons: Vec<Reason>,
+    /// How many of these say no more than that only the last resort, or what has proved itself, runs now: LayerZero is
+    /// disabled, or the process is degraded.
+    pub cautions: usize,
     /// Its score, by parts.
     pub terms: Terms,
     /// How long it takes, if that is known.

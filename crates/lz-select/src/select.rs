@@ -103,9 +103,13 @@ impl Judge<'_> {
         let device = self.case.query.device().0 as usize;
         let mut reasons: Vec<Reason> = entry.standing_reasons[device].clone();
         let mut transforms = Transforms::NONE;
+        let mut cautions = 0;
         // A kernel for other hardware is out for that alone: judging its shapes would only be noise.
         if reasons.is_empty() {
             transforms = call_reasons(self.case, kernel, compiled, &mut reasons);
+            let disabled = self.disabled(kernel);
+            cautions += usize::from(disabled.is_some());
+            reasons.extend(disabled);
             self.readiness(entry, &mut reasons);
             if !self.is_safe_in_graphs(kernel) {
                 reasons.push(Reason::CudaGraphUnsafe);
@@ -115,7 +119,9 @@ impl Judge<'_> {
             reasons.push(Reason::PolicyDenied { rule: rule.reason() });
         }
         if !self.is_last_resort(kernel) {
-            reasons.extend(self.snapshot.spec.restriction.rules_out(kernel, self.keys.each_ref()));
+            let degraded = self.snapshot.spec.restriction.rules_out(kernel, self.keys.each_ref());
+            cautions += usize::from(degraded.is_some());
+            reasons.extend(degraded);
         }
         reasons.extend(self.snapshot.spec.perf.verdict(kernel, &self.case.facts).filter(|_| !kernel.reference));
         // A lock is the operator's last word, on a kernel on trial as well.
@@ -129,6 +135,7 @@ impl Judge<'_> {
             estimate: if accepted { self.estimate(kernel) } else { None },
             transforms,
             reasons,
+            cautions,
             cold: self.is_cold(entry),
             reference: kernel.reference,
             baseline: kernel.baseline,
@@ -166,12 +173,13 @@ impl Judge<'_> {
         kernel.reference || kernel.baseline && self.case.facts.device.platform != Platform::Cpu
     }
 
+    fn disabled(&self, kernel: &KernelDescriptor) -> Option<Reason> {
+        let out = !self.case.settings.enabled && !self.is_last_resort(kernel);
+        out.then(|| Reason::PolicyDenied { rule: "LayerZero is disabled: only references run".into() })
+    }
+
     fn readiness(&self, entry: &Entry, reasons: &mut Vec<Reason>) {
-        let settings = self.case.settings;
-        if !settings.enabled && !self.is_last_resort(&entry.descriptor) {
-            reasons.push(Reason::PolicyDenied { rule: "LayerZero is disabled: only references run".into() });
-        }
-        let no_jit = self.case.context.no_jit || !settings.allow_jit;
+        let no_jit = self.case.context.no_jit || !self.case.settings.allow_jit;
         if no_jit && self.is_cold(entry) {
             reasons.push(Reason::JitDisabled);
         }
