@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import platform
 import statistics
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import layerzero as lz
+from layerzero.backends.tiktoken.adapter import cpus
 from layerzero.bench.rounds import difference, interleaved
 from layerzero.tokenization.remembering import REMEMBERED
 from layerzero.tokenization.resolving import resolve
@@ -121,7 +121,7 @@ def measure(rounds: int = 21, vocabulary: int = 8000) -> dict[str, Any]:
         "schema_version": "1.0",
         "versions": {name: version(name) for name in ("tokenizers", "tiktoken")}
         | {"layerzero": lz.__version__, "python": platform.python_version()},
-        "cpus": len(os.sched_getaffinity(0)),
+        "cpus": cpus(),
         "vocabulary": native.get_vocab_size(),
         "registered_s": registered,
         "short": _rows(native, SHORT, rounds, 200),

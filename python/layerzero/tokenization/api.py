@@ -39,14 +39,15 @@ def tokenize(texts: str | Sequence[str], tokenizer_id: str, return_offsets: bool
     tokenizer = resolve(tokenizer_id) if isinstance(tokenizer_id, str) else _wrong_id(tokenizer_id)
     if not given:
         return {"input_ids": [], "offsets": []} if return_offsets else {"input_ids": []}
-    call = tokenizer.call("tokenize.encode", bool(return_offsets))
+    longest = _longest(given)
+    call = tokenizer.call("tokenize.encode", bool(return_offsets), longest)
     if return_offsets:
-        ids, offsets = call.run(given, _longest(given))
+        ids, offsets = call.run(given, longest)
         return {"input_ids": ids, "offsets": offsets} if several else {"input_ids": ids[0], "offsets": offsets[0]}
     if (limit := _native.tokenizer_settings()[1]) > 0:
         ids = remembering.encode(tokenizer, given, limit)
     else:
-        ids = call.run(given, _longest(given))
+        ids = call.run(given, longest)
     return {"input_ids": ids if several else ids[0]}
 
 
@@ -67,7 +68,8 @@ def detokenize(tokens: Any, tokenizer_id: str) -> str | list[str]:
         _check_ids(ids, tokenizer)
     if not lists:
         return []
-    found: list[str] = tokenizer.call("tokenize.decode", False).run(lists, _longest(lists))
+    longest = _longest(lists)
+    found: list[str] = tokenizer.call("tokenize.decode", False, longest).run(lists, longest)
     return found if several else found[0]
 
 
@@ -172,4 +174,5 @@ def asked(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_nati
         ) from None
     check_id(tokenizer_id)
     given = given or [""]
-    return resolve(tokenizer_id).call(operation, offsets), given, _longest(given)
+    longest = _longest(given)
+    return resolve(tokenizer_id).call(operation, offsets, longest), given, longest

@@ -97,8 +97,8 @@ REMEMBERED = Remembered()
 
 def encode(tokenizer: Tokenizer, texts: list[str], limit: int) -> list[list[int]]:
     """The ids of texts, those that are not known from the tokenizer."""
-    call, namespace = tokenizer.call("tokenize.encode", False), tokenizer.namespace
     longest = max(max(map(len, texts)), 1)
+    call, namespace = tokenizer.call("tokenize.encode", False, longest), tokenizer.namespace
     if REMEMBERED.is_off(namespace):
         ids: list[list[int]] = call.run(texts, longest)
         return ids

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -60,6 +61,19 @@ class Bpe:
         return text
 
 
+@contextmanager
+def panics() -> Iterator[None]:
+    """The library's panics, which are no `Exception`, as `RuntimeError`: a call that ends with one has failed like any
+    other."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as panic:
+        said = str(panic).strip().partition("\n")[0]
+        raise RuntimeError(f"tiktoken panicked: {said:.200}") from panic
+
+
 def is_mine(given: Any) -> bool:
     """Whether this is a `tiktoken.Encoding`."""
     return hasattr(given, "encode_ordinary") and hasattr(given, "_mergeable_ranks")
@@ -102,16 +116,24 @@ def from_file(path: Path) -> Loaded:
 def encode(texts: list[str], tokenizer: Tokenizer, return_offsets: bool) -> Any:
     """Ids, or ids and offsets, of each text."""
     bpe: Bpe = tokenizer.libraries["tiktoken"]
-    if len(texts) == 1:
-        ids = [bpe.encode(texts[0])]
-    elif sum(map(len, texts)) < _WORTH_THREADS:
-        ids = [bpe.encode(text) for text in texts]
-    else:
-        with ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0)), len(texts))) as threads:
-            ids = list(threads.map(bpe.encode, texts))
+    with panics():
+        if len(texts) == 1:
+            ids = [bpe.encode(texts[0])]
+        elif sum(map(len, texts)) < _WORTH_THREADS:
+            ids = [bpe.encode(text) for text in texts]
+        else:
+            with ThreadPoolExecutor(min(_MOST_THREADS, cpus(), len(texts))) as threads:
+                ids = list(threads.map(bpe.encode, texts))
     if not return_offsets:
         return ids
     return ids, [_offsets(text, bpe.encoding.decode_tokens_bytes(i)) for text, i in zip(texts, ids, strict=True)]
+
+
+def cpus() -> int:
+    """How many this process may use, where the system says; else how many there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _offsets(text: str, tokens: list[bytes]) -> list[tuple[int, int]]:
@@ -128,7 +150,8 @@ def _offsets(text: str, tokens: list[bytes]) -> list[tuple[int, int]]:
 def decode(tokens: list[list[int]], tokenizer: Tokenizer) -> list[str]:
     """The text of each list of ids."""
     bpe: Bpe = tokenizer.libraries["tiktoken"]
-    return [bpe.decode(ids) for ids in tokens]
+    with panics():
+        return [bpe.decode(ids) for ids in tokens]
 
 
 KERNELS: dict[str, Callable[..., Any]] = {"tiktoken.encode": encode, "tiktoken.decode": decode}

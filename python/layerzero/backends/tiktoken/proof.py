@@ -27,7 +27,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from layerzero.backends.tiktoken.adapter import Bpe
+from layerzero.backends.tiktoken.adapter import Bpe, panics
 from layerzero.backends.tiktoken.hard_texts import HARD
 
 
@@ -50,7 +50,8 @@ dot, word characters, intersections of classes, counts with a plus."""
 def build(document: dict[str, Any], native: Any) -> Bpe:
     """The encoding that gives the ids of this `tokenizer.json`, or `Differs`."""
     try:
-        return _build(document, native)
+        with panics():
+            return _build(document, native)
     except Differs:
         raise
     # What was not foreseen (a key that is missing, a pattern tiktoken cannot read) shows nothing, and so does not count.

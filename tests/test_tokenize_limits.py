@@ -1,0 +1,89 @@
+"""Where a library gives up, and what differs from one system to the next."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import layerzero as lz
+import pytest
+import small_tokenizers as small
+from layerzero.backends.tiktoken import adapter
+from layerzero.tokenization import tokenizer as limits
+from layerzero.tokenization.resolving import resolve
+
+#: More than tiktoken's engine has steps for.
+TOO_LONG = " " * 1_100_000 + "x"
+
+
+class PanicException(BaseException):
+    """As the libraries' own: no `Exception`."""
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    """A tokenizer two libraries can serve, and one of tiktoken's own."""
+    lz.register_tokenizer("llama3", small.llama3_like())
+    lz.register_tokenizer("encoding", small.encoding())
+    yield
+    lz.reset()
+    lz.forget_failures()
+
+
+@pytest.mark.filterwarnings("error::layerzero.LayerZeroWarning")
+def test_texts_that_are_too_long_for_tiktoken_go_to_the_tokenizers_own() -> None:
+    most = limits.LONGEST_FOR_TIKTOKEN
+    assert lz.which("tokenize", "x" * most, "llama3")["kernel_id"] == "tiktoken.encode"
+    for texts in ("x" * (most + 1), ["x", "x" * (most + 1)]):
+        assert lz.which("tokenize", texts, "llama3")["kernel_id"] == "tokenizers.encode"
+    wanted = small.llama3_like().encode(TOO_LONG).ids
+    assert lz.tokenize(TOO_LONG, "llama3")["input_ids"] == wanted
+    assert lz.tokenize(["x", TOO_LONG], "llama3")["input_ids"][1] == wanted
+    lz.configure(tokenizer={"cache_mb": 64})
+    assert lz.tokenize(TOO_LONG, "llama3")["input_ids"] == wanted
+    # What it gives is right by definition for its own encodings, however long.
+    assert lz.which("tokenize", "x" * (most + 1), "encoding")["kernel_id"] == "tiktoken.encode"
+    assert lz.which("detokenize", [1] * (most + 1), "llama3")["kernel_id"] == "tiktoken.decode"
+
+
+@pytest.mark.filterwarnings("ignore::layerzero.LayerZeroWarning")
+@pytest.mark.parametrize("many", [False, True])
+def test_a_panic_is_a_failure_like_any_other(many: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LONGEST_FOR_TIKTOKEN", 1 << 40)
+    texts: Any = [TOO_LONG, "x"] if many else TOO_LONG
+    made = small.llama3_like()
+    wanted = [made.encode(text).ids for text in texts] if many else made.encode(texts).ids
+    assert lz.tokenize(texts, "llama3")["input_ids"] == wanted
+    assert "panicked" in lz.health().kernels["tiktoken.encode"]["last_error"]["message"]
+
+
+def test_a_panic_where_nobody_else_serves_is_an_error() -> None:
+    with pytest.raises(lz.KernelExecutionError, match="tiktoken panicked"):
+        lz.tokenize(" " * 2_000_000 + "x", "encoding")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit, PanicException])
+@pytest.mark.parametrize("op", ["encode", "decode"])
+def test_only_panics_are_turned(op: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def encode(self, _: str) -> list[int]:
+            raise error("stopped")
+
+        decode = encode
+
+    monkeypatch.setitem(resolve("llama3").libraries, "tiktoken", Broken())
+    kernel, given = (adapter.encode, ["x"]) if op == "encode" else (adapter.decode, [[1]])
+    wanted = RuntimeError if error is PanicException else error
+    with pytest.raises(wanted, match="stopped"):
+        kernel(given, resolve("llama3"), False) if op == "encode" else kernel(given, resolve("llama3"))
+
+
+def test_systems_that_do_not_say_how_many_processors_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(adapter, "_WORTH_THREADS", 1)
+    for count in (None, 3):
+        monkeypatch.setattr(os, "cpu_count", lambda found=count: found)
+        texts = ["hello", "world"]
+        wanted = [small.llama3_like().encode(text).ids for text in texts]
+        assert lz.run_kernel("tiktoken.encode", texts, "llama3") == wanted
