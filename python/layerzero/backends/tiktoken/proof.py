@@ -9,9 +9,9 @@ that together are the token t, after all joins of lower rank. No join ever cross
 gone; so its inside is what it is when t stands alone. There the library makes t, so that just two parts are left by
 then: the two it joins. Both join the same two. `_ranks` and `_reachable` check these conditions, for every token.
 
-*Pieces.* Two regular expression engines, one pattern. Only patterns out of `_PORTABLE` are taken, which both read alike.
-What they think of characters is compared where it could change: at both ends of every run of characters of one category,
-as this Python's Unicode has them, and where it has none yet. (All characters were compared once, with the versions named in the adapters.)
+*Pieces.* Two regular expression engines, one pattern. Only patterns are taken of which `patterns` knows that both read them
+alike. What they think of characters is compared by the pieces they cut: of every character among its neighbours, and of
+those at both ends of every run of one category, as this Python's Unicode has them, among others.
 
 *All else* (special tokens, what is put around a text, decoding): what is taken is listed; anything else is refused.
 
@@ -21,12 +21,12 @@ At last both libraries encode and decode hard texts and random ones. One differe
 from __future__ import annotations
 
 import random
-import re
 import unicodedata
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
+from layerzero.backends.tiktoken import patterns
 from layerzero.backends.tiktoken.adapter import Bpe, panics
 from layerzero.backends.tiktoken.hard_texts import HARD
 
@@ -37,14 +37,6 @@ class Differs(Exception):
 
 #: What the library cuts by when its pre-tokenizer says no more than `ByteLevel`, as tiktoken writes it.
 _BYTE_LEVEL = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
-
-_ESCAPED = r"\\[pP]\{\w+\}|\\[sSrnt]|\\[^\w\s]"
-_CLASS = rf"\[\^?(?:{_ESCAPED}|(?!--)[^\[\]\\&~])+\]"
-_PORTABLE = re.compile(
-    rf"(?:{_ESCAPED}|{_CLASS}|\(\?(?:[:!=]|i:)|\((?!\?)|\)|\{{\d+(?:,\d*)?\}}(?!\+)|[^\\.^$&\[\](){{}}])*"
-)
-"""Literals, classes, groups, looking ahead and counts. What the engines read differently is not among it: anchors, the
-dot, word characters, intersections of classes, counts with a plus."""
 
 
 def build(document: dict[str, Any], native: Any) -> Bpe:
@@ -77,7 +69,9 @@ def _build(document: dict[str, Any], native: Any) -> Bpe:
         frozenset(token["id"] for token in document["added_tokens"] if token["special"]),
         tuple(sorted({special[:2] for special in specials})),
     )
-    _compare(bpe, native, list(specials), list(document["model"]["vocab"]))
+    tried = texts(list(specials), list(document["model"]["vocab"]))
+    _pieces(pattern, native, [*tried, *_every_character()])
+    _compare(bpe, native, list(specials), tried)
     return bpe
 
 
@@ -112,8 +106,12 @@ def _pattern(pre: dict[str, Any] | None) -> str:
         return r"[\s\S]+"
     split = splits[0]
     pattern = split["pattern"].get("Regex")
-    if pattern is None or not _PORTABLE.fullmatch(pattern):
-        raise Differs(f"its pattern {split['pattern']!r:.80} may be read differently")
+    if pattern is None:
+        raise Differs("its pre-tokenizer splits by a text, not by a pattern")
+    try:
+        patterns.check(pattern)
+    except patterns.Unclear as what:
+        raise Differs(f"its pattern {pattern!r:.80} may be read differently: {what}") from what
     match split["behavior"], split["invert"]:
         case "Removed", True:
             return str(pattern)
@@ -238,8 +236,36 @@ def texts(specials: list[str], vocab: list[str]) -> list[str]:
     return [*HARD, *by_class, *mixed, *around]
 
 
-def _compare(bpe: Bpe, native: Any, specials: list[str], vocab: list[str]) -> None:
-    tried = texts(specials, vocab)
+@cache
+def _every_character() -> list[str]:
+    """All of the planes in which characters are assigned, in their order."""
+    every = "".join(char for char in map(chr, (*range(0x34000), *range(0xE0000, 0xE0200))) if _valid(char))
+    return [every[at : at + 1024] for at in range(0, len(every), 1024)]
+
+
+def _pieces(pattern: str, native: Any, tried: list[str]) -> None:
+    """Both cut texts at the same places.
+
+    tiktoken does not tell where it cuts, but looks every piece up before it joins bytes. So it gets a vocabulary of the
+    library's pieces, and of every two neighbours together. Where it cuts as the library does, it gives the pieces. Where
+    it does not, take the first piece that is another. A shorter one ends where no piece does. So does a longer one,
+    unless it is several pieces; and then the first two, left side by side, would have been joined.
+    """
+    from tiktoken import Encoding
+
+    table, cut = _bytes(), native.pre_tokenizer.pre_tokenize_str
+    pieces = [[bytes(map(table.__getitem__, piece)) for piece, _ in cut(text)] for text in tried]
+    vocabulary = dict.fromkeys(bytes([byte]) for byte in range(256))
+    for found in pieces:
+        vocabulary |= dict.fromkeys(found) | dict.fromkeys(one + other for one, other in pairwise(found))
+    ranks = {token: rank for rank, token in enumerate(vocabulary)}
+    encoding = Encoding("pieces", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    for text, found in zip(tried, pieces, strict=True):
+        if encoding.decode_tokens_bytes(encoding.encode_ordinary(text)) != found:
+            raise Differs(f"it cuts {text!r:.60} at other places")
+
+
+def _compare(bpe: Bpe, native: Any, specials: list[str], tried: list[str]) -> None:
     right = [encoding.ids for encoding in native.encode_batch_fast(tried)]
     for text, ids in zip(tried, right, strict=True):
         if bpe.encode(text) != ids:
