@@ -1,9 +1,10 @@
-"""Where a library gives up, and what differs from one system to the next."""
+"""Where a library gives up, what differs from one system to the next, and what objects and files hold besides."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import layerzero as lz
@@ -87,3 +88,24 @@ def test_systems_that_do_not_say_how_many_processors_there_are(monkeypatch: pyte
         texts = ["hello", "world"]
         wanted = [small.llama3_like().encode(text).ids for text in texts]
         assert lz.run_kernel("tiktoken.encode", texts, "llama3") == wanted
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_special_tokens_that_are_text_stay_text(fast: bool) -> None:
+    made, text = small.gpt2_like(), f"x{small.END}y"
+    plain = made.encode(text).ids
+    made.encode_special_tokens = True
+    as_text = made.encode(text).ids
+    assert plain != as_text
+
+    class Fast:
+        """As those of transformers: it sets the flag anew for every call, to what it says itself."""
+
+        backend_tokenizer = made
+        split_special_tokens = False
+
+    lz.register_tokenizer("as text", Fast() if fast else made)
+    assert lz.tokenize(text, "as text")["input_ids"] == (plain if fast else as_text)
+    Fast.split_special_tokens = True
+    lz.register_tokenizer("as text", Fast())
+    assert lz.tokenize([text, "x"], "as text")["input_ids"] == [as_text, [*made.encode("x").ids]]

@@ -74,7 +74,14 @@ def truncating() -> Any:
     return tokenizer
 
 
+def specials_as_text() -> Any:
+    tokenizer = small.gpt2_like()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
 REFUSED = {
+    "it takes special tokens in texts for text": specials_as_text,
     "its model is WordLevel": small.word_level,
     "its normalizer is NFC": lambda: with_part("normalizer", normalizers.NFC()),
     "its decoder is not ByteLevel": lambda: with_part("decoder", decoders.WordPiece()),
@@ -248,6 +255,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "decoder": (lambda: with_part("decoder", decoders.WordPiece()), {"pretokenizer_id"}),
     "post-processor": (TAKEN["around"], {"special_tokens_hash"}),
     "truncation": (truncating, {"special_tokens_hash"}),
+    "special tokens as text": (specials_as_text, {"special_tokens_hash"}),
 }
 
 

@@ -84,6 +84,8 @@ def _plain(document: dict[str, Any]) -> None:
             raise Differs(f"its tokens have a {name.replace('_', ' ')}")
     if document["normalizer"] is not None:
         raise Differs(f"its normalizer is {document['normalizer']['type']}, tiktoken has none")
+    if document.get("encode_special_tokens"):
+        raise Differs("it takes special tokens in texts for text")
     if document["truncation"] is not None:
         raise Differs("it truncates texts")
     if (document["decoder"] or {}).get("type") != "ByteLevel":

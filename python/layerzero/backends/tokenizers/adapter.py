@@ -28,26 +28,30 @@ def is_mine(given: Any) -> bool:
 
 def from_file(path: Path) -> Loaded:
     """Reads a `tokenizer.json`."""
-    return _load(path.read_text(encoding="utf-8"))
+    return _load(path.read_text(encoding="utf-8"), False)
 
 
 def from_object(given: Any) -> Loaded:
     """A copy: what is done to the object later changes nothing here."""
     inside = getattr(given, "backend_tokenizer", given)
-    text = inside.to_str()
+    text, as_text = inside.to_str(), bool(getattr(inside, "encode_special_tokens", False))
     if inside is not given:
-        # transformers sets truncation anew for every call it makes.
+        # transformers sets truncation, and this, anew for every call it makes.
         text = json.dumps({**json.loads(text), "truncation": None})
-    return _load(text)
+        as_text = bool(getattr(given, "split_special_tokens", False))
+    return _load(text, as_text)
 
 
-def _load(text: str) -> Loaded:
+def _load(text: str, special_tokens_as_text: bool) -> Loaded:
     from tokenizers import Tokenizer as Native
 
     native = Native.from_str(text)
     # Texts of one call do not depend on each other.
     native.no_padding()
     document: dict[str, Any] = json.loads(native.to_str())
+    if special_tokens_as_text:
+        # No part of what is saved.
+        native.encode_special_tokens = document["encode_special_tokens"] = True
     model = document["model"]
     if model.get("dropout"):
         raise ValueError(f"its model drops merges at random (dropout {model['dropout']}); set it to null")
@@ -58,13 +62,16 @@ def identity(document: dict[str, Any]) -> Identity:
     """The hashes of a `tokenizer.json`."""
     added = document["added_tokens"]
     special = [token for token in added if token["special"]]
+    as_text = ["encode_special_tokens"] if document.get("encode_special_tokens") else []
     return Identity(
         vocab_hash=digest({key: value for key, value in document["model"].items() if key != "merges"}),
         merges_hash=digest(document["model"].get("merges", [])),
         added_tokens_hash=digest(added),
         normalizer_id=digest(document["normalizer"]),
         pretokenizer_id=digest([document["pre_tokenizer"], document["decoder"]]),
-        special_tokens_hash=digest([special, document["post_processor"], document["truncation"]]),
+        special_tokens_hash=digest(
+            [special, document["post_processor"], document["truncation"], *as_text],
+        ),
     )
 
 
