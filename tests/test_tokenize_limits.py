@@ -109,3 +109,14 @@ def test_special_tokens_that_are_text_stay_text(fast: bool) -> None:
     Fast.split_special_tokens = True
     lz.register_tokenizer("as text", Fast())
     assert lz.tokenize([text, "x"], "as text")["input_ids"] == [as_text, [*made.encode("x").ids]]
+
+
+def test_offsets_are_refused_where_they_are_not_known() -> None:
+    letters = small.tiktoken.Encoding("x", pat_str=r"\p{L}+", mergeable_ranks=small.ranks(), special_tokens={})
+    lz.register_tokenizer("letters", letters)
+    assert lz.tokenize("ab", "letters", return_offsets=True)["offsets"] == [(0, 1), (1, 2)]
+    assert lz.tokenize("a, b", "letters")["input_ids"] == letters.encode("a, b")
+    for text in ("a, b", "ab,", ",ab", "é, b"):
+        with pytest.raises(lz.InvalidCallError) as caught:
+            lz.tokenize(["ab", text], "letters", return_offsets=True)
+        assert caught.value.code == "NO_OFFSETS" and "text 1" in str(caught.value)

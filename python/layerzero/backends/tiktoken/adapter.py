@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from layerzero.errors import InvalidCallError
 from layerzero.tokenization.identity import Identity, digest
 from layerzero.tokenization.tokenizer import Loaded, Tokenizer
 
@@ -126,7 +127,15 @@ def encode(texts: list[str], tokenizer: Tokenizer, return_offsets: bool) -> Any:
                 ids = list(threads.map(bpe.encode, texts))
     if not return_offsets:
         return ids
-    return ids, [_offsets(text, bpe.encoding.decode_tokens_bytes(i)) for text, i in zip(texts, ids, strict=True)]
+    tokens = [bpe.encoding.decode_tokens_bytes(i) for i in ids]
+    for at, (text, found) in enumerate(zip(texts, tokens, strict=True)):
+        if b"".join(found) != text.encode():
+            raise InvalidCallError(
+                f"tokenize: the pattern of '{tokenizer.id}' passes over some of text {at}, and tiktoken does not say where",
+                code="NO_OFFSETS",
+                hint="tokenize it without return_offsets",
+            )
+    return ids, [_offsets(text, found) for text, found in zip(texts, tokens, strict=True)]
 
 
 def cpus() -> int:
