@@ -120,3 +120,25 @@ def test_offsets_are_refused_where_they_are_not_known() -> None:
         with pytest.raises(lz.InvalidCallError) as caught:
             lz.tokenize(["ab", text], "letters", return_offsets=True)
         assert caught.value.code == "NO_OFFSETS" and "text 1" in str(caught.value)
+
+
+def test_a_registered_file_that_is_gone_is_not_another_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a.json"
+    small.gpt2_like().save(str(file))
+    (tmp_path / "o").mkdir()
+    small.word_level().save(str(tmp_path / "o" / "tokenizer.json"))
+    monkeypatch.chdir(tmp_path)
+    lz.register_tokenizer("o", file)
+    wanted = {"input_ids": small.gpt2_like().encode("hello").ids}
+    assert lz.tokenize("hello", "o") == wanted
+    for _ in range(2):
+        file.unlink()
+        for _ in range(2):
+            with pytest.raises(lz.BadTokenizerError) as caught:
+                lz.tokenize("hello", "o")
+            assert caught.value.code == "TOKENIZER_GONE" and str(file) in str(caught.value)
+        # Written anew it is the same again.
+        small.gpt2_like().save(str(file))
+        assert lz.tokenize("hello", "o") == wanted

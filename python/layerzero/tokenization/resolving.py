@@ -7,7 +7,7 @@ import hashlib
 import os
 import tempfile
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ class _Entry:
     tokenizer: Tokenizer
     path: Path | None
     stamp: tuple[int, ...]
+    registered: bool = False
+    """Its id was given to it, and means nothing else."""
 
 
 _lock = threading.RLock()
@@ -54,12 +56,12 @@ def register_tokenizer(tokenizer_id: str, tokenizer: Any) -> None:
             path = Path(tokenizer)
             if (file := _file(path)) is None:
                 raise _unknown(tokenizer_id, [f"there is no tokenizer at '{path}'"])
-            _known[tokenizer_id] = _from_file(tokenizer_id, file)
+            _known[tokenizer_id] = replace(_from_file(tokenizer_id, file), registered=True)
             return
         for library in LIBRARIES:
             if _adapter(library).is_mine(tokenizer):
                 loaded = _load(library, tokenizer_id, type(tokenizer).__name__, tokenizer)
-                _known[tokenizer_id] = _Entry(_complete(tokenizer_id, library, loaded), None, ())
+                _known[tokenizer_id] = _Entry(_complete(tokenizer_id, library, loaded), None, (), True)
                 return
     raise ArgumentTypeError(
         f"register_tokenizer: '{tokenizer_id}' is a {type(tokenizer).__name__}, expected a tokenizer or a path",
@@ -87,8 +89,15 @@ def _resolve(tokenizer_id: str) -> _Entry:
         if entry is not None and entry.path is not None:
             stamp = _stamp(entry.path)
             # Another thread may have read it just now.
+            if not stamp and entry.registered:
+                raise BadTokenizerError(
+                    f"the tokenizer '{tokenizer_id}' was registered with '{entry.path}', which is gone",
+                    code="TOKENIZER_GONE",
+                    hint="put the file back, or register another with lz.register_tokenizer",
+                )
             if stamp != entry.stamp:
-                entry = _from_file(tokenizer_id, entry.path) if stamp else None
+                registered = entry.registered
+                entry = replace(_from_file(tokenizer_id, entry.path), registered=registered) if stamp else None
         if entry is None:
             entry = _find(tokenizer_id)
         _known[tokenizer_id] = entry
