@@ -168,6 +168,18 @@ fn neighbours_that_agree_are_believed_and_others_are_not() {
     assert!((ratio - 1.3).abs() < 0.05 && off < 0.1, "{ratio} ± {off}");
 }
 
+#[test]
+fn one_that_is_bound_by_its_fixed_cost_is_compared_by_trends() {
+    // 60 µs or the work, against the work alone: the ratio is 3.8 at one end, 1 at the other, and jumps in between.
+    let (bound, free): (Vec<_>, Vec<_>) = [16, 64, 1024, 4096]
+        .map(|rows| ((rows, 60.0 + rows as f64 / 10.0), (rows, 15.0 + rows as f64 / 10.0)))
+        .into_iter()
+        .unzip();
+    let (bound_us, free_us) = both(&bound, &free, 256);
+    let (ratio, right) = (bound_us.median_us / free_us.median_us, 85.6 / 40.6);
+    assert!((ratio / right - 1.0).abs() < 0.1, "{ratio}, not {right}");
+}
+
 /// How much a call of so many rows is doubted, where `lib.b` compares with `lib.a` so.
 fn doubted(ratios: &[(i64, f64)], rows: i64) -> f64 {
     let query = |rows| rms(rows, 1024, DType::F32);

@@ -3,8 +3,8 @@
 //! Calls that differ only in their sizes are one *class*, and one kernel of it, the fastest of those measured most
 //! often, is its *yardstick*. The yardstick's time at a size that was not measured is predicted in two steps: a trend (a
 //! fixed cost, a cost per operation, a cost per byte, fitted to all its points), and how far its nearest points were from
-//! that trend, interpolated in log space. How other kernels compare with it, beyond what the two trends say, is interpolated
-//! directly: candidates are timed side by side, so that their ratios hold where their times do not, on a machine that is
+//! that trend, interpolated in log space. How other kernels compare with it, plainly or beyond what the two trends say, is
+//! interpolated directly: candidates are timed side by side, so that their ratios hold where their times do not, on a machine that is
 //! busy now and idle then.
 //!
 //! How far a time may be off is found by leaving each point out in turn; how far a ratio may be, by how much it differs
@@ -259,8 +259,11 @@ impl Class {
         }
         let (yardstick, work) = (self.kernels.get(yardstick)?, Work::of(facts));
         let by = yardstick.estimate(facts).filter(|by| by.kind != EstimateKind::Extrapolated);
-        let (Some(by), Some((ratio, off))) = (by, kernel.ratios.at(facts.query.dims())) else { return Some(own) };
-        let median_us = by.median_us * ratio * kernel.trend.time_us(&work) / yardstick.trend.time_us(&work);
+        let trends = kernel.trend.time_us(&work) / yardstick.trend.time_us(&work);
+        let (Some(by), Some((ratio, off))) = (by, kernel.ratios.at(facts.query.dims(), trends)) else {
+            return Some(own);
+        };
+        let median_us = by.median_us * ratio;
         let spread_us = median_us * (by.spread_us / by.median_us).hypot(off);
         Some(Estimate { median_us, spread_us, apart_us: Some(median_us * off.max(LEAST_ERROR)), ..own })
     }
