@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import statistics
 import threading
 import time
@@ -39,16 +40,21 @@ def _threads(call: Call, count: int, threads: int) -> float:
 
 
 def interleaved(calls: Mapping[str, Call], *, rounds: int, count: int, threads: int = 1) -> dict[str, list[float]]:
-    """Microseconds per call of each, by round. The order within a round turns, so that none always follows another."""
+    """Microseconds per call of each, by round.
+
+    Every round has an order of its own, the same in every run: whoever always followed the same call would always find
+    the caches as that one left them.
+    """
     names = list(calls)
+    orders = random.Random(0)
     for call in calls.values():
         _loop(call, count // 10 + 1)
     times: dict[str, list[float]] = {name: [] for name in names}
     enabled = gc.isenabled()
     gc.disable()
     try:
-        for i in range(rounds):
-            for name in names[i % len(names) :] + names[: i % len(names)]:
+        for _ in range(rounds):
+            for name in orders.sample(names, len(names)):
                 seconds = _loop(calls[name], count) if threads == 1 else _threads(calls[name], count, threads)
                 times[name].append(seconds / (count * threads) * 1e6)
     finally:
