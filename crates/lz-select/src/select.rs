@@ -19,6 +19,9 @@ const COLD: f64 = -40.0;
 const FUSION: f64 = 10.0;
 /// The most that speed can take off a score.
 const SLOWEST: f64 = -30.0;
+/// By how much a kernel that was not measured here must promise to beat what plain torch runs, relative and beyond the
+/// noise: between two sizes there may be a third where it is slower.
+const PROMISE: f64 = 0.08;
 
 impl Snapshot {
     /// Decides which kernel serves a query, and says everything about it.
@@ -370,19 +373,24 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
         cold(a).cmp(&cold(b)).then(standing).then(time(a).total_cmp(&time(b))).then(a.cmp(&b))
     });
     let default = default_of(candidates);
+    let is_default = |i: usize| Some(i) == default;
+    let promise = |i: usize, fastest: usize| match is_default(i) && !(measured(i) && measured(fastest)) {
+        true => PROMISE * time(fastest),
+        false => 0.0,
+    };
     let mut ranking = Vec::with_capacity(accepted.len());
     while let Some(&fastest) = accepted.first() {
         // Whoever is within the noise of the fastest ties with it. What plain torch runs wins ties, so that nobody is
-        // slower for noise; then declared priority, so that noise decides nothing; but a prediction is better than none.
+        // slower for noise or for a promise; then declared priority, so that noise decides nothing; but a prediction is
+        // better than none.
         let ties = |i: usize| {
             i == fastest
                 || cold(i) == cold(fastest)
                     && terms(i).standing() == terms(fastest).standing()
                     && time(i).is_finite()
-                    && time(i) - time(fastest) <= noise_between(i, fastest)
+                    && time(i) - time(fastest) <= noise_between(i, fastest) + promise(i, fastest)
         };
         let (mut group, rest): (Vec<usize>, Vec<usize>) = accepted.iter().partition(|&&i| ties(i));
-        let is_default = |i: usize| Some(i) == default;
         let all_measured = group.iter().all(|&i| measured(i));
         group.sort_by(|&a, &b| {
             let declared = descending(terms(a).priority, terms(b).priority);
