@@ -21,7 +21,7 @@ const FUSION: f64 = 10.0;
 const SLOWEST: f64 = -30.0;
 /// By how much a kernel that was not measured here must promise to beat what plain torch runs, relative and beyond the
 /// noise: between two sizes there may be a third where it is slower.
-const PROMISE: f64 = 0.08;
+const PROMISE: f64 = 0.03;
 
 impl Snapshot {
     /// Decides which kernel serves a query, and says everything about it.

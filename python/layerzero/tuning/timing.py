@@ -16,6 +16,8 @@ _FLUSH_BYTES = 128 << 20
 _MOST_CALLS = 10
 #: How long the host is thought to take for the calls of a sample before that is known, and at most, in microseconds.
 _LEAD_US, _MOST_LEAD_US = 1000.0, 8000.0
+#: How often the host may be late before that is taken for the kernel's doing: hosts have bad moments, too.
+_TRIES = 4
 
 
 class CudaTimer:
@@ -58,8 +60,8 @@ class CudaTimer:
             self._subject.time_between(kernel, calls, before, after)
 
         lead = self._host_us.get(kernel, _LEAD_US)
-        for _ in range(0 if kernel in self._waits else 2):
-            sample = self._sample(calls, 1.5 * lead, run)
+        for _ in range(0 if kernel in self._waits else _TRIES):
+            sample = self._sample(calls, 2 * lead, run)
             lead = self._host_us[kernel] = min(sample.all_us, _MOST_LEAD_US)
             if sample.kept_busy:
                 return sample.us
@@ -86,9 +88,9 @@ class CudaTimer:
         def before() -> None:
             nonlocal begun
             self._flushed.zero_()
-            next(first).record()
             if idle:
                 torch.cuda.synchronize()
+            next(first).record()
             begun = time.perf_counter()
 
         def after() -> float:

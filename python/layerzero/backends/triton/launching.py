@@ -123,7 +123,7 @@ def warps_for(elements: int, size: int) -> int:
 
 def empty_like(tensor: Tensor) -> Tensor:
     """Memory for a result of the same shape, without gaps, in the usual order."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def rows_of(tensor: Tensor) -> tuple[Tensor, int, int, int] | None:
