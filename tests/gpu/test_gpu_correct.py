@@ -204,7 +204,7 @@ def _slack(leaf: Tensor, gradient: Tensor, tolerance: float) -> float:
 
 
 def test_no_kernel_of_this_machine_was_left_out() -> None:
-    if WANTED or SCALE < 1.0 or not REACHED:
+    if WANTED or SCALE < 1.0 or SHARES > 1 or not REACHED:
         pytest.skip("not all calls were drawn")
     here = {k.kernel_id for k in lz.list_kernels() if k.available and "cuda" in k.platforms}
     assert not here - REACHED, f"no call reached {sorted(here - REACHED)}"
