@@ -1,0 +1,143 @@
+"""Timing on a GPU, against one that is made up: a queue with a clock of its own. Kernels that wait for the device."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from layerzero.tuning import timing
+
+CALLS = 5
+#: What filling the cache takes on the device, and what queueing anything takes on the host, in microseconds.
+FLUSH_US, QUEUE_US = 100.0, 2.0
+
+
+class Device:
+    """A host and a device that works off what the host queues, each with its time, in microseconds."""
+
+    def __init__(self) -> None:
+        self.host, self.done, self.flushes = 0.0, 0.0, 0
+
+    def queue(self, takes: float) -> None:
+        """The device begins when it is done with what came before."""
+        self.host += QUEUE_US
+        self.done = max(self.done, self.host) + takes
+
+    def synchronize(self) -> None:
+        """The host waits."""
+        self.host = max(self.host, self.done)
+
+    def event(self, enable_timing: bool) -> Event:
+        assert enable_timing
+        return Event(self)
+
+    def flush(self) -> None:
+        """What the timer fills the cache with."""
+        self.flushes += 1
+        self.queue(FLUSH_US)
+
+
+class Event:
+    """A place in the queue."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._at = device, 0.0
+
+    def record(self) -> None:
+        self._at = max(self._device.done, self._device.host)
+
+    def query(self) -> bool:
+        return self._at <= self._device.host
+
+    def synchronize(self) -> None:
+        self._device.host = max(self._device.host, self._at)
+
+    def elapsed_time(self, end: Event) -> float:
+        return (end._at - self._at) / 1e3
+
+
+class Subject:
+    """Kernels by name, called as the native subject calls them."""
+
+    def __init__(self, kernels: dict[str, Callable[[], None]]) -> None:
+        self._kernels = kernels
+
+    def time_between(self, kernel: str, calls: int, before: Callable[[], None], after: Callable[[], float]) -> None:
+        for _ in range(calls):
+            before()
+            self._kernels[kernel]()
+            after()
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """A device that stands for torch's."""
+    made = Device()
+    cuda = SimpleNamespace(
+        Event=made.event,
+        synchronize=made.synchronize,
+        device=lambda _: nullcontext(),
+        get_device_properties=lambda _: SimpleNamespace(L2_cache_size=1 << 20),
+    )
+    filled = SimpleNamespace(zero_=made.flush)
+    torch = SimpleNamespace(cuda=cuda, device=lambda *_: "cuda:0", empty=lambda *_, **__: filled, int8=None)
+    monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: made.host / 1e6))
+    return made
+
+
+def timer(device: Device, host_us: float, device_us: float, waits: bool) -> Callable[[], float]:
+    """Times a kernel that takes so long on either side."""
+
+    def kernel() -> None:
+        device.host += host_us
+        device.queue(device_us)
+        if waits:
+            device.synchronize()
+
+    subject: Any = Subject({"kernel": kernel})
+    made = timing.CudaTimer(subject, 0, "eager")
+    return lambda: made.time("kernel", CALLS)
+
+
+@pytest.mark.parametrize(("host_us", "device_us"), [(20.0, 50.0), (300.0, 5.0), (1.0, 3000.0)])
+def test_a_kernel_that_waits_waits_for_its_own_work_alone(device: Device, host_us: float, device_us: float) -> None:
+    time = timer(device, host_us, device_us, waits=True)
+    for _ in range(3):
+        # Both in turn; neither what was queued before it nor the filling of the cache is its own.
+        assert time() == pytest.approx(host_us + QUEUE_US + device_us)
+
+
+def test_that_it_waits_is_found_out_once(device: Device) -> None:
+    time = timer(device, 20.0, 50.0, waits=True)
+    time()
+    assert device.flushes > 3 * CALLS, "it is given a lead, twice, before it is said to wait"
+    before = device.flushes
+    time()
+    assert device.flushes == before + CALLS, "then each call has its cache filled, and nothing else is queued"
+
+
+@pytest.mark.parametrize(
+    ("host_us", "device_us", "took_us"),
+    [(20.0, 50.0, 50.0), (20.0, 5.0, 22.0), (600.0, 5.0, 602.0), (600.0, 700.0, 700.0)],
+)
+def test_one_that_does_not_wait_takes_what_the_slower_side_takes(
+    device: Device, host_us: float, device_us: float, took_us: float
+) -> None:
+    time = timer(device, host_us, device_us, waits=False)
+    for _ in range(3):
+        assert time() == pytest.approx(took_us)
+
+
+def test_a_slow_host_is_given_more_lead_and_not_said_to_wait(device: Device) -> None:
+    # Five calls of it take three milliseconds: longer than the first lead, and not longer than the second.
+    time = timer(device, 600.0, 5.0, waits=False)
+    time()
+    before = device.flushes
+    time()
+    lead = device.flushes - before - CALLS
+    assert lead * FLUSH_US >= CALLS * 600.0, "the device is kept busy for as long as the host takes"
