@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
-import textwrap
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from compat_places import PACKAGE, Place
 from layerzero.compat import command, matrix
 from layerzero.compat.processes import Outcome
 from layerzero.errors import LayerZeroWarning
-
-PACKAGE = Path(__file__).parents[1] / "python" / "layerzero"
 
 #: What the library does when it is imported, and the kernels of its adapter.
 LIBRARIES = {
@@ -38,65 +35,6 @@ LIBRARIES = {
     "raises": ("raise RuntimeError('built for another\\nworld')", {"gelu": "return input"}),
     "leaves": ("raise SystemExit(3)", {"gelu": "return input"}),
 }
-
-
-class Place:
-    """A package with backends of its own, and the libraries they are for."""
-
-    def __init__(self, folder: Path, backends: Sequence[str]) -> None:
-        self.folder = folder
-        self.file = folder / "cache" / "layerzero" / "compat_matrix.json"
-        package = folder / "site" / "layerzero"
-        package.mkdir(parents=True)
-        for entry in PACKAGE.iterdir():
-            if entry.name != "backends":
-                (package / entry.name).symlink_to(entry)
-        (package / "backends").mkdir()
-        (package / "backends" / "__init__.py").write_text(f"BACKENDS = {tuple(backends)!r}\nUNPROVEN = ('unproven',)\n")
-        (package / "backends" / "unproven").mkdir()
-
-    def add(self, name: str, imports: str, kernels: dict[str, str], version: str = "1.0") -> None:
-        """A library and its backend."""
-        site = self.folder / "site"
-        (site / f"lib_{name}.py").write_text(imports + "\n")
-        noted = site / f"lib_{name}-{version}.dist-info"
-        noted.mkdir()
-        (noted / "METADATA").write_text(f"Metadata-Version: 2.1\nName: lib_{name}\nVersion: {version}\n")
-        (noted / "RECORD").write_text(f"lib_{name}.py,sha256=abc,1\n")
-        backend = site / "layerzero" / "backends" / name
-        backend.mkdir()
-        kernel = {"dtypes": ["float32"], "requires_layouts": ["strided"], "params": {"approximate": {}}}
-        described = [{"kernel_id": f"{name}.{kernel_id}", **kernel} for kernel_id in kernels]
-        document = {
-            "schema_version": "1.0",
-            "backend": name,
-            "backend_version": version,
-            "platform": "cpu",
-            "import_name": f"lib_{name}",
-            "ops": {"activation.gelu": described},
-        }
-        (backend / "capabilities.json").write_text(json.dumps(document))
-        lines = [f"def {k}(input, approximate):\n    {body}" for k, body in kernels.items()]
-        lines += ["def detect():", f"    import lib_{name}", f"    return {version!r}"]
-        lines += ["KERNELS = {" + ", ".join(f"'{name}.{k}': {k}" for k in kernels) + "}"]
-        (backend / "adapter.py").write_text("\n".join(["import torch.nn.functional as F", *lines, ""]))
-
-    def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Runs the interpreter with this package."""
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(self.folder / "site"),
-            "XDG_CACHE_HOME": str(self.folder / "cache"),
-            "OMP_NUM_THREADS": "1",
-        }
-        command = [sys.executable, *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-
-    def answer(self, code: str) -> Any:
-        """What the code prints, as JSON, on its last line."""
-        done = self.python("-c", "import json\n" + textwrap.dedent(code))
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
@@ -361,25 +299,3 @@ def test_what_comes_with_torch_is_right_on_the_gpu(tmp_path: Path) -> None:
     for found in json.loads(done.stdout)["entries"]:
         states = [kernel["status"] for kernel in found["kernels"].values()]
         assert found["status"] == "ok" and states.count("right") > len(states) // 2, found
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="processes end with their parent on Linux only")
-def test_what_is_tried_ends_with_the_command(tmp_path: Path) -> None:
-    made = Place(tmp_path, ("tells",))
-    os.mkfifo(tmp_path / "pid")
-    tells = (
-        f"import os, threading; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); threading.Event().wait()"
-    )
-    made.add("tells", tells, {"gelu": "return input"})
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    with subprocess.Popen(
-        [sys.executable, "-m", "layerzero", "compat", "--timeout", "200"], env=environment
-    ) as running:
-        # Opens once the probe has opened it, too.
-        with (tmp_path / "pid").open() as told:
-            probe = os.pidfd_open(int(told.read()))
-        running.terminate()
-    ended = select.poll()
-    ended.register(probe, select.POLLIN)
-    assert ended.poll(60_000), "the probe outlives the command"
-    os.close(probe)

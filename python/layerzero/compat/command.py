@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -22,17 +23,24 @@ QUICK = 4
 MOST_PROCESSES = 4
 #: What counts against a kernel.
 BAD = ("wrong", "failed")
+#: The exit code of a command somebody stopped, as of the others.
+STOPPED = 130
 
 Tell = Callable[[str], None]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command. Gives 1 where something is incompatible or wrong, 2 for wrong usage."""
+    """Runs the command. Gives 1 where something is incompatible or wrong, 2 for wrong usage, 130 when it is stopped."""
     try:
         options = _options(arguments)
     except SystemExit as exit:
         return int(exit.code or 0)
-    found = examine(options.backends, options.timeout, _tell)
+    try:
+        found = examine(options.backends, options.timeout, _tell)
+    except KeyboardInterrupt:
+        _tell("")
+        print("stopped; nothing was written", file=sys.stderr)
+        return STOPPED
     file = options.output or matrix.path()
     old = matrix.empty() if options.output else matrix.read(file)
     matrix.write(file, matrix.merged(old, found))
@@ -65,7 +73,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         description="Tries every backend in a process of its own, compares its kernels with the reference, loads all of "
         "them together in both orders, and keeps what it finds: a backend that is incompatible in exactly these versions "
         "is not imported from then on.",
-        epilog="Exit codes: 0 all is well; 1 something is incompatible or wrong; 2 wrong usage.",
+        epilog="Exit codes: 0 all is well; 1 something is incompatible or wrong; 2 wrong usage; 130 stopped.",
     )
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")
     parser.add_argument("--output", type=Path, metavar="FILE", help=f"write it there instead of {matrix.path()}")
@@ -94,28 +102,30 @@ def examine(backends: Sequence[str], timeout: float, tell: Tell = lambda _: None
     entries = {}
     # Most of the time a process imports torch and its library: several do so side by side.
     pool = ThreadPoolExecutor(max_workers=max(min((os.cpu_count() or 1) // 4, MOST_PROCESSES), 1))
+    stop = threading.Event()
     try:
-        tried = {backend: pool.submit(alone, backend, timeout) for backend in backends}
+        tried = {backend: pool.submit(alone, backend, timeout, stop) for backend in backends}
         for backend, entry in tried.items():
             tell(f"trying {backend}")
             entries[backend] = entry.result()
     finally:
-        # Whoever interrupts it does not wait for those that were not begun.
+        # Whoever interrupts it waits neither for those that are tried nor for those that were not begun.
+        stop.set()
         pool.shutdown(cancel_futures=True)
     pairs = together([name for name, entry in entries.items() if entry["status"] == "ok"], entries, timeout, tell)
     tell("")
     return matrix.empty() | {"entries": list(entries.values()), "pairs": pairs}
 
 
-def alone(backend: str, timeout: float) -> dict[str, Any]:
-    """What becomes of one backend in a process of its own."""
+def alone(backend: str, timeout: float, stop: threading.Event | None = None) -> dict[str, Any]:
+    """What becomes of one backend in a process of its own, which ends when `stop` is set."""
     versions, library = matrix.versions(backend), matrix.library(backend)
     build = None if library == "torch" else builds.mismatch(library)
     if builds.folder(library) is None:
         missing = {"message": f"{library} is not installed"}
         outcome = Outcome(imported={backend: {"unavailable": missing}})
     else:
-        outcome = probe([backend], None, timeout)
+        outcome = probe([backend], None, timeout, stop)
     imported = outcome.imported.get(backend, {})
     status, reason = _judgement(outcome, imported)
     if build is not None and status != "ok" and build not in str(reason):

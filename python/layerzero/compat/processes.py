@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -40,13 +41,19 @@ class Outcome:
     kernel: str | None = None
 
 
-def probe(backends: Sequence[str], calls: dict[str, dict[str, Any]] | None, timeout: float) -> Outcome:
+def probe(
+    backends: Sequence[str],
+    calls: dict[str, dict[str, Any]] | None,
+    timeout: float,
+    stop: threading.Event | None = None,
+) -> Outcome:
     """Loads backends in this order in a process of its own and tries their kernels.
 
     Args:
         backends: names of folders.
         calls: which kernels, on which calls, by backend; ``None`` for all, on calls that are looked for.
         timeout: seconds that an import, or a kernel, may take.
+        stop: ends the process when it is set, from another thread.
     """
     request = json.dumps({"backends": list(backends), "calls": calls})
     ours, theirs = os.pipe()
@@ -65,7 +72,7 @@ def probe(backends: Sequence[str], calls: dict[str, dict[str, Any]] | None, time
         finally:
             os.close(theirs)
         try:
-            return _Listener(ours, process, timeout, printed).listen()
+            return _Listener(ours, process, timeout, printed, stop or threading.Event()).listen()
         finally:
             os.close(ours)
             _end(process)
@@ -82,8 +89,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 class _Listener:
     """Follows the reports of one process."""
 
-    def __init__(self, channel: int, process: subprocess.Popen[bytes], timeout: float, printed: Any) -> None:
+    def __init__(
+        self, channel: int, process: subprocess.Popen[bytes], timeout: float, printed: Any, stop: threading.Event
+    ) -> None:
         self._channel, self._process, self._timeout, self._printed = channel, process, timeout, printed
+        self._stop = stop
         self._outcome = Outcome()
         self._doing = "starting"
         self._limit = max(timeout, STARTING_S)
@@ -92,6 +102,9 @@ class _Listener:
     def listen(self) -> Outcome:
         rest, since = b"", time.monotonic()
         while not self._done:
+            if self._stop.is_set():
+                self._outcome.died = f"was stopped while {self._doing}"
+                return self._outcome
             if select.select([self._channel], [], [], _LOOK_S)[0]:
                 data = os.read(self._channel, 65536)
                 if not data:
@@ -134,10 +147,10 @@ class _Listener:
             self._done = True
 
     def _how_it_ended(self) -> str:
-        try:
-            code = self._process.wait(self._timeout)
-        except subprocess.TimeoutExpired:
-            return "stopped talking"
+        until = time.monotonic() + self._timeout
+        while (code := self._process.poll()) is None:
+            if self._stop.wait(_LOOK_S) or time.monotonic() > until:
+                return "stopped talking"
         if code >= 0:
             return f"ended with exit code {code}"
         try:
