@@ -1,5 +1,6 @@
 //! Tuning, with a bench whose times are made up: what is measured twice, and what is chosen then.
 
+use layerzero::config::Value;
 use layerzero::model::*;
 use layerzero::perf::bench::{Bench, Checked};
 use layerzero::perf::tune::{TuneOptions, Wanted};
@@ -56,18 +57,29 @@ impl Bench for Made {
     }
 }
 
-fn tuned(bad: i64) -> (BTreeMap<i64, String>, BTreeMap<i64, u32>) {
-    let wanted: Vec<Wanted> =
-        ROWS.map(|rows| Wanted::new(CallSpec::new("rms_norm").tensor("input", DType::F32, &[rows, 64]))).into();
+fn wanted(rows: &[i64]) -> Vec<Wanted> {
+    rows.iter().map(|&rows| Wanted::new(CallSpec::new("rms_norm").tensor("input", DType::F32, &[rows, 64]))).collect()
+}
+
+/// Which kernel was found to be the fastest, and how often the call was visited, by rows.
+fn tuned_by(
+    engine: &Engine,
+    rows: &[i64],
+    bad: i64,
+    options: &TuneOptions,
+) -> (BTreeMap<i64, String>, BTreeMap<i64, u32>) {
     let mut bench = Made { bad, rows: 0, visits: BTreeMap::new() };
-    let options = TuneOptions { keep: false, ..TuneOptions::default() };
-    let report = engine().tune(&wanted, &options, &mut bench, &mut |_| true).unwrap();
+    let report = engine.tune(&wanted(rows), options, &mut bench, &mut |_| true).unwrap();
     let fastest = |timings: &[layerzero::measure::Timing]| {
         let timed = timings.iter().filter_map(|t| Some((t.stats.as_ref()?.median_us, t.candidate.clone())));
         timed.min_by(|a, b| a.0.total_cmp(&b.0)).unwrap().1
     };
     let found = report.tuned.iter().map(|t| (t.call.tensors["input"].shape[0], fastest(&t.timings))).collect();
     (found, bench.visits)
+}
+
+fn tuned(bad: i64) -> (BTreeMap<i64, String>, BTreeMap<i64, u32>) {
+    tuned_by(&engine(), &ROWS, bad, &TuneOptions { keep: false, ..TuneOptions::default() })
 }
 
 #[test]
@@ -84,4 +96,20 @@ fn what_agrees_is_measured_once() {
     let (fastest, visits) = tuned(0);
     assert!(visits.values().all(|visits| *visits == 1), "{visits:?}");
     assert!(fastest.values().all(|kernel| kernel == "lib.fast"), "{fastest:?}");
+}
+
+#[test]
+fn what_an_earlier_tuning_found_is_held_against_what_a_later_one_does() {
+    for bad in [64, 128, 256] {
+        let folder = tempfile::tempdir().unwrap();
+        let engine = engine();
+        let path = folder.path().join("perfdb.sqlite").display().to_string();
+        engine.configure([("perfdb.path".to_owned(), Value::from(path.as_str()))]).unwrap();
+        let before: Vec<i64> = ROWS.into_iter().filter(|rows| *rows != bad).collect();
+        tuned_by(&engine, &before, 0, &TuneOptions::default());
+        let (fastest, visits) = tuned_by(&engine, &ROWS, bad, &TuneOptions::default());
+        assert_eq!(visits.keys().collect::<Vec<_>>(), [&bad], "what is known is not measured again");
+        assert!(visits[&bad] > 1, "{bad} rows: {visits:?}");
+        assert_eq!(fastest, BTreeMap::from([(bad, "lib.fast".to_owned())]));
+    }
 }

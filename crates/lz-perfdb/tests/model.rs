@@ -180,6 +180,18 @@ fn one_that_is_bound_by_its_fixed_cost_is_compared_by_trends() {
     assert!((ratio / right - 1.0).abs() < 0.005, "{ratio}, not {right}");
 }
 
+#[test]
+fn one_that_was_timed_at_few_sizes_is_compared_plainly_where_the_trends_do_not_fit() {
+    // 60 µs or the work, whichever is more: no sum of the two, so that the trend is off by more here and less there. The
+    // other takes 1.3 times that, and was timed where the work counts: its own trend fits.
+    let time = |rows: i64| (rows as f64).max(60.0);
+    let often = [2, 4, 8, 16, 32, 128, 512].map(|rows| (rows, time(rows)));
+    let twice = [128, 512].map(|rows| (rows, 1.3 * time(rows)));
+    let (often_us, twice_us) = both(&often, &twice, 256);
+    let ratio = twice_us.median_us / often_us.median_us;
+    assert!((ratio / 1.3 - 1.0).abs() < 0.005, "{ratio}, not 1.3");
+}
+
 /// How much a call of so many rows is doubted, where `lib.b` compares with `lib.a` so.
 fn doubted(ratios: &[(i64, f64)], rows: i64) -> f64 {
     let query = |rows| rms(rows, 1024, DType::F32);
