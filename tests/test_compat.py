@@ -124,20 +124,24 @@ def test_what_would_kill_the_process_is_not_imported(place: Place, examined: tup
 
 
 def test_other_versions_are_not_known(place: Place, examined: tuple[int, str, dict[str, Any]]) -> None:
-    asked = "from layerzero.compat import problem; print(json.dumps([problem('aborts'), problem('hangs')]))"
+    asked = "from layerzero.compat import problem; print(json.dumps([*map(problem, ('aborts', 'hangs', 'dies'))]))"
     assert all(place.answer(asked))
     site = place.folder / "site"
     record = site / "lib_aborts-1.0.dist-info" / "RECORD"
     adapter = site / "layerzero" / "backends" / "hangs" / "adapter.py"
+    inside = site / "layerzero" / "backends" / "dies" / "pieces" / "kernels.py"
     kept = record.read_text(), adapter.read_text()
     try:
-        # The same version, built anew; and an adapter that was mended.
+        # The same version, built anew; an adapter that was mended; and one that was in a folder of its own.
         record.write_text("lib_aborts.py,sha256=def,1\n")
         adapter.write_text(kept[1] + "\n# mended\n")
-        assert place.answer(asked) == [None, None]
+        inside.parent.mkdir()
+        inside.write_text("# mended\n")
+        assert place.answer(asked) == [None, None, None]
     finally:
         record.write_text(kept[0])
         adapter.write_text(kept[1])
+        inside.unlink(missing_ok=True)
     assert all(place.answer(asked))
 
 

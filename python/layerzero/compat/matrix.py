@@ -87,7 +87,7 @@ def versions(backend: str) -> dict[str, str | None]:
 
 
 def _sources(backend: str) -> Iterable[bytes]:
-    files = (file for file in (BACKENDS / backend).iterdir() if file.suffix in (".py", ".json"))
+    files = (file for file in (BACKENDS / backend).rglob("*") if file.suffix in (".py", ".json"))
     return (file.read_bytes() for file in sorted(files))
 
 
