@@ -95,7 +95,7 @@ def test_what_is_declared_of_latent_vectors(dtype: str, cache: str, reason: str 
 
 def test_how_many_parts() -> None:
     """Short contexts and many sequences stay whole; a long context alone is spread over the device."""
-    splitting = import_module("layerzero.backends.triton.splitting")
+    splitting = import_module("layerzero.backends.triton.decoding.splitting")
     device = torch.device("cpu")
     many = splitting.processors(device)
     assert splitting.parts_for(8, 0, device) == splitting.parts_for(8, 1, device) == 1
@@ -112,7 +112,7 @@ def kernels() -> dict[str, cases.Kernel]:
     cases.load_backends()
     found: dict[str, Callable[..., Any]] = {}
     for module in MODULES:
-        found |= import_module(f"{cases.PACKAGE}.backends.triton.{module}").KERNELS
+        found |= import_module(f"{cases.PACKAGE}.backends.triton.decoding.{module}").KERNELS
     return {
         rules["kernel_id"]: cases.Kernel({**rules, "conditions": []}, (op,), found[rules["kernel_id"]])
         for op, listed in cases.document("triton")["ops"].items()
@@ -256,7 +256,7 @@ def attended(query: Tensor, key: Tensor, value: Tensor, scale: float, window: in
 def wrong_draws(device: str, count: int) -> list[str]:
     """What is wrong with calls at random, with as many parts as they would have and with some of their own."""
     cases.load_backends()
-    splitting = import_module(f"{cases.PACKAGE}.backends.triton.splitting")
+    splitting = import_module(f"{cases.PACKAGE}.backends.triton.decoding.splitting")
     usual, wrong = splitting.parts_for, []
     for seed in range(count):
         draw = Draw(seed, device)

@@ -101,7 +101,7 @@ def large_draws(topp: Run) -> list[str]:
 def wrong_asides() -> list[str]:
     """What is wrong with the sums and the tokens that the last step is given, where a draw would be right all the same but
     slow; whether they depend on their row alone, to the last bit."""
-    sampling = import_module("layerzero.backends.triton.sampling")
+    sampling = import_module("layerzero.backends.triton.sampling.sampling")
     p, parts, sizes = 0.9, 16, sampling.SIZES
     make = np.random.default_rng(5)
     rows = make.standard_normal((5, 5000))

@@ -10,7 +10,10 @@ from typing import Any
 import torch
 import triton
 
-from . import activation, decode, dequantize, mla, norm, paged, position, quantize, sampling
+from . import activation, norm, position
+from .decoding import decode, mla, paged
+from .quantization import dequantize, quantize
+from .sampling import sampling
 
 _MODULES: tuple[Any, ...] = (norm, activation, position, sampling, decode, paged, mla, quantize, dequantize)
 

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..launching import Launch, planned, power
 from . import splitting
-from .launching import Launch, planned, power
 from .splitting import dot, give, go_on, weigh
 
 

@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-from .numerals import is_nan
+from ..numerals import is_nan
 
 NO_TOKEN = tl.constexpr(1 << 60)
 """Beyond the code of every token."""

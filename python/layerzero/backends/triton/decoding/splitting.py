@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from .launching import INTERPRETED, Launch, power, processors, shared_memory
+from ..launching import INTERPRETED, Launch, power, processors, shared_memory
 
 _LOG2E = math.log2(math.e)
 # What a block of threads costs before its first tile, and the join, in tiles.

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .numerals import is_nan
+from ..numerals import is_nan
 
 #: Scales are float32 numbers, powers of two (E8M0), or numbers of E4M3.
 FLOAT32 = tl.constexpr(0)

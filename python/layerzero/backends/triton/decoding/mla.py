@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..launching import INTERPRETED, Launch, planned, power
 from . import splitting
-from .launching import INTERPRETED, Launch, planned, power
 from .paged import known, look_up, reach, slots_of
 from .splitting import give, go_on, weigh
 

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..torch.blocks import rows_of
+from ...torch.blocks import rows_of
+from ..launching import Launch, power, processors
 from .choosing import choose
 from .drawing import words
-from .launching import Launch, power, processors
 from .narrowing import narrow, put_aside, survey
 
 

@@ -8,8 +8,8 @@ A token's weight is `exp(logit - top)`, so that the largest is 1. What is looked
 import triton
 import triton.language as tl
 
+from ..numerals import is_nan
 from .drawing import code_of, last_weightless, room, row_ends, uniform_number, weight_of
-from .numerals import is_nan
 
 # Sums of float32 are off by less than this.
 _MARGIN = tl.constexpr(2e-5)

@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..launching import Launch, planned, power
 from .encoding import FORMATS, Format, encoded, scaled
 from .groups import Groups, step
-from .launching import Launch, planned, power
 
 # How many elements a program and a thread have, about, and how many a program has at most at once: a group beyond that is
 # read twice.

@@ -1,0 +1,1 @@
+"""To few bits, and back."""
