@@ -18,8 +18,11 @@ os.environ["HOME"] = tempfile.mkdtemp(prefix="layerzero-tests-")
 import layerzero as lz
 import numpy as np
 import pytest
+import told_apart
 import torch
+from faults import states
 from hypothesis import HealthCheck, configuration, settings
+from layerzero import _native
 from strategies import LEAST_CASES, Array, Stored, array, filled
 
 configuration.set_hypothesis_home_dir(Path(tempfile.gettempdir()) / "layerzero-hypothesis")
@@ -60,6 +63,25 @@ def fresh() -> Iterator[None]:
     """What failed in one test is not held against the kernels of the next."""
     yield
     lz.forget_failures()
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    """The files and the environment of the tests themselves, and nothing said by code."""
+    states.fresh()
+    yield
+    _native.load_sources()
+    states.fresh()
+
+
+@pytest.fixture
+def two_kernels() -> Iterator[None]:
+    """Kernels that tell who serves a call, and nothing configured."""
+    told_apart.register()
+    states.fresh()
+    yield
+    states.fresh()
+    told_apart.unregister()
 
 
 QKV = ("query", "key", "value")

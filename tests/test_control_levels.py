@@ -14,8 +14,8 @@ import layerzero as lz
 import pytest
 import torch
 from faults.states import events, fresh, last_event
+from listening import Listening, listening
 from processes import answer
-from test_control_config import Listening, listening
 from torch import Tensor
 
 pytestmark = pytest.mark.filterwarnings("ignore::layerzero.LayerZeroWarning")
