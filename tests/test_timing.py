@@ -115,7 +115,7 @@ def test_a_kernel_that_waits_waits_for_its_own_work_alone(device: Device, host_u
 def test_that_it_waits_is_found_out_once(device: Device) -> None:
     time = timer(device, 20.0, 50.0, waits=True)
     time()
-    assert device.flushes > 3 * CALLS, "it is given a lead, twice, before it is said to wait"
+    assert device.flushes > 3 * CALLS, "it is given a lead before it is said to wait"
     before = device.flushes
     time()
     assert device.flushes == before + CALLS, "then each call has its cache filled, and nothing else is queued"
@@ -134,7 +134,7 @@ def test_one_that_does_not_wait_takes_what_the_slower_side_takes(
 
 
 def test_a_slow_host_is_given_more_lead_and_not_said_to_wait(device: Device) -> None:
-    # Five calls of it take three milliseconds: longer than the first lead, and not longer than the second.
+    # Five calls of it take three milliseconds: longer than the first lead, and not longer than the next.
     time = timer(device, 600.0, 5.0, waits=False)
     time()
     before = device.flushes
