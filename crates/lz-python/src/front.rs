@@ -18,8 +18,8 @@ use pyo3::types::PyString;
 use crate::engine::engine;
 use crate::route::Route;
 use crate::torch::Torch;
-use crate::words::Words;
-use crate::{context, docs, error, memory, slow, watched};
+use crate::words::{Expected, Take, Words};
+use crate::{context, docs, error, memory, slow, watched, words};
 
 /// Most arguments a function has.
 pub const MAX_ARGUMENTS: usize = 16;
@@ -209,16 +209,18 @@ impl Front {
         Ok(slots)
     }
 
-    /// Describes a call by words, if all of it is plain. `false` sends it to the slow path.
+    /// Describes a call by words, if all of it is plain, and gives the first of them. `None` sends it to the slow path, or
+    /// says that the words are not those that were expected.
     ///
     /// # Safety
     /// The slots hold live objects, and this thread holds the interpreter.
     #[inline]
-    unsafe fn describe(&self, slots: &Slots, overlay: OverlayId, words: &mut Words) -> bool {
-        let Some((torch, borrow)) = Torch::known().and_then(|t| Some((t, t.borrow?))) else { return false };
+    unsafe fn describe(&self, slots: &Slots, overlay: OverlayId, words: &mut impl Take) -> Option<u64> {
+        let torch = Torch::known()?;
+        let borrow = torch.borrow?;
         let surroundings = torch.surroundings_on_host();
         if surroundings.special {
-            return false;
+            return None;
         }
         // SAFETY: none is a static object.
         let none = unsafe { ffi::Py_None() };
@@ -227,47 +229,60 @@ impl Front {
             present |= u32::from(!slot.is_null() && slot != none) << at;
         }
         if present & self.careful_bits != 0 {
-            return false;
+            return None;
         }
-        words.push(0);
         // The CUDA device, if the call is made on one.
         let mut cuda = None;
         for at in places(present & self.tensor_bits) {
             if !torch.is_plain(slots[at]) {
-                return false;
+                return None;
             }
             // SAFETY: the object is a live, plain tensor.
             unsafe {
                 let wants_grad = surroundings.grad && torch.wants_grad(slots[at]);
                 match torch.fields.as_ref().and_then(|fields| fields.read(slots[at])) {
-                    Some(seen) => {
-                        cuda = cuda.or(seen.cuda());
-                        words.seen(&seen, wants_grad);
+                    Some(tensor) => {
+                        cuda = cuda.or(tensor.cuda());
+                        if !words::seen(words, &tensor, wants_grad) {
+                            return None;
+                        }
                     }
-                    None => match words.borrowed(torch, borrow, slots[at], wants_grad) {
-                        Some(device) => cuda = cuda.or(device),
-                        None => return false,
-                    },
+                    None => cuda = cuda.or(words.ask(torch, borrow, slots[at], wants_grad)?),
                 }
             };
         }
         let mut capturing = false;
         if let Some(device) = cuda {
             if torch.surroundings().special {
-                return false;
+                return None;
             }
             capturing = torch.is_capturing(device);
         }
         for at in places(present & self.scalar_bits) {
             // SAFETY: slots hold live objects.
-            if !unsafe { words.scalar(slots[at]) } {
-                return false;
+            if !unsafe { words::scalar(words, slots[at]) } {
+                return None;
             }
         }
         let present = u64::from(present & (self.tensor_bits | self.scalar_bits));
         let state = u64::from(surroundings.deterministic) << 8 | u64::from(capturing) << 9;
-        words.set_head(self.index as u64 | state | present << 16 | u64::from(overlay.0) << 32);
-        !words.overflowed()
+        Some(self.index as u64 | state | present << 16 | u64::from(overlay.0) << 32)
+    }
+
+    /// What was decided for a call, if it is just as the last one of this function was: without describing it.
+    ///
+    /// # Safety
+    /// As [`Front::describe`].
+    #[inline]
+    unsafe fn again(&self, slots: &Slots, overlay: OverlayId, version: u64) -> Option<Route> {
+        // SAFETY: passed on. Describing runs no Python code: what cannot be read in place is not asked for.
+        unsafe {
+            memory::last(self.index, version, |words| {
+                let mut expected = Expected::new(words);
+                let head = self.describe(slots, overlay, &mut expected);
+                head.is_some_and(|head| expected.is_complete(head))
+            })
+        }
     }
 }
 
@@ -319,34 +334,68 @@ unsafe fn call(front: &'static Front, args: *const *mut PyObject, count: usize, 
 /// The slots hold live objects or null, and this thread holds the interpreter.
 #[inline]
 pub unsafe fn run(front: &'static Front, slots: &Slots, outside: bool) -> *mut PyObject {
-    let mut words = Words::new();
-    let version = engine().version();
-    let overlay = context::current();
+    let (version, overlay) = (engine().version(), context::current());
     // SAFETY: the contract above.
-    let described = unsafe { front.describe(slots, overlay, &mut words) };
-    let (mut known, mut tried) = (None, None);
-    if described {
-        // SAFETY: the contract above.
-        known = unsafe { memory::find(front.index, version, &words) };
-        if let Some((route, (at, prepared))) = known.as_ref().and_then(|route| Some((route, route.straight(slots)?))) {
-            let call = route.steps[at].health.record_call();
-            // SAFETY: the slots are live, and the route is held.
-            let result = unsafe {
-                match call & route.sampled == 0 || route.comparison.is_some() {
-                    false => prepared.call(),
-                    true => watched::call(front, slots, route, at, prepared),
-                }
-            };
-            // SAFETY: a new reference or null; torch is known, or nothing would have been described.
-            if !result.is_null() && Torch::known().is_some_and(|torch| unsafe { route.looks_right(torch, result) }) {
-                return result;
-            }
-            tried = Some((at, result));
+    unsafe {
+        let Some(route) = front.again(slots, overlay, version) else {
+            return otherwise(front, slots, outside, overlay, version);
+        };
+        match straight(front, slots, &route) {
+            Ok(result) => result,
+            Err(tried) => slowly(front, slots, outside, overlay, None, Some(route), tried),
         }
     }
-    let words = described.then_some((version, &words));
-    // SAFETY: passed on.
-    unsafe { slowly(front, slots, outside, overlay, words, known, tried) }
+}
+
+/// A call that is not the last one of its function again: one before that, or a new one.
+///
+/// # Safety
+/// As [`run`].
+#[inline(never)]
+unsafe fn otherwise(
+    front: &'static Front,
+    slots: &Slots,
+    outside: bool,
+    overlay: OverlayId,
+    version: u64,
+) -> *mut PyObject {
+    let mut words = Words::new();
+    // SAFETY: the contract above.
+    unsafe {
+        let described = front.describe(slots, overlay, &mut words).map(|head| (version, &*words.headed(head)));
+        let known = described.and_then(|(version, words)| memory::find(front.index, version, words));
+        let tried = match known.as_ref().map(|route| straight(front, slots, route)) {
+            Some(Ok(result)) => return result,
+            Some(Err(tried)) => tried,
+            None => None,
+        };
+        slowly(front, slots, outside, overlay, described, known, tried)
+    }
+}
+
+/// A call that was tried: which step of its route, and what came back, a new reference or null with an exception set.
+type Tried = Option<(usize, *mut PyObject)>;
+
+/// Makes the call a route comes down to, if it can be made at once and its result looks as it should.
+///
+/// # Safety
+/// The slots hold what the route was found by, and this thread holds the interpreter.
+#[inline]
+unsafe fn straight(front: &'static Front, slots: &Slots, route: &Route) -> Result<*mut PyObject, Tried> {
+    let (at, prepared) = route.straight(slots).ok_or(None)?;
+    let call = route.steps[at].health.record_call();
+    // SAFETY: the slots are live, and the route is held.
+    let result = unsafe {
+        match call & route.sampled == 0 || route.comparison.is_some() {
+            false => prepared.call(),
+            true => watched::call(front, slots, route, at, prepared),
+        }
+    };
+    // SAFETY: a new reference or null; torch is known, or nothing would have been described.
+    if !result.is_null() && Torch::known().is_some_and(|torch| unsafe { route.looks_right(torch, result) }) {
+        return Ok(result);
+    }
+    Err(Some((at, result)))
 }
 
 /// The rest of a call that does not go straight; apart, so that the straight path is short and in one piece.
@@ -362,7 +411,7 @@ unsafe fn slowly(
     overlay: OverlayId,
     words: Option<(u64, &Words)>,
     known: Option<Route>,
-    tried: Option<(usize, *mut PyObject)>,
+    tried: Tried,
 ) -> *mut PyObject {
     Python::attach(|py| {
         let tried = tried.map(|(at, result)| {

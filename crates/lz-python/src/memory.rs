@@ -32,15 +32,8 @@ struct Last {
 }
 
 impl Memory {
-    /// What was decided for a call, and what it displaces as the last of its function.
-    #[inline]
+    /// What was decided for a call that is not the last of its function, and what it displaces as that.
     fn find(&mut self, function: usize, version: u64, words: &[u64]) -> (Option<Route>, Option<Last>) {
-        if let Some(last) = &self.last[function]
-            && last.version == version
-            && last.words[..last.len] == *words
-        {
-            return (Some(last.route.share()), None);
-        }
         let Some(route) = self.memo.as_ref().and_then(|memo| memo.find(version, words)).map(Route::share) else {
             return (None, None);
         };
@@ -62,7 +55,18 @@ unsafe impl Sync for Remembered {}
 
 static MEMO: Remembered = Remembered(UnsafeCell::new(Memory { memo: None, last: [const { None }; MAX_FUNCTIONS] }));
 
-/// What was decided for a call of a function.
+/// What was decided for the last call of a function, if `is_it` says that its words are those of the call at hand.
+///
+/// # Safety
+/// This thread holds the interpreter, and `is_it` runs no Python code.
+#[inline]
+pub unsafe fn last(function: usize, version: u64, is_it: impl FnOnce(&[u64]) -> bool) -> Option<Route> {
+    // SAFETY: see `Remembered`: the reference ends here, and nothing that is called meanwhile touches the memory.
+    let last = unsafe { (*MEMO.0.get()).last[function].as_ref()? };
+    (last.version == version && is_it(&last.words[..last.len])).then(|| last.route.share())
+}
+
+/// What was decided for any other call of a function.
 ///
 /// # Safety
 /// This thread holds the interpreter.

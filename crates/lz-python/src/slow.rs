@@ -40,7 +40,8 @@ pub struct Request<'a, 'py> {
     pub slots: &'a Slots,
     /// Whether what surrounds the call counts.
     pub outside: bool,
-    /// What describes it, and the version that was read before, when it can be described.
+    /// What describes it, and the version that was read before, when it can be described and is not known to be the last
+    /// call again.
     pub words: Option<(u64, &'a Words)>,
     /// What was decided for it before.
     pub known: Option<Route>,
@@ -56,6 +57,7 @@ impl<'py> Request<'_, 'py> {
         let slots = &mut self.slots.to_owned();
         if self.outside
             && self.words.is_none()
+            && self.known.is_none()
             && let Some(result) = elsewhere(py, front, slots)?
         {
             return Ok(result);

@@ -9,81 +9,76 @@ use crate::exchange::{Borrow, CUDA, DlTensor};
 use crate::inside::Seen;
 use crate::torch::Torch;
 
+/// What takes the words of a call one by one, and may refuse one: nobody describes the rest of the call then.
+pub trait Take {
+    /// Takes a word.
+    fn word(&mut self, word: u64) -> bool;
+    /// Takes several.
+    fn all(&mut self, values: &[i64]) -> bool;
+    /// Takes what a tensor is that cannot be read in place, by the exchange API; gives its CUDA device, if it is on one.
+    /// `None` when it cannot be asked.
+    ///
+    /// # Safety
+    /// A live, plain tensor.
+    unsafe fn ask(
+        &mut self,
+        torch: &Torch,
+        borrow: Borrow,
+        object: *mut PyObject,
+        wants_grad: bool,
+    ) -> Option<Option<i32>>;
+}
+
 /// All that can influence a decision, on the stack.
 pub struct Words {
     words: [MaybeUninit<u64>; MAX_WORDS],
     len: usize,
-    overflowed: bool,
 }
 
 /// Most words a call is described by; longer ones are not remembered.
 const MAX_WORDS: usize = 160;
 
 impl Words {
-    /// None yet.
+    /// A place for the first word, which is known last.
     pub fn new() -> Words {
-        Words { words: [const { MaybeUninit::uninit() }; MAX_WORDS], len: 0, overflowed: false }
+        let mut words = [const { MaybeUninit::uninit() }; MAX_WORDS];
+        words[0].write(0);
+        Words { words, len: 1 }
     }
 
-    /// Whether there were more than fit.
-    pub fn overflowed(&self) -> bool {
-        self.overflowed
-    }
-
-    /// Writes the first word, which was pushed before all others.
-    #[inline]
-    pub fn set_head(&mut self, word: u64) {
-        self.words[0].write(word);
+    /// The same with the first word.
+    pub fn headed(&mut self, head: u64) -> &mut Words {
+        self.words[0].write(head);
+        self
     }
 
     /// All of them.
     pub fn as_slice(&self) -> &[u64] {
-        // SAFETY: `push` wrote the first `len` of them.
+        // SAFETY: the first `len` of them were written.
         unsafe { self.words[..self.len].assume_init_ref() }
     }
+}
 
-    /// Adds one.
+impl Take for Words {
     #[inline]
-    pub fn push(&mut self, word: u64) {
-        match self.words.get_mut(self.len) {
-            Some(place) => {
-                place.write(word);
-                self.len += 1;
-            }
-            None => self.overflowed = true,
-        }
+    fn word(&mut self, word: u64) -> bool {
+        let Some(place) = self.words.get_mut(self.len) else { return false };
+        place.write(word);
+        self.len += 1;
+        true
     }
 
     #[inline]
-    fn extend(&mut self, values: &[i64]) {
-        match self.words.get_mut(self.len..self.len + values.len()) {
-            Some(places) => {
-                places.iter_mut().zip(values).for_each(|(place, &value)| {
-                    place.write(value as u64);
-                });
-                self.len += values.len();
-            }
-            None => self.overflowed = true,
-        }
+    fn all(&mut self, values: &[i64]) -> bool {
+        let Some(places) = self.words.get_mut(self.len..self.len + values.len()) else { return false };
+        places.iter_mut().zip(values).for_each(|(place, &value)| {
+            place.write(value as u64);
+        });
+        self.len += values.len();
+        true
     }
 
-    /// A tensor that was read in place.
-    #[inline]
-    pub fn seen(&mut self, tensor: &Seen<'_>, wants_grad: bool) {
-        let header = tensor.kind()
-            | u64::from(tensor.start.is_multiple_of(16)) << 1
-            | u64::from(wants_grad) << 2
-            | (tensor.sizes.len() as u64) << 24;
-        self.push(header);
-        self.extend(tensor.sizes);
-        self.extend(tensor.strides);
-    }
-
-    /// A tensor, asked through the exchange API; gives its CUDA device, if it is on one. `None` when it cannot be asked.
-    ///
-    /// # Safety
-    /// A live, plain tensor.
-    pub unsafe fn borrowed(
+    unsafe fn ask(
         &mut self,
         torch: &Torch,
         borrow: Borrow,
@@ -93,7 +88,7 @@ impl Words {
         let mut tensor = DlTensor::EMPTY;
         // SAFETY: a live tensor, and a struct to fill, which is read while the tensor is alive. A failed call has set an
         // exception.
-        unsafe {
+        let taken = unsafe {
             if borrow(object, &mut tensor) != 0 {
                 ffi::PyErr_Clear();
                 return None;
@@ -101,91 +96,134 @@ impl Words {
             if let Some(fields) = &torch.fields {
                 fields.learn(object, &tensor);
             }
-            self.tensor(&tensor, wants_grad);
-        }
-        Some((tensor.device_type == CUDA).then_some(tensor.device_id))
+            lent(self, &tensor, wants_grad)
+        };
+        taken.then(|| (tensor.device_type == CUDA).then_some(tensor.device_id))
+    }
+}
+
+/// The words of a call made before, which another is compared with as it is described: nothing is written down.
+pub struct Expected<'a> {
+    words: &'a [u64],
+    at: usize,
+}
+
+impl<'a> Expected<'a> {
+    /// To be compared with these; the first of them is compared by [`Expected::is_complete`].
+    pub fn new(words: &'a [u64]) -> Expected<'a> {
+        Expected { words, at: 1 }
     }
 
-    /// # Safety
-    /// The struct was filled and its tensor is alive.
-    unsafe fn tensor(&mut self, tensor: &DlTensor, wants_grad: bool) {
-        let aligned = (tensor.start() as usize).is_multiple_of(16);
-        let header = tensor.kind()
-            | u64::from(aligned) << 1
-            | u64::from(wants_grad) << 2
-            | u64::from(tensor.strides.is_null()) << 3
-            | (tensor.ndim as u64 & 0xff) << 24;
-        self.push(header);
-        // SAFETY: the contract above.
-        let (shape, strides) = unsafe { (tensor.shape(), tensor.strides()) };
-        self.extend(shape);
-        self.extend(strides.unwrap_or(&[]));
-    }
-
-    /// A truth value, number, short string, or pair of integers. `false` for anything else.
-    ///
-    /// # Safety
-    /// A live object.
+    /// Whether all words were met, given the first.
     #[inline]
-    pub unsafe fn scalar(&mut self, object: *mut PyObject) -> bool {
-        // SAFETY: each check reads the object's type, each reading follows its check.
-        unsafe {
-            if object == ffi::Py_True() || object == ffi::Py_False() {
-                self.push(1 | u64::from(object == ffi::Py_True()) << 8);
-            } else if ffi::PyFloat_CheckExact(object) != 0 {
-                self.push(2);
-                self.push(ffi::PyFloat_AsDouble(object).to_bits());
-            } else if ffi::PyLong_CheckExact(object) != 0 {
-                return self.integer(object);
-            } else if ffi::PyUnicode_CheckExact(object) != 0 {
-                return self.text(object);
-            } else if ffi::PyTuple_CheckExact(object) != 0 {
-                let count = ffi::PyTuple_Size(object);
-                self.push(5 | (count as u64) << 8);
-                let integer = |i| {
-                    let item = ffi::PyTuple_GetItem(object, i);
-                    ffi::PyLong_CheckExact(item) != 0 && self.integer(item)
-                };
-                return count <= 4 && (0..count).all(integer);
-            } else {
-                return false;
-            }
-        }
-        true
+    pub fn is_complete(&self, head: u64) -> bool {
+        self.at == self.words.len() && self.words[0] == head
+    }
+}
+
+impl Take for Expected<'_> {
+    #[inline]
+    fn word(&mut self, word: u64) -> bool {
+        let same = self.words.get(self.at) == Some(&word);
+        self.at += 1;
+        same
     }
 
-    /// # Safety
-    /// A live integer.
-    unsafe fn integer(&mut self, object: *mut PyObject) -> bool {
-        // SAFETY: an integer; one that does not fit sets an exception, cleared here.
-        let value = unsafe { ffi::PyLong_AsLongLong(object) };
+    #[inline]
+    fn all(&mut self, values: &[i64]) -> bool {
+        let Some(expected) = self.words.get(self.at..self.at + values.len()) else { return false };
+        self.at += values.len();
+        // A loop: they are few, and comparing them as bytes is a call.
+        expected.iter().zip(values).fold(0, |differ, (&a, &b)| differ | (a ^ b as u64)) == 0
+    }
+
+    unsafe fn ask(&mut self, _: &Torch, _: Borrow, _: *mut PyObject, _: bool) -> Option<Option<i32>> {
+        None
+    }
+}
+
+/// A tensor that was read in place.
+#[inline]
+pub fn seen(words: &mut impl Take, tensor: &Seen<'_>, wants_grad: bool) -> bool {
+    let header = tensor.kind()
+        | u64::from(tensor.start.is_multiple_of(16)) << 1
+        | u64::from(wants_grad) << 2
+        | (tensor.sizes.len() as u64) << 24;
+    words.word(header) && words.all(tensor.sizes) && words.all(tensor.strides)
+}
+
+/// A tensor that the exchange API lent.
+///
+/// # Safety
+/// The struct was filled and its tensor is alive.
+unsafe fn lent(words: &mut impl Take, tensor: &DlTensor, wants_grad: bool) -> bool {
+    let aligned = (tensor.start() as usize).is_multiple_of(16);
+    let header = tensor.kind()
+        | u64::from(aligned) << 1
+        | u64::from(wants_grad) << 2
+        | u64::from(tensor.strides.is_null()) << 3
+        | (tensor.ndim as u64 & 0xff) << 24;
+    // SAFETY: the contract above.
+    let (shape, strides) = unsafe { (tensor.shape(), tensor.strides()) };
+    words.word(header) && words.all(shape) && words.all(strides.unwrap_or(&[]))
+}
+
+/// A truth value, number, short string, or pair of integers. `false` for anything else.
+///
+/// # Safety
+/// A live object.
+#[inline]
+pub unsafe fn scalar(words: &mut impl Take, object: *mut PyObject) -> bool {
+    // SAFETY: each check reads the object's type, each reading follows its check.
+    unsafe {
+        if object == ffi::Py_True() || object == ffi::Py_False() {
+            words.word(1 | u64::from(object == ffi::Py_True()) << 8)
+        } else if ffi::PyFloat_CheckExact(object) != 0 {
+            words.word(2) && words.word(ffi::PyFloat_AsDouble(object).to_bits())
+        } else if ffi::PyLong_CheckExact(object) != 0 {
+            integer(words, object)
+        } else if ffi::PyUnicode_CheckExact(object) != 0 {
+            text(words, object)
+        } else if ffi::PyTuple_CheckExact(object) != 0 {
+            let count = ffi::PyTuple_Size(object);
+            let item = |i| ffi::PyTuple_GetItem(object, i);
+            count <= 4
+                && words.word(5 | (count as u64) << 8)
+                && (0..count).all(|i| ffi::PyLong_CheckExact(item(i)) != 0 && integer(words, item(i)))
+        } else {
+            false
+        }
+    }
+}
+
+/// # Safety
+/// A live integer.
+unsafe fn integer(words: &mut impl Take, object: *mut PyObject) -> bool {
+    // SAFETY: an integer; one that does not fit sets an exception, cleared here.
+    let value = unsafe { ffi::PyLong_AsLongLong(object) };
+    // SAFETY: as above.
+    if value == -1 && !unsafe { ffi::PyErr_Occurred() }.is_null() {
         // SAFETY: as above.
-        if value == -1 && !unsafe { ffi::PyErr_Occurred() }.is_null() {
-            // SAFETY: as above.
-            unsafe { ffi::PyErr_Clear() };
-            return false;
-        }
-        self.push(3);
-        self.push(value as u64);
-        true
+        unsafe { ffi::PyErr_Clear() };
+        return false;
     }
+    words.word(3) && words.word(value as u64)
+}
 
-    /// # Safety
-    /// A live string.
-    unsafe fn text(&mut self, object: *mut PyObject) -> bool {
-        let mut size = 0;
-        // SAFETY: a string; its bytes live as long as it does.
-        let bytes = unsafe { ffi::PyUnicode_AsUTF8AndSize(object, &mut size) };
-        if bytes.is_null() || size > 16 {
-            // SAFETY: clears the exception of a string that is no UTF-8, if any.
-            unsafe { ffi::PyErr_Clear() };
-            return false;
-        }
-        let mut padded = [0u8; 16];
-        // SAFETY: `size` bytes are there, at most 16.
-        unsafe { ptr::copy_nonoverlapping(bytes.cast::<u8>(), padded.as_mut_ptr(), size as usize) };
-        self.push(4 | (size as u64) << 8);
-        padded.chunks_exact(8).for_each(|c| self.push(u64::from_le_bytes(c.try_into().unwrap_or_default())));
-        true
+/// # Safety
+/// A live string.
+unsafe fn text(words: &mut impl Take, object: *mut PyObject) -> bool {
+    let mut size = 0;
+    // SAFETY: a string; its bytes live as long as it does.
+    let bytes = unsafe { ffi::PyUnicode_AsUTF8AndSize(object, &mut size) };
+    if bytes.is_null() || size > 16 {
+        // SAFETY: clears the exception of a string that is no UTF-8, if any.
+        unsafe { ffi::PyErr_Clear() };
+        return false;
     }
+    let mut padded = [0u8; 16];
+    // SAFETY: `size` bytes are there, at most 16.
+    unsafe { ptr::copy_nonoverlapping(bytes.cast::<u8>(), padded.as_mut_ptr(), size as usize) };
+    let halves = padded.chunks_exact(8).map(|c| u64::from_le_bytes(c.try_into().unwrap_or_default()));
+    words.word(4 | (size as u64) << 8) && halves.into_iter().all(|half| words.word(half))
 }
