@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import layerzero as lz
 import numpy as np
 import pytest
 import reference
@@ -85,8 +86,10 @@ def paged(draw: st.DrawFn, packed: bool, long: bool = False) -> dict[str, Any]:
     layout = draw(st.sampled_from(("NHD", "HND")))
     index = draw(indices)
     d = draw(draws(6))
-    lengths = [draw(st.integers(0, most * size)) for _ in range(batch)]
+    shared = draw(st.integers(1, most * size)) if draw(seldom(3)) else 0
+    lengths = [draw(st.integers(shared, most * size)) for _ in range(batch)]
     tables = d.rng.integers(0, pages, (batch, most))
+    tables[:, : shared // size] = tables[:1, : shared // size]
     caches = []
     for _ in range(2):
         values = cache(d, tables, lengths, (pages, size, kv_heads, head_dim), cache_dtype)
@@ -105,6 +108,8 @@ def paged(draw: st.DrawFn, packed: bool, long: bool = False) -> dict[str, Any]:
     }
     if layout == "NHD" and draw(st.booleans()):
         del kwargs["layout"]
+    if shared or draw(seldom(3)):
+        kwargs["shared_prefix"] = shared
     if draw(seldom(3)):
         kwargs["window"] = draw(st.sampled_from((0, 1, 2, 7)))
     if packed:
@@ -137,6 +142,51 @@ def test_prefill(kwargs: dict[str, Any], family: Family) -> None:
 @given(kwargs=st.booleans().flatmap(lambda packed: paged(packed, long=True)))
 def test_long_contexts(kwargs: dict[str, Any], family: Family) -> None:
     family.check("paged_attention", kwargs, expected(kwargs))
+
+
+def test_no_more_is_shared_than_there_are_pages() -> None:
+    query, cache = torch.randn(2, 4, 8), torch.randn(6, 4, 2, 8)
+    tables, lengths = torch.tensor([[0, 1, 2], [0, 3, 4]]), torch.tensor([10, 12])
+    plain = lz.paged_attention(query, cache, cache, tables, lengths)
+    for shared in (0, 3, 4, 7, None):
+        assert torch.equal(lz.paged_attention(query, cache, cache, tables, lengths, shared_prefix=shared), plain)
+    with pytest.raises(lz.InvalidCallError, match=r"hold \(seq_k=12, shared_prefix=13\)") as raised:
+        lz.paged_attention(query, cache, cache, tables, lengths, shared_prefix=13)
+    assert raised.value.code == "CONSTRAINT_FAILED" and "max_blocks * block_size" in str(raised.value.hint)
+    for bad, expected in ((-1, "is -1, expected zero or more"), (2.5, "is 2.5, expected an integer")):
+        with pytest.raises(lz.errors.ArgumentTypeError, match=f"'shared_prefix' {expected}"):
+            lz.paged_attention(query, cache, cache, tables, lengths, shared_prefix=bad)  # type: ignore[arg-type]
+
+
+def test_a_kernel_that_asks_is_told_the_promise() -> None:
+    query, cache = torch.randn(2, 4, 8), torch.randn(6, 4, 2, 8)
+    tables, lengths = torch.tensor([[0, 1, 2], [0, 3, 4]]), torch.tensor([10, 12])
+    told: list[int] = []
+
+    @lz.register_kernel(
+        operation="attention.gqa.decode.paged",
+        kernel_id="mine.paged",
+        platform="cpu",
+        supported_dtypes=["float32"],
+        layouts=["NHD"],
+        priority=100,
+        dims={"head_dim": {}, "shared_prefix": {"min": 4}},
+        conditions=["shared_prefix % block_size == 0"],
+        supports_gqa=True,
+        supports_kv_cache_dtypes=["float32"],
+        supports_kv_cache_layouts=["NHD"],
+        supports_kv_strategies=["paged"],
+    )
+    def mine(query, key_cache, value_cache, block_tables, context_lens, shared_prefix):  # type: ignore[no-untyped-def]
+        told.append(shared_prefix)
+        return torch.zeros_like(query)
+
+    try:
+        for shared in (0, 3, 4, 5, 8):
+            lz.paged_attention(query, cache, cache, tables, lengths, shared_prefix=shared)
+    finally:
+        lz.unregister_kernel("mine.paged")
+    assert told == [4, 8]
 
 
 def test_the_family_was_tested(family: Family) -> None:

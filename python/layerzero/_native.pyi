@@ -246,6 +246,7 @@ def paged_attention(
     causal: bool = True,
     window: int | tuple[int, int] | None = None,
     softcap: float = 0.0,
+    shared_prefix: int = 0,
     layout: str | None = None,
     out: _Array | None = None,
 ) -> _Array:
@@ -253,9 +254,12 @@ def paged_attention(
 
     sequence b's keys are the first context_lens[b] slots of the pages block_tables[b, 0..]; its one query attends to
     all of them (within the window). A context length of 0 gives zeros. Page indices beyond the context are not read.
+    shared_prefix promises that no context is shorter than that, and that the first shared_prefix // block_size columns
+    of block_tables are the same in all rows; a kernel that relies on it refuses a call that breaks it.
 
     queries are packed along the first dimension; sequence b owns rows cu_seqlens_q[b] .. cu_seqlens_q[b+1], which are
-    the last positions of its context_lens[b] cached tokens (bottom-right aligned).
+    the last positions of its context_lens[b] cached tokens (bottom-right aligned). shared_prefix is the promise it is
+    in decoding.
 
     Args:
         query: tensor (batch, heads, head_dim) or (batch, 1, heads, head_dim) or (seq_q, heads, head_dim); float64,
@@ -271,6 +275,8 @@ def paged_attention(
         causal: query i attends to keys up to i + seq_k - seq_q.
         window: how many earlier keys a query may attend to, or (earlier, later); all when not given.
         softcap: scores become softcap * tanh(scores / softcap); 0 turns it off.
+        shared_prefix: how many cached tokens all sequences begin with, in the same pages; a promise that kernels may
+            use, and on which no result depends.
         layout: the layout of the tensors; recognised from their shapes when not given.
         out: tensor the result is written to; a new one when not given.
 

@@ -29,8 +29,8 @@ def register_kernel(
     """Registers the decorated function as a kernel of an operation.
 
     The function takes the operation's arguments by name, in any order, and only those it uses; an optional tensor or a
-    parameter it names is one it honours, any other is at its default whenever it is called. It returns the
-    operation's result in the layout of its inputs.
+    parameter it names is one it honours, any other is at its default whenever it is called, but for promises
+    (``shared_prefix``), on which no result depends. It returns the operation's result in the layout of its inputs.
 
     Args:
         operation: the operation or alias it serves, e.g. ``"attention.causal"``.

@@ -114,7 +114,7 @@ class Paged:
             x["block_tables"],
             x["context_lens"],
             starts,
-            **({"causal": not self.decode} | params),
+            **({"causal": not self.decode} | {n: v for n, v in params.items() if n != "shared_prefix"}),
         )
         if rank_4:
             inputs["query"] = tensor(dtype, inputs["query"].values[:, None])
@@ -161,6 +161,15 @@ class Paged:
         yield self.case("window_wider_than_context", window_left=50)
         yield self.case("everything", "float64", scale=0.9, softcap=1.5, window_left=2)
         yield self.case("shared_page", edit=lambda x: x | {"block_tables": tensor("int32", [[3, 1, 0], [3, 0, 0]])})
+        both = tensor("int32", [[3, 1, 0], [3, 1, 2]])
+        for shared in (2, 3, 4):
+            yield self.case(
+                f"shared_prefix_{shared}",
+                lengths=[5, 4],
+                pages=5,
+                edit=lambda x: x | {"block_tables": both},
+                shared_prefix=shared,
+            )
         yield self.case(
             "nan_beyond_the_context",
             edit=lambda x: {

@@ -165,11 +165,12 @@ def _mask(draw: Draw, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return draw.floats(*allowed.shape, dtype=draw.one((dtype, dtype, torch.float32))).masked_fill(~allowed, -torch.inf)
 
 
-def _tables(draw: Draw, lengths: list[int], block_size: int) -> tuple[Tensor, int]:
+def _tables(draw: Draw, lengths: list[int], block_size: int, shared: int = 0) -> tuple[Tensor, int]:
     """Page tables, in which pages beyond a context are no page's, and how many pages there are."""
     most = max(1, *(-(-n // block_size) for n in lengths))
     total = most * len(lengths) + 2
     tables = torch.tensor(draw.random.sample(range(total), most * len(lengths))).view(len(lengths), most)
+    tables[:, : shared // block_size] = tables[0, : shared // block_size].clone()
     for i, length in enumerate(lengths):
         tables[i, -(-length // block_size) :] = 1 << 20
     return tables, total
@@ -179,9 +180,11 @@ def paged(draw: Draw) -> Call:
     """Attention over pages: one query per sequence, or packed ones."""
     batch, (heads, kv_heads), head_dim = draw.one((1, 2, 5)), draw.heads(), draw.one((64, 128, 128, 8, 20, 256))
     block_size, layout = draw.one((16, 16, 1, 32, 256)), draw.one(("NHD", "HND"))
-    lengths = [draw.one((0, 1, 15, 16, 33, 270, 600)) for _ in range(batch)]
+    # What all sequences begin with, in the same pages.
+    shared = draw.one((0, 0, 0, 15, 16, 40, 256))
+    lengths = [shared + draw.one((0, 1, 15, 16, 33, 270, 600)) for _ in range(batch)]
     dtype = draw.one((*HALVES, *HALVES, torch.float32, torch.float64))
-    tables, total = _tables(draw, lengths, block_size)
+    tables, total = _tables(draw, lengths, block_size, shared)
     slots = (block_size, kv_heads) if layout == "NHD" else (kv_heads, block_size)
     cache = draw.one((dtype, dtype, dtype, torch.float8_e4m3fn, torch.float8_e5m2))
     index = draw.one((torch.int32, torch.int32, torch.int64))
@@ -192,6 +195,7 @@ def paged(draw: Draw) -> Call:
         "context_lens": draw.ints(lengths, index),
         "layout": layout,
         "scale": draw.one(SCALES),
+        "shared_prefix": shared,
     }
     if draw.random.random() < 0.5:
         rows = [draw.one((0, 1, 1, 3, 18, 70)) for _ in range(batch)]

@@ -110,8 +110,9 @@ def paged_attention(
     window: int | None = None,
     softcap: float = 0.0,
     layout: str = "NHD",
+    shared_prefix: int = 0,
 ) -> Answer:
-    """Attention over pages; rows of no sequence are zeros."""
+    """Attention over pages; rows of no sequence are zeros. What is shared makes no difference."""
     rows = query.reshape(-1, *query.shape[-2:])
     values, growth = (torch.zeros(rows.shape, dtype=torch.float64, device=rows.device) for _ in range(2))
     lengths, tables = context_lens.tolist(), block_tables.tolist()

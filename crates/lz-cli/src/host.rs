@@ -103,8 +103,18 @@ impl Filler<'_> {
             let value = match self.meaning {
                 Meaning::Data => self.data(random),
                 Meaning::Index(limit) => random.below(limit) as f64,
+                // The first row is what the others begin with.
+                Meaning::Alike(_, alike) if flat != column && column < alike => row[column as usize],
+                Meaning::Alike(limit, _) => {
+                    let place = random.below(limit) as f64;
+                    if flat == column {
+                        row.push(place);
+                    }
+                    place
+                }
                 Meaning::Counted(limit) => (flat % limit.max(1)) as f64,
                 Meaning::Length(most) => (most - random.below(most / 2)) as f64,
+                Meaning::LengthFrom(most, least) => (most - random.below((most / 2).min(most - least + 1))) as f64,
                 Meaning::Bounds(limit) => (limit * column / (last - 1).max(1)) as f64,
                 Meaning::Parts(limit) => {
                     let end = |i: i64| limit * i / last;
@@ -168,5 +178,35 @@ impl Random {
     /// Close to normal with variance 1, and never beyond ±3.5: a sum of four uniform numbers.
     pub fn normal(&mut self) -> f64 {
         ((0..4).map(|_| self.unit()).sum::<f64>() - 2.0) * 3f64.sqrt()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled(meaning: Meaning, shape: &[i64]) -> Vec<i64> {
+        let mut bytes = vec![0; DType::I32.bytes_for(shape.iter().product::<i64>() as usize)];
+        let strides = row_major(shape);
+        let mut view = TensorViewMut::strided(DType::I32, shape, &strides, 0, &mut bytes).unwrap();
+        Filler { dtype: DType::I32, shape, meaning }.fill(&mut view, &mut Random::new(3));
+        bytes.chunks(4).map(|word| i64::from(i32::from_le_bytes(word.try_into().unwrap()))).collect()
+    }
+
+    #[test]
+    fn rows_begin_alike_and_end_as_they_will() {
+        let pages = filled(Meaning::Alike(1000, 2), &[3, 4]);
+        let rows: Vec<&[i64]> = pages.chunks(4).collect();
+        assert!(rows[0][..2] == rows[1][..2] && rows[0][..2] == rows[2][..2], "{rows:?}");
+        assert!(rows[0][2..] != rows[1][2..] && rows[1][2..] != rows[2][2..], "{rows:?}");
+        assert!(pages.iter().all(|page| (0..1000).contains(page)));
+    }
+
+    #[test]
+    fn no_length_is_less_than_the_least() {
+        for (most, least) in [(64, 50), (64, 64), (64, 1), (1, 1)] {
+            let lengths = filled(Meaning::LengthFrom(most, least), &[200]);
+            assert!(lengths.iter().all(|n| (least..=most).contains(n)), "{least}..{most}: {lengths:?}");
+        }
     }
 }

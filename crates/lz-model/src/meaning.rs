@@ -11,10 +11,14 @@ pub enum Meaning {
     Data,
     /// Positions in something this long.
     Index(i64),
+    /// Positions in something this long, of which all rows begin with the same ones, this many.
+    Alike(i64, i64),
     /// Distinct positions, in order, around something this long.
     Counted(i64),
     /// Lengths of more than half of this.
     Length(i64),
+    /// Lengths of more than half of the first, and of the second at least.
+    LengthFrom(i64, i64),
     /// Ascending from zero to this.
     Bounds(i64),
     /// Parts of this, along the last axis.
@@ -43,8 +47,10 @@ impl Meaning {
         match self {
             Meaning::Data => "data",
             Meaning::Index(_) => "index",
+            Meaning::Alike(..) => "alike",
             Meaning::Counted(_) => "counted",
             Meaning::Length(_) => "length",
+            Meaning::LengthFrom(..) => "length_from",
             Meaning::Bounds(_) => "bounds",
             Meaning::Parts(_) => "parts",
             Meaning::Probabilities => "probabilities",
@@ -59,6 +65,15 @@ impl Meaning {
     pub const fn limit(self) -> i64 {
         match self {
             Meaning::Index(n) | Meaning::Counted(n) | Meaning::Length(n) | Meaning::Bounds(n) | Meaning::Parts(n) => n,
+            Meaning::Alike(n, _) | Meaning::LengthFrom(n, _) => n,
+            _ => 0,
+        }
+    }
+
+    /// The other size it has; 0 where it has none.
+    pub const fn least(self) -> i64 {
+        match self {
+            Meaning::Alike(_, n) | Meaning::LengthFrom(_, n) => n,
             _ => 0,
         }
     }
@@ -90,10 +105,22 @@ const MEANINGS: &[(&str, Rule)] = &[
     ("indices", |n| Meaning::Index(n(&Limit::Either(&Limit::Dim("vocab"), &Limit::Quotient("seq_k", "block_cols"))))),
     ("draft_ids", |n| Meaning::Index(n(&Limit::Dim("vocab")))),
     ("positions", |n| Meaning::Index(n(&Limit::Dim("table")))),
-    ("block_tables", |n| Meaning::Index(n(&Limit::Dim("num_blocks")))),
+    ("block_tables", |n| match n(&Limit::Quotient("shared_prefix", "block_size")) {
+        0 => Meaning::Index(n(&Limit::Dim("num_blocks"))),
+        alike => Meaning::Alike(n(&Limit::Dim("num_blocks")), alike),
+    }),
     ("moves", |n| Meaning::Counted(n(&Limit::Dim("num_blocks")))),
     ("slot_mapping", |n| Meaning::Counted(n(&Limit::Product("num_blocks", "block_size")))),
-    ("context_lens", |n| Meaning::Length(n(&Limit::Product("max_blocks", "block_size")))),
+    ("context_lens", |n| {
+        let most = n(&Limit::Product("max_blocks", "block_size"));
+        match n(&Limit::Dim("shared_prefix")) {
+            0 => Meaning::Length(most),
+            // Queries stand behind what is shared, as they do when a prompt is kept for them.
+            shared => {
+                Meaning::LengthFrom(most, most.min(shared.saturating_add(n(&Limit::Quotient("seq_q", "batch")).max(1))))
+            }
+        }
+    }),
     ("cu_seqlens_q", |n| Meaning::Bounds(n(&Limit::Dim("seq_q")))),
     ("qo_indptr", |n| Meaning::Bounds(n(&Limit::Dim("seq_q")))),
     ("kv_indptr", |n| Meaning::Bounds(n(&Limit::Dim("seq_k")))),

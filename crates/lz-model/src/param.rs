@@ -136,6 +136,8 @@ pub struct Param {
     pub role: ParamRole,
     /// Every kernel of the operation honours any valid value; the others must be declared.
     pub universal: bool,
+    /// Something the caller promises about the data: no result depends on it, so that a kernel may leave it aside.
+    pub promise: bool,
     /// One line for people.
     pub doc: &'static str,
 }
@@ -143,7 +145,7 @@ pub struct Param {
 impl Param {
     /// A parameter with an exact role.
     pub const fn new(name: &'static str, ty: ParamType, default: ParamDefault, doc: &'static str) -> Param {
-        Param { name, also: &[], ty, default, role: ParamRole::Exact, universal: false, doc }
+        Param { name, also: &[], ty, default, role: ParamRole::Exact, universal: false, promise: false, doc }
     }
 
     /// A truth value.
@@ -179,6 +181,11 @@ impl Param {
     /// An integer that sizes the call: a dimension of the same name.
     pub const fn dim(name: &'static str, doc: &'static str) -> Param {
         Param::new(name, ParamType::Int, ParamDefault::Required, doc).role(ParamRole::Dim).universal()
+    }
+
+    /// A promise that sizes the call: a dimension of the same name, 0 where nothing is promised.
+    pub const fn promise(name: &'static str, doc: &'static str) -> Param {
+        Param { promise: true, ..Param::dim(name, doc).default(ParamDefault::Int(0)) }
     }
 
     /// A seed: random numbers are a function of it, the choice of kernel never is.

@@ -93,6 +93,12 @@ pub const POWERS_OF_TWO: &[i64] = &[
     1_048_576,
 ];
 
+/// The same for what may be absent: nothing is a bucket of its own.
+pub const NONE_OR_POWERS_OF_TWO: &[i64] = &[
+    0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 262_144,
+    524_288, 1_048_576,
+];
+
 /// Reads the dimensions and parameters bound so far, for dimensions computed from others.
 pub trait Sizes {
     /// A dimension bound earlier.
@@ -131,6 +137,11 @@ impl Dim {
     /// A dimension known by its bucket.
     pub const fn bucketed(name: &'static str, kind: DimKind) -> Dim {
         Dim { key: DimKey::Bucketed(POWERS_OF_TWO), ..Dim::exact(name, kind) }
+    }
+
+    /// A dimension known by its bucket, of which there may be none.
+    pub const fn bucketed_or_none(name: &'static str, kind: DimKind) -> Dim {
+        Dim { key: DimKey::Bucketed(NONE_OR_POWERS_OF_TWO), otherwise: Some(0), ..Dim::exact(name, kind) }
     }
 
     /// The same under further names.

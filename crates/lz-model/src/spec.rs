@@ -243,6 +243,23 @@ mod tests {
     }
 
     #[test]
+    fn a_promise_is_written_where_there_is_one() {
+        let plain = CallSpec::new("attention.paged")
+            .tensor("query", DType::Bf16, &[2, 8, 64])
+            .tensor("key_cache", DType::Bf16, &[9, 16, 2, 64])
+            .tensor("value_cache", DType::Bf16, &[9, 16, 2, 64])
+            .tensor("block_tables", DType::I32, &[2, 4])
+            .tensor("context_lens", DType::I32, &[2]);
+        // As databases and lockfiles had it before there was one.
+        let written = canonical(&plain);
+        assert!(!written.to_string().contains("shared_prefix"), "{written}");
+        assert_eq!(canonical(&plain.clone().param("shared_prefix", 0)), written);
+        let promised = canonical(&plain.param("shared_prefix", 48));
+        assert_eq!(promised.params, BTreeMap::from([("shared_prefix".to_owned(), ParamSpec::Int(48))]));
+        assert_eq!(canonical(&promised), promised);
+    }
+
+    #[test]
     fn what_an_alias_says_by_its_name_is_said() {
         let full = canonical(&attention("attention.full"));
         assert_eq!(full.params, BTreeMap::from([("causal".to_owned(), ParamSpec::Bool(false))]));

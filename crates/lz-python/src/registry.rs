@@ -141,7 +141,8 @@ fn forgotten(op: &Op, parameters: &[String]) -> Option<&'static str> {
     let mut inputs = schema.inputs.iter().enumerate();
     let input = inputs.find(|(i, input)| !input.optional && !parameters.iter().any(|p| op.input_index(p) == Some(*i)));
     // A seed only counts where something is always drawn.
-    let counts = |param: &Param| param.universal && (param.name != "seed" || schema.kind == OpKind::Sampling);
+    let counts =
+        |param: &Param| param.universal && !param.promise && (param.name != "seed" || schema.kind == OpKind::Sampling);
     let mut params = schema.params.iter().enumerate();
     let param = params.find(|(i, param)| counts(param) && !parameters.iter().any(|p| op.param_index(p) == Some(*i)));
     input.map(|(_, i)| i.name).or(param.map(|(_, p)| p.name))

@@ -152,7 +152,8 @@ pub fn call_inputs<'py>(py: Python<'py>, call: &str, device: u16) -> PyResult<Bo
         let known = |n: &str| n == input.name || input.also.contains(&n);
         let argument = signature.arguments.iter().find(|a| known(a.name)).map_or(input.name, |a| a.name);
         let updated = input.access == layerzero::model::schema::Access::ReadWrite;
-        let described = (tensor.dtype.name(), &tensor.shape, &tensor.strides, meaning.name(), meaning.limit(), updated);
+        let sizes = (meaning.limit(), meaning.least());
+        let described = (tensor.dtype.name(), &tensor.shape, &tensor.strides, meaning.name(), sizes, updated);
         tensors.set_item(argument, described)?;
     }
     let params = PyDict::new(py);

@@ -161,3 +161,36 @@ impl Bounds for CellBounds<'_> {
         (axis.cuts.is_none() || axis.moduli.contains(&m)).then_some(size % m == 0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use lz_model::{BindRules, CallSpec, Catalog, Context, DType, DeviceIx};
+
+    use super::*;
+
+    /// What is not there is judged as not there, also where no kernel asks for it: old measurements know nothing of it.
+    #[test]
+    fn none_of_a_size_is_a_cell_of_its_own() {
+        let call = CallSpec::new("attention.gqa.decode.paged")
+            .tensor("query", DType::Bf16, &[1, 8, 64])
+            .tensor("key_cache", DType::Bf16, &[9, 16, 2, 64])
+            .tensor("value_cache", DType::Bf16, &[9, 16, 2, 64])
+            .tensor("block_tables", DType::I32, &[1, 4])
+            .tensor("context_lens", DType::I32, &[1]);
+        let named = call.named(DeviceIx(0), Context::default());
+        let (_, bound) = Catalog::get().resolve(&call.op, &named, &BindRules::default(), |_| None).unwrap();
+        let op = Catalog::get().op(bound.query.op());
+        let (shared, batch) = (op.dim_index("shared_prefix").unwrap(), op.dim_index("batch").unwrap());
+        let mut cells = Cells::new(op);
+        cells.finish();
+        let at = |size: i64| {
+            let mut dims = *bound.query.dims();
+            (dims[shared], dims[batch]) = (size, size);
+            bound.query.with_dims(dims)
+        };
+        let judged = |size: i64, dim: usize| cells.representative(&at(size)).dim(dim);
+        assert_eq!([0, 1, 3, 4].map(|size| judged(size, shared)), [0, 1, 4, 4]);
+        assert_eq!([0, 1, 3, 4].map(|size| judged(size, batch)), [1, 1, 4, 4]);
+        assert_ne!(cells.key(&at(0)).dim(shared), cells.key(&at(1)).dim(shared));
+    }
+}

@@ -55,13 +55,13 @@ def make(call: str, device: int = 0, seed: int = 0) -> Inputs:
     generator = torch.Generator(device=device_name(device)).manual_seed(seed)
     kwargs: dict[str, Any] = {}
     updated = []
-    for name, (dtype, shape, strides, meaning, limit, is_updated) in needs["tensors"].items():
+    for name, (dtype, shape, strides, meaning, sizes, is_updated) in needs["tensors"].items():
         if dtype in _PACKED:
             halves = [*shape[:-1], shape[-1] // 2]
             kwargs[name] = torch.randint(0, 256, halves, generator=generator, device=generator.device).to(torch.uint8)
             kwargs["format"] = dtype
             continue
-        made = _fill(generator, getattr(torch, dtype, None), dtype, list(shape), meaning, limit)
+        made = _fill(generator, getattr(torch, dtype, None), dtype, list(shape), meaning, *sizes)
         if name.endswith("weight") and made.is_floating_point() and made.dim() == 2:
             # As weights are: sums over them stay of the size of one number.
             made = made / made.shape[-1] ** 0.5
@@ -94,7 +94,7 @@ def _strided(values: Tensor, shape: list[int], strides: list[int]) -> Tensor:
     return strided
 
 
-def _fill(generator: Any, dtype: Any, name: str, shape: list[int], meaning: str, limit: int) -> Tensor:
+def _fill(generator: Any, dtype: Any, name: str, shape: list[int], meaning: str, limit: int, least: int) -> Tensor:
     import torch
 
     device = generator.device
@@ -102,11 +102,18 @@ def _fill(generator: Any, dtype: Any, name: str, shape: list[int], meaning: str,
         raise ValueError(f"torch has no dtype {name}: tensors of it cannot be made here")
     if meaning == "index":
         return torch.randint(0, max(limit, 1), shape, generator=generator, device=device).to(dtype)
+    if meaning == "alike":
+        rows = torch.randint(0, max(limit, 1), shape, generator=generator, device=device)
+        rows[..., :least] = rows[:1, :least]
+        return rows.to(dtype)
     if meaning == "counted":
         count = torch.arange(_product(shape), device=device) % max(limit, 1)
         return count.reshape(shape).to(dtype)
     if meaning == "length":
         return (limit - torch.randint(0, max(limit // 2, 1), shape, generator=generator, device=device)).to(dtype)
+    if meaning == "length_from":
+        below = max(min(limit // 2, limit - least + 1), 1)
+        return (limit - torch.randint(0, below, shape, generator=generator, device=device)).to(dtype)
     if meaning in ("bounds", "parts"):
         return _divided(shape, limit, meaning, device).to(dtype)
     if meaning == "probabilities":

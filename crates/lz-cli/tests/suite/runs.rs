@@ -19,6 +19,7 @@ const CALLS: &[&str] = &[
     "attention.standard.decode.paged --shape q=2x2x8 --shape key_cache=8x4x2x8 --shape value_cache=8x4x2x8 --shape block_tables=2x4 --shape context_lens=2",
     "attention.gqa.prefill.paged --shape q=6x4x8 --shape key_cache=8x2x4x8 --shape value_cache=8x2x4x8 --layout HND --shape block_tables=2x4 --shape context_lens=2 --shape qo_indptr=3",
     "attention.gqa.decode.paged --shape q=2x4x8 --shape key_cache=8x4x2x8 --shape value_cache=8x4x2x8 --shape block_tables=2x4 --shape seq_lens=2 --input-dtype seq_lens=int32",
+    "attention.gqa.decode.paged --shape q=3x4x8 --shape key_cache=8x4x2x8 --shape value_cache=8x4x2x8 --shape block_tables=3x4 --shape context_lens=3 --param shared_prefix=9",
     "attention.mla.prefill --shape q_nope=5x4x16 --shape q_pe=5x4x8 --shape ckv=7x16 --shape kpe=7x8 --param scale=0.1 --shape qo_indptr=3 --shape kv_indptr=3",
     "attention.mla.decode --shape q_nope=1x4x16 --shape q_pe=1x4x8 --shape ckv=7x16 --shape kpe=7x8 --param scale=0.1",
     "attention.mla.decode.paged --shape q_nope=2x4x16 --shape q_pe=2x4x8 --shape ckv_cache=8x4x16 --shape kpe_cache=8x4x8 --shape block_tables=2x4 --shape context_lens=2 --param scale=0.1",

@@ -55,3 +55,41 @@ pub fn features(call: &CallSpec) -> Result<Features, WorkloadError> {
     let facts = Facts { op, query: &query, device: &device };
     Ok(Features { group: group.join(", "), log2, flops: op.flops(&facts), bytes: op.bytes(&facts) })
 }
+
+#[cfg(test)]
+mod tests {
+    use lz_model::DType;
+
+    use super::*;
+
+    fn paged(batch: i64, shared: i64) -> Features {
+        let cache = [9, 16, 2, 64];
+        let call = CallSpec::new("attention.paged")
+            .tensor("query", DType::Bf16, &[batch, 8, 64])
+            .tensor("key_cache", DType::Bf16, &cache)
+            .tensor("value_cache", DType::Bf16, &cache)
+            .tensor("block_tables", DType::I32, &[batch, 4])
+            .tensor("context_lens", DType::I32, &[batch])
+            .param("shared_prefix", shared);
+        features(&call).unwrap()
+    }
+
+    /// Keys and values of 64 tokens in 2 heads of 64, queries and results of 8, two bytes each.
+    #[test]
+    fn what_all_sequences_share_is_moved_once() {
+        let bytes = |batch: i64, tokens: i64| (2 * tokens * 2 * 64 * 2 + 2 * batch * 8 * 64 * 2) as f64;
+        for batch in [0, 1, 2, 7] {
+            assert_eq!(paged(batch, 0).bytes, bytes(batch, batch * 64));
+            assert_eq!(paged(batch, 48).bytes, bytes(batch, batch * 16 + 48 * batch.min(1)));
+            assert_eq!(paged(batch, 64).bytes, bytes(batch, 64 * batch.min(1)));
+        }
+    }
+
+    #[test]
+    fn times_of_calls_that_promise_something_are_comparable() {
+        let (plain, promised) = (paged(2, 0), paged(2, 48));
+        assert_eq!((plain.group, plain.flops), (promised.group, promised.flops));
+        assert_eq!(plain.log2.last(), Some(&0.0));
+        assert_eq!(plain.log2[..plain.log2.len() - 1], promised.log2[..promised.log2.len() - 1]);
+    }
+}

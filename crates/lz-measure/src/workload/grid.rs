@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use lz_model::schema::Dim;
 use lz_model::{CallSpec, Catalog, DType, Layout, Op, ParamRole, ParamSpec, nearest};
 
 use super::error::WorkloadError;
@@ -67,7 +68,7 @@ impl Grid {
         let mut lists: Vec<Option<&[i64]>> = vec![None; op.schema().dims.len()];
         for (given, sizes) in &self.dims {
             let Some(index) = dim_index(op, given) else { return Err(unknown(op, &self.op, given)) };
-            if lists[index].replace(checked(given, sizes)?).is_some() {
+            if lists[index].replace(sizes_of(&op.schema().dims[index], given, sizes)?).is_some() {
                 return Err(WorkloadError::DimTwice { op: self.op.clone(), dim: op.schema().dims[index].name });
             }
         }
@@ -81,8 +82,8 @@ impl Grid {
             }
         }
         for (index, dim, size) in &sized {
-            let size = checked(dim, std::slice::from_ref(size))?;
             let Some(index) = *index else { continue };
+            let size = sizes_of(&op.schema().dims[index], dim, std::slice::from_ref(size))?;
             if lists[index].replace(size).is_some() {
                 return Err(WorkloadError::DimTwice { op: self.op.clone(), dim });
             }
@@ -145,6 +146,12 @@ fn unknown(op: &'static Op, name: &str, given: &str) -> WorkloadError {
         nearest: nearest(given, names),
         known: dims.iter().map(|d| d.name).collect::<Vec<_>>().join(", "),
     }
+}
+
+/// A list of sizes that a dimension can have.
+fn sizes_of<'a>(dim: &Dim, what: &str, sizes: &'a [i64]) -> Result<&'a [i64], WorkloadError> {
+    let none = dim.otherwise == Some(0) && !sizes.is_empty() && sizes.iter().all(|n| (0..=MOST_ELEMENTS).contains(n));
+    if none { Ok(sizes) } else { checked(what, sizes) }
 }
 
 /// A list of sizes that are some.

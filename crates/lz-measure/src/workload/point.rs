@@ -63,7 +63,10 @@ impl Point<'_> {
                 continue;
             }
             if let Some(dim) = schema.dims.iter().position(|d| d.name == param.name) {
-                call.params.insert(param.name.to_owned(), self.known(dim)?.into());
+                let size = self.known(dim)?;
+                if param.default.value() != Some(ParamValue::Int(size)) {
+                    call.params.insert(param.name.to_owned(), size.into());
+                }
             } else if let (ParamDefault::Required, Some(value)) = (param.default, usual::param(schema.id, param.name)) {
                 call.params.insert(param.name.to_owned(), value);
             }

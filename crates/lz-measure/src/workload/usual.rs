@@ -81,6 +81,7 @@ const SIZES: &[(&str, Rule)] = &[
     ("nnz", |k| k.get("row_blocks")?.checked_mul(quotient(quotient(k.get("seq_k")?, k.get("block_cols")?), 4))),
     ("draft", |_| Some(4)),
     ("k", |_| Some(50)),
+    ("shared_prefix", |_| Some(0)),
 ];
 
 /// Optional tensors that calls usually have: operation and input.

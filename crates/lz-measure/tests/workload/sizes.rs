@@ -114,6 +114,21 @@ fn a_context_alone_is_decoding() {
     assert_eq!((dim(&packed[0], "max_blocks"), dim(&packed[0], "num_blocks")), (3, 9));
 }
 
+/// Sizes that may be none can be asked for, and none is not written down.
+#[test]
+fn calls_promise_what_is_asked_for() {
+    let grid = Grid::new("attention.gqa.decode.paged", DType::Bf16).dim("max_context", [1024]);
+    let plain = grid.clone().calls().unwrap();
+    assert!(!plain[0].params.contains_key("shared_prefix"), "{}", plain[0]);
+    let calls = grid.clone().dim("shared_prefix", [0, 512]).calls().unwrap();
+    assert_eq!(calls[0], plain[0]);
+    assert_eq!(calls[1].params["shared_prefix"], 512.into());
+    assert_eq!(grid.clone().param("shared_prefix", 512).calls().unwrap()[0], calls[1]);
+    assert!(grid.clone().dim("shared_prefix", [2048]).calls().is_err());
+    assert!(grid.clone().dim("shared_prefix", [-1]).calls().is_err());
+    assert!(grid.dim("batch", [0]).calls().is_err());
+}
+
 #[test]
 fn layouts_and_parameters_are_those_asked_for() {
     let grid = Grid::new("attention", DType::F16).dim("seq_len", [100]).dim("heads", [4]);

@@ -3,6 +3,7 @@
 use super::attention::{CAUSAL, HEADS_DIVIDE, HEADS_EQUAL, SCALE, SOFTCAP, SOFTCAP_VALID, WINDOW_LEFT};
 use crate::dtype::DTypeSet;
 use crate::layout::Layout;
+use crate::param::Param;
 use crate::schema::*;
 
 /// Page indices of each sequence.
@@ -34,12 +35,21 @@ const HEAD_DIM: Dim = Dim::exact("head_dim", DimKind::HeadDim).must_constrain();
 const MAX_CONTEXT: Dim = Dim::bucketed("seq_k", DimKind::Seq)
     .also(&["seq_len_k", "max_context"])
     .derived(|sizes| sizes.dim("max_blocks").saturating_mul(sizes.dim("block_size")));
+const SHARED: Dim = Dim::bucketed_or_none("shared_prefix", DimKind::Other);
+
+const SHARED_PREFIX: Param = Param::promise(
+    "shared_prefix",
+    "how many cached tokens all sequences begin with, in the same pages; a promise that kernels may use, and on which no \
+result depends",
+);
 
 const DECODE: OpSchema = OpSchema {
     family: Family::Attention,
     semantics: "sequence b's keys are the first context_lens[b] slots of the pages block_tables[b, 0..]; its one query \
-attends to all of them (within the window). A context length of 0 gives zeros. Page indices beyond the context are not read.",
-    dims: &[BATCH, MAX_BLOCKS, NUM_BLOCKS, MAX_CONTEXT, BLOCK_SIZE, HEADS, KV_HEADS, HEAD_DIM],
+attends to all of them (within the window). A context length of 0 gives zeros. Page indices beyond the context are not read. \
+shared_prefix promises that no context is shorter than that, and that the first shared_prefix // block_size columns of \
+block_tables are the same in all rows; a kernel that relies on it refuses a call that breaks it.",
+    dims: &[BATCH, MAX_BLOCKS, NUM_BLOCKS, MAX_CONTEXT, BLOCK_SIZE, HEADS, KV_HEADS, HEAD_DIM, SHARED],
     inputs: &[
         Input::new("query", "batch heads head_dim | batch 1 heads head_dim", DTypeSet::FLOATS_AND_FP8).also(&["q"]),
         KEY_CACHE,
@@ -47,18 +57,21 @@ attends to all of them (within the window). A context length of 0 gives zeros. P
         BLOCK_TABLES,
         CONTEXT_LENS,
     ],
-    params: &[SCALE, WINDOW_LEFT, SOFTCAP],
+    params: &[SCALE, WINDOW_LEFT, SOFTCAP, SHARED_PREFIX],
     outputs: &[Output::like("output", "like:query", "query")],
     layout: LayoutRule::Default(Layout::Nhd),
     flops: "4 * batch * heads * seq_k * head_dim",
-    bytes: "(2 * batch * seq_k * kv_heads + 2 * batch * heads) * head_dim * dtype_bits / 8",
+    // Tokens that all share are read once.
+    bytes: "(2 * (batch * seq_k - max(batch - 1, 0) * min(shared_prefix, seq_k)) * kv_heads + 2 * batch * heads) \
+* head_dim * dtype_bits / 8",
     ..BLANK
 };
 
 const PREFILL: OpSchema = OpSchema {
     semantics: "queries are packed along the first dimension; sequence b owns rows cu_seqlens_q[b] .. cu_seqlens_q[b+1], \
-which are the last positions of its context_lens[b] cached tokens (bottom-right aligned).",
-    dims: &[BATCH, TOKENS, MAX_BLOCKS, NUM_BLOCKS, MAX_CONTEXT, BLOCK_SIZE, HEADS, KV_HEADS, HEAD_DIM],
+which are the last positions of its context_lens[b] cached tokens (bottom-right aligned). shared_prefix is the promise it is \
+in decoding.",
+    dims: &[BATCH, TOKENS, MAX_BLOCKS, NUM_BLOCKS, MAX_CONTEXT, BLOCK_SIZE, HEADS, KV_HEADS, HEAD_DIM, SHARED],
     inputs: &[
         Input::new("query", "seq_q heads head_dim", DTypeSet::FLOATS_AND_FP8).also(&["q"]),
         KEY_CACHE,
@@ -67,9 +80,10 @@ which are the last positions of its context_lens[b] cached tokens (bottom-right 
         CONTEXT_LENS,
         Input::new("cu_seqlens_q", "batch+1", DTypeSet::INDICES).also(&["qo_indptr"]),
     ],
-    params: &[CAUSAL, SCALE, WINDOW_LEFT, SOFTCAP],
+    params: &[CAUSAL, SCALE, WINDOW_LEFT, SOFTCAP, SHARED_PREFIX],
     flops: "4 * seq_q * heads * seq_k * head_dim",
-    bytes: "(2 * batch * seq_k * kv_heads + 2 * seq_q * heads) * head_dim * dtype_bits / 8",
+    bytes: "(2 * (batch * seq_k - max(batch - 1, 0) * min(shared_prefix, seq_k)) * kv_heads + 2 * seq_q * heads) \
+* head_dim * dtype_bits / 8",
     ..DECODE
 };
 
@@ -80,8 +94,15 @@ const WINDOW_VALID: Check = Check {
     hint: "use -1 for no window",
 };
 
-const STANDARD: &[Check] = &[HEADS_EQUAL, WINDOW_VALID, SOFTCAP_VALID];
-const GQA: &[Check] = &[HEADS_DIVIDE, WINDOW_VALID, SOFTCAP_VALID];
+const SHARED_FITS: Check = Check {
+    holds: "shared_prefix <= seq_k",
+    code: CheckCode::Constraint,
+    message: "shared_prefix is more than the pages of a sequence hold",
+    hint: "shared_prefix is a number of tokens, at most max_blocks * block_size; 0 where nothing is shared",
+};
+
+const STANDARD: &[Check] = &[HEADS_EQUAL, WINDOW_VALID, SOFTCAP_VALID, SHARED_FITS];
+const GQA: &[Check] = &[HEADS_DIVIDE, WINDOW_VALID, SOFTCAP_VALID, SHARED_FITS];
 
 /// Decode, one key/value head per query head.
 pub static STANDARD_DECODE_PAGED: OpSchema = OpSchema {

@@ -111,7 +111,8 @@ pub static FUNCTIONS: &[Function] = &[
     function(
         "paged_attention",
         "attention.paged",
-        "query key_cache value_cache block_tables context_lens scale * cu_seqlens_q causal window softcap layout out",
+        "query key_cache value_cache block_tables context_lens scale * cu_seqlens_q causal window softcap shared_prefix layout \
+out",
     )
     .about("softmax attention over a paged cache: standard or grouped-query, decode or packed prefill"),
     function(
