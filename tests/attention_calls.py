@@ -247,6 +247,7 @@ class Paged:
     scale: float | None = None
     window_left: int = -1
     softcap: float = 0.0
+    shared_prefix: int = 0
 
     @property
     def op(self) -> str:
@@ -280,6 +281,8 @@ class Paged:
         given: dict[str, Any] = {"window_left": self.window_left, "softcap": self.softcap}
         if self.scale is not None:
             given["scale"] = self.scale
+        if self.shared_prefix:
+            given["shared_prefix"] = self.shared_prefix
         return {**given, "causal": self.causal} if self.prefill else given
 
     def ask(self, device: str, *flags: str) -> dict[str, list[str]]:
@@ -295,6 +298,7 @@ class Paged:
         shapes, index = self.shapes, DTYPES[self.index_dtype]
         batch, (most, total) = len(self.lengths), self.blocks
         tables = torch.randperm(total)[: batch * most].view(batch, most)
+        tables[:, : self.shared_prefix // self.block_size] = tables[0, : self.shared_prefix // self.block_size].clone()
         for b, length in enumerate(self.lengths):
             tables[b, -(-length // self.block_size) :] = 1 << 20
         cache = DTYPES[self.cache_dtype or self.dtype]
@@ -311,7 +315,7 @@ class Paged:
 
     def arguments(self, kernel: Callable[..., Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
         """What the engine would hand to a kernel's function."""
-        known = {"scale": None, **self.params, "layout": self.layout, **tensors}
+        known = {"scale": None, "shared_prefix": 0, **self.params, "layout": self.layout, **tensors}
         return {name: known[name] for name in inspect.signature(kernel).parameters}
 
     def keywords(self, tensors: dict[str, Tensor]) -> dict[str, Any]:

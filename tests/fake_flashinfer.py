@@ -7,15 +7,20 @@ one.
 
 from __future__ import annotations
 
+import importlib
+import math
+import sys
 import types
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from attention_calls import attend, positions
 from fake_flash_attn import HALF, loads, must
 from torch import Tensor
 
+VERSION = "0.6.18"
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 HEADS = (64, 128, 256)
 
@@ -35,6 +40,17 @@ def contract_of(
     heads_first = (t.transpose(0, 1) for t in (q, k, v))
     output = attend(*heads_first, allowed, scale, softcap).transpose(0, 1)
     return output.masked_fill(~allowed.any(-1)[:, None, None], torch.nan)
+
+
+def lse_of(q: Tensor, k: Tensor, causal: bool, scale: float, softcap: float) -> Tensor:
+    """The logarithms, to base 2, of the sums of exponentials: [n, heads]; minus infinity where there is no key."""
+    scores = scale * torch.einsum("nhd,mhd->nhm", q.double(), k.double().repeat_interleave(q.shape[1] // k.shape[1], 1))
+    if softcap > 0.0:
+        scores = softcap * torch.tanh(scores / softcap)
+    if causal:
+        query, key = positions(q.shape[0], k.shape[0])
+        scores = scores.masked_fill((key > query)[:, None], -torch.inf)
+    return torch.logsumexp(scores, -1) / math.log(2.0)
 
 
 def written_like(q: Tensor, rows: Tensor) -> Tensor:
@@ -178,7 +194,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         jit_kwargs: dict[str, Any] | None = None,
     ) -> None:
         self._made(float_workspace_buffer)
-        self.layout = kv_layout
+        self.layout, self.backend = kv_layout, backend
 
     def plan(
         self,
@@ -217,19 +233,93 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
             window=window_left, scale=scale, softcap=cap, q=q_data_type, kv=kv_data_type,
         )  # fmt: skip
 
-    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *args: Any, **keywords: Any) -> Tensor:
+    def run(
+        self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *args: Any, return_lse: bool = False, **keywords: Any
+    ) -> Any:
         plan, (k, v) = self._ran(), paged_kv_cache
         loads(q, k, v)
         must(q.dtype == plan["q"] and k.dtype == plan["kv"], "does not match the data type specified in plan")
         maps(q)
         must(k.stride() == v.stride(), "K and V must have same page stride for sparse attention")
         must(q.shape[0] == int(plan["qo"][-1]), "q.shape[0] does not match qo_indptr[-1]")
-        rows, ends = [], plan["qo"].tolist()
+        rows, sums, ends = [], [], plan["qo"].tolist()
         for b in range(len(plan["last"])):
             kb, vb = gather(k, plan, b, self.layout), gather(v, plan, b, self.layout)
             part = q[ends[b] : ends[b + 1]]
             rows.append(contract_of(part, kb, vb, plan["causal"], plan["window"], plan["scale"], plan["softcap"]))
-        return torch.cat(rows).to(q.dtype)
+            sums.append(lse_of(part, kb, plan["causal"], plan["scale"], plan["softcap"]))
+        output = torch.cat(rows).to(q.dtype)
+        return (output, torch.cat(sums).float()) if return_lse else output
+
+
+class MultiLevelCascadeAttentionWrapper(Wrapper):
+    """flashinfer/cascade.py."""
+
+    def __init__(
+        self,
+        num_levels: int,
+        float_workspace_buffer: Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf_arr: list[Tensor] | None = None,
+        paged_kv_indptr_buf_arr: list[Tensor] | None = None,
+        paged_kv_indices_buf_arr: list[Tensor] | None = None,
+        paged_kv_last_page_len_buf_arr: list[Tensor] | None = None,
+    ) -> None:
+        self._made(float_workspace_buffer)
+        level = type("Level", (BatchPrefillWithPagedKVCacheWrapper,), {"library": FlashInfer()})
+        self.levels = [level(float_workspace_buffer, kv_layout) for _ in range(num_levels)]
+
+    def plan(
+        self,
+        qo_indptr_arr: list[Tensor],
+        paged_kv_indptr_arr: list[Tensor],
+        paged_kv_indices_arr: list[Tensor],
+        paged_kv_last_page_len: list[Tensor],
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        sm_scale: float | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        q_data_type: Any = "float16",
+        kv_data_type: Any = None,
+    ) -> None:
+        given = (qo_indptr_arr, paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len)
+        for level, arrays in zip(self.levels, zip(*given, strict=True), strict=True):
+            level.plan(
+                *arrays, num_qo_heads, num_kv_heads, head_dim, page_size,
+                causal=causal and level is self.levels[-1], sm_scale=sm_scale, window_left=window_left,
+                logits_soft_cap=logits_soft_cap, q_data_type=q_data_type, kv_data_type=kv_data_type,
+            )  # fmt: skip
+        self._plan(levels=[int(arrays[-1]) for arrays in paged_kv_indptr_arr])
+
+    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
+        self._ran()
+        must(q.is_contiguous(), "v must be contiguous")
+        out, lse = self.levels[-1].run(q, paged_kv_cache, return_lse=True)
+        for level in self.levels[:-1]:
+            # Results are rounded before they are merged.
+            merge_state_in_place(out, lse, *level.run(q, paged_kv_cache, return_lse=True))
+        return out
+
+
+def merge_state_in_place(v: Tensor, s: Tensor, v_other: Tensor, s_other: Tensor, mask: Tensor | None = None) -> None:
+    """flashinfer/cascade.py, csrc/cascade.cu."""
+    must(all(t.is_contiguous() for t in (v, s, v_other, s_other)), "must be contiguous")
+    must(s.dtype == s_other.dtype == torch.float32 and v.dtype in HALF, "unsupported data type")
+    must(v.shape == v_other.shape and s.shape == s_other.shape == v.shape[:2] and mask is None, "shape")
+    must(v.shape[1] * v.shape[2] // 8 <= 1024, "MergeStateInPlace kernel launch failed: invalid argument")
+    most = torch.maximum(s, s_other)
+    ours, theirs = torch.exp2(s - most), torch.exp2(s_other - most)
+    v.copy_((v * ours[..., None] + v_other * theirs[..., None]) / (ours + theirs)[..., None])
+    s.copy_(torch.log2(ours + theirs) + most)
 
 
 class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
@@ -476,8 +566,9 @@ class FlashInfer:
         latent = types.SimpleNamespace(BatchMLAPagedAttentionWrapper=wrappers.pop("BatchMLAPagedAttentionWrapper"))
         made["flashinfer"].__dict__.update(
             wrappers,
-            __version__="0.6.18",
+            __version__=VERSION,
             mla=latent,
+            merge_state_in_place=merge_state_in_place,
             single_prefill_with_kv_cache=self.single_prefill_with_kv_cache,
         )
         made["flashinfer.jit.env"].__dict__.update(
@@ -531,3 +622,14 @@ class FlashInfer:
             k, v = (t.transpose(0, 1)[:kv_len] for t in (k, v))
         scale = scale_of(sm_scale, q.shape[-1])
         return contract_of(q, k, v, causal, window_left, scale, logits_soft_cap or 0.0).to(q.dtype)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, library: FlashInfer) -> FlashInfer:
+    """Puts a library in place and has the adapter find it, with no plan made yet."""
+    for name, module in library.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    assert importlib.import_module("layerzero.backends.flashinfer.adapter").detect() == VERSION
+    plans = importlib.import_module("layerzero.backends.flashinfer.plans")
+    plans.plans.__dict__.clear()
+    plans.plans.__init__()
+    return library

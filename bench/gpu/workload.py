@@ -88,6 +88,13 @@ def _paged(batch: int, context: int, heads: tuple[int, int, int] = LLAMA_8B, pag
     )
 
 
+def _cascade(batch: int, context: int) -> Row:
+    """Decoding behind a prompt that all sequences have in the same pages: three quarters of the context."""
+    row, shared = _paged(batch, context), context * 3 // 4
+    call = {**row.call, "params": {"shared_prefix": shared}}
+    return Row("cascade", call, f"{row.shape} shared {shared}")
+
+
 def _mla(batch: int, context: int, page: int = 64) -> Row:
     pages = -(-context // page)
     tensors = {
@@ -214,6 +221,7 @@ def rows() -> list[Row]:
         *(_paged(16, context) for context in (512, 4096, 32768)),
         *(_paged(64, context) for context in (512, 4096)),
         *(_paged(256, context) for context in (512, 4096)),
+        *(_cascade(batch, context) for batch in (16, 64) for context in (4096, 8192)),
         *(_mla(batch, context) for batch, context in [(1, 2048), (1, 16384), (16, 2048), (16, 8192), (64, 4096)]),
         *(_rms(rows, hidden) for hidden in (4096, 8192) for rows in (1, 64, 4096)),
         _rms(4096, 4096, FP16),

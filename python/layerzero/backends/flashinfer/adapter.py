@@ -1,7 +1,9 @@
 """FlashInfer (`flashinfer`), read from its sources at v0.6.0 to v0.6.18.
 
 Run on an H200 at 0.7.2: rms_norm, layer_norm, rope, top-k, top-p, decoding from pages, latent attention from pages, as
-tuning compares them. Its other kernels are in `flashinfer_prefill`, which is not loaded.
+tuning compares them. The cascade was tested against a class of the library's signatures; its priority is below those of
+all others, so that it serves only calls for which it was measured, and compared with the reference, on the machine at hand.
+Kernels for many queries are in `flashinfer_prefill`.
 
 Its `silu_and_mul` takes both halves as one tensor. An operation is given two, and to join them takes longer than what is
 gained, so it is not used.
@@ -11,9 +13,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from . import attention, mla, norm, paged, rope, sampling, sparse
+from . import attention, cascade, mla, norm, paged, rope, sampling, sparse
 
-_MODULES: tuple[Any, ...] = (attention, paged, mla, sparse, norm, rope, sampling)
+_MODULES: tuple[Any, ...] = (attention, paged, cascade, mla, sparse, norm, rope, sampling)
 _MISFITS = (ImportError, AttributeError, OSError, RuntimeError, TypeError, ValueError)
 
 
@@ -49,5 +51,5 @@ def _check_compiler() -> None:
 
 
 KERNELS: dict[str, Callable[..., Any]] = {
-    name: run for module in (paged, mla, norm, rope, sampling) for name, run in module.KERNELS.items()
+    name: run for module in (paged, cascade, mla, norm, rope, sampling) for name, run in module.KERNELS.items()
 }

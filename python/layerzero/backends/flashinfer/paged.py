@@ -40,6 +40,19 @@ def pages_of(block_tables: Tensor, context_lens: Tensor, block_size: int, num_bl
     """The pages in use; raises for lengths and pages that cannot be."""
     # The only reading that stops the host, but for the check of the indices.
     lengths = check_lengths(context_lens, block_tables, block_size)
+    pages = listed(block_tables, lengths, block_size)
+    if pages.indices.numel():
+        least, most = torch.stack(pages.indices.aminmax()).tolist()
+        if least < 0 or most >= num_blocks:
+            device = block_tables.device
+            counts = torch.tensor(lengths, device=device).add_(block_size - 1) // block_size
+            used = torch.arange(block_tables.shape[1], device=device) < counts[:, None]
+            raise bad_index("block_tables", torch.where(used, block_tables, 0), num_blocks)
+    return pages
+
+
+def listed(block_tables: Tensor, lengths: list[int], block_size: int) -> Pages:
+    """The pages of contexts of these lengths, whatever they are."""
     device = block_tables.device
     tokens = torch.tensor(lengths, dtype=torch.int32)
     counts = (tokens + (block_size - 1)) // block_size
@@ -50,15 +63,11 @@ def pages_of(block_tables: Tensor, context_lens: Tensor, block_size: int, num_bl
     rows = torch.repeat_interleave(sequences, counts.to(device), output_size=total)
     columns = torch.arange(total, device=device) - indptr.to(device)[rows]
     indices = block_tables[rows, columns].to(torch.int32)
-    if total:
-        least, most = torch.stack(indices.aminmax()).tolist()
-        if least < 0 or most >= num_blocks:
-            used = torch.arange(block_tables.shape[1], device=device) < counts.to(device)[:, None]
-            raise bad_index("block_tables", torch.where(used, block_tables, 0), num_blocks)
     return Pages(indptr, indices, torch.where(tokens > 0, (tokens - 1) % block_size + 1, 0), lengths)
 
 
-def _check(key_cache: Tensor, value_cache: Tensor) -> None:
+def check_pair(key_cache: Tensor, value_cache: Tensor) -> None:
+    """Raises `RuntimeError` for caches that FlashInfer cannot read."""
     check_caches(key_cache, value_cache)
     if key_cache.stride() != value_cache.stride():
         raise RuntimeError("FlashInfer reads keys and values by the same strides, and these caches have their own")
@@ -108,8 +117,8 @@ def _decode(
     layout: str,
     tensor_cores: bool,
 ) -> Tensor:
-    _check(key_cache, value_cache)
-    num_blocks, kv_heads, block_size = _sizes(key_cache, layout)
+    check_pair(key_cache, value_cache)
+    num_blocks, kv_heads, block_size = sizes_of(key_cache, layout)
     batch, heads, head_dim = query.shape[0], query.shape[-2], query.shape[-1]
     rows, scale = positive(query.view(batch, heads, head_dim), scale)
 
@@ -146,7 +155,7 @@ def _decode(
     return computed.whole(output, batch).view(query.shape)
 
 
-def _sizes(key_cache: Tensor, layout: str) -> tuple[int, int, int]:
+def sizes_of(key_cache: Tensor, layout: str) -> tuple[int, int, int]:
     """Pages, heads and slots in a page."""
     pages, first, second = key_cache.shape[:3]
     return (pages, second, first) if layout == "NHD" else (pages, first, second)
@@ -166,8 +175,8 @@ def prefill(
     layout: str,
 ) -> Tensor:
     """Packed queries."""
-    _check(key_cache, value_cache)
-    num_blocks, kv_heads, block_size = _sizes(key_cache, layout)
+    check_pair(key_cache, value_cache)
+    num_blocks, kv_heads, block_size = sizes_of(key_cache, layout)
     rows, heads, head_dim = query.shape
     query, scale = positive(query, scale)
 

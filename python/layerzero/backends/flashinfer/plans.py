@@ -22,7 +22,7 @@ WORKSPACE_BYTES = 128 << 20
 """What FlashInfer recommends for the workspace."""
 
 MOST = 16
-"""Wrappers a thread keeps; each holds 8 MiB on the device and as much on the host."""
+"""Wrappers a thread keeps; each holds 8 MiB on the device and as much on the host, or as many times that as it has levels."""
 
 
 def stream_of(device: torch.device) -> int:

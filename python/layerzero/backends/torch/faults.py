@@ -5,11 +5,11 @@ from torch import Tensor
 from ...errors import InvalidCallError
 
 
-def bad_data(place: str, value: int, expected: str) -> InvalidCallError:
+def bad_data(
+    place: str, value: int, expected: str, hint: str = "correct the data; no kernel can serve it"
+) -> InvalidCallError:
     """The error for a number that cannot stand where it stands."""
-    return InvalidCallError(
-        f"{place} is {value}, {expected}", code="BAD_DATA", hint="correct the data; no kernel can serve it"
-    )
+    return InvalidCallError(f"{place} is {value}, {expected}", code="BAD_DATA", hint=hint)
 
 
 def bad_index(name: str, indices: Tensor, limit: int) -> InvalidCallError:
