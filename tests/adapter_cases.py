@@ -75,7 +75,7 @@ DEFAULTS: dict[str, Any] = {
     "zero_point": False,
 }
 # Every kernel takes any value of these.
-UNIVERSAL = {"seed", "eps", "p", "k", "seq_q", "seq_k", "block_rows", "block_cols"}
+UNIVERSAL = {"shared_prefix", "seed", "eps", "p", "k", "seq_q", "seq_k", "block_rows", "block_cols"}
 FIXED_BY_ALIAS = {"attention.causal": True, "attention.full": False}
 
 OPTIONAL = {

@@ -259,7 +259,7 @@ def _run(
             ends = [segments[0][0], *(end for _, end in segments)]
         return call.plan(wrappers, ends, block_tables, context_lens)
 
-    tensors = (block_tables, context_lens)
+    tensors: tuple[Tensor, ...] = (block_tables, context_lens)
     if cu_seqlens_q is not None:
         tensors = (*tensors, cu_seqlens_q)
     kind = ("cascade", layout, rows, len(tensors), call)
