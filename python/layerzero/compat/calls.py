@@ -12,10 +12,34 @@ from layerzero.tuning.api import workload
 
 #: Small sizes by operation, the most special name first. Of several the first that a kernel takes is used.
 SIZES: tuple[tuple[str, tuple[dict[str, int], ...]], ...] = (
-    ("attention.standard.prefill.paged", ({"batch": 2, "seq_q": 32, "heads": 4, "head_dim": 64},)),
-    ("attention.gqa.prefill.paged", ({"batch": 2, "seq_q": 32, "heads": 8, "head_dim": 64},)),
-    ("attention.standard.decode.paged", ({"batch": 2, "seq_k": 64, "heads": 4, "head_dim": 64},)),
-    ("attention.gqa.decode.paged", ({"batch": 2, "seq_k": 64, "heads": 8, "head_dim": 64},)),
+    (
+        "attention.standard.prefill.paged",
+        (
+            {"batch": 2, "seq_q": 32, "heads": 4, "head_dim": 64},
+            {"batch": 2, "seq_q": 32, "seq_k": 64, "heads": 4, "head_dim": 64, "shared_prefix": 32},
+        ),
+    ),
+    (
+        "attention.gqa.prefill.paged",
+        (
+            {"batch": 2, "seq_q": 32, "heads": 8, "head_dim": 64},
+            {"batch": 2, "seq_q": 32, "seq_k": 64, "heads": 8, "head_dim": 64, "shared_prefix": 32},
+        ),
+    ),
+    (
+        "attention.standard.decode.paged",
+        (
+            {"batch": 2, "seq_k": 64, "heads": 4, "head_dim": 64},
+            {"batch": 2, "seq_k": 64, "heads": 4, "head_dim": 64, "shared_prefix": 32},
+        ),
+    ),
+    (
+        "attention.gqa.decode.paged",
+        (
+            {"batch": 2, "seq_k": 64, "heads": 8, "head_dim": 64},
+            {"batch": 2, "seq_k": 64, "heads": 8, "head_dim": 64, "shared_prefix": 32},
+        ),
+    ),
     ("attention.mla.decode.paged", ({"batch": 2, "seq_k": 64, "heads": 16}, {"batch": 2, "seq_k": 64, "heads": 128})),
     ("attention.mla.decode", ({"seq_k": 64, "heads": 16}, {"seq_k": 64, "heads": 128})),
     ("attention.mla", ({"seq_q": 16, "seq_k": 16, "heads": 16}, {"seq_q": 16, "seq_k": 16, "heads": 128})),
