@@ -60,6 +60,17 @@ def test_the_rows_are_enough_and_fit(gpu: SimpleNamespace) -> None:
         assert row.modes == (("eager",) if without else ("eager", "graph"))
 
 
+def test_prompts_are_shared_by_the_rows_that_say_so(gpu: SimpleNamespace) -> None:
+    found = set()
+    for row in gpu.workload.rows():
+        shared = row.call.get("params", {}).get("shared_prefix", 0)
+        assert (row.family == "cascade") is (shared > 0)
+        if shared:
+            (batch, pages), (_, page, *_) = (row.call["tensors"][n]["shape"] for n in ("block_tables", "key_cache"))
+            found.add((batch, pages * page, shared))
+    assert found == {(batch, context, context * 3 // 4) for batch in (16, 64) for context in (4096, 8192)}
+
+
 def test_few_rows_of_each_family(gpu: SimpleNamespace) -> None:
     few = gpu.workload.quick(gpu.workload.rows())
     assert {row.family for row in few} == set(gpu.workload.families())
