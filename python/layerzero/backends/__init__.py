@@ -6,6 +6,7 @@ BACKENDS: tuple[str, ...] = (
     "triton",
     "flash_attn_4",
     "flash_attn_4_tiles",
+    "flash_attn_4_pages",
     "flashinfer",
     "flashinfer_prefill",
     "xformers",
@@ -24,7 +25,6 @@ BACKENDS: tuple[str, ...] = (
 UNPROVEN: tuple[str, ...] = (
     "flash_attn",
     "flash_attn_3",
-    "flash_attn_4_pages",
     "apex",
     "aiter",
     "flash_attn_ck",

