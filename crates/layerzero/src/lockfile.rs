@@ -164,9 +164,15 @@ pub enum LockfileProblem {
     },
 }
 
+/// What is wrong, with what would break the line written as it is in strings: names are quoted as they were found.
+fn in_one_line(problem: &LockfileProblem) -> String {
+    let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    problem.to_string().chars().map(escaped).collect()
+}
+
 /// Why a text is no lockfile.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("line {line}: {problem}")]
+#[error("line {line}: {}", in_one_line(.problem))]
 pub struct LockfileError {
     /// The line, from 1.
     pub line: usize,

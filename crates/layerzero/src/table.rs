@@ -230,7 +230,8 @@ impl DispatchTable {
             Catalog::get().find(&planned.op).map_err(|error| bad(error.to_string()))?;
             let Some(call) = &planned.call else { continue };
             if call.op != planned.op {
-                return Err(bad(format!("'op' is {}, but the call is one of {}", planned.op, call.op)));
+                let (op, other) = (planned.op.escape_debug(), call.op.escape_debug());
+                return Err(bad(format!("'op' is {op}, but the call is one of {other}")));
             }
             let named = call.named(DeviceIx(0), Context::default());
             let resolved = Catalog::get().resolve(&call.op, &named, &BindRules::default(), |_| None);

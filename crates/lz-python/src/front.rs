@@ -256,7 +256,7 @@ impl Front {
             if torch.surroundings().special {
                 return None;
             }
-            capturing = torch.is_capturing(device);
+            capturing = words.capturing(torch, device)?;
         }
         for at in places(present & self.scalar_bits) {
             // SAFETY: slots hold live objects.
@@ -275,7 +275,10 @@ impl Front {
     /// As [`Front::describe`].
     #[inline]
     unsafe fn again(&self, slots: &Slots, overlay: OverlayId, version: u64) -> Option<Route> {
-        // SAFETY: passed on. Describing runs no Python code: what cannot be read in place is not asked for.
+        // Where tensors are not read in place, Python functions tell what surrounds a call.
+        Torch::known()?.fields.as_ref()?;
+        // SAFETY: passed on. Describing runs no Python code: torch's symbols are there, or its fields would not have been
+        // looked for, and what is not to be had without is not asked.
         unsafe {
             memory::last(self.index, version, |words| {
                 let mut expected = Expected::new(words);

@@ -242,7 +242,13 @@ impl Torch {
     /// Whether a graph is being captured on the stream that work of a CUDA device goes to.
     #[inline]
     pub fn is_capturing(&self, device: i32) -> bool {
-        self.capture.and_then(|capture| capture.is_under_way(device)).unwrap_or_else(|| self.ask_whether_capturing())
+        self.sees_capture(device).unwrap_or_else(|| self.ask_whether_capturing())
+    }
+
+    /// The same without running Python code; `None` where that does not tell.
+    #[inline]
+    pub fn sees_capture(&self, device: i32) -> Option<bool> {
+        self.capture?.is_under_way(device)
     }
 
     #[cold]

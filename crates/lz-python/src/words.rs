@@ -27,6 +27,8 @@ pub trait Take {
         object: *mut PyObject,
         wants_grad: bool,
     ) -> Option<Option<i32>>;
+    /// Whether a graph is being captured on a CUDA device; `None` when that cannot be asked.
+    fn capturing(&self, torch: &Torch, device: i32) -> Option<bool>;
 }
 
 /// All that can influence a decision, on the stack.
@@ -100,9 +102,15 @@ impl Take for Words {
         };
         taken.then(|| (tensor.device_type == CUDA).then_some(tensor.device_id))
     }
+
+    #[inline]
+    fn capturing(&self, torch: &Torch, device: i32) -> Option<bool> {
+        Some(torch.is_capturing(device))
+    }
 }
 
-/// The words of a call made before, which another is compared with as it is described: nothing is written down.
+/// The words of a call made before, which another is compared with as it is described: nothing is written down. They lie in
+/// memory that a call made meanwhile may change, so that nothing is asked that could run Python code.
 pub struct Expected<'a> {
     words: &'a [u64],
     at: usize,
@@ -139,6 +147,11 @@ impl Take for Expected<'_> {
 
     unsafe fn ask(&mut self, _: &Torch, _: Borrow, _: *mut PyObject, _: bool) -> Option<Option<i32>> {
         None
+    }
+
+    #[inline]
+    fn capturing(&self, torch: &Torch, device: i32) -> Option<bool> {
+        torch.sees_capture(device)
     }
 }
 

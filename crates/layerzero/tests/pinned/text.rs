@@ -179,6 +179,7 @@ fn every_mistake_is_told_with_its_line_and_what_was_meant() {
         ("flash_attn = \"2.5.6\"", "flash_attn = 2.5", "line 10: 'flash_attn' is a text in quotes, found 2.5"),
         ("basis = \"measured\"", "basis = \"mesured\"", "did you mean 'measured'?"),
         ("op = \"attention\"", "op = \"rms_norm\"", "line 20: 'op' is rms_norm, but the call is one of attention"),
+        ("op = \"attention\"", "op = \"rms\\nnorm\"", "line 20: 'op' is rms\\nnorm, but the call is one of attention"),
         ("\"shape\":[1,64,8,64]", "\"shape\":[1,64,8,-64]", "line 22: the call cannot be made: "),
         ("\"shape\":[1,64,8,64]", "\"shape\":[1,9223372036854775807,8,64]", "line 22: the call cannot be made: "),
         ("\"dtype\":\"float16\"", "\"dtype\":\"float17\"", "line 22: the call cannot be made: "),
