@@ -143,6 +143,14 @@ impl Op {
         }
     }
 
+    /// A call without its promises, but for those that somebody takes notice of; `None` when it makes no others.
+    pub fn unpromised(&self, query: &Query, noticed: impl Fn(&str) -> bool) -> Option<Query> {
+        let mut dims = *query.dims();
+        let promises = self.schema().params.iter().filter(|p| p.promise && !noticed(p.name));
+        promises.filter_map(|p| self.dim_index(p.name)).for_each(|at| dims[at] = 0);
+        (dims != *query.dims()).then(|| query.with_dims(dims))
+    }
+
     /// The place of a dimension, by any of its names.
     pub fn dim_index(&self, name: &str) -> Option<usize> {
         self.schema.dims.iter().position(|d| d.name == name || d.also.contains(&name))

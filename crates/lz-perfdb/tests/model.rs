@@ -264,6 +264,55 @@ fn what_gave_wrong_results_is_no_yardstick() {
     assert!(estimate.apart_us.unwrap() < 0.011 * estimate.median_us, "it is the yardstick itself");
 }
 
+/// One query for each of four sequences over pages of 16, which begin with so many tokens in the same pages.
+fn paged(shared: i64) -> Query {
+    let mut call = CallSpec::new("attention.standard.decode.paged")
+        .tensor("query", DType::F32, &[4, 2, 64])
+        .tensor("key_cache", DType::F32, &[64, 16, 2, 64])
+        .tensor("value_cache", DType::F32, &[64, 16, 2, 64])
+        .tensor("block_tables", DType::I32, &[4, 8])
+        .tensor("context_lens", DType::I32, &[4]);
+    if shared > 0 {
+        call = call.param("shared_prefix", shared);
+    }
+    bound(&call)
+}
+
+#[test]
+fn who_takes_no_notice_of_a_promise_is_known_as_well_without_it() {
+    let mut spec = SnapshotSpec { devices: devices(), memory: vec![None], ..SnapshotSpec::default() };
+    spec.backend(lz_model::BackendDescriptor::native("lib", "1", vec![Platform::Cpu]));
+    let over_pages = |id: &str, priority: i32| {
+        let mut kernel = KernelDescriptor::new(id, "attention.standard.decode.paged", "lib");
+        (kernel.version, kernel.priority) = ("1".into(), priority);
+        kernel.platforms = vec![Platform::Cpu];
+        kernel.dtypes = lz_model::DTypeSet::of(&[DType::F32]);
+        kernel.layouts = vec![Layout::Nhd];
+        kernel.dims.insert("head_dim".into(), lz_model::DimRule::default());
+        kernel
+    };
+    let mut default = over_pages("lib.a", 90);
+    default.baseline = true;
+    let mut noticing = over_pages("lib.d", 5);
+    noticing.dims.insert("shared_prefix".into(), lz_model::DimRule { min: Some(1), ..Default::default() });
+    spec.kernels = [default, over_pages("lib.b", 50), over_pages("lib.c", 95), noticing].map(Arc::new).to_vec();
+    let failed = Seen::Failed("out of registers".into());
+    let broken = Observation { query: paged(0), kernel: "lib.c".into(), version: "1".into(), seen: failed };
+    let points = [took(paged(0), "lib.a", 20.0), took(paged(0), "lib.b", 10.0), broken];
+    spec.perf = Arc::new(Model::new(points, &devices()));
+    let snapshot = spec.build(1).unwrap();
+    for shared in [0, 16, 40] {
+        let decision = snapshot.select(&paged(shared));
+        let ranked: Vec<&str> = decision.ranked().map(|c| snapshot.kernel(c.kernel).id.as_str()).collect();
+        assert_eq!(ranked[..2], ["lib.b", "lib.a"], "{shared}");
+        assert_eq!(decision.basis, if shared == 0 { Basis::Measured } else { Basis::Predicted }, "{shared}");
+        // What was seen of it without the promise holds with it.
+        assert!(!ranked.contains(&"lib.c"), "{shared}");
+        // Who goes by the promise was not measured.
+        assert_eq!(ranked.contains(&"lib.d"), shared > 0);
+    }
+}
+
 /// What a kernel of a known cost takes: an independent formula, not the model's.
 fn true_time(fixed: f64, per_element: f64, query: &Query) -> f64 {
     fixed + per_element * query.dims().iter().filter(|d| **d > 0).map(|d| *d as f64).product::<f64>()

@@ -126,7 +126,7 @@ impl Judge<'_> {
             cautions += usize::from(degraded.is_some());
             reasons.extend(degraded);
         }
-        reasons.extend(self.snapshot.spec.perf.verdict(kernel, &self.case.facts).filter(|_| !kernel.reference));
+        reasons.extend(self.verdict(kernel).filter(|_| !kernel.reference));
         // A lock is the operator's last word, on a kernel on trial as well.
         if !self.rules.lock().is_some_and(|rule| rule.concerns(compiled.kernel)) {
             reasons.extend(self.trials.rules_out(kernel));
@@ -163,11 +163,26 @@ impl Judge<'_> {
         if self.snapshot.spec.restriction.declared_only {
             return None;
         }
-        let estimate = self.snapshot.spec.perf.estimate(kernel, &self.at)?;
+        let perf = &self.snapshot.spec.perf;
+        let here = perf.estimate(kernel, &self.at);
+        // Who takes no notice of a promise is as fast without it.
+        let without = || {
+            let query = unpromised(kernel, &self.at)?;
+            let estimate = perf.estimate(kernel, &Facts { query: &query, ..self.at }).filter(|e| e.trusted)?;
+            Some(Estimate { kind: EstimateKind::Predicted, ..estimate })
+        };
+        let estimate = here.filter(|e| e.trusted).or_else(without).or(here)?;
         [estimate.median_us, estimate.spread_us, estimate.apart_us.unwrap_or(0.0)]
             .iter()
             .all(|us| us.is_finite())
             .then_some(estimate)
+    }
+
+    /// Why it must not serve the call, by what was seen of it.
+    fn verdict(&self, kernel: &KernelDescriptor) -> Option<Reason> {
+        let (perf, facts) = (&self.snapshot.spec.perf, &self.case.facts);
+        let without = || perf.verdict(kernel, &Facts { query: &unpromised(kernel, facts)?, ..*facts });
+        perf.verdict(kernel, facts).or_else(without)
     }
 
     /// Whether a kernel may run whatever else may not: a reference, and, as those are for the CPU, what plain torch runs on
@@ -296,6 +311,11 @@ impl Judge<'_> {
         };
         workspace && grid
     }
+}
+
+/// The call without the promises a kernel has no rule about; `None` when it makes none.
+fn unpromised(kernel: &KernelDescriptor, facts: &Facts<'_>) -> Option<Query> {
+    facts.op.unpromised(facts.query, |promise| kernel.dims.contains_key(promise))
 }
 
 fn transform_points(kernel: &KernelDescriptor, transforms: Transforms) -> f64 {

@@ -10,8 +10,11 @@ pub struct Work {
 }
 
 impl Work {
-    /// The work of a call, by its operation's formulas.
+    /// The work of a call, by its operation's formulas, for those who take no notice of what it promises: most do not, and
+    /// who does is compared with them.
     pub fn of(facts: &Facts<'_>) -> Work {
+        let without = facts.op.unpromised(facts.query, |_| false);
+        let facts = &Facts { query: without.as_ref().unwrap_or(facts.query), ..*facts };
         let sound = |x: f64| if x.is_finite() && x > 0.0 { x } else { 0.0 };
         Work { flops: sound(facts.op.flops(facts)), bytes: sound(facts.op.bytes(facts)) }
     }
