@@ -8,12 +8,14 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import layerzero as lz
+import pytest
+import torch
 from layerzero import _native, loading
 from layerzero.backends import BACKENDS
 
@@ -41,6 +43,21 @@ def registered(backend: str, version: str) -> Iterator[ModuleType]:
             lz.unregister_kernel(kernel)
         if backend in BACKENDS:
             loading._load_builtin(backend)
+
+
+@contextmanager
+def library_itself(*backends: str) -> Iterator[str]:
+    """Backends of one library with the library itself, on this machine's GPU; gives its version. Skips where there is none."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    try:
+        version: str = adapter(backends[0]).detect()
+    except (ImportError, RuntimeError) as error:
+        pytest.skip(str(error))
+    with ExitStack() as stack:
+        for backend in backends:
+            stack.enter_context(registered(backend, version))
+        yield version
 
 
 def command(*arguments: str) -> str:

@@ -509,13 +509,7 @@ ON_GPU: list[Dense | Paged] = [
 @pytest.fixture
 def found() -> Iterator[str]:
     """The library itself, on this machine's GPU."""
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    try:
-        version: str = adapter(BACKEND).detect()
-    except (ImportError, RuntimeError) as error:
-        pytest.skip(str(error))
-    with described.registered(BACKEND, version), described.registered(PREFILLS, version):
+    with described.library_itself(BACKEND, PREFILLS) as version:
         yield version
 
 

@@ -332,13 +332,7 @@ def test_rows_without_probabilities(fake: Rows, name: str, kept: float) -> None:
 @pytest.fixture
 def found() -> Iterator[str]:
     """The library itself, where it is installed."""
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    try:
-        version = adapter(BACKEND).detect()
-    except (ImportError, RuntimeError) as error:
-        pytest.skip(str(error))
-    with described.registered(BACKEND, version):
+    with described.library_itself(BACKEND) as version:
         yield version
 
 

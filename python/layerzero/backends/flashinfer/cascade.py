@@ -163,39 +163,30 @@ def _check_promise(block_tables: Tensor, lengths: list[int], shared_prefix: int,
         raise bad_data(f"block_tables[{sequence}, {column}]", int(pages[sequence, column]), expected, _HINT)
 
 
-def decode(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    scale: float | None,
-    softcap: float,
-    shared_prefix: int,
-    layout: str,
-) -> Tensor:
-    """One query per sequence."""
-    # One query at the end of its sequence sees all of it, causal or not.
-    rows = query.view(query.shape[0], *query.shape[-2:])
-    settings = (False, scale, softcap, shared_prefix, layout, False)
-    return _run(rows, key_cache, value_cache, block_tables, context_lens, None, *settings).view(query.shape)
+def _decoding(fa2: bool) -> Callable[..., Tensor]:
+    def decode(
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        block_tables: Tensor,
+        context_lens: Tensor,
+        scale: float | None,
+        softcap: float,
+        shared_prefix: int,
+        layout: str,
+    ) -> Tensor:
+        # One query at the end of its sequence sees all of it, causal or not.
+        rows = query.view(query.shape[0], *query.shape[-2:])
+        settings = (False, scale, softcap, shared_prefix, layout, fa2)
+        return _run(rows, key_cache, value_cache, block_tables, context_lens, None, *settings).view(query.shape)
+
+    return decode
 
 
-def decode_fa2(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    scale: float | None,
-    softcap: float,
-    shared_prefix: int,
-    layout: str,
-) -> Tensor:
-    """One query per sequence, by the kernel that is not for Hopper."""
-    rows = query.view(query.shape[0], *query.shape[-2:])
-    settings = (False, scale, softcap, shared_prefix, layout, True)
-    return _run(rows, key_cache, value_cache, block_tables, context_lens, None, *settings).view(query.shape)
+decode = _decoding(False)
+"""One query per sequence."""
+decode_fa2 = _decoding(True)
+"""One query per sequence, by the kernel that is not for Hopper."""
 
 
 def prefill(
