@@ -105,14 +105,15 @@ class _Call:
     causal: bool
     scale: float | None
     softcap: float
-    shared_prefix: int
     fa2: bool
 
-    def plan(self, wrappers: _Wrappers, ends: list[int], block_tables: Tensor, context_lens: Tensor) -> _Planned | None:
+    def plan(
+        self, wrappers: _Wrappers, ends: list[int], block_tables: Tensor, context_lens: Tensor, shared_prefix: int
+    ) -> _Planned | None:
         """Plans rows `ends[b]` to `ends[b + 1]` of each sequence; `None` when all rows are zeros."""
         size = self.block_size
         pages = pages_of(block_tables, context_lens, size, self.num_blocks)
-        _check_promise(block_tables, pages.lengths, self.shared_prefix, size)
+        _check_promise(block_tables, pages.lengths, shared_prefix, size)
         computed = rows_of(ends, pages.lengths, self.causal, block_tables.device)
         if computed is None:
             return None
@@ -120,7 +121,7 @@ class _Call:
         queries = [end - start for start, end in itertools.pairwise(ends)]
         own = [max(count, 1) if self.causal else 1 for count in queries]
         free = min(length - least for length, least in zip(pages.lengths, own, strict=True))
-        shared = min(self.shared_prefix, max(free, 0)) // size
+        shared = min(shared_prefix, max(free, 0)) // size
         levels = [(rows, pages)]
         if shared:
             first = Pages(_ints(0, shared), pages.indices[:shared], _ints(size), [shared * size])
@@ -236,7 +237,6 @@ def _run(
         causal,
         scale,
         softcap,
-        shared_prefix,
         fa2,
     )
 
@@ -248,13 +248,13 @@ def _run(
         if cu_seqlens_q is not None:
             segments = check_segments("cu_seqlens_q", cu_seqlens_q, rows)
             ends = [segments[0][0], *(end for _, end in segments)]
-        return call.plan(wrappers, ends, block_tables, context_lens)
+        return call.plan(wrappers, ends, block_tables, context_lens, shared_prefix)
 
     tensors: tuple[Tensor, ...] = (block_tables, context_lens)
     if cu_seqlens_q is not None:
         tensors = (*tensors, cu_seqlens_q)
     kind = ("cascade", layout, rows, len(tensors), call)
-    planned: _Planned | None = plans.get(kind, query.device, make, plan, tensors).found
+    planned: _Planned | None = plans.get(kind, query.device, make, plan, tensors, shared_prefix).found
     if planned is None:
         return torch.zeros_like(query, memory_format=torch.contiguous_format)
     # The library writes results in the order of the queries' memory and merges them as contiguous ones.

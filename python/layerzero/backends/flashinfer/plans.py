@@ -48,10 +48,11 @@ class _Entry:
     planned: Planned
     tensors: tuple[weakref.ref[Tensor], ...] = ()
     states: tuple[State, ...] | None = None
+    told: Hashable = None
 
-    def holds(self, tensors: tuple[Tensor, ...], states: tuple[State, ...] | None) -> bool:
-        """Whether the plan was made from just these tensors, holding what they hold."""
-        if states is None or states != self.states:
+    def holds(self, tensors: tuple[Tensor, ...], states: tuple[State, ...] | None, told: Hashable) -> bool:
+        """Whether the plan was made from just these tensors, holding what they hold, and told the same."""
+        if states is None or states != self.states or told != self.told:
             return False
         return all(ref() is tensor for ref, tensor in zip(self.tensors, tensors, strict=True))
 
@@ -71,11 +72,13 @@ class Plans(threading.local):
         make: Callable[[Tensor], Any],
         plan: Callable[[Any], Any],
         tensors: tuple[Tensor, ...],
+        told: Hashable = None,
     ) -> Planned:
         """A wrapper that is planned for the tensors.
 
-        `kind` is everything else the plan depends on; `make` makes a wrapper around a workspace, `plan` plans it from
-        the tensors and returns what else it found out.
+        `kind` is everything else the wrapper depends on, and `told` what only the plan does: one wrapper serves whatever
+        it is told, one after the other. `make` makes a wrapper around a workspace, `plan` plans it from the tensors and
+        returns what else it found out.
         """
         if is_capturing(device):
             # Not even a finished plan: a later one would overwrite what the graph reads when it is replayed.
@@ -85,7 +88,7 @@ class Plans(threading.local):
         place = (device.index, stream_of(device), kind)
         entry = self._entries.get(place)
         if entry is not None:
-            if entry.holds(tensors, states):
+            if entry.holds(tensors, states, told):
                 self._entries.move_to_end(place)
                 return entry.planned
             wrapper = entry.planned.wrapper
@@ -95,7 +98,7 @@ class Plans(threading.local):
         self._entries.pop(place, None)
         planned = Planned(wrapper)
         planned.found = plan(wrapper)
-        self._entries[place] = _Entry(planned, tuple(weakref.ref(tensor) for tensor in tensors), states)
+        self._entries[place] = _Entry(planned, tuple(weakref.ref(tensor) for tensor in tensors), states, told)
         while len(self._entries) > MOST:
             self._entries.popitem(last=False)
         return planned
