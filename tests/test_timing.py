@@ -90,8 +90,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return made
 
 
-def timer(device: Device, host_us: float, device_us: float, waits: bool) -> Callable[[], float]:
-    """Times a kernel that takes so long on either side."""
+def timed(device: Device, host_us: float, device_us: float, waits: bool) -> timing.CudaTimer:
+    """What times a kernel that takes so long on either side."""
 
     def kernel() -> None:
         device.host += host_us
@@ -100,7 +100,12 @@ def timer(device: Device, host_us: float, device_us: float, waits: bool) -> Call
             device.synchronize()
 
     subject: Any = Subject({"kernel": kernel})
-    made = timing.CudaTimer(subject, 0, "eager")
+    return timing.CudaTimer(subject, 0, "eager")
+
+
+def timer(device: Device, host_us: float, device_us: float, waits: bool) -> Callable[[], float]:
+    """Times it."""
+    made = timed(device, host_us, device_us, waits)
     return lambda: made.time("kernel", CALLS)
 
 
@@ -141,3 +146,35 @@ def test_a_slow_host_is_given_more_lead_and_not_said_to_wait(device: Device) -> 
     time()
     lead = device.flushes - before - CALLS
     assert lead * FLUSH_US >= CALLS * 600.0, "the device is kept busy for as long as the host takes"
+
+
+@pytest.mark.parametrize(("host_us", "device_us"), [(20.0, 50.0), (600.0, 5.0)])
+def test_what_it_took_the_host_and_the_device_is_told_apart(device: Device, host_us: float, device_us: float) -> None:
+    made = timed(device, host_us, device_us, waits=False)
+    assert made.parts("kernel") is None
+    for _ in range(3):
+        made.time("kernel", CALLS)
+    assert made.parts("kernel") == pytest.approx((host_us + QUEUE_US, device_us))
+
+
+def test_one_that_waits_has_no_parts(device: Device) -> None:
+    made = timed(device, 20.0, 50.0, waits=True)
+    made.time("kernel", CALLS)
+    assert made.parts("kernel") is None
+
+
+def test_a_moment_in_which_the_host_is_kept_from_its_work_is_not_the_kernels_doing(device: Device) -> None:
+    # While the time of a flush is taken, and in one call of each sample.
+    queue, queued = device.queue, 0
+
+    def slow(takes: float) -> None:
+        nonlocal queued
+        queued += 1
+        device.host += 1e4 if queued == 5 else 300.0 if queued % CALLS == 0 else 0.0
+        queue(takes)
+
+    device.queue = slow  # type: ignore[method-assign]
+    made = timed(device, 20.0, 50.0, waits=False)
+    for _ in range(3):
+        assert made.time("kernel", CALLS) == pytest.approx(50.0)
+    assert made.parts("kernel") == pytest.approx((20.0 + QUEUE_US, 50.0))

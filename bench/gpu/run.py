@@ -101,9 +101,9 @@ class Table:
         chosen = self._chosen(workload.rows())
         parts = (
             ("environment", self._environment),
+            ("overhead", self._overhead),
             ("tune", lambda: self._tune(tasks(chosen, modes), seconds)),
             ("held out", lambda: self._regret("held_out", tasks(self._held_out(), modes), seconds * HELD_OUT)),
-            ("overhead", self._overhead),
             ("tuned", lambda: self._regret("tuned", tasks(chosen, modes), seconds * TUNED)),
         )
         for name, part in parts:

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rusqlite::ErrorCode;
 
 use crate::record::Impossible;
-use crate::schema::SCHEMA_VERSION;
+use crate::schema::{OLDEST_READABLE, SCHEMA_VERSION};
 
 /// Why the store did not do what it was asked to.
 #[derive(Debug, thiserror::Error)]
@@ -99,8 +99,8 @@ pub enum StoreError {
     },
     /// A line of an imported file is of another version; nothing of the file is taken.
     #[error(
-        "line {line}: schema_version is {found}, this version reads {SCHEMA_VERSION}; export the file again with the \
-         LayerZero that is to read it"
+        "line {line}: schema_version is {found}, this version reads {OLDEST_READABLE} to {SCHEMA_VERSION}; export the \
+         file again with the LayerZero that is to read it"
     )]
     OtherSchema {
         /// Which line, from 1.

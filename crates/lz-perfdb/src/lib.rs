@@ -82,7 +82,7 @@ pub use filter::Filter;
 pub use maintain::{MergeReport, Prune, PruneReport};
 pub use provenance::{Conditions, MemoryPressure, PowerState, Provenance, Temperature};
 pub use queue::Ticket;
-pub use record::{Impossible, Key, Mode, Outcome, Record, Shape, Timing};
+pub use record::{Impossible, Key, Mode, Outcome, Parts, Record, Shape, Timing};
 pub use schema::SCHEMA_VERSION;
 pub use state::State;
 pub use store::{Options, PerfDb};

@@ -82,12 +82,24 @@ pub struct Timing {
     pub samples: u32,
     /// What the first call took more: compilation, caches.
     pub warmup_ms: Option<f64>,
+    /// What it took whom, where two work at the same time.
+    pub parts: Option<Parts>,
+}
+
+/// Medians of what a call took of the host that made it and of the device that carried it out, in microseconds. Calls
+/// follow one another, and the slower of the two sets the pace.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Parts {
+    /// The host.
+    pub host_us: f64,
+    /// The device.
+    pub device_us: f64,
 }
 
 impl Timing {
     /// A timing of which variance and warm-up are not known.
     pub fn new(median_us: f64, p95_us: f64, spread_us: f64, samples: u32) -> Timing {
-        Timing { median_us, p95_us, spread_us, variance_us: None, samples, warmup_ms: None }
+        Timing { median_us, p95_us, spread_us, variance_us: None, samples, warmup_ms: None, parts: None }
     }
 
     /// The noise as a share of the time.
@@ -212,6 +224,8 @@ impl Record {
             .or_else(|| least("spread_us", timing.spread_us, false))
             .or_else(|| timing.variance_us.and_then(|value| least("variance_us", value, false)))
             .or_else(|| timing.warmup_ms.and_then(|value| least("warmup_ms", value, false)))
+            .or_else(|| timing.parts.and_then(|parts| least("host_us", parts.host_us, true)))
+            .or_else(|| timing.parts.and_then(|parts| least("device_us", parts.device_us, true)))
             .or_else(|| (timing.samples == 0).then(|| "samples is 0; a time needs at least one".to_owned()))
     }
 }

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::cell::{Cell, Checksum};
 use crate::provenance::{Conditions, MemoryPressure, PowerState, Provenance, Temperature};
-use crate::record::{Key, Mode, Outcome, Record, Shape, Timing};
-use crate::schema::SCHEMA_VERSION;
+use crate::record::{Key, Mode, Outcome, Parts, Record, Shape, Timing};
+use crate::schema::{OLDEST_READABLE, SCHEMA_VERSION};
 use crate::words::words;
 
 words! {
@@ -89,13 +89,24 @@ columns! {
     contest: Option<String>,
     valid: bool,
     invalid_why: Option<String>,
+    host_us: Option<f64>,
+    device_us: Option<f64>,
 }
 
+/// Where the columns begin that version 2 did not have.
+pub(crate) const ADDED: usize = COLUMNS.len() - 2;
+
 impl Row {
-    /// A digest of all values. A change of any single byte of them changes it.
+    /// A digest of all values. A change of any single byte of them changes it. A column that was added later counts where
+    /// it has a value: rows from before keep the digest they had.
     pub fn checksum(&self) -> i64 {
         let mut checksum = Checksum::new();
-        self.values().into_iter().for_each(|value| checksum.add(value));
+        let values = self.values();
+        values[..ADDED].iter().for_each(|value| checksum.add(*value));
+        for (at, value) in values.iter().enumerate().skip(ADDED).filter(|(_, value)| **value != ValueRef::Null) {
+            checksum.add(ValueRef::Integer(at as i64));
+            checksum.add(*value);
+        }
         checksum.finish()
     }
 }
@@ -156,6 +167,8 @@ impl From<Record> for Row {
             contest: known(record.contest),
             valid: record.invalid.is_none(),
             invalid_why: known(record.invalid),
+            host_us: timing.as_ref().and_then(|t| t.parts).map(|p| p.host_us),
+            device_us: timing.as_ref().and_then(|t| t.parts).map(|p| p.device_us),
         }
     }
 }
@@ -169,9 +182,10 @@ impl TryFrom<Row> for Record {
     type Error = Contradiction;
 
     fn try_from(row: Row) -> Result<Record, Contradiction> {
-        if row.schema_version != SCHEMA_VERSION {
+        if !(OLDEST_READABLE..=SCHEMA_VERSION).contains(&row.schema_version) {
             let found = row.schema_version;
-            return Err(Contradiction(format!("schema_version is {found}, this version reads {SCHEMA_VERSION}")));
+            let readable = format!("{OLDEST_READABLE} to {SCHEMA_VERSION}");
+            return Err(Contradiction(format!("schema_version is {found}, this version reads {readable}")));
         }
         let outcome = outcome(&row).map_err(Contradiction)?;
         let invalid = match (row.valid, row.invalid_why) {
@@ -229,6 +243,8 @@ fn outcome(row: &Row) -> Result<Outcome, String> {
         ("spread_us", row.spread_us),
         ("variance_us", row.variance_us),
         ("warmup_ms", row.warmup_ms),
+        ("host_us", row.host_us),
+        ("device_us", row.device_us),
     ];
     match row.outcome {
         Verdict::Ok => {
@@ -236,6 +252,14 @@ fn outcome(row: &Row) -> Result<Outcome, String> {
                 return Err(format!("outcome is ok, yet error is '{error}'"));
             }
             let missing = |name: &str| format!("outcome is ok, but {name} is missing");
+            let parts = match (row.host_us, row.device_us) {
+                (Some(host_us), Some(device_us)) => Some(Parts { host_us, device_us }),
+                (None, None) => None,
+                (host, _) => {
+                    let (there, missing) = if host.is_some() { ("host", "device") } else { ("device", "host") };
+                    return Err(format!("{there}_us has a value, but {missing}_us is missing"));
+                }
+            };
             Ok(Outcome::Ok(Timing {
                 median_us: row.median_us.ok_or_else(|| missing("median_us"))?,
                 p95_us: row.p95_us.ok_or_else(|| missing("p95_us"))?,
@@ -243,6 +267,7 @@ fn outcome(row: &Row) -> Result<Outcome, String> {
                 variance_us: row.variance_us,
                 samples: row.samples,
                 warmup_ms: row.warmup_ms,
+                parts,
             }))
         }
         verdict => {

@@ -2,7 +2,7 @@
 
 use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
 
-use crate::row::COLUMNS;
+use crate::row::{ADDED, COLUMNS};
 use crate::sql::{self, Fetched};
 
 /// Marks a SQLite file as ours: `LZPD`.
@@ -10,6 +10,9 @@ pub(crate) const APPLICATION_ID: i32 = 0x4c5a_5044;
 
 /// The version of the table and of exported files.
 pub const SCHEMA_VERSION: u32 = MIGRATIONS.len() as u32;
+
+/// The oldest version of exported files that is read: what later ones added may be missing.
+pub const OLDEST_READABLE: u32 = 2;
 
 /// A step from one version to the next.
 pub(crate) struct Migration {
@@ -127,6 +130,13 @@ pub(crate) const MIGRATIONS: &[Migration] = &[
             operation, device_id, sm_version, dtype, head_dim, seq_bucket, batch_bucket
         );",
     },
+    // What host and device took, each. Rows keep their checksums: a column that was added counts where it has a value.
+    Migration {
+        version: 3,
+        sql: "
+        ALTER TABLE perf_records ADD COLUMN host_us REAL;
+        ALTER TABLE perf_records ADD COLUMN device_us REAL;",
+    },
 ];
 
 /// What a SQLite database is to us.
@@ -153,7 +163,8 @@ pub(crate) fn kind(connection: &Connection) -> rusqlite::Result<Kind> {
     let is_first = has(FIRST_COLUMNS) && !has(&["checksum"]);
     Ok(match (mark, version) {
         (APPLICATION_ID, v) if v > i64::from(SCHEMA_VERSION) => Kind::Newer(v),
-        (APPLICATION_ID, 2) if has(COLUMNS) && has(&["id", "checksum"]) => Kind::Ours(2),
+        (APPLICATION_ID, 3) if has(COLUMNS) && has(&["id", "checksum"]) => Kind::Ours(3),
+        (APPLICATION_ID, 2) if has(&COLUMNS[..ADDED]) && has(&["id", "checksum"]) => Kind::Ours(2),
         (APPLICATION_ID, 1) | (0, 0 | 1) if is_first => Kind::Ours(1),
         (APPLICATION_ID, _) => Kind::Maimed,
         (0, 0) if is_empty(connection)? => Kind::Empty,

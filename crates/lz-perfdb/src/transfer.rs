@@ -6,8 +6,8 @@ use serde::Deserialize;
 
 use crate::error::StoreError;
 use crate::record::Record;
-use crate::row::{COLUMNS, Row};
-use crate::schema::SCHEMA_VERSION;
+use crate::row::{ADDED, COLUMNS, Row};
+use crate::schema::{OLDEST_READABLE, SCHEMA_VERSION};
 use crate::words::words;
 
 words! {
@@ -111,8 +111,8 @@ fn one_line(error: &serde_json::Error) -> String {
 fn check_version(line: u64, found: Option<u64>) -> Result<(), StoreError> {
     match found {
         None => Err(StoreError::BadLine { line, what: "schema_version is missing".into() }),
-        Some(found) if found != u64::from(SCHEMA_VERSION) => Err(StoreError::OtherSchema { line, found }),
-        Some(_) => Ok(()),
+        Some(found) if (u64::from(OLDEST_READABLE)..=u64::from(SCHEMA_VERSION)).contains(&found) => Ok(()),
+        Some(found) => Err(StoreError::OtherSchema { line, found }),
     }
 }
 
@@ -159,7 +159,7 @@ fn wrong_header(found: &csv::StringRecord) -> Option<String> {
         .enumerate()
         .find_map(twice)
         .or_else(|| found.iter().find_map(unknown))
-        .or_else(|| header().find_map(missing))
+        .or_else(|| header().take(1 + ADDED).find_map(missing))
 }
 
 fn wrong_value(error: &csv::Error, found: &csv::StringRecord) -> String {

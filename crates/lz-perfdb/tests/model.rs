@@ -6,6 +6,7 @@ use lz_model::{
     BindRules, CallSpec, Catalog, Context, DType, DeviceIx, DeviceSpec, Facts, KernelDescriptor, Layout, Platform,
     Query,
 };
+use lz_perfdb::Parts;
 use lz_perfdb::model::{Model, Observation, Seen};
 use lz_select::{Basis, Estimate, EstimateKind, PerfSource, SnapshotSpec};
 use proptest::prelude::*;
@@ -34,7 +35,7 @@ fn bound(call: &CallSpec) -> Query {
 }
 
 fn took(query: Query, kernel: &str, median_us: f64) -> Observation {
-    let seen = Seen::Took { median_us, spread_us: median_us * 0.01, samples: 10 };
+    let seen = Seen::Took { median_us, spread_us: median_us * 0.01, samples: 10, parts: None };
     Observation { query, kernel: kernel.into(), version: "1".into(), seen }
 }
 
@@ -391,4 +392,41 @@ proptest! {
             prop_assert_eq!(chosen.as_str(), if a_wins { "lib.a" } else { "lib.b" });
         }
     }
+}
+
+/// Where the host sets the pace a time stays as it is, and from some size on it grows as the device's does.
+#[test]
+fn host_and_device_are_predicted_each_by_itself() {
+    let device_us = |rows: i64, per_row: f64| 3.0 + per_row * rows as f64;
+    let observations = |with_parts: bool| {
+        let of = |(id, host_us, per_row): (&'static str, f64, f64)| {
+            [128, 512, 2048, 8192].map(|rows| {
+                let parts = Parts { host_us, device_us: device_us(rows, per_row) };
+                let (query, us) = (rms(rows, 1024, DType::F32), parts.host_us.max(parts.device_us));
+                let seen =
+                    Seen::Took { median_us: us, spread_us: 0.01 * us, samples: 10, parts: with_parts.then_some(parts) };
+                Observation { query, kernel: id.into(), version: "1".into(), seen }
+            })
+        };
+        [("lib.plain", 9.0, 0.041), ("lib.tuned", 28.0, 0.031)].into_iter().flat_map(of).collect::<Vec<_>>()
+    };
+    let (apart, together) = (Model::new(observations(true), &devices()), Model::new(observations(false), &devices()));
+    let mut worst: f64 = 1.0;
+    for rows in [150, 300, 700, 1024, 1500, 3000, 6000] {
+        for (id, host_us, per_row) in [("lib.plain", 9.0, 0.041), ("lib.tuned", 28.0, 0.031)] {
+            let expected = device_us(rows, per_row).max(host_us);
+            let (predicted, _, kind, trusted) = ask(&apart, id, &rms(rows, 1024, DType::F32)).unwrap();
+            assert_eq!((kind, trusted), (EstimateKind::Predicted, true));
+            assert!((predicted / expected).ln().abs() < 0.03, "{id} at {rows}: {predicted}, not {expected}");
+            let (guess, ..) = ask(&together, id, &rms(rows, 1024, DType::F32)).unwrap();
+            worst = worst.max(guess / expected).max(expected / guess);
+        }
+    }
+    assert!(worst > 1.15, "taken together they are off by {worst} at most: this test shows nothing");
+    // Without what it took whom at one size, what is known of all sizes counts.
+    let mut some = observations(true);
+    let Seen::Took { parts, .. } = &mut some[1].seen else { panic!() };
+    *parts = None;
+    let (some, at) = (Model::new(some, &devices()), rms(1024, 1024, DType::F32));
+    assert_eq!(ask(&some, "lib.plain", &at).unwrap().0, ask(&together, "lib.plain", &at).unwrap().0);
 }

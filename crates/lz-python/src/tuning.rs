@@ -4,7 +4,7 @@ use layerzero::model::{CallSpec, Catalog, Context, DeviceIx, Facts, Meaning, Sig
 use layerzero::perf::bench::{Bench, Checked};
 use layerzero::perf::request::{Request, RequestError};
 use layerzero::perf::tune::{Progress, TuneOptions, Wanted};
-use layerzero::perfdb::Mode;
+use layerzero::perfdb::{Mode, Parts};
 use layerzero::{Engine, Error};
 use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
@@ -248,6 +248,11 @@ impl Bench for PyBench {
 
     fn time(&mut self, kernel: &str, calls: u32) -> Result<f64, String> {
         self.ask(|_, bench| bench.call_method1("time", (kernel, calls))?.extract())
+    }
+
+    fn parts(&mut self, kernel: &str) -> Option<Parts> {
+        let asked = self.ask(|_, bench| bench.call_method1("parts", (kernel,))?.extract::<Option<(f64, f64)>>());
+        asked.ok().flatten().map(|(host_us, device_us)| Parts { host_us, device_us })
     }
 
     fn is_interrupted(&mut self) -> bool {

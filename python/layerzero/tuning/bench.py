@@ -13,7 +13,7 @@ from layerzero.tuning.timing import CudaTimer
 
 
 class Bench:
-    """What :func:`_native.measure` asks: prepare a call, check its kernels, time them."""
+    """What :func:`_native.measure` asks: prepare a call, check its kernels, time them, and what of the times was whose."""
 
     def __init__(self) -> None:
         self._inputs: Inputs | None = None
@@ -77,3 +77,7 @@ class Bench:
         """Microseconds of one call."""
         assert self._subject is not None, "prepare comes first"
         return self._cuda.time(kernel, calls) if self._cuda is not None else self._subject.time(kernel, calls)
+
+    def parts(self, kernel: str) -> tuple[float, float] | None:
+        """What of that the host took and the device, where both work at the same time."""
+        return self._cuda.parts(kernel) if self._cuda is not None else None

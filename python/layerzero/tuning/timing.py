@@ -16,8 +16,11 @@ _FLUSH_BYTES = 128 << 20
 _MOST_CALLS = 10
 #: How long the host is thought to take for the calls of a sample before that is known, and at most, in microseconds.
 _LEAD_US, _MOST_LEAD_US = 1000.0, 8000.0
-#: How often the host may be late before that is taken for the kernel's doing: hosts have bad moments, too.
+#: How often the host may be late, with twice the lead each time, before that is taken for the kernel's doing: hosts have
+#: bad moments, too.
 _TRIES = 4
+#: How often the time of a flush is taken, and of how many: what is thought to take longer than it does leads too little.
+_FLUSH_TRIES, _FLUSHES = 3, 10
 
 
 class CudaTimer:
@@ -39,6 +42,8 @@ class CudaTimer:
         # What the host took for the calls of a sample, by kernel; and the kernels that wait for the device.
         self._host_us: dict[str, float] = {}
         self._waits: set[str] = set()
+        # What each sample of a kernel was on either side.
+        self._sides: dict[str, list[tuple[float, float]]] = {}
 
     def time(self, kernel: str, calls: int) -> float:
         """Microseconds of one call, the median of so many, each with a cold cache.
@@ -59,15 +64,25 @@ class CudaTimer:
         def run(before: Callable[[], None], after: Callable[[], float]) -> None:
             self._subject.time_between(kernel, calls, before, after)
 
-        lead = self._host_us.get(kernel, _LEAD_US)
-        for _ in range(0 if kernel in self._waits else _TRIES):
-            sample = self._sample(calls, 2 * lead, run)
-            lead = self._host_us[kernel] = min(sample.all_us, _MOST_LEAD_US)
+        for more in range(0 if kernel in self._waits else _TRIES):
+            lead = self._host_us.get(kernel, _LEAD_US) * 2 ** (1 + more)
+            sample = self._sample(calls, lead, run)
+            self._host_us[kernel] = min(sample.all_us, _MOST_LEAD_US)
             if sample.kept_busy:
+                self._sides.setdefault(kernel, []).append((sample.host_us, sample.device_us))
                 return sample.us
         # Whatever lead it is given it uses up: it waits for the device. What it waits for is to be its own work.
         self._waits.add(kernel)
         return self._sample(calls, 0.0, run, idle=True).us
+
+    def parts(self, kernel: str) -> tuple[float, float] | None:
+        """What a call of a kernel took the host and the device so far, in the median; ``None`` for one that waits, so
+        that its time is both in turn, and in a graph."""
+        sides = self._sides.get(kernel)
+        if not sides or kernel in self._waits:
+            return None
+        host, device = zip(*sides, strict=True)
+        return (statistics.median(host), statistics.median(device))
 
     def _sample(
         self,
@@ -106,20 +121,25 @@ class CudaTimer:
         kept_busy = not begins[0].query()  # type: ignore[no-untyped-call]
         ends[-1].synchronize()
         device = [float(begin.elapsed_time(end)) * 1e3 for begin, end in zip(begins, ends, strict=True)]
-        return _Sample(statistics.median(host), statistics.median(device), all_us, kept_busy)
+        return _Sample(_undisturbed(host), statistics.median(device), all_us, kept_busy)
 
     def _flush_takes(self) -> float:
+        if not self._flush_us:
+            self._flush_us = max(min(self._flushes() for _ in range(_FLUSH_TRIES)), 1.0)
+        return self._flush_us
+
+    def _flushes(self) -> float:
+        """What one of some flushes takes, in microseconds. They are queued behind others: the device is not to wait for
+        the host."""
         import torch
 
-        if not self._flush_us:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            begin.record()
-            for _ in range(20):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        for event in (begin, end):
+            for _ in range(_FLUSHES):
                 self._flushed.zero_()
-            end.record()
-            end.synchronize()
-            self._flush_us = max(float(begin.elapsed_time(end)) * 1e3 / 20, 1.0)
-        return self._flush_us
+            event.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1e3 / _FLUSHES
 
     def replayed(self, kernel: str) -> Any:
         """What a kernel gives when it is captured on a side stream after a warm-up, and replayed.
@@ -158,6 +178,11 @@ class CudaTimer:
                 outputs = self._subject.run(kernel)
             self._graphs[kernel] = (graph, outputs)
         return self._graphs[kernel][0].replay
+
+
+def _undisturbed(times: list[float]) -> float:
+    """The lower quartile: a host is often kept from its work, and never helped."""
+    return sorted(times)[len(times) // 4]
 
 
 class _Sample(NamedTuple):

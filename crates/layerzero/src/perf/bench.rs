@@ -1,7 +1,7 @@
 //! Who runs the kernels that are measured.
 
 use lz_model::{CallSpec, DeviceIx};
-use lz_perfdb::Mode;
+use lz_perfdb::{Mode, Parts};
 
 /// What came out when a kernel's result was compared with the right one.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,6 +30,12 @@ pub trait Bench {
 
     /// Runs a kernel so many times. Gives the microseconds of one call.
     fn time(&mut self, kernel: &str, calls: u32) -> Result<f64, String>;
+
+    /// What a call of a kernel took the host and the device, in the median since `prepare`, where that was seen apart.
+    fn parts(&mut self, kernel: &str) -> Option<Parts> {
+        let _ = kernel;
+        None
+    }
 
     /// Whether somebody wants to stop.
     fn is_interrupted(&mut self) -> bool {

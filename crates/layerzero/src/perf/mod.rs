@@ -226,7 +226,9 @@ impl Engine {
 
 fn seen(outcome: &Outcome) -> Seen {
     match outcome {
-        Outcome::Ok(t) => Seen::Took { median_us: t.median_us, spread_us: t.spread_us, samples: t.samples },
+        Outcome::Ok(t) => {
+            Seen::Took { median_us: t.median_us, spread_us: t.spread_us, samples: t.samples, parts: t.parts }
+        }
         Outcome::Wrong { error } => Seen::Wrong(error.clone()),
         Outcome::Failed { error } => Seen::Failed(error.clone()),
     }

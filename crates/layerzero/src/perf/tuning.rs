@@ -8,7 +8,7 @@ use lz_measure::workload::features;
 use lz_measure::{Budget, Contest, Item, Next, Outcome as Visited, Rules, Sample, Schedule, Slice, Timing};
 use lz_model::{CallSpec, Catalog, Facts, KernelDescriptor, Query};
 use lz_perfdb::model::{Model, Observation, Seen};
-use lz_perfdb::{Filter, Key, Outcome, Record, Shape};
+use lz_perfdb::{Filter, Key, Outcome, Parts, Record, Shape};
 
 use super::bench::{Bench, Checked};
 use super::conditions::conditions;
@@ -38,6 +38,8 @@ struct Subject {
     baseline: Option<String>,
     contest: Option<Contest>,
     checks: BTreeMap<String, Checked>,
+    /// What host and device took, by kernel, where the bench tells.
+    parts: BTreeMap<String, Parts>,
     id: String,
 }
 
@@ -48,7 +50,7 @@ impl Subject {
             let stats = t.stats.filter(|_| t.error.is_none())?;
             let version = self.candidates.iter().find(|k| k.id == t.candidate)?.version.clone();
             let (median_us, spread_us, samples) = (stats.median_us, stats.spread_us, stats.samples);
-            let seen = Seen::Took { median_us, spread_us, samples };
+            let seen = Seen::Took { median_us, spread_us, samples, parts: self.parts.get(&t.candidate).copied() };
             Some(Observation { query: self.query, kernel: t.candidate, version, seen })
         };
         timings.into_iter().filter_map(observation).collect()
@@ -118,7 +120,16 @@ impl<'a> Tuning<'a> {
             return Ok(());
         }
         let id = format!("{:x}-{}", now_ms(), self.subjects.len());
-        self.subjects.push(Subject { wanted, query, candidates, baseline, contest: None, checks: BTreeMap::new(), id });
+        self.subjects.push(Subject {
+            wanted,
+            query,
+            candidates,
+            baseline,
+            contest: None,
+            checks: BTreeMap::new(),
+            parts: BTreeMap::new(),
+            id,
+        });
         Ok(())
     }
 
@@ -301,6 +312,8 @@ impl<'a> Tuning<'a> {
             }
         }
         let loss = contest.loss();
+        let subject = &mut self.subjects[id];
+        subject.parts.extend(subject.candidates.iter().filter_map(|k| Some((k.id.clone(), bench.parts(&k.id)?))));
         self.store(id);
         (loss, finished)
     }
@@ -350,7 +363,7 @@ impl<'a> Tuning<'a> {
         let op = Catalog::get().op(subject.query.op());
         let record = |kernel: &Arc<KernelDescriptor>| {
             let timing = timings.iter().find(|t| t.candidate == kernel.id);
-            let (outcome, max_error) = outcome(subject.checks.get(&kernel.id)?, timing)?;
+            let (outcome, max_error) = outcome(subject.checks.get(&kernel.id)?, timing, subject.parts.get(&kernel.id))?;
             let call = subject.wanted.call.to_string();
             let key = Key::new(&kernel.id, op.id(), device_id(device), subject.wanted.mode, call);
             Some(Record {
@@ -402,7 +415,7 @@ impl<'a> Tuning<'a> {
 }
 
 /// What a check and a timing come to; `None` when there is nothing to say yet.
-fn outcome(checked: &Checked, timing: Option<&Timing>) -> Option<(Outcome, Option<f64>)> {
+fn outcome(checked: &Checked, timing: Option<&Timing>, parts: Option<&Parts>) -> Option<(Outcome, Option<f64>)> {
     match checked {
         Checked::Wrong(error) => Some((Outcome::Wrong { error: error.clone() }, None)),
         Checked::Failed(error) => Some((Outcome::Failed { error: error.clone() }, None)),
@@ -415,6 +428,7 @@ fn outcome(checked: &Checked, timing: Option<&Timing>) -> Option<(Outcome, Optio
             // Who was left behind early was seen a few times only, and yet is behind for certain.
             let certain = if timing.retired { stats.median_us / 4.0 } else { f64::INFINITY };
             let ok = lz_perfdb::Timing {
+                parts: parts.copied(),
                 variance_us: Some(stats.variance_us),
                 warmup_ms: warmup_ms.or(timing.warmup_us.map(|us| us / 1e3)),
                 ..lz_perfdb::Timing::new(

@@ -11,6 +11,7 @@
 //! between the neighbours. Beyond the measured sizes there is only a guess, which is said to be one and never trusted.
 
 mod ratio;
+mod times;
 mod trend;
 
 use std::collections::HashMap;
@@ -19,8 +20,9 @@ use lz_model::schema::DimKey;
 use lz_model::{Catalog, DeviceSpec, Facts, KernelDescriptor, MAX_DIMS, OpIx, Query, Reason};
 use lz_select::{Estimate, EstimateKind, PerfSource};
 
-use self::ratio::Ratios;
-use self::trend::{Trend, Work};
+use self::times::{Kernel, Point, Times};
+use self::trend::Work;
+use crate::record::Parts;
 
 /// How far, in doublings of sizes, the nearest measured point may be for a prediction between points.
 const REACH: f64 = 2.5;
@@ -42,6 +44,8 @@ pub enum Seen {
         spread_us: f64,
         /// How many measurements stand behind it.
         samples: u32,
+        /// What it took whom.
+        parts: Option<Parts>,
     },
     /// Its results were wrong.
     Wrong(String),
@@ -74,36 +78,14 @@ pub struct Model {
 #[derive(Clone, Debug)]
 struct Class {
     class: Query,
-    kernels: HashMap<Id, Kernel>,
-    yardstick: Option<Id>,
+    times: Times,
+    /// Of those times, what they were of the host and of the device; less is known of them where that was not measured.
+    host: Times,
+    device: Times,
 }
 
 /// A kernel's id and version.
 type Id = (String, String);
-
-/// What is known of one kernel in one class.
-#[derive(Clone, Debug, Default)]
-struct Kernel {
-    points: Vec<Point>,
-    trend: Trend,
-    /// How far predictions between points are off, relative.
-    error: f64,
-    /// How it compares with the yardstick.
-    ratios: Ratios,
-    wrong: Option<String>,
-    failed: Vec<([i64; MAX_DIMS], String)>,
-}
-
-#[derive(Clone, Debug)]
-struct Point {
-    dims: [i64; MAX_DIMS],
-    work: Work,
-    median_us: f64,
-    spread_us: f64,
-    samples: u32,
-    /// How far it is from the trend, in log space.
-    residual: f64,
-}
 
 impl Model {
     /// The knowledge in these observations. Those of devices or operations that are not here are left out.
@@ -112,9 +94,8 @@ impl Model {
         for observation in observations {
             model.add(observation, devices);
         }
-        for class in model.classes.values_mut().flatten() {
-            class.fit();
-        }
+        let classes = model.classes.values_mut().flatten();
+        classes.flat_map(|c| [&mut c.times, &mut c.host, &mut c.device]).for_each(Times::fit);
         let mut edges: HashMap<OpIx, Vec<(usize, i64)>> = HashMap::new();
         for class in model.classes.values().flatten() {
             edges.entry(class.class.op()).or_default().extend(class.edges());
@@ -136,7 +117,7 @@ impl Model {
     /// far the ratio of a kernel that may be the choice is from what theirs are, beyond the noise. Machines have bad
     /// moments, and a call measured in one misleads about all that lie near it.
     pub fn doubt(&self, query: &Query) -> f64 {
-        self.class(query).map_or(0.0, |class| class.doubt(query.dims()))
+        self.class(query).map_or(0.0, |class| class.times.doubt(query.dims()))
     }
 
     /// Whether it knows nothing.
@@ -151,20 +132,24 @@ impl Model {
         let class = query.class();
         let known = self.classes.entry(class.fingerprint()).or_default();
         let at = known.iter().position(|c| c.class == class).unwrap_or_else(|| {
-            known.push(Class { class, kernels: HashMap::new(), yardstick: None });
+            known.push(Class { class, times: Times::default(), host: Times::default(), device: Times::default() });
             known.len() - 1
         });
-        let kernel = known[at].kernels.entry((observation.kernel, observation.version)).or_default();
+        let class = &mut known[at];
         self.observations += 1;
-        let dims = *query.dims();
+        let (id, dims) = ((observation.kernel, observation.version), *query.dims());
+        let kernel = class.times.kernels.entry(id.clone()).or_default();
         match observation.seen {
             Seen::Wrong(error) => kernel.wrong = Some(error),
             Seen::Failed(error) => kernel.failed.push((dims, error)),
-            Seen::Took { median_us, spread_us, samples } => {
-                let sound = median_us.is_finite() && median_us > 0.0 && spread_us.is_finite() && spread_us >= 0.0;
-                if sound && !kernel.points.iter().any(|p| p.dims == dims) {
-                    let work = Work::of(&facts);
-                    kernel.points.push(Point { dims, work, median_us, spread_us, samples, residual: 0.0 });
+            Seen::Took { median_us, spread_us, samples, parts } => {
+                let point = Point { dims, work: Work::of(&facts), median_us, spread_us, samples, residual: 0.0 };
+                kernel.add(point.clone());
+                let Some(Parts { host_us, device_us }) = parts else { return };
+                for (times, us) in [(&mut class.host, host_us), (&mut class.device, device_us)] {
+                    // Its noise is what it is for both together, relative to what it took.
+                    let part = Point { median_us: us, spread_us: spread_us * us / median_us, ..point.clone() };
+                    times.kernels.entry(id.clone()).or_default().add(part);
                 }
             }
         }
@@ -176,7 +161,7 @@ impl Model {
     }
 
     fn kernel(&self, kernel: &KernelDescriptor, query: &Query) -> Option<&Kernel> {
-        self.class(query)?.kernels.get(&(kernel.id.clone(), kernel.version.clone()))
+        self.class(query)?.times.kernels.get(&(kernel.id.clone(), kernel.version.clone()))
     }
 }
 
@@ -200,7 +185,8 @@ impl PerfSource for Model {
 
     fn graph_proofs(&self) -> usize {
         let captured = self.classes.values().flatten().filter(|class| class.class.context().capturing);
-        let proven = captured.flat_map(|class| class.kernels.iter().filter(|(_, k)| k.is_proven()).map(|(id, _)| id));
+        let proven =
+            captured.flat_map(|class| class.times.kernels.iter().filter(|(_, k)| k.is_proven()).map(|(id, _)| id));
         proven.collect::<std::collections::HashSet<_>>().len()
     }
 
@@ -210,73 +196,18 @@ impl PerfSource for Model {
 }
 
 impl Class {
-    fn fit(&mut self) {
-        for kernel in self.kernels.values_mut() {
-            kernel.fit();
-        }
-        // What all kernels share at a point (a busy machine) is not an error of any.
-        let mut shared: HashMap<[i64; MAX_DIMS], Vec<f64>> = HashMap::new();
-        let errors: Vec<_> = self.kernels.iter().map(|(id, kernel)| (id.clone(), kernel.errors())).collect();
-        for (dims, error) in errors.iter().flat_map(|(_, errors)| errors) {
-            shared.entry(*dims).or_default().push(*error);
-        }
-        let shared: HashMap<_, f64> = shared.into_iter().map(|(dims, errors)| (dims, median(errors))).collect();
-        for (id, errors) in errors {
-            let alone = |(dims, error): &([i64; MAX_DIMS], f64)| error - shared.get(dims).copied().unwrap_or(0.0);
-            let own: Vec<f64> = errors.iter().map(|e| alone(e).powi(2)).collect();
-            if let Some(kernel) = self.kernels.get_mut(&id) {
-                let rms = (own.iter().sum::<f64>() / own.len().max(1) as f64).sqrt();
-                kernel.error = if own.len() < 3 { UNTESTED } else { rms.max(LEAST_ERROR) };
-            }
-        }
-        self.compare();
-    }
-
-    /// Chooses the yardstick, and compares every other kernel with it.
-    fn compare(&mut self) {
-        let speed = |k: &Kernel| k.points.iter().map(|p| p.median_us.ln()).sum::<f64>();
-        let timed = self.kernels.iter().filter(|(_, kernel)| kernel.is_proven());
-        let first = timed.min_by(|(a, x), (b, y)| {
-            y.points.len().cmp(&x.points.len()).then(speed(x).total_cmp(&speed(y))).then(a.cmp(b))
-        });
-        let Some((id, yardstick)) = first.map(|(id, kernel)| (id.clone(), kernel.points.clone())) else { return };
-        for (_, kernel) in self.kernels.iter_mut().filter(|(other, _)| **other != id) {
-            kernel.ratios = Ratios::new(&kernel.points, &yardstick);
-        }
-        self.yardstick = Some(id);
-    }
-
-    /// By the yardstick where that is known around here and was timed beside the kernel nearby; else by itself alone.
+    /// Between measured sizes, host and device are predicted each by itself where both are known, and the slower counts: a
+    /// time that stays the same as long as the host sets the pace, and grows from then on, is no trend.
     fn estimate(&self, id: &Id, facts: &Facts<'_>) -> Option<Estimate> {
-        let kernel = self.kernels.get(id)?;
-        let own = kernel.estimate(facts)?;
-        if own.kind != EstimateKind::Predicted {
-            return Some(own);
+        let estimate = self.times.estimate(id, facts)?;
+        if estimate.kind != EstimateKind::Predicted || self.host.points(id) < self.times.points(id) {
+            return Some(estimate);
         }
-        let Some(yardstick) = self.yardstick.as_ref() else { return Some(own) };
-        if yardstick == id {
-            return Some(Estimate { apart_us: Some(own.median_us * LEAST_ERROR), ..own });
-        }
-        let (yardstick, work) = (self.kernels.get(yardstick)?, Work::of(facts));
-        let by = yardstick.estimate(facts).filter(|by| by.kind != EstimateKind::Extrapolated);
-        let trends = kernel.trend.time_us(&work) / yardstick.trend.time_us(&work);
-        let (Some(by), Some((ratio, off))) = (by, kernel.ratios.at(facts.query.dims(), trends)) else {
-            return Some(own);
+        let predicted = |times: &Times| times.estimate(id, facts).filter(|e| e.kind == EstimateKind::Predicted);
+        let (Some(host), Some(device)) = (predicted(&self.host), predicted(&self.device)) else {
+            return Some(estimate);
         };
-        let median_us = by.median_us * ratio;
-        let spread_us = median_us * (by.spread_us / by.median_us).hypot(off);
-        Some(Estimate { median_us, spread_us, apart_us: Some(median_us * off.max(LEAST_ERROR)), ..own })
-    }
-
-    fn doubt(&self, dims: &[i64; MAX_DIMS]) -> f64 {
-        let here = |kernel: &Kernel| kernel.points.iter().find(|p| p.dims == *dims).map(|p| p.median_us);
-        let best = self.kernels.values().filter_map(here).fold(f64::INFINITY, f64::min);
-        let doubted = self.kernels.values().filter_map(|kernel| {
-            let (measured_us, doubt) = (here(kernel)?, kernel.ratios.doubt(dims)?);
-            // Even as fast as the neighbours say it would not be the choice.
-            (measured_us / doubt.exp() <= RIVAL * best).then_some(doubt)
-        });
-        doubted.fold(0.0, f64::max)
+        Some(if host.median_us > device.median_us { host } else { device })
     }
 
     /// A measured size has a cell of its own; between two, the nearer one counts.
@@ -284,8 +215,8 @@ impl Class {
         let schema = Catalog::get().op(self.class.op()).schema();
         let mut edges = Vec::new();
         for d in (0..schema.dims.len()).filter(|&d| schema.dims[d].key != DimKey::Exact) {
-            let points = self.kernels.values().flat_map(|k| k.points.iter().map(|p| p.dims[d]));
-            let failed = self.kernels.values().flat_map(|k| k.failed.iter().map(|(dims, _)| dims[d]));
+            let points = self.times.kernels.values().flat_map(|k| k.points.iter().map(|p| p.dims[d]));
+            let failed = self.times.kernels.values().flat_map(|k| k.failed.iter().map(|(dims, _)| dims[d]));
             let mut sizes: Vec<i64> = points.chain(failed).collect();
             sizes.sort_unstable();
             sizes.dedup();
@@ -299,82 +230,6 @@ impl Class {
 /// The size half way between two in log space, and so nearer to the upper one.
 fn middle(low: i64, high: i64) -> i64 {
     ((low.max(1) as f64 * high as f64).sqrt().ceil() as i64).clamp(low, high)
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_unstable_by(f64::total_cmp);
-    match values.len() {
-        0 => 0.0,
-        n if n % 2 == 1 => values[n / 2],
-        n => (values[n / 2 - 1] + values[n / 2]) / 2.0,
-    }
-}
-
-impl Kernel {
-    /// Whether it ran and was right.
-    fn is_proven(&self) -> bool {
-        self.wrong.is_none() && !self.points.is_empty()
-    }
-
-    fn fit(&mut self) {
-        self.trend = Trend::fit(self.points.iter().map(|p| (p.work, p.median_us)));
-        for point in &mut self.points {
-            point.residual = (point.median_us / self.trend.time_us(&point.work)).ln();
-        }
-    }
-
-    fn estimate(&self, facts: &Facts<'_>) -> Option<Estimate> {
-        let dims = facts.query.dims();
-        if let Some(point) = self.points.iter().find(|p| p.dims == *dims) {
-            return Some(Estimate {
-                median_us: point.median_us,
-                spread_us: point.spread_us,
-                apart_us: None,
-                samples: point.samples,
-                kind: EstimateKind::Measured,
-                trusted: true,
-            });
-        }
-        let trend = self.trend.time_us(&Work::of(facts));
-        let nearest = self.points.iter().map(|p| distance(&p.dims, dims)).fold(f64::INFINITY, f64::min);
-        let inside = nearest <= REACH && self.is_between(dims);
-        let residual = self.interpolate(dims, None)?;
-        let median_us = trend * residual.exp();
-        let spread_us = median_us * if inside { self.error } else { self.error.max(UNTESTED) * (1.0 + nearest) };
-        Some(Estimate {
-            median_us,
-            spread_us,
-            apart_us: None,
-            samples: self.points.iter().map(|p| p.samples).sum(),
-            kind: if inside { EstimateKind::Predicted } else { EstimateKind::Extrapolated },
-            trusted: inside,
-        })
-    }
-
-    /// Whether every size lies between the least and the largest that were measured.
-    fn is_between(&self, dims: &[i64; MAX_DIMS]) -> bool {
-        (0..MAX_DIMS).all(|d| {
-            let sizes = || self.points.iter().map(|p| p.dims[d]);
-            sizes().min().is_some_and(|low| low <= dims[d]) && sizes().max().is_some_and(|high| dims[d] <= high)
-        })
-    }
-
-    /// The residual of the neighbours, the nearer the heavier; without one of the points when that is being tested.
-    fn interpolate(&self, dims: &[i64; MAX_DIMS], without: Option<usize>) -> Option<f64> {
-        let (mut sum, mut weights) = (0.0, 0.0);
-        for (_, point) in self.points.iter().enumerate().filter(|(i, _)| Some(*i) != without) {
-            let weight = nearness(&point.dims, dims);
-            sum += weight * point.residual;
-            weights += weight;
-        }
-        (weights > 0.0).then(|| sum / weights)
-    }
-
-    /// For every point, how far its time is from what the others would have predicted, in log space.
-    fn errors(&self) -> Vec<([i64; MAX_DIMS], f64)> {
-        let error = |(i, p): (usize, &Point)| Some((p.dims, p.residual - self.interpolate(&p.dims, Some(i))?));
-        self.points.iter().enumerate().filter_map(error).collect()
-    }
 }
 
 /// How much a point counts for a shape: the nearer, the heavier.

@@ -145,7 +145,7 @@ fn verify_finds_what_is_wrong_and_prune_removes_it() {
     assert_eq!(rows, [1, 2, 3]);
     assert!(what[0].contains("checksum") && what[1].contains("checksum"), "{what:?}");
     assert_eq!(what[2], "mode: 'sideways' is not one of eager, graph");
-    assert_eq!((report.rows, report.schema_version, report.current_version), (8, 2, 2));
+    assert_eq!((report.rows, report.schema_version, report.current_version), (8, 3, 3));
     assert_eq!((all(&db).len(), db.stats().unreadable), (5, 3));
     // They are not removed by the way.
     assert_eq!(db.prune(&Prune { invalid: true, ..Prune::default() }).unwrap().removed, 0);

@@ -163,12 +163,12 @@ fn another_programs_database_is_not_touched() {
 fn a_newer_version_is_not_touched() {
     let place = Place::new();
     place.open().put(vec![record(1)]);
-    Connection::open(place.path()).unwrap().execute_batch("PRAGMA user_version = 3").unwrap();
+    Connection::open(place.path()).unwrap().execute_batch("PRAGMA user_version = 4").unwrap();
     let before = (fs::read(place.path()).unwrap(), place.files());
     for read_only in [false, true] {
         let db = PerfDb::open(place.path(), Options { read_only, ..options() });
         let State::Memory { why } = db.state() else { panic!("{}", db.state()) };
-        assert!(why.ends_with("is of version 3, this LayerZero knows up to 2; it is left as it is"), "{why}");
+        assert!(why.ends_with("is of version 4, this LayerZero knows up to 3; it is left as it is"), "{why}");
         assert_eq!(all(&db), []);
         assert!(db.put(vec![record(2)]).wait().is_err());
         assert!(db.merge(vec![record(2)]).is_err());
@@ -228,6 +228,33 @@ fn the_first_version_is_copied_and_migrated() {
         assert_eq!(place.files().len(), 2, "it is migrated once");
         assert!(lz_perfdb::verify_file(&place.path()).unwrap().is_clean());
     }
+}
+
+/// Rows of the second version keep their checksums: one that was damaged before is still known to be.
+#[test]
+fn the_second_version_gets_the_columns_it_lacks() {
+    let place = Place::new();
+    let old: Vec<_> = (0..20).map(|n| record(2 * n + 1)).collect();
+    place.open().put(old.clone()).wait().unwrap();
+    let connection = Connection::open(place.path()).unwrap();
+    for column in ["host_us", "device_us"] {
+        connection.execute_batch(&format!("ALTER TABLE perf_records DROP COLUMN {column}")).unwrap();
+    }
+    connection
+        .execute_batch("PRAGMA user_version = 2; UPDATE perf_records SET samples = samples + 1 WHERE id = 1")
+        .unwrap();
+    drop(connection);
+    let damaged = |rows: &[lz_perfdb::Record]| old.iter().filter(|r| !rows.contains(r)).count();
+    let looked = all(&PerfDb::open(place.path(), Options { read_only: true, ..options() }));
+    assert_eq!((looked.len(), damaged(&looked)), (19, 1));
+    let db = place.open();
+    assert_eq!(db.state(), State::Open);
+    assert_eq!(by_key(all(&db)), by_key(looked));
+    db.put(vec![record(2)]).wait().unwrap();
+    assert!(all(&db).contains(&record(2)), "what host and device took is kept");
+    drop(db);
+    assert!(place.files().contains(&"perfdb.sqlite.backup-v2".to_owned()), "{:?}", place.files());
+    assert_eq!(lz_perfdb::verify_file(&place.path()).unwrap().schema_version, 3);
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use lz_perfdb::{
-    Conditions, Filter, Key, MemoryPressure, Mode, Options, Outcome, PerfDb, PowerState, Provenance, Record, Shape,
-    Temperature, Timing,
+    Conditions, Filter, Key, MemoryPressure, Mode, Options, Outcome, Parts, PerfDb, PowerState, Provenance, Record,
+    Shape, Temperature, Timing,
 };
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -79,6 +79,7 @@ pub fn record(number: u64) -> Record {
         _ => Outcome::Ok(Timing {
             variance_us: Some(median / 9.0),
             warmup_ms: Some(number as f64 / 3.0),
+            parts: number.is_multiple_of(2).then_some(Parts { host_us: median / 3.0, device_us: median }),
             ..Timing::new(median, median * 1.25, median / 50.0, 5 + (number % 40) as u32)
         }),
     };
@@ -140,13 +141,17 @@ fn positive() -> impl Strategy<Value = f64> {
 }
 
 fn outcome() -> impl Strategy<Value = Outcome> {
-    let timing =
-        (positive(), positive(), positive(), prop::option::of(positive()), 1..u32::MAX, prop::option::of(positive()))
-            .prop_map(|(a, b, spread_us, variance_us, samples, warmup_ms)| Timing {
-                variance_us,
-                warmup_ms,
-                ..Timing::new(a.min(b), a.max(b), spread_us, samples)
-            });
+    let maybe = || prop::option::of(positive());
+    let parts =
+        prop::option::of((positive(), positive()).prop_map(|(host_us, device_us)| Parts { host_us, device_us }));
+    let timing = (positive(), positive(), positive(), maybe(), 1..u32::MAX, maybe(), parts).prop_map(
+        |(a, b, spread_us, variance_us, samples, warmup_ms, parts)| Timing {
+            variance_us,
+            warmup_ms,
+            parts,
+            ..Timing::new(a.min(b), a.max(b), spread_us, samples)
+        },
+    );
     prop_oneof![
         4 => timing.prop_map(Outcome::Ok),
         1 => text().prop_map(|error| Outcome::Wrong { error }),

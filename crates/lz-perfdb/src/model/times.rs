@@ -1,0 +1,202 @@
+//! Times of kernels in one class: what one takes of somebody, the host or the device, or all in all.
+
+use std::collections::HashMap;
+
+use lz_model::{Facts, MAX_DIMS};
+use lz_select::{Estimate, EstimateKind};
+
+use super::ratio::Ratios;
+use super::trend::{Trend, Work};
+use super::{Id, LEAST_ERROR, REACH, RIVAL, UNTESTED, distance, nearness};
+
+/// What is known of the kernels' times.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Times {
+    pub kernels: HashMap<Id, Kernel>,
+    yardstick: Option<Id>,
+}
+
+/// What is known of one kernel in one class.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Kernel {
+    pub points: Vec<Point>,
+    trend: Trend,
+    /// How far predictions between points are off, relative.
+    error: f64,
+    /// How it compares with the yardstick.
+    ratios: Ratios,
+    pub wrong: Option<String>,
+    pub failed: Vec<([i64; MAX_DIMS], String)>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Point {
+    pub dims: [i64; MAX_DIMS],
+    pub work: Work,
+    pub median_us: f64,
+    pub spread_us: f64,
+    pub samples: u32,
+    /// How far it is from the trend, in log space.
+    pub residual: f64,
+}
+
+impl Times {
+    pub fn fit(&mut self) {
+        for kernel in self.kernels.values_mut() {
+            kernel.fit();
+        }
+        // What all kernels share at a point (a busy machine) is not an error of any.
+        let mut shared: HashMap<[i64; MAX_DIMS], Vec<f64>> = HashMap::new();
+        let errors: Vec<_> = self.kernels.iter().map(|(id, kernel)| (id.clone(), kernel.errors())).collect();
+        for (dims, error) in errors.iter().flat_map(|(_, errors)| errors) {
+            shared.entry(*dims).or_default().push(*error);
+        }
+        let shared: HashMap<_, f64> = shared.into_iter().map(|(dims, errors)| (dims, median(errors))).collect();
+        for (id, errors) in errors {
+            let alone = |(dims, error): &([i64; MAX_DIMS], f64)| error - shared.get(dims).copied().unwrap_or(0.0);
+            let own: Vec<f64> = errors.iter().map(|e| alone(e).powi(2)).collect();
+            if let Some(kernel) = self.kernels.get_mut(&id) {
+                let rms = (own.iter().sum::<f64>() / own.len().max(1) as f64).sqrt();
+                kernel.error = if own.len() < 3 { UNTESTED } else { rms.max(LEAST_ERROR) };
+            }
+        }
+        self.compare();
+    }
+
+    /// Chooses the yardstick, and compares every other kernel with it.
+    fn compare(&mut self) {
+        let speed = |k: &Kernel| k.points.iter().map(|p| p.median_us.ln()).sum::<f64>();
+        let timed = self.kernels.iter().filter(|(_, kernel)| kernel.is_proven());
+        let first = timed.min_by(|(a, x), (b, y)| {
+            y.points.len().cmp(&x.points.len()).then(speed(x).total_cmp(&speed(y))).then(a.cmp(b))
+        });
+        let Some((id, yardstick)) = first.map(|(id, kernel)| (id.clone(), kernel.points.clone())) else { return };
+        for (_, kernel) in self.kernels.iter_mut().filter(|(other, _)| **other != id) {
+            kernel.ratios = Ratios::new(&kernel.points, &yardstick);
+        }
+        self.yardstick = Some(id);
+    }
+
+    /// By the yardstick where that is known around here and was timed beside the kernel nearby; else by itself alone.
+    pub fn estimate(&self, id: &Id, facts: &Facts<'_>) -> Option<Estimate> {
+        let kernel = self.kernels.get(id)?;
+        let own = kernel.estimate(facts)?;
+        if own.kind != EstimateKind::Predicted {
+            return Some(own);
+        }
+        let Some(yardstick) = self.yardstick.as_ref() else { return Some(own) };
+        if yardstick == id {
+            return Some(Estimate { apart_us: Some(own.median_us * LEAST_ERROR), ..own });
+        }
+        let (yardstick, work) = (self.kernels.get(yardstick)?, Work::of(facts));
+        let by = yardstick.estimate(facts).filter(|by| by.kind != EstimateKind::Extrapolated);
+        let trends = kernel.trend.time_us(&work) / yardstick.trend.time_us(&work);
+        let (Some(by), Some((ratio, off))) = (by, kernel.ratios.at(facts.query.dims(), trends)) else {
+            return Some(own);
+        };
+        let median_us = by.median_us * ratio;
+        let spread_us = median_us * (by.spread_us / by.median_us).hypot(off);
+        Some(Estimate { median_us, spread_us, apart_us: Some(median_us * off.max(LEAST_ERROR)), ..own })
+    }
+
+    pub fn doubt(&self, dims: &[i64; MAX_DIMS]) -> f64 {
+        let here = |kernel: &Kernel| kernel.points.iter().find(|p| p.dims == *dims).map(|p| p.median_us);
+        let best = self.kernels.values().filter_map(here).fold(f64::INFINITY, f64::min);
+        let doubted = self.kernels.values().filter_map(|kernel| {
+            let (measured_us, doubt) = (here(kernel)?, kernel.ratios.doubt(dims)?);
+            // Even as fast as the neighbours say it would not be the choice.
+            (measured_us / doubt.exp() <= RIVAL * best).then_some(doubt)
+        });
+        doubted.fold(0.0, f64::max)
+    }
+
+    /// At how many sizes a kernel was measured.
+    pub fn points(&self, id: &Id) -> usize {
+        self.kernels.get(id).map_or(0, |kernel| kernel.points.len())
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    match values.len() {
+        0 => 0.0,
+        n if n % 2 == 1 => values[n / 2],
+        n => (values[n / 2 - 1] + values[n / 2]) / 2.0,
+    }
+}
+
+impl Kernel {
+    /// Whether it ran and was right.
+    pub fn is_proven(&self) -> bool {
+        self.wrong.is_none() && !self.points.is_empty()
+    }
+
+    /// One more size, if the time is one and the size is new.
+    pub fn add(&mut self, point: Point) {
+        let sound = point.median_us.is_finite() && point.median_us > 0.0;
+        let sound = sound && point.spread_us.is_finite() && point.spread_us >= 0.0;
+        if sound && !self.points.iter().any(|p| p.dims == point.dims) {
+            self.points.push(point);
+        }
+    }
+
+    fn fit(&mut self) {
+        self.trend = Trend::fit(self.points.iter().map(|p| (p.work, p.median_us)));
+        for point in &mut self.points {
+            point.residual = (point.median_us / self.trend.time_us(&point.work)).ln();
+        }
+    }
+
+    fn estimate(&self, facts: &Facts<'_>) -> Option<Estimate> {
+        let dims = facts.query.dims();
+        if let Some(point) = self.points.iter().find(|p| p.dims == *dims) {
+            return Some(Estimate {
+                median_us: point.median_us,
+                spread_us: point.spread_us,
+                apart_us: None,
+                samples: point.samples,
+                kind: EstimateKind::Measured,
+                trusted: true,
+            });
+        }
+        let trend = self.trend.time_us(&Work::of(facts));
+        let nearest = self.points.iter().map(|p| distance(&p.dims, dims)).fold(f64::INFINITY, f64::min);
+        let inside = nearest <= REACH && self.is_between(dims);
+        let residual = self.interpolate(dims, None)?;
+        let median_us = trend * residual.exp();
+        let spread_us = median_us * if inside { self.error } else { self.error.max(UNTESTED) * (1.0 + nearest) };
+        Some(Estimate {
+            median_us,
+            spread_us,
+            apart_us: None,
+            samples: self.points.iter().map(|p| p.samples).sum(),
+            kind: if inside { EstimateKind::Predicted } else { EstimateKind::Extrapolated },
+            trusted: inside,
+        })
+    }
+
+    /// Whether every size lies between the least and the largest that were measured.
+    fn is_between(&self, dims: &[i64; MAX_DIMS]) -> bool {
+        (0..MAX_DIMS).all(|d| {
+            let sizes = || self.points.iter().map(|p| p.dims[d]);
+            sizes().min().is_some_and(|low| low <= dims[d]) && sizes().max().is_some_and(|high| dims[d] <= high)
+        })
+    }
+
+    /// The residual of the neighbours, the nearer the heavier; without one of the points when that is being tested.
+    fn interpolate(&self, dims: &[i64; MAX_DIMS], without: Option<usize>) -> Option<f64> {
+        let (mut sum, mut weights) = (0.0, 0.0);
+        for (_, point) in self.points.iter().enumerate().filter(|(i, _)| Some(*i) != without) {
+            let weight = nearness(&point.dims, dims);
+            sum += weight * point.residual;
+            weights += weight;
+        }
+        (weights > 0.0).then(|| sum / weights)
+    }
+
+    /// For every point, how far its time is from what the others would have predicted, in log space.
+    fn errors(&self) -> Vec<([i64; MAX_DIMS], f64)> {
+        let error = |(i, p): (usize, &Point)| Some((p.dims, p.residual - self.interpolate(&p.dims, Some(i))?));
+        self.points.iter().enumerate().filter_map(error).collect()
+    }
+}
