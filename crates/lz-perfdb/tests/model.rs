@@ -163,18 +163,20 @@ fn neighbours_that_agree_are_believed_and_others_are_not() {
     let (ratio, off) = compared(&[(64, 1.3), (128, 1.3), (256, 1.3), (512, 1.3)], 181);
     assert!((ratio - 1.3).abs() < 1e-9 && off < 0.02, "{ratio} ± {off}");
     let (ratio, off) = compared(&[(64, 1.3), (128, 1.6), (256, 1.0), (512, 1.3)], 181);
-    // What lies between may be as far from the mean as they are.
-    assert!((1.0..1.6).contains(&ratio) && off > 1.6f64.ln() / 2.0, "{ratio} ± {off}");
+    // What lies between may be far from the mean, as they are.
+    assert!((1.0..1.6).contains(&ratio) && off > 0.15, "{ratio} ± {off}");
     // What is far away and different counts for little.
     let (ratio, off) = compared(&[(1, 9.0), (128, 1.3), (256, 1.3)], 181);
     assert!((ratio - 1.3).abs() < 0.05 && off < 0.1, "{ratio} ± {off}");
 }
 
 #[test]
-fn a_size_that_stands_alone_says_little_about_what_lies_beside_it() {
-    let odd = [(37, 1.1), (74, 1.1), (131, 1.1), (148, 1.1), (262, 0.75), (524, 1.1)];
-    let (ratio, off) = compared(&odd, 213);
-    assert!(ratio < 0.85 && ratio.recip() - 1.0 < off + 0.02, "{ratio} ± {off}");
+fn a_size_that_stands_alone_says_something_about_what_lies_right_beside_it_alone() {
+    let odd = [(37, 1.1), (74, 1.1), (131, 1.1), (148, 1.1), (250, 0.75), (524, 1.1)];
+    let (ratio, off) = compared(&odd, 190);
+    assert!(ratio.recip() - 1.0 < off + 0.02, "half the way to the others: {ratio} ± {off}");
+    let (ratio, off) = compared(&odd, 245);
+    assert!(ratio < 0.77 && off < 0.15, "right beside it: {ratio} ± {off}");
     // Nor does it disturb those that agree with one another.
     let (ratio, off) = compared(&odd, 80);
     assert!((ratio - 1.1).abs() < 0.02 && off < 0.05, "{ratio} ± {off}");
@@ -429,4 +431,23 @@ fn host_and_device_are_predicted_each_by_itself() {
     *parts = None;
     let (some, at) = (Model::new(some, &devices()), rms(1024, 1024, DType::F32));
     assert_eq!(ask(&some, "lib.plain", &at).unwrap().0, ask(&together, "lib.plain", &at).unwrap().0);
+}
+
+/// A kernel that works in blocks of 256 rows takes a step there, and another does not: what the nearest size says holds
+/// on its own side of the step alone.
+#[test]
+fn a_neighbour_across_a_power_of_two_says_less() {
+    let blocks = |rows: i64| 50.0 * ((rows + 255) / 256) as f64;
+    let smooth = |rows: i64| 10.0 + 0.2 * rows as f64;
+    let sizes = [37, 74, 128, 131, 148, 256, 262, 512, 524];
+    let seen = sizes.into_iter().flat_map(|rows| {
+        let query = rms(rows, 1024, DType::F32);
+        [took(query, "lib.blocks", blocks(rows)), took(query, "lib.smooth", smooth(rows))]
+    });
+    let model = Model::new(seen, &devices());
+    for rows in [200, 244, 250, 259, 280, 300, 460, 500] {
+        let time = |id: &str| ask(&model, id, &rms(rows, 1024, DType::F32)).unwrap().0;
+        let (predicted, expected) = (time("lib.smooth") / time("lib.blocks"), smooth(rows) / blocks(rows));
+        assert!((predicted / expected).ln().abs() < 0.15, "{rows}: {predicted}, not {expected}");
+    }
 }

@@ -4,6 +4,8 @@ BACKENDS: tuple[str, ...] = (
     "torch",
     "torch_cuda",
     "triton",
+    "flash_attn",
+    "flash_attn_3",
     "flash_attn_4",
     "flash_attn_4_tiles",
     "flash_attn_4_pages",
@@ -11,6 +13,7 @@ BACKENDS: tuple[str, ...] = (
     "flashinfer_prefill",
     "xformers",
     "liger",
+    "apex",
     "quack",
     "cudnn",
     "onednn",
@@ -23,9 +26,6 @@ BACKENDS: tuple[str, ...] = (
 """Folder names, in the order in which they are looked at."""
 
 UNPROVEN: tuple[str, ...] = (
-    "flash_attn",
-    "flash_attn_3",
-    "apex",
     "aiter",
     "flash_attn_ck",
     "flash_attn_triton",

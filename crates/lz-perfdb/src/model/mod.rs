@@ -26,6 +26,9 @@ use crate::record::Parts;
 
 /// How far, in doublings of sizes, the nearest measured point may be for a prediction between points.
 const REACH: f64 = 2.5;
+/// How much farther a neighbour is, in doublings, that lies on the other side of a power of two. Kernels work in blocks:
+/// what 256 rows take says more about 244 than what 262 take, which need one block more.
+const STEP: f64 = 1.0;
 /// What predictions are taken to be off by when there are too few points to find out.
 const UNTESTED: f64 = 0.15;
 /// A kernel this many times slower than the fastest may still turn out to be the choice.
@@ -234,11 +237,19 @@ fn middle(low: i64, high: i64) -> i64 {
 
 /// How much a point counts for a shape: the nearer, the heavier.
 fn nearness(point: &[i64; MAX_DIMS], dims: &[i64; MAX_DIMS]) -> f64 {
-    (distance(point, dims).powi(3) + 1e-6).recip()
+    (apart(point, dims, STEP).powi(3) + 1e-6).recip()
 }
 
 /// How far two shapes are apart, in doublings.
 fn distance(a: &[i64; MAX_DIMS], b: &[i64; MAX_DIMS]) -> f64 {
+    apart(a, b, 0.0)
+}
+
+/// The same with so much more for every size on the other side of a power of two.
+fn apart(a: &[i64; MAX_DIMS], b: &[i64; MAX_DIMS], step: f64) -> f64 {
     let log = |size: i64| (size.max(0) as f64 + 1.0).log2();
-    a.iter().zip(b).map(|(&a, &b)| (log(a) - log(b)).powi(2)).sum::<f64>().sqrt()
+    // The power of two a size just fits into.
+    let block = |size: i64| size.max(1).cast_unsigned().next_power_of_two();
+    let far = |a: i64, b: i64| (log(a) - log(b)).abs() + if block(a) == block(b) { 0.0 } else { step };
+    a.iter().zip(b).map(|(&a, &b)| far(a, b).powi(2)).sum::<f64>().sqrt()
 }

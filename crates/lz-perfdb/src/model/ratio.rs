@@ -2,7 +2,7 @@
 
 use lz_model::MAX_DIMS;
 
-use super::{Point, REACH, UNTESTED, distance, nearness};
+use super::{Point, REACH, STEP, UNTESTED, apart, distance, nearness};
 
 /// Ratios of times, at the sizes where both were measured. Some are the same at all sizes; others are when each time is taken
 /// by its kernel's trend, as when one kernel is bound by its fixed cost where the other is by memory. At each size those
@@ -19,12 +19,15 @@ struct Ratio {
     rest: Log,
     /// Relative differences below this are noise.
     noise: f64,
+    /// How far away the others are, in doublings, the nearer the heavier.
+    others: f64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Log {
     ratio: f64,
-    /// How far it is from what the others say, beyond the noise: as much may be off what is said by it.
+    /// How far it is from what the others say, beyond the noise: as much may be off what is said by it as far away as they
+    /// are, and less nearer by.
     odd: f64,
 }
 
@@ -41,7 +44,13 @@ impl Ratios {
         let ratio = |p: &Point| {
             let other = theirs.iter().find(|t| t.dims == p.dims)?;
             let (plain, rest) = ((p.median_us / other.median_us).ln(), p.residual - other.residual);
-            Some(Ratio { dims: p.dims, plain: log(plain), rest: log(rest), noise: noise(p).max(noise(other)) })
+            Some(Ratio {
+                dims: p.dims,
+                plain: log(plain),
+                rest: log(rest),
+                noise: noise(p).max(noise(other)),
+                others: 0.0,
+            })
         };
         Ratios::compared(ours.iter().filter_map(ratio).collect())
     }
@@ -53,15 +62,19 @@ impl Ratios {
             let apart = mean(others, |r| kind(r).ratio, &ratios[i].dims).map_or(0.0, |m| kind(&ratios[i]).ratio - m);
             (apart.powi(2) - ratios[i].noise.powi(2)).max(0.0).sqrt()
         };
-        let odds: Vec<(f64, f64)> = (0..ratios.len()).map(|i| (odd(i, PLAIN), odd(i, REST))).collect();
-        for (ratio, (plain, rest)) in ratios.iter_mut().zip(odds) {
-            (ratio.plain.odd, ratio.rest.odd) = (plain, rest);
+        let others = |i: usize| {
+            let others = ratios.iter().enumerate().filter(|(j, _)| *j != i).map(|(_, r)| r);
+            mean(others, |r| apart(&r.dims, &ratios[i].dims, STEP), &ratios[i].dims).unwrap_or(0.0)
+        };
+        let found: Vec<_> = (0..ratios.len()).map(|i| (odd(i, PLAIN), odd(i, REST), others(i))).collect();
+        for (ratio, (plain, rest, others)) in ratios.iter_mut().zip(found) {
+            (ratio.plain.odd, ratio.rest.odd, ratio.others) = (plain, rest, others);
         }
         Ratios(ratios)
     }
 
     /// The ratio at a size where the trends' is `trends`, and how far it may be off, relative: as far as its neighbours are
-    /// from what theirs say of them, and by the noise they are known up to. `None` where the two were not timed together
+    /// from what theirs say of them, the less the nearer it is, and by the noise they are known up to. `None` where the two were not timed together
     /// nearby.
     pub fn at(&self, dims: &[i64; MAX_DIMS], trends: f64) -> Option<(f64, f64)> {
         let (plain, rest) = (self.among(PLAIN, dims)?, self.among(REST, dims)?);
@@ -91,7 +104,9 @@ impl Ratios {
         let weights = || self.0.iter().map(|r| nearness(&r.dims, dims));
         let neighbours = weights().sum::<f64>().powi(2) / weights().map(|w| w * w).sum::<f64>();
         let noise = mean(&|r| r.noise)?.powi(2) / neighbours;
-        let off = (mean(&|r| kind(r).odd.powi(2))? + noise).sqrt();
+        // What differs by chance from size to size differs by the square root of the way.
+        let way = |r: &Ratio| apart(&r.dims, dims, STEP) / r.others.max(f64::MIN_POSITIVE);
+        let off = (mean(&|r| kind(r).odd.powi(2) * way(r))? + noise).sqrt();
         Some((mean(&|r| kind(r).ratio)?, if self.0.len() > 1 { off } else { off.max(UNTESTED) }))
     }
 }
