@@ -208,14 +208,14 @@ class Table:
         os.replace(fresh, path)
 
     def report(self) -> None:
-        """The page, and figures where matplotlib is there."""
+        """The page, then figures where matplotlib is there and the time suffices."""
         page = [sys.executable, "-m", "layerzero", "report", "--db", str(self.db), "-o"]
         page += [
             str(self._folder / f"{self.name}.html"),
             "--title",
             f"Kernels on {self.result['environment'].get('gpu')}",
         ]
-        for more in (["--png", str(self._folder / "figures")], []):
+        for more in ([], ["--png", str(self._folder / "figures")]):
             try:
                 done = subprocess.run(
                     [*page, *more], capture_output=True, text=True, timeout=max(self.left, 20.0), check=False
@@ -223,9 +223,8 @@ class Table:
             except (OSError, subprocess.SubprocessError) as error:
                 say(f"report: {error}")
                 continue
-            if done.returncode == 0:
-                return
-            say(f"report: {(done.stderr or done.stdout).strip()[-300:]}")
+            if done.returncode != 0:
+                say(f"report: {(done.stderr or done.stdout).strip()[-300:]}")
 
     def show(self) -> None:
         """The tables, and last the summary."""

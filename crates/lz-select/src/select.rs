@@ -410,7 +410,10 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
                     && time(i).is_finite()
                     && time(i) - time(fastest) <= noise_between(i, fastest) + promise(i, fastest)
         };
-        let (mut group, rest): (Vec<usize>, Vec<usize>) = accepted.iter().partition(|&&i| ties(i));
+        // Where plain torch is behind for certain, nobody that is behind it wins a tie by being noisy.
+        let behind = default.filter(|&d| accepted.contains(&d) && !ties(d)).map_or(f64::INFINITY, time);
+        let (mut group, rest): (Vec<usize>, Vec<usize>) =
+            accepted.iter().partition(|&&i| i == fastest || ties(i) && time(i) < behind);
         let all_measured = group.iter().all(|&i| measured(i));
         group.sort_by(|&a, &b| {
             let declared = descending(terms(a).priority, terms(b).priority);

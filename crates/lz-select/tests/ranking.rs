@@ -230,6 +230,23 @@ fn ties_go_to_what_plain_torch_runs_and_predictions_err_each_for_itself() {
     assert_eq!(ranking(&spec, &query()).0, ["b.x", "c.x", "a.default"]);
 }
 
+/// As it was measured on a GPU: one that took longer than the default, and whose times varied more, was chosen.
+#[test]
+fn nobody_that_is_behind_the_default_wins_a_tie_by_being_noisy() {
+    let mut default = kernel("a.default", 60);
+    default.baseline = true;
+    let mut spec = spec(vec![default, kernel("b.fast", 48), kernel("c.noisy", 50)]);
+    let times = |noisy: f64| {
+        let times =
+            [("a.default", measured(28.3, 1.0)), ("b.fast", measured(23.4, 2.0)), ("c.noisy", measured(noisy, 8.0))];
+        Arc::new(Times(BTreeMap::from(times)))
+    };
+    spec.perf = times(30.0);
+    assert_eq!(ranking(&spec, &query()).0, ["b.fast", "a.default", "c.noisy"]);
+    spec.perf = times(27.0);
+    assert_eq!(ranking(&spec, &query()).0, ["c.noisy", "b.fast", "a.default"]);
+}
+
 #[test]
 fn a_promise_is_asked_of_whoever_replaces_the_default_where_either_was_not_measured() {
     let mut default = kernel("a.default", 40);

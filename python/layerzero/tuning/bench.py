@@ -42,7 +42,7 @@ class Bench:
         before = disk_caches.states() if jit else {}
         begun = time.perf_counter()
         try:
-            self._subject.run(kernel)
+            given = self._subject.run(kernel)
             if self._cuda is not None:
                 synchronize()
             warmup_ms = (time.perf_counter() - begun) * 1e3
@@ -50,7 +50,7 @@ class Bench:
                 # It was compiled by that, and may serve at once.
                 number = _native.jit_begin(kernel, self._call, self._device)
                 _native.jit_done(number, warmup_ms, disk_caches.changed_since(before))
-            worst, wrong = self._gate.judge(kernel)
+            worst, wrong = self._gate.judge(kernel, given)
             if wrong is None and self._cuda is not None and self._mode == "graph":
                 worst, wrong = self._proven(kernel, worst)
         except Exception as error:  # noqa: BLE001 - whatever a kernel raises is its result

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 _WHOLE = {"uint8": (0, 16), "int8": (-8, 8), "int16": (-8, 8), "int32": (-8, 8), "int64": (-8, 8)}
 #: Formats torch has no dtype for: two values to a byte, and the call says which.
 _PACKED = ("int4", "mxfp4", "nvfp4")
+#: So many normal numbers are drawn for a tensor on the CPU at most, and then come again: drawing them takes longer than what is
+#: measured with them. It is a prime, so that no row of a tensor is as another.
+_DRAWN = 1_048_583
 
 
 @dataclass(frozen=True)
@@ -129,11 +132,21 @@ def _fill(generator: Any, dtype: Any, name: str, shape: list[int], meaning: str,
     if meaning == "unknown":
         return torch.zeros(shape, dtype=dtype, device=device)
     if dtype.is_floating_point:
-        return torch.randn(shape, generator=generator, device=device).to(dtype)
+        return _normal(generator, dtype, shape)
     if dtype == torch.bool:
         return torch.rand(shape, generator=generator, device=device) < 0.5
     low, high = _WHOLE.get(name, (0, 2))
     return torch.randint(low, high, shape, generator=generator, device=device).to(dtype)
+
+
+def _normal(generator: Any, dtype: Any, shape: list[int]) -> Tensor:
+    import torch
+
+    count = _product(shape)
+    if generator.device.type != "cpu" or count <= _DRAWN:
+        return torch.randn(shape, generator=generator, device=generator.device).to(dtype)
+    drawn = torch.randn(_DRAWN, generator=generator).to(dtype)
+    return drawn.repeat(-(-count // _DRAWN))[:count].reshape(shape)
 
 
 def _divided(shape: list[int], limit: int, meaning: str, device: Any) -> Tensor:

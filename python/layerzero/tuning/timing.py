@@ -19,8 +19,8 @@ _LEAD_US, _MOST_LEAD_US = 1000.0, 8000.0
 #: How often the host may be late, with twice the lead each time, before that is taken for the kernel's doing: hosts have
 #: bad moments, too.
 _TRIES = 4
-#: How often the time of a flush is taken, and of how many: what is thought to take longer than it does leads too little.
-_FLUSH_TRIES, _FLUSHES = 3, 10
+#: Cycles of the device, for finding out how long one takes, and how often that is done: the shortest counts.
+_CYCLES, _CLOCK_TRIES = 200_000, 3
 
 
 class CudaTimer:
@@ -37,7 +37,7 @@ class CudaTimer:
         cache = getattr(torch.cuda.get_device_properties(self._device), "L2_cache_size", 0)
         size = 2 * cache or _FLUSH_BYTES
         self._flushed = torch.empty(size, dtype=torch.int8, device=self._device)
-        self._flush_us = 0.0
+        self._cycles_per_us = 0.0
         self._graphs: dict[str, Any] = {}
         # What the host took for the calls of a sample, by kernel; and the kernels that wait for the device.
         self._host_us: dict[str, float] = {}
@@ -113,8 +113,9 @@ class CudaTimer:
             next(last).record()
             return 0.0
 
-        for _ in range(round(lead_us / self._flush_takes()) + 1 if lead_us else 0):
-            self._flushed.zero_()
+        if lead_us:
+            # One thing that takes long: a queue that is full makes the host wait.
+            torch.cuda._sleep(round(lead_us * self._clock()))  # type: ignore[no-untyped-call]
         queued = time.perf_counter()
         run(before, after)
         all_us = (time.perf_counter() - queued) * 1e6
@@ -123,23 +124,21 @@ class CudaTimer:
         device = [float(begin.elapsed_time(end)) * 1e3 for begin, end in zip(begins, ends, strict=True)]
         return _Sample(_undisturbed(host), statistics.median(device), all_us, kept_busy)
 
-    def _flush_takes(self) -> float:
-        if not self._flush_us:
-            self._flush_us = max(min(self._flushes() for _ in range(_FLUSH_TRIES)), 1.0)
-        return self._flush_us
-
-    def _flushes(self) -> float:
-        """What one of some flushes takes, in microseconds. They are queued behind others: the device is not to wait for
-        the host."""
+    def _clock(self) -> float:
+        """Cycles in a microsecond, at most: where the device is slower than that, it is busy for longer."""
         import torch
 
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        for event in (begin, end):
-            for _ in range(_FLUSHES):
-                self._flushed.zero_()
-            event.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) * 1e3 / _FLUSHES
+        if not self._cycles_per_us:
+            times = []
+            for _ in range(_CLOCK_TRIES):
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+                begin.record()
+                torch.cuda._sleep(_CYCLES)  # type: ignore[no-untyped-call]
+                end.record()
+                end.synchronize()
+                times.append(float(begin.elapsed_time(end)) * 1e3)
+            self._cycles_per_us = _CYCLES / max(min(times), 1.0)
+        return self._cycles_per_us
 
     def replayed(self, kernel: str) -> Any:
         """What a kernel gives when it is captured on a side stream after a warm-up, and replayed.

@@ -18,7 +18,7 @@ use crate::engine::{Engine, State};
 use crate::error::Error;
 
 /// How slow a reference may be, by a rough estimate, to be timed along: it is never the choice where another is.
-const REFERENCE_US: f64 = 20_000.0;
+const REFERENCE_US: f64 = 1000.0;
 /// How long one sample takes: long enough that what wakes threads up and fills caches does not decide.
 const SAMPLE_US: f64 = 1000.0;
 /// How many times the rounds it gets at least a call may get where the budget allows it.

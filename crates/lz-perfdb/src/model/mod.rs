@@ -26,8 +26,8 @@ use crate::record::Parts;
 
 /// How far, in doublings of sizes, the nearest measured point may be for a prediction between points.
 const REACH: f64 = 2.5;
-/// How much farther a neighbour is, in doublings, that lies on the other side of a power of two. Kernels work in blocks:
-/// what 256 rows take says more about 244 than what 262 take, which need one block more.
+/// How far a neighbour on the other side of a power of two is at least, in doublings. Kernels work in blocks: what 256 rows
+/// take says more about 244 than what 262 take, which need one block more.
 const STEP: f64 = 1.0;
 /// What predictions are taken to be off by when there are too few points to find out.
 const UNTESTED: f64 = 0.15;
@@ -245,11 +245,11 @@ fn distance(a: &[i64; MAX_DIMS], b: &[i64; MAX_DIMS]) -> f64 {
     apart(a, b, 0.0)
 }
 
-/// The same with so much more for every size on the other side of a power of two.
+/// The same with at least so much for every size on the other side of a power of two.
 fn apart(a: &[i64; MAX_DIMS], b: &[i64; MAX_DIMS], step: f64) -> f64 {
     let log = |size: i64| (size.max(0) as f64 + 1.0).log2();
     // The power of two a size just fits into.
     let block = |size: i64| size.max(1).cast_unsigned().next_power_of_two();
-    let far = |a: i64, b: i64| (log(a) - log(b)).abs() + if block(a) == block(b) { 0.0 } else { step };
+    let far = |a: i64, b: i64| (log(a) - log(b)).abs().max(if block(a) == block(b) { 0.0 } else { step });
     a.iter().zip(b).map(|(&a, &b)| far(a, b).powi(2)).sum::<f64>().sqrt()
 }

@@ -1,6 +1,7 @@
 """FlashAttention 2 (`flash_attn`), read from its sources at v2.8.0 to v2.8.3.post1.
 
-Not run on hardware: tested against functions of the same signatures.
+Run on an H200 at 2.8.3.post2: heads of 64 and 128, bfloat16 and float16, without gradients. What else there is was tested
+against functions of the same signatures.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,11 @@
 """FlashAttention 3 (`flash_attn_interface`), read from its sources at v2.8.3 (3.0.0b1) and at 0251105 of August 2026.
 
-Not run on hardware: tested against functions of the same signatures.
+Run on an H200 at 0251105 (3.0.0): bfloat16 with heads of 128, without gradients. What else there is was tested against
+functions of the same signatures.
 """
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module, metadata
 from typing import Any
 
@@ -12,19 +14,21 @@ from torch import Tensor
 from layerzero.kernels import direct
 
 from ..flash_attn.builds import check_build
-from ..flash_attn.operands import bshd, check_caches, is_plain, loadable, positive
+from ..flash_attn.operands import check_caches, positive, tileable
 from ..flash_attn.packed import rows_of
+from . import operator
 
 _FUNCTIONS = ("flash_attn_func", "flash_attn_with_kvcache")
-# The library's functions, once it is found.
+# The library's functions, once it is found; and those for calls without gradients.
 _dense: Any = None
+_quick: Any = None
 _cached: Any = None
 
 
 def detect() -> str:
     """The version of FlashAttention 3; raises `ImportError` where it or a function is missing, `RuntimeError` for a
     wheel that was built for another CUDA."""
-    global _dense, _cached
+    global _dense, _quick, _cached
     try:
         library = import_module("flash_attn_interface")
     except ImportError as error:
@@ -38,6 +42,9 @@ def detect() -> str:
         version = "3.0.0b1"
     check_build("FlashAttention 3", version)
     _dense, _cached = (getattr(library, name) for name in _FUNCTIONS)
+    _quick = _call
+    if known := operator.find():
+        _quick = _cached = operator.forward(known)
     return version
 
 
@@ -63,7 +70,8 @@ def _whole_call(
     layout: str,
 ) -> tuple[Any, ...] | None:
     """The library's own call, where no argument has to be turned or copied."""
-    if not is_plain(layout, scale, query, key, value):
+    tensors = (query, key, value)
+    if layout != "BSHD" or (scale is not None and scale <= 0.0) or any(tileable(t) is not t for t in tensors):
         return None
     keywords = {
         "softmax_scale": scale,
@@ -71,7 +79,7 @@ def _whole_call(
         "window_size": (window_left, window_right),
         "softcap": softcap,
     }
-    return _call, (query, key, value), keywords
+    return _quick, tensors, keywords
 
 
 @direct(_whole_call)
@@ -86,8 +94,23 @@ def attention(
     softcap: float,
     layout: str,
 ) -> Tensor:
-    """Dense attention; its backward adds in any order."""
-    return _attend(query, key, value, causal, scale, (window_left, window_right), softcap, layout, False)
+    """Dense attention, without gradients."""
+    return _attend(_quick, query, key, value, causal, scale, (window_left, window_right), softcap, layout)
+
+
+def attention_train(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    layout: str,
+) -> Tensor:
+    """Dense attention whose backward adds in any order."""
+    return _attend(_call, query, key, value, causal, scale, (window_left, window_right), softcap, layout)
 
 
 def attention_deterministic(
@@ -102,15 +125,22 @@ def attention_deterministic(
     layout: str,
 ) -> Tensor:
     """Dense attention whose backward adds in a fixed order."""
-    return _attend(query, key, value, causal, scale, (window_left, window_right), softcap, layout, True)
+    window = (window_left, window_right)
+    return _attend(partial(_call, deterministic=True), query, key, value, causal, scale, window, softcap, layout)
 
 
 def cross(query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float, layout: str) -> Tensor:
+    """Attention to another sequence, without gradients."""
+    return _attend(_quick, query, key, value, False, scale, (-1, -1), softcap, layout)
+
+
+def cross_train(query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float, layout: str) -> Tensor:
     """Attention to another sequence."""
-    return _attend(query, key, value, False, scale, (-1, -1), softcap, layout, False)
+    return _attend(_call, query, key, value, False, scale, (-1, -1), softcap, layout)
 
 
 def _attend(
+    attend: Callable[..., Tensor],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -119,19 +149,10 @@ def _attend(
     window: tuple[int, int],
     softcap: float,
     layout: str,
-    deterministic: bool,
 ) -> Tensor:
     query, scale = positive(query, scale)
-    output = _call(
-        bshd(query, layout),
-        bshd(key, layout),
-        bshd(value, layout),
-        softmax_scale=scale,
-        causal=causal,
-        window_size=window,
-        softcap=softcap,
-        deterministic=deterministic,
-    )
+    turned = (t.transpose(1, 2) if layout == "BHSD" else t for t in (query, key, value))
+    output = attend(*map(tileable, turned), softmax_scale=scale, causal=causal, window_size=window, softcap=softcap)
     return output.transpose(1, 2) if layout == "BHSD" else output
 
 
@@ -148,7 +169,7 @@ def paged_decode(
 ) -> Tensor:
     """One query per sequence over pages."""
     query, scale = positive(query, scale)
-    rows = loadable(query if query.dim() == 4 else query.unsqueeze(1))
+    rows = tileable(query if query.dim() == 4 else query.unsqueeze(1))
     check_caches(key_cache, value_cache)
     if layout == "HND":
         key_cache, value_cache = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
@@ -187,7 +208,7 @@ def paged_prefill(
         key_cache, value_cache = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
     output = _output(
         _cached(
-            loadable(query),
+            tileable(query),
             key_cache,
             value_cache,
             cache_seqlens=context_lens,
@@ -205,10 +226,10 @@ def paged_prefill(
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "flash_attn.v3": attention,
-    "flash_attn.v3.train": attention,
+    "flash_attn.v3.train": attention_train,
     "flash_attn.v3.train.deterministic": attention_deterministic,
     "flash_attn.v3.cross": cross,
-    "flash_attn.v3.cross.train": cross,
+    "flash_attn.v3.cross.train": cross_train,
     "flash_attn.v3.paged.decode": paged_decode,
     "flash_attn.v3.paged.decode.gqa": paged_decode,
     "flash_attn.v3.paged.prefill": paged_prefill,
