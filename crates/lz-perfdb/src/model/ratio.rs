@@ -104,9 +104,8 @@ impl Ratios {
         let weights = || self.0.iter().map(|r| nearness(&r.dims, dims));
         let neighbours = weights().sum::<f64>().powi(2) / weights().map(|w| w * w).sum::<f64>();
         let noise = mean(&|r| r.noise)?.powi(2) / neighbours;
-        // What differs by chance from size to size differs by the square root of the way.
         let way = |r: &Ratio| (apart(&r.dims, dims, STEP) / r.others.max(f64::MIN_POSITIVE)).min(1.0);
-        let off = (mean(&|r| kind(r).odd.powi(2) * way(r))? + noise).sqrt();
+        let off = (mean(&|r| (kind(r).odd * way(r)).powi(2))? + noise).sqrt();
         Some((mean(&|r| kind(r).ratio)?, if self.0.len() > 1 { off } else { off.max(UNTESTED) }))
     }
 }

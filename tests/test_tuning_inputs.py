@@ -1,0 +1,28 @@
+"""Inputs of calls that are measured: large ones repeat what was drawn."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from layerzero.tuning import inputs
+
+
+def made(rows: int, hidden: int, dtype: str = "float32") -> torch.Tensor:
+    call = {"op": "norm.rms", "tensors": {"input": {"dtype": dtype, "shape": [rows, hidden]}}, "params": {"eps": 1e-6}}
+    tensor = inputs.make(json.dumps(call)).kwargs["input"]
+    assert isinstance(tensor, torch.Tensor)
+    return tensor
+
+
+def test_no_row_of_a_large_tensor_is_as_another() -> None:
+    tensor = made(1024, 4096)
+    assert tensor.numel() > 3 * inputs._DRAWN
+    assert len({tuple(row) for row in tensor[:, :4].tolist()}) == 1024
+    assert abs(float(tensor.mean())) < 0.01 and abs(float(tensor.std()) - 1.0) < 0.01
+
+
+def test_the_same_call_gives_the_same_numbers_and_a_small_one_is_drawn_as_a_whole() -> None:
+    assert torch.equal(made(1024, 4096, "bfloat16"), made(1024, 4096, "bfloat16"))
+    drawn = torch.randn((4, 8), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(made(4, 8), drawn)
