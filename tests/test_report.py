@@ -242,3 +242,13 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch:
         plots.write({}, tmp_path / "none")
     assert "layerzero-kernels[plots]" in error.value.hint
     assert not (tmp_path / "none").exists()
+
+
+def test_figures_tell_calls_apart_that_differ_in_more_than_sizes() -> None:
+    calls = [
+        {"label": "seq 4096", "dtype": "bfloat16", "mode": "graph", "variant": "BHSD, softcap=30.0"},
+        {"label": "seq 4096", "dtype": "bfloat16", "mode": "graph", "variant": "BHSD, window_left=511"},
+    ]
+    softcap, window = plots._names(calls)
+    assert softcap == "seq 4096 · BHSD, softcap=30.0 · bfloat16 · graph" and "window_left=511" in window
+    assert plots._names(calls[:1]) == ["seq 4096 · bfloat16 · graph"]

@@ -171,12 +171,20 @@ def _bars(report: Mapping[str, Any], op: str, contests: Sequence[Mapping[str, An
             _ratio(ratio), (max(ratio, 1), row), (4, 0), textcoords="offset points", va="center", fontsize=7, color=INK
         )
     _ratio_axis(axes, ratios)
-    labels = [f"{c['label']} · {c['dtype']} · {c['mode']}" for c in contests]
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.set_yticks(range(len(contests)), _names(contests))
+    axes.set_ylim(len(contests) - 0.4, -0.6)
     axes.set_title(f"{op}: speed over the default", loc="left", fontsize=10, color=INK)
     _legend(report, figure, chosen)
     return figure
+
+
+def _names(contests: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What calls are called: by sizes, dtype and mode, and by what else there is where that differs among them."""
+    differ = len({contest.get("variant") for contest in contests}) > 1
+    parts = (
+        [c["label"], *([c["variant"]] if differ and c.get("variant") else []), c["dtype"], c["mode"]] for c in contests
+    )
+    return [" · ".join(words) for words in parts]
 
 
 def _winners(report: Mapping[str, Any], grid: Mapping[str, Any]) -> Any:
