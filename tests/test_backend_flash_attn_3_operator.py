@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from layerzero.backends.flash_attn_3 import operator
+from test_backend_flash_attn import install, kernel
 from torch import Tensor
 
 SCHEMA = (
@@ -97,3 +98,20 @@ def test_an_operator_that_takes_something_else_is_not_used() -> None:
         assert operator.find() is None
     finally:
         other.close()
+
+
+def test_kernels_without_gradients_go_to_it_and_others_to_the_library(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, "flash_attn_3")
+    q, k, v = (tensor.bfloat16() for tensor in operands())
+    dense: dict[str, Any] = {"causal": True, "scale": 0.5, "window_left": 7, "window_right": -1, "softcap": 2.0}
+    output = kernel("flash_attn_3", "flash_attn.v3")(q, k, v, **dense, layout="BSHD")
+    assert torch.equal(output, q + 1.0) and library.given["window_size_left"] == 7 and library.given["softcap"] == 2.0
+    library.given = {}
+    kernel("flash_attn_3", "flash_attn.v3.train")(q, k, v, **dense, layout="BSHD")
+    assert not library.given
+    lengths, table = torch.tensor([3], dtype=torch.int32), torch.tensor([[0]], dtype=torch.int32)
+    pages: dict[str, Any] = {"scale": None, "window_left": -1, "softcap": 0.0, "layout": "NHD"}
+    kernel("flash_attn_3", "flash_attn.v3.paged.decode")(q[:, 0], k, v, table, lengths, **pages)
+    assert torch.equal(library.given["seqused_k"], lengths) and torch.equal(library.given["page_table"], table)

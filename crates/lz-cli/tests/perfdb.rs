@@ -210,7 +210,7 @@ fn a_file_with_a_mistake_is_refused_as_a_whole() {
     place.run("export -o rows.jsonl").ended(0);
     let text = fs::read_to_string(place.path("rows.jsonl")).unwrap();
     place.write("bad.jsonl", &format!("{text}{}", text.replace("\"samples\":20", "\"samples\":0")));
-    place.write("old.jsonl", &text.replace("\"schema_version\":2", "\"schema_version\":1"));
+    place.write("old.jsonl", &text.replace("\"schema_version\":3", "\"schema_version\":1"));
     let refused = place.run_on("--db new.sqlite", "import bad.jsonl").ended(2);
     refused
         .says("error[BAD_ARGUMENT]: bad.jsonl: line 2: samples is 0; a time needs at least one")

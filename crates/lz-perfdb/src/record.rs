@@ -86,8 +86,8 @@ pub struct Timing {
     pub parts: Option<Parts>,
 }
 
-/// Medians of what a call took of the host that made it and of the device that carried it out, in microseconds. Calls
-/// follow one another, and the slower of the two sets the pace.
+/// What a call took of the host that made it and of the device that carried it out, in microseconds: the medians over samples.
+/// Calls follow one another, and the slower of the two sets the pace.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Parts {
     /// The host.

@@ -250,9 +250,10 @@ impl Bench for PyBench {
         self.ask(|_, bench| bench.call_method1("time", (kernel, calls))?.extract())
     }
 
-    fn parts(&mut self, kernel: &str) -> Option<Parts> {
-        let asked = self.ask(|_, bench| bench.call_method1("parts", (kernel,))?.extract::<Option<(f64, f64)>>());
-        asked.ok().flatten().map(|(host_us, device_us)| Parts { host_us, device_us })
+    fn parts(&mut self, kernel: &str) -> Option<Vec<Parts>> {
+        let asked = self.ask(|_, bench| bench.call_method1("parts", (kernel,))?.extract::<Option<Vec<(f64, f64)>>>());
+        let seen = asked.ok().flatten()?;
+        Some(seen.into_iter().map(|(host_us, device_us)| Parts { host_us, device_us }).collect())
     }
 
     fn is_interrupted(&mut self) -> bool {

@@ -15,6 +15,18 @@ pub enum EstimateKind {
     Extrapolated,
 }
 
+/// Beside which times of a third kernel a time was seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Beside {
+    /// All in all.
+    #[default]
+    Whole,
+    /// What the host took.
+    Host,
+    /// What the device took.
+    Device,
+}
+
 /// How long a kernel takes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Estimate {
@@ -22,9 +34,13 @@ pub struct Estimate {
     pub median_us: f64,
     /// How far off the median may be.
     pub spread_us: f64,
-    /// Where the time goes by how the kernel compares with another, which is the same for all candidates that have this:
-    /// differences among them below it are noise. Less than the spread, since what disturbs one of them disturbs all.
+    /// Where the time goes by how the kernel compares with another, which is the same for all candidates that have this
+    /// beside the same times: differences among them below it are noise. Less than the spread, since what disturbs one of
+    /// them disturbs all.
     pub apart_us: Option<f64>,
+    /// Beside which times.
+    #[serde(skip)]
+    pub beside: Beside,
     /// How many measurements stand behind it.
     pub samples: u32,
     /// Measured or predicted.

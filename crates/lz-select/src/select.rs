@@ -379,13 +379,13 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
     // Whose time is only a guess goes last.
     let time = |i: usize| candidates[i].estimate.filter(|e| e.trusted).map_or(f64::INFINITY, |e| e.median_us);
     let noise = |i: usize| candidates[i].estimate.map_or(0.0, |e| e.spread_us);
-    let apart = |i: usize| candidates[i].estimate.and_then(|e| e.apart_us);
+    let apart = |i: usize| candidates[i].estimate.and_then(|e| Some((e.beside, e.apart_us?)));
     let measured = |i: usize| candidates[i].estimate.is_some_and(|e| e.kind == EstimateKind::Measured);
     // Two that were timed side by side, here or where both were compared with a third, share what disturbed them; other
     // predictions err each for itself.
     let noise_between = |a: usize, b: usize| match (measured(a) && measured(b), apart(a), apart(b)) {
         (true, ..) => noise(a).max(noise(b)),
-        (false, Some(a), Some(b)) => a.hypot(b),
+        (false, Some((beside, a)), Some((same, b))) if beside == same => a.hypot(b),
         _ => noise(a).hypot(noise(b)),
     };
     accepted.sort_by(|&a, &b| {
@@ -411,7 +411,8 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
                     && time(i) - time(fastest) <= noise_between(i, fastest) + promise(i, fastest)
         };
         // Where plain torch is behind for certain, nobody that is behind it wins a tie by being noisy.
-        let behind = default.filter(|&d| accepted.contains(&d) && !ties(d)).map_or(f64::INFINITY, time);
+        let is_behind = |d: usize| accepted.contains(&d) && time(d) > time(fastest) && !ties(d);
+        let behind = default.filter(|&d| is_behind(d)).map_or(f64::INFINITY, time);
         let (mut group, rest): (Vec<usize>, Vec<usize>) =
             accepted.iter().partition(|&&i| i == fastest || ties(i) && time(i) < behind);
         let all_measured = group.iter().all(|&i| measured(i));

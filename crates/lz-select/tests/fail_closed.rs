@@ -146,7 +146,15 @@ struct Nonsense(f64, f64);
 impl PerfSource for Nonsense {
     fn estimate(&self, _: &KernelDescriptor, _: &Facts<'_>) -> Option<Estimate> {
         let (median_us, spread_us) = (self.0, self.1);
-        Some(Estimate { median_us, spread_us, apart_us: None, samples: 1, kind: EstimateKind::Measured, trusted: true })
+        Some(Estimate {
+            median_us,
+            spread_us,
+            apart_us: None,
+            beside: Default::default(),
+            samples: 1,
+            kind: EstimateKind::Measured,
+            trusted: true,
+        })
     }
 
     fn edges(&self, _: OpIx) -> Vec<(usize, i64)> {

@@ -50,7 +50,8 @@ class Bench:
                 # It was compiled by that, and may serve at once.
                 number = _native.jit_begin(kernel, self._call, self._device)
                 _native.jit_done(number, warmup_ms, disk_caches.changed_since(before))
-            worst, wrong = self._gate.judge(kernel, given)
+            # On a GPU it is run again: what a kernel leaves behind there may spoil its next call.
+            worst, wrong = self._gate.judge(kernel, given if self._cuda is None else None)
             if wrong is None and self._cuda is not None and self._mode == "graph":
                 worst, wrong = self._proven(kernel, worst)
         except Exception as error:  # noqa: BLE001 - whatever a kernel raises is its result
@@ -78,6 +79,6 @@ class Bench:
         assert self._subject is not None, "prepare comes first"
         return self._cuda.time(kernel, calls) if self._cuda is not None else self._subject.time(kernel, calls)
 
-    def parts(self, kernel: str) -> tuple[float, float] | None:
-        """What of that the host took and the device, where both work at the same time."""
+    def parts(self, kernel: str) -> list[tuple[float, float]] | None:
+        """What of that the host took and the device in each sample, where both work at the same time."""
         return self._cuda.parts(kernel) if self._cuda is not None else None

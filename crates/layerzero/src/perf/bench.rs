@@ -31,8 +31,9 @@ pub trait Bench {
     /// Runs a kernel so many times. Gives the microseconds of one call.
     fn time(&mut self, kernel: &str, calls: u32) -> Result<f64, String>;
 
-    /// What a call of a kernel took the host and the device, in the median since `prepare`, where that was seen apart.
-    fn parts(&mut self, kernel: &str) -> Option<Parts> {
+    /// What the host and the device took in each sample of a kernel since `prepare`, where that was seen apart. `None`
+    /// for a kernel whose time is both in turn.
+    fn parts(&mut self, kernel: &str) -> Option<Vec<Parts>> {
         let _ = kernel;
         None
     }

@@ -38,8 +38,8 @@ struct Subject {
     baseline: Option<String>,
     contest: Option<Contest>,
     checks: BTreeMap<String, Checked>,
-    /// What host and device took, by kernel, where the bench tells.
-    parts: BTreeMap<String, Parts>,
+    /// What host and device took in each sample, by kernel, where the bench tells.
+    parts: BTreeMap<String, Vec<Parts>>,
     id: String,
 }
 
@@ -50,10 +50,31 @@ impl Subject {
             let stats = t.stats.filter(|_| t.error.is_none())?;
             let version = self.candidates.iter().find(|k| k.id == t.candidate)?.version.clone();
             let (median_us, spread_us, samples) = (stats.median_us, stats.spread_us, stats.samples);
-            let seen = Seen::Took { median_us, spread_us, samples, parts: self.parts.get(&t.candidate).copied() };
+            let seen = Seen::Took { median_us, spread_us, samples, parts: self.parts(&t.candidate) };
             Some(Observation { query: self.query, kernel: t.candidate, version, seen })
         };
         timings.into_iter().filter_map(observation).collect()
+    }
+
+    /// Of all that was seen of a kernel, the medians.
+    fn parts(&self, kernel: &str) -> Option<Parts> {
+        let seen = self.parts.get(kernel)?;
+        let median = |side: fn(&Parts) -> f64| {
+            let mut times: Vec<f64> = seen.iter().map(side).collect();
+            times.sort_unstable_by(f64::total_cmp);
+            times.get(times.len() / 2).copied().filter(|us| us.is_finite() && *us > 0.0)
+        };
+        Some(Parts { host_us: median(|p| p.host_us)?, device_us: median(|p| p.device_us)? })
+    }
+
+    /// What was seen in a visit. A kernel that turns out to wait for the device has no parts.
+    fn see(&mut self, bench: &mut dyn Bench) {
+        for kernel in &self.candidates {
+            match bench.parts(&kernel.id) {
+                Some(seen) => self.parts.entry(kernel.id.clone()).or_default().extend(seen),
+                None => drop(self.parts.remove(&kernel.id)),
+            }
+        }
     }
 }
 
@@ -312,8 +333,7 @@ impl<'a> Tuning<'a> {
             }
         }
         let loss = contest.loss();
-        let subject = &mut self.subjects[id];
-        subject.parts.extend(subject.candidates.iter().filter_map(|k| Some((k.id.clone(), bench.parts(&k.id)?))));
+        self.subjects[id].see(bench);
         self.store(id);
         (loss, finished)
     }
@@ -363,7 +383,7 @@ impl<'a> Tuning<'a> {
         let op = Catalog::get().op(subject.query.op());
         let record = |kernel: &Arc<KernelDescriptor>| {
             let timing = timings.iter().find(|t| t.candidate == kernel.id);
-            let (outcome, max_error) = outcome(subject.checks.get(&kernel.id)?, timing, subject.parts.get(&kernel.id))?;
+            let (outcome, max_error) = outcome(subject.checks.get(&kernel.id)?, timing, subject.parts(&kernel.id))?;
             let call = subject.wanted.call.to_string();
             let key = Key::new(&kernel.id, op.id(), device_id(device), subject.wanted.mode, call);
             Some(Record {
@@ -415,7 +435,7 @@ impl<'a> Tuning<'a> {
 }
 
 /// What a check and a timing come to; `None` when there is nothing to say yet.
-fn outcome(checked: &Checked, timing: Option<&Timing>, parts: Option<&Parts>) -> Option<(Outcome, Option<f64>)> {
+fn outcome(checked: &Checked, timing: Option<&Timing>, parts: Option<Parts>) -> Option<(Outcome, Option<f64>)> {
     match checked {
         Checked::Wrong(error) => Some((Outcome::Wrong { error: error.clone() }, None)),
         Checked::Failed(error) => Some((Outcome::Failed { error: error.clone() }, None)),
@@ -428,7 +448,7 @@ fn outcome(checked: &Checked, timing: Option<&Timing>, parts: Option<&Parts>) ->
             // Who was left behind early was seen a few times only, and yet is behind for certain.
             let certain = if timing.retired { stats.median_us / 4.0 } else { f64::INFINITY };
             let ok = lz_perfdb::Timing {
-                parts: parts.copied(),
+                parts,
                 variance_us: Some(stats.variance_us),
                 warmup_ms: warmup_ms.or(timing.warmup_us.map(|us| us / 1e3)),
                 ..lz_perfdb::Timing::new(

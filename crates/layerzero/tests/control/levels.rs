@@ -12,6 +12,7 @@ impl PerfSource for Measured {
             median_us,
             spread_us: 0.1,
             apart_us: None,
+            beside: Default::default(),
             samples: 50,
             trusted: true,
             kind: EstimateKind::Measured,

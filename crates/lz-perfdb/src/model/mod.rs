@@ -18,7 +18,7 @@ use std::collections::HashMap;
 
 use lz_model::schema::DimKey;
 use lz_model::{Catalog, DeviceSpec, Facts, KernelDescriptor, MAX_DIMS, OpIx, Query, Reason};
-use lz_select::{Estimate, EstimateKind, PerfSource};
+use lz_select::{Beside, Estimate, EstimateKind, PerfSource};
 
 use self::times::{Kernel, Point, Times};
 use self::trend::Work;
@@ -143,12 +143,16 @@ impl Model {
         let (id, dims) = ((observation.kernel, observation.version), *query.dims());
         let kernel = class.times.kernels.entry(id.clone()).or_default();
         match observation.seen {
-            Seen::Wrong(error) => kernel.wrong = Some(error),
+            Seen::Wrong(error) => {
+                for times in [&mut class.times, &mut class.host, &mut class.device] {
+                    times.kernels.entry(id.clone()).or_default().wrong = Some(error.clone());
+                }
+            }
             Seen::Failed(error) => kernel.failed.push((dims, error)),
             Seen::Took { median_us, spread_us, samples, parts } => {
                 let point = Point { dims, work: Work::of(&facts), median_us, spread_us, samples, residual: 0.0 };
-                kernel.add(point.clone());
-                let Some(Parts { host_us, device_us }) = parts else { return };
+                let taken = kernel.add(point.clone());
+                let Some(Parts { host_us, device_us }) = parts.filter(|_| taken) else { return };
                 for (times, us) in [(&mut class.host, host_us), (&mut class.device, device_us)] {
                     // Its noise is what it is for both together, relative to what it took.
                     let part = Point { median_us: us, spread_us: spread_us * us / median_us, ..point.clone() };
@@ -203,14 +207,19 @@ impl Class {
     /// time that stays the same as long as the host sets the pace, and grows from then on, is no trend.
     fn estimate(&self, id: &Id, facts: &Facts<'_>) -> Option<Estimate> {
         let estimate = self.times.estimate(id, facts)?;
-        if estimate.kind != EstimateKind::Predicted || self.host.points(id) < self.times.points(id) {
+        let known = self.host.points(id).min(self.device.points(id));
+        if estimate.kind != EstimateKind::Predicted || known < self.times.points(id) {
             return Some(estimate);
         }
         let predicted = |times: &Times| times.estimate(id, facts).filter(|e| e.kind == EstimateKind::Predicted);
         let (Some(host), Some(device)) = (predicted(&self.host), predicted(&self.device)) else {
             return Some(estimate);
         };
-        Some(if host.median_us > device.median_us { host } else { device })
+        Some(if host.median_us > device.median_us {
+            Estimate { beside: Beside::Host, ..host }
+        } else {
+            Estimate { beside: Beside::Device, ..device }
+        })
     }
 
     /// A measured size has a cell of its own; between two, the nearer one counts.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use lz_model::{Facts, MAX_DIMS};
-use lz_select::{Estimate, EstimateKind};
+use lz_select::{Beside, Estimate, EstimateKind};
 
 use super::ratio::Ratios;
 use super::trend::{Trend, Work};
@@ -131,13 +131,15 @@ impl Kernel {
         self.wrong.is_none() && !self.points.is_empty()
     }
 
-    /// One more size, if the time is one and the size is new.
-    pub fn add(&mut self, point: Point) {
+    /// One more size, if the time is one and the size is new. Gives whether it was taken.
+    pub fn add(&mut self, point: Point) -> bool {
         let sound = point.median_us.is_finite() && point.median_us > 0.0;
         let sound = sound && point.spread_us.is_finite() && point.spread_us >= 0.0;
-        if sound && !self.points.iter().any(|p| p.dims == point.dims) {
+        let taken = sound && !self.points.iter().any(|p| p.dims == point.dims);
+        if taken {
             self.points.push(point);
         }
+        taken
     }
 
     fn fit(&mut self) {
@@ -154,6 +156,7 @@ impl Kernel {
                 median_us: point.median_us,
                 spread_us: point.spread_us,
                 apart_us: None,
+                beside: Beside::default(),
                 samples: point.samples,
                 kind: EstimateKind::Measured,
                 trusted: true,
@@ -169,6 +172,7 @@ impl Kernel {
             median_us,
             spread_us,
             apart_us: None,
+            beside: Beside::default(),
             samples: self.points.iter().map(|p| p.samples).sum(),
             kind: if inside { EstimateKind::Predicted } else { EstimateKind::Extrapolated },
             trusted: inside,

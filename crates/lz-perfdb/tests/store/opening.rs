@@ -240,13 +240,17 @@ fn the_second_version_gets_the_columns_it_lacks() {
     for column in ["host_us", "device_us"] {
         connection.execute_batch(&format!("ALTER TABLE perf_records DROP COLUMN {column}")).unwrap();
     }
-    connection
-        .execute_batch("PRAGMA user_version = 2; UPDATE perf_records SET samples = samples + 1 WHERE id = 1")
-        .unwrap();
+    // As the second version wrote it, worked out apart, in Python.
+    let sql = "SELECT checksum FROM perf_records WHERE kernel_id = 'library1.kernel' AND samples = 6";
+    let written: i64 = connection.query_row(sql, [], |row| row.get(0)).unwrap();
+    assert_eq!(written, -5_986_796_266_307_233_230);
+    let damage = "UPDATE perf_records SET samples = samples + 1 WHERE id = 1;
+                  UPDATE perf_records SET samples = samples + 1, checksum = NULL WHERE id = 2;";
+    connection.execute_batch(&format!("PRAGMA user_version = 2; {damage}")).unwrap();
     drop(connection);
     let damaged = |rows: &[lz_perfdb::Record]| old.iter().filter(|r| !rows.contains(r)).count();
     let looked = all(&PerfDb::open(place.path(), Options { read_only: true, ..options() }));
-    assert_eq!((looked.len(), damaged(&looked)), (19, 1));
+    assert_eq!((looked.len(), damaged(&looked)), (18, 2));
     let db = place.open();
     assert_eq!(db.state(), State::Open);
     assert_eq!(by_key(all(&db)), by_key(looked));

@@ -1,6 +1,6 @@
 """FlashAttention 2 (`flash_attn`), read from its sources at v2.8.0 to v2.8.3.post1.
 
-Run on an H200 at 2.8.3.post2: heads of 64 and 128, bfloat16 and float16, without gradients. What else there is was tested
+Run on an H200 at 2.8.3.post2: heads of 128 in bfloat16 and float16, of 64 in bfloat16, without gradients. What else there is was tested
 against functions of the same signatures.
 """
 

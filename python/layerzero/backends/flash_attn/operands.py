@@ -21,13 +21,16 @@ def loadable(tensor: Tensor) -> Tensor:
     return tensor if readable(tensor) else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def tileable(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy where Hopper's copy engine could not read it: for that, strides of dimensions of one count
-    too, and none is zero. A library that cannot describe a tensor to the engine may launch its kernel all the same."""
+def is_tileable(tensor: Tensor) -> bool:
+    """Whether Hopper's copy engine can read it: for that, strides of dimensions of one count too, and none is zero. A
+    library that cannot describe a tensor to the engine may launch its kernel all the same."""
     step = _LOAD // tensor.element_size()
-    if readable(tensor) and all(stride > 0 and stride % step == 0 for stride in tensor.stride()[:-1]):
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
+    return readable(tensor) and all(stride > 0 and stride % step == 0 for stride in tensor.stride()[:-1])
+
+
+def tileable(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy where Hopper's copy engine could not read it."""
+    return tensor if is_tileable(tensor) else tensor.clone(memory_format=torch.contiguous_format)
 
 
 def bshd(tensor: Tensor, layout: str) -> Tensor:

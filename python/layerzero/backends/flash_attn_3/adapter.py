@@ -14,7 +14,7 @@ from torch import Tensor
 from layerzero.kernels import direct
 
 from ..flash_attn.builds import check_build
-from ..flash_attn.operands import check_caches, positive, tileable
+from ..flash_attn.operands import check_caches, is_tileable, positive, tileable
 from ..flash_attn.packed import rows_of
 from . import operator
 
@@ -71,7 +71,7 @@ def _whole_call(
 ) -> tuple[Any, ...] | None:
     """The library's own call, where no argument has to be turned or copied."""
     tensors = (query, key, value)
-    if layout != "BSHD" or (scale is not None and scale <= 0.0) or any(tileable(t) is not t for t in tensors):
+    if layout != "BSHD" or (scale is not None and scale <= 0.0) or not all(map(is_tileable, tensors)):
         return None
     keywords = {
         "softmax_scale": scale,
