@@ -128,6 +128,7 @@ def test_calls_that_nobody_serves_weigh_twice_as_much() -> None:
 
 def test_it_goes_up_again_level_by_level(broken: list[bool]) -> None:
     degrade("minimal", window_ms=20)
+    since = last_event()
 
     def call_until(reached: Callable[[str], bool]) -> None:
         until = time.monotonic() + 60
@@ -139,12 +140,14 @@ def test_it_goes_up_again_level_by_level(broken: list[bool]) -> None:
 
     call_until(lambda level: level != "full")
     broken.append(True)
-    since = last_event()
     call_until(lambda level: level == "full")
-    changes = [(e["from"], e["to"]) for e in events(since) if e["event"] == "level_changed"]
+    changes = [e for e in events(since) if e["event"] == "level_changed"]
+    # On a slow machine a window may end among the calls that bring it down, and it goes up and down before it is mended.
+    fallen = max(i for i, e in enumerate(changes) if e["to"] == "minimal")
+    risen = changes[fallen + 1 :]
     order = ["minimal", "rule_based", "cached", "reduced", "full"]
-    assert changes == list(itertools.pairwise(order))
-    assert all(e["why"] in ("recovered", "quiet") for e in events(since) if e["event"] == "level_changed")
+    assert [(e["from"], e["to"]) for e in risen] == list(itertools.pairwise(order))
+    assert all(e["why"] in ("recovered", "quiet") for e in risen)
     right()
     assert lz.which("rms_norm", X)["kernel_id"] == "broken.norm"
 

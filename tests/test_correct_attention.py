@@ -88,6 +88,9 @@ def dense(draw: st.DrawFn, name: str, long: bool = False) -> dict[str, Any]:
     if long:
         batch, seq_q = 1, draw(st.sampled_from((1, 33, 70)))
         seq_k, head_dim = draw(st.sampled_from((64, 129, 513))), draw(st.sampled_from((64, 80, 128, 256, 320)))
+    if draw(seldom(3)):
+        # A prompt without a past: kernels mask it by a flag where they are given a mask for others.
+        seq_q = seq_k
     v_dim = draw(st.sampled_from((2, 8, 40))) if draw(seldom(6)) else head_dim
     d = draw(draws(5))
     layout = draw(st.sampled_from(("BSHD", "BHSD")))

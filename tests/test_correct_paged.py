@@ -113,7 +113,7 @@ def paged(draw: st.DrawFn, packed: bool, long: bool = False) -> dict[str, Any]:
     if draw(seldom(3)):
         kwargs["window"] = draw(st.sampled_from((0, 1, 2, 7)))
     if packed:
-        counts = [draw(st.integers(0, 4)) for _ in range(batch)]
+        counts = [length if draw(seldom(4)) else draw(st.integers(0, 4)) for length in lengths]
         starts = np.concatenate([[0], np.cumsum(np.array(counts, dtype=np.int64))])
         kwargs["query"] = d.floats(int(starts[-1]), heads, head_dim, dtype=dtype)
         kwargs["cu_seqlens_q"] = d.ints_as_they_are(starts, index)

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from layerzero.kernels import direct
 
+from ..flash_attn.operands import positive
+
 _sdpa = torch._C._nn.scaled_dot_product_attention
 _flash = torch._C._VariableFunctions._scaled_dot_product_flash_attention_for_cpu
 _math = torch._C._VariableFunctions._scaled_dot_product_attention_math
@@ -36,6 +38,7 @@ def attend_flash(
         return attend(query, key, value, scale, reachable(query, key, causal, reach))
     if reach == EVERYWHERE and (not causal or seq_q == 1 or seq_q == seq_k):
         # The last query attends to every key: causal takes nothing from it.
+        query, scale = positive(query, scale)
         return _flash(query, key, value, 0.0, causal and seq_q != 1, scale=scale)[0]
     allowed = reachable(query, key, causal, reach)
     assert allowed is not None
@@ -148,7 +151,7 @@ def _sdpa_flash_call(
     """The plain call: heads before the sequence, as many of them for keys, nothing masked but the future."""
     (_, heads, seq_q, _), (_, kv_heads, seq_k, _) = query.shape, key.shape
     plain = layout == "BHSD" and attn_mask is None and window_left < 0 and window_right < 0 and heads == kv_heads
-    if not plain or (causal and seq_q != seq_k):
+    if not plain or (causal and (seq_q != seq_k or not (scale is None or scale > 0.0))):
         return None
     keywords: dict[str, Any] = {"is_causal": True} if causal and seq_q != 1 else {}
     return _sdpa, (query, key, value), keywords if scale is None else keywords | {"scale": scale}
@@ -174,6 +177,8 @@ def sdpa_flash(
         (_, heads, seq_q, _), (_, kv_heads, seq_k, _) = query.shape, key.shape
         if window_left < 0 and window_right < 0 and (not causal or seq_q == seq_k):
             causal = causal and seq_q != 1
+            if causal:
+                query, scale = positive(query, scale)
             if heads == kv_heads:
                 # It chooses the flash kernel for what selection lets through, and makes no log-sum-exp for Python.
                 output = _sdpa(query, key, value, None, 0.0, causal, scale=scale)
