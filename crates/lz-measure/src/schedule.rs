@@ -1,7 +1,7 @@
 //! Many contests under one budget: which one goes on next.
 //!
 //! Every item is visited once, in an order that covers the space of sizes well however early the budget ends. Then the
-//! item whose expected loss is largest goes on, until all are small or the budget is spent.
+//! item goes on whose expected loss will shrink most for the time that takes, until all are small or the budget is spent.
 
 use serde::Serialize;
 
@@ -58,6 +58,8 @@ pub struct Outcome {
     pub loss: f64,
     /// Microseconds it took.
     pub took_us: f64,
+    /// Of these, what it takes only once: results are compared with the reference's.
+    pub once_us: f64,
     /// More rounds are of no use.
     pub finished: bool,
 }
@@ -110,8 +112,20 @@ struct Entry {
     visited: bool,
     finished: bool,
     known: bool,
+    /// Rounds that were held.
+    held: u32,
     /// Rounds of the next visit, where they are not the usual ones.
     rounds: Option<u32>,
+}
+
+impl Entry {
+    /// What a slice is worth. It takes a share off the loss that is the smaller the more rounds there were: what sixty could
+    /// not tell, ten more hardly will. That counts by the root of the time it takes: by the time itself large calls would
+    /// get none, and if it did not count they would get all.
+    fn gain(&self, slice: &Slice) -> f64 {
+        let share = f64::from(slice.rounds) / f64::from(self.held.saturating_add(slice.rounds));
+        self.item.weight.max(f64::MIN_POSITIVE) * self.loss * share / slice.estimate_us.max(1.0).sqrt()
+    }
 }
 
 /// Which contest goes on next.
@@ -147,6 +161,7 @@ impl Schedule {
             visited: false,
             finished: false,
             known: false,
+            held: 0,
             rounds: None,
         };
         let entries = covering_order(items).into_iter().map(entry).collect();
@@ -182,7 +197,7 @@ impl Schedule {
         let first = first.find(|slice| nothing_yet || fits(slice));
         first.or_else(|| {
             let open = self.entries.iter().filter(|e| e.visited && !e.finished && e.loss > self.budget.enough);
-            let slices = open.map(|e| (e.item.weight.max(f64::MIN_POSITIVE) * e.loss, self.slice(e)));
+            let slices = open.map(|e| (e.gain(&self.slice(e)), self.slice(e)));
             let worth = slices.filter(|(_, slice)| nothing_yet || fits(slice));
             // Of equals the first in order.
             worth.reduce(|best, other| if other.0 > best.0 { other } else { best }).map(|(_, slice)| slice)
@@ -193,12 +208,14 @@ impl Schedule {
     pub fn done(&mut self, id: usize, outcome: Outcome) -> Result<(), ScheduleError> {
         number(id, "the loss", outcome.loss)?;
         number(id, "the time", outcome.took_us)?;
+        number(id, "the time of checks", outcome.once_us)?;
         let at = self.entries.iter().position(|e| e.item.id == id).ok_or(ScheduleError::Unknown(id))?;
         let rounds = self.slice(&self.entries[at]).rounds;
         let entry = &mut self.entries[at];
         let first = !entry.visited || entry.known;
         entry.rounds = None;
-        entry.round_us = Some(outcome.took_us / f64::from(rounds));
+        entry.held = if first { rounds } else { entry.held.saturating_add(rounds) };
+        entry.round_us = Some((outcome.took_us - outcome.once_us).max(0.0) / f64::from(rounds));
         (entry.visited, entry.known, entry.finished, entry.loss) = (true, false, outcome.finished, outcome.loss);
         if first && entry.item.cost_hint_us > 0.0 {
             entry.ratio = Some(outcome.took_us / entry.item.cost_hint_us);

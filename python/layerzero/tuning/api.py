@@ -116,7 +116,8 @@ def tune(
         model: a known model (``"gpt2"``, ``"llama-3-8b"``, …), the path of a transformers ``config.json``, or a
             transformers config: the calls such a model makes at the lengths in ``batch``, ``seq`` and ``context``.
         known: every call that was measured before.
-        budget: how long it may take: seconds, or text such as ``"60s"``. It is spent where the expected loss is largest.
+        budget: how long it may take: seconds, or text such as ``"60s"``. It is spent where the
+            expected loss shrinks most for the time it takes.
         samples: how many rounds a call gets at least.
         device: where: ``"cpu"``, ``"cuda:0"``, …
         graph: time calls replayed in a CUDA graph instead of eager ones.

@@ -30,6 +30,16 @@ const AGAIN: u32 = 2;
 /// What references manage per microsecond, roughly.
 const REFERENCE_FLOPS: f64 = 300.0;
 
+/// What came of some rounds of a call.
+struct Visit {
+    /// What would be lost by stopping now.
+    loss: f64,
+    /// What was needed before the first of them.
+    once_us: f64,
+    /// More rounds are of no use.
+    finished: bool,
+}
+
 /// One call under measurement.
 struct Subject {
     wanted: Wanted,
@@ -242,12 +252,12 @@ impl<'a> Tuning<'a> {
                 break;
             }
             let from = self.elapsed_us();
-            let (loss, finished) = self.visit(slice.id, slice.rounds, bench);
+            let Visit { loss, once_us, finished } = self.visit(slice.id, slice.rounds, bench);
             if !order.contains(&slice.id) {
                 order.push(slice.id);
             }
             let took_us = self.elapsed_us() - from;
-            let done = self.schedule.as_mut().map(|s| s.done(slice.id, Visited { loss, took_us, finished }));
+            let done = self.schedule.as_mut().map(|s| s.done(slice.id, Visited { loss, took_us, once_us, finished }));
             if !matches!(done, Some(Ok(()))) {
                 break;
             }
@@ -292,17 +302,20 @@ impl<'a> Tuning<'a> {
         Some(Progress { done: p.done_items, calls: p.items, spent_s, left_s, current })
     }
 
-    /// Gives a call some rounds. Returns what would be lost by stopping now, and whether more rounds are of no use.
-    fn visit(&mut self, id: usize, rounds: u32, bench: &mut dyn Bench) -> (f64, bool) {
+    /// Gives a call some rounds.
+    fn visit(&mut self, id: usize, rounds: u32, bench: &mut dyn Bench) -> Visit {
+        let nothing_to_do = Visit { loss: 0.0, once_us: 0.0, finished: true };
         let Wanted { call, device, mode, .. } = self.subjects[id].wanted.clone();
         if let Err(why) = bench.prepare(&call, device, mode) {
             self.report.impossible.push((call, why));
-            return (0.0, true);
+            return nothing_to_do;
         }
+        let from = self.elapsed_us();
         self.check(id, bench);
+        let once_us = self.elapsed_us() - from;
         let Some(contest) = &mut self.subjects[id].contest else {
             self.store(id);
-            return (0.0, true);
+            return nothing_to_do;
         };
         let until = contest.rounds().saturating_add(rounds);
         let mut finished = false;
@@ -335,7 +348,7 @@ impl<'a> Tuning<'a> {
         let loss = contest.loss();
         self.subjects[id].see(bench);
         self.store(id);
-        (loss, finished)
+        Visit { loss, once_us, finished }
     }
 
     /// Compares every candidate with the reference, the first time a call is visited. Only right ones are timed.

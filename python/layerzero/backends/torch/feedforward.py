@@ -28,13 +28,6 @@ def linear_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return linear(input, weight, bias)
 
 
-def linear_weight_first(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The transposed product: with few rows, libraries share the work out better by the weight's."""
-    columns = rows_of(input).t()
-    product = torch.mm(weight, columns) if bias is None else torch.addmm(bias[:, None], weight, columns)
-    return product.t().contiguous().view(*input.shape[:-1], weight.shape[0])
-
-
 def linear_one_row(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Of a single row, as a product with a vector."""
     row = input.reshape(-1)
