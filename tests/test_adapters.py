@@ -495,6 +495,19 @@ def test_calls_of_libraries_that_are_not_here(fakes: dict[str, Fake], kernel: Ke
     assert len({name for name, _ in fake.calls}) == 1, "one operator per kernel"
 
 
+@pytest.mark.usefixtures("fakes")
+@pytest.mark.parametrize("kernel_id", ["zentorch.sdpa", "ipex.flash_attention"])
+@pytest.mark.parametrize("scale", [0.0, -0.4])
+def test_scales_that_are_not_positive_are_turned(kernel_id: str, scale: float) -> None:
+    # Like torch's kernel, which stands for them here, they mask before they scale.
+    q, k, v = (torch.randn(1, 2, 20, 8) for _ in range(3))
+    got = adapter_cases.adapter(kernel_id.partition(".")[0]).KERNELS[kernel_id](q, k, v, True, scale, "BHSD")
+    scores = scale * (q.double() @ k.double().transpose(-1, -2))
+    ahead = torch.ones(20, 20, dtype=torch.bool).triu(1)
+    want = torch.softmax(scores.masked_fill(ahead, -math.inf), -1) @ v.double()
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
 def test_detection_asks_for_the_operators(fakes: dict[str, Fake], monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("zentorch")
     module.__dict__["__version__"] = "2.11.0.3"

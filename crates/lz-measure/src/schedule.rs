@@ -168,11 +168,11 @@ impl Schedule {
         Ok(Schedule { budget, entries })
     }
 
-    /// An item that was measured before, with what would be lost by going by that.
-    pub fn known(&mut self, id: usize, loss: f64) -> Result<(), ScheduleError> {
+    /// An item that was measured before, in so many rounds, with what would be lost by going by that.
+    pub fn known(&mut self, id: usize, loss: f64, held: u32) -> Result<(), ScheduleError> {
         number(id, "the loss", loss)?;
         let entry = self.entry(id)?;
-        (entry.visited, entry.known, entry.loss) = (true, true, loss);
+        (entry.visited, entry.known, entry.loss, entry.held) = (true, true, loss, held);
         Ok(())
     }
 
@@ -197,7 +197,7 @@ impl Schedule {
         let first = first.find(|slice| nothing_yet || fits(slice));
         first.or_else(|| {
             let open = self.entries.iter().filter(|e| e.visited && !e.finished && e.loss > self.budget.enough);
-            let slices = open.map(|e| (e.gain(&self.slice(e)), self.slice(e)));
+            let slices = open.map(|e| (e, self.slice(e))).map(|(e, slice)| (e.gain(&slice), slice));
             let worth = slices.filter(|(_, slice)| nothing_yet || fits(slice));
             // Of equals the first in order.
             worth.reduce(|best, other| if other.0 > best.0 { other } else { best }).map(|(_, slice)| slice)
@@ -239,8 +239,8 @@ impl Schedule {
     fn slice(&self, entry: &Entry) -> Slice {
         let usual = if entry.visited && !entry.known { self.budget.slice_rounds } else { self.budget.first_rounds };
         let rounds = entry.rounds.unwrap_or(usual).max(1);
-        let guess = entry.item.cost_hint_us * self.scale(&entry.item);
-        Slice { id: entry.item.id, rounds, estimate_us: entry.round_us.map_or(guess, |us| us * f64::from(rounds)) }
+        let guess = || entry.item.cost_hint_us * self.scale(&entry.item);
+        Slice { id: entry.item.id, rounds, estimate_us: entry.round_us.map_or_else(guess, |us| us * f64::from(rounds)) }
     }
 
     /// How many times longer than guessed a first visit will take: the middle of what was seen, and of the guess itself;

@@ -3,7 +3,7 @@
 mod simulation;
 
 use lz_measure::{Next, Rules, Timing, order};
-use simulation::{Machine, Noise, hold};
+use simulation::{Machine, Noise, hold, hold_with};
 
 /// From a quiet machine to a loud one. The level walks by a factor of 2 within some hundred samples.
 const NOISES: [Noise; 4] = [
@@ -68,6 +68,28 @@ fn whoever_leads_when_settled_is_within_a_tie_of_the_best() {
     assert!(settled > contests(150) as u32 * 2, "only {settled} contests were settled");
     assert!(100 * wrong_leader <= settled, "{wrong_leader} of {settled} leaders");
     assert!(100 * wrong_winner <= settled, "{wrong_winner} of {settled} winners");
+}
+
+/// Calls around are predicted by the difference to the baseline: what is just above the noise says nothing about them.
+#[test]
+fn a_contest_is_settled_against_the_baseline_only_when_that_is_clearly_behind() {
+    let (mut against, mut unclear) = (0, 0);
+    for seed in 0..contests(60) {
+        for (n, noise) in NOISES.into_iter().enumerate() {
+            let mut machine = Machine::new(seed * 10 + n as u64, noise);
+            let us = [100.0, 100.0 * machine.random.between(-0.3, -0.02).exp()];
+            let (contest, end) = hold_with(&mut machine, &us, Some(0), rules(seed));
+            let results = contest.results();
+            let [baseline, other] = [0, 1].map(|i| results[i].stats.clone().unwrap());
+            let (gap, noise) = (baseline.median_us - other.median_us, baseline.spread_us.max(other.spread_us));
+            let precise = [&baseline, &other].iter().all(|s| s.spread_us <= 0.02 * s.median_us);
+            if end == Next::Settled && gap > noise && !precise {
+                against += 1;
+                unclear += u32::from(gap <= 2.0 * noise);
+            }
+        }
+    }
+    assert!(against > contests(60) as u32 && unclear == 0, "{unclear} of {against}");
 }
 
 /// Holds pairs of contests; gives in how many pairs the winners were the same, and of how many.

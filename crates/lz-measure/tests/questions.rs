@@ -234,6 +234,11 @@ fn loss_is_the_mean_of_what_is_lost() {
         let (loss, drawn) = (loss_of(&timings), drawn_loss(&timings, chosen, 200_000));
         assert!((loss - drawn).abs() < 0.02 * drawn + 1e-5, "{loss} but drawn {drawn}");
     }
+    // What is just ahead of the default loses nothing here, and something at calls around it; what is clearly so, nothing.
+    let ahead = |noise: f64| loss_of(&[timing(80.0, noise), default(100.0, noise)]);
+    assert!((ahead(16.0) - 0.2 * (16.0_f64 / 40.0).powi(2)).abs() < 1e-9, "{}", ahead(16.0));
+    assert!(ahead(11.0) < ahead(16.0) && ahead(11.0) > 0.01, "{}", ahead(11.0));
+    assert!(ahead(9.9) < 1e-6, "{}", ahead(9.9));
     assert_eq!(loss_of(&[]), 1.0);
     assert_eq!(loss_of(&[timing(100.0, 5.0)]), 0.0);
     assert!(loss_of(&[timing(100.0, 1.0), timing(200.0, 1.0)]) < 1e-9);

@@ -146,8 +146,8 @@ fn what_gains_most_for_its_time_goes_on() {
 fn what_is_finished_or_known_is_left_alone() {
     let items: Vec<Item> = (0..3).map(|id| item(id, "g", &[id as f64], 100.0)).collect();
     let mut schedule = Schedule::new(Budget::of_us(1e6), items).unwrap();
-    schedule.known(0, 0.001).unwrap();
-    schedule.known(1, 0.2).unwrap();
+    schedule.known(0, 0.001, 8).unwrap();
+    schedule.known(1, 0.2, 8).unwrap();
     assert_eq!(schedule.progress(0.0).done_items, 2);
     assert_eq!(schedule.next(0.0).unwrap().id, 2);
     schedule.done(2, Outcome { loss: 0.9, took_us: 100.0, once_us: 0.0, finished: true }).unwrap();
@@ -157,6 +157,21 @@ fn what_is_finished_or_known_is_left_alone() {
     schedule.done(1, Outcome { loss: 0.1, took_us: 500.0, once_us: 0.0, finished: false }).unwrap();
     // 500 us were five rounds.
     assert_eq!(schedule.next(0.0), Some(Slice { id: 1, rounds: 10, estimate_us: 1000.0 }));
+}
+
+#[test]
+fn what_was_measured_long_comes_after_what_was_measured_little() {
+    let items: Vec<Item> = (0..3).map(|id| item(id, "g", &[id as f64], 100.0)).collect();
+    let mut schedule = Schedule::new(Budget::of_us(1e6), items).unwrap();
+    for (id, held) in [(0, 256), (1, 8), (2, 60)] {
+        schedule.known(id, 0.01, held).unwrap();
+    }
+    let mut order = Vec::new();
+    while let Some(Slice { id, .. }) = schedule.next(0.0) {
+        order.push(id);
+        schedule.done(id, Outcome { loss: 0.0, took_us: 100.0, once_us: 0.0, finished: true }).unwrap();
+    }
+    assert_eq!(order, [1, 2, 0]);
 }
 
 #[test]
@@ -209,8 +224,8 @@ fn mistakes_are_told() {
     let weighty = Item { weight: -1.0, ..item(0, "g", &[], 1.0) };
     assert!(matches!(number(weighty), Err(ScheduleError::Number { what: "the weight", .. })));
     let mut schedule = Schedule::new(Budget::of_us(1.0), items()).unwrap();
-    assert!(matches!(schedule.known(1, 0.0), Err(ScheduleError::Unknown(1))));
-    assert!(matches!(schedule.known(0, f64::NAN), Err(ScheduleError::Number { .. })));
+    assert!(matches!(schedule.known(1, 0.0, 8), Err(ScheduleError::Unknown(1))));
+    assert!(matches!(schedule.known(0, f64::NAN, 8), Err(ScheduleError::Number { .. })));
     let outcome = |loss, took_us| Outcome { loss, took_us, once_us: 0.0, finished: false };
     assert!(matches!(schedule.done(0, outcome(-0.1, 1.0)), Err(ScheduleError::Number { .. })));
     assert!(matches!(schedule.done(0, outcome(0.1, f64::NAN)), Err(ScheduleError::Number { .. })));
@@ -231,7 +246,7 @@ proptest! {
         let true_us: Vec<f64> = items.iter().map(|i| i.cost_hint_us * random.between(-1.0, 2.0).exp2()).collect();
         let mut schedule = Schedule::new(Budget::of_us(budget), items).unwrap();
         for id in 0..known.min(count) {
-            schedule.known(id, random.uniform() * 0.02).unwrap();
+            schedule.known(id, random.uniform() * 0.02, 8).unwrap();
         }
         let mut visits = vec![0_u32; count];
         let (mut elapsed, mut slices) = (0.0, 0);

@@ -171,10 +171,9 @@ fn neighbours_that_agree_are_believed_and_others_are_not() {
 }
 
 #[test]
-fn contests_that_ended_as_soon_as_they_could_tell_are_enough_to_foretell() {
-    // gelu by another formula, as a tune on two busy CPUs saw it: each contest was settled once the difference was above
-    // its noise, and so none is much above.
-    let seen = [(64, 0.53, 0.17), (128, 0.68, 0.26), (131, 0.74, 0.23), (256, 0.80, 0.19), (262, 0.83, 0.15)];
+fn contests_that_were_clear_are_enough_to_foretell() {
+    // gelu by another formula, as a tune on two busy CPUs saw it: the noise is about half the difference.
+    let seen = [(64, 0.54, 0.16), (128, 0.62, 0.10), (131, 0.77, 0.12), (256, 0.79, 0.10), (262, 0.80, 0.10)];
     let noisy = |id: &str, rows: i64, median_us: f64, noise: f64| {
         let seen = Seen::Took { median_us, spread_us: median_us * noise, samples: 10, parts: None };
         Observation { query: rms(rows, 1024, DType::F32), kernel: id.into(), version: "1".into(), seen }

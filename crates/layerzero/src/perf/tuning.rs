@@ -193,7 +193,8 @@ impl<'a> Tuning<'a> {
         if !self.options.force {
             for id in 0..self.subjects.len() {
                 if let Some(timings) = self.known_timings(&self.subjects[id]) {
-                    self.report.known += usize::from(schedule.known(id, lz_measure::loss_of(&timings)).is_ok());
+                    let held = timings.iter().filter_map(|t| t.stats.as_ref()).map(|s| s.samples).max().unwrap_or(0);
+                    self.report.known += usize::from(schedule.known(id, lz_measure::loss_of(&timings), held).is_ok());
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use super::level::{Leveled, Track, level};
 use super::statistics::{deviation, quantile, variance};
-use super::timing::{SPREAD, Stats};
+use super::timing::{CLEARLY, SPREAD, Stats};
 use super::{Candidate, Contest, Standing};
 
 /// The noise of a single sample while nothing is known about it.
@@ -11,8 +11,6 @@ const UNKNOWN_NOISE: f64 = 0.1;
 const POOLED_SAMPLES: f64 = 10.0;
 /// The standard error of a median of normal noise, in those of a mean.
 const MEDIAN_ERROR: f64 = 1.2533;
-/// How many times its noise a candidate must be behind to rest.
-const RESTS: f64 = 2.0;
 
 impl Contest {
     /// Judges the rounds so far.
@@ -67,8 +65,9 @@ impl Contest {
             let noise = stats.spread_us.max(best.spread_us);
             let gap = stats.median_us - best.median_us;
             if matches!(one.standing, Standing::Active | Standing::Resting) {
-                one.standing = if gap > RESTS * noise { Standing::Resting } else { Standing::Active };
-                self.settled &= gap > noise || (is_precise(stats) && is_precise(best));
+                one.standing = if gap > CLEARLY * noise { Standing::Resting } else { Standing::Active };
+                let enough = if one.baseline { CLEARLY } else { 1.0 };
+                self.settled &= gap > enough * noise || (is_precise(stats) && is_precise(best));
             }
         }
     }

@@ -11,6 +11,11 @@ use super::statistics::normal_cdf;
 /// of a hundred (`tests/contests.rs`).
 pub(super) const SPREAD: f64 = 3.2;
 
+/// How many times its noise a candidate must be behind to be clearly so. The baseline must be, for a contest to be settled
+/// in favour of another: calls near this one that are not measured go by what was found here, and what is just above
+/// the noise says nothing about them.
+pub(super) const CLEARLY: f64 = 2.0;
+
 /// What was measured of a candidate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Stats {
@@ -69,6 +74,9 @@ pub fn order<K: Ord>(timings: &[Timing], key: impl Fn(&Timing) -> K) -> Vec<usiz
 /// others is, where one is, times the probability of that. 1 at most, and when nothing is known. The choice is the
 /// fastest candidate, or the baseline where the noise does not tell the two apart.
 ///
+/// Where it does, but not clearly, something is lost at calls around this one: they are left to the baseline. That is
+/// counted as a part of the difference that shrinks with the square of the noise.
+///
 /// The medians are taken as independent normal variables whose standard errors their spreads tell.
 pub fn loss_of(timings: &[Timing]) -> f64 {
     let timed = timings.iter().filter(|t| t.error.is_none()).filter_map(|t| Some((t, t.stats.as_ref()?)));
@@ -77,8 +85,8 @@ pub fn loss_of(timings: &[Timing]) -> f64 {
         return 1.0;
     };
     let ties = |s: &Stats| s.median_us - fastest.median_us <= s.spread_us.max(fastest.spread_us);
-    let default = known.iter().find(|(baseline, stats)| *baseline && ties(stats));
-    let choice = default.map_or(fastest, |k| k.1);
+    let baseline = known.iter().find(|(baseline, _)| *baseline).map(|k| k.1);
+    let choice = baseline.filter(|stats| ties(stats)).unwrap_or(fastest);
     let normal = |s: &Stats| (s.median_us, (s.spread_us / (SPREAD * SQRT_2)).max(f64::MIN_POSITIVE));
     let (time, noise) = normal(choice);
     let others: Vec<(f64, f64)> = known.iter().filter(|k| !std::ptr::eq(k.1, choice)).map(|k| normal(k.1)).collect();
@@ -86,7 +94,17 @@ pub fn loss_of(timings: &[Timing]) -> f64 {
     let faster = |x: f64| 1.0 - others.iter().map(|&(us, noise)| normal_cdf((us - x) / noise)).product::<f64>();
     let integrand = |x: f64| normal_cdf((time - x) / noise) * faster(x);
     let widest = others.iter().map(|k| k.1).fold(noise, f64::max);
-    (simpson(integrand, fastest.median_us - 8.0 * widest, time + 8.0 * noise) / time).clamp(0.0, 1.0)
+    let here = simpson(integrand, fastest.median_us - 8.0 * widest, time + 8.0 * noise) / time;
+    here.max(baseline.map_or(0.0, |baseline| lost_around(fastest, baseline))).clamp(0.0, 1.0)
+}
+
+/// What is lost at calls around one where the fastest is ahead of the baseline, but not clearly.
+fn lost_around(fastest: &Stats, baseline: &Stats) -> f64 {
+    let (gap, noise) = (baseline.median_us - fastest.median_us, baseline.spread_us.max(fastest.spread_us));
+    if gap <= noise || gap > CLEARLY * noise {
+        return 0.0;
+    }
+    gap / baseline.median_us * (noise / (CLEARLY * gap)).powi(2)
 }
 
 fn simpson(f: impl Fn(f64) -> f64, from: f64, to: f64) -> f64 {

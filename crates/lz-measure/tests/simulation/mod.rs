@@ -82,9 +82,15 @@ impl Machine {
 
 /// Runs a contest to its end.
 pub fn hold(machine: &mut Machine, true_us: &[f64], rules: Rules) -> (Contest, Next) {
+    hold_with(machine, true_us, None, rules)
+}
+
+/// The same, where one of them may be the baseline.
+#[allow(dead_code)] // not every test has one
+pub fn hold_with(machine: &mut Machine, true_us: &[f64], baseline: Option<usize>, rules: Rules) -> (Contest, Next) {
     let mut contest = Contest::new(rules).unwrap();
     for i in 0..true_us.len() {
-        contest.add(&format!("k{i}"), false).unwrap();
+        contest.add(&format!("k{i}"), baseline == Some(i)).unwrap();
     }
     loop {
         match contest.next() {

@@ -33,10 +33,6 @@ const STEP: f64 = 1.0;
 const UNTESTED: f64 = 0.15;
 /// A kernel this many times slower than the fastest may still turn out to be the choice.
 const RIVAL: f64 = 1.25;
-/// How much of a point's noise counts between points. The noise is what a contest, which looks often and stops at the first
-/// difference it sees, must not take for one: 3.2 standard errors. Of a prediction two are enough; with more nothing
-/// could be foretold from contests that were settled as soon as they could be.
-const SURE: f64 = 2.0 / 3.2;
 /// Predictions are never better than this.
 const LEAST_ERROR: f64 = 0.01;
 

@@ -2,7 +2,7 @@
 
 use lz_model::MAX_DIMS;
 
-use super::{Point, REACH, STEP, SURE, UNTESTED, apart, distance, nearness};
+use super::{Point, REACH, STEP, UNTESTED, apart, distance, nearness};
 
 /// Ratios of times, at the sizes where both were measured. Some are the same at all sizes; others are when each time is taken
 /// by its kernel's trend, as when one kernel is bound by its fixed cost where the other is by memory. At each size those
@@ -39,7 +39,7 @@ const REST: Kind = |r| &r.rest;
 impl Ratios {
     /// Of one kernel's times to another's.
     pub fn new(ours: &[Point], theirs: &[Point]) -> Ratios {
-        let noise = |p: &Point| SURE * p.spread_us / p.median_us;
+        let noise = |p: &Point| p.spread_us / p.median_us;
         let log = |ratio| Log { ratio, odd: 0.0 };
         let ratio = |p: &Point| {
             let other = theirs.iter().find(|t| t.dims == p.dims)?;

@@ -1,4 +1,4 @@
-"""Operands as attention libraries for CUDA want them: batch, sequence, heads, element, in memory they can load from."""
+"""Operands as attention libraries want them: batch, sequence, heads, element, in memory those for CUDA can load from."""
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ def bshd(tensor: Tensor, layout: str) -> Tensor:
 
 
 def positive(query: Tensor, scale: float | None) -> tuple[Tensor, float | None]:
-    """Query and scale with a positive scale: kernels find the largest score among the unscaled products."""
+    """Query and scale with a positive scale: kernels mask products, or find the largest, before they scale them."""
     if scale is None or scale > 0.0:
         return query, scale
     return (-query, -scale) if scale < 0.0 else (query * scale, 1.0)

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..flash_attn.operands import positive
+
 _ops = torch.ops.torch_ipex
 _DISTRIBUTION = "intel_extension_for_pytorch"
 _OPERATORS = ("flash_attention", "rmsnorm", "add_rmsnorm")
@@ -50,6 +52,7 @@ def flash_attention(
     """The extension's flash attention."""
     if layout == "BSHD":
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    query, scale = positive(query, scale)
     # Causal asks for as many queries as keys, and takes nothing from a single one: these kernels align top-left.
     output: Tensor
     output, _ = _ops.flash_attention(query, key, value, 0.0, causal and query.shape[2] != 1, scale=scale)

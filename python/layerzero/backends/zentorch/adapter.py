@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..flash_attn.operands import positive
+
 _ops = torch.ops.zentorch
 _OPERATORS = ("zentorch_bmm", "zentorch_rms_norm", "zentorch_add_rms_norm_", "zentorch_sdpa")
 
@@ -58,6 +60,7 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float |
     """zentorch's flash attention."""
     if layout == "BSHD":
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    query, scale = positive(query, scale)
     # Causal asks for as many queries as keys, and takes nothing from a single one: these kernels align top-left.
     output: Tensor
     output, _ = _ops.zentorch_sdpa(query, key, value, 0.0, causal and query.shape[2] != 1, scale=scale)
