@@ -4,7 +4,7 @@ use layerzero::config::Value;
 use layerzero::model::*;
 use layerzero::perf::bench::{Bench, Checked};
 use layerzero::perf::tune::{TuneOptions, Wanted};
-use layerzero::perfdb::Mode;
+use layerzero::perfdb::{Filter, Mode, Outcome};
 use layerzero::{DynamicKernel, Engine};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -112,4 +112,65 @@ fn what_an_earlier_tuning_found_is_held_against_what_a_later_one_does() {
         assert!(visits[&bad] > 1, "{bad} rows: {visits:?}");
         assert_eq!(fastest, BTreeMap::from([(bad, "lib.fast".to_owned())]));
     }
+}
+
+/// Two kernels that are nearly as fast as one another, on a machine too noisy to tell.
+struct Noisy(u64);
+
+impl Bench for Noisy {
+    fn prepare(&mut self, _: &CallSpec, _: DeviceIx, _: Mode) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn check(&mut self, _: &str) -> Checked {
+        Checked::Right { max_error: None, warmup_ms: None }
+    }
+
+    fn time(&mut self, kernel: &str, _: u32) -> Result<f64, String> {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let noise = (self.0 >> 40) as f64 / f64::from(1 << 24);
+        let us = match kernel {
+            "lib.plain" => 1000.0,
+            "lib.fast" => 970.0,
+            _ => 50_000.0,
+        };
+        Ok(us * (0.7 + 0.6 * noise))
+    }
+}
+
+#[test]
+fn what_was_measured_at_length_is_not_replaced_by_the_beginning_of_a_new_contest() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = engine();
+    let path = folder.path().join("perfdb.sqlite").display().to_string();
+    engine.configure([("perfdb.path".to_owned(), Value::from(path.as_str()))]).unwrap();
+    let samples = || {
+        let records = engine.perfdb().unwrap().records(&Filter::all()).unwrap();
+        let of = |id: &str| records.iter().find(|r| r.key.kernel_id == id).unwrap().outcome.clone();
+        match of("lib.fast") {
+            Outcome::Ok(timing) => timing.samples,
+            other => panic!("{other:?}"),
+        }
+    };
+    engine.tune(&wanted(&[64]), &TuneOptions::default(), &mut Noisy(1), &mut |_| true).unwrap();
+    let before = samples();
+    assert!(before > 100, "{before}");
+    // One visit, and it is stopped.
+    let mut visits = 0;
+    let once = &mut |_: &_| {
+        visits += 1;
+        visits == 1
+    };
+    let report = engine.tune(&wanted(&[64]), &TuneOptions::default(), &mut Noisy(2), once).unwrap();
+    assert!(report.interrupted && report.tuned.len() == 1, "it was visited again: {report:?}");
+    assert_eq!(samples(), before);
+    // Who asks for it gets a new one.
+    visits = 0;
+    let forced = TuneOptions { force: true, ..TuneOptions::default() };
+    let once = &mut |_: &_| {
+        visits += 1;
+        visits == 1
+    };
+    engine.tune(&wanted(&[64]), &forced, &mut Noisy(3), once).unwrap();
+    assert!(samples() < before);
 }

@@ -39,7 +39,7 @@
 //!         contest.record(candidate, Sample { per_call_us, calls })?;
 //!     }
 //!     let finished = !matches!(contest.next(), Next::Time { .. });
-//!     schedule.done(slice.id, Outcome { loss: contest.loss(), took_us: clock_us - began, finished })?;
+//!     schedule.done(slice.id, Outcome { loss: contest.loss(), took_us: clock_us - began, once_us: 0.0, finished })?;
 //! }
 //! let winner = |id: usize| order(&contests[id].results(), |timing| timing.candidate.clone())[0];
 //! assert_eq!([winner(0), winner(1)], [0, 1]);

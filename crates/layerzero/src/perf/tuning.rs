@@ -50,10 +50,19 @@ struct Subject {
     checks: BTreeMap<String, Checked>,
     /// What host and device took in each sample, by kernel, where the bench tells.
     parts: BTreeMap<String, Vec<Parts>>,
+    /// What would be lost by going by what was measured before, if it was.
+    known_loss: Option<f64>,
     id: String,
 }
 
 impl Subject {
+    /// Whether it is less certain than what was known of it before, and nobody failed since.
+    fn is_less_than_known(&self) -> bool {
+        let (Some(known), Some(contest)) = (self.known_loss, &self.contest) else { return false };
+        let right = |c: &Checked| matches!(c, Checked::Right { .. });
+        contest.loss() > known && self.checks.values().all(right)
+    }
+
     /// Times of its candidates, as knowledge is made of them.
     fn observations(&self, timings: Vec<Timing>) -> Vec<Observation> {
         let observation = |t: Timing| {
@@ -159,6 +168,7 @@ impl<'a> Tuning<'a> {
             contest: None,
             checks: BTreeMap::new(),
             parts: BTreeMap::new(),
+            known_loss: None,
             id,
         });
         Ok(())
@@ -194,7 +204,9 @@ impl<'a> Tuning<'a> {
             for id in 0..self.subjects.len() {
                 if let Some(timings) = self.known_timings(&self.subjects[id]) {
                     let held = timings.iter().filter_map(|t| t.stats.as_ref()).map(|s| s.samples).max().unwrap_or(0);
-                    self.report.known += usize::from(schedule.known(id, lz_measure::loss_of(&timings), held).is_ok());
+                    let loss = lz_measure::loss_of(&timings);
+                    self.report.known += usize::from(schedule.known(id, loss, held).is_ok());
+                    self.subjects[id].known_loss = Some(loss);
                 }
             }
         }
@@ -377,9 +389,9 @@ impl<'a> Tuning<'a> {
         subject.contest = subject.checks.values().any(right).then_some(contest);
     }
 
-    /// Keeps what is known of a call so far.
+    /// Keeps what is known of a call so far, unless more was known of it before.
     fn store(&mut self, id: usize) {
-        if !self.options.keep {
+        if !self.options.keep || self.subjects[id].is_less_than_known() {
             return;
         }
         let device = self.unbiased.snapshot.device(self.subjects[id].wanted.device);
