@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use layerzero::perf::device_id;
-use lz_model::{CallSpec, Context, DeviceIx, DeviceSpec};
+use lz_model::{CallSpec, Context, DType, DeviceIx, DeviceSpec};
 use lz_perfdb::{Filter, Mode, Options, Outcome, PerfDb, Record, State};
 use lz_report::{Candidate, Contest, Input, Machine, Regret};
 
@@ -131,6 +131,7 @@ fn gather(session: &Session, records: Vec<Record>) -> Input {
         groups.entry((&record.key.device_id, &record.key.call, record.key.mode)).or_default().push(record);
     }
     let (mut contests, mut apart, mut elsewhere) = (Vec::new(), 0, 0);
+    let mut rates: BTreeMap<&str, Rates> = BTreeMap::new();
     for ((device, call, mode), records) in &groups {
         // A call that cannot be read is in `left_out`.
         let Ok(call) = call.parse::<CallSpec>() else { continue };
@@ -138,10 +139,21 @@ fn gather(session: &Session, records: Vec<Record>) -> Input {
         let asked = ask(session, &devices, &call, device, *mode);
         let chosen = asked.as_ref().and_then(|asked| asked.choice_among(records));
         elsewhere += usize::from(chosen.is_none());
+        let work = asked.as_ref().filter(|a| a.floor_us.is_none()).map(|a| a.work);
+        if let Some(work) = work {
+            let times = records.iter().filter_map(|r| Some(r.outcome.timing()?.median_us));
+            rates.entry(device).or_default().see(work, times.fold(f64::INFINITY, f64::min));
+        }
         let contest = Contest::new(call, *device, mode.to_string()).floor(asked.as_ref().and_then(|a| a.floor_us));
         let contest = records.iter().map(|r| candidate(r)).fold(contest, Contest::candidate);
-        contests.push(contest.settled(chosen));
+        contests.push((contest.settled(chosen), *device, work));
     }
+    let by_rates = |(contest, device, work): (Contest, &str, Option<Work>)| match work {
+        Some(work) => contest.floor(rates.get(device).and_then(|rates| rates.floor_us(work))),
+        None => contest,
+    };
+    let contests = contests.into_iter().map(by_rates).collect();
+    notes.extend(rates.values().filter_map(Rates::note));
     if apart > 0 {
         notes.push(format!("Of {apart} calls not all kernels were measured side by side: they compare less well."));
     }
@@ -171,6 +183,48 @@ struct Asked {
     chosen: Option<String>,
     kernels: BTreeSet<String>,
     floor_us: Option<f64>,
+    work: Work,
+}
+
+/// What a call has to do.
+#[derive(Clone, Copy)]
+struct Work {
+    /// Of its largest tensor.
+    dtype: Option<DType>,
+    flops: f64,
+    bytes: f64,
+}
+
+/// The best that was seen of a device whose peaks are not known: no call is held to more than another has reached.
+#[derive(Default)]
+struct Rates {
+    bytes_per_us: f64,
+    flops_per_us: BTreeMap<Option<DType>, f64>,
+}
+
+impl Rates {
+    fn see(&mut self, work: Work, us: f64) {
+        if us.is_finite() && us > 0.0 {
+            self.bytes_per_us = self.bytes_per_us.max(work.bytes / us);
+            let flops = self.flops_per_us.entry(work.dtype).or_default();
+            *flops = flops.max(work.flops / us);
+        }
+    }
+
+    fn floor_us(&self, work: Work) -> Option<f64> {
+        let flops_per_us = self.flops_per_us.get(&work.dtype).copied().unwrap_or_default();
+        let times = [(work.bytes, self.bytes_per_us), (work.flops, flops_per_us)];
+        let times = times.into_iter().filter(|(work, rate)| *work > 0.0 && *rate > 0.0).map(|(work, rate)| work / rate);
+        times.reduce(f64::max)
+    }
+
+    fn note(&self) -> Option<String> {
+        let name = |dtype: &Option<DType>| dtype.map_or("others", DType::name);
+        let flops = self.flops_per_us.iter().filter(|(_, rate)| **rate > 0.0);
+        let flops: Vec<_> = flops.map(|(dtype, rate)| format!("{:.1} GFLOP/s ({})", rate / 1e3, name(dtype))).collect();
+        let best = format!("{:.1} GB/s, {}", self.bytes_per_us / 1e3, flops.join(", "));
+        (self.bytes_per_us > 0.0).then(|| format!("Floors go by the best rates seen in these calls: {best}."))
+    }
 }
 
 impl Asked {
@@ -188,7 +242,9 @@ fn ask(session: &Session, devices: &[DeviceSpec], call: &CallSpec, device: &str,
     let named = call.named(DeviceIx(u16::try_from(place).ok()?), context);
     let report = session.engine.explain(&call.op, &named).ok()?;
     let kernels = report.candidates.into_iter().map(|c| c.kernel_id).collect();
-    Some(Asked { chosen: report.chosen, kernels, floor_us: report.floor_us })
+    let largest = call.tensors.values().max_by_key(|tensor| tensor.shape.iter().product::<i64>());
+    let work = Work { dtype: largest.map(|tensor| tensor.dtype), flops: report.flops, bytes: report.bytes };
+    Some(Asked { chosen: report.chosen, kernels, floor_us: report.floor_us, work })
 }
 
 fn candidate(record: &Record) -> Candidate {
