@@ -52,8 +52,14 @@ def test_the_rows_are_enough_and_fit(gpu: SimpleNamespace) -> None:
     calls = [json.dumps(row.call, sort_keys=True) for row in rows + held_out]
     assert len(set(calls)) == len(calls), "a call is there twice"
     assert {row.family for row in held_out} <= set(gpu.workload.families())
-    promised = {family for families, _ in gpu.table.GROUPS.values() for family in families}
+    promised = {family for promise in gpu.table.PROMISES.values() for family in promise.families}
     assert promised <= set(gpu.workload.families())
+    for promise in gpu.table.PROMISES.values():
+        of = [row for row in rows if promise.holds_for({"mode": "eager", **vars(row)}, None)]
+        assert of and all(row.family in promise.families and row.shape.startswith(promise.shapes) for row in of)
+    halves = gpu.table.PROMISES["silu_mul, halves of 4096 rows"]
+    widths = [row.shape for row in rows if halves.holds_for({"mode": "graph", **vars(row)}, None)]
+    assert widths == ["4096×14336", "4096×28672"]
     assert max(size(row.call) for row in rows + held_out) < 20e9
     for row in rows:
         without = row.family in ("topp", "topk") and "uniform" not in row.call["tensors"]

@@ -474,3 +474,40 @@ fn a_neighbour_across_a_power_of_two_says_less() {
         assert!((predicted / expected).ln().abs() < 0.15, "{rows}: {predicted}, not {expected}");
     }
 }
+
+/// Kernels that the host cannot keep up with are noisy as it is; the device's times are not, and by them kernels are told apart
+/// where the device sets the pace.
+#[test]
+fn what_a_busy_host_does_is_not_the_noise_of_the_device() {
+    let of = |(id, host_us, per_row): (&'static str, f64, f64)| {
+        [64, 512, 4096].map(|rows| {
+            let parts = Parts { host_us, device_us: 3.0 + per_row * rows as f64 };
+            let us = parts.host_us.max(parts.device_us);
+            // A third of the host's time, and a hundredth of the device's.
+            let spread_us = if us > host_us { 0.01 * us } else { 0.3 * us };
+            let seen = Seen::Took { median_us: us, spread_us, samples: 10, parts: Some(parts) };
+            Observation { query: rms(rows, 1024, DType::F32), kernel: id.into(), version: "1".into(), seen }
+        })
+    };
+    // The host takes so long for the first that it is never the choice; by the device it is the fastest, and others are compared
+    // with it.
+    let kernels = [("lib.slow", 200.0, 0.01), ("lib.plain", 9.0, 0.02), ("lib.tuned", 7.0, 0.015)];
+    let mut spec = SnapshotSpec { devices: devices(), memory: vec![None], ..SnapshotSpec::default() };
+    spec.backend(lz_model::BackendDescriptor::native("lib", "1", vec![Platform::Cpu]));
+    spec.kernels = kernels
+        .iter()
+        .map(|(id, ..)| {
+            let mut kernel = kernel(id);
+            kernel.baseline = *id == "lib.plain";
+            Arc::new(kernel)
+        })
+        .collect();
+    spec.perf = Arc::new(Model::new(kernels.into_iter().flat_map(of), &devices()));
+    let snapshot = spec.build(1).unwrap();
+    for rows in [1500, 2048, 3000] {
+        let decision = snapshot.select(&rms(rows, 1024, DType::F32));
+        assert_eq!(decision.basis, Basis::Predicted);
+        let ranked: Vec<&str> = decision.ranked().map(|c| snapshot.kernel(c.kernel).id.as_str()).collect();
+        assert_eq!(ranked[..2], ["lib.tuned", "lib.plain"], "{rows}");
+    }
+}

@@ -51,7 +51,7 @@ mod warm;
 pub use cache::{CacheConfig, CacheStats, Clock, ENTRY_OVERHEAD, Invalidate, SelectionCache};
 pub use constraint::BadConstraint;
 pub use decision::{Basis, Candidate, Decision, FALLBACKS, KernelIx, Plan, Terms, Transforms};
-pub use perf::{Beside, Estimate, EstimateKind, NoPerfData, PerfSource};
+pub use perf::{Estimate, EstimateKind, NoPerfData, PerfSource, Side, Sides};
 pub use pin::{Pin, Pins};
 pub use policy::{
     AVOID_POINTS, Action, Condition, Effect, FieldPattern, Finding, FindingKind, PREFER_POINTS, Pattern, PolicyError,

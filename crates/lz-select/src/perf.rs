@@ -15,16 +15,55 @@ pub enum EstimateKind {
     Extrapolated,
 }
 
-/// Beside which times of a third kernel a time was seen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Beside {
-    /// All in all.
-    #[default]
-    Whole,
-    /// What the host took.
-    Host,
-    /// What the device took.
-    Device,
+/// A time of the host, or of the device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Side {
+    /// Median time in microseconds.
+    pub median_us: f64,
+    /// As [`Estimate::apart_us`].
+    pub apart_us: Option<f64>,
+}
+
+impl Side {
+    /// Differences to another's time on the same side below this are noise, as far as that is known.
+    fn noise_to(&self, other: &Side) -> Option<f64> {
+        Some(self.apart_us?.hypot(other.apart_us?))
+    }
+
+    fn is_clearly_behind(&self, other: &Side) -> bool {
+        self.noise_to(other).is_some_and(|noise| self.median_us - other.median_us > noise)
+    }
+}
+
+/// What a kernel takes of the host and of the device, which work at the same time: the slower one sets the pace.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sides {
+    /// What the host takes.
+    pub host: Side,
+    /// What the device takes.
+    pub device: Side,
+}
+
+impl Sides {
+    fn is_bound_by_host(&self) -> bool {
+        self.host.median_us > self.device.median_us
+    }
+
+    /// The one that sets the pace.
+    pub fn slower(&self) -> Side {
+        if self.is_bound_by_host() { self.host } else { self.device }
+    }
+
+    /// Clearly behind where it is bound, and not ahead on the other side: then it does not matter which side binds the other
+    /// one.
+    fn is_clearly_behind(&self, other: &Sides) -> bool {
+        let (bound, free) = if self.is_bound_by_host() {
+            (self.host.is_clearly_behind(&other.host), self.device.median_us >= other.device.median_us)
+        } else {
+            (self.device.is_clearly_behind(&other.device), self.host.median_us >= other.host.median_us)
+        };
+        bound && free
+    }
 }
 
 /// How long a kernel takes.
@@ -34,19 +73,37 @@ pub struct Estimate {
     pub median_us: f64,
     /// How far off the median may be.
     pub spread_us: f64,
-    /// Where the time goes by how the kernel compares with another, which is the same for all candidates that have this
-    /// beside the same times: differences among them below it are noise. Less than the spread, since what disturbs one of
-    /// them disturbs all.
+    /// Where the time goes by how the kernel compares with another, which is the same for all candidates that have this:
+    /// differences among them below it are noise. Less than the spread, since what disturbs one of them disturbs all.
     pub apart_us: Option<f64>,
-    /// Beside which times.
+    /// What it is made of, where host and device were predicted each by itself.
     #[serde(skip)]
-    pub beside: Beside,
+    pub sides: Option<Sides>,
     /// How many measurements stand behind it.
     pub samples: u32,
     /// Measured or predicted.
     pub kind: EstimateKind,
     /// Whether there is enough behind it to overrule declared priorities.
     pub trusted: bool,
+}
+
+impl Estimate {
+    /// Differences to another's time below this are noise. Two that were timed side by side, here or where both were compared
+    /// with a third, share what disturbed them; other predictions err each for itself.
+    pub fn noise_to(&self, other: &Estimate) -> f64 {
+        let alone = self.spread_us.hypot(other.spread_us);
+        if (self.kind, other.kind) == (EstimateKind::Measured, EstimateKind::Measured) {
+            return self.spread_us.max(other.spread_us);
+        }
+        match (&self.sides, &other.sides) {
+            (Some(a), Some(b)) if a.is_bound_by_host() == b.is_bound_by_host() => {
+                a.slower().noise_to(&b.slower()).unwrap_or(alone)
+            }
+            (Some(a), Some(b)) if a.is_clearly_behind(b) || b.is_clearly_behind(a) => 0.0,
+            (None, None) => self.apart_us.zip(other.apart_us).map_or(alone, |(a, b)| a.hypot(b)),
+            _ => alone,
+        }
+    }
 }
 
 /// Read-only knowledge of kernel times.

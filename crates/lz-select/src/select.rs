@@ -22,6 +22,9 @@ const SLOWEST: f64 = -30.0;
 /// By how much a kernel that was not measured here must promise to beat what plain torch runs, relative and beyond the
 /// noise: between two sizes there may be a third where it is slower.
 const PROMISE: f64 = 0.03;
+/// How much of what a prediction may be off by is counted against it in a tie: a kernel that is ahead by the word of one
+/// neighbour, and behind everywhere else, is no good guess.
+const DOUBT: f64 = 0.5;
 
 impl Snapshot {
     /// Decides which kernel serves a query, and says everything about it.
@@ -378,15 +381,12 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
     }
     // Whose time is only a guess goes last.
     let time = |i: usize| candidates[i].estimate.filter(|e| e.trusted).map_or(f64::INFINITY, |e| e.median_us);
-    let noise = |i: usize| candidates[i].estimate.map_or(0.0, |e| e.spread_us);
-    let apart = |i: usize| candidates[i].estimate.and_then(|e| Some((e.beside, e.apart_us?)));
+    let doubted =
+        |i: usize| time(i) + candidates[i].estimate.map_or(0.0, |e| DOUBT * e.apart_us.unwrap_or(e.spread_us));
     let measured = |i: usize| candidates[i].estimate.is_some_and(|e| e.kind == EstimateKind::Measured);
-    // Two that were timed side by side, here or where both were compared with a third, share what disturbed them; other
-    // predictions err each for itself.
-    let noise_between = |a: usize, b: usize| match (measured(a) && measured(b), apart(a), apart(b)) {
-        (true, ..) => noise(a).max(noise(b)),
-        (false, Some((beside, a)), Some((same, b))) if beside == same => a.hypot(b),
-        _ => noise(a).hypot(noise(b)),
+    let noise_between = |a: usize, b: usize| match (candidates[a].estimate, candidates[b].estimate) {
+        (Some(a), Some(b)) => a.noise_to(&b),
+        _ => 0.0,
     };
     accepted.sort_by(|&a, &b| {
         let standing = descending(terms(a).standing(), terms(b).standing());
@@ -402,7 +402,7 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
     while let Some(&fastest) = accepted.first() {
         // Whoever is within the noise of the fastest ties with it. What plain torch runs wins ties, so that nobody is
         // slower for noise or for a promise; then declared priority, so that noise decides nothing; but a prediction is
-        // better than none.
+        // better than none, and the less doubtful it is the better.
         let ties = |i: usize| {
             i == fastest
                 || cold(i) == cold(fastest)
@@ -418,7 +418,7 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
         let all_measured = group.iter().all(|&i| measured(i));
         group.sort_by(|&a, &b| {
             let declared = descending(terms(a).priority, terms(b).priority);
-            let better = if all_measured { declared } else { time(a).total_cmp(&time(b)).then(declared) };
+            let better = if all_measured { declared } else { doubted(a).total_cmp(&doubted(b)).then(declared) };
             is_default(b).cmp(&is_default(a)).then(better).then(a.cmp(&b))
         });
         ranking.extend(group);

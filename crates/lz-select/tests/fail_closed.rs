@@ -150,7 +150,7 @@ impl PerfSource for Nonsense {
             median_us,
             spread_us,
             apart_us: None,
-            beside: Default::default(),
+            sides: None,
             samples: 1,
             kind: EstimateKind::Measured,
             trusted: true,

@@ -14,7 +14,7 @@ impl PerfSource for Times {
     fn estimate(&self, kernel: &KernelDescriptor, _: &Facts<'_>) -> Option<Estimate> {
         let &(median_us, spread_us, kind, trusted) = self.0.get(kernel.id.as_str())?;
         let kind = kind.unwrap_or(EstimateKind::Measured);
-        Some(Estimate { median_us, spread_us, apart_us: None, beside: Default::default(), samples: 20, kind, trusted })
+        Some(Estimate { median_us, spread_us, apart_us: None, sides: None, samples: 20, kind, trusted })
     }
 
     fn edges(&self, _: OpIx) -> Vec<(usize, i64)> {

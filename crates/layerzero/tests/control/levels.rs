@@ -12,7 +12,7 @@ impl PerfSource for Measured {
             median_us,
             spread_us: 0.1,
             apart_us: None,
-            beside: Default::default(),
+            sides: None,
             samples: 50,
             trusted: true,
             kind: EstimateKind::Measured,

@@ -115,7 +115,7 @@ impl PerfSource for Times {
             median_us,
             spread_us: 0.0,
             apart_us: None,
-            beside: Default::default(),
+            sides: None,
             samples: 9,
             kind: EstimateKind::Measured,
             trusted: true,

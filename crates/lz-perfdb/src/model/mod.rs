@@ -18,7 +18,7 @@ use std::collections::HashMap;
 
 use lz_model::schema::DimKey;
 use lz_model::{Catalog, DeviceSpec, Facts, KernelDescriptor, MAX_DIMS, OpIx, Query, Reason};
-use lz_select::{Beside, Estimate, EstimateKind, PerfSource};
+use lz_select::{Estimate, EstimateKind, PerfSource, Side, Sides};
 
 use self::times::{Kernel, Point, Times};
 use self::trend::Work;
@@ -33,6 +33,8 @@ const STEP: f64 = 1.0;
 const UNTESTED: f64 = 0.15;
 /// A kernel this many times slower than the fastest may still turn out to be the choice.
 const RIVAL: f64 = 1.25;
+/// What a device's own times differ by from call to call, whatever the host does meanwhile: as much as those of graphs do.
+const STEADY: f64 = 0.02;
 /// Predictions are never better than this.
 const LEAST_ERROR: f64 = 0.01;
 
@@ -153,9 +155,12 @@ impl Model {
                 let point = Point { dims, work: Work::of(&facts), median_us, spread_us, samples, residual: 0.0 };
                 let taken = kernel.add(point.clone());
                 let Some(Parts { host_us, device_us }) = parts.filter(|_| taken) else { return };
-                for (times, us) in [(&mut class.host, host_us), (&mut class.device, device_us)] {
-                    // Its noise is what it is for both together, relative to what it took.
-                    let part = Point { median_us: us, spread_us: spread_us * us / median_us, ..point.clone() };
+                let noise = spread_us / median_us;
+                // The noise is that of the side that set the pace: what a busy host did to it is not the device's.
+                let of_device = if host_us > device_us { noise.min(STEADY) } else { noise };
+                for (times, us, noise) in [(&mut class.host, host_us, noise), (&mut class.device, device_us, of_device)]
+                {
+                    let part = Point { median_us: us, spread_us: us * noise, ..point.clone() };
                     times.kernels.entry(id.clone()).or_default().add(part);
                 }
             }
@@ -215,11 +220,9 @@ impl Class {
         let (Some(host), Some(device)) = (predicted(&self.host), predicted(&self.device)) else {
             return Some(estimate);
         };
-        Some(if host.median_us > device.median_us {
-            Estimate { beside: Beside::Host, ..host }
-        } else {
-            Estimate { beside: Beside::Device, ..device }
-        })
+        let side = |e: &Estimate| Side { median_us: e.median_us, apart_us: e.apart_us };
+        let sides = Some(Sides { host: side(&host), device: side(&device) });
+        Some(Estimate { sides, ..if host.median_us > device.median_us { host } else { device } })
     }
 
     /// A measured size has a cell of its own; between two, the nearer one counts.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use lz_model::{Facts, MAX_DIMS};
-use lz_select::{Beside, Estimate, EstimateKind};
+use lz_select::{Estimate, EstimateKind};
 
 use super::ratio::Ratios;
 use super::trend::{Trend, Work};
@@ -156,7 +156,7 @@ impl Kernel {
                 median_us: point.median_us,
                 spread_us: point.spread_us,
                 apart_us: None,
-                beside: Beside::default(),
+                sides: None,
                 samples: point.samples,
                 kind: EstimateKind::Measured,
                 trusted: true,
@@ -172,7 +172,7 @@ impl Kernel {
             median_us,
             spread_us,
             apart_us: None,
-            beside: Beside::default(),
+            sides: None,
             samples: self.points.iter().map(|p| p.samples).sum(),
             kind: if inside { EstimateKind::Predicted } else { EstimateKind::Extrapolated },
             trusted: inside,

@@ -288,7 +288,7 @@ impl PerfSource for MadeUpTimes {
             median_us: 1.0 + (hash >> 8 & 0xff) as f64,
             spread_us: (hash >> 16 & 0xf) as f64,
             apart_us: (hash >> 26 & 1 == 0).then_some((hash >> 20 & 0xf) as f64),
-            beside: Default::default(),
+            sides: None,
             samples: 20,
             kind: if hash >> 24 & 1 == 0 { EstimateKind::Measured } else { EstimateKind::Predicted },
             trusted: hash >> 25 & 3 != 0,

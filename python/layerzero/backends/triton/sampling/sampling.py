@@ -38,7 +38,7 @@ class Sizes(NamedTuple):
     thresholds: int = 16
     """For both intervals together."""
     block: int = 1024
-    at_once: tuple[int, int, int] = (8, 8, 16)
+    at_once: tuple[int, int, int] = (8, 8, 4)
     """How many tokens of each thread are loaded before the first is worked on."""
     few: int = 256
     some: int = 512
@@ -46,7 +46,7 @@ class Sizes(NamedTuple):
     """Tokens put aside are sorted if they are no more than this."""
     ways: int = 8
     last_block: int = 512
-    warps: tuple[int, int, int, int] = (4, 4, 4, 4)
+    warps: tuple[int, int, int, int] = (4, 4, 8, 4)
     """Of each launch: more warps are sooner done with a part, and longer with putting its sums together."""
     busy: tuple[int, int, int] = (4, 4, 4)
     """Programs for each multiprocessor: beyond them, a program works on several parts."""

@@ -1,0 +1,118 @@
+//! How times that were not measured here are compared: by what is known of host and device apart, and with doubt.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use lz_model::*;
+use lz_select::*;
+use proptest::prelude::*;
+
+/// Estimates by kernel id.
+struct Known(BTreeMap<&'static str, Estimate>);
+
+impl PerfSource for Known {
+    fn estimate(&self, kernel: &KernelDescriptor, _: &Facts<'_>) -> Option<Estimate> {
+        self.0.get(kernel.id.as_str()).copied()
+    }
+
+    fn edges(&self, _: OpIx) -> Vec<(usize, i64)> {
+        Vec::new()
+    }
+}
+
+fn predicted(median_us: f64, spread_us: f64, apart_us: Option<f64>, sides: Option<Sides>) -> Estimate {
+    Estimate { median_us, spread_us, apart_us, sides, samples: 20, kind: EstimateKind::Predicted, trusted: true }
+}
+
+/// A time of two sides, each with what it may be off by beside others, and of which the slower counts. Alone, it may be
+/// off by a fifth.
+fn of_sides(host: (f64, f64), device: (f64, f64)) -> Estimate {
+    let side = |(median_us, apart_us)| Side { median_us, apart_us: Some(apart_us) };
+    let sides = Sides { host: side(host), device: side(device) };
+    let slower = if host.0 > device.0 { host } else { device };
+    predicted(slower.0, 0.2 * slower.0, Some(slower.1), Some(sides))
+}
+
+/// The ids in order; `torch.x` is what plain torch runs.
+fn ranked(estimates: impl IntoIterator<Item = (&'static str, Estimate)>) -> Vec<String> {
+    let known = Known(estimates.into_iter().collect());
+    let mut spec = SnapshotSpec { devices: vec![DeviceSpec::new(Platform::Cpu, "a CPU")], ..SnapshotSpec::default() };
+    for &id in known.0.keys() {
+        let backend = id.split('.').next().unwrap();
+        spec.backend(BackendDescriptor::native(backend, "1", vec![Platform::Cpu]));
+        let mut kernel = KernelDescriptor::new(id, "norm.rms", backend);
+        kernel.platforms = vec![Platform::Cpu];
+        kernel.dtypes = DTypeSet::of(&[DType::F32]);
+        kernel.layouts = vec![Layout::Strided];
+        kernel.baseline = backend == "torch";
+        spec.kernels.push(Arc::new(kernel));
+    }
+    spec.perf = Arc::new(known);
+    let snapshot = spec.build(1).unwrap();
+    let shape = [128, 64];
+    let call = NamedCall::new().input("input", TensorMeta::new(DType::F32, &shape));
+    let query = Catalog::get().resolve("norm.rms", &call, &BindRules::default(), |_| None).unwrap().1.query;
+    let decision = snapshot.select(&query);
+    assert_eq!(decision.basis, Basis::Predicted);
+    decision.ranked().map(|c| snapshot.kernel(c.kernel).id.clone()).collect()
+}
+
+/// The device sets the pace of torch's kernel and the host that of the other. Alone, each of the two times may be off by more than
+/// they differ.
+#[test]
+fn what_is_behind_on_its_own_side_and_not_ahead_on_the_other_is_behind() {
+    let torch = of_sides((11.4, 2.5), (12.9, 2.8));
+    let ahead = of_sides((10.0, 0.1), (9.1, 0.1));
+    assert!(ahead.spread_us.hypot(torch.spread_us) > torch.median_us - ahead.median_us);
+    assert_eq!(ranked([("torch.x", torch), ("lib.x", ahead)]), ["lib.x", "torch.x"]);
+    // The host may take longer for it than for torch's.
+    let behind_of_host = of_sides((11.5, 0.1), (9.1, 0.1));
+    assert_eq!(ranked([("torch.x", torch), ("lib.x", behind_of_host)]), ["torch.x", "lib.x"]);
+    // It may take the device as long.
+    let as_much_of_device = of_sides((10.5, 0.1), (10.3, 0.1));
+    assert_eq!(ranked([("torch.x", torch), ("lib.x", as_much_of_device)]), ["torch.x", "lib.x"]);
+}
+
+/// Where the same side sets the pace of both, what the other side takes does not count.
+#[test]
+fn the_same_side_of_both_is_compared_by_itself() {
+    let torch = of_sides((5.0, 0.1), (13.0, 0.5));
+    let lib = of_sides((9.0, 0.1), (11.0, 0.5));
+    assert_eq!(ranked([("torch.x", torch), ("lib.x", lib)]), ["lib.x", "torch.x"]);
+    let unsure = of_sides((4.0, 0.1), (11.0, 2.0));
+    assert_eq!(ranked([("torch.x", torch), ("lib.x", unsure)]), ["torch.x", "lib.x"]);
+}
+
+/// `a` is the fastest by its median; whether it is by more than the doubt about it decides.
+#[test]
+fn of_predictions_that_tie_the_less_doubtful_is_better() {
+    let sure = predicted(10.3, 0.2, Some(0.1), None);
+    for (apart_us, first) in [(2.0, "b.x"), (0.9, "b.x"), (0.4, "a.x")] {
+        let doubtful = predicted(10.0, 2.0, Some(apart_us), None);
+        assert_eq!(ranked([("a.x", doubtful), ("b.x", sure)])[0], first, "{apart_us}");
+    }
+}
+
+fn estimate() -> impl Strategy<Value = Estimate> {
+    let side =
+        || (0.1..100.0, prop::option::of(0.0..10.0)).prop_map(|(median_us, apart_us)| Side { median_us, apart_us });
+    let sides = prop::option::of((side(), side()).prop_map(|(host, device)| Sides { host, device }));
+    let kind = prop_oneof![Just(EstimateKind::Measured), Just(EstimateKind::Predicted)];
+    (0.1..100.0, 0.0..10.0, prop::option::of(0.0..10.0), sides, kind).prop_map(
+        |(median_us, spread_us, apart_us, sides, kind)| Estimate {
+            kind,
+            ..predicted(median_us, spread_us, apart_us, sides)
+        },
+    )
+}
+
+proptest! {
+    /// It does not matter which of the two is asked, and nothing is noisier beside another than alone.
+    #[test]
+    fn noise_between_two_is_the_same_both_ways(a in estimate(), b in estimate()) {
+        prop_assert_eq!(a.noise_to(&b), b.noise_to(&a));
+        let apart = |e: &Estimate| e.sides.map_or(e.apart_us, |s| s.slower().apart_us).unwrap_or(0.0);
+        let most = a.spread_us.hypot(b.spread_us).max(apart(&a).hypot(apart(&b)));
+        prop_assert!(a.noise_to(&b) <= most);
+    }
+}
