@@ -104,6 +104,20 @@ impl Estimate {
             _ => alone,
         }
     }
+
+    /// Whether it is ahead of another as soon as the host is fast: of the host it takes no more, of the device less, by more
+    /// than noise and this share, and by the noise it may be the device that sets the other's pace. Hosts take twice as long
+    /// for the same at one time as at another.
+    pub fn outruns(&self, other: &Estimate, by: f64) -> bool {
+        let (Some(ours), Some(theirs)) = (self.sides, other.sides) else { return false };
+        let (Some(of_host), Some(of_device)) = (ours.host.noise_to(&theirs.host), ours.device.noise_to(&theirs.device))
+        else {
+            return false;
+        };
+        ours.host.median_us - theirs.host.median_us <= of_host
+            && theirs.device.median_us - ours.device.median_us > of_device + by * ours.device.median_us
+            && theirs.device.median_us + other.spread_us >= theirs.host.median_us
+    }
 }
 
 /// Read-only knowledge of kernel times.

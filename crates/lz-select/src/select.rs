@@ -401,7 +401,7 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
     let mut ranking = Vec::with_capacity(accepted.len());
     while let Some(&fastest) = accepted.first() {
         // Whoever is within the noise of the fastest ties with it. What plain torch runs wins ties, so that nobody is
-        // slower for noise or for a promise; then declared priority, so that noise decides nothing; but a prediction is
+        // slower for noise or for a promise, unless another is ahead of it wherever the host is not; then declared priority, so that noise decides nothing; but a prediction is
         // better than none, and the less doubtful it is the better.
         let ties = |i: usize| {
             i == fastest
@@ -416,10 +416,14 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
         let (mut group, rest): (Vec<usize>, Vec<usize>) =
             accepted.iter().partition(|&&i| i == fastest || ties(i) && time(i) < behind);
         let all_measured = group.iter().all(|&i| measured(i));
+        let torch = default.filter(|d| group.contains(d)).and_then(|d| candidates[d].estimate);
+        let outruns = |i: usize| torch.zip(candidates[i].estimate).is_some_and(|(t, e)| e.outruns(&t, PROMISE));
+        let ahead: Vec<usize> = group.iter().copied().filter(|&i| outruns(i)).collect();
+        let first = |i: usize| (ahead.contains(&i), is_default(i));
         group.sort_by(|&a, &b| {
             let declared = descending(terms(a).priority, terms(b).priority);
             let better = if all_measured { declared } else { doubted(a).total_cmp(&doubted(b)).then(declared) };
-            is_default(b).cmp(&is_default(a)).then(better).then(a.cmp(&b))
+            first(b).cmp(&first(a)).then(better).then(a.cmp(&b))
         });
         ranking.extend(group);
         accepted = rest;

@@ -57,17 +57,23 @@ fn ranked(estimates: impl IntoIterator<Item = (&'static str, Estimate)>) -> Vec<
     decision.ranked().map(|c| snapshot.kernel(c.kernel).id.clone()).collect()
 }
 
-/// The device sets the pace of torch's kernel and the host that of the other. Alone, each of the two times may be off by more than
-/// they differ.
+/// The host sets the pace of torch's kernel and the device that of the other. Alone, each of the two times may be off by more
+/// than they differ.
 #[test]
 fn what_is_behind_on_its_own_side_and_not_ahead_on_the_other_is_behind() {
-    let torch = of_sides((11.4, 2.5), (12.9, 2.8));
-    let ahead = of_sides((10.0, 0.1), (9.1, 0.1));
+    let torch = of_sides((33.0, 1.0), (26.9, 0.9));
+    let ahead = of_sides((17.0, 0.2), (25.4, 0.3));
     assert!(ahead.spread_us.hypot(torch.spread_us) > torch.median_us - ahead.median_us);
     assert_eq!(ranked([("torch.x", torch), ("lib.x", ahead)]), ["lib.x", "torch.x"]);
-    // The host may take longer for it than for torch's.
-    let behind_of_host = of_sides((11.5, 0.1), (9.1, 0.1));
-    assert_eq!(ranked([("torch.x", torch), ("lib.x", behind_of_host)]), ["torch.x", "lib.x"]);
+    let in_doubt = of_sides((17.0, 20.0), (25.4, 0.3));
+    assert_eq!(ranked([("torch.x", torch), ("lib.x", in_doubt)]), ["torch.x", "lib.x"]);
+    // The other way round: the device of torch's, the host of the other.
+    let torch = of_sides((11.4, 2.5), (12.9, 2.8));
+    let ahead = of_sides((10.0, 0.1), (9.1, 0.1));
+    assert_eq!(ranked([("torch.x", torch), ("lib.x", ahead)]), ["lib.x", "torch.x"]);
+    // The host takes longer for it than for torch's.
+    let (torch_of_host, behind_of_host) = (of_sides((9.0, 0.5), (12.9, 2.8)), of_sides((12.0, 0.1), (9.1, 0.1)));
+    assert_eq!(ranked([("torch.x", torch_of_host), ("lib.x", behind_of_host)]), ["torch.x", "lib.x"]);
     // It may take the device as long.
     let as_much_of_device = of_sides((10.5, 0.1), (10.3, 0.1));
     assert_eq!(ranked([("torch.x", torch), ("lib.x", as_much_of_device)]), ["torch.x", "lib.x"]);
@@ -81,6 +87,23 @@ fn the_same_side_of_both_is_compared_by_itself() {
     assert_eq!(ranked([("torch.x", torch), ("lib.x", lib)]), ["lib.x", "torch.x"]);
     let unsure = of_sides((4.0, 0.1), (11.0, 2.0));
     assert_eq!(ranked([("torch.x", torch), ("lib.x", unsure)]), ["torch.x", "lib.x"]);
+}
+
+/// The host sets the pace of both and takes as long for both, in doubt; the device is ahead of torch's by a seventh, which shows
+/// whenever the host is faster than it was.
+#[test]
+fn of_those_the_host_makes_wait_the_one_the_device_is_sooner_done_with_is_better() {
+    let torch = of_sides((31.6, 4.2), (28.0, 2.1));
+    let first = |host, device| ranked([("torch.x", torch), ("lib.x", of_sides(host, device))])[0].clone();
+    assert_eq!(first((32.6, 0.3), (24.0, 0.6)), "lib.x");
+    // By the noise, and then by too little.
+    assert_eq!(first((32.6, 0.3), (26.0, 0.6)), "torch.x");
+    assert_eq!(first((32.6, 0.3), (25.6, 0.6)), "torch.x");
+    // The host takes longer for it.
+    assert_eq!(first((37.0, 0.3), (24.0, 0.6)), "torch.x");
+    // The device waits for the host in any case.
+    let torch = of_sides((31.6, 4.2), (16.0, 1.0));
+    assert_eq!(ranked([("torch.x", torch), ("lib.x", of_sides((32.6, 0.3), (12.0, 0.6)))])[0], "torch.x");
 }
 
 /// `a` is the fastest by its median; whether it is by more than the doubt about it decides.
