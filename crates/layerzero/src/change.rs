@@ -165,13 +165,22 @@ impl Engine {
 
     /// Looks for GPUs, for an engine that was told to begin with the CPU alone. Gives how many devices there are now.
     pub fn detect_accelerators(&self) -> Result<usize, Error> {
+        self.add_devices(lz_hardware::detect().devices)
+    }
+
+    /// Takes over those of all devices of this machine that are not known yet: the last ones. What was measured on them before is
+    /// in force from then on. Gives how many devices there are.
+    pub fn add_devices(&self, found: Vec<DeviceSpec>) -> Result<usize, Error> {
         let known = self.devices().len();
-        let found = lz_hardware::detect().devices;
         if found.len() > known {
             self.update(|spec| {
-                spec.devices.extend(found.into_iter().skip(known));
+                // Another thread may have been sooner.
+                spec.devices.extend(found.into_iter().skip(spec.devices.len()));
                 spec.memory = spec.devices.iter().map(probe_memory).collect();
             })?;
+            if self.goes_by_perfdb() {
+                self.learn_if_there();
+            }
         }
         Ok(self.devices().len())
     }

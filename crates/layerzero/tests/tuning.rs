@@ -12,11 +12,15 @@ use std::sync::Arc;
 const ROWS: [i64; 5] = [32, 64, 128, 256, 512];
 
 fn engine() -> Engine {
-    let engine = Engine::builder().devices(vec![DeviceSpec::new(Platform::Cpu, "host")]).on_warning(|_| ()).build();
+    engine_with(vec![DeviceSpec::new(Platform::Cpu, "host")])
+}
+
+fn engine_with(devices: Vec<DeviceSpec>) -> Engine {
+    let engine = Engine::builder().devices(devices).on_warning(|_| ()).build();
     for (id, priority) in [("lib.plain", 90), ("lib.fast", 10)] {
         let mut kernel = KernelDescriptor::new(id, "norm.rms", "lib");
         kernel.version = "1.0".into();
-        kernel.platforms = vec![Platform::Cpu];
+        kernel.platforms = vec![Platform::Cpu, Platform::Cuda];
         kernel.dtypes = DTypeSet::FLOATS;
         kernel.layouts = vec![Layout::Strided];
         kernel.priority = priority;
@@ -173,4 +177,37 @@ fn what_was_measured_at_length_is_not_replaced_by_the_beginning_of_a_new_contest
     };
     engine.tune(&wanted(&[64]), &forced, &mut Noisy(3), once).unwrap();
     assert!(samples() < before);
+}
+
+/// Processes look for GPUs when the first call is made on one: what an earlier process measured there must not be lost by
+/// having been read before.
+#[test]
+fn what_was_measured_on_a_device_is_known_when_the_device_is_found() {
+    let host = || DeviceSpec::new(Platform::Cpu, "host");
+    let gpu = || DeviceSpec { uuid: Some("GPU-1".into()), ..DeviceSpec::new(Platform::Cuda, "gpu") };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("perfdb.sqlite").display().to_string();
+    let configured = |devices| {
+        let engine = engine_with(devices);
+        engine.configure([("perfdb.path".to_owned(), Value::from(path.as_str()))]).unwrap();
+        engine
+    };
+    let on_gpu = || wanted(&ROWS).into_iter().map(|w| Wanted { device: DeviceIx(1), ..w }).collect::<Vec<_>>();
+    let mut bench = Made { bad: 0, rows: 0, visits: BTreeMap::new() };
+    let tuning = configured(vec![host(), gpu()]);
+    let report = tuning.tune(&on_gpu(), &TuneOptions::default(), &mut bench, &mut |_| true).unwrap();
+    assert_eq!(report.tuned.len(), ROWS.len());
+    drop(tuning);
+
+    let serving = configured(vec![host()]);
+    assert_eq!(serving.learn_if_there(), 0, "nothing is known of devices that are not there");
+    assert_eq!(serving.add_devices(vec![host(), gpu()]).unwrap(), 2);
+    assert!(serving.perf_health().known > 0);
+    for rows in ROWS {
+        let call = CallSpec::new("rms_norm").tensor("input", DType::F32, &[rows, 64]);
+        let report = serving.explain(&call.op, &call.named(DeviceIx(1), Context::default())).unwrap();
+        assert_eq!(report.chosen.as_deref(), Some("lib.fast"), "{rows} rows");
+    }
+    // They are not found twice.
+    assert_eq!(serving.add_devices(vec![host(), gpu()]).unwrap(), 2);
 }
