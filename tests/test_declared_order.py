@@ -1,0 +1,55 @@
+"""Who serves a call before anything was measured: the order that is declared, held against the H200's published table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import described
+import pytest
+
+TABLE = Path(__file__).parents[1] / "bench" / "results" / "h200-eleventh.json"
+LIBRARIES = {"torch_cuda": "2.11.0", "triton": "3.6.0", "flashinfer": "0.7.2", "flash_attn_3": "3.0.0"}
+#: How many times the best a choice that was not measured may take, and how many times the default.
+WORST, SLOWER = 2.0, 1.12
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered() -> Iterator[None]:
+    with ExitStack() as stack:
+        for backend, version in LIBRARIES.items():
+            stack.enter_context(described.registered(backend, version))
+        yield
+
+
+def chosen(row: dict[str, Any]) -> str:
+    """The choice for a call of the table, on a described device: nothing was measured on that."""
+    call = row["call"]
+    arguments = ["explain", "--json", "--device", "h200", "--op", call["op"]]
+    arguments += ["--capturing"] if row["mode"] == "graph" else []
+    arguments += ["--layout", call["layout"]] if "layout" in call else []
+    for name, tensor in call["tensors"].items():
+        arguments += [
+            f"--shape={name}={'x'.join(map(str, tensor['shape']))}",
+            f"--input-dtype={name}={tensor['dtype']}",
+        ]
+        if "strides" in tensor:
+            arguments.append(f"--strides={name}={'x'.join(map(str, tensor['strides']))}")
+    for name, value in call.get("params", {}).items():
+        arguments.append(f"--param={name}={value}")
+    return str(json.loads(described.command(*arguments))["chosen"])
+
+
+@pytest.mark.parametrize("family", ["paged", "gelu", "rms_norm", "layer_norm", "silu_mul", "rope", "topp"])
+def test_what_goes_first_is_never_far_behind(family: str) -> None:
+    rows = [row for row in json.loads(TABLE.read_text())["rows"] if row["family"] == family]
+    assert rows
+    for row in rows:
+        kernel, times = chosen(row), row["candidates"]
+        where = f"{row['shape']} {row['mode']}: {kernel} of {times}"
+        assert kernel in times, where
+        assert times[kernel] <= WORST * row["best_us"], where
+        assert times[kernel] <= SLOWER * row["default_us"], where
