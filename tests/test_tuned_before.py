@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
-from processes import answer
+from processes import answer, python
 
 CALL = '{"op": "rms_norm", "tensors": {"input": {"dtype": "bfloat16", "shape": [64, 512]}}}'
 
@@ -39,3 +40,62 @@ def test_a_process_goes_by_what_another_one_measured(device: str, tmp_path: Path
     """
     )
     assert asked == [kernel, "measured", kernel]
+
+
+SETUP = """
+    import os, torch
+    import layerzero as lz
+    from layerzero import _native
+    lz.configure(perfdb={"path": PATH})
+    x = torch.randn(64, 512)
+    lz.tune("rms_norm", shapes=[(64, 512)], budget=2, progress=False)
+    basis = lambda: lz.explain("rms_norm", x).basis
+    before = basis()
+"""
+
+
+def test_a_forked_process_goes_by_what_its_parent_measured(tmp_path: Path) -> None:
+    code = SETUP.replace("PATH", repr(str(tmp_path / "perfdb.sqlite")))
+    found = answer(
+        code
+        + """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _native.learn()
+        os.write(writer, basis().encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    answer([before, os.read(reader, 100).decode(), basis()])
+    """
+    )
+    assert found == ["measured"] * 3
+
+
+def test_what_cannot_be_kept_is_known_as_long_as_the_process_lives(tmp_path: Path) -> None:
+    nowhere = tmp_path / "a file"
+    nowhere.write_text("")
+    code = SETUP.replace("PATH", repr(str(nowhere / "perfdb.sqlite")))
+    assert answer(
+        code
+        + """
+    known = _native.learn()
+    answer([before, basis(), known > 0])
+    """
+    ) == ["measured", "measured", True]
+
+
+def test_the_command_line_explains_what_processes_do(tmp_path: Path) -> None:
+    config = tmp_path / "layerzero.yaml"
+    config.write_text(f"perfdb:\n  path: {tmp_path / 'perfdb.sqlite'}\n")
+    call = ("--op", "rms_norm", "--shape", "input=64x512", "--json", "--config", config)
+    found = []
+    for _ in range(2):
+        found.append(
+            [json.loads(python("-m", "layerzero", command, *call).stdout) for command in ("explain", "select")]
+        )
+        tuned = python("-m", "layerzero", "tune", "rms_norm", "--shape", "64x512", "--budget", "2s", "--config", config)
+        assert tuned.returncode == 0, tuned.stderr
+    (before, _), (after, selected) = found
+    assert (before["basis"], after["basis"]) == ("declared", "measured")
+    assert selected["kernel_id"] == after["chosen"]

@@ -147,6 +147,8 @@ impl Engine {
                 if !document.generations.is_empty() {
                     let table = GenerationTable::builtin().overlaid(document.generations);
                     spec.devices.iter_mut().for_each(|device| *device = device.clone().completed(&table));
+                    // Devices that are found later are completed by it as well.
+                    draft.generations.push(table);
                 }
                 spec.backend(document.backend);
             }),
@@ -165,23 +167,43 @@ impl Engine {
 
     /// Looks for GPUs, for an engine that was told to begin with the CPU alone. Gives how many devices there are now.
     pub fn detect_accelerators(&self) -> Result<usize, Error> {
-        self.add_devices(lz_hardware::detect().devices)
+        let known = self.add_devices(lz_hardware::detect().devices)?;
+        if self.unseen.swap(false, Ordering::AcqRel) {
+            self.warn_of_other_devices();
+        }
+        Ok(known)
     }
 
-    /// Takes over those of all devices of this machine that are not known yet: the last ones. What was measured on them before is
-    /// in force from then on. Gives how many devices there are.
+    /// Looks for GPUs if that was not done yet and one of these signatures is of no device that is known.
+    pub(crate) fn look_for<'a>(&self, mut signatures: impl Iterator<Item = &'a str>) -> Result<(), Error> {
+        let known: Vec<String> = self.devices().iter().map(DeviceSpec::signature).collect();
+        if self.unseen.load(Ordering::Acquire) && signatures.any(|wanted| !known.iter().any(|here| here == wanted)) {
+            self.detect_accelerators()?;
+        }
+        Ok(())
+    }
+
+    /// Takes over those of all devices of this machine that are not known yet: the last ones. What was measured on them and
+    /// compiled for them before is in force from then on. Gives how many devices there are.
     pub fn add_devices(&self, found: Vec<DeviceSpec>) -> Result<usize, Error> {
-        let known = self.devices().len();
-        if found.len() > known {
+        let mut devices = self.devices();
+        if found.len() <= devices.len() {
+            return Ok(devices.len());
+        }
+        let table = self.draft.lock().generations.clone();
+        let completed = |device: DeviceSpec| table.iter().fold(device, |device, table| device.completed(table));
+        devices.extend(found.into_iter().skip(devices.len()).map(completed));
+        self.learning_of(&devices, |model| {
             self.update(|spec| {
                 // Another thread may have been sooner.
-                spec.devices.extend(found.into_iter().skip(spec.devices.len()));
+                spec.devices.extend(devices.iter().skip(spec.devices.len()).cloned());
                 spec.memory = spec.devices.iter().map(probe_memory).collect();
-            })?;
-            if self.goes_by_perfdb() {
-                self.learn_if_there();
-            }
-        }
+                if let Some(model) = model {
+                    spec.perf = Arc::new(model);
+                }
+            })
+        })?;
+        self.look_for_devices();
         Ok(self.devices().len())
     }
 

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 
 use arc_swap::ArcSwap;
-use lz_model::{DeviceSpec, KernelDescriptor};
+use lz_model::{DeviceSpec, GenerationTable, KernelDescriptor};
 use lz_resilience::{EventHook, Stamped};
 use lz_select::{CacheConfig, SelectionCache, Snapshot, SnapshotSpec};
 use parking_lot::Mutex;
@@ -43,6 +43,8 @@ pub(crate) struct Draft {
     pub spec: SnapshotSpec,
     pub pinned: Pinned,
     pub executables: HashMap<(String, String), Executable>,
+    /// What documents say about generations of devices.
+    pub generations: Vec<GenerationTable>,
     pub epoch: u64,
 }
 
@@ -147,6 +149,7 @@ impl EngineBuilder {
             guard: Guard::new(self.cache.clock.clone(), self.events),
             warnings: Warnings::new(self.cache.clock.clone(), self.hook),
             cache: SelectionCache::new(self.cache),
+            unseen: AtomicBool::new(self.cpu_only),
         }
     }
 }
@@ -171,6 +174,8 @@ pub struct Engine {
     pub(crate) perf_known: AtomicUsize,
     pub(crate) overlays: Overlays,
     pub(crate) status: StatusFile,
+    /// Whether GPUs were not looked for yet.
+    pub(crate) unseen: AtomicBool,
 }
 
 impl Engine {

@@ -110,6 +110,9 @@ impl Engine {
     /// for it. `true` when something was queued that was not before. An error when only a kernel could serve the call
     /// that is not compiled, and the configuration does not want it to be while the call waits.
     pub fn decided(&self, call: &NamedCall<'_>, bound: &Bound) -> Result<bool, Error> {
+        if self.jit.elsewhere {
+            self.look_for_devices();
+        }
         let spec = CallSpec::canonical(call, bound);
         let query = &bound.query;
         let state = self.state();
@@ -121,7 +124,6 @@ impl Engine {
         if !self.jit.elsewhere || !snapshot.kernels_for(query.op()).any(|ix| snapshot.kernel(ix).jit) {
             return Ok(false);
         }
-        self.look_for_devices();
         let decision = snapshot.select(query);
         let wanted = self.wanted_in(&state, &decision);
         let queued = wanted.is_some_and(|kernel| self.enqueue(&kernel, query, spec));
@@ -260,7 +262,7 @@ impl Engine {
     }
 
     /// Puts in force what was compiled for devices that came to be known.
-    fn look_for_devices(&self) {
+    pub(crate) fn look_for_devices(&self) {
         let devices = self.with_snapshot(|s| s.spec().devices.len());
         let records = {
             let mut absent = self.jit.absent.lock();

@@ -11,6 +11,7 @@ mod mismatch;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use lz_config::{Config, ConfigError, Origin, Problem, ProblemKind};
 use lz_model::schema::DimKey;
@@ -25,6 +26,7 @@ use crate::engine::{Draft, Engine};
 use crate::error::Error;
 use crate::lockfile::Lockfile;
 use crate::table::DispatchTable;
+use crate::warn::Warning;
 pub(crate) use judge::status;
 
 /// The one way to write a call that was bound.
@@ -77,17 +79,20 @@ impl Engine {
     /// Puts a lockfile in force, in the place of one that code put in force before and above one that is configured.
     /// `origin` is what it is called: its path. Gives the entries that cannot be kept; the others are in force.
     pub fn replay(&self, lockfile: &Lockfile, origin: &str) -> Result<Vec<Mismatch>, Error> {
+        self.look_for(lockfile.devices.keys().map(String::as_str))?;
         self.pin(Slot::CodeLockfile, Source::lockfile(lockfile.clone(), origin))
     }
 
     /// What [`Engine::replay`] would say; nothing is changed.
     pub fn check_lockfile(&self, lockfile: &Lockfile, origin: &str) -> Result<PinStatus, Error> {
+        self.look_for(lockfile.devices.keys().map(String::as_str))?;
         self.would_pin(Slot::CodeLockfile, Source::lockfile(lockfile.clone(), origin))
     }
 
     /// Puts a dispatch table in force, as [`Engine::replay`] does a lockfile. One for other hardware, or of other
     /// capabilities, is refused as a whole.
     pub fn load_table(&self, table: &DispatchTable, origin: &str) -> Result<Vec<Mismatch>, Error> {
+        self.look_for([table.hardware_signature.as_str()].into_iter())?;
         let source = Source::table(table.clone(), origin);
         if let Some(kind) = self.with_snapshot(|snapshot| source.refusal(snapshot.spec())) {
             return Err(Error::TableRefused { table: origin.to_owned(), why: Box::new(kind) });
@@ -97,6 +102,7 @@ impl Engine {
 
     /// What of a table could be kept; nothing is changed.
     pub fn check_table(&self, table: &DispatchTable, origin: &str) -> Result<PinStatus, Error> {
+        self.look_for([table.hardware_signature.as_str()].into_iter())?;
         self.would_pin(Slot::CodeTable, Source::table(table.clone(), origin))
     }
 
@@ -135,9 +141,19 @@ impl Engine {
         judged
     }
 
-    /// A sentence about each document that is not in force as a whole. To be asked once kernels are registered.
+    /// A sentence about each document that is not in force as a whole. To be asked once kernels are registered. What is for other
+    /// devices is not told of as long as GPUs were not looked for, but when they are.
     pub fn pin_warnings(&self) -> Vec<String> {
-        self.pinned().iter().filter_map(PinStatus::warning).collect()
+        let unseen = self.unseen.load(Ordering::Acquire);
+        let told = |status: &PinStatus| status.warning().filter(|_| !(unseen && status.is_for_others()));
+        self.pinned().iter().filter_map(told).collect()
+    }
+
+    /// Tells of documents for devices that are not here.
+    pub(crate) fn warn_of_other_devices(&self) {
+        for sentence in self.pinned().iter().filter(|s| s.is_for_others()).filter_map(PinStatus::warning) {
+            self.warnings.give(&Warning::NotInForce { sentence });
+        }
     }
 
     /// Why a dispatch table says nothing about a call although it does about others like it: the size that lies outside

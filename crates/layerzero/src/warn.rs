@@ -48,6 +48,11 @@ pub enum Warning {
         /// How many times longer it takes than the fastest of them, where known.
         factor: Option<f64>,
     },
+    /// A lockfile or a dispatch table is not in force as a whole.
+    NotInForce {
+        /// Which, and why.
+        sentence: String,
+    },
     /// The figures of rollouts cannot be kept where other processes see them.
     StatusNotWritten {
         /// The file.
@@ -63,6 +68,7 @@ impl Warning {
             Warning::AmbiguousLayout { op, shape, .. } => format!("layout {op} {shape:?}"),
             Warning::FellBack { op, failed, .. } => format!("fallback {op} {failed}"),
             Warning::OnlyReference { op, why, .. } => format!("reference {op} {why:?}"),
+            Warning::NotInForce { sentence } => sentence.clone(),
             Warning::StatusNotWritten { path, .. } => format!("status {}", path.display()),
         }
     }
@@ -77,6 +83,7 @@ impl std::fmt::Display for Warning {
                     "{op}: the layout of shape {shape:?} is ambiguous, {assumed} was assumed; pass layout= to be sure"
                 )
             }
+            Warning::NotInForce { sentence } => f.write_str(sentence),
             Warning::FellBack { op, failed, error, served, factor } => {
                 write!(f, "{op}: {failed} failed ({error}); {served} served the call")?;
                 write_factor(f, *factor)

@@ -44,6 +44,15 @@ impl Session {
         Session::unconfigured(args)?.configured(at)
     }
 
+    /// As [`Session::open`], to decide a call of an operation as a process would: by what was measured, and by what the command
+    /// line wants.
+    pub fn deciding(args: &EngineArgs, at: &Surroundings, op: &str, policy: &PolicyArgs) -> Result<Session, CliError> {
+        let session = Session::open(args, at)?;
+        session.engine.learn_if_there();
+        session.set_policy(op, policy)?;
+        Ok(session)
+    }
+
     /// As [`Session::open`], without any configuration.
     pub fn unconfigured(args: &EngineArgs) -> Result<Session, CliError> {
         let (session, refused) = Session::described(args)?;

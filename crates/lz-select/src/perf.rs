@@ -3,6 +3,12 @@
 use lz_model::{Facts, KernelDescriptor, OpIx, Reason};
 use serde::Serialize;
 
+/// How much of what a prediction may be off by is counted against it in a tie: a kernel that is ahead by the word of one
+/// neighbour, and behind everywhere else, is no good guess.
+const DOUBT: f64 = 0.5;
+/// How much of its time a host takes at best.
+const SLOW: f64 = 0.5;
+
 /// Where a time comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -51,18 +57,20 @@ impl Sides {
 
     /// The one that sets the pace.
     pub fn slower(&self) -> Side {
-        if self.is_bound_by_host() { self.host } else { self.device }
+        *self.by_pace(self).0
     }
 
-    /// Clearly behind where it is bound, and not ahead on the other side: then it does not matter which side binds the other
-    /// one.
+    /// The one that sets the pace, and the other one.
+    fn by_pace<'a>(&self, of: &'a Sides) -> (&'a Side, &'a Side) {
+        if self.is_bound_by_host() { (&of.host, &of.device) } else { (&of.device, &of.host) }
+    }
+
+    /// Clearly behind on the side that sets its pace, which is also clearly more than what the other one takes of the other
+    /// side, and not ahead there: then it does not matter which side sets the other's pace.
     fn is_clearly_behind(&self, other: &Sides) -> bool {
-        let (bound, free) = if self.is_bound_by_host() {
-            (self.host.is_clearly_behind(&other.host), self.device.median_us >= other.device.median_us)
-        } else {
-            (self.device.is_clearly_behind(&other.device), self.host.median_us >= other.host.median_us)
-        };
-        bound && free
+        let ((pace, free), (same, others)) = (self.by_pace(self), self.by_pace(other));
+        let is_clear = |noise: Option<f64>| noise.is_some_and(|noise| pace.median_us - others.median_us > noise);
+        pace.is_clearly_behind(same) && free.median_us >= others.median_us && is_clear(free.noise_to(others))
     }
 }
 
@@ -88,6 +96,13 @@ pub struct Estimate {
 }
 
 impl Estimate {
+    /// Whether all of it is numbers one can reckon with.
+    pub(crate) fn is_finite(&self) -> bool {
+        let sides = self.sides.iter().flat_map(|s| [&s.host, &s.device]);
+        let all = sides.flat_map(|s| [Some(s.median_us), s.apart_us]);
+        all.chain([Some(self.median_us), Some(self.spread_us), self.apart_us]).flatten().all(f64::is_finite)
+    }
+
     /// Differences to another's time below this are noise. Two that were timed side by side, here or where both were compared
     /// with a third, share what disturbed them; other predictions err each for itself.
     pub fn noise_to(&self, other: &Estimate) -> f64 {
@@ -105,18 +120,31 @@ impl Estimate {
         }
     }
 
-    /// Whether it is ahead of another as soon as the host is fast: of the host it takes no more, of the device less, by more
-    /// than noise and this share, and by the noise it may be the device that sets the other's pace. Hosts take twice as long
-    /// for the same at one time as at another.
+    /// Whether it is ahead of another as soon as the host is fast: it takes the device less, by more than noise and this
+    /// share, and by twice what it takes the host more, in doubt; and it may be the device that sets the other's pace. Hosts
+    /// take twice as long for the same at one time as at another.
     pub fn outruns(&self, other: &Estimate, by: f64) -> bool {
         let (Some(ours), Some(theirs)) = (self.sides, other.sides) else { return false };
         let (Some(of_host), Some(of_device)) = (ours.host.noise_to(&theirs.host), ours.device.noise_to(&theirs.device))
         else {
             return false;
         };
-        ours.host.median_us - theirs.host.median_us <= of_host
-            && theirs.device.median_us - ours.device.median_us > of_device + by * ours.device.median_us
+        let lead = theirs.device.median_us - ours.device.median_us;
+        let lag = ours.host.median_us - theirs.host.median_us;
+        let doubted = lag + DOUBT * ours.host.apart_us.unwrap_or(of_host);
+        lag <= of_host
+            && lead > of_device + by * ours.device.median_us
+            && 2.0 * doubted / theirs.host.median_us <= lead / theirs.device.median_us
+            && theirs.device.median_us >= SLOW * theirs.host.median_us
             && theirs.device.median_us + other.spread_us >= theirs.host.median_us
+    }
+
+    /// Its time, and some of what it may be off by where it was not measured: of two that tie, the less is the better guess.
+    pub fn doubted_us(&self) -> f64 {
+        match self.kind {
+            EstimateKind::Measured => self.median_us,
+            _ => self.median_us + DOUBT * self.apart_us.unwrap_or(self.spread_us),
+        }
     }
 }
 

@@ -22,9 +22,6 @@ const SLOWEST: f64 = -30.0;
 /// By how much a kernel that was not measured here must promise to beat what plain torch runs, relative and beyond the
 /// noise: between two sizes there may be a third where it is slower.
 const PROMISE: f64 = 0.03;
-/// How much of what a prediction may be off by is counted against it in a tie: a kernel that is ahead by the word of one
-/// neighbour, and behind everywhere else, is no good guess.
-const DOUBT: f64 = 0.5;
 
 impl Snapshot {
     /// Decides which kernel serves a query, and says everything about it.
@@ -175,10 +172,7 @@ impl Judge<'_> {
             Some(Estimate { kind: EstimateKind::Predicted, ..estimate })
         };
         let estimate = here.filter(|e| e.trusted).or_else(without).or(here)?;
-        [estimate.median_us, estimate.spread_us, estimate.apart_us.unwrap_or(0.0)]
-            .iter()
-            .all(|us| us.is_finite())
-            .then_some(estimate)
+        estimate.is_finite().then_some(estimate)
     }
 
     /// Why it must not serve the call, by what was seen of it.
@@ -381,8 +375,7 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
     }
     // Whose time is only a guess goes last.
     let time = |i: usize| candidates[i].estimate.filter(|e| e.trusted).map_or(f64::INFINITY, |e| e.median_us);
-    let doubted =
-        |i: usize| time(i) + candidates[i].estimate.map_or(0.0, |e| DOUBT * e.apart_us.unwrap_or(e.spread_us));
+    let doubted = |i: usize| candidates[i].estimate.map_or(f64::INFINITY, |e| e.doubted_us());
     let measured = |i: usize| candidates[i].estimate.is_some_and(|e| e.kind == EstimateKind::Measured);
     let noise_between = |a: usize, b: usize| match (candidates[a].estimate, candidates[b].estimate) {
         (Some(a), Some(b)) => a.noise_to(&b),
@@ -401,8 +394,8 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
     let mut ranking = Vec::with_capacity(accepted.len());
     while let Some(&fastest) = accepted.first() {
         // Whoever is within the noise of the fastest ties with it. What plain torch runs wins ties, so that nobody is
-        // slower for noise or for a promise, unless another is ahead of it wherever the host is not; then declared priority, so that noise decides nothing; but a prediction is
-        // better than none, and the less doubtful it is the better.
+        // slower for noise or for a promise, unless another outruns it; then declared priority, so that noise decides
+        // nothing; but a prediction is better than none, and the less doubtful it is the better.
         let ties = |i: usize| {
             i == fastest
                 || cold(i) == cold(fastest)

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use lz_model::{CallSpec, Context, DeviceIx, DeviceSpec, KernelDescriptor, Query};
+use lz_model::{CallSpec, Catalog, Context, DeviceIx, DeviceSpec, KernelDescriptor, Query};
 use lz_perfdb::model::{Model, Observation, Seen};
 use lz_perfdb::{Filter, Mode, Options, Outcome, PerfDb, Provenance, Record, StoreError};
 use lz_select::{NoPerfData, Restriction, Snapshot};
@@ -32,6 +32,8 @@ pub(crate) struct Perf {
     unbiased: Mutex<Option<(u64, Arc<State>)>>,
     /// Whether anything was to be learned yet: from then on another database takes effect at once.
     consulted: AtomicBool,
+    /// Held while what is known is read and put in force, so that what was read for fewer devices is not put in force last.
+    learning: Mutex<()>,
 }
 
 /// How the performance database is doing.
@@ -56,8 +58,11 @@ pub fn device_id(device: &DeviceSpec) -> String {
 
 /// A call with the mode it is timed in, as selection sees it.
 pub(crate) fn bind_spec(engine: &Engine, call: &CallSpec, device: DeviceIx, mode: Mode) -> Result<Query, Error> {
-    let context = Context { capturing: mode == Mode::Graph, ..Context::default() };
-    engine.bind(&call.op, &call.named(device, context)).map(|(_, bound)| bound.query)
+    engine.bind(&call.op, &call.named(device, context_of(mode))).map(|(_, bound)| bound.query)
+}
+
+fn context_of(mode: Mode) -> Context {
+    Context { capturing: mode == Mode::Graph, ..Context::default() }
 }
 
 impl Engine {
@@ -112,59 +117,116 @@ impl Engine {
     }
 
     /// Puts what the database knows in force. Rows that another version of a library, a driver or torch left behind are
-    /// marked as out of date first. Gives how many measurements selection goes by now.
+    /// marked as out of date first. Gives how many measurements selection goes by now: what it went by before, where the
+    /// database cannot be read.
     pub fn learn(&self) -> usize {
         self.perf.consulted.store(true, Ordering::Relaxed);
-        let Some(db) = self.perfdb() else {
-            self.forget_measurements();
-            return 0;
-        };
-        let provenances = self.with_snapshot(provenances);
-        let stale = |record: &Record| {
-            let current = provenances.get(&(record.key.device_id.clone(), record.key.kernel_id.clone()))?;
-            record.is_valid().then(|| record.provenance.stale_against(current)).flatten()
-        };
-        if let Err(error) = db.invalidate(stale) {
-            tracing::debug!(target: "layerzero", "rows that are out of date were not marked: {error}");
+        let _one_at_a_time = self.perf.learning.lock();
+        if let Some(model) = self.knowledge(&self.devices()) {
+            self.put_in_force(model);
         }
-        let records = db.records(&Filter::all().valid()).unwrap_or_else(|error| {
-            tracing::warn!(target: "layerzero", "the performance database cannot be read: {error}");
-            Vec::new()
-        });
-        // A row that could not be marked must not count either.
-        let records: Vec<Record> = records.into_iter().filter(|record| stale(record).is_none()).collect();
-        self.learn_from(&records)
+        self.perf_known.load(Ordering::Relaxed)
     }
 
     /// As [`Engine::learn`], if there is a database: one that was never written is not made by looking.
     pub fn learn_if_there(&self) -> usize {
         self.perf.consulted.store(true, Ordering::Relaxed);
-        let config = self.config();
-        let there = config.settings.perfdb.enabled && config.perfdb_path().is_some_and(|path| path.exists());
-        if there {
-            return self.learn();
+        let _one_at_a_time = self.perf.learning.lock();
+        if !self.has_database() {
+            *self.perf.db.lock() = None;
+            self.forget_measurements();
+        } else if let Some(model) = self.knowledge(&self.devices()) {
+            self.put_in_force(model);
         }
-        *self.perf.db.lock() = None;
-        self.forget_measurements();
-        0
+        self.perf_known.load(Ordering::Relaxed)
     }
 
     /// Puts what these records say in force, instead of what was there.
     pub fn learn_from(&self, records: &[Record]) -> usize {
-        let devices = self.devices();
+        let _one_at_a_time = self.perf.learning.lock();
+        self.put_in_force(self.model_of(records, &self.devices()));
+        self.perf_known.load(Ordering::Relaxed)
+    }
+
+    /// Changes what selection depends on by what the database knows of devices that are new: both at once. `None` stands for
+    /// what is in force already.
+    pub(crate) fn learning_of(
+        &self,
+        devices: &[DeviceSpec],
+        change: impl FnOnce(Option<Model>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let _one_at_a_time = self.perf.learning.lock();
+        let model = (self.goes_by_perfdb() && self.has_database()).then(|| self.knowledge(devices)).flatten();
+        let known = model.as_ref().map(Model::len).filter(|known| *known > 0);
+        change(model.filter(|model| !model.is_empty()))?;
+        if let Some(known) = known {
+            self.perf_known.store(known, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Whether the configuration names a database that exists, be it in memory alone.
+    fn has_database(&self) -> bool {
+        let config = self.config();
+        let path = config.settings.perfdb.enabled.then(|| config.perfdb_path()).flatten();
+        let is_open = |path: &std::path::Path| self.perf.db.lock().as_ref().is_some_and(|db| db.path() == Some(path));
+        path.is_some_and(|path| path.exists() || is_open(&path))
+    }
+
+    /// What the database knows of these devices; `None` where it cannot be read.
+    fn knowledge(&self, devices: &[DeviceSpec]) -> Option<Model> {
+        let Some(db) = self.perfdb() else { return Some(Model::default()) };
+        let provenances = self.with_snapshot(|snapshot| provenances(snapshot, devices));
+        let stale = |record: &Record| {
+            let current = provenances.get(&(record.key.device_id.clone(), record.key.kernel_id.clone()))?;
+            record.is_valid().then(|| record.provenance.stale_against(current)).flatten()
+        };
+        let (mut db, mut marked) = (db.clone(), db.invalidate(stale));
+        if let Err(StoreError::Forked { .. }) = marked {
+            db = self.reopened()?;
+            marked = db.invalidate(stale);
+        }
+        if let Err(error) = marked {
+            tracing::debug!(target: "layerzero", "rows that are out of date were not marked: {error}");
+        }
+        match db.records(&Filter::all().valid()) {
+            // A row that could not be marked must not count either.
+            Ok(records) => {
+                let records: Vec<Record> = records.into_iter().filter(|record| stale(record).is_none()).collect();
+                Some(self.model_of(&records, devices))
+            }
+            Err(error) => {
+                tracing::warn!(target: "layerzero", "the performance database cannot be read: {error}");
+                None
+            }
+        }
+    }
+
+    /// The database, opened anew: what is open belongs to the process this one was forked from.
+    fn reopened(&self) -> Option<Arc<PerfDb>> {
+        *self.perf.db.lock() = None;
+        self.perfdb()
+    }
+
+    fn model_of(&self, records: &[Record], devices: &[DeviceSpec]) -> Model {
         let ids: Vec<String> = devices.iter().map(device_id).collect();
+        let rules = self.with_snapshot(|s| s.spec().settings.bind_rules());
         let observation = |record: &Record| {
-            let device = ids.iter().position(|id| *id == record.key.device_id)?;
+            let device = DeviceIx(u16::try_from(ids.iter().position(|id| *id == record.key.device_id)?).ok()?);
             let call: CallSpec = record.key.call.parse().ok()?;
-            let query = bind_spec(self, &call, DeviceIx(u16::try_from(device).ok()?), record.key.mode).ok()?;
+            let named = call.named(device, context_of(record.key.mode));
+            let resolved = Catalog::get().resolve(&call.op, &named, &rules, |ix| devices.get(usize::from(ix.0)));
             Some(Observation {
-                query,
+                query: resolved.ok()?.1.query,
                 kernel: record.key.kernel_id.clone(),
                 version: record.provenance.kernel_version.clone()?,
                 seen: seen(&record.outcome),
             })
         };
-        let model = Model::new(records.iter().filter_map(observation), &devices);
+        Model::new(records.iter().filter_map(observation), devices)
+    }
+
+    fn put_in_force(&self, model: Model) {
         let known = model.len();
         if known == 0 {
             self.forget_measurements();
@@ -172,7 +234,6 @@ impl Engine {
             tracing::warn!(target: "layerzero", "what was measured cannot be put in force: {error}");
         }
         self.perf_known.store(known, Ordering::Relaxed);
-        known
     }
 
     fn forget_measurements(&self) {
@@ -185,10 +246,7 @@ impl Engine {
     pub fn keep(&self, records: Vec<Record>) -> Result<(), StoreError> {
         let Some(db) = self.perfdb() else { return Ok(()) };
         match db.put(records.clone()).wait() {
-            Err(StoreError::Forked { .. }) => {
-                *self.perf.db.lock() = None;
-                self.perfdb().map_or(Ok(()), |db| db.put(records).wait())
-            }
+            Err(StoreError::Forked { .. }) => self.reopened().map_or(Ok(()), |db| db.put(records).wait()),
             result => result,
         }
     }
@@ -196,8 +254,14 @@ impl Engine {
     /// Every call that was measured on a device of this engine, each once.
     pub fn known_calls(&self) -> Vec<(CallSpec, DeviceIx)> {
         let Some(db) = self.perfdb() else { return Vec::new() };
-        let ids: Vec<String> = self.devices().iter().map(device_id).collect();
         let records = db.records(&Filter::all().valid()).unwrap_or_default();
+        let ids = || self.devices().iter().map(device_id).collect::<Vec<String>>();
+        // GPUs that were not looked for are devices of this engine as well.
+        let unknown = |record: &Record| !ids().contains(&record.key.device_id);
+        if self.unseen.load(Ordering::Acquire) && records.iter().any(unknown) {
+            let _ = self.detect_accelerators();
+        }
+        let ids = ids();
         let mut calls: Vec<(String, u16)> = records
             .into_iter()
             .filter_map(|r| Some((r.key.call, u16::try_from(ids.iter().position(|id| *id == r.key.device_id)?).ok()?)))
@@ -252,9 +316,9 @@ pub(crate) fn provenance(snapshot: &Snapshot, kernel: &KernelDescriptor, device:
 }
 
 /// By device and kernel id. Of several versions of a kernel the newest counts: the others' rows are kept as they are.
-fn provenances(snapshot: &Snapshot) -> BTreeMap<(String, String), Provenance> {
+fn provenances(snapshot: &Snapshot, devices: &[DeviceSpec]) -> BTreeMap<(String, String), Provenance> {
     let mut all = BTreeMap::new();
-    for device in &snapshot.spec().devices {
+    for device in devices {
         for (_, kernel) in snapshot.kernels() {
             let several = snapshot.kernels().filter(|(_, k)| k.id == kernel.id).count() > 1;
             let mut current = provenance(snapshot, kernel, device);

@@ -156,6 +156,11 @@ pub struct PinStatus {
 }
 
 impl PinStatus {
+    /// Whether something in it was decided for devices that are not known.
+    pub(crate) fn is_for_others(&self) -> bool {
+        self.mismatches.iter().any(|m| matches!(m.kind, MismatchKind::OtherDevice { .. }))
+    }
+
     /// In a sentence, when anything is amiss.
     pub fn warning(&self) -> Option<String> {
         let first = self.mismatches.first()?;

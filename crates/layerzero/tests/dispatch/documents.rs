@@ -86,6 +86,13 @@ fn the_generations_a_document_brings_count_for_its_kernels() {
     let meta = TensorMeta::new(DType::F16, &shape);
     let call = NamedCall::new().input("q", meta).input("k", meta).input("v", meta).layout(Layout::Bshd);
     assert_eq!(w.engine.validate("flash_attn.v2.causal", &call).unwrap(), []);
+    // So they do for a device that is found later.
+    let mut second = DeviceSpec::new(Platform::Cuda, "R200");
+    second.sm = Some(205);
+    w.engine.add_devices(vec![cpu(), second.completed(&GenerationTable::builtin())]).unwrap();
+    let meta = meta.on(DeviceIx(1));
+    let call = NamedCall::new().input("q", meta).input("k", meta).input("v", meta).layout(Layout::Bshd);
+    assert_eq!(w.engine.validate("flash_attn.v2.causal", &call).unwrap(), []);
 }
 
 #[test]

@@ -104,3 +104,30 @@ fn a_table_for_other_hardware_keeps_the_engine_from_being_ready() {
     assert!(!engine.readiness().ready);
     assert_eq!(engine.pin_warnings(), [detail]);
 }
+
+/// A process looks for GPUs when it needs one. Until then nobody knows whether a document for one is in force.
+#[test]
+fn a_table_for_a_gpu_is_told_of_once_gpus_were_looked_for() {
+    let mut table = table(&engine_with(&["a.rms"]), &[512]);
+    table.hardware_signature = "cuda_sm777_made_up".into();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("t.json");
+    std::fs::write(&path, table.to_json()).unwrap();
+    let told = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let hears = told.clone();
+    let hook = move |warning: &layerzero::Warning| hears.lock().unwrap().push(warning.to_string());
+    let engine = Engine::builder().cpu_only().on_warning(hook).build();
+    engine.configure([("dispatch_table".to_owned(), path.to_str().unwrap().into())]).unwrap();
+    assert_eq!(engine.pin_warnings(), Vec::<String>::new());
+    engine.detect_accelerators().unwrap();
+    let [warning] = &engine.pin_warnings()[..] else { panic!("one document, one warning") };
+    assert!(warning.contains("was decided for cuda_sm777_made_up"), "{warning}");
+    assert_eq!(*told.lock().unwrap(), [warning.clone()]);
+    // Only the first time.
+    engine.detect_accelerators().unwrap();
+    assert_eq!(told.lock().unwrap().len(), 1);
+    // Code that loads one wants to know, and has them looked for.
+    let engine = Engine::builder().cpu_only().on_warning(|_| ()).build();
+    assert!(engine.load_table(&table, "t.json").unwrap_err().to_string().contains("cuda_sm777_made_up"));
+    let [_] = &engine.check_table(&table, "t.json").unwrap().mismatches[..] else { panic!("it is for another device") };
+}

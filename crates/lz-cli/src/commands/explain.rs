@@ -24,8 +24,7 @@ pub struct Args {
 /// Prints the report.
 pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     let call = ResolvedCall::new(&args.call)?;
-    let session = Session::open(&args.engine, at)?;
-    session.set_policy(&call.op, &args.policy)?;
+    let session = Session::deciding(&args.engine, at, &call.op, &args.policy)?;
     let report = session.engine.explain(&call.op, &call.named())?;
     session.print_warnings(printer);
     if printer.wants_json() {

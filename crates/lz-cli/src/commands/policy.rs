@@ -135,8 +135,7 @@ struct EffectReport {
 
 fn explain(args: &ExplainArgs, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     let call = ResolvedCall::new(&args.call)?;
-    let session = Session::open(&args.engine, at)?;
-    session.set_policy(&call.op, &args.policy)?;
+    let session = Session::deciding(&args.engine, at, &call.op, &args.policy)?;
     let rules = traced(&session.engine, &call)?;
     let report = session.engine.explain(&call.op, &call.named())?;
     session.print_warnings(printer);

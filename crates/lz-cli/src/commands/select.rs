@@ -35,8 +35,7 @@ struct Answer {
 /// Prints the selection.
 pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     let call = ResolvedCall::new(&args.call)?;
-    let session = Session::open(&args.engine, at)?;
-    session.set_policy(&call.op, &args.policy)?;
+    let session = Session::deciding(&args.engine, at, &call.op, &args.policy)?;
     let named = call.named();
     let answer = Answer {
         selection: session.engine.which(&call.op, &named)?,
