@@ -49,13 +49,18 @@ SETUP = """
     lz.configure(perfdb={"path": PATH})
     x = torch.randn(64, 512)
     lz.tune("rms_norm", shapes=[(64, 512)], budget=2, progress=False)
-    basis = lambda: lz.explain("rms_norm", x).basis
+    weight = torch.ones(512)
+    basis = lambda: lz.explain("rms_norm", x, weight).basis
     before = basis()
 """
 
 
-def test_a_forked_process_goes_by_what_its_parent_measured(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", [False, True])
+def test_a_forked_process_goes_by_what_was_measured(before: bool, tmp_path: Path) -> None:
     code = SETUP.replace("PATH", repr(str(tmp_path / "perfdb.sqlite")))
+    if before:
+        assert answer(code + "    answer(before)") == "measured"
+        code = "\n".join(line for line in code.splitlines() if "lz.tune" not in line) + "\n"
     found = answer(
         code
         + """
@@ -88,7 +93,7 @@ def test_what_cannot_be_kept_is_known_as_long_as_the_process_lives(tmp_path: Pat
 def test_the_command_line_explains_what_processes_do(tmp_path: Path) -> None:
     config = tmp_path / "layerzero.yaml"
     config.write_text(f"perfdb:\n  path: {tmp_path / 'perfdb.sqlite'}\n")
-    call = ("--op", "rms_norm", "--shape", "input=64x512", "--json", "--config", config)
+    call = ("--op", "rms_norm", "--shape", "input=64x512", "--shape", "weight=512", "--json", "--config", config)
     found = []
     for _ in range(2):
         found.append(

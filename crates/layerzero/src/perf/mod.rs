@@ -173,7 +173,7 @@ impl Engine {
         path.is_some_and(|path| path.exists() || is_open(&path))
     }
 
-    /// What the database knows of these devices; `None` where it cannot be read.
+    /// What the database knows of these devices; `None` where it cannot be read, or not all of it.
     fn knowledge(&self, devices: &[DeviceSpec]) -> Option<Model> {
         let Some(db) = self.perfdb() else { return Some(Model::default()) };
         let provenances = self.with_snapshot(|snapshot| provenances(snapshot, devices));
@@ -181,8 +181,10 @@ impl Engine {
             let current = provenances.get(&(record.key.device_id.clone(), record.key.kernel_id.clone()))?;
             record.is_valid().then(|| record.provenance.stale_against(current)).flatten()
         };
-        let (mut db, mut marked) = (db.clone(), db.invalidate(stale));
+        let (mut db, mut marked, mut least) = (db.clone(), db.invalidate(stale), 0);
         if let Err(StoreError::Forked { .. }) = marked {
+            // What the parent wrote last cannot be seen from here.
+            least = self.perf_known.load(Ordering::Relaxed);
             db = self.reopened()?;
             marked = db.invalidate(stale);
         }
@@ -193,7 +195,7 @@ impl Engine {
             // A row that could not be marked must not count either.
             Ok(records) => {
                 let records: Vec<Record> = records.into_iter().filter(|record| stale(record).is_none()).collect();
-                Some(self.model_of(&records, devices))
+                Some(self.model_of(&records, devices)).filter(|model| model.len() >= least)
             }
             Err(error) => {
                 tracing::warn!(target: "layerzero", "the performance database cannot be read: {error}");
