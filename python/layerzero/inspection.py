@@ -57,6 +57,9 @@ class Candidate:
     times_floor: float | None
     transforms: list[str]
     reasons: list[Reason]
+    #: What it takes the host and the device, where each was predicted by itself: the slower one sets the pace.
+    host_us: float | None = None
+    device_us: float | None = None
 
     @classmethod
     def _from(cls, data: dict[str, Any]) -> Candidate:

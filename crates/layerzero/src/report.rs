@@ -46,6 +46,12 @@ pub struct CandidateReport {
     pub spread_us: Option<f64>,
     /// Where the time comes from.
     pub time_basis: Option<EstimateKind>,
+    /// What it takes the host, where that was predicted by itself: the slower of the two sets the pace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_us: Option<f64>,
+    /// What it takes the device, likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_us: Option<f64>,
     /// How many times longer than the roofline floor it takes.
     pub times_floor: Option<f64>,
     /// What must be done to the arguments first.
@@ -150,6 +156,8 @@ impl Report {
                     time_us: c.estimate.map(|e| e.median_us),
                     spread_us: c.estimate.map(|e| e.spread_us),
                     time_basis: c.estimate.map(|e| e.kind),
+                    host_us: c.estimate.and_then(|e| e.sides).map(|s| s.host.median_us),
+                    device_us: c.estimate.and_then(|e| e.sides).map(|s| s.device.median_us),
                     times_floor: c.estimate.zip(floor_us).filter(|(_, f)| *f > 0.0).map(|(e, f)| e.median_us / f),
                     transforms: c.transforms.names(),
                     reasons: c
@@ -271,8 +279,12 @@ fn time_text(time_us: f64, candidate: &CandidateReport) -> String {
         Some(EstimateKind::Extrapolated) => "?",
         _ => "",
     };
-    let floor = candidate.times_floor.map_or_else(String::new, |times| format!(" ({times:.1}× floor)"));
-    format!("{mark}{time_us:.1} µs{floor}")
+    let floor = candidate.times_floor.map(|times| format!("{times:.1}× floor"));
+    let sides = candidate.host_us.zip(candidate.device_us);
+    let sides = sides.map(|(host, device)| format!("host {host:.1}, device {device:.1}"));
+    let more: Vec<String> = floor.into_iter().chain(sides).collect();
+    let more = if more.is_empty() { String::new() } else { format!(" ({})", more.join("; ")) };
+    format!("{mark}{time_us:.1} µs{more}")
 }
 
 fn basis_text(basis: Basis, timed: bool) -> &'static str {

@@ -5,6 +5,7 @@ use layerzero::model::*;
 use layerzero::perf::bench::{Bench, Checked};
 use layerzero::perf::tune::{TuneOptions, Wanted};
 use layerzero::perfdb::{Filter, Mode, Outcome};
+use layerzero::selection::{Estimate, EstimateKind, PerfSource, Side, Sides};
 use layerzero::{DynamicKernel, Engine};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -210,4 +211,36 @@ fn what_was_measured_on_a_device_is_known_when_the_device_is_found() {
     }
     // They are not found twice.
     assert_eq!(serving.add_devices(vec![host(), gpu()]).unwrap(), 2);
+}
+
+/// Knows what every kernel takes host and device.
+struct OfSides;
+
+impl PerfSource for OfSides {
+    fn estimate(&self, _: &KernelDescriptor, _: &Facts<'_>) -> Option<Estimate> {
+        let side = |median_us| Side { median_us, apart_us: Some(0.5) };
+        let sides = Some(Sides { host: side(21.5), device: side(24.25) });
+        let (kind, apart_us) = (EstimateKind::Predicted, Some(0.5));
+        Some(Estimate { median_us: 24.25, spread_us: 2.0, apart_us, sides, samples: 8, kind, trusted: true })
+    }
+
+    fn edges(&self, _: OpIx) -> Vec<(usize, i64)> {
+        Vec::new()
+    }
+}
+
+#[test]
+fn explain_shows_what_host_and_device_are_predicted_to_take() {
+    let engine = engine();
+    let call = CallSpec::new("rms_norm").tensor("input", DType::F32, &[64, 64]);
+    let explained = || engine.explain(&call.op, &call.named(DeviceIx(0), Context::default())).unwrap();
+    let before = explained();
+    assert!(before.candidates.iter().all(|c| c.host_us.is_none() && c.device_us.is_none()));
+    assert!(!serde_json::to_string(&before).unwrap().contains("host_us"));
+    engine.update(|spec| spec.perf = Arc::new(OfSides)).unwrap();
+    let report = explained();
+    assert_eq!(report.candidates[0].host_us.zip(report.candidates[0].device_us), Some((21.5, 24.25)));
+    let (text, json) = (report.to_string(), serde_json::to_string(&report).unwrap());
+    assert!(text.contains("~24.2 µs (host 21.5, device 24.2)"), "{text}");
+    assert!(json.contains(r#""host_us":21.5,"device_us":24.25"#), "{json}");
 }
