@@ -6,7 +6,7 @@ use serde::Serialize;
 /// How much of what a prediction may be off by is counted against it in a tie: a kernel that is ahead by the word of one
 /// neighbour, and behind everywhere else, is no good guess.
 const DOUBT: f64 = 0.5;
-/// How much of its time a host takes at best.
+/// What a host takes of its time when it is twice as fast.
 const SLOW: f64 = 0.5;
 
 /// Where a time comes from.
@@ -120,23 +120,23 @@ impl Estimate {
         }
     }
 
-    /// Whether it is ahead of another as soon as the host is fast: it takes the device less, by more than noise and this
-    /// share, and by twice what it takes the host more, in doubt; and it may be the device that sets the other's pace. Hosts
-    /// take twice as long for the same at one time as at another.
+    /// Whether it is ahead of another in one state of the host, and behind by half as much in any other at most. Hosts take twice
+    /// as long for the same at one time as at another: where the host is slow, what it takes shows, and where it is fast, what
+    /// the device takes. One of the two is less, by more than noise and this share, and by twice what the other one is more, in
+    /// doubt.
     pub fn outruns(&self, other: &Estimate, by: f64) -> bool {
         let (Some(ours), Some(theirs)) = (self.sides, other.sides) else { return false };
-        let (Some(of_host), Some(of_device)) = (ours.host.noise_to(&theirs.host), ours.device.noise_to(&theirs.device))
-        else {
-            return false;
+        let leads = |lead: (Side, Side), lag: (Side, Side)| {
+            let (Some(noise), Some(doubt)) = (lead.0.noise_to(&lead.1), lag.0.apart_us) else { return false };
+            let (less, more) = (lead.1.median_us - lead.0.median_us, lag.0.median_us - lag.1.median_us);
+            let more = more + DOUBT * doubt;
+            less > noise + by * lead.0.median_us
+                && 2.0 * more / lag.1.median_us <= less / lead.1.median_us
+                && lead.1.median_us >= SLOW * lag.1.median_us
         };
-        let lead = theirs.device.median_us - ours.device.median_us;
-        let lag = ours.host.median_us - theirs.host.median_us;
-        let doubted = lag + DOUBT * ours.host.apart_us.unwrap_or(of_host);
-        lag <= of_host
-            && lead > of_device + by * ours.device.median_us
-            && 2.0 * doubted / theirs.host.median_us <= lead / theirs.device.median_us
-            && theirs.device.median_us >= SLOW * theirs.host.median_us
-            && theirs.device.median_us + other.spread_us >= theirs.host.median_us
+        let (host, device) = ((ours.host, theirs.host), (ours.device, theirs.device));
+        let shows = theirs.device.median_us + other.spread_us >= theirs.host.median_us;
+        leads(host, device) || leads(device, host) && shows
     }
 
     /// Its time, and some of what it may be off by where it was not measured: of two that tie, the less is the better guess.

@@ -115,6 +115,23 @@ fn of_those_the_host_makes_wait_the_one_the_device_is_sooner_done_with_is_better
     assert_eq!(ranked([("torch.x", torch), ("lib.x", of_sides((32.6, 0.3), (12.0, 0.6)))])[0], "torch.x");
 }
 
+/// The device sets the pace of both and is sooner done with neither for certain; the host takes a third less for the other, which
+/// shows whenever it is slower than it was.
+#[test]
+fn of_those_that_wait_for_the_device_the_one_that_takes_the_host_less_is_better() {
+    let torch = of_sides((24.4, 2.3), (26.9, 0.9));
+    let first = |host, device| ranked([("torch.x", torch), ("lib.x", of_sides(host, device))])[0].clone();
+    assert_eq!(first((16.7, 0.2), (25.6, 0.3)), "lib.x");
+    assert_eq!(first((16.7, 0.2), (27.2, 0.3)), "lib.x");
+    // The device takes longer for it, surely or in doubt; or the host takes less by the noise alone.
+    for (host, device) in [((16.7, 0.2), (29.0, 0.3)), ((16.7, 0.2), (27.2, 9.0)), ((23.0, 1.0), (26.2, 0.3))] {
+        assert_eq!(first(host, device), "torch.x", "{host:?} {device:?}");
+    }
+    // However slow the host is, the device takes longer.
+    let torch = of_sides((12.0, 0.5), (26.9, 0.9));
+    assert_eq!(ranked([("torch.x", torch), ("lib.x", of_sides((8.0, 0.2), (25.6, 0.3)))])[0], "torch.x");
+}
+
 /// `a` is the fastest by its median; whether it is by more than the doubt about it decides.
 #[test]
 fn of_predictions_that_tie_the_less_doubtful_is_better() {
