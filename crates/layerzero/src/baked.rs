@@ -65,9 +65,8 @@ impl Engine {
     /// A plan of a table's decisions, called `name`. A table for other hardware, or of other capabilities, is refused as
     /// a whole. [`Engine::overlay_with`] puts it in force.
     pub fn bake(&self, table: DispatchTable, name: &str, learns: bool) -> Result<Arc<Baked>, Error> {
-        let decided = (!table.plans.is_empty()).then_some(table.hardware_signature.as_str());
-        self.look_for(decided.into_iter())?;
         let baked = Baked::new(table, name, learns);
+        self.look_for_more(|devices| baked.source.is_for_others(devices))?;
         match self.with_snapshot(|snapshot| baked.source.refusal(snapshot.spec())) {
             Some(kind) => Err(Error::TableRefused { table: format!("of plan {name}"), why: Box::new(kind) }),
             None => Ok(baked),

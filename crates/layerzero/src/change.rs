@@ -174,10 +174,9 @@ impl Engine {
         Ok(known)
     }
 
-    /// Looks for GPUs if that was not done yet and one of these signatures is of no device that is known.
-    pub(crate) fn look_for<'a>(&self, mut signatures: impl Iterator<Item = &'a str>) -> Result<(), Error> {
-        let known: Vec<String> = self.devices().iter().map(DeviceSpec::signature).collect();
-        if self.unseen.load(Ordering::Acquire) && signatures.any(|wanted| !known.iter().any(|here| here == wanted)) {
+    /// Looks for GPUs if that was not done yet and somebody knows of devices that are none of these.
+    pub(crate) fn look_for_more(&self, is_of_others: impl FnOnce(&[DeviceSpec]) -> bool) -> Result<(), Error> {
+        if self.unseen.load(Ordering::Acquire) && is_of_others(&self.devices()) {
             self.detect_accelerators()?;
         }
         Ok(())

@@ -79,21 +79,19 @@ impl Engine {
     /// Puts a lockfile in force, in the place of one that code put in force before and above one that is configured.
     /// `origin` is what it is called: its path. Gives the entries that cannot be kept; the others are in force.
     pub fn replay(&self, lockfile: &Lockfile, origin: &str) -> Result<Vec<Mismatch>, Error> {
-        self.look_for(lockfile.devices.keys().map(String::as_str))?;
         self.pin(Slot::CodeLockfile, Source::lockfile(lockfile.clone(), origin))
     }
 
     /// What [`Engine::replay`] would say; nothing is changed.
     pub fn check_lockfile(&self, lockfile: &Lockfile, origin: &str) -> Result<PinStatus, Error> {
-        self.look_for(lockfile.devices.keys().map(String::as_str))?;
         self.would_pin(Slot::CodeLockfile, Source::lockfile(lockfile.clone(), origin))
     }
 
     /// Puts a dispatch table in force, as [`Engine::replay`] does a lockfile. One for other hardware, or of other
     /// capabilities, is refused as a whole.
     pub fn load_table(&self, table: &DispatchTable, origin: &str) -> Result<Vec<Mismatch>, Error> {
-        self.look_for([table.hardware_signature.as_str()].into_iter())?;
         let source = Source::table(table.clone(), origin);
+        self.look_for_more(|devices| source.is_for_others(devices))?;
         if let Some(kind) = self.with_snapshot(|snapshot| source.refusal(snapshot.spec())) {
             return Err(Error::TableRefused { table: origin.to_owned(), why: Box::new(kind) });
         }
@@ -102,7 +100,6 @@ impl Engine {
 
     /// What of a table could be kept; nothing is changed.
     pub fn check_table(&self, table: &DispatchTable, origin: &str) -> Result<PinStatus, Error> {
-        self.look_for([table.hardware_signature.as_str()].into_iter())?;
         self.would_pin(Slot::CodeTable, Source::table(table.clone(), origin))
     }
 
@@ -117,11 +114,13 @@ impl Engine {
     }
 
     fn pin(&self, slot: Slot, source: Arc<Source>) -> Result<Vec<Mismatch>, Error> {
+        self.look_for_more(|devices| source.is_for_others(devices))?;
         self.change_warmed(|draft| draft.pinned.put(slot, source.clone()), &[])?;
         Ok(status(&self.state.load().snapshot, &source).mismatches)
     }
 
     fn would_pin(&self, slot: Slot, source: Arc<Source>) -> Result<PinStatus, Error> {
+        self.look_for_more(|devices| source.is_for_others(devices))?;
         let mut draft = self.draft.lock().clone();
         draft.pinned.put(slot, source.clone());
         draft.repin();

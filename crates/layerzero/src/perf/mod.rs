@@ -257,13 +257,16 @@ impl Engine {
     pub fn known_calls(&self) -> Vec<(CallSpec, DeviceIx)> {
         let Some(db) = self.perfdb() else { return Vec::new() };
         let records = db.records(&Filter::all().valid()).unwrap_or_default();
-        let ids = || self.devices().iter().map(device_id).collect::<Vec<String>>();
+        let ids = |devices: &[DeviceSpec]| devices.iter().map(device_id).collect::<Vec<String>>();
         // GPUs that were not looked for are devices of this engine as well.
-        let unknown = |record: &Record| !ids().contains(&record.key.device_id);
-        if self.unseen.load(Ordering::Acquire) && records.iter().any(unknown) {
-            let _ = self.detect_accelerators();
+        let looked = self.look_for_more(|devices| {
+            let here = ids(devices);
+            records.iter().any(|record| !here.contains(&record.key.device_id))
+        });
+        if let Err(error) = looked {
+            tracing::warn!(target: "layerzero", "what was measured on GPUs is left out: {error}");
         }
-        let ids = ids();
+        let ids = ids(&self.devices());
         let mut calls: Vec<(String, u16)> = records
             .into_iter()
             .filter_map(|r| Some((r.key.call, u16::try_from(ids.iter().position(|id| *id == r.key.device_id)?).ok()?)))

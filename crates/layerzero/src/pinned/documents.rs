@@ -125,6 +125,15 @@ impl Source {
         entries
     }
 
+    /// Whether it has decided something for a device that is none of these.
+    pub fn is_for_others(&self, devices: &[DeviceSpec]) -> bool {
+        let here: Vec<String> = devices.iter().map(DeviceSpec::signature).collect();
+        match &self.document {
+            Document::Lockfile(lockfile) => lockfile.entries.iter().any(|entry| !here.contains(&entry.device)),
+            Document::Table(table) => !table.plans.is_empty() && !here.contains(&table.hardware_signature),
+        }
+    }
+
     /// Why it is out as a whole. Of a lockfile each entry is judged by itself.
     pub fn refusal(&self, spec: &SnapshotSpec) -> Option<MismatchKind> {
         let Document::Table(table) = &self.document else { return None };

@@ -108,26 +108,46 @@ fn a_table_for_other_hardware_keeps_the_engine_from_being_ready() {
 /// A process looks for GPUs when it needs one. Until then nobody knows whether a document for one is in force.
 #[test]
 fn a_table_for_a_gpu_is_told_of_once_gpus_were_looked_for() {
-    let mut table = table(&engine_with(&["a.rms"]), &[512]);
-    table.hardware_signature = "cuda_sm777_made_up".into();
+    let here = engine_with(&["a.rms"]);
+    let (mut table, mut lockfile) = (table(&here, &[512]), here.lockfile(&on_first([rms(8)])).unwrap());
+    let (of_host, of_gpu) = (lockfile.clone(), "cuda_sm777_made_up");
+    table.hardware_signature = of_gpu.into();
+    lockfile.entries[0].device = of_gpu.into();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("t.json");
     std::fs::write(&path, table.to_json()).unwrap();
-    let told = Arc::new(std::sync::Mutex::new(Vec::new()));
-    let hears = told.clone();
-    let hook = move |warning: &layerzero::Warning| hears.lock().unwrap().push(warning.to_string());
-    let engine = Engine::builder().cpu_only().on_warning(hook).build();
-    engine.configure([("dispatch_table".to_owned(), path.to_str().unwrap().into())]).unwrap();
-    assert_eq!(engine.pin_warnings(), Vec::<String>::new());
-    engine.detect_accelerators().unwrap();
-    let [warning] = &engine.pin_warnings()[..] else { panic!("one document, one warning") };
-    assert!(warning.contains("was decided for cuda_sm777_made_up"), "{warning}");
-    assert_eq!(told.lock().unwrap().as_slice(), std::slice::from_ref(warning));
-    // Only the first time.
-    engine.detect_accelerators().unwrap();
-    assert_eq!(told.lock().unwrap().len(), 1);
-    // Code that loads one wants to know, and has them looked for.
-    let engine = Engine::builder().cpu_only().on_warning(|_| ()).build();
-    assert!(engine.load_table(&table, "t.json").unwrap_err().to_string().contains("cuda_sm777_made_up"));
-    let [_] = &engine.check_table(&table, "t.json").unwrap().mismatches[..] else { panic!("it is for another device") };
+    // What is told about the configured table when that was done, and by whom.
+    let told_by = |does: &dyn Fn(&Engine)| {
+        let told = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let hears = told.clone();
+        let hook = move |warning: &layerzero::Warning| hears.lock().unwrap().push(warning.to_string());
+        let engine = Engine::builder().cpu_only().on_warning(hook).build();
+        engine.configure([("dispatch_table".to_owned(), path.to_str().unwrap().into())]).unwrap();
+        assert_eq!(engine.pin_warnings(), Vec::<String>::new());
+        does(&engine);
+        let told = told.lock().unwrap().clone();
+        (told, engine.pin_warnings())
+    };
+    // What is done twice is told of once. Code that loads a document for a GPU wants to know, and has them looked for.
+    let ways: [&dyn Fn(&Engine); 5] = [
+        &|engine| assert_eq!(engine.detect_accelerators().unwrap(), engine.detect_accelerators().unwrap()),
+        &|engine| assert!(engine.load_table(&table, "t.json").unwrap_err().to_string().contains(of_gpu)),
+        &|engine| assert_eq!(engine.check_table(&table, "t.json").unwrap().mismatches.len(), 1),
+        &|engine| assert_eq!(engine.check_lockfile(&lockfile, "x.lock").unwrap().mismatches.len(), 1),
+        &|engine| assert!(engine.bake(table.clone(), "p", false).is_err()),
+    ];
+    for (i, way) in ways.into_iter().enumerate() {
+        let (told, known) = told_by(way);
+        assert!(told.len() == 1 && told[0].contains("was decided for cuda_sm777_made_up"), "{i}: {told:?}");
+        assert_eq!(told, known, "{i}");
+    }
+    // A document for the host does not, nor does a plan that has decided nothing.
+    let of_host = |engine: &Engine| {
+        let mut own = of_host.clone();
+        own.entries[0].device = engine.devices()[0].signature();
+        engine.replay(&own, "x.lock").unwrap();
+        let _ = engine.bake(DispatchTable { plans: Vec::new(), ..table.clone() }, "p", true);
+    };
+    let (told, known) = told_by(&of_host);
+    assert!(told.is_empty() && !known.iter().any(|warning| warning.contains(of_gpu)), "{told:?} {known:?}");
 }
