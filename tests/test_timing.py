@@ -22,10 +22,16 @@ class Device:
 
     def __init__(self) -> None:
         self.host, self.done, self.flushes, self.slept = 0.0, 0.0, 0, 0.0
+        #: How many times as long as usual the host takes for anything.
+        self.slow = 1.0
+
+    def work(self, takes: float) -> None:
+        """The host does something."""
+        self.host += self.slow * takes
 
     def queue(self, takes: float) -> None:
         """The device begins when it is done with what came before."""
-        self.host += QUEUE_US
+        self.work(QUEUE_US)
         self.done = max(self.done, self.host) + takes
 
     def synchronize(self) -> None:
@@ -94,6 +100,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     torch = SimpleNamespace(cuda=cuda, device=lambda *_: "cuda:0", empty=lambda *_, **__: filled, int8=None)
     monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: made.host / 1e6))
+    monkeypatch.setattr(timing, "_PACE", timing.Pace())
     return made
 
 
@@ -101,7 +108,7 @@ def timed(device: Device, host_us: float, device_us: float, waits: bool) -> timi
     """What times a kernel that takes so long on either side."""
 
     def kernel() -> None:
-        device.host += host_us
+        device.work(host_us)
         device.queue(device_us)
         if waits:
             device.synchronize()
@@ -188,3 +195,67 @@ def test_a_moment_in_which_the_host_is_kept_from_its_work_is_not_the_kernels_doi
         assert made.time("kernel", CALLS) == pytest.approx(50.0)
     parts = made.parts("kernel")
     assert parts is not None and all(part == pytest.approx((20.0 + QUEUE_US, 50.0)) for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("device_us", "waits", "calls"),
+    [(50.0, False, 4), (50.0, True, 4), (4000.0, False, 4), (8000.0, False, 2), (30_000.0, False, 1)],
+)
+def test_what_is_cold_in_the_host_after_another_kernel_is_not_the_kernels_doing(
+    device: Device, device_us: float, waits: bool, calls: int
+) -> None:
+    called: list[str] = []
+
+    def kernel(name: str) -> None:
+        device.host += 20.0 if called[-1:] == [name] else 200.0
+        called.append(name)
+        device.queue(device_us)
+        if waits:
+            device.synchronize()
+
+    subject: Any = Subject({name: lambda name=name: kernel(name) for name in ("one", "other")})
+    made = timing.CudaTimer(subject, 0, "eager")
+    times = []
+    for _ in range(3):
+        made.time("other", 1)
+        called.clear()
+        times.append(made.time("one", 1))
+    # How long it takes is not known at first; and what takes very long is not made several times for the host's sake.
+    assert called == calls * ["one"], "the last sample"
+    host_us = (20.0 if calls > 1 else 200.0) + QUEUE_US
+    assert times[1:] == pytest.approx(2 * [host_us + device_us if waits else device_us])
+    if not waits:
+        assert [host for host, _ in made.parts("one") or ()][1:] == pytest.approx(2 * [host_us])
+
+
+def test_a_host_that_is_slow_for_a_while_is_not_the_kernels_doing(device: Device) -> None:
+    made = timed(device, 40.0, 20.0, waits=False)
+    paces = [1.7, 1.0, 1.6, 1.0, 1.3]
+    times = []
+    for device.slow in paces:
+        times.append([made.time("kernel", CALLS) for _ in range(8)])
+    # Nobody knows at first that it is slow; later, whatever it is, it is what it was at its best.
+    assert times[0] == pytest.approx(8 * [1.7 * (40.0 + QUEUE_US)])
+    for later in times[2:]:
+        assert later == pytest.approx(8 * [40.0 + QUEUE_US])
+    # The device's time is as it is.
+    assert [took for _, took in made.parts("kernel") or ()] == pytest.approx(40 * [20.0])
+
+
+def test_a_host_that_is_lucky_once_does_not_set_the_pace() -> None:
+    pace = timing.Pace()
+    assert [pace.share(us) for us in (6.0, 6.0, 6.0, 3.0, 6.0, 3.0, 6.0)] == 7 * [1.0]
+    assert pace.share(9.0) == pytest.approx(6.0 / 9.0)
+    # It may get faster for good.
+    for _ in range(3):
+        pace.share(4.0)
+    assert pace.share(8.0) == 0.5
+    assert pace.share(2.0) == 1.0, "faster than ever is what it is"
+
+
+def test_what_waits_for_the_device_is_not_set_right_by_the_hosts_pace(device: Device) -> None:
+    made = timed(device, 40.0, 500.0, waits=True)
+    made.time("kernel", CALLS)
+    quick = made.time("kernel", CALLS)
+    device.slow = 2.0
+    assert made.time("kernel", CALLS) == pytest.approx(quick + 40.0 + QUEUE_US)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,13 +16,42 @@ if TYPE_CHECKING:
 _FLUSH_BYTES = 128 << 20
 #: Calls of one sample: each is timed by itself, and more say no more.
 _MOST_CALLS = 10
+#: Calls of one eager sample at least, as far as they take no longer than that together, in microseconds: what the host does
+#: for the first one is not in its caches, since other kernels were timed before.
+_LEAST_CALLS, _LONG_US = 4, 20_000.0
 #: How long the host is thought to take for the calls of a sample before that is known, and at most, in microseconds.
 _LEAD_US, _MOST_LEAD_US = 1000.0, 8000.0
 #: How often the host may be late, with twice the lead each time, before that is taken for the kernel's doing: hosts have
 #: bad moments, too.
 _TRIES = 4
+#: Samples by which the pace of the host is known: a single one may have been lucky.
+_PACE_SAMPLES = 5
 #: Cycles of the device, for finding out how long one takes, and how often that is done: the shortest counts.
 _CYCLES, _CLOCK_TRIES = 200_000, 3
+
+
+class Pace:
+    """How fast the host is, by what it takes for something that is always the same.
+
+    Others on the same processor make it take half as long again for seconds at a time, whatever it does: more than kernels
+    differ. What was measured then would be compared with what is measured a moment later.
+    """
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=_PACE_SAMPLES)
+        self._best_us = math.inf
+
+    def share(self, us: float) -> float:
+        """The share that a time would be of itself at the host's best pace so far, if now it takes so long for what is
+        always the same."""
+        self._last.append(us)
+        if len(self._last) == _PACE_SAMPLES:
+            self._best_us = min(self._best_us, statistics.median(self._last))
+        return min(1.0, self._best_us / us)
+
+
+#: Of this process: all that is timed in it is to be comparable.
+_PACE = Pace()
 
 
 class CudaTimer:
@@ -39,15 +70,17 @@ class CudaTimer:
         self._flushed = torch.empty(size, dtype=torch.int8, device=self._device)
         self._cycles_per_us = 0.0
         self._graphs: dict[str, Any] = {}
-        # What the host took for the calls of a sample, by kernel; and the kernels that wait for the device.
+        # What a call took when a kernel was last timed, and the host for all calls of that sample; and the kernels that
+        # wait for the device.
+        self._took_us: dict[str, float] = {}
         self._host_us: dict[str, float] = {}
         self._waits: set[str] = set()
         # What each sample of a kernel was on either side.
         self._sides: dict[str, list[tuple[float, float]]] = {}
 
     def time(self, kernel: str, calls: int) -> float:
-        """Microseconds of one call, out of so many, each with a cold cache: the median of what they take the device, the
-        lower quartile of what they take the host.
+        """Microseconds of one call, out of so many or more, each with a cold cache on the device: the median of what they
+        take the device, the lower quartile of what they take the host at its best pace.
 
         In a graph, that is what the device takes. Else it is what the host takes to make a call, or the device to carry
         it out, whichever is more: calls follow one another, and the slower of the two sets the pace.
@@ -59,7 +92,13 @@ class CudaTimer:
             if self._mode == "graph":
                 replay = self._replay(kernel)
                 return self._sample(calls, 0.0, lambda before, after: _repeat(calls, before, replay, after)).device_us
-            return self._eager(kernel, calls)
+            took = self._took_us[kernel] = self._eager(kernel, max(calls, self._warm(kernel)))
+            return took
+
+    def _warm(self, kernel: str) -> int:
+        """How many calls in a row it takes for the host to be at its usual pace, if there is time for that."""
+        took = self._took_us.get(kernel)
+        return min(_LEAST_CALLS, int(_LONG_US / took)) if took else 1
 
     def _eager(self, kernel: str, calls: int) -> float:
         def run(before: Callable[[], None], after: Callable[[], float]) -> None:
@@ -96,11 +135,14 @@ class CudaTimer:
         begins, ends = ([torch.cuda.Event(enable_timing=True) for _ in range(calls)] for _ in range(2))  # type: ignore[no-untyped-call]
         first, last = iter(begins), iter(ends)
         host: list[float] = []
+        flush: list[float] = []
         begun = 0.0
 
         def before() -> None:
             nonlocal begun
+            begun = time.perf_counter()
             self._flushed.zero_()
+            flush.append((time.perf_counter() - begun) * 1e6)
             if idle:
                 torch.cuda.synchronize()
             next(first).record()
@@ -120,7 +162,9 @@ class CudaTimer:
         kept_busy = not begins[0].query()  # type: ignore[no-untyped-call]
         ends[-1].synchronize()
         device = [float(begin.elapsed_time(end)) * 1e3 for begin, end in zip(begins, ends, strict=True)]
-        return _Sample(_undisturbed(host), statistics.median(device), all_us, kept_busy)
+        # A host that waits is not at work, and the first calls have a pace of their own.
+        share = _PACE.share(_undisturbed(flush)) if lead_us and calls >= _LEAST_CALLS else 1.0
+        return _Sample(share * _undisturbed(host), statistics.median(device), all_us, kept_busy)
 
     def _clock(self) -> float:
         """Cycles in a microsecond, at most: where the device is slower than that, it is busy for longer."""
