@@ -222,6 +222,7 @@ impl Engine {
                 query: resolved.ok()?.1.query,
                 kernel: record.key.kernel_id.clone(),
                 version: record.provenance.kernel_version.clone()?,
+                default: record.baseline,
                 seen: seen(&record.outcome),
             })
         };

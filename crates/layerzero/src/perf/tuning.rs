@@ -70,7 +70,8 @@ impl Subject {
             let version = self.candidates.iter().find(|k| k.id == t.candidate)?.version.clone();
             let (median_us, spread_us, samples) = (stats.median_us, stats.spread_us, stats.samples);
             let seen = Seen::Took { median_us, spread_us, samples, parts: self.parts(&t.candidate) };
-            Some(Observation { query: self.query, kernel: t.candidate, version, seen })
+            let default = self.baseline.as_ref() == Some(&t.candidate);
+            Some(Observation { query: self.query, kernel: t.candidate, version, default, seen })
         };
         timings.into_iter().filter_map(observation).collect()
     }

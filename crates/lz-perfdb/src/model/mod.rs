@@ -1,7 +1,8 @@
 //! What the measurements say about calls, measured or not: the knowledge selection ranks by.
 //!
-//! Calls that differ only in their sizes are one *class*, and one kernel of it, the fastest of those measured most
-//! often, is its *yardstick*. The yardstick's time at a size that was not measured is predicted in two steps: a trend (a
+//! Calls that differ only in their sizes are one *class*, and one kernel of it is its *yardstick*: of those measured most
+//! often what plain torch runs, since others are chosen when they are clearly ahead of that, or else the fastest. The
+//! yardstick's time at a size that was not measured is predicted in two steps: a trend (a
 //! fixed cost, a cost per operation, a cost per byte, fitted to all its points), and how far its nearest points were from
 //! that trend, interpolated in log space. How other kernels compare with it, plainly or beyond what the two trends say, is
 //! interpolated directly: candidates are timed side by side, so that their ratios hold where their times do not, on a machine that is
@@ -67,6 +68,8 @@ pub struct Observation {
     pub kernel: String,
     /// Its version.
     pub version: String,
+    /// Whether it is what plain torch runs there.
+    pub default: bool,
     /// What became of it.
     pub seen: Seen,
 }
@@ -152,7 +155,8 @@ impl Model {
             }
             Seen::Failed(error) => kernel.failed.push((dims, error)),
             Seen::Took { median_us, spread_us, samples, parts } => {
-                let point = Point { dims, work: Work::of(&facts), median_us, spread_us, samples, residual: 0.0 };
+                let (work, default) = (Work::of(&facts), observation.default);
+                let point = Point { dims, work, default, median_us, spread_us, samples, residual: 0.0 };
                 let taken = kernel.add(point.clone());
                 let Some(Parts { host_us, device_us }) = parts.filter(|_| taken) else { return };
                 let noise = spread_us / median_us;

@@ -33,6 +33,8 @@ pub(super) struct Kernel {
 pub(super) struct Point {
     pub dims: [i64; MAX_DIMS],
     pub work: Work,
+    /// Whether plain torch runs the kernel there.
+    pub default: bool,
     pub median_us: f64,
     pub spread_us: f64,
     pub samples: u32,
@@ -66,10 +68,10 @@ impl Times {
     /// Chooses the yardstick, and compares every other kernel with it.
     fn compare(&mut self) {
         let speed = |k: &Kernel| k.points.iter().map(|p| p.median_us.ln()).sum::<f64>();
+        let often = |k: &Kernel| (k.points.len(), k.points.iter().filter(|p| p.default).count());
         let timed = self.kernels.iter().filter(|(_, kernel)| kernel.is_proven());
-        let first = timed.min_by(|(a, x), (b, y)| {
-            y.points.len().cmp(&x.points.len()).then(speed(x).total_cmp(&speed(y))).then(a.cmp(b))
-        });
+        let first =
+            timed.min_by(|(a, x), (b, y)| often(y).cmp(&often(x)).then(speed(x).total_cmp(&speed(y))).then(a.cmp(b)));
         let Some((id, yardstick)) = first.map(|(id, kernel)| (id.clone(), kernel.points.clone())) else { return };
         for (_, kernel) in self.kernels.iter_mut().filter(|(other, _)| **other != id) {
             kernel.ratios = Ratios::new(&kernel.points, &yardstick);
