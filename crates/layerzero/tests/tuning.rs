@@ -5,7 +5,7 @@ use layerzero::model::*;
 use layerzero::perf::bench::{Bench, Checked};
 use layerzero::perf::tune::{TuneOptions, Wanted};
 use layerzero::perfdb::{Filter, Mode, Outcome};
-use layerzero::selection::{Estimate, EstimateKind, PerfSource, Side, Sides};
+use layerzero::selection::{Basis, Estimate, EstimateKind, PerfSource, Side, Sides};
 use layerzero::{DynamicKernel, Engine};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,18 +18,21 @@ fn engine() -> Engine {
 
 fn engine_with(devices: Vec<DeviceSpec>) -> Engine {
     let engine = Engine::builder().devices(devices).on_warning(|_| ()).build();
-    for (id, priority) in [("lib.plain", 90), ("lib.fast", 10)] {
-        let mut kernel = KernelDescriptor::new(id, "norm.rms", "lib");
-        kernel.version = "1.0".into();
-        kernel.platforms = vec![Platform::Cpu, Platform::Cuda];
-        kernel.dtypes = DTypeSet::FLOATS;
-        kernel.layouts = vec![Layout::Strided];
-        kernel.priority = priority;
-        kernel.baseline = id == "lib.plain";
-        let nothing: Arc<dyn DynamicKernel> = Arc::new(|_: &mut KernelArgs<'_, '_>| Ok(()));
-        engine.register(kernel, nothing).unwrap();
-    }
+    register(&engine, "lib.plain", 90);
+    register(&engine, "lib.fast", 10);
     engine
+}
+
+fn register(engine: &Engine, id: &str, priority: i32) {
+    let mut kernel = KernelDescriptor::new(id, "norm.rms", "lib");
+    kernel.version = "1.0".into();
+    kernel.platforms = vec![Platform::Cpu, Platform::Cuda];
+    kernel.dtypes = DTypeSet::FLOATS;
+    kernel.layouts = vec![Layout::Strided];
+    kernel.priority = priority;
+    kernel.baseline = id == "lib.plain";
+    let nothing: Arc<dyn DynamicKernel> = Arc::new(|_: &mut KernelArgs<'_, '_>| Ok(()));
+    engine.register(kernel, nothing).unwrap();
 }
 
 /// `lib.fast` takes 0.7 of what `lib.plain` does, but for the first visit of one call.
@@ -116,6 +119,51 @@ fn what_an_earlier_tuning_found_is_held_against_what_a_later_one_does() {
         assert_eq!(visits.keys().collect::<Vec<_>>(), [&bad], "what is known is not measured again");
         assert!(visits[&bad] > 1, "{bad} rows: {visits:?}");
         assert_eq!(fastest, BTreeMap::from([(bad, "lib.fast".to_owned())]));
+    }
+}
+
+/// `lib.fast` takes 0.85 of what `lib.plain` does; `lib.odd` a third of it for few rows and more for many.
+struct Uneven(i64);
+
+impl Bench for Uneven {
+    fn prepare(&mut self, call: &CallSpec, _: DeviceIx, _: Mode) -> Result<(), String> {
+        self.0 = call.tensors["input"].shape[0];
+        Ok(())
+    }
+
+    fn check(&mut self, _: &str) -> Checked {
+        Checked::Right { max_error: None, warmup_ms: None }
+    }
+
+    fn time(&mut self, kernel: &str, _: u32) -> Result<f64, String> {
+        let ratio = match kernel {
+            "lib.plain" => 1.0,
+            "lib.fast" => 0.85,
+            "lib.odd" if self.0 < 128 => 0.3,
+            "lib.odd" => 1.2,
+            _ => 50.0,
+        };
+        Ok(ratio * self.0 as f64)
+    }
+}
+
+#[test]
+fn between_sizes_a_kernel_is_held_against_the_one_whose_place_it_would_take() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("perfdb.sqlite").display().to_string();
+    let engine = || {
+        let engine = engine();
+        register(&engine, "lib.odd", 10);
+        engine.configure([("perfdb.path".to_owned(), Value::from(path.as_str()))]).unwrap();
+        engine
+    };
+    let tuned = engine();
+    tuned.tune(&wanted(&[32, 64, 128, 512, 1024]), &TuneOptions::default(), &mut Uneven(0), &mut |_| true).unwrap();
+    let call = &wanted(&[256])[0].call;
+    for engine in [tuned, engine()] {
+        assert!(engine.learn() > 0);
+        let report = engine.explain(&call.op, &call.named(DeviceIx(0), Context::default())).unwrap();
+        assert_eq!((report.basis, report.chosen.as_deref()), (Basis::Predicted, Some("lib.fast")), "{report}");
     }
 }
 

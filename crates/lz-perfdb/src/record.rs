@@ -90,7 +90,7 @@ pub struct Timing {
 /// Calls follow one another, and the slower of the two sets the pace.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Parts {
-    /// The host.
+    /// The host, at its best pace and with what it does in its caches.
     pub host_us: f64,
     /// The device.
     pub device_us: f64,

@@ -492,13 +492,12 @@ fn what_a_busy_host_does_is_not_the_noise_of_the_device() {
                 query: rms(rows, 1024, DType::F32),
                 kernel: id.into(),
                 version: "1".into(),
-                default: false,
+                default: id == "lib.plain",
                 seen,
             }
         })
     };
-    // The host takes so long for the first that it is never the choice; by the device it is the fastest, and others are compared
-    // with it.
+    // The host takes so long for the first that it is never the choice; by the device it is the fastest.
     let kernels = [("lib.slow", 200.0, 0.01), ("lib.plain", 9.0, 0.02), ("lib.tuned", 7.0, 0.015)];
     let mut spec = SnapshotSpec { devices: devices(), memory: vec![None], ..SnapshotSpec::default() };
     spec.backend(lz_model::BackendDescriptor::native("lib", "1", vec![Platform::Cpu]));
@@ -542,12 +541,32 @@ fn who_may_take_the_place_of_plain_torch_is_compared_with_it() {
             ..took(attention(batch, 32, seq), id, median_us)
         })
     });
-    let model = Model::new(observations, &devices());
-    let (devices, query) = (devices(), attention(1, 32, 1024));
-    let facts = Facts { op: Catalog::get().op(query.op()), query: &query, device: &devices[0] };
-    let asked = |id: &str| model.estimate(&kernel(id), &facts).expect("it was measured around");
-    let (plain, short) = (asked("lib.plain"), asked("lib.short"));
-    let (ahead, noise) = (plain.median_us - short.median_us, short.noise_to(&plain));
     // 34.9 and 25.4 were measured afterwards.
+    let (ahead, noise) = apart(observations, &attention(1, 32, 1024), ["lib.short", "lib.plain"]);
     assert!(ahead > 1.5 * noise, "ahead by {ahead}, which may be off by {noise}");
+}
+
+/// Where plain torch is far behind, and as slow at one size as at another for reasons of its own, the choice is between others: a
+/// tenth between them is a tenth.
+#[test]
+fn where_plain_torch_is_no_rival_others_are_compared_with_each_other() {
+    let seen = [(64, 30.0), (128, 200.0), (512, 150.0), (1024, 900.0)];
+    let observations = seen.into_iter().flat_map(|(rows, plain_us)| {
+        let us = 2.0 + 0.05 * rows as f64;
+        [("lib.plain", plain_us), ("lib.one", us), ("lib.other", 0.9 * us)].map(|(id, median_us)| Observation {
+            default: id == "lib.plain",
+            ..took(rms(rows, 1024, DType::F32), id, median_us)
+        })
+    });
+    let (ahead, noise) = apart(observations, &rms(256, 1024, DType::F32), ["lib.other", "lib.one"]);
+    assert!(ahead > 3.0 * noise, "ahead by {ahead}, which may be off by {noise}");
+}
+
+/// By how much the first of two kernels is predicted to be ahead, and below which difference that is noise.
+fn apart(seen: impl IntoIterator<Item = Observation>, query: &Query, [first, second]: [&str; 2]) -> (f64, f64) {
+    let (model, devices) = (Model::new(seen, &devices()), devices());
+    let facts = Facts { op: Catalog::get().op(query.op()), query, device: &devices[0] };
+    let asked = |id: &str| model.estimate(&kernel(id), &facts).expect("it was measured around");
+    let (first, second) = (asked(first), asked(second));
+    (second.median_us - first.median_us, first.noise_to(&second))
 }

@@ -16,16 +16,17 @@ if TYPE_CHECKING:
 _FLUSH_BYTES = 128 << 20
 #: Calls of one sample: each is timed by itself, and more say no more.
 _MOST_CALLS = 10
-#: Calls of one eager sample at least, as far as they take no longer than that together, in microseconds: what the host does
-#: for the first one is not in its caches, since other kernels were timed before.
-_LEAST_CALLS, _LONG_US = 4, 20_000.0
+#: Calls of one eager sample, from the least to so many as take no longer than that together, in microseconds: what the host
+#: does for the first one is not in its caches, since other kernels were timed before.
+_LEAST_CALLS, _WARM_CALLS, _LONG_US = 2, 4, 20_000.0
 #: How long the host is thought to take for the calls of a sample before that is known, and at most, in microseconds.
 _LEAD_US, _MOST_LEAD_US = 1000.0, 8000.0
 #: How often the host may be late, with twice the lead each time, before that is taken for the kernel's doing: hosts have
 #: bad moments, too.
 _TRIES = 4
-#: Samples by which the pace of the host is known: a single one may have been lucky.
-_PACE_SAMPLES = 5
+#: How often the host does the same to find out how fast it is, how long it has for that, in microseconds, and how many
+#: samples its best pace is known by: a few may have been lucky.
+_PACE_CALLS, _PACE_US, _PACE_SAMPLES = 12, 200.0, 25
 #: Cycles of the device, for finding out how long one takes, and how often that is done: the shortest counts.
 _CYCLES, _CLOCK_TRIES = 200_000, 3
 
@@ -33,8 +34,8 @@ _CYCLES, _CLOCK_TRIES = 200_000, 3
 class Pace:
     """How fast the host is, by what it takes for something that is always the same.
 
-    Others on the same processor make it take half as long again for seconds at a time, whatever it does: more than kernels
-    differ. What was measured then would be compared with what is measured a moment later.
+    Hosts take half as long again for seconds at a time, whatever they do: more than kernels differ. What was measured then
+    would be compared with what is measured a moment later.
     """
 
     def __init__(self) -> None:
@@ -68,6 +69,7 @@ class CudaTimer:
         cache = getattr(torch.cuda.get_device_properties(self._device), "L2_cache_size", 0)
         size = 2 * cache or _FLUSH_BYTES
         self._flushed = torch.empty(size, dtype=torch.int8, device=self._device)
+        self._small = torch.empty(1, dtype=torch.int8, device=self._device)
         self._cycles_per_us = 0.0
         self._graphs: dict[str, Any] = {}
         # What a call took when a kernel was last timed, and the host for all calls of that sample; and the kernels that
@@ -96,9 +98,9 @@ class CudaTimer:
             return took
 
     def _warm(self, kernel: str) -> int:
-        """How many calls in a row it takes for the host to be at its usual pace, if there is time for that."""
+        """How many calls in a row it takes for the host to have what it does in its caches, if there is time for that."""
         took = self._took_us.get(kernel)
-        return min(_LEAST_CALLS, int(_LONG_US / took)) if took else 1
+        return min(max(int(_LONG_US / took), _LEAST_CALLS), _WARM_CALLS) if took else _LEAST_CALLS
 
     def _eager(self, kernel: str, calls: int) -> float:
         def run(before: Callable[[], None], after: Callable[[], float]) -> None:
@@ -135,14 +137,11 @@ class CudaTimer:
         begins, ends = ([torch.cuda.Event(enable_timing=True) for _ in range(calls)] for _ in range(2))  # type: ignore[no-untyped-call]
         first, last = iter(begins), iter(ends)
         host: list[float] = []
-        flush: list[float] = []
         begun = 0.0
 
         def before() -> None:
             nonlocal begun
-            begun = time.perf_counter()
             self._flushed.zero_()
-            flush.append((time.perf_counter() - begun) * 1e6)
             if idle:
                 torch.cuda.synchronize()
             next(first).record()
@@ -153,18 +152,27 @@ class CudaTimer:
             next(last).record()
             return 0.0
 
+        share = 1.0
         if lead_us:
             # One thing that takes long: a queue that is full makes the host wait.
-            torch.cuda._sleep(round(lead_us * self._clock()))  # type: ignore[no-untyped-call]
+            torch.cuda._sleep(round((lead_us + _PACE_US) * self._clock()))  # type: ignore[no-untyped-call]
+            share = _PACE.share(self._now_us())
         queued = time.perf_counter()
         run(before, after)
         all_us = (time.perf_counter() - queued) * 1e6
         kept_busy = not begins[0].query()  # type: ignore[no-untyped-call]
         ends[-1].synchronize()
         device = [float(begin.elapsed_time(end)) * 1e3 for begin, end in zip(begins, ends, strict=True)]
-        # A host that waits is not at work, and the first calls have a pace of their own.
-        share = _PACE.share(_undisturbed(flush)) if lead_us and calls >= _LEAST_CALLS else 1.0
         return _Sample(share * _undisturbed(host), statistics.median(device), all_us, kept_busy)
+
+    def _now_us(self) -> float:
+        """What the host takes at the moment for something small: in a row, as what a kernel leaves of its caches differs."""
+        times = []
+        for _ in range(_PACE_CALLS):
+            begun = time.perf_counter()
+            self._small.zero_()
+            times.append((time.perf_counter() - begun) * 1e6)
+        return _undisturbed(times)
 
     def _clock(self) -> float:
         """Cycles in a microsecond, at most: where the device is slower than that, it is busy for longer."""

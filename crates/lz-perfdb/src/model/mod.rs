@@ -1,8 +1,8 @@
 //! What the measurements say about calls, measured or not: the knowledge selection ranks by.
 //!
 //! Calls that differ only in their sizes are one *class*, and one kernel of it is its *yardstick*: of those measured most
-//! often what plain torch runs, since others are chosen when they are clearly ahead of that, or else the fastest. The
-//! yardstick's time at a size that was not measured is predicted in two steps: a trend (a
+//! often what plain torch runs, since others are chosen when they are clearly ahead of that; or the fastest, where plain
+//! torch is far behind at most sizes and the choice is between others. The yardstick's time at a size that was not measured is predicted in two steps: a trend (a
 //! fixed cost, a cost per operation, a cost per byte, fitted to all its points), and how far its nearest points were from
 //! that trend, interpolated in log space. How other kernels compare with it, plainly or beyond what the two trends say, is
 //! interpolated directly: candidates are timed side by side, so that their ratios hold where their times do not, on a machine that is

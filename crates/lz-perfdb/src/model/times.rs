@@ -67,11 +67,18 @@ impl Times {
 
     /// Chooses the yardstick, and compares every other kernel with it.
     fn compare(&mut self) {
+        let timed = || self.kernels.iter().filter(|(_, kernel)| kernel.is_proven());
+        let mut best: HashMap<[i64; MAX_DIMS], f64> = HashMap::new();
+        for point in timed().flat_map(|(_, kernel)| &kernel.points) {
+            let best = best.entry(point.dims).or_insert(f64::INFINITY);
+            *best = best.min(point.median_us);
+        }
         let speed = |k: &Kernel| k.points.iter().map(|p| p.median_us.ln()).sum::<f64>();
-        let often = |k: &Kernel| (k.points.len(), k.points.iter().filter(|p| p.default).count());
-        let timed = self.kernels.iter().filter(|(_, kernel)| kernel.is_proven());
+        let rivals = |p: &&Point| p.default && p.median_us <= RIVAL * best[&p.dims];
+        let is_rival = |k: &Kernel| 2 * k.points.iter().filter(rivals).count() > k.points.len();
+        let worth = |k: &Kernel| (k.points.len(), is_rival(k));
         let first =
-            timed.min_by(|(a, x), (b, y)| often(y).cmp(&often(x)).then(speed(x).total_cmp(&speed(y))).then(a.cmp(b)));
+            timed().min_by(|(a, x), (b, y)| worth(y).cmp(&worth(x)).then(speed(x).total_cmp(&speed(y))).then(a.cmp(b)));
         let Some((id, yardstick)) = first.map(|(id, kernel)| (id.clone(), kernel.points.clone())) else { return };
         for (_, kernel) in self.kernels.iter_mut().filter(|(other, _)| **other != id) {
             kernel.ratios = Ratios::new(&kernel.points, &yardstick);
