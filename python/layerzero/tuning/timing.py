@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,9 +21,9 @@ _MOST_CALLS = 10
 _LEAST_CALLS, _WARM_CALLS, _LONG_US = 2, 4, 20_000.0
 #: How long the host is thought to take for the calls of a sample before that is known, and at most, in microseconds.
 _LEAD_US, _MOST_LEAD_US = 1000.0, 8000.0
-#: How often the host may be late, with twice the lead each time, before that is taken for the kernel's doing: hosts have
-#: bad moments, too.
-_TRIES = 4
+#: How often the host may be late, with twice the lead each time, in how many samples, before that is taken for the kernel's
+#: doing: hosts have bad moments, too.
+_TRIES, _LATE_SAMPLES = 4, 2
 #: How often the host does the same to find out how fast it is, how long it has for that, in microseconds, and how many
 #: samples its best pace is known by: a few may have been lucky.
 _PACE_CALLS, _PACE_US, _PACE_SAMPLES = 12, 200.0, 25
@@ -72,11 +72,11 @@ class CudaTimer:
         self._small = torch.empty(1, dtype=torch.int8, device=self._device)
         self._cycles_per_us = 0.0
         self._graphs: dict[str, Any] = {}
-        # What a call took when a kernel was last timed, and the host for all calls of that sample; and the kernels that
-        # wait for the device.
+        # What a call took when a kernel was last timed, and the host for all calls of that sample; and in how many samples
+        # the host was late, whatever the lead.
         self._took_us: dict[str, float] = {}
         self._host_us: dict[str, float] = {}
-        self._waits: set[str] = set()
+        self._late: Counter[str] = Counter()
         # What each sample of a kernel was on either side.
         self._sides: dict[str, list[tuple[float, float]]] = {}
 
@@ -107,21 +107,25 @@ class CudaTimer:
             self._subject.time_between(kernel, calls, before, after)
 
         lead = self._host_us.get(kernel, _LEAD_US)
-        for _ in range(0 if kernel in self._waits else _TRIES):
+        for _ in range(0 if self._waits(kernel) else _TRIES):
             sample = self._sample(calls, 2 * lead, run)
             lead = min(max(2 * lead, sample.all_us), _MOST_LEAD_US)
             if sample.kept_busy:
                 self._host_us[kernel] = min(sample.all_us, _MOST_LEAD_US)
                 self._sides.setdefault(kernel, []).append((sample.host_us, sample.device_us))
                 return sample.us
-        # Whatever lead it is given it uses up: it waits for the device. What it waits for is to be its own work.
-        self._waits.add(kernel)
+        # Whatever lead it is given it uses up: it waits for the device, it seems. What it waits for is to be its own work.
+        self._late[kernel] += 1
         return self._sample(calls, 0.0, run, idle=True).us
+
+    def _waits(self, kernel: str) -> bool:
+        """Whether a kernel waits for the device."""
+        return self._late[kernel] >= _LATE_SAMPLES
 
     def parts(self, kernel: str) -> list[tuple[float, float]] | None:
         """What a call of a kernel took the host and the device, in each sample so far; ``None`` for one that waits, so
         that its time is both in turn, and in a graph."""
-        return None if kernel in self._waits or self._mode == "graph" else self._sides.get(kernel, [])
+        return None if self._waits(kernel) or self._mode == "graph" else self._sides.get(kernel, [])
 
     def _sample(
         self,
