@@ -28,13 +28,6 @@ def linear_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return linear(input, weight, bias)
 
 
-def linear_one_row(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Of a single row, as a product with a vector."""
-    row = input.reshape(-1)
-    product = torch.mv(weight, row) if bias is None else torch.addmv(bias, weight, row)
-    return product.reshape(*input.shape[:-1], weight.shape[0])
-
-
 def fused_mlp(
     input: Tensor, up_weight: Tensor, down_weight: Tensor, gate_weight: Tensor | None, activation: str
 ) -> Tensor:
