@@ -2,11 +2,11 @@
 //!
 //! Calls that differ only in their sizes are one *class*, and one kernel of it is its *yardstick*: of those measured most
 //! often what plain torch runs, since others are chosen when they are clearly ahead of that; or the fastest, where plain
-//! torch is far behind at most sizes and the choice is between others. The yardstick's time at a size that was not measured is predicted in two steps: a trend (a
-//! fixed cost, a cost per operation, a cost per byte, fitted to all its points), and how far its nearest points were from
-//! that trend, interpolated in log space. How other kernels compare with it, plainly or beyond what the two trends say, is
-//! interpolated directly: candidates are timed side by side, so that their ratios hold where their times do not, on a machine that is
-//! busy now and idle then.
+//! torch is far behind at most sizes and the choice is between others. The yardstick's time at a size that was not measured
+//! is predicted in two steps: a trend (a fixed cost, a cost per operation, a cost per byte, fitted to all its points), and
+//! how far its nearest points were from that trend, interpolated in log space. How other kernels compare with it, plainly or
+//! beyond what the two trends say, is interpolated directly: candidates are timed side by side, so that their ratios hold
+//! where their times do not, on a machine that is busy now and idle then.
 //!
 //! How far a time may be off is found by leaving each point out in turn; how far a ratio may be, by how much it differs
 //! between the neighbours. Beyond the measured sizes there is only a guess, which is said to be one and never trusted.
