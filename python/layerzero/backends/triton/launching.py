@@ -26,7 +26,8 @@ class Launch:
     """A kernel with its grid, its scalars and its constants.
 
     The kernel takes tensors (and numbers that differ from call to call) first, then `scalars`, then `constants`, in the
-    order of its parameters. Such numbers are annotated and not specialized on.
+    order of its parameters. Such numbers are annotated and not specialized on. An `early` one may be under way before the
+    launch before it has ended, which it waits for by itself.
     """
 
     def __init__(
@@ -38,9 +39,12 @@ class Launch:
         constants: tuple[Any, ...] = (),
         warps: int = 4,
         stages: int = 2,
+        early: bool = False,
     ) -> None:
         self._kernel, self._grid, self._rest = kernel, grid, (*scalars, *constants)
-        self._options = {"num_warps": warps, "num_stages": stages}
+        self._options: dict[str, Any] = {"num_warps": warps, "num_stages": stages}
+        if early:
+            self._options["launch_pdl"] = True
         self._device = -1 if device.type == "cpu" else device.index
         self._launch: Callable[..., Any] | None = None
         self._before: tuple[Any, ...] = ()
@@ -100,6 +104,14 @@ def planned(plan: Callable[..., _Call]) -> Callable[..., Any]:
 def processors(device: torch.device) -> int:
     """How many multiprocessors a device has."""
     return 4 if device.type == "cpu" else int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
+def starts_early(device: torch.device) -> bool:
+    """Whether a kernel may be launched before the one it waits for has ended."""
+    if not _KNOWN or device.type != "cuda" or torch.version.cuda is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @cache

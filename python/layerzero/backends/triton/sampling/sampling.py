@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ...torch.blocks import rows_of
-from ..launching import Launch, power, processors
+from ..launching import Launch, power, processors, starts_early
 from .choosing import choose
 from .drawing import words
 from .narrowing import narrow, put_aside, survey
@@ -46,7 +46,7 @@ class Sizes(NamedTuple):
     """Tokens put aside are sorted if they are no more than this."""
     ways: int = 8
     last_block: int = 512
-    warps: tuple[int, int, int, int] = (4, 4, 8, 4)
+    warps: tuple[int, int, int, int] = (4, 4, 8, 8)
     """Of each launch: more warps are sooner done with a part, and longer with putting its sums together."""
     busy: tuple[int, int, int] = (4, 4, 4)
     """Programs for each multiprocessor: beyond them, a program works on several parts."""
@@ -88,18 +88,22 @@ def _plan(
     how = (by_count, all_kept, uniform is not None)
     cut = (room, parts, kept, sizes.steps, sizes.thresholds)
     last = (sizes.few, sizes.some, sizes.many, sizes.ways, sizes.last_block)
+    # More programs than multiprocessors would be spread unevenly if they came before there is room for them.
+    early = starts_early(device) and rows * parts <= processors(device)
 
     def launch(kernel: Any, scalars: tuple[int, ...], constants: tuple[Any, ...], number: int) -> Launch:
         each = min(power(-(-rows * parts // (processors(device) * sizes.busy[number]))), parts)
-        scalars = (row, vocab, share, each, *scalars)
-        return Launch(kernel, rows * parts // each, device, scalars, constants, sizes.warps[number])
+        scalars, constants = (row, vocab, share, each, *scalars), (*constants, early)
+        return Launch(
+            kernel, rows * parts // each, device, scalars, constants, sizes.warps[number], early=early and number > 0
+        )
 
     return Plan(
         room * rows,
         launch(survey, (), (by_count, *cut, block, 32 * sizes.warps[0], sizes.at_once[0]), 0),
         launch(narrow, (step,), (*how, *cut, 32 * sizes.warps[1], sizes.at_once[1]), 1),
         launch(put_aside, (step,), (*how, *cut, 32 * sizes.warps[2], sizes.at_once[2]), 2),
-        Launch(choose, rows, device, (row, vocab, step), (*how, *cut, *last), sizes.warps[3]),
+        Launch(choose, rows, device, (row, vocab, step), (*how, *cut, *last, early), sizes.warps[3], early=early),
     )
 
 
