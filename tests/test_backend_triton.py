@@ -113,7 +113,7 @@ def test_a_kind_of_call_is_planned_once() -> None:
         assert callable(function) and all(one is other for one, other in zip(tensors, arguments, strict=False))
 
 
-@pytest.mark.parametrize(("rows", "early"), [(1, True), (4, True), (5, False), (64, False)])
+@pytest.mark.parametrize(("rows", "early"), [(1, True), (2, True), (3, False), (64, False)])
 def test_few_rows_are_drawn_by_launches_that_do_not_wait_for_each_other_to_end(
     monkeypatch: pytest.MonkeyPatch, rows: int, early: bool
 ) -> None:

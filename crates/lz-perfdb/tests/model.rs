@@ -458,6 +458,66 @@ fn host_and_device_are_predicted_each_by_itself() {
     assert_eq!(ask(&some, "lib.plain", &at).unwrap().0, ask(&together, "lib.plain", &at).unwrap().0);
 }
 
+/// What a busy moment did to the host at the nearest sizes says nothing about a call between them: what it does is the same at
+/// all sizes.
+#[test]
+fn what_the_host_takes_is_known_by_all_sizes() {
+    // Of plain torch's and another kernel: at three sizes the host was slow, for one of the two or for both.
+    let host_us = |rows: i64| match rows {
+        512 => (24.0, 34.0),
+        2048 => (26.0, 25.0),
+        128 => (33.0, 36.0),
+        _ => (20.0_f64, 22.0_f64),
+    };
+    let sizes = [32, 64, 128, 256, 512, 2048, 4096, 8192, 16384];
+    let observation = |kernel: &str, rows: i64, host_us: f64| {
+        let parts = Parts { host_us, device_us: 2.0 + 0.001 * rows as f64 };
+        let us = parts.host_us.max(parts.device_us);
+        let seen = Seen::Took { median_us: us, spread_us: 0.02 * us, samples: 10, parts: Some(parts) };
+        let (query, version) = (rms(rows, 1024, DType::F32), "1".into());
+        Observation { query, kernel: kernel.into(), version, default: kernel == "lib.plain", seen }
+    };
+    let seen = sizes.into_iter().flat_map(|rows| {
+        let (plain, other) = host_us(rows);
+        [observation("lib.plain", rows, plain), observation("lib.other", rows, other)]
+    });
+    let model = Model::new(seen, &devices());
+    let side = |id: &str, rows: i64| {
+        let (device, query) = (&devices()[0], rms(rows, 1024, DType::F32));
+        let facts = Facts { op: Catalog::get().op(query.op()), query: &query, device };
+        model.estimate(&kernel(id), &facts).unwrap().sides.unwrap().host
+    };
+    let logs = sizes.map(|rows| (host_us(rows).1 / host_us(rows).0).ln());
+    let ratio = (logs.iter().sum::<f64>() / logs.len() as f64).exp();
+    for rows in [700, 1024, 1500] {
+        let (plain, other) = (side("lib.plain", rows), side("lib.other", rows));
+        assert!((plain.median_us / 20.0).ln().abs() < 0.03, "{rows}: {}", plain.median_us);
+        assert!((other.median_us / plain.median_us / ratio).ln().abs() < 0.03, "{rows}: {}", other.median_us);
+        // As sure as a mean of nine is: a third of how much they differ.
+        let rms = (logs.iter().map(|log| (log - ratio.ln()).powi(2)).sum::<f64>() / 9.0).sqrt();
+        let apart = other.apart_us.unwrap() / other.median_us;
+        assert!((0.5..1.5).contains(&(apart / (rms / 3.0))), "{rows}: {apart}, not {}", rms / 3.0);
+    }
+}
+
+/// A kernel whose host has more to do for larger calls is known by its trend.
+#[test]
+fn what_the_host_does_may_grow_with_the_call() {
+    let host_us = |rows: i64| 12.0 + 0.02 * rows as f64;
+    let seen = [64, 256, 1024, 4096, 16384].map(|rows| {
+        let parts = Parts { host_us: host_us(rows), device_us: 5.0 };
+        let seen = Seen::Took { median_us: host_us(rows), spread_us: 0.1, samples: 10, parts: Some(parts) };
+        let query = rms(rows, 1024, DType::F32);
+        Observation { query, kernel: "lib.plain".into(), version: "1".into(), default: true, seen }
+    });
+    let model = Model::new(seen, &devices());
+    for rows in [128, 512, 2048, 8192] {
+        let (us, _, kind, _) = ask(&model, "lib.plain", &rms(rows, 1024, DType::F32)).unwrap();
+        assert_eq!(kind, EstimateKind::Predicted);
+        assert!((us / host_us(rows)).ln().abs() < 0.03, "{rows}: {us}, not {}", host_us(rows));
+    }
+}
+
 /// A kernel that works in blocks of 256 rows takes a step there, and another does not: what the nearest size says holds
 /// on its own side of the step alone.
 #[test]

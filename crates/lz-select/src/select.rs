@@ -394,7 +394,7 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
     let mut ranking = Vec::with_capacity(accepted.len());
     while let Some(&fastest) = accepted.first() {
         // Whoever is within the noise of the fastest ties with it. What plain torch runs wins ties, so that nobody is
-        // slower for noise or for a promise, unless another outruns it; then declared priority, so that noise decides
+        // slower for noise or for a promise, unless another outruns or beats it; then declared priority, so that noise decides
         // nothing; but a prediction is better than none, and the less doubtful it is the better.
         let ties = |i: usize| {
             i == fastest
@@ -411,7 +411,11 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
         let all_measured = group.iter().all(|&i| measured(i));
         let torch = default.filter(|d| group.contains(d)).and_then(|d| candidates[d].estimate);
         let outruns = |i: usize| torch.zip(candidates[i].estimate).is_some_and(|(t, e)| e.outruns(&t, PROMISE));
-        let ahead: Vec<usize> = group.iter().copied().filter(|&i| outruns(i)).collect();
+        // It may tie with the fastest, of whom little is certain, and be behind another for certain.
+        let beats = |i: usize| {
+            default.is_some_and(|d| group.contains(&d) && time(d) - time(i) > noise_between(d, i) + promise(d, i))
+        };
+        let ahead: Vec<usize> = group.iter().copied().filter(|&i| outruns(i) || beats(i)).collect();
         let first = |i: usize| (ahead.contains(&i), is_default(i));
         group.sort_by(|&a, &b| {
             let declared = descending(terms(a).priority, terms(b).priority);

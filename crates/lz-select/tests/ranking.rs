@@ -247,6 +247,31 @@ fn nobody_that_is_behind_the_default_wins_a_tie_by_being_noisy() {
     assert_eq!(ranking(&spec, &query()).0, ["c.noisy", "b.fast", "a.default"]);
 }
 
+/// The default ties with the fastest because that is noisy, and is behind another that is not: the noise of a third is no
+/// reason to stay with it, and none to take somebody that is behind it.
+#[test]
+fn the_noise_of_the_fastest_does_not_keep_the_default_from_being_beaten() {
+    let mut default = kernel("a.default", 60);
+    default.baseline = true;
+    let all = ["a.default", "b.noisy", "c.sure", "d.behind"];
+    let others = [("b.noisy", 40), ("c.sure", 50), ("d.behind", 70)].map(|(id, priority)| kernel(id, priority));
+    let mut spec = spec([vec![default], others.to_vec()].concat());
+    let first = |spec: &mut SnapshotSpec, kind, us: [f64; 4]| {
+        let times = all.into_iter().zip(us.into_iter().zip([0.3, 4.0, 0.3, 4.0]));
+        spec.perf = Arc::new(Times(times.map(|(id, (us, spread))| (id, (us, spread, Some(kind), true))).collect()));
+        ranking(spec, &query()).0
+    };
+    for kind in [EstimateKind::Measured, EstimateKind::Predicted] {
+        let ranked = first(&mut spec, kind, [30.0, 27.0, 27.5, 30.9]);
+        assert_eq!(ranked[..2], ["c.sure", "a.default"], "{kind:?}");
+        // Not without that other one.
+        assert_eq!(first(&mut spec, kind, [30.0, 27.0, 29.9, 30.9])[0], "a.default", "{kind:?}");
+    }
+    // Ahead by more than noise, and by less than what a prediction must promise.
+    assert_eq!(first(&mut spec, EstimateKind::Measured, [30.0, 27.0, 29.2, 30.9])[0], "c.sure");
+    assert_eq!(first(&mut spec, EstimateKind::Predicted, [30.0, 27.0, 29.2, 30.9])[0], "a.default");
+}
+
 #[test]
 fn a_promise_is_asked_of_whoever_replaces_the_default_where_either_was_not_measured() {
     let mut default = kernel("a.default", 40);

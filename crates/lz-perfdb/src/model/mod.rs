@@ -8,6 +8,9 @@
 //! beyond what the two trends say, is interpolated directly: candidates are timed side by side, so that their ratios hold
 //! where their times do not, on a machine that is busy now and idle then.
 //!
+//! Of a call that runs on a device, what it takes the host and what it takes the device are predicted each by itself. What the
+//! host does is the same at all sizes, beyond what the trend says, and varies with the moment: there all points count alike.
+//!
 //! How far a time may be off is found by leaving each point out in turn; how far a ratio may be, by how much it differs
 //! between the neighbours. Beyond the measured sizes there is only a guess, which is said to be one and never trusted.
 
@@ -140,7 +143,12 @@ impl Model {
         let class = query.class();
         let known = self.classes.entry(class.fingerprint()).or_default();
         let at = known.iter().position(|c| c.class == class).unwrap_or_else(|| {
-            known.push(Class { class, times: Times::default(), host: Times::default(), device: Times::default() });
+            known.push(Class {
+                class,
+                times: Times::new(Says::Near),
+                host: Times::new(Says::All),
+                device: Times::new(Says::Near),
+            });
             known.len() - 1
         });
         let class = &mut known[at];
@@ -251,9 +259,24 @@ fn middle(low: i64, high: i64) -> i64 {
     ((low.max(1) as f64 * high as f64).sqrt().ceil() as i64).clamp(low, high)
 }
 
-/// How much a point counts for a shape: the nearer, the heavier.
-fn nearness(point: &[i64; MAX_DIMS], dims: &[i64; MAX_DIMS]) -> f64 {
-    (apart(point, dims, STEP).powi(3) + 1e-6).recip()
+/// Which points say something about a shape, beyond their trend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Says {
+    /// Those nearby, the nearer the more.
+    #[default]
+    Near,
+    /// All of them, each as much as any: they differ by chance.
+    All,
+}
+
+impl Says {
+    /// How much a point counts for a shape.
+    fn weight(self, point: &[i64; MAX_DIMS], dims: &[i64; MAX_DIMS]) -> f64 {
+        match self {
+            Says::Near => (apart(point, dims, STEP).powi(3) + 1e-6).recip(),
+            Says::All => 1.0,
+        }
+    }
 }
 
 /// How far two shapes are apart, in doublings.

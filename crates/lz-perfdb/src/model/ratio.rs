@@ -2,13 +2,16 @@
 
 use lz_model::MAX_DIMS;
 
-use super::{Point, REACH, STEP, UNTESTED, apart, distance, nearness};
+use super::{Point, REACH, STEP, Says, UNTESTED, apart, distance};
 
 /// Ratios of times, at the sizes where both were measured. Some are the same at all sizes; others are when each time is taken
 /// by its kernel's trend, as when one kernel is bound by its fixed cost where the other is by memory. At each size those
 /// count that differ less among the neighbours.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Ratios(Vec<Ratio>);
+pub(super) struct Ratios {
+    at: Vec<Ratio>,
+    says: Says,
+}
 
 #[derive(Clone, Debug)]
 struct Ratio {
@@ -38,7 +41,7 @@ const REST: Kind = |r| &r.rest;
 
 impl Ratios {
     /// Of one kernel's times to another's.
-    pub fn new(ours: &[Point], theirs: &[Point]) -> Ratios {
+    pub fn new(ours: &[Point], theirs: &[Point], says: Says) -> Ratios {
         let noise = |p: &Point| p.spread_us / p.median_us;
         let log = |ratio| Log { ratio, odd: 0.0 };
         let ratio = |p: &Point| {
@@ -52,25 +55,27 @@ impl Ratios {
                 others: 0.0,
             })
         };
-        Ratios::compared(ours.iter().filter_map(ratio).collect())
+        Ratios::compared(ours.iter().filter_map(ratio).collect(), says)
     }
 
     /// Finds out how far each is from what the others say.
-    fn compared(mut ratios: Vec<Ratio>) -> Ratios {
-        let odd = |i: usize, kind: Kind| {
-            let others = ratios.iter().enumerate().filter(|(j, _)| *j != i).map(|(_, r)| r);
-            let apart = mean(others, |r| kind(r).ratio, &ratios[i].dims).map_or(0.0, |m| kind(&ratios[i]).ratio - m);
-            (apart.powi(2) - ratios[i].noise.powi(2)).max(0.0).sqrt()
-        };
-        let others = |i: usize| {
-            let others = ratios.iter().enumerate().filter(|(j, _)| *j != i).map(|(_, r)| r);
-            mean(others, |r| apart(&r.dims, &ratios[i].dims, STEP), &ratios[i].dims).unwrap_or(0.0)
-        };
-        let found: Vec<_> = (0..ratios.len()).map(|i| (odd(i, PLAIN), odd(i, REST), others(i))).collect();
-        for (ratio, (plain, rest, others)) in ratios.iter_mut().zip(found) {
+    fn compared(at: Vec<Ratio>, says: Says) -> Ratios {
+        let mut ratios = Ratios { at, says };
+        let found: Vec<_> = (0..ratios.at.len())
+            .map(|i| {
+                let (one, others) =
+                    (&ratios.at[i], |of: &dyn Fn(&Ratio) -> f64| ratios.mean(of, &ratios.at[i].dims, Some(i)));
+                let odd = |kind: Kind| {
+                    let apart = others(&|r| kind(r).ratio).map_or(0.0, |mean| kind(one).ratio - mean);
+                    (apart.powi(2) - one.noise.powi(2)).max(0.0).sqrt()
+                };
+                (odd(PLAIN), odd(REST), others(&|r| apart(&r.dims, &one.dims, STEP)).unwrap_or(0.0))
+            })
+            .collect();
+        for (ratio, (plain, rest, others)) in ratios.at.iter_mut().zip(found) {
             (ratio.plain.odd, ratio.rest.odd, ratio.others) = (plain, rest, others);
         }
-        Ratios(ratios)
+        ratios
     }
 
     /// The ratio at a size where the trends' is `trends`, and how far it may be off, relative: as far as its neighbours are
@@ -86,8 +91,8 @@ impl Ratios {
     /// their own differences explain, the trends or the plain ratios. Nothing where it was not measured, or the
     /// neighbours are far.
     pub fn doubt(&self, dims: &[i64; MAX_DIMS]) -> Option<f64> {
-        let measured = self.0.iter().find(|r| r.dims == *dims)?;
-        let others = Ratios::compared(self.0.iter().filter(|r| r.dims != *dims).cloned().collect());
+        let measured = self.at.iter().find(|r| r.dims == *dims)?;
+        let others = Ratios::compared(self.at.iter().filter(|r| r.dims != *dims).cloned().collect(), self.says);
         let by = |kind: Kind| {
             let (said, off) = others.among(kind, dims)?;
             Some(((kind(measured).ratio - said).abs() - off.hypot(measured.noise)).max(0.0))
@@ -97,30 +102,31 @@ impl Ratios {
 
     /// The mean of ratios around a size, in log space, and how far it may be off.
     fn among(&self, kind: Kind, dims: &[i64; MAX_DIMS]) -> Option<(f64, f64)> {
-        if !self.0.iter().any(|r| distance(&r.dims, dims) <= REACH) {
+        if !self.at.iter().any(|r| distance(&r.dims, dims) <= REACH) {
             return None;
         }
-        let mean = |of: &dyn Fn(&Ratio) -> f64| mean(self.0.iter(), of, dims);
-        let weights = || self.0.iter().map(|r| nearness(&r.dims, dims));
+        let mean = |of: &dyn Fn(&Ratio) -> f64| self.mean(of, dims, None);
+        let weights = || self.at.iter().map(|r| self.says.weight(&r.dims, dims));
         let neighbours = weights().sum::<f64>().powi(2) / weights().map(|w| w * w).sum::<f64>();
         let noise = mean(&|r| r.noise)?.powi(2) / neighbours;
         let way = |r: &Ratio| (apart(&r.dims, dims, STEP) / r.others.max(f64::MIN_POSITIVE)).min(1.0);
-        let off = (mean(&|r| (kind(r).odd * way(r)).powi(2))? + noise).sqrt();
-        Some((mean(&|r| kind(r).ratio)?, if self.0.len() > 1 { off } else { off.max(UNTESTED) }))
+        let odd = match self.says {
+            Says::Near => mean(&|r| (kind(r).odd * way(r)).powi(2))?,
+            // What differs by chance is known the better the more there are.
+            Says::All => mean(&|r| kind(r).odd.powi(2))? / neighbours,
+        };
+        let off = (odd + noise).sqrt();
+        Some((mean(&|r| kind(r).ratio)?, if self.at.len() > 1 { off } else { off.max(UNTESTED) }))
     }
-}
 
-/// The mean over ratios, the nearer to a size the heavier.
-fn mean<'a>(
-    ratios: impl Iterator<Item = &'a Ratio>,
-    of: impl Fn(&Ratio) -> f64,
-    dims: &[i64; MAX_DIMS],
-) -> Option<f64> {
-    let (mut sum, mut weights) = (0.0, 0.0);
-    for ratio in ratios {
-        let weight = nearness(&ratio.dims, dims);
-        sum += weight * of(ratio);
-        weights += weight;
+    /// The mean over ratios, by what they say of a size; without one of them when that is being tested.
+    fn mean(&self, of: impl Fn(&Ratio) -> f64, dims: &[i64; MAX_DIMS], without: Option<usize>) -> Option<f64> {
+        let (mut sum, mut weights) = (0.0, 0.0);
+        for (_, ratio) in self.at.iter().enumerate().filter(|(i, _)| Some(*i) != without) {
+            let weight = self.says.weight(&ratio.dims, dims);
+            sum += weight * of(ratio);
+            weights += weight;
+        }
+        (weights > 0.0).then(|| sum / weights)
     }
-    (weights > 0.0).then(|| sum / weights)
 }

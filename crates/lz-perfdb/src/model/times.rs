@@ -7,13 +7,14 @@ use lz_select::{Estimate, EstimateKind};
 
 use super::ratio::Ratios;
 use super::trend::{Trend, Work};
-use super::{Id, LEAST_ERROR, REACH, RIVAL, UNTESTED, distance, nearness};
+use super::{Id, LEAST_ERROR, REACH, RIVAL, Says, UNTESTED, distance};
 
 /// What is known of the kernels' times.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Times {
     pub kernels: HashMap<Id, Kernel>,
     yardstick: Option<Id>,
+    says: Says,
 }
 
 /// What is known of one kernel in one class.
@@ -43,13 +44,17 @@ pub(super) struct Point {
 }
 
 impl Times {
+    pub fn new(says: Says) -> Times {
+        Times { says, ..Times::default() }
+    }
+
     pub fn fit(&mut self) {
         for kernel in self.kernels.values_mut() {
             kernel.fit();
         }
         // What all kernels share at a point (a busy machine) is not an error of any.
         let mut shared: HashMap<[i64; MAX_DIMS], Vec<f64>> = HashMap::new();
-        let errors: Vec<_> = self.kernels.iter().map(|(id, kernel)| (id.clone(), kernel.errors())).collect();
+        let errors: Vec<_> = self.kernels.iter().map(|(id, kernel)| (id.clone(), kernel.errors(self.says))).collect();
         for (dims, error) in errors.iter().flat_map(|(_, errors)| errors) {
             shared.entry(*dims).or_default().push(*error);
         }
@@ -81,7 +86,7 @@ impl Times {
             timed().min_by(|(a, x), (b, y)| worth(y).cmp(&worth(x)).then(speed(x).total_cmp(&speed(y))).then(a.cmp(b)));
         let Some((id, yardstick)) = first.map(|(id, kernel)| (id.clone(), kernel.points.clone())) else { return };
         for (_, kernel) in self.kernels.iter_mut().filter(|(other, _)| **other != id) {
-            kernel.ratios = Ratios::new(&kernel.points, &yardstick);
+            kernel.ratios = Ratios::new(&kernel.points, &yardstick, self.says);
         }
         self.yardstick = Some(id);
     }
@@ -89,7 +94,7 @@ impl Times {
     /// By the yardstick where that is known around here and was timed beside the kernel nearby; else by itself alone.
     pub fn estimate(&self, id: &Id, facts: &Facts<'_>) -> Option<Estimate> {
         let kernel = self.kernels.get(id)?;
-        let own = kernel.estimate(facts)?;
+        let own = kernel.estimate(facts, self.says)?;
         if own.kind != EstimateKind::Predicted {
             return Some(own);
         }
@@ -98,7 +103,7 @@ impl Times {
             return Some(Estimate { apart_us: Some(own.median_us * LEAST_ERROR), ..own });
         }
         let (yardstick, work) = (self.kernels.get(yardstick)?, Work::of(facts));
-        let by = yardstick.estimate(facts).filter(|by| by.kind != EstimateKind::Extrapolated);
+        let by = yardstick.estimate(facts, self.says).filter(|by| by.kind != EstimateKind::Extrapolated);
         let trends = kernel.trend.time_us(&work) / yardstick.trend.time_us(&work);
         let (Some(by), Some((ratio, off))) = (by, kernel.ratios.at(facts.query.dims(), trends)) else {
             return Some(own);
@@ -158,7 +163,7 @@ impl Kernel {
         }
     }
 
-    fn estimate(&self, facts: &Facts<'_>) -> Option<Estimate> {
+    fn estimate(&self, facts: &Facts<'_>, says: Says) -> Option<Estimate> {
         let dims = facts.query.dims();
         if let Some(point) = self.points.iter().find(|p| p.dims == *dims) {
             return Some(Estimate {
@@ -174,7 +179,7 @@ impl Kernel {
         let trend = self.trend.time_us(&Work::of(facts));
         let nearest = self.points.iter().map(|p| distance(&p.dims, dims)).fold(f64::INFINITY, f64::min);
         let inside = nearest <= REACH && self.is_between(dims);
-        let residual = self.interpolate(dims, None)?;
+        let residual = self.interpolate(dims, says, None)?;
         let median_us = trend * residual.exp();
         let spread_us = median_us * if inside { self.error } else { self.error.max(UNTESTED) * (1.0 + nearest) };
         Some(Estimate {
@@ -196,11 +201,18 @@ impl Kernel {
         })
     }
 
-    /// The residual of the neighbours, the nearer the heavier; without one of the points when that is being tested.
-    fn interpolate(&self, dims: &[i64; MAX_DIMS], without: Option<usize>) -> Option<f64> {
+    /// The residual at a shape, without one of the points when that is being tested: of the neighbours, the nearer the
+    /// heavier; or of all, the lower quartile, as a host is often kept from its work, and never helped.
+    fn interpolate(&self, dims: &[i64; MAX_DIMS], says: Says, without: Option<usize>) -> Option<f64> {
+        let points = self.points.iter().enumerate().filter(|(i, _)| Some(*i) != without).map(|(_, point)| point);
+        if says == Says::All {
+            let mut residuals: Vec<f64> = points.map(|p| p.residual).collect();
+            residuals.sort_unstable_by(f64::total_cmp);
+            return residuals.get(residuals.len() / 4).copied();
+        }
         let (mut sum, mut weights) = (0.0, 0.0);
-        for (_, point) in self.points.iter().enumerate().filter(|(i, _)| Some(*i) != without) {
-            let weight = nearness(&point.dims, dims);
+        for point in points {
+            let weight = says.weight(&point.dims, dims);
             sum += weight * point.residual;
             weights += weight;
         }
@@ -208,8 +220,8 @@ impl Kernel {
     }
 
     /// For every point, how far its time is from what the others would have predicted, in log space.
-    fn errors(&self) -> Vec<([i64; MAX_DIMS], f64)> {
-        let error = |(i, p): (usize, &Point)| Some((p.dims, p.residual - self.interpolate(&p.dims, Some(i))?));
+    fn errors(&self, says: Says) -> Vec<([i64; MAX_DIMS], f64)> {
+        let error = |(i, p): (usize, &Point)| Some((p.dims, p.residual - self.interpolate(&p.dims, says, Some(i))?));
         self.points.iter().enumerate().filter_map(error).collect()
     }
 }

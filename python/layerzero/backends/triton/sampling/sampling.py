@@ -88,8 +88,8 @@ def _plan(
     how = (by_count, all_kept, uniform is not None)
     cut = (room, parts, kept, sizes.steps, sizes.thresholds)
     last = (sizes.few, sizes.some, sizes.many, sizes.ways, sizes.last_block)
-    # More programs than multiprocessors would be spread unevenly if they came before there is room for them.
-    early = starts_early(device) and rows * parts <= processors(device)
+    # Where two launches have more programs than there are multiprocessors, those that begin early are spread unevenly.
+    early = starts_early(device) and 2 * rows * parts <= processors(device)
 
     def launch(kernel: Any, scalars: tuple[int, ...], constants: tuple[Any, ...], number: int) -> Launch:
         each = min(power(-(-rows * parts // (processors(device) * sizes.busy[number]))), parts)
