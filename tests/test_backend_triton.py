@@ -113,40 +113,6 @@ def test_a_kind_of_call_is_planned_once() -> None:
         assert callable(function) and all(one is other for one, other in zip(tensors, arguments, strict=False))
 
 
-@pytest.mark.parametrize(("rows", "early"), [(1, True), (2, True), (3, False), (64, False)])
-def test_few_rows_are_drawn_by_launches_that_do_not_wait_for_each_other_to_end(
-    monkeypatch: pytest.MonkeyPatch, rows: int, early: bool
-) -> None:
-    """On a device that can; the first launch waits for whatever came before, and each kernel is told which it is."""
-    sampling = import_module("layerzero.backends.triton.sampling.sampling")
-    made: list[tuple[bool, bool]] = []
-
-    def launch(*arguments: Any, early: bool = False) -> None:
-        made.append((early, arguments[4][-1]))
-
-    monkeypatch.setattr(sampling, "Launch", launch)
-    monkeypatch.setattr(sampling, "starts_early", lambda device: True)
-    monkeypatch.setattr(sampling, "processors", lambda device: 132)
-    shape = torch.Size((rows, 128256))
-    sampling._plan.__wrapped__(
-        shape, (128256, 1), torch.float32, torch.device("cuda:0"), True, (torch.float32, 1, 0), False, False
-    )
-    assert made == [(False, early), (early, early), (early, early), (early, early)]
-
-
-@pytest.mark.parametrize("early", [False, True])
-def test_triton_is_told_which_launches_may_begin_early(early: bool) -> None:
-    launching, told = import_module("layerzero.backends.triton.launching"), dict[str, Any]()
-
-    class Kernel:
-        def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            return lambda *arguments, **options: told.update(options)
-
-    launching.Launch(Kernel(), 1, torch.device("cpu"), early=early)()
-    assert told.get("launch_pdl", False) is early
-    assert not launching.starts_early(torch.device("cpu"))
-
-
 # --- what is computed -------------------------------------------------------------------------------------------------
 
 

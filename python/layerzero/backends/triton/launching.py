@@ -17,8 +17,8 @@ from torch import Tensor
 INTERPRETED = bool(triton.knobs.runtime.interpret) if hasattr(triton, "knobs") else False
 """Whether kernels run in Triton's interpreter, on tensors of the CPU."""
 
-# How a binary is launched differs between versions; elsewhere Triton does it.
-_KNOWN = triton.__version__.startswith("3.6.") and not INTERPRETED
+#: How a binary is launched differs between versions; elsewhere Triton does it.
+KNOWN = triton.__version__.startswith("3.6.") and not INTERPRETED
 _Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
@@ -26,8 +26,8 @@ class Launch:
     """A kernel with its grid, its scalars and its constants.
 
     The kernel takes tensors (and numbers that differ from call to call) first, then `scalars`, then `constants`, in the
-    order of its parameters. Such numbers are annotated and not specialized on. An `early` one may be under way before the
-    launch before it has ended, which it waits for by itself.
+    order of its parameters. Such numbers are annotated and not specialized on. One that `overlaps` may begin before the
+    launch before it has ended: see `overlapping`.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class Launch:
         constants: tuple[Any, ...] = (),
         warps: int = 4,
         stages: int = 2,
-        early: bool = False,
+        overlaps: bool = False,
     ) -> None:
         self._kernel, self._grid, self._rest = kernel, grid, (*scalars, *constants)
         self._options: dict[str, Any] = {"num_warps": warps, "num_stages": stages}
-        if early:
+        if overlaps:
             self._options["launch_pdl"] = True
         self._device = -1 if device.type == "cpu" else device.index
         self._launch: Callable[..., Any] | None = None
@@ -67,7 +67,7 @@ class Launch:
             return
         with torch.cuda.device(self._device):
             binary = self._kernel[(self._grid,)](*arguments, *self._rest, **self._options)
-        if _KNOWN and self._launch is None:
+        if KNOWN and self._launch is None:
             launcher = binary.run
             if launcher.global_scratch_size == 0 and launcher.profile_scratch_size == 0:
                 ways = launcher.launch_cooperative_grid, launcher.launch_pdl
@@ -83,9 +83,9 @@ def _profiler_listens() -> bool:
     return bool(_ENTER.calls or _EXIT.calls)
 
 
-_ENTER: Any = triton.knobs.runtime.launch_enter_hook if _KNOWN else None
-_EXIT: Any = triton.knobs.runtime.launch_exit_hook if _KNOWN else None
-_hooks = _profiler_listens if _KNOWN else _no_hooks
+_ENTER: Any = triton.knobs.runtime.launch_enter_hook if KNOWN else None
+_EXIT: Any = triton.knobs.runtime.launch_exit_hook if KNOWN else None
+_hooks = _profiler_listens if KNOWN else _no_hooks
 
 
 def planned(plan: Callable[..., _Call]) -> Callable[..., Any]:
@@ -104,14 +104,6 @@ def planned(plan: Callable[..., _Call]) -> Callable[..., Any]:
 def processors(device: torch.device) -> int:
     """How many multiprocessors a device has."""
     return 4 if device.type == "cpu" else int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-@cache
-def starts_early(device: torch.device) -> bool:
-    """Whether a kernel may be launched before the one it waits for has ended."""
-    if not _KNOWN or device.type != "cuda" or torch.version.cuda is None:
-        return False
-    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @cache

@@ -14,8 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..launching import Launch, planned, power
+from ..overlapping import go_on, overlaps
 from . import splitting
-from .splitting import dot, give, go_on, weigh
+from .splitting import dot, give, weigh
 
 
 @triton.jit(do_not_specialize=["first", "seq_k", "share", "parts", "lines", "group", "blocks"])
@@ -94,7 +95,7 @@ def decode(
     )
     constants = (
         *(key.stride(token), value.stride(token), rows, tokens, dim, v_width),
-        *(softcap != 0.0, parts > 1, exact, splitting.overlaps(device, parts)),
+        *(softcap != 0.0, parts > 1, exact, parts > 1 and overlaps(device)),
     )
     grid = batch * kv_heads * blocks * parts
     attend = Launch(_attend, grid, device, scalars, constants, warps, stages)

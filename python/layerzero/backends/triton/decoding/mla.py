@@ -14,9 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ..launching import INTERPRETED, Launch, planned, power
+from ..overlapping import go_on, overlaps
 from . import splitting
 from .paged import known, look_up, reach, slots_of
-from .splitting import give, go_on, weigh
+from .splitting import give, weigh
 
 
 @triton.jit(do_not_specialize=["capacity", "parts", "lines", "heads", "blocks", "num_blocks"])
@@ -103,7 +104,7 @@ def decode(
     )
     constants = (
         *(ckv_cache.stride(1), kpe_cache.stride(1), block_size, rows, tokens, ckv, kpe),
-        *(parts > 1, splitting.overlaps(device, parts)),
+        *(parts > 1, parts > 1 and overlaps(device)),
     )
     attend = Launch(_attend, batch * blocks * parts, device, scalars, constants, warps, stages)
     tensors = (q_nope, q_pe, ckv_cache, kpe_cache, block_tables, context_lens)

@@ -17,8 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..launching import Launch, planned, power
+from ..overlapping import go_on, overlaps
 from . import splitting
-from .splitting import dot, give, go_on, weigh
+from .splitting import dot, give, weigh
 
 
 @triton.jit
@@ -154,7 +155,7 @@ def decode(
     constants = (
         *(key_cache.stride(slots), value_cache.stride(slots), key_cache.stride() == value_cache.stride(), block_size),
         *(rows, tokens, dim),
-        *(window_left >= 0, softcap != 0.0, parts > 1, exact, splitting.overlaps(device, parts)),
+        *(window_left >= 0, softcap != 0.0, parts > 1, exact, parts > 1 and overlaps(device)),
     )
     grid = batch * kv_heads * blocks * parts
     attend = Launch(_attend, grid, device, scalars, constants, warps, stages)

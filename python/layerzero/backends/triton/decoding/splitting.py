@@ -11,15 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra import cuda
 
-from ..launching import INTERPRETED, Launch, power, processors, shared_memory
+from ..launching import Launch, power, processors, shared_memory
+from ..overlapping import overlaps, wait
 
 _LOG2E = math.log2(math.e)
 # What a block of threads costs before its first tile, and the join, in tiles.
@@ -83,18 +82,10 @@ def give(y_ptr, y, top, total, line, some, sound, width, parts, part, lines,
         tl.store(y_ptr + line[:, None] * width + column[None, :], y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def go_on(OVERLAPS: tl.constexpr):
-    """Lets the join be launched; it waits for the parts by itself."""
-    if OVERLAPS:
-        cuda.gdc_launch_dependents()
-
-
 @triton.jit(do_not_specialize=["parts", "lines"])
 def _join(parts_ptr, y_ptr, width, pieces, parts, lines,
           PARTS: tl.constexpr, WIDTH: tl.constexpr, OVERLAPS: tl.constexpr):  # fmt: skip
-    if OVERLAPS:
-        cuda.gdc_wait()
+    wait(OVERLAPS)
     row = (tl.program_id(0) // pieces).to(tl.int64)
     column = tl.program_id(0) % pieces * WIDTH + tl.arange(0, WIDTH)
     part = tl.arange(0, PARTS)
@@ -111,15 +102,6 @@ def _join(parts_ptr, y_ptr, width, pieces, parts, lines,
     y = tl.sum(y * share[:, None], 0)
     y = tl.where(whole == 0.0, 0.0, y / whole)
     tl.store(y_ptr + row * width + column, y.to(y_ptr.dtype.element_ty), mask=column < width)
-
-
-class _Following(Launch):
-    """A launch that may begin while the one before it still runs: its kernel waits for that one."""
-
-    def __init__(self, *settled: Any, overlaps: bool, **options: Any) -> None:
-        super().__init__(*settled, **options)
-        if overlaps:
-            self._options["launch_pdl"] = True
 
 
 @lru_cache(maxsize=4096)
@@ -164,11 +146,6 @@ def factors(scale: float, softcap: float) -> tuple[float, float]:
     return (scale / softcap, softcap * _LOG2E) if softcap else (scale * _LOG2E, 0.0)
 
 
-def overlaps(device: torch.device, parts: int) -> bool:
-    """Whether the join is launched while parts are still computed."""
-    return parts > 1 and not INTERPRETED and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
 def attention(attend: Launch, query: Tensor, width: int, parts: int) -> Callable[..., Tensor]:
     """The call of a kernel that takes a query and other tensors and gives parts: with the memory for them, and the join.
 
@@ -184,9 +161,9 @@ def attention(attend: Launch, query: Tensor, width: int, parts: int) -> Callable
 
         return whole
     rows, pieces = math.prod(shape[:-1]), -(-width // _WIDTH)
-    lines, early = rows * parts, overlaps(device, parts)
-    constants = (power(parts), min(power(width), _WIDTH), early)
-    join = _Following(_join, rows * pieces, device, (width, pieces, parts, lines), constants, overlaps=early)
+    lines, overlap = rows * parts, overlaps(device)
+    constants = (power(parts), min(power(width), _WIDTH), overlap)
+    join = Launch(_join, rows * pieces, device, (width, pieces, parts, lines), constants, overlaps=overlap)
     room = lines * (width + 2)
 
     def call(*tensors: Tensor) -> Tensor:

@@ -6,8 +6,8 @@
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
 
+from ..overlapping import wait
 from .drawing import NO_TOKEN, code_of, id_of, last_above, logit_of, room, row_ends, uniform_number, weight_of
 
 
@@ -185,11 +185,10 @@ def choose(
     logits_ptr, uniform_ptr, work_ptr, output_ptr, wanted: tl.int64, seed: tl.int64, stride, vocab, step,
     BY_COUNT: tl.constexpr, ALL_KEPT: tl.constexpr, GIVEN: tl.constexpr, WORDS: tl.constexpr, PARTS: tl.constexpr,
     KEPT: tl.constexpr, STEPS: tl.constexpr, COUNT: tl.constexpr, FEW: tl.constexpr, SOME: tl.constexpr,
-    MANY: tl.constexpr, WAYS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    MANY: tl.constexpr, WAYS: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """The token of each row, or -1 where none can be drawn."""
-    if EARLY:
-        gdc_wait()
+    wait(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     codes, exact, counts, ends, _, _, _, edges = room(work_ptr, row, WORDS, PARTS, KEPT, STEPS, COUNT)
     part = tl.arange(0, PARTS)

@@ -7,9 +7,9 @@ A token's weight is `exp(logit - top)`, so that the largest is 1. What is looked
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..numerals import is_nan
+from ..overlapping import go_on, wait
 from .drawing import code_of, last_weightless, room, row_ends, uniform_number, weight_of
 
 # Sums of float32 are off by less than this.
@@ -76,11 +76,10 @@ def _stairs(highest, step, STEPS: tl.constexpr):
 def survey(
     logits_ptr, work_ptr, stride, vocab, share, each,
     BY_COUNT: tl.constexpr, WORDS: tl.constexpr, PARTS: tl.constexpr, KEPT: tl.constexpr, STEPS: tl.constexpr,
-    COUNT: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, AT_ONCE: tl.constexpr, EARLY: tl.constexpr,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, AT_ONCE: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """The extremes of each part, and how much lies above steps below its largest number."""
-    if EARLY:
-        gdc_launch_dependents()
+    go_on(OVERLAPS)
     row, row_ptr, first, beyond = _parts(logits_ptr, stride, each, PARTS)
     _, _, _, ends, steps, _, _, _ = room(work_ptr, row, WORDS, PARTS, KEPT, STEPS, COUNT)
     for part in range(first, beyond):
@@ -200,12 +199,11 @@ def narrow(
     logits_ptr, uniform_ptr, work_ptr, wanted: tl.int64, seed: tl.int64, stride, vocab, share, each, step,
     BY_COUNT: tl.constexpr, ALL_KEPT: tl.constexpr, GIVEN: tl.constexpr, WORDS: tl.constexpr, PARTS: tl.constexpr,
     KEPT: tl.constexpr, STEPS: tl.constexpr, COUNT: tl.constexpr, CHUNK: tl.constexpr, AT_ONCE: tl.constexpr,
-    EARLY: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """How much lies above thresholds within the intervals that the steps leave."""
-    if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait(OVERLAPS)
+    go_on(OVERLAPS)
     row, row_ptr, first, beyond = _parts(logits_ptr, stride, each, PARTS)
     _, _, _, ends, steps, sums, thresholds, edges = room(work_ptr, row, WORDS, PARTS, KEPT, STEPS, COUNT)
     top, least, _ = row_ends(ends, PARTS)
@@ -251,12 +249,11 @@ def put_aside(
     logits_ptr, uniform_ptr, work_ptr, wanted: tl.int64, seed: tl.int64, stride, vocab, share, each, step,
     BY_COUNT: tl.constexpr, ALL_KEPT: tl.constexpr, GIVEN: tl.constexpr, WORDS: tl.constexpr, PARTS: tl.constexpr,
     KEPT: tl.constexpr, STEPS: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
-    EARLY: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """The weight of what lies above the intervals, in float64, and the tokens within them."""
-    if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait(OVERLAPS)
+    go_on(OVERLAPS)
     row, row_ptr, first, beyond = _parts(logits_ptr, stride, each, PARTS)
     codes, exact, counts, ends, _, sums, thresholds, edges = room(work_ptr, row, WORDS, PARTS, KEPT, STEPS, COUNT)
     top, _, _ = row_ends(ends, PARTS)

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from ...torch.blocks import rows_of
-from ..launching import Launch, power, processors, starts_early
+from ..launching import Launch, power, processors
+from ..overlapping import overlaps
 from .choosing import choose
 from .drawing import words
 from .narrowing import narrow, put_aside, survey
@@ -88,14 +89,20 @@ def _plan(
     how = (by_count, all_kept, uniform is not None)
     cut = (room, parts, kept, sizes.steps, sizes.thresholds)
     last = (sizes.few, sizes.some, sizes.many, sizes.ways, sizes.last_block)
-    # Where two launches have more programs than there are multiprocessors, those that begin early are spread unevenly.
-    early = starts_early(device) and 2 * rows * parts <= processors(device)
+    # Where two launches have more programs than there are multiprocessors, those of the second are spread unevenly.
+    overlap = overlaps(device) and 2 * rows * parts <= processors(device)
 
     def launch(kernel: Any, scalars: tuple[int, ...], constants: tuple[Any, ...], number: int) -> Launch:
         each = min(power(-(-rows * parts // (processors(device) * sizes.busy[number]))), parts)
-        scalars, constants = (row, vocab, share, each, *scalars), (*constants, early)
+        scalars, constants = (row, vocab, share, each, *scalars), (*constants, overlap)
         return Launch(
-            kernel, rows * parts // each, device, scalars, constants, sizes.warps[number], early=early and number > 0
+            kernel,
+            rows * parts // each,
+            device,
+            scalars,
+            constants,
+            sizes.warps[number],
+            overlaps=overlap and number > 0,
         )
 
     return Plan(
@@ -103,7 +110,9 @@ def _plan(
         launch(survey, (), (by_count, *cut, block, 32 * sizes.warps[0], sizes.at_once[0]), 0),
         launch(narrow, (step,), (*how, *cut, 32 * sizes.warps[1], sizes.at_once[1]), 1),
         launch(put_aside, (step,), (*how, *cut, 32 * sizes.warps[2], sizes.at_once[2]), 2),
-        Launch(choose, rows, device, (row, vocab, step), (*how, *cut, *last, early), sizes.warps[3], early=early),
+        Launch(
+            choose, rows, device, (row, vocab, step), (*how, *cut, *last, overlap), sizes.warps[3], overlaps=overlap
+        ),
     )
 
 

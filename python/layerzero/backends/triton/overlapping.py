@@ -1,0 +1,39 @@
+# mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def"
+"""Launches that overlap: one begins while the one before it still runs, and waits for its results by itself.
+
+Part of what a launch takes the device is hidden that way. The kernel before calls `go_on` when the next may take up room
+beside it, the kernel after calls `wait` before it touches memory, and its `Launch` is told that it overlaps.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import cuda
+
+from .launching import KNOWN
+
+
+@cache
+def overlaps(device: torch.device) -> bool:
+    """Whether launches can overlap on a device: Hopper's were run, Blackwell's of data centres do the same."""
+    if not KNOWN or device.type != "cuda" or torch.version.cuda is None:
+        return False
+    return torch.cuda.get_device_capability(device)[0] in (9, 10)
+
+
+@triton.jit
+def go_on(OVERLAPS: tl.constexpr):
+    """Lets the next launch begin."""
+    if OVERLAPS:
+        cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait(OVERLAPS: tl.constexpr):
+    """Waits for the launch before to have ended, and for what it stored."""
+    if OVERLAPS:
+        cuda.gdc_wait()
