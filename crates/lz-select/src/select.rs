@@ -404,18 +404,18 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
                     && time(i) - time(fastest) <= noise_between(i, fastest) + promise(i, fastest)
         };
         // Where plain torch is behind for certain, nobody that is behind it wins a tie by being noisy.
-        let is_behind = |d: usize| accepted.contains(&d) && time(d) > time(fastest) && !ties(d);
-        let behind = default.filter(|&d| is_behind(d)).map_or(f64::INFINITY, time);
+        let is_lost = |d: usize| accepted.contains(&d) && time(d) > time(fastest) && !ties(d);
+        let behind = default.filter(|&d| is_lost(d)).map_or(f64::INFINITY, time);
         let (mut group, rest): (Vec<usize>, Vec<usize>) =
             accepted.iter().partition(|&&i| i == fastest || ties(i) && time(i) < behind);
         let all_measured = group.iter().all(|&i| measured(i));
         let torch = default.filter(|d| group.contains(d)).and_then(|d| candidates[d].estimate);
         let outruns = |i: usize| torch.zip(candidates[i].estimate).is_some_and(|(t, e)| e.outruns(&t, PROMISE));
         // It may tie with the fastest, of whom little is certain, and be behind another for certain.
-        let beats = |i: usize| {
-            default.is_some_and(|d| group.contains(&d) && time(d) - time(i) > noise_between(d, i) + promise(d, i))
-        };
+        let is_behind = |i: usize, j: usize| time(i) - time(j) > noise_between(i, j) + promise(i, j);
+        let beats = |i: usize| default.is_some_and(|d| group.contains(&d) && is_behind(d, i));
         let ahead: Vec<usize> = group.iter().copied().filter(|&i| outruns(i) || beats(i)).collect();
+        let ahead: Vec<usize> = ahead.iter().copied().filter(|&i| !ahead.iter().any(|&j| is_behind(i, j))).collect();
         let first = |i: usize| (ahead.contains(&i), is_default(i));
         group.sort_by(|&a, &b| {
             let declared = descending(terms(a).priority, terms(b).priority);

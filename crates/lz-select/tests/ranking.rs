@@ -267,6 +267,13 @@ fn the_noise_of_the_fastest_does_not_keep_the_default_from_being_beaten() {
         // Not without that other one.
         assert_eq!(first(&mut spec, kind, [30.0, 27.0, 29.9, 30.9])[0], "a.default", "{kind:?}");
     }
+    // Nor does it make a third, declared above both, the choice, which is behind another for certain.
+    let mut third = spec.clone();
+    third.kernels.push(Arc::new(kernel("c.slower", 80)));
+    let times = [("a.default", 30.0, 0.3), ("b.noisy", 27.0, 4.0), ("c.sure", 27.5, 0.3), ("c.slower", 29.5, 0.3)];
+    let times = times.map(|(id, us, spread)| (id, measured(us, spread)));
+    third.perf = Arc::new(Times(BTreeMap::from(times)));
+    assert_eq!(ranking(&third, &query()).0[0], "c.sure");
     // Ahead by more than noise, and by less than what a prediction must promise.
     assert_eq!(first(&mut spec, EstimateKind::Measured, [30.0, 27.0, 29.2, 30.9])[0], "c.sure");
     assert_eq!(first(&mut spec, EstimateKind::Predicted, [30.0, 27.0, 29.2, 30.9])[0], "a.default");

@@ -9,7 +9,8 @@
 //! where their times do not, on a machine that is busy now and idle then.
 //!
 //! Of a call that runs on a device, what it takes the host and what it takes the device are predicted each by itself. What the
-//! host does is the same at all sizes, beyond what the trend says, and varies with the moment: there all points count alike.
+//! host does varies with the moment more than with the size: unless the neighbours of a point clearly foretell it better than
+//! all points do, all count alike, and of a yardstick the lower quartile, of ratios the median.
 //!
 //! How far a time may be off is found by leaving each point out in turn; how far a ratio may be, by how much it differs
 //! between the neighbours. Beyond the measured sizes there is only a guess, which is said to be one and never trusted.
@@ -39,6 +40,8 @@ const UNTESTED: f64 = 0.15;
 const RIVAL: f64 = 1.25;
 /// What a device's own times differ by from call to call, whatever the host does meanwhile: as much as those of graphs do.
 const STEADY: f64 = 0.02;
+/// How far off predictions by the neighbours must be at most, to those by all, for sizes to matter where they need not.
+const CLEARLY: f64 = 0.7;
 /// Predictions are never better than this.
 const LEAST_ERROR: f64 = 0.01;
 
@@ -145,9 +148,9 @@ impl Model {
         let at = known.iter().position(|c| c.class == class).unwrap_or_else(|| {
             known.push(Class {
                 class,
-                times: Times::new(Says::Near),
-                host: Times::new(Says::All),
-                device: Times::new(Says::Near),
+                times: Times::default(),
+                host: Times { sizes: Sizes::MayMatter, ..Times::default() },
+                device: Times::default(),
             });
             known.len() - 1
         });
@@ -259,6 +262,23 @@ fn middle(low: i64, high: i64) -> i64 {
     ((low.max(1) as f64 * high as f64).sqrt().ceil() as i64).clamp(low, high)
 }
 
+/// Whether times differ between sizes, beyond the trend and chance.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Sizes {
+    /// They do.
+    #[default]
+    Matter,
+    /// Only where the points say so: a host that makes two launches from some size on takes longer from there.
+    MayMatter,
+}
+
+impl Sizes {
+    /// Whether they do, if points that are left out are foretold up to so much by those nearby, and by all of them.
+    fn matter(self, near: f64, all: f64) -> bool {
+        self == Sizes::Matter || near < CLEARLY * all
+    }
+}
+
 /// Which points say something about a shape, beyond their trend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Says {
@@ -276,6 +296,15 @@ impl Says {
             Says::Near => (apart(point, dims, STEP).powi(3) + 1e-6).recip(),
             Says::All => 1.0,
         }
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    match values.len() {
+        0 => 0.0,
+        n if n % 2 == 1 => values[n / 2],
+        n => (values[n / 2 - 1] + values[n / 2]) / 2.0,
     }
 }
 

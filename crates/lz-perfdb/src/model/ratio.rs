@@ -2,11 +2,14 @@
 
 use lz_model::MAX_DIMS;
 
-use super::{Point, REACH, STEP, Says, UNTESTED, apart, distance};
+use super::{Point, REACH, STEP, Says, Sizes, UNTESTED, apart, distance, median};
+
+/// How far the median of what differs by chance is off, in mean deviations of one over the root of how many there are.
+const MEDIAN: f64 = std::f64::consts::FRAC_PI_2;
 
 /// Ratios of times, at the sizes where both were measured. Some are the same at all sizes; others are when each time is taken
 /// by its kernel's trend, as when one kernel is bound by its fixed cost where the other is by memory. At each size those
-/// count that differ less among the neighbours.
+/// count that differ less among the neighbours, or among all where these differ by chance.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ratios {
     at: Vec<Ratio>,
@@ -41,7 +44,7 @@ const REST: Kind = |r| &r.rest;
 
 impl Ratios {
     /// Of one kernel's times to another's.
-    pub fn new(ours: &[Point], theirs: &[Point], says: Says) -> Ratios {
+    pub fn new(ours: &[Point], theirs: &[Point], sizes: Sizes) -> Ratios {
         let noise = |p: &Point| p.spread_us / p.median_us;
         let log = |ratio| Log { ratio, odd: 0.0 };
         let ratio = |p: &Point| {
@@ -55,7 +58,10 @@ impl Ratios {
                 others: 0.0,
             })
         };
-        Ratios::compared(ours.iter().filter_map(ratio).collect(), says)
+        let at: Vec<Ratio> = ours.iter().filter_map(ratio).collect();
+        let near = Ratios::compared(at.clone(), Says::Near);
+        let all = (sizes == Sizes::MayMatter).then(|| Ratios::compared(at, Says::All));
+        all.filter(|all| !sizes.matter(near.odd(), all.odd())).unwrap_or(near)
     }
 
     /// Finds out how far each is from what the others say.
@@ -66,7 +72,7 @@ impl Ratios {
                 let (one, others) =
                     (&ratios.at[i], |of: &dyn Fn(&Ratio) -> f64| ratios.mean(of, &ratios.at[i].dims, Some(i)));
                 let odd = |kind: Kind| {
-                    let apart = others(&|r| kind(r).ratio).map_or(0.0, |mean| kind(one).ratio - mean);
+                    let apart = ratios.said(kind, &one.dims, Some(i)).map_or(0.0, |said| kind(one).ratio - said);
                     (apart.powi(2) - one.noise.powi(2)).max(0.0).sqrt()
                 };
                 (odd(PLAIN), odd(REST), others(&|r| apart(&r.dims, &one.dims, STEP)).unwrap_or(0.0))
@@ -113,10 +119,25 @@ impl Ratios {
         let odd = match self.says {
             Says::Near => mean(&|r| (kind(r).odd * way(r)).powi(2))?,
             // What differs by chance is known the better the more there are.
-            Says::All => mean(&|r| kind(r).odd.powi(2))? / neighbours,
+            Says::All => (MEDIAN * mean(&|r| kind(r).odd)?).powi(2) / neighbours,
         };
         let off = (odd + noise).sqrt();
-        Some((mean(&|r| kind(r).ratio)?, if self.at.len() > 1 { off } else { off.max(UNTESTED) }))
+        Some((self.said(kind, dims, None)?, if self.at.len() > 1 { off } else { off.max(UNTESTED) }))
+    }
+
+    /// How far ratios are from what the others say, in all, plainly or beyond the trends.
+    fn odd(&self) -> f64 {
+        let of = |kind: Kind| self.at.iter().map(|r| kind(r).odd).sum::<f64>();
+        of(PLAIN).min(of(REST))
+    }
+
+    /// What the ratios say of a size, in log space: those nearby, or all of them, of which some were had in bad moments.
+    fn said(&self, kind: Kind, dims: &[i64; MAX_DIMS], without: Option<usize>) -> Option<f64> {
+        let others = || self.at.iter().enumerate().filter(|(i, _)| Some(*i) != without).map(|(_, r)| kind(r).ratio);
+        match self.says {
+            Says::Near => self.mean(|r| kind(r).ratio, dims, without),
+            Says::All => others().next().map(|_| median(others().collect())),
+        }
     }
 
     /// The mean over ratios, by what they say of a size; without one of them when that is being tested.

@@ -7,14 +7,14 @@ use lz_select::{Estimate, EstimateKind};
 
 use super::ratio::Ratios;
 use super::trend::{Trend, Work};
-use super::{Id, LEAST_ERROR, REACH, RIVAL, Says, UNTESTED, distance};
+use super::{Id, LEAST_ERROR, REACH, RIVAL, Says, Sizes, UNTESTED, distance, median};
 
 /// What is known of the kernels' times.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Times {
     pub kernels: HashMap<Id, Kernel>,
-    yardstick: Option<Id>,
-    says: Says,
+    pub sizes: Sizes,
+    pub yardstick: Option<Id>,
 }
 
 /// What is known of one kernel in one class.
@@ -22,6 +22,7 @@ pub(super) struct Times {
 pub(super) struct Kernel {
     pub points: Vec<Point>,
     trend: Trend,
+    says: Says,
     /// How far predictions between points are off, relative.
     error: f64,
     /// How it compares with the yardstick.
@@ -44,17 +45,13 @@ pub(super) struct Point {
 }
 
 impl Times {
-    pub fn new(says: Says) -> Times {
-        Times { says, ..Times::default() }
-    }
-
     pub fn fit(&mut self) {
         for kernel in self.kernels.values_mut() {
-            kernel.fit();
+            kernel.fit(self.sizes);
         }
         // What all kernels share at a point (a busy machine) is not an error of any.
         let mut shared: HashMap<[i64; MAX_DIMS], Vec<f64>> = HashMap::new();
-        let errors: Vec<_> = self.kernels.iter().map(|(id, kernel)| (id.clone(), kernel.errors(self.says))).collect();
+        let errors: Vec<_> = self.kernels.iter().map(|(id, kernel)| (id.clone(), kernel.errors(kernel.says))).collect();
         for (dims, error) in errors.iter().flat_map(|(_, errors)| errors) {
             shared.entry(*dims).or_default().push(*error);
         }
@@ -86,7 +83,7 @@ impl Times {
             timed().min_by(|(a, x), (b, y)| worth(y).cmp(&worth(x)).then(speed(x).total_cmp(&speed(y))).then(a.cmp(b)));
         let Some((id, yardstick)) = first.map(|(id, kernel)| (id.clone(), kernel.points.clone())) else { return };
         for (_, kernel) in self.kernels.iter_mut().filter(|(other, _)| **other != id) {
-            kernel.ratios = Ratios::new(&kernel.points, &yardstick, self.says);
+            kernel.ratios = Ratios::new(&kernel.points, &yardstick, self.sizes);
         }
         self.yardstick = Some(id);
     }
@@ -94,7 +91,7 @@ impl Times {
     /// By the yardstick where that is known around here and was timed beside the kernel nearby; else by itself alone.
     pub fn estimate(&self, id: &Id, facts: &Facts<'_>) -> Option<Estimate> {
         let kernel = self.kernels.get(id)?;
-        let own = kernel.estimate(facts, self.says)?;
+        let own = kernel.estimate(facts)?;
         if own.kind != EstimateKind::Predicted {
             return Some(own);
         }
@@ -103,7 +100,7 @@ impl Times {
             return Some(Estimate { apart_us: Some(own.median_us * LEAST_ERROR), ..own });
         }
         let (yardstick, work) = (self.kernels.get(yardstick)?, Work::of(facts));
-        let by = yardstick.estimate(facts, self.says).filter(|by| by.kind != EstimateKind::Extrapolated);
+        let by = yardstick.estimate(facts).filter(|by| by.kind != EstimateKind::Extrapolated);
         let trends = kernel.trend.time_us(&work) / yardstick.trend.time_us(&work);
         let (Some(by), Some((ratio, off))) = (by, kernel.ratios.at(facts.query.dims(), trends)) else {
             return Some(own);
@@ -130,15 +127,6 @@ impl Times {
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_unstable_by(f64::total_cmp);
-    match values.len() {
-        0 => 0.0,
-        n if n % 2 == 1 => values[n / 2],
-        n => (values[n / 2 - 1] + values[n / 2]) / 2.0,
-    }
-}
-
 impl Kernel {
     /// Whether it ran and was right.
     pub fn is_proven(&self) -> bool {
@@ -156,14 +144,16 @@ impl Kernel {
         taken
     }
 
-    fn fit(&mut self) {
+    fn fit(&mut self, sizes: Sizes) {
         self.trend = Trend::fit(self.points.iter().map(|p| (p.work, p.median_us)));
         for point in &mut self.points {
             point.residual = (point.median_us / self.trend.time_us(&point.work)).ln();
         }
+        let off = |says| self.errors(says).iter().map(|(_, error)| error.abs()).sum::<f64>();
+        self.says = if sizes.matter(off(Says::Near), off(Says::All)) { Says::Near } else { Says::All };
     }
 
-    fn estimate(&self, facts: &Facts<'_>, says: Says) -> Option<Estimate> {
+    fn estimate(&self, facts: &Facts<'_>) -> Option<Estimate> {
         let dims = facts.query.dims();
         if let Some(point) = self.points.iter().find(|p| p.dims == *dims) {
             return Some(Estimate {
@@ -179,7 +169,7 @@ impl Kernel {
         let trend = self.trend.time_us(&Work::of(facts));
         let nearest = self.points.iter().map(|p| distance(&p.dims, dims)).fold(f64::INFINITY, f64::min);
         let inside = nearest <= REACH && self.is_between(dims);
-        let residual = self.interpolate(dims, says, None)?;
+        let residual = self.interpolate(dims, self.says, None)?;
         let median_us = trend * residual.exp();
         let spread_us = median_us * if inside { self.error } else { self.error.max(UNTESTED) * (1.0 + nearest) };
         Some(Estimate {
