@@ -4,6 +4,7 @@
 
 pub mod bench;
 mod conditions;
+pub mod foretold;
 pub mod regret;
 pub mod request;
 pub mod tune;
@@ -21,7 +22,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::ask::Step;
-use crate::engine::{Engine, State};
+use crate::engine::{Draft, Engine, State};
 use crate::error::Error;
 
 /// The engine's part in the performance database.
@@ -69,20 +70,26 @@ impl Engine {
     /// Selection without anything that was measured, decided or suffered before: who could serve a call at all. The
     /// operator's rules hold.
     pub(crate) fn unbiased(&self) -> Result<Arc<State>, Error> {
-        let mut draft = self.draft.lock().clone();
+        let draft = self.impartial();
         let mut known = self.perf.unbiased.lock();
         if let Some((_, state)) = known.as_ref().filter(|(epoch, _)| *epoch == draft.epoch) {
             return Ok(state.clone());
         }
+        let state = Arc::new(draft.build()?);
+        *known = Some((draft.epoch, state.clone()));
+        Ok(state)
+    }
+
+    /// What selection is made of, without anything that was measured, decided or suffered before.
+    fn impartial(&self) -> Draft {
+        let mut draft = self.draft.lock().clone();
         draft.spec.perf = Arc::new(NoPerfData);
         draft.spec.pins = Arc::default();
         draft.spec.restriction = Restriction::default();
         // Proof is what measuring gives.
         draft.spec.settings.graph_strict = false;
         (draft.spec.trials, draft.spec.warm) = (Vec::new(), None);
-        let state = Arc::new(draft.build()?);
-        *known = Some((draft.epoch, state.clone()));
-        Ok(state)
+        draft
     }
 
     /// One kernel for a query, whatever was seen of it: for measuring and compiling.

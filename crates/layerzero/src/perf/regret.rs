@@ -87,14 +87,21 @@ impl Engine {
             ..Regret::default()
         };
         regret.rows = report.tuned.iter().filter_map(row).collect();
-        regret.geomean = geomean(regret.rows.iter().map(|r| r.over_best));
-        regret.worst = regret.rows.iter().map(|r| r.over_best).fold(1.0, f64::max);
-        let times = || regret.rows.iter().filter_map(|r| r.times_baseline);
-        regret.least_times_baseline = times().fold(f64::INFINITY, f64::min);
-        let other = regret.rows.iter().filter(|r| r.baseline.as_ref().is_some_and(|b| *b != r.chosen));
-        let (all, where_other) = (geomean(times()), geomean(other.filter_map(|r| r.times_baseline)));
-        (regret.times_baseline, regret.times_baseline_where_other) = (all, where_other);
+        regret.sum_up();
         Ok(regret)
+    }
+}
+
+impl Regret {
+    /// Works out what the rows come to.
+    pub(super) fn sum_up(&mut self) {
+        self.geomean = geomean(self.rows.iter().map(|r| r.over_best));
+        self.worst = self.rows.iter().map(|r| r.over_best).fold(1.0, f64::max);
+        let times = || self.rows.iter().filter_map(|r| r.times_baseline);
+        self.least_times_baseline = times().fold(f64::INFINITY, f64::min);
+        let other = self.rows.iter().filter(|r| r.baseline.as_ref().is_some_and(|b| *b != r.chosen));
+        let (all, where_other) = (geomean(times()), geomean(other.filter_map(|r| r.times_baseline)));
+        (self.times_baseline, self.times_baseline_where_other) = (all, where_other);
     }
 }
 

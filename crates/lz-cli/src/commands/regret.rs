@@ -35,18 +35,22 @@ pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<
     if printer.wants_json() {
         printer.json(&regret)?;
     } else {
-        print(&regret, printer)?;
+        print(&regret, usize::MAX, printer)?;
     }
     Ok(if regret.interrupted { Exit::Interrupted } else { Exit::Ok })
 }
 
-fn print(regret: &Regret, printer: &mut Printer<'_>) -> Result<(), CliError> {
+/// Prints so many calls, how many lose how much, and what that comes to.
+pub(super) fn print(regret: &Regret, limit: usize, printer: &mut Printer<'_>) -> Result<(), CliError> {
     let times = |t: Option<f64>| t.map_or_else(|| "–".into(), |t| format!("{t:.2}"));
-    let rows = regret.rows.iter().map(|r| {
+    let rows = regret.rows.iter().take(limit).map(|r| {
         let best = if r.best == r.chosen { "the same".into() } else { r.best.clone() };
         [r.label.clone(), r.chosen.clone(), best, format!("{:.3}", r.over_best), times(r.times_baseline)]
     });
     printer.table(["call", "chosen", "best", "÷best", "×default"], rows)?;
+    if let Some(more) = regret.rows.len().checked_sub(limit).filter(|more| *more > 0) {
+        printer.line(format!("  {more} more; show them with --limit {}", regret.rows.len()))?;
+    }
     for (call, why) in &regret.impossible {
         printer.line(format!("not measured: {}: {why}", layerzero::perf::tune::label(call)))?;
     }

@@ -1,5 +1,6 @@
 //! `layerzero perfdb`: the measurements that are kept, and what can be done with them.
 
+mod foretell;
 mod keeping;
 mod show;
 
@@ -45,6 +46,12 @@ enum What {
     Merge(keeping::Merge),
     /// Remove measurements: everything that one of the options names
     Prune(keeping::Prune),
+    /// See how well measurements foretell each other; nothing is run
+    ///
+    /// Each call is left out in turn, decided by the others as a call that was never measured is, and what would be chosen is
+    /// compared with what was measured of the call: chosen time ÷ best time, and times the default. Of a database of another
+    /// machine, name the device it is of.
+    Foretell(foretell::Foretell),
     /// Look for damage, and change nothing; exits with 1 when anything is wrong
     Verify,
 }
@@ -58,6 +65,7 @@ pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<
         What::Import(import) => keeping::import(import, &path, at, printer),
         What::Merge(merge) => keeping::merge(merge, &path, at, printer),
         What::Prune(prune) => keeping::prune(prune, &path, printer),
+        What::Foretell(foretell) => foretell::run(foretell, &path, at, printer),
         What::Verify => keeping::verify(&path, printer),
     }
 }

@@ -1,0 +1,73 @@
+//! How well measurements foretell each other.
+
+use std::path::Path;
+
+use layerzero::perf::regret::Regret;
+use lz_model::DeviceIx;
+use lz_perfdb::Filter;
+use serde::Serialize;
+
+use super::{look, refused};
+use crate::args::EngineArgs;
+use crate::commands::regret;
+use crate::error::CliError;
+use crate::exit::Exit;
+use crate::printer::Printer;
+use crate::session::Session;
+use crate::surroundings::Surroundings;
+
+/// Which calls to show.
+#[derive(Debug, clap::Args)]
+pub struct Foretell {
+    #[command(flatten)]
+    engine: EngineArgs,
+    /// So many calls at most, those that lose most first
+    #[arg(long, default_value_t = 20)]
+    limit: usize,
+}
+
+/// The answer.
+#[derive(Serialize)]
+struct Answer<'a> {
+    path: &'a Path,
+    modes: Vec<OfMode>,
+}
+
+/// The answer for one mode.
+#[derive(Serialize)]
+struct OfMode {
+    mode: &'static str,
+    #[serde(flatten)]
+    regret: Regret,
+}
+
+/// Prints it.
+pub fn run(args: &Foretell, path: &Path, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
+    let Some(db) = look(path)? else {
+        let what = format!("there is no performance database at '{}'", path.display());
+        return Err(CliError::argument(what, "measure with 'layerzero tune', or name another one with --db"));
+    };
+    let session = Session::open(&args.engine, at)?;
+    let records = db.records(&Filter::all().valid()).map_err(refused)?;
+    let device = args.engine.device.as_ref().map(|_| DeviceIx(0));
+    let mut modes = session.engine.foretold(&records, device)?;
+    session.print_warnings(printer);
+    for (_, regret) in &mut modes {
+        regret.rows.sort_by(|a, b| b.over_best.total_cmp(&a.over_best).then_with(|| a.label.cmp(&b.label)));
+    }
+    if printer.wants_json() {
+        let modes = modes.into_iter().map(|(mode, regret)| OfMode { mode: mode.as_str(), regret }).collect();
+        printer.json(&Answer { path, modes })?;
+        return Ok(Exit::Ok);
+    }
+    if modes.is_empty() {
+        let hint = "of another machine's, say which device they are of: --device h200";
+        printer.line(format!("'{}' has no measurements of this device; {hint}", path.display()))?;
+    }
+    for (mode, regret) in modes {
+        let (calls, left) = (regret.rows.len(), regret.left);
+        printer.heading(&format!("{}: {calls} calls decided by others, {left} that cannot be", mode.as_str()))?;
+        regret::print(&regret, args.limit, printer)?;
+    }
+    Ok(Exit::Ok)
+}
