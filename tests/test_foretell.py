@@ -45,8 +45,7 @@ def test_choices_on_an_h200_are_good(run_of: str, tmp_path: Path) -> None:
         over_best = [row["chosen_us"] / row["best_us"] for row in rows]
         geomean = math.exp(sum(map(math.log, over_best)) / len(over_best))
         assert mode["geomean"] == pytest.approx(geomean) and mode["worst"] == pytest.approx(max(over_best))
-        assert all(row["best_us"] <= row["chosen_us"] for row in rows)
-        # 1.017 to 1.028 when this was written. To stay with plain torch throughout would give over 2.
+        # 1.017 to 1.028 when this was written; plain torch's kernels throughout would give over 2.
         assert geomean < 1.04
         assert mode["times_baseline"] > 2.0
         assert sum(ratio > 1.25 for ratio in over_best) <= 5

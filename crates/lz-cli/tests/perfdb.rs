@@ -296,7 +296,9 @@ fn two_kernels() -> Place {
         let times = [("lib.plain", plain), ("lib.other", if rows == 1024 { 12.0 } else { other })];
         times.map(|(id, us)| {
             let timed = Outcome::Ok(Timing::new(us, us * 1.1, us / 100.0, 20));
-            Record { baseline: id == "lib.plain", ..row(id, "norm.rms", &call(rows), 1, timed) }
+            let mut row = row(id, "norm.rms", &call(rows), 1, timed);
+            (row.baseline, row.shape.sm_version) = (id == "lib.plain", 90);
+            row
         })
     };
     let place = Place::with([64, 128, 256, 512, 1024, 2048].into_iter().flat_map(of).collect());
@@ -336,6 +338,69 @@ fn foretell_decides_every_call_by_the_others() {
     assert_snapshot!(place.run(&format!("{line} --limit 1")).ended(0).out);
 }
 
+/// A kernel that was wrong at one call serves none like it, and is nowhere the best; where it would have been chosen if that call
+/// had not been looked at, that is said.
+#[test]
+fn foretell_takes_no_wrong_kernel_for_the_best() {
+    let place = two_kernels();
+    let wrong = |rows: i64| {
+        let rows = place.rows("perfdb.sqlite").into_iter().filter(|r| r.key.call.contains(&format!("[{rows},1024]")));
+        let other = rows.into_iter().find(|r| r.key.kernel_id == "lib.other").unwrap();
+        Record { outcome: Outcome::Wrong { error: "differs by 0.5".into() }, ..other }
+    };
+    place.put("perfdb.sqlite", vec![wrong(128)]);
+    let line = format!("foretell --device h100 --capabilities {}", place.path("lib.json").display());
+    let eager = place.run(&format!("{line} --json")).ended(0).json()["modes"][0].clone();
+    let rows = eager["rows"].as_array().unwrap();
+    assert!(rows.iter().all(|row| row["best"] == "lib.plain" && row["chosen"] == "lib.plain"), "{eager}");
+    assert_eq!(eager["impossible"].as_array().unwrap().len(), 1, "{eager}");
+    let shown = place.run(&line).ended(0).out;
+    assert!(shown.contains("left out: norm.rms 128×1024 float32: lib.other would be chosen"), "{shown}");
+}
+
+/// Rows of other devices are no concern of the one that is asked about, and kernels nobody knows are counted.
+#[test]
+fn foretell_keeps_devices_apart() {
+    let place = two_kernels();
+    let line = format!("foretell --device h100 --capabilities {} --json", place.path("lib.json").display());
+    let before = place.run(&line).ended(0).json();
+    let rows = place.rows("perfdb.sqlite");
+    let on = |row: &Record, device: &str, sm_version: u32| {
+        let mut row = row.clone();
+        row.key.device_id = device.into();
+        row.shape.sm_version = sm_version;
+        row
+    };
+    let stranger = |row: &Record| {
+        let mut row = row.clone();
+        row.key.kernel_id = "nobody.knows".into();
+        row
+    };
+    place.put("perfdb.sqlite", rows.iter().map(|row| on(row, "cpu", 0)).chain([stranger(&rows[0])]).collect());
+    let after = place.run(&line).ended(0).json();
+    assert_eq!((&before["modes"], &before["unknown"]), (&after["modes"], &json!(0)));
+    assert_eq!(after["unknown"], json!(1));
+    // Another one of the kind counts, by itself.
+    place.put("perfdb.sqlite", rows.iter().map(|row| on(row, "GPU-other", 90)).collect());
+    let both = place.run(&line).ended(0).json();
+    assert_eq!(both["modes"][0]["rows"].as_array().unwrap().len(), 8);
+    assert_eq!(both["modes"][0]["geomean"], before["modes"][0]["geomean"]);
+}
+
+#[test]
+fn foretell_says_so_where_there_is_nothing() {
+    let place = two_kernels();
+    let mut rows = place.rows("perfdb.sqlite");
+    rows.truncate(2);
+    place.put("one.sqlite", rows);
+    let line = format!("foretell --device h100 --capabilities {}", place.path("lib.json").display());
+    let one = place.run_on("--db one.sqlite", &line).ended(0).out;
+    assert_eq!(one, "\neager: 0 calls decided by others, 1 that cannot be\n");
+    place.put("none.sqlite", vec![]);
+    let none = place.run_on("--db none.sqlite", &line).ended(0).out;
+    assert_eq!(none, "'DIR/none.sqlite' has no measurements of 'h100' that count\n");
+}
+
 fn rows_of(rows: &Value, size: i64) -> &Value {
     let is_of = |row: &&Value| row["call"]["tensors"]["input"]["shape"][0] == size;
     rows.as_array().unwrap().iter().find(is_of).unwrap_or_else(|| panic!("{size} in {rows}"))
@@ -345,7 +410,10 @@ fn rows_of(rows: &Value, size: i64) -> &Value {
 fn foretell_says_what_it_cannot_do() {
     let place = two_kernels();
     let elsewhere = place.run(&format!("foretell --capabilities {}", place.path("lib.json").display())).ended(0).out;
-    assert!(elsewhere.contains("no measurements of this device") && elsewhere.contains("--device h200"), "{elsewhere}");
+    assert!(
+        elsewhere.contains("no measurements of this machine") && elsewhere.contains("--device h200"),
+        "{elsewhere}"
+    );
     place
         .run_on("--db nothing.sqlite", "foretell")
         .ended(2)

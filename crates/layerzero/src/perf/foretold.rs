@@ -1,17 +1,17 @@
 //! How well measurements foretell each other: each call is left out in turn and decided by the others.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use lz_model::{CallSpec, Catalog, DeviceIx, Query};
-use lz_perfdb::model::{Model, Observation};
+use lz_perfdb::model::{Model, Observation, Seen};
 use lz_perfdb::{Mode, Outcome, Record, Timing};
 use lz_select::{Basis, SnapshotSpec};
 
 use super::regret::{Regret, RegretRow};
 use super::tune::label;
-use super::{context_of, device_id, seen};
-use crate::engine::Engine;
+use super::{context_of, device_id, provenances, seen};
+use crate::engine::{Draft, Engine};
 use crate::error::Error;
 
 /// What a measurement is of: the device, the mode, the call.
@@ -20,6 +20,7 @@ type Of<'a> = (&'a str, Mode, &'a str);
 /// A measurement, as selection sees it.
 struct Measured<'a> {
     record: &'a Record,
+    call: CallSpec,
     query: Query,
     class: Query,
     observation: Observation,
@@ -39,69 +40,128 @@ impl Measured<'_> {
     }
 }
 
+/// How well measurements foretell each other.
+#[derive(Clone, Debug, Default)]
+pub struct Foretold {
+    /// For each mode, how what would be chosen for a call compares with what was measured of it. Calls that cannot be decided
+    /// by others are counted as left; those where what would be chosen has no time are impossible, with why.
+    pub modes: Vec<(Mode, Regret)>,
+    /// Measurements of the device whose kernels or calls are not known here.
+    pub unknown: usize,
+}
+
 impl Engine {
-    /// What would be chosen for each call of these records if it had not been measured, and how that compares with what was
-    /// measured of it, for each mode. The operator's rules hold, and kernels that were measured are taken to be there. Records of devices that are not here are left out, or taken
-    /// to be of `device`. Calls that cannot be decided by others are counted as left.
-    pub fn foretold(&self, records: &[Record], device: Option<DeviceIx>) -> Result<Vec<(Mode, Regret)>, Error> {
-        let measured = self.measured(records, device);
-        let mut draft = self.impartial();
-        take_for_granted(&mut draft.spec, &measured);
-        let mut calls: BTreeMap<Of<'_>, Vec<&Measured<'_>>> = BTreeMap::new();
+    /// Decides each call of these records by the others, as one that was not measured. The operator's rules hold, and kernels
+    /// that were measured are taken to be there.
+    ///
+    /// Records are those of devices that are here, as far as they are not out of date; or those of `device`, or if there are
+    /// none those of other devices like it.
+    pub fn foretold(&self, records: &[Record], device: Option<DeviceIx>) -> Result<Foretold, Error> {
+        let mut found = Foretold::default();
+        let measured = self.measured(records, device, &mut found.unknown);
+        let mut devices: BTreeMap<&str, Vec<&Measured<'_>>> = BTreeMap::new();
         for one in &measured {
-            calls.entry(one.of()).or_default().push(one);
+            devices.entry(one.of().0).or_default().push(one);
         }
-        let mut found = [Mode::Eager, Mode::Graph].map(|mode| (mode, Regret::default()));
-        for (of, here) in &calls {
-            let Some((_, regret)) = found.iter_mut().find(|(mode, _)| *mode == of.1) else { continue };
-            let (query, class) = (&here[0].query, &here[0].class);
-            let others = measured.iter().filter(|m| m.class == *class && m.of().0 == of.0 && m.of() != *of);
-            draft.spec.perf = Arc::new(Model::new(others.map(|m| m.observation.clone()), &draft.spec.devices));
-            let snapshot = draft.spec.build(draft.epoch).map_err(Error::Snapshot)?;
-            let decision = snapshot.select(query);
-            let mut ranked = decision.ranked().map(|c| snapshot.kernel(c.kernel).id.as_str());
-            let chosen =
-                ranked.find_map(|id| here.iter().find(|m| m.record.key.kernel_id == id && m.timing().is_some()));
-            match chosen.filter(|_| decision.basis == Basis::Predicted).and_then(|chosen| row(chosen, here)) {
-                Some(row) => regret.rows.push(row),
-                None => regret.left += 1,
-            }
+        let mut modes = [Mode::Eager, Mode::Graph].map(|mode| (mode, Regret::default()));
+        for of_device in devices.values() {
+            let mut draft = self.impartial();
+            take_for_granted(&mut draft.spec, of_device);
+            decide(&mut draft, of_device, &mut modes)?;
         }
-        found.iter_mut().for_each(|(_, regret)| regret.sum_up());
-        Ok(found.into_iter().filter(|(_, regret)| !regret.rows.is_empty() || regret.left > 0).collect())
+        modes.iter_mut().for_each(|(_, regret)| regret.sum_up());
+        let is_there = |r: &Regret| !r.rows.is_empty() || r.left > 0 || !r.impossible.is_empty();
+        found.modes = modes.into_iter().filter(|(_, regret)| is_there(regret)).collect();
+        Ok(found)
     }
 
-    /// The measurements that count here.
-    fn measured<'a>(&self, records: &'a [Record], device: Option<DeviceIx>) -> Vec<Measured<'a>> {
+    /// The measurements that count here, and how many are not known here.
+    fn measured<'a>(&self, records: &'a [Record], device: Option<DeviceIx>, unknown: &mut usize) -> Vec<Measured<'a>> {
         let devices = self.devices();
         let ids: Vec<String> = devices.iter().map(device_id).collect();
-        let (rules, versions): (_, HashMap<String, String>) = self.with_snapshot(|snapshot| {
+        let (rules, provenances, versions): (_, _, HashSet<(String, String)>) = self.with_snapshot(|snapshot| {
             let versions = snapshot.kernels().map(|(_, kernel)| (kernel.id.clone(), kernel.version.clone()));
-            (snapshot.spec().settings.bind_rules(), versions.collect())
+            (snapshot.spec().settings.bind_rules(), provenances(snapshot, &devices), versions.collect())
         });
-        let measured = |record: &'a Record| {
+        let at = |record: &Record| {
+            ids.iter().position(|id| *id == record.key.device_id).and_then(|at| u16::try_from(at).ok())
+        };
+        let is_current = |record: &Record| {
+            let current = provenances.get(&(record.key.device_id.clone(), record.key.kernel_id.clone()));
+            current.is_none_or(|current| record.provenance.stale_against(current).is_none())
+        };
+        let is_here = |wanted: DeviceIx| records.iter().any(|r| at(r) == Some(wanted.0));
+        let of = |record: &Record| match device {
+            Some(wanted) if is_here(wanted) => at(record).filter(|at| *at == wanted.0),
+            Some(wanted) => {
+                let sm = devices.get(usize::from(wanted.0)).and_then(|device| device.sm).unwrap_or(0);
+                (record.shape.sm_version == sm).then_some(wanted.0)
+            }
+            None => at(record).filter(|_| is_current(record)),
+        };
+        let observed = |record: &'a Record, device: DeviceIx| {
             let key = &record.key;
-            let named = || ids.iter().position(|id| *id == key.device_id).and_then(|at| u16::try_from(at).ok());
-            let device = device.or_else(|| named().map(DeviceIx))?;
             let call: CallSpec = key.call.parse().ok()?;
             let named = call.named(device, context_of(key.mode));
             let resolved = Catalog::get().resolve(&call.op, &named, &rules, |ix| devices.get(usize::from(ix.0)));
             let query = resolved.ok()?.1.query;
-            let observation = Observation {
-                query,
-                kernel: key.kernel_id.clone(),
-                version: versions.get(&key.kernel_id)?.clone(),
-                default: record.baseline,
-                seen: seen(&record.outcome),
-            };
-            Some(Measured { record, query, class: query.class(), observation })
+            // The version it was measured with, if that is here; of another machine's, whichever is.
+            let as_measured = record.provenance.kernel_version.clone().map(|version| (key.kernel_id.clone(), version));
+            let registered = || versions.iter().filter(|(id, _)| *id == key.kernel_id).max().cloned();
+            let (kernel, version) = as_measured.filter(|known| versions.contains(known)).or_else(registered)?;
+            let observation =
+                Observation { query, kernel, version, default: record.baseline, seen: seen(&record.outcome) };
+            Some(Measured { record, call, query, class: query.class(), observation })
         };
-        records.iter().filter(|record| record.is_valid()).filter_map(measured).collect()
+        let mut measured = Vec::new();
+        for (record, device) in records.iter().filter(|r| r.is_valid()).filter_map(|r| Some((r, DeviceIx(of(r)?)))) {
+            match observed(record, device) {
+                Some(one) => measured.push(one),
+                None => *unknown += 1,
+            }
+        }
+        measured
     }
 }
 
+/// Decides every call of a device by the others.
+fn decide(draft: &mut Draft, measured: &[&Measured<'_>], modes: &mut [(Mode, Regret)]) -> Result<(), Error> {
+    let mut calls: BTreeMap<Of<'_>, Vec<&Measured<'_>>> = BTreeMap::new();
+    for one in measured {
+        calls.entry(one.of()).or_default().push(one);
+    }
+    for (of, here) in &calls {
+        let Some((_, regret)) = modes.iter_mut().find(|(mode, _)| *mode == of.1) else { continue };
+        let (query, class) = (&here[0].query, &here[0].class);
+        let alike = || measured.iter().filter(|m| m.class == *class);
+        let others = alike().filter(|m| m.of() != *of).map(|m| m.observation.clone());
+        draft.spec.perf = Arc::new(Model::new(others, &draft.spec.devices));
+        let snapshot = draft.spec.build(draft.epoch).map_err(Error::Snapshot)?;
+        let decision = snapshot.select(query);
+        let chosen = decision.chosen().filter(|_| decision.basis == Basis::Predicted);
+        let Some(chosen) = chosen.map(|c| &snapshot.kernel(c.kernel).id) else {
+            regret.left += 1;
+            continue;
+        };
+        // Who is wrong anywhere in a class serves none of it.
+        let is_wrong =
+            |id: &str| alike().any(|m| m.observation.kernel == id && matches!(m.observation.seen, Seen::Wrong(_)));
+        let right: Vec<_> = here.iter().copied().filter(|m| !is_wrong(&m.observation.kernel)).collect();
+        match right.iter().find(|m| m.observation.kernel == *chosen).and_then(|chosen| row(chosen, &right)) {
+            Some(row) => regret.rows.push(row),
+            None => {
+                let call = here[0].call.clone();
+                regret
+                    .impossible
+                    .push((call, format!("{chosen} would be chosen, which was wrong, failed or was not measured")));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// What was measured is there, whatever this process finds, and nothing else is.
-fn take_for_granted(spec: &mut SnapshotSpec, measured: &[Measured<'_>]) {
+fn take_for_granted(spec: &mut SnapshotSpec, measured: &[&Measured<'_>]) {
     let ids: HashSet<&str> = measured.iter().map(|m| m.record.key.kernel_id.as_str()).collect();
     spec.kernels.retain(|kernel| ids.contains(kernel.id.as_str()));
     for kernel in &mut spec.kernels {
@@ -114,15 +174,14 @@ fn take_for_granted(spec: &mut SnapshotSpec, measured: &[Measured<'_>]) {
 }
 
 fn row(chosen: &Measured<'_>, here: &[&Measured<'_>]) -> Option<RegretRow> {
-    let call: CallSpec = chosen.record.key.call.parse().ok()?;
     let timed = || here.iter().filter_map(|m| Some((m, m.timing()?)));
     let (best, best_timing) = timed().min_by(|a, b| a.1.median_us.total_cmp(&b.1.median_us))?;
     let baseline = timed().find(|(m, _)| m.record.baseline);
     let (timing, noise) = (chosen.timing()?, |t: &Timing| t.spread_us / t.median_us);
     Some(RegretRow {
         op: Catalog::get().op(chosen.query.op()).id(),
-        label: label(&call),
-        call,
+        label: label(&chosen.call),
+        call: chosen.call.clone(),
         chosen: chosen.record.key.kernel_id.clone(),
         basis: Basis::Predicted,
         chosen_us: timing.median_us,

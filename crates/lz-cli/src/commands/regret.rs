@@ -52,7 +52,7 @@ pub(super) fn print(regret: &Regret, limit: usize, printer: &mut Printer<'_>) ->
         printer.line(format!("  {more} more; show them with --limit {}", regret.rows.len()))?;
     }
     for (call, why) in &regret.impossible {
-        printer.line(format!("not measured: {}: {why}", layerzero::perf::tune::label(call)))?;
+        printer.line(format!("left out: {}: {why}", layerzero::perf::tune::label(call)))?;
     }
     if regret.rows.is_empty() {
         return printer.line("nothing was measured");
@@ -64,6 +64,9 @@ pub(super) fn print(regret: &Regret, limit: usize, printer: &mut Printer<'_>) ->
         printer.line(format!("  {range:<10} {count:>4} {}", "▪".repeat(count.min(60))))?;
     }
     printer.line(format!("\nregret: geomean {:.3}, worst {:.3}", regret.geomean, regret.worst))?;
+    if regret.rows.iter().all(|row| row.times_baseline.is_none()) {
+        return Ok(());
+    }
     printer.line(format!(
         "times default: geomean {:.3}, least {:.3}; where another kernel was chosen {:.3}",
         regret.times_baseline, regret.least_times_baseline, regret.times_baseline_where_other

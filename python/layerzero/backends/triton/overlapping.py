@@ -19,7 +19,8 @@ from .launching import KNOWN
 
 @cache
 def overlaps(device: torch.device) -> bool:
-    """Whether launches can overlap on a device: Hopper's were run, Blackwell's of data centres do the same."""
+    """Whether launches can overlap on a device: on Hopper, where they were run, and on Blackwell for data centres, by versions of
+    Triton whose launcher is known."""
     if not KNOWN or device.type != "cuda" or torch.version.cuda is None:
         return False
     return torch.cuda.get_device_capability(device)[0] in (9, 10)

@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
+use layerzero::perf::foretold::Foretold;
 use layerzero::perf::regret::Regret;
 use lz_model::DeviceIx;
 use lz_perfdb::Filter;
 use serde::Serialize;
 
-use super::{look, refused};
+use super::{count, look, refused};
 use crate::args::EngineArgs;
 use crate::commands::regret;
 use crate::error::CliError;
@@ -31,6 +32,8 @@ pub struct Foretell {
 struct Answer<'a> {
     path: &'a Path,
     modes: Vec<OfMode>,
+    /// Measurements whose kernels or calls are not known here.
+    unknown: usize,
 }
 
 /// The answer for one mode.
@@ -50,24 +53,36 @@ pub fn run(args: &Foretell, path: &Path, at: &Surroundings, printer: &mut Printe
     let session = Session::open(&args.engine, at)?;
     let records = db.records(&Filter::all().valid()).map_err(refused)?;
     let device = args.engine.device.as_ref().map(|_| DeviceIx(0));
-    let mut modes = session.engine.foretold(&records, device)?;
+    let Foretold { mut modes, unknown } = session.engine.foretold(&records, device)?;
     session.print_warnings(printer);
     for (_, regret) in &mut modes {
         regret.rows.sort_by(|a, b| b.over_best.total_cmp(&a.over_best).then_with(|| a.label.cmp(&b.label)));
     }
     if printer.wants_json() {
         let modes = modes.into_iter().map(|(mode, regret)| OfMode { mode: mode.as_str(), regret }).collect();
-        printer.json(&Answer { path, modes })?;
+        printer.json(&Answer { path, modes, unknown })?;
         return Ok(Exit::Ok);
     }
     if modes.is_empty() {
-        let hint = "of another machine's, say which device they are of: --device h200";
-        printer.line(format!("'{}' has no measurements of this device; {hint}", path.display()))?;
+        let hint = match &args.engine.device {
+            Some(device) => format!("'{}' has no measurements of '{device}' that count", path.display()),
+            None => format!(
+                "'{}' has no measurements of this machine that count; of another one's, say which device they are of: \
+                 --device h200",
+                path.display()
+            ),
+        };
+        printer.line(hint)?;
+    }
+    if unknown > 0 {
+        printer.line(format!("{} left out: kernels or calls that are not known here", count(unknown)))?;
     }
     for (mode, regret) in modes {
         let (calls, left) = (regret.rows.len(), regret.left);
         printer.heading(&format!("{}: {calls} calls decided by others, {left} that cannot be", mode.as_str()))?;
-        regret::print(&regret, args.limit, printer)?;
+        if calls + regret.impossible.len() > 0 {
+            regret::print(&regret, args.limit, printer)?;
+        }
     }
     Ok(Exit::Ok)
 }
