@@ -48,6 +48,8 @@ pub struct Foretold {
     pub modes: Vec<(Mode, Regret)>,
     /// Measurements of the device whose kernels or calls are not known here.
     pub unknown: usize,
+    /// Measurements that are out of date.
+    pub outdated: usize,
 }
 
 impl Engine {
@@ -58,7 +60,7 @@ impl Engine {
     /// none those of other devices like it.
     pub fn foretold(&self, records: &[Record], device: Option<DeviceIx>) -> Result<Foretold, Error> {
         let mut found = Foretold::default();
-        let measured = self.measured(records, device, &mut found.unknown);
+        let measured = self.measured(records, device, &mut found);
         let mut devices: BTreeMap<&str, Vec<&Measured<'_>>> = BTreeMap::new();
         for one in &measured {
             devices.entry(one.of().0).or_default().push(one);
@@ -75,8 +77,8 @@ impl Engine {
         Ok(found)
     }
 
-    /// The measurements that count here, and how many are not known here.
-    fn measured<'a>(&self, records: &'a [Record], device: Option<DeviceIx>, unknown: &mut usize) -> Vec<Measured<'a>> {
+    /// The measurements that count here; those that do not are counted.
+    fn measured<'a>(&self, records: &'a [Record], device: Option<DeviceIx>, found: &mut Foretold) -> Vec<Measured<'a>> {
         let devices = self.devices();
         let ids: Vec<String> = devices.iter().map(device_id).collect();
         let (rules, provenances, versions): (_, _, HashSet<(String, String)>) = self.with_snapshot(|snapshot| {
@@ -97,7 +99,7 @@ impl Engine {
                 let sm = devices.get(usize::from(wanted.0)).and_then(|device| device.sm).unwrap_or(0);
                 (record.shape.sm_version == sm).then_some(wanted.0)
             }
-            None => at(record).filter(|_| is_current(record)),
+            None => at(record),
         };
         let observed = |record: &'a Record, device: DeviceIx| {
             let key = &record.key;
@@ -114,10 +116,12 @@ impl Engine {
             Some(Measured { record, call, query, class: query.class(), observation })
         };
         let mut measured = Vec::new();
-        for (record, device) in records.iter().filter(|r| r.is_valid()).filter_map(|r| Some((r, DeviceIx(of(r)?)))) {
-            match observed(record, device) {
+        for (record, at) in records.iter().filter(|r| r.is_valid()).filter_map(|r| Some((r, DeviceIx(of(r)?)))) {
+            match observed(record, at) {
+                None => found.unknown += 1,
+                // What another machine runs by now is not known.
+                Some(_) if device.is_none() && !is_current(record) => found.outdated += 1,
                 Some(one) => measured.push(one),
-                None => *unknown += 1,
             }
         }
         measured

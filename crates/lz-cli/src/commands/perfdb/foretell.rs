@@ -34,6 +34,8 @@ struct Answer<'a> {
     modes: Vec<OfMode>,
     /// Measurements whose kernels or calls are not known here.
     unknown: usize,
+    /// Measurements that are out of date.
+    outdated: usize,
 }
 
 /// The answer for one mode.
@@ -53,14 +55,14 @@ pub fn run(args: &Foretell, path: &Path, at: &Surroundings, printer: &mut Printe
     let session = Session::open(&args.engine, at)?;
     let records = db.records(&Filter::all().valid()).map_err(refused)?;
     let device = args.engine.device.as_ref().map(|_| DeviceIx(0));
-    let Foretold { mut modes, unknown } = session.engine.foretold(&records, device)?;
+    let Foretold { mut modes, unknown, outdated } = session.engine.foretold(&records, device)?;
     session.print_warnings(printer);
     for (_, regret) in &mut modes {
         regret.rows.sort_by(|a, b| b.over_best.total_cmp(&a.over_best).then_with(|| a.label.cmp(&b.label)));
     }
     if printer.wants_json() {
         let modes = modes.into_iter().map(|(mode, regret)| OfMode { mode: mode.as_str(), regret }).collect();
-        printer.json(&Answer { path, modes, unknown })?;
+        printer.json(&Answer { path, modes, unknown, outdated })?;
         return Ok(Exit::Ok);
     }
     if modes.is_empty() {
@@ -74,8 +76,10 @@ pub fn run(args: &Foretell, path: &Path, at: &Surroundings, printer: &mut Printe
         };
         printer.line(hint)?;
     }
-    if unknown > 0 {
-        printer.line(format!("{} left out: kernels or calls that are not known here", count(unknown)))?;
+    for (rows, why) in [(unknown, "kernels or calls that are not known here"), (outdated, "out of date")] {
+        if rows > 0 {
+            printer.line(format!("{} left out: {why}", count(rows)))?;
+        }
     }
     for (mode, regret) in modes {
         let (calls, left) = (regret.rows.len(), regret.left);
