@@ -387,6 +387,27 @@ fn foretell_keeps_devices_apart() {
     assert_eq!(both["modes"][0]["geomean"], before["modes"][0]["geomean"]);
 }
 
+/// On this machine, what was measured with another version of a kernel is out of date.
+#[test]
+fn foretell_goes_by_what_is_current() {
+    let place = two_kernels();
+    let here = layerzero::perf::device_id(&lz_hardware::detect_cpu());
+    let document = fs::read_to_string(place.path("lib.json")).unwrap().replace("\"cuda\"", "\"cpu\"");
+    place.write("lib.json", &document.replace("[\"nowhere>=9\"]", "[]"));
+    let rows = place.rows("perfdb.sqlite").into_iter().map(|mut row| {
+        row.key.device_id = here.clone();
+        let version = if row.key.kernel_id == "lib.other" { "0.9" } else { "1" };
+        row.provenance.kernel_version = Some(version.into());
+        row
+    });
+    place.put("here.sqlite", rows.collect());
+    let line = format!("foretell --capabilities {} --json", place.path("lib.json").display());
+    let json = place.run_on("--db here.sqlite", &line).ended(0).json();
+    assert_eq!((&json["outdated"], &json["unknown"]), (&json!(6), &json!(0)), "{json}");
+    let rows = json["modes"][0]["rows"].as_array().unwrap();
+    assert!(rows.len() == 4 && rows.iter().all(|row| row["best"] == "lib.plain"), "{json}");
+}
+
 #[test]
 fn foretell_says_so_where_there_is_nothing() {
     let place = two_kernels();
