@@ -10,7 +10,7 @@ use lz_select::{Basis, SnapshotSpec};
 
 use super::regret::{Regret, RegretRow};
 use super::tune::label;
-use super::{context_of, device_id, provenances, seen};
+use super::{device_id, observed, provenances};
 use crate::engine::{Draft, Engine};
 use crate::error::Error;
 
@@ -21,7 +21,6 @@ type Of<'a> = (&'a str, Mode, &'a str);
 struct Measured<'a> {
     record: &'a Record,
     call: CallSpec,
-    query: Query,
     class: Query,
     observation: Observation,
 }
@@ -92,32 +91,27 @@ impl Engine {
             let current = provenances.get(&(record.key.device_id.clone(), record.key.kernel_id.clone()));
             current.is_none_or(|current| record.provenance.stale_against(current).is_none())
         };
-        let is_here = |wanted: DeviceIx| records.iter().any(|r| at(r) == Some(wanted.0));
+        let is_here = device.is_some_and(|wanted| records.iter().any(|record| at(record) == Some(wanted.0)));
         let of = |record: &Record| match device {
-            Some(wanted) if is_here(wanted) => at(record).filter(|at| *at == wanted.0),
+            Some(wanted) if is_here => at(record).filter(|at| *at == wanted.0),
             Some(wanted) => {
                 let sm = devices.get(usize::from(wanted.0)).and_then(|device| device.sm).unwrap_or(0);
                 (record.shape.sm_version == sm).then_some(wanted.0)
             }
             None => at(record),
         };
-        let observed = |record: &'a Record, device: DeviceIx| {
+        let known = |record: &'a Record, device: DeviceIx| {
             let key = &record.key;
-            let call: CallSpec = key.call.parse().ok()?;
-            let named = call.named(device, context_of(key.mode));
-            let resolved = Catalog::get().resolve(&call.op, &named, &rules, |ix| devices.get(usize::from(ix.0)));
-            let query = resolved.ok()?.1.query;
             // The version it was measured with, if that is here; of another machine's, whichever is.
             let as_measured = record.provenance.kernel_version.clone().map(|version| (key.kernel_id.clone(), version));
             let registered = || versions.iter().filter(|(id, _)| *id == key.kernel_id).max().cloned();
-            let (kernel, version) = as_measured.filter(|known| versions.contains(known)).or_else(registered)?;
-            let observation =
-                Observation { query, kernel, version, default: record.baseline, seen: seen(&record.outcome) };
-            Some(Measured { record, call, query, class: query.class(), observation })
+            let (_, version) = as_measured.filter(|known| versions.contains(known)).or_else(registered)?;
+            let observation = observed(record, version, device, &devices, &rules)?;
+            Some(Measured { record, call: key.call.parse().ok()?, class: observation.query.class(), observation })
         };
         let mut measured = Vec::new();
         for (record, at) in records.iter().filter(|r| r.is_valid()).filter_map(|r| Some((r, DeviceIx(of(r)?)))) {
-            match observed(record, at) {
+            match known(record, at) {
                 None => found.unknown += 1,
                 // What another machine runs by now is not known.
                 Some(_) if device.is_none() && !is_current(record) => found.outdated += 1,
@@ -136,7 +130,7 @@ fn decide(draft: &mut Draft, measured: &[&Measured<'_>], modes: &mut [(Mode, Reg
     }
     for (of, here) in &calls {
         let Some((_, regret)) = modes.iter_mut().find(|(mode, _)| *mode == of.1) else { continue };
-        let (query, class) = (&here[0].query, &here[0].class);
+        let (query, class) = (&here[0].observation.query, &here[0].class);
         let alike = || measured.iter().filter(|m| m.class == *class);
         let others = alike().filter(|m| m.of() != *of).map(|m| m.observation.clone());
         draft.spec.perf = Arc::new(Model::new(others, &draft.spec.devices));
@@ -183,7 +177,7 @@ fn row(chosen: &Measured<'_>, here: &[&Measured<'_>]) -> Option<RegretRow> {
     let baseline = timed().find(|(m, _)| m.record.baseline);
     let (timing, noise) = (chosen.timing()?, |t: &Timing| t.spread_us / t.median_us);
     Some(RegretRow {
-        op: Catalog::get().op(chosen.query.op()).id(),
+        op: Catalog::get().op(chosen.observation.query.op()).id(),
         label: label(&chosen.call),
         call: chosen.call.clone(),
         chosen: chosen.record.key.kernel_id.clone(),

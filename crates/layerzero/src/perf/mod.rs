@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use lz_model::{CallSpec, Catalog, Context, DeviceIx, DeviceSpec, KernelDescriptor, Query};
+use lz_model::{BindRules, CallSpec, Catalog, Context, DeviceIx, DeviceSpec, KernelDescriptor, Query};
 use lz_perfdb::model::{Model, Observation, Seen};
 use lz_perfdb::{Filter, Mode, Options, Outcome, PerfDb, Provenance, Record, StoreError};
 use lz_select::{NoPerfData, Restriction, Snapshot};
@@ -222,16 +222,7 @@ impl Engine {
         let rules = self.with_snapshot(|s| s.spec().settings.bind_rules());
         let observation = |record: &Record| {
             let device = DeviceIx(u16::try_from(ids.iter().position(|id| *id == record.key.device_id)?).ok()?);
-            let call: CallSpec = record.key.call.parse().ok()?;
-            let named = call.named(device, context_of(record.key.mode));
-            let resolved = Catalog::get().resolve(&call.op, &named, &rules, |ix| devices.get(usize::from(ix.0)));
-            Some(Observation {
-                query: resolved.ok()?.1.query,
-                kernel: record.key.kernel_id.clone(),
-                version: record.provenance.kernel_version.clone()?,
-                default: record.baseline,
-                seen: seen(&record.outcome),
-            })
+            observed(record, record.provenance.kernel_version.clone()?, device, devices, &rules)
         };
         Model::new(records.iter().filter_map(observation), devices)
     }
@@ -299,6 +290,26 @@ impl Engine {
             None => PerfHealth { state: "not open".into(), known, ..PerfHealth::default() },
         }
     }
+}
+
+/// A record as an observation of a version of its kernel on a device; nothing where its call is not one that is known here.
+fn observed(
+    record: &Record,
+    version: String,
+    device: DeviceIx,
+    devices: &[DeviceSpec],
+    rules: &BindRules,
+) -> Option<Observation> {
+    let call: CallSpec = record.key.call.parse().ok()?;
+    let named = call.named(device, context_of(record.key.mode));
+    let resolved = Catalog::get().resolve(&call.op, &named, rules, |ix| devices.get(usize::from(ix.0)));
+    Some(Observation {
+        query: resolved.ok()?.1.query,
+        kernel: record.key.kernel_id.clone(),
+        version,
+        default: record.baseline,
+        seen: seen(&record.outcome),
+    })
 }
 
 fn seen(outcome: &Outcome) -> Seen {
