@@ -23,6 +23,7 @@ mod front;
 mod host;
 mod inside;
 mod inspect;
+mod interrupted;
 mod jit;
 mod job;
 mod memory;

@@ -8,7 +8,7 @@ use layerzero::model::{ArgumentKind, Catalog, Context, Layout, NamedCall, ParamV
 use layerzero::resilience::Admission;
 use layerzero::resilience::rollout::Outcome;
 use layerzero::{Error, Fault};
-use pyo3::exceptions::{PyException, PyRuntimeError};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -20,7 +20,7 @@ use crate::tensors::{Meta, Purpose};
 use crate::torch::Torch;
 use crate::watched::Watching;
 use crate::words::Words;
-use crate::{error, events, host, memory, registry};
+use crate::{error, events, host, interrupted, memory, registry};
 
 /// The arguments of a call, read.
 pub struct Arguments {
@@ -52,6 +52,11 @@ pub struct Request<'a, 'py> {
 impl<'py> Request<'_, 'py> {
     /// Serves it.
     pub fn serve(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        if let Some((_, Err(error))) = &self.tried
+            && let Some(interruption) = interrupted::by_the_caller(py, error, self.slots)
+        {
+            return Err(interruption);
+        }
         registry::ensure_loaded(py)?;
         let front = self.front;
         let slots = &mut self.slots.to_owned();
@@ -176,8 +181,10 @@ fn elsewhere<'py>(py: Python<'py>, front: &'static Front, slots: &Slots) -> PyRe
         let none = PyTuple::empty(py);
         py.import(module)?.call_method1(function, (front.name(), none, keywords(py, front, slots)?)).map(Some)
     };
+    // Looked for first: to the first call of a process torch is not known yet, and its tensors are no stand-ins.
+    let torch = Torch::find(py)?;
     let stands_in = |object: &Bound<'_, PyAny>| object.get_type().hasattr("__torch_function__").unwrap_or(false);
-    let tensor_like = |object: &Bound<'_, PyAny>| Torch::known().is_some_and(|torch| torch.is_tensor(object));
+    let tensor_like = |object: &Bound<'_, PyAny>| torch.is_some_and(|torch| torch.is_tensor(object));
     let mut given_tensors = front.tensors.iter().filter_map(|&at| given(py, slots, at));
     if given_tensors.any(|object| stands_in(&object) && !tensor_like(&object)) {
         return hand_to("layerzero.integrations.torch_ops", "call_traced");
@@ -185,7 +192,7 @@ fn elsewhere<'py>(py: Python<'py>, front: &'static Front, slots: &Slots) -> PyRe
     if let Some(result) = foreign(py, front, slots, None)? {
         return Ok(Some(result));
     }
-    let Some(torch) = Torch::find(py)? else { return Ok(None) };
+    let Some(torch) = torch else { return Ok(None) };
     let tensors: Vec<(usize, Bound<'py, PyAny>)> =
         front.tensors.iter().filter_map(|&at| Some((at, given(py, slots, at)?))).collect();
     one_device(py, front, torch, &tensors)?;
@@ -355,8 +362,11 @@ pub fn carry_out<'py>(
             }
             Err(error) => error,
         };
-        // What is no `Exception` (an interrupt) is not the kernel's failure; a call that is wrong stays wrong.
-        if !error.is_instance_of::<PyException>(py) || registry::is_callers_fault(py, &error)? {
+        if let Some(interruption) = interrupted::by_the_caller(py, &error, &job.slots) {
+            return Err(interruption);
+        }
+        // A call that is wrong stays wrong.
+        if registry::is_callers_fault(py, &error)? {
             return Err(error);
         }
         step.doubt();

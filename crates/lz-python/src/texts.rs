@@ -6,13 +6,13 @@ use std::time::Instant;
 use layerzero::model::Catalog;
 use layerzero::resilience::Admission;
 use layerzero::{Executable, Step, Warning};
-use pyo3::exceptions::{PyException, PyRuntimeError, PyTypeError};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
 use crate::engine::engine;
 use crate::pycall::PyKernel;
-use crate::{context, error, events, inspect, params, registry};
+use crate::{context, error, events, inspect, interrupted, params, registry};
 
 /// What a kernel on texts may take: the texts (or lists of ids), the tokenizer as Python resolved it or its id, and
 /// whether offsets are wanted.
@@ -99,8 +99,11 @@ impl TextCall {
                 }
                 Err(raised) => raised,
             };
-            // What is no `Exception` (an interrupt) is not the kernel's failure; a call that is wrong stays wrong.
-            if !raised.is_instance_of::<PyException>(py) || registry::is_callers_fault(py, &raised)? {
+            if let Some(interruption) = interrupted::by_the_caller(py, &raised, &[]) {
+                return Err(interruption);
+            }
+            // A call that is wrong stays wrong.
+            if registry::is_callers_fault(py, &raised)? {
                 return Err(raised);
             }
             engine().failed(step, admission, &error::one_line(py, &raised), &raised.to_string());

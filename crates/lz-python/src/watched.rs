@@ -4,7 +4,6 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use layerzero::resilience::rollout::{Compared, Outcome};
-use pyo3::exceptions::PyException;
 use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
 
@@ -13,8 +12,8 @@ use crate::front::{Front, Slots};
 use crate::job::Job;
 use crate::pycall::Prepared;
 use crate::route::{Comparison, Route, RouteStep};
-use crate::slow;
 use crate::tensors::Purpose;
+use crate::{interrupted, slow};
 
 /// Makes a straight call and looks at it. The answer is the serving kernel's, whatever else happens.
 ///
@@ -97,7 +96,13 @@ impl<'a> Watching<'a> {
         let micros = |d: Duration| Some(d.as_secs_f64() * 1e6);
         let (serving_us, candidate_us) =
             if comparison.serves { (micros(other_took), micros(took)) } else { (micros(took), micros(other_took)) };
-        let outcome = match other.and_then(|other| before.difference(py, route, served, &other)) {
+        let compared = other.and_then(|other| before.difference(py, route, served, &other));
+        if let Err(error) = &compared
+            && let Some(interruption) = interrupted::by_the_caller(py, error, &before.given)
+        {
+            return Err(interruption);
+        }
+        let outcome = match compared {
             Ok((max_error, true)) => {
                 Outcome { ok: true, compared: Compared::Agrees { max_error }, serving_us, candidate_us }
             }
@@ -105,7 +110,6 @@ impl<'a> Watching<'a> {
                 engine().mismatched(&comparison.rollout, &route.steps[0].kernel.id, max_error);
                 Outcome { ok: true, compared: Compared::Differs { max_error }, serving_us, candidate_us }
             }
-            Err(interrupt) if !interrupt.is_instance_of::<PyException>(py) => return Err(interrupt),
             // The kernel it is compared with failed: that says nothing of the candidate.
             Err(_) if comparison.serves => Outcome::OK,
             Err(_) => Outcome::FAILED,
