@@ -14,8 +14,8 @@ from typing import Any
 PACKAGE = Path(__file__).parents[1] / "python"
 
 
-def python(*arguments: str | Path, path: Sequence[Path] = ()) -> subprocess.CompletedProcess[str]:
-    """Runs the interpreter with the package, and `path`, to import from."""
+def python(*arguments: str | Path, path: Sequence[Path] = (), timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    """Runs the interpreter with the package, and `path`, to import from, for so many seconds at most."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, (PACKAGE, *path))),
@@ -23,7 +23,7 @@ def python(*arguments: str | Path, path: Sequence[Path] = ()) -> subprocess.Comp
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 def answer(code: str, *options: str, path: Sequence[Path] = ()) -> Any:

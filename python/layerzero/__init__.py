@@ -10,7 +10,7 @@ Importing it imports neither torch nor a GPU's driver; libraries are looked for 
 
 from __future__ import annotations
 
-from layerzero import integrations
+from layerzero import integrations, lifecycle
 from layerzero._native import (
     __version__,
     alibi_bias,
@@ -206,4 +206,5 @@ __all__ = [
     "write_lockfile",
 ]
 
+lifecycle.install()
 integrations.install()

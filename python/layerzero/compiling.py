@@ -22,6 +22,7 @@ from typing import Any
 
 from layerzero import _native, control, loading, models, pinning
 from layerzero.errors import ConfigurationError, InvalidCallError, warn
+from layerzero.lifecycle import open_in_forks
 from layerzero.pinning import DispatchTable
 from layerzero.stepping import carried
 
@@ -80,7 +81,7 @@ class Plan:
         untraced: str = "",
     ) -> None:
         self.model = model
-        self._lock = threading.Lock()
+        self._lock = open_in_forks(threading.Lock())
         self._learns, self._told = learns, False
         self._left_out, self._torch_calls, self._untraced = list(left_out), dict(torch_calls or {}), untraced
         baked = _native.Baked(table, json.loads(table)["model_id"], learns)

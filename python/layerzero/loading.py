@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerzero import _native
 from layerzero.errors import ConfigurationError, warn
+from layerzero.lifecycle import taken_around_forks
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 #: The entry point group of third-party backends.
 GROUP = "layerzero.backends"
 
-_lock = threading.RLock()
+# A child that finds loading half done would wait for a thread it does not have: for its imports, too.
+_lock = taken_around_forks(threading.RLock())
 _loaded = False
 
 

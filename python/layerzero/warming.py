@@ -6,14 +6,15 @@ compiled here on one daemon thread, and serves from then on.
 
 from __future__ import annotations
 
-import atexit
+import ctypes
 import json
 import os
+import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from layerzero import _native, disk_caches, loading
 from layerzero.errors import InvalidCallError, LayerZeroError
 from layerzero.models import Call, calls_of, model_hash
 
-#: How long the end of the program waits for a compilation under way, in seconds.
-_PATIENCE = 1.0
+#: How long the end of the program waits for a compilation that does not let itself be stopped, in seconds.
+_PATIENCE = 60.0
 
 
 class WarmupReport:
@@ -215,6 +216,32 @@ def wake() -> None:
     _worker.wake()
 
 
+def stop() -> None:
+    """Ends the thread that compiles: the program is ending."""
+    _worker.stop()
+
+
+class _ProgramEnds(SystemExit):
+    """Ends the thread that compiles, wherever it is. Python prints nothing about a thread that ends by it."""
+
+
+def _raise_in(thread: threading.Thread, exception: type[BaseException]) -> None:
+    """Has a thread raise an exception at its next step in Python."""
+    if thread.ident is not None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(exception))
+
+
+def _end_programs_of(thread: threading.Thread) -> None:
+    """Asks the compilers that a thread started and waits for to end. Where the system does not tell them, they go on."""
+    try:
+        children = Path(f"/proc/self/task/{thread.native_id}/children").read_text(encoding="ascii").split()
+    except OSError:
+        return
+    for child in map(int, children):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(child, signal.SIGTERM)
+
+
 class _Worker:
     """One daemon thread that compiles: first what warm-ups ask for, then what calls would have used."""
 
@@ -250,13 +277,23 @@ class _Worker:
         return self._thread is threading.current_thread()
 
     def stop(self) -> None:
-        """Ends the thread; a compilation under way is waited for only shortly."""
+        """Ends the thread, and a compilation under way with it: the thread must not meet an interpreter that shuts down.
+
+        A compiler stops at its next step in Python, or when the program it waits for ends.
+        """
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
             thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(_PATIENCE)
+        if thread is None or thread is threading.current_thread():
+            return
+        until = time.monotonic() + _PATIENCE
+        # What it is doing when it is first asked may end by itself.
+        thread.join(0.05)
+        while thread.is_alive() and time.monotonic() < until:
+            _raise_in(thread, _ProgramEnds)
+            _end_programs_of(thread)
+            thread.join(0.05)
 
     def forked(self) -> None:
         """In a child: the thread is the parent's, and so is whoever waits for a warm-up."""
@@ -267,12 +304,13 @@ class _Worker:
             self.wake()
 
     def _run(self) -> None:
-        while (work := self._next()) is not None:
-            if isinstance(work, WarmupReport):
-                _warm_up(work, lambda: self._stopped)
-            else:
-                number, kernel, call, device = work
-                _compile(number, kernel, call, device)
+        with suppress(_ProgramEnds):
+            while (work := self._next()) is not None:
+                if isinstance(work, WarmupReport):
+                    _warm_up(work, lambda: self._stopped)
+                else:
+                    number, kernel, call, device = work
+                    _compile(number, kernel, call, device)
 
     def _next(self) -> WarmupReport | tuple[int, str, str, int] | None:
         while True:
@@ -392,6 +430,5 @@ def _tuned(done: list[tuple[str, str]]) -> list[Any]:
 
 
 _worker = _Worker()
-atexit.register(_worker.stop)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_worker.forked)

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use serde::Serialize;
 
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::forking;
 use crate::pinned::{self, PinStatus};
 use crate::status::state_dir;
 
@@ -46,6 +47,8 @@ pub(crate) struct Control {
     refused: AtomicU64,
     last_error: Mutex<Option<String>>,
     watch: Mutex<Option<Watch>>,
+    /// The program is ending: nothing is watched any more.
+    ended: AtomicBool,
     recent: Mutex<VecDeque<Query>>,
     /// Settings that name documents which are not read.
     pub unread: Mutex<Vec<&'static str>>,
@@ -162,31 +165,56 @@ impl Engine {
         let files: Vec<PathBuf> = self.watched();
         let mut watch = self.control.watch.lock();
         *watch = None;
-        if !config.settings.watch || files.is_empty() {
+        if !config.settings.watch || files.is_empty() || self.control.ended.load(Ordering::Acquire) {
             return Ok(());
         }
         let engine: Weak<Engine> = Arc::downgrade(self);
         let (before, watched) = (config.clone(), files.clone());
         let reload = move || {
             let Some(engine) = engine.upgrade() else { return };
-            // What is refused is an event, and in the health; there is nobody here to tell.
-            if engine.reload().is_err() {
-                return;
-            }
-            let (old, new) = (&before.settings, &engine.config().settings);
-            if engine.watched() == watched && (old.watch, old.watch_debounce_ms) == (new.watch, new.watch_debounce_ms) {
-                return;
-            }
-            // Other files, or not at all from now on. What changed before it is watched is read once more.
-            match engine.watch() {
-                Ok(()) if new.watch => drop(engine.reload()),
-                Ok(()) => {}
-                Err(error) => tracing::warn!(target: "layerzero", "configuration files are no longer watched: {error}"),
-            }
+            forking::without_forks(|| engine.reload_and_watch(&before, &watched));
         };
         let debounce = Duration::from_millis(config.settings.watch_debounce_ms);
         *watch = Some(Watch::start(files, debounce, reload).map_err(Error::Watch)?);
         Ok(())
+    }
+
+    /// Reloads, and watches other files where the new configuration says so.
+    fn reload_and_watch(self: &Arc<Engine>, before: &Config, watched: &[PathBuf]) {
+        // What is refused is an event, and in the health; there is nobody here to tell.
+        if self.reload().is_err() {
+            return;
+        }
+        let (old, new) = (&before.settings, &self.config().settings);
+        if self.watched() == watched && (old.watch, old.watch_debounce_ms) == (new.watch, new.watch_debounce_ms) {
+            return;
+        }
+        // Other files, or not at all from now on. What changed before it is watched is read once more.
+        match self.watch() {
+            Ok(()) if new.watch => drop(self.reload()),
+            Ok(()) => {}
+            Err(error) => tracing::warn!(target: "layerzero", "configuration files are no longer watched: {error}"),
+        }
+    }
+
+    /// The program ends: no thread of the engine goes on, and every call is decided anew.
+    pub fn end(&self) {
+        self.control.ended.store(true, Ordering::Release);
+        // Taken first: a reload that is under way may want to watch other files.
+        let watch = self.control.watch.lock().take();
+        drop(watch);
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
+    /// This process is a child that was forked: the thread that watches files is its parent's, so it starts its own.
+    pub fn forked(self: &Arc<Engine>) {
+        let watch = self.control.watch.lock().take();
+        let Some(watch) = watch else { return };
+        // To drop it would be to wait for a thread that is not here.
+        std::mem::forget(watch);
+        if let Err(error) = self.watch() {
+            tracing::warn!(target: "layerzero", "configuration files are not watched in process {}: {error}", std::process::id());
+        }
     }
 
     /// The files to watch: those that were read, and the project's and the user's, which may come to be.

@@ -52,6 +52,7 @@ mod dispatch;
 mod engine;
 mod error;
 mod executable;
+pub mod forking;
 mod guard;
 mod health;
 mod jit;

@@ -12,6 +12,7 @@ use crate::engine::engine;
 use crate::error;
 use crate::inspect::json;
 use crate::pinned::Baked;
+use crate::process::detached;
 
 fn raise(py: Python<'_>) -> impl Fn(layerzero::Error) -> PyErr {
     move |e| error::engine(py, &e)
@@ -75,7 +76,7 @@ fn entries(settings: &Bound<'_, PyDict>) -> PyResult<Vec<(String, Value)>> {
 pub fn load_sources(py: Python<'_>) -> PyResult<()> {
     let here = std::env::current_dir().unwrap_or_default();
     let sources = Sources::discover(config::environment(), &here);
-    py.detach(|| engine().load_sources(&sources).and_then(|()| engine().watch())).map_err(raise(py))
+    detached(py, || engine().load_sources(&sources).and_then(|()| engine().watch())).map_err(raise(py))
 }
 
 /// Takes this file for the project's.
@@ -83,38 +84,38 @@ pub fn load_sources(py: Python<'_>) -> PyResult<()> {
 pub fn load_config(py: Python<'_>, path: PathBuf) -> PyResult<()> {
     // It is read again when the process may have gone elsewhere.
     let path = std::path::absolute(&path).unwrap_or(path);
-    py.detach(|| engine().load_config(&path).and_then(|()| engine().watch())).map_err(raise(py))
+    detached(py, || engine().load_config(&path).and_then(|()| engine().watch())).map_err(raise(py))
 }
 
 /// Sets settings, all or none.
 #[pyfunction]
 pub fn configure(py: Python<'_>, settings: &Bound<'_, PyDict>) -> PyResult<()> {
     let entries = entries(settings)?;
-    py.detach(|| engine().configure(entries).and_then(|()| engine().watch())).map_err(raise(py))
+    detached(py, || engine().configure(entries).and_then(|()| engine().watch())).map_err(raise(py))
 }
 
 /// Forgets what `configure`, `lock` and `unlock` said.
 #[pyfunction]
 pub fn reset(py: Python<'_>) -> PyResult<()> {
-    py.detach(|| engine().reset_code().and_then(|()| engine().watch())).map_err(raise(py))
+    detached(py, || engine().reset_code().and_then(|()| engine().watch())).map_err(raise(py))
 }
 
 /// Only this kernel may serve the operation.
 #[pyfunction]
 pub fn lock(py: Python<'_>, operation: &str, kernel: &str) -> PyResult<()> {
-    py.detach(|| engine().lock(operation, kernel)).map_err(raise(py))
+    detached(py, || engine().lock(operation, kernel)).map_err(raise(py))
 }
 
 /// Takes a lock back.
 #[pyfunction]
 pub fn unlock(py: Python<'_>, operation: &str) -> PyResult<()> {
-    py.detach(|| engine().unlock(operation)).map_err(raise(py))
+    detached(py, || engine().unlock(operation)).map_err(raise(py))
 }
 
 /// Reads the files again.
 #[pyfunction]
 pub fn reload(py: Python<'_>) -> PyResult<()> {
-    py.detach(|| engine().reload().and_then(|()| engine().watch())).map_err(raise(py))
+    detached(py, || engine().reload().and_then(|()| engine().watch())).map_err(raise(py))
 }
 
 /// The number of the overlay that says this, inside of these plans, the innermost first.
@@ -123,7 +124,7 @@ pub fn overlay(py: Python<'_>, settings: &Bound<'_, PyDict>, plans: Vec<PyRef<'_
     let mut layer = CodeLayer::context();
     layer.set_all(entries(settings)?).map_err(|e| error::engine(py, &e.into()))?;
     let plans: Vec<_> = plans.iter().map(|plan| plan.0.clone()).collect();
-    py.detach(|| engine().overlay_with(layer, &plans)).map(|id| id.0).map_err(raise(py))
+    detached(py, || engine().overlay_with(layer, &plans)).map(|id| id.0).map_err(raise(py))
 }
 
 /// Those of these overlays that are gone: a plan of theirs is.
@@ -152,24 +153,24 @@ pub fn health() -> (String, String, bool) {
 #[pyfunction]
 pub fn readiness(py: Python<'_>) -> PyResult<(String, String, bool)> {
     crate::registry::ensure_loaded(py)?;
-    let readiness = py.detach(|| engine().readiness());
+    let readiness = detached(py, || engine().readiness());
     Ok((json(&readiness), readiness.to_string(), readiness.ready))
 }
 
 /// Gives a rollout its calls again; `False` when there is none of this name.
 #[pyfunction]
 pub fn rearm(py: Python<'_>, name: &str) -> bool {
-    py.detach(|| engine().rearm(name))
+    detached(py, || engine().rearm(name))
 }
 
 /// Forgets what failed.
 #[pyfunction]
 pub fn forget_failures(py: Python<'_>) {
-    py.detach(|| engine().forget_failures());
+    detached(py, || engine().forget_failures());
 }
 
 /// Looks at the memory of every device again.
 #[pyfunction]
 pub fn refresh_memory(py: Python<'_>) -> PyResult<()> {
-    py.detach(|| engine().refresh_memory()).map_err(raise(py))
+    detached(py, || engine().refresh_memory()).map_err(raise(py))
 }

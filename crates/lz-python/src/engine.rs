@@ -5,6 +5,8 @@ use std::sync::{Arc, OnceLock};
 use layerzero::{Engine, Warning};
 use pyo3::prelude::*;
 
+use crate::process;
+
 static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
 
 /// The engine. It begins with the CPU alone: looking for GPUs initialises their driver, which a process that forks
@@ -18,8 +20,25 @@ pub fn engine() -> &'static Arc<Engine> {
     })
 }
 
+/// The program ends: the engine's threads stop, and no call goes straight any more.
+pub fn end() {
+    if let Some(engine) = ENGINE.get() {
+        engine.end();
+    }
+}
+
+/// This process is a child that was forked.
+pub fn forked() {
+    if let Some(engine) = ENGINE.get() {
+        engine.forked();
+    }
+}
+
 /// Hands a warning to Python's `warnings`.
 fn warn(warning: &Warning) {
+    if process::is_over_for_this_thread() {
+        return;
+    }
     let text = warning.to_string();
     Python::attach(|py| {
         let given = py.import("layerzero.errors").and_then(|errors| errors.call_method1("warn", (text,)));

@@ -5,6 +5,7 @@ use layerzero::resilience::{Severity, Stamped};
 use pyo3::prelude::*;
 
 use crate::inspect::json;
+use crate::process;
 
 /// Python's numbers for levels of its logging.
 fn number(severity: Severity) -> u32 {
@@ -35,6 +36,9 @@ pub fn selected(py: Python<'_>, op: &'static str, kernel: &str, query: &Query) -
 }
 
 fn log(name: &'static str, level: u32, text: String, fields: String) {
+    if process::is_over_for_this_thread() {
+        return;
+    }
     Python::attach(|py| {
         let logged = py.import("layerzero.events").and_then(|m| m.call_method1("log", (name, level, text, fields)));
         if let Err(error) = logged {

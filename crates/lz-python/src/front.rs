@@ -16,6 +16,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::engine::engine;
+use crate::process::Call;
 use crate::route::Route;
 use crate::torch::Torch;
 use crate::words::{Expected, Take, Words};
@@ -308,6 +309,7 @@ unsafe extern "C" fn entry<const INDEX: usize>(
     names: *mut PyObject,
 ) -> *mut PyObject {
     let run = || {
+        let _call = Call::begin();
         // SAFETY: the interpreter calls with itself held, and with arguments as the protocol says.
         unsafe { call(&FRONTS.get().expect("made with the functions")[INDEX], args, count as usize, names) }
     };

@@ -6,6 +6,7 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 
 use crate::engine::engine;
 use crate::front::{Front, Slots};
+use crate::process::{Call, detached};
 use crate::tensors::Purpose;
 use crate::{context, error, registry, slow};
 
@@ -74,6 +75,7 @@ pub fn validate<'py>(
     args: &Bound<'py, PyTuple>,
     kwargs: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Bound<'py, PyList>> {
+    let _call = Call::enter(py);
     registry::ensure_loaded(py)?;
     let front = front_of_kernel(py, kernel_id)?;
     let arguments = slow::read(py, front, &slots(py, front, args, kwargs)?, Purpose::Ask)?;
@@ -120,6 +122,7 @@ pub fn inner<'py>(
     args: &Bound<'py, PyTuple>,
     kwargs: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Bound<'py, PyAny>> {
+    let _call = Call::begin();
     registry::ensure_loaded(py)?;
     let front = Front::find(py, name)?;
     let slots = slots(py, front, args, kwargs)?;
@@ -184,7 +187,7 @@ pub fn backends(py: Python<'_>) -> PyResult<String> {
 /// The devices as JSON; looks for GPUs.
 #[pyfunction]
 pub fn devices(py: Python<'_>) -> PyResult<String> {
-    py.detach(|| engine().detect_accelerators()).map_err(|e| error::engine(py, &e))?;
+    detached(py, || engine().detect_accelerators()).map_err(|e| error::engine(py, &e))?;
     Ok(json(&engine().devices()))
 }
 

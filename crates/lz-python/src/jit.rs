@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 
 use crate::engine::engine;
 use crate::inspect::json;
+use crate::process::detached;
 use crate::{error, registry};
 
 fn raise(py: Python<'_>) -> impl Fn(layerzero::Error) -> PyErr {
@@ -69,7 +70,7 @@ pub fn jit_begin(py: Python<'_>, kernel: &str, call: &str, device: u16) -> PyRes
 #[pyfunction]
 pub fn jit_done(py: Python<'_>, id: u64, compile_ms: f64, caches: Vec<PathBuf>) -> PyResult<()> {
     if let Some(job) = engine().compiled(id).map_err(raise(py))? {
-        py.detach(|| engine().keep_warm(&job.kernel, &job.call, job.device, compile_ms, caches));
+        detached(py, || engine().keep_warm(&job.kernel, &job.call, job.device, compile_ms, caches));
     }
     Ok(())
 }

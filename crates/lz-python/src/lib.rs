@@ -29,6 +29,7 @@ mod job;
 mod memory;
 mod params;
 mod pinned;
+mod process;
 mod pycall;
 mod registry;
 mod route;
@@ -145,5 +146,9 @@ fn _native(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(control::rearm, module)?)?;
     module.add_function(wrap_pyfunction!(control::forget_failures, module)?)?;
     module.add_function(wrap_pyfunction!(control::refresh_memory, module)?)?;
+    module.add_function(wrap_pyfunction!(process::end, module)?)?;
+    module.add_function(wrap_pyfunction!(process::before_fork, module)?)?;
+    module.add_function(wrap_pyfunction!(process::after_fork, module)?)?;
+    module.add_function(wrap_pyfunction!(process::after_fork_in_child, module)?)?;
     Ok(())
 }

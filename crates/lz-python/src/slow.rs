@@ -20,7 +20,7 @@ use crate::tensors::{Meta, Purpose};
 use crate::torch::Torch;
 use crate::watched::Watching;
 use crate::words::Words;
-use crate::{error, events, host, interrupted, memory, registry};
+use crate::{error, events, host, interrupted, memory, process, registry};
 
 /// The arguments of a call, read.
 pub struct Arguments {
@@ -57,6 +57,7 @@ impl<'py> Request<'_, 'py> {
         {
             return Err(interruption);
         }
+        process::stop_here_if_over(py);
         registry::ensure_loaded(py)?;
         let front = self.front;
         let slots = &mut self.slots.to_owned();
@@ -74,7 +75,8 @@ impl<'py> Request<'_, 'py> {
             None => {
                 let mut route = decide(py, front, &arguments)?;
                 route.shorten(py, slots);
-                if let Some((version, words)) = self.words {
+                // While the program ends every call of another thread has to come by here.
+                if let Some((version, words)) = self.words.filter(|_| !process::is_ending()) {
                     memory::remember(py, front.index, version, words, &route);
                 }
                 route

@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use crate::engine::engine;
 use crate::error;
 use crate::exchange::{self, DlTensor};
+use crate::process::detached;
 use crate::torch::Torch;
 
 /// What metadata is read for.
@@ -258,7 +259,7 @@ fn device(py: Python<'_>, kind: i32, id: i32, function: &str, argument: &str) ->
             let ix = id + 1;
             let known = |count: usize| (ix as usize) < count;
             if known(engine().with_snapshot(|s| s.spec().devices.len()))
-                || known(py.detach(|| engine().detect_accelerators()).map_err(|e| error::engine(py, &e))?)
+                || known(detached(py, || engine().detect_accelerators()).map_err(|e| error::engine(py, &e))?)
             {
                 return Ok(DeviceIx(ix as u16));
             }

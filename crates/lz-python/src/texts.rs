@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
 use crate::engine::engine;
+use crate::process::Call;
 use crate::pycall::PyKernel;
 use crate::{context, error, events, inspect, interrupted, params, registry};
 
@@ -64,6 +65,7 @@ impl TextCall {
         length: i64,
         only: Option<&str>,
     ) -> PyResult<Bound<'py, PyAny>> {
+        let _call = Call::enter(py);
         let query = self.call.query(size(texts), length);
         let raise = |e: layerzero::Error| error::engine(py, &e);
         let steps = context::within(py, || match only {

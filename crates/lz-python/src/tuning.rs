@@ -17,6 +17,7 @@ use crate::engine::engine;
 use crate::front::{Front, Slots};
 use crate::inspect::{json, slots};
 use crate::job::Job;
+use crate::process::{self, Call, detached};
 use crate::route::{Route, Runner};
 use crate::slow::{self, Arguments};
 use crate::tensors::Purpose;
@@ -99,6 +100,7 @@ impl Subject {
         kernel: &str,
         run: impl FnOnce(&Job<'_, 'py>, &Route) -> PyResult<R>,
     ) -> PyResult<R> {
+        let _call = Call::begin();
         let slots: Slots = slots(py, self.front, &PyTuple::empty(py), Some(self.kwargs.bind(py)))?;
         let arguments: Arguments = slow::read(py, self.front, &slots, Purpose::Run)?;
         let kept = self.routes.borrow().get(kernel).map(Route::share);
@@ -261,7 +263,7 @@ impl Bench for PyBench {
         if let Err(raised) = signals {
             self.raised.get_or_insert(raised);
         }
-        self.raised.is_some()
+        self.raised.is_some() || process::is_ending()
     }
 }
 
@@ -304,6 +306,7 @@ pub fn measure(
     regret: bool,
     tell: Option<Py<PyAny>>,
 ) -> PyResult<String> {
+    let _call = Call::enter(py);
     let wanted = wanted(py, request)?;
     let budget = Duration::try_from_secs_f64(budget_s).map_err(|_| {
         PyValueError::new_err(format!("the budget is {budget_s} s, expected a number of seconds above zero"))
@@ -337,5 +340,5 @@ pub fn measure(
 /// Puts what the performance database knows in force, if there is one; gives how many measurements that are.
 #[pyfunction]
 pub fn learn(py: Python<'_>) -> usize {
-    py.detach(|| engine().learn_if_there())
+    detached(py, || engine().learn_if_there())
 }

@@ -15,9 +15,11 @@ def install() -> None:
 
 
 def _meet_torch() -> None:
+    from layerzero import lifecycle
     from layerzero.integrations import torch_ops
 
     torch_ops.register()
+    lifecycle.end_first()
 
 
 def _meet_compiler() -> None:

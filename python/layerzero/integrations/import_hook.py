@@ -10,9 +10,11 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from layerzero.lifecycle import open_in_forks
+
 Callback = Callable[[], None]
 
-_LOCK = threading.Lock()
+_LOCK = open_in_forks(threading.Lock())
 
 
 def after_import(name: str, callback: Callback) -> None:

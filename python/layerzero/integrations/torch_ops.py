@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerzero import _native
+from layerzero import _native, lifecycle
 from layerzero.arrays import Quantized
 from layerzero.errors import InvalidCallError, UnsupportedTensorError
 from layerzero.integrations import autocast, batching, fakes, gradients
@@ -20,7 +20,7 @@ from layerzero.integrations.operators import OPERATORS, Operator
 
 __all__ = ["call_traced", "register", "register_tracing"]
 
-_LOCK = threading.Lock()
+_LOCK = lifecycle.open_in_forks(threading.Lock())
 # torch forgets the operators of a library nobody holds.
 _LIBRARY: list[torch.library.Library] = []
 _CALLS: dict[str, Callable[..., Any]] = {}

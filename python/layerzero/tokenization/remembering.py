@@ -9,6 +9,7 @@ from collections import OrderedDict
 
 from layerzero.errors import warn
 from layerzero.events import logger
+from layerzero.lifecycle import open_in_forks
 from layerzero.tokenization.tokenizer import Tokenizer
 
 #: Of so many hits, one in so many is checked (specification 000 §I.8); after them one in the last.
@@ -31,7 +32,7 @@ class Remembered:
     """Texts and their ids, by tokenizer, the longest unused forgotten first. For many threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = open_in_forks(threading.Lock())
         self._ids: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
         self._hits: dict[str, int] = {}
         self._off: set[str] = set()

@@ -14,6 +14,7 @@ from typing import Any
 
 from layerzero import _native, loading
 from layerzero.errors import ArgumentTypeError, BadTokenizerError, UnknownTokenizerError
+from layerzero.lifecycle import open_in_forks
 from layerzero.tokenization.tokenizer import LIBRARIES, Loaded, Tokenizer
 
 _ALLOW = 'lz.configure(tokenizer={"allow_download": True}) allows it'
@@ -29,7 +30,7 @@ class _Entry:
     """Its id was given to it, and means nothing else."""
 
 
-_lock = threading.RLock()
+_lock = open_in_forks(threading.RLock())
 _known: dict[str, _Entry] = {}
 
 
