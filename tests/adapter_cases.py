@@ -322,6 +322,8 @@ class _Scope(dict[str, Any]):
         self._dtypes = case.dtypes
 
     def __missing__(self, name: str) -> Any:
+        if name == "context":
+            return SimpleNamespace(requires_grad=False)
         return SimpleNamespace(present=name in self._dtypes, dtype=self._dtypes.get(name, ""))
 
 

@@ -39,16 +39,29 @@ def bshd(tensor: Tensor, layout: str) -> Tensor:
     return turned if turned.shape[-1] * turned.element_size() % _LOAD else loadable(turned)
 
 
+_TINY = 2.0**-126
+"""The smallest normal float32: kernels take the scale as one, and what is smaller may become zero there."""
+
+
+def is_positive(query: Tensor, scale: float | None) -> bool:
+    """Whether kernels may mask products, or find the largest, before they scale them: by zero, minus infinity would
+    become NaN."""
+    return scale is None or scale >= _TINY or (scale > 0.0 and query.dtype == torch.float64)
+
+
 def positive(query: Tensor, scale: float | None) -> tuple[Tensor, float | None]:
-    """Query and scale with a positive scale: kernels mask products, or find the largest, before they scale them."""
-    if scale is None or scale > 0.0:
+    """Query and scale with a scale that is positive in the kernel too. One too small for that goes into the query."""
+    if is_positive(query, scale):
         return query, scale
-    return (-query, -scale) if scale < 0.0 else (query * scale, 1.0)
+    assert scale is not None
+    if is_positive(query, -scale):
+        return -query, -scale
+    return query * scale, 1.0
 
 
 def is_plain(layout: str, scale: float | None, *tensors: Tensor) -> bool:
     """Whether the library can be called with the arguments as they are."""
-    return layout == "BSHD" and (scale is None or scale > 0.0) and all(readable(tensor) for tensor in tensors)
+    return layout == "BSHD" and all(readable(tensor) for tensor in tensors) and is_positive(tensors[0], scale)
 
 
 def check_caches(*caches: Tensor) -> None:

@@ -36,6 +36,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "torch.sparse.block.masked": sparse.block_masked,
     "torch.sparse.variable_block.masked": sparse.variable_block_masked,
     "torch.embedding": position.embedding,
+    "torch.embedding.wide_gradient": position.embedding_wide_gradient,
     "torch.rope": position.rope,
     "torch.rope.turned": position.rope_turned,
     "torch.alibi": position.alibi,

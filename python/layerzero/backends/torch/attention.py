@@ -14,7 +14,8 @@ from torch import Tensor
 
 from layerzero.kernels import direct
 
-from ..flash_attn.operands import positive
+from ..flash_attn.operands import is_positive, positive
+from .blocks import HALF
 
 _sdpa = torch._C._nn.scaled_dot_product_attention
 _flash = torch._C._VariableFunctions._scaled_dot_product_flash_attention_for_cpu
@@ -27,6 +28,18 @@ EVERYWHERE = (-1, -1)
 FEWEST_KEYS = 16
 """What the flash kernel needs to keep a NaN: at fewer keys than a vector register holds it takes a row whose scores are
 all NaN for one that is masked out. Registers of 512 bits hold this many."""
+
+
+MOST_ROWS = 4096
+"""How many queries the flash kernel may add up gradients of keys and values over in half precision. It rounds the sum
+after every 256 of them, so that the error grows with their number; beyond this it works on float32 copies."""
+
+
+def _wide_gradients(seq_q: int, query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether gradients are wanted that the flash kernel would lose in half precision."""
+    if seq_q <= MOST_ROWS or query.dtype not in HALF or not torch.is_grad_enabled():
+        return False
+    return query.requires_grad or key.requires_grad or value.requires_grad
 
 
 def attend_flash(
@@ -151,7 +164,9 @@ def _sdpa_flash_call(
     """The plain call: heads before the sequence, as many of them for keys, nothing masked but the future."""
     (_, heads, seq_q, _), (_, kv_heads, seq_k, _) = query.shape, key.shape
     plain = layout == "BHSD" and attn_mask is None and window_left < 0 and window_right < 0 and heads == kv_heads
-    if not plain or (causal and (seq_q != seq_k or not (scale is None or scale > 0.0))):
+    if not plain or (causal and (seq_q != seq_k or not is_positive(query, scale))):
+        return None
+    if _wide_gradients(seq_q, query, key, value):
         return None
     keywords: dict[str, Any] = {"is_causal": True} if causal and seq_q != 1 else {}
     return _sdpa, (query, key, value), keywords if scale is None else keywords | {"scale": scale}
@@ -175,7 +190,10 @@ def sdpa_flash(
     if attn_mask is None:
         # One `shape` is cheaper than one `size()`, and this is the path of every plain call.
         (_, heads, seq_q, _), (_, kv_heads, seq_k, _) = query.shape, key.shape
-        if window_left < 0 and window_right < 0 and (not causal or seq_q == seq_k):
+        if seq_q > MOST_ROWS and _wide_gradients(seq_q, query, key, value):
+            reach = (window_left, window_right)
+            output = attend_flash(query.float(), key.float(), value.float(), causal, scale, reach).to(query.dtype)
+        elif window_left < 0 and window_right < 0 and (not causal or seq_q == seq_k):
             causal = causal and seq_q != 1
             if causal:
                 query, scale = positive(query, scale)
@@ -188,7 +206,11 @@ def sdpa_flash(
             output = attend_flash(query, key, value, causal, scale, (window_left, window_right))
     else:
         allowed = reachable(query, key, causal, (window_left, window_right))
-        output = _flash_with_mask(query, key, value, attn_mask, scale, allowed)
+        if _wide_gradients(query.shape[2], query, key, value):
+            wide = query.float(), key.float(), value.float()
+            output = _flash_with_mask(*wide, attn_mask, scale, allowed).to(query.dtype)
+        else:
+            output = _flash_with_mask(query, key, value, attn_mask, scale, allowed)
     return output.transpose(1, 2) if layout == "BSHD" else output
 
 

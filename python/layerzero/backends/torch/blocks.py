@@ -6,7 +6,11 @@ A temporary of a whole large tensor costs more than that: its memory is new, and
 import math
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
+
+HALF = (torch.float16, torch.bfloat16)
+"""The dtypes of half a float32's width."""
 
 ELEMENTS = 1 << 18
 """How many elements a piece has, about: its temporaries fit into the second-level cache, and two cores have enough to do."""

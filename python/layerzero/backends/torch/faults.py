@@ -6,7 +6,7 @@ from ...errors import InvalidCallError
 
 
 def bad_data(
-    place: str, value: int, expected: str, hint: str = "correct the data; no kernel can serve it"
+    place: str, value: float, expected: str, hint: str = "correct the data; no kernel can serve it"
 ) -> InvalidCallError:
     """The error for a number that cannot stand where it stands."""
     return InvalidCallError(f"{place} is {value}, {expected}", code="BAD_DATA", hint=hint)
@@ -16,6 +16,12 @@ def bad_index(name: str, indices: Tensor, limit: int) -> InvalidCallError:
     """The error for the first of these that is no index from 0 to below `limit`."""
     place = ((indices < 0) | (indices >= limit)).nonzero()[0].tolist()
     return bad_data(f"{name}{place}", int(indices[tuple(place)].item()), f"expected an index from 0 to below {limit}")
+
+
+def bad_number(name: str, numbers: Tensor, valid: Tensor, expected: str) -> InvalidCallError:
+    """The error for the first of these that is not valid."""
+    place = (~valid).nonzero()[0].tolist()
+    return bad_data(f"{name}{place}", float(numbers[tuple(place)]), expected)
 
 
 def check_indices(name: str, indices: Tensor, limit: int) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from layerzero.kernels import direct
 
-from .blocks import blocks, rows_of
+from .blocks import HALF, blocks, rows_of
 
 linear = torch._C._nn.linear
 gelu = torch._C._nn.gelu
@@ -18,13 +18,24 @@ silu = torch._C._nn.silu
 _WIDENED = 512
 
 
-def _linear_call(input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any, ...]:
-    return linear, (input, weight, bias)
+def _rounds_before_bias(input: Tensor, bias: Tensor | None) -> bool:
+    """Whether torch would round the product to half precision and add the bias to that: it does unless the rows of the
+    input form a matrix without a copy."""
+    if bias is None or input.dim() == 2 or input.dtype not in HALF:
+        return False
+    return not input.is_contiguous()
+
+
+def _linear_call(input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any, ...] | None:
+    return None if _rounds_before_bias(input, bias) else (linear, (input, weight, bias))
 
 
 @direct(_linear_call)
 def linear_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """torch's own linear layer."""
+    """torch's own linear layer; the sum with the bias is rounded once."""
+    if _rounds_before_bias(input, bias):
+        # torch would copy the rows too.
+        return linear(rows_of(input), weight, bias).view(*input.shape[:-1], weight.shape[0])
     return linear(input, weight, bias)
 
 

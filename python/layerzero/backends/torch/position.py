@@ -1,6 +1,7 @@
 """Embeddings and positional encodings."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from .blocks import ELEMENTS, blocks
 from .faults import bad_data, bad_index
 
 _embedding = torch._C._VariableFunctions.embedding
+_embedding_backward = torch.ops.aten.embedding_dense_backward
 
 
 def embedding(indices: Tensor, weight: Tensor) -> Tensor:
@@ -18,6 +20,38 @@ def embedding(indices: Tensor, weight: Tensor) -> Tensor:
         return _embedding(weight, indices)
     except IndexError:
         raise bad_index("indices", indices, weight.shape[0]) from None
+
+
+def embedding_wide_gradient(indices: Tensor, weight: Tensor) -> Tensor:
+    """Rows of a table of half-width floats; the gradient of a row is summed in float32 and rounded once."""
+    try:
+        output: Tensor = _WideGradient.apply(weight, indices)  # type: ignore[no-untyped-call]
+        return output
+    except IndexError:
+        raise bad_index("indices", indices, weight.shape[0]) from None
+
+
+class _WideGradient(torch.autograd.Function):
+    """torch's embedding, whose own backward adds the gradients of a row one by one in the dtype of the table."""
+
+    @staticmethod
+    def forward(weight: Tensor, indices: Tensor) -> Tensor:
+        return _embedding(weight, indices)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        weight, indices = inputs
+        ctx.rows, ctx.dtype = weight.shape[0], weight.dtype
+        ctx.save_for_backward(indices)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        # A float32 copy of the whole table would be large: sums are made for the rows that were looked up.
+        rows, places = ctx.saved_tensors[0].long().unique(return_inverse=True)
+        wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
+        sums = _embedding_backward(wide, places, rows.shape[0], -1, False).to(ctx.dtype)
+        table = torch.zeros((ctx.rows, grad.shape[-1]), dtype=ctx.dtype, device=grad.device)
+        return table.index_copy(0, rows, sums), None
 
 
 def rope(input: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool, layout: str) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .blocks import blocks, rows_of
-from .faults import check_indices
+from .faults import bad_number, check_indices
 from .selection import drawn_by_bins, largest
 
 # How many tokens of a row are tried first; sixteen times as many each time they do not suffice.
@@ -98,8 +98,21 @@ def _largest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def _uniform(uniform: Tensor | None, logits: Tensor, seed: int) -> Tensor:
     if uniform is not None:
-        return uniform.reshape(-1).double()
+        return checked_uniform(uniform).reshape(-1)
     return _draws((math.prod(logits.shape[:-1]),), logits, seed)
+
+
+def checked_uniform(uniform: Tensor) -> Tensor:
+    """The numbers as float64. On the CPU they are checked; on other devices that would mean to wait for the device."""
+    numbers = uniform.double()
+    if numbers.is_cpu and numbers.numel():
+        lowest, largest = numbers.aminmax()
+        # A NaN is both.
+        if not (float(lowest) >= 0.0 and float(largest) < 1.0):
+            raise bad_number(
+                "uniform", numbers, (numbers >= 0.0) & (numbers < 1.0), "expected a number from 0 to below 1"
+            )
+    return numbers
 
 
 def _draws(shape: tuple[int, ...], like: Tensor, seed: int) -> Tensor:
@@ -131,7 +144,7 @@ def speculative(
     batch, draft, vocab = draft_probs.shape
     check_indices("draft_ids", draft_ids, vocab)
     draft_ids = draft_ids.long()
-    uniform = _draws((batch, draft + 1), draft_probs, seed) if uniform is None else uniform.double()
+    uniform = _draws((batch, draft + 1), draft_probs, seed) if uniform is None else checked_uniform(uniform)
 
     at_token = draft_ids[:, :, None]
     drafted = draft_probs.gather(2, at_token)[:, :, 0].double()

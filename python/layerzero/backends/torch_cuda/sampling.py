@@ -69,7 +69,8 @@ def speculative(
     """Accepts or rejects drafted tokens so that the result is distributed as the target model's."""
     batch, draft, _ = draft_probs.shape
     draft_ids = draft_ids.long()
-    uniform = _draws((batch, draft + 1), draft_probs, seed) if uniform is None else uniform.double()
+    # Below zero is as zero: what has no probability is never drawn.
+    uniform = _draws((batch, draft + 1), draft_probs, seed) if uniform is None else uniform.double().clamp(min=0.0)
     at_token = draft_ids[:, :, None]
     drafted = draft_probs.gather(2, at_token)[:, :, 0].double()
     wanted = target_probs[:, :draft].gather(2, at_token)[:, :, 0].double()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from layerzero.kernels import direct
 
-from ..flash_attn.operands import positive, readable
+from ..flash_attn.operands import is_positive, positive, readable
 from ..flash_attn.seeding import seeded
 from ..torch.attention import distances, reachable, split_mask
 
@@ -90,7 +90,7 @@ def _sdpa_call(
     layout: str,
 ) -> tuple[Any, ...] | None:
     """torch's own call, where no argument has to be turned or copied and nothing is drawn."""
-    plain = layout == "BHSD" and dropout_p == 0.0 and (scale is None or scale > 0.0)
+    plain = layout == "BHSD" and dropout_p == 0.0 and is_positive(query, scale)
     if not plain or not all(_fits(tensor) for tensor in (query, key, value)):
         return None
     keywords: dict[str, Any] = {"is_causal": True} if causal and query.shape[2] != 1 else {}

@@ -33,7 +33,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """ZenDNN's matrix product.
 
     The operators made for linear layers take weights for constants, which ZenDNN caches by address: a weight that is
-    updated, or another one at its address, would be answered with the old one. The batched product does not.
+    updated, or another one at its address, would be answered with the old one. The batched product does not. It rounds
+    what it gives, so that in half precision a bias would come too late: those calls are not served.
     """
     rows = input.reshape(1, math.prod(input.shape[:-1]), input.shape[-1])
     output: Tensor = _ops.zentorch_bmm(rows, weight.unsqueeze(0).transpose(1, 2))[0]
