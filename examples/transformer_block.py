@@ -38,7 +38,7 @@ class TransformerBlock(nn.Module):
         q = self.q_proj(normed).view(batch, seq, self.num_heads, self.head_dim)
         k = self.k_proj(normed).view(batch, seq, self.num_kv_heads, self.head_dim)
         v = self.v_proj(normed).view(batch, seq, self.num_kv_heads, self.head_dim)
-        # Said and not left to be recognised: with as many heads as positions both layouts would fit.
+        # BSHD is the default; a model that says it does not depend on the setting.
         q, k = lz.rope(q, cos, sin, layout="BSHD"), lz.rope(k, cos, sin, layout="BSHD")
         attended = lz.attention(q, k, v, causal=True, layout="BSHD")
         x = x + self.o_proj(attended.reshape(batch, seq, -1))

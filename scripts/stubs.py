@@ -123,6 +123,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "save_manifest": ("path: PathLike[str] | None = None", "model_hash: str | None = None", "str"),
     "configure": ("settings: dict[str, Any]", "None"),
     "cli": ("args: Sequence[str]", "int"),
+    "default_layouts": ("here: bool", "tuple[str, str]"),
     "devices": ("str",),
     "disable": ("name: str", "why: str", "None"),
     "document": ("text: str", "version: str | None = None", "str"),

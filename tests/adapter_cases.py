@@ -271,10 +271,10 @@ def reason_to_skip(kernel: Kernel, case: Case) -> str | None:
     rules = kernel.rules
     if kernel.id.startswith(FUSED) and case.name.startswith("nan"):
         return "fused kernels multiply what gets no weight by zero; another test holds their NaN to what they keep"
-    if case.layout is None and case.op in (*DENSE, *ALIASES["attention.cross"]):
-        return "the layout is recognised by the engine"
     named = {"BSHD", "BHSD", "NHD", "HND"} & set(rules["requires_layouts"])
-    if case.layout is not None and named and case.layout not in named:
+    dense = case.op in (*DENSE, *ALIASES, *ALIASES["attention.cross"])
+    layout = "BSHD" if case.layout is None and dense else case.layout
+    if layout is not None and named and layout not in named:
         return "layout"
     for name, rule in rules.get("inputs", {}).items():
         if rule.get("required") and name not in case.dtypes:

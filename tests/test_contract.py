@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -81,16 +80,16 @@ def test_a_query_that_may_attend_to_nothing_gives_zeros(dtype: torch.dtype, spoi
         assert out[0, :, [0, 2, 3]].abs().min() > 0, kernel
 
 
-def test_causal_with_more_queries_than_keys_gives_zeros_to_the_first() -> None:
-    for kernel, out in everyone("attention", **qkv(seq_q=5, seq_k=2), causal=True):
+def test_queries_before_the_first_key_give_zeros() -> None:
+    """Causal by a window, which may have more queries than keys."""
+    for kernel, out in everyone("attention", **qkv(seq_q=5, seq_k=2), causal=False, window=(-1, 0)):
         assert (out[0, :, :3] == 0).all(), kernel
         assert out[0, :, 3:].abs().min() > 0, kernel
 
 
 def test_no_keys_at_all_give_zeros() -> None:
-    for causal in (True, False):
-        for kernel, out in everyone("attention", **qkv(seq_k=0), causal=causal):
-            assert out.shape == (1, 2, 4, 8) and (out == 0).all(), kernel
+    for kernel, out in everyone("attention", **qkv(seq_k=0), causal=False):
+        assert out.shape == (1, 2, 4, 8) and (out == 0).all(), kernel
 
 
 def test_causal_is_aligned_bottom_right() -> None:
@@ -121,42 +120,6 @@ def test_an_explicit_layout_is_respected_though_another_is_likelier() -> None:
     # Two heads and six positions, read as six heads and two positions.
     other = lz.attention(**(call | {"layout": "BSHD"}))
     assert other.shape == as_bhsd.shape and not torch.allclose(other, as_bhsd, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("query", "key", "layout"),
-    [
-        ((2, 5, 8, 4), (2, 5, 2, 4), "BSHD"),
-        ((2, 8, 5, 4), (2, 2, 5, 4), "BHSD"),
-        ((1, 100, 8, 4), (1, 100, 8, 4), "BSHD"),
-        ((1, 8, 100, 4), (1, 8, 100, 4), "BHSD"),
-        ((3, 1, 8, 4), (3, 77, 2, 4), "BSHD"),
-        ((3, 8, 1, 4), (3, 2, 77, 4), "BHSD"),
-    ],
-)
-def test_the_layout_is_recognised_by_its_shape(query: tuple[int, ...], key: tuple[int, ...], layout: str) -> None:
-    q, k, v = rand(*query, seed=1), rand(*key, seed=2), rand(*key, seed=3)
-    torch.testing.assert_close(lz.attention(q, k, v), lz.attention(q, k, v, layout=layout), rtol=0, atol=0)
-
-
-def test_a_transposed_view_is_bhsd_by_its_strides() -> None:
-    q, k, v = (rand(1, 8, 8, 4, seed=i).transpose(1, 2) for i in range(3))
-    torch.testing.assert_close(lz.attention(q, k, v), lz.attention(q, k, v, layout="BHSD"), rtol=0, atol=0)
-
-
-def test_an_ambiguous_layout_warns_once() -> None:
-    x = rand(1, 13, 13, 4)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        first = lz.attention(x, x, x)
-        lz.attention(x, x, x)
-    assert len(caught) == 1
-    assert "ambiguous" in str(caught[0].message) and "13" in str(caught[0].message)
-    torch.testing.assert_close(first, lz.attention(x, x, x, layout="BSHD"), rtol=0, atol=0)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        lz.attention(rand(1, 17, 17, 4), rand(1, 17, 17, 4), rand(1, 17, 17, 4), layout="BSHD")
-    assert not caught
 
 
 # --- outputs ----------------------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def test_attention(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
     wanted = nn.functional.scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=True)
     torch.testing.assert_close(output, wanted.transpose(1, 2), rtol=1e-5, atol=1e-5)
     # "(B, S, H, D) or (B, H, S, D)"
-    torch.testing.assert_close(lz.attention(*heads_first), wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(lz.attention(*heads_first, layout="BHSD"), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_paged_attention() -> None:

@@ -100,13 +100,13 @@ def test_opcheck_of_every_format(dtype: str, options: dict[str, Any]) -> None:
 def test_arguments_are_the_functions_in_its_order(case: Case) -> None:
     own = [a.name for a in getattr(torch.ops.layerzero, case.function).default._schema.arguments]
     public = [name for name in inspect.signature(getattr(lz, case.function)).parameters if name != "out"]
-    # Where a graph carries its seed along.
-    assert own == public or own == [*public, "seed_tensor"]
+    # Where a graph carries its seed and the default layout along.
+    assert [name for name in own if name not in ("seed_tensor", "default_layout")] == public
 
 
 @pytest.mark.parametrize("case", EVERY_FUNCTION, ids=lambda case: case.function)
 def test_strides_reach_the_operator_as_the_program_made_them(case: Case) -> None:
-    # Layouts are recognised by them.
+    # They decide which kernels are legal.
     assert torch.Tag.needs_exact_strides in getattr(torch.ops.layerzero, case.function).default.tags
 
 
@@ -200,7 +200,7 @@ def test_results_share_no_memory_with_arguments() -> None:
 
 def test_results_are_contiguous_where_the_kernel_gives_a_view() -> None:
     projected = [torch.randn(2, 5, 4, 8).transpose(1, 2) for _ in range(3)]
-    assert torch.ops.layerzero.attention(*projected).is_contiguous()
+    assert torch.ops.layerzero.attention(*projected, layout="BHSD").is_contiguous()
 
 
 def test_a_given_scale_is_given_back_per_group() -> None:

@@ -42,7 +42,7 @@ def _cases(device: str) -> dict[str, tuple[str, str, tuple[Any, ...], Call, Call
             "attention.standard.prefill",
             f"{kernels}.sdpa",
             (q, k, v),
-            lambda: lz.attention(q, k, v),
+            lambda: lz.attention(q, k, v, layout="BHSD"),
             lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
         ),
         "silu_mul": (

@@ -49,6 +49,7 @@ from layerzero.control import (
     disabled,
     forget_failures,
     health,
+    layout,
     load_config,
     lock,
     prefer,
@@ -96,6 +97,7 @@ from layerzero.kernels import register_kernel, unregister_kernel
 from layerzero.loading import register_backend
 from layerzero.models import Call, DryRun, PlannedCall, UntraceableModelError, calls_of, dry_run, model_hash
 from layerzero.pinning import DispatchTable, load_lockfile, load_table, solve, unpin, write_lockfile
+from layerzero.sdpa import scaled_dot_product_attention
 from layerzero.tokenization import detokenize, register_tokenizer, tokenize
 from layerzero.tuning import TuneReport, explain_call, regret, tune, workload
 from layerzero.warming import WarmupReport, manifest, save_manifest, warmup
@@ -162,6 +164,7 @@ __all__ = [
     "kv_append",
     "kv_compact",
     "layer_norm",
+    "layout",
     "linear",
     "list_kernels",
     "load_config",
@@ -189,6 +192,7 @@ __all__ = [
     "sample_topk",
     "sample_topp",
     "save_manifest",
+    "scaled_dot_product_attention",
     "settings",
     "silu_mul",
     "solve",

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from layerzero import _native, loading
+from layerzero import _native, layouts, loading
 
 
 def configure(**settings: Any) -> None:
@@ -27,6 +27,7 @@ def configure(**settings: Any) -> None:
     """
     loading.load()
     _native.configure({name.replace("__", "."): value for name, value in settings.items()})
+    look_at_layouts()
     reload_on_hang_up()
 
 
@@ -38,6 +39,7 @@ def load_config(path: str | os.PathLike[str]) -> None:
     """
     loading.load()
     _native.load_config(Path(path))
+    look_at_layouts()
     reload_on_hang_up()
 
 
@@ -45,12 +47,14 @@ def reload() -> None:
     """Reads the configuration's files again. What is refused leaves the last good one in force."""
     loading.load()
     _native.reload()
+    look_at_layouts()
 
 
 def reset() -> None:
     """Forgets what `configure`, `lock` and `unlock` said in this process."""
     loading.load()
     _native.reset()
+    look_at_layouts()
 
 
 def lock(operation: str, kernel_id: str) -> None:
@@ -124,8 +128,26 @@ def frames() -> tuple[Frame, ...]:
 
 def stand_in(frames: tuple[Frame, ...]) -> None:
     """From here on calls are made inside of these."""
+    before = _frames.get()
     _frames.set(frames)
     _overlay.set(frames[0].number if frames else 0)
+    if _layouts_of(frames) != _layouts_of(before):
+        look_at_layouts()
+
+
+def _layouts_of(frames: tuple[Frame, ...]) -> dict[str, str]:
+    """The layouts that blocks say, the innermost first."""
+    said: dict[str, str] = {}
+    for frame in frames:
+        for setting in layouts.SETTINGS:
+            if setting in frame.said:
+                said.setdefault(setting, frame.said[setting])
+    return said
+
+
+def look_at_layouts() -> None:
+    """Lets torch's compiler know which layouts are in force."""
+    layouts.look(_layouts_of(_frames.get()))
 
 
 def leave(entered: Frame, around: tuple[Frame, ...]) -> None:
@@ -217,6 +239,32 @@ def disabled() -> Context:
 def deterministic(on: bool = True) -> Context:
     """``with lz.deterministic():`` runs deterministic kernels only, for the calls inside."""
     return Context(deterministic=on)
+
+
+def layout(*names: str) -> Context:
+    """``with lz.layout("BHSD"):`` says the layout of the calls inside that do not give ``layout=``.
+
+    ``"BSHD"`` or ``"BHSD"`` is for attention and rope, ``"NHD"`` or ``"HND"`` for paged caches; one of each may be given.
+    """
+    from layerzero.errors import ConfigurationError
+
+    said: dict[str, str] = {}
+    for name in names:
+        setting = layouts.setting_of(name)
+        if setting is None or setting in said:
+            known = ", ".join(word for words in layouts.SETTINGS.values() for word in words)
+            problem = (
+                f"there is no layout {name!r}"
+                if setting is None
+                else f"{said[setting]!r} and {name!r} exclude each other"
+            )
+            raise ConfigurationError(f"layout: {problem}", code="BAD_LAYOUT", hint=f"the layouts are {known}")
+        said[setting] = name
+    if not said:
+        raise ConfigurationError(
+            "layout: no layout was given", code="BAD_LAYOUT", hint='for instance lz.layout("BHSD")'
+        )
+    return Context(**said)
 
 
 @dataclass(frozen=True)

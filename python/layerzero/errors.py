@@ -103,7 +103,7 @@ class LayerZeroInternalError(LayerZeroError, RuntimeError):
 
 
 class LayerZeroWarning(UserWarning):
-    """Something worth knowing that is no error: a fallback that ran, a layout that was assumed."""
+    """Something worth knowing that is no error: a fallback that ran, strides that contradict a layout."""
 
 
 def warn(text: str) -> None:

@@ -30,9 +30,10 @@ from torch._subclasses.fake_tensor import (
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from layerzero import layouts
 from layerzero.inspection import TensorSpec
 from layerzero.integrations import autocast
-from layerzero.integrations.operators import OPERATORS
+from layerzero.integrations.operators import DEFAULT_LAYOUT, OPERATORS
 
 #: A call of ours: the function and its arguments; or why a call of torch's is none.
 Equivalent = tuple[str, dict[str, Any]] | str
@@ -265,8 +266,10 @@ class Recorder(TorchFunctionMode):
                 wanted = recorded and value.requires_grad
                 given[name] = Outline(tuple(value.shape), value.dtype, value.stride(), value.device, wanted)
                 device, grad = str(value.device), grad or wanted
-            elif value is not None:
+            elif value is not None and name != DEFAULT_LAYOUT:
                 given[name] = value
+        if (layout := _layout_here(function, given)) is not None:
+            given["layout"] = layout
         self.seen.append(Seen(function, given, device, grad, self._module(), source))
 
     def _module(self) -> str:
@@ -282,6 +285,15 @@ class Recorder(TorchFunctionMode):
         """The module whose method a frame runs."""
         code = frame.f_code
         return self._names.get(id(frame.f_locals.get(code.co_varnames[0]))) if code.co_argcount else None
+
+
+def _layout_here(function: str, given: Mapping[str, Any]) -> str | None:
+    """The layout of a call that does not say: it is asked about later, maybe where another one is in force."""
+    setting = OPERATORS[function].layout_setting if function in OPERATORS else None
+    if setting is None or given.get("layout") is not None:
+        return None
+    tensor = next(given[name] for name in ("key_cache", "query", "input") if name in given)
+    return layouts.here(setting) if len(tensor.shape) == 4 else None
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use lz_model::{
-    Bound, Catalog, DeviceSpec, KernelDescriptor, LayoutEvidence, NamedCall, OrderedCall, Query, Reason, nearest,
-};
+use lz_model::{Bound, Catalog, DeviceSpec, KernelDescriptor, NamedCall, OrderedCall, Query, Reason, nearest};
 use lz_resilience::{Breaker, BreakerState, Event, KernelHealth};
 use lz_select::{BackendState, CacheStats, Candidate, Decision, KernelIx, Plan, Snapshot, Transforms};
 
@@ -103,10 +101,13 @@ impl Engine {
         }
         let rules = snapshot.spec().settings.bind_rules();
         let (ordered, bound) = Catalog::get().resolve(op, call, &rules, |ix| snapshot.device(ix))?;
-        if let Some(verdict) = bound.layout.filter(|v| v.evidence == LayoutEvidence::Ambiguous) {
-            let shape = ordered.inputs[0].map(|m| m.shape.to_vec()).unwrap_or_default();
-            let op = Catalog::get().op(bound.query.op()).id();
-            self.warnings.give(&Warning::AmbiguousLayout { op, shape, assumed: verdict.layout });
+        if let Some(verdict) = bound.layout
+            && let Some(input) = verdict.contradicted_by
+        {
+            let op = Catalog::get().op(bound.query.op());
+            let meta = op.input_index(input).and_then(|i| ordered.inputs[i]);
+            let (shape, layout) = (meta.map(|m| m.shape.to_vec()).unwrap_or_default(), verdict.layout);
+            self.warnings.give(&Warning::LayoutContradicted { op: op.id(), input, shape, layout });
         }
         Ok((ordered, bound))
     }

@@ -305,8 +305,7 @@ fn without_effect(config: &Config) -> Vec<String> {
 /// What a configuration says about selection.
 pub(crate) fn apply(config: &Config, spec: &mut SnapshotSpec) {
     spec.policy = config.policy().clone();
-    let layout_hints = std::mem::take(&mut spec.settings.layout_hints);
-    spec.settings = lz_select::Settings { layout_hints, ..config.selection() };
+    spec.settings = config.selection();
 }
 
 fn trial(rollout: &Arc<Rollout>) -> Trial {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use lz_model::Layout;
+use lz_model::{Layout, contradiction, say_the_layout};
 use lz_select::Clock;
 use parking_lot::Mutex;
 
@@ -15,14 +15,16 @@ const MOST: usize = 1024;
 /// Something worth saying that is no error.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Warning {
-    /// One layout was assumed, the other would have fitted as well.
-    AmbiguousLayout {
+    /// The strides of a tensor contradict the layout in force, and the call does not say its own.
+    LayoutContradicted {
         /// The operation.
         op: &'static str,
-        /// The shape that fits both.
+        /// The tensor.
+        input: &'static str,
+        /// Its shape.
         shape: Vec<i64>,
-        /// The one that was assumed.
-        assumed: Layout,
+        /// The layout in force.
+        layout: Layout,
     },
     /// A kernel failed and the call went on to another.
     FellBack {
@@ -65,7 +67,8 @@ pub enum Warning {
 impl Warning {
     fn cause(&self) -> String {
         match self {
-            Warning::AmbiguousLayout { op, shape, .. } => format!("layout {op} {shape:?}"),
+            // Not by shape: lengths grow with every token.
+            Warning::LayoutContradicted { op, input, .. } => format!("layout {op} {input}"),
             Warning::FellBack { op, failed, .. } => format!("fallback {op} {failed}"),
             Warning::OnlyReference { op, why, .. } => format!("reference {op} {why:?}"),
             Warning::NotInForce { sentence } => sentence.clone(),
@@ -77,11 +80,8 @@ impl Warning {
 impl std::fmt::Display for Warning {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Warning::AmbiguousLayout { op, shape, assumed } => {
-                write!(
-                    f,
-                    "{op}: the layout of shape {shape:?} is ambiguous, {assumed} was assumed; pass layout= to be sure"
-                )
+            Warning::LayoutContradicted { op, input, shape, layout } => {
+                write!(f, "{op}: {}; {}", contradiction(input, shape, *layout), say_the_layout(*layout))
             }
             Warning::NotInForce { sentence } => f.write_str(sentence),
             Warning::FellBack { op, failed, error, served, factor } => {

@@ -81,7 +81,7 @@ pub struct PolicyArgs {
     /// Avoid the kernels of this backend; may be repeated
     #[arg(long, value_name = "BACKEND")]
     pub avoid: Vec<String>,
-    /// Refuse transforms of the arguments, and ambiguous layouts
+    /// Refuse transforms of the arguments, and strides that contradict the layout
     #[arg(long)]
     pub strict: bool,
 }
@@ -108,7 +108,8 @@ pub struct CallArgs {
     /// A parameter of the call; may be repeated
     #[arg(long = "param", value_name = "NAME=VALUE")]
     pub params: Vec<Named<String>>,
-    /// The layout; recognised from shapes and strides when not given
+    /// The layout; BSHD for attention and rope, NHD for paged caches when not given (see default_layout and
+    /// default_cache_layout in 'layerzero config')
     #[arg(long)]
     pub layout: Option<Layout>,
     /// Only deterministic kernels

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use lz_model::nearest;
+use lz_model::{DefaultLayouts, Layout, nearest};
 use lz_select::{Action, Condition, PREFER_POINTS, Pattern, PolicySpec, RuleSpec};
 use serde::Serialize;
 
@@ -11,7 +11,7 @@ use crate::origin::Origin;
 use crate::problem::{ConfigError, ConfigWarning, Problem, ProblemKind};
 use crate::read::{Layer, Lock, Said};
 use crate::rollout::Rollout;
-use crate::settings::{SETTINGS, Settings};
+use crate::settings::{CacheLayout, DenseLayout, SETTINGS, Settings};
 use crate::value::Value;
 
 /// A setting, lock, rule or rollout in force.
@@ -172,7 +172,16 @@ impl Config {
             memory_headroom_bytes: i64::try_from(settings.memory_headroom_mb << 20).unwrap_or(i64::MAX),
             graph_strict: settings.graph_strict_mode,
             fallback_enabled: settings.fallback_enabled,
-            ..lz_select::Settings::default()
+            default_layouts: DefaultLayouts {
+                dense: match settings.default_layout {
+                    DenseLayout::Bshd => Layout::Bshd,
+                    DenseLayout::Bhsd => Layout::Bhsd,
+                },
+                cache: match settings.default_cache_layout {
+                    CacheLayout::Nhd => Layout::Nhd,
+                    CacheLayout::Hnd => Layout::Hnd,
+                },
+            },
         }
     }
 

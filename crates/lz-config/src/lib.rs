@@ -84,8 +84,8 @@ pub use problem::{ConfigError, ConfigWarning, Problem, ProblemKind};
 pub use reference::{reference_markdown, schema};
 pub use rollout::{Rollout, RolloutMode};
 pub use settings::{
-    BreakerSettings, CacheSettings, DegradationSettings, HealthSettings, Isolation, JitSettings, PerfDbSettings,
-    SECTIONS, SETTINGS, Section, Settings, VARIABLES,
+    BreakerSettings, CacheLayout, CacheSettings, DegradationSettings, DenseLayout, HealthSettings, Isolation,
+    JitSettings, PerfDbSettings, SECTIONS, SETTINGS, Section, Settings, VARIABLES,
 };
 pub use value::Value;
 

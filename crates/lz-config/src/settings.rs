@@ -17,8 +17,12 @@ settings! {
         explain_enabled: bool = true;
         /// Only deterministic kernels.
         deterministic: bool = false;
-        /// Fail instead of adapting arguments that do not fit.
+        /// Fail instead of adapting arguments that do not fit, or warning that strides contradict the layout.
         strict_mode: bool = false;
+        /// The layout of attention and rope calls that do not give `layout`.
+        default_layout: DenseLayout = DenseLayout::Bshd;
+        /// The layout of paged caches in calls that do not give `layout`.
+        default_cache_layout: CacheLayout = CacheLayout::Nhd;
         /// Choose the kernels of several operations together.
         plan_mode: bool = false;
         /// Allow layout, contiguity and dtype transforms.
@@ -170,6 +174,52 @@ impl Declared for Isolation {
             _ => {}
         }
     }
+}
+
+/// The order of dimensions of attention and rotary embedding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DenseLayout {
+    /// Batch, sequence, heads, head dimension.
+    #[default]
+    Bshd,
+    /// Batch, heads, sequence, head dimension.
+    Bhsd,
+}
+
+/// The order of dimensions of a paged cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CacheLayout {
+    /// Page, slot, head, head dimension.
+    #[default]
+    Nhd,
+    /// Page, head, slot, head dimension.
+    Hnd,
+}
+
+macro_rules! declared_layouts {
+    ($($ty:ident: $first:ident $first_word:literal, $second:ident $second_word:literal;)+) => {$(
+        impl Declared for $ty {
+            const KIND: Kind = Kind::Choice(&[$first_word, $second_word]);
+            fn to_value(&self) -> Value {
+                Value::from(match self {
+                    $ty::$first => $first_word,
+                    $ty::$second => $second_word,
+                })
+            }
+            fn receive(&mut self, value: &Value) {
+                match value {
+                    Value::Str(word) if word == $first_word => *self = $ty::$first,
+                    Value::Str(word) if word == $second_word => *self = $ty::$second,
+                    _ => {}
+                }
+            }
+        }
+    )+};
+}
+
+declared_layouts! {
+    DenseLayout: Bshd "BSHD", Bhsd "BHSD";
+    CacheLayout: Nhd "NHD", Hnd "HND";
 }
 
 /// A key of a file that holds more than one value; layers add to it.

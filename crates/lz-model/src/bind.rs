@@ -6,10 +6,10 @@ use crate::call::{BindRules, Call, CallError};
 use crate::catalog::{Facts, Op};
 use crate::device::DeviceSpec;
 use crate::dtype::DType;
-use crate::layout::{self, Layout, LayoutEvidence, LayoutVerdict, Rank4};
+use crate::layout::{self, DefaultLayouts, Layout, LayoutVerdict};
 use crate::param::ParamValue;
 use crate::query::{Context, MAX_DIMS, MAX_PARAMS, Query, TensorFacts, TensorMeta};
-use crate::schema::{DTypeRule, LayoutRule, Sizes};
+use crate::schema::{DTypeRule, Sizes};
 use crate::shape::{Axis, ShapePattern};
 
 /// A call whose arguments fit the operation.
@@ -17,7 +17,7 @@ use crate::shape::{Axis, ShapePattern};
 pub struct Bound {
     /// What selection looks at.
     pub query: Query,
-    /// How the layout was found, where the operation has named ones.
+    /// Its layout, where the operation has named ones.
     pub layout: Option<LayoutVerdict>,
 }
 
@@ -25,6 +25,20 @@ impl Op {
     /// Matches a call with the schema. [`Op::check`] tells whether the values also make sense.
     pub fn bind(&self, call: &Call<'_>, rules: &BindRules) -> Result<Bound, CallError> {
         Binder::new(self, call)?.run(rules)
+    }
+
+    /// The layout of a call that does not say its own: the default, or the only one there is for tensors of that rank
+    /// (packed tokens have no batch dimension). `rank_of` gives the rank of an input, if it is there.
+    pub fn default_layout(&self, defaults: DefaultLayouts, rank_of: impl Fn(usize) -> Option<usize>) -> Option<Layout> {
+        let default = self.schema().layout.layout(defaults)?;
+        let tagged = (0..self.inputs.len()).filter(|&index| self.input_has_named_layouts(index));
+        let Some((index, rank)) = tagged.filter_map(|index| Some((index, rank_of(index)?))).next() else {
+            return Some(default);
+        };
+        let fitting = self.inputs[index].iter().filter(|p| p.fits_rank(rank)).filter_map(|p| p.layout);
+        let mut fitting: SmallVec<[Layout; 4]> = fitting.collect();
+        fitting.dedup();
+        Some(if let [only] = fitting[..] { only } else { default })
     }
 
     /// Checks the conditions every valid call meets. They depend on the query alone, so one that
@@ -170,53 +184,35 @@ impl<'o, 'a> Binder<'o, 'a> {
         Ok(())
     }
 
+    /// The layout the call says, or the default in force; strides only check the latter.
     fn find_layout(&self, rules: &BindRules) -> Result<Option<LayoutVerdict>, CallError> {
-        let explicit = |layout| Some(LayoutVerdict { layout, evidence: LayoutEvidence::Explicit });
         if let Some(layout) = self.explicit_layout {
             let known: Vec<&str> = self.named_layouts();
             if !known.contains(&layout.name()) {
                 let known = if known.is_empty() { "none".into() } else { known.join(", ") };
                 return Err(CallError::WrongLayout { op: self.op.id(), layout, known });
             }
+            return Ok(Some(LayoutVerdict { layout, contradicted_by: None }));
         }
-        Ok(match self.op.schema().layout {
-            LayoutRule::None => None,
-            LayoutRule::Default(layout) => {
-                explicit(self.explicit_layout.unwrap_or_else(|| self.layout_by_rank(layout)))
-            }
-            LayoutRule::Detect { query, key } => {
-                let rank4 = |name| -> Result<Option<Rank4<'_>>, CallError> {
-                    let Some(meta) = self.op.input_index(name).and_then(|i| self.inputs.get(i).copied().flatten())
-                    else {
-                        return Ok(None);
-                    };
-                    if meta.shape.len() != 4 {
-                        return Err(self.wrong_rank(name, &meta));
-                    }
-                    Ok(Some(Rank4 { shape: meta.shape, strides: meta.strides }))
-                };
-                let (Some(q), k) = (rank4(query)?, rank4(key)?) else {
-                    return Ok(None);
-                };
-                let verdict = layout::detect(q, k, self.explicit_layout, &rules.layout_hints);
-                if verdict.evidence == LayoutEvidence::Ambiguous && rules.strict {
-                    return Err(CallError::AmbiguousLayout { op: self.op.id(), shape: q.shape.to_vec() });
-                }
-                Some(verdict)
-            }
-        })
+        let rank_of = |index: usize| self.inputs.get(index).copied().flatten().map(|meta| meta.shape.len());
+        let Some(layout) = self.op.default_layout(rules.default_layouts, rank_of) else {
+            return Ok(None);
+        };
+        let contradicting = self.tagged().find(|(_, meta)| layout::contradicts(layout, meta.shape, meta.strides));
+        let Some((index, meta)) = contradicting else {
+            return Ok(Some(LayoutVerdict { layout, contradicted_by: None }));
+        };
+        let (op, input) = (self.op.id(), self.op.schema().inputs[index].name);
+        if rules.strict {
+            return Err(CallError::LayoutContradicted { op, input, shape: meta.shape.to_vec(), layout });
+        }
+        Ok(Some(LayoutVerdict { layout, contradicted_by: Some(input) }))
     }
 
-    /// The default layout, unless the rank of the first input that has layouts fits only another.
-    fn layout_by_rank(&self, default: Layout) -> Layout {
-        let tagged =
-            self.op.inputs.iter().zip(self.inputs).find(|(patterns, _)| patterns.iter().any(|p| p.layout.is_some()));
-        let Some((patterns, Some(meta))) = tagged else {
-            return default;
-        };
-        let mut fitting = patterns.iter().filter(|p| p.fits_rank(meta.shape.len())).filter_map(|p| p.layout);
-        let first = fitting.next();
-        if first == Some(default) || fitting.any(|l| l == default) { default } else { first.unwrap_or(default) }
+    /// The inputs of the call that come in named layouts.
+    fn tagged(&self) -> impl Iterator<Item = (usize, TensorMeta<'a>)> + '_ {
+        let given = self.inputs.iter().enumerate().filter_map(|(i, meta)| Some((i, (*meta)?)));
+        given.filter(|(i, _)| self.op.input_has_named_layouts(*i))
     }
 
     fn named_layouts(&self) -> Vec<&'static str> {

@@ -1,7 +1,7 @@
 //! Calls as users make them, and what can be wrong with one.
 
 use crate::dtype::{DType, DTypeSet};
-use crate::layout::{Layout, LayoutHints};
+use crate::layout::{DefaultLayouts, Layout};
 use crate::nearest::did_you_mean;
 use crate::param::ParamValue;
 use crate::query::{Context, DeviceIx, TensorMeta};
@@ -71,10 +71,24 @@ impl<'a> NamedCall<'a> {
 /// How arguments are read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BindRules {
-    /// Helps to tell layouts apart.
-    pub layout_hints: LayoutHints,
-    /// An ambiguous layout is an error instead of an assumption.
+    /// The layouts of calls that do not say theirs.
+    pub default_layouts: DefaultLayouts,
+    /// Strides that contradict such a layout are an error instead of a warning.
     pub strict: bool,
+}
+
+/// What is odd about a tensor whose strides contradict the layout it is read in.
+pub fn contradiction(input: &str, shape: &[i64], layout: Layout) -> String {
+    format!("'{input}' of shape {shape:?} is read as {layout}, but its strides are those of a transposed view")
+}
+
+/// What to do about strides that contradict a layout.
+pub fn say_the_layout(layout: Layout) -> String {
+    let (other, order) = match layout {
+        Layout::Nhd => (Layout::Hnd, "(pages, heads, slots, head_dim)"),
+        _ => (Layout::Bhsd, "(batch, heads, sequence, head_dim)"),
+    };
+    format!("pass layout='{other}' if its dimensions are {order}, or layout='{layout}' if they are not")
 }
 
 /// Why a call is not a valid call of the operation.
@@ -143,9 +157,9 @@ pub enum CallError {
     /// A layout the operation does not have.
     #[error("{op} has no layout {layout}; it has {known}")]
     WrongLayout { op: &'static str, layout: Layout, known: String },
-    /// Both layouts fit, in strict mode.
-    #[error("{op}: the layout of shape {shape:?} is ambiguous: it could be BSHD or BHSD")]
-    AmbiguousLayout { op: &'static str, shape: Vec<i64> },
+    /// Strides that contradict the layout in force, in strict mode.
+    #[error("{op}: {}", contradiction(.input, .shape, *.layout))]
+    LayoutContradicted { op: &'static str, input: &'static str, shape: Vec<i64>, layout: Layout },
     /// A condition of the operation does not hold.
     #[error("{op}: {message} ({values})")]
     Check { op: &'static str, code: CheckCode, message: &'static str, hint: &'static str, values: String },
@@ -174,10 +188,11 @@ impl CallError {
             CallError::MixedDTypes { .. } => "MIXED_DTYPES",
             CallError::MixedDevices { .. } => "MIXED_DEVICES",
             CallError::WrongLayout { .. } => "WRONG_LAYOUT",
-            CallError::AmbiguousLayout { .. } => "AMBIGUOUS_LAYOUT",
+            CallError::LayoutContradicted { .. } => "LAYOUT_CONTRADICTED",
             CallError::Check { code, .. } => match code {
                 CheckCode::GqaHeadsMismatch => "GQA_HEADS_MISMATCH",
                 CheckCode::AttnMaskInvalid => "ATTN_MASK_INVALID",
+                CheckCode::CausalMoreQueries => "CAUSAL_MORE_QUERIES",
                 CheckCode::Constraint => "CONSTRAINT_FAILED",
             },
             CallError::NoneFits { reasons, .. } => reasons.first().map_or("NONE_FITS", CallError::code),
@@ -205,7 +220,7 @@ impl CallError {
             | CallError::MixedDTypes { op, .. }
             | CallError::MixedDevices { op, .. }
             | CallError::WrongLayout { op, .. }
-            | CallError::AmbiguousLayout { op, .. }
+            | CallError::LayoutContradicted { op, .. }
             | CallError::Check { op, .. } => Some(op),
         }
     }
@@ -263,7 +278,7 @@ impl CallError {
                 format!("move '{input}' to the device of '{other}'")
             }
             CallError::WrongLayout { known, .. } => format!("use one of {known}"),
-            CallError::AmbiguousLayout { .. } => "pass layout='BSHD' or layout='BHSD'".into(),
+            CallError::LayoutContradicted { layout, .. } => say_the_layout(*layout),
             CallError::Check { hint, .. } => (*hint).into(),
             CallError::NoneFits { reasons, .. } => reasons.first().map_or_else(String::new, CallError::hint),
         }

@@ -25,7 +25,7 @@ pub struct Function {
 pub enum Special {
     /// `window`: both window parameters in one.
     Window,
-    /// `layout`: said instead of recognised.
+    /// `layout`: the order of the dimensions, said instead of the default.
     Layout,
     /// `out`: where the result goes.
     Out,
@@ -45,7 +45,7 @@ impl Special {
             Special::Window,
             "how many earlier keys a query may attend to, or (earlier, later); all when not given",
         ),
-        ("layout", Special::Layout, "the layout of the tensors; recognised from their shapes when not given"),
+        ("layout", Special::Layout, "the order of the tensors' dimensions; never guessed from their sizes"),
         ("out", Special::Out, "tensor the result is written to; a new one when not given"),
         ("generator", Special::Generator, "generator the seed is drawn from when none is given"),
         (

@@ -59,7 +59,7 @@ pub mod version;
 
 pub use args::{KernelArgs, KernelError};
 pub use bind::Bound;
-pub use call::{BindRules, Call, CallError, NamedCall};
+pub use call::{BindRules, Call, CallError, NamedCall, contradiction, say_the_layout};
 pub use catalog::{Catalog, Facts, Op, Target};
 pub use device::{CpuCaches, DeviceFileError, DeviceSpec, LaunchLimits, Platform, UnknownPlatform};
 pub use dtype::{DType, DTypeSet, UnknownDType};
@@ -69,7 +69,7 @@ pub use kernel::{
     BackendDescriptor, DimRule, GridRule, InputRule, KernelDescriptor, ParamRule, PluginOrigin, QuantRule, Scalar,
     TokenizerRule, TpRule,
 };
-pub use layout::{Layout, LayoutEvidence, LayoutHints, LayoutVerdict, Rank4, UnknownLayout, detect as detect_layout};
+pub use layout::{DefaultLayouts, Layout, LayoutVerdict, UnknownLayout, contradicts};
 pub use meaning::Meaning;
 pub use nearest::{did_you_mean, nearest};
 pub use outputs::OutputSpec;

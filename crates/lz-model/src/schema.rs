@@ -4,7 +4,7 @@
 //! key, random test inputs, the roofline floor and the reference page are all derived from it.
 
 use crate::dtype::{DType, DTypeSet};
-use crate::layout::Layout;
+use crate::layout::{DefaultLayouts, Layout};
 use crate::param::{Param, ParamValue};
 
 /// Which part of the inference stack an operation belongs to.
@@ -311,6 +311,8 @@ pub enum CheckCode {
     GqaHeadsMismatch,
     /// A mask that contradicts another argument.
     AttnMaskInvalid,
+    /// Causal attention with more queries than keys.
+    CausalMoreQueries,
     /// Anything else.
     Constraint,
 }
@@ -328,20 +330,38 @@ pub struct Check {
     pub hint: &'static str,
 }
 
-/// How the named layout of the main inputs is found.
+/// Which named layout a call has that does not say. Sizes never decide it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayoutRule {
     /// The operation has no named layouts.
     None,
-    /// Recognised from these two inputs unless the caller says.
-    Detect {
-        /// The input whose layout counts.
-        query: &'static str,
-        /// The input that helps to tell.
-        key: &'static str,
-    },
-    /// This one unless the caller says.
-    Default(Layout),
+    /// BSHD, or what the setting `default_layout` says.
+    Dense,
+    /// NHD, or what the setting `default_cache_layout` says.
+    Cache,
+    /// Always this one.
+    Fixed(Layout),
+}
+
+impl LayoutRule {
+    /// The layout of calls that do not say theirs.
+    pub fn layout(self, defaults: DefaultLayouts) -> Option<Layout> {
+        match self {
+            LayoutRule::None => None,
+            LayoutRule::Dense => Some(defaults.dense),
+            LayoutRule::Cache => Some(defaults.cache),
+            LayoutRule::Fixed(layout) => Some(layout),
+        }
+    }
+
+    /// The setting that changes it.
+    pub fn setting(self) -> Option<&'static str> {
+        match self {
+            LayoutRule::Dense => Some("default_layout"),
+            LayoutRule::Cache => Some("default_cache_layout"),
+            LayoutRule::None | LayoutRule::Fixed(_) => None,
+        }
+    }
 }
 
 /// How far a kernel may be from the float64 result.
@@ -410,7 +430,7 @@ pub struct OpSchema {
     pub when: &'static str,
     /// What every valid call meets.
     pub checks: &'static [Check],
-    /// How named layouts are found.
+    /// Which named layout applies.
     pub layout: LayoutRule,
     /// How right a kernel must be.
     pub tolerances: Tolerances,

@@ -9,7 +9,7 @@ use crate::bind::Bound;
 use crate::call::NamedCall;
 use crate::catalog::Catalog;
 use crate::dtype::DType;
-use crate::layout::Layout;
+use crate::layout::{DefaultLayouts, Layout};
 use crate::param::{ParamRole, ParamValue};
 use crate::query::{Context, DeviceIx, TensorMeta};
 
@@ -149,6 +149,22 @@ impl CallSpec {
     pub fn param(mut self, name: &str, value: impl Into<ParamSpec>) -> CallSpec {
         self.params.insert(name.to_owned(), value.into());
         self
+    }
+
+    /// Says the layout, if it is not said yet and a setting could change it: from then on the call means the same
+    /// wherever it is read.
+    pub fn settle_layout(&mut self, defaults: DefaultLayouts) {
+        let Ok(target) = Catalog::get().find(&self.op) else { return };
+        let op = Catalog::get().op(target.ops[0]);
+        if self.layout.is_some() || op.schema().layout.setting().is_none() {
+            return;
+        }
+        let rank_of = |index: usize| {
+            let input = &op.schema().inputs[index];
+            let named = |(name, _): &(&String, &TensorSpec)| *name == input.name || input.also.contains(&name.as_str());
+            self.tensors.iter().find(named).map(|(_, tensor)| tensor.shape.len())
+        };
+        self.layout = op.default_layout(defaults, rank_of);
     }
 
     /// Says the layout.

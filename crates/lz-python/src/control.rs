@@ -9,10 +9,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
 use crate::engine::engine;
-use crate::error;
 use crate::inspect::json;
 use crate::pinned::Baked;
 use crate::process::detached;
+use crate::{context, error};
 
 fn raise(py: Python<'_>) -> impl Fn(layerzero::Error) -> PyErr {
     move |e| error::engine(py, &e)
@@ -140,6 +140,17 @@ pub fn settings() -> String {
     let config = engine().config();
     let warnings = engine().config_warnings();
     json(&serde_json::json!({ "entries": config.entries(), "files": config.files(), "warnings": warnings }))
+}
+
+/// The layouts of calls that do not say theirs: of attention and rope, and of paged caches. `here`: inside of the
+/// blocks this is asked in; otherwise those of the process.
+#[pyfunction]
+pub fn default_layouts(py: Python<'_>, here: bool) -> (&'static str, &'static str) {
+    let layouts = match here {
+        true => context::within(py, || engine().with_snapshot(|s| s.spec().settings.default_layouts)),
+        false => engine().config().selection().default_layouts,
+    };
+    (layouts.dense.name(), layouts.cache.name())
 }
 
 /// How the process is doing: as JSON, and as text.

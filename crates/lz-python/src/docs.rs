@@ -1,7 +1,7 @@
 //! What people read about a function, made from its schema: docstring, signature, defaults.
 
-use layerzero::model::schema::Output;
-use layerzero::model::{Argument, ArgumentKind, DTypeSet, ParamDefault, ParamType, Signature, Special};
+use layerzero::model::schema::{LayoutRule, Output};
+use layerzero::model::{Argument, ArgumentKind, DTypeSet, DefaultLayouts, ParamDefault, ParamType, Signature, Special};
 use pyo3::prelude::*;
 use pyo3::{IntoPyObjectExt, types::PyDict, types::PyList};
 
@@ -80,8 +80,19 @@ fn axis_text(axis: &str) -> String {
     }
 }
 
+/// Which layout a call has that does not say.
+fn layout_text(signature: &Signature) -> String {
+    let rule = signature.ops().map(|op| op.schema().layout).find(|rule| *rule != LayoutRule::None);
+    let default = rule.and_then(|rule| rule.layout(DefaultLayouts::default())).map_or("none", |layout| layout.name());
+    match rule.and_then(LayoutRule::setting) {
+        Some(setting) => format!("the order of the dimensions; {default} when not given, or what {setting} says"),
+        None => format!("the order of the dimensions; {default} when not given"),
+    }
+}
+
 fn argument_text(signature: &Signature, argument: &Argument) -> String {
     match argument.kind {
+        ArgumentKind::Special(Special::Layout) => layout_text(signature),
         ArgumentKind::Special(special) => {
             let found = Special::ALL.iter().find(|(_, s, _)| *s == special);
             found.map_or_else(String::new, |(_, _, doc)| (*doc).to_owned())
@@ -198,6 +209,8 @@ pub fn functions(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
         }
         entry.set_item("outputs", outputs)?;
         entry.set_item("updates", signature.updates())?;
+        let setting = signature.ops().find_map(|op| op.schema().layout.setting());
+        entry.set_item("layout_setting", setting)?;
         list.append(entry)?;
     }
     Ok(list)

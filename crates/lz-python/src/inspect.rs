@@ -80,7 +80,8 @@ pub fn validate<'py>(
     let front = front_of_kernel(py, kernel_id)?;
     let arguments = slow::read(py, front, &slots(py, front, args, kwargs)?, Purpose::Ask)?;
     let named = arguments.named(front, registry::context(py)?);
-    let (_, bound) = engine().bind(front.signature.function.target, &named).map_err(|e| error::engine(py, &e))?;
+    let bound = context::within(py, || engine().bind(front.signature.function.target, &named));
+    let (_, bound) = bound.map_err(|e| error::engine(py, &e))?;
     reasons(py, context::within(py, || engine().step_of(kernel_id, &bound.query)))
 }
 

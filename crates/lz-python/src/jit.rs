@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use crate::engine::engine;
 use crate::inspect::json;
 use crate::process::detached;
-use crate::{error, registry};
+use crate::{context, error, registry};
 
 fn raise(py: Python<'_>) -> impl Fn(layerzero::Error) -> PyErr {
     move |e| error::engine(py, &e)
@@ -55,7 +55,7 @@ pub fn jit_wanted(py: Python<'_>, call: &str, device: u16) -> PyResult<Option<St
     registry::ensure_loaded(py)?;
     let spec = parse(py, call)?;
     let named = spec.named(DeviceIx(device), registry::context(py)?);
-    let (_, bound) = engine().bind(&spec.op, &named).map_err(raise(py))?;
+    let (_, bound) = context::within(py, || engine().bind(&spec.op, &named)).map_err(raise(py))?;
     Ok(engine().wanted(&bound.query))
 }
 
@@ -100,7 +100,7 @@ pub fn plan_call(py: Python<'_>, call: &str, device: u16) -> PyResult<String> {
     registry::ensure_loaded(py)?;
     let spec = parse(py, call)?;
     let named = spec.named(DeviceIx(device), registry::context(py)?);
-    let (_, bound) = engine().bind(&spec.op, &named).map_err(raise(py))?;
+    let (_, bound) = context::within(py, || engine().bind(&spec.op, &named)).map_err(raise(py))?;
     let steps = engine().steps(&bound.query).map_err(raise(py))?;
     Ok(steps[0].kernel.id.clone())
 }
@@ -111,7 +111,7 @@ pub fn requested_calls(py: Python<'_>, request: &str) -> PyResult<Vec<String>> {
     registry::ensure_loaded(py)?;
     let bad = |what: String, hint: &str| error::configuration(py, "BAD_REQUEST", &what, hint);
     let request: Request = serde_json::from_str(request).map_err(|e| bad(format!("no request: {e}"), ""))?;
-    let wanted = request.wanted(engine()).map_err(|e| match e {
+    let wanted = context::within(py, || request.wanted(engine())).map_err(|e| match e {
         RequestError::Call(e) => error::call(py, &e),
         other => bad(other.to_string(), &other.hint()),
     })?;

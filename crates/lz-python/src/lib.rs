@@ -140,6 +140,7 @@ fn _native(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(control::reload, module)?)?;
     module.add_function(wrap_pyfunction!(control::overlay, module)?)?;
     module.add_function(wrap_pyfunction!(control::overlays_gone, module)?)?;
+    module.add_function(wrap_pyfunction!(control::default_layouts, module)?)?;
     module.add_function(wrap_pyfunction!(control::settings, module)?)?;
     module.add_function(wrap_pyfunction!(control::health, module)?)?;
     module.add_function(wrap_pyfunction!(control::readiness, module)?)?;

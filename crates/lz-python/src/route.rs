@@ -69,7 +69,7 @@ pub struct Decided {
     pub op: &'static Op,
     /// What selection looked at.
     pub query: Query,
-    /// The layout the call was recognised as.
+    /// The layout of the call.
     pub layout: Option<Layout>,
     /// The kernels to try, in order.
     pub steps: Vec<RouteStep>,

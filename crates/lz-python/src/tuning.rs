@@ -120,7 +120,8 @@ impl Subject {
         let raise = |e: Error| error::engine(py, &e);
         let front = self.front;
         let named = arguments.named(front, registry::context(py)?);
-        let (_, bound) = engine().bind(front.signature.function.target, &named).map_err(raise)?;
+        let bound = context::within(py, || engine().bind(front.signature.function.target, &named));
+        let (_, bound) = bound.map_err(raise)?;
         let op = Catalog::get().op(bound.query.op());
         let step = engine().unbiased_step(kernel, &bound.query).map_err(raise)?;
         let layout = bound.layout.map(|v| v.layout);
@@ -141,7 +142,8 @@ pub fn call_inputs<'py>(py: Python<'py>, call: &str, device: u16) -> PyResult<Bo
     registry::ensure_loaded(py)?;
     let spec = parse(call)?;
     let named = spec.named(DeviceIx(device), Context::default());
-    let (_, bound) = engine().bind(&spec.op, &named).map_err(|e| error::engine(py, &e))?;
+    let bound = context::within(py, || engine().bind(&spec.op, &named));
+    let (_, bound) = bound.map_err(|e| error::engine(py, &e))?;
     let op = Catalog::get().op(bound.query.op());
     let schema = op.schema();
     let signature = Signature::find(op.id()).or_else(|| Signature::find(&spec.op));
@@ -173,7 +175,8 @@ pub fn call_inputs<'py>(py: Python<'py>, call: &str, device: u16) -> PyResult<Bo
     if window != (None, None) {
         params.set_item("window", (window.0.unwrap_or(-1), window.1.unwrap_or(-1)))?;
     }
-    if let Some(layout) = spec.layout.filter(|_| signature.arguments.iter().any(|a| a.name == "layout")) {
+    let layout = spec.layout.or_else(|| schema.layout.setting().and(bound.layout).map(|verdict| verdict.layout));
+    if let Some(layout) = layout.filter(|_| signature.arguments.iter().any(|a| a.name == "layout")) {
         params.set_item("layout", layout.name())?;
     }
     let query = &bound.query;
@@ -275,7 +278,7 @@ fn wanted(py: Python<'_>, request: &str) -> PyResult<Vec<Wanted>> {
     if request.device > 0 {
         engine().detect_accelerators().map_err(|e| error::engine(py, &e))?;
     }
-    request.wanted(engine()).map_err(|e| match e {
+    context::within(py, || request.wanted(engine())).map_err(|e| match e {
         RequestError::Call(e) => error::call(py, &e),
         other => bad(other.to_string(), &other.hint()),
     })

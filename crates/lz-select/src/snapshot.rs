@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use lz_model::{
-    BackendDescriptor, BindRules, Catalog, DeviceIx, DeviceSpec, Facts, KernelDescriptor, LayoutHints, Op, OpIx, Query,
-    Reason, version,
+    BackendDescriptor, BindRules, Catalog, DefaultLayouts, DeviceIx, DeviceSpec, Facts, KernelDescriptor, Op, OpIx,
+    Query, Reason, version,
 };
 
 use crate::cell::Cells;
@@ -24,7 +24,7 @@ use crate::warm::Warm;
 pub struct Settings {
     /// Off: only references run.
     pub enabled: bool,
-    /// Refuse every transform, and ambiguous layouts.
+    /// Refuse every transform, and strides that contradict the layout in force.
     pub strict: bool,
     /// Allow layout, contiguity and dtype transforms.
     pub allow_adaptation: bool,
@@ -38,8 +38,8 @@ pub struct Settings {
     pub graph_strict: bool,
     /// Whether a call falls through to the next kernel when one fails.
     pub fallback_enabled: bool,
-    /// Head counts that help to tell layouts apart.
-    pub layout_hints: LayoutHints,
+    /// The layouts of calls that do not say theirs.
+    pub default_layouts: DefaultLayouts,
 }
 
 impl Default for Settings {
@@ -53,7 +53,7 @@ impl Default for Settings {
             memory_headroom_bytes: 1024 << 20,
             graph_strict: false,
             fallback_enabled: true,
-            layout_hints: LayoutHints::default(),
+            default_layouts: DefaultLayouts::default(),
         }
     }
 }
@@ -65,7 +65,7 @@ impl Settings {
 
     /// How arguments are read.
     pub fn bind_rules(&self) -> BindRules {
-        BindRules { layout_hints: self.layout_hints.clone(), strict: self.strict }
+        BindRules { default_layouts: self.default_layouts, strict: self.strict }
     }
 }
 

@@ -45,9 +45,9 @@ def _cases() -> dict[str, tuple[Callable[[], Any], Callable[[], Any], str]]:
 
     return {
         "attention": (
-            lambda: lz.attention(q, k, v),
+            lambda: lz.attention(q, k, v, layout="BHSD"),
             lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
-            lz.which("attention", q, k, v)["kernel_id"],
+            lz.which("attention", q, k, v, layout="BHSD")["kernel_id"],
         ),
         "attention, BSHD": (lambda: lz.attention(a, b, c), direct_bshd, lz.which("attention", a, b, c)["kernel_id"]),
         "rms_norm": (
@@ -88,7 +88,7 @@ def register_kernels_that_do_nothing() -> None:
     """Makes both the kernels of their operations."""
     common: dict[str, Any] = {"platform": "cpu", "supported_dtypes": ["float32"], "priority": 100}
     attention = lz.register_kernel(
-        operation="attention", kernel_id="bench.attention", layouts=["BHSD"], params={"causal": {}}, **common
+        operation="attention", kernel_id="bench.attention", layouts=["BSHD"], params={"causal": {}}, **common
     )
     attention(nothing)
     lz.register_kernel(operation="norm.rms", kernel_id="bench.rms_norm", **common)(nothing_norm)

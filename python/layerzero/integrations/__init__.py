@@ -23,8 +23,9 @@ def _meet_torch() -> None:
 
 
 def _meet_compiler() -> None:
-    from layerzero import compiling
+    from layerzero import compiling, control
     from layerzero.integrations import torch_ops
 
+    control.look_at_layouts()
     torch_ops.register_tracing()
     compiling.stay_out_of_graphs()

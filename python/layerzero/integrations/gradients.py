@@ -16,9 +16,10 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
+from layerzero import layouts
 from layerzero.errors import LayerZeroError
 from layerzero.integrations.fakes import SEED_TENSOR
-from layerzero.integrations.operators import Operator
+from layerzero.integrations.operators import DEFAULT_LAYOUT, Operator
 
 Evaluate = Callable[[Operator, tuple[Any, ...]], tuple[Tensor, ...]]
 
@@ -124,11 +125,22 @@ def autograd_kernel(operator: Operator) -> Callable[..., Any]:
     def kernel(keyset: Any, *args: Any) -> Any:
         if not _records(args):
             return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
-        values = operator.fill(args)
+        values = _with_layout(operator, operator.fill(args))
         with enable_single_level_autograd_function():
             return function.apply(keyset, *(_with_seed(operator, values) if drops else values))
 
     return kernel
+
+
+def _with_layout(operator: Operator, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments that say which default layout is in force, where the call does not say its own: the backward runs later,
+    and maybe in another thread."""
+    if DEFAULT_LAYOUT not in operator.names or operator.layout_setting is None:
+        return values
+    at = operator.place(DEFAULT_LAYOUT)
+    if values[at] is not None or values[operator.place("layout")] is not None:
+        return values
+    return (*values[:at], layouts.here(operator.layout_setting), *values[at + 1 :])
 
 
 def _with_seed(operator: Operator, values: tuple[Any, ...]) -> list[Any]:

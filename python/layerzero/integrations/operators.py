@@ -7,6 +7,10 @@ from typing import Any
 from layerzero import _native
 from layerzero.integrations.fakes import RULES, SEED_TENSOR
 
+#: The default layout that was in force when a call was made: an argument of operators beside those of the function. A
+#: backward, and a graph, may run where another one is.
+DEFAULT_LAYOUT = "default_layout"
+
 # How arguments that are neither tensors nor parameters of a schema enter an operator. `out` does not: an operator
 # gives new tensors, and the caller's is filled from them.
 _SPECIALS = {
@@ -54,6 +58,8 @@ class Operator:
     arguments: tuple[Argument, ...]
     outputs: tuple[str, ...]
     updates: tuple[str, ...]
+    layout_setting: str | None = None
+    """The setting that says the layout of a call that does not."""
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -124,8 +130,11 @@ def _operator(function: dict[str, Any]) -> Operator:
     if RULES[function["name"]].differentiable and any(argument.name == "seed" for argument in arguments):
         # A backward must drop what the forward dropped, so the seed is drawn before both, and is part of a graph.
         arguments.append(Argument(SEED_TENSOR, "Tensor?", required=False))
+    setting = function["layout_setting"]
+    if RULES[function["name"]].differentiable and setting is not None:
+        arguments.append(Argument(DEFAULT_LAYOUT, "str?", required=False))
     outputs = tuple(output["name"] for output in function["outputs"])
-    return Operator(function["name"], tuple(arguments), outputs, tuple(function["updates"]))
+    return Operator(function["name"], tuple(arguments), outputs, tuple(function["updates"]), setting)
 
 
 OPERATORS: dict[str, Operator] = {

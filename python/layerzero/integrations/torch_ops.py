@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerzero import _native, lifecycle
+from layerzero import _native, control, layouts, lifecycle
 from layerzero.arrays import Quantized
 from layerzero.errors import InvalidCallError, UnsupportedTensorError
 from layerzero.integrations import autocast, batching, fakes, gradients
 from layerzero.integrations.fakes import SEED_TENSOR
-from layerzero.integrations.operators import OPERATORS, Operator
+from layerzero.integrations.operators import DEFAULT_LAYOUT, OPERATORS, Operator
 
 __all__ = ["call_traced", "register", "register_tracing"]
 
@@ -83,14 +83,14 @@ def _define(library: Any, operator: Operator) -> None:
     if operator.draws:
         tags.append(torch.Tag.nondeterministic_seeded)
     name = operator.name
-    # Layouts are recognised by strides, so a compiler must hand tensors over as the program made them.
+    # Strides decide which kernels are legal, so a compiler must hand tensors over as the program made them.
     library.define(operator.schema, tags=tuple(tags))
     library.impl(name, _implementation(operator), "CompositeExplicitAutograd")
     torch.library.register_fake(f"layerzero::{name}", _fake(operator), lib=library)
     if operator.differentiable:
         backward = f"{name}_backward"
         library.define(operator.backward_schema, tags=torch.Tag.needs_exact_strides)
-        library.impl(backward, gradients.backward_of(operator, _evaluate), "CompositeExplicitAutograd")
+        library.impl(backward, gradients.backward_of(operator, _evaluate_again), "CompositeExplicitAutograd")
         torch.library.register_fake(f"layerzero::{backward}", gradients.fake_backward_of(operator), lib=library)
         torch.library.register_vmap(f"layerzero::{backward}", batching.backward_vmap_rule(operator), lib=library)
         library.impl(backward, gradients.backward_autograd_kernel(operator), "Autograd", with_keyset=True)
@@ -137,9 +137,32 @@ def _fake(operator: Operator) -> Callable[..., Any]:
     return give
 
 
+def _evaluate_again(operator: Operator, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """As :func:`_evaluate`, in a backward: with the layout that was in force where the call was made."""
+    layout = args[operator.place(DEFAULT_LAYOUT)] if DEFAULT_LAYOUT in operator.names else None
+    if layout is None or layout == layouts.here(str(operator.layout_setting)):
+        return _evaluate(operator, args)
+    with control.layout(layout):
+        return _evaluate(operator, args)
+
+
+def _same_layout(operator: Operator, layout: str) -> None:
+    """A graph means what it was compiled to mean, so it refuses to run where the default layout is another."""
+    now = layouts.here(str(operator.layout_setting))
+    if now == layout:
+        return
+    control.look_at_layouts()
+    text = f"{operator.name}: the graph was compiled where {operator.layout_setting} is {layout}, and runs where it is {now}"
+    hint = "pass layout= to the call, call what you compiled inside the same lz.layout block, or compile it again"
+    raise InvalidCallError(text, code="LAYOUT_OF_GRAPH", hint=hint)
+
+
 def _evaluate(operator: Operator, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Runs the kernel selected for these arguments."""
     values = operator.values(args)
+    layout = values.pop(DEFAULT_LAYOUT, None)
+    if layout is not None:
+        _same_layout(operator, layout)
     seed = values.pop(SEED_TENSOR, None)
     if seed is not None:
         values["seed"] = int(seed)
@@ -191,6 +214,7 @@ def _caller(operator: Operator) -> Callable[..., Any]:
     function, op = operator.name, getattr(torch.ops.layerzero, operator.name)
     lists = tuple((operator.place(name), name) for name in ("window", "normalized_shape") if name in operator.names)
     takes_dtype = "dtype" in operator.names
+    setting = operator.layout_setting if DEFAULT_LAYOUT in operator.names else None
 
     def call(*args: Any, **kwargs: Any) -> Any:
         out = kwargs.pop("out", None)
@@ -202,6 +226,9 @@ def _caller(operator: Operator) -> Callable[..., Any]:
         if takes_dtype:
             args = tuple(_dtype_name(arg) for arg in args)
             kwargs = {name: _dtype_name(value) for name, value in kwargs.items()}
+        if setting is not None and kwargs.get("layout") is None and torch.compiler.is_dynamo_compiling():
+            # Read here, it is guarded: another layout is another graph.
+            kwargs[DEFAULT_LAYOUT] = layouts.SEEN[setting]
         result = op(*args, **kwargs)
         if function == "quantize":
             given = kwargs.get("scale") if len(args) < 3 else args[2]

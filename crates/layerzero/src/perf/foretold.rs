@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use lz_model::{CallSpec, Catalog, DeviceIx, Query};
+use lz_model::{BindRules, CallSpec, Catalog, DeviceIx, Query};
 use lz_perfdb::model::{Model, Observation, Seen};
 use lz_perfdb::{Mode, Outcome, Record, Timing};
 use lz_select::{Basis, SnapshotSpec};
@@ -80,9 +80,10 @@ impl Engine {
     fn measured<'a>(&self, records: &'a [Record], device: Option<DeviceIx>, found: &mut Foretold) -> Vec<Measured<'a>> {
         let devices = self.devices();
         let ids: Vec<String> = devices.iter().map(device_id).collect();
-        let (rules, provenances, versions): (_, _, HashSet<(String, String)>) = self.with_snapshot(|snapshot| {
+        let rules = BindRules::default();
+        let (provenances, versions): (_, HashSet<(String, String)>) = self.with_snapshot(|snapshot| {
             let versions = snapshot.kernels().map(|(_, kernel)| (kernel.id.clone(), kernel.version.clone()));
-            (snapshot.spec().settings.bind_rules(), provenances(snapshot, &devices), versions.collect())
+            (provenances(snapshot, &devices), versions.collect())
         });
         let at = |record: &Record| {
             ids.iter().position(|id| *id == record.key.device_id).and_then(|at| u16::try_from(at).ok())

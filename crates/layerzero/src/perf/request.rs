@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use lz_measure::workload::{self, Geometry, Grid, Phase, Sizes, WorkloadError};
-use lz_model::{CallError, CallSpec, DType, DeviceIx, Layout, ParamSpec};
+use lz_model::{CallError, CallSpec, DType, DefaultLayouts, DeviceIx, Layout, ParamSpec};
 use lz_perfdb::Mode;
 use serde::Deserialize;
 
@@ -110,7 +110,9 @@ impl Request {
             None => DType::F32,
         };
         match &self.op {
-            Some(op) => wanted.extend(self.of_op(op, dtype)?.into_iter().map(|call| want(call, 1.0))),
+            Some(op) => {
+                wanted.extend(self.of_op(op, dtype, default_layouts(engine))?.into_iter().map(|call| want(call, 1.0)))
+            }
             None if !self.shapes.is_empty() => return Err(RequestError::NoOperation("shapes")),
             None if !self.dims.is_empty() => return Err(RequestError::NoOperation("sizes")),
             None => {}
@@ -123,19 +125,22 @@ impl Request {
             let work = workload::calls(&geometry(model)?, &sizes, dtype, &[Phase::Prefill, Phase::Decode])?;
             wanted.extend(work.into_iter().map(|work| want(work.call, f64::from(work.times))));
         }
+        // They are made later, maybe where another default is in force.
+        let defaults = default_layouts(engine);
+        wanted.iter_mut().for_each(|wanted| wanted.call.settle_layout(defaults));
         if wanted.is_empty() && !self.known { Err(RequestError::Nothing) } else { Ok(wanted) }
     }
 
-    fn of_op(&self, op: &str, dtype: DType) -> Result<Vec<CallSpec>, RequestError> {
+    fn of_op(&self, op: &str, dtype: DType, defaults: DefaultLayouts) -> Result<Vec<CallSpec>, RequestError> {
         // A function's name stands for what it calls.
         let op = lz_model::Signature::find(op).filter(|s| s.function.name == op).map_or(op, |s| s.function.target);
-        lz_model::Catalog::get().find(op)?;
+        let first = lz_model::Catalog::get().op(lz_model::Catalog::get().find(op)?.ops[0]);
+        let layout = self.layout.or_else(|| first.schema().layout.layout(defaults));
         let mut calls = Vec::new();
         if !self.shapes.is_empty() {
-            calls = workload::from_shapes(op, dtype, &self.shapes)?;
+            calls = workload::from_shapes(op, dtype, layout, &self.shapes)?;
             for call in &mut calls {
                 call.params.extend(self.params.clone());
-                call.layout = self.layout.or(call.layout);
             }
         }
         if !self.dims.is_empty() || self.shapes.is_empty() {
@@ -146,13 +151,18 @@ impl Request {
             for (name, value) in &self.params {
                 grid = grid.param(name, value.clone());
             }
-            if let Some(layout) = self.layout {
+            if let Some(layout) = layout {
                 grid = grid.layout(layout);
             }
             calls.extend(grid.calls()?);
         }
         Ok(calls)
     }
+}
+
+/// The layouts of calls that do not say theirs.
+fn default_layouts(engine: &Engine) -> DefaultLayouts {
+    engine.with_snapshot(|snapshot| snapshot.spec().settings.default_layouts)
 }
 
 /// The model a name, a path or a text stands for.

@@ -149,7 +149,8 @@ impl Source {
     pub fn resolve(&self, spec: &SnapshotSpec, entries: &[Entry<'_>]) -> Vec<Result<Resolved, MismatchKind>> {
         let backends: HashMap<&str, &str> =
             spec.kernels.iter().map(|kernel| (kernel.id.as_str(), kernel.backend.as_str())).collect();
-        let rules = spec.settings.bind_rules();
+        // What is written down means the same whatever the settings are.
+        let rules = BindRules::default();
         let mut resolved: Vec<_> = entries
             .iter()
             .map(|entry| {
@@ -301,7 +302,6 @@ struct Depends {
     hashes: BTreeMap<String, String>,
     /// Of which kernel is of which backend, where that has a document.
     kernels: u64,
-    rules: BindRules,
 }
 
 impl Depends {
@@ -313,8 +313,7 @@ impl Depends {
         for kernel in spec.kernels.iter().filter(|kernel| hashes.contains_key(&kernel.backend)) {
             (&kernel.id, &kernel.backend).hash(&mut kernels);
         }
-        let rules = spec.settings.bind_rules();
-        Depends { devices: spec.devices.clone(), hashes, kernels: kernels.finish(), rules }
+        Depends { devices: spec.devices.clone(), hashes, kernels: kernels.finish() }
     }
 }
 

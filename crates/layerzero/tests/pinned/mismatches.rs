@@ -189,13 +189,16 @@ fn another_document_of_capabilities() {
 fn a_call_that_cannot_be_made_here() {
     let engine = engine_on(vec![host()]);
     let mut lockfile = engine.lockfile(&on_first([attention(1, 8, 8)])).unwrap();
-    // As many positions as heads: which layout it is cannot be told, unless it is said.
+    // What is written down means the same whatever the settings are.
     lockfile.entries[0].call = CallSpec { op: "attention".into(), layout: None, ..attention(2, 8, 8) };
     assert_eq!(engine.replay(&lockfile, "x").unwrap(), []);
     engine.configure([("strict_mode".to_owned(), true.into())]).unwrap();
-    let mismatch = &engine.pinned()[0].mismatches[0];
+    engine.configure([("default_layout".to_owned(), "BHSD".into())]).unwrap();
+    assert_eq!(engine.pinned()[0].mismatches, []);
+    lockfile.entries[0].call.tensors.get_mut("value").unwrap().shape[1] = 3;
+    let mismatch = &engine.replay(&lockfile, "x").unwrap()[0];
     assert_eq!(mismatch.code(), "INVALID_CALL");
-    assert!(mismatch.message.contains("the layout of shape [2, 8, 8, 64] is ambiguous"), "{mismatch}");
+    assert!(mismatch.message.contains("'value'"), "{mismatch}");
 }
 
 #[test]

@@ -163,20 +163,21 @@ fn strides_and_layouts_reach_the_engine() {
     // Transposed views of projections: heads before positions, strides the other way round.
     let shapes = "--op attention --dtype fp16 --shape q=1x32x512x128 --shape k=1x32x512x128 --shape v=1x32x512x128";
     let strides = "--strides q=2097152x128x4096x1 --strides k=2097152x128x4096x1 --strides v=2097152x128x4096x1";
-    let report = layerzero(&format!("explain {shapes} {strides} {} --json", on_h100())).ended(0).json();
-    let query = report["tensors"]["query"].as_str().unwrap();
-    assert!(query.starts_with("float16 BHSD"), "{report}");
+    let bhsd = layerzero(&format!("explain {shapes} {strides} --layout BHSD {} --json", on_h100())).ended(0).json();
+    let query = bhsd["tensors"]["query"].as_str().unwrap();
+    assert!(query.starts_with("float16 BHSD") && bhsd["dims"]["seq_q"] == json!(512), "{bhsd}");
     let said = layerzero(&format!("explain {shapes} --layout BSHD {} --json", on_h100())).ended(0).json();
     assert_eq!(said["dims"]["seq_q"], json!(32));
 }
 
 #[test]
-fn an_ambiguous_layout_is_warned_about_and_refused_when_strict() {
-    let call = "select --op attention --shape query=2x8x8x64 --shape key=2x8x8x64 --shape value=2x8x8x64";
-    layerzero(call)
-        .ended(0)
-        .says("warning: attention.standard.prefill: the layout of shape [2, 8, 8, 64] is ambiguous");
-    layerzero(&format!("{call} --strict")).ended(2).says("error[AMBIGUOUS_LAYOUT]");
+fn strides_that_contradict_the_layout_are_warned_about_and_refused_when_strict() {
+    let shapes = "select --op attention --shape query=2x8x8x64 --shape key=2x8x8x64 --shape value=2x8x8x64";
+    layerzero(&format!("{shapes} --strict")).ended(0);
+    let call = format!("{shapes} --strides query=4096x64x512x1");
+    layerzero(&call).ended(0).says("warning: attention.standard.prefill: 'query' of shape [2, 8, 8, 64] is read as BSHD");
+    layerzero(&format!("{call} --strict")).ended(2).says("error[LAYOUT_CONTRADICTED]");
+    layerzero(&format!("{call} --strict --layout BSHD")).ended(0);
 }
 
 #[test]

@@ -267,8 +267,13 @@ fn commands_follow_the_configuration_and_the_command_line_stands_above_it() {
     assert_eq!(chosen(&avoiding, ""), "flashinfer.single_prefill");
     assert_eq!(chosen(&avoiding, "--deny flashinfer.*"), "flash_attn.v2.causal");
     let strict = Project::with("strict_mode: true\n");
-    let ambiguous = "select --op attention --shape query=2x8x8x64 --shape key=2x8x8x64 --shape value=2x8x8x64";
-    strict.run(ambiguous).ended(2).says("error[AMBIGUOUS_LAYOUT]");
+    let shapes = "--op attention --shape query=2x8x4x64 --shape key=2x8x4x64 --shape value=2x8x4x64";
+    let turned = format!("select {shapes} --strides query=2048x64x512x1");
+    strict.run(&turned).ended(2).says("error[LAYOUT_CONTRADICTED]");
+    let seq = |project: &Project| project.run(&format!("explain --json {shapes}")).ended(0).json()["dims"]["seq_q"].clone();
+    assert_eq!(seq(&plain), 8);
+    assert_eq!(seq(&Project::with("default_layout: BHSD\n")), 4);
+    assert_eq!(seq(&Project::new(&[]).env("LAYERZERO_DEFAULT_LAYOUT", "BHSD")), 4);
     let off = Project::new(&[]).env("LAYERZERO_DISABLED", "1");
     assert!(off.run(&format!("explain {} {}", attention(1), on_h100())).ended(1).out.contains("LayerZero is disabled"));
 }

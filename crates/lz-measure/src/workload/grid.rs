@@ -56,7 +56,7 @@ impl Grid {
         self
     }
 
-    /// Says the layout; the operation's first when it is not said.
+    /// Says the layout; the operation's own when it is not said.
     pub fn layout(mut self, layout: Layout) -> Grid {
         self.layout = Some(layout);
         self

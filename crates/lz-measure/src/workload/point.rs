@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use lz_model::schema::{DTypeRule, DimKind, Family, Input, LayoutRule, Sizes};
+use lz_model::schema::{DTypeRule, DimKind, Family, Input, Sizes};
 use lz_model::{
-    BindRules, Bound, CallError, CallSpec, Catalog, Context, DType, DTypeSet, DeviceIx, DeviceSpec, Facts, Layout, Op,
-    ParamDefault, ParamSpec, ParamValue, Platform, TensorSpec,
+    BindRules, Bound, CallError, CallSpec, Catalog, Context, DType, DTypeSet, DefaultLayouts, DeviceIx, DeviceSpec,
+    Facts, Layout, Op, ParamDefault, ParamSpec, ParamValue, Platform, TensorSpec,
 };
 
 use super::error::WorkloadError;
@@ -152,14 +152,12 @@ impl Point<'_> {
         })
     }
 
-    /// The layout the call has: the one that was said, or the operation's first.
+    /// The layout the call has: the one that was said, or the operation's own.
     fn layout(&self) -> Result<Option<Layout>, WorkloadError> {
         let own: Vec<Layout> =
             self.op.schema().inputs.iter().flat_map(|i| i.shape.split('|')).filter_map(|a| tagged(a).0).collect();
         match (self.layout, self.op.schema().layout) {
-            (None, LayoutRule::None) => Ok(None),
-            (None, LayoutRule::Default(layout)) => Ok(Some(layout)),
-            (None, LayoutRule::Detect { .. }) => Ok(own.first().copied()),
+            (None, rule) => Ok(rule.layout(DefaultLayouts::default())),
             (Some(layout), _) if own.contains(&layout) => Ok(Some(layout)),
             (Some(layout), _) => {
                 let mut known: Vec<&str> = own.iter().map(|l| l.name()).collect();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lz_model::{CallSpec, DType};
+use lz_model::{CallSpec, DType, Layout};
 
 use super::error::WorkloadError;
 use super::grid::{checked, ops};
@@ -56,16 +56,22 @@ const DENSE: &[&str] = &["batch seq_q heads head_dim", "batch seq_q heads kv_hea
 /// One query per sequence over a context.
 const CONTEXT: &[&str] = &["batch seq_k heads head_dim", "batch seq_k heads kv_heads head_dim"];
 
-/// One call per shape. What the numbers are is in [`FORMS`]; of attention they are batch, length, heads, head dimension.
+/// One call per shape. What the numbers are is in [`FORMS`]; of attention they are batch, length, heads, head dimension,
+/// whatever the layout.
 ///
 /// ```
 /// use lz_measure::workload::from_shapes;
 /// use lz_model::DType;
 ///
-/// let calls = from_shapes("attention.causal", DType::F16, &[vec![1, 1024, 16, 128]]).unwrap();
+/// let calls = from_shapes("attention.causal", DType::F16, None, &[vec![1, 1024, 16, 128]]).unwrap();
 /// assert_eq!(calls[0].tensors["key"].shape, [1, 1024, 16, 128]);
 /// ```
-pub fn from_shapes(op: &str, dtype: DType, shapes: &[Vec<i64>]) -> Result<Vec<CallSpec>, WorkloadError> {
+pub fn from_shapes(
+    op: &str,
+    dtype: DType,
+    layout: Option<Layout>,
+    shapes: &[Vec<i64>],
+) -> Result<Vec<CallSpec>, WorkloadError> {
     if shapes.is_empty() {
         return Err(WorkloadError::Empty { what: "shapes".into() });
     }
@@ -103,7 +109,7 @@ pub fn from_shapes(op: &str, dtype: DType, shapes: &[Vec<i64>]) -> Result<Vec<Ca
                 sizes[dim] = Some(size);
             }
         }
-        Point { op: o, name: op, dtype, layout: None, params: &params, sizes, leading }.call()
+        Point { op: o, name: op, dtype, layout, params: &params, sizes, leading }.call()
     };
     shapes.iter().map(call).collect()
 }

@@ -24,7 +24,7 @@ fn every_error_can_happen_and_says_what_was_wrong() {
     let long = Sizes { context: &[16, 1025], ..SIZES };
     let norm = || grid("rms_norm").dim("rows", [1]).dim("hidden", [64]);
     let many = || grid("rms_norm").dim("rows", 1..1000).dim("hidden", 1..1000);
-    let shapes = |op: &str, shape: &[i64]| from_shapes(op, DType::F16, &[shape.to_vec()]).unwrap_err();
+    let shapes = |op: &str, shape: &[i64]| from_shapes(op, DType::F16, None, &[shape.to_vec()]).unwrap_err();
     let failed = |grid: Grid| grid.calls().unwrap_err();
     let cases: Vec<(WorkloadError, &str)> = vec![
         (Geometry::named("lama-3-8b").unwrap_err(), "unknown model 'lama-3-8b'; did you mean 'llama-3-8b'?"),
@@ -54,7 +54,7 @@ fn every_error_can_happen_and_says_what_was_wrong() {
         (pass("gpt2", &Sizes { seq: &[], ..SIZES }, DType::F16, both), "the list 'seq' is empty"),
         (pass("gpt2", &Sizes { context: &[], ..SIZES }, DType::F16, both), "the list 'context' is empty"),
         (pass("gpt2", &SIZES, DType::F16, &[]), "the list 'phases' is empty"),
-        (from_shapes("rms_norm", DType::F16, &[]).unwrap_err(), "the list 'shapes' is empty"),
+        (from_shapes("rms_norm", DType::F16, None, &[]).unwrap_err(), "the list 'shapes' is empty"),
         (failed(grid("rms_norm").dim("rows", [4, -3]).dim("hidden", [64])), "'rows' is -3; a size is between 1 and"),
         (pass("gpt2", &Sizes { seq: &[0], ..SIZES }, DType::F16, both), "'seq' is 0"),
         (shapes("rms_norm", &[3, 0]), "'a size of [3, 0]' is 0"),

@@ -167,7 +167,7 @@ fn every_operation_and_alias_of_dense_attention_has_a_form() {
             // Distinct sizes, so that none can stand for another; powers of two, so that blocks fit.
             let shape: Vec<i64> = names.clone().enumerate().map(|(i, n)| size(op, n, i)).collect();
             let calls =
-                from_shapes(op.id(), dtype_for(op), std::slice::from_ref(&shape)).unwrap_or_else(|e| panic!("{e}"));
+                from_shapes(op.id(), dtype_for(op), None, std::slice::from_ref(&shape)).unwrap_or_else(|e| panic!("{e}"));
             assert_eq!(bound(&calls[0]).0.id(), op.id());
             let has: Vec<i64> = names.map(|n| dim(&calls[0], n)).collect();
             assert_eq!(has, shape, "{}: {form}", op.id());
@@ -189,7 +189,7 @@ fn size(op: &Op, name: &str, index: usize) -> i64 {
 
 #[test]
 fn shapes_as_people_write_them() {
-    let shape = |op: &str, shape: &[i64]| from_shapes(op, DType::F16, &[shape.to_vec()]).unwrap().remove(0);
+    let shape = |op: &str, shape: &[i64]| from_shapes(op, DType::F16, None, &[shape.to_vec()]).unwrap().remove(0);
     // The example of the specification.
     let call = shape("attention.causal", &[1, 1024, 16, 128]);
     assert_eq!(call.tensors["query"].shape, [1, 1024, 16, 128]);
@@ -216,7 +216,7 @@ fn shapes_as_people_write_them() {
 #[test]
 fn features_group_what_can_be_interpolated() {
     let attention = |batch: i64, seq: i64, heads: i64| {
-        let calls = from_shapes("attention.causal", DType::F16, &[vec![batch, seq, heads, 64]]).unwrap();
+        let calls = from_shapes("attention.causal", DType::F16, None, &[vec![batch, seq, heads, 64]]).unwrap();
         features(&calls[0]).unwrap()
     };
     let (a, b) = (attention(1, 256, 8), attention(4, 1024, 8));
@@ -319,7 +319,7 @@ proptest! {
     ) {
         let names: Vec<&str> = FORMS.iter().map(|(name, _)| *name).chain(["tokenize", "attention.mla", "nothing"]).collect();
         let op = names[which.index(names.len())];
-        match from_shapes(op, dtype, std::slice::from_ref(&shape)) {
+        match from_shapes(op, dtype, None, std::slice::from_ref(&shape)) {
             Ok(calls) => {
                 prop_assert!(shape.iter().all(|n| *n > 0));
                 bound(&calls[0]);

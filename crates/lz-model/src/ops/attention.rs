@@ -46,6 +46,16 @@ const MASK_OR_CAUSAL: Check = Check {
     message: "attn_mask and causal=true were both given",
     hint: "pass causal=false and put the causal structure into the mask",
 };
+/// Under the bottom-right alignment the first queries would attend to nothing: almost always the tensors are in the
+/// other layout.
+const QUERIES_FIT: Check = Check {
+    holds: "not causal or seq_q <= seq_k",
+    code: CheckCode::CausalMoreQueries,
+    message: "causal attention with more queries than keys",
+    hint: "if the tensors are in the other layout, say so: layout='BHSD' is (batch, heads, sequence, head_dim), \
+layout='BSHD' is (batch, sequence, heads, head_dim). Otherwise pass causal=False, or call \
+lz.scaled_dot_product_attention, where query i attends to the keys up to i",
+};
 /// Windows are at least -1.
 pub const WINDOWS_VALID: Check = Check {
     holds: "window_left >= -1 and window_right >= -1",
@@ -95,7 +105,7 @@ const SELF_PARAMS: &[Param] = &[CAUSAL, SCALE, WINDOW_LEFT, WINDOW_RIGHT, SOFTCA
 
 const SEMANTICS: &str = "scores = scale * q.k^T (softcapped, plus slope * -|distance|, plus or masked by attn_mask); \
 keys outside the causal bound or the window get no weight; out = softmax(scores).v. Causal and windows are aligned \
-bottom-right: query i stands at key position i + seq_k - seq_q. A query that may attend to nothing gives zeros. Each \
+bottom-right: query i stands at key position i + seq_k - seq_q, and a causal call has at least as many keys as queries. A query that may attend to nothing gives zeros. Each \
 group of heads/kv_heads query heads shares one key/value head. A NaN that takes part gives NaN; a NaN or \
 infinity among keys or values that get no weight may reach further rows, since kernels multiply it by zero.";
 
@@ -106,7 +116,7 @@ const DENSE: OpSchema = OpSchema {
     inputs: SELF_INPUTS,
     params: SELF_PARAMS,
     outputs: &[Output::like("output", "BSHD: batch seq_q heads v_dim | BHSD: batch heads seq_q v_dim", "query")],
-    layout: LayoutRule::Detect { query: "query", key: "key" },
+    layout: LayoutRule::Dense,
     flops: "2 * batch * heads * seq_q * seq_k * (head_dim + v_dim)",
     // A mask may leave anything out; half of a window's width is attended to at least.
     flops_when: &[
@@ -121,8 +131,9 @@ const DENSE: OpSchema = OpSchema {
     ..BLANK
 };
 
-const STANDARD_CHECKS: &[Check] = &[HEADS_EQUAL, MASK_OR_CAUSAL, WINDOWS_VALID, SOFTCAP_VALID, DROPOUT_VALID];
-const GQA_CHECKS: &[Check] = &[HEADS_DIVIDE, MASK_OR_CAUSAL, WINDOWS_VALID, SOFTCAP_VALID, DROPOUT_VALID];
+const STANDARD_CHECKS: &[Check] =
+    &[HEADS_EQUAL, MASK_OR_CAUSAL, QUERIES_FIT, WINDOWS_VALID, SOFTCAP_VALID, DROPOUT_VALID];
+const GQA_CHECKS: &[Check] = &[HEADS_DIVIDE, MASK_OR_CAUSAL, QUERIES_FIT, WINDOWS_VALID, SOFTCAP_VALID, DROPOUT_VALID];
 
 /// Many queries, as many key/value heads as query heads.
 pub static STANDARD_PREFILL: OpSchema = OpSchema {

@@ -2,7 +2,6 @@
 
 use super::attention::{CAUSAL, HEADS_DIVIDE, HEADS_EQUAL, SCALE, SOFTCAP, SOFTCAP_VALID, WINDOW_LEFT};
 use crate::dtype::DTypeSet;
-use crate::layout::Layout;
 use crate::param::Param;
 use crate::schema::*;
 
@@ -59,7 +58,7 @@ block_tables are the same in all rows; a kernel that relies on it refuses a call
     ],
     params: &[SCALE, WINDOW_LEFT, SOFTCAP, SHARED_PREFIX],
     outputs: &[Output::like("output", "like:query", "query")],
-    layout: LayoutRule::Default(Layout::Nhd),
+    layout: LayoutRule::Cache,
     flops: "4 * batch * heads * seq_k * head_dim",
     // Tokens that all share are read once.
     bytes: "(2 * (batch * seq_k - max(batch - 1, 0) * min(shared_prefix, seq_k)) * kv_heads + 2 * batch * heads) \

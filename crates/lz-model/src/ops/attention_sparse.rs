@@ -82,7 +82,7 @@ next block_col_sizes[h, j] keys; they attend exactly where block_mask[h, i, j] i
     ],
     params: &[SCALE],
     checks: &[HEADS_DIVIDE],
-    layout: LayoutRule::Default(Layout::Hnd),
+    layout: LayoutRule::Fixed(Layout::Hnd),
     flops: "4 * seq_q * seq_k * heads * head_dim",
     ..BLOCK_SHAPE
 };

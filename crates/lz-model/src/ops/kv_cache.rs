@@ -1,7 +1,6 @@
 //! Upkeep of a paged key/value cache.
 
 use crate::dtype::DTypeSet;
-use crate::layout::Layout;
 use crate::schema::*;
 
 const CACHE: &str = "NHD: num_blocks block_size kv_heads head_dim | HND: num_blocks kv_heads block_size head_dim";
@@ -36,7 +35,7 @@ pub static APPEND: OpSchema = OpSchema {
         Input::new("slot_mapping", "tokens", DTypeSet::INDICES),
     ],
     outputs: &[Output::Updates("key_cache"), Output::Updates("value_cache")],
-    layout: LayoutRule::Default(Layout::Nhd),
+    layout: LayoutRule::Cache,
     bytes: "4 * tokens * kv_heads * head_dim * dtype_bits / 8",
     ..BLANK
 };
@@ -59,7 +58,7 @@ is written; of two moves to one page the later wins. A page beyond the cache is 
     ],
     inputs: &[KEY_CACHE, VALUE_CACHE, Input::new("moves", "moves 2", DTypeSet::INDICES)],
     outputs: &[Output::Updates("key_cache"), Output::Updates("value_cache")],
-    layout: LayoutRule::Default(Layout::Nhd),
+    layout: LayoutRule::Cache,
     tolerances: Tolerances::Exact,
     bytes: "4 * moves * block_size * kv_heads * head_dim * dtype_bits / 8",
     ..BLANK

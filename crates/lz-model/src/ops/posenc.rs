@@ -1,7 +1,6 @@
 //! Positional encodings.
 
 use crate::dtype::DTypeSet;
-use crate::layout::Layout;
 use crate::param::Param;
 use crate::schema::*;
 
@@ -41,7 +40,7 @@ pair (the first 2 * rot dimensions are rotated), or head_dim columns of which th
         message: "the tables are wider than the head",
         hint: "pass cos and sin with one column per rotated pair (at most head_dim / 2), or with head_dim columns",
     }],
-    layout: LayoutRule::Default(Layout::Bshd),
+    layout: LayoutRule::Dense,
     flops: "6 * batch * seq * heads * rot",
     bytes: "2 * batch * seq * heads * head_dim * dtype_bits / 8",
     ..BLANK

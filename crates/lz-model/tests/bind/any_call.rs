@@ -249,8 +249,8 @@ proptest! {
                 prop_assert_eq!(bound.query.dim(index), made.sizes[name], "{} of {}", name, op.id());
             }
         }
-        if matches!(op.schema().layout, LayoutRule::Detect { .. }) {
-            prop_assert_eq!(bound.layout.unwrap().evidence, LayoutEvidence::Explicit);
+        if let Some(layout) = made.layout {
+            prop_assert_eq!(bound.layout, Some(LayoutVerdict { layout, contradicted_by: None }));
         }
         let _ = bind_and_look(op, &made.tensors, &made.params, made.layout, false);
     }
@@ -303,6 +303,7 @@ fn each_failed_condition_is_of_the_kind_its_schema_says() {
             let expected = match check.code {
                 CheckCode::GqaHeadsMismatch => "GQA_HEADS_MISMATCH",
                 CheckCode::AttnMaskInvalid => "ATTN_MASK_INVALID",
+                CheckCode::CausalMoreQueries => "CAUSAL_MORE_QUERIES",
                 CheckCode::Constraint => "CONSTRAINT_FAILED",
             };
             let error = CallError::Check {

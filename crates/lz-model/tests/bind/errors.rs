@@ -24,7 +24,7 @@ fn variant(error: &CallError) -> &'static str {
         CallError::MixedDTypes { .. } => "MixedDTypes",
         CallError::MixedDevices { .. } => "MixedDevices",
         CallError::WrongLayout { .. } => "WrongLayout",
-        CallError::AmbiguousLayout { .. } => "AmbiguousLayout",
+        CallError::LayoutContradicted { .. } => "LayoutContradicted",
         CallError::Check { .. } => "Check",
         CallError::NoneFits { .. } => "NoneFits",
     }
@@ -251,11 +251,20 @@ fn wrong_calls() -> Vec<Wrong> {
         ),
         Wrong("WrongLayout", "WRONG_LAYOUT", ok().layout(Layout::Contiguous).error(standard), &["contiguous"], "BSHD"),
         Wrong(
-            "AmbiguousLayout",
-            "AMBIGUOUS_LAYOUT",
-            Made { layout: None, ..dense(8, 8, 8, 8).strict() }.error(standard),
-            &["[2, 8, 8, 64]", "BSHD", "BHSD"],
-            "layout='BSHD'",
+            "LayoutContradicted",
+            "LAYOUT_CONTRADICTED",
+            Made { layout: None, ..dense(8, 8, 8, 8).strict() }
+                .with(t("key", DType::F16, &[2, 8, 8, 64]).strided(&[4096, 64, 512, 1]))
+                .error(standard),
+            &["'key'", "[2, 8, 8, 64]", "BSHD"],
+            "layout='BHSD'",
+        ),
+        Wrong(
+            "Check",
+            "CAUSAL_MORE_QUERIES",
+            dense(8, 6, 4, 4).error(standard),
+            &["more queries than keys", "seq_q = 8", "seq_k = 6"],
+            "layout='BHSD'",
         ),
         Wrong(
             "Check",

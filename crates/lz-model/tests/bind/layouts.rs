@@ -1,32 +1,51 @@
-//! How layouts are recognised.
+//! Which layout a call has.
 
 use super::*;
 
-fn evidence(call: &Made, name: &str) -> (Layout, LayoutEvidence) {
+fn verdict(call: &Made, name: &str) -> (Layout, Option<&'static str>) {
     let verdict = call.resolve(name).unwrap_or_else(|e| panic!("{e}")).1.layout.unwrap();
-    (verdict.layout, verdict.evidence)
+    (verdict.layout, verdict.contradicted_by)
+}
+
+fn alike(shape: &[i64]) -> Made {
+    made(["query", "key", "value"].map(|name| t(name, DType::F32, shape)).to_vec())
 }
 
 #[test]
-fn the_layout_comes_with_the_evidence_for_it() {
-    let undecided = |shape: &[i64]| made(["query", "key", "value"].map(|name| t(name, DType::F32, shape)).to_vec());
-    let square = undecided(&[2, 8, 8, 64]);
-    assert_eq!(evidence(&square, "attention"), (Layout::Bshd, LayoutEvidence::Ambiguous));
-    assert_eq!(
-        evidence(&square.clone().layout(Layout::Bhsd).strict(), "attention"),
-        (Layout::Bhsd, LayoutEvidence::Explicit)
-    );
-    let mut turned = square.clone();
-    for input in &mut turned.inputs {
-        *input = input.clone().strided(&[4096, 64, 512, 1]);
+fn sizes_never_decide_the_layout() {
+    for heads in 1..40 {
+        for length in 1..140 {
+            let call = alike(&[2, length, heads, 64]);
+            assert_eq!(verdict(&call, "attention"), (Layout::Bshd, None));
+            assert_eq!((call.dim("attention", "seq_q"), call.dim("attention", "heads")), (length, heads));
+            let bhsd = call.defaults(Layout::Bhsd, Layout::Nhd);
+            assert_eq!(verdict(&bhsd, "attention"), (Layout::Bhsd, None));
+            assert_eq!((bhsd.dim("attention", "seq_q"), bhsd.dim("attention", "heads")), (heads, length));
+        }
     }
-    assert_eq!(evidence(&turned.clone().strict(), "attention"), (Layout::Bhsd, LayoutEvidence::Strides));
-    assert_eq!(evidence(&turned.layout(Layout::Bshd), "attention"), (Layout::Bshd, LayoutEvidence::Explicit));
-    assert_eq!(evidence(&undecided(&[2, 100, 8, 64]).strict(), "attention"), (Layout::Bshd, LayoutEvidence::Shape));
-    assert_eq!(evidence(&undecided(&[2, 8, 100, 64]), "attention"), (Layout::Bhsd, LayoutEvidence::Shape));
-    assert_eq!(undecided(&[2, 8, 100, 64]).dim("attention", "heads"), 8);
-    assert_eq!(undecided(&[2, 100, 8, 64]).dim("attention", "heads"), 8);
     assert!(rms(&[2, 4]).resolve("norm.rms").unwrap().1.layout.is_none());
+}
+
+#[test]
+fn strides_check_the_layout_unless_the_call_says_it() {
+    let square = alike(&[2, 8, 8, 64]);
+    let turned = |name: &'static str| {
+        square.clone().with(t(name, DType::F32, &[2, 8, 8, 64]).strided(&[4096, 64, 512, 1]))
+    };
+    for name in ["query", "key", "value"] {
+        assert_eq!(verdict(&turned(name), "attention"), (Layout::Bshd, Some(name)));
+        assert_eq!(turned(name).strict().error("attention").code(), "LAYOUT_CONTRADICTED");
+        for said in [Layout::Bshd, Layout::Bhsd] {
+            assert_eq!(verdict(&turned(name).layout(said).strict(), "attention"), (said, None));
+        }
+        let bhsd = turned(name).defaults(Layout::Bhsd, Layout::Nhd).strict();
+        assert_eq!(verdict(&bhsd, "attention"), (Layout::Bhsd, None));
+    }
+    assert_eq!(verdict(&square.clone().strict(), "attention"), (Layout::Bshd, None));
+    let cache = t("key_cache", DType::Bf16, &[40, 16, 2, 64]).strided(&[2048, 64, 1024, 1]);
+    let paged = paged(8, 2).with(cache);
+    assert_eq!(verdict(&paged, "attention.paged"), (Layout::Nhd, Some("key_cache")));
+    assert_eq!(verdict(&paged.layout(Layout::Nhd).strict(), "attention.paged"), (Layout::Nhd, None));
 }
 
 #[test]
@@ -34,20 +53,40 @@ fn a_layout_by_default_gives_way_to_the_rank_and_to_the_caller() {
     let rope = |shape: &[i64]| {
         made(vec![t("input", DType::F32, shape), t("cos", DType::F32, &[16, 4]), t("sin", DType::F32, &[16, 4])])
     };
-    let layout = |call: &Made| evidence(call, "posenc.rope").0;
+    let layout = |call: &Made| verdict(call, "posenc.rope").0;
     assert_eq!(layout(&rope(&[2, 5, 3, 8])), Layout::Bshd);
+    assert_eq!(layout(&rope(&[2, 5, 3, 8]).defaults(Layout::Bhsd, Layout::Nhd)), Layout::Bhsd);
+    // Packed tokens come in one layout only.
     assert_eq!(layout(&rope(&[5, 3, 8])), Layout::Nhd);
+    assert_eq!(layout(&rope(&[5, 3, 8]).defaults(Layout::Bhsd, Layout::Hnd)), Layout::Nhd);
     assert_eq!(rope(&[5, 3, 8]).dim("posenc.rope", "batch"), 1);
     assert_eq!(rope(&[5, 3, 8]).dim("posenc.rope", "seq"), 5);
     let bhsd = rope(&[2, 3, 5, 8]).layout(Layout::Bhsd);
     assert_eq!((layout(&bhsd), bhsd.dim("posenc.rope", "seq")), (Layout::Bhsd, 5));
     assert_eq!(paged(8, 2).dim("attention.paged", "kv_heads"), 2);
+    assert_eq!(paged(8, 2).defaults(Layout::Bhsd, Layout::Nhd).dim("attention.paged", "kv_heads"), 2);
     let hnd = paged(8, 2)
         .with(t("key_cache", DType::Bf16, &[40, 2, 16, 64]))
-        .with(t("value_cache", DType::Bf16, &[40, 2, 16, 64]))
-        .layout(Layout::Hnd);
-    assert_eq!(hnd.dim("attention.paged", "kv_heads"), 2);
-    assert_eq!(hnd.dim("attention.paged", "block_size"), 16);
+        .with(t("value_cache", DType::Bf16, &[40, 2, 16, 64]));
+    for hnd in [hnd.clone().layout(Layout::Hnd), hnd.defaults(Layout::Bshd, Layout::Hnd)] {
+        assert_eq!(hnd.dim("attention.paged", "kv_heads"), 2);
+        assert_eq!(hnd.dim("attention.paged", "block_size"), 16);
+    }
+}
+
+#[test]
+fn a_call_that_is_written_down_can_settle_its_layout() {
+    let settled = |op: &str, tensor: &str, shape: &[i64]| {
+        let mut call = CallSpec::new(op).tensor(tensor, DType::F32, shape);
+        call.settle_layout(DefaultLayouts { dense: Layout::Bhsd, cache: Layout::Hnd });
+        call.layout
+    };
+    assert_eq!(settled("attention", "q", &[2, 8, 8, 64]), Some(Layout::Bhsd));
+    assert_eq!(settled("attention.paged", "key_cache", &[2, 8, 8, 64]), Some(Layout::Hnd));
+    assert_eq!(settled("rope", "x", &[2, 8, 8, 64]), Some(Layout::Bhsd));
+    assert_eq!(settled("rope", "x", &[8, 8, 64]), Some(Layout::Nhd));
+    assert_eq!(settled("rms_norm", "input", &[8, 64]), None);
+    assert_eq!(settled("attention.sparse.variable_block", "query", &[8, 8, 64]), None);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lz_model::schema::{CheckCode, DTypeRule, LayoutRule, Output};
+use lz_model::schema::{CheckCode, DTypeRule, Output};
 use lz_model::*;
 use proptest::prelude::*;
 
@@ -48,6 +48,7 @@ struct Made {
     params: Vec<(&'static str, ParamValue)>,
     layout: Option<Layout>,
     strict: bool,
+    defaults: DefaultLayouts,
 }
 
 fn made(inputs: Vec<Arg>) -> Made {
@@ -67,6 +68,11 @@ impl Made {
 
     fn strict(mut self) -> Made {
         self.strict = true;
+        self
+    }
+
+    fn defaults(mut self, dense: Layout, cache: Layout) -> Made {
+        self.defaults = DefaultLayouts { dense, cache };
         self
     }
 
@@ -102,7 +108,7 @@ impl Made {
     }
 
     fn rules(&self) -> BindRules {
-        BindRules { strict: self.strict, ..BindRules::default() }
+        BindRules { strict: self.strict, default_layouts: self.defaults }
     }
 
     fn resolve(&self, name: &str) -> Result<(&'static Op, Bound), CallError> {

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use lz_model::schema::{
-    Access, Alias, CheckCode, DTypeRule, DimKey, DimKind, LayoutRule, OpSchema, Output, OutputDType, Tolerances,
+    Access, Alias, CheckCode, DTypeRule, DimKey, DimKind, OpSchema, Output, OutputDType, Tolerances,
 };
-use lz_model::{DType, DTypeSet, Param, ParamDefault, ParamRole, ParamType};
+use lz_model::{DType, DTypeSet, DefaultLayouts, Param, ParamDefault, ParamRole, ParamType};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -32,13 +32,12 @@ pub struct Contract {
     pub tolerances: BTreeMap<&'static str, ToleranceDoc>,
 }
 
-/// How the named layout is found.
+/// Which named layout a call has that does not give one.
 #[derive(Serialize)]
 #[serde(tag = "rule", rename_all = "snake_case")]
 pub enum LayoutDoc {
     None,
-    Detect { query: &'static str, key: &'static str },
-    Default { layout: &'static str },
+    Default { layout: &'static str, setting: Option<&'static str> },
 }
 
 #[derive(Serialize)]
@@ -128,10 +127,9 @@ impl Contract {
             summary: schema.summary,
             semantics: schema.semantics,
             when: (!schema.when.is_empty()).then_some(schema.when),
-            layout: match schema.layout {
-                LayoutRule::None => LayoutDoc::None,
-                LayoutRule::Detect { query, key } => LayoutDoc::Detect { query, key },
-                LayoutRule::Default(layout) => LayoutDoc::Default { layout: layout.name() },
+            layout: match schema.layout.layout(DefaultLayouts::default()) {
+                None => LayoutDoc::None,
+                Some(layout) => LayoutDoc::Default { layout: layout.name(), setting: schema.layout.setting() },
             },
             dims: schema.dims.iter().map(dim).collect(),
             inputs: schema.inputs.iter().map(input).collect(),
@@ -236,6 +234,7 @@ fn check(check: &lz_model::schema::Check) -> CheckDoc {
         code: match check.code {
             CheckCode::GqaHeadsMismatch => "GQA_HEADS_MISMATCH",
             CheckCode::AttnMaskInvalid => "ATTN_MASK_INVALID",
+            CheckCode::CausalMoreQueries => "CAUSAL_MORE_QUERIES",
             CheckCode::Constraint => "CONSTRAINT_FAILED",
         },
         message: check.message,

@@ -90,10 +90,12 @@ fn print_contract(op: &Contract, printer: &mut Printer<'_>) -> Result<(), CliErr
     printer.line(format!("  {}", op.semantics))?;
     match op.layout {
         LayoutDoc::None => {}
-        LayoutDoc::Detect { query, key } => {
-            printer.line(format!("  The layout is recognised from '{query}' and '{key}' unless it is given."))?;
+        LayoutDoc::Default { layout, setting: None } => {
+            printer.line(format!("  The layout is {layout} unless it is given."))?;
         }
-        LayoutDoc::Default { layout } => printer.line(format!("  The layout is {layout} unless it is given."))?,
+        LayoutDoc::Default { layout, setting: Some(setting) } => {
+            printer.line(format!("  The layout is {layout} unless it is given, or '{setting}' is set."))?;
+        }
     }
     if !op.inputs.is_empty() {
         printer.heading("Inputs")?;

@@ -1,0 +1,194 @@
+"""No wrong answer for any head count, length and stride pattern: every function with layouts, against float64.
+
+Heads 1 to 40, lengths 1 to 140, contiguous and transposed, one key/value head per query head and shared ones. The quick
+size draws from this space; the full size walks all of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import warnings
+from collections.abc import Callable, Iterator
+
+import layerzero as lz
+import numpy as np
+import pytest
+import reference
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+FULL = os.environ.get("LZ_TEST_SCALE") == "full"
+HEADS, LENGTHS = range(1, 41), range(1, 141)
+DRAWN = 150
+"""Cases per function at the quick size, besides the corners."""
+DIM = 4
+
+Array = NDArray[np.float64]
+Case = tuple[int, int, int, str]
+"""Heads, how many of them share a key/value head, length, how the tensors lie in memory."""
+
+
+def cases(function: str) -> Iterator[Case]:
+    """All of them, or a sample that is the same every time."""
+
+    def groups(heads: int) -> list[int]:
+        return [n for n in (1, 2, 4, heads) if heads % n == 0]
+
+    ways = ("contiguous", "transposed")
+    if FULL:
+        for heads, length, way in itertools.product(HEADS, LENGTHS, ways):
+            yield from ((heads, group, length, way) for group in sorted(set(groups(heads))))
+        return
+    drawn = random.Random(function)
+    corners = [1, 2, 7, 8, 12, 32, 40]
+    pairs = [*itertools.product(corners, corners)]
+    pairs += [(drawn.choice(HEADS), drawn.choice(LENGTHS)) for _ in range(DRAWN)]
+    for heads, length in pairs:
+        yield heads, drawn.choice(groups(heads)), length, drawn.choice(ways)
+
+
+class Draws:
+    """Small numbers, laid out in memory one way or the other."""
+
+    def __init__(self, case: Case) -> None:
+        self.rng = np.random.default_rng(case[:3])
+        self.way = case[3]
+
+    def __call__(self, *shape: int, swap: tuple[int, int] = (1, 2)) -> Tensor:
+        tensor = torch.from_numpy(self.rng.uniform(-1.0, 1.0, shape))
+        if self.way == "transposed":
+            return tensor.transpose(*swap).contiguous().transpose(*swap)
+        return tensor
+
+
+def attention(case: Case) -> None:
+    heads, group, length, _ = case
+    draw = Draws(case)
+    q, k, v = draw(1, length, heads, DIM), draw(1, length, heads // group, DIM), draw(1, length, heads // group, DIM)
+    same(lz.attention(q, k, v), reference.attention(*arrays(q, k, v), causal=True).values)
+    turned = [t.transpose(1, 2) for t in (q, k, v)]
+    with lz.layout("BHSD"):
+        same(lz.attention(*turned).transpose(1, 2), reference.attention(*arrays(q, k, v), causal=True).values)
+    out = lz.scaled_dot_product_attention(*turned, is_causal=True, enable_gqa=True)
+    same(out.transpose(1, 2), reference.attention(*arrays(q, k, v), causal=True).values)
+
+
+def cross_attention(case: Case) -> None:
+    heads, group, length, _ = case
+    draw = Draws(case)
+    q, k, v = draw(1, 3, heads, DIM), draw(1, length, heads // group, DIM), draw(1, length, heads // group, DIM)
+    want = reference.attention(*arrays(q, k, v), causal=False).values
+    same(lz.cross_attention(q, k, v), want)
+    with lz.layout("BHSD"):
+        same(lz.cross_attention(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2), want)
+
+
+def decode(case: Case) -> None:
+    heads, group, length, _ = case
+    draw = Draws(case)
+    q, k, v = draw(2, 1, heads, DIM), draw(2, length, heads // group, DIM), draw(2, length, heads // group, DIM)
+    want = reference.attention(*arrays(q, k, v), causal=True).values
+    same(lz.attention(q, k, v), want)
+    with lz.layout("BHSD"):
+        same(lz.attention(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2), want)
+
+
+def rope(case: Case) -> None:
+    heads, _, length, _ = case
+    draw = Draws(case)
+    x, cos, sin = draw(2, length, heads, DIM), draw(length, 2, swap=(0, 1)), draw(length, 2, swap=(0, 1))
+    want = rotated(x, cos, sin)
+    same(lz.rope(x, cos, sin), want)
+    same(lz.rope(x[0], cos, sin), want[0])
+    with lz.layout("BHSD"):
+        same(lz.rope(x.transpose(1, 2), cos, sin).transpose(1, 2), want)
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Array:
+    first, second = x.numpy()[..., : DIM // 2], x.numpy()[..., DIM // 2 :]
+    c, s = cos.numpy()[None, :, None], sin.numpy()[None, :, None]
+    return np.concatenate([first * c - second * s, second * c + first * s], -1)
+
+
+def paged(case: Case) -> None:
+    heads, group, length, _ = case
+    draw = Draws(case)
+    slots = draw.rng.choice([1, 4, heads // group, 16])
+    pages = -(-length // int(slots))
+    kv_heads = heads // group
+    keys, values = draw(1, length, kv_heads, DIM), draw(1, length, kv_heads, DIM)
+    query = draw(1, 1, heads, DIM)
+    want = reference.attention(*arrays(query, keys, values), causal=True).values[:, 0]
+    place = torch.from_numpy(draw.rng.permutation(pages).astype(np.int64))
+    at = place[torch.arange(length) // slots] * slots + torch.arange(length) % slots
+    for name in ("NHD", "HND"):
+        nhd = [draw(pages, int(slots), kv_heads, DIM) for _ in range(2)]
+        caches = nhd if name == "NHD" else [c.transpose(1, 2).contiguous() for c in nhd]
+        with lz.layout(name):
+            lz.kv_append(keys[0], values[0], *caches, at)
+            out = lz.paged_attention(query[:, 0], *caches, place[None].int(), torch.tensor([length]))
+            move = torch.tensor([[0, pages - 1]])
+            expected = [c.clone() for c in caches]
+            for cache in expected:
+                cache[pages - 1] = cache[0]
+            lz.kv_compact(*caches, move)
+        same(out, want)
+        assert all(torch.equal(one, other) for one, other in zip(caches, expected, strict=True))
+
+
+def mla(case: Case) -> None:
+    heads, _, length, _ = case
+    draw = Draws(case)
+    nope, pe = draw(length, heads, DIM, swap=(0, 1)), draw(length, heads, 2, swap=(0, 1))
+    ckv, kpe = draw(length, DIM, swap=(0, 1)), draw(length, 2, swap=(0, 1))
+    q = np.concatenate([nope.numpy(), pe.numpy()], -1)[None]
+    k = np.concatenate([ckv.numpy(), kpe.numpy()], -1)[None, :, None]
+    want = reference.attention(q, k, ckv.numpy()[None, :, None], causal=True, scale=0.5).values[0]
+    same(lz.mla_attention(nope, pe, ckv, kpe, 0.5), want)
+
+
+def sparse(case: Case) -> None:
+    heads, group, length, _ = case
+    draw = Draws(case)
+    q, k, v = (draw(length, n, DIM, swap=(0, 1)) for n in (heads, heads // group, heads // group))
+    want = reference.attention(*(t.numpy()[None] for t in (q, k, v)), causal=False).values[0]
+    whole = {"indptr": torch.tensor([0, 1]), "indices": torch.tensor([0]), "block_rows": length, "block_cols": length}
+    same(lz.sparse_attention(q, k, v, **whole), want)
+    kv = heads // group
+    blocks = {
+        "block_mask": torch.ones(kv, 1, 1, dtype=torch.bool),
+        "block_row_sizes": torch.full((kv, 1), length),
+        "block_col_sizes": torch.full((kv, 1), length),
+    }
+    same(lz.sparse_attention(*(t.transpose(0, 1) for t in (q, k, v)), **blocks).transpose(0, 1), want)
+    same(lz.sparse_attention(q, k, v, **blocks, layout="NHD"), want)
+
+
+def arrays(*tensors: Tensor) -> list[Array]:
+    return [np.ascontiguousarray(t.numpy()) for t in tensors]
+
+
+def same(out: Tensor, want: Array) -> None:
+    np.testing.assert_allclose(out.numpy(), want, rtol=1e-9, atol=1e-9)
+
+
+FUNCTIONS = [attention, decode, cross_attention, rope, paged, mla, sparse]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_no_size_and_no_stride_gives_a_wrong_answer(
+    function: Callable[[Case], None],
+) -> None:
+    count = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", lz.LayerZeroWarning)
+        for case in cases(function.__name__):
+            try:
+                function(case)
+            except Exception as error:
+                raise AssertionError(f"heads, group, length, strides = {case}") from error
+            count += 1
+    assert count >= DRAWN
