@@ -163,7 +163,8 @@ def test_questions_are_answered_for_the_layout_in_force() -> None:
         with lz.layout(layout):
             report = lz.explain("attention", *tensors)
             assert report.to_dict()["dims"]["seq_q"] == seq
-            assert lz.validate(kernel, *tensors) == [] and lz.which("attention", *tensors)["kernel_id"] == report.chosen
+            assert lz.validate(kernel, *tensors) == (True, [])
+            assert lz.which("attention", *tensors)["kernel_id"] == report.chosen
             is_in(layout, lz.run_kernel(kernel, *tensors), tensors)
 
 
@@ -171,7 +172,7 @@ def test_calls_that_are_recorded_carry_their_layout() -> None:
     tensors = [t.float() for t in qkv(2, 6, 4, 8)]
     with lz.layout("BHSD"):
         (call,) = lz.calls_of(lz.attention, *tensors)
-        (grid,) = lz.workload("attention", dtype="float32", batch=2, seq=6, heads=4, head_dim=8)
+        (grid,) = lz.workload("attention", dtype="float32", batch=2, seq_q=6, seq_k=6, heads=4, head_dim=8)
     assert call.to_dict()["call"]["layout"] == "BHSD"
     assert (grid["layout"], grid["tensors"]["query"]["shape"]) == ("BHSD", [2, 4, 6, 8])
     (plain,) = lz.calls_of(lz.attention, *tensors)

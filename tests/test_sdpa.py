@@ -125,7 +125,8 @@ def test_what_torch_refuses_is_refused() -> None:
         ((q.repeat(2, 1, 1, 1), q.repeat(3, 1, 1, 1), q), {}),
     ]
     for args, kwargs in refused:
-        with pytest.raises(RuntimeError):
+        # Not every kernel of torch's looks.
+        with pytest.raises(RuntimeError), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
             F.scaled_dot_product_attention(*args, **kwargs)
         with pytest.raises(lz.InvalidCallError) as caught:
             lz.scaled_dot_product_attention(*args, **kwargs)

@@ -36,6 +36,7 @@ __all__ = [
     "cli",
     "configure",
     "cross_attention",
+    "default_layouts",
     "dequantize",
     "device_number",
     "devices",
@@ -165,9 +166,10 @@ def attention(
 
     scores = scale * q.k^T (softcapped, plus slope * -|distance|, plus or masked by attn_mask); keys outside the causal
     bound or the window get no weight; out = softmax(scores).v. Causal and windows are aligned bottom-right: query i
-    stands at key position i + seq_k - seq_q. A query that may attend to nothing gives zeros. Each group of
-    heads/kv_heads query heads shares one key/value head. A NaN that takes part gives NaN; a NaN or infinity among keys
-    or values that get no weight may reach further rows, since kernels multiply it by zero.
+    stands at key position i + seq_k - seq_q, and a causal call has at least as many keys as queries. A query that may
+    attend to nothing gives zeros. Each group of heads/kv_heads query heads shares one key/value head. A NaN that takes
+    part gives NaN; a NaN or infinity among keys or values that get no weight may reach further rows, since kernels
+    multiply it by zero.
 
     Args:
         query: tensor (batch, seq_q, heads, head_dim) as BSHD or (batch, heads, seq_q, head_dim) as BHSD; float64,
@@ -185,7 +187,7 @@ def attention(
         softcap: scores become softcap * tanh(scores / softcap); 0 turns it off.
         dropout_p: probability that an attention weight is dropped (training).
         seed: seed of the draws.
-        layout: the layout of the tensors; recognised from their shapes when not given.
+        layout: the order of the dimensions; BSHD when not given, or what default_layout says.
         out: tensor the result is written to; a new one when not given.
 
     Returns:
@@ -225,7 +227,7 @@ def cross_attention(
         softcap: scores become softcap * tanh(scores / softcap); 0 turns it off.
         dropout_p: probability that an attention weight is dropped (training).
         seed: seed of the draws.
-        layout: the layout of the tensors; recognised from their shapes when not given.
+        layout: the order of the dimensions; BSHD when not given, or what default_layout says.
         out: tensor the result is written to; a new one when not given.
 
     Returns:
@@ -277,7 +279,7 @@ def paged_attention(
         softcap: scores become softcap * tanh(scores / softcap); 0 turns it off.
         shared_prefix: how many cached tokens all sequences begin with, in the same pages; a promise that kernels may
             use, and on which no result depends.
-        layout: the layout of the tensors; recognised from their shapes when not given.
+        layout: the order of the dimensions; NHD when not given, or what default_cache_layout says.
         out: tensor the result is written to; a new one when not given.
 
     Returns:
@@ -371,7 +373,7 @@ def sparse_attention(
         block_row_sizes: tensor (kv_heads, row_blocks); int64, int32.
         block_col_sizes: tensor (kv_heads, col_blocks); int64, int32.
         scale: softmax scale; 1/sqrt(head_dim) when not given.
-        layout: the layout of the tensors; recognised from their shapes when not given.
+        layout: the order of the dimensions; HND when not given.
         out: tensor the result is written to; a new one when not given.
 
     Returns:
@@ -420,7 +422,7 @@ def rope(
         sin: tensor (table, rot); the dtype of cos.
         interleaved: pairs are neighbours instead of half a head apart.
         positions: tensor (batch or 1, seq) or (seq,); int64, int32, optional.
-        layout: the layout of the tensors; recognised from their shapes when not given.
+        layout: the order of the dimensions; BSHD when not given, or what default_layout says.
         out: tensor the result is written to; a new one when not given.
 
     Returns:
@@ -773,7 +775,7 @@ def kv_append(
         value_cache: tensor (num_blocks, block_size, kv_heads, head_dim) as NHD or (num_blocks, kv_heads, block_size,
             head_dim) as HND; the dtype of key_cache.
         slot_mapping: tensor (tokens,); int64, int32.
-        layout: the layout of the tensors; recognised from their shapes when not given.
+        layout: the order of the dimensions; NHD when not given, or what default_cache_layout says.
 
     Returns:
         None; key_cache and value_cache are updated in place.
@@ -793,7 +795,7 @@ def kv_compact(key_cache: _Array, value_cache: _Array, moves: _Array, *, layout:
         value_cache: tensor (num_blocks, block_size, kv_heads, head_dim) as NHD or (num_blocks, kv_heads, block_size,
             head_dim) as HND; the dtype of key_cache.
         moves: tensor (moves, 2); int64, int32.
-        layout: the layout of the tensors; recognised from their shapes when not given.
+        layout: the order of the dimensions; NHD when not given, or what default_cache_layout says.
 
     Returns:
         None; key_cache and value_cache are updated in place.
@@ -806,6 +808,7 @@ def backends() -> str: ...
 def call_inputs(call: str, device: int) -> dict[str, Any]: ...
 def cli(args: Sequence[str]) -> int: ...
 def configure(settings: dict[str, Any]) -> None: ...
+def default_layouts(here: bool) -> tuple[str, str]: ...
 def device_number(name: str) -> int: ...
 def devices() -> str: ...
 def disable(name: str, why: str) -> None: ...
