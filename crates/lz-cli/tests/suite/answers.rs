@@ -175,7 +175,9 @@ fn strides_that_contradict_the_layout_are_warned_about_and_refused_when_strict()
     let shapes = "select --op attention --shape query=2x8x8x64 --shape key=2x8x8x64 --shape value=2x8x8x64";
     layerzero(&format!("{shapes} --strict")).ended(0);
     let call = format!("{shapes} --strides query=4096x64x512x1");
-    layerzero(&call).ended(0).says("warning: attention.standard.prefill: 'query' of shape [2, 8, 8, 64] is read as BSHD");
+    layerzero(&call)
+        .ended(0)
+        .says("warning: attention.standard.prefill: 'query' of shape [2, 8, 8, 64] is read as BSHD");
     layerzero(&format!("{call} --strict")).ended(2).says("error[LAYOUT_CONTRADICTED]");
     layerzero(&format!("{call} --strict --layout BSHD")).ended(0);
 }

@@ -270,7 +270,8 @@ fn commands_follow_the_configuration_and_the_command_line_stands_above_it() {
     let shapes = "--op attention --shape query=2x8x4x64 --shape key=2x8x4x64 --shape value=2x8x4x64";
     let turned = format!("select {shapes} --strides query=2048x64x512x1");
     strict.run(&turned).ended(2).says("error[LAYOUT_CONTRADICTED]");
-    let seq = |project: &Project| project.run(&format!("explain --json {shapes}")).ended(0).json()["dims"]["seq_q"].clone();
+    let seq =
+        |project: &Project| project.run(&format!("explain --json {shapes}")).ended(0).json()["dims"]["seq_q"].clone();
     assert_eq!(seq(&plain), 8);
     assert_eq!(seq(&Project::with("default_layout: BHSD\n")), 4);
     assert_eq!(seq(&Project::new(&[]).env("LAYERZERO_DEFAULT_LAYOUT", "BHSD")), 4);

@@ -166,8 +166,8 @@ fn every_operation_and_alias_of_dense_attention_has_a_form() {
             assert!(names.clone().all(|n| op.schema().dims.iter().any(|d| d.name == n)), "{}: {form}", op.id());
             // Distinct sizes, so that none can stand for another; powers of two, so that blocks fit.
             let shape: Vec<i64> = names.clone().enumerate().map(|(i, n)| size(op, n, i)).collect();
-            let calls =
-                from_shapes(op.id(), dtype_for(op), None, std::slice::from_ref(&shape)).unwrap_or_else(|e| panic!("{e}"));
+            let calls = from_shapes(op.id(), dtype_for(op), None, std::slice::from_ref(&shape))
+                .unwrap_or_else(|e| panic!("{e}"));
             assert_eq!(bound(&calls[0]).0.id(), op.id());
             let has: Vec<i64> = names.map(|n| dim(&calls[0], n)).collect();
             assert_eq!(has, shape, "{}: {form}", op.id());

@@ -29,9 +29,8 @@ fn sizes_never_decide_the_layout() {
 #[test]
 fn strides_check_the_layout_unless_the_call_says_it() {
     let square = alike(&[2, 8, 8, 64]);
-    let turned = |name: &'static str| {
-        square.clone().with(t(name, DType::F32, &[2, 8, 8, 64]).strided(&[4096, 64, 512, 1]))
-    };
+    let turned =
+        |name: &'static str| square.clone().with(t(name, DType::F32, &[2, 8, 8, 64]).strided(&[4096, 64, 512, 1]));
     for name in ["query", "key", "value"] {
         assert_eq!(verdict(&turned(name), "attention"), (Layout::Bshd, Some(name)));
         assert_eq!(turned(name).strict().error("attention").code(), "LAYOUT_CONTRADICTED");
@@ -65,9 +64,11 @@ fn a_layout_by_default_gives_way_to_the_rank_and_to_the_caller() {
     assert_eq!((layout(&bhsd), bhsd.dim("posenc.rope", "seq")), (Layout::Bhsd, 5));
     assert_eq!(paged(8, 2).dim("attention.paged", "kv_heads"), 2);
     assert_eq!(paged(8, 2).defaults(Layout::Bhsd, Layout::Nhd).dim("attention.paged", "kv_heads"), 2);
-    let hnd = paged(8, 2)
-        .with(t("key_cache", DType::Bf16, &[40, 2, 16, 64]))
-        .with(t("value_cache", DType::Bf16, &[40, 2, 16, 64]));
+    let hnd = paged(8, 2).with(t("key_cache", DType::Bf16, &[40, 2, 16, 64])).with(t(
+        "value_cache",
+        DType::Bf16,
+        &[40, 2, 16, 64],
+    ));
     for hnd in [hnd.clone().layout(Layout::Hnd), hnd.defaults(Layout::Bshd, Layout::Hnd)] {
         assert_eq!(hnd.dim("attention.paged", "kv_heads"), 2);
         assert_eq!(hnd.dim("attention.paged", "block_size"), 16);
