@@ -88,7 +88,7 @@ impl Place {
     }
 }
 
-const ATTENTION: &str = r#"{"op":"attention.gqa.prefill","tensors":{"key":{"dtype":"bfloat16","shape":[1,8,1024,128]},"query":{"dtype":"bfloat16","shape":[1,32,1024,128]},"value":{"dtype":"bfloat16","shape":[1,8,1024,128]}},"params":{"causal":true}}"#;
+const ATTENTION: &str = r#"{"op":"attention.gqa.prefill","tensors":{"key":{"dtype":"bfloat16","shape":[1,8,1024,128]},"query":{"dtype":"bfloat16","shape":[1,32,1024,128]},"value":{"dtype":"bfloat16","shape":[1,8,1024,128]}},"params":{"causal":true},"layout":"BHSD"}"#;
 
 /// A row measured so many days ago.
 fn row(kernel: &str, operation: &str, call: &str, days: i64, outcome: Outcome) -> Record {

@@ -133,8 +133,9 @@ mod tests {
         let v = [1.0, 3.0, 11.0];
         assert_eq!(attend(&[0.0; 3], &[0.0; 3], &v, &[], &[]), [1.0, 2.0, 5.0]);
         assert_eq!(attend(&[0.0; 2], &[0.0; 3], &v, &[], &[]), [2.0, 5.0]);
-        // More queries than keys: the first may attend to nothing.
-        assert_eq!(attend(&[0.0; 4], &[0.0; 3], &v, &[], &[]), [0.0, 1.0, 2.0, 5.0]);
+        // With more queries than keys the first may attend to nothing.
+        let until_aligned = [FULL, ("window_right", ParamValue::Int(0))];
+        assert_eq!(attend(&[0.0; 4], &[0.0; 3], &v, &[], &until_aligned), [0.0, 1.0, 2.0, 5.0]);
         let window = [("window_left", ParamValue::Int(1))];
         assert_eq!(attend(&[0.0; 3], &[0.0; 3], &v, &[], &window), [1.0, 2.0, 7.0]);
         let both = [FULL, ("window_left", ParamValue::Int(0)), ("window_right", ParamValue::Int(1))];

@@ -197,7 +197,7 @@ pub fn call() -> impl Strategy<Value = RandomCall> {
             sizes,
             dtype,
             layout,
-            causal: causal && mask.is_none(),
+            causal: causal && mask.is_none() && sizes.seq_q <= sizes.seq_k,
             mask,
             softcap,
             last_stride,
