@@ -95,8 +95,8 @@ def _general(
         square = attention(query[:, :, :keys], key, value, True, scale, **given)
         full = attention(query[:, :, keys:], key, value, False, scale, **given)
         out = torch.cat((square, full), dim=2)
-    out = out.unflatten(0, batch) if len(batch) != 1 else out
-    return out.reshape(out.shape[4 - rank :]) if rank < 4 else out
+    result: Tensor = out.unflatten(0, batch) if len(batch) != 1 else out
+    return result.reshape(result.shape[4 - rank :]) if rank < 4 else result
 
 
 def _padded(tensor: Tensor, rank: int) -> Tensor:

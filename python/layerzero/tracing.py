@@ -260,7 +260,8 @@ class Recorder(TorchFunctionMode):
 
     def _record(self, function: str, arguments: dict[str, Any], source: str) -> None:
         recorded = torch.is_grad_enabled()
-        device, grad, given = "cpu", False, {}
+        device, grad = "cpu", False
+        given: dict[str, Any] = {}
         for name, value in arguments.items():
             if isinstance(value, Tensor):
                 wanted = recorded and value.requires_grad

@@ -230,6 +230,7 @@ class Dense:
 
     def edges(self) -> Iterator[Case]:
         s, t = self.seq_q, self.seq_k
+        off: dict[str, Any] = {} if self.cross else {"causal": False}
         yield self.case("scale", scale=0.25)
         yield self.case("softcap", softcap=0.75)
         yield self.case("softcap_and_scale", "float64", softcap=2.0, scale=1.5)
@@ -246,9 +247,9 @@ class Dense:
         yield self.case(
             "nan_value_fp8", "float8_e4m3fn", edit=lambda x: x | {"value": with_value(x["value"], (0, 1, 0, 2), NAN)}
         )
-        yield self.case("no_keys", seq_k=0, **({} if self.cross else {"causal": False}))
+        yield self.case("no_keys", seq_k=0, **off)
         yield self.case("no_batch", batch=0)
-        yield self.case("one_key", seq_k=1, **({} if self.cross or self.decode else {"causal": False}))
+        yield self.case("one_key", seq_k=1, **({} if self.decode else off))
         yield self.case(
             "query_transposed_key_gaps_value_offset",
             view=lambda x: {
