@@ -118,6 +118,12 @@ pub fn unpin(py: Python<'_>) -> PyResult<()> {
     engine().unpin().map_err(|e| error::engine(py, &e))
 }
 
+/// What is to be said about the performance database: a sentence if its path leads to somebody else's file.
+#[pyfunction]
+pub fn perfdb_warnings(py: Python<'_>) -> Vec<String> {
+    py.detach(|| engine().perfdb_warnings())
+}
+
 /// What is to be said about lockfiles and tables of the configuration: a sentence for each that cannot be kept whole.
 #[pyfunction]
 pub fn pin_warnings() -> Vec<String> {
