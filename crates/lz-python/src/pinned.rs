@@ -121,7 +121,7 @@ pub fn unpin(py: Python<'_>) -> PyResult<()> {
 /// What is to be said about the performance database: a sentence if its path leads to somebody else's file.
 #[pyfunction]
 pub fn perfdb_warnings(py: Python<'_>) -> Vec<String> {
-    py.detach(|| engine().perfdb_warnings())
+    detached(py, || engine().perfdb_warnings())
 }
 
 /// What is to be said about lockfiles and tables of the configuration: a sentence for each that cannot be kept whole.

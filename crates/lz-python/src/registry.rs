@@ -13,6 +13,7 @@ use pyo3::prelude::*;
 use crate::engine::engine;
 use crate::error;
 use crate::front::MAX_ARGUMENTS;
+use crate::process::detached;
 use crate::pycall::PyKernel;
 use crate::torch::Torch;
 
@@ -35,14 +36,14 @@ pub struct Checkpoint(layerzero::Checkpoint);
 /// What is registered and configured now.
 #[pyfunction]
 pub fn checkpoint(py: Python<'_>) -> Checkpoint {
-    Checkpoint(py.detach(|| engine().checkpoint()))
+    Checkpoint(detached(py, || engine().checkpoint()))
 }
 
 /// Takes back everything that was registered and configured since.
 #[pyfunction]
 pub fn restore(py: Python<'_>, checkpoint: &Checkpoint) -> PyResult<()> {
     let checkpoint = &checkpoint.0;
-    py.detach(|| engine().restore(checkpoint).and_then(|()| engine().watch())).map_err(|e| error::engine(py, &e))
+    detached(py, || engine().restore(checkpoint).and_then(|()| engine().watch())).map_err(|e| error::engine(py, &e))
 }
 
 /// What the call demands because of where it is made.
