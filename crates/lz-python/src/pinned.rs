@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 
 use crate::engine::engine;
 use crate::inspect::json;
+use crate::process::detached;
 use crate::{context, error, registry};
 
 fn specs(py: Python<'_>, calls: &[String]) -> PyResult<Vec<CallSpec>> {
