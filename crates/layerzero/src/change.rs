@@ -114,10 +114,8 @@ impl Engine {
         })?;
         self.forget_compiled(id)?;
         // What failed went with the code that did; whoever comes under this name begins with a clean slate.
-        let gone: HashSet<String> = self.with_snapshot(|s| s.spec().backends.keys().cloned().collect());
-        for backend in self.guard.breakers().report().into_iter().map(|b| b.backend).filter(|b| !gone.contains(b)) {
-            self.guard.breakers().forget(&backend);
-        }
+        let left: HashSet<String> = self.with_snapshot(|s| s.kernels().map(|(_, k)| k.id.clone()).collect());
+        self.guard.breakers().forget(|kernel| !left.contains(kernel));
         Ok(())
     }
 
