@@ -339,7 +339,7 @@ pub fn carry_out<'py>(
     loop {
         let step = match left.pop_front() {
             Some(step) => step,
-            None if is_last_resort || !failures.is_empty() => break,
+            None if is_last_resort || !fallback || !failures.is_empty() => break,
             // Circuits that are open must not leave a call without plain torch, where no reference can serve it.
             None => {
                 match refused.iter().position(|(step, _)| step.kernel.baseline && engine().admit_anyway(step).is_ok()) {
