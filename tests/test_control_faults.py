@@ -280,10 +280,10 @@ def test_an_open_breaker_is_seen_everywhere() -> None:
     assert not health.well and breaker(plugin.BACKEND, "norm.rms")["state"] == "open"
     assert breaker(plugin.BACKEND, "norm.rms")["last_error"]["message"] == "RuntimeError: broken on purpose"
     assert health.kernels["lz_faults.norm.rms"]["last_error"]["message"] == "RuntimeError: broken on purpose"
-    assert "circuit of lz_faults for norm.rms is open: RuntimeError: broken on purpose" in str(health)
+    assert "circuit of lz_faults.norm.rms for norm.rms is open: RuntimeError: broken on purpose" in str(health)
     report = lz.explain("rms_norm", X)
     (reason,) = next(c.reasons for c in report.candidates if c.kernel_id == "lz_faults.norm.rms")
-    assert reason.code == "BACKEND_ERROR" and "circuit of lz_faults is open" in reason.message
+    assert reason.code == "BACKEND_ERROR" and "circuit of lz_faults.norm.rms is open" in reason.message
     assert report.chosen == lz.which("rms_norm", X)["kernel_id"] == "torch.rms_norm"
     # Another operation of the library is another matter.
     assert lz.which("gelu", X)["kernel_id"] == "lz_faults.activation.gelu"

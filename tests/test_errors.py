@@ -25,6 +25,8 @@ BASES: dict[type[Exception], tuple[type[Exception], ...]] = {
     lz.NoKernelFoundError: (lz.LayerZeroError, RuntimeError),
     lz.CudaGraphUnsafeError: (lz.NoKernelFoundError,),
     lz.KernelExecutionError: (lz.LayerZeroError, RuntimeError),
+    lz.InputModifiedError: (lz.KernelExecutionError,),
+    lz.UnsupportedDerivativeError: (lz.LayerZeroError, NotImplementedError),
     lz.UnknownOperationError: (lz.LayerZeroError, LookupError),
     lz.UnknownKernelError: (lz.LayerZeroError, LookupError),
     lz.UnknownTokenizerError: (lz.LayerZeroError, LookupError),
@@ -87,6 +89,17 @@ def run_broken(kernels: Kernels) -> Any:
     return lz.run_kernel(kernels.add(broken), X)
 
 
+def call_spoiling(kernels: Kernels) -> Any:
+    """A kernel that changes its input before it fails."""
+
+    def spoiling(input: torch.Tensor, eps: float) -> torch.Tensor:
+        input.mul_(2)
+        raise RuntimeError("out of breath")
+
+    kernels.add(spoiling)
+    return lz.rms_norm(X.clone())
+
+
 def register_twice(kernels: Kernels) -> None:
     """The same kernel again."""
     name = kernels.add(broken)
@@ -100,6 +113,8 @@ RAISED: dict[type[lz.LayerZeroError], tuple[str, Callable[[Kernels], Any]]] = {
     lz.UnsupportedTensorError: ("UNSUPPORTED_TENSOR", lambda _: lz.rms_norm(X.to_sparse())),
     lz.NoKernelFoundError: ("NO_KERNEL_FOUND", lambda _: lz.run_kernel("torch.sdpa.math", Q, Q, Q, softcap=2.0)),
     lz.KernelExecutionError: ("KERNEL_EXECUTION_FAILED", run_broken),
+    lz.InputModifiedError: ("INPUT_MODIFIED", call_spoiling),
+    lz.UnsupportedDerivativeError: ("NO_FORWARD_DERIVATIVE", lambda _: torch.func.jvp(lz.gelu, (X,), (X,))),
     lz.UnknownOperationError: ("UNKNOWN_OPERATION", lambda _: lz.which("rms_nrm", X)),
     lz.UnknownKernelError: ("UNKNOWN_KERNEL", lambda _: lz.unregister_kernel("nobody.home")),
     lz.UnknownTokenizerError: ("UNKNOWN_TOKENIZER", lambda _: lz.tokenize("a", "/no/such/file")),
@@ -325,17 +340,35 @@ def test_an_out_is_written_by_the_kernel_that_served(kernels: Kernels) -> None:
     torch.testing.assert_close(out.double(), normed(X), rtol=1e-6, atol=1e-6)
 
 
+class Strange(torch.Tensor):
+    """A tensor nobody asked for."""
+
+
 @pytest.mark.filterwarnings("ignore::layerzero.errors.LayerZeroWarning")
 @pytest.mark.parametrize(
     "wrong",
-    [lambda x: None, lambda x: x.sum(), lambda x: x.double(), lambda x: (x, x)],
-    ids=["none", "shape", "dtype", "two"],
+    [
+        lambda x: None,
+        lambda x: x.sum(),
+        lambda x: x.double(),
+        lambda x: (x, x),
+        lambda x: x.to_sparse(),
+        lambda x: x.to_sparse_csr(),
+        lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+        lambda x: torch.complex(x, x),
+        lambda x: x.to("meta"),
+        lambda x: x.as_subclass(Strange),
+        lambda x: torch.nested.nested_tensor(list(x)),
+    ],
+    ids=["none", "shape", "dtype", "two", "sparse", "csr", "quantized", "complex", "meta", "subclass", "nested"],
 )
 def test_a_kernel_that_gives_something_else_has_failed(kernels: Kernels, wrong: Callable[..., Any]) -> None:
     def careless(input: torch.Tensor, eps: float) -> Any:
         return wrong(input)
 
     kernels.add(careless)
-    got = lz.rms_norm(X)
-    assert isinstance(got, torch.Tensor) and got.dtype == X.dtype
-    torch.testing.assert_close(got.double(), normed(X), rtol=1e-6, atol=1e-6)
+    # The first call of a kind, and those that go the short way.
+    for _ in range(3):
+        got = lz.rms_norm(X)
+        assert type(got) is torch.Tensor and got.dtype == X.dtype and got.layout == torch.strided
+        torch.testing.assert_close(got.double(), normed(X), rtol=1e-6, atol=1e-6)

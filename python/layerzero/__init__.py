@@ -66,6 +66,7 @@ from layerzero.errors import (
     CapabilitiesError,
     ConfigurationError,
     CudaGraphUnsafeError,
+    InputModifiedError,
     InvalidCallError,
     KernelExecutionError,
     LayerZeroError,
@@ -75,6 +76,7 @@ from layerzero.errors import (
     UnknownKernelError,
     UnknownOperationError,
     UnknownTokenizerError,
+    UnsupportedDerivativeError,
     UnsupportedTensorError,
 )
 from layerzero.inspection import (
@@ -116,6 +118,7 @@ __all__ = [
     "DispatchTable",
     "DryRun",
     "Health",
+    "InputModifiedError",
     "InvalidCallError",
     "KernelExecutionError",
     "KernelInfo",
@@ -136,6 +139,7 @@ __all__ = [
     "UnknownKernelError",
     "UnknownOperationError",
     "UnknownTokenizerError",
+    "UnsupportedDerivativeError",
     "UnsupportedTensorError",
     "UntraceableModelError",
     "WarmupReport",

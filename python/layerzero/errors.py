@@ -75,6 +75,14 @@ class KernelExecutionError(LayerZeroError, RuntimeError):
         return {**super().to_dict(), "operation": self.operation, "failures": said}
 
 
+class InputModifiedError(KernelExecutionError):
+    """A kernel changed a tensor it may only read and then failed, so that no other kernel can serve the call."""
+
+
+class UnsupportedDerivativeError(LayerZeroError, NotImplementedError):
+    """A derivative LayerZero's operators do not have: forward mode, or the second one."""
+
+
 class UnknownOperationError(LayerZeroError, LookupError):
     """There is no operation of that name."""
 

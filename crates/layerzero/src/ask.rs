@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use lz_model::{Bound, Catalog, DeviceSpec, KernelDescriptor, NamedCall, OrderedCall, Query, Reason, nearest};
-use lz_resilience::{Breaker, BreakerState, Event, KernelHealth};
+use lz_resilience::{Breaker, BreakerReport, BreakerState, Event, KernelHealth};
 use lz_select::{BackendState, CacheStats, Candidate, Decision, KernelIx, Plan, Snapshot, Transforms};
 
 use crate::engine::{Engine, State};
@@ -45,7 +45,7 @@ pub struct KernelInfo {
 pub struct Step {
     /// The operation the call is.
     pub op: &'static str,
-    /// Whether its backend is trusted with the operation now.
+    /// Whether it is trusted with the operation now.
     pub breaker: Arc<Breaker>,
     /// How it has been doing.
     pub health: Arc<KernelHealth>,
@@ -228,16 +228,24 @@ impl Engine {
     pub(crate) fn decide(&self, state: &State, query: &Query) -> Decision {
         let mut decision = state.snapshot.select(query);
         let op = Catalog::get().op(query.op()).id();
-        let open = self.guard.breakers().report().into_iter().filter(|b| b.op == op);
-        for circuit in open.filter(|b| matches!(b.view.state, BreakerState::Open | BreakerState::Disabled)) {
-            let last = circuit.view.sticky.or(circuit.view.last_error.map(|e| e.message)).unwrap_or_default();
-            let error = format!("the circuit of {} is {}: {last}", circuit.backend, circuit.view.state);
-            for candidate in decision.candidates.iter_mut() {
-                let kernel = state.snapshot.kernel(candidate.kernel);
-                if kernel.backend == circuit.backend && !kernel.reference {
-                    candidate.reasons.push(Reason::BackendError { error: error.clone() });
-                }
-            }
+        let breakers = self.guard.breakers();
+        let open: Vec<BreakerReport> =
+            breakers.report().into_iter().filter(|b| b.op == op && b.view.state == BreakerState::Open).collect();
+        for candidate in decision.candidates.iter_mut() {
+            let kernel = state.snapshot.kernel(candidate.kernel);
+            let circuit = || open.iter().find(|b| b.kernel == kernel.id && b.backend == kernel.backend);
+            let error = match breakers.disabled_because(&kernel.backend) {
+                _ if kernel.reference => continue,
+                Some(why) => format!("{} is disabled for this process: {why}", kernel.backend),
+                None => match circuit() {
+                    Some(circuit) => {
+                        let last = circuit.view.last_error.as_ref().map_or("", |e| e.message.as_str());
+                        format!("the circuit of {} is open: {last}", kernel.id)
+                    }
+                    None => continue,
+                },
+            };
+            candidate.reasons.push(Reason::BackendError { error });
         }
         let (candidates, first) = (&decision.candidates, decision.ranking.first().copied());
         decision.ranking.retain(|&i| candidates[i].accepted());

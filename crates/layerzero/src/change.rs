@@ -113,16 +113,14 @@ impl Engine {
             draft.executables.remove(&(id.to_owned(), version.to_owned()));
         })?;
         self.forget_compiled(id)?;
-        self.forget_removed_backends();
+        self.forget_removed_kernels();
         Ok(())
     }
 
-    /// Failures of a backend go with it: whoever comes under its name begins with a clean slate.
-    pub(crate) fn forget_removed_backends(&self) {
-        let known: HashSet<String> = self.with_snapshot(|s| s.spec().backends.keys().cloned().collect());
-        for backend in self.guard.breakers().report().into_iter().map(|b| b.backend).filter(|b| !known.contains(b)) {
-            self.guard.breakers().forget(&backend);
-        }
+    /// Failures of a kernel go with it: whoever comes under its name begins with a clean slate.
+    pub(crate) fn forget_removed_kernels(&self) {
+        let left: HashSet<String> = self.with_snapshot(|s| s.kernels().map(|(_, k)| k.id.clone()).collect());
+        self.guard.breakers().forget(|kernel| !left.contains(kernel));
     }
 
     /// Loads a backend's capabilities document. Its kernels can be selected; they run once

@@ -46,7 +46,7 @@ impl Engine {
         for id in &removed {
             self.forget_compiled(id)?;
         }
-        self.forget_removed_backends();
+        self.forget_removed_kernels();
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! What stands around every run of a kernel: may it run now, how did it go, and what follows from that.
 //!
 //! ```text
-//! admit      the breaker of (backend, operation): closed, one probe, or refused
+//! admit      the breaker of (kernel, operation): closed, one probe, or refused
 //! succeeded  counts; a probe that succeeds may close the breaker
 //! failed     counts, opens the breaker when due; a lost CUDA context puts the backend out for good, exhausted memory
 //!            has memory looked at again and is nobody's failure
@@ -15,10 +15,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use lz_model::KernelDescriptor;
 use lz_resilience::degradation::{CallOutcome, Served};
 use lz_resilience::{
-    Admission, Breaker, BreakerConfig, Breakers, Counters, Degradation, DegradationConfig, Event, EventHook, EventLog,
-    KernelHealth, Level, Rollout, Transition, is_out_of_memory, is_poisoning,
+    Admission, Breaker, BreakerConfig, BreakerState, Breakers, Counters, Degradation, DegradationConfig, Event,
+    EventHook, EventLog, KernelHealth, Level, Rollout, Transition, is_out_of_memory, is_poisoning,
 };
 use lz_select::{Clock, Restriction, Settled};
 
@@ -37,6 +38,19 @@ pub enum Fault {
     Poisoned,
 }
 
+impl Fault {
+    /// What an error's text says of it.
+    pub fn of(detail: &str) -> Fault {
+        if is_poisoning(detail) {
+            Fault::Poisoned
+        } else if is_out_of_memory(detail) {
+            Fault::OutOfMemory
+        } else {
+            Fault::Kernel
+        }
+    }
+}
+
 /// The health of an engine: breakers, counters, level, events, rollouts.
 pub(crate) struct Guard {
     pub clock: Clock,
@@ -48,6 +62,10 @@ pub(crate) struct Guard {
     /// Whether somebody receives events.
     pub heard: bool,
     pub rollouts: ArcSwap<Vec<Arc<Rollout>>>,
+}
+
+fn disabled(step: &Step) -> String {
+    format!("{} is disabled for this process", step.kernel.backend)
 }
 
 /// Seeds the jitter of breakers, so that the workers of one machine do not probe all at once.
@@ -73,8 +91,8 @@ impl Guard {
         self.events.emit(self.clock.now_ms(), event);
     }
 
-    pub fn breaker(&self, backend: &str, op: &str) -> Arc<Breaker> {
-        self.breakers.load().get(backend, op)
+    pub fn breaker(&self, kernel: &KernelDescriptor, op: &str) -> Arc<Breaker> {
+        self.breakers.load().get(&kernel.backend, &kernel.id, op)
     }
 
     pub fn breakers(&self) -> Arc<Breakers> {
@@ -115,18 +133,39 @@ impl Engine {
         if step.kernel.reference {
             return Ok(Admission::Closed);
         }
-        let backend = &step.kernel.backend;
         match step.breaker.admit(|| self.guard.clock.now_ms()) {
             Admission::Refused { retry_in_ms: Some(ms) } => {
-                Err(format!("the circuit of {backend} is open for {ms} ms"))
+                Err(format!("the circuit of {} is open for {ms} ms", step.kernel.id))
             }
-            Admission::Refused { retry_in_ms: None } => Err(format!("{backend} is disabled for this process")),
+            Admission::Refused { retry_in_ms: None } => Err(disabled(step)),
             Admission::Probe(probe) => {
                 self.tell_transition(step, probe.transition(), "");
                 Ok(Admission::Probe(probe))
             }
             Admission::Closed => Ok(Admission::Closed),
         }
+    }
+
+    /// Whether a step may be run although its circuit may be open: by name, as an experiment, or as the last resort. Only a
+    /// backend that lost its context may not; `Err` says so.
+    pub fn admit_anyway(&self, step: &Step) -> Result<(), String> {
+        let out = !step.kernel.reference && step.breaker.view().state == BreakerState::Disabled;
+        if out { Err(disabled(step)) } else { Ok(()) }
+    }
+
+    /// A kernel that was run by name failed. That is an experiment: it lowers nobody's health and opens no circuit. What a
+    /// failure says of the device still counts: a lost context, and memory that ran out.
+    pub fn experiment_failed(&self, step: &Step, error: &str, detail: &str) {
+        match Fault::of(detail) {
+            Fault::Poisoned => self.disable_backend(&step.kernel.backend, error),
+            Fault::OutOfMemory => drop(self.refresh_memory()),
+            Fault::Kernel => {}
+        }
+    }
+
+    fn disable_backend(&self, backend: &str, error: &str) {
+        self.guard.breakers().disable_backend(backend, error);
+        self.guard.emit(Event::BackendDisabled { backend: backend.to_owned(), reason: error.to_owned() });
     }
 
     /// Whether a step may not even be probed now.
@@ -167,17 +206,17 @@ impl Engine {
         let (op, backend, kernel) = (step.op.to_owned(), step.kernel.backend.clone(), step.kernel.id.clone());
         let now_ms = self.guard.clock.now_ms();
         step.health.record_failure(now_ms, error);
-        if is_poisoning(detail) {
-            self.guard.breakers().disable_backend(&backend, error);
-            self.guard.emit(Event::BackendDisabled { backend, reason: error.to_owned() });
-            return Fault::Poisoned;
+        let fault = Fault::of(detail);
+        if fault == Fault::Poisoned {
+            self.disable_backend(&backend, error);
+            return fault;
         }
-        if is_out_of_memory(detail) {
+        if fault == Fault::OutOfMemory {
             // A probe that meets full memory has shown nothing: dropping it frees its place.
             drop(admission);
             self.guard.emit(Event::OutOfMemory { op, kernel, error: error.to_owned() });
             let _ = self.refresh_memory();
-            return Fault::OutOfMemory;
+            return fault;
         }
         self.guard.emit(Event::KernelFailed { op, backend, kernel, error: error.to_owned() });
         let transition = match admission {
@@ -186,7 +225,7 @@ impl Engine {
             _ => step.breaker.record_failure(now_ms, error),
         };
         self.tell_transition(step, transition, error);
-        Fault::Kernel
+        fault
     }
 
     /// No kernel served a call.
@@ -195,15 +234,15 @@ impl Engine {
     }
 
     fn tell_transition(&self, step: &Step, transition: Option<Transition>, error: &str) {
-        let (op, backend) = (step.op.to_owned(), step.kernel.backend.clone());
+        let (op, backend, kernel) = (step.op.to_owned(), step.kernel.backend.clone(), step.kernel.id.clone());
         let error = error.to_owned();
         let event = match transition {
             None => return,
             Some(Transition::Opened { openings, retry_at_ms }) => {
-                Event::BreakerOpened { op, backend, openings, retry_at_ms, error }
+                Event::BreakerOpened { op, backend, kernel, openings, retry_at_ms, error }
             }
-            Some(Transition::HalfOpened) => Event::BreakerHalfOpen { op, backend },
-            Some(Transition::Closed) => Event::BreakerClosed { op, backend },
+            Some(Transition::HalfOpened) => Event::BreakerHalfOpen { op, backend, kernel },
+            Some(Transition::Closed) => Event::BreakerClosed { op, backend, kernel },
             Some(Transition::Disabled) => Event::BackendDisabled { backend, reason: error },
         };
         self.guard.emit(event);
@@ -318,7 +357,7 @@ impl State {
         let descriptor = self.snapshot.kernel(kernel).clone();
         Step {
             op,
-            breaker: guard.breaker(&descriptor.backend, op),
+            breaker: guard.breaker(&descriptor, op),
             health: guard.health(&descriptor.id),
             kernel: descriptor,
             transforms,

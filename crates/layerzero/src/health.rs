@@ -22,7 +22,7 @@ pub struct Health {
     pub score: f64,
     /// Kernels that were used: calls, failures, fallbacks, times, the last error.
     pub kernels: Vec<KernelReport>,
-    /// Breakers, by backend and operation.
+    /// Breakers, by backend, kernel and operation.
     pub breakers: Vec<BreakerReport>,
     /// Kernels on trial.
     pub rollouts: Vec<RolloutStatus>,
@@ -101,7 +101,7 @@ impl fmt::Display for Health {
         }
         for b in self.breakers.iter().filter(|b| b.view.state != BreakerState::Closed) {
             let error = b.view.last_error.as_ref().map_or("", |e| e.message.as_str());
-            writeln!(f, "circuit of {} for {} is {}: {error}", b.backend, b.op, b.view.state)?;
+            writeln!(f, "circuit of {} for {} is {}: {error}", b.kernel, b.op, b.view.state)?;
         }
         for r in &self.rollouts {
             writeln!(f, "{}", rollout_line(r))?;

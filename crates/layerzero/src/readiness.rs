@@ -374,7 +374,7 @@ fn breakers(look: &Look<'_>) -> Answer {
     let reports = look.engine.guard.breakers().report();
     let in_state = |wanted: &[BreakerState]| -> Vec<String> {
         let matching = reports.iter().filter(|report| wanted.contains(&report.view.state));
-        matching.map(|b| format!("the circuit of {} for {} is {}", b.backend, b.op, b.view.state)).collect()
+        matching.map(|b| format!("the circuit of {} for {} is {}", b.kernel, b.op, b.view.state)).collect()
     };
     let out = in_state(&[BreakerState::Open, BreakerState::Disabled]);
     if !out.is_empty() {
@@ -397,7 +397,7 @@ fn level(look: &Look<'_>) -> Answer {
     let hint = "see the failures in lz.health()";
     match look.engine.level() {
         Level::Full => pass("full"),
-        Level::Minimal => fail("degraded to 'minimal': only references run", hint),
+        Level::Minimal => fail("degraded to 'minimal': only references run, and plain torch where none can", hint),
         level => warn(format!("degraded to '{level}'"), hint),
     }
 }

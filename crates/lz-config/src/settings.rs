@@ -7,7 +7,7 @@ use crate::value::Value;
 
 settings! {
     settings {
-        /// Off: only references run.
+        /// Off: only references run, and plain torch where none can.
         enabled: bool = true, env Variable::Inverted("LAYERZERO_DISABLED");
         /// Whether a call falls through to the next kernel, at last the reference, when one fails.
         fallback_enabled: bool = true;
@@ -108,7 +108,7 @@ settings! {
         cache_mb: u64 = 0, in (0, 1 << 20);
     }
 
-    /// The circuit breaker: a library that keeps failing an operation is left out for a while.
+    /// The circuit breaker: a kernel that keeps failing an operation is left out for a while.
     breaker: BreakerSettings {
         /// Whether it may open.
         enabled: bool = true;
@@ -134,7 +134,7 @@ settings! {
         cached_health: u32 = 60, in (0, 100);
         /// Below this, only rules decide.
         rule_based_health: u32 = 40, in (0, 100);
-        /// Below this, only references run.
+        /// Below this, only references run, and plain torch where none can.
         minimal_health: u32 = 20, in (0, 100);
         /// Points that health must rise above a threshold before the level does.
         hysteresis: u32 = 5, in (0, 50);

@@ -131,6 +131,33 @@ pub fn execution(py: Python<'_>, op: &str, chain: Vec<(String, PyErr)>, hint: &s
     error
 }
 
+/// A kernel failed after it had changed tensors it may only read: nobody else can serve the call.
+pub fn input_modified(py: Python<'_>, op: &str, kernel: &str, changed: &[&str], raised: PyErr) -> PyErr {
+    let names = changed.iter().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(" and ");
+    let text = format!(
+        "'{op}': {kernel} changed {names}, which it may only read, and then failed ({}); no other kernel can serve the \
+         call, because its data is not what was passed",
+        one_line(py, &raised)
+    );
+    let hint = "have the kernel work on a copy; pass the tensor again as it was";
+    let failures = PyDict::new(py);
+    let value = raised.into_value(py);
+    let _ = failures.set_item(kernel, &value);
+    let fields = [
+        ("operation", pyo3::types::PyString::new(py, op).into_any().unbind()),
+        ("failures", failures.into_any().unbind()),
+    ];
+    let error = make(py, "InputModifiedError", &text, "INPUT_MODIFIED", hint, &fields);
+    error.set_cause(py, Some(PyErr::from_value(value.into_bound(py).into_any())));
+    error
+}
+
+/// Whether an exception is [`input_modified`].
+pub fn is_input_modified(py: Python<'_>, raised: &PyErr) -> PyResult<bool> {
+    let class = py.import("layerzero.errors")?.getattr("InputModifiedError")?;
+    raised.value(py).is_instance(&class)
+}
+
 /// The first line of what an exception says, with its type.
 pub fn one_line(py: Python<'_>, error: &PyErr) -> String {
     let value = error.value(py);

@@ -46,6 +46,8 @@ pub struct Front {
     pub tensors: Vec<usize>,
     /// The same, a bit each.
     tensor_bits: u32,
+    /// The places of the tensors that are updated in place.
+    pub updated: Vec<usize>,
     /// The places of what else decides, a bit each.
     scalar_bits: u32,
     /// A call with one of these takes the slow path; a bit each.
@@ -81,6 +83,10 @@ impl Front {
             defaults: arguments.iter().map(|a| docs::default_object(py, a)).collect(),
             positional: arguments.iter().filter(|a| !a.keyword_only).count(),
             tensors: places(tensor_bits).collect(),
+            updated: {
+                let updates = signature.updates();
+                places(bits(&|a| updates.contains(&a.name)) & tensor_bits).collect()
+            },
             tensor_bits,
             scalar_bits: bits(&|a| a.decides()) & !tensor_bits & !careful_bits,
             careful_bits,
@@ -391,9 +397,9 @@ unsafe fn straight(front: &'static Front, slots: &Slots, route: &Route) -> Resul
     let call = route.steps[at].health.record_call();
     // SAFETY: the slots are live, and the route is held.
     let result = unsafe {
-        match call & route.sampled == 0 || route.comparison.is_some() {
+        match call & route.sampled == 0 || route.steps[at].watched {
             false => prepared.call(),
-            true => watched::call(front, slots, route, at, prepared),
+            true => watched::call(front, slots, route, at, prepared, call & route.sampled == 0).ok_or(None)?,
         }
     };
     // SAFETY: a new reference or null; torch is known, or nothing would have been described.

@@ -14,7 +14,7 @@ use crate::slow::{Arguments, given};
 use crate::tensors::{Meta, Purpose, storage};
 use crate::torch::Torch;
 use crate::watched::Before;
-use crate::{adapted, error, host};
+use crate::{adapted, error, host, interrupted, written};
 
 /// One call under way.
 pub struct Job<'a, 'py> {
@@ -82,6 +82,7 @@ impl<'a, 'py> Job<'a, 'py> {
         let out = front.special(Special::Out).and_then(|at| given(py, &slots, at));
         if let (Some(out), Some(expected)) = (&out, expected.first()) {
             check_out(py, front, out, expected)?;
+            written::check_out(py, front, out)?;
         }
         Ok(Job { py, front, slots, arguments, route, params, expected, out, _kept: kept })
     }
@@ -128,7 +129,7 @@ impl<'a, 'py> Job<'a, 'py> {
         }
         let results = self.results(&result)?;
         for (object, spec) in results.iter().zip(&self.expected) {
-            check_result(object, spec, self.route.query.device())?;
+            check_result(object, spec, self.route.query.device(), self.is_plain())?;
         }
         if let Some(torch) = Torch::known() {
             self.route.expect(torch, &results);
@@ -137,6 +138,12 @@ impl<'a, 'py> Job<'a, 'py> {
             self.no_new_nan(&result)?;
         }
         Ok(result)
+    }
+
+    /// Whether all tensors of the call are plain ones, no subclasses.
+    fn is_plain(&self) -> bool {
+        let mut tensors = self.front.tensors.iter().filter_map(|&at| given(self.py, &self.slots, at));
+        Torch::known().is_some_and(|torch| tensors.all(|tensor| torch.is_plain(tensor.as_ptr())))
     }
 
     /// The tensors of a result.
@@ -209,11 +216,11 @@ impl<'a, 'py> Job<'a, 'py> {
     /// The result as the function gives it.
     pub fn finish(&self, result: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         if let Some(out) = &self.out {
-            match out.hasattr("copy_")? {
-                true => out.call_method1("copy_", (result,))?,
-                false => self.py.import("numpy")?.call_method1("copyto", (out, result))?,
+            let copied = match out.hasattr("copy_")? {
+                true => out.call_method1("copy_", (result,)),
+                false => self.py.import("numpy")?.call_method1("copyto", (out, result)),
             };
-            return Ok(out.clone());
+            return copied.map(|_| out.clone()).map_err(|raised| self.unwritten(raised));
         }
         if self.route.op.id() == "quantize" {
             let scale = self.front.signature.arguments.iter().position(|a| a.name == "scale");
@@ -226,6 +233,20 @@ impl<'a, 'py> Job<'a, 'py> {
     }
 }
 
+impl Job<'_, '_> {
+    /// Why `out` could not be written to.
+    fn unwritten(&self, raised: PyErr) -> PyErr {
+        if let Some(interruption) = interrupted::by_the_caller(self.py, &raised, &self.slots) {
+            return interruption;
+        }
+        let said = error::one_line(self.py, &raised);
+        let text = format!("{}: 'out' cannot be written to: {said}", self.front.name());
+        let error = error::invalid(self.py, "WRONG_OUT", &text, "pass another tensor, or none");
+        error.set_cause(self.py, Some(raised));
+        error
+    }
+}
+
 fn gave(what: String) -> PyErr {
     PyTypeError::new_err(format!("the kernel gave {what}"))
 }
@@ -234,11 +255,20 @@ fn kind(object: &Bound<'_, PyAny>) -> String {
     object.get_type().name().map_or_else(|_| "?".into(), |n| n.to_string())
 }
 
-/// Whether one tensor of a result is what it should be: dtype, sizes, device.
-fn check_result(object: &Bound<'_, PyAny>, spec: &OutputSpec, on: DeviceIx) -> PyResult<()> {
+/// Whether one tensor of a result is what it should be: dense, dtype, sizes, device. `plain`: all the call's tensors are,
+/// so that a subclass is nothing anybody asked for.
+fn check_result(object: &Bound<'_, PyAny>, spec: &OutputSpec, on: DeviceIx, plain: bool) -> PyResult<()> {
     let Some(torch) = Torch::known().filter(|torch| torch.is_tensor(object)) else {
         return Err(gave(format!("a {}, expected a tensor", kind(object))));
     };
+    if plain && !torch.is_plain(object.as_ptr()) {
+        return Err(gave(format!("a {}, expected a plain tensor", kind(object))));
+    }
+    let layout = object.getattr("layout")?.str()?.to_string();
+    if layout != "torch.strided" || object.getattr("is_nested")?.is_truthy()? {
+        let layout = layout.trim_start_matches("torch.");
+        return Err(gave(format!("a {layout} tensor, expected one that is dense and strided")));
+    }
     let (dtype, per_byte) = storage(spec.dtype);
     let mut shape = spec.shape.to_vec();
     if let Some(last) = shape.last_mut() {

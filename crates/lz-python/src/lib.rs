@@ -19,6 +19,7 @@ mod engine;
 mod error;
 mod events;
 mod exchange;
+mod failures;
 mod files;
 mod front;
 mod host;
@@ -39,8 +40,10 @@ mod tensors;
 mod texts;
 mod torch;
 mod tuning;
+mod versions;
 mod watched;
 mod words;
+mod written;
 
 use std::io::IsTerminal;
 

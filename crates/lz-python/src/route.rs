@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use layerzero::model::schema::OpKind;
-use layerzero::model::{Layout, Op, ParamValue, Query};
+use layerzero::model::{Layout, Op, ParamValue, PluginOrigin, Query};
 use layerzero::resilience::{Latency, Rollout};
 use layerzero::{Executable, Step};
 use pyo3::ffi::{self, PyObject};
@@ -35,6 +35,9 @@ pub struct RouteStep {
     pub runner: Runner,
     /// Whether it can be called as it is. Cleared when it failed: the next calls look at what it gives.
     straight: AtomicBool,
+    /// Whether every call of it is looked at: results are compared, tensors are updated in place, or the kernel is not
+    /// LayerZero's own, so that nobody knows what it does to its inputs.
+    pub watched: bool,
 }
 
 impl std::ops::Deref for RouteStep {
@@ -54,7 +57,7 @@ impl RouteStep {
             Executable::Described => Runner::Nothing,
             host => Runner::Host(host.clone()),
         };
-        RouteStep { step, runner, straight: AtomicBool::new(false) }
+        RouteStep { step, runner, straight: AtomicBool::new(false), watched: false }
     }
 
     /// No longer takes the straight path: it failed.
@@ -126,7 +129,8 @@ impl Route {
         // Results that need more than to be handed back, arguments that need more than to be handed over, and calls
         // that somebody wants to look at.
         let plain = op.id() != "quantize" && !settings.checked && !settings.debug;
-        let steps: Vec<RouteStep> = steps.into_iter().map(|step| RouteStep::new(py, front, op, layout, step)).collect();
+        let mut steps: Vec<RouteStep> =
+            steps.into_iter().map(|step| RouteStep::new(py, front, op, layout, step)).collect();
         for step in steps.iter().filter(|_| plain) {
             let seeded = |call: &PyCall| draws && call.wants_seed();
             let python = matches!(&step.runner, Runner::Python(call) if !seeded(call));
@@ -138,6 +142,10 @@ impl Route {
             other: RouteStep::new(py, front, op, layout, other),
             calls: AtomicU64::new(0),
         });
+        let always = comparison.is_some() || !front.updated.is_empty();
+        for step in &mut steps {
+            step.watched = always || is_foreign(step);
+        }
         Route(Rc::new(Decided {
             op,
             query,
@@ -218,6 +226,17 @@ impl Route {
             }
         }
     }
+}
+
+/// Whether a kernel was not shipped with LayerZero.
+fn is_foreign(step: &RouteStep) -> bool {
+    let is_shipped = || {
+        engine().with_snapshot(|s| {
+            let backend = s.spec().backends.get(&step.kernel.backend);
+            backend.is_some_and(|b| b.descriptor.origin == PluginOrigin::Builtin)
+        })
+    };
+    matches!(step.runner, Runner::Python(_)) && (step.kernel.standalone || !is_shipped())
 }
 
 /// Whether a call draws random numbers: sampling does, attention when it drops weights.

@@ -13,14 +13,16 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::engine::engine;
+use crate::failures::Failures;
 use crate::front::{Front, Slots};
 use crate::job::Job;
 use crate::route::{Route, RouteStep, Runner};
 use crate::tensors::{Meta, Purpose};
 use crate::torch::Torch;
+use crate::versions::Versions;
 use crate::watched::Watching;
 use crate::words::Words;
-use crate::{error, events, host, interrupted, memory, process, registry};
+use crate::{error, events, host, interrupted, memory, process, registry, written};
 
 /// The arguments of a call, read.
 pub struct Arguments {
@@ -70,6 +72,10 @@ impl<'py> Request<'_, 'py> {
         }
         let _kept = packed(py, front, slots)?;
         let arguments = read(py, front, slots, Purpose::Run)?;
+        // Before a route is remembered: calls that are described alike are wrong alike.
+        if self.tried.is_none() {
+            written::check(py, front, slots)?;
+        }
         let route = match self.known {
             Some(route) => route,
             None => {
@@ -321,28 +327,44 @@ pub fn carry_out<'py>(
     mut tried: Option<(usize, PyResult<Bound<'py, PyAny>>)>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let job = Job::new(py, front, slots, arguments, route)?;
-    let mut chain: Vec<(String, PyErr)> = Vec::new();
+    let mut failures = Failures::default();
     // Those whose circuit is open: not tried, so that nothing fell back.
-    let mut refused: Vec<(String, PyErr)> = Vec::new();
+    let mut refused: Vec<(&RouteStep, String)> = Vec::new();
     let fallback = engine().with_snapshot(|s| s.spec().settings.fallback_enabled);
     // Those before the one that was tried were refused.
     let first = tried.as_ref().map_or(0, |(at, _)| *at);
     let mut left: VecDeque<&RouteStep> =
         route.steps.iter().skip(first).filter(|step| !matches!(step.runner, Runner::Nothing)).collect();
-    while let Some(step) = left.pop_front() {
+    let mut is_last_resort = false;
+    loop {
+        let step = match left.pop_front() {
+            Some(step) => step,
+            None if is_last_resort || !fallback || !failures.is_empty() => break,
+            // Circuits that are open must not leave a call without plain torch, where no reference can serve it.
+            None => {
+                match refused.iter().position(|(step, _)| step.kernel.baseline && engine().admit_anyway(step).is_ok()) {
+                    Some(at) => {
+                        is_last_resort = true;
+                        refused.remove(at).0
+                    }
+                    None => break,
+                }
+            }
+        };
         let was_tried = tried.take();
         let admission = match engine().admit(step) {
             Ok(admission) => admission,
-            // It ran before its circuit opened.
-            Err(_) if was_tried.is_some() => Admission::Closed,
+            // It ran before its circuit opened, or there is nobody else.
+            Err(_) if was_tried.is_some() || is_last_resort => Admission::Closed,
             Err(why) => {
-                refused.push((step.kernel.id.clone(), PyRuntimeError::new_err(why)));
+                refused.push((step, why));
                 continue;
             }
         };
         let at = route.steps.iter().position(|s| std::ptr::eq(s, step)).unwrap_or(0);
         let watching = if was_tried.is_none() { Watching::begin(py, front, &job.slots, route, at) } else { None };
         let before = job.before(step)?;
+        let versions = Versions::read(py, front, &job.slots);
         let begun = Instant::now();
         let result = match was_tried {
             Some((_, result)) => result,
@@ -357,6 +379,7 @@ pub fn carry_out<'py>(
                 if let Some(watching) = watching {
                     watching.finish(py, front, route, &result, took)?;
                 }
+                let chain = failures.count();
                 engine().succeeded(step, admission, !chain.is_empty());
                 job.tell_rollout(step, Outcome::OK);
                 job.tell(step, &chain);
@@ -367,26 +390,37 @@ pub fn carry_out<'py>(
         if let Some(interruption) = interrupted::by_the_caller(py, &error, &job.slots) {
             return Err(interruption);
         }
-        // A call that is wrong stays wrong.
+        // A call that is wrong stays wrong, and those that failed it before are not to blame.
         if registry::is_callers_fault(py, &error)? {
             return Err(error);
         }
+        let changed = versions.changed(py, front, &job.slots);
+        let error = match changed.is_empty() {
+            true => error,
+            false => error::input_modified(py, route.op.id(), &step.kernel.id, &changed, error),
+        };
         step.doubt();
         job.tell_rollout(step, Outcome::FAILED);
-        let (line, detail) = (error::one_line(py, &error), error.to_string());
-        if engine().failed(step, admission, &line, &detail) == Fault::OutOfMemory {
+        if error::is_input_modified(py, &error)? {
+            failures.add(py, step, admission, error.clone_ref(py));
+            failures.count();
+            engine().nobody_served();
+            return Err(error);
+        }
+        if failures.add(py, step, admission, error) == Fault::OutOfMemory {
             // The reference is the last resort even then.
             let needs = |step: &&RouteStep| (step.kernel.reference, engine().workspace_of(step, &route.query));
             left.make_contiguous().sort_by_key(needs);
         }
-        chain.push((step.kernel.id.clone(), error));
         if !fallback || job.updates() {
             break;
         }
     }
+    let mut failed = failures.count();
     engine().nobody_served();
-    refused.append(&mut chain);
-    let chain = refused;
+    let raised = |(step, why): (&RouteStep, String)| (step.kernel.id.clone(), PyRuntimeError::new_err(why));
+    let mut chain: Vec<(String, PyErr)> = refused.into_iter().map(raised).collect();
+    chain.append(&mut failed);
     let hint = match (job.updates(), fallback) {
         (true, _) => "a kernel that updates in place is not followed by another: its tensors may be half written",
         (false, false) => "fallback is disabled; enable it to end at the reference",
@@ -410,6 +444,7 @@ pub fn run_one<'py>(
     let arguments = read(py, front, slots, Purpose::Run)?;
     let named = arguments.named(front, registry::context(py)?);
     let raise = |e: Error| error::engine(py, &e);
+    written::check(py, front, slots)?;
     let (_, bound) = engine().bind(front.signature.function.target, &named).map_err(raise)?;
     let step = engine().step_of(kernel_id, &bound.query).map_err(raise)?;
     let op = Catalog::get().op(bound.query.op());
@@ -418,5 +453,38 @@ pub fn run_one<'py>(
         let hint = "its library is described, but no adapter runs it here";
         return Err(error::execution(py, op.id(), Vec::new(), hint));
     }
-    carry_out(py, front, slots, &arguments, &route, None)
+    experiment(py, front, slots, &arguments, &route)
+}
+
+/// Runs the one kernel of a route because somebody named it. That is an experiment: whatever becomes of it, no circuit and
+/// no level moves.
+fn experiment<'py>(
+    py: Python<'py>,
+    front: &'static Front,
+    slots: &Slots,
+    arguments: &Arguments,
+    route: &Route,
+) -> PyResult<Bound<'py, PyAny>> {
+    let (step, op) = (&route.steps[0], route.op.id());
+    let job = Job::new(py, front, slots, arguments, route)?;
+    let id = step.kernel.id.clone();
+    if let Err(why) = engine().admit_anyway(step) {
+        let chain = vec![(id, PyRuntimeError::new_err(why))];
+        return Err(error::execution(py, op, chain, "start a new process"));
+    }
+    let before = job.before(step)?;
+    step.health.record_call();
+    let error = match job.run(step).and_then(|result| job.checked(step, result, before.as_ref())) {
+        Ok(result) => return job.finish(result),
+        Err(error) => error,
+    };
+    if let Some(interruption) = interrupted::by_the_caller(py, &error, &job.slots) {
+        return Err(interruption);
+    }
+    if registry::is_callers_fault(py, &error)? {
+        return Err(error);
+    }
+    engine().experiment_failed(step, &error::one_line(py, &error), &error.to_string());
+    let hint = if job.updates() { "its tensors may be half written" } else { "see the kernel's error" };
+    Err(error::execution(py, op, vec![(id, error)], hint))
 }

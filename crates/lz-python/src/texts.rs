@@ -78,7 +78,8 @@ impl TextCall {
         let mut refused: Vec<(String, PyErr)> = Vec::new();
         for step in &steps {
             let own = self.call.is_own(&step.kernel.backend);
-            let admission = match engine().admit(step) {
+            // One that was named is an experiment: whatever becomes of it, no circuit and no level moves.
+            let admission = match only.map_or_else(|| engine().admit(step), |_| named(step)) {
                 Ok(admission) => admission,
                 Err(_) if own => Admission::Closed,
                 Err(why) => {
@@ -91,7 +92,9 @@ impl TextCall {
             let raised = match self.run_step(py, step, texts) {
                 Ok(result) => {
                     step.health.latency().record_ns(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX));
-                    engine().succeeded(step, admission, !chain.is_empty());
+                    if only.is_none() {
+                        engine().succeeded(step, admission, !chain.is_empty());
+                    }
                     if let Some((failed, error)) = chain.first() {
                         let (failed, served) = (failed.clone(), step.kernel.id.clone());
                         let error = error::one_line(py, error);
@@ -108,10 +111,18 @@ impl TextCall {
             if registry::is_callers_fault(py, &raised)? {
                 return Err(raised);
             }
-            engine().failed(step, admission, &error::one_line(py, &raised), &raised.to_string());
+            let (line, detail) = (error::one_line(py, &raised), raised.to_string());
+            match only {
+                None => {
+                    engine().failed(step, admission, &line, &detail);
+                }
+                Some(_) => engine().experiment_failed(step, &line, &detail),
+            }
             chain.push((step.kernel.id.clone(), raised));
         }
-        engine().nobody_served();
+        if only.is_none() {
+            engine().nobody_served();
+        }
         refused.append(&mut chain);
         let op = Catalog::get().op(query.op()).id();
         Err(error::execution(py, op, refused, "see each kernel's error"))
@@ -195,4 +206,9 @@ pub fn text_operation(py: Python<'_>, kernel_id: &str) -> PyResult<Option<String
     let mut ops = target.ops.iter().map(|&ix| Catalog::get().op(ix));
     let found = ops.find(|op| op.schema().kind == layerzero::model::schema::OpKind::Tokenization);
     Ok(found.map(|op| op.id().to_owned()))
+}
+
+/// Admits a step that was asked for by name: its circuit may be open.
+fn named(step: &Step) -> Result<Admission<'_>, String> {
+    engine().admit_anyway(step).map(|()| Admission::Closed)
 }

@@ -13,9 +13,12 @@ use crate::job::Job;
 use crate::pycall::Prepared;
 use crate::route::{Comparison, Route, RouteStep};
 use crate::tensors::Purpose;
-use crate::{interrupted, slow};
+use crate::torch::Torch;
+use crate::versions::Versions;
+use crate::{error, interrupted, slow, written};
 
-/// Makes a straight call and looks at it. The answer is the serving kernel's, whatever else happens.
+/// Makes a straight call and looks at it. The answer is the serving kernel's, whatever else happens; `None` when the call
+/// must not be made like this. `sampled`: it is one of those that are timed.
 ///
 /// # Safety
 /// As [`Prepared::call`].
@@ -26,19 +29,29 @@ pub unsafe fn call(
     route: &Route,
     at: usize,
     prepared: Prepared,
-) -> *mut PyObject {
-    let watching = Python::attach(|py| Watching::begin(py, front, slots, route, at));
+    sampled: bool,
+) -> Option<*mut PyObject> {
+    // SAFETY: the slots are live, and this thread holds the interpreter.
+    if !front.updated.is_empty() && !unsafe { written::apart(front, slots) } {
+        return None;
+    }
+    let (watching, versions) =
+        Python::attach(|py| (Watching::begin(py, front, slots, route, at), Versions::read(py, front, slots)));
     let begun = Instant::now();
     // SAFETY: passed on.
     let result = unsafe { prepared.call() };
     let took = begun.elapsed();
     if result.is_null() {
-        return result;
+        Python::attach(|py| blame(py, front, slots, route, at, &versions));
+        return Some(result);
+    }
+    if !sampled && route.comparison.is_none() {
+        return Some(result);
     }
     route.latency.record_ns(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     engine().sampled(&route.steps[at], route.sampled + 1, took, route.latency.ratio());
-    let Some(watching) = watching else { return result };
-    Python::attach(|py| {
+    let Some(watching) = watching else { return Some(result) };
+    Some(Python::attach(|py| {
         // SAFETY: a live object this thread owns.
         let served = unsafe { Bound::from_borrowed_ptr(py, result) };
         match watching.finish(py, front, route, &served, took) {
@@ -50,7 +63,18 @@ pub unsafe fn call(
                 std::ptr::null_mut()
             }
         }
-    })
+    }))
+}
+
+/// Puts an exception that says so in the place of the one that is set, if the kernel that failed has changed its inputs.
+fn blame(py: Python<'_>, front: &'static Front, slots: &Slots, route: &Route, at: usize, versions: &Versions) {
+    let Some(raised) = PyErr::take(py) else { return };
+    let changed = versions.changed(py, front, slots);
+    let raised = match changed.is_empty() || interrupted::by_the_caller(py, &raised, slots).is_some() {
+        true => raised,
+        false => error::input_modified(py, route.op.id(), &route.steps[at].kernel.id, &changed, raised),
+    };
+    raised.restore(py);
 }
 
 /// A call whose result will be compared with another kernel's.
@@ -154,8 +178,19 @@ impl Before {
         route: &Route,
         step: &RouteStep,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let arguments = slow::read(py, front, &self.slots, Purpose::Run)?;
-        Job::new(py, front, &self.slots, &arguments, route)?.run(step)
+        let run = || {
+            let arguments = slow::read(py, front, &self.slots, Purpose::Run)?;
+            Job::new(py, front, &self.slots, &arguments, route)?.run(step)
+        };
+        if Torch::known().is_none() {
+            return run();
+        }
+        // Nobody wants its gradients, and hooks for saved tensors count what a call saves.
+        let no_grad = py.import("torch")?.call_method0("no_grad")?;
+        no_grad.call_method0("__enter__")?;
+        let result = run();
+        no_grad.call_method1("__exit__", (py.None(), py.None(), py.None()))?;
+        result
     }
 
     /// What the call updated, and the copies, in pairs.

@@ -38,7 +38,7 @@ pub enum Level {
     Cached,
     /// Only what rules and priorities say.
     RuleBased,
-    /// Only references.
+    /// Only references, and plain torch where none can serve.
     Minimal,
 }
 

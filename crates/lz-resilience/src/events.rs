@@ -39,12 +39,14 @@ pub enum Event {
         /// What was said.
         error: String,
     },
-    /// A breaker opened: the backend is left alone for this operation until `retry_at_ms`.
+    /// A breaker opened: the kernel is left alone for this operation until `retry_at_ms`.
     BreakerOpened {
         /// The operation.
         op: String,
         /// The backend.
         backend: String,
+        /// The kernel.
+        kernel: String,
         /// How often it opened since it was last closed.
         openings: u32,
         /// When it is tried again.
@@ -58,13 +60,17 @@ pub enum Event {
         op: String,
         /// The backend.
         backend: String,
+        /// The kernel.
+        kernel: String,
     },
-    /// Enough probes went well: the backend is back for this operation.
+    /// Enough probes went well: the kernel is back for this operation.
     BreakerClosed {
         /// The operation.
         op: String,
         /// The backend.
         backend: String,
+        /// The kernel.
+        kernel: String,
     },
     /// A backend is out for the life of the process.
     BackendDisabled {
@@ -241,15 +247,15 @@ impl fmt::Display for Event {
             Event::FellBack { op, failed, served, error } => {
                 write!(f, "{op}: {failed} failed ({error}); {served} served the call")
             }
-            Event::BreakerOpened { op, backend, openings, error, .. } => {
-                write!(f, "{op}: {backend} keeps failing and is left alone for a while")?;
+            Event::BreakerOpened { op, kernel, openings, error, .. } => {
+                write!(f, "{op}: {kernel} keeps failing and is left alone for a while")?;
                 if *openings > 1 {
                     write!(f, ", time {openings} in a row")?;
                 }
                 write!(f, " ({error})")
             }
-            Event::BreakerHalfOpen { op, backend } => write!(f, "{op}: {backend} is tried again"),
-            Event::BreakerClosed { op, backend } => write!(f, "{op}: {backend} works again"),
+            Event::BreakerHalfOpen { op, kernel, .. } => write!(f, "{op}: {kernel} is tried again"),
+            Event::BreakerClosed { op, kernel, .. } => write!(f, "{op}: {kernel} works again"),
             Event::BackendDisabled { backend, reason } => {
                 write!(f, "{backend} is disabled until the process ends: {reason}")
             }

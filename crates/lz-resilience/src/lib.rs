@@ -18,7 +18,7 @@
 //!
 //! let breakers = Breakers::new(BreakerConfig::default(), 0);
 //! // Looked up once, when a route is made, and kept.
-//! let breaker = breakers.get("flash_attn", "attention.gqa.prefill");
+//! let breaker = breakers.get("flash_attn", "flash_attn.prefill", "attention.gqa.prefill");
 //!
 //! // Five failures in a row, and it opens for about 30 s.
 //! let changes: Vec<_> = (0..5).filter_map(|_| breaker.record_failure(1_000, "launch failed")).collect();

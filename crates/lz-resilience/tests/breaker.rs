@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use lz_resilience::{Admission, Breaker, BreakerConfig, BreakerState, Breakers, Probe, Transition};
+use lz_resilience::{Admission, Breaker, BreakerConfig, BreakerReport, BreakerState, Breakers, Probe, Transition};
 use proptest::prelude::*;
 
 /// What a breaker is, written down as plainly as can be.
@@ -335,37 +335,50 @@ fn under_fire_every_change_is_told_once_and_in_order() {
 }
 
 #[test]
-fn the_table_has_one_breaker_for_each_backend_and_operation() {
+fn the_table_has_one_breaker_for_each_kernel_and_operation() {
     let breakers = Breakers::new(BreakerConfig::default(), 7);
-    let first = breakers.get("flash", "attention");
-    assert!(Arc::ptr_eq(&first, &breakers.get("flash", "attention")));
-    assert!(!Arc::ptr_eq(&first, &breakers.get("flash", "norm")));
-    assert!(!Arc::ptr_eq(&first, &breakers.get("xformers", "attention")));
-    assert_ne!(first.backoff_ms(1), breakers.get("flash", "norm").backoff_ms(1));
+    let first = breakers.get("flash", "flash.fast", "attention");
+    assert!(Arc::ptr_eq(&first, &breakers.get("flash", "flash.fast", "attention")));
+    for (backend, kernel, op) in
+        [("flash", "flash.fast", "norm"), ("flash", "flash.slow", "attention"), ("xformers", "flash.fast", "attention")]
+    {
+        let other = breakers.get(backend, kernel, op);
+        assert!(!Arc::ptr_eq(&first, &other));
+        assert_ne!(first.backoff_ms(1), other.backoff_ms(1), "{backend} {kernel} {op}");
+    }
     let at = opened(&first);
     assert_eq!(breakers.next_retry_at_ms(), Some(at));
-    let states: Vec<_> = breakers.report().into_iter().map(|one| (one.backend, one.op, one.view.state)).collect();
-    let row = |backend: &str, op: &str, state| (backend.to_owned(), op.to_owned(), state);
+    let report = breakers.report();
+    let row = |one: &BreakerReport| format!("{} {} {} {}", one.backend, one.kernel, one.op, one.view.state);
     assert_eq!(
-        states,
+        report.iter().map(row).collect::<Vec<_>>(),
         [
-            row("flash", "attention", BreakerState::Open),
-            row("flash", "norm", BreakerState::Closed),
-            row("xformers", "attention", BreakerState::Closed),
+            "flash flash.fast attention open",
+            "flash flash.fast norm closed",
+            "flash flash.slow attention closed",
+            "xformers flash.fast attention closed",
         ]
     );
+    breakers.forget(|kernel| kernel == "flash.fast");
+    let left = breakers.report().into_iter().map(|one| one.kernel).collect::<Vec<_>>();
+    assert_eq!(left, ["flash.slow"], "forgotten");
+    assert!(breakers.get("flash", "flash.fast", "attention").is_closed());
 }
 
 #[test]
 fn a_disabled_backend_is_out_for_operations_it_was_never_asked_for() {
     let breakers = Breakers::new(BreakerConfig::default(), 7);
-    let held = breakers.get("flash", "attention");
-    breakers.get("xformers", "attention");
-    assert_eq!(breakers.disable_backend("flash", "illegal memory access"), ["attention"]);
+    let held = breakers.get("flash", "flash.fast", "attention");
+    breakers.get("xformers", "xformers.fast", "attention");
+    let went = breakers.disable_backend("flash", "illegal memory access");
+    assert_eq!(went, [("flash.fast".to_owned(), "attention".to_owned())]);
     assert!(breakers.disable_backend("flash", "once more").is_empty());
     assert!(!held.is_closed(), "whoever kept it sees it");
-    assert!(!breakers.get("flash", "norm").is_closed());
-    assert!(breakers.get("xformers", "attention").is_closed());
+    assert!(!breakers.get("flash", "flash.fast", "norm").is_closed());
+    assert!(!breakers.get("flash", "flash.slow", "attention").is_closed(), "its siblings are out as well");
+    assert!(breakers.get("xformers", "xformers.fast", "attention").is_closed());
+    breakers.forget(|_| true);
+    assert!(!breakers.get("flash", "flash.fast", "attention").is_closed(), "for good");
     assert_eq!(breakers.disabled_because("flash").as_deref(), Some("illegal memory access"));
     assert_eq!(breakers.disabled_because("xformers"), None);
 }
@@ -373,11 +386,11 @@ fn a_disabled_backend_is_out_for_operations_it_was_never_asked_for() {
 #[test]
 fn another_configuration_keeps_what_is_out_for_good() {
     let breakers = Breakers::new(BreakerConfig::default(), 7);
-    opened(&breakers.get("a", "op"));
-    breakers.get("b", "op").trip_forever("poisoned");
+    opened(&breakers.get("a", "k", "op"));
+    breakers.get("b", "k", "op").trip_forever("poisoned");
     breakers.disable_backend("c", "poisoned");
     let next = breakers.reconfigured(BreakerConfig { failure_threshold: 1, ..BreakerConfig::default() });
-    assert!(next.get("a", "op").is_closed());
-    assert!(!next.get("b", "op").is_closed() && !next.get("c", "op").is_closed());
-    assert!(next.get("a", "op").record_failure(0, "").is_some(), "the new threshold holds");
+    assert!(next.get("a", "k", "op").is_closed());
+    assert!(!next.get("b", "k", "op").is_closed() && !next.get("c", "k", "op").is_closed());
+    assert!(next.get("a", "k", "op").record_failure(0, "").is_some(), "the new threshold holds");
 }

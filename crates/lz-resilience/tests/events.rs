@@ -39,15 +39,24 @@ fn all() -> Vec<(Event, &'static str, Severity)> {
             Event::BreakerOpened {
                 op: op.clone(),
                 backend: backend.clone(),
+                kernel: kernel.clone(),
                 openings: 2,
                 retry_at_ms: 9,
                 error: error.clone(),
             },
-            "norm.rms: triton keeps failing and is left alone for a while, time 2 in a row (boom)",
+            "norm.rms: triton.rms keeps failing and is left alone for a while, time 2 in a row (boom)",
             Warn,
         ),
-        (Event::BreakerHalfOpen { op: op.clone(), backend: backend.clone() }, "norm.rms: triton is tried again", Info),
-        (Event::BreakerClosed { op: op.clone(), backend: backend.clone() }, "norm.rms: triton works again", Info),
+        (
+            Event::BreakerHalfOpen { op: op.clone(), backend: backend.clone(), kernel: kernel.clone() },
+            "norm.rms: triton.rms is tried again",
+            Info,
+        ),
+        (
+            Event::BreakerClosed { op: op.clone(), backend: backend.clone(), kernel: kernel.clone() },
+            "norm.rms: triton.rms works again",
+            Info,
+        ),
         (
             Event::BackendDisabled { backend, reason: s("the context is lost") },
             "triton is disabled until the process ends: the context is lost",
@@ -120,7 +129,7 @@ fn every_event_has_its_name_its_words_and_its_severity() {
 fn the_last_256_are_remembered_in_order() {
     let log = EventLog::default();
     for n in 0..1000 {
-        log.emit(n, Event::BreakerClosed { op: s("op"), backend: n.to_string() });
+        log.emit(n, Event::BreakerClosed { op: s("op"), backend: n.to_string(), kernel: s("k") });
     }
     let recent = log.recent();
     assert_eq!((recent.len(), log.count()), (256, 1000));

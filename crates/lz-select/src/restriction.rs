@@ -32,13 +32,14 @@ impl Settled {
     }
 }
 
-/// Limits on what may be chosen, beyond what is legal and what the operator wants. The last resort always may: references,
-/// and what plain torch runs on devices that have none.
+/// Limits on what may be chosen, beyond what is legal and what the operator wants. They never leave a call without a kernel
+/// that had one: references always may, and what plain torch runs on devices that have none. Where none of these can serve a
+/// call (references have no gradients), plain torch may, and if even that cannot, whatever else could.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Restriction {
     /// What to call it in decisions.
     pub level: &'static str,
-    /// Only references run.
+    /// Only references run, and plain torch where none can.
     pub only_references: bool,
     /// Only these kernels: those that have served calls and not failed of late.
     pub proven: Option<Arc<HashSet<String>>>,
@@ -66,7 +67,7 @@ impl Restriction {
     /// remembered under.
     pub(crate) fn rules_out(&self, kernel: &KernelDescriptor, keys: [&Query; 2]) -> Option<Reason> {
         let only = if self.only_references {
-            "only references run"
+            "only references run, and plain torch where none can"
         } else if self.proven.as_ref().is_some_and(|proven| !proven.contains(&kernel.id)) {
             "only kernels run that have served calls without failing of late"
         } else if self.settled.as_ref().is_some_and(|s| !keys.iter().any(|key| s.kernel(key) == Some(&kernel.id))) {

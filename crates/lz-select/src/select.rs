@@ -54,8 +54,11 @@ impl Snapshot {
         let judge = Judge { snapshot: self, case: &case, at, rules: &rules, keys: &keys, trials: &trials };
 
         let compiled = &self.by_op[query.op().0 as usize];
-        let mut candidates: Vec<Candidate> = compiled.iter().map(|c| judge.candidate(c)).collect();
+        let mut candidates: Vec<Candidate> = compiled.iter().map(|c| judge.candidate(c, false)).collect();
         let locked = judge.apply_locks(&mut candidates);
+        if !candidates.iter().any(Candidate::accepted) {
+            judge.keep_a_last_one(compiled, &mut candidates);
+        }
         let basis = score_speed(&mut candidates);
         let mut ranking = rank(&candidates, basis);
         let pinned = judge.apply_pin(&candidates, &mut ranking);
@@ -100,7 +103,21 @@ struct Judge<'a> {
 }
 
 impl Judge<'_> {
-    fn candidate(&self, compiled: &Compiled) -> Candidate {
+    /// Caution leaves nobody without a kernel: where it has ruled out all that could serve the call, what plain torch runs
+    /// comes back, or, while LayerZero is not switched off, all that is out for no other reason.
+    fn keep_a_last_one(&self, compiled: &[Compiled], candidates: &mut [Candidate]) {
+        let spared = |c: &Candidate| c.cautions > 0 && c.reasons.len() == c.cautions;
+        let plain = candidates.iter().any(|c| spared(c) && c.baseline);
+        let wanted = |c: &Candidate| spared(c) && (c.baseline || !plain && self.case.settings.enabled);
+        for (compiled, candidate) in compiled.iter().zip(candidates.iter_mut()) {
+            if wanted(candidate) {
+                *candidate = self.candidate(compiled, true);
+            }
+        }
+    }
+
+    /// Judges one kernel. `needed`: caution does not count, because without it nobody is left.
+    fn candidate(&self, compiled: &Compiled, needed: bool) -> Candidate {
         let entry = &self.snapshot.entries[compiled.kernel.0 as usize];
         let kernel = &*entry.descriptor;
         let device = self.case.query.device().0 as usize;
@@ -110,7 +127,7 @@ impl Judge<'_> {
         // A kernel for other hardware is out for that alone: judging its shapes would only be noise.
         if reasons.is_empty() {
             transforms = call_reasons(self.case, kernel, compiled, &mut reasons);
-            let disabled = self.disabled(kernel);
+            let disabled = self.disabled(kernel).filter(|_| !needed);
             cautions += usize::from(disabled.is_some());
             reasons.extend(disabled);
             self.readiness(entry, &mut reasons);
@@ -121,7 +138,7 @@ impl Judge<'_> {
         if let Some(rule) = self.rules.forbids(compiled.kernel) {
             reasons.push(Reason::PolicyDenied { rule: rule.reason() });
         }
-        if !self.is_last_resort(kernel) {
+        if !needed && !self.is_last_resort(kernel) {
             let degraded = self.snapshot.spec.restriction.rules_out(kernel, self.keys.each_ref());
             cautions += usize::from(degraded.is_some());
             reasons.extend(degraded);
@@ -190,7 +207,9 @@ impl Judge<'_> {
 
     fn disabled(&self, kernel: &KernelDescriptor) -> Option<Reason> {
         let out = !self.case.settings.enabled && !self.is_last_resort(kernel);
-        out.then(|| Reason::PolicyDenied { rule: "LayerZero is disabled: only references run".into() })
+        out.then(|| Reason::PolicyDenied {
+            rule: "LayerZero is disabled: only references run, and plain torch where none can".into(),
+        })
     }
 
     fn readiness(&self, entry: &Entry, reasons: &mut Vec<Reason>) {

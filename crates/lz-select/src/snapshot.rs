@@ -22,7 +22,7 @@ use crate::warm::Warm;
 /// Switches of selection.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// Off: only references run.
+    /// Off: only references run, and plain torch where none can.
     pub enabled: bool,
     /// Refuse every transform, and strides that contradict the layout in force.
     pub strict: bool,

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from layerzero import layouts
-from layerzero.errors import LayerZeroError
+from layerzero.errors import InvalidCallError, LayerZeroError, UnsupportedDerivativeError
 from layerzero.integrations.fakes import SEED_TENSOR
 from layerzero.integrations.operators import DEFAULT_LAYOUT, Operator
 
@@ -193,8 +193,10 @@ def _function(operator: Operator, op: Any, backward_op: Any) -> Any:
 
     def backward(ctx: Any, *grads: Any) -> Any:
         if backward_op is None:
-            raise NotImplementedError(
-                f"layerzero.{operator.name} has no second derivative: differentiate it once, or write it in torch"
+            raise UnsupportedDerivativeError(
+                f"layerzero.{operator.name} has no second derivative",
+                code="NO_SECOND_DERIVATIVE",
+                hint="differentiate it once, or write it in torch",
             )
         args = list(ctx.args)
         for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
@@ -204,9 +206,10 @@ def _function(operator: Operator, op: Any, backward_op: Any) -> Any:
         return (None, *(next(found) if wants else None for wants in needs))
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise NotImplementedError(
-            f"layerzero.{operator.name} has no forward-mode derivative: use reverse mode (torch.func.grad, "
-            "torch.func.vjp), or write it in torch"
+        raise UnsupportedDerivativeError(
+            f"layerzero.{operator.name} has no forward-mode derivative",
+            code="NO_FORWARD_DERIVATIVE",
+            hint="use reverse mode (torch.func.grad, torch.func.vjp), or write it in torch",
         )
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward), "jvp": staticmethod(jvp)}
@@ -217,8 +220,15 @@ def _function(operator: Operator, op: Any, backward_op: Any) -> Any:
 def _detached(operator: Operator) -> Callable[..., Any]:
     """Ids, codes and what is kept in a cache are data: no gradient goes through them."""
     op = getattr(torch.ops.layerzero, operator.name).default
+    updated = [operator.place(name) for name in operator.updates]
 
     def kernel(keyset: Any, *args: Any) -> Any:
+        for at in updated:
+            if torch.is_grad_enabled() and args[at].requires_grad:
+                name = operator.names[at]
+                text = f"{operator.name}: '{name}' requires gradients, which do not flow through an update in place"
+                hint = "pass it detached, or make the call under torch.no_grad()"
+                raise InvalidCallError(text, code="REQUIRES_GRAD", hint=hint)
         with torch.no_grad():
             return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
 

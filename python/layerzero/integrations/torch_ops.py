@@ -61,7 +61,15 @@ def call_traced(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor):
                 _refuse(name, value)
-    return _CALLS[name](*args, **kwargs)
+    try:
+        return _CALLS[name](*args, **kwargs)
+    except AssertionError as error:
+        said = str(error)
+        if "FakeTensor" not in said and "fake mode" not in said:
+            raise
+        text = f"{name}: fake tensors and real ones, or fake tensors of two modes, were given in one call"
+        hint = "convert all of them with one FakeTensorMode, or create it with allow_non_fake_inputs=True"
+        raise InvalidCallError(text, code="MIXED_FAKE_TENSORS", hint=hint) from error
 
 
 def _refuse(name: str, tensor: Tensor) -> None:
@@ -260,4 +268,11 @@ def _written(name: str, out: Tensor, result: Tensor) -> Tensor:
             # The compiler cannot trace how our exceptions are made.
             raise ValueError(text)
         raise InvalidCallError(text, code="WRONG_OUT", hint="pass a tensor like the one the call gives without it")
-    return out.copy_(result)
+    if torch.compiler.is_dynamo_compiling():
+        return out.copy_(result)
+    try:
+        return out.copy_(result)
+    except RuntimeError as error:
+        # Expanded, a leaf that requires gradients, an inference tensor.
+        text = f"{name}: 'out' cannot be written to: {error}"
+        raise InvalidCallError(text, code="WRONG_OUT", hint="pass another tensor, or none") from error

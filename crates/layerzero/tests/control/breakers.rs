@@ -48,7 +48,7 @@ fn it_opens_after_five_failures_and_closes_after_three_successes() {
         assert!(done.failures.is_empty(), "nothing was tried, so nothing failed: {:?}", done.failures);
     }
     assert_eq!(flaky.runs(), 5);
-    assert!(reasons(&w.engine, &[2, 4], "flaky.rms").contains("the circuit of flaky is open: no luck"));
+    assert!(reasons(&w.engine, &[2, 4], "flaky.rms").contains("the circuit of flaky.rms is open: no luck"));
     assert_eq!(w.engine.which("rms_norm", &call(&[2, 4])).unwrap().kernel_id, "good.rms");
     // Other operations of the backend are none of its business.
     assert_eq!(gelu(&w), "flaky.gelu");
@@ -96,8 +96,9 @@ fn one_probe_at_a_time_and_a_failed_one_opens_it_for_longer() {
         }
         Ok(())
     });
+    // Another version of the kernel has its circuit; one that came after it was removed would have none.
+    w.engine.register(KernelDescriptor { version: "2.0".into(), ..descriptor("flaky.rms", 95) }, nested).unwrap();
     w.engine.unregister("flaky.rms", "1.0").unwrap();
-    w.engine.register(descriptor("flaky.rms", 95), nested).unwrap();
     w.clock.store(retry_at(&w), Ordering::Release);
     assert_eq!(rms(&w.engine).unwrap().kernel_id, "flaky.rms");
     assert_eq!(*inner.lock().unwrap(), ["good.rms"]);
@@ -122,7 +123,7 @@ fn a_lost_context_puts_a_library_out_for_good() {
     }
     assert_eq!(flaky.runs(), 1);
     let why = reasons(&w.engine, &[2, 4], "flaky.rms");
-    assert!(why.contains("the circuit of flaky is disabled") && why.contains("illegal memory access"), "{why}");
+    assert!(why.contains("flaky is disabled for this process") && why.contains("illegal memory access"), "{why}");
     w.set("fallback_enabled", false);
     let error = rms(&w.engine).unwrap_err();
     assert!(error.to_string().contains("flaky is disabled for this process"), "{error}");
@@ -194,6 +195,54 @@ fn without_fallback_an_open_circuit_is_an_error_that_says_so() {
     (0..5).for_each(|_| drop(rms(&w.engine).unwrap_err()));
     let error = rms(&w.engine).unwrap_err();
     assert_eq!(error.code(), "KERNEL_EXECUTION_FAILED");
-    assert!(error.to_string().contains("the circuit of flaky is open"), "{error}");
+    assert!(error.to_string().contains("the circuit of flaky.rms is open"), "{error}");
     assert_eq!(flaky.runs(), 5);
+}
+
+#[test]
+fn one_broken_kernel_leaves_its_siblings_and_the_level_alone() {
+    let flaky = Flaky::failing("no luck");
+    let w = World::new();
+    w.engine.register(descriptor("lib.fast", 95), flaky.kernel()).unwrap();
+    w.engine.register(descriptor("lib.sound", 90), fill(2.0)).unwrap();
+    for i in 1..=60 {
+        let done = rms(&w.engine).unwrap();
+        assert_eq!(done.kernel_id, "lib.sound");
+        assert_eq!(flaky.runs(), i.min(5));
+    }
+    let health = w.engine.health();
+    let states: Vec<_> = health.breakers.iter().map(|b| (b.kernel.as_str(), b.view.state.name())).collect();
+    assert_eq!(states, [("lib.fast", "open"), ("lib.sound", "closed")]);
+    assert_eq!((health.level, w.names().contains(&"level_changed")), (Level::Full, false));
+    assert_eq!(reasons(&w.engine, &[2, 4], "lib.sound"), "");
+}
+
+#[test]
+fn a_kernel_that_is_registered_anew_begins_anew() {
+    let flaky = Flaky::failing("no luck");
+    let w = world(&flaky);
+    (0..5).for_each(|_| drop(rms(&w.engine).unwrap()));
+    assert_eq!(rms(&w.engine).unwrap().kernel_id, "good.rms");
+    w.engine.unregister("flaky.rms", "1.0").unwrap();
+    w.engine.register(descriptor("flaky.rms", 95), fill(1.0)).unwrap();
+    assert_eq!(rms(&w.engine).unwrap().kernel_id, "flaky.rms", "its backend has another kernel, and is not new");
+}
+
+#[test]
+fn an_experiment_moves_nothing_but_a_lost_context() {
+    let flaky = Flaky::default();
+    let w = world(&flaky);
+    w.set("degradation.enabled", true);
+    let (_, bound) = w.engine.bind("rms_norm", &call(&[2, 4])).unwrap();
+    let step = w.engine.step_of("flaky.rms", &bound.query).unwrap();
+    for _ in 0..100 {
+        w.engine.admit_anyway(&step).unwrap();
+        w.engine.experiment_failed(&step, "no luck", "no luck");
+    }
+    assert!(w.engine.health().is_well() && w.names().is_empty(), "{:?}", w.names());
+    assert_eq!(w.engine.health().score, 100.0);
+    let lost = "CUDA error: an illegal memory access was encountered";
+    w.engine.experiment_failed(&step, lost, lost);
+    assert_eq!(w.names(), ["backend_disabled"]);
+    assert_eq!(w.engine.admit_anyway(&step).unwrap_err(), "flaky is disabled for this process");
 }

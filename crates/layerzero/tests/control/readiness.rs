@@ -178,7 +178,7 @@ fn breakers() {
     expect(&w.engine, "breakers", Warn, "turned off");
     w.set("breaker.enabled", true);
     (0..5).for_each(|_| drop(rms(&w.engine).unwrap()));
-    expect(&w.engine, "breakers", Fail, "the circuit of flaky for norm.rms is open");
+    expect(&w.engine, "breakers", Fail, "the circuit of flaky.rms for norm.rms is open");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! One breaker for each backend and operation.
+//! One breaker for each kernel and operation. A backend is disabled as a whole.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 use super::{Breaker, BreakerConfig, BreakerState, BreakerView, Transition};
 use crate::message::clip;
 
-/// The breakers by backend and operation, made on first use.
+/// The breakers by backend, kernel and operation, made on first use.
+///
+/// A kernel that keeps failing leaves its siblings alone; a lost context takes all kernels of its backend out.
 ///
 /// Looking one up takes a lock: whoever calls often keeps the [`Arc`].
 #[derive(Debug)]
@@ -19,9 +21,12 @@ pub struct Breakers {
     table: RwLock<Table>,
 }
 
+/// The breakers of one backend, by kernel and operation.
+type OfBackend = BTreeMap<String, BTreeMap<String, Arc<Breaker>>>;
+
 #[derive(Debug, Default)]
 struct Table {
-    breakers: BTreeMap<String, BTreeMap<String, Arc<Breaker>>>,
+    breakers: BTreeMap<String, OfBackend>,
     /// Backends that are out for good, and why.
     disabled: BTreeMap<String, String>,
 }
@@ -31,6 +36,8 @@ struct Table {
 pub struct BreakerReport {
     /// The backend.
     pub backend: String,
+    /// The kernel.
+    pub kernel: String,
     /// The operation.
     pub op: String,
     /// What it looks like.
@@ -44,16 +51,17 @@ impl Breakers {
         Breakers { config, seed, table: RwLock::default() }
     }
 
-    /// The breaker of a backend and an operation.
-    pub fn get(&self, backend: &str, op: &str) -> Arc<Breaker> {
-        if let Some(breaker) = self.table.read().breakers.get(backend).and_then(|ops| ops.get(op)) {
-            return breaker.clone();
+    /// The breaker of a backend's kernel and an operation.
+    pub fn get(&self, backend: &str, kernel: &str, op: &str) -> Arc<Breaker> {
+        let found = |table: &Table| table.breakers.get(backend)?.get(kernel)?.get(op).cloned();
+        if let Some(breaker) = found(&self.table.read()) {
+            return breaker;
         }
         let mut table = self.table.write();
         let Table { breakers, disabled } = &mut *table;
-        let ops = breakers.entry(backend.to_owned()).or_default();
+        let ops = breakers.entry(backend.to_owned()).or_default().entry(kernel.to_owned()).or_default();
         let made = ops.entry(op.to_owned()).or_insert_with(|| {
-            let breaker = Breaker::new(&self.config, fnv(fnv(self.seed, backend), op));
+            let breaker = Breaker::new(&self.config, fnv(fnv(fnv(self.seed, backend), kernel), op));
             if let Some(reason) = disabled.get(backend) {
                 breaker.trip_forever(reason);
             }
@@ -62,14 +70,15 @@ impl Breakers {
         made.clone()
     }
 
-    /// Disables a backend for the life of the process: every operation it has, and every one it will be asked for.
-    /// Gives the operations that went out by this.
-    pub fn disable_backend(&self, backend: &str, reason: &str) -> Vec<String> {
+    /// Disables a backend for the life of the process: every kernel and operation it has, and every one it will be asked
+    /// for. Gives the kernels and operations that went out by this.
+    pub fn disable_backend(&self, backend: &str, reason: &str) -> Vec<(String, String)> {
         let mut table = self.table.write();
         table.disabled.entry(backend.to_owned()).or_insert_with(|| clip(reason));
-        let Some(ops) = table.breakers.get(backend) else { return Vec::new() };
+        let Some(kernels) = table.breakers.get(backend) else { return Vec::new() };
         let went = |breaker: &Breaker| breaker.trip_forever(reason) == Some(Transition::Disabled);
-        ops.iter().filter(|(_, breaker)| went(breaker)).map(|(op, _)| op.clone()).collect()
+        let all = kernels.iter().flat_map(|(kernel, ops)| ops.iter().map(move |(op, breaker)| (kernel, op, breaker)));
+        all.filter(|(.., breaker)| went(breaker)).map(|(kernel, op, _)| (kernel.clone(), op.clone())).collect()
     }
 
     /// Why a backend is disabled for the life of the process.
@@ -81,9 +90,10 @@ impl Breakers {
     pub fn reconfigured(&self, config: BreakerConfig) -> Breakers {
         let table = self.table.read();
         let mut next = Table { disabled: table.disabled.clone(), ..Table::default() };
-        for (backend, ops) in &table.breakers {
-            for (op, breaker) in ops.iter().filter(|(_, breaker)| breaker.view().state == BreakerState::Disabled) {
-                next.breakers.entry(backend.clone()).or_default().insert(op.clone(), breaker.clone());
+        for (backend, kernel, op, breaker) in table.all() {
+            if breaker.view().state == BreakerState::Disabled {
+                let kernels = next.breakers.entry(backend.clone()).or_default();
+                kernels.entry(kernel.clone()).or_default().insert(op.clone(), breaker.clone());
             }
         }
         Breakers { config, seed: self.seed, table: RwLock::new(next) }
@@ -94,29 +104,40 @@ impl Breakers {
         &self.config
     }
 
-    /// Forgets a backend's breakers, the sticky ones and what disabled it for good excepted: it is not the one it was.
-    pub fn forget(&self, backend: &str) {
+    /// Forgets the breakers of kernels, those that are out for good excepted: a kernel that comes under such a name is not
+    /// the one it was.
+    pub fn forget(&self, gone: impl Fn(&str) -> bool) {
         let mut table = self.table.write();
-        if let Some(ops) = table.breakers.get_mut(backend) {
-            ops.retain(|_, breaker| breaker.view().state == BreakerState::Disabled);
+        for kernels in table.breakers.values_mut() {
+            for (_, ops) in kernels.iter_mut().filter(|(kernel, _)| gone(kernel)) {
+                ops.retain(|_, breaker| breaker.view().state == BreakerState::Disabled);
+            }
         }
     }
 
-    /// Every breaker, by backend and operation.
+    /// Every breaker, by backend, kernel and operation.
     pub fn report(&self) -> Vec<BreakerReport> {
         let table = self.table.read();
-        let all = table.breakers.iter().flat_map(|(backend, ops)| ops.iter().map(move |(op, b)| (backend, op, b)));
-        all.map(|(backend, op, breaker)| BreakerReport {
+        let report = |(backend, kernel, op, breaker): (&String, &String, &String, &Arc<Breaker>)| BreakerReport {
             backend: backend.clone(),
+            kernel: kernel.clone(),
             op: op.clone(),
             view: breaker.view(),
-        })
-        .collect()
+        };
+        table.all().map(report).collect()
     }
 
     /// The earliest time at which an open breaker lets a probe in.
     pub fn next_retry_at_ms(&self) -> Option<u64> {
-        self.table.read().breakers.values().flat_map(BTreeMap::values).filter_map(|b| b.view().retry_at_ms).min()
+        self.table.read().all().filter_map(|(.., breaker)| breaker.view().retry_at_ms).min()
+    }
+}
+
+impl Table {
+    /// Every breaker with its backend, kernel and operation.
+    fn all(&self) -> impl Iterator<Item = (&String, &String, &String, &Arc<Breaker>)> {
+        let kernels = self.breakers.iter().flat_map(|(backend, kernels)| kernels.iter().map(move |k| (backend, k)));
+        kernels.flat_map(|(backend, (kernel, ops))| ops.iter().map(move |(op, breaker)| (backend, kernel, op, breaker)))
     }
 }
 
