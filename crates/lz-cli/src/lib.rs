@@ -26,6 +26,7 @@ pub mod call;
 pub mod color;
 pub mod commands;
 pub mod error;
+mod escape;
 pub mod exit;
 pub mod host;
 pub mod measuring;

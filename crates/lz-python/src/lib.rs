@@ -51,7 +51,7 @@ use pyo3::prelude::*;
 
 /// Runs the command line and gives its exit code. The first argument is the program's name.
 #[pyfunction]
-fn cli(py: Python<'_>, args: Vec<String>) -> i32 {
+fn cli(py: Python<'_>, args: Vec<std::ffi::OsString>) -> i32 {
     lz_cli::session::add_to_engines(|engine| {
         // A command that opens an engine wants the libraries loaded; what fitted together here does so there.
         if Python::attach(registry::ensure_loaded).is_ok() {
