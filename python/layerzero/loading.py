@@ -23,38 +23,52 @@ GROUP = "layerzero.backends"
 # A child that finds loading half done would wait for a thread it does not have: for its imports, too.
 _lock = taken_around_forks(threading.RLock())
 _loaded = False
+#: Whether everything the configuration names is known; ``None`` while kernels are still being loaded.
+_names_known: bool | None = None
 
 
-def load() -> None:
-    """Loads every backend and plugin. Later calls do nothing; nothing here raises because a library is missing."""
-    global _loaded
+def load(*, registering: bool = False) -> None:
+    """Loads every backend and plugin. Later calls do nothing; nothing here raises because a library is missing.
+
+    A configuration may name kernels of plugins and of the program itself. So what it names is checked when all backends
+    and plugins are loaded, and not by a program that is still ``registering`` its own kernels.
+    """
+    global _names_known
     with _lock:
-        if _loaded:
-            return
-        # What the operator wants comes first: a file with a mistake must not be passed over.
-        _native.load_sources()
-        configuration = json.loads(_native.settings())
-        for warning in configuration["warnings"]:
-            warn(warning)
-        if configuration["files"]:
-            from layerzero.control import reload_on_hang_up
+        if not _loaded:
+            _load()
+            _names_known = False
+        if _names_known is False and not registering:
+            _native.settle_names()
+            _names_known = True
 
-            reload_on_hang_up()
-        # Registering kernels must not load again.
-        _loaded = True
-        from importlib.metadata import entry_points
 
-        from layerzero.backends import BACKENDS
+def _load() -> None:
+    global _loaded
+    # What the operator wants comes first: a file with a mistake must not be passed over.
+    _native.load_sources()
+    configuration = json.loads(_native.settings())
+    for warning in configuration["warnings"]:
+        warn(warning)
+    if configuration["files"]:
+        from layerzero.control import reload_on_hang_up
 
-        for name in BACKENDS:
-            _load_builtin(name)
-        for entry in entry_points(group=GROUP):
-            _load_plugin(entry)
-        # Only now is it known which kernels the measurements are of.
-        _native.learn()
-        _native.load_warm()
-        for warning in _native.pin_warnings():
-            warn(warning)
+        reload_on_hang_up()
+    # Registering kernels must not load again.
+    _loaded = True
+    from importlib.metadata import entry_points
+
+    from layerzero.backends import BACKENDS
+
+    for name in BACKENDS:
+        _load_builtin(name)
+    for entry in entry_points(group=GROUP):
+        _load_plugin(entry)
+    # Only now is it known which kernels the measurements are of.
+    _native.learn()
+    _native.load_warm()
+    for warning in _native.pin_warnings():
+        warn(warning)
 
 
 def torch_is_there() -> bool:

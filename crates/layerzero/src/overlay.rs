@@ -75,7 +75,7 @@ impl Engine {
     /// Makes an overlay inside of plans, the innermost first, or finds the one that says the same. It lasts as long as
     /// its plans.
     pub fn overlay_with(&self, layer: CodeLayer, plans: &[Arc<Baked>]) -> Result<OverlayId, Error> {
-        self.resolve_in(&layer)?;
+        self.check_names(&self.resolve_in(&layer)?, &self.state.load().snapshot)?;
         let mut made = self.overlays.made.lock();
         if let Some((id, _)) = made.by_id.iter().find(|(_, known)| known.says(&layer, plans)) {
             return Ok(*id);
