@@ -1,5 +1,5 @@
-"""Writes the names of all kernels that come along, out of their capabilities documents: what a configuration may name
-though its library is not loaded."""
+"""Writes the names of all kernels that come along, read from their capabilities documents. A configuration may name them
+even where their library is not loaded."""
 
 from __future__ import annotations
 

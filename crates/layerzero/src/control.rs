@@ -61,6 +61,11 @@ pub(crate) struct Control {
 }
 
 impl Control {
+    /// Whether kernels are still to be registered.
+    pub fn new(kernels_follow: bool) -> Control {
+        Control { kernels_follow: AtomicBool::new(kernels_follow), ..Control::default() }
+    }
+
     /// Remembers a query that had to be decided.
     pub fn seen(&self, query: &Query) {
         let mut recent = self.recent.lock();

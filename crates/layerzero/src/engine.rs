@@ -149,7 +149,7 @@ impl EngineBuilder {
             state: ArcSwap::from_pointee(state),
             draft: Mutex::new(draft),
             version: AtomicU64::new(1),
-            control: Control { kernels_follow: AtomicBool::new(self.kernels_follow), ..Control::default() },
+            control: Control::new(self.kernels_follow),
             jit: Jit::new(self.compiled_elsewhere),
             manifest: Manifest::default(),
             perf: Perf::default(),

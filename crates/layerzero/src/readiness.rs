@@ -7,7 +7,7 @@ use lz_config::Config;
 use lz_model::schema::OpKind;
 use lz_model::{Catalog, DeviceIx, Platform, Reason};
 use lz_resilience::{BreakerState, Level, Verdict};
-use lz_select::{Action, BackendState, KernelIx, Pattern, Severity, Snapshot, Trial, analyse};
+use lz_select::{Action, BackendState, KernelIx, Pattern, RuleSpec, Severity, Snapshot, Trial, analyse};
 use serde::Serialize;
 
 use crate::change::probe_memory;
@@ -145,6 +145,11 @@ static CHECKS: &[Line] = &[
 impl Engine {
     /// Whether it is fit for production, by the checklist. Warnings do not keep it from being ready.
     pub fn readiness(&self) -> Readiness {
+        // A lock may be on a kernel for a GPU, and those may not have been looked for yet.
+        let is_lock = |rule: &RuleSpec| matches!(rule.action, Action::Lock(_));
+        if self.with_snapshot(|snapshot| snapshot.spec().policy.rules.iter().any(is_lock)) {
+            let _ = self.look_for_more(|_| true);
+        }
         let (state, config) = (self.state(), self.config());
         let look = Look { engine: self, config: &config, snapshot: &state.snapshot };
         let answer = |(name, check): &Line| {
