@@ -41,6 +41,9 @@ INSTALLED = {
 LIBRARIES = {"flash_attn": "flash_attn", "flash_attn_3": "flash_attn", "flashinfer": "flashinfer"} | {
     "flashinfer_prefill": "flashinfer",
     "xformers": "xformers",
+    "flash_attn_4": "flash_attn",
+    "flash_attn_4_tiles": "flash_attn",
+    "flash_attn_4_pages": "flash_attn",
     "torch_cuda": "torch",
     "torch": "torch",
 }
