@@ -101,6 +101,7 @@ schemas: ## write the generated JSON Schemas and the reference of settings
 	cargo run --quiet -p lz-cli -- schema config > schemas/config.schema.json
 	cargo run --quiet -p lz-cli -- schema dispatch-table > schemas/dispatch-table-1.0.schema.json
 	cargo run --quiet -p lz-cli -- config reference > docs/settings.md
+	$(PYTHON) scripts/names.py
 
 testdata: venv ## write the expected results of every operation
 	$(PYTHON) testdata/generate.py

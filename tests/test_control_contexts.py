@@ -34,7 +34,10 @@ pytestmark = [
         (lambda: lz.disabled(), "lz_cpu"),
         (lambda: lz.deterministic(), "two"),
         (lambda: lz.deterministic(False), "one"),
-        (lambda: lz.prefer("nobody"), "one"),
+        (lambda: lz.avoid("nobody"), "one"),
+        (lambda: lz.prefer("xformers"), "one"),
+        (lambda: lz.disabled("one"), "two"),
+        (lambda: lz.disabled("one", "two"), "torch"),
         (lambda: lz.prefer(), "one"),
     ],
 )
@@ -273,11 +276,11 @@ def test_there_are_only_so_many_different_blocks() -> None:
         made, code = 0, None
         try:
             for i in range(2000):
-                with lz.prefer(f"library{i}"):
+                with lz.avoid(f"library{i}"):
                     made += 1
         except lz.ConfigurationError as error:
             code = str(error)
-        with lz.prefer("library0"):
+        with lz.avoid("library0"):
             lz.rms_norm(torch.ones(2, 8))
         answer([made, code])
         """

@@ -141,7 +141,7 @@ SEEN = """
 def test_the_environment_decides() -> None:
     found = process(
         SEEN,
-        LAYERZERO_PREFER="lz_cpu, nobody",
+        LAYERZERO_PREFER="lz_cpu, flashinfer",
         LAYERZERO_AVOID="torch",
         LAYERZERO_LOCK_ATTENTION="torch.attention.unfused",
         LAYERZERO_DETERMINISTIC="yes",
@@ -156,7 +156,7 @@ def test_the_environment_decides() -> None:
     assert found["settings"] == {
         "deterministic": True,
         "verbose": True,
-        "prefer_sources": ["lz_cpu", "nobody"],
+        "prefer_sources": ["lz_cpu", "flashinfer"],
         "avoid_sources": ["torch"],
         "breaker.timeout_ms": 77,
         "locks.attention": "torch.attention.unfused",

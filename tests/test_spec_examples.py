@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import layerzero as lz
 import pytest
 import torch
-from layerzero import _native
+from described import FOLDER, command, registered
+from layerzero import _native, loading
 from torch import Tensor, nn
 
 # §8.1: names, order and defaults of what the specification shows. More arguments may follow, by name or by position.
@@ -196,28 +197,13 @@ def test_inspection(qkv: tuple[Tensor, Tensor, Tensor], capsys: pytest.CaptureFi
 
 
 def test_validation_of_a_kernel_for_a_gpu(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
-    """The specification validates FlashAttention's; it is registered here as §4.3 does."""
-
-    @lz.register_kernel(
-        operation="attention.causal",
-        kernel_id="flash_attn.v3.causal",
-        platform="cuda",
-        min_sm=90,
-        supported_dtypes=[torch.float16, torch.bfloat16],
-        max_head_dim=256,
-        supports_gqa=True,
-        priority=95,
-    )
-    def my_custom_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, causal: bool = True) -> Tensor:
-        raise AssertionError("never called on a CPU")
-
-    try:
-        q, k, v = qkv
-        valid, reasons = lz.validate("flash_attn.v3.causal", q, k, v)
-        assert not valid and "PLATFORM_MISMATCH" in {reason.code for reason in reasons}
-        assert "flash_attn.v3.causal" in {kernel.kernel_id for kernel in lz.list_kernels("attention.causal")}
-    finally:
-        lz.unregister_kernel("flash_attn.v3.causal")
+    """FlashAttention 3's, by the name the specification gives it: its library comes along as a description."""
+    q, k, v = qkv
+    valid, reasons = lz.validate("flash_attn.v3.causal", q, k, v)
+    assert not valid and "PLATFORM_MISMATCH" in {reason.code for reason in reasons}
+    aliases = {alias for kernel in lz.list_kernels("attention.causal") for alias in kernel.aliases}
+    named = {"flash_attn.v3.causal", "flash_attn.v2.causal", "flashinfer.causal", "xformers.causal"}
+    assert aliases >= {*named, "torch.sdpa.causal"}
 
 
 def test_readiness() -> None:
@@ -231,43 +217,58 @@ def test_readiness() -> None:
 
 # --- §6 Policy System, §8.3 Configuration, appendix B -----------------------------------------------------------------
 
-FLASH = "flash_attn.v3.causal"
+FLASH = "flash_attn.v3"
+#: Libraries that the specification prefers, avoids and locks, by the backends that have their causal attention.
+BACKENDS = ("flash_attn_3", "flashinfer_prefill", "xformers")
+
+
+def for_the_cpu(backend: str) -> dict[str, Any]:
+    """A library's own document, with all its names; its kernels for dense attention run on the CPU, in float32."""
+    document: dict[str, Any] = json.loads((FOLDER / backend / "capabilities.json").read_text())
+    kernels = document["ops"]["attention"]
+    for kernel in kernels:
+        for key in ("min_sm", "max_sm", "requires", "jit", "workspace_bytes", "supported_generations"):
+            kernel.pop(key, None)
+        kernel["conditions"] = [text for text in kernel.get("conditions", ()) if "sm" not in text]
+        kernel |= {"dtypes": ["float32"], "requires_layouts": ["BSHD"]}
+    return {**document, "platform": "cpu", "requires": [], "ops": {"attention": kernels}}
 
 
 @pytest.fixture
 def flash_attention() -> Iterator[list[str]]:
-    """Kernels of the libraries that the specification prefers, avoids and locks; they note that they ran."""
+    """The libraries that the specification prefers, avoids and locks; their kernels note that they ran."""
     ran: list[str] = []
 
-    def register(kernel_id: str, priority: int) -> None:
-        @lz.register_kernel(
-            operation="attention.causal",
-            kernel_id=kernel_id,
-            platform="cpu",
-            supported_dtypes=[torch.float32],
-            supports_gqa=True,
-            priority=priority,
-        )
-        def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, causal: bool = True) -> Tensor:
+    def function(kernel_id: str) -> Callable[..., Tensor]:
+        def kernel(
+            query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, causal: bool = True
+        ) -> Tensor:
             ran.append(kernel_id)
-            heads_first = [t.transpose(1, 2) for t in (q, k, v)]
+            heads_first = [t.transpose(1, 2) for t in (query, key, value)]
             given = {"is_causal": causal, "scale": scale, "enable_gqa": True}
             return nn.functional.scaled_dot_product_attention(*heads_first, **given).transpose(1, 2)
 
-    names = {FLASH: 50, "flashinfer.prefill": 45, "xformers.attention": 65}
-    for kernel_id, priority in names.items():
-        register(kernel_id, priority)
+        return kernel
+
+    lz.list_kernels()
+    documents = [for_the_cpu(backend) for backend in BACKENDS]
+    for document in documents:
+        lz.register_backend(document, {k["kernel_id"]: function(k["kernel_id"]) for k in document["ops"]["attention"]})
     yield ran
-    for kernel_id in names:
-        lz.unregister_kernel(kernel_id)
     lz.reset()
+    for backend in BACKENDS:
+        loading._load_builtin(backend)
 
 
-def test_programmatic_configuration(qkv: tuple[Tensor, Tensor, Tensor], flash_attention: list[str]) -> None:
+@pytest.fixture
+def heads_of_64() -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(2, 16, 8, 64), torch.randn(2, 16, 2, 64), torch.randn(2, 16, 2, 64)
+
+
+def test_programmatic_configuration(heads_of_64: tuple[Tensor, Tensor, Tensor], flash_attention: list[str]) -> None:
     """§6.3."""
-    q, k, v = qkv
-    lz.attention(q, k, v)
-    assert flash_attention.pop() == "xformers.attention"
+    q, k, v = heads_of_64
     # Configure at startup
     lz.configure(
         prefer_sources=["flash_attn"],
@@ -275,30 +276,39 @@ def test_programmatic_configuration(qkv: tuple[Tensor, Tensor, Tensor], flash_at
         fallback_enabled=True,
         log_selections=True,
     )
-    lz.attention(q, k, v)
+    lz.attention(q, k, v, layout="BSHD")
     assert flash_attention.pop() == FLASH
 
+    # Lock a kernel
+    lz.lock("attention.causal", "flash_attn.v3.causal")
+    lz.attention(q, k, v, layout="BSHD")
+    assert flash_attention.pop() == FLASH and lz.explain("attention.causal", q, k, v).basis == "locked"
+
+    # Unlock
+    lz.unlock("attention.causal")
+
     # Temporary override (context manager)
-    lz.configure(prefer_sources=[], avoid_sources=["xformers", "torch"])
+    lz.configure(prefer_sources=[], avoid_sources=["xformers", "torch", "flash_attn"])
     with lz.prefer("flashinfer"):
-        output = lz.attention(q, k, v)
-    assert flash_attention.pop() == "flashinfer.prefill" and output.shape == q.shape
-    lz.attention(q, k, v)
-    assert flash_attention.pop() == FLASH
+        output = lz.attention(q, k, v, layout="BSHD")
+    assert flash_attention.pop().startswith("flashinfer.") and output.shape == q.shape
 
 
 def test_configuration(
-    qkv: tuple[Tensor, Tensor, Tensor], flash_attention: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    heads_of_64: tuple[Tensor, Tensor, Tensor],
+    flash_attention: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """§8.3, with the file of §6.1 as written there."""
-    q, k, v = qkv
+    q, k, v = heads_of_64
     monkeypatch.chdir(tmp_path)
     (tmp_path / "layerzero.yaml").write_text(POLICY)
     # Load config from file
     lz.load_config("layerzero.yaml")
     try:
         assert lz.explain("attention.causal", q, k, v).basis == "locked"
-        lz.attention(q, k, v)
+        lz.attention(q, k, v, layout="BSHD")
         assert flash_attention.pop() == FLASH
         rules = [setting for setting in lz.settings() if setting.key.startswith("rules[")]
         assert len(rules) == 2 and rules[1].value == {"match": {"seq_len": ">16384"}, "avoid_sources": ["xformers"]}
@@ -334,6 +344,30 @@ def test_configuration(
     finally:
         monkeypatch.undo()
         _native.load_sources()
+
+
+def test_the_policy_on_a_machine_that_has_the_library(tmp_path: Path) -> None:
+    """§6.1 and §6.2 on an H100 with FlashAttention 2 and 3 and xFormers."""
+    file = tmp_path / "layerzero.yaml"
+    shapes = [word for name in ("query", "key", "value") for word in ("--shape", f"{name}=2x512x16x128")]
+    call = ["--op", "attention.causal", "--device", "h100", "--dtype", "float16", "--layout", "BSHD", *shapes]
+
+    def decided(text: str) -> dict[str, Any]:
+        file.write_text(text)
+        decision: dict[str, Any] = json.loads(command("explain", "--json", "--config", str(file), *call))
+        return decision
+
+    with registered("flash_attn", "2.8.3"), registered("flash_attn_3", "3.0.0"), registered("xformers", "0.0.35"):
+        decision = decided(POLICY)
+        assert (decision["chosen"], decision["basis"]) == (FLASH, "locked")
+        rule = {"match": {"sm": ">=90", "operation": "attention.*"}, "prefer": "flash_attn.v3.*"}
+        decision = decided(json.dumps({"rules": [rule]}))
+        points = {c["kernel_id"]: c["terms"]["policy"] for c in decision["candidates"] if c["terms"]}
+        assert points[FLASH] == 20 and points["flash_attn.v2"] == 0
+        # Every kernel of §4.2 locks the operation to its library.
+        for name in ("flash_attn.v3.causal", "flash_attn.v2.causal", "xformers.causal"):
+            chosen = decided(json.dumps({"locks": {"attention.causal": name}}))["chosen"]
+            assert chosen.startswith(name.removesuffix(".causal")), name
 
 
 def test_the_configuration_reference(tmp_path: Path) -> None:

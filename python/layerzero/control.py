@@ -57,10 +57,14 @@ def reset() -> None:
     look_at_layouts()
 
 
-def lock(operation: str, kernel_id: str) -> None:
-    """Only this kernel may serve the operation. A call it cannot serve is an error that says why."""
+def lock(operation: str, kernel_id: str, *, optional: bool = False) -> None:
+    """Only this kernel may serve the operation. A call it cannot serve is an error that says why.
+
+    ``kernel_id`` may also be an alias, a backend, a library, or a glob of these; one that nobody knows is an error. With
+    ``optional`` the lock does nothing where the kernel is unknown or cannot run.
+    """
     loading.load()
-    _native.lock(operation, kernel_id)
+    _native.lock(operation, kernel_id, optional)
 
 
 def unlock(operation: str) -> None:
@@ -231,8 +235,11 @@ def avoid(*sources: str) -> Context:
     return Context(avoid_sources=list(sources))
 
 
-def disabled() -> Context:
-    """``with lz.disabled():`` runs references only, for the calls inside."""
+def disabled(*sources: str) -> Context:
+    """``with lz.disabled():`` runs references only, for the calls inside; ``with lz.disabled("flashinfer"):`` runs
+    everything but these libraries."""
+    if sources:
+        return Context(rules=[{"name": f"disabled {source}", "deny_sources": [source]} for source in sources])
     return Context(enabled=False)
 
 

@@ -73,6 +73,10 @@ class KernelInfo:
     kernel_id: str
     version: str
     backend: str
+    #: The library its backend belongs to: ``flash_attn`` for ``flash_attn_3``.
+    library: str
+    #: Other names it answers to in locks, rules and preferences.
+    aliases: list[str]
     operation: str
     priority: int
     platforms: list[str]

@@ -46,7 +46,7 @@ def register_kernel(
     """
 
     def register(function: Function) -> Function:
-        loading.load()
+        loading.load(registering=True)
         names = loading.parameters(function)
         kernel = _describe(operation, kernel_id, platform, supported_dtypes, layouts, names, capabilities)
         document = {

@@ -28,18 +28,24 @@ _steps: list[Callable[[], object]] = []
 _done = 0
 _complete = False
 _loading = False
+#: Whether everything that the configuration names was found to be known.
+_names_known = False
 #: Warnings that wait until everything is loaded: where warnings are errors, none must keep the rest from being loaded.
 _untold: dict[str, None] = {}
 #: What was there before the plugin that is being loaded.
 _before: _Before | None = None
 
 
-def load() -> bool:
+def load(*, registering: bool = False) -> bool:
     """Loads every backend and plugin; whether that is complete. Later calls do nothing. A load that was interrupted (by
     Ctrl-C, or by a configuration file with a mistake) is continued by the next call. Nothing here raises because a library
-    is missing."""
-    global _loading
-    if _complete and not _untold:
+    is missing.
+
+    A configuration may name kernels of plugins and of the program itself. So what it names is checked when all backends
+    and plugins are loaded, and not by a program that is still ``registering`` its own kernels.
+    """
+    global _loading, _names_known
+    if _complete and not _untold and (_names_known or registering):
         return True
     with _lock:
         if _loading:
@@ -52,6 +58,9 @@ def load() -> bool:
         finally:
             _loading = False
             hold(None)
+        if not _names_known and not registering:
+            _native.settle_names()
+            _names_known = True
         _tell()
     return True
 

@@ -20,8 +20,12 @@ pub struct KernelInfo {
     pub kernel_id: String,
     /// Its version.
     pub version: String,
-    /// The library it comes from.
+    /// The backend it comes from.
     pub backend: String,
+    /// The library that belongs to.
+    pub library: String,
+    /// Other names it answers to.
+    pub aliases: Vec<String>,
     /// The operation or alias it was written against.
     pub operation: String,
     /// Its declared priority.
@@ -146,17 +150,17 @@ impl Engine {
     }
 
     pub(crate) fn step_in(&self, state: &State, kernel_id: &str, query: &Query) -> Result<Step, Error> {
-        let ix = find_kernel(&state.snapshot, kernel_id)?;
+        let named = find_kernels(&state.snapshot, kernel_id)?;
         let decision = state.snapshot.select(query);
         let op = Catalog::get().op(query.op()).id();
-        let candidate = decision.candidates.iter().find(|c| c.kernel == ix);
-        match candidate {
-            Some(c) if c.accepted() => Ok(state.step(&self.guard, op, ix, c.transforms)),
-            other => {
-                let reasons = other.map_or_else(|| vec![elsewhere(&state.snapshot, ix, query)], |c| c.reasons.clone());
-                Err(Error::NoKernel { op, rejections: vec![Rejection { kernel_id: kernel_id.to_owned(), reasons }] })
-            }
+        // Of several behind an alias, the best that can.
+        if let Some(c) = decision.ranked().find(|c| named.contains(&c.kernel)) {
+            return Ok(state.step(&self.guard, op, c.kernel, c.transforms));
         }
+        let candidate = |ix: &KernelIx| decision.candidates.iter().find(|c| c.kernel == *ix);
+        let reasons = named.iter().find_map(candidate).map(|c| c.reasons.clone());
+        let reasons = reasons.unwrap_or_else(|| vec![elsewhere(&state.snapshot, named[0], query)]);
+        Err(Error::NoKernel { op, rejections: vec![Rejection { kernel_id: kernel_id.to_owned(), reasons }] })
     }
 
     /// Whether a kernel takes a query as it is, without any transform.
@@ -287,14 +291,23 @@ impl Engine {
         }
     }
 
-    /// Why a kernel cannot serve a call; empty when it can. `kernel_id` may carry `@version`.
+    /// Why a kernel cannot serve a call; empty when it can. `kernel_id` may carry `@version`. Of an alias, whether one of
+    /// its kernels can, and otherwise why the first cannot.
     pub fn validate(&self, kernel_id: &str, call: &NamedCall<'_>) -> Result<Vec<Reason>, Error> {
         let state = self.state();
-        let ix = find_kernel(&state.snapshot, kernel_id)?;
-        let (_, bound) = self.bind_in(&state, &state.snapshot.kernel(ix).operation, call)?;
-        let decision = self.decide(&state, &bound.query);
-        let elsewhere = || vec![elsewhere(&state.snapshot, ix, &bound.query)];
-        Ok(decision.candidates.into_iter().find(|c| c.kernel == ix).map_or_else(elsewhere, |c| c.reasons))
+        let mut first = None;
+        for ix in find_kernels(&state.snapshot, kernel_id)? {
+            let (_, bound) = self.bind_in(&state, &state.snapshot.kernel(ix).operation, call)?;
+            let decision = self.decide(&state, &bound.query);
+            let elsewhere = || vec![elsewhere(&state.snapshot, ix, &bound.query)];
+            let reasons =
+                decision.candidates.into_iter().find(|c| c.kernel == ix).map_or_else(elsewhere, |c| c.reasons);
+            if reasons.is_empty() {
+                return Ok(reasons);
+            }
+            first = first.or(Some(reasons));
+        }
+        Ok(first.unwrap_or_default())
     }
 
     /// The registered kernels, of one operation (or alias) or of all.
@@ -319,6 +332,8 @@ impl Engine {
             kernel_id: kernel.id.clone(),
             version: kernel.version.clone(),
             backend: kernel.backend.clone(),
+            library: kernel.library().to_owned(),
+            aliases: kernel.aliases.clone(),
             operation: kernel.operation.clone(),
             priority: kernel.priority,
             platforms: kernel.platforms.iter().map(|p| p.name()).collect(),
@@ -348,13 +363,21 @@ impl Engine {
     }
 }
 
-fn find_kernel(snapshot: &Snapshot, kernel_id: &str) -> Result<KernelIx, Error> {
+/// The kernel of an id, or the kernels of an alias; never none.
+fn find_kernels(snapshot: &Snapshot, kernel_id: &str) -> Result<Vec<KernelIx>, Error> {
     let (id, version) = kernel_id.rsplit_once('@').map_or((kernel_id, None), |(id, v)| (id, Some(v)));
-    let wanted = |k: &KernelDescriptor| k.id == id && version.is_none_or(|v| k.version == v);
-    snapshot.kernels().find(|(_, kernel)| wanted(kernel)).map(|(ix, _)| ix).ok_or_else(|| {
-        let nearest = nearest(id, snapshot.kernels().map(|(_, k)| k.id.as_str())).map(str::to_owned);
-        Error::UnknownKernel { id: kernel_id.to_owned(), nearest }
-    })
+    let in_version = |k: &KernelDescriptor| version.is_none_or(|v| k.version == v);
+    if let Some((ix, _)) = snapshot.kernels().find(|(_, kernel)| kernel.id == id && in_version(kernel)) {
+        return Ok(vec![ix]);
+    }
+    let answers = |k: &KernelDescriptor| in_version(k) && k.aliases.iter().any(|alias| alias == id);
+    let named: Vec<KernelIx> = snapshot.kernels().filter(|(_, kernel)| answers(kernel)).map(|(ix, _)| ix).collect();
+    if named.is_empty() {
+        let names = snapshot.kernels().flat_map(|(_, k)| [&k.id].into_iter().chain(&k.aliases));
+        let nearest = nearest(id, names.map(String::as_str)).map(str::to_owned);
+        return Err(Error::UnknownKernel { id: kernel_id.to_owned(), nearest });
+    }
+    Ok(named)
 }
 
 /// A kernel written for some operations behind an alias is no candidate for the others.

@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering;
 
 use lz_model::capabilities::{self, CapabilitiesError, Problem};
 use lz_model::{BackendDescriptor, DeviceSpec, GenerationTable, KernelDescriptor, Platform, PluginOrigin, Query};
-use lz_select::{BackendState, Invalidate, MemoryState, SnapshotSpec};
+use lz_select::{BackendState, Invalidate, KernelName, MemoryState, SnapshotSpec};
 
-use crate::engine::{Draft, Engine};
+use crate::engine::{Draft, Engine, State};
 use crate::error::Error;
 use crate::executable::{DynamicKernel, Executable};
 
@@ -21,17 +21,24 @@ impl Engine {
     }
 
     fn change(&self, change: impl FnOnce(&mut Draft)) -> Result<(), Error> {
-        self.change_warmed(change, &[])
+        self.change_warmed(change, |_| Ok(()), &[])
     }
 
-    /// As [`Engine::update`]; these queries are decided before anybody sees the new state.
-    pub(crate) fn change_warmed(&self, change: impl FnOnce(&mut Draft), warm: &[Query]) -> Result<(), Error> {
+    /// As [`Engine::update`]; the new state is refused if `check` says so, and these queries are decided before anybody
+    /// sees it.
+    pub(crate) fn change_warmed(
+        &self,
+        change: impl FnOnce(&mut Draft),
+        check: impl FnOnce(&State) -> Result<(), Error>,
+        warm: &[Query],
+    ) -> Result<(), Error> {
         let mut current = self.draft.lock();
         let mut next = current.clone();
         change(&mut next);
         next.repin();
         next.epoch = current.epoch + 1;
         let state = next.build()?;
+        check(&state)?;
         for query in warm {
             self.plan_in(&state, query);
         }
@@ -105,6 +112,12 @@ impl Engine {
     pub fn unregister(&self, id: &str, version: &str) -> Result<(), Error> {
         self.known(id, version)?;
         self.change(|draft| {
+            // A configuration may go on naming it.
+            let removed = draft.spec.kernels.iter().filter(|k| k.id == id && k.version == version);
+            let removed: Vec<KernelName> = removed.map(|kernel| KernelName::from(&**kernel)).collect();
+            for name in removed.into_iter().filter(|name| !draft.spec.names.contains(name)).collect::<Vec<_>>() {
+                Arc::make_mut(&mut draft.spec.names).push(name);
+            }
             draft.spec.kernels.retain(|k| k.id != id || k.version != version);
             // A backend that was only a name for registered code goes with its last kernel.
             let kernels = &draft.spec.kernels;

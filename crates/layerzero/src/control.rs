@@ -3,7 +3,7 @@
 //! A change is read, resolved, built, checked and warmed before it is swapped in; when any of that fails, what was
 //! serving goes on serving. Readers never wait.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -50,6 +50,10 @@ pub(crate) struct Control {
     /// The program is ending: nothing is watched any more.
     ended: AtomicBool,
     recent: Mutex<VecDeque<Query>>,
+    /// Kernels are still to be registered; until then a name in a configuration may be one of theirs.
+    pub kernels_follow: AtomicBool,
+    /// Names that were said not to be installed.
+    pub absent: Mutex<BTreeSet<String>>,
     /// Settings that name documents which are not read.
     pub unread: Mutex<Vec<&'static str>>,
     /// What of lockfiles and tables was in force in a version.
@@ -57,6 +61,11 @@ pub(crate) struct Control {
 }
 
 impl Control {
+    /// Whether kernels are still to be registered.
+    pub fn new(kernels_follow: bool) -> Control {
+        Control { kernels_follow: AtomicBool::new(kernels_follow), ..Control::default() }
+    }
+
     /// Remembers a query that had to be decided.
     pub fn seen(&self, query: &Query) {
         let mut recent = self.recent.lock();
@@ -106,7 +115,7 @@ impl Engine {
     }
 
     /// Files that were refused are out of order until some are taken, whoever asked for them.
-    fn loaded(&self, result: Result<(), Error>) -> Result<(), Error> {
+    pub(crate) fn loaded(&self, result: Result<(), Error>) -> Result<(), Error> {
         *self.control.last_error.lock() = result.as_ref().err().map(ToString::to_string);
         result
     }
@@ -116,9 +125,14 @@ impl Engine {
         self.edit(|code| code.set_all(entries))
     }
 
-    /// Only `kernel` may serve `operation`.
+    /// Only `kernel` may serve `operation`: the id of a kernel, an alias, a backend, a library, or a glob of these.
     pub fn lock(&self, operation: &str, kernel: &str) -> Result<(), Error> {
         self.edit(|code| code.lock(operation, kernel))
+    }
+
+    /// As [`Engine::lock`], where `kernel` is known and can run; elsewhere it does nothing.
+    pub fn lock_if_there(&self, operation: &str, kernel: &str) -> Result<(), Error> {
+        self.edit(|code| code.lock_if_there(operation, kernel))
     }
 
     /// Takes a lock back, wherever it was said.
@@ -228,7 +242,7 @@ impl Engine {
     }
 
     /// Resolves, builds, warms and swaps, or changes nothing.
-    fn reconfigure(&self, change: impl FnOnce(&Layers) -> Result<Layers, Error>) -> Result<(), Error> {
+    pub(crate) fn reconfigure(&self, change: impl FnOnce(&Layers) -> Result<Layers, Error>) -> Result<(), Error> {
         // Held throughout: two changes at once are made one after the other.
         let mut layers = self.control.layers.lock();
         let next = change(&layers)?;
@@ -239,6 +253,7 @@ impl Engine {
         *layers = next;
         drop(layers);
         self.republish();
+        self.warn_of_absent();
         Ok(())
     }
 
@@ -265,6 +280,7 @@ impl Engine {
                 apply(config, &mut draft.spec);
                 draft.spec.trials = rollouts.iter().map(trial).collect();
             },
+            |state| self.check_names(config, &state.snapshot),
             &recent,
         )?;
         self.guard.rollouts.store(Arc::new(rollouts));

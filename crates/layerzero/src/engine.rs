@@ -19,6 +19,7 @@ use crate::executable::Executable;
 use crate::guard::Guard;
 use crate::jit::Jit;
 use crate::manifest::Manifest;
+use crate::names::SHIPPED;
 use crate::overlay::Overlays;
 use crate::perf::Perf;
 use crate::pinned::{Pinned, Source};
@@ -71,6 +72,7 @@ pub struct EngineBuilder {
     events: Option<EventHook>,
     state_dir: Option<PathBuf>,
     compiled_elsewhere: bool,
+    kernels_follow: bool,
 }
 
 impl EngineBuilder {
@@ -119,6 +121,13 @@ impl EngineBuilder {
         self
     }
 
+    /// Kernels will be registered that a configuration may name before they are: names are checked from
+    /// [`Engine::settle_names`] on. Without it, they are checked at once.
+    pub fn kernels_follow(mut self) -> EngineBuilder {
+        self.kernels_follow = true;
+        self
+    }
+
     /// An engine with the built-in kernels registered.
     pub fn build(self) -> Engine {
         let mut draft = Draft { epoch: 1, ..Draft::default() };
@@ -129,6 +138,7 @@ impl EngineBuilder {
             draft.spec.memory = draft.spec.devices.iter().map(probe_memory).collect();
         }
         draft.spec.warm = self.compiled_elsewhere.then(Arc::default);
+        draft.spec.names = SHIPPED.clone();
         draft.spec.backend(lz_cpu::backend());
         for (kernel, descriptor) in lz_cpu::descriptors() {
             draft.executables.insert((descriptor.id.clone(), descriptor.version.clone()), Executable::Static(kernel));
@@ -139,7 +149,7 @@ impl EngineBuilder {
             state: ArcSwap::from_pointee(state),
             draft: Mutex::new(draft),
             version: AtomicU64::new(1),
-            control: Control::default(),
+            control: Control::new(self.kernels_follow),
             jit: Jit::new(self.compiled_elsewhere),
             manifest: Manifest::default(),
             perf: Perf::default(),

@@ -61,6 +61,7 @@ mod kept_file;
 mod lockfile;
 mod manifest;
 mod memo;
+mod names;
 mod overlay;
 pub mod perf;
 mod pinned;

@@ -75,11 +75,13 @@ impl Engine {
     /// Makes an overlay inside of plans, the innermost first, or finds the one that says the same. It lasts as long as
     /// its plans.
     pub fn overlay_with(&self, layer: CodeLayer, plans: &[Arc<Baked>]) -> Result<OverlayId, Error> {
-        self.resolve_in(&layer)?;
+        let config = self.resolve_in(&layer)?;
         let mut made = self.overlays.made.lock();
         if let Some((id, _)) = made.by_id.iter().find(|(_, known)| known.says(&layer, plans)) {
             return Ok(*id);
         }
+        // Once for each: a block is entered often.
+        self.check_names(&config, &self.state.load().snapshot)?;
         self.overlays.forget_gone(&mut made);
         if made.by_id.len() == MOST {
             return Err(Error::TooManyOverlays { most: MOST });

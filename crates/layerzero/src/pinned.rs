@@ -110,12 +110,12 @@ impl Engine {
 
     /// Takes back the lockfile and the table that code put in force; those of the configuration stay.
     pub fn unpin(&self) -> Result<(), Error> {
-        self.change_warmed(|draft| draft.pinned.take_back(), &[])
+        self.change_warmed(|draft| draft.pinned.take_back(), |_| Ok(()), &[])
     }
 
     fn pin(&self, slot: Slot, source: Arc<Source>) -> Result<Vec<Mismatch>, Error> {
         self.look_for_more(|devices| source.is_for_others(devices))?;
-        self.change_warmed(|draft| draft.pinned.put(slot, source.clone()), &[])?;
+        self.change_warmed(|draft| draft.pinned.put(slot, source.clone()), |_| Ok(()), &[])?;
         Ok(status(&self.state.load().snapshot, &source).mismatches)
     }
 

@@ -7,7 +7,7 @@ use lz_config::Config;
 use lz_model::schema::OpKind;
 use lz_model::{Catalog, DeviceIx, Platform, Reason};
 use lz_resilience::{BreakerState, Level, Verdict};
-use lz_select::{Action, BackendState, FindingKind, KernelIx, Pattern, Severity, Snapshot, Trial, analyse};
+use lz_select::{Action, BackendState, KernelIx, Pattern, RuleSpec, Severity, Snapshot, Trial, analyse};
 use serde::Serialize;
 
 use crate::change::probe_memory;
@@ -145,6 +145,11 @@ static CHECKS: &[Line] = &[
 impl Engine {
     /// Whether it is fit for production, by the checklist. Warnings do not keep it from being ready.
     pub fn readiness(&self) -> Readiness {
+        // A lock may be on a kernel for a GPU, and those may not have been looked for yet.
+        let is_lock = |rule: &RuleSpec| matches!(rule.action, Action::Lock(_));
+        if self.with_snapshot(|snapshot| snapshot.spec().policy.rules.iter().any(is_lock)) {
+            let _ = self.look_for_more(|_| true);
+        }
         let (state, config) = (self.state(), self.config());
         let look = Look { engine: self, config: &config, snapshot: &state.snapshot };
         let answer = |(name, check): &Line| {
@@ -245,55 +250,44 @@ fn kernels(look: &Look<'_>) -> Answer {
 
 fn locks(look: &Look<'_>) -> Answer {
     let rules = look.snapshot.spec().policy.rules.iter();
-    let patterns: Vec<(&str, &Pattern)> = rules
-        .filter_map(|rule| match &rule.action {
-            Action::Lock(pattern) => Some((rule.name.as_str(), pattern)),
-            _ => None,
-        })
-        .collect();
-    if patterns.is_empty() {
-        return skipped("none");
-    }
-    let wrong = |(name, pattern): &(&str, &Pattern)| {
-        let mut named = look.kernels_called(pattern).peekable();
-        if named.peek().is_none() {
-            return Some(format!("{name}: no kernel is called '{}'", pattern.as_str()));
-        }
-        let named: Vec<KernelIx> = named.collect();
-        if named.iter().any(|&kernel| look.runs_here(kernel)) {
-            return None;
-        }
-        let reason = look.snapshot.standing_reasons(named[0], DeviceIx(0)).first().map(ToString::to_string);
-        Some(format!("{name}: it cannot run here: {}", reason.unwrap_or_else(|| "there is no device".into())))
-    };
-    let wrong: Vec<String> = patterns.iter().filter_map(wrong).collect();
-    match wrong.is_empty() {
-        true => pass(format!("{}, each on a kernel that can run here", count(patterns.len(), "lock"))),
-        false => fail(wrong.join("\n"), "name a kernel of 'layerzero kernels', or take the lock away"),
+    match rules.filter(|rule| matches!(rule.action, Action::Lock(_))).count() {
+        0 => skipped("none"),
+        locks => verdict(
+            look,
+            |action| matches!(action, Action::Lock(_)),
+            format!("{}, each on a kernel that can run here", count(locks, "lock")),
+            "name a kernel of 'layerzero kernels', take the lock away, or make it optional",
+        ),
     }
 }
 
 fn rules(look: &Look<'_>) -> Answer {
     let policy = &look.snapshot.spec().policy;
-    if policy.rules.is_empty() {
-        return skipped("none");
+    match policy.rules.iter().filter(|rule| !matches!(rule.action, Action::Lock(_))).count() {
+        0 => skipped("none"),
+        rules => verdict(
+            look,
+            |action| !matches!(action, Action::Lock(_)),
+            format!("{}, nothing odd about any", count(rules, "rule")),
+            "see 'layerzero policy check'",
+        ),
     }
+}
+
+/// What the analysis finds about some of the rules: the same that `layerzero policy check` and `config check` find.
+fn verdict(look: &Look<'_>, wanted: fn(&Action) -> bool, well: String, hint: &'static str) -> Answer {
+    let policy = &look.snapshot.spec().policy;
     let mut findings = analyse(policy, look.snapshot);
-    // Locks on kernels that do not exist have a check of their own.
-    findings.retain(|finding| {
-        let of_lock = matches!(policy.rules[finding.index].action, Action::Lock(_));
-        !(of_lock && matches!(finding.kind, FindingKind::UnknownKernel { .. }))
-    });
+    findings.retain(|finding| wanted(&policy.rules[finding.index].action));
     let worst = findings.iter().map(|finding| finding.severity).max();
     let found = |least: Severity| {
         let told = findings.iter().filter(|finding| finding.severity >= least);
         told.map(ToString::to_string).collect::<Vec<_>>().join("\n")
     };
-    let hint = "see 'layerzero policy check'";
     match worst {
         Some(Severity::Error) => fail(found(Severity::Warning), hint),
         Some(Severity::Warning) => warn(found(Severity::Warning), hint),
-        Some(Severity::Note) | None => pass(format!("{}, nothing odd about any", count(policy.rules.len(), "rule"))),
+        Some(Severity::Note) | None => pass(well),
     }
 }
 

@@ -424,7 +424,7 @@ proptest! {
         }
         let spec = call(2, 8);
         let query = query(&engine, &spec);
-        if let Some(i) = preferred {
+        if let Some(i) = preferred.filter(|&i| i < kernels.len()) {
             engine.configure([("prefer_sources".to_owned(), Value::names([format!("k{i}")]))]).unwrap();
         }
         let times = kernels.iter().enumerate().filter_map(|(i, k)| Some((id(i), k.time?))).collect();

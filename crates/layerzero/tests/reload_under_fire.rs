@@ -57,13 +57,14 @@ fn put_valid(path: &Path, n: u64) {
 /// Makes the file invalid, in one of many ways, each of which would change what is served if it were taken.
 fn put_invalid(path: &Path, n: u64) {
     let other = KERNELS[1 - locked_by(n / 2)];
-    let text = match n % 7 {
+    let text = match n % 8 {
         0 => format!("locks: {{norm.rms: {other}}}\nnonsense: 1\n"),
         1 => format!("locks: {{norm.rms: {other}}}\nfallback_enabled: maybe\n"),
         2 => format!("locks: {{norm.rms: {other}\n"),
         3 => format!("locks: {{norm.rms: {other}, norm.rsm: {other}}}\n"),
         4 => format!("include: layerzero.yaml\nlocks: {{norm.rms: {other}}}\n"),
-        5 => return put(path, b"locks: {norm.rms: \xff}\n"),
+        5 => format!("locks: {{norm.rms: {other}x}}\n"),
+        6 => return put(path, b"locks: {norm.rms: \xff}\n"),
         _ => return drop(fs::remove_file(path)),
     };
     put(path, text.as_bytes());

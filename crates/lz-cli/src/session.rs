@@ -1,12 +1,13 @@
 //! From engine and policy arguments, and the configuration in force, to an engine.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use layerzero::{Engine, Error as EngineError, Reloads};
 use lz_model::{DeviceSpec, Platform, nearest};
-use lz_select::{Pattern, PolicySpec};
+use lz_select::{Pattern, PolicySpec, Snapshot};
 
 use crate::args::{EngineArgs, PolicyArgs};
 use crate::error::CliError;
@@ -131,23 +132,21 @@ impl Session {
     /// A pattern that names no kernel is more likely a mistake than a wish.
     fn check_kernel(&self, pattern: &str) -> Result<(), CliError> {
         let wanted = Pattern::Kernel(pattern.to_owned());
-        let nearest = self.engine.with_snapshot(|snapshot| {
-            if snapshot.kernels().any(|(_, kernel)| wanted.matches(kernel)) {
-                return None;
-            }
-            Some(nearest(pattern, snapshot.kernels().map(|(_, k)| k.id.as_str())).map(str::to_owned))
-        });
-        nearest.map_or(Ok(()), |nearest| Err(EngineError::UnknownKernel { id: pattern.to_owned(), nearest }.into()))
+        let unknown = |snapshot: &Snapshot| (!snapshot.knows(&wanted)).then(|| snapshot.nearest_name(&wanted));
+        self.engine
+            .with_snapshot(unknown)
+            .map_or(Ok(()), |nearest| Err(EngineError::UnknownKernel { id: pattern.to_owned(), nearest }.into()))
     }
 
     fn check_backend(&self, name: &str) -> Result<(), CliError> {
-        let backends = self.engine.backends();
-        let known = || backends.iter().map(|b| b.descriptor.name.as_str());
-        if known().any(|n| n == name) {
-            return Ok(());
-        }
-        let what = format!("unknown backend '{name}'{}", lz_model::did_you_mean(&nearest(name, known())));
-        Err(CliError::argument(what, format!("registered are {}", known().collect::<Vec<_>>().join(", "))))
+        let wanted = Pattern::Source(name.to_owned());
+        let unknown = |snapshot: &Snapshot| (!snapshot.knows(&wanted)).then(|| snapshot.nearest_name(&wanted));
+        let Some(nearest) = self.engine.with_snapshot(unknown) else { return Ok(()) };
+        let registered: BTreeSet<String> =
+            self.engine.backends().iter().map(|b| b.descriptor.library().to_owned()).collect();
+        let registered = registered.into_iter().collect::<Vec<_>>().join(", ");
+        let what = format!("unknown library '{name}'{}", lz_model::did_you_mean(&nearest));
+        Err(CliError::argument(what, format!("registered are {registered}")))
     }
 
     /// Why the last configuration of the program this is a part of was refused, if it was.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use lz_model::{DefaultLayouts, Layout, nearest};
-use lz_select::{Action, Condition, PREFER_POINTS, Pattern, PolicySpec, RuleSpec};
+use lz_select::{Action, Condition, Finding, FindingKind, PREFER_POINTS, Pattern, PolicySpec, RuleSpec};
 use serde::Serialize;
 
 use crate::operation;
@@ -35,6 +35,8 @@ pub struct Config {
     /// What is probably a mistake.
     pub warnings: Vec<ConfigWarning>,
     policy: PolicySpec,
+    /// By rule of the policy, its key and who said it.
+    places: Vec<(String, Option<Origin>)>,
     entries: Vec<Entry>,
     files: Vec<PathBuf>,
     home: Option<PathBuf>,
@@ -79,25 +81,28 @@ impl Config {
     }
 
     fn take_rules(&mut self, layer: &Layer, locks: &[&Said<Lock>], chosen: Option<&str>) {
-        let rules = &mut self.policy.rules;
         // A lock on fewer operations is the more special one, and comes first.
         let mut locks = locks.to_vec();
         locks.sort_by_key(|lock| operation::breadth(&lock.what.operation));
-        rules.extend(locks.into_iter().filter_map(|lock| {
-            let (operation, kernel) = (lock.what.operation.clone(), lock.what.kernel.clone()?);
+        for lock in locks {
+            let (operation, Some(kernel)) = (lock.what.operation.clone(), lock.what.kernel.clone()) else { continue };
             let name = format!("lock {operation} to {kernel} ({})", lock.origin.short());
-            let action = Action::Lock(Pattern::Kernel(kernel));
-            Some(RuleSpec { name, operation: Some(operation), condition: Condition::Always, action })
-        }));
+            let (key, action) = (format!("locks.{operation}"), Action::Lock(Pattern::Kernel(kernel)));
+            let rule = RuleSpec::new(name, Some(operation), Condition::Always, action);
+            self.add_rule(RuleSpec { optional: lock.what.optional, ..rule }, key, Some(&lock.origin));
+        }
         for rule in &layer.rules {
-            rules.extend(rule.what.iter().cloned());
             let key = format!("rules[{}]", self.entries.iter().filter(|e| e.key.starts_with("rules[")).count());
+            rule.what.iter().for_each(|one| self.add_rule(one.clone(), key.clone(), Some(&rule.origin)));
             self.entries.push(Entry { key, value: rule.value.clone(), origin: rule.origin.clone() });
         }
-        if let Some(policy) = chosen.and_then(|name| layer.policies.get(name)) {
-            rules.extend(policy.rules.iter().cloned());
-        }
-        rules.extend(layer.document.iter().cloned());
+        let policy = chosen.and_then(|name| layer.policies.get(name)).map_or(&[][..], |policy| &policy.rules);
+        policy.iter().chain(&layer.document).for_each(|rule| self.add_rule(rule.clone(), rule.name.clone(), None));
+    }
+
+    fn add_rule(&mut self, rule: RuleSpec, key: String, origin: Option<&Origin>) {
+        self.policy.rules.push(rule);
+        self.places.push((key, origin.cloned()));
     }
 
     fn take_rollouts(&mut self, layer: &Layer) {
@@ -112,9 +117,8 @@ impl Config {
 
     /// Libraries preferred or avoided. Of several preferred ones, an earlier one is worth more.
     fn take_sources(&mut self, key: &str) {
-        let Some(Entry { value: Value::List(names), origin, .. }) = self.entries.iter().find(|e| e.key == key) else {
-            return;
-        };
+        let Some(entry) = self.entries.iter().find(|e| e.key == key) else { return };
+        let (Value::List(names), origin) = (entry.value.clone(), entry.origin.clone()) else { return };
         let count = names.len();
         for (i, name) in names.iter().enumerate() {
             let Value::Str(name) = name else { continue };
@@ -126,7 +130,8 @@ impl Config {
                 (_, ahead) => ("prefer", Action::Boost(pattern, PREFER_POINTS + ahead)),
             };
             let name = format!("{verb} {name} ({})", origin.short());
-            self.policy.rules.push(RuleSpec { name, operation: None, condition: Condition::Always, action });
+            let rule = RuleSpec::new(name, None, Condition::Always, action);
+            self.add_rule(rule, key.to_owned(), Some(&origin));
         }
     }
 
@@ -158,6 +163,28 @@ impl Config {
     /// Locks, preferences, rules and documents as one ordered policy for selection.
     pub fn policy(&self) -> &PolicySpec {
         &self.policy
+    }
+
+    /// What findings about the policy come to as an error: each with its key and place.
+    pub fn refused(&self, findings: &[Finding]) -> ConfigError {
+        let problem = |finding: &Finding| {
+            let (key, origin) = self.places.get(finding.index).cloned().unwrap_or_default();
+            let (name, kind) = match &finding.kind {
+                FindingKind::UnknownKernel { name, nearest } => {
+                    let kind =
+                        ProblemKind::UnknownName { what: "kernel", name: name.clone(), nearest: nearest.clone() };
+                    (Some(name.clone()), kind)
+                }
+                FindingKind::UnknownSource { name, nearest } => {
+                    let kind =
+                        ProblemKind::UnknownName { what: "library", name: name.clone(), nearest: nearest.clone() };
+                    (Some(name.clone()), kind)
+                }
+                other => (None, ProblemKind::Contradiction { message: other.to_string() }),
+            };
+            Problem { at: origin.unwrap_or(Origin::Default), key, value: name, kind }
+        };
+        ConfigError { problems: findings.iter().map(problem).collect() }
     }
 
     /// The switches of selection.

@@ -46,7 +46,7 @@ pub(crate) fn read(variables: &BTreeMap<String, String>, problems: &mut Vec<Prob
             }
             problems.append(&mut reader.problems);
         } else if let Some(operation) = locked {
-            let lock = Lock { operation, kernel: Some(text.clone()) };
+            let lock = Lock { operation, kernel: Some(text.clone()), optional: false };
             layer.lock(Said { what: lock, value: Value::Str(text.clone()), origin });
         } else if !VARIABLES.iter().any(|(known, _)| known == name) {
             layer.warnings.push(ConfigWarning::UnknownVariable { name: name.clone(), nearest: closest(name) });

@@ -132,14 +132,22 @@ impl CodeLayer {
     /// Only `kernel` may serve `operation` (an operation, alias or function).
     pub fn lock(&mut self, operation: &str, kernel: &str) -> Result<(), ConfigError> {
         let operation = self.operation(operation)?;
-        self.say_lock(Lock { operation, kernel: Some(kernel.to_owned()) }, Value::from(kernel));
+        self.say_lock(Lock { operation, kernel: Some(kernel.to_owned()), optional: false }, Value::from(kernel));
+        Ok(())
+    }
+
+    /// As [`CodeLayer::lock`], where `kernel` is known and can run; elsewhere it does nothing.
+    pub fn lock_if_there(&mut self, operation: &str, kernel: &str) -> Result<(), ConfigError> {
+        let operation = self.operation(operation)?;
+        let written = Value::Map(vec![("kernel".into(), kernel.into()), ("optional".into(), Value::Bool(true))]);
+        self.say_lock(Lock { operation, kernel: Some(kernel.to_owned()), optional: true }, written);
         Ok(())
     }
 
     /// No lock on `operation`, whoever put it there.
     pub fn unlock(&mut self, operation: &str) -> Result<(), ConfigError> {
         let operation = self.operation(operation)?;
-        self.say_lock(Lock { operation, kernel: None }, Value::Null);
+        self.say_lock(Lock { operation, kernel: None, optional: false }, Value::Null);
         Ok(())
     }
 

@@ -96,6 +96,16 @@ pub enum ProblemKind {
         /// The closest known one.
         nearest: Option<String>,
     },
+    /// A kernel or library nobody knows.
+    #[error("no {what} is called '{name}'{}", did_you_mean(.nearest))]
+    UnknownName {
+        /// A kernel or a library.
+        what: &'static str,
+        /// The name.
+        name: String,
+        /// The closest known one.
+        nearest: Option<String>,
+    },
     /// An expression that makes no sense.
     #[error("{message} (column {column} of '{text}'){}", .hint.as_ref().map_or_else(String::new, |h| format!("; {h}")))]
     BadExpression {

@@ -120,7 +120,14 @@ fn section_schema(key: &str) -> Json {
         "version" => json!({ "type": ["integer", "string"] }),
         "schema_version" => json!({ "type": "integer", "minimum": 1, "maximum": KERNELS_VERSION }),
         "include" => names_schema(),
-        "locks" => json!({ "type": ["object", "null"], "additionalProperties": { "type": "string", "minLength": 1 } }),
+        "locks" => {
+            let name = json!({ "type": "string", "minLength": 1 });
+            let map = json!({
+                "type": "object", "additionalProperties": false, "required": ["kernel"],
+                "properties": { "kernel": name, "optional": { "type": "boolean" } },
+            });
+            json!({ "type": ["object", "null"], "additionalProperties": { "anyOf": [name, map] } })
+        }
         "rules" => {
             json!({ "type": ["array", "null"], "items": described(RULE_KEYS, &["op", "when", "conditions"]) })
         }

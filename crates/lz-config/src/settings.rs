@@ -47,9 +47,9 @@ settings! {
         verbose: bool = false;
         /// Wait for the device after every call, so that errors show where they arise.
         debug: bool = false;
-        /// Libraries to prefer, the first most.
+        /// Libraries or backends to prefer, the first most.
         prefer_sources: Vec<String> = Vec::new(), env Variable::Named("LAYERZERO_PREFER");
-        /// Libraries to avoid.
+        /// Libraries or backends to avoid.
         avoid_sources: Vec<String> = Vec::new(), env Variable::Named("LAYERZERO_AVOID");
         /// Which of the `policies` of a kernels document is in force.
         policy: Option<String> = None;
@@ -276,7 +276,7 @@ pub static SECTIONS: &[Section] = &[
     },
     Section {
         key: "locks",
-        doc: "By operation, alias or function, the one kernel that may serve it. A lock on a narrower name wins.",
+        doc: "By operation, alias or function, the kernels that alone may serve it: an id, an alias, a backend, a library, or a glob of these. A lock on a narrower name wins. `{kernel: NAME, optional: true}` does nothing where the kernel is unknown or cannot run.",
         expected: "a map of operation to kernel",
     },
     Section {

@@ -198,8 +198,12 @@ pub struct KernelDescriptor {
     pub id: String,
     /// Its own version, usually the library's.
     pub version: String,
-    /// The library it comes from.
+    /// The backend it comes from: `flash_attn_3`.
     pub backend: String,
+    /// The library that backend belongs to, when it is not the backend's name; see [`KernelDescriptor::library`].
+    pub library: Option<String>,
+    /// Other names it answers to in locks, rules and preferences; several kernels may share one.
+    pub aliases: Vec<String>,
     /// The operation or alias it was written against.
     pub operation: String,
 
@@ -298,6 +302,8 @@ impl KernelDescriptor {
             id: id.into(),
             version: "0".into(),
             backend: backend.into(),
+            library: None,
+            aliases: Vec::new(),
             operation: operation.into(),
             platforms: Vec::new(),
             min_sm: None,
@@ -342,6 +348,11 @@ impl KernelDescriptor {
             baseline: false,
         }
     }
+
+    /// The library it comes from: `flash_attn` for every kernel of the backends `flash_attn`, `flash_attn_3`, ….
+    pub fn library(&self) -> &str {
+        self.library.as_deref().unwrap_or(&self.backend)
+    }
 }
 
 /// Where a backend came from.
@@ -358,11 +369,13 @@ pub enum PluginOrigin {
     Code,
 }
 
-/// A library of kernels, described.
+/// A backend, described: kernels of one library that are loaded together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BackendDescriptor {
-    /// Its name: `flash_attn`.
+    /// Its name: `flash_attn_3`.
     pub name: String,
+    /// The library it belongs to, when it is not the backend's name; see [`BackendDescriptor::library`].
+    pub library: Option<String>,
     /// The version the description is about.
     pub version: String,
     /// Processors it serves.
@@ -384,6 +397,11 @@ pub struct BackendDescriptor {
 }
 
 impl BackendDescriptor {
+    /// The library it belongs to: `flash_attn` for `flash_attn_3`.
+    pub fn library(&self) -> &str {
+        self.library.as_deref().unwrap_or(&self.name)
+    }
+
     /// Whether it was registered by code, and not read from a document.
     pub fn is_code(&self) -> bool {
         self.capabilities_hash.is_empty() && self.origin != PluginOrigin::EntryPoint
@@ -393,6 +411,7 @@ impl BackendDescriptor {
     pub fn native(name: impl Into<String>, version: impl Into<String>, platforms: Vec<Platform>) -> BackendDescriptor {
         BackendDescriptor {
             name: name.into(),
+            library: None,
             version: version.into(),
             platforms,
             import_name: None,

@@ -100,10 +100,21 @@ pub fn reset(py: Python<'_>) -> PyResult<()> {
     detached(py, || engine().reset_code().and_then(|()| engine().watch())).map_err(raise(py))
 }
 
-/// Only this kernel may serve the operation.
+/// Every kernel is registered that the configuration may name: what it names is checked.
 #[pyfunction]
-pub fn lock(py: Python<'_>, operation: &str, kernel: &str) -> PyResult<()> {
-    detached(py, || engine().lock(operation, kernel)).map_err(raise(py))
+pub fn settle_names(py: Python<'_>) -> PyResult<()> {
+    detached(py, || engine().settle_names()).map_err(raise(py))
+}
+
+/// Only this kernel may serve the operation; if optional, only where it is known and can run.
+#[pyfunction]
+#[pyo3(signature = (operation, kernel, optional=false))]
+pub fn lock(py: Python<'_>, operation: &str, kernel: &str, optional: bool) -> PyResult<()> {
+    let lock = || match optional {
+        true => engine().lock_if_there(operation, kernel),
+        false => engine().lock(operation, kernel),
+    };
+    detached(py, lock).map_err(raise(py))
 }
 
 /// Takes a lock back.

@@ -15,7 +15,13 @@ static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
 pub fn engine() -> &'static Arc<Engine> {
     ENGINE.get_or_init(|| {
         Arc::new(
-            Engine::builder().cpu_only().compiled_elsewhere().on_warning(warn).on_event(crate::events::emitted).build(),
+            Engine::builder()
+                .cpu_only()
+                .compiled_elsewhere()
+                .kernels_follow()
+                .on_warning(warn)
+                .on_event(crate::events::emitted)
+                .build(),
         )
     })
 }

@@ -142,7 +142,11 @@ fn name_of(op: &str) -> &str {
 /// The function through which a kernel's operation is called.
 fn front_of_kernel(py: Python<'_>, kernel_id: &str) -> PyResult<&'static Front> {
     let id = kernel_id.rsplit_once('@').map_or(kernel_id, |(id, _)| id);
-    let op = engine().with_snapshot(|s| s.kernels().find(|(_, k)| k.id == id).map(|(_, k)| k.operation.clone()));
+    let op = engine().with_snapshot(|s| {
+        let of_id = s.kernels().find(|(_, k)| k.id == id);
+        let of_alias = || s.kernels().find(|(_, k)| k.aliases.iter().any(|alias| alias == id));
+        of_id.or_else(of_alias).map(|(_, k)| k.operation.clone())
+    });
     match op {
         Some(op) => Front::find(py, &op),
         // The engine's own error names the nearest kernel.

@@ -54,9 +54,9 @@ use pyo3::prelude::*;
 fn cli(py: Python<'_>, args: Vec<std::ffi::OsString>) -> i32 {
     lz_cli::session::add_to_engines(|engine| {
         // A command that opens an engine wants the libraries loaded; what fitted together here does so there.
-        if Python::attach(registry::ensure_loaded).is_ok() {
-            let _ = engine.adopt(crate::engine::engine());
-        }
+        // A configuration that is refused is for the command to report.
+        let _ = Python::attach(registry::ensure_loaded);
+        let _ = engine.adopt(crate::engine::engine());
     });
     lz_cli::measuring::measure_with(|| match Python::attach(tuning::PyBench::new) {
         Ok(bench) => Ok(Box::new(bench)),
@@ -144,6 +144,7 @@ fn _native(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(control::load_config, module)?)?;
     module.add_function(wrap_pyfunction!(control::configure, module)?)?;
     module.add_function(wrap_pyfunction!(control::reset, module)?)?;
+    module.add_function(wrap_pyfunction!(control::settle_names, module)?)?;
     module.add_function(wrap_pyfunction!(control::lock, module)?)?;
     module.add_function(wrap_pyfunction!(control::unlock, module)?)?;
     module.add_function(wrap_pyfunction!(control::reload, module)?)?;

@@ -54,8 +54,8 @@ pub use decision::{Basis, Candidate, Decision, FALLBACKS, KernelIx, Plan, Terms,
 pub use perf::{Estimate, EstimateKind, NoPerfData, PerfSource, Side, Sides};
 pub use pin::{Pin, Pins};
 pub use policy::{
-    AVOID_POINTS, Action, Condition, Effect, FieldPattern, Finding, FindingKind, PREFER_POINTS, Pattern, PolicyError,
-    PolicySpec, RuleSpec, RuleTrace, Severity, analyse,
+    AVOID_POINTS, Action, Condition, Effect, FieldPattern, Finding, FindingKind, KernelName, PREFER_POINTS, Pattern,
+    PolicyError, PolicySpec, RuleSpec, RuleTrace, Severity, analyse, not_installed, refusals,
 };
 pub use restriction::{Restriction, Settled};
 pub use snapshot::{BackendState, Health, MemoryState, Settings, Snapshot, SnapshotError, SnapshotSpec};

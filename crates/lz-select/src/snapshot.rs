@@ -14,7 +14,7 @@ use crate::constraint::{BadConstraint, Compiled};
 use crate::decision::KernelIx;
 use crate::perf::{NoPerfData, PerfSource};
 use crate::pin::Pins;
-use crate::policy::{Policy, PolicyError, PolicySpec};
+use crate::policy::{KernelName, Policy, PolicyError, PolicySpec};
 use crate::restriction::Restriction;
 use crate::trial::Trial;
 use crate::warm::Warm;
@@ -136,6 +136,9 @@ pub struct SnapshotSpec {
     pub backends: BTreeMap<String, BackendState>,
     /// The kernels.
     pub kernels: Vec<Arc<KernelDescriptor>>,
+    /// Kernels that are known by name though they are not registered: those that come with LayerZero and are not loaded,
+    /// and those that were registered before. Naming one is no mistake.
+    pub names: Arc<Vec<KernelName>>,
     /// The operator's will.
     pub policy: PolicySpec,
     /// Switches.
@@ -163,6 +166,7 @@ impl Default for SnapshotSpec {
             versions: BTreeMap::new(),
             backends: BTreeMap::new(),
             kernels: Vec::new(),
+            names: Arc::default(),
             policy: PolicySpec::default(),
             settings: Settings::default(),
             health: HashMap::new(),
@@ -253,10 +257,11 @@ impl SnapshotSpec {
                 problems.push(SnapshotError::DuplicateKernel { id, version });
             }
         }
-        let policy = Policy::compile(&self.policy, &kernels).unwrap_or_else(|errors| {
-            problems.extend(errors.into_iter().map(SnapshotError::from));
-            Policy::default()
-        });
+        let policy =
+            Policy::compile(&self.policy, &kernels, &|kernel| self.runs_here(kernel)).unwrap_or_else(|errors| {
+                problems.extend(errors.into_iter().map(SnapshotError::from));
+                Policy::default()
+            });
         let catalog = Catalog::get();
         let mut by_op: Vec<Vec<Compiled>> = catalog.ops().iter().map(|_| Vec::new()).collect();
         for (i, kernel) in kernels.iter().enumerate() {
@@ -270,6 +275,15 @@ impl SnapshotSpec {
         let entries = kernels.into_iter().map(|kernel| self.entry(kernel)).collect();
         let cells = catalog.ops().iter().map(|op| self.cells(op, &by_op[op.ix().0 as usize], &policy)).collect();
         Ok(Snapshot { epoch, spec: self.clone(), entries, by_op, policy, cells })
+    }
+
+    /// Whether a kernel's library is installed, and one of the devices can run it.
+    pub(crate) fn runs_here(&self, kernel: &KernelDescriptor) -> bool {
+        let backend = self.backends.get(&kernel.backend);
+        let installed = kernel.standalone || backend.is_some_and(|backend| backend.unavailable.is_none());
+        let runs_on =
+            |device: &DeviceSpec| device_reasons(kernel, device, |name| self.versions.get(name).cloned()).is_empty();
+        installed && self.devices.iter().any(runs_on)
     }
 
     fn compile(

@@ -42,8 +42,11 @@ fn locks_are_put_and_taken_away() {
     assert_eq!(w.serves(), "a.rms", "the lock of the file is hidden too");
     let error = w.engine.lock("norm.rsm", "a.rms").unwrap_err();
     assert!(error.to_string().contains("norm.rms"), "{error}");
-    // A lock on a kernel that is not there serves nothing, and says so.
-    w.engine.lock("norm.rms", "d.rms").unwrap();
+    // A lock on a kernel that is not there is refused; one on a kernel that is not installed serves nothing, and says so.
+    let error = w.engine.lock("norm.rms", "d.rms").unwrap_err();
+    assert!(error.to_string().contains("no kernel is called 'd.rms'"), "{error}");
+    assert_eq!(w.serves(), "a.rms");
+    w.engine.lock("norm.rms", "liger.rms_norm").unwrap();
     let error = rms(&w.engine).unwrap_err();
     assert!(error.to_string().contains("POLICY_LOCKED"), "{error}");
 }

@@ -15,6 +15,7 @@ use tempfile::TempDir;
 mod breakers;
 mod configuration;
 mod levels;
+mod names;
 mod overlays;
 mod readiness;
 mod status;

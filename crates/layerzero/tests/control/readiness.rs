@@ -118,11 +118,12 @@ fn locks() {
     let w = World::with_kernels(&["a.rms"]);
     w.engine.lock("norm.rms", "a.rms").unwrap();
     expect(&w.engine, "locks", Pass, "1 lock");
-    w.engine.lock("norm.rms", "b.rms").unwrap();
-    expect(&w.engine, "locks", Fail, "no kernel is called 'b.rms'");
     let elsewhere = KernelDescriptor { platforms: vec![Platform::Cuda], ..descriptor("b.rms", 90) };
     w.engine.register(elsewhere, fill(1.0)).unwrap();
-    expect(&w.engine, "locks", Fail, "it cannot run here: runs on cuda, this is cpu");
+    w.engine.lock("norm.rms", "b.rms").unwrap();
+    expect(&w.engine, "locks", Fail, "'b.rms' cannot run here: runs on cuda, this is cpu");
+    w.engine.lock_if_there("norm.rms", "b.rms").unwrap();
+    expect(&w.engine, "locks", Pass, "1 lock");
 }
 
 #[test]
@@ -131,8 +132,11 @@ fn rules() {
     let rules = |text: &str| w.load(&format!("rules:\n  - {text}\n"));
     rules("{name: fine, operation: rms_norm, prefer: a.rms}");
     expect(&w.engine, "rules", Pass, "1 rule");
-    rules("{name: odd, operation: rms_norm, prefer: b.rms}");
-    expect(&w.engine, "rules", Warn, "no kernel is called 'b.rms'");
+    rules("{name: odd, operation: rms_norm, prefer: liger.rms_norm}");
+    expect(&w.engine, "rules", Warn, "'liger.rms_norm' cannot run here: it is not loaded");
+    let path = w.write("layerzero.yaml", "rules: [{operation: rms_norm, prefer: b.rms}]");
+    w.engine.load_config(&path).unwrap_err();
+    expect(&w.engine, "configuration", Fail, "no kernel is called 'b.rms'");
     rules("{name: odd, operation: rms_norm, when: rows > 9 and rows < 3, prefer: a.rms}");
     expect(&w.engine, "rules", Fail, "can never match");
 }

@@ -3,12 +3,15 @@
 use std::path::PathBuf;
 
 use lz_config::{Config, ConfigWarning, Entry, Setting};
+use lz_select::{Finding, Severity, analyse};
 use serde::Serialize;
 use serde_json::json;
 
+use crate::args::EngineArgs;
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::printer::Printer;
+use crate::session::Session;
 use crate::surroundings::{self, Surroundings};
 
 /// Show the configuration in force, check a file, or print the reference of all settings
@@ -25,13 +28,20 @@ enum What {
     Show(Show),
     /// Check a configuration file, or the configuration in force: every problem with its line and column
     ///
-    /// Exits with 3 when anything is wrong.
-    Check {
-        /// The file; by default everything that is in force here
-        file: Option<PathBuf>,
-    },
+    /// Kernels and libraries that are named must be known; what is wrong about rules is what 'policy check' and 'ready'
+    /// find wrong. Exits with 3 when anything is wrong.
+    Check(Box<CheckArgs>),
     /// Print the reference of all settings, in Markdown
     Reference,
+}
+
+/// What to check.
+#[derive(Debug, clap::Args)]
+struct CheckArgs {
+    /// The file; by default everything that is in force here
+    file: Option<PathBuf>,
+    #[command(flatten)]
+    engine: EngineArgs,
 }
 
 /// What to show.
@@ -56,7 +66,7 @@ struct Answer<'a> {
 pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     match &args.what {
         What::Show(show) => self::show(show, at, printer)?,
-        What::Check { file } => check(file.as_ref(), at, printer)?,
+        What::Check(args) => check(args, at, printer)?,
         What::Reference => reference(printer)?,
     }
     Ok(Exit::Ok)
@@ -97,12 +107,21 @@ fn wanted<'a>(config: &'a Config, keys: &[String]) -> Result<Vec<&'a Entry>, Cli
     Ok(config.entries().iter().filter(asked).collect())
 }
 
-fn check(file: Option<&PathBuf>, at: &Surroundings, printer: &mut Printer<'_>) -> Result<(), CliError> {
-    let sources = file.map_or_else(|| at.sources(), |file| at.alone(file));
+fn check(args: &CheckArgs, at: &Surroundings, printer: &mut Printer<'_>) -> Result<(), CliError> {
+    let sources = args.file.as_ref().map_or_else(|| at.sources(), |file| at.alone(file));
     let config = surroundings::config(&sources)?;
+    let session = Session::unconfigured(&args.engine)?;
+    let findings = session.engine.with_snapshot(|snapshot| analyse(config.policy(), snapshot));
     warn(&config, printer);
+    let (wrong, odd): (Vec<_>, Vec<_>) = findings.into_iter().partition(|f| f.severity == Severity::Error);
+    if !wrong.is_empty() {
+        return Err(CliError::Engine(layerzero::Error::Config(config.refused(&wrong))));
+    }
+    let worth_saying = |finding: &&Finding| finding.severity == Severity::Warning;
+    odd.iter().filter(worth_saying).for_each(|finding| printer.warning(&finding.to_string()));
     if printer.wants_json() {
-        return printer.json(&json!({ "files": config.files(), "warnings": config.warnings, "problems": [] }));
+        let (files, warnings) = (config.files(), &config.warnings);
+        return printer.json(&json!({ "files": files, "warnings": warnings, "findings": odd, "problems": [] }));
     }
     match config.files() {
         [] => printer.line("no files; the environment is in order"),

@@ -132,9 +132,10 @@ fn the_layers_are_found_and_stand_in_their_order() {
 #[test]
 fn config_check_says_that_all_is_well() {
     let project = Project::with(CONFIG);
-    assert_eq!(project.run("config check").ended(0).out, "DIR/layerzero.yaml: no problems\n");
-    assert_eq!(project.run("config check layerzero.yaml").ended(0).out, "DIR/layerzero.yaml: no problems\n");
-    let json = project.run("config check --json").ended(0).json();
+    let check = |rest: &str| project.run(&format!("config check {rest} {}", on_h100())).ended(0);
+    assert_eq!(check("").out, "DIR/layerzero.yaml: no problems\n");
+    assert_eq!(check("layerzero.yaml").out, "DIR/layerzero.yaml: no problems\n");
+    let json = check("--json").json();
     assert_eq!((&json["problems"], &json["warnings"]), (&json!([]), &json!([])));
     assert_eq!(Project::new(&[]).run("config check").ended(0).out, "no files; the environment is in order\n");
 }
@@ -325,7 +326,7 @@ fn policy_check_is_content_with_good_rules() {
     let project = Project::with(CONFIG);
     let text = project.run(&format!("policy check layerzero.yaml {}", on_h100())).ended(0).out;
     assert!(text.ends_with(": 0 errors, 0 warnings, 0 notes\n"), "{text}");
-    let warned = Project::with("rules: [{prefer: nobody.*}]\n");
+    let warned = Project::with("rules: [{prefer: xformers}]\n");
     let text = warned.run("policy check").ended(0).out;
     assert!(text.starts_with("warning: ") && text.ends_with("1 rule: 0 errors, 1 warning, 0 notes\n"), "{text}");
     assert_eq!(Project::new(&[]).run("policy check").ended(0).out, "0 rules: 0 errors, 0 warnings, 0 notes\n");
@@ -405,6 +406,39 @@ fn rollout_status_shows_the_figures_of_processes() {
 fn the_help_of_rollout_says_how_to_begin_anew() {
     let help = Project::new(&[]).run("rollout status --help").ended(0).out;
     assert!(help.contains("lz.rearm(name)") && help.contains("'seed'"), "{help}");
+}
+
+/// What is wrong with a configuration is wrong in the eyes of every command that judges one.
+#[test]
+fn config_check_policy_check_and_ready_give_one_verdict() {
+    let cases = [
+        (true, "locks: {rms_norm: lz_cpu.ref.norm.rms}"),
+        (true, "locks: {rms_norm: lz_cpu}"),
+        (true, "prefer_sources: [flash_attn, flashinfer]"),
+        (true, "avoid_sources: [experimental_lib]"),
+        (true, "rules: [{deny: flashinfer}, {avoid: 'flash_attn.v3.*'}]"),
+        (true, "locks: {rms_norm: {kernel: plugin.rms_norm, optional: true}}"),
+        (true, "locks: {rms_norm: {kernel: liger.rms_norm, optional: true}}"),
+        (true, "rules: [{prefer: plugin.rms_norm, optional: true}]"),
+        (false, "locks: {rms_norm: no.such.kernel}"),
+        (false, "locks: {rms_norm: lz_cpu.ref.norm.rmss}"),
+        (false, "locks: {rms_norm: liger.rms_norm}"),
+        (false, "locks: {rms_norm: lz_cpu.ref.activation.gelu}"),
+        (false, "locks: {rms_norm: lz_cpu}\nrules: [{deny_sources: lz_cpu, operation: rms_norm}]"),
+        (false, "locks: {rms_norm: lz_cpu.ref.norm.rms}\nrules: [{filter: not reference}]"),
+        (false, "prefer_sources: [flash_atn]"),
+        (false, "avoid_sources: [xformer]"),
+        (false, "rules: [{prefer: flashinfr}]"),
+        (false, "rules: [{deny: no.such.kernel}]"),
+        (false, "rules: [{operation: rms_norm, when: rows > 9 and rows < 3, prefer: lz_cpu}]"),
+    ];
+    for (good, text) in cases {
+        let project = Project::with(text);
+        for command in ["config check", "policy check", "ready"] {
+            let outcome = project.run(&format!("{command} --device cpu"));
+            assert_eq!(outcome.code == 0, good, "{command}: {text}: {outcome:?}");
+        }
+    }
 }
 
 // --- ready -----------------------------------------------------------------------------------------------

@@ -282,7 +282,7 @@ pub(super) fn named(name: &str) -> Pattern {
 }
 
 pub(super) fn rule_of(name: String, operation: Option<String>, condition: Condition, action: Action) -> RuleSpec {
-    RuleSpec { name, operation, condition, action }
+    RuleSpec::new(name, operation, condition, action)
 }
 
 /// `any`, a platform, or `cuda_sm80` for CUDA from SM 80 on.

@@ -46,6 +46,8 @@ pub(crate) struct Said<T> {
 pub(crate) struct Lock {
     pub operation: String,
     pub kernel: Option<String>,
+    /// It does nothing where the kernel is unknown or cannot run.
+    pub optional: bool,
 }
 
 /// A policy of a kernels document.
@@ -164,9 +166,9 @@ impl Layer {
                     continue;
                 }
             };
-            if let Some(kernel) = reader.text(&entry.value, &key, "the id of a kernel") {
-                let lock = Lock { operation, kernel: Some(kernel.to_owned()) };
-                self.lock(Said { what: lock, value: Value::from(kernel), origin: reader.at(entry.at) });
+            if let Some((kernel, optional)) = locked_to(&entry.value, &key, reader) {
+                let lock = Lock { operation, kernel: Some(kernel.to_owned()), optional };
+                self.lock(Said { what: lock, value: Value::from(&entry.value), origin: reader.at(entry.at) });
             }
         }
     }
@@ -192,6 +194,24 @@ impl Layer {
             }
         }
     }
+}
+
+/// What a lock names: a kernel, or `{kernel: …, optional: true}`.
+fn locked_to<'n>(node: &'n Node, key: &str, reader: &mut Reader<'_>) -> Option<(&'n str, bool)> {
+    let Data::Map(entries) = &node.data else { return Some((reader.text(node, key, "the id of a kernel")?, false)) };
+    let (mut kernel, mut optional) = (None, false);
+    for entry in entries {
+        let inner = join(key, &entry.key);
+        match entry.key.as_str() {
+            "kernel" => kernel = Some(reader.text(&entry.value, &inner, "the id of a kernel")?),
+            "optional" => optional = reader.bool(&entry.value, &inner)?,
+            _ => reader.unknown(entry, key, ["kernel", "optional"]),
+        }
+    }
+    if kernel.is_none() {
+        reader.missing(node, key, "kernel", "say which kernel the operation is locked to");
+    }
+    Some((kernel?, optional))
 }
 
 /// The names of a group's settings.

@@ -17,7 +17,7 @@ pub(crate) const RULE_KEYS: &[(&str, &str)] = &[
     ("operation", "the operation, alias or function it is about, or a glob or list of them; all when not given"),
     ("match", "fields and what they must be: a value, a comparison such as `\">=90\"`, a glob, or a list of these"),
     ("condition", "an expression that must hold, or a list of them; `when` is the same"),
-    ("prefer", "kernels (ids or globs) that get 20 points"),
+    ("prefer", "kernels that get 20 points: an id, an alias, a backend, a library, or a glob of these"),
     ("prefer_sources", "libraries whose kernels get 20 points"),
     ("avoid", "kernels that lose 50 points"),
     ("avoid_sources", "libraries whose kernels lose 50 points"),
@@ -28,7 +28,8 @@ pub(crate) const RULE_KEYS: &[(&str, &str)] = &[
     ("filter", "an expression over a kernel's own fields; kernels for which it is not true may not run"),
     ("deny", "kernels that may not run"),
     ("deny_sources", "libraries whose kernels may not run"),
-    ("lock", "the only kernel that may run"),
+    ("lock", "the only kernels that may run"),
+    ("optional", "`true`: what it names may be unknown or not installed; the rule then does nothing"),
 ];
 
 pub(super) fn read(node: &Node, path: &str, reader: &mut Reader<'_>) -> Vec<Said<Vec<RuleSpec>>> {
@@ -54,6 +55,7 @@ struct Draft {
     name: String,
     /// Empty for all.
     operations: Vec<String>,
+    optional: bool,
     conditions: Vec<Condition>,
     actions: Vec<(Action, Position, String)>,
 }
@@ -65,6 +67,7 @@ impl Draft {
         let mut draft = Draft {
             name: reader.at(node.at).short(),
             operations: Vec::new(),
+            optional: false,
             conditions: Vec::new(),
             actions: Vec::new(),
         };
@@ -91,6 +94,7 @@ impl Draft {
                     self.name = format!("{name} ({})", self.name);
                 }
             }
+            "optional" => self.optional = reader.bool(node, &key).unwrap_or(false),
             "match" => self.read_match(node, &key, reader),
             "condition" | "when" | "conditions" => {
                 for (text, at, key) in expressions(node, &key, reader).unwrap_or_default() {
@@ -108,7 +112,7 @@ impl Draft {
                     let expected = if other.ends_with("_sources") {
                         "a list of libraries"
                     } else {
-                        "the id of a kernel, or a list"
+                        "a kernel or library, or a list"
                     };
                     for name in reader.names(node, &key, expected).unwrap_or_default() {
                         self.actions.push((action(name), node.at, key.clone()));
@@ -181,7 +185,7 @@ impl Draft {
     /// A rule with a condition, to see whether it can be read.
     fn probe(&self, condition: Condition) -> RuleSpec {
         let action = Action::Deny(Pattern::Kernel(String::new()));
-        RuleSpec { name: String::new(), operation: self.operations.first().cloned(), condition, action }
+        RuleSpec::new(String::new(), self.operations.first().cloned(), condition, action)
     }
 
     /// `{kernel: .., points: ..}`, or a list of these.
@@ -233,9 +237,10 @@ impl Draft {
         for (action, action_at, key) in self.actions {
             for operation in &operations {
                 let (name, condition) = (self.name.clone(), condition.clone());
-                let rule = RuleSpec { name, operation: operation.clone(), condition, action: action.clone() };
+                let (operation, action) = (operation.clone(), action.clone());
+                let rule = RuleSpec { name, operation, condition, action, optional: self.optional };
                 let (at, key) =
-                    if matches!(action, Action::Filter(_)) { (action_at, key.as_str()) } else { (at, path) };
+                    if matches!(rule.action, Action::Filter(_)) { (action_at, key.as_str()) } else { (at, path) };
                 if verify(&rule, at, key, reader) {
                     rules.push(rule);
                 } else {

@@ -43,6 +43,10 @@ pub(super) struct Document {
     pub schema_version: String,
     /// The backend's name.
     pub backend: String,
+    /// The library it belongs to, when that is not the backend's name: `flash_attn` for `flash_attn_3`. Preferences, bans
+    /// and locks that name a library are about all of its backends.
+    #[serde(default)]
+    pub library: Option<String>,
     /// The version this document describes.
     pub backend_version: String,
     /// Where its kernels run.
@@ -86,6 +90,9 @@ pub(super) struct InputDoc {
 pub(super) struct Kernel {
     /// Unique in the backend (with its version).
     pub kernel_id: String,
+    /// Other names it answers to in locks, rules and preferences. Several kernels may share one.
+    #[serde(default)]
+    pub aliases: Vec<String>,
     /// Its version; the backend's when not given.
     #[serde(default)]
     pub version: Option<String>,

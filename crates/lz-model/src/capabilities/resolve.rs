@@ -37,6 +37,9 @@ pub(super) fn resolve(document: Document, hash: String) -> Result<Capabilities, 
     if document.backend.trim().is_empty() {
         problems.add("/backend", "the name is empty; name the library");
     }
+    if document.library.as_ref().is_some_and(|library| library.trim().is_empty()) {
+        problems.add("/library", "the name is empty; name the library, or leave it out");
+    }
     if platforms.is_empty() {
         problems.add("/platform", "no platform; name one of cpu, cuda, rocm, hpu, xpu");
     }
@@ -62,6 +65,7 @@ pub(super) fn resolve(document: Document, hash: String) -> Result<Capabilities, 
             let mut reader = KernelReader { problems: &mut problems, path: &path, ops: &ops, doc: kernel };
             let mut descriptor = reader.read(operation, &document.backend, &platforms);
             descriptor.version = version;
+            descriptor.library.clone_from(&document.library);
             descriptor.requires.extend(requires.iter().cloned());
             kernels.push(descriptor);
         }
@@ -73,6 +77,7 @@ pub(super) fn resolve(document: Document, hash: String) -> Result<Capabilities, 
     }
     let backend = BackendDescriptor {
         name: document.backend,
+        library: document.library,
         version: document.backend_version,
         platforms,
         import_name: document.import_name,
@@ -105,6 +110,10 @@ impl KernelReader<'_> {
         if doc.kernel_id.trim().is_empty() {
             self.problems.add(&self.at("kernel_id"), "the id is empty");
         }
+        if doc.aliases.iter().any(|alias| alias.trim().is_empty() || alias.contains(['*', '?', '@'])) {
+            self.problems.add(&self.at("aliases"), "an alias is a plain name: not empty, without *, ? and @");
+        }
+        kernel.aliases.clone_from(&doc.aliases);
         let own = doc.platform.as_ref().map(Platforms::list);
         if let Some(other) = own.iter().flatten().find(|p| !platforms.contains(p)) {
             self.problems

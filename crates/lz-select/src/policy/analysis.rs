@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use lz_model::{Catalog, DeviceSpec, OpIx, did_you_mean, nearest};
+use lz_model::{Catalog, DeviceSpec, OpIx, did_you_mean};
 use serde::Serialize;
 
 use super::compile::{self, Rule};
+use super::locks;
 use super::reach::Reach;
-use super::{Action, Pattern, PolicySpec};
+use super::{Action, Pattern, PolicySpec, RuleSpec};
 use crate::decision::KernelIx;
 use crate::snapshot::Snapshot;
 
@@ -23,7 +24,7 @@ pub enum Severity {
     Note,
     /// Probably a mistake, or about a library that is not installed.
     Warning,
-    /// Certainly a mistake.
+    /// Certainly a mistake, or calls fail because of it.
     Error,
 }
 
@@ -36,19 +37,40 @@ pub enum FindingKind {
         /// Why.
         error: String,
     },
-    /// It names a kernel that is not registered.
+    /// It names a kernel that nobody knows.
     UnknownKernel {
         /// The name.
         name: String,
-        /// The closest registered one.
+        /// The closest known one.
         nearest: Option<String>,
     },
-    /// It names a library that is not registered.
+    /// It names a library that nobody knows.
     UnknownSource {
         /// The name.
         name: String,
-        /// The closest registered one.
+        /// The closest known one.
         nearest: Option<String>,
+    },
+    /// It names something known that cannot run here.
+    NotHere {
+        /// The name.
+        name: String,
+        /// Why not.
+        why: String,
+    },
+    /// It locks an operation to kernels that do not serve it.
+    ServesAnother {
+        /// The name.
+        name: String,
+        /// The operation.
+        operation: String,
+    },
+    /// It locks an operation to kernels that are all denied.
+    NoKernelLeft {
+        /// The operation.
+        operation: String,
+        /// The first rule that denies.
+        by: String,
     },
     /// Its condition contradicts itself.
     NeverMatches {
@@ -83,14 +105,24 @@ pub struct Finding {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: ", self.rule)?;
-        match &self.kind {
+        write!(f, "{}: {}", self.rule, self.kind)
+    }
+}
+
+impl fmt::Display for FindingKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
             FindingKind::Unreadable { error } => write!(f, "{error}"),
             FindingKind::UnknownKernel { name, nearest } => {
                 write!(f, "no kernel is called '{name}'{}", did_you_mean(nearest))
             }
             FindingKind::UnknownSource { name, nearest } => {
                 write!(f, "no library is called '{name}'{}", did_you_mean(nearest))
+            }
+            FindingKind::NotHere { name, why } => write!(f, "'{name}' cannot run here: {why}"),
+            FindingKind::ServesAnother { name, operation } => write!(f, "'{name}' does not serve {operation}"),
+            FindingKind::NoKernelLeft { operation, by } => {
+                write!(f, "leaves no kernel for {operation}: all it names are denied by '{by}'")
             }
             FindingKind::NeverMatches { condition } => write!(f, "can never match: {condition}"),
             FindingKind::NoDeviceHere { condition } => write!(f, "matches no device of this machine: {condition}"),
@@ -103,32 +135,26 @@ impl fmt::Display for Finding {
 /// order of the rules. What would take long to decide (conditions with very many cases, very many
 /// rules) is not reported.
 pub fn analyse(spec: &PolicySpec, snapshot: &Snapshot) -> Vec<Finding> {
-    let kernels: Vec<_> = snapshot.kernels().map(|(_, kernel)| kernel.clone()).collect();
-    let mut findings = Vec::new();
-    let mut compiled: Vec<BTreeMap<OpIx, Rule>> = Vec::new();
-    for (index, rule) in spec.rules.iter().enumerate() {
+    let (mut findings, compiled) = read(spec, snapshot);
+    for (index, (rule, by_op)) in spec.rules.iter().zip(&compiled).enumerate() {
         let mut report = |severity, kind| findings.push(Finding { index, rule: rule.name.clone(), severity, kind });
-        let by_op = match compile::compile(index, rule, &kernels) {
-            Ok(rules) => rules.into_iter().collect(),
-            Err(error) => {
-                report(Severity::Error, FindingKind::Unreadable { error: error.to_string() });
-                BTreeMap::new()
-            }
-        };
-        if let Some(kind) = rule.action.pattern().and_then(|pattern| unknown_name(pattern, snapshot)) {
-            report(Severity::Warning, kind);
-        }
         // A constraint of a document is a denial where it does not hold; that it holds on every
         // device here is as it should be.
         let constraint = matches!(&rule.action, Action::Deny(Pattern::Name(_)));
-        match unreachable(&by_op, snapshot) {
+        let unreachable = unreachable(by_op, snapshot);
+        if unreachable.is_none()
+            && let Some((severity, kind)) = not_here(rule, snapshot)
+        {
+            report(severity, kind);
+        }
+        match unreachable {
             Some((Severity::Note, _)) if constraint => {}
             Some((severity, kind)) => report(severity, kind),
             None => {}
         }
-        compiled.push(by_op);
     }
     let mut comparisons = MAX_COMPARISONS;
+    findings.extend(dead_locks(spec, snapshot, &compiled, &mut comparisons));
     for (index, rule) in compiled.iter().enumerate() {
         let dead = |f: &Finding| f.index == index && f.severity != Severity::Note;
         if findings.iter().any(dead) {
@@ -152,18 +178,100 @@ pub fn analyse(spec: &PolicySpec, snapshot: &Snapshot) -> Vec<Finding> {
     findings
 }
 
-fn unknown_name(pattern: &Pattern, snapshot: &Snapshot) -> Option<FindingKind> {
-    let name = pattern.as_str().to_owned();
-    if let Pattern::Source(source) = pattern {
-        let known = &snapshot.spec.backends;
-        let nearest = nearest(source, known.keys().map(String::as_str)).map(str::to_owned);
-        return (!known.contains_key(source)).then_some(FindingKind::UnknownSource { name, nearest });
+/// What about a policy is wrong on every machine, and would make calls fail or rules do nothing: names nobody knows, and
+/// locks that leave no kernel. A configuration with any of these is not taken.
+pub fn refusals(spec: &PolicySpec, snapshot: &Snapshot) -> Vec<Finding> {
+    let (mut findings, compiled) = read(spec, snapshot);
+    findings.extend(dead_locks(spec, snapshot, &compiled, &mut { MAX_COMPARISONS }));
+    let of_names = |kind: &FindingKind| !matches!(kind, FindingKind::Unreadable { .. });
+    findings.retain(|finding| finding.severity == Severity::Error && of_names(&finding.kind));
+    findings.sort_by_key(|finding| finding.index);
+    findings
+}
+
+/// Every rule compiled, with what cannot be read and which names nobody knows.
+fn read(spec: &PolicySpec, snapshot: &Snapshot) -> (Vec<Finding>, Vec<BTreeMap<OpIx, Rule>>) {
+    let kernels: Vec<_> = snapshot.kernels().map(|(_, kernel)| kernel.clone()).collect();
+    let mut findings = Vec::new();
+    let mut compiled = Vec::new();
+    for (index, rule) in spec.rules.iter().enumerate() {
+        let mut report = |severity, kind| findings.push(Finding { index, rule: rule.name.clone(), severity, kind });
+        let by_op = match compile::compile(index, rule, &kernels, &|kernel| snapshot.spec.runs_here(kernel)) {
+            Ok(rules) => rules.into_iter().collect(),
+            Err(error) => {
+                report(Severity::Error, FindingKind::Unreadable { error: error.to_string() });
+                BTreeMap::new()
+            }
+        };
+        if let Some((severity, kind)) = unknown_name(rule, snapshot) {
+            report(severity, kind);
+        }
+        compiled.push(by_op);
     }
-    if snapshot.kernels().any(|(_, kernel)| pattern.matches(kernel)) {
-        return None;
-    }
-    let nearest = nearest(&name, snapshot.kernels().map(|(_, kernel)| kernel.id.as_str())).map(str::to_owned);
-    Some(FindingKind::UnknownKernel { name, nearest })
+    (findings, compiled)
+}
+
+fn unknown_name(rule: &RuleSpec, snapshot: &Snapshot) -> Option<(Severity, FindingKind)> {
+    let pattern = rule.action.pattern().filter(|pattern| !snapshot.knows(pattern))?;
+    let (name, nearest) = (pattern.as_str().to_owned(), snapshot.nearest_name(pattern));
+    let severity = match (&rule.action, pattern) {
+        _ if rule.optional => Severity::Note,
+        // A document describes kernels that may be nowhere.
+        (_, Pattern::Name(_)) => Severity::Warning,
+        // What is not there is avoided already. A name that is nearly another one is a typing error all the same.
+        (Action::Avoid(_), _) if nearest.is_none() => Severity::Warning,
+        _ => Severity::Error,
+    };
+    let kind = match pattern {
+        Pattern::Source(_) => FindingKind::UnknownSource { name, nearest },
+        Pattern::Kernel(_) | Pattern::Name(_) => FindingKind::UnknownKernel { name, nearest },
+    };
+    Some((severity, kind))
+}
+
+/// A name that is known, of something that cannot run here: every call of a lock fails, other rules do nothing.
+fn not_here(rule: &RuleSpec, snapshot: &Snapshot) -> Option<(Severity, FindingKind)> {
+    let pattern = rule.action.pattern().filter(|pattern| snapshot.knows(pattern))?;
+    let why = snapshot.absent(&rule.action)?;
+    let severity = match (&rule.action, pattern) {
+        _ if rule.optional => Severity::Note,
+        (Action::Lock(_), Pattern::Kernel(_) | Pattern::Source(_)) => Severity::Error,
+        (action, Pattern::Kernel(_) | Pattern::Source(_)) if action.is_in_favour() => Severity::Warning,
+        _ => Severity::Note,
+    };
+    Some((severity, FindingKind::NotHere { name: pattern.as_str().to_owned(), why }))
+}
+
+/// The rules in favour of kernels, and the locks, whose kernels are known and none of them installed; with the name.
+/// Rules whose condition holds on no device here are left out.
+pub fn not_installed<'a>(spec: &'a PolicySpec, snapshot: &Snapshot) -> Vec<(&'a RuleSpec, String)> {
+    let kernels: Vec<_> = snapshot.kernels().map(|(_, kernel)| kernel.clone()).collect();
+    let absent = |(index, rule): (usize, &'a RuleSpec)| {
+        let pattern = rule.action.pattern()?;
+        let says = !rule.optional && !matches!(pattern, Pattern::Name(_)) && rule.action.is_in_favour();
+        if !says || !snapshot.knows(pattern) || snapshot.is_installed(pattern) {
+            return None;
+        }
+        let by_op = compile::compile(index, rule, &kernels, &|_| true).ok()?.into_iter().collect();
+        unreachable(&by_op, snapshot).is_none().then(|| (rule, pattern.as_str().to_owned()))
+    };
+    spec.rules.iter().enumerate().filter_map(absent).collect()
+}
+
+/// Locks that leave no kernel.
+fn dead_locks(
+    spec: &PolicySpec,
+    snapshot: &Snapshot,
+    compiled: &[BTreeMap<OpIx, Rule>],
+    comparisons: &mut usize,
+) -> Vec<Finding> {
+    let locks = spec.rules.iter().enumerate().filter(|(_, rule)| matches!(rule.action, Action::Lock(_)));
+    let dead = |(index, rule): (usize, &RuleSpec)| {
+        let kind = locks::leaves_nothing(rule, &compiled[index], compiled, snapshot, comparisons)?;
+        let severity = if rule.optional { Severity::Note } else { Severity::Error };
+        Some(Finding { index, rule: rule.name.clone(), severity, kind })
+    };
+    locks.filter_map(dead).collect()
 }
 
 /// Whether a rule's condition holds nowhere, or nowhere here.
@@ -228,7 +336,7 @@ fn makes_idle(a: &Rule, b: &Rule, kernels: &[KernelIx], lock_in_force: bool) -> 
 }
 
 /// Whether `a` certainly applies wherever `b` does.
-fn implied(op: OpIx, b: &Rule, a: &Rule, comparisons: &mut usize) -> bool {
+pub(super) fn implied(op: OpIx, b: &Rule, a: &Rule, comparisons: &mut usize) -> bool {
     if a.when.is_empty() {
         return true;
     }

@@ -61,11 +61,15 @@ impl Policy {
     /// A condition is compiled against each operation it could apply to; one that names a field
     /// an operation does not have never applies to it, and one whose fields *no* operation has is
     /// an error.
-    pub fn compile(spec: &PolicySpec, kernels: &[Arc<KernelDescriptor>]) -> Result<Policy, Vec<PolicyError>> {
+    pub fn compile(
+        spec: &PolicySpec,
+        kernels: &[Arc<KernelDescriptor>],
+        runs_here: &dyn Fn(&KernelDescriptor) -> bool,
+    ) -> Result<Policy, Vec<PolicyError>> {
         let mut by_op: Vec<Vec<Rule>> = Catalog::get().ops().iter().map(|_| Vec::new()).collect();
         let mut problems = Vec::new();
         for (index, rule) in spec.rules.iter().enumerate() {
-            match compile(index, rule, kernels) {
+            match compile(index, rule, kernels, runs_here) {
                 Ok(compiled) => compiled.into_iter().for_each(|(op, rule)| by_op[op.0 as usize].push(rule)),
                 Err(error) => problems.push(error),
             }
@@ -116,6 +120,7 @@ pub(super) fn compile(
     index: usize,
     rule: &RuleSpec,
     kernels: &[Arc<KernelDescriptor>],
+    runs_here: &dyn Fn(&KernelDescriptor) -> bool,
 ) -> Result<Vec<(OpIx, Rule)>, PolicyError> {
     let concerns: Arc<[bool]> = match &rule.action {
         Action::Filter(text) => {
@@ -127,12 +132,13 @@ pub(super) fn compile(
     let only_where_served = match &rule.action {
         // Without an operation, it must not lock those its kernels know nothing of; and a name
         // that nobody here has locks nothing, as the library may not be installed.
-        Action::Lock(pattern) => rule.operation.is_none() || matches!(pattern, Pattern::Name(_)),
+        Action::Lock(pattern) => rule.operation.is_none() || rule.optional || matches!(pattern, Pattern::Name(_)),
         _ => false,
     };
     let served = |op: OpIx| {
         let serves = |k: &KernelDescriptor| Catalog::get().find(&k.operation).is_ok_and(|t| t.ops.contains(&op));
-        kernels.iter().zip(concerns.iter()).any(|(kernel, concerned)| *concerned && serves(kernel))
+        let counts = |k: &KernelDescriptor| serves(k) && (!rule.optional || runs_here(k));
+        kernels.iter().zip(concerns.iter()).any(|(kernel, concerned)| *concerned && counts(kernel))
     };
     let mut compiled = Vec::new();
     let mut errors = Vec::new();

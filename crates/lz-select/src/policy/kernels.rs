@@ -7,10 +7,12 @@ use lz_model::KernelDescriptor;
 
 type Read = for<'a> fn(&'a KernelDescriptor) -> Value<'a>;
 
-/// The fields of a kernel that a filter may name: name, other name, type, value.
+/// The fields of a kernel that a filter may name: name, other name, type, value. A `source` is a library, as in
+/// `prefer_sources`.
 const FIELDS: &[(&str, &str, Type, Read)] = &[
     ("id", "kernel_id", Type::Str, |k| Value::Str(&k.id)),
-    ("backend", "source", Type::Str, |k| Value::Str(&k.backend)),
+    ("library", "source", Type::Str, |k| Value::Str(k.library())),
+    ("backend", "backend_name", Type::Str, |k| Value::Str(&k.backend)),
     ("version", "kernel_version", Type::Str, |k| Value::Str(&k.version)),
     ("operation", "op", Type::Str, |k| Value::Str(&k.operation)),
     ("priority", "declared_priority", Type::Int, |k| Value::Int(i64::from(k.priority))),
@@ -129,6 +131,9 @@ mod tests {
         let holds = |text: &str| filter(text).unwrap().test(&KernelFields(&kernel)).unwrap();
         assert!(holds("deterministic == true and experimental and priority == 50"));
         assert!(holds("id matches 'lib.*' and source == lib and not jit"));
+        kernel.library = Some("family".into());
+        let holds = |text: &str| filter(text).unwrap().test(&KernelFields(&kernel)).unwrap();
+        assert!(holds("library == family and source == family and backend == lib"));
         assert!(!holds("graph_safe or reference"));
         assert!(filter("determinstic").unwrap_err().to_string().contains("did you mean `deterministic`?"));
     }

@@ -4,15 +4,18 @@ mod analysis;
 mod applied;
 mod compile;
 mod kernels;
+mod locks;
+mod naming;
 mod reach;
 mod trace;
 
 use lz_expr::ExprError;
 use lz_model::{KernelDescriptor, did_you_mean};
 
-pub use analysis::{Finding, FindingKind, Severity, analyse};
+pub use analysis::{Finding, FindingKind, Severity, analyse, not_installed, refusals};
 pub(crate) use applied::Applied;
 pub(crate) use compile::{Policy, Rule, scope};
+pub use naming::KernelName;
 pub use trace::{Effect, RuleTrace};
 
 /// Points a preference is worth.
@@ -23,9 +26,11 @@ pub const AVOID_POINTS: i32 = -50;
 /// Names kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pattern {
-    /// Kernels whose id matches a glob; `@version` narrows it to one version.
+    /// Kernels by a name or a glob: their id, one of their aliases, their backend or their library. `flashinfer` names
+    /// every kernel of the library, whichever backend it is in; `flashinfer_prefill` those of that backend. `@version`
+    /// narrows it to one version.
     Kernel(String),
-    /// Every kernel of a library.
+    /// Every kernel of a library or of a backend, by name or glob. A library and a backend of one name are the library.
     Source(String),
     /// Kernels as a document calls them that does not know their ids: an id, or its beginning, in
     /// any spelling. `.`, `_` and `-` separate words and are the same; so are `attention` and
@@ -38,14 +43,7 @@ pub enum Pattern {
 impl Pattern {
     /// Whether a kernel is meant.
     pub fn matches(&self, kernel: &KernelDescriptor) -> bool {
-        match self {
-            Pattern::Source(source) => kernel.backend == *source,
-            Pattern::Kernel(text) => match text.rsplit_once('@') {
-                Some((id, version)) => kernel.version == version && lz_expr::glob_matches(id, &kernel.id),
-                None => lz_expr::glob_matches(text, &kernel.id),
-            },
-            Pattern::Name(name) => kernels::is_called(name, &kernel.id),
-        }
+        self.versioned().1.is_none_or(|version| kernel.version == version) && self.names(kernel.into())
     }
 
     /// As written.
@@ -95,6 +93,17 @@ impl Action {
             | Action::Lock(p)
             | Action::Deny(p) => Some(p),
             Action::Filter(_) => None,
+        }
+    }
+
+    /// Whether it lets kernels run, or run more often.
+    pub(crate) fn is_in_favour(&self) -> bool {
+        match self {
+            Action::Boost(_, points) => *points > 0,
+            Action::Prefer(_) | Action::Priority(..) | Action::Override(_) | Action::Fallback(_) | Action::Lock(_) => {
+                true
+            }
+            Action::Avoid(_) | Action::Deny(_) | Action::Filter(_) => false,
         }
     }
 
@@ -160,9 +169,16 @@ pub struct RuleSpec {
     pub condition: Condition,
     /// What it does.
     pub action: Action,
+    /// It may name a kernel or library that is not there; then it does nothing. For plugins that may not be installed.
+    pub optional: bool,
 }
 
 impl RuleSpec {
+    /// A rule whose names must be known.
+    pub fn new(name: String, operation: Option<String>, condition: Condition, action: Action) -> RuleSpec {
+        RuleSpec { name, operation, condition, action, optional: false }
+    }
+
     /// Whether it can be read: the operation exists, and its expressions make sense for at least
     /// one operation it is about.
     pub fn check(&self) -> Result<(), PolicyError> {
@@ -181,7 +197,7 @@ impl PolicySpec {
     /// Adds a rule.
     pub fn rule(mut self, name: &str, operation: Option<&str>, condition: Condition, action: Action) -> PolicySpec {
         let operation = operation.map(str::to_owned);
-        self.rules.push(RuleSpec { name: name.to_owned(), operation, condition, action });
+        self.rules.push(RuleSpec::new(name.to_owned(), operation, condition, action));
         self
     }
 
