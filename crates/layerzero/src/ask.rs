@@ -55,6 +55,8 @@ pub struct Step {
     pub transforms: Transforms,
     /// What runs it.
     pub executable: Executable,
+    /// Whether it must be compared with the reference before it serves the call.
+    pub unproven: bool,
 }
 
 /// Which kernel serves a call.
@@ -136,7 +138,10 @@ impl Engine {
         let plan = plan.ok_or_else(|| no_kernel(&state.snapshot, &state.snapshot.select(query)))?;
         let op = Catalog::get().op(query.op()).id();
         let most = if state.snapshot.spec().settings.fallback_enabled { usize::MAX } else { 1 };
-        let step = |(kernel, transforms)| state.step(&self.guard, op, kernel, transforms);
+        let step = |(kernel, transforms)| {
+            let unproven = state.snapshot.needs_proof(kernel, query);
+            Step { unproven, ..state.step(&self.guard, op, kernel, transforms) }
+        };
         Ok(plan.steps().take(most).map(step).collect())
     }
 
@@ -340,7 +345,7 @@ impl Engine {
     }
 }
 
-fn find_kernel(snapshot: &Snapshot, kernel_id: &str) -> Result<KernelIx, Error> {
+pub(crate) fn find_kernel(snapshot: &Snapshot, kernel_id: &str) -> Result<KernelIx, Error> {
     let (id, version) = kernel_id.rsplit_once('@').map_or((kernel_id, None), |(id, v)| (id, Some(v)));
     let wanted = |k: &KernelDescriptor| k.id == id && version.is_none_or(|v| k.version == v);
     snapshot.kernels().find(|(_, kernel)| wanted(kernel)).map(|(ix, _)| ix).ok_or_else(|| {

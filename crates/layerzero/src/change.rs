@@ -111,6 +111,7 @@ impl Engine {
             let named = |backend: &str| kernels.iter().any(|k| k.backend == backend);
             draft.spec.backends.retain(|name, b| !b.descriptor.is_code() || named(name));
             draft.executables.remove(&(id.to_owned(), version.to_owned()));
+            Arc::make_mut(&mut draft.spec.proofs).forget(id, version);
         })?;
         self.forget_compiled(id)?;
         // What failed went with the code that did; whoever comes under this name begins with a clean slate.

@@ -63,6 +63,7 @@ mod memo;
 mod overlay;
 pub mod perf;
 mod pinned;
+mod proof;
 mod readiness;
 mod report;
 pub mod status;
@@ -100,6 +101,7 @@ pub use manifest::{EntryId, MOST_ENTRIES, Manifest, ManifestEntry, ManifestError
 pub use memo::Memo;
 pub use overlay::OverlayId;
 pub use pinned::{Mismatch, MismatchKind, PinStatus};
+pub use proof::{Proof, WrongResult};
 pub use readiness::{Check, CheckStatus, Readiness};
 pub use report::{CandidateReport, REPORT_VERSION, ReasonReport, Report};
 pub use table::solve::{Disagreement, SolveRequest, Solved};

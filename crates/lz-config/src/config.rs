@@ -182,6 +182,7 @@ impl Config {
                     CacheLayout::Hnd => Layout::Hnd,
                 },
             },
+            verify: settings.verify,
         }
     }
 

@@ -52,6 +52,7 @@ mod reason;
 mod resolve;
 pub mod schema;
 mod shape;
+mod small;
 mod spec;
 mod symbol;
 mod tensor;
@@ -67,7 +68,7 @@ pub use function::{Argument, ArgumentKind, Function, Signature, Special};
 pub use generation::{GenerationRow, GenerationTable};
 pub use kernel::{
     BackendDescriptor, DimRule, GridRule, InputRule, KernelDescriptor, ParamRule, PluginOrigin, QuantRule, Scalar,
-    TokenizerRule, TpRule,
+    TokenizerRule, TpRule, Trust,
 };
 pub use layout::{DefaultLayouts, Layout, LayoutVerdict, UnknownLayout, contradicts};
 pub use meaning::Meaning;
