@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ STEP = 1e-4
 LENIENCE = 8.0
 
 
-class CannotCompare(Exception):  # noqa: N818 - it is no error of anybody
+class CannotCompare(Exception):
     """Nothing here can say what is right for a call."""
 
 
@@ -154,7 +155,7 @@ def _judge_gradients(gate: Gate, inputs: Inputs, kernel: str, wanted: Sequence[s
             size = float((given * direction).abs().sum())
             allowed = (LENIENCE * inputs.tolerance + STEP**2) * (1.0 + min(size, 1e300))
             if not off <= allowed:
-                worst = max(worst, off) if off == off else float("inf")
+                worst = float("inf") if math.isnan(off) else max(worst, off)
                 text = f"its gradient with respect to '{name}' is off by {off:g} in a direction; at most {allowed:g} is allowed"
                 return (worst, text)
     return (worst, None)

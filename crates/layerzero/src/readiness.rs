@@ -386,7 +386,10 @@ fn results(look: &Look<'_>) -> Answer {
     match (unproven, spec.settings.verify) {
         (0, _) => skipped("every kernel is built in or vouched for"),
         (n, Verify::Off) => warn(
-            format!("{} not built in, and 'verify' is off: nothing compares them with the reference", count(n, "kernel")),
+            format!(
+                "{} not built in, and 'verify' is off: nothing compares them with the reference",
+                count(n, "kernel")
+            ),
             "set verify to first_use, or vouch for them with trusted=True",
         ),
         (n, _) => pass(format!(

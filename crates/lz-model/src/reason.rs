@@ -58,7 +58,9 @@ pub enum Reason {
     #[error("gave wrong results when it was checked on this machine, for {call}: {error}")]
     NumericalMismatch { error: String, call: String, max_error: Option<f64>, tolerance: Option<f64> },
     /// The kernel is not built in, was never compared with the reference for calls like this, and cannot be now.
-    #[error("is not built in and was not compared with the reference for calls like this, which cannot be done while {busy}")]
+    #[error(
+        "is not built in and was not compared with the reference for calls like this, which cannot be done while {busy}"
+    )]
     NotVerified { busy: String },
     /// The kernel would have to be compiled first, and that is not allowed now.
     #[error("would have to be compiled first, and compilation is not allowed here")]

@@ -36,7 +36,8 @@ impl CallSpec {
         }
         for param in op.schema().params.iter().filter(|p| p.ty == ParamType::Int && p.role == ParamRole::Exact) {
             let mut call = best.clone();
-            if let Some(value) = call.params.get_mut(param.name).filter(|v| matches!(v, ParamSpec::Int(n) if *n > NUMBER))
+            if let Some(value) =
+                call.params.get_mut(param.name).filter(|v| matches!(v, ParamSpec::Int(n) if *n > NUMBER))
             {
                 *value = ParamSpec::Int(NUMBER);
                 best = if accepts(&call) { call } else { best };
@@ -104,7 +105,9 @@ impl Shapes<'_> {
             match *axis {
                 Axis::Dim(d) => shape.push(self.dims[d]),
                 // An axis that is broadcast stays so.
-                Axis::Broadcast(d) => shape.push(if size == Some(1) && self.query.dim(d) != 1 { 1 } else { self.dims[d] }),
+                Axis::Broadcast(d) => {
+                    shape.push(if size == Some(1) && self.query.dim(d) != 1 { 1 } else { self.dims[d] })
+                }
                 Axis::PlusOne(d) => shape.push(self.dims[d] + 1),
                 Axis::Fixed(n) => shape.push(n),
                 Axis::Rest(d) => shape.extend(leading(rest, self.dims[d])?),

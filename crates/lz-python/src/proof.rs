@@ -57,8 +57,7 @@ pub fn prove(
         return Ok(known);
     }
     let named = arguments.named(front, registry::context(py)?);
-    let (_, bound) =
-        engine().bind(front.signature.function.target, &named).map_err(|e| error::engine(py, &e))?;
+    let (_, bound) = engine().bind(front.signature.function.target, &named).map_err(|e| error::engine(py, &e))?;
     let call = CallSpec::canonical(&named, &bound);
     let small = engine().proof_call(kernel, &call, query);
     let name = |at: usize| front.signature.arguments[at].name;

@@ -97,7 +97,8 @@ fn decide(py: Python<'_>, front: &'static Front, arguments: &Arguments) -> PyRes
     if engine().decided(&named, &bound).map_err(raise)? {
         py.import("layerzero.warming")?.call_method0("wake")?;
     }
-    let trial = engine().comparison(&bound.query, &steps).map(|(rollout, other, serves)| (Some(rollout), other, serves));
+    let trial =
+        engine().comparison(&bound.query, &steps).map(|(rollout, other, serves)| (Some(rollout), other, serves));
     let trial = trial.or_else(|| engine().sample_with(&bound.query, &steps).map(|other| (None, other, true)));
     let settings = &engine().config().settings;
     if let Some(first) = steps.first().filter(|_| settings.log_selections || settings.verbose) {
