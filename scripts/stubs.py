@@ -68,7 +68,7 @@ class Checkpoint:
 class Subject:
     """The arguments of one call, on which kernels are run one by one, whatever the ranking."""
 
-    def __new__(cls, function: str, kwargs: dict[str, Any]) -> Subject: ...
+    def __new__(cls, function: str, kwargs: dict[str, Any], legal: bool = False) -> Subject: ...
     def run(self, kernel: str) -> Any: ...
     def time(self, kernel: str, calls: int) -> float: ...
     def time_between(
@@ -173,10 +173,11 @@ OTHERS: dict[str, tuple[str, ...]] = {
         "versions: dict[str, str]",
         "adapters: Sequence[_Adapter]",
         "unavailable: tuple[str, str] | None = None",
+        'trust: str = "unproven"',
         "lacks: Sequence[str] = ...",
         "None",
     ),
-    "register": ("document: str", "kernel: _Adapter", "None"),
+    "register": ("document: str", "kernel: _Adapter", 'trust: str = "unproven"', "None"),
     "run_kernel": ("kernel_id: str", "*args: Any", "**kwargs: Any", "Any"),
     "schema": ("operation: str", "dict[str, Any]"),
     "status": ("dict[str, Any]",),

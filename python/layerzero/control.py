@@ -303,6 +303,8 @@ class Health:
     """By kernel: calls, failures, fallbacks, times, the last error."""
     breakers: list[dict[str, Any]]
     """By backend and operation."""
+    wrong_results: list[dict[str, Any]]
+    """Kernels whose results were wrong, and the operations they no longer serve: the call, the error, the tolerance."""
     rollouts: list[dict[str, Any]]
     """Kernels on trial."""
     reloads: dict[str, Any]
@@ -334,6 +336,7 @@ def health() -> Health:
         well=well,
         kernels={k["kernel"]: k for k in data["kernels"]},
         breakers=data["breakers"],
+        wrong_results=data["wrong_results"],
         rollouts=data["rollouts"],
         reloads=data["reloads"],
         jit=data["jit"],
@@ -387,8 +390,9 @@ def readiness_check() -> Readiness:
 
 
 def forget_failures() -> None:
-    """Closes every circuit and lifts every restriction, as if nothing had failed. A library that lost its CUDA context
-    stays out: only a new process brings it back."""
+    """Closes every circuit and lifts every restriction, as if nothing had failed. Kernels that this process found wrong
+    are compared with the reference again before they serve. A library that lost its CUDA context stays out: only a new
+    process brings it back."""
     _native.forget_failures()
 
 

@@ -24,6 +24,7 @@ def register_kernel(
     layouts: Sequence[str] | None = None,
     version: str = "0",
     priority: int = 50,
+    trusted: bool = False,
     **capabilities: Any,
 ) -> Callable[[Function], Function]:
     """Registers the decorated function as a kernel of an operation.
@@ -40,7 +41,10 @@ def register_kernel(
         layouts: layouts it takes, ``"BSHD"`` for attention when not given, ``"contiguous"`` elsewhere. Arguments in
             another layout are transposed first.
         version: its version; several versions of one id may be registered.
-        priority: 0 to 100; higher is preferred while nothing is measured.
+        priority: 0 to 100; higher is preferred while nothing is measured. With equal scores a kernel that is built in
+            goes first.
+        trusted: you vouch for it: it serves without being compared with the reference. By default it is compared at its
+            first use for each class of call, and serves if it is right.
         capabilities: anything else a capabilities document may say of a kernel (``min_sm``, ``max_head_dim``,
             ``deterministic``, ``autograd``, ``dims``, ``conditions``, …). What is not said is not supported.
     """
@@ -57,7 +61,7 @@ def register_kernel(
             "platform": platform if isinstance(platform, str) else list(platform),
             "ops": {operation: [{"priority": priority, **kernel}]},
         }
-        _native.register(json.dumps(document), (kernel_id, function, names))
+        _native.register(json.dumps(document), (kernel_id, function, names), "vouched" if trusted else "unproven")
         return function
 
     return register

@@ -156,7 +156,7 @@ def _load_builtin(name: str) -> None:
     from layerzero.compat import problem
 
     if (why := problem(name)) is not None:
-        _native.load_backend(name, document, {}, [], ("BACKEND_IMPORT_FAILED", why))
+        _native.load_backend(name, document, {}, [], ("BACKEND_IMPORT_FAILED", why), "built_in")
         return
     import_backend(name, document)
 
@@ -171,9 +171,9 @@ def import_backend(name: str, document: str) -> None:
         raise
     except BaseException as error:
         library = json.loads(document).get("import_name", name)
-        _native.load_backend(name, document, {}, [], _why_not(library, error))
+        _native.load_backend(name, document, {}, [], _why_not(library, error), "built_in")
         return
-    register_backend(document, adapter.KERNELS, version=version, lacks=lacks)
+    _register(document, adapter.KERNELS, version, "built_in", lacks)
 
 
 def _why_not(library: str, error: BaseException) -> tuple[str, str]:
@@ -257,15 +257,27 @@ def register_backend(
     kernels: Mapping[str, Callable[..., Any]],
     *,
     version: str | None = None,
+    trusted: bool = False,
     lacks: Iterable[str] = (),
 ) -> None:
     """Registers a backend: its capabilities document (JSON or YAML text, a path, or data) and a function per kernel.
 
     A function takes the operation's arguments by their schema names, in any order, and only those it uses. ``version``,
-    when given, replaces the document's ``backend_version``: the version that was found. ``lacks`` names instruction sets
-    that the library does not use in this process although the CPU may have them (it was told not to, or cannot): kernels
-    that need one of them are not chosen.
+    when given, replaces the document's ``backend_version``: the version that was found. ``trusted``: you vouch for its
+    kernels, and they serve without being compared with the reference; a document cannot say that of itself. ``lacks``
+    names instruction sets that the library does not use in this process although the CPU may have them (it was told not
+    to, or cannot): kernels that need one of them are not chosen.
     """
+    _register(capabilities, kernels, version, "vouched" if trusted else "unproven", lacks)
+
+
+def _register(
+    capabilities: str | Path | Mapping[str, Any],
+    kernels: Mapping[str, Callable[..., Any]],
+    version: str | None,
+    trust: str,
+    lacks: Iterable[str],
+) -> None:
     if isinstance(capabilities, Mapping):
         text = json.dumps(capabilities)
     elif isinstance(capabilities, Path) or "\n" not in capabilities and not capabilities.lstrip().startswith("{"):
@@ -279,4 +291,4 @@ def register_backend(
     if (torch := sys.modules.get("torch")) is not None:
         versions["torch"] = torch.__version__
     adapters = [(kernel, function, parameters(function)) for kernel, function in kernels.items()]
-    _native.load_backend(name, text, versions, adapters, lacks=sorted(lacks))
+    _native.load_backend(name, text, versions, adapters, None, trust, sorted(lacks))

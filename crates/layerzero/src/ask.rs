@@ -59,6 +59,8 @@ pub struct Step {
     pub transforms: Transforms,
     /// What runs it.
     pub executable: Executable,
+    /// Whether it must be compared with the reference before it serves the call.
+    pub unproven: bool,
 }
 
 /// Which kernel serves a call.
@@ -140,7 +142,10 @@ impl Engine {
         let plan = plan.ok_or_else(|| no_kernel(&state.snapshot, &state.snapshot.select(query)))?;
         let op = Catalog::get().op(query.op()).id();
         let most = if state.snapshot.spec().settings.fallback_enabled { usize::MAX } else { 1 };
-        let step = |(kernel, transforms)| state.step(&self.guard, op, kernel, transforms);
+        let step = |(kernel, transforms)| {
+            let unproven = state.snapshot.needs_proof(kernel, query);
+            Step { unproven, ..state.step(&self.guard, op, kernel, transforms) }
+        };
         Ok(plan.steps().take(most).map(step).collect())
     }
 
@@ -364,7 +369,7 @@ impl Engine {
 }
 
 /// The kernel of an id, or the kernels of an alias; never none.
-fn find_kernels(snapshot: &Snapshot, kernel_id: &str) -> Result<Vec<KernelIx>, Error> {
+pub(crate) fn find_kernels(snapshot: &Snapshot, kernel_id: &str) -> Result<Vec<KernelIx>, Error> {
     let (id, version) = kernel_id.rsplit_once('@').map_or((kernel_id, None), |(id, v)| (id, Some(v)));
     let in_version = |k: &KernelDescriptor| version.is_none_or(|v| k.version == v);
     if let Some((ix, _)) = snapshot.kernels().find(|(_, kernel)| kernel.id == id && in_version(kernel)) {

@@ -124,6 +124,7 @@ impl Engine {
             let named = |backend: &str| kernels.iter().any(|k| k.backend == backend);
             draft.spec.backends.retain(|name, b| !b.descriptor.is_code() || named(name));
             draft.executables.remove(&(id.to_owned(), version.to_owned()));
+            Arc::make_mut(&mut draft.spec.proofs).forget(id, version);
         })?;
         self.forget_compiled(id)?;
         self.forget_removed_kernels();

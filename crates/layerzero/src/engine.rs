@@ -23,6 +23,7 @@ use crate::names::SHIPPED;
 use crate::overlay::Overlays;
 use crate::perf::Perf;
 use crate::pinned::{Pinned, Source};
+use crate::proof::Proving;
 use crate::status::StatusFile;
 use crate::warn::{Warning, WarningHook, Warnings};
 
@@ -153,6 +154,7 @@ impl EngineBuilder {
             jit: Jit::new(self.compiled_elsewhere),
             manifest: Manifest::default(),
             perf: Perf::default(),
+            proving: Proving::default(),
             perf_known: AtomicUsize::new(0),
             overlays: Overlays::default(),
             status: StatusFile::new(self.state_dir),
@@ -180,6 +182,7 @@ pub struct Engine {
     pub(crate) jit: Jit,
     pub(crate) manifest: Manifest,
     pub(crate) perf: Perf,
+    pub(crate) proving: Proving,
     /// How many measurements selection goes by.
     pub(crate) perf_known: AtomicUsize,
     pub(crate) overlays: Overlays,

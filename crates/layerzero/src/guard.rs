@@ -289,10 +289,11 @@ impl Engine {
         }
     }
 
-    /// Forgets what failed: circuits close, the level is full again. What a lost context has put out for good stays out.
+    /// Forgets what failed: circuits close, the level is full again, kernels that were wrong are compared again. What a lost context has put out for good stays out.
     pub fn forget_failures(&self) {
         self.guard.renew();
         self.restrict(Level::Full);
+        self.forget_wrong();
     }
 
     /// How degraded selection is now.
@@ -362,6 +363,7 @@ impl State {
             kernel: descriptor,
             transforms,
             executable: self.executables[kernel.0 as usize].clone(),
+            unproven: false,
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::engine::Engine;
 use crate::jit::JitStatus;
 use crate::perf::PerfHealth;
 use crate::pinned::PinStatus;
+use crate::proof::WrongResult;
 
 /// The health of an engine.
 #[derive(Clone, Debug, Serialize)]
@@ -24,6 +25,8 @@ pub struct Health {
     pub kernels: Vec<KernelReport>,
     /// Breakers, by backend, kernel and operation.
     pub breakers: Vec<BreakerReport>,
+    /// Kernels whose results were wrong: they no longer serve the operation.
+    pub wrong_results: Vec<WrongResult>,
     /// Kernels on trial.
     pub rollouts: Vec<RolloutStatus>,
     /// What became of reloads.
@@ -45,6 +48,7 @@ impl Health {
     pub fn is_well(&self) -> bool {
         self.level == Level::Full
             && self.reloads.last_error.is_none()
+            && self.wrong_results.is_empty()
             && self.breakers.iter().all(|b| b.view.state == BreakerState::Closed)
             && !self.rollouts.iter().any(|r| matches!(r.verdict, Verdict::RolledBack { .. }))
     }
@@ -59,6 +63,7 @@ impl Engine {
             score: self.guard.with_degradation(|d: &Degradation| d.view(now_ms).score).unwrap_or(100.0),
             kernels: self.guard.counters.report(),
             breakers: self.guard.breakers().report(),
+            wrong_results: self.wrong_results(),
             rollouts: self.rollouts(),
             reloads: self.control.reloads(),
             warnings: self.config_warnings().into_iter().chain(self.pin_warnings()).collect(),
@@ -102,6 +107,9 @@ impl fmt::Display for Health {
         for b in self.breakers.iter().filter(|b| b.view.state != BreakerState::Closed) {
             let error = b.view.last_error.as_ref().map_or("", |e| e.message.as_str());
             writeln!(f, "circuit of {} for {} is {}: {error}", b.kernel, b.op, b.view.state)?;
+        }
+        for w in &self.wrong_results {
+            writeln!(f, "{} gave wrong results and no longer serves {}: {} ({})", w.kernel, w.op, w.error, w.call)?;
         }
         for r in &self.rollouts {
             writeln!(f, "{}", rollout_line(r))?;

@@ -65,6 +65,7 @@ mod names;
 mod overlay;
 pub mod perf;
 mod pinned;
+mod proof;
 mod readiness;
 mod report;
 pub mod status;
@@ -104,6 +105,7 @@ pub use manifest::{EntryId, MOST_ENTRIES, Manifest, ManifestEntry, ManifestError
 pub use memo::Memo;
 pub use overlay::OverlayId;
 pub use pinned::{Mismatch, MismatchKind, PinStatus};
+pub use proof::{Proof, WrongResult};
 pub use readiness::{Check, CheckStatus, Readiness};
 pub use report::{CandidateReport, REPORT_VERSION, ReasonReport, Report};
 pub use table::solve::{Disagreement, SolveRequest, Solved};

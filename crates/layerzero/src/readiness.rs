@@ -5,9 +5,9 @@ use std::fmt;
 
 use lz_config::Config;
 use lz_model::schema::OpKind;
-use lz_model::{Catalog, DeviceIx, Platform, Reason};
+use lz_model::{Catalog, DeviceIx, Platform, Reason, Trust};
 use lz_resilience::{BreakerState, Level, Verdict};
-use lz_select::{Action, BackendState, KernelIx, Pattern, RuleSpec, Severity, Snapshot, Trial, analyse};
+use lz_select::{Action, BackendState, KernelIx, Pattern, RuleSpec, Severity, Snapshot, Trial, Verify, analyse};
 use serde::Serialize;
 
 use crate::change::probe_memory;
@@ -131,6 +131,7 @@ static CHECKS: &[Line] = &[
     ("rules", rules),
     ("versions", versions),
     ("memory", memory),
+    ("results", results),
     ("breakers", breakers),
     ("level", level),
     ("rollouts", rollouts),
@@ -361,6 +362,35 @@ fn memory(look: &Look<'_>) -> Answer {
     match short.is_empty() {
         true => pass(format!("{headroom_mb} MiB stay free on {}", count(free.len(), "device"))),
         false => warn(short.join("\n"), "free memory, or lower memory_headroom_mb; workspaces are refused until then"),
+    }
+}
+
+fn results(look: &Look<'_>) -> Answer {
+    let wrong: Vec<String> = look
+        .engine
+        .wrong_results()
+        .into_iter()
+        .map(|w| format!("{} gave wrong results and no longer serves {}: {}", w.kernel, w.op, w.error))
+        .collect();
+    if !wrong.is_empty() {
+        return fail(wrong.join("\n"), "fix or unregister it; lz.forget_failures() has it compared again");
+    }
+    let spec = look.snapshot.spec();
+    let unproven = look.snapshot.kernels().filter(|(_, k)| k.trust == Trust::Unproven).count();
+    match (unproven, spec.settings.verify) {
+        (0, _) => skipped("every kernel is built in or vouched for"),
+        (n, Verify::Off) => warn(
+            format!(
+                "{} not built in, and 'verify' is off: nothing compares them with the reference",
+                count(n, "kernel")
+            ),
+            "set verify to first_use, or vouch for them with trusted=True",
+        ),
+        (n, _) => pass(format!(
+            "{} not built in, compared with the reference at first use ({} so far)",
+            count(n, "kernel"),
+            count(spec.proofs.passes(), "comparison")
+        )),
     }
 }
 

@@ -39,6 +39,15 @@ pub enum Warning {
         /// How many times longer that takes, where both were measured.
         factor: Option<f64>,
     },
+    /// A kernel gave a wrong result, and no longer serves the operation.
+    WrongResult {
+        /// The operation.
+        op: &'static str,
+        /// The kernel.
+        kernel: String,
+        /// What was wrong.
+        error: String,
+    },
     /// Faster kernels exist, and none of them takes the call.
     OnlyReference {
         /// The operation.
@@ -70,6 +79,7 @@ impl Warning {
             // Not by shape: lengths grow with every token.
             Warning::LayoutContradicted { op, input, .. } => format!("layout {op} {input}"),
             Warning::FellBack { op, failed, .. } => format!("fallback {op} {failed}"),
+            Warning::WrongResult { op, kernel, .. } => format!("wrong {op} {kernel}"),
             Warning::OnlyReference { op, why, .. } => format!("reference {op} {why:?}"),
             Warning::NotInForce { sentence } => sentence.clone(),
             Warning::StatusNotWritten { path, .. } => format!("status {}", path.display()),
@@ -87,6 +97,9 @@ impl std::fmt::Display for Warning {
             Warning::FellBack { op, failed, error, served, factor } => {
                 write!(f, "{op}: {failed} failed ({error}); {served} served the call")?;
                 write_factor(f, *factor)
+            }
+            Warning::WrongResult { op, kernel, error } => {
+                write!(f, "{op}: {kernel} {error}; it no longer serves {op} (see lz.health())")
             }
             Warning::OnlyReference { op, served, why, factor } => {
                 write!(f, "{op}: only the reference {served} takes this call; it is exact and slow")?;

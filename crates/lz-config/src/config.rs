@@ -210,6 +210,7 @@ impl Config {
                     CacheLayout::Hnd => Layout::Hnd,
                 },
             },
+            verify: settings.verify,
         }
     }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use lz_model::CpuIsa;
+use lz_select::Verify;
 
 use crate::declare::{Declared, Kind, Setting, Variable, settings};
 use crate::value::Value;
@@ -43,6 +44,10 @@ settings! {
         memory_headroom_mb: u64 = 1024, in (0, 1 << 30);
         /// Look for NaN in results that the reference does not have.
         checked: bool = false;
+        /// When results are compared with the reference's. `first_use`: those of a kernel that is not built in, on a small
+        /// call, at its first use for each class of call and before it serves; `sample`: also those of one call in
+        /// `health.sample_every` of every kernel, built in or not; `off`: never. A kernel that was wrong stays out.
+        verify: Verify = Verify::FirstUse;
         /// Log more.
         verbose: bool = false;
         /// Wait for the device after every call, so that errors show where they arise.
@@ -251,6 +256,21 @@ impl Declared for CpuIsa {
             && let Some((_, level)) = CpuIsa::LEVELS.iter().find(|(name, _)| name == word)
         {
             *self = *level;
+        }
+    }
+}
+
+impl Declared for Verify {
+    const KIND: Kind = Kind::Choice(Verify::WORDS);
+    fn to_value(&self) -> Value {
+        Value::from(Verify::WORDS[*self as usize])
+    }
+    fn receive(&mut self, value: &Value) {
+        match value {
+            Value::Str(word) if word == "off" => *self = Verify::Off,
+            Value::Str(word) if word == "first_use" => *self = Verify::FirstUse,
+            Value::Str(word) if word == "sample" => *self = Verify::Sample,
+            _ => {}
         }
     }
 }

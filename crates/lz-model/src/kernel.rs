@@ -293,6 +293,20 @@ pub struct KernelDescriptor {
     pub reference: bool,
     /// Whether it is what plain torch would run: what the others are compared with.
     pub baseline: bool,
+    /// On whose word it counts as right.
+    pub trust: Trust,
+}
+
+/// On whose word a kernel counts as right.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Trust {
+    /// It is built in: this project tests it.
+    #[default]
+    BuiltIn,
+    /// Whoever registered it vouches for it (`trusted=True`).
+    Vouched,
+    /// Nobody's: it is compared with the reference at its first use for each class of call, before it serves.
+    Unproven,
 }
 
 impl KernelDescriptor {
@@ -346,6 +360,7 @@ impl KernelDescriptor {
             transform_cost_hint: 0,
             reference: false,
             baseline: false,
+            trust: Trust::BuiltIn,
         }
     }
 

@@ -53,6 +53,7 @@ mod reason;
 mod resolve;
 pub mod schema;
 mod shape;
+mod small;
 mod spec;
 mod symbol;
 mod tensor;
@@ -69,7 +70,7 @@ pub use generation::{GenerationRow, GenerationTable};
 pub use isa::CpuIsa;
 pub use kernel::{
     BackendDescriptor, DimRule, GridRule, InputRule, KernelDescriptor, ParamRule, PluginOrigin, QuantRule, Scalar,
-    TokenizerRule, TpRule,
+    TokenizerRule, TpRule, Trust,
 };
 pub use layout::{DefaultLayouts, Layout, LayoutVerdict, UnknownLayout, contradicts};
 pub use meaning::Meaning;

@@ -265,6 +265,7 @@ const NONE_FLOAT: u64 = f64::NAN.to_bits() | 1;
 
 impl Query {
     const CAPTURING: u16 = 1 << 1;
+    const REQUIRES_GRAD: u16 = 1 << 2;
 
     pub(crate) fn new(op: OpIx, device: DeviceIx, context: &Context) -> Query {
         let bits = [
@@ -421,6 +422,40 @@ impl Query {
         for ((to, from), dim) in class.dims.iter_mut().zip(self.dims).zip(schema.dims) {
             if dim.key == crate::schema::DimKey::Exact {
                 *to = from;
+            }
+        }
+        class
+    }
+
+    /// The same call where no gradients are wanted.
+    pub fn without_gradients(mut self) -> Query {
+        self.flags &= !Self::REQUIRES_GRAD;
+        self
+    }
+
+    /// The calls for which one comparison with the reference proves a kernel: the call's class, with whether gradients are
+    /// wanted. Whether a graph is captured makes no difference, a number counts only by whether it is at its default, and
+    /// of lengths only which of them are equal and which is the longer one: that decides what causal attention means.
+    pub fn proof_class(&self) -> Query {
+        let schema = crate::catalog::Catalog::get().op(self.op()).schema();
+        let mut class = self.class();
+        class.flags = self.flags & Self::REQUIRES_GRAD;
+        for (word, param) in class.params.iter_mut().zip(schema.params) {
+            if param.ty == ParamType::Int && param.role == ParamRole::Exact {
+                let default = param.default.value().map(|value| Query::encode(param, value));
+                if Some(*word) != default {
+                    *word = 1;
+                }
+            }
+        }
+        let is_length = |dim: &crate::schema::Dim| dim.kind == crate::schema::DimKind::Seq && dim.derived.is_none();
+        let mut lengths: Vec<i64> =
+            schema.dims.iter().zip(self.dims).filter(|(dim, _)| is_length(dim)).map(|(_, size)| size).collect();
+        lengths.sort_unstable();
+        lengths.dedup();
+        for ((to, from), dim) in class.dims.iter_mut().zip(self.dims).zip(schema.dims) {
+            if is_length(dim) {
+                *to = lengths.iter().position(|&length| length == from).unwrap_or(0) as i64;
             }
         }
         class

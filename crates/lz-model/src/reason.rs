@@ -52,9 +52,16 @@ pub enum Reason {
     /// The kernel failed here before and is quarantined.
     #[error("failed before on this machine: {error}")]
     BackendError { error: String },
-    /// The kernel's results were compared with the reference's on this machine, and were wrong.
-    #[error("gave wrong results when it was checked on this machine: {error}")]
-    NumericalMismatch { error: String },
+    /// The kernel's results were compared with the reference's on this machine, and were wrong. `call` is the call it was
+    /// compared for, which may be another one of the same operation; `max_error` the largest difference, where it is a
+    /// number; `tolerance` the largest difference allowed, relative to the size of the value.
+    #[error("gave wrong results when it was checked on this machine, for {call}: {error}")]
+    NumericalMismatch { error: String, call: String, max_error: Option<f64>, tolerance: Option<f64> },
+    /// The kernel is not built in, was never compared with the reference for calls like this, and cannot be now.
+    #[error(
+        "is not built in and was not compared with the reference for calls like this, which cannot be done while {busy}"
+    )]
+    NotVerified { busy: String },
     /// The kernel would have to be compiled first, and that is not allowed now.
     #[error("would have to be compiled first, and compilation is not allowed here")]
     JitDisabled,

@@ -208,8 +208,9 @@ impl<'a, 'py> Job<'a, 'py> {
     /// Puts how a candidate did to its rollout, when that is who served.
     pub fn tell_rollout(&self, step: &RouteStep, outcome: Outcome) {
         let serving = self.route.comparison.as_ref().filter(|c| c.serves);
-        if let Some(comparison) = serving.filter(|_| std::ptr::eq(step, &self.route.steps[0])) {
-            engine().tried(&comparison.rollout, outcome);
+        let first = serving.filter(|_| std::ptr::eq(step, &self.route.steps[0]));
+        if let Some(rollout) = first.and_then(|comparison| comparison.rollout.as_ref()) {
+            engine().tried(rollout, outcome);
         }
     }
 

@@ -32,6 +32,7 @@ mod memory;
 mod params;
 mod pinned;
 mod process;
+mod proof;
 mod pycall;
 mod registry;
 mod route;

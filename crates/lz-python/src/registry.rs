@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use layerzero::Executable;
 use layerzero::model::schema::OpKind;
-use layerzero::model::{Catalog, Context, KernelDescriptor, Op, Param, PluginOrigin, Reason, capabilities};
+use layerzero::model::{Catalog, Context, KernelDescriptor, Op, Param, PluginOrigin, Reason, Trust, capabilities};
 use pyo3::intern;
 use pyo3::prelude::*;
 
@@ -63,9 +63,11 @@ type Adapter = (String, Py<PyAny>, Vec<String>);
 
 /// Loads a backend's capabilities document with the versions found; its kernels run by the given functions. A backend
 /// that cannot be used is loaded with why (`("NOT_INSTALLED", library)` or `("BACKEND_IMPORT_FAILED", one line)`), so
-/// that its kernels can be listed and explained. `lacks` are instruction sets the library does not use in this process.
+/// that its kernels can be listed and explained. `trust`: `"built_in"`, `"vouched"` or `"unproven"`. `lacks` are
+/// instruction sets the library does not use in this process.
 #[pyfunction]
-#[pyo3(signature = (name, document, versions, adapters, unavailable=None, lacks=Vec::new()))]
+#[pyo3(signature = (name, document, versions, adapters, unavailable=None, trust="unproven", lacks=Vec::new()))]
+#[allow(clippy::too_many_arguments)]
 pub fn load_backend(
     py: Python<'_>,
     name: &str,
@@ -73,6 +75,7 @@ pub fn load_backend(
     versions: BTreeMap<String, String>,
     adapters: Vec<Adapter>,
     unavailable: Option<(String, String)>,
+    trust: &str,
     lacks: Vec<String>,
 ) -> PyResult<()> {
     let engine = engine();
@@ -96,8 +99,12 @@ pub fn load_backend(
         "NOT_INSTALLED" => Reason::NotInstalled { library: detail },
         _ => Reason::BackendImportFailed { library: backend.clone(), error: detail },
     });
+    let trust = trusted(trust);
     engine
         .update(|spec| {
+            for kernel in spec.kernels.iter_mut().filter(|k| k.backend == backend && !k.standalone) {
+                Arc::make_mut(kernel).trust = trust;
+            }
             spec.versions.extend(versions);
             if let Some(state) = spec.backends.get_mut(&backend) {
                 state.unavailable = reason;
@@ -106,6 +113,15 @@ pub fn load_backend(
         })
         .map_err(raise)?;
     engine.attach_all(attached).map_err(raise)
+}
+
+/// On whose word a kernel counts as right; nobody's, unless it is said.
+fn trusted(word: &str) -> Trust {
+    match word {
+        "built_in" => Trust::BuiltIn,
+        "vouched" => Trust::Vouched,
+        _ => Trust::Unproven,
+    }
 }
 
 /// A function as a kernel, if its parameters are the operation's: it must name what every call gives, and nothing the
@@ -169,15 +185,16 @@ fn forgotten(op: &Op, parameters: &[String]) -> Option<&'static str> {
     input.map(|(_, i)| i.name).or(param.map(|(_, p)| p.name))
 }
 
-/// Registers one kernel, described by a document of its own, to be run by a function.
+/// Registers one kernel, described by a document of its own, to be run by a function. `trust` as in `load_backend`.
 #[pyfunction]
-pub fn register(py: Python<'_>, document: &str, kernel: Adapter) -> PyResult<()> {
+#[pyo3(signature = (document, kernel, trust="unproven"))]
+pub fn register(py: Python<'_>, document: &str, kernel: Adapter, trust: &str) -> PyResult<()> {
     let read = capabilities::read(document).map_err(|e| {
         error::engine(py, &layerzero::Error::Capabilities { backend: "register_kernel".into(), error: e })
     })?;
     let (id, callable, parameters) = kernel;
     for descriptor in read.kernels {
-        let descriptor = KernelDescriptor { standalone: true, ..descriptor };
+        let descriptor = KernelDescriptor { standalone: true, trust: trusted(trust), ..descriptor };
         let function = adapter(py, &id, &descriptor.operation, callable.clone_ref(py), parameters.clone())?;
         engine().register_as(descriptor, Executable::Foreign(function)).map_err(|e| error::engine(py, &e))?;
     }

@@ -88,10 +88,10 @@ pub struct Decided {
     results: OnceLock<Vec<Outline>>,
 }
 
-/// A kernel on trial, compared with the one that serves.
+/// Two kernels whose results are compared: one on trial and the one that serves, or the one that serves and the reference.
 pub struct Comparison {
-    /// The rollout.
-    pub rollout: Arc<Rollout>,
+    /// The rollout; none when a share of the calls is compared with the reference (`verify: sample`).
+    pub rollout: Option<Arc<Rollout>>,
     /// Whether the candidate serves the call, or runs beside it.
     pub serves: bool,
     /// The other of the two.
@@ -122,7 +122,7 @@ impl Route {
         front: &'static Front,
         (op, query, layout): (&'static Op, Query, Option<Layout>),
         steps: Vec<Step>,
-        trial: Option<(Arc<Rollout>, Step, bool)>,
+        trial: Option<(Option<Arc<Rollout>>, Step, bool)>,
     ) -> Route {
         let draws = draws(op, &query);
         let settings = &engine().config().settings;
@@ -134,8 +134,10 @@ impl Route {
         for step in steps.iter().filter(|_| plain) {
             let seeded = |call: &PyCall| draws && call.wants_seed();
             let python = matches!(&step.runner, Runner::Python(call) if !seeded(call));
-            step.straight.store(python && step.transforms.is_empty(), Ordering::Relaxed);
+            step.straight.store(python && step.transforms.is_empty() && !step.unproven, Ordering::Relaxed);
         }
+        // What is drawn differs from kernel to kernel.
+        let trial = trial.filter(|(rollout, ..)| rollout.is_some() || !draws);
         let comparison = trial.map(|(rollout, other, serves)| Comparison {
             rollout,
             serves,

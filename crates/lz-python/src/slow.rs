@@ -16,6 +16,7 @@ use crate::engine::engine;
 use crate::failures::Failures;
 use crate::front::{Front, Slots};
 use crate::job::Job;
+use crate::proof::{self, Standing};
 use crate::route::{Route, RouteStep, Runner};
 use crate::tensors::{Meta, Purpose};
 use crate::torch::Torch;
@@ -102,7 +103,9 @@ fn decide(py: Python<'_>, front: &'static Front, arguments: &Arguments) -> PyRes
     if engine().decided(&named, &bound).map_err(raise)? {
         py.import("layerzero.warming")?.call_method0("wake")?;
     }
-    let trial = engine().comparison(&bound.query, &steps);
+    let trial =
+        engine().comparison(&bound.query, &steps).map(|(rollout, other, serves)| (Some(rollout), other, serves));
+    let trial = trial.or_else(|| engine().sample_with(&bound.query, &steps).map(|other| (None, other, true)));
     let settings = &engine().config().settings;
     if let Some(first) = steps.first().filter(|_| settings.log_selections || settings.verbose) {
         events::selected(py, op.id(), &first.kernel.id, &bound.query)?;
@@ -330,6 +333,7 @@ pub fn carry_out<'py>(
     let mut failures = Failures::default();
     // Those whose circuit is open: not tried, so that nothing fell back.
     let mut refused: Vec<(&RouteStep, String)> = Vec::new();
+    let mut wrong = false;
     let fallback = engine().with_snapshot(|s| s.spec().settings.fallback_enabled);
     // Those before the one that was tried were refused.
     let first = tried.as_ref().map_or(0, |(at, _)| *at);
@@ -362,13 +366,24 @@ pub fn carry_out<'py>(
             }
         };
         let at = route.steps.iter().position(|s| std::ptr::eq(s, step)).unwrap_or(0);
+        let proven = match step.unproven && was_tried.is_none() {
+            true => proof::prove(py, front, arguments, route, step, left.is_empty()),
+            false => Ok(Standing::Proven),
+        };
+        if let Ok(Standing::Wrong(why) | Standing::Later(why)) = &proven {
+            wrong |= matches!(proven, Ok(Standing::Wrong(_)));
+            refused.push((step, why.clone()));
+            continue;
+        }
+        let failed_on_copies = proven.is_err();
         let watching = if was_tried.is_none() { Watching::begin(py, front, &job.slots, route, at) } else { None };
         let before = job.before(step)?;
         let versions = Versions::read(py, front, &job.slots);
         let begun = Instant::now();
-        let result = match was_tried {
-            Some((_, result)) => result,
-            None => {
+        let result = match (was_tried, proven) {
+            (Some((_, result)), _) => result,
+            (None, Err(error)) => Err(error),
+            (None, Ok(_)) => {
                 step.health.record_call();
                 job.run(step)
             }
@@ -412,11 +427,16 @@ pub fn carry_out<'py>(
             let needs = |step: &&RouteStep| (step.kernel.reference, engine().workspace_of(step, &route.query));
             left.make_contiguous().sort_by_key(needs);
         }
-        if !fallback || job.updates() {
+        if !fallback || job.updates() && !failed_on_copies {
             break;
         }
     }
     let mut failed = failures.count();
+    if wrong && failed.is_empty() {
+        // Who was wrong is out: the next decision names who serves instead, or says that nobody can.
+        let route = decide(py, front, arguments)?;
+        return carry_out(py, front, slots, arguments, &route, None);
+    }
     engine().nobody_served();
     let raised = |(step, why): (&RouteStep, String)| (step.kernel.id.clone(), PyRuntimeError::new_err(why));
     let mut chain: Vec<(String, PyErr)> = refused.into_iter().map(raised).collect();

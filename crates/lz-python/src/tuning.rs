@@ -28,17 +28,20 @@ use crate::{context, error, registry};
 pub struct Subject {
     front: &'static Front,
     kwargs: Py<PyDict>,
+    /// Whether only legality counts, and not what the operator wants.
+    legal: bool,
     /// By kernel. What a kernel settles at its first call (a plan, a launch) serves the later ones, as it does outside.
     routes: RefCell<HashMap<String, Route>>,
 }
 
 #[pymethods]
 impl Subject {
-    /// The call of a function with these arguments.
+    /// The call of a function with these arguments. `legal`: kernels run that can, whatever the operator wants.
     #[new]
-    fn new(py: Python<'_>, function: &str, kwargs: Py<PyDict>) -> PyResult<Subject> {
+    #[pyo3(signature = (function, kwargs, legal=false))]
+    fn new(py: Python<'_>, function: &str, kwargs: Py<PyDict>, legal: bool) -> PyResult<Subject> {
         registry::ensure_loaded(py)?;
-        Ok(Subject { front: Front::find(py, function)?, kwargs, routes: RefCell::default() })
+        Ok(Subject { front: Front::find(py, function)?, kwargs, legal, routes: RefCell::default() })
     }
 
     /// What a kernel gives.
@@ -123,7 +126,11 @@ impl Subject {
         let bound = context::within(py, || engine().bind(front.signature.function.target, &named));
         let (_, bound) = bound.map_err(raise)?;
         let op = Catalog::get().op(bound.query.op());
-        let step = engine().unbiased_step(kernel, &bound.query).map_err(raise)?;
+        let step = match self.legal {
+            true => engine().legal_step(kernel, &bound.query),
+            false => engine().unbiased_step(kernel, &bound.query),
+        };
+        let step = step.map_err(raise)?;
         let layout = bound.layout.map(|v| v.layout);
         let mut route = Route::new(py, front, (op, bound.query, layout), vec![step], None);
         if matches!(route.steps[0].runner, Runner::Nothing) {

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use layerzero::resilience::rollout::{Compared, Outcome};
+use layerzero::selection::Evidence;
 use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
 
@@ -97,10 +98,12 @@ impl<'a> Watching<'a> {
         let call = comparison.calls.fetch_add(1, Ordering::Relaxed);
         let due = match comparison.serves {
             true => at == 0 && call & route.sampled == 0,
-            false => comparison.rollout.samples(call),
+            false => comparison.rollout.as_ref().is_some_and(|rollout| rollout.samples(call)),
         };
-        // A candidate beside others gets nothing of the caller's: who knows what it writes to.
-        let before = due.then(|| Before::new(py, front, slots, !comparison.serves))?.ok()?;
+        // A candidate beside others gets nothing of the caller's: who knows what it writes to. References give no gradients,
+        // so that they get tensors that want none.
+        let all = !comparison.serves || comparison.rollout.is_none() && route.query.context().requires_grad;
+        let before = due.then(|| Before::new(py, front, slots, all))?.ok()?;
         Some(Watching { comparison, before })
     }
 
@@ -126,21 +129,49 @@ impl<'a> Watching<'a> {
         {
             return Err(interruption);
         }
+        let Some(rollout) = &comparison.rollout else {
+            return match compared {
+                Ok((max_error, false)) => {
+                    let evidence = sampled(route, &comparison.other, max_error);
+                    engine().found_wrong(&route.steps[0].kernel, &route.query, evidence);
+                    Ok(())
+                }
+                // The other kernel failed: that says nothing of this one.
+                Ok(_) | Err(_) => Ok(()),
+            };
+        };
         let outcome = match compared {
             Ok((max_error, true)) => {
                 Outcome { ok: true, compared: Compared::Agrees { max_error }, serving_us, candidate_us }
             }
             Ok((max_error, false)) => {
-                engine().mismatched(&comparison.rollout, &route.steps[0].kernel.id, max_error);
+                engine().mismatched(rollout, &route.steps[0].kernel.id, max_error);
                 Outcome { ok: true, compared: Compared::Differs { max_error }, serving_us, candidate_us }
             }
             // The kernel it is compared with failed: that says nothing of the candidate.
             Err(_) if comparison.serves => Outcome::OK,
             Err(_) => Outcome::FAILED,
         };
-        engine().tried(&comparison.rollout, outcome);
+        engine().tried(rollout, outcome);
         Ok(())
     }
+}
+
+/// What a sampled call showed.
+fn sampled(route: &Route, other: &RouteStep, max_error: f64) -> Evidence {
+    let rtol = tolerance(route);
+    let allowed = format!("at most {:?} of the value's size is allowed", 2.0 * rtol);
+    Evidence {
+        error: format!("a call that was sampled differs from {} by up to {max_error:?}; {allowed}", other.kernel.id),
+        call: format!("{:?}", route.query),
+        max_error: max_error.is_finite().then_some(max_error),
+        tolerance: Some(2.0 * rtol),
+    }
+}
+
+/// The operation's tolerance for the call's dtype.
+fn tolerance(route: &Route) -> f64 {
+    route.op.dtype(&route.query).map_or(0.0, |dtype| route.op.schema().tolerances.of(dtype).rtol)
 }
 
 /// Arguments for another kernel: what is updated in place is a copy, or everything is.
@@ -207,7 +238,7 @@ impl Before {
         served: &Bound<'_, PyAny>,
         other: &Bound<'_, PyAny>,
     ) -> PyResult<(f64, bool)> {
-        let rtol = route.op.dtype(&route.query).map_or(0.0, |dtype| route.op.schema().tolerances.of(dtype).rtol);
+        let rtol = tolerance(route);
         let checks = py.import("layerzero.checks")?;
         if self.updated.is_empty() {
             return checks.call_method1("difference", (served, other, rtol))?.extract();

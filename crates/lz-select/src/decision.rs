@@ -101,6 +101,8 @@ pub struct Candidate {
     pub reference: bool,
     /// It is what plain torch would run.
     pub baseline: bool,
+    /// It comes with LayerZero. One that does not wins no tie.
+    pub built_in: bool,
 }
 
 impl Candidate {

@@ -41,6 +41,7 @@ mod decision;
 mod perf;
 mod pin;
 mod policy;
+mod proof;
 mod restriction;
 mod select;
 mod snapshot;
@@ -57,6 +58,7 @@ pub use policy::{
     AVOID_POINTS, Action, Condition, Effect, FieldPattern, Finding, FindingKind, KernelName, PREFER_POINTS, Pattern,
     PolicyError, PolicySpec, RuleSpec, RuleTrace, Severity, analyse, not_installed, refusals,
 };
+pub use proof::{Evidence, KernelName, Proofs, Verify};
 pub use restriction::{Restriction, Settled};
 pub use snapshot::{BackendState, Health, MemoryState, Settings, Snapshot, SnapshotError, SnapshotSpec};
 pub use trial::{Takes, Trial};

@@ -3,6 +3,8 @@
 use lz_model::{Facts, KernelDescriptor, OpIx, Reason};
 use serde::Serialize;
 
+use crate::proof::{Evidence, KernelName};
+
 /// How much of what a prediction may be off by is counted against it in a tie: a kernel that is ahead by the word of one
 /// neighbour, and behind everywhere else, is no good guess.
 const DOUBT: f64 = 0.5;
@@ -174,6 +176,11 @@ pub trait PerfSource: Send + Sync {
     /// How many kernels were, for some call.
     fn graph_proofs(&self) -> usize {
         0
+    }
+
+    /// Every kernel that must not serve an operation because its results were wrong.
+    fn mismatches(&self) -> Vec<(KernelName, OpIx, Evidence)> {
+        Vec::new()
     }
 
     /// Sizes at which the knowledge changes: dimension index, and the first size that is different.

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use lz_expr::Outcome;
-use lz_model::{Catalog, Facts, KernelDescriptor, Platform, Query, Reason};
+use lz_model::{Catalog, Facts, KernelDescriptor, Platform, Query, Reason, Trust};
 
 use crate::check::{Case, call_reasons};
 use crate::constraint::Compiled;
 use crate::decision::{Basis, Candidate, Decision, KernelIx, Plan, Terms, Transforms};
 use crate::perf::{Estimate, EstimateKind};
 use crate::policy::{Applied, Rule};
+use crate::proof;
 use crate::snapshot::{Entry, Snapshot};
 use crate::trial::Trials;
 
@@ -65,7 +66,9 @@ impl Snapshot {
         let overridden_by = judge.apply_order(&candidates, &mut ranking);
         let trial = judge.apply_trial(&candidates, &mut ranking, locked);
         let pinned_by = pinned.filter(|_| !locked && overridden_by.is_none() && trial.is_none());
-        let uniform = self.spec.restriction.is_uniform() && judge.is_uniform(cells, compiled, &candidates);
+        let uniform = self.spec.restriction.is_uniform()
+            && !judge.asks_for_proofs(compiled)
+            && judge.is_uniform(cells, compiled, &candidates);
         let basis = if locked { Basis::Locked } else { basis };
         Decision {
             query: *query,
@@ -79,6 +82,23 @@ impl Snapshot {
             level: self.spec.restriction.level,
             uniform,
         }
+    }
+
+    /// What must be done to the arguments of a call before a kernel can take them, or why it cannot. Only legality counts:
+    /// not what the operator wants, what was measured or what was seen of the kernel.
+    pub fn legality(&self, kernel: KernelIx, query: &Query) -> Result<Transforms, Vec<Reason>> {
+        let mut reasons = self.standing_reasons(kernel, query.device()).to_vec();
+        let op = Catalog::get().op(query.op());
+        let compiled = self.by_op[query.op().0 as usize].iter().find(|c| c.kernel == kernel);
+        let (Some(compiled), Some(device)) = (compiled, self.device(query.device())) else {
+            let constraint = format!("serves {}", self.kernel(kernel).operation);
+            return Err(vec![Reason::ConstraintFailed { constraint, found: format!("the call is {}", op.id()) }]);
+        };
+        let memory = self.spec.memory.get(query.device().0 as usize).copied().flatten();
+        let facts = Facts { op, query, device };
+        let case = Case { op, query, context: query.context(), facts, settings: &self.spec.settings, memory };
+        let transforms = call_reasons(&case, self.kernel(kernel), compiled, &mut reasons);
+        if reasons.is_empty() { Ok(transforms) } else { Err(reasons) }
     }
 
     /// What dispatch needs of a decision; `None` when no kernel can serve the call.
@@ -143,7 +163,9 @@ impl Judge<'_> {
             cautions += usize::from(degraded.is_some());
             reasons.extend(degraded);
         }
-        reasons.extend(self.verdict(kernel).filter(|_| !kernel.reference));
+        if !kernel.reference {
+            reasons.extend(self.verdict(kernel));
+        }
         // A lock is the operator's last word, on a kernel on trial as well.
         if !self.rules.lock().is_some_and(|rule| rule.concerns(compiled.kernel)) {
             reasons.extend(self.trials.rules_out(kernel));
@@ -159,6 +181,7 @@ impl Judge<'_> {
             cold: self.is_cold(entry),
             reference: kernel.reference,
             baseline: kernel.baseline,
+            built_in: kernel.trust == Trust::BuiltIn,
         }
     }
 
@@ -194,7 +217,15 @@ impl Judge<'_> {
 
     /// Why it must not serve the call, by what was seen of it.
     fn verdict(&self, kernel: &KernelDescriptor) -> Option<Reason> {
-        let (perf, facts) = (&self.snapshot.spec.perf, &self.case.facts);
+        let (spec, facts) = (&self.snapshot.spec, &self.case.facts);
+        if let Some(evidence) = spec.proofs.evidence(kernel, facts.query) {
+            return Some(evidence.reason());
+        }
+        let capturing = self.case.context.capturing;
+        if capturing && proof::is_needed(spec.settings.verify, &spec.proofs, kernel, facts.query) {
+            return Some(Reason::NotVerified { busy: "a CUDA graph is captured".into() });
+        }
+        let perf = &spec.perf;
         let without = || perf.verdict(kernel, &Facts { query: &unpromised(kernel, facts)?, ..*facts });
         perf.verdict(kernel, facts).or_else(without)
     }
@@ -285,6 +316,12 @@ impl Judge<'_> {
         let at = ranking.iter().position(|&i| ready(i) && trial(i).is_some()).filter(|_| !locked)?;
         ranking[..=at].rotate_right(1);
         trial(ranking[0]).map(str::to_owned)
+    }
+
+    /// Whether it was looked at for which lengths kernels are proven. Otherwise that is found out when they run.
+    fn asks_for_proofs(&self, compiled: &[Compiled]) -> bool {
+        let unproven = |c: &Compiled| self.snapshot.kernel(c.kernel).trust == Trust::Unproven;
+        self.case.context.capturing && compiled.iter().any(unproven)
     }
 
     /// Whether every condition that was looked at has one value over the whole cell.
@@ -384,11 +421,15 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
     // Nobody waits for a compiler while another can serve.
     let cold = |i: usize| candidates[i].cold;
     if basis == Basis::Declared {
-        // Scores are added up once; the index as the last key makes the order total.
-        let mut keyed: Vec<(bool, f64, f64, usize)> =
-            accepted.into_iter().map(|i| (cold(i), terms(i).total(), terms(i).priority, i)).collect();
+        // Scores are added up once; the index as the last key makes the order total. A kernel that is not built in wins no
+        // tie: it must be given a higher priority, or be measured.
+        let mut keyed: Vec<(bool, f64, bool, f64, usize)> = accepted
+            .into_iter()
+            .map(|i| (cold(i), terms(i).total(), !candidates[i].built_in, terms(i).priority, i))
+            .collect();
         keyed.sort_unstable_by(|a, b| {
-            a.0.cmp(&b.0).then(descending(a.1, b.1)).then(descending(a.2, b.2)).then(a.3.cmp(&b.3))
+            let score = a.0.cmp(&b.0).then(descending(a.1, b.1));
+            score.then(a.2.cmp(&b.2)).then(descending(a.3, b.3)).then(a.4.cmp(&b.4))
         });
         return keyed.into_iter().map(|(.., i)| i).collect();
     }
@@ -439,7 +480,8 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
         group.sort_by(|&a, &b| {
             let declared = descending(terms(a).priority, terms(b).priority);
             let better = if all_measured { declared } else { doubted(a).total_cmp(&doubted(b)).then(declared) };
-            first(b).cmp(&first(a)).then(better).then(a.cmp(&b))
+            let built_in = candidates[b].built_in.cmp(&candidates[a].built_in);
+            first(b).cmp(&first(a)).then(better).then(built_in).then(a.cmp(&b))
         });
         ranking.extend(group);
         accepted = rest;

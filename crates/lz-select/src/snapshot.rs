@@ -15,6 +15,7 @@ use crate::decision::KernelIx;
 use crate::perf::{NoPerfData, PerfSource};
 use crate::pin::Pins;
 use crate::policy::{KernelName, Policy, PolicyError, PolicySpec};
+use crate::proof::{self, Proofs, Verify};
 use crate::restriction::Restriction;
 use crate::trial::Trial;
 use crate::warm::Warm;
@@ -42,6 +43,8 @@ pub struct Settings {
     pub fallback_enabled: bool,
     /// The layouts of calls that do not say theirs.
     pub default_layouts: DefaultLayouts,
+    /// When results are compared with the reference's.
+    pub verify: Verify,
 }
 
 impl Default for Settings {
@@ -57,6 +60,7 @@ impl Default for Settings {
             graph_strict: false,
             fallback_enabled: true,
             default_layouts: DefaultLayouts::default(),
+            verify: Verify::default(),
         }
     }
 }
@@ -151,6 +155,8 @@ pub struct SnapshotSpec {
     pub trials: Vec<Trial>,
     /// What is known about speed.
     pub perf: Arc<dyn PerfSource>,
+    /// What comparisons with the reference showed.
+    pub proofs: Arc<Proofs>,
     /// Decisions that were made before.
     pub pins: Arc<Pins>,
     /// What kernels that are compiled on first use are ready for; `None` when nobody keeps count, and only
@@ -173,6 +179,7 @@ impl Default for SnapshotSpec {
             restriction: Restriction::default(),
             trials: Vec::new(),
             perf: Arc::new(NoPerfData),
+            proofs: Arc::default(),
             pins: Arc::default(),
             warm: None,
         }
@@ -387,6 +394,12 @@ impl Snapshot {
     /// What rules a kernel out on a device, whatever the call.
     pub fn standing_reasons(&self, kernel: KernelIx, device: DeviceIx) -> &[Reason] {
         self.entries[kernel.0 as usize].standing_reasons.get(device.0 as usize).map_or(&[], Vec::as_slice)
+    }
+
+    /// Whether a kernel must be compared with the reference before it serves a call: it is not built in, nobody vouches for
+    /// it, and that was not done for calls like this one.
+    pub fn needs_proof(&self, kernel: KernelIx, query: &Query) -> bool {
+        proof::is_needed(self.spec.settings.verify, &self.spec.proofs, self.kernel(kernel), query)
     }
 
     /// How much memory a kernel takes for a call beyond its arguments, in bytes, as far as it says.

@@ -81,7 +81,16 @@ pub const SHOWN: &[Shown] = &[
     ),
     (
         || attention_with(|w| w.spec.perf = Arc::new(SeenWrong)),
-        r#"{"code": "NUMERICAL_MISMATCH", "error": "off by 3"}"#,
+        r#"{"code": "NUMERICAL_MISMATCH", "error": "off by 3", "call": "this call", "max_error": 3.0, "tolerance": 1e-5}"#,
+    ),
+    (
+        || {
+            attention_with(|w| {
+                (w.kernel.trust, w.kernel.graph_safe) = (Trust::Unproven, true);
+                w.context.capturing = true;
+            })
+        },
+        r#"{"code": "NOT_VERIFIED", "busy": "a CUDA graph is captured"}"#,
     ),
     (
         || {

@@ -14,7 +14,12 @@ impl PerfSource for SeenWrong {
         None
     }
     fn verdict(&self, _: &KernelDescriptor, _: &Facts<'_>) -> Option<Reason> {
-        Some(Reason::NumericalMismatch { error: "off by 3".into() })
+        Some(Reason::NumericalMismatch {
+            error: "off by 3".into(),
+            call: "this call".into(),
+            max_error: Some(3.0),
+            tolerance: Some(1e-5),
+        })
     }
     fn edges(&self, _: OpIx) -> Vec<(usize, i64)> {
         Vec::new()

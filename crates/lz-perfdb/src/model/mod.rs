@@ -23,7 +23,7 @@ use std::collections::HashMap;
 
 use lz_model::schema::DimKey;
 use lz_model::{Catalog, DeviceSpec, Facts, KernelDescriptor, MAX_DIMS, OpIx, Query, Reason};
-use lz_select::{Estimate, EstimateKind, PerfSource, Side, Sides};
+use lz_select::{Estimate, EstimateKind, Evidence, KernelName, PerfSource, Side, Sides};
 
 use self::times::{Kernel, Point, Times};
 use self::trend::Work;
@@ -85,6 +85,8 @@ pub struct Observation {
 pub struct Model {
     classes: HashMap<u64, Vec<Class>>,
     edges: HashMap<OpIx, Vec<(usize, i64)>>,
+    /// By operation and kernel: a call it was wrong for, in words, and how.
+    wrong: HashMap<(OpIx, Id), (String, String)>,
     observations: usize,
 }
 
@@ -160,6 +162,7 @@ impl Model {
         let kernel = class.times.kernels.entry(id.clone()).or_default();
         match observation.seen {
             Seen::Wrong(error) => {
+                self.wrong.entry((query.op(), id.clone())).or_insert_with(|| (format!("{query:?}"), error.clone()));
                 for times in [&mut class.times, &mut class.host, &mut class.device] {
                     times.kernels.entry(id.clone()).or_default().wrong = Some(error.clone());
                 }
@@ -198,10 +201,19 @@ impl PerfSource for Model {
     }
 
     fn verdict(&self, kernel: &KernelDescriptor, facts: &Facts<'_>) -> Option<Reason> {
-        let known = self.kernel(kernel, facts.query)?;
-        if let Some(error) = &known.wrong {
-            return Some(Reason::NumericalMismatch { error: error.clone() });
+        let wrong = || self.wrong.get(&(facts.query.op(), (kernel.id.clone(), kernel.version.clone())));
+        let known = self.kernel(kernel, facts.query);
+        // One wrong result is held against a kernel for the whole operation; against what plain torch runs only for calls
+        // like that one, since often nothing else could serve the others.
+        let is_wrong_here = known.is_some_and(|known| known.wrong.is_some());
+        if !self.wrong.is_empty()
+            && (is_wrong_here || !kernel.baseline)
+            && let Some((call, error)) = wrong()
+        {
+            let (call, error) = (call.clone(), error.clone());
+            return Some(Reason::NumericalMismatch { error, call, max_error: None, tolerance: None });
         }
+        let known = known?;
         let failed = known.failed.iter().find(|(dims, _)| dims == facts.query.dims());
         failed.map(|(_, error)| Reason::BackendError { error: error.clone() })
     }
@@ -215,6 +227,16 @@ impl PerfSource for Model {
         let proven =
             captured.flat_map(|class| class.times.kernels.iter().filter(|(_, k)| k.is_proven()).map(|(id, _)| id));
         proven.collect::<std::collections::HashSet<_>>().len()
+    }
+
+    fn mismatches(&self) -> Vec<(KernelName, OpIx, Evidence)> {
+        let evidence = |(call, error): &(String, String)| {
+            let (call, error) = (call.clone(), error.clone());
+            Evidence { error, call, max_error: None, tolerance: None }
+        };
+        let mut all: Vec<_> = self.wrong.iter().map(|((op, id), seen)| (id.clone(), *op, evidence(seen))).collect();
+        all.sort_by(|a, b| (&a.0, a.1).cmp(&(&b.0, b.1)));
+        all
     }
 
     fn edges(&self, op: OpIx) -> Vec<(usize, i64)> {
