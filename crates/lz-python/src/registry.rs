@@ -27,6 +27,11 @@ pub fn ensure_loaded(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
+/// Whether the backends and plugins are loaded.
+pub fn is_loaded() -> bool {
+    LOADED.load(Ordering::Acquire)
+}
+
 /// What the call demands because of where it is made.
 pub fn context(py: Python<'_>) -> PyResult<Context> {
     let deterministic = Torch::find(py)?.is_some_and(|torch| torch.surroundings().deterministic);
