@@ -28,6 +28,7 @@ mod inspect;
 mod interrupted;
 mod jit;
 mod job;
+mod libraries;
 mod memory;
 mod params;
 mod pinned;
@@ -53,12 +54,7 @@ use pyo3::prelude::*;
 /// Runs the command line and gives its exit code. The first argument is the program's name.
 #[pyfunction]
 fn cli(py: Python<'_>, args: Vec<std::ffi::OsString>) -> i32 {
-    lz_cli::session::add_to_engines(|engine| {
-        // A command that opens an engine wants the libraries loaded; what fitted together here does so there.
-        // A configuration that is refused is for the command to report.
-        let _ = Python::attach(registry::ensure_loaded);
-        let _ = engine.adopt(crate::engine::engine());
-    });
+    lz_cli::session::add_to_engines(libraries::add);
     lz_cli::measuring::measure_with(|| match Python::attach(tuning::PyBench::new) {
         Ok(bench) => Ok(Box::new(bench)),
         Err(raised) => Err(Python::attach(|py| error::one_line(py, &raised))),

@@ -18,6 +18,7 @@ mod levels;
 mod names;
 mod overlays;
 mod readiness;
+mod sentences;
 mod status;
 mod trials;
 mod watching;
