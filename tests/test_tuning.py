@@ -394,13 +394,15 @@ def test_bad_requests_say_what_is_wrong(arguments: dict[str, Any], says: str) ->
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage" * 1000, b"SQLite format 3\x00" + b"\xff" * 5000])
-def test_a_damaged_database_fails_nobody(database: Path, content: bytes) -> None:
+def test_a_file_that_is_no_database_of_ours_fails_nobody(database: Path, content: bytes) -> None:
     database.write_bytes(content)
     assert _native.learn() == 0
     x = torch.randn(4, 64)
     assert torch.allclose(lz.rms_norm(x), F.rms_norm(x, (64,), eps=1e-6), atol=1e-5)
     assert len(lz.tune(calls=[X], budget="5s").tuned) == 1
-    assert _native.learn() > 0, "it was set aside and made anew"
+    assert _native.learn() > 0, "kept in memory, or in the file where it was empty"
+    assert not content or database.read_bytes() == content, "somebody else's file is not touched"
+    assert lz.health().perfdb["durable"] is (not content)
 
 
 def test_a_place_where_nothing_can_be_kept_fails_nobody(tmp_path: Path) -> None:

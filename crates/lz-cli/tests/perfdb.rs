@@ -277,13 +277,23 @@ fn verify_finds_damage_and_prune_removes_it() {
     assert_eq!(place.run("prune --damaged").ended(0).out, "1 row removed, 5 left\n");
     place.run("verify").ended(0);
 
-    // Looking at a file that is broken altogether changes nothing; writing puts it right.
-    fs::write(place.path("perfdb.sqlite"), "no database").unwrap();
+    // Looking at a file whose header is damaged changes nothing; writing sets it aside.
+    let mut headless = bytes;
+    headless[..60].fill(0x55);
+    fs::write(place.path("perfdb.sqlite"), &headless).unwrap();
     assert_snapshot!(place.run("verify").ended(1).out);
-    place.run("show").ended(2).says("'DIR/perfdb.sqlite' is damaged: it is no SQLite database");
-    assert_eq!(fs::read(place.path("perfdb.sqlite")).unwrap(), b"no database");
-    place.run("prune --invalid").ended(0).says("warning: the measurements were damaged (it is no SQLite database)");
+    place.run("show").ended(2).says("'DIR/perfdb.sqlite' is damaged: its header is damaged");
+    assert_eq!(fs::read(place.path("perfdb.sqlite")).unwrap(), headless);
+    place.run("prune --invalid").ended(0).says("warning: the measurements were damaged (its header is damaged)");
     place.run("verify").ended(0);
+
+    // A file that is somebody else's is left alone by every command.
+    fs::write(place.path("perfdb.sqlite"), "no database").unwrap();
+    for command in ["verify", "show", "prune --invalid", "import rows.jsonl", "export -o rows.jsonl"] {
+        place.write("rows.jsonl", "");
+        place.run(command).ended(2).says("'DIR/perfdb.sqlite' is no LayerZero database (a file of 11 bytes");
+        assert_eq!(fs::read(place.path("perfdb.sqlite")).unwrap(), b"no database");
+    }
 }
 
 /// Two kernels at six sizes of which one is the faster of small ones. At one size the other was, by an accident of measuring:

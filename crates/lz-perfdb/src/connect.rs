@@ -1,8 +1,8 @@
 //! Connections to a file: what it is without touching it, and how it is opened.
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
+use std::io;
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,7 +12,8 @@ use rusqlite::{Connection, MAIN_DB, OpenFlags};
 
 use crate::error::{Fault, StoreError};
 use crate::forks::{self, Mark};
-use crate::schema::{self, APPLICATION_ID, Kind, SCHEMA_VERSION};
+use crate::recognise::{Header, accept_unmarked, header};
+use crate::schema::{self, Kind, SCHEMA_VERSION};
 
 /// Why a file cannot be used.
 #[derive(Debug)]
@@ -23,6 +24,8 @@ pub(crate) enum Refusal {
     Damaged(String),
     /// It is not ours to change: somebody else's, or of a later version.
     NotOurs(String),
+    /// Nothing in it says that it is ours. It is left alone, unless its owner says that the place is ours.
+    Unrecognised(String),
     /// It may be read at most.
     ReadOnly(String),
     /// Another reason, which may pass.
@@ -46,7 +49,7 @@ impl Refusal {
         let path = path.to_owned();
         match self {
             Refusal::Missing => StoreError::NotOurs { path, why: "does not exist".into() },
-            Refusal::NotOurs(why) => StoreError::NotOurs { path, why },
+            Refusal::NotOurs(why) | Refusal::Unrecognised(why) => StoreError::NotOurs { path, why },
             Refusal::Damaged(why) => StoreError::Damaged { path, why },
             Refusal::ReadOnly(why) | Refusal::Other(why) => {
                 StoreError::Io { doing: format!("read '{}'", path.display()), source: io::Error::other(why) }
@@ -62,61 +65,6 @@ impl Refusal {
 
     pub fn foreign() -> Refusal {
         Refusal::NotOurs("is a SQLite database of another program; it is left as it is".into())
-    }
-}
-
-/// What the first bytes of a file say. Opening somebody else's database may already change it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Header {
-    /// No file.
-    Missing,
-    /// An empty one.
-    Empty,
-    /// Marked as ours.
-    Ours,
-    /// Without any mark: it may be new, or of version 1.
-    Unmarked,
-}
-
-/// Reads the first bytes of a file.
-pub(crate) fn header(path: &Path) -> Result<Header, Refusal> {
-    let other = |error: io::Error| Refusal::Other(error.to_string());
-    let metadata = match fs::metadata(path) {
-        Ok(metadata) => metadata,
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-            return Ok(Header::Missing);
-        }
-        Err(error) => return Err(other(error)),
-    };
-    if !metadata.is_file() {
-        return Err(Refusal::NotOurs("is no regular file".into()));
-    }
-    let mut bytes = Vec::new();
-    File::open(path).and_then(|file| file.take(100).read_to_end(&mut bytes)).map_err(other)?;
-    if bytes.is_empty() {
-        return Ok(Header::Empty);
-    }
-    if !bytes.starts_with(b"SQLite format 3\0") || bytes.len() < 100 {
-        return Err(Refusal::Damaged("it is no SQLite database".into()));
-    }
-    let number = |at: usize| i32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-    let (version, mark) = (i64::from(number(60)), number(68));
-    match mark {
-        APPLICATION_ID if version > i64::from(SCHEMA_VERSION) => Err(Refusal::newer(version)),
-        APPLICATION_ID => Ok(Header::Ours),
-        0 => Ok(Header::Unmarked),
-        _ => Err(Refusal::foreign()),
-    }
-}
-
-/// Refuses what is not a database of ours, without a lock, a WAL or anything else that would change it.
-pub(crate) fn refuse_foreign(path: &Path) -> Result<(), Refusal> {
-    // Others may be writing, so that this view is not whole: it is enough to tell whose the file is.
-    let Ok(connection) = immutable(path) else { return Ok(()) };
-    match schema::kind(&connection) {
-        Ok(Kind::Foreign) => Err(Refusal::foreign()),
-        Ok(Kind::Newer(version)) => Err(Refusal::newer(version)),
-        Ok(Kind::Empty | Kind::Ours(_) | Kind::Maimed) | Err(_) => Ok(()),
     }
 }
 
@@ -197,7 +145,7 @@ pub(crate) fn readable(path: &Path, busy: Duration) -> Result<Readable, Refusal>
     match header(path)? {
         Header::Missing => return Err(Refusal::Missing),
         Header::Empty => return empty().map(still),
-        Header::Unmarked => refuse_foreign(path)?,
+        Header::Unmarked => accept_unmarked(path)?,
         Header::Ours => {}
     }
     let usable = |link: Link| schema::kind(&link).map(|kind| (link, kind));
@@ -227,7 +175,7 @@ pub(crate) fn reading(path: &Path, busy: Duration) -> rusqlite::Result<Link> {
 }
 
 /// A connection that reads the file as it lies there: no locks, no WAL, nothing beside it.
-fn immutable(path: &Path) -> rusqlite::Result<Link> {
+pub(crate) fn immutable(path: &Path) -> rusqlite::Result<Link> {
     let uri = format!("file:{}?mode=ro&immutable=1", escaped(path));
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI;
     Link::open(uri, path, flags, Duration::ZERO)

@@ -7,16 +7,19 @@ use rusqlite::{Connection, Transaction, TransactionBehavior};
 
 use crate::connect::{self, Link};
 use crate::error::Fault;
-use crate::open::{self, Look, Opened};
+use crate::open::{self, Claim, Look, Opened};
 use crate::schema::{self, SCHEMA_VERSION};
 use crate::state::{Board, State};
+use crate::store::Options;
 
 /// The file, for writing.
 pub(crate) struct Disk {
     path: PathBuf,
     busy: Duration,
     connection: Option<Link>,
+    /// The file that was last opened: a database of ours, whatever has become of it since.
     identity: Option<(u64, u64)>,
+    own_place: bool,
     retry: Retry,
 }
 
@@ -62,9 +65,16 @@ impl From<rusqlite::Error> for Failure {
 
 impl Disk {
     /// Opens the file.
-    pub fn open(path: &Path, busy: Duration, retry_after: Duration) -> (Disk, State) {
-        let retry = Retry { first: retry_after, delay: retry_after, not_before: None, why: String::new() };
-        let mut disk = Disk { path: path.to_owned(), busy, connection: None, identity: None, retry };
+    pub fn open(path: &Path, options: &Options) -> (Disk, State) {
+        let first = options.retry_after;
+        let mut disk = Disk {
+            path: path.to_owned(),
+            busy: options.busy_timeout,
+            connection: None,
+            identity: None,
+            own_place: options.own_place,
+            retry: Retry { first, delay: first, not_before: None, why: String::new() },
+        };
         let state = disk.reopen(Look::Quick).unwrap_or_else(|state| state);
         (disk, state)
     }
@@ -130,7 +140,8 @@ impl Disk {
     /// Opens the file anew, so that it is checked, and set aside if it is damaged.
     pub fn reopen(&mut self, look: Look) -> Result<State, State> {
         self.connection = None;
-        match open::open(&self.path, self.busy, look) {
+        let claim = Claim { place: self.own_place, file: self.identity };
+        match open::open(&self.path, self.busy, look, claim) {
             Ok(Opened { connection, state }) => {
                 self.connection = Some(connection);
                 self.identity = connect::identity(&self.path);
@@ -187,7 +198,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("missing/perfdb.sqlite");
         std::fs::write(folder.path().join("missing"), "").unwrap();
-        let (mut disk, state) = Disk::open(&path, Duration::ZERO, Duration::from_secs(3600));
+        let options =
+            Options { busy_timeout: Duration::ZERO, retry_after: Duration::from_secs(3600), ..Options::default() };
+        let (mut disk, state) = Disk::open(&path, &options);
         let board = Board::new(state);
         std::fs::remove_file(folder.path().join("missing")).unwrap();
         let mut asked = 0;

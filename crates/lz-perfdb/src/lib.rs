@@ -30,7 +30,8 @@
 //! | what is found | what is done | state |
 //! |---|---|---|
 //! | no file, or an empty one | made, `0600`, in a directory `0700` | `Open` |
-//! | a damaged one, or no database | moved to `<name>.corrupt-<ms>`; rows that are still whole are saved | `Rebuilt` |
+//! | a damaged database of ours | moved to `<name>.corrupt-<ms>`; rows that are still whole are saved | `Rebuilt` |
+//! | a file that is not recognisably ours | not touched, unless [`Options::own_place`] | `Memory` |
 //! | an older version | copied to `<name>.backup-v<N>`, then migrated | `Open` |
 //! | a newer version, or another program's database | not touched | `Memory` |
 //! | a file or a directory that cannot be written | read | `ReadOnly` |
@@ -64,6 +65,7 @@ mod open;
 mod provenance;
 mod queue;
 mod reader;
+mod recognise;
 mod record;
 mod row;
 mod salvage;

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 
-use crate::connect::{self, Header, Link, Refusal, beside};
+use crate::connect::{self, Link, Refusal, beside};
 use crate::error::Fault;
+use crate::recognise::{self, Header};
 use crate::record::now_ms;
 use crate::salvage;
 use crate::schema::{self, Kind, SCHEMA_VERSION};
@@ -33,8 +34,25 @@ pub(crate) enum Look {
     Thorough,
 }
 
+/// Why a file is ours though nothing in it says so any more.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Claim {
+    /// The place is: nobody but LayerZero has a file there.
+    pub place: bool,
+    /// This file was a database of ours when it was last opened here.
+    pub file: Option<(u64, u64)>,
+}
+
+impl Claim {
+    fn covers(self, path: &Path) -> bool {
+        // A link may lead to anybody's file.
+        let in_place = || fs::symlink_metadata(path).is_ok_and(|found| found.is_file());
+        self.place && in_place() || self.file.is_some() && self.file == connect::identity(path)
+    }
+}
+
 /// Opens the file, or says in which state the store is without it.
-pub(crate) fn open(path: &Path, busy: Duration, look: Look) -> Result<Opened, State> {
+pub(crate) fn open(path: &Path, busy: Duration, look: Look, claim: Claim) -> Result<Opened, State> {
     let refused = |refusal: Refusal| without(path, busy, refusal);
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -48,6 +66,9 @@ pub(crate) fn open(path: &Path, busy: Duration, look: Look) -> Result<Opened, St
     match attempt(path, busy, look, lock.is_some()) {
         Ok(connection) => Ok(Opened { connection, state: State::Open }),
         Err(Refusal::Damaged(why)) if lock.is_some() => rebuild(path, busy, why),
+        Err(Refusal::Unrecognised(_)) if lock.is_some() && claim.covers(path) => {
+            rebuild(path, busy, "it is no SQLite database".into())
+        }
         Err(refusal) => Err(refused(refusal)),
     }
 }
@@ -60,7 +81,7 @@ fn without(path: &Path, busy: Duration, refusal: Refusal) -> State {
             Ok(_) => State::ReadOnly { why: format!("'{shown}' cannot be written: {why}") },
             Err(_) => State::Memory { why: format!("'{shown}' can neither be written nor read: {why}") },
         },
-        Refusal::NotOurs(why) => State::Memory { why: format!("'{shown}' {why}") },
+        Refusal::NotOurs(why) | Refusal::Unrecognised(why) => State::Memory { why: format!("'{shown}' {why}") },
         Refusal::Damaged(why) => {
             State::Memory { why: format!("'{shown}' is damaged and cannot be set aside now: {why}") }
         }
@@ -79,7 +100,8 @@ fn make_directory(directory: &Path) -> io::Result<()> {
     builder.recursive(true).create(directory)
 }
 
-/// Makes an empty file, where none is, that only its owner may read; SQLite gives its other files the same mode.
+/// Makes an empty file, where none is, that only its owner may read; SQLite gives its other files the same mode. A link
+/// that leads nowhere yet is followed.
 fn make_file(path: &Path) -> io::Result<()> {
     let mut options = OpenOptions::new();
     options.append(true).create(true);
@@ -90,8 +112,9 @@ fn make_file(path: &Path) -> io::Result<()> {
 
 /// One try at the file as it is.
 fn attempt(path: &Path, busy: Duration, look: Look, may_change: bool) -> Result<Link, Refusal> {
-    match connect::header(path)? {
+    match recognise::header(path)? {
         Header::Missing => {
+            recognise::refuse_neighbours(path)?;
             let unmade = |error: io::Error| match error.kind() {
                 io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
                     Refusal::ReadOnly(error.to_string())
@@ -100,8 +123,9 @@ fn attempt(path: &Path, busy: Duration, look: Look, may_change: bool) -> Result<
             };
             make_file(path).map_err(unmade)?;
         }
-        Header::Unmarked => connect::refuse_foreign(path)?,
-        Header::Empty | Header::Ours => {}
+        Header::Empty => recognise::refuse_neighbours(path)?,
+        Header::Unmarked => recognise::accept_unmarked(path)?,
+        Header::Ours => {}
     }
     let mut connection = connect::writable(path, busy)?;
     let kind = schema::kind(&connection)?;
@@ -155,8 +179,10 @@ fn check(connection: &Connection, look: Look) -> Result<(), Refusal> {
 /// Copies the file before it is migrated. A copy that is there from before stays.
 fn back_up(connection: &Connection, path: &Path, version: u32) -> Result<PathBuf, Refusal> {
     let plain = beside(path, format!(".backup-v{version}"));
-    let copy = if plain.exists() { beside(path, format!(".backup-v{version}-{}", now_ms())) } else { plain };
-    make_file(&copy).map_err(|error| Refusal::Other(format!("no copy can be made before it is migrated: {error}")))?;
+    let stamped = beside(path, format!(".backup-v{version}-{}", now_ms()));
+    let copy = if plain.symlink_metadata().is_ok() { stamped } else { plain };
+    let unmade = |error| Refusal::Other(format!("no copy can be made before it is migrated: {error}"));
+    make_file(&copy).map_err(unmade)?;
     let target = copy.to_str().ok_or_else(|| Refusal::Other("its path is not UTF-8".into()))?;
     connection.execute("VACUUM INTO ?1", [target]).inspect_err(|_| drop(fs::remove_file(&copy)))?;
     Ok(copy)

@@ -55,7 +55,7 @@ impl Reader {
                 self.open = Some((readable, identity));
                 Ok(true)
             }
-            Err(Refusal::Missing | Refusal::NotOurs(_)) => Ok(false),
+            Err(Refusal::Missing | Refusal::NotOurs(_) | Refusal::Unrecognised(_)) => Ok(false),
             Err(refusal) => Err(refusal.error(&self.path)),
         }
     }

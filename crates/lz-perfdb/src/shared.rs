@@ -288,7 +288,7 @@ mod tests {
     fn a_writer_that_panics_leaves_memory() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("perfdb.sqlite");
-        let (disk, state) = Disk::open(&path, Duration::ZERO, Duration::ZERO);
+        let (disk, state) = Disk::open(&path, &Options::default());
         let reader = Reader::new(&path, Duration::ZERO);
         let shared =
             Arc::new(Shared::new(Some(&path), Options::default(), Some(disk), Some(reader), Board::new(state)));
@@ -315,7 +315,7 @@ mod tests {
     fn a_fork_is_told_so_and_touches_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("perfdb.sqlite");
-        let (disk, state) = Disk::open(&path, Duration::ZERO, Duration::ZERO);
+        let (disk, state) = Disk::open(&path, &Options::default());
         let mut shared = Shared::new(Some(&path), Options::default(), Some(disk), None, Board::new(state));
         shared.opener += 1;
         let opener = shared.opener;

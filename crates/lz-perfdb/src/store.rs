@@ -22,6 +22,9 @@ pub struct Options {
     pub ttl: Option<Duration>,
     /// Only read: the file is neither made, nor migrated, nor set aside, nor written.
     pub read_only: bool,
+    /// The path is LayerZero's own, such as the default one in the user's cache: a regular file there that is no database
+    /// is set aside. Elsewhere a file is set aside only if something in it says that it was ours.
+    pub own_place: bool,
     /// How long other processes are waited for.
     pub busy_timeout: Duration,
     /// How many rows may wait for the writer.
@@ -40,6 +43,7 @@ impl Default for Options {
         Options {
             ttl: None,
             read_only: false,
+            own_place: false,
             busy_timeout: Duration::from_secs(5),
             queue_rows: 4096,
             put_timeout: Duration::from_secs(1),
@@ -72,7 +76,7 @@ impl PerfDb {
             };
             return PerfDb { shared: Arc::new(Shared::new(Some(path), options, None, Some(reader), board)) };
         }
-        let (disk, state) = Disk::open(path, options.busy_timeout, options.retry_after);
+        let (disk, state) = Disk::open(path, &options);
         // Now, while there is room for what it needs; when a row is wanted the disk may be full. Failures are seen then.
         let _ = reader.ready();
         let shared = Arc::new(Shared::new(Some(path), options, Some(disk), Some(reader), Board::new(state)));
@@ -138,7 +142,7 @@ fn looked_at(path: &Path, busy: Duration) -> State {
     match connect::readable(path, busy) {
         Ok(_) => State::ReadOnly { why: "opened for reading".into() },
         Err(Refusal::Missing) => State::Memory { why: format!("'{shown}' does not exist") },
-        Err(Refusal::NotOurs(why)) => State::Memory { why: format!("'{shown}' {why}") },
+        Err(Refusal::NotOurs(why) | Refusal::Unrecognised(why)) => State::Memory { why: format!("'{shown}' {why}") },
         Err(Refusal::Damaged(why)) => State::Memory { why: format!("'{shown}' is damaged: {why}") },
         Err(Refusal::ReadOnly(why) | Refusal::Other(why)) => {
             State::Memory { why: format!("'{shown}' cannot be read: {why}") }

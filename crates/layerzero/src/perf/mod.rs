@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use lz_config::Origin;
 use lz_model::{BindRules, CallSpec, Catalog, Context, DeviceIx, DeviceSpec, KernelDescriptor, Query};
 use lz_perfdb::model::{Model, Observation, Seen};
 use lz_perfdb::{Filter, Mode, Options, Outcome, PerfDb, Provenance, Record, StoreError};
@@ -113,9 +114,20 @@ impl Engine {
         }
         let ttl = config.settings.perfdb.ttl_days;
         let ttl = (ttl > 0).then(|| std::time::Duration::from_secs(u64::from(ttl) * 86_400));
-        let db = Arc::new(PerfDb::open(&path, Options { ttl, ..Options::default() }));
+        // In the user's cache, under our name, where nobody asked for it: whatever is there is ours.
+        let own_place = config.origin("perfdb.path") == Some(&Origin::Default);
+        let db = Arc::new(PerfDb::open(&path, Options { ttl, own_place, ..Options::default() }));
         *open = Some(db.clone());
         Some(db)
+    }
+
+    /// What is to be said about the database that is open: at its path is a file that is not one of ours.
+    pub fn perfdb_warnings(&self) -> Vec<String> {
+        let open = self.perf.db.lock();
+        let Some((db, path)) = open.as_ref().and_then(|db| Some((db, db.path()?))) else { return Vec::new() };
+        let state = db.state();
+        let in_the_way = matches!(state, lz_perfdb::State::Memory { .. }) && path.symlink_metadata().is_ok();
+        in_the_way.then(|| state.to_string()).into_iter().collect()
     }
 
     /// Whether what a database knows is in force, or would be if there were one.

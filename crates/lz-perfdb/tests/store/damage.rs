@@ -170,22 +170,56 @@ fn a_damaged_row_is_replaced_whatever_time_it_claims() {
     assert_eq!(all(&db), [record(1)]);
 }
 
+/// The header of a database of ours, with the first bytes overwritten.
+fn headless() -> Vec<u8> {
+    let mut bytes = whole_file();
+    bytes[..60].fill(0x55);
+    bytes
+}
+
 #[test]
-fn what_is_no_database_is_set_aside() {
+fn a_damaged_header_is_still_recognised_and_its_rows_are_lost_with_a_word() {
+    let place = Place::new();
+    let mut flipped = whole_file();
+    flipped[3] ^= 8;
+    for bytes in [headless(), flipped] {
+        fs::write(place.path(), &bytes).unwrap();
+        let (state, _, _) = look(&place.path(), &BTreeMap::new(), "a damaged header");
+        let State::Rebuilt { set_aside, why, saved: 0 } = state else { panic!("{state}") };
+        assert_eq!(fs::read(&set_aside).unwrap(), bytes, "{why}");
+        assert!(set_aside.to_str().unwrap().starts_with(&format!("{}.corrupt-", place.path().display())));
+    }
+}
+
+#[test]
+fn what_is_no_database_is_set_aside_only_where_the_place_is_ours() {
     for bytes in [&b"x"[..], b"not a database, but a text that somebody wrote here", &[0; 5000], b"SQLite format 3\0"] {
         let place = Place::new();
         fs::write(place.path(), bytes).unwrap();
         let (state, rows, _) = look(&place.path(), &BTreeMap::new(), "garbage");
-        let State::Rebuilt { set_aside, why, saved: 0 } = state else { panic!("{state}") };
-        assert_eq!((fs::read(&set_aside).unwrap(), rows), (bytes.to_vec(), 0), "{why}");
-        assert!(set_aside.to_str().unwrap().starts_with(&format!("{}.corrupt-", place.path().display())));
+        let State::Memory { why } = state else { panic!("{state}") };
+        assert!(why.contains(&format!("a file of {} bytes without SQLite's header", bytes.len())), "{why}");
+        assert!(why.ends_with("it is left as it is: move it away, or set perfdb.path to another path"), "{why}");
+        assert_eq!((fs::read(place.path()).unwrap(), rows, place.files().len()), (bytes.to_vec(), 0, 1));
+
+        let own = lz_perfdb::Options { own_place: true, ..options() };
+        let db = PerfDb::open(place.path(), own.clone());
+        let State::Rebuilt { set_aside, saved: 0, .. } = db.state() else { panic!("{}", db.state()) };
+        assert_eq!(fs::read(&set_aside).unwrap(), bytes);
+        drop(db);
+        // A link leads out of it.
+        let (elsewhere, link) = (place.folder.path().join("somebody's"), place.folder.path().join("link"));
+        fs::write(&elsewhere, bytes).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, &link).unwrap();
+        assert!(matches!(PerfDb::open(&link, own).state(), State::Memory { .. }));
+        assert_eq!(fs::read(&elsewhere).unwrap(), bytes);
     }
 }
 
 #[test]
 fn a_damaged_file_that_is_linked_to_is_set_aside_where_it_is() {
     let place = Place::new();
-    fs::write(place.folder.path().join("real"), "garbage").unwrap();
+    fs::write(place.folder.path().join("real"), headless()).unwrap();
     std::os::unix::fs::symlink(place.folder.path().join("real"), place.path()).unwrap();
     let db = place.open();
     let State::Rebuilt { set_aside, .. } = db.state() else { panic!("{}", db.state()) };

@@ -103,7 +103,7 @@ fn no_room_to_set_aside_or_migrate_harms_nothing() {
     let Some(mount) = Mount::new(512) else { return };
     fs::write(mount.path(), "garbage").unwrap();
     let filler = mount.fill();
-    let db = PerfDb::open(mount.path(), options());
+    let db = PerfDb::open(mount.path(), lz_perfdb::Options { own_place: true, ..options() });
     assert!(!db.state().is_durable(), "{}", db.state());
     assert!(db.put(vec![record(1)]).wait().is_err());
     fs::remove_file(filler).unwrap();

@@ -11,5 +11,6 @@ mod merging;
 mod model;
 mod opening;
 mod processes;
+mod strangers;
 mod support;
 mod transfer;
