@@ -18,7 +18,7 @@ use lz_select::{Pattern, SnapshotSpec, Trial};
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use crate::engine::Engine;
+use crate::engine::{Draft, Engine};
 use crate::error::Error;
 use crate::forking;
 use crate::pinned::{self, PinStatus};
@@ -41,11 +41,11 @@ pub struct Reloads {
 /// The configuration of an engine, and where it comes from.
 #[derive(Default)]
 pub(crate) struct Control {
-    layers: Mutex<Layers>,
+    pub layers: Mutex<Layers>,
     pub config: ArcSwap<Config>,
     succeeded: AtomicU64,
     refused: AtomicU64,
-    last_error: Mutex<Option<String>>,
+    pub last_error: Mutex<Option<String>>,
     watch: Mutex<Option<Watch>>,
     /// The program is ending: nothing is watched any more.
     ended: AtomicBool,
@@ -100,7 +100,7 @@ impl Engine {
     /// Takes this file for the project's.
     pub fn load_config(&self, file: &Path) -> Result<(), Error> {
         self.loaded(self.reconfigure(|layers| {
-            let sources = Sources { project: Some(file.to_owned()), ..layers.sources().clone() };
+            let sources = Sources { project: Some(file.to_owned()), found: false, ..layers.sources().clone() };
             layers.moved(&sources).map_err(Error::Config)
         }))
     }
@@ -233,15 +233,37 @@ impl Engine {
         let mut layers = self.control.layers.lock();
         let next = change(&layers)?;
         let config = next.resolve().map_err(Error::Config)?;
-        let before = self.config();
         let documents = pinned::configured(&config, &self.control.unread.lock())?;
-        let rollouts = self.rollouts_for(&config);
+        self.take_over(&config, |draft| draft.pinned.configure(documents))?;
+        *self.status.dir.lock() = state_dir(&next.sources().environment);
+        *layers = next;
+        drop(layers);
+        self.republish();
+        Ok(())
+    }
+
+    /// Puts kernels, documents and configuration back as they were at a checkpoint.
+    pub(crate) fn reinstate(&self, before: Layers, change: impl FnOnce(&mut Draft)) -> Result<(), Error> {
+        let mut layers = self.control.layers.lock();
+        let config = before.resolve().map_err(Error::Config)?;
+        self.take_over(&config, change)?;
+        *self.status.dir.lock() = state_dir(&before.sources().environment);
+        *layers = before;
+        drop(layers);
+        self.republish();
+        Ok(())
+    }
+
+    /// Puts a configuration in force, together with a change of what selection depends on; whoever calls holds the layers.
+    fn take_over(&self, config: &Config, change: impl FnOnce(&mut Draft)) -> Result<(), Error> {
+        let before = self.config();
+        let rollouts = self.rollouts_for(config);
         let recent: Vec<Query> = self.control.recent.lock().iter().copied().collect();
         self.change_warmed(
             |draft| {
-                apply(&config, &mut draft.spec);
+                change(draft);
+                apply(config, &mut draft.spec);
                 draft.spec.trials = rollouts.iter().map(trial).collect();
-                draft.pinned.configure(documents);
             },
             &recent,
         )?;
@@ -249,12 +271,12 @@ impl Engine {
         self.control.config.store(Arc::new(config.clone()));
         let (old, new) = (&before.settings, &config.settings);
         if old.breaker != new.breaker {
-            self.guard.set_breakers(breaker(&config));
+            self.guard.set_breakers(breaker(config));
             // Whoever holds one of those before asks anew.
             self.version.fetch_add(1, Ordering::Release);
         }
         if old.degradation != new.degradation {
-            self.guard.set_degradation(degradation(&config));
+            self.guard.set_degradation(degradation(config));
             self.restrict(Level::Full);
         }
         if old.cache != new.cache {
@@ -265,10 +287,6 @@ impl Engine {
         if old.perfdb != new.perfdb && self.goes_by_perfdb() {
             self.learn_if_there();
         }
-        *self.status.dir.lock() = state_dir(&next.sources().environment);
-        *layers = next;
-        drop(layers);
-        self.republish();
         Ok(())
     }
 

@@ -30,7 +30,7 @@ impl Surroundings {
     pub fn sources(&self) -> Sources {
         let found = Sources::discover(self.environment.clone(), &self.directory);
         match &self.config {
-            Some(file) => Sources { project: Some(self.directory.join(file)), ..found },
+            Some(file) => Sources { project: Some(self.directory.join(file)), found: false, ..found },
             None => found,
         }
     }

@@ -203,10 +203,7 @@ impl Config {
     /// Where the performance database is, with the home directory put in; `None` when that is needed and not known.
     pub fn perfdb_path(&self) -> Option<PathBuf> {
         let path = &self.settings.perfdb.path;
-        match path.strip_prefix("~") {
-            Ok(rest) => self.home.as_ref().map(|home| home.join(rest)),
-            Err(_) => Some(path.clone()),
-        }
+        (self.home.is_some() || !path.starts_with("~")).then(|| self.placed("perfdb.path", path))
     }
 
     /// Where the manifest of calls is, with the home directory put in; `None` when that is needed and not known.
@@ -225,7 +222,8 @@ impl Config {
         self.settings.dispatch_table.as_ref().map(|path| self.placed("dispatch_table", path))
     }
 
-    fn placed(&self, key: &str, path: &Path) -> PathBuf {
+    /// A setting's path with the home directory put in; a relative one is relative to the file that says it.
+    pub(crate) fn placed(&self, key: &str, path: &Path) -> PathBuf {
         if let (Ok(rest), Some(home)) = (path.strip_prefix("~"), &self.home) {
             return home.join(rest);
         }

@@ -20,7 +20,8 @@ const LOCK: &str = "LAYERZERO_LOCK_";
 ///
 /// The one place where the library reads the environment.
 pub fn environment() -> BTreeMap<String, String> {
-    let ours = |name: &str| name.starts_with(PREFIX) || matches!(name, "HOME" | "XDG_CONFIG_HOME" | "XDG_STATE_HOME");
+    const PLACES: [&str; 4] = ["HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"];
+    let ours = |name: &str| name.starts_with(PREFIX) || PLACES.contains(&name);
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())))
         .filter(|(name, _)| ours(name))

@@ -25,6 +25,8 @@ pub(crate) struct Files {
     seen: BTreeSet<PathBuf>,
     /// The files being read, from the first to the one in hand.
     chain: Vec<PathBuf>,
+    /// The folder of the project's file that is being read, if that file was found and not named.
+    project: Option<PathBuf>,
     too_many: bool,
 }
 
@@ -33,6 +35,13 @@ impl Files {
     pub fn read(&mut self, source: Source, path: &Path) {
         let at = source.at(Position { line: 1, column: 1 });
         self.include(source, path, at, String::new());
+    }
+
+    /// As [`Files::read`], of a project's file that nobody named: what it and what it includes say is marked so.
+    pub fn read_found(&mut self, source: Source, path: &Path) {
+        self.project = Some(path.parent().unwrap_or(Path::new("")).to_owned());
+        self.read(source, path);
+        self.project = None;
     }
 
     /// `at` and `key` are whom to blame when the file cannot be had.
@@ -67,7 +76,7 @@ impl Files {
             }
         };
         self.chain.push(identity);
-        let layer = self.layer(&source, &text);
+        let layer = Layer { project: self.project.clone(), ..self.layer(&source, &text) };
         let includes = layer.includes.clone();
         self.layers.push(layer);
         for Include { path, at, key } in includes {

@@ -9,6 +9,7 @@ use crate::files::Files;
 use crate::node::{Data, Entry, Node};
 use crate::operation;
 use crate::origin::{Position, Source};
+use crate::paths;
 use crate::problem::{ConfigError, Problem, ProblemKind};
 use crate::read::{Layer, Lock, Reader, Said};
 use crate::settings::ALIASES;
@@ -25,6 +26,9 @@ pub struct Sources {
     pub user: Option<PathBuf>,
     /// The project's file; it must exist.
     pub project: Option<PathBuf>,
+    /// Whether the project's file was found in the current directory and not named by anybody. Such a file may have come
+    /// with a checkout, and may not name paths outside of its folder and the user's cache.
+    pub found: bool,
     /// The environment variables.
     pub environment: BTreeMap<String, String>,
 }
@@ -42,8 +46,9 @@ impl Sources {
         let there = |path: &PathBuf| path.symlink_metadata().is_ok();
         let user = folder.map(|folder| folder.join("layerzero").join(FILE_NAME)).filter(there);
         let named = variable("LAYERZERO_CONFIG").map(|path| directory.join(path));
+        let found = named.is_none();
         let project = named.or_else(|| Some(directory.join(FILE_NAME)).filter(there));
-        Sources { user, project, environment }
+        Sources { user, project, found, environment }
     }
 }
 
@@ -196,7 +201,8 @@ impl Layers {
     pub fn load(sources: &Sources) -> Result<Layers, ConfigError> {
         let mut files = Files::default();
         if let Some(path) = &sources.project {
-            files.read(Source::Project(path.clone()), path);
+            let source = Source::Project(path.clone());
+            if sources.found { files.read_found(source, path) } else { files.read(source, path) }
         }
         if let Some(path) = &sources.user {
             files.read(Source::User(path.clone()), path);
@@ -239,6 +245,8 @@ impl Layers {
         let contexts = contexts.iter().map(|context| &context.layer);
         let layers: Vec<&Layer> = contexts.chain([&self.code.layer, &self.environment]).chain(&self.files).collect();
         let home = self.sources.environment.get("HOME").map(PathBuf::from);
-        Config::resolve(&layers, self.paths.clone(), home)
+        let config = Config::resolve(&layers, self.paths.clone(), home)?;
+        paths::check(&layers, &self.sources.environment, &config)?;
+        Ok(config)
     }
 }

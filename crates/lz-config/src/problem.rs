@@ -124,6 +124,17 @@ pub enum ProblemKind {
         /// The newest that is read.
         supported: i64,
     },
+    /// A path that a project's file may not name.
+    #[error(
+        "leads to '{outside}', outside the project '{project}' and your cache, which its file may not name; set it in \
+         your own file or the environment, or list the folder there as allow_project_paths"
+    )]
+    OutsideProject {
+        /// Where it leads, or why that cannot be known.
+        outside: String,
+        /// The project's folder.
+        project: String,
+    },
     /// A policy no document has.
     #[error("no document has a policy '{name}'{}", did_you_mean(.nearest))]
     UnknownPolicy {

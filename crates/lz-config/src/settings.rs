@@ -51,6 +51,9 @@ settings! {
         lockfile: Option<PathBuf> = None;
         /// A dispatch table to follow: decisions by buckets of sizes, that `layerzero solve` wrote.
         dispatch_table: Option<PathBuf> = None;
+        /// Folders outside a project that the `layerzero.yaml` found there may name paths in, besides the project and your
+        /// cache; `~` is the home directory. Only your own file, the environment and code can say this.
+        allow_project_paths: Vec<String> = Vec::new();
         /// Reload when a configuration file changes.
         watch: bool = false;
         /// How long files must be quiet before they are read again, in milliseconds.
@@ -61,7 +64,7 @@ settings! {
     perfdb: PerfDbSettings {
         /// Whether measurements are kept and used.
         enabled: bool = true;
-        /// Where they are kept; `~` is the home directory.
+        /// Where they are kept; `~` is the home directory, and a relative path is relative to the file that says it.
         path: PathBuf = PathBuf::from("~/.cache/layerzero/perfdb.sqlite");
         /// Measure kernels for calls that were not measured yet.
         auto_tune: bool = false;

@@ -75,7 +75,8 @@ fn all_problems_of_all_files_are_told_at_once() {
     std::fs::write(folder.path().join("i.yaml"), "plan_mode: 3").unwrap();
     std::fs::write(&user, "locks: 4").unwrap();
     let environment = [("LAYERZERO_VERBOSE".into(), "perhaps".into())].into();
-    let error = Layers::load(&Sources { user: Some(user), project: Some(project), environment }).unwrap_err();
+    let error = Layers::load(&Sources { user: Some(user), project: Some(project), environment, ..Sources::default() })
+        .unwrap_err();
     let keys: Vec<&str> = error.problems.iter().map(|p| p.key.as_str()).collect();
     assert_eq!(keys, ["enabld", "strict_mode", "plan_mode", "locks", "verbose"]);
     assert_eq!(error.problems[1].value.as_deref(), Some("2"));

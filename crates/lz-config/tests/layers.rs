@@ -136,7 +136,8 @@ fn build(folder: &TempDir, layers: &[Said]) -> Config {
     file("nested.yaml", layers[5].yaml(None));
     let project = Some(file("project.yaml", layers[3].yaml(Some("included.yaml"))));
     let user = Some(file("user.yaml", layers[6].yaml(None)));
-    let mut loaded = Layers::load(&Sources { user, project, environment: layers[2].variables() }).unwrap();
+    let mut loaded =
+        Layers::load(&Sources { user, project, environment: layers[2].variables(), ..Sources::default() }).unwrap();
     layers[1].apply(loaded.code());
     let mut context = lz_config::CodeLayer::context();
     layers[0].apply(&mut context);

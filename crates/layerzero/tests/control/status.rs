@@ -124,7 +124,7 @@ fn it_lies_where_the_environment_says() {
     let sources = Sources {
         project: Some(w.write("layerzero.yaml", CANARY)),
         environment: [("HOME".to_owned(), home)].into_iter().collect(),
-        user: None,
+        ..Sources::default()
     };
     w.engine.load_sources(&sources).unwrap();
     let query = w.engine.bind("rms_norm", &call(&[2, 4])).unwrap().1.query;

@@ -78,6 +78,8 @@ pub(crate) struct Layer {
     pub document: Vec<RuleSpec>,
     pub policies: BTreeMap<String, NamedPolicy>,
     pub warnings: Vec<ConfigWarning>,
+    /// The folder of the project's file that says this, if that file was found and not named.
+    pub project: Option<PathBuf>,
 }
 
 impl Layer {

@@ -1,0 +1,106 @@
+//! Where paths lead, and which of them a project's file may name.
+//!
+//! A checkout brings its `layerzero.yaml` along, and a process reads it because it was started there. So such a file may
+//! name paths inside its own folder and in the user's cache, and others only if the user allows them.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+use crate::config::Config;
+use crate::declare::Kind;
+use crate::problem::{ConfigError, Problem, ProblemKind};
+use crate::read::Layer;
+use crate::settings::SETTINGS;
+use crate::value::Value;
+
+/// How many links are followed; systems follow as many.
+const MAX_LINKS: usize = 40;
+
+/// The setting by which a user allows more paths.
+const ALLOWED: &str = "allow_project_paths";
+
+/// Where a path leads: absolute, without `..`, every link followed. What does not exist yet keeps its name.
+pub fn resolve(path: &Path) -> io::Result<PathBuf> {
+    let parts =
+        |path: &Path| path.components().rev().map(|part| part.as_os_str().to_owned()).collect::<Vec<OsString>>();
+    let mut rest = parts(&std::path::absolute(path)?);
+    let (mut found, mut links) = (PathBuf::new(), 0);
+    while let Some(part) = rest.pop() {
+        match Path::new(&part).components().next() {
+            Some(Component::RootDir | Component::Prefix(_)) => found = PathBuf::from(&part),
+            Some(Component::ParentDir) => {
+                found.pop();
+            }
+            Some(Component::Normal(name)) => {
+                let next = found.join(name);
+                match next.symlink_metadata() {
+                    Ok(metadata) if metadata.is_symlink() => {
+                        links += 1;
+                        if links > MAX_LINKS {
+                            let why = format!("'{}' leads through more than {MAX_LINKS} links", path.display());
+                            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+                        }
+                        rest.extend(parts(&next.read_link()?));
+                    }
+                    Ok(_) => found = next,
+                    Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                        found = next;
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            Some(Component::CurDir) | None => {}
+        }
+    }
+    Ok(found)
+}
+
+/// Refuses what a project's file that was found, not named, may not say: paths outside of its folder and of the user's
+/// cache, and that it may name more.
+pub(crate) fn check(
+    layers: &[&Layer],
+    environment: &BTreeMap<String, String>,
+    config: &Config,
+) -> Result<(), ConfigError> {
+    let mut problems = Vec::new();
+    for layer in layers.iter().filter(|layer| layer.project.is_some()) {
+        if let Some(said) = layer.values.get(ALLOWED) {
+            let message = "a project's file cannot allow this to itself; say it in your own file".to_owned();
+            let kind = ProblemKind::Contradiction { message };
+            problems.push(Problem { at: said.origin.clone(), key: ALLOWED.into(), value: None, kind });
+        }
+    }
+    for setting in SETTINGS.iter().filter(|setting| matches!(setting.kind, Kind::Path | Kind::File)) {
+        let Some((layer, said)) = layers.iter().find_map(|layer| Some((layer, layer.values.get(setting.key)?))) else {
+            continue;
+        };
+        let (Some(project), Value::Str(path)) = (&layer.project, &said.value) else { continue };
+        let outside = match resolve(&config.placed(setting.key, Path::new(path))) {
+            Ok(leads_to) if allowed(project, environment, config).iter().any(|folder| leads_to.starts_with(folder)) => {
+                continue;
+            }
+            Ok(leads_to) => leads_to.display().to_string(),
+            Err(error) => error.to_string(),
+        };
+        let kind = ProblemKind::OutsideProject { outside, project: project.display().to_string() };
+        let value = Some(path.clone());
+        problems.push(Problem { at: said.origin.clone(), key: setting.key.into(), value, kind });
+    }
+    if problems.is_empty() { Ok(()) } else { Err(ConfigError { problems }) }
+}
+
+/// The folders a project's file may name paths in.
+fn allowed(project: &Path, environment: &BTreeMap<String, String>, config: &Config) -> Vec<PathBuf> {
+    let variable = |name: &str| environment.get(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let home = variable("HOME");
+    let cache = home.as_ref().map(|home| home.join(".cache"));
+    let listed = config.settings.allow_project_paths.iter().map(|path| match (path.strip_prefix('~'), &home) {
+        (Some(rest), Some(home)) => home.join(rest.trim_start_matches('/')),
+        _ => PathBuf::from(path),
+    });
+    let folders = [Some(project.to_owned()), cache, variable("XDG_CACHE_HOME")].into_iter().flatten().chain(listed);
+    // A relative one would mean another folder in every project.
+    folders.filter(|folder| folder.is_absolute()).filter_map(|folder| resolve(&folder).ok()).collect()
+}
