@@ -38,7 +38,7 @@ class DispatchTable:
     def save(self, path: str | Path) -> Path:
         """Writes it; ``LAYERZERO_DISPATCH_TABLE`` or the setting ``dispatch_table`` puts it in force."""
         path = Path(path)
-        path.write_text(self._text, encoding="utf-8")
+        _native.write_file(path, self._text)
         return path
 
     def load(self) -> list[dict[str, Any]]:
@@ -143,7 +143,7 @@ def write_lockfile(
     loading.load()
     texts = [call if isinstance(call, str) else json.dumps(call) for call in calls]
     path = Path(path)
-    path.write_text(_native.lockfile(texts, _native.device_number(device)), encoding="utf-8")
+    _native.write_file(path, _native.lockfile(texts, _native.device_number(device)))
     return path
 
 

@@ -31,8 +31,9 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::Engine;
-use crate::kept_file::{alone, now_ms, read, replace};
+use crate::kept_file::{alone, now_ms, read};
 use crate::report::REPORT_VERSION;
+use crate::written::replace;
 
 /// How many kinds of calls are kept for one model; beyond that the one not seen for longest is dropped.
 pub const MOST_ENTRIES: usize = 10_000;

@@ -5,9 +5,7 @@
 //! the figures, nothing else. Files of processes that are gone are removed by whoever reads them.
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -17,11 +15,15 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::Engine;
+use crate::kept_file::read;
 use crate::report::REPORT_VERSION;
 use crate::warn::Warning;
+use crate::written::replace_soon;
 
 /// Milliseconds between two writings, unless a verdict changes.
 const EVERY_MS: u64 = 1000;
+/// The largest file that is read.
+const MOST_BYTES: u64 = 16 << 20;
 /// A file from another machine or container that is older than this is left over.
 const LEFT_OVER: Duration = Duration::from_secs(24 * 3600);
 
@@ -60,8 +62,8 @@ pub fn processes(dir: &Path) -> Vec<ProcessRollouts> {
             continue;
         };
         let Ok(pid) = pid.parse::<u32>() else { continue };
-        let text = fs::read_to_string(&path).unwrap_or_default();
-        match serde_json::from_str::<ProcessRollouts>(&text) {
+        let bytes = read(&path, MOST_BYTES).ok().flatten().unwrap_or_default();
+        match serde_json::from_slice::<ProcessRollouts>(&bytes) {
             Ok(process) if extension == "json" && process.place == place() => {
                 if process.pid == pid && started(pid) == Some(process.started) {
                     found.push(process);
@@ -166,7 +168,7 @@ impl Engine {
             written_at_ms: u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX),
             rollouts,
         };
-        match write(&dir, &path, &document) {
+        match serde_json::to_vec(&document).map_err(Into::into).and_then(|text| replace_soon(&path, &text)) {
             Ok(()) => written.there = true,
             Err(error) if !std::mem::replace(&mut written.warned, true) => {
                 // Whoever is warned may wait for a thread that waits to write.
@@ -184,18 +186,4 @@ impl Engine {
             self.publish();
         }
     }
-}
-
-/// Puts a document in the place of the one before, whole or not at all.
-fn write(dir: &Path, path: &Path, document: &ProcessRollouts) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-    let unfinished = path.with_extension("json.tmp");
-    let _ = fs::remove_file(&unfinished);
-    let put = || {
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished)?;
-        file.write_all(serde_json::to_string(document)?.as_bytes())?;
-        drop(file);
-        fs::rename(&unfinished, path)
-    };
-    put().inspect_err(|_| drop(fs::remove_file(&unfinished)))
 }

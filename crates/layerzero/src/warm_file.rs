@@ -2,7 +2,8 @@
 //!
 //! Libraries keep what they compiled on disk, so that a kernel compiled once is loaded in no time by the next process.
 //! This file says for which calls that holds, with the versions it holds for. A record counts only while the folders of
-//! its library's cache are still there. It is a cache: one that cannot be read is written anew.
+//! its library's cache are still there. It is a cache: one that cannot be read is written anew. A file of that name that
+//! is something else is left alone.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,8 +14,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::Engine;
 use crate::jit::device_name;
-use crate::kept_file::{alone, beside, now_ms, read, replace};
+use crate::kept_file::{alone, beside, now_ms, read};
 use crate::report::REPORT_VERSION;
+use crate::written::replace;
 
 const NAME: &str = "warm.json";
 /// The largest file that is read.
@@ -123,8 +125,19 @@ fn records(path: &Path) -> Vec<WarmRecord> {
     }
 }
 
+/// Whether what is at the path may be replaced: nothing, or a file of ours, damaged as it may be.
+fn is_ours(path: &Path) -> std::io::Result<bool> {
+    let Some(bytes) = read(path, MOST_BYTES)? else { return Ok(true) };
+    let has = |key: &[u8]| bytes.windows(key.len()).any(|window| window == key);
+    Ok(bytes.is_empty() || (bytes.starts_with(b"{") && has(b"\"schema_version\"") && has(b"\"compiled\"")))
+}
+
 fn add(path: &Path, record: WarmRecord) -> std::io::Result<()> {
     let _alone = alone(path);
+    if !is_ours(path)? {
+        let why = "it is not LayerZero's and left as it is; move it away, or set jit.manifest_path to another folder";
+        return Err(std::io::Error::new(std::io::ErrorKind::AlreadyExists, why));
+    }
     let mut compiled = records(path);
     compiled.retain(|known| !known.is_about(&record));
     compiled.push(record);

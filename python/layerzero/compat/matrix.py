@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from layerzero import _native
+
 #: The form of the file. One of another form is ignored, and written anew by the next probe.
 SCHEMA_VERSION = 1
 #: How many results of a backend are kept: of this installation and of others that share the file.
@@ -190,15 +192,5 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 def write(file: Path, matrix: Mapping[str, Any]) -> None:
     """Writes a matrix, so that others see the file before or after it, and never a part."""
-    import tempfile
-
     file.parent.mkdir(parents=True, exist_ok=True)
-    number, name = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".part")
-    try:
-        with os.fdopen(number, "w", encoding="utf-8") as part:
-            json.dump(matrix, part, indent=1)
-            part.write("\n")
-        Path(name).replace(file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    _native.write_file(file, json.dumps(matrix, indent=1) + "\n")

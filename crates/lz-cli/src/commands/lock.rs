@@ -1,7 +1,6 @@
 //! `layerzero lock`: decisions, written down; and which of those that were can be kept.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -213,12 +212,11 @@ pub(super) fn write(output: &Path, text: &str, at: &Surroundings) -> Result<Opti
         return Ok(None);
     }
     let path = at.directory.join(output);
-    let mut unfinished = path.clone().into_os_string();
-    unfinished.push(format!(".{}.tmp", std::process::id()));
-    let put = || fs::write(&unfinished, text).and_then(|()| fs::rename(&unfinished, &path));
-    put().map_err(|error| {
-        let _ = fs::remove_file(&unfinished);
-        CliError::Output(io::Error::new(error.kind(), format!("'{}': {error}", path.display())))
-    })?;
+    layerzero::write_file(&path, |to| to.write_all(text.as_bytes())).map_err(|error| unwritten(&path, &error))?;
     Ok(Some(path))
+}
+
+/// A file that could not be written, and why.
+pub(super) fn unwritten(path: &Path, error: &io::Error) -> CliError {
+    CliError::Output(io::Error::new(error.kind(), format!("'{}': {error}", path.display())))
 }

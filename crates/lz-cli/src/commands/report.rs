@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,6 +10,7 @@ use lz_model::{CallSpec, Context, DType, DeviceIx, DeviceSpec};
 use lz_perfdb::{Filter, Mode, Options, Outcome, PerfDb, Record, State};
 use lz_report::{Candidate, Contest, Input, Machine, Regret};
 
+use super::lock::unwritten;
 use crate::args::EngineArgs;
 use crate::error::CliError;
 use crate::exit::Exit;
@@ -115,8 +115,7 @@ fn read_regret(path: &Path) -> Result<Regret, CliError> {
 }
 
 fn write(path: &Path, page: &str) -> Result<(), CliError> {
-    let told = |error: io::Error| io::Error::new(error.kind(), format!("'{}': {error}", path.display()));
-    Ok(fs::write(path, page).map_err(told)?)
+    layerzero::write_file(path, |to| to.write_all(page.as_bytes())).map_err(|error| unwritten(path, &error))
 }
 
 /// Measurements as contests: those of one call, on one device, in one mode, side by side.

@@ -1,6 +1,6 @@
 //! Measurements in and out of a database, and out of it for good.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::{Which, change, count, format_of, look, refused};
 use crate::args::BadText;
 use crate::color::Style;
+use crate::commands::lock::unwritten;
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::printer::Printer;
@@ -110,13 +111,12 @@ pub fn export(args: &Export, path: &Path, at: &Surroundings, printer: &mut Print
         printer.bytes(&bytes)?;
         return Ok(Exit::Ok);
     };
-    let unfinished = output.with_added_extension(format!("{}.unfinished", std::process::id()));
-    let written = File::create(&unfinished).map_err(CliError::from).and_then(|file| {
-        let written = write_records(&file, format, rows).map_err(refused)?;
-        file.sync_all().and_then(|()| fs::rename(&unfinished, &output))?;
-        Ok(written)
-    });
-    let rows = written.inspect_err(|_| drop(fs::remove_file(&unfinished)))?;
+    let rows = layerzero::write_file(&output, |to| write_records(to, format, rows).map_err(refused)).map_err(
+        |error: CliError| match error {
+            CliError::Output(error) => unwritten(&output, &error),
+            error => error,
+        },
+    )?;
     if printer.wants_json() {
         printer.json(&Exported { file: &output, rows })?;
     } else {
