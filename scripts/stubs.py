@@ -57,6 +57,12 @@ class Baked:
     def table(self) -> str: ...
 
 ''',
+    "Checkpoint": '''\
+@final
+class Checkpoint:
+    """What is registered and configured at a moment."""
+
+''',
     "Subject": '''\
 @final
 class Subject:
@@ -115,6 +121,10 @@ OTHERS: dict[str, tuple[str, ...]] = {
         "tell: Callable[[str], bool] | None = None",
         "str",
     ),
+    "checkpoint": ("Checkpoint",),
+    "restore": ("checkpoint: Checkpoint", "None"),
+    "write_file": ("path: PathLike[str]", "text: str", "None"),
+    "perfdb_warnings": ("list[str]",),
     "pin_warnings": ("list[str]",),
     "plan_call": ("call: str", "device: int", "str"),
     "read_manifest": ("path: PathLike[str] | None = None", "model_hash: str | None = None", "tuple[str, int]"),

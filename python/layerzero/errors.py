@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +107,21 @@ class LayerZeroWarning(UserWarning):
     """Something worth knowing that is no error: a fallback that ran, strides that contradict a layout."""
 
 
+class _Held(threading.local):
+    texts: dict[str, None] | None = None
+
+
+_held = _Held()
+
+
+def hold(texts: dict[str, None] | None) -> None:
+    """From now on this thread's warnings are collected here, each once, instead of given; with ``None`` they are given."""
+    _held.texts = texts
+
+
 def warn(text: str) -> None:
     """Gives a warning at the line of the call that caused it."""
+    if _held.texts is not None:
+        _held.texts[text] = None
+        return
     warnings.warn(text, LayerZeroWarning, stacklevel=2)

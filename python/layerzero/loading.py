@@ -7,11 +7,12 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerzero import _native
-from layerzero.errors import ConfigurationError, warn
+from layerzero.errors import ConfigurationError, hold, warn
 from layerzero.lifecycle import taken_around_forks
 
 if TYPE_CHECKING:
@@ -22,39 +23,100 @@ GROUP = "layerzero.backends"
 
 # A child that finds loading half done would wait for a thread it does not have: for its imports, too.
 _lock = taken_around_forks(threading.RLock())
-_loaded = False
+# Loading is a list of steps. Each can be done again, and what is done is counted: an interrupted load goes on where it was.
+_steps: list[Callable[[], object]] = []
+_done = 0
+_complete = False
+_loading = False
+#: Warnings that wait until everything is loaded: where warnings are errors, none must keep the rest from being loaded.
+_untold: dict[str, None] = {}
+#: What was there before the plugin that is being loaded.
+_before: _Before | None = None
 
 
-def load() -> None:
-    """Loads every backend and plugin. Later calls do nothing; nothing here raises because a library is missing."""
-    global _loaded
+def load() -> bool:
+    """Loads every backend and plugin; whether that is complete. Later calls do nothing. A load that was interrupted (by
+    Ctrl-C, or by a configuration file with a mistake) is continued by the next call. Nothing here raises because a library
+    is missing."""
+    global _loading
+    if _complete and not _untold:
+        return True
     with _lock:
-        if _loaded:
-            return
+        if _loading:
+            # A plugin that is being loaded calls us.
+            return False
+        try:
+            _loading = True
+            hold(_untold)
+            _go_on()
+        finally:
+            _loading = False
+            hold(None)
+        _tell()
+    return True
+
+
+def _go_on() -> None:
+    global _steps, _done, _complete, _before
+    if _complete:
+        return
+    if not _steps:
+        _steps = _all_steps()
+    while _done < len(_steps):
+        if _before is not None and _before.step == _done:
+            # It was interrupted in the middle of what it does.
+            _before.restore()
+        _before = None
+        _steps[_done]()
+        _done += 1
+    _complete = True
+
+
+def _all_steps() -> list[Callable[[], object]]:
+    from importlib.metadata import entry_points
+
+    from layerzero.backends import BACKENDS
+
+    return [
         # What the operator wants comes first: a file with a mistake must not be passed over.
-        _native.load_sources()
-        configuration = json.loads(_native.settings())
-        for warning in configuration["warnings"]:
-            warn(warning)
-        if configuration["files"]:
-            from layerzero.control import reload_on_hang_up
-
-            reload_on_hang_up()
-        # Registering kernels must not load again.
-        _loaded = True
-        from importlib.metadata import entry_points
-
-        from layerzero.backends import BACKENDS
-
-        for name in BACKENDS:
-            _load_builtin(name)
-        for entry in entry_points(group=GROUP):
-            _load_plugin(entry)
+        _configure,
+        *(partial(_load_builtin, name) for name in BACKENDS),
+        *(partial(_load_plugin, entry) for entry in entry_points(group=GROUP)),
         # Only now is it known which kernels the measurements are of.
-        _native.learn()
-        _native.load_warm()
-        for warning in _native.pin_warnings():
-            warn(warning)
+        _native.learn,
+        _native.load_warm,
+        _look_at_files,
+    ]
+
+
+def _configure() -> None:
+    _native.load_sources()
+    configuration = json.loads(_native.settings())
+    for warning in configuration["warnings"]:
+        warn(warning)
+    if configuration["files"]:
+        from layerzero.control import reload_on_hang_up
+
+        reload_on_hang_up()
+
+
+def _look_at_files() -> None:
+    for warning in (*_native.pin_warnings(), *_native.perfdb_warnings()):
+        warn(warning)
+
+
+def _tell() -> None:
+    """Gives the warnings that waited. Where warnings are errors all of them are given, and the first is raised."""
+    raised: Warning | None = None
+    while _untold:
+        text = next(iter(_untold))
+        del _untold[text]
+        try:
+            warn(text)
+        except Warning as error:
+            raised = raised or error
+    if raised is not None:
+        raise raised
 
 
 def torch_is_there() -> bool:
@@ -74,9 +136,9 @@ def _is_installed(library: str) -> bool:
 
 def nothing() -> None:
     """Has nothing loaded by itself in this process: it is for trying out what is loaded by hand."""
-    global _loaded
+    global _complete
     with _lock:
-        _loaded = True
+        _complete = True
 
 
 def _load_builtin(name: str) -> None:
@@ -95,14 +157,16 @@ def import_backend(name: str, document: str) -> None:
     try:
         adapter = importlib.import_module(f"layerzero.backends.{name}.adapter")
         version = adapter.detect()
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         library = json.loads(document).get("import_name", name)
         _native.load_backend(name, document, {}, [], _why_not(library, error))
         return
     register_backend(document, adapter.KERNELS, version=version)
 
 
-def _why_not(library: str, error: Exception) -> tuple[str, str]:
+def _why_not(library: str, error: BaseException) -> tuple[str, str]:
     if isinstance(error, ImportError) and not _is_installed(library):
         return ("NOT_INSTALLED", library)
     return ("BACKEND_IMPORT_FAILED", _one_line(error))
@@ -113,20 +177,40 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+class _Before:
+    """Everything a plugin can change, as it was before."""
+
+    def __init__(self, step: int) -> None:
+        from layerzero.control import frames
+        from layerzero.tokenization.resolving import known
+
+        self.step = step
+        self._engine = _native.checkpoint()
+        self._frames = frames()
+        self._tokenizers = known()
+
+    def restore(self) -> None:
+        """Takes back what was changed since. Can be done again."""
+        from layerzero.control import stand_in
+        from layerzero.tokenization import resolving
+
+        _native.restore(self._engine)
+        stand_in(self._frames)
+        resolving.restore(self._tokenizers)
+
+
 def _load_plugin(entry: EntryPoint) -> None:
-    before = _registered()
+    global _before
+    before = _before = _Before(_done)
     try:
         entry.load()()
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        before.restore()
+        if isinstance(error, KeyboardInterrupt):
+            raise
         why = _one_line(error)
-        for kernel in _registered() - before:
-            _native.unregister(kernel)
         warn(f"the plugin '{entry.name}' ({entry.value}) is disabled: {why}")
         _native.disable(entry.name, why)
-
-
-def _registered() -> set[str]:
-    return {f"{k['kernel_id']}@{k['version']}" for k in json.loads(_native.list_kernels())}
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:

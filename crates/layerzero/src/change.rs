@@ -113,12 +113,16 @@ impl Engine {
             draft.executables.remove(&(id.to_owned(), version.to_owned()));
         })?;
         self.forget_compiled(id)?;
-        // What failed went with the code that did; whoever comes under this name begins with a clean slate.
-        let gone: HashSet<String> = self.with_snapshot(|s| s.spec().backends.keys().cloned().collect());
-        for backend in self.guard.breakers().report().into_iter().map(|b| b.backend).filter(|b| !gone.contains(b)) {
+        self.forget_removed_backends();
+        Ok(())
+    }
+
+    /// Failures of a backend go with it: whoever comes under its name begins with a clean slate.
+    pub(crate) fn forget_removed_backends(&self) {
+        let known: HashSet<String> = self.with_snapshot(|s| s.spec().backends.keys().cloned().collect());
+        for backend in self.guard.breakers().report().into_iter().map(|b| b.backend).filter(|b| !known.contains(b)) {
             self.guard.breakers().forget(&backend);
         }
-        Ok(())
     }
 
     /// Loads a backend's capabilities document. Its kernels can be selected; they run once

@@ -47,6 +47,7 @@ pub mod adapt;
 mod ask;
 mod baked;
 mod change;
+mod checkpoint;
 mod control;
 mod dispatch;
 mod engine;
@@ -71,6 +72,7 @@ mod text;
 mod trial;
 mod warm_file;
 mod warn;
+mod written;
 
 /// Settings, files and environment: what the operator wants.
 pub use lz_config as config;
@@ -87,6 +89,7 @@ pub use lz_select as selection;
 
 pub use ask::{KernelInfo, Selection, Step};
 pub use baked::Baked;
+pub use checkpoint::Checkpoint;
 pub use control::Reloads;
 pub use dispatch::{Arguments, Dispatched};
 pub use engine::{Engine, EngineBuilder};
@@ -106,6 +109,7 @@ pub use table::solve::{Disagreement, SolveRequest, Solved};
 pub use table::{BadBuckets, BucketPlan, Buckets, DispatchTable, Fallback, FallbackMode, PlannedOp, TableError};
 pub use text::TextCall;
 pub use warn::{Warning, WarningHook};
+pub use written::write_file;
 
 /// The README's code runs as a test.
 #[cfg(doctest)]

@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 /// in their place.
 #[pyfunction]
 pub fn write_file(py: Python<'_>, path: PathBuf, text: &str) -> PyResult<()> {
+    // Not `detached`: a pipe may be waited for as long as it takes, and no lock of the engine is held meanwhile.
     let written = py.detach(|| layerzero::write_file(&path, |to| to.write_all(text.as_bytes())));
     written.map_err(|error: io::Error| os_error(&path, &error))
 }

@@ -19,6 +19,7 @@ mod engine;
 mod error;
 mod events;
 mod exchange;
+mod files;
 mod front;
 mod host;
 mod inside;
@@ -91,6 +92,9 @@ fn _native(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(registry::register, module)?)?;
     module.add_function(wrap_pyfunction!(registry::unregister, module)?)?;
     module.add_function(wrap_pyfunction!(registry::disable, module)?)?;
+    module.add_class::<registry::Checkpoint>()?;
+    module.add_function(wrap_pyfunction!(registry::checkpoint, module)?)?;
+    module.add_function(wrap_pyfunction!(registry::restore, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::which, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::explain, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::validate, module)?)?;
@@ -130,7 +134,9 @@ fn _native(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(pinned::replay, module)?)?;
     module.add_function(wrap_pyfunction!(pinned::unpin, module)?)?;
     module.add_function(wrap_pyfunction!(pinned::pin_warnings, module)?)?;
+    module.add_function(wrap_pyfunction!(pinned::perfdb_warnings, module)?)?;
     module.add_function(wrap_pyfunction!(context::use_context_variable, module)?)?;
+    module.add_function(wrap_pyfunction!(files::write_file, module)?)?;
     module.add_function(wrap_pyfunction!(control::load_sources, module)?)?;
     module.add_function(wrap_pyfunction!(control::load_config, module)?)?;
     module.add_function(wrap_pyfunction!(control::configure, module)?)?;

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 
 use crate::engine::engine;
 use crate::inspect::json;
+use crate::process::detached;
 use crate::{context, error, registry};
 
 fn specs(py: Python<'_>, calls: &[String]) -> PyResult<Vec<CallSpec>> {
@@ -116,6 +117,12 @@ pub fn replay(py: Python<'_>, text: &str, origin: &str) -> PyResult<String> {
 #[pyfunction]
 pub fn unpin(py: Python<'_>) -> PyResult<()> {
     engine().unpin().map_err(|e| error::engine(py, &e))
+}
+
+/// What is to be said about the performance database: a sentence if its path leads to somebody else's file.
+#[pyfunction]
+pub fn perfdb_warnings(py: Python<'_>) -> Vec<String> {
+    detached(py, || engine().perfdb_warnings())
 }
 
 /// What is to be said about lockfiles and tables of the configuration: a sentence for each that cannot be kept whole.

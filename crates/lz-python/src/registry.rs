@@ -13,18 +13,37 @@ use pyo3::prelude::*;
 use crate::engine::engine;
 use crate::error;
 use crate::front::MAX_ARGUMENTS;
+use crate::process::detached;
 use crate::pycall::PyKernel;
 use crate::torch::Torch;
 
 static LOADED: AtomicBool = AtomicBool::new(false);
 
-/// Loads the backends and plugins, once, before the first call or question.
+/// Loads the backends and plugins, once, before the first call or question. One that was interrupted goes on.
 pub fn ensure_loaded(py: Python<'_>) -> PyResult<()> {
     if !LOADED.load(Ordering::Acquire) {
-        py.import("layerzero.loading")?.call_method0("load")?;
-        LOADED.store(true, Ordering::Release);
+        // A plugin may call us while it is being loaded: then the rest is still to come.
+        let complete = py.import("layerzero.loading")?.call_method0("load")?.is_truthy()?;
+        LOADED.store(complete, Ordering::Release);
     }
     Ok(())
+}
+
+/// What is registered and configured at a moment.
+#[pyclass(frozen, module = "layerzero._native")]
+pub struct Checkpoint(layerzero::Checkpoint);
+
+/// What is registered and configured now.
+#[pyfunction]
+pub fn checkpoint(py: Python<'_>) -> Checkpoint {
+    Checkpoint(detached(py, || engine().checkpoint()))
+}
+
+/// Takes back everything that was registered and configured since.
+#[pyfunction]
+pub fn restore(py: Python<'_>, checkpoint: &Checkpoint) -> PyResult<()> {
+    let checkpoint = &checkpoint.0;
+    detached(py, || engine().restore(checkpoint).and_then(|()| engine().watch())).map_err(|e| error::engine(py, &e))
 }
 
 /// What the call demands because of where it is made.

@@ -72,6 +72,19 @@ def register_tokenizer(tokenizer_id: str, tokenizer: Any) -> None:
     )
 
 
+def known() -> dict[str, _Entry]:
+    """Every tokenizer that has an id now."""
+    with _lock:
+        return dict(_known)
+
+
+def restore(entries: dict[str, _Entry]) -> None:
+    """Puts the ids back that there were when :func:`known` was asked."""
+    with _lock:
+        _known.clear()
+        _known.update(entries)
+
+
 def check_id(tokenizer_id: object) -> None:
     """An id is a name or a path."""
     if not isinstance(tokenizer_id, str) or not tokenizer_id:
