@@ -159,6 +159,8 @@ class Kernel:
     rules: dict[str, Any]
     ops: tuple[str, ...]
     run: Callable[..., Any]
+    #: Instruction sets it needs and its library does not use here. The engine does not choose such a kernel.
+    lacking: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -168,9 +170,14 @@ class Kernel:
 
 def kernels(backend: str) -> list[Kernel]:
     """The kernels of a backend."""
-    functions = adapter(backend).KERNELS
+    module = adapter(backend)
+    functions, lacks = module.KERNELS, set(module.lacks()) if hasattr(module, "lacks") else set()
+
+    def lacking(rules: Mapping[str, Any]) -> tuple[str, ...]:
+        return tuple(name for name in rules.get("instruction_sets", ()) if name in lacks)
+
     return [
-        Kernel(rules, ALIASES.get(op, (op,)), functions[rules["kernel_id"]])
+        Kernel(rules, ALIASES.get(op, (op,)), functions[rules["kernel_id"]], lacking(rules))
         for op, listed in document(backend)["ops"].items()
         for rules in listed
     ]

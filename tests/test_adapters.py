@@ -19,7 +19,9 @@ from torch import Tensor
 
 HERE = ("torch", "onednn")
 ELSEWHERE = ("zentorch", "ipex")
-KERNELS = [kernel for backend in HERE for kernel in adapter_cases.kernels(backend)]
+DECLARED = [kernel for backend in HERE for kernel in adapter_cases.kernels(backend)]
+# A kernel whose library does not use an instruction set it needs is never chosen here.
+KERNELS = [kernel for kernel in DECLARED if not kernel.lacking]
 DIFFERENTIABLE = [kernel for kernel in KERNELS if kernel.rules.get("autograd")]
 NOT_HERE = [kernel for backend in ELSEWHERE for kernel in adapter_cases.kernels(backend)]
 by_id = attrgetter("id")
@@ -71,6 +73,20 @@ def test_kernel_agrees_with_the_cases(kernel: Kernel) -> None:
     wrong = {f"{c.op} {c.name}": problems for c in taken if (problems := adapter_cases.run(kernel, c))}
     assert not wrong
     assert taken, "no case reaches this kernel"
+
+
+@pytest.mark.parametrize("kernel", [k for k in DECLARED if k.id.startswith("onednn.")], ids=by_id)
+def test_onednn_refuses_exactly_the_kernels_whose_instruction_sets_it_lacks(kernel: Kernel) -> None:
+    dtype = adapter_cases.DTYPES[kernel.rules["dtypes"][0]]
+    x, weight = torch.randn(3, 5).to(dtype), torch.randn(5, 5).to(dtype)
+    arguments: dict[str, Any] = {"input": x, "weight": weight, "up_weight": weight, "down_weight": weight}
+    arguments |= {"bias": None, "gate_weight": None, "activation": "silu"}
+    taken = {name: arguments[name] for name in inspect.signature(kernel.run).parameters}
+    if kernel.lacking:
+        with pytest.raises(RuntimeError):
+            kernel.run(**taken)
+    else:
+        assert kernel.run(**taken).dtype == dtype
 
 
 def test_every_operation_but_tokenization_has_a_kernel() -> None:

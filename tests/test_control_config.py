@@ -137,7 +137,9 @@ def test_a_lock_on_a_kernel_that_cannot_serve_is_an_error_that_says_why() -> Non
     for _ in range(3):
         with pytest.raises(lz.NoKernelFoundError) as caught:
             lz.rms_norm(X)
-    assert {r.code for r in caught.value.failures["zentorch.rms_norm"]} == {"NOT_INSTALLED"}
+    codes = {r.code for r in caught.value.failures["zentorch.rms_norm"]}
+    # It also needs instruction sets that not every CPU has.
+    assert "NOT_INSTALLED" in codes and codes <= {"NOT_INSTALLED", "INSTRUCTION_SET_MISMATCH"}
     assert "POLICY_LOCKED" in {r.code for r in caught.value.failures[PLAIN]}
     lz.lock("rms_norm", "nobody.at_all")
     with pytest.raises(lz.NoKernelFoundError, match="'nobody.at_all' is locked"):

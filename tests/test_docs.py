@@ -50,12 +50,14 @@ def blocks(page: str) -> list[Block]:
 
 
 def plain(text: str) -> list[str]:
-    """Lines without what differs between machines: versions, the processor, other devices, the width of columns.
+    """Lines without what differs between machines: versions, the processor and the instruction sets it lacks, other
+    devices, the width of columns.
 
     Backends that other tests brought along stay in `doctor` for the rest of the process.
     """
     name = lz.doctor(file=io.StringIO()).devices[0]["name"]
     text = re.sub(r"\d+\.\d+(\.\d+)+(\+\w+)?|(?<=Python )[\d.]+", "V", text.replace(name, PROCESSOR))
+    text = re.sub(r"\[INSTRUCTION_SET_MISMATCH\][^;\n]*(; )?|'INSTRUCTION_SET_MISMATCH', ", "", text)
     text = re.sub(r"(?m)^kernels: .*", "kernels", re.sub(r"(?m)^  [1-9]\d*: \w+ .*\n", "", text))
     lines = []
     for line in text.strip().splitlines():

@@ -23,6 +23,18 @@ def detect() -> str:
     return str(torch.__version__)
 
 
+#: What oneDNN computes half-width floats with: bfloat16 from plain AVX-512 on, float16 only by AVX-512 FP16.
+_FOR_BFLOAT16 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
+_FOR_FLOAT16 = ("avx512fp16",)
+
+
+def lacks() -> list[str]:
+    """The instruction sets oneDNN does not use here: the CPU has none of them, or `ONEDNN_MAX_CPU_ISA` forbids them."""
+    bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    float16 = torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    return [*(() if bfloat16 else _FOR_BFLOAT16), *(() if float16 else _FOR_FLOAT16)]
+
+
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """oneDNN's inner product."""
     output: Tensor = _linear(input, weight, bias, "none", [], "")

@@ -13,6 +13,13 @@ def detect() -> str:
     return str(torch.__version__)
 
 
+def lacks() -> list[str]:
+    """The instruction sets torch's own kernels do not use here: the CPU or `ATEN_CPU_CAPABILITY` has a lower level."""
+    level = torch.backends.cpu.get_cpu_capability()
+    avx512 = [] if level == "AVX512" else ["avx512f"]
+    return avx512 if level in ("AVX2", "AVX512") else ["avx2", *avx512]
+
+
 KERNELS: dict[str, Callable[..., Any]] = {
     "torch.sdpa.flash": attention.sdpa_flash,
     "torch.sdpa.flash.grouped": attention.sdpa_flash_grouped,
