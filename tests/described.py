@@ -87,7 +87,8 @@ def ask(
     **params: Any,
 ) -> dict[str, list[str]]:
     """The reasons against each kernel of the operation, as lines `[CODE] message`; none for one that takes the call."""
-    arguments = ["explain", "--json", "--op", op, "--device", device, "--dtype", dtype, *flags]
+    # Of the libraries that are not registered here none is assumed to be installed: only those are asked about.
+    arguments = ["explain", "--json", "--op", op, "--device", device, "--dtype", dtype, "--assume", "torch", *flags]
     for name, sizes in shapes.items():
         arguments += ["--shape", f"{name}={'x'.join(map(str, sizes))}"]
     for name, other in (dtypes or {}).items():

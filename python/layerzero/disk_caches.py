@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from getpass import getuser
 from pathlib import Path
 
 #: How deep below a cache's folder a compiler makes folders of its own.
@@ -21,7 +22,24 @@ def folders() -> list[Path]:
     }
     found = [Path(environment.get(variable) or folder) for variable, folder in usual.items()]
     found.append(Path(environment.get("FLASHINFER_WORKSPACE_BASE") or home) / ".cache" / "flashinfer")
+    # FlashAttention 4 keeps what it compiled only when told to, quack unless told not to. cuDNN keeps its plans in memory.
+    temporary = Path(tempfile.gettempdir()) / _user()
+    if environment.get("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "0") == "1":
+        folder = environment.get("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR")
+        found.append(Path(folder) if folder else temporary / "flash_attention_cute_dsl_cache")
+    if environment.get("QUACK_CACHE_ENABLED", "1") == "1":
+        folder = environment.get("QUACK_CACHE_DIR")
+        found.append(Path(folder) if folder else temporary / "quack_cache")
     return [folder for folder in found if folder.is_dir()]
+
+
+def _user() -> str:
+    """The name these libraries put into the path of their caches."""
+    try:
+        return getuser()
+    except (KeyError, OSError, ImportError):
+        # There is no name for the user's number, and so no such folder.
+        return str(os.getuid())
 
 
 def states() -> dict[str, tuple[int, int]]:

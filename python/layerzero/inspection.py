@@ -57,6 +57,14 @@ class Candidate:
     times_floor: float | None
     transforms: list[str]
     reasons: list[Reason]
+    #: Whether its time is trusted to decide.
+    time_trusted: bool = False
+    #: Where times decide: the fastest of those it differs from by no more than noise.
+    tied_with: str | None = None
+    #: What put it at its rank, where neither time nor score did.
+    moved_by: str | None = None
+    #: Whether it is the operation's reference, the last resort.
+    reference: bool = False
     #: What it takes the host and the device, where each was predicted by itself: the slower one sets the pace.
     host_us: float | None = None
     device_us: float | None = None
@@ -114,6 +122,10 @@ class SelectionReport:
         self.chosen: str | None = data["chosen"]
         #: What the ranking went by: measured, predicted, declared or locked.
         self.basis: str = data["basis"]
+        #: Why that kernel, as a sentence; ``to_dict()["why"]`` has its figures.
+        self.why: str | None = data["why"] and data["why"]["message"]
+        #: What the order of the candidates follows: ``"time"`` or ``"score"``.
+        self.ranked_by: str = data["ranked_by"]
         #: What plain torch would run.
         self.baseline: str | None = data["baseline"]
         #: How many times faster than that the chosen kernel is, where both times are known.
@@ -138,15 +150,25 @@ class SelectionReport:
         def cell(value: object, tag: str = "td") -> str:
             return f"<{tag}>{html.escape('' if value is None else str(value))}</{tag}>"
 
+        # Where times decide, a score would contradict the rank beside it.
+        by_time = self.ranked_by == "time"
+        above_time = ("policy", "jit", "reliability")
         rows = []
         for c in self.candidates:
-            why = "; ".join(map(str, c.reasons)) or ", ".join(f"{k} {v:+.0f}" for k, v in (c.terms or {}).items() if v)
+            terms = {k: v for k, v in (c.terms or {}).items() if v and (not by_time or k in above_time)}
+            parts = [f"{k} {v:+.0f}" for k, v in terms.items()]
+            parts += [f"ties with {c.tied_with}"] if c.tied_with else []
+            parts += [c.moved_by] if c.moved_by else []
+            why = "; ".join(map(str, c.reasons)) or ", ".join(parts)
             time = None if c.time_us is None else f"{c.time_us:.1f} µs"
             style = ' style="font-weight:bold"' if c.rank == 1 else ("" if c.accepted else ' style="opacity:.6"')
-            cells = "".join(cell(v) for v in (c.rank or "✗", c.kernel_id, c.version, c.score, time, why))
+            score = () if by_time else (c.score,)
+            cells = "".join(cell(v) for v in (c.rank or "✗", c.kernel_id, c.version, *score, time, why))
             rows.append(f"<tr{style}>{cells}</tr>")
-        head = "".join(cell(h, "th") for h in ("", "kernel", "version", "score", "time", "why"))
-        title = html.escape(f"{self.op} on {self.device}: {self.chosen or 'no kernel'} ({self.basis})")
+        titles = ("", "kernel", "version", *(() if by_time else ("score",)), "time", "why")
+        head = "".join(cell(h, "th") for h in titles)
+        why = f" ({self.why})" if self.why else ""
+        title = html.escape(f"{self.op} on {self.device}: {self.chosen or 'no kernel'}{why}")
         return f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 

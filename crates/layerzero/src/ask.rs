@@ -170,13 +170,13 @@ impl Engine {
         decision.candidates.iter().any(|c| is_it(c.kernel) && c.accepted() && c.transforms.is_empty())
     }
 
-    /// How many times longer `served` takes for a query than `instead_of`, where both are known.
+    /// How many times longer `served` takes for a query than `instead_of`, where both times are trusted.
     pub fn cost_of(&self, query: &Query, instead_of: &str, served: &str) -> Option<f64> {
         let state = self.state();
         let decision = state.snapshot.select(query);
         let time = |id: &str| {
             let candidate = decision.candidates.iter().find(|c| state.snapshot.kernel(c.kernel).id == id)?;
-            candidate.estimate.map(|e| e.median_us)
+            candidate.estimate.filter(|e| e.trusted && e.median_us > 0.0).map(|e| e.median_us)
         };
         Some(time(served)? / time(instead_of)?)
     }
@@ -213,14 +213,15 @@ impl Engine {
         let Some(served) = decision.chosen().map(|c| state.snapshot.kernel(c.kernel)).filter(|k| k.reference) else {
             return;
         };
-        let installed = |c: &&Candidate| !matches!(c.reasons.first(), Some(Reason::NotInstalled { .. }));
-        let others = decision.candidates.iter().filter(|c| !c.accepted()).filter(installed);
+        // Nobody can do anything about a kernel for other hardware, and what is not installed is not missed.
+        let is_moot = |r: &Reason| r.is_other_hardware() || matches!(r, Reason::NotInstalled { .. });
+        let others = decision.candidates.iter().filter(|c| !c.accepted() && !c.reasons.iter().any(is_moot));
         let why: Vec<(String, String)> = others
             .filter_map(|c| Some((state.snapshot.kernel(c.kernel).id.clone(), c.reasons.first()?.to_string())))
             .collect();
         if !why.is_empty() {
             let served = served.id.clone();
-            self.warnings.give(&Warning::OnlyReference { op, served, why, factor: None });
+            self.warnings.give(&Warning::OnlyReference { op, served, why });
         }
     }
 
@@ -239,12 +240,7 @@ impl Engine {
                 }
             }
         }
-        let (candidates, first) = (&decision.candidates, decision.ranking.first().copied());
-        decision.ranking.retain(|&i| candidates[i].accepted());
-        if decision.ranking.first().copied() != first {
-            // Whoever put the first one first has not put the next one there.
-            (decision.pinned_by, decision.trial) = (None, None);
-        }
+        decision.strike_out(|kernel| state.snapshot.name(kernel));
         decision
     }
 

@@ -7,6 +7,7 @@ use lz_resilience::WatchError;
 use lz_select::SnapshotError;
 
 use crate::pinned::MismatchKind;
+use crate::rejections::summary;
 
 /// Why one kernel did not serve a call.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,7 +34,7 @@ pub enum Error {
     #[error(transparent)]
     Call(#[from] CallError),
     /// No kernel can serve the call.
-    #[error("no kernel available for '{op}'{}", list(rejections))]
+    #[error("no kernel available for '{op}'{}", summary(rejections))]
     NoKernel {
         /// The operation.
         op: &'static str,
@@ -41,7 +42,7 @@ pub enum Error {
         rejections: Vec<Rejection>,
     },
     /// No kernel that is safe inside CUDA graph capture can serve the call.
-    #[error("no CUDA-graph-safe kernel available for '{op}'{}", list(rejections))]
+    #[error("no CUDA-graph-safe kernel available for '{op}'{}", summary(rejections))]
     CudaGraphUnsafe {
         /// The operation.
         op: &'static str,
@@ -100,17 +101,6 @@ pub enum Error {
     Watch(#[from] WatchError),
 }
 
-fn list(rejections: &[Rejection]) -> String {
-    let mut text = String::new();
-    for rejection in rejections {
-        text.push_str(&format!("\n  {}:", rejection.kernel_id));
-        for reason in &rejection.reasons {
-            text.push_str(&format!("\n    [{}] {reason}", reason.code()));
-        }
-    }
-    if rejections.is_empty() { "; none is registered".into() } else { text }
-}
-
 impl Error {
     /// A stable code.
     pub fn code(&self) -> &'static str {
@@ -146,8 +136,8 @@ impl Error {
             Error::Execution { .. } => "see each kernel's error; enable fallback to end at the reference".into(),
             Error::UnknownKernel { .. } => "list the kernels with 'layerzero kernels'".into(),
             Error::UnknownDevice(_) => "put the tensors on a device that exists".into(),
-            Error::Snapshot(_) => "nothing was changed; mend what is listed and try again".into(),
-            Error::Capabilities { .. } => "mend the document; until then the backend stays disabled".into(),
+            Error::Snapshot(_) => "nothing was changed; fix what is listed and try again".into(),
+            Error::Capabilities { .. } => "fix the document; until then the backend stays disabled".into(),
             Error::Config(_) => "nothing was changed; 'layerzero config reference' lists every setting".into(),
             Error::TableRefused { .. } => "solve it anew on this machine: 'layerzero solve'".into(),
             Error::TooManyOverlays { .. } => {

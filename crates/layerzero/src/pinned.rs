@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 use lz_config::{Config, ConfigError, Origin, Problem, ProblemKind};
 use lz_model::schema::DimKey;
 use lz_model::{Bound, CallSpec, Catalog, Context, Query, Reason};
-use lz_select::Pin;
+use lz_select::{About, Pin};
 
 pub(crate) use decide::DecidedCall;
 pub(crate) use documents::{Pinned, Slot, Source};
@@ -166,7 +166,7 @@ impl Engine {
         let (class, dims) = (query.class(), Catalog::get().op(query.op()).schema().dims);
         let varies = |i: &usize| matches!(dims[*i].key, DimKey::Bucketed(_));
         let fits = |pin: &Pin, i: usize| (pin.low[i]..=pin.high[i]).contains(&query.dim(i));
-        let of_table = pins.iter().filter(|pin| state.tables.contains(&pin.origin) && pin.class == class);
+        let of_table = pins.iter().filter(|pin| state.tables.contains(&pin.origin) && pin.about == About::Class(class));
         let like: Vec<&Pin> = of_table.filter(|pin| (0..dims.len()).all(|i| varies(&i) || fits(pin, i))).collect();
         let outside = |i: &usize| !like.iter().any(|pin| fits(pin, *i));
         let sizes = || (0..dims.len()).filter(varies);

@@ -183,10 +183,18 @@ fn perfdb(look: &Look<'_>) -> Answer {
     if !look.config.settings.perfdb.enabled {
         return skipped("switched off: selection goes by declared priorities");
     }
+    let measure = "'layerzero tune' measures";
     match (health.known, health.path.is_some() && !health.durable) {
         (_, true) => warn(health.state, "see 'layerzero perfdb verify'"),
-        (0, false) => skipped("nothing is measured here yet; 'layerzero tune' measures"),
-        (known, false) => pass(format!("{known} measurements")),
+        (0, false) => match look.engine.kept_measurements() {
+            0 => skipped(format!("nothing is measured here yet; {measure}")),
+            kept if look.engine.goes_by_perfdb() => {
+                let of_others = "none counts: other devices, other versions, or out of date";
+                warn(format!("{} in the database, {of_others}", count(kept, "measurement")), measure)
+            }
+            kept => skipped(format!("{} in the database, not read yet", count(kept, "measurement"))),
+        },
+        (known, false) => pass(format!("selection goes by {}", count(known, "measurement"))),
     }
 }
 
@@ -209,13 +217,20 @@ fn capabilities(look: &Look<'_>) -> Answer {
         None | Some(Reason::NotInstalled { .. }) => None,
         Some(reason) => Some(format!("{}: [{}] {reason}", backend.descriptor.name, reason.code())),
     };
-    let broken: Vec<String> = look.backends().filter_map(broken).collect();
+    // What a library for other hardware needs, this machine cannot give it.
+    let is_for_here = |backend: &&BackendState| {
+        let platforms = &backend.descriptor.platforms;
+        let mut devices = look.devices().filter_map(|ix| look.snapshot.device(ix));
+        platforms.is_empty() || devices.any(|device| platforms.contains(&device.platform))
+    };
+    let broken: Vec<String> = look.backends().filter(is_for_here).filter_map(broken).collect();
     if !broken.is_empty() {
-        return warn(broken.join("\n"), "mend or remove the library; until then it is left out");
+        return warn(broken.join("\n"), "repair or remove the library; until then it is left out");
     }
-    let installed = look.backends().filter(|backend| backend.unavailable.is_none()).count();
-    let absent = look.backends().count() - installed;
-    pass(format!("{} in use, {absent} not installed", count(installed, "backend")))
+    let for_here = look.backends().filter(is_for_here).count();
+    let installed = look.backends().filter(is_for_here).filter(|backend| backend.unavailable.is_none()).count();
+    let (absent, elsewhere) = (for_here - installed, look.backends().count() - for_here);
+    pass(format!("{} in use, {absent} not installed, {elsewhere} for other hardware", count(installed, "backend")))
 }
 
 fn kernels(look: &Look<'_>) -> Answer {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use comfy_table::{Table, presets};
 use lz_model::{Catalog, Facts, Reason};
-use lz_select::{Basis, Decision, EstimateKind, Snapshot, Terms};
+use lz_select::{Basis, Decision, Effect, EstimateKind, KernelIx, Snapshot, Terms, Why};
 use serde::Serialize;
 
 /// How many kernels for other hardware a table names.
@@ -21,6 +21,26 @@ pub struct ReasonReport {
     pub reason: Reason,
     /// The sentence.
     pub message: String,
+}
+
+/// Why a kernel was chosen, with its sentence.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WhyReport {
+    /// What decided, and its figures.
+    #[serde(flatten)]
+    pub why: Why,
+    /// The sentence.
+    pub message: String,
+}
+
+/// What the order of the accepted candidates follows, but for those a rule moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RankedBy {
+    /// Times; the scores need not fall from rank to rank.
+    Time,
+    /// The score.
+    Score,
 }
 
 /// One kernel that was considered.
@@ -52,6 +72,14 @@ pub struct CandidateReport {
     /// What it takes the device, likewise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_us: Option<f64>,
+    /// Whether that time is trusted to decide.
+    pub time_trusted: bool,
+    /// Where times decide: the fastest of those it differs from by no more than noise. Its rank follows that one's time.
+    pub tied_with: Option<String>,
+    /// What put it at its rank, where neither time nor score did.
+    pub moved_by: Option<String>,
+    /// Whether it defines what right is, and is the last resort.
+    pub reference: bool,
     /// How many times longer than the roofline floor it takes.
     pub times_floor: Option<f64>,
     /// What must be done to the arguments first.
@@ -79,6 +107,10 @@ pub struct Report {
     pub chosen: Option<String>,
     /// What the ranking went by.
     pub basis: Basis,
+    /// Why that kernel.
+    pub why: Option<WhyReport>,
+    /// What the order of the candidates follows.
+    pub ranked_by: RankedBy,
     /// Policy rules that applied.
     pub rules: Vec<String>,
     /// The rule that put its kernel before all others, if one did.
@@ -91,7 +123,7 @@ pub struct Report {
     pub baseline: Option<String>,
     /// How many times faster than that the chosen kernel is, where both times are known.
     pub times_baseline: Option<f64>,
-    /// Some times are guesses, because the sizes lie beyond those that were measured.
+    /// Some times are guesses, because the sizes lie beyond those that were measured for these kernels.
     pub beyond_measured: bool,
     /// The rollout that gave the call to its candidate, if one did.
     pub rollout: Option<String>,
@@ -122,9 +154,29 @@ fn scaled(value: f64) -> String {
     }
 }
 
-/// How many times faster the chosen kernel is than what plain torch would run.
+/// How many times faster the chosen kernel is than what plain torch would run, where both times are trusted.
 fn times_baseline(decision: &Decision) -> Option<f64> {
-    Some(decision.baseline()?.estimate?.median_us / decision.chosen()?.estimate?.median_us)
+    let trusted = |c: &lz_select::Candidate| c.estimate.filter(|e| e.trusted && e.median_us > 0.0).map(|e| e.median_us);
+    Some(trusted(decision.baseline()?)? / trusted(decision.chosen()?)?)
+}
+
+/// What moved kernels to other places than time or score give them.
+fn moves(snapshot: &Snapshot, decision: &Decision) -> Vec<(KernelIx, String)> {
+    let mut moved = Vec::new();
+    if let (Some(chosen), Some(why)) = (decision.chosen(), decision.why())
+        && matches!(why, Why::Rollout { .. } | Why::Override { .. } | Why::Pin { .. } | Why::NextInLine { .. })
+    {
+        moved.push((chosen.kernel, why.to_string()));
+    }
+    for rule in snapshot.trace(decision) {
+        let effect = |effect| match effect {
+            Effect::PutFirst => Some(format!("put first by '{}'", rule.name)),
+            Effect::NextInLine => Some(format!("put second by '{}'", rule.name)),
+            _ => None,
+        };
+        moved.extend(rule.effects.iter().filter_map(|&(kernel, e)| Some((kernel, effect(e)?))));
+    }
+    moved
 }
 
 impl Report {
@@ -137,6 +189,7 @@ impl Report {
             let facts = Facts { op, query, device };
             (op.flops(&facts), op.bytes(&facts))
         });
+        let moved = moves(snapshot, decision);
         let floor_us = device.zip(op.dtype(query)).and_then(|(d, dtype)| d.roofline_us(dtype, flops, bytes));
         let mut candidates: Vec<CandidateReport> = decision
             .candidates
@@ -158,6 +211,10 @@ impl Report {
                     time_basis: c.estimate.map(|e| e.kind),
                     host_us: c.estimate.and_then(|e| e.sides).map(|s| s.host.median_us),
                     device_us: c.estimate.and_then(|e| e.sides).map(|s| s.device.median_us),
+                    time_trusted: c.estimate.is_some_and(|e| e.trusted),
+                    tied_with: c.tied_with.map(|i| snapshot.name(decision.candidates[i].kernel)),
+                    moved_by: moved.iter().find(|(k, _)| accepted && *k == c.kernel).map(|(_, by)| by.clone()),
+                    reference: c.reference,
                     times_floor: c.estimate.zip(floor_us).filter(|(_, f)| *f > 0.0).map(|(e, f)| e.median_us / f),
                     transforms: c.transforms.names(),
                     reasons: c
@@ -181,6 +238,8 @@ impl Report {
                 .collect(),
             chosen: decision.chosen().map(|c| snapshot.kernel(c.kernel).id.clone()),
             basis: decision.basis,
+            why: decision.why().map(|why| WhyReport { message: why.to_string(), why }),
+            ranked_by: if decision.is_ranked_by_time() { RankedBy::Time } else { RankedBy::Score },
             rules: decision.rules.clone(),
             overridden_by: decision.overridden_by.clone(),
             pinned_by: decision.pinned_by.as_deref().map(str::to_owned),
@@ -217,16 +276,11 @@ impl fmt::Display for Report {
         if self.level != "full" {
             writeln!(f, "  degraded {}", self.level)?;
         }
-        let basis = match (&self.rollout, &self.overridden_by, &self.pinned_by) {
-            (Some(rollout), ..) => format!("given by rollout '{rollout}'"),
-            (None, Some(rule), _) => format!("put first by '{rule}'"),
-            (None, None, Some(origin)) => format!("pinned by {origin}"),
-            (None, None, None) => {
-                basis_text(self.basis, self.candidates.iter().any(|c| c.time_us.is_some())).to_owned()
-            }
-        };
         match &self.chosen {
-            Some(kernel) => writeln!(f, "  chosen   {kernel} ({basis})")?,
+            Some(kernel) => {
+                let why = self.why.as_ref().map_or("", |why| why.message.as_str());
+                writeln!(f, "  chosen   {kernel} ({why})")?;
+            }
             None => writeln!(f, "  chosen   nothing: no kernel can serve this call")?,
         }
         if let Some(outside) = &self.outside_table {
@@ -241,22 +295,25 @@ impl fmt::Display for Report {
             }
         }
         if self.beyond_measured {
-            writeln!(f, "  measured not at such sizes: times are guesses and not trusted; tune them")?;
+            writeln!(
+                f,
+                "  guessed  times marked '?' lie beyond the measured sizes and are not trusted; tune such sizes"
+            )?;
         }
         let mut table = Table::new();
-        table.load_style(presets::NOTHING).set_header(["", "kernel", "version", "score", "time", "why"]);
+        // Where times decide, a score would contradict the rank beside it.
+        let by_time = self.ranked_by == RankedBy::Time;
+        let header = ["", "kernel", "version", "score", "time", "why"];
+        table.load_style(presets::NOTHING).set_header(header.into_iter().filter(|h| !(by_time && *h == "score")));
         // A few kernels for other hardware are told like all others; many would hide the rest.
         let elsewhere = self.candidates.iter().filter(|c| c.is_for_other_hardware()).count();
         let told = |c: &&CandidateReport| elsewhere <= TOLD_FOR_OTHER_HARDWARE || !c.is_for_other_hardware();
         for c in self.candidates.iter().filter(told) {
-            table.add_row([
-                c.rank.map_or_else(|| "✗".into(), |r| r.to_string()),
-                c.kernel_id.clone(),
-                c.version.clone(),
-                c.score.map_or_else(String::new, |s| format!("{s:.1}")),
-                c.time_us.map_or_else(String::new, |t| time_text(t, c)),
-                why(c),
-            ]);
+            let score = c.score.map_or_else(String::new, |s| format!("{s:.1}"));
+            let rank = c.rank.map_or_else(|| "✗".into(), |r| r.to_string());
+            let time = c.time_us.map_or_else(String::new, |t| time_text(t, c));
+            let cells = [rank, c.kernel_id.clone(), c.version.clone()].into_iter();
+            table.add_row(cells.chain((!by_time).then_some(score)).chain([time, why(c, self.ranked_by)]));
         }
         write!(f, "{}", table.trim_fmt())?;
         if elsewhere > TOLD_FOR_OTHER_HARDWARE {
@@ -268,7 +325,7 @@ impl fmt::Display for Report {
 
 impl CandidateReport {
     fn is_for_other_hardware(&self) -> bool {
-        matches!(self.reasons.first(), Some(told) if matches!(told.reason, Reason::PlatformMismatch { .. }))
+        self.reasons.iter().any(|told| matches!(told.reason, Reason::PlatformMismatch { .. }))
     }
 }
 
@@ -287,17 +344,8 @@ fn time_text(time_us: f64, candidate: &CandidateReport) -> String {
     format!("{mark}{time_us:.1} µs{more}")
 }
 
-fn basis_text(basis: Basis, timed: bool) -> &'static str {
-    match basis {
-        Basis::Declared if timed => "highest score; not every candidate has a trusted time",
-        Basis::Measured => "fastest measured",
-        Basis::Predicted => "fastest predicted",
-        Basis::Declared => "highest score; nothing measured yet",
-        Basis::Locked => "locked by policy",
-    }
-}
-
-fn why(candidate: &CandidateReport) -> String {
+/// Why a kernel is out, or at its rank.
+fn why(candidate: &CandidateReport, ranked_by: RankedBy) -> String {
     if !candidate.accepted {
         return candidate
             .reasons
@@ -309,17 +357,26 @@ fn why(candidate: &CandidateReport) -> String {
     let Some(terms) = &candidate.terms else {
         return String::new();
     };
+    let by_score = ranked_by == RankedBy::Score;
+    // Where times decide, what overrules them: the policy, what is not compiled, failures.
     let parts = [
-        ("priority", terms.priority),
-        ("policy", terms.policy),
-        ("speed", terms.perf),
-        ("jit", terms.jit),
-        ("reliability", terms.reliability),
-        ("transform", terms.transform),
-        ("fusion", terms.fusion),
+        ("priority", terms.priority, by_score),
+        ("policy", terms.policy, true),
+        ("speed", terms.perf, by_score),
+        ("jit", terms.jit, true),
+        ("reliability", terms.reliability, true),
+        ("transform", terms.transform, by_score),
+        ("fusion", terms.fusion, by_score),
     ];
-    let mut text: Vec<String> =
-        parts.iter().filter(|(_, v)| *v != 0.0).map(|(name, v)| format!("{name} {v:+.0}")).collect();
+    let counts = parts.iter().filter(|(_, value, counts)| *counts && *value != 0.0);
+    let mut text: Vec<String> = counts.map(|(name, value, _)| format!("{name} {value:+.0}")).collect();
+    if by_score && text.is_empty() && !candidate.reference {
+        text.push("priority +0".into());
+    }
+    text.extend((candidate.reference && text.is_empty()).then(|| "last resort".to_owned()));
+    text.extend((!by_score && !candidate.time_trusted && !candidate.reference).then(|| "no trusted time".to_owned()));
+    text.extend(candidate.tied_with.as_ref().map(|fastest| format!("ties with {fastest}")));
     text.extend((!candidate.transforms.is_empty()).then(|| format!("needs {}", candidate.transforms.join(" + "))));
-    if text.is_empty() { "last resort".into() } else { text.join(", ") }
+    text.extend(candidate.moved_by.clone());
+    text.join(", ")
 }

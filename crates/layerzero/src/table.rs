@@ -6,8 +6,8 @@
 //! others may be anything within its buckets. Whatever a table says, a kernel that cannot serve a call does not.
 //!
 //! The format is that of the specification, with what is needed to trust it: the hashes of the capabilities documents,
-//! the kernels' versions, and the calls. An entry without a call is read, and pins nothing: which dtype and head size it
-//! was decided for is not known.
+//! the kernels' versions, and the calls. An entry without a call is for every call of its operation in the bucket that its
+//! kernel can serve, whatever the dtype and layout; an entry with one goes before it.
 
 mod buckets;
 pub(crate) mod solve;
@@ -78,7 +78,7 @@ pub struct PlannedOp {
     /// Its version; any will do when not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// The call it was decided for. Without one the entry pins nothing.
+    /// The call it was decided for. Without one the entry is for every call of the operation in the bucket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "call_schema")]
     pub call: Option<CallSpec>,
@@ -225,10 +225,16 @@ impl DispatchTable {
             }
         }
         let mut seen: HashMap<(String, bool), String> = HashMap::new();
-        for (place, _, planned) in self.entries() {
+        for (place, plan, planned) in self.entries() {
             let bad = |error: String| TableError::BadCall { place: place.clone(), error };
             Catalog::get().find(&planned.op).map_err(|error| bad(error.to_string()))?;
-            let Some(call) = &planned.call else { continue };
+            let Some(call) = &planned.call else {
+                let named = format!("{} {:?}", planned.op, plan.bucket);
+                if let Some(first) = seen.insert((named, planned.graph), place.clone()) {
+                    return Err(TableError::DuplicateEntry { place, first });
+                }
+                continue;
+            };
             if call.op != planned.op {
                 let (op, other) = (planned.op.escape_debug(), call.op.escape_debug());
                 return Err(bad(format!("'op' is {op}, but the call is one of {other}")));
@@ -289,7 +295,7 @@ fn unique<'de, D: Deserializer<'de>, V: DeserializeOwned>(deserializer: D) -> Re
 fn call_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({
         "type": ["object", "null"],
-        "description": "The call it was decided for. Without one the entry pins nothing.",
+        "description": "The call it was decided for. Without one the entry is for every call of the operation in the bucket.",
         "additionalProperties": false,
         "required": ["op", "tensors"],
         "properties": {

@@ -2,7 +2,7 @@
 //! libraries would give other ids than it does. A [`TextCall`] says it.
 
 use lz_model::{DeviceIx, NamedCall, ParamValue, Query, Reason};
-use lz_select::Decision;
+use lz_select::{Decision, Ranked};
 
 use crate::ask::{Selection, Step, no_kernel};
 use crate::engine::{Engine, State};
@@ -84,13 +84,14 @@ impl Engine {
                 candidate.reasons.push(Reason::ConstraintFailed { constraint, found: why.to_owned() });
             }
         }
-        let candidates = &decision.candidates;
-        decision.ranking.retain(|&i| candidates[i].accepted());
+        decision.strike_out(|kernel| state.snapshot.name(kernel));
         if decision.ranking.is_empty()
-            && let Some(at) = candidates.iter().position(|c| call.is_own(backend(c)) && is_last_resort(state, c))
+            && let Some(at) =
+                decision.candidates.iter().position(|c| call.is_own(backend(c)) && is_last_resort(state, c))
         {
             decision.candidates[at].reasons.clear();
             decision.ranking.push(at);
+            (decision.ranked_first, decision.struck_out) = (Some(Ranked::Only), None);
         }
         decision
     }

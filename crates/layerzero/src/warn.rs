@@ -12,6 +12,9 @@ const QUIET_MS: u64 = 60_000;
 /// Most causes remembered; beyond that those that may warn again are forgotten, then all.
 const MOST: usize = 1024;
 
+/// How many kernels a warning names; the others it counts.
+const NAMED: usize = 3;
+
 /// Something worth saying that is no error.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Warning {
@@ -36,7 +39,7 @@ pub enum Warning {
         error: String,
         /// What served the call.
         served: String,
-        /// How many times longer that takes, where both were measured.
+        /// How many times longer that takes, where both times are trusted.
         factor: Option<f64>,
     },
     /// Faster kernels exist, and none of them takes the call.
@@ -47,8 +50,6 @@ pub enum Warning {
         served: String,
         /// Why the others are out: kernel and first reason.
         why: Vec<(String, String)>,
-        /// How many times longer it takes than the fastest of them, where known.
-        factor: Option<f64>,
     },
     /// A lockfile or a dispatch table is not in force as a whole.
     NotInForce {
@@ -88,13 +89,15 @@ impl std::fmt::Display for Warning {
                 write!(f, "{op}: {failed} failed ({error}); {served} served the call")?;
                 write_factor(f, *factor)
             }
-            Warning::OnlyReference { op, served, why, factor } => {
+            Warning::OnlyReference { op, served, why } => {
                 write!(f, "{op}: only the reference {served} takes this call; it is exact and slow")?;
-                write_factor(f, *factor)?;
                 let mut before = " (";
-                for (kernel, reason) in why {
+                for (kernel, reason) in why.iter().take(NAMED) {
                     write!(f, "{before}{kernel}: {reason}")?;
                     before = "; ";
+                }
+                if why.len() > NAMED {
+                    write!(f, "; and {} more", why.len() - NAMED)?;
                 }
                 f.write_str(if why.is_empty() { "" } else { ")" })
             }
@@ -105,8 +108,13 @@ impl std::fmt::Display for Warning {
     }
 }
 
+/// How one time compares with another. Differences of less than 5% are not worth a word.
 fn write_factor(f: &mut std::fmt::Formatter<'_>, factor: Option<f64>) -> std::fmt::Result {
-    factor.map_or(Ok(()), |factor| write!(f, ", {factor:.1} times slower"))
+    match factor {
+        Some(slower) if slower >= 1.05 => write!(f, ", {slower:.1} times slower"),
+        Some(faster) if faster > 0.0 && 1.0 / faster >= 1.05 => write!(f, ", {:.1} times faster", 1.0 / faster),
+        _ => Ok(()),
+    }
 }
 
 /// Receives warnings.

@@ -63,6 +63,10 @@ pub struct EngineArgs {
     /// A capabilities document whose kernels are considered too; may be repeated
     #[arg(long, value_name = "FILE")]
     pub capabilities: Vec<PathBuf>,
+    /// For a described device: assume that this library is installed, and of the known ones no other but torch; may be
+    /// repeated. By default all known libraries are assumed to be installed
+    #[arg(long, value_name = "LIB[=VERSION]")]
+    pub assume: Vec<String>,
 }
 
 /// What the operator wants.

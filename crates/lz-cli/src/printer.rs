@@ -136,6 +136,12 @@ impl<'w> Printer<'w> {
         self.beside(&format!("{label}: {text}"));
     }
 
+    /// Prints a note, beside the answer.
+    pub fn note(&mut self, text: &str) {
+        let label = self.err_paint.paint(Style::Good, "note");
+        self.beside(&format!("{label}: {text}"));
+    }
+
     /// Prints an error beside the answer, and as the answer when that is JSON. Gives the exit it leads to.
     pub fn error(&mut self, error: &CliError) -> Exit {
         match error {

@@ -13,11 +13,27 @@ use crate::error::CliError;
 use crate::printer::Printer;
 use crate::surroundings::Surroundings;
 
+/// How a command wants the libraries of the program it is a part of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Libraries<'a> {
+    /// Imported: their kernels can run, and whether they work is known.
+    Imported,
+    /// Found where they are installed, and not imported, which takes seconds: to answer questions.
+    Found,
+    /// Taken for installed, because the device is a described one: these, written `LIB` or `LIB=VERSION`, or all that are
+    /// known when none is named.
+    Assumed(&'a [String]),
+}
+
+/// Adds the kernels of a program to an engine. Gives the backends whose libraries were not imported for it, or why a
+/// library cannot be assumed.
+pub type Host = fn(&Engine, Libraries<'_>) -> Result<Vec<String>, String>;
+
 /// What a program that runs commands inside of itself adds to every engine they open.
-static HOST: OnceLock<fn(&Engine)> = OnceLock::new();
+static HOST: OnceLock<Host> = OnceLock::new();
 
 /// Has `host` add to every engine a command opens: the kernels of the program this is a part of. The first call counts.
-pub fn add_to_engines(host: fn(&Engine)) {
+pub fn add_to_engines(host: Host) {
     let _ = HOST.set(host);
 }
 
@@ -35,6 +51,10 @@ pub struct Session {
     pub engine: Engine,
     /// What could not be found out about this machine, when the engine answers for it.
     pub notes: Vec<lz_hardware::Note>,
+    /// Backends whose libraries were not imported: found, or assumed, to be installed.
+    pub not_imported: Vec<String>,
+    /// What the answer takes for granted.
+    assumption: Option<String>,
     warnings: Arc<Mutex<Vec<String>>>,
 }
 
@@ -44,10 +64,16 @@ impl Session {
         Session::unconfigured(args)?.configured(at)
     }
 
+    /// As [`Session::open`], for a question: libraries are found without importing them.
+    pub fn asking(args: &EngineArgs, at: &Surroundings) -> Result<Session, CliError> {
+        let (session, refused) = Session::described(args, Libraries::Found)?;
+        refused.into_iter().next().map_or(Ok(session), Err)?.configured(at)
+    }
+
     /// As [`Session::open`], to decide a call of an operation as a process would: by what was measured, and by what the command
     /// line wants.
     pub fn deciding(args: &EngineArgs, at: &Surroundings, op: &str, policy: &PolicyArgs) -> Result<Session, CliError> {
-        let session = Session::open(args, at)?;
+        let session = Session::asking(args, at)?;
         session.engine.learn_if_there();
         session.set_policy(op, policy)?;
         Ok(session)
@@ -55,14 +81,18 @@ impl Session {
 
     /// As [`Session::open`], without any configuration.
     pub fn unconfigured(args: &EngineArgs) -> Result<Session, CliError> {
-        let (session, refused) = Session::described(args)?;
+        let (session, refused) = Session::described(args, Libraries::Imported)?;
         refused.into_iter().next().map_or(Ok(session), Err)
     }
 
     /// As [`Session::open`], with what is refused left out, and why: backends are disabled, of a configuration the
     /// defaults are in force.
-    pub fn open_anyway(args: &EngineArgs, at: &Surroundings) -> Result<(Session, Vec<CliError>), CliError> {
-        let (session, mut refused) = Session::described(args)?;
+    pub fn open_anyway(
+        args: &EngineArgs,
+        libraries: Libraries<'_>,
+        at: &Surroundings,
+    ) -> Result<(Session, Vec<CliError>), CliError> {
+        let (session, mut refused) = Session::described(args, libraries)?;
         refused.extend(session.configure(at).err());
         Ok((session, refused))
     }
@@ -80,30 +110,53 @@ impl Session {
         Ok(())
     }
 
-    fn described(args: &EngineArgs) -> Result<(Session, Vec<CliError>), CliError> {
-        let session = match &args.device {
-            Some(name) => Session::on(vec![device(name)?]),
-            None => {
-                let machine = lz_hardware::detect();
-                Session { notes: machine.notes, ..Session::on(machine.devices) }
-            }
+    fn described(args: &EngineArgs, libraries: Libraries<'_>) -> Result<(Session, Vec<CliError>), CliError> {
+        let here = match &args.device {
+            Some(name) => device(name)?,
+            None => Here::Machine(lz_hardware::detect()),
         };
+        let is_described = matches!(here, Here::Described(_));
+        let session = match here {
+            Here::Described(device) => Session::made(vec![*device], Libraries::Assumed(&args.assume))?,
+            Here::Device(device) => Session::made(vec![*device], libraries)?,
+            Here::Machine(machine) => Session { notes: machine.notes, ..Session::made(machine.devices, libraries)? },
+        };
+        if !args.assume.is_empty() && !is_described && HOST.get().is_some() {
+            let what = "--assume is for a described device; the libraries of this machine are known";
+            return Err(CliError::argument(what, "add --device with a described device, or leave --assume out"));
+        }
         let refused = args.capabilities.iter().filter_map(|path| load(&session.engine, path).err()).collect();
         Ok((session, refused))
     }
 
-    /// An engine for these devices.
-    pub fn on(devices: Vec<DeviceSpec>) -> Session {
+    /// An engine for these devices, whose kernels can run.
+    pub fn on(devices: Vec<DeviceSpec>) -> Result<Session, CliError> {
+        Session::made(devices, Libraries::Imported)
+    }
+
+    fn made(devices: Vec<DeviceSpec>, libraries: Libraries<'_>) -> Result<Session, CliError> {
         let warnings = Arc::new(Mutex::new(Vec::new()));
         let given = Arc::clone(&warnings);
         let hook = move |warning: &layerzero::Warning| {
             given.lock().unwrap_or_else(PoisonError::into_inner).push(warning.to_string());
         };
+        let name = devices.first().map_or_else(String::new, |device| device.name.clone());
         let engine = Engine::builder().devices(devices).on_warning(hook).build();
-        if let Some(host) = HOST.get() {
-            host(&engine);
-        }
-        Session { engine, notes: Vec::new(), warnings }
+        let refused = |what: String| CliError::argument(what, "name libraries as 'layerzero doctor' lists them");
+        let not_imported = HOST.get().map_or(Ok(Vec::new()), |host| host(&engine, libraries)).map_err(refused)?;
+        let assumption = match libraries {
+            Libraries::Assumed([]) if HOST.get().is_some() => Some(format!(
+                "{name} is described: all known libraries are assumed to be installed; restrict them with --assume"
+            )),
+            Libraries::Assumed(named) if HOST.get().is_some() => {
+                Some(format!("{name} is described: {} and torch are assumed to be installed", named.join(", ")))
+            }
+            Libraries::Found if !not_imported.is_empty() => Some(
+                "libraries were found where they are installed, not imported; 'layerzero ready' imports them".into(),
+            ),
+            _ => None,
+        };
+        Ok(Session { engine, notes: Vec::new(), not_imported, assumption, warnings })
     }
 
     /// Puts what the command line wants for an operation in force, above the configuration.
@@ -155,26 +208,37 @@ impl Session {
         HOST_RELOADS.get().and_then(|reloads| reloads().last_error)
     }
 
-    /// Prints the warnings given so far.
+    /// Prints what the answer takes for granted, and the warnings given so far.
     pub fn print_warnings(&self, printer: &mut Printer<'_>) {
+        self.assumption.iter().for_each(|text| printer.note(text));
         let warnings = std::mem::take(&mut *self.warnings.lock().unwrap_or_else(PoisonError::into_inner));
         warnings.iter().for_each(|text| printer.warning(text));
     }
 }
 
+/// What a command answers for.
+enum Here {
+    /// This machine.
+    Machine(lz_hardware::Machine),
+    /// A device of this machine.
+    Device(Box<DeviceSpec>),
+    /// A device that is only described.
+    Described(Box<DeviceSpec>),
+}
+
 /// The device a name or path stands for.
-fn device(name: &str) -> Result<DeviceSpec, CliError> {
+fn device(name: &str) -> Result<Here, CliError> {
     if let Some(spec) = lz_hardware::described(name) {
-        return Ok(spec);
+        return Ok(Here::Described(Box::new(spec)));
     }
     let path = Path::new(name);
     if path.extension().is_some() || path.components().count() > 1 || path.exists() {
-        return Ok(DeviceSpec::from_file(path)?);
+        return Ok(Here::Described(Box::new(DeviceSpec::from_file(path)?)));
     }
     if let Some((platform, index)) = place(name) {
         let mut here = lz_hardware::detect().devices.into_iter().filter(|d| d.platform == platform);
         let missing = || CliError::argument(format!("this machine has no device '{name}'"), "see 'layerzero doctor'");
-        return here.nth(index).ok_or_else(missing);
+        return here.nth(index).map(|device| Here::Device(Box::new(device))).ok_or_else(missing);
     }
     let nearest = nearest(name, lz_hardware::described_names().iter().copied()).map(str::to_owned);
     Err(CliError::UnknownDevice { name: name.to_owned(), nearest })

@@ -221,6 +221,20 @@ impl Reason {
     pub fn code(&self) -> &'static str {
         self.into()
     }
+
+    /// Whether the kernel is written for a device this one is not: nothing installed or configured changes that.
+    pub fn is_other_hardware(&self) -> bool {
+        matches!(
+            self,
+            Reason::PlatformMismatch { .. }
+                | Reason::SmTooOld { .. }
+                | Reason::SmTooNew { .. }
+                | Reason::GpuGenerationUnsupported { .. }
+                | Reason::TensorCoreGenUnsupported { .. }
+                | Reason::InstructionSetMismatch { .. }
+                | Reason::DeviceCapabilityUnsupported { .. }
+        )
+    }
 }
 
 #[cfg(test)]

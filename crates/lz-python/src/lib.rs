@@ -27,6 +27,7 @@ mod inspect;
 mod interrupted;
 mod jit;
 mod job;
+mod libraries;
 mod memory;
 mod params;
 mod pinned;
@@ -49,12 +50,7 @@ use pyo3::prelude::*;
 /// Runs the command line and gives its exit code. The first argument is the program's name.
 #[pyfunction]
 fn cli(py: Python<'_>, args: Vec<String>) -> i32 {
-    lz_cli::session::add_to_engines(|engine| {
-        // A command that opens an engine wants the libraries loaded; what fitted together here does so there.
-        if Python::attach(registry::ensure_loaded).is_ok() {
-            let _ = engine.adopt(crate::engine::engine());
-        }
-    });
+    lz_cli::session::add_to_engines(libraries::add);
     lz_cli::measuring::measure_with(|| match Python::attach(tuning::PyBench::new) {
         Ok(bench) => Ok(Box::new(bench)),
         Err(raised) => Err(Python::attach(|py| error::one_line(py, &raised))),

@@ -46,6 +46,11 @@ pub fn restore(py: Python<'_>, checkpoint: &Checkpoint) -> PyResult<()> {
     detached(py, || engine().restore(checkpoint).and_then(|()| engine().watch())).map_err(|e| error::engine(py, &e))
 }
 
+/// Whether the backends and plugins are loaded.
+pub fn is_loaded() -> bool {
+    LOADED.load(Ordering::Acquire)
+}
+
 /// What the call demands because of where it is made.
 pub fn context(py: Python<'_>) -> PyResult<Context> {
     let deterministic = Torch::find(py)?.is_some_and(|torch| torch.surroundings().deterministic);

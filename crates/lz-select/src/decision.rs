@@ -6,6 +6,7 @@ use lz_model::{Query, Reason};
 use serde::Serialize;
 
 use crate::perf::Estimate;
+use crate::why::Ranked;
 
 /// A kernel's place in its snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -101,6 +102,8 @@ pub struct Candidate {
     pub reference: bool,
     /// It is what plain torch would run.
     pub baseline: bool,
+    /// Where times decided: the fastest of those it ties with, which its rank follows, as an index into the candidates.
+    pub tied_with: Option<usize>,
 }
 
 impl Candidate {
@@ -135,8 +138,14 @@ pub struct Decision {
     pub ranking: Vec<usize>,
     /// What the ranking went by.
     pub basis: Basis,
+    /// How the ranking found its first kernel; overrides, pins and rollouts may have put another one before it.
+    pub ranked_first: Option<Ranked>,
+    /// The kernel the selection chose and that was struck out since, and why.
+    pub struck_out: Option<(String, Reason)>,
     /// Names of the policy rules that applied; [`Snapshot::trace`](crate::Snapshot::trace) says what they did.
     pub rules: Vec<String>,
+    /// The lock that left only the kernels it names, if one applied.
+    pub locked_by: Option<String>,
     /// The rule that put its kernel before all others, if one did.
     pub overridden_by: Option<String>,
     /// The lockfile or dispatch table that chose the kernel, if one did.
@@ -159,6 +168,19 @@ impl Decision {
     pub fn baseline(&self) -> Option<&Candidate> {
         let baselines = self.candidates.iter().filter(|c| c.baseline && c.accepted());
         baselines.reduce(|best, c| if c.terms.priority > best.terms.priority { c } else { best })
+    }
+
+    /// Takes candidates that were given reasons since out of the ranking. Whoever put the first one first has not put the
+    /// next one there.
+    pub fn strike_out(&mut self, name: impl Fn(KernelIx) -> String) {
+        let first = self.ranking.first().copied();
+        let candidates = &self.candidates;
+        self.ranking.retain(|&i| candidates[i].accepted());
+        let struck = first.map(|i| &candidates[i]).and_then(|c| Some((name(c.kernel), c.reasons.first()?.clone())));
+        if struck.is_some() {
+            (self.pinned_by, self.trial, self.overridden_by) = (None, None, None);
+            self.struck_out = struck;
+        }
     }
 
     /// The accepted candidates, best first.

@@ -47,12 +47,13 @@ mod snapshot;
 mod sync;
 mod trial;
 mod warm;
+mod why;
 
 pub use cache::{CacheConfig, CacheStats, Clock, ENTRY_OVERHEAD, Invalidate, SelectionCache};
 pub use constraint::BadConstraint;
 pub use decision::{Basis, Candidate, Decision, FALLBACKS, KernelIx, Plan, Terms, Transforms};
 pub use perf::{Estimate, EstimateKind, NoPerfData, PerfSource, Side, Sides};
-pub use pin::{Pin, Pins};
+pub use pin::{About, Pin, Pins};
 pub use policy::{
     AVOID_POINTS, Action, Condition, Effect, FieldPattern, Finding, FindingKind, PREFER_POINTS, Pattern, PolicyError,
     PolicySpec, RuleSpec, RuleTrace, Severity, analyse,
@@ -61,3 +62,4 @@ pub use restriction::{Restriction, Settled};
 pub use snapshot::{BackendState, Health, MemoryState, Settings, Snapshot, SnapshotError, SnapshotSpec};
 pub use trial::{Takes, Trial};
 pub use warm::Warm;
+pub use why::{Behind, EqualScore, Known, PassedOver, Ranked, Tie, TieBreak, Times, Why};

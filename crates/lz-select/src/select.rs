@@ -12,6 +12,7 @@ use crate::perf::{Estimate, EstimateKind};
 use crate::policy::{Applied, Rule};
 use crate::snapshot::{Entry, Snapshot};
 use crate::trial::Trials;
+use crate::why::{Group, PROMISE, Ranking};
 
 /// Points a kernel loses that would have to be compiled first.
 const COLD: f64 = -40.0;
@@ -19,9 +20,6 @@ const COLD: f64 = -40.0;
 const FUSION: f64 = 10.0;
 /// The most that speed can take off a score.
 const SLOWEST: f64 = -30.0;
-/// By how much a kernel that was not measured here must promise to beat what plain torch runs, relative and beyond the
-/// noise: between two sizes there may be a third where it is slower.
-const PROMISE: f64 = 0.03;
 
 impl Snapshot {
     /// Decides which kernel serves a query, and says everything about it.
@@ -34,7 +32,10 @@ impl Snapshot {
                 candidates: Vec::new(),
                 ranking: Vec::new(),
                 basis: Basis::Declared,
+                ranked_first: None,
+                struck_out: None,
                 rules: Vec::new(),
+                locked_by: None,
                 overridden_by: None,
                 pinned_by: None,
                 trial: None,
@@ -55,9 +56,22 @@ impl Snapshot {
 
         let compiled = &self.by_op[query.op().0 as usize];
         let mut candidates: Vec<Candidate> = compiled.iter().map(|c| judge.candidate(c)).collect();
-        let locked = judge.apply_locks(&mut candidates);
+        let locked_by = judge.apply_locks(&mut candidates);
+        let locked = locked_by.is_some();
         let basis = score_speed(&mut candidates);
-        let mut ranking = rank(&candidates, basis);
+        let (mut ranking, groups) = rank(&candidates, basis);
+        let ranked_first = Ranking {
+            candidates: &candidates,
+            order: &ranking,
+            group: groups.first(),
+            default: default_of(&candidates),
+            times_count: !self.spec.restriction.declared_only,
+            name: &|i| self.name(candidates[i].kernel),
+        }
+        .first(basis);
+        for (group, i) in groups.iter().flat_map(|group| group.members.iter().map(move |&i| (group, i))) {
+            candidates[i].tied_with = Some(group.fastest).filter(|&fastest| fastest != i);
+        }
         let pinned = judge.apply_pin(&candidates, &mut ranking);
         let overridden_by = judge.apply_order(&candidates, &mut ranking);
         let trial = judge.apply_trial(&candidates, &mut ranking, locked);
@@ -69,6 +83,9 @@ impl Snapshot {
             candidates,
             ranking,
             basis,
+            ranked_first,
+            struck_out: None,
+            locked_by,
             rules: rules.iter().map(|r| r.name.clone()).collect(),
             overridden_by,
             pinned_by,
@@ -142,6 +159,7 @@ impl Judge<'_> {
             cold: self.is_cold(entry),
             reference: kernel.reference,
             baseline: kernel.baseline,
+            tied_with: None,
         }
     }
 
@@ -214,21 +232,19 @@ impl Judge<'_> {
         }
     }
 
-    /// A lock leaves only the kernels it names; all others are out because of it.
-    fn apply_locks(&self, candidates: &mut [Candidate]) -> bool {
+    /// A lock leaves only the kernels it names; all others are out because of it. Returns the name of the lock.
+    fn apply_locks(&self, candidates: &mut [Candidate]) -> Option<String> {
         // Switched off means off: a lock does not keep references from serving.
         if !self.case.settings.enabled {
-            return false;
+            return None;
         }
         // The first lock that applies decides; later ones are shadowed by it.
-        let Some(rule) = self.rules.lock() else {
-            return false;
-        };
+        let rule = self.rules.lock()?;
         for candidate in candidates.iter_mut().filter(|c| !rule.concerns(c.kernel)) {
             let locked = rule.action.pattern().map(|p| p.as_str().to_owned()).unwrap_or_default();
             candidate.reasons.push(Reason::PolicyLocked { locked });
         }
-        true
+        Some(rule.name.clone())
     }
 
     /// What was decided before goes first, if it can serve the call at once. Returns who decided it.
@@ -356,9 +372,9 @@ fn score_speed(candidates: &mut [Candidate]) -> Basis {
     }
 }
 
-/// The accepted candidates, best first. Candidates stand in the snapshot's fixed order, and every
-/// sort here is stable or ends in that order, so ties resolve the same everywhere.
-fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
+/// The accepted candidates, best first, and, where times decide, in groups that tie. Candidates stand in the snapshot's
+/// fixed order, and every sort here is stable or ends in that order, so ties resolve the same everywhere.
+fn rank(candidates: &[Candidate], basis: Basis) -> (Vec<usize>, Vec<Group>) {
     let mut accepted: Vec<usize> = (0..candidates.len()).filter(|&i| candidates[i].accepted()).collect();
     let descending = |a: f64, b: f64| b.total_cmp(&a);
     let terms = |i: usize| &candidates[i].terms;
@@ -371,7 +387,7 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
         keyed.sort_unstable_by(|a, b| {
             a.0.cmp(&b.0).then(descending(a.1, b.1)).then(descending(a.2, b.2)).then(a.3.cmp(&b.3))
         });
-        return keyed.into_iter().map(|(.., i)| i).collect();
+        return (keyed.into_iter().map(|(.., i)| i).collect(), Vec::new());
     }
     // Whose time is only a guess goes last.
     let time = |i: usize| candidates[i].estimate.filter(|e| e.trusted).map_or(f64::INFINITY, |e| e.median_us);
@@ -392,6 +408,7 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
         false => 0.0,
     };
     let mut ranking = Vec::with_capacity(accepted.len());
+    let mut groups = Vec::new();
     while let Some(&fastest) = accepted.first() {
         // Whoever is within the noise of the fastest ties with it. What plain torch runs wins ties, so that nobody is
         // slower for noise or for a promise, unless another outruns or beats it; then declared priority, so that noise decides
@@ -422,8 +439,9 @@ fn rank(candidates: &[Candidate], basis: Basis) -> Vec<usize> {
             let better = if all_measured { declared } else { doubted(a).total_cmp(&doubted(b)).then(declared) };
             first(b).cmp(&first(a)).then(better).then(a.cmp(&b))
         });
-        ranking.extend(group);
+        ranking.extend(&group);
+        groups.push(Group { fastest, ahead, members: group, all_measured });
         accepted = rest;
     }
-    ranking
+    (ranking, groups)
 }

@@ -288,6 +288,13 @@ impl Engine {
         calls.into_iter().filter_map(|(call, device)| Some((call.parse().ok()?, DeviceIx(device)))).collect()
     }
 
+    /// How many measurements the database holds, whether or not selection goes by them. One that was never written is not
+    /// made by looking.
+    pub(crate) fn kept_measurements(&self) -> usize {
+        let db = self.has_database().then(|| self.perfdb()).flatten();
+        db.and_then(|db| db.records(&Filter::all()).ok()).map_or(0, |records| records.len())
+    }
+
     /// How the performance database is doing.
     pub fn perf_health(&self) -> PerfHealth {
         let open = self.perf.db.lock().clone();

@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use lz_model::{BindRules, CallSpec, Catalog, Context, DeviceIx, DeviceSpec, Query};
-use lz_select::{Pin, Pins, SnapshotSpec};
+use lz_select::{About, Pin, Pins, SnapshotSpec};
 
 use super::mismatch::MismatchKind;
 use crate::lockfile::{Locked, Lockfile};
@@ -50,6 +50,7 @@ pub(crate) struct Entry<'a> {
     pub index: usize,
     /// The same, for people.
     pub place: String,
+    pub op: &'a str,
     pub call: Option<&'a CallSpec>,
     pub device: &'a str,
     pub graph: bool,
@@ -63,6 +64,7 @@ fn of_lockfile((index, locked): (usize, &Locked)) -> Entry<'_> {
     Entry {
         index,
         place: format!("call {}", index + 1),
+        op: &locked.call.op,
         call: Some(&locked.call),
         device: &locked.device,
         graph: locked.graph,
@@ -80,6 +82,7 @@ fn of_table<'a>(
     Entry {
         index,
         place,
+        op: &planned.op,
         call: planned.call.as_ref(),
         device,
         graph: planned.graph,
@@ -91,8 +94,8 @@ fn of_table<'a>(
 
 /// What an entry comes to.
 pub(crate) struct Resolved {
-    /// The call it was decided for, on the first device it is for.
-    pub query: Query,
+    /// The call it was decided for, on the first device it is for, if it says one.
+    pub query: Option<Query>,
     pub pins: Vec<Pin>,
 }
 
@@ -176,7 +179,7 @@ impl Source {
     }
 
     fn resolve_one(&self, spec: &SnapshotSpec, entry: &Entry<'_>, rules: &BindRules) -> Result<Resolved, MismatchKind> {
-        let call = entry.call.ok_or(MismatchKind::NoCall)?;
+        let Some(call) = entry.call else { return self.resolve_named(spec, entry) };
         let mut first = None;
         let mut pins = Vec::new();
         for device in devices_of(spec, entry.device) {
@@ -185,18 +188,33 @@ impl Source {
                 let query = self.bind(spec, call, device, capturing, rules)?;
                 let (low, high) = self.ranges(entry, &query)?;
                 first.get_or_insert(query);
-                pins.push(Pin {
-                    class: query.class(),
-                    low,
-                    high,
-                    kernel: entry.kernel.to_owned(),
-                    version: entry.version.map(str::to_owned),
-                    origin: self.origin.clone(),
-                });
+                pins.push(self.pin(entry, About::Class(query.class()), (low, high)));
             }
         }
-        let query = first.ok_or_else(|| other_device(spec, entry.device))?;
+        let query = Some(first.ok_or_else(|| other_device(spec, entry.device))?);
         Ok(Resolved { query, pins })
+    }
+
+    fn pin(&self, entry: &Entry<'_>, about: About, (low, high): Ranges) -> Pin {
+        let (kernel, version) = (entry.kernel.to_owned(), entry.version.map(str::to_owned));
+        Pin { about, low, high, kernel, version, origin: self.origin.clone() }
+    }
+
+    /// An entry that says no call is for every call of its operation in its bucket.
+    fn resolve_named(&self, spec: &SnapshotSpec, entry: &Entry<'_>) -> Result<Resolved, MismatchKind> {
+        let invalid = |error: lz_model::CallError| MismatchKind::InvalidCall { error: error.to_string() };
+        let target = Catalog::get().find(entry.op).map_err(invalid)?;
+        let (Document::Table(table), Some(bucket)) = (&self.document, entry.bucket) else {
+            return Ok(Resolved { query: None, pins: Vec::new() });
+        };
+        let of_device = |device: DeviceIx| {
+            target.ops.iter().map(move |&op| {
+                let about = About::Named { op, device, graph: entry.graph, fixes: target.fixes };
+                self.pin(entry, about, table.shape_buckets.spans(Catalog::get().op(op), bucket))
+            })
+        };
+        let pins: Vec<Pin> = devices_of(spec, entry.device).flat_map(of_device).collect();
+        if pins.is_empty() { Err(other_device(spec, entry.device)) } else { Ok(Resolved { query: None, pins }) }
     }
 
     fn bind(
@@ -272,7 +290,9 @@ fn capabilities_changed(spec: &SnapshotSpec, backend: &str, hash: &str) -> Optio
 fn set_aside_ambiguous(entries: &[Entry<'_>], resolved: &mut [Result<Resolved, MismatchKind>]) {
     let mut by_calls: HashMap<u64, Vec<usize>> = HashMap::new();
     for (i, pin) in resolved.iter().enumerate().filter_map(|(i, r)| Some((i, r.as_ref().ok()?.pins.first()?))) {
-        by_calls.entry(pin.class.fingerprint()).or_default().push(i);
+        if let About::Class(class) = &pin.about {
+            by_calls.entry(class.fingerprint()).or_default().push(i);
+        }
     }
     let mut ambiguous: Vec<(usize, usize)> = Vec::new();
     for alike in by_calls.values() {
@@ -282,7 +302,7 @@ fn set_aside_ambiguous(entries: &[Entry<'_>], resolved: &mut [Result<Resolved, M
             boxes.entry((&pin.low, &pin.high, entries[i].graph)).or_default().push(i);
         }
         for of_box in boxes.values() {
-            let class = |i: usize| resolved[i].as_ref().ok().and_then(|r| r.pins.first()).map(|pin| pin.class);
+            let class = |i: usize| resolved[i].as_ref().ok().and_then(|r| r.pins.first()).map(|pin| &pin.about);
             let kernel = |i: usize| (entries[i].kernel, entries[i].version);
             for &i in of_box {
                 let other = of_box.iter().find(|&&j| class(j) == class(i) && kernel(j) != kernel(i));

@@ -29,10 +29,10 @@ pub(crate) fn status(snapshot: &Snapshot, source: &Source) -> PinStatus {
     let mut out: Vec<(usize, Mismatch)> = Vec::new();
     for (entry, resolved) in entries.iter().zip(resolved) {
         let kind = match resolved {
-            Ok(resolved) => overruled(snapshot, entry, &resolved.query),
+            Ok(resolved) => overruled(snapshot, entry, resolved.query.as_ref()),
             Err(kind) => Some(kind),
         };
-        let call = entry.call.map(label).unwrap_or_default();
+        let call = entry.call.map_or_else(|| entry.op.to_owned(), label);
         out.extend(
             kind.map(|kind| (entry.index, Mismatch::new(entry.place.clone(), call, entry.kernel.to_owned(), kind))),
         );
@@ -44,7 +44,7 @@ pub(crate) fn status(snapshot: &Snapshot, source: &Source) -> PinStatus {
 }
 
 /// Why an entry that was put in force does not decide its call.
-fn overruled(snapshot: &Snapshot, entry: &Entry<'_>, query: &Query) -> Option<MismatchKind> {
+fn overruled(snapshot: &Snapshot, entry: &Entry<'_>, query: Option<&Query>) -> Option<MismatchKind> {
     let of_id: Vec<(KernelIx, &Arc<KernelDescriptor>)> =
         snapshot.kernels().filter(|(_, kernel)| kernel.id == entry.kernel).collect();
     if of_id.is_empty() {
@@ -58,6 +58,8 @@ fn overruled(snapshot: &Snapshot, entry: &Entry<'_>, query: &Query) -> Option<Mi
         let locked = entry.version.unwrap_or_default().to_owned();
         return Some(MismatchKind::VersionChanged { locked, found: found.join(", ") });
     }
+    // Without a call each call says whether the kernel can serve it; but it must be one of the operation's.
+    let Some(query) = query else { return of_other_operation(snapshot, entry, &meant) };
     let decision = snapshot.select(query);
     if decision.chosen().is_some_and(|chosen| meant.contains(&chosen.kernel)) {
         return None;
@@ -66,9 +68,7 @@ fn overruled(snapshot: &Snapshot, entry: &Entry<'_>, query: &Query) -> Option<Mi
     candidates.sort_by_key(|candidate| !candidate.accepted());
     let report = |reason: &Reason| ReasonReport { reason: reason.clone(), message: reason.to_string() };
     let Some(candidate) = candidates.first() else {
-        let constraint = format!("the operation is {}", snapshot.kernel(meant[0]).operation);
-        let found = Catalog::get().op(query.op()).id().to_owned();
-        return Some(MismatchKind::NotValid { reasons: vec![report(&Reason::ConstraintFailed { constraint, found })] });
+        return Some(wrong_operation(snapshot, meant[0], Catalog::get().op(query.op()).id()));
     };
     if !candidate.accepted() {
         return Some(MismatchKind::NotValid { reasons: candidate.reasons.iter().map(report).collect() });
@@ -85,4 +85,16 @@ fn overruled(snapshot: &Snapshot, entry: &Entry<'_>, query: &Query) -> Option<Mi
         (None, None) => above(),
     };
     Some(MismatchKind::Overruled { by, instead })
+}
+
+fn of_other_operation(snapshot: &Snapshot, entry: &Entry<'_>, meant: &[KernelIx]) -> Option<MismatchKind> {
+    let ops = Catalog::get().find(entry.op).map(|target| target.ops.clone()).unwrap_or_default();
+    let serves = |kernel: &KernelIx| ops.iter().any(|&op| snapshot.kernels_for(op).any(|k| k == *kernel));
+    (!meant.iter().any(serves)).then(|| wrong_operation(snapshot, meant[0], entry.op))
+}
+
+fn wrong_operation(snapshot: &Snapshot, kernel: KernelIx, found: &str) -> MismatchKind {
+    let constraint = format!("the operation is {}", snapshot.kernel(kernel).operation);
+    let reason = Reason::ConstraintFailed { constraint, found: found.to_owned() };
+    MismatchKind::NotValid { reasons: vec![ReasonReport { message: reason.to_string(), reason }] }
 }

@@ -23,9 +23,6 @@ pub enum MismatchKind {
         /// Why.
         error: String,
     },
-    /// It says no call.
-    #[error("says no call: for which dtype, layout and fixed sizes it was decided is not known; solve anew")]
-    NoCall,
     /// Its call lies in another bucket, or in none.
     #[error("{dim} = {found} of its call lies outside its bucket")]
     OutsideBucket {
@@ -89,7 +86,6 @@ impl MismatchKind {
         match self {
             MismatchKind::OtherDevice { .. } => "OTHER_DEVICE",
             MismatchKind::InvalidCall { .. } => "INVALID_CALL",
-            MismatchKind::NoCall => "NO_CALL",
             MismatchKind::OutsideBucket { .. } => "OUTSIDE_BUCKET",
             MismatchKind::KernelGone { .. } => "KERNEL_GONE",
             MismatchKind::VersionChanged { .. } => "VERSION_CHANGED",

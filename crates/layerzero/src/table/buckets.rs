@@ -154,6 +154,30 @@ impl Buckets {
         Ok((low, high))
     }
 
+    /// The sizes of a bucket for an operation of which nothing else is said: any, where no axis of the bucket is about
+    /// them. Rows are the tokens of all sequences where the bucket is one of sequences.
+    pub(crate) fn spans(&self, op: &Op, said: &BTreeMap<String, i64>) -> Ranges {
+        let (mut low, mut high) = ([i64::MIN; MAX_DIMS], [i64::MAX; MAX_DIMS]);
+        let span = |axis: &str| bucket(self.ends(axis), *said.get(axis)?).map(|(before, end)| (before + 1, end));
+        let kind = |axis: &str| every_dim().find(|dim| named(dim, axis)).map(|dim| dim.kind);
+        let tokens = || {
+            let kinds = || said.keys().filter(|axis| matches!(kind(axis), Some(DimKind::Seq | DimKind::Batch)));
+            let product = kinds().filter_map(|axis| span(axis)).fold((1i64, 1i64), |(low, high), (from, to)| {
+                (low.saturating_mul(from.max(1)), high.saturating_mul(to))
+            });
+            kinds().any(|axis| kind(axis) == Some(DimKind::Seq)).then_some(product)
+        };
+        let dims = op.schema().dims;
+        let has_sequences = dims.iter().any(|dim| dim.kind == DimKind::Seq);
+        for (i, dim) in dims.iter().enumerate().filter(|(_, dim)| varies(dim)) {
+            let of_rows = (!has_sequences && dim.kind == DimKind::Batch).then(tokens).flatten();
+            if let Some((from, to)) = of_rows.or_else(|| span(self.axis(dim)?.0)) {
+                (low[i], high[i]) = (from, to);
+            }
+        }
+        (low, high)
+    }
+
     /// The bucket of a call, by axis. An axis about several sizes is named for the one it names, or the largest.
     pub(crate) fn label(&self, op: &Op, query: &Query) -> BTreeMap<String, i64> {
         let mut label: BTreeMap<String, (bool, i64)> = BTreeMap::new();

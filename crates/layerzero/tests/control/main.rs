@@ -17,6 +17,7 @@ mod configuration;
 mod levels;
 mod overlays;
 mod readiness;
+mod sentences;
 mod status;
 mod trials;
 mod watching;

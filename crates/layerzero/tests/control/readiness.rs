@@ -78,18 +78,22 @@ fn capabilities() {
     w.engine.load_capabilities("mine", r#"{"schema_version": "9.9"}"#).unwrap_err();
     expect(&w.engine, "capabilities", Warn, "mine: [CAPABILITIES_SCHEMA_MISMATCH]");
     let w = World::new();
-    let unavailable = |reason: Reason| {
+    let unavailable = |reason: Reason, platform: Platform| {
         w.engine
             .update(|spec| {
-                let descriptor = BackendDescriptor::native("lib", "1", vec![Platform::Cuda]);
+                let descriptor = BackendDescriptor::native("lib", "1", vec![platform]);
                 spec.backends.insert("lib".into(), BackendState { descriptor, unavailable: Some(reason) });
             })
             .unwrap();
     };
-    unavailable(Reason::NotInstalled { library: "lib".into() });
-    expect(&w.engine, "capabilities", Pass, "1 not installed");
-    unavailable(Reason::BackendImportFailed { library: "lib".into(), error: "undefined symbol".into() });
+    unavailable(Reason::NotInstalled { library: "lib".into() }, Platform::Cpu);
+    expect(&w.engine, "capabilities", Pass, "1 not installed, 0 for other hardware");
+    let broken = || Reason::BackendImportFailed { library: "lib".into(), error: "undefined symbol".into() };
+    unavailable(broken(), Platform::Cpu);
     expect(&w.engine, "capabilities", Warn, "undefined symbol");
+    // A machine without a GPU is not asked to repair a library for one.
+    unavailable(broken(), Platform::Cuda);
+    expect(&w.engine, "capabilities", Pass, "0 not installed, 1 for other hardware");
 }
 
 fn h100() -> DeviceSpec {

@@ -167,14 +167,81 @@ fn a_kernel_that_is_missing_costs_its_entry_alone() {
     assert_eq!((serves(&engine, &rms(100)), serves(&engine, &rms(500))), ("a.rms".into(), "b.rms".into()));
 }
 
+/// The table of the specification's appendix E, with kernels and hardware that are here.
+const APPENDIX_E: &str = r#"{
+  "schema_version": "1.0",
+  "model_id": "llama3-70b",
+  "hardware_signature": "cpu__baseline",
+  "shape_buckets": { "seq_len": [128, 512, 2048, 8192], "batch": [1, 4, 16, 64] },
+  "plans": [
+    {
+      "bucket": { "seq_len": 512, "batch": 4 },
+      "ops": [
+        { "op": "attention.causal", "kernel_id": "b.attention" },
+        { "op": "norm.rms", "kernel_id": "b.rms" }
+      ],
+      "jit_artifacts": ["flashinfer_cache_key_abc123"]
+    }
+  ],
+  "fallback": { "mode": "runtime_select" }
+}"#;
+
 #[test]
-fn an_entry_without_a_call_pins_nothing_and_says_so() {
-    let engine = engine_with(&["a.rms", "b.rms"]);
-    let mut table = table(&[("rows", &[128])], &[("b.rms", rms(100), &[("rows", 128)])]);
+fn an_entry_without_a_call_is_for_every_call_of_its_operation_in_the_bucket() {
+    let engine = attention_engine();
+    register(&engine, "a.rms", "1.0", 90);
+    register(&engine, "b.rms", "1.0", 80);
+    assert_eq!(engine.load_table(&DispatchTable::parse(APPENDIX_E).unwrap(), "t").unwrap(), []);
+    for ((batch, seq_q, seq_k), kernel) in [
+        ((4, 512, 512), "b.attention"),
+        ((2, 129, 300), "b.attention"),
+        ((1, 300, 300), "a.attention"),
+        ((5, 300, 300), "a.attention"),
+        ((4, 128, 300), "a.attention"),
+        ((4, 513, 513), "a.attention"),
+    ] {
+        assert_eq!(serves(&engine, &attention(batch, seq_q, seq_k)), kernel, "{batch} {seq_q} {seq_k}");
+    }
+    // Whatever the dtype and the heads; but 'attention.causal' is causal.
+    let other = |causal: bool| {
+        let shape = [3, 400, 2, 32];
+        let call = CallSpec::new("attention").tensor("query", DType::F32, &shape).tensor("key", DType::F32, &shape);
+        call.tensor("value", DType::F32, &shape).layout(Layout::Bshd).param("causal", causal)
+    };
+    assert_eq!(serves(&engine, &other(true)), "b.attention");
+    assert_ne!(serves(&engine, &other(false)), "b.attention");
+    // Rows are the tokens of the bucket's sequences: from 2 sequences of 129 to 4 of 512.
+    for (rows, kernel) in [(257, "a.rms"), (258, "b.rms"), (1000, "b.rms"), (2048, "b.rms"), (2049, "a.rms")] {
+        assert_eq!(serves(&engine, &rms(rows)), kernel, "{rows}");
+    }
+    let status = engine.check_table(&DispatchTable::parse(APPENDIX_E).unwrap(), "t").unwrap();
+    assert_eq!((status.entries, status.in_force), (2, 2));
+}
+
+#[test]
+fn an_entry_with_a_call_goes_before_one_without() {
+    let engine = engine_with(&["a.rms", "b.rms", "c.rms"]);
+    let both = [("c.rms", rms(100), &[("rows", 128)][..]), ("b.rms", rms(100), &[("rows", 128)][..])];
+    let mut table = table(&[("rows", &[128])], &both);
     table.plans[0].ops[0].call = None;
-    let mismatches = engine.load_table(&table, "t").unwrap();
-    assert_eq!((mismatches.len(), mismatches[0].code()), (1, "NO_CALL"));
-    assert_eq!(serves(&engine, &rms(100)), "a.rms");
+    assert_eq!(engine.load_table(&table, "t").unwrap(), []);
+    assert_eq!(serves(&engine, &rms(100)), "b.rms");
+    let wider = CallSpec::new("rms_norm").tensor("input", DType::F32, &[100, 65]);
+    assert_eq!(serves(&engine, &wider), "c.rms", "of another width nothing more is said");
+}
+
+#[test]
+fn an_entry_without_a_call_must_make_sense() {
+    let engine = attention_engine();
+    register(&engine, "a.rms", "1.0", 90);
+    let wrong =
+        APPENDIX_E.replace("\"b.rms\"", "\"b.attention\"").replace("\"b.attention\" },", "\"gone.attention\" },");
+    let mismatches = engine.load_table(&DispatchTable::parse(&wrong).unwrap(), "t").unwrap();
+    let codes: Vec<&str> = mismatches.iter().map(|m| m.code()).collect();
+    assert_eq!(codes, ["KERNEL_GONE", "NOT_VALID"]);
+    let twice = APPENDIX_E.replace("\"norm.rms\"", "\"attention.causal\"");
+    let error = DispatchTable::parse(&twice).unwrap_err().to_string();
+    assert_eq!(error, "plans[0].ops[1]: the call is decided before, in plans[0].ops[0]");
 }
 
 #[test]

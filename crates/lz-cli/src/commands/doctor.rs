@@ -12,7 +12,7 @@ use crate::color::Style;
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::printer::Printer;
-use crate::session::Session;
+use crate::session::{Libraries, Session};
 use crate::surroundings::Surroundings;
 
 /// Show the machine, its backends and kernels, and what is wrong with them
@@ -34,7 +34,7 @@ struct Answer {
     backends: Vec<BackendReport>,
     operations: usize,
     kernels: usize,
-    /// Those that nothing rules out on the first device.
+    /// Those that nothing rules out on every device.
     kernels_ready: usize,
     selection: Vec<SelfCheck>,
     configuration: Configuration,
@@ -59,6 +59,8 @@ struct BackendReport {
     kernels: usize,
     /// Why it cannot be used; `null` when it can.
     unavailable: Option<String>,
+    /// Whether its library was imported, so that it is known to load.
+    imported: bool,
 }
 
 /// One call that was selected for.
@@ -71,8 +73,9 @@ struct SelfCheck {
 
 /// Examines and reports.
 pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
-    let (session, refused) = Session::open_anyway(&args.engine, at)?;
+    let (session, refused) = Session::open_anyway(&args.engine, Libraries::Found, at)?;
     let answer = examine(&session, &refused)?;
+    session.print_warnings(printer);
     if printer.wants_json() {
         printer.json(&answer)?;
     } else {
@@ -104,13 +107,13 @@ fn examine(session: &Session, refused: &[CliError]) -> Result<Answer, CliError> 
         problems.push("there is no device".into());
     }
     if ready == 0 {
-        problems.push(format!("none of the {} kernels is for device 0", kernels.len()));
+        problems.push(format!("none of the {} kernels can run here", kernels.len()));
     }
     problems.extend(selection.iter().filter(|s| s.kernel_id.is_none()).map(|s| format!("nothing serves {}", s.call)));
     Ok(Answer {
         version: env!("CARGO_PKG_VERSION"),
         usable: ready > 0 && !devices.is_empty(),
-        backends: backends(engine, &kernels),
+        backends: backends(session, &kernels),
         operations: Catalog::get().ops().len(),
         kernels: kernels.len(),
         kernels_ready: ready,
@@ -122,17 +125,18 @@ fn examine(session: &Session, refused: &[CliError]) -> Result<Answer, CliError> 
     })
 }
 
-fn backends(engine: &Engine, kernels: &[KernelInfo]) -> Vec<BackendReport> {
+fn backends(session: &Session, kernels: &[KernelInfo]) -> Vec<BackendReport> {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     kernels.iter().for_each(|k| *counts.entry(&k.backend).or_default() += 1);
     let report = |state: lz_select::BackendState| BackendReport {
         kernels: counts.get(state.descriptor.name.as_str()).copied().unwrap_or(0),
         platforms: state.descriptor.platforms.iter().map(|p| p.name()).collect(),
+        imported: state.unavailable.is_none() && !session.not_imported.contains(&state.descriptor.name),
         unavailable: state.unavailable.map(|reason| format!("[{}] {reason}", reason.code())),
         name: state.descriptor.name,
         version: state.descriptor.version,
     };
-    engine.backends().into_iter().map(report).collect()
+    session.engine.backends().into_iter().map(report).collect()
 }
 
 /// A call every model makes: the operation, and its tensors with their shapes.
@@ -168,13 +172,14 @@ fn print(answer: &Answer, printer: &mut Printer<'_>) -> Result<(), CliError> {
     }
     printer.heading("Backends")?;
     let row = |b: &BackendReport| {
-        let status = b.unavailable.clone().unwrap_or_else(|| "available".into());
+        let usable = if b.imported { "available" } else { "installed, not imported" };
+        let status = b.unavailable.clone().unwrap_or_else(|| usable.into());
         [b.name.clone(), b.version.clone(), b.platforms.join(", "), b.kernels.to_string(), status]
     };
     printer.table(["backend", "version", "platforms", "kernels", "status"], answer.backends.iter().map(row))?;
     printer.heading("Selection")?;
     let (ready, kernels) = (answer.kernels_ready, answer.kernels);
-    printer.line(format!("  {} operations, {kernels} kernels, {ready} of them for device 0", answer.operations))?;
+    printer.line(format!("  {} operations, {kernels} kernels, {ready} of them can run here", answer.operations))?;
     for check in &answer.selection {
         printer.line(format!("  {} -> {}", check.call, check.kernel_id.as_deref().unwrap_or("nothing")))?;
     }

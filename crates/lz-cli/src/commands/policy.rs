@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use layerzero::Engine;
+use layerzero::{Engine, WhyReport};
 use lz_select::{Effect, Finding, KernelIx, RuleTrace, Severity, Snapshot, analyse};
 use serde::Serialize;
 use serde_json::json;
@@ -109,6 +109,7 @@ struct Answer {
     chosen: Option<String>,
     overridden_by: Option<String>,
     rollout: Option<String>,
+    why: Option<WhyReport>,
 }
 
 #[derive(Serialize)]
@@ -146,6 +147,7 @@ fn explain(args: &ExplainArgs, at: &Surroundings, printer: &mut Printer<'_>) -> 
         chosen: report.chosen.clone(),
         overridden_by: report.overridden_by.clone(),
         rollout: report.rollout.clone(),
+        why: report.why.clone(),
     };
     if printer.wants_json() {
         printer.json(&answer)?;
@@ -187,11 +189,7 @@ fn print(answer: &Answer, printer: &mut Printer<'_>) -> Result<(), CliError> {
         print_rule(i + 1, rule, printer)?;
     }
     let chosen = answer.chosen.as_deref().unwrap_or("nothing: no kernel can serve this call");
-    let why = match (&answer.rollout, &answer.overridden_by) {
-        (Some(rollout), _) => format!(" (given by rollout '{rollout}')"),
-        (None, Some(rule)) => format!(" (put first by '{rule}')"),
-        (None, None) => String::new(),
-    };
+    let why = answer.why.as_ref().map_or_else(String::new, |why| format!(" ({})", why.message));
     printer.line(format!("  chosen  {chosen}{why}"))
 }
 

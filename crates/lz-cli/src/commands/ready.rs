@@ -6,7 +6,7 @@ use crate::args::EngineArgs;
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::printer::Printer;
-use crate::session::Session;
+use crate::session::{Libraries, Session};
 use crate::surroundings::Surroundings;
 
 /// Check that this machine and its configuration are fit for production
@@ -21,7 +21,7 @@ pub struct Args {
 
 /// Prints the checks.
 pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
-    let opened = Session::open_anyway(&args.engine, at).and_then(|(session, refused)| {
+    let opened = Session::open_anyway(&args.engine, Libraries::Imported, at).and_then(|(session, refused)| {
         // A document that was refused is a check that fails; one that cannot be read says nothing at all.
         let unreadable = |error: &CliError| matches!(error, CliError::Unreadable { .. });
         refused.into_iter().find(unreadable).map_or(Ok(session), Err)
@@ -36,6 +36,7 @@ pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<
     if args.engine.device.is_none() {
         session.engine.refresh_memory()?;
     }
+    session.engine.learn_if_there();
     let mut checks = session.engine.readiness().checks;
     for check in checks.iter_mut().filter(|check| check.name == "telemetry") {
         check.status = CheckStatus::Skipped;

@@ -48,7 +48,7 @@ pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<
         let what = format!("figures are drawn by Python, so '--png {}' cannot be done here", folder.display());
         return Err(CliError::argument(what, "run 'python -m layerzero report --png …', or leave --png out"));
     }
-    let session = Session::open(&EngineArgs::default(), at)?;
+    let session = Session::asking(&EngineArgs::default(), at)?;
     let path = database(args, &session, at)?;
     let records = read(&path)?;
     let mut input = gather(&session, records);

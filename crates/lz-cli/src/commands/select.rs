@@ -1,6 +1,6 @@
 //! `layerzero select`: the kernel that would serve a call.
 
-use layerzero::Selection;
+use layerzero::{Selection, WhyReport};
 use serde::Serialize;
 
 use crate::args::{CallArgs, EngineArgs, PolicyArgs};
@@ -28,6 +28,8 @@ struct Answer {
     device: String,
     #[serde(flatten)]
     selection: Selection,
+    /// Why that kernel.
+    why: Option<WhyReport>,
     /// Every kernel that would be tried, in order; the first is the selected one.
     chain: Vec<String>,
 }
@@ -40,6 +42,7 @@ pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<
     let answer = Answer {
         selection: session.engine.which(&call.op, &named)?,
         chain: session.engine.select(&call.op, &named)?,
+        why: session.engine.explain(&call.op, &named)?.why,
         device: session.engine.devices().into_iter().next().map_or_else(String::new, |d| d.name),
     };
     session.print_warnings(printer);
@@ -47,9 +50,12 @@ pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<
         printer.json(&answer)?;
         return Ok(Exit::Ok);
     }
-    let Answer { device, selection: Selection { op, kernel_id, version, score }, chain } = &answer;
+    let Answer { device, selection: Selection { op, kernel_id, version, .. }, why, chain } = &answer;
     printer.line(format!("{kernel_id} {version}"))?;
-    printer.line(format!("  serves  {op} on {device}, score {score:.1}"))?;
+    printer.line(format!("  serves  {op} on {device}"))?;
+    if let Some(why) = why {
+        printer.line(format!("  why     {}", why.message))?;
+    }
     if chain.len() > 1 {
         printer.line(format!("  then    {}", chain[1..].join(", ")))?;
     }

@@ -140,8 +140,7 @@ fn no_kernel_is_an_answer_with_every_reason() {
         .ended(1)
         .says("error[NO_KERNEL_FOUND]: no kernel available for 'attention.gqa.prefill'")
         .says("[POLICY_DENIED] denied by policy: deny flash_attn.*")
-        .says("[SM_TOO_OLD]")
-        .says("[PLATFORM_MISMATCH]");
+        .says("for other hardware");
     let error = &layerzero(&format!("{line} --json")).ended(1).json()["error"];
     assert_eq!(error["code"], "NO_KERNEL_FOUND");
     let capturing =

@@ -1,0 +1,99 @@
+"""Which libraries are installed, and in which version, without importing them: for questions that run no kernel."""
+
+from __future__ import annotations
+
+import json
+import re
+from difflib import get_close_matches
+
+from layerzero import _native
+from layerzero.backends import BACKENDS
+from layerzero.compat import builds, matrix
+
+#: A backend's name, its document, the versions its kernels may require, and why it cannot be used.
+Found = tuple[str, str, dict[str, str], tuple[str, str] | None]
+
+
+def found() -> list[Found] | None:
+    """Every backend that comes along, as it is installed here; ``None`` where a plugin is installed, which only tells its
+    kernels when it is imported."""
+    from importlib.metadata import entry_points
+
+    from layerzero.loading import GROUP
+
+    if tuple(entry_points(group=GROUP)):
+        return None
+    torch = builds.torch_build()
+    return [_found(name, torch) for name in BACKENDS]
+
+
+def _found(name: str, torch: builds.Build) -> Found:
+    document = matrix.document(name)
+    library = str(document.get("import_name", name))
+    versions = {"torch": torch.torch} if torch.torch else {}
+    version = torch.torch if library == "torch" else installed(library)
+    if version is None:
+        return name, json.dumps(document), versions, ("NOT_INSTALLED", library)
+    why = matrix.problem(name)
+    if library == "torch" and document["platform"] == "cuda" and torch.cuda is None:
+        why = f"torch {version} was built without CUDA"
+    if library != "torch" and document["platform"] == "cuda":
+        why = why or builds.mismatch(library)
+    text = _native.document(json.dumps(document), version)
+    return name, text, {**versions, name: version}, ("BACKEND_IMPORT_FAILED", why) if why else None
+
+
+def installed(library: str) -> str | None:
+    """The version of an installed library; ``None`` where its package, or the part of it that is used, is not there."""
+    place, part = builds.folder(library), library.partition(".")[2]
+    if place is None or part and not (place / part.replace(".", "/")).exists():
+        return None
+    distribution = builds.distribution(library)
+    return distribution.version if distribution else None
+
+
+def assumed(wanted: list[str]) -> list[Found]:
+    """Every backend that comes along, as if its library were installed, for a device that is described.
+
+    ``wanted`` names the libraries to assume, as ``flash_attn`` or ``flash_attn=2.8.1``; when empty, all of them, in the
+    newest version a document of theirs names. torch is always assumed. Raises ``ValueError`` for a library that is not
+    known.
+    """
+    documents = {name: matrix.document(name) for name in BACKENDS}
+    given = dict(_given(entry) for entry in wanted)
+    libraries = {name: str(document.get("import_name", name)) for name, document in documents.items()}
+    called = {alias: library for name, library in libraries.items() for alias in _names(name, library)}
+    for entry in given:
+        if entry not in called:
+            near = get_close_matches(entry, called, 1)
+            raise ValueError(f"no library is called '{entry}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+    asked = {called[entry]: version for entry, version in given.items()}
+    everything: list[Found] = []
+    for name, document in documents.items():
+        library = libraries[name]
+        if asked and library not in asked and library != "torch":
+            everything.append((name, json.dumps(document), {}, ("NOT_INSTALLED", library)))
+            continue
+        named = [documents[other] for other in BACKENDS if libraries[other] == library]
+        # What torch brings along has a version of its own; its kernels go by torch's.
+        newest = (
+            documents["torch"] if library == "torch" else max(named, key=lambda one: _order(one["backend_version"]))
+        )
+        version = asked.get(library) or str(newest["backend_version"])
+        versions = {name: version} | ({"torch": version} if library == "torch" else {})
+        everything.append((name, _native.document(json.dumps(document), version), versions, None))
+    return everything
+
+
+def _given(entry: str) -> tuple[str, str | None]:
+    library, _, version = entry.partition("=")
+    return library.strip(), version.strip() or None
+
+
+def _names(name: str, library: str) -> tuple[str, ...]:
+    """What a library may be called: as a backend of it, as it is imported, as it is installed."""
+    return name, library, builds.DISTRIBUTIONS.get(library, library)
+
+
+def _order(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
