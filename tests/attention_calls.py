@@ -222,7 +222,9 @@ def dense_calls(seed: int, count: int, **fixed: Sequence[Any]) -> Iterator[Dense
         )
         if one.cross:
             one = replace(one, causal=False, window_left=-1, window_right=-1)
-        yield replace(one, seq_k=one.seq_q) if draw.random() < 0.4 else one
+        one = replace(one, seq_k=one.seq_q) if draw.random() < 0.4 else one
+        # A causal call has at least as many keys as queries.
+        yield replace(one, causal=one.causal and one.seq_q <= one.seq_k)
 
 
 @dataclass(frozen=True)

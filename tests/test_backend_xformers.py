@@ -78,8 +78,6 @@ def kernel(name: str) -> Any:
         (replace(PLAIN, causal=False, mask="bool", seq_k=33), "h100", (), CUTLASS, "[CONSTRAINT_FAILED] not attn_mask"),
         (replace(PLAIN, causal=False, mask="bool"), "h100", ("--requires-grad",), f"{CUTLASS}.train", "[ATTN_MASK_UN"),
         # Positions.
-        (replace(PLAIN, seq_k=64), "h100", (), CUTLASS, "[CONSTRAINT_FAILED] not causal or seq_q <= seq_k"),
-        (replace(PLAIN, seq_k=64), "h100", (), FLASH, None),
         (replace(PLAIN, window_left=5), "h100", ("--requires-grad",), f"{CUTLASS}.train", "[PARAM_UNSUPPORTED]"),
         (replace(PLAIN, window_left=5), "h100", ("--requires-grad",), f"{FLASH}.train", None),
         (replace(PLAIN, softcap=5.0), "h100", (), FLASH, "[PARAM_UNSUPPORTED] softcap"),

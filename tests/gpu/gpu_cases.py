@@ -135,7 +135,7 @@ def attention(draw: Draw) -> Call:
         "scale": draw.one(SCALES),
     }
     if not cross:
-        kwargs["causal"] = draw.one((True, True, False))
+        kwargs["causal"] = seq_q <= seq_k and draw.one((True, True, False))
         if draw.random.random() < 0.3:
             left, right = draw.one((-1, 0, 3, 64, 300)), draw.one((-1, -1, 0, 2, 40))
             kwargs["window"] = (left, right)

@@ -61,7 +61,7 @@ fn is_in_use() -> bool {
 fn imported(py: Python<'_>, engine: &Engine) -> Vec<String> {
     // A configuration that is refused is for the command to report.
     let _ = registry::ensure_loaded(py);
-    let _ = engine.adopt(own());
+    let _ = py.detach(|| engine.adopt(own()));
     Vec::new()
 }
 
