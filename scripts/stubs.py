@@ -172,6 +172,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
         "versions: dict[str, str]",
         "adapters: Sequence[_Adapter]",
         "unavailable: tuple[str, str] | None = None",
+        "lacks: Sequence[str] = ...",
         "None",
     ),
     "register": ("document: str", "kernel: _Adapter", "None"),

@@ -10,10 +10,20 @@ if TYPE_CHECKING:
     from layerzero.inspection import Reason
 
 
+#: Control characters, but for new lines and tabs, as the text that shows them.
+_SHOWN = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def visible(text: str) -> str:
+    """The text with its control characters shown: names and values of others must not steer a terminal."""
+    return text.translate(_SHOWN)
+
+
 class LayerZeroError(Exception):
     """The base of all of them."""
 
     def __init__(self, message: str, *, code: str = "ERROR", hint: str = "") -> None:
+        message, hint = visible(message), visible(hint)
         super().__init__(message)
         self.message = message
         self.code = code
@@ -121,6 +131,7 @@ def hold(texts: dict[str, None] | None) -> None:
 
 def warn(text: str) -> None:
     """Gives a warning at the line of the call that caused it."""
+    text = visible(text)
     if _held.texts is not None:
         _held.texts[text] = None
         return

@@ -6,7 +6,7 @@ import importlib
 import json
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,13 +157,14 @@ def import_backend(name: str, document: str) -> None:
     try:
         adapter = importlib.import_module(f"layerzero.backends.{name}.adapter")
         version = adapter.detect()
+        lacks = adapter.lacks() if hasattr(adapter, "lacks") else ()
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         library = json.loads(document).get("import_name", name)
         _native.load_backend(name, document, {}, [], _why_not(library, error))
         return
-    register_backend(document, adapter.KERNELS, version=version)
+    register_backend(document, adapter.KERNELS, version=version, lacks=lacks)
 
 
 def _why_not(library: str, error: BaseException) -> tuple[str, str]:
@@ -247,11 +248,14 @@ def register_backend(
     kernels: Mapping[str, Callable[..., Any]],
     *,
     version: str | None = None,
+    lacks: Iterable[str] = (),
 ) -> None:
     """Registers a backend: its capabilities document (JSON or YAML text, a path, or data) and a function per kernel.
 
     A function takes the operation's arguments by their schema names, in any order, and only those it uses. ``version``,
-    when given, replaces the document's ``backend_version``: the version that was found.
+    when given, replaces the document's ``backend_version``: the version that was found. ``lacks`` names instruction sets
+    that the library does not use in this process although the CPU may have them (it was told not to, or cannot): kernels
+    that need one of them are not chosen.
     """
     if isinstance(capabilities, Mapping):
         text = json.dumps(capabilities)
@@ -266,4 +270,4 @@ def register_backend(
     if (torch := sys.modules.get("torch")) is not None:
         versions["torch"] = torch.__version__
     adapters = [(kernel, function, parameters(function)) for kernel, function in kernels.items()]
-    _native.load_backend(name, text, versions, adapters)
+    _native.load_backend(name, text, versions, adapters, lacks=sorted(lacks))

@@ -51,9 +51,9 @@ impl Engine {
     pub fn register_as(&self, descriptor: KernelDescriptor, executable: Executable) -> Result<(), Error> {
         self.change(|draft| {
             let name = descriptor.backend.clone();
-            draft.spec.backends.entry(name.clone()).or_insert_with(|| BackendState {
-                descriptor: BackendDescriptor::native(name, descriptor.version.clone(), descriptor.platforms.clone()),
-                unavailable: None,
+            draft.spec.backends.entry(name.clone()).or_insert_with(|| {
+                let (version, platforms) = (descriptor.version.clone(), descriptor.platforms.clone());
+                BackendState::available(BackendDescriptor::native(name, version, platforms))
             });
             let key = (descriptor.id.clone(), descriptor.version.clone());
             draft.executables.entry(key).or_insert(executable);
@@ -162,7 +162,7 @@ impl Engine {
                     let mut descriptor = BackendDescriptor::native(name, "unknown", Vec::new());
                     descriptor.origin = PluginOrigin::EntryPoint;
                     draft.spec.kernels.retain(|kernel| kernel.backend != name);
-                    draft.spec.backends.insert(name.to_owned(), BackendState { descriptor, unavailable: Some(reason) });
+                    draft.spec.backends.insert(name.to_owned(), BackendState::unavailable(descriptor, reason));
                 })?;
                 Err(Error::Capabilities { backend: name.to_owned(), error })
             }

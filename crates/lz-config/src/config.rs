@@ -169,6 +169,7 @@ impl Config {
             allow_adaptation: settings.allow_adaptation,
             deterministic: settings.deterministic,
             allow_jit: settings.allow_jit,
+            max_cpu_isa: settings.max_cpu_isa,
             memory_headroom_bytes: i64::try_from(settings.memory_headroom_mb << 20).unwrap_or(i64::MAX),
             graph_strict: settings.graph_strict_mode,
             fallback_enabled: settings.fallback_enabled,

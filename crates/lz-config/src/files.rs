@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::file;
+use crate::node::Data;
 use crate::origin::{Origin, Position, Source};
 use crate::problem::{Problem, ProblemKind};
 use crate::read::{Include, Layer, Reader};
@@ -75,6 +76,12 @@ impl Files {
                 return self.problems.push(Problem { at, key, value, kind });
             }
         };
+        if matches!(source, Source::Included(_))
+            && let Some(why) = not_ours(&text)
+        {
+            let value = Some(path.display().to_string());
+            return self.problems.push(Problem { at, key, value, kind: ProblemKind::NotOurs { why } });
+        }
         self.chain.push(identity);
         let layer = Layer { project: self.project.clone(), ..self.layer(&source, &text) };
         let includes = layer.includes.clone();
@@ -99,5 +106,21 @@ impl Files {
     fn shown_chain(&self, from: usize, last: &Path) -> Vec<String> {
         let shown = |path: &Path| path.display().to_string();
         self.chain[from..].iter().map(|p| shown(p)).chain([shown(last)]).collect()
+    }
+}
+
+/// How it is seen that a text is no configuration: it is not YAML, no map, or has none of our keys. In words that quote
+/// nothing of it.
+fn not_ours(text: &str) -> Option<String> {
+    let (root, flaws) = yaml::parse(text);
+    let Some(root) = root else {
+        let at = flaws.last().map(|flaw| flaw.at).unwrap_or_default();
+        return Some(format!("it is not YAML: line {}, column {}", at.line, at.column));
+    };
+    match &root.data {
+        Data::Null => None,
+        Data::Map(entries) if entries.is_empty() || entries.iter().any(|entry| Layer::knows(&entry.key)) => None,
+        Data::Map(_) => Some("it has none of the keys of one".into()),
+        _ => Some("it is no map".into()),
     }
 }

@@ -40,6 +40,12 @@ pub enum ProblemKind {
         /// What the reader says.
         message: String,
     },
+    /// A file that was included and is no configuration. It may be anybody's, so nothing of it is quoted.
+    #[error("is no LayerZero configuration ({why}); its content is not shown")]
+    NotOurs {
+        /// How that is seen.
+        why: String,
+    },
     /// It nests too deep.
     #[error("nests more than {limit} levels deep")]
     TooDeep {

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use lz_model::CpuIsa;
+
 use crate::declare::{Declared, Kind, Setting, Variable, settings};
 use crate::value::Value;
 
@@ -33,6 +35,10 @@ settings! {
         graph_strict_mode: bool = false;
         /// Where backends run.
         backend_isolation: Isolation = Isolation::InProcess;
+        /// The most the processor is taken to have: kernels for instruction sets beyond it are not chosen. For fleets whose
+        /// machines must all decide alike. It does not change what libraries do inside: `ONEDNN_MAX_CPU_ISA` and
+        /// `ATEN_CPU_CAPABILITY` are oneDNN's and torch's own limits, and are respected.
+        max_cpu_isa: CpuIsa = CpuIsa::Native;
         /// Device memory that must stay free, in MiB.
         memory_headroom_mb: u64 = 1024, in (0, 1 << 30);
         /// Look for NaN in results that the reference does not have.
@@ -223,6 +229,30 @@ macro_rules! declared_layouts {
 declared_layouts! {
     DenseLayout: Bshd "BSHD", Bhsd "BHSD";
     CacheLayout: Nhd "NHD", Hnd "HND";
+}
+
+const LEVELS: [&str; CpuIsa::LEVELS.len()] = {
+    let mut names = [""; CpuIsa::LEVELS.len()];
+    let mut index = 0;
+    while index < names.len() {
+        names[index] = CpuIsa::LEVELS[index].0;
+        index += 1;
+    }
+    names
+};
+
+impl Declared for CpuIsa {
+    const KIND: Kind = Kind::Choice(&LEVELS);
+    fn to_value(&self) -> Value {
+        Value::from(LEVELS[*self as usize])
+    }
+    fn receive(&mut self, value: &Value) {
+        if let Value::Str(word) = value
+            && let Some((_, level)) = CpuIsa::LEVELS.iter().find(|(name, _)| name == word)
+        {
+            *self = *level;
+        }
+    }
 }
 
 /// A key of a file that holds more than one value; layers add to it.

@@ -186,8 +186,10 @@ impl<'o, 'a> Binder<'o, 'a> {
 
     /// The layout the call says, or the default in force; strides only check the latter.
     fn find_layout(&self, rules: &BindRules) -> Result<Option<LayoutVerdict>, CallError> {
-        if let Some(layout) = self.explicit_layout {
-            let known: Vec<&str> = self.named_layouts();
+        let fixed = self.op.schema().fixed_layout;
+        if let Some(layout) = self.explicit_layout.filter(|layout| fixed != Some(*layout)) {
+            let mut known: Vec<&str> = self.named_layouts();
+            known.extend(fixed.map(Layout::name));
             if !known.contains(&layout.name()) {
                 let known = if known.is_empty() { "none".into() } else { known.join(", ") };
                 return Err(CallError::WrongLayout { op: self.op.id(), layout, known });

@@ -38,6 +38,7 @@ mod device;
 mod dtype;
 mod function;
 mod generation;
+mod isa;
 mod kernel;
 mod layout;
 mod meaning;
@@ -65,6 +66,7 @@ pub use device::{CpuCaches, DeviceFileError, DeviceSpec, LaunchLimits, Platform,
 pub use dtype::{DType, DTypeSet, UnknownDType};
 pub use function::{Argument, ArgumentKind, Function, Signature, Special};
 pub use generation::{GenerationRow, GenerationTable};
+pub use isa::CpuIsa;
 pub use kernel::{
     BackendDescriptor, DimRule, GridRule, InputRule, KernelDescriptor, ParamRule, PluginOrigin, QuantRule, Scalar,
     TokenizerRule, TpRule,

@@ -207,6 +207,13 @@ impl Param {
         self
     }
 
+    /// The same parameter where it changes no result: it may be given, and no kernel need know it.
+    pub const fn without_effect(mut self) -> Param {
+        self.universal = true;
+        self.promise = true;
+        self
+    }
+
     /// The same parameter with another default.
     pub const fn default(mut self, default: ParamDefault) -> Param {
         self.default = default;

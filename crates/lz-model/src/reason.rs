@@ -27,7 +27,7 @@ pub enum Reason {
     #[error("requires tensor cores of generation {required}, have {found}")]
     TensorCoreGenUnsupported { required: u32, found: u32 },
     /// An instruction set is missing.
-    #[error("requires the instruction set {required}, which this device lacks")]
+    #[error("requires the instruction set {required}, which is not available")]
     InstructionSetMismatch { required: String },
     /// Another capability of the device is missing.
     #[error("requires a device with {required}")]

@@ -432,6 +432,8 @@ pub struct OpSchema {
     pub checks: &'static [Check],
     /// Which named layout applies.
     pub layout: LayoutRule,
+    /// The layout the tensors always have, for an operation that has no choice of layouts: a caller may name it.
+    pub fixed_layout: Option<Layout>,
     /// How right a kernel must be.
     pub tolerances: Tolerances,
     /// Floating-point operations, as an expression over the dimensions.
@@ -457,6 +459,7 @@ pub const BLANK: OpSchema = OpSchema {
     when: "",
     checks: &[],
     layout: LayoutRule::None,
+    fixed_layout: None,
     tolerances: Tolerances::Numeric,
     flops: "0",
     flops_when: &[],

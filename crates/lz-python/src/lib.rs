@@ -49,7 +49,7 @@ use pyo3::prelude::*;
 
 /// Runs the command line and gives its exit code. The first argument is the program's name.
 #[pyfunction]
-fn cli(py: Python<'_>, args: Vec<String>) -> i32 {
+fn cli(py: Python<'_>, args: Vec<std::ffi::OsString>) -> i32 {
     lz_cli::session::add_to_engines(libraries::add);
     lz_cli::measuring::measure_with(|| match Python::attach(tuning::PyBench::new) {
         Ok(bench) => Ok(Box::new(bench)),

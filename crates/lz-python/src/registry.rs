@@ -68,9 +68,9 @@ type Adapter = (String, Py<PyAny>, Vec<String>);
 
 /// Loads a backend's capabilities document with the versions found; its kernels run by the given functions. A backend
 /// that cannot be used is loaded with why (`("NOT_INSTALLED", library)` or `("BACKEND_IMPORT_FAILED", one line)`), so
-/// that its kernels can be listed and explained.
+/// that its kernels can be listed and explained. `lacks` are instruction sets the library does not use in this process.
 #[pyfunction]
-#[pyo3(signature = (name, document, versions, adapters, unavailable=None))]
+#[pyo3(signature = (name, document, versions, adapters, unavailable=None, lacks=Vec::new()))]
 pub fn load_backend(
     py: Python<'_>,
     name: &str,
@@ -78,6 +78,7 @@ pub fn load_backend(
     versions: BTreeMap<String, String>,
     adapters: Vec<Adapter>,
     unavailable: Option<(String, String)>,
+    lacks: Vec<String>,
 ) -> PyResult<()> {
     let engine = engine();
     let raise = |e: layerzero::Error| error::engine(py, &e);
@@ -105,6 +106,7 @@ pub fn load_backend(
             spec.versions.extend(versions);
             if let Some(state) = spec.backends.get_mut(&backend) {
                 state.unavailable = reason;
+                state.lacks = lacks;
             }
         })
         .map_err(raise)?;
@@ -213,7 +215,7 @@ pub fn disable(py: Python<'_>, name: &str, why: &str) -> PyResult<()> {
         descriptor.origin = PluginOrigin::EntryPoint;
         let reason = Reason::BackendImportFailed { library: name.to_owned(), error: why.to_owned() };
         spec.kernels.retain(|kernel| kernel.backend != name);
-        let state = layerzero::selection::BackendState { descriptor, unavailable: Some(reason) };
+        let state = layerzero::selection::BackendState::unavailable(descriptor, reason);
         spec.backends.insert(name.to_owned(), state);
     });
     changed.map_err(|e| error::engine(py, &e))

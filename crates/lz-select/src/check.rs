@@ -10,10 +10,12 @@ use crate::constraint::{Compiled, Grid, InputCheck, InputRole, ParamCheck, casta
 use crate::decision::Transforms;
 use crate::snapshot::{MemoryState, Settings};
 
-/// What does not depend on the call: the device and the installed versions.
+/// What does not depend on the call: the device and the installed versions. An instruction set of the device counts
+/// where it is `usable`: nobody forbade it, and the library uses it.
 pub(crate) fn device_reasons(
     kernel: &KernelDescriptor,
     device: &DeviceSpec,
+    usable: impl Fn(&str) -> bool,
     version_of: impl Fn(&str) -> Option<String>,
 ) -> Vec<Reason> {
     let mut reasons = Vec::new();
@@ -40,7 +42,7 @@ pub(crate) fn device_reasons(
     if let Some(required) = kernel.min_tensor_core_generation.filter(|&min| tensor_cores < min) {
         reasons.push(Reason::TensorCoreGenUnsupported { required, found: tensor_cores });
     }
-    for required in kernel.instruction_sets.iter().filter(|f| !device.supports(f)) {
+    for required in kernel.instruction_sets.iter().filter(|f| !device.supports(f) || !usable(f)) {
         reasons.push(Reason::InstructionSetMismatch { required: required.clone() });
     }
     for required in kernel.device_features.iter().filter(|f| !device.supports(f)) {

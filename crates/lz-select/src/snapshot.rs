@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use lz_model::{
-    BackendDescriptor, BindRules, Catalog, DefaultLayouts, DeviceIx, DeviceSpec, Facts, KernelDescriptor, Op, OpIx,
-    Query, Reason, version,
+    BackendDescriptor, BindRules, Catalog, CpuIsa, DefaultLayouts, DeviceIx, DeviceSpec, Facts, KernelDescriptor, Op,
+    OpIx, Query, Reason, version,
 };
 
 use crate::cell::Cells;
@@ -32,6 +32,8 @@ pub struct Settings {
     pub deterministic: bool,
     /// Allow kernels that would have to be compiled first.
     pub allow_jit: bool,
+    /// The most a processor is taken to have.
+    pub max_cpu_isa: CpuIsa,
     /// Memory that must stay free, in bytes.
     pub memory_headroom_bytes: i64,
     /// Under CUDA graph capture only kernels that were captured and replayed here before.
@@ -50,6 +52,7 @@ impl Default for Settings {
             allow_adaptation: true,
             deterministic: false,
             allow_jit: true,
+            max_cpu_isa: CpuIsa::Native,
             memory_headroom_bytes: 1024 << 20,
             graph_strict: false,
             fallback_enabled: true,
@@ -92,6 +95,20 @@ pub struct BackendState {
     pub descriptor: BackendDescriptor,
     /// Why it cannot be used, if it cannot.
     pub unavailable: Option<Reason>,
+    /// Instruction sets of the device that the library does not use here: it was told not to, or cannot.
+    pub lacks: Vec<String>,
+}
+
+impl BackendState {
+    /// A backend that can be used.
+    pub fn available(descriptor: BackendDescriptor) -> BackendState {
+        BackendState { descriptor, unavailable: None, lacks: Vec::new() }
+    }
+
+    /// A backend that cannot be used, and why.
+    pub fn unavailable(descriptor: BackendDescriptor, reason: Reason) -> BackendState {
+        BackendState { descriptor, unavailable: Some(reason), lacks: Vec::new() }
+    }
 }
 
 /// What is known of a kernel's recent behaviour.
@@ -218,7 +235,7 @@ pub struct Snapshot {
 impl SnapshotSpec {
     /// Registers a backend as available.
     pub fn backend(&mut self, descriptor: BackendDescriptor) {
-        self.backends.insert(descriptor.name.clone(), BackendState { descriptor, unavailable: None });
+        self.backends.insert(descriptor.name.clone(), BackendState::available(descriptor));
     }
 
     /// Checks and compiles everything. All problems are reported, not only the first.
@@ -282,11 +299,12 @@ impl SnapshotSpec {
         let health =
             self.health.get(&versioned).or_else(|| self.health.get(&descriptor.id)).cloned().unwrap_or_default();
         let quarantined = health.quarantined.clone().map(|error| Reason::BackendError { error });
+        let usable = |set: &str| self.settings.max_cpu_isa.allows(set) && !backend.lacks.iter().any(|l| l == set);
         let standing_reasons = self
             .devices
             .iter()
             .map(|device| {
-                let mut reasons = device_reasons(&descriptor, device, |name| self.versions.get(name).cloned());
+                let mut reasons = device_reasons(&descriptor, device, usable, |name| self.versions.get(name).cloned());
                 reasons.extend(unavailable.clone());
                 reasons.extend(quarantined.clone());
                 reasons

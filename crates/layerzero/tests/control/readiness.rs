@@ -82,7 +82,7 @@ fn capabilities() {
         w.engine
             .update(|spec| {
                 let descriptor = BackendDescriptor::native("lib", "1", vec![platform]);
-                spec.backends.insert("lib".into(), BackendState { descriptor, unavailable: Some(reason) });
+                spec.backends.insert("lib".into(), BackendState::unavailable(descriptor, reason));
             })
             .unwrap();
     };

@@ -119,6 +119,12 @@ impl Layer {
         layer
     }
 
+    /// Whether a file may have this key at its top.
+    pub fn knows(key: &str) -> bool {
+        let named = SECTIONS.iter().any(|s| s.key == key) || GROUPS.iter().any(|(name, _)| *name == key);
+        named || SETTINGS.iter().any(|s| s.key == key)
+    }
+
     fn read_setting(&mut self, entry: &Entry, path: &str, reader: &mut Reader<'_>) {
         let key = join(path, &entry.key);
         if let Some(setting) = SETTINGS.iter().find(|s| s.key == key) {

@@ -60,15 +60,16 @@ lz.scaled_dot_product_attention, where query i attends to the keys up to i",
 pub const WINDOWS_VALID: Check = Check {
     holds: "window_left >= -1 and window_right >= -1",
     code: CheckCode::Constraint,
-    message: "a window is smaller than -1",
-    hint: "use -1 for no window, 0 for only the aligned key",
+    message: "a side of 'window' is smaller than -1",
+    hint: "pass window=(left, right) with -1 for no bound on a side, 0 for only the aligned key",
 };
-/// Softcap is not negative.
+/// Softcap is not negative, and small enough that float32 scores divided by it keep their digits: scores below
+/// 1e30 times the least normal number (1.2e-38) may be lost, which is 1.2e-8 and below a weight's own rounding.
 pub const SOFTCAP_VALID: Check = Check {
-    holds: "softcap >= 0.0 and softcap < 1e30",
+    holds: "softcap >= 0.0 and softcap <= 1e30",
     code: CheckCode::Constraint,
-    message: "softcap is negative or infinite",
-    hint: "use 0 to turn it off, or a positive cap",
+    message: "softcap is negative or above 1e30",
+    hint: "use 0 to turn it off, or a positive cap up to 1e30",
 };
 const DROPOUT_VALID: Check = Check {
     holds: "dropout_p >= 0.0 and dropout_p < 1.0",

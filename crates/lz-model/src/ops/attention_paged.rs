@@ -1,6 +1,8 @@
 //! Attention over a paged key/value cache.
 
-use super::attention::{CAUSAL, HEADS_DIVIDE, HEADS_EQUAL, SCALE, SOFTCAP, SOFTCAP_VALID, WINDOW_LEFT};
+use super::attention::{
+    CAUSAL, HEADS_DIVIDE, HEADS_EQUAL, SCALE, SOFTCAP, SOFTCAP_VALID, WINDOW_LEFT, WINDOW_RIGHT, WINDOWS_VALID,
+};
 use crate::dtype::DTypeSet;
 use crate::param::Param;
 use crate::schema::*;
@@ -42,10 +44,15 @@ const SHARED_PREFIX: Param = Param::promise(
 result depends",
 );
 
+// The one query of a sequence is its last position, and no key comes after it.
+const DECODE_CAUSAL: Param = CAUSAL.without_effect();
+const DECODE_WINDOW_RIGHT: Param = WINDOW_RIGHT.without_effect();
+
 const DECODE: OpSchema = OpSchema {
     family: Family::Attention,
     semantics: "sequence b's keys are the first context_lens[b] slots of the pages block_tables[b, 0..]; its one query \
-attends to all of them (within the window). A context length of 0 gives zeros. Page indices beyond the context are not read. \
+attends to all of them (within the window); no key comes after it, so causal and the right side of the window change \
+nothing. A context length of 0 gives zeros. Page indices beyond the context are not read. \
 shared_prefix promises that no context is shorter than that, and that the first shared_prefix // block_size columns of \
 block_tables are the same in all rows; a kernel that relies on it refuses a call that breaks it.",
     dims: &[BATCH, MAX_BLOCKS, NUM_BLOCKS, MAX_CONTEXT, BLOCK_SIZE, HEADS, KV_HEADS, HEAD_DIM, SHARED],
@@ -56,7 +63,7 @@ block_tables are the same in all rows; a kernel that relies on it refuses a call
         BLOCK_TABLES,
         CONTEXT_LENS,
     ],
-    params: &[SCALE, WINDOW_LEFT, SOFTCAP, SHARED_PREFIX],
+    params: &[SCALE, WINDOW_LEFT, SOFTCAP, SHARED_PREFIX, DECODE_CAUSAL, DECODE_WINDOW_RIGHT],
     outputs: &[Output::like("output", "like:query", "query")],
     layout: LayoutRule::Cache,
     flops: "4 * batch * heads * seq_k * head_dim",
@@ -79,18 +86,11 @@ in decoding.",
         CONTEXT_LENS,
         Input::new("cu_seqlens_q", "batch+1", DTypeSet::INDICES).also(&["qo_indptr"]),
     ],
-    params: &[CAUSAL, SCALE, WINDOW_LEFT, SOFTCAP, SHARED_PREFIX],
+    params: &[CAUSAL, SCALE, WINDOW_LEFT, SOFTCAP, SHARED_PREFIX, WINDOW_RIGHT],
     flops: "4 * seq_q * heads * seq_k * head_dim",
     bytes: "(2 * (batch * seq_k - max(batch - 1, 0) * min(shared_prefix, seq_k)) * kv_heads + 2 * seq_q * heads) \
 * head_dim * dtype_bits / 8",
     ..DECODE
-};
-
-const WINDOW_VALID: Check = Check {
-    holds: "window_left >= -1",
-    code: CheckCode::Constraint,
-    message: "window_left is smaller than -1",
-    hint: "use -1 for no window",
 };
 
 const SHARED_FITS: Check = Check {
@@ -100,8 +100,8 @@ const SHARED_FITS: Check = Check {
     hint: "shared_prefix is a number of tokens, at most max_blocks * block_size; 0 where nothing is shared",
 };
 
-const STANDARD: &[Check] = &[HEADS_EQUAL, WINDOW_VALID, SOFTCAP_VALID, SHARED_FITS];
-const GQA: &[Check] = &[HEADS_DIVIDE, WINDOW_VALID, SOFTCAP_VALID, SHARED_FITS];
+const STANDARD: &[Check] = &[HEADS_EQUAL, WINDOWS_VALID, SOFTCAP_VALID, SHARED_FITS];
+const GQA: &[Check] = &[HEADS_DIVIDE, WINDOWS_VALID, SOFTCAP_VALID, SHARED_FITS];
 
 /// Decode, one key/value head per query head.
 pub static STANDARD_DECODE_PAGED: OpSchema = OpSchema {

@@ -43,6 +43,7 @@ indices[indptr[i] .. indptr[i+1]], and to nothing else; a row with no block give
         SCALE,
     ],
     outputs: &[Output::like("output", "like:query", "query")],
+    fixed_layout: Some(Layout::Nhd),
     checks: &[
         HEADS_DIVIDE,
         Check {

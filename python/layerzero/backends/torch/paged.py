@@ -155,13 +155,14 @@ def prefill_flash(
     causal: bool,
     scale: float | None,
     window_left: int,
+    window_right: int,
     layout: str,
 ) -> Tensor:
     """Packed queries: gathers each sequence's pages, then torch's flash attention."""
     contexts = _Contexts(query, key_cache, value_cache, block_tables, context_lens, layout == "HND")
     output = torch.zeros_like(query, memory_format=torch.contiguous_format)
     for rows, queries, key, value in _segments(query, cu_seqlens_q, contexts, window_left):
-        attended = attend_flash(queries, key, value, causal, scale, (window_left, -1))
+        attended = attend_flash(queries, key, value, causal, scale, (window_left, window_right))
         output[rows] = attended[0].transpose(0, 1)
     return output
 
@@ -176,6 +177,7 @@ def prefill_unfused(
     causal: bool,
     scale: float | None,
     window_left: int,
+    window_right: int,
     softcap: float,
     layout: str,
 ) -> Tensor:
@@ -183,7 +185,7 @@ def prefill_unfused(
     contexts = _Contexts(query, key_cache, value_cache, block_tables, context_lens, layout == "HND")
     output = torch.zeros_like(query, memory_format=torch.contiguous_format)
     for rows, queries, key, value in _segments(query, cu_seqlens_q, contexts, window_left):
-        allowed = reachable(queries, key, causal, (window_left, -1))
+        allowed = reachable(queries, key, causal, (window_left, window_right))
         attended = attend(queries, key, value, scale, allowed, softcap=softcap)
         output[rows] = attended[0].transpose(0, 1)
     return output

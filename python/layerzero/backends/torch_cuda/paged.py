@@ -202,6 +202,7 @@ def prefill_unfused(
     causal: bool,
     scale: float | None,
     window_left: int,
+    window_right: int,
     softcap: float,
     layout: str,
 ) -> Tensor:
@@ -220,6 +221,8 @@ def prefill_unfused(
             reached &= contexts.positions <= position
         if window_left >= 0:
             reached &= contexts.positions >= position - window_left
+        if window_right >= 0:
+            reached &= contexts.positions <= position + window_right
         keys, values = key[sequence].transpose(0, 1)[None], value[sequence].transpose(0, 1)[None]
         attended = attend(queries, keys, values, scale, reached, softcap=softcap)[0].transpose(0, 1)
         output = torch.where(own[:, :, None], attended, output)
