@@ -42,7 +42,6 @@ use clap::Parser;
 use crate::args::{Cli, ColorChoice};
 use crate::color::Paint;
 use crate::error::CliError;
-use crate::escape::Escaped;
 use crate::exit::Exit;
 use crate::printer::Printer;
 use crate::surroundings::Surroundings;
@@ -90,9 +89,7 @@ where
         // What was parsed before the mistake is not known, so the flag is looked for as it is written.
         Err(_) => (args.iter().any(|a| a == "--json"), ColorChoice::Auto),
     };
-    let (paint_out, paint_err) = (Paint::new(color, terminals.out), Paint::new(color, terminals.err));
-    let (out, err) = (&mut Escaped::new(out, paint_out.is_on()), &mut Escaped::new(err, paint_err.is_on()));
-    let mut printer = Printer::new(out, err, json, paint_out, paint_err);
+    let mut printer = Printer::new(out, err, json, Paint::new(color, terminals.out), Paint::new(color, terminals.err));
     printer.set_watched(terminals.err);
     let answered = match parsed {
         Ok(cli) => {

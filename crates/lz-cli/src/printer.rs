@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::color::{Paint, Style};
 use crate::error::CliError;
+use crate::escape::visible;
 use crate::exit::Exit;
 
 /// The version every JSON document carries.
@@ -59,6 +60,7 @@ impl<'w> Printer<'w> {
     /// Shows how far it is, in one line that is written over and over.
     pub fn progress(&mut self, text: &str) {
         if self.watched {
+            let text = visible(text, false);
             let width = text.chars().count();
             let blank = " ".repeat(self.shown.saturating_sub(width));
             let _ = write!(self.err, "\r{text}{blank}").and_then(|()| self.err.flush());
@@ -90,7 +92,7 @@ impl<'w> Printer<'w> {
 
     /// Prints a line.
     pub fn line(&mut self, text: impl AsRef<str>) -> Result<(), CliError> {
-        Ok(writeln!(self.out, "{}", text.as_ref())?)
+        Ok(writeln!(self.out, "{}", visible(text.as_ref(), self.paint.is_on()))?)
     }
 
     /// Prints a heading, after an empty line.
@@ -167,7 +169,7 @@ impl<'w> Printer<'w> {
 
     /// Prints beside the answer. When that fails there is nowhere left to say so.
     fn beside(&mut self, text: &str) {
-        let _ = writeln!(self.err, "{text}");
+        let _ = writeln!(self.err, "{}", visible(text, self.err_paint.is_on()));
     }
 
     /// Writes out what is buffered.
