@@ -139,6 +139,7 @@ def hold(texts: dict[str, None] | None) -> None:
 
 def warn(text: str) -> None:
     """Gives a warning at the line of the call that caused it."""
+    text = visible(text)
     if _held.texts is not None:
         _held.texts[text] = None
         return
