@@ -6,7 +6,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::connect::{Refusal, beside, immutable};
 use crate::schema::{self, APPLICATION_ID, Kind, SCHEMA_VERSION};
@@ -107,8 +107,20 @@ fn unrecognised(what: &str) -> Refusal {
     ))
 }
 
+/// Where a path leads. SQLite follows links before it looks beside a database, also those to a file that is yet to be.
+fn followed(path: &Path) -> PathBuf {
+    let mut path = path.to_owned();
+    // Systems follow as many links.
+    for _ in 0..40 {
+        let Ok(target) = fs::read_link(&path) else { break };
+        path = path.parent().unwrap_or(Path::new("")).join(target);
+    }
+    path
+}
+
 /// Accepts a database without a mark if it is ours to use: one of version 1, or an empty one.
 pub(crate) fn accept_unmarked(path: &Path) -> Result<(), Refusal> {
+    let path = &*followed(path);
     // No lock, no WAL, nothing beside it: others may be writing, but this is enough to say whose the file is.
     match immutable(path).and_then(|connection| schema::kind(&connection)) {
         Ok(Kind::Ours(_)) => Ok(()),
@@ -137,6 +149,7 @@ const BESIDE: [(&str, &[&[u8]]); 3] = [
 
 /// Refuses a path for a new database if somebody else's file lies where SQLite would put its own.
 pub(crate) fn refuse_neighbours(path: &Path) -> Result<(), Refusal> {
+    let path = &*followed(path);
     for (suffix, beginnings) in BESIDE {
         let neighbour = beside(path, suffix);
         let found = match fs::metadata(&neighbour) {
