@@ -145,9 +145,9 @@ def _is_installed(library: str) -> bool:
 
 def nothing() -> None:
     """Has nothing loaded by itself in this process: it is for trying out what is loaded by hand."""
-    global _complete
+    global _complete, _names_known
     with _lock:
-        _complete = True
+        _complete = _names_known = True
 
 
 def _load_builtin(name: str) -> None:

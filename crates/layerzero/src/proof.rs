@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use lz_model::{CallSpec, Catalog, Context, DeviceIx, Facts, KernelDescriptor, Query};
 use lz_resilience::Event;
-use lz_select::{Evidence, KernelName, Proofs, Verify};
+use lz_select::{Evidence, KernelVersion, Proofs, Verify};
 use parking_lot::{Condvar, Mutex};
 use serde::Serialize;
 
@@ -43,7 +43,7 @@ pub struct WrongResult {
     pub tolerance: Option<f64>,
 }
 
-type Task = (KernelName, Query);
+type Task = (KernelVersion, Query);
 
 /// Comparisons under way.
 #[derive(Default)]
@@ -178,7 +178,7 @@ impl Engine {
     pub fn wrong_results(&self) -> Vec<WrongResult> {
         let state = self.state();
         let spec = state.snapshot.spec();
-        let report = |((kernel, version), op, evidence): (KernelName, _, Evidence)| WrongResult {
+        let report = |((kernel, version), op, evidence): (KernelVersion, _, Evidence)| WrongResult {
             kernel,
             version,
             op: Catalog::get().op(op).id(),

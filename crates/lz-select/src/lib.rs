@@ -59,7 +59,7 @@ pub use policy::{
     AVOID_POINTS, Action, Condition, Effect, FieldPattern, Finding, FindingKind, KernelName, PREFER_POINTS, Pattern,
     PolicyError, PolicySpec, RuleSpec, RuleTrace, Severity, analyse, not_installed, refusals,
 };
-pub use proof::{Evidence, KernelName, Proofs, Verify};
+pub use proof::{Evidence, KernelVersion, Proofs, Verify};
 pub use restriction::{Restriction, Settled};
 pub use snapshot::{BackendState, Health, MemoryState, Settings, Snapshot, SnapshotError, SnapshotSpec};
 pub use trial::{Takes, Trial};

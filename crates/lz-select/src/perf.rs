@@ -3,7 +3,7 @@
 use lz_model::{Facts, KernelDescriptor, OpIx, Reason};
 use serde::Serialize;
 
-use crate::proof::{Evidence, KernelName};
+use crate::proof::{Evidence, KernelVersion};
 
 /// How much of what a prediction may be off by is counted against it in a tie: a kernel that is ahead by the word of one
 /// neighbour, and behind everywhere else, is no good guess.
@@ -179,7 +179,7 @@ pub trait PerfSource: Send + Sync {
     }
 
     /// Every kernel that must not serve an operation because its results were wrong.
-    fn mismatches(&self) -> Vec<(KernelName, OpIx, Evidence)> {
+    fn mismatches(&self) -> Vec<(KernelVersion, OpIx, Evidence)> {
         Vec::new()
     }
 

@@ -44,17 +44,17 @@ impl Evidence {
 }
 
 /// A kernel's id and version.
-pub type KernelName = (String, String);
+pub type KernelVersion = (String, String);
 
 /// What the comparisons of this process showed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Proofs {
-    right: HashMap<KernelName, Vec<Query>>,
+    right: HashMap<KernelVersion, Vec<Query>>,
     /// By class, the last wrong result.
-    wrong: HashMap<KernelName, Vec<(Query, Evidence)>>,
+    wrong: HashMap<KernelVersion, Vec<(Query, Evidence)>>,
 }
 
-fn name(kernel: &KernelDescriptor) -> KernelName {
+fn name(kernel: &KernelDescriptor) -> KernelVersion {
     (kernel.id.clone(), kernel.version.clone())
 }
 
@@ -115,7 +115,7 @@ impl Proofs {
     }
 
     /// Every wrong result: kernel, operation, evidence. Sorted by kernel.
-    pub fn mismatches(&self) -> Vec<(&KernelName, OpIx, &Evidence)> {
+    pub fn mismatches(&self) -> Vec<(&KernelVersion, OpIx, &Evidence)> {
         let all = self.wrong.iter().flat_map(|(name, wrong)| wrong.iter().map(move |(c, e)| (name, c.op(), e)));
         let mut all: Vec<_> = all.collect();
         all.sort_by(|a, b| (a.0, a.1).cmp(&(b.0, b.1)));

@@ -288,8 +288,10 @@ impl SnapshotSpec {
     pub(crate) fn runs_here(&self, kernel: &KernelDescriptor) -> bool {
         let backend = self.backends.get(&kernel.backend);
         let installed = kernel.standalone || backend.is_some_and(|backend| backend.unavailable.is_none());
-        let runs_on =
-            |device: &DeviceSpec| device_reasons(kernel, device, |name| self.versions.get(name).cloned()).is_empty();
+        let lacks = backend.map_or(&[][..], |backend| &backend.lacks[..]);
+        let usable = |set: &str| self.settings.max_cpu_isa.allows(set) && !lacks.iter().any(|lacked| lacked == set);
+        let version_of = |name: &str| self.versions.get(name).cloned();
+        let runs_on = |device: &DeviceSpec| device_reasons(kernel, device, usable, version_of).is_empty();
         installed && self.devices.iter().any(runs_on)
     }
 

@@ -23,7 +23,7 @@ use std::collections::HashMap;
 
 use lz_model::schema::DimKey;
 use lz_model::{Catalog, DeviceSpec, Facts, KernelDescriptor, MAX_DIMS, OpIx, Query, Reason};
-use lz_select::{Estimate, EstimateKind, Evidence, KernelName, PerfSource, Side, Sides};
+use lz_select::{Estimate, EstimateKind, Evidence, KernelVersion, PerfSource, Side, Sides};
 
 use self::times::{Kernel, Point, Times};
 use self::trend::Work;
@@ -229,7 +229,7 @@ impl PerfSource for Model {
         proven.collect::<std::collections::HashSet<_>>().len()
     }
 
-    fn mismatches(&self) -> Vec<(KernelName, OpIx, Evidence)> {
+    fn mismatches(&self) -> Vec<(KernelVersion, OpIx, Evidence)> {
         let evidence = |(call, error): &(String, String)| {
             let (call, error) = (call.clone(), error.clone());
             Evidence { error, call, max_error: None, tolerance: None }
