@@ -1,7 +1,7 @@
 """The edge cases of the operations' contracts: every kernel of this machine gives what the schema says, in every dtype.
 
-Expected values are float64 computations by numpy, or written down. Where the contract allows kernels less (`LIMITS`), the
-test says exactly what they may give instead.
+Expected values are float64 computations by numpy, or written down. Where the contract names an exception, the test says
+exactly what kernels may give instead. `test_half_gradients` has those about gradients.
 """
 
 import math
@@ -12,8 +12,27 @@ import layerzero as lz
 import numpy as np
 import pytest
 import torch
-from conftest import TOLERANCE, everyone, taking
+from conftest import FUNCTIONS, TOLERANCE, everyone, taking
+from layerzero import _native
 from torch import Tensor
+
+# Every edge case of every function: what has no test here or in `test_half_gradients` has no place in a schema.
+NORM_EDGES = {"small_eps", "large_numbers", "half_gradients"}
+EDGES = {
+    "attention": {"infinite_score", "tiny_scale", "half_gradients"},
+    "cross_attention": {"infinite_score", "tiny_scale", "half_gradients"},
+    "embedding": {"half_gradients"},
+    "rms_norm": NORM_EDGES,
+    "layer_norm": NORM_EDGES,
+    "fused_add_rms_norm": NORM_EDGES,
+    "linear": {"half_bias"},
+    "silu_mul": {"infinite"},
+    "gelu": {"infinite"},
+    "sample_topk": {"uniform_range"},
+    "sample_topp": {"uniform_range"},
+    "speculative_verify": {"uniform_range"},
+    "quantize": {"infinite"},
+}
 
 INF, NAN = math.inf, math.nan
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -32,6 +51,15 @@ def close(got: Tensor, want: Any, dtype: torch.dtype) -> bool:
     tolerance = TOLERANCE[dtype]
     want = torch.as_tensor(np.asarray(want))
     return torch.allclose(got, want, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_edge_case_of_a_schema_has_a_test(name: str) -> None:
+    stated = _native.schema(FUNCTIONS[name].operation)["edges"]
+    assert set(stated) == EDGES.get(name, set())
+    documented = " ".join((getattr(lz, name).__doc__ or "").split())
+    for when, gives, _ in stated.values():
+        assert f"When {when}: {gives}" in documented
 
 
 # --- linear -----------------------------------------------------------------------------------------------------------
@@ -161,6 +189,24 @@ def test_gelu_of_large_numbers(dtype: torch.dtype, approximate: str) -> None:
         assert close(got, want, dtype), f"{kernel}: {got.tolist()}"
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_activations_of_infinities_are_their_limit_or_not_a_number(dtype: torch.dtype) -> None:
+    x = torch.tensor([[INF, -INF, 1.0, -1.0]], dtype=dtype)
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("gelu", {"input": x, "approximate": "none"}),
+        ("gelu", {"input": x, "approximate": "tanh"}),
+        ("silu_mul", {"gate": x, "up": torch.ones_like(x)}),
+    ]
+    for name, call in calls:
+        for kernel, got in results(name, **call):
+            plus, minus = got[0, 0].item(), got[0, 1].item()
+            assert bool(got[0, 2:].isfinite().all()), kernel
+            if "ref" in kernel:
+                assert (plus, minus) == (INF, 0.0), kernel
+            else:
+                assert (plus == INF or math.isnan(plus)) and (minus == 0.0 or math.isnan(minus)), f"{kernel}: {got}"
+
+
 # --- attention --------------------------------------------------------------------------------------------------------
 
 
@@ -272,7 +318,7 @@ SAMPLING = ["sample_topk", "sample_topp", "speculative_verify"]
 def test_a_uniform_number_outside_its_range_is_refused(name: str, dtype: torch.dtype, number: float) -> None:
     call = sampling_call(name, number, dtype)
     place = r"uniform\[1, 1\]" if name == "speculative_verify" else r"uniform\[1\]"
-    for kernel in [None, *(kernel for kernel in taking(name, **call) if not kernel.startswith("lz_cpu"))]:
+    for kernel in [None, *taking(name, **call)]:
         with pytest.raises(lz.InvalidCallError, match=f"{place} is .*expected a number from 0 to below 1") as caught:
             getattr(lz, name)(**call) if kernel is None else lz.run_kernel(kernel, **call)
         assert caught.value.code == "BAD_DATA", kernel

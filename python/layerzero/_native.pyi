@@ -180,6 +180,11 @@ def attention(
     part gives NaN; a NaN or infinity among keys or values that get no weight may reach further rows, since kernels
     multiply it by zero.
 
+    Edge cases:
+        When a score is plus infinity: of infinite queries or keys, or products beyond float32's range: NaN for that query (except: torch's fused kernel for the CPU gives zeros in float16 and bfloat16).
+        When scale is closer to 0 than float32's smallest normal number, 2^-126: the scores by the definition, which in float32 or narrower are 0: keys that may be attended to weigh the same.
+        When gradients of key and value are wanted in float16 or bfloat16: sums over more than 4096 queries are made in float32 (except: fused kernels round weights to the dtype first; torch's for the CPU also rounds the sum after every 256 of up to 4096 queries).
+
     Args:
         query: tensor (batch, seq_q, heads, head_dim) as BSHD or (batch, heads, seq_q, head_dim) as BHSD; float64,
             float32, float16, bfloat16, float8_e4m3fn, float8_e5m2.
@@ -222,6 +227,11 @@ def cross_attention(
     """Softmax attention to another sequence, prefill or decode by query length.
 
     out = softmax(scale * q.k^T + mask).v with keys and values of another sequence (an encoder's); never causal
+
+    Edge cases:
+        When a score is plus infinity: of infinite queries or keys, or products beyond float32's range: NaN for that query (except: torch's fused kernel for the CPU gives zeros in float16 and bfloat16).
+        When scale is closer to 0 than float32's smallest normal number, 2^-126: the scores by the definition, which in float32 or narrower are 0: keys that may be attended to weigh the same.
+        When gradients of key and value are wanted in float16 or bfloat16: sums over more than 4096 queries are made in float32 (except: fused kernels round weights to the dtype first; torch's for the CPU also rounds the sum after every 256 of up to 4096 queries).
 
     Args:
         query: tensor (batch, seq_q, heads, head_dim) as BSHD or (batch, heads, seq_q, head_dim) as BHSD; float64,
@@ -397,6 +407,9 @@ def embedding(indices: _Array, weight: _Array, *, out: _Array | None = None) -> 
 
     out[i] = weight[indices[i]]; an index outside the table is an error
 
+    Edge cases:
+        When the gradient of weight is wanted in float16 or bfloat16: the gradients of equal indices are summed in float32 and rounded once (except: torch's backward for CUDA rounds the sum more than once for small numbers of indices (seen at 2048, not at 4096)).
+
     Args:
         indices: tensor (...,); int64, int32.
         weight: tensor (vocab, hidden); float64, float32, float16, bfloat16.
@@ -462,6 +475,11 @@ def rms_norm(input: _Array, weight: _Array | None = None, eps: float = 1e-06, *,
 
     out = x / sqrt(mean(x^2) + eps) * weight, over the last dimension
 
+    Edge cases:
+        When eps is below 1e-30, and squares of the numbers are below float32's range: the result by the definition, computed in float64 (except: kernels for GPUs square in float32, where a mean square below 1e-38 may become 0).
+        When squares of the numbers of a row are beyond float32's range: numbers from about 1e19: the result by the definition (except: kernels that square in float32 give zeros or NaN in that row).
+        When gradients are wanted in float16 or bfloat16: sums over the rows (the gradients of weight and bias) are made in float32 and rounded once (except: kernels of other libraries for GPUs sum as these do).
+
     Args:
         input: tensor (..., hidden); float64, float32, float16, bfloat16.
         weight: tensor (hidden,); float64, float32, float16, bfloat16, optional.
@@ -487,6 +505,11 @@ def layer_norm(
 
     out = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, over the last dimension, biased variance
 
+    Edge cases:
+        When eps is below 1e-30, and squares of the numbers are below float32's range: the result by the definition, computed in float64 (except: kernels for GPUs square in float32, where a mean square below 1e-38 may become 0).
+        When squares of the numbers of a row are beyond float32's range: numbers from about 1e19: the result by the definition (except: kernels that square in float32 give zeros or NaN in that row).
+        When gradients are wanted in float16 or bfloat16: sums over the rows (the gradients of weight and bias) are made in float32 and rounded once (except: kernels of other libraries for GPUs sum as these do).
+
     Args:
         input: tensor (..., hidden); float64, float32, float16, bfloat16.
         normalized_shape: sizes of the trailing dimensions to normalize over; the last one when not given.
@@ -508,6 +531,11 @@ def fused_add_rms_norm(
 
     s = input + residual; output = s / sqrt(mean(s^2) + eps) * weight; residual_out = s, rounded to the input's dtype
 
+    Edge cases:
+        When eps is below 1e-30, and squares of the numbers are below float32's range: the result by the definition, computed in float64 (except: kernels for GPUs square in float32, where a mean square below 1e-38 may become 0).
+        When squares of the numbers of a row are beyond float32's range: numbers from about 1e19: the result by the definition (except: kernels that square in float32 give zeros or NaN in that row).
+        When gradients are wanted in float16 or bfloat16: sums over the rows (the gradients of weight and bias) are made in float32 and rounded once (except: kernels of other libraries for GPUs sum as these do).
+
     Args:
         input: tensor (..., hidden); float64, float32, float16, bfloat16.
         residual: tensor (..., hidden); the dtype of input.
@@ -525,6 +553,9 @@ def linear(input: _Array, weight: _Array, bias: _Array | None = None, *, out: _A
     """Matrix product with a weight stored [out, in], plus bias.
 
     out = input . weight^T + bias
+
+    Edge cases:
+        When the dtype is float16 or bfloat16, and bias is given: the product is not rounded before the bias is added, whatever the strides (except: torch's kernel for CUDA rounds it for a single row of bfloat16).
 
     Args:
         input: tensor (..., in_features); float64, float32, float16, bfloat16.
@@ -571,6 +602,9 @@ def silu_mul(gate: _Array, up: _Array, *, out: _Array | None = None) -> _Array:
 
     out = gate / (1 + exp(-gate)) * up
 
+    Edge cases:
+        When a number of gate is infinite: the limit: infinity of infinity, 0 of minus infinity (except: kernels but the reference may give NaN).
+
     Args:
         gate: tensor (..., width); float64, float32, float16, bfloat16.
         up: tensor (..., width); the dtype of gate.
@@ -586,6 +620,9 @@ def gelu(input: _Array, approximate: str = "none", *, out: _Array | None = None)
     """Gaussian error linear unit.
 
     out = x/2 (1 + erf(x/sqrt(2))), or with approximate = tanh: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+
+    Edge cases:
+        When a number is infinite: the limit: infinity of infinity, 0 of minus infinity (except: kernels but the reference may give NaN).
 
     Args:
         input: tensor (..., width); float64, float32, float16, bfloat16.
@@ -612,6 +649,9 @@ def sample_topk(
     keep the k largest logits (the lower index first among equals), softmax over them, and take the first kept token, by
     descending logit, at which the cumulative probability exceeds the row's uniform number. A NaN among the logits gives
     id -1.
+
+    Edge cases:
+        When a uniform number is NaN or outside [0, 1): an error on the CPU (BAD_DATA) (except: other devices are not waited for: a number below 0 counts as 0, and 1 or more or NaN draws the last token that can be drawn).
 
     Args:
         logits: tensor (..., vocab); float64, float32, float16, bfloat16.
@@ -642,6 +682,9 @@ def sample_topp(
     reaches p (the one that reaches it included, always at least one), renormalize, and take the first at which the
     cumulative probability exceeds the row's uniform number. A NaN among the logits gives id -1.
 
+    Edge cases:
+        When a uniform number is NaN or outside [0, 1): an error on the CPU (BAD_DATA) (except: other devices are not waited for: a number below 0 counts as 0, and 1 or more or NaN draws the last token that can be drawn).
+
     Args:
         logits: tensor (..., vocab); float64, float32, float16, bfloat16.
         p: probability to keep, in (0, 1].
@@ -671,6 +714,9 @@ def speculative_verify(
     drawn from max(target - draft, 0) normalized (from target itself where that is all zero), after the last acceptance
     one from the extra target row, in both cases as the first token, in vocabulary order, whose cumulative probability
     exceeds uniform[draft]. ids holds the accepted tokens, the drawn one, then -1; accepted counts the accepted ones.
+
+    Edge cases:
+        When a uniform number is NaN or outside [0, 1): an error on the CPU (BAD_DATA) (except: other devices are not waited for: a number below 0 counts as 0, and 1 or more or NaN draws the last token that can be drawn).
 
     Args:
         draft_ids: tensor (batch, draft); int64, int32.
@@ -704,6 +750,9 @@ def quantize(
     = round(x / scale), half to even, saturating; a scale of 0 gives 0. With zero_point, integers cover the range of the
     data and zero: with min = min(x, 0) and max = max(x, 0), scale = (max - min) / (2^bits - 1), zero_point =
     round(lowest - min / scale), values = round(x / scale) + zero_point. A scale of one dimension covers whole rows.
+
+    Edge cases:
+        When an infinity is among the numbers a computed scale covers: an infinite scale (of int8, int4 and float8): finite numbers are 0 units, infinities 0 of an integer and NaN of a float8. The zero point is the format's lowest number where the infinity is positive, and 0 where there is a negative one.
 
     Args:
         input: tensor (..., cols); float64, float32, float16, bfloat16.

@@ -83,7 +83,7 @@ fn run(op: &str, case: &Value) -> Result<(), String> {
     let result = call(case["call"].as_str().unwrap(), &views, &params, layout);
     if case.get("error").is_some() {
         return match result {
-            Err(CallRefError::Kernel(KernelError::BadData { .. })) => Ok(()),
+            Err(CallRefError::Kernel(error)) if error.is_callers_fault() => Ok(()),
             other => Err(format!("expected bad data to be refused, got {other:?}")),
         };
     }

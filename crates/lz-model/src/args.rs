@@ -70,6 +70,18 @@ pub enum KernelError {
         /// What should.
         expected: String,
     },
+    /// The data itself is invalid: a number outside the range it must be in. No other kernel would fare better.
+    #[error("{input}{at:?} is {value}, {expected}")]
+    BadNumber {
+        /// Which input.
+        input: &'static str,
+        /// Where in it.
+        at: Vec<i64>,
+        /// What stands there.
+        value: f64,
+        /// What should.
+        expected: String,
+    },
     /// The kernel failed; another may not.
     #[error("{0}")]
     Failed(String),
@@ -81,6 +93,6 @@ pub enum KernelError {
 impl KernelError {
     /// Whether the call itself is at fault, so that trying another kernel is pointless.
     pub fn is_callers_fault(&self) -> bool {
-        matches!(self, KernelError::BadData { .. })
+        matches!(self, KernelError::BadData { .. } | KernelError::BadNumber { .. })
     }
 }

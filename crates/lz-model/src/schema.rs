@@ -330,6 +330,21 @@ pub struct Check {
     pub hint: &'static str,
 }
 
+/// What an operation gives where arithmetic ends: infinities, numbers beyond float32's range, sums in half precision.
+///
+/// Each is a promise with a test (`tests/test_edges.py`, `tests/test_half_gradients.py`); one without a test fails there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Edge {
+    /// Its name, unique in the operation.
+    pub name: &'static str,
+    /// Which calls it is about.
+    pub when: &'static str,
+    /// What they give.
+    pub gives: &'static str,
+    /// Where kernels may give something else, and what; empty if nowhere.
+    pub except: &'static str,
+}
+
 /// Which named layout a call has that does not say. Sizes never decide it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayoutRule {
@@ -434,6 +449,8 @@ pub struct OpSchema {
     pub layout: LayoutRule,
     /// How right a kernel must be.
     pub tolerances: Tolerances,
+    /// What it gives where arithmetic ends.
+    pub edges: &'static [Edge],
     /// Floating-point operations, as an expression over the dimensions.
     pub flops: &'static str,
     /// Other formulas for calls that do less: condition and operations, the first that holds.
@@ -458,6 +475,7 @@ pub const BLANK: OpSchema = OpSchema {
     checks: &[],
     layout: LayoutRule::None,
     tolerances: Tolerances::Numeric,
+    edges: &[],
     flops: "0",
     flops_when: &[],
     bytes: "0",

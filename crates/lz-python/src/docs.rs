@@ -1,6 +1,6 @@
 //! What people read about a function, made from its schema: docstring, signature, defaults.
 
-use layerzero::model::schema::{LayoutRule, Output};
+use layerzero::model::schema::{Edge, LayoutRule, Output};
 use layerzero::model::{Argument, ArgumentKind, DTypeSet, DefaultLayouts, ParamDefault, ParamType, Signature, Special};
 use pyo3::prelude::*;
 use pyo3::{IntoPyObjectExt, types::PyDict, types::PyList};
@@ -137,6 +137,20 @@ pub fn docstring(signature: &Signature) -> String {
             told.push(op.schema().semantics);
             text.push_str(&format!("{}\n\n", op.schema().semantics));
         }
+    }
+    let mut edges: Vec<&Edge> = Vec::new();
+    for edge in signature.ops().flat_map(|op| op.schema().edges) {
+        if !edges.contains(&edge) {
+            edges.push(edge);
+        }
+    }
+    if !edges.is_empty() {
+        text.push_str("Edge cases:\n");
+        for edge in edges {
+            let except = if edge.except.is_empty() { String::new() } else { format!(" (except: {})", edge.except) };
+            text.push_str(&format!("    When {}: {}{except}.\n", edge.when, edge.gives));
+        }
+        text.push('\n');
     }
     text.push_str("Args:\n");
     for argument in &signature.arguments {

@@ -151,7 +151,7 @@ fn distinct(job: &Job<'_, '_>, outputs: &[TensorViewMut<'_>]) -> PyResult<()> {
 
 fn kernel_error(py: Python<'_>, function: &str, failure: &KernelError) -> PyErr {
     match failure {
-        KernelError::BadData { .. } => error::invalid(
+        KernelError::BadData { .. } | KernelError::BadNumber { .. } => error::invalid(
             py,
             "BAD_DATA",
             &format!("{function}: {failure}"),

@@ -217,6 +217,7 @@ pub fn schema<'py>(py: Python<'py>, operation: &str) -> PyResult<Bound<'py, PyDi
     let (inputs, params, aliases) = (PyDict::new(py), PyDict::new(py), PyDict::new(py));
     let mut layouts: Vec<&str> = Vec::new();
     let mut dims: Vec<&str> = Vec::new();
+    let edges = PyDict::new(py);
     for op in target.ops.iter().map(|&ix| catalog.op(ix)) {
         let schema = op.schema();
         for input in schema.inputs {
@@ -224,6 +225,9 @@ pub fn schema<'py>(py: Python<'py>, operation: &str) -> PyResult<Bound<'py, PyDi
             input.also.iter().try_for_each(|also| aliases.set_item(also, input.name))?;
             let named = input.shape.split('|').filter_map(|s| s.split_once(':')).map(|(layout, _)| layout.trim());
             layouts.extend(named.filter(|l| layouts_has(&layouts, l)).collect::<Vec<_>>());
+        }
+        for edge in schema.edges {
+            edges.set_item(edge.name, (edge.when, edge.gives, edge.except))?;
         }
         for param in schema.params {
             params.set_item(param.name, !param.universal)?;
@@ -245,6 +249,7 @@ pub fn schema<'py>(py: Python<'py>, operation: &str) -> PyResult<Bound<'py, PyDi
     answer.set_item("inputs", inputs)?;
     answer.set_item("params", params)?;
     answer.set_item("aliases", aliases)?;
+    answer.set_item("edges", edges)?;
     Ok(answer)
 }
 

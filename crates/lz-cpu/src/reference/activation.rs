@@ -14,18 +14,22 @@ pub struct SiluMul;
 /// Gaussian error linear unit.
 pub struct Gelu;
 
-/// x / (1 + exp(-x)).
+/// x / (1 + exp(-x)); 0 at minus infinity, its limit.
 pub fn silu(x: f64) -> f64 {
-    x / (1.0 + (-x).exp())
+    if x == f64::NEG_INFINITY { 0.0 } else { x / (1.0 + (-x).exp()) }
 }
 
-/// x/2 (1 + erf(x / sqrt 2)), by the complementary function, which keeps its precision for negative x.
+/// x/2 (1 + erf(x / sqrt 2)), by the complementary function, which keeps its precision for negative x; 0 at minus
+/// infinity, its limit.
 pub fn gelu(x: f64) -> f64 {
-    x / 2.0 * libm::erfc(-x / SQRT_2)
+    if x == f64::NEG_INFINITY { 0.0 } else { x / 2.0 * libm::erfc(-x / SQRT_2) }
 }
 
 /// The usual approximation of [`gelu`].
 fn gelu_tanh(x: f64) -> f64 {
+    if x == f64::NEG_INFINITY {
+        return 0.0;
+    }
     x / 2.0 * (1.0 + (FRAC_2_PI.sqrt() * (x + 0.044715 * x * x * x)).tanh())
 }
 
@@ -85,6 +89,13 @@ mod tests {
         let params = [("approximate", ParamValue::str("tanh"))];
         let near = call("gelu", &[("x", x.view())], &params, None).unwrap()[0].1.to_f64();
         assert!((near[0] - exact[0]).abs() < 3e-4 && near[0] != exact[0]);
+    }
+
+    #[test]
+    fn infinities_give_the_limit() {
+        for f in [silu, gelu, gelu_tanh, relu] {
+            assert_eq!((f(f64::INFINITY), f(f64::NEG_INFINITY)), (f64::INFINITY, 0.0));
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Sampling from logits, and speculative verification.
 
-use lz_model::{KernelArgs, KernelError, TensorView};
+use lz_model::{KernelArgs, KernelError, TensorView, indices};
 
 use super::Reference;
 use super::arguments::Arguments;
@@ -18,15 +18,23 @@ pub struct TopP;
 /// Speculative verification.
 pub struct Speculative;
 
-/// The uniform numbers of a call: those given, or else those of its seed.
+/// The uniform numbers of a call: those given, each in [0, 1), or else those of its seed.
 struct Uniforms<'t> {
     given: Option<TensorView<'t>>,
     seed: i64,
 }
 
 impl<'t> Uniforms<'t> {
-    fn of(args: &KernelArgs<'_, 't>) -> Uniforms<'t> {
-        Uniforms { given: args.optional_tensor("uniform"), seed: args.int("seed") }
+    fn of(args: &KernelArgs<'_, 't>) -> Result<Uniforms<'t>, KernelError> {
+        let given = args.optional_tensor("uniform");
+        for at in given.iter().flat_map(|given| indices(given.shape())) {
+            let value = given.as_ref().map_or(0.0, |given| given.get(&at));
+            if !(0.0..1.0).contains(&value) {
+                let expected = "expected a number from 0 to below 1".into();
+                return Err(KernelError::BadNumber { input: "uniform", at: at.to_vec(), value, expected });
+            }
+        }
+        Ok(Uniforms { given, seed: args.int("seed") })
     }
 
     /// Number `counter`, in row-major order.
@@ -62,8 +70,8 @@ fn descending(logits: &[f64]) -> Vec<usize> {
 }
 
 /// Draws one token per row. `keep` gives the candidates of a row by descending logit, with their probabilities.
-fn sample(args: &mut KernelArgs<'_, '_>, keep: impl Fn(&[f64]) -> (Vec<usize>, Vec<f64>)) {
-    let (logits, uniforms) = (args.tensor("logits"), Uniforms::of(args));
+fn sample(args: &mut KernelArgs<'_, '_>, keep: impl Fn(&[f64]) -> (Vec<usize>, Vec<f64>)) -> Result<(), KernelError> {
+    let (logits, uniforms) = (args.tensor("logits"), Uniforms::of(args)?);
     for row in 0..args.dim("rows") {
         let numbers = read_row(&logits, row);
         let drawn = if numbers.iter().any(|x| x.is_nan()) {
@@ -75,6 +83,7 @@ fn sample(args: &mut KernelArgs<'_, '_>, keep: impl Fn(&[f64]) -> (Vec<usize>, V
         let at = unravel(row, args.outputs[0].shape());
         args.outputs[0].set(&at, drawn.map_or(-1.0, |id| id as f64));
     }
+    Ok(())
 }
 
 impl Reference for TopK {
@@ -88,8 +97,7 @@ impl Reference for TopK {
             let mut probabilities: Vec<f64> = ids.iter().map(|&id| logits[id]).collect();
             softmax(&mut probabilities);
             (ids, probabilities)
-        });
-        Ok(())
+        })
     }
 }
 
@@ -111,8 +119,7 @@ impl Reference for TopP {
             ids.truncate(kept);
             probabilities.truncate(kept);
             (ids, normalized(probabilities))
-        });
-        Ok(())
+        })
     }
 }
 
@@ -128,7 +135,7 @@ impl Reference for Speculative {
 
     fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
         let [batch, draft, vocab] = ["batch", "draft", "vocab"].map(|name| args.dim(name));
-        let (draft_ids, uniforms) = (args.tensor("draft_ids"), Uniforms::of(args));
+        let (draft_ids, uniforms) = (args.tensor("draft_ids"), Uniforms::of(args)?);
         let (draft_probs, target_probs) = (args.tensor("draft_probs"), args.tensor("target_probs"));
         for b in 0..batch {
             let drafted = (0..draft).map(|i| read_index(&draft_ids, "draft_ids", &[b, i], vocab));
@@ -221,7 +228,23 @@ mod tests {
             assert_eq!((topk(&bad, 2, 0.5), topp(&bad, 0.9, 0.5)), (-1.0, -1.0), "{bad:?}");
         }
         // Excluded tokens are never drawn, not even by a number that leaves nothing else.
-        assert_eq!((topk(&[0.0, none], 2, 1.0), topp(&[0.0, none], 1.0, 1.0)), (0.0, 0.0));
+        let last = 1.0 - f64::EPSILON / 2.0;
+        assert_eq!((topk(&[0.0, none], 2, last), topp(&[0.0, none], 1.0, last)), (0.0, 0.0));
+    }
+
+    #[test]
+    fn a_uniform_number_outside_its_range_is_the_callers_mistake() {
+        for bad in [1.0, -1e-9, f64::NAN, f64::INFINITY] {
+            let logits = Tensor::from_f64(DType::F32, &[2, 2], &[0.0; 4]);
+            let u = Tensor::from_f64(DType::F64, &[2], &[0.5, bad]);
+            let params = [("k", ParamValue::Int(2))];
+            let inputs = [("logits", logits.view()), ("uniform", u.view())];
+            let CallRefError::Kernel(error) = call("sampling.topk", &inputs, &params, None).unwrap_err() else {
+                panic!("the kernel refuses it")
+            };
+            assert!(error.is_callers_fault());
+            assert_eq!(error.to_string(), format!("uniform[1] is {bad}, expected a number from 0 to below 1"));
+        }
     }
 
     #[test]
@@ -267,8 +290,9 @@ mod tests {
         assert_eq!(verify(&[1, 0], &draft, &target, &[0.9, 0.3, 0.4]).unwrap(), (vec![1., 0., 1.], 2.));
         // The second fails (0.5 * 0.5 > 0.2); what is left of target - draft is token 1 alone.
         assert_eq!(verify(&[1, 0], &draft, &target, &[0.9, 0.5, 0.0]).unwrap(), (vec![1., 1., -1.], 1.));
-        // Nothing is left of equal distributions: draw from the target itself.
-        assert_eq!(verify(&[1, 0], &draft, &target, &[1.0, 0.5, 0.6]).unwrap(), (vec![1., -1., -1.], 0.));
+        // Nothing is left of a target below the draft everywhere: draw from the target itself.
+        let below = [0.2, 0.3, 0.2, 0.8, 0.3, 0.7];
+        assert_eq!(verify(&[1, 0], &draft, &below, &[0.9, 0.5, 0.6]).unwrap(), (vec![1., -1., -1.], 0.));
         assert_eq!(verify(&[], &[], &[0.3, 0.7], &[0.2]).unwrap(), (vec![0.], 0.));
         assert!(
             matches!(verify(&[2], &[0.5; 2], &[0.5; 4], &[0.0; 2]), Err(CallRefError::Kernel(e)) if e.is_callers_fault())

@@ -7,6 +7,13 @@ use crate::schema::*;
 const ROWS: Dim = Dim::bucketed("rows", DimKind::Batch).also(&["tokens", "batch", "batch_size"]);
 const WIDTH: Dim = Dim::bucketed("width", DimKind::Other);
 
+const INFINITE: Edge = Edge {
+    name: "infinite",
+    when: "a number is infinite",
+    gives: "the limit: infinity of infinity, 0 of minus infinity",
+    except: "kernels but the reference may give NaN",
+};
+
 /// Gated SiLU.
 pub static SILU_MUL: OpSchema = OpSchema {
     id: "activation.silu_mul",
@@ -20,6 +27,7 @@ pub static SILU_MUL: OpSchema = OpSchema {
         Input::same("up", "...rows width", "gate").also(&["b"]),
     ],
     outputs: &[Output::like("output", "like:gate", "gate")],
+    edges: &[Edge { when: "a number of gate is infinite", ..INFINITE }],
     flops: "6 * rows * width",
     bytes: "3 * rows * width * dtype_bits / 8",
     ..BLANK
@@ -36,6 +44,7 @@ pub static GELU: OpSchema = OpSchema {
     inputs: &[Input::new("input", "...rows width", DTypeSet::FLOATS).also(&["x"])],
     params: &[Param::choice("approximate", &["none", "tanh"], "none", "which form")],
     outputs: &[Output::like("output", "like:input", "input")],
+    edges: &[INFINITE],
     flops: "10 * rows * width",
     bytes: "2 * rows * width * dtype_bits / 8",
     ..BLANK

@@ -109,9 +109,34 @@ bottom-right: query i stands at key position i + seq_k - seq_q, and a causal cal
 group of heads/kv_heads query heads shares one key/value head. A NaN that takes part gives NaN; a NaN or \
 infinity among keys or values that get no weight may reach further rows, since kernels multiply it by zero.";
 
+/// What every dense attention gives where arithmetic ends.
+const EDGES: &[Edge] = &[
+    Edge {
+        name: "infinite_score",
+        when: "a score is plus infinity: of infinite queries or keys, or products beyond float32's range",
+        gives: "NaN for that query",
+        except: "torch's fused kernel for the CPU gives zeros in float16 and bfloat16",
+    },
+    Edge {
+        name: "tiny_scale",
+        when: "scale is closer to 0 than float32's smallest normal number, 2^-126",
+        gives: "the scores by the definition, which in float32 or narrower are 0: keys that may be attended to weigh \
+the same",
+        except: "",
+    },
+    Edge {
+        name: "half_gradients",
+        when: "gradients of key and value are wanted in float16 or bfloat16",
+        gives: "sums over more than 4096 queries are made in float32",
+        except: "fused kernels round weights to the dtype first; torch's for the CPU also rounds the sum after every \
+256 of up to 4096 queries",
+    },
+];
+
 const DENSE: OpSchema = OpSchema {
     family: Family::Attention,
     semantics: SEMANTICS,
+    edges: EDGES,
     dims: DIMS,
     inputs: SELF_INPUTS,
     params: SELF_PARAMS,

@@ -24,6 +24,12 @@ pub static LINEAR: OpSchema = OpSchema {
         Input::same("bias", "out_features", "input").optional(),
     ],
     outputs: &[Output::like("output", "...rows out_features", "input")],
+    edges: &[Edge {
+        name: "half_bias",
+        when: "the dtype is float16 or bfloat16, and bias is given",
+        gives: "the product is not rounded before the bias is added, whatever the strides",
+        except: "torch's kernel for CUDA rounds it for a single row of bfloat16",
+    }],
     flops: "2 * rows * in_features * out_features",
     bytes: "(rows * in_features + in_features * out_features + rows * out_features) * dtype_bits / 8",
     ..BLANK

@@ -15,6 +15,26 @@ const EPS_VALID: Check = Check {
     hint: "use a small positive number such as 1e-6",
 };
 
+const SMALL_EPS: Edge = Edge {
+    name: "small_eps",
+    when: "eps is below 1e-30, and squares of the numbers are below float32's range",
+    gives: "the result by the definition, computed in float64",
+    except: "kernels for GPUs square in float32, where a mean square below 1e-38 may become 0",
+};
+const LARGE_NUMBERS: Edge = Edge {
+    name: "large_numbers",
+    when: "squares of the numbers of a row are beyond float32's range: numbers from about 1e19",
+    gives: "the result by the definition",
+    except: "kernels that square in float32 give zeros or NaN in that row",
+};
+const HALF_GRADIENTS: Edge = Edge {
+    name: "half_gradients",
+    when: "gradients are wanted in float16 or bfloat16",
+    gives: "sums over the rows (the gradients of weight and bias) are made in float32 and rounded once",
+    except: "kernels of other libraries for GPUs sum as these do",
+};
+const EDGES: &[Edge] = &[SMALL_EPS, LARGE_NUMBERS, HALF_GRADIENTS];
+
 /// Root-mean-square norm.
 pub static RMS: OpSchema = OpSchema {
     id: "norm.rms",
@@ -27,6 +47,7 @@ pub static RMS: OpSchema = OpSchema {
     params: &[Param::float("eps", 1e-6, "added to the mean square").universal()],
     outputs: &[Output::like("output", "like:input", "input")],
     checks: &[EPS_VALID],
+    edges: EDGES,
     flops: "4 * rows * hidden",
     bytes: "(2 * rows * hidden + hidden) * dtype_bits / 8",
     ..BLANK
@@ -72,5 +93,6 @@ const NORM: OpSchema = OpSchema {
     dims: &[ROWS, HIDDEN],
     outputs: &[Output::like("output", "like:input", "input")],
     checks: &[EPS_VALID],
+    edges: EDGES,
     ..BLANK
 };

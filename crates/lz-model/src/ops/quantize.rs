@@ -62,6 +62,14 @@ const GROUP_VALID: Check = Check {
     hint: "leave it out for the format's own, or pass the group size of the checkpoint",
 };
 
+const INFINITE: Edge = Edge {
+    name: "infinite",
+    when: "an infinity is among the numbers a computed scale covers",
+    gives: "an infinite scale (of int8, int4 and float8): finite numbers are 0 units, infinities 0 of an integer and \
+NaN of a float8. The zero point is the format's lowest number where the infinity is positive, and 0 where there is a negative one",
+    except: "",
+};
+
 /// Float to quantized.
 pub static QUANTIZE: OpSchema = OpSchema {
     id: "quantize",
@@ -109,6 +117,7 @@ round(lowest - min / scale), values = round(x / scale) + zero_point. A scale of 
             hint: "drop scale, or zero_point",
         },
     ],
+    edges: &[INFINITE],
     flops: "3 * rows * cols",
     bytes: "2 * rows * cols * dtype_bits / 8",
     ..BLANK

@@ -16,6 +16,14 @@ const VOCAB_NOT_EMPTY: Check = Check {
     hint: "pass logits with at least one column",
 };
 
+const UNIFORM_RANGE: Edge = Edge {
+    name: "uniform_range",
+    when: "a uniform number is NaN or outside [0, 1)",
+    gives: "an error on the CPU (BAD_DATA)",
+    except: "other devices are not waited for: a number below 0 counts as 0, and 1 or more or NaN draws the last token \
+that can be drawn",
+};
+
 /// Top-k sampling.
 pub static TOPK: OpSchema = OpSchema {
     id: "sampling.topk",
@@ -40,6 +48,7 @@ logits gives id -1.",
         },
     ],
     tolerances: Tolerances::Exact,
+    edges: &[UNIFORM_RANGE],
     flops: "6 * rows * vocab",
     bytes: "rows * vocab * dtype_bits / 8",
     ..BLANK
@@ -72,6 +81,7 @@ the cumulative probability exceeds the row's uniform number. A NaN among the log
         },
     ],
     tolerances: Tolerances::Exact,
+    edges: &[UNIFORM_RANGE],
     flops: "20 * rows * vocab",
     bytes: "rows * vocab * dtype_bits / 8",
     ..BLANK
@@ -106,6 +116,7 @@ probability exceeds uniform[draft]. ids holds the accepted tokens, the drawn one
     ],
     checks: &[VOCAB_NOT_EMPTY],
     tolerances: Tolerances::Exact,
+    edges: &[UNIFORM_RANGE],
     flops: "4 * batch * draft * vocab",
     bytes: "batch * (2 * draft + 1) * vocab * dtype_bits / 8",
     ..BLANK

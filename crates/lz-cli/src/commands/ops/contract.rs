@@ -26,6 +26,7 @@ pub struct Contract {
     pub params: Vec<ParamDoc>,
     pub outputs: Vec<OutputDoc>,
     pub checks: Vec<CheckDoc>,
+    pub edges: Vec<EdgeDoc>,
     pub flops: &'static str,
     pub bytes: &'static str,
     /// By dtype of the result.
@@ -95,6 +96,16 @@ pub struct CheckDoc {
     pub hint: &'static str,
 }
 
+/// What it gives where arithmetic ends.
+#[derive(Serialize)]
+pub struct EdgeDoc {
+    pub name: &'static str,
+    pub when: &'static str,
+    pub gives: &'static str,
+    /// Where kernels may give something else.
+    pub except: Option<&'static str>,
+}
+
 #[derive(Serialize)]
 pub struct ToleranceDoc {
     pub rtol: f64,
@@ -136,6 +147,7 @@ impl Contract {
             params: schema.params.iter().map(param).collect(),
             outputs: schema.outputs.iter().map(output).collect(),
             checks: schema.checks.iter().map(check).collect(),
+            edges: schema.edges.iter().map(edge).collect(),
             flops: schema.flops,
             bytes: schema.bytes,
             tolerances: tolerances(schema),
@@ -239,6 +251,15 @@ fn check(check: &lz_model::schema::Check) -> CheckDoc {
         },
         message: check.message,
         hint: check.hint,
+    }
+}
+
+fn edge(edge: &lz_model::schema::Edge) -> EdgeDoc {
+    EdgeDoc {
+        name: edge.name,
+        when: edge.when,
+        gives: edge.gives,
+        except: (!edge.except.is_empty()).then_some(edge.except),
     }
 }
 

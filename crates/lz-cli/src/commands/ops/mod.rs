@@ -116,6 +116,16 @@ fn print_contract(op: &Contract, printer: &mut Printer<'_>) -> Result<(), CliErr
         let row = |c: &contract::CheckDoc| [c.holds.into(), c.code.into()];
         printer.table(["condition", "else"], op.checks.iter().map(row))?;
     }
+    if !op.edges.is_empty() {
+        printer.heading("Edge cases")?;
+        for edge in &op.edges {
+            printer.line(format!("  {}: when {}", edge.name, edge.when))?;
+            printer.line(format!("    {}", edge.gives))?;
+            if let Some(except) = edge.except {
+                printer.line(format!("    except: {except}"))?;
+            }
+        }
+    }
     printer.heading("Cost and accuracy")?;
     printer.line(format!("  flops      {}", op.flops))?;
     printer.line(format!("  bytes      {}", op.bytes))?;
