@@ -263,7 +263,7 @@ fn wrong_calls() -> Vec<Wrong> {
             "Check",
             "CAUSAL_MORE_QUERIES",
             dense(8, 6, 4, 4).error(standard),
-            &["more queries than keys", "seq_q = 8", "seq_k = 6"],
+            &["more queries than keys", "seq_q=8", "seq_k=6"],
             "layout='BHSD'",
         ),
         Wrong(

@@ -93,6 +93,7 @@ fn a_call_that_is_written_down_can_settle_its_layout() {
 #[test]
 fn what_a_query_keeps_of_a_tensor_is_what_it_was() {
     let call = Made { layout: Some(Layout::Bhsd), ..dense(8, 6, 4, 4) }
+        .param("causal", ParamValue::Bool(false))
         .with(t("query", DType::F16, &[2, 4, 8, 64]).strided(&[8192, 128, 1024, 2]))
         .with(t("key", DType::F16, &[2, 4, 6, 64]))
         .with(t("value", DType::F16, &[2, 4, 6, 64]));
