@@ -45,7 +45,7 @@ fn locks_are_put_and_taken_away() {
     // A lock on a kernel that is not there serves nothing, and says so.
     w.engine.lock("norm.rms", "d.rms").unwrap();
     let error = rms(&w.engine).unwrap_err();
-    assert!(error.to_string().contains("POLICY_LOCKED"), "{error}");
+    assert!(error.to_string().contains("'d.rms' is locked, and no kernel of that name is registered"), "{error}");
 }
 
 #[test]
