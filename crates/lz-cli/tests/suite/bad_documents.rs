@@ -26,7 +26,7 @@ fn changed(change: impl Fn(&mut Value)) -> Outcome {
     let text = document.to_string();
     let error = &load(&text, "--json").ended(3).json()["error"];
     assert_eq!(error["code"], "INVALID_CAPABILITIES");
-    load(&text, "").ended(3).says("error[INVALID_CAPABILITIES]: ").says("mine.json").says("hint: mend the document")
+    load(&text, "").ended(3).says("error[INVALID_CAPABILITIES]: ").says("mine.json").says("hint: fix the document")
 }
 
 fn kernel(document: &mut Value) -> &mut Value {
