@@ -245,7 +245,9 @@ def cases(op: str) -> list[Case]:
         dtypes = {name: stored["dtype"] for name, stored in case["inputs"].items()}
         if any(one["dtype"] in FOUR_BIT and one["shape"][-1] % 2 for one in case["inputs"].values()):
             continue
-        layout = case["layout"] or (LAYOUT_WHEN_NOT_SAID.get(op) or ("NHD" if op.endswith(".paged") else None))
+        dense = op.startswith(("attention.standard.", "attention.gqa.", "attention.cross"))
+        otherwise = "NHD" if op.endswith(".paged") else "BSHD" if dense else None
+        layout = case["layout"] or LAYOUT_WHEN_NOT_SAID.get(op, otherwise)
         one = Case(op, case["name"], layout, dtypes, case["inputs"], params, case.get("expect"))
         one.dims = _dims(one)
         found.append(one)

@@ -317,7 +317,15 @@ class Paged:
 
     def arguments(self, kernel: Callable[..., Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
         """What the engine would hand to a kernel's function."""
-        known = {"scale": None, "shared_prefix": 0, **self.params, "layout": self.layout, **tensors}
+        known = {
+            "scale": None,
+            "shared_prefix": 0,
+            "window_right": -1,
+            "causal": True,
+            **self.params,
+            "layout": self.layout,
+            **tensors,
+        }
         return {name: known[name] for name in inspect.signature(kernel).parameters}
 
     def keywords(self, tensors: dict[str, Tensor]) -> dict[str, Any]:

@@ -215,11 +215,11 @@ def test_the_call_itself_stands_above_all() -> None:
 
 
 def test_a_kernel_registered_inside_is_there() -> None:
-    with lz.prefer("three"):
+    with lz.prefer("one"):
         assert served() == "one"
 
         @lz.register_kernel(
-            operation="norm.rms", kernel_id="three.norm", platform="cpu", supported_dtypes=["float32"], priority=45
+            operation="norm.rms", kernel_id="three.norm", platform="cpu", supported_dtypes=["float32"], priority=99
         )
         def three(input: Tensor, eps: float) -> Tensor:
             return input + 3.0

@@ -14,7 +14,15 @@ EXITS = {"smoke": 5, "quick": 40, "full": 1000}[os.environ.get("LZ_TEST_SCALE", 
 
 
 def test_programs_end_as_they_say(tmp_path: Path) -> None:
-    done = python(Path(__file__).parent / "exiting.py", str(EXITS), "20", str(tmp_path), timeout=3600)
+    done = python(
+        "-W",
+        "ignore::DeprecationWarning",
+        Path(__file__).parent / "exiting.py",
+        str(EXITS),
+        "20",
+        str(tmp_path),
+        timeout=3600,
+    )
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(told) == EXITS, f"{done.returncode}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     for program in told:

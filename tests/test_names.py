@@ -19,6 +19,7 @@ import layerzero as lz
 import pytest
 import torch
 from described import FOLDER, command, registered
+from in_force import changed
 from layerzero import _native
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
@@ -141,7 +142,7 @@ def test_a_name_that_nobody_knows_is_refused_with_the_nearest() -> None:
     for block in (lz.prefer, lz.avoid, lz.disabled):
         with pytest.raises(lz.ConfigurationError, match="did you mean 'xformers'"), block("xformer"):
             raise AssertionError
-    assert not [s for s in lz.settings() if s.origin["layer"] != "default"]
+    assert not changed()
 
 
 def test_what_is_optional_may_be_unknown() -> None:

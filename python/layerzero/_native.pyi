@@ -29,10 +29,13 @@ __all__ = [
     "Subject",
     "TextCall",
     "__version__",
+    "after_fork",
+    "after_fork_in_child",
     "alibi_bias",
     "allocations",
     "attention",
     "backends",
+    "before_fork",
     "call_inputs",
     "checkpoint",
     "cli",
@@ -45,6 +48,7 @@ __all__ = [
     "disable",
     "document",
     "embedding",
+    "end",
     "explain",
     "explain_call",
     "forget_failures",
@@ -101,6 +105,7 @@ __all__ = [
     "save_manifest",
     "schema",
     "settings",
+    "settle_names",
     "silu_mul",
     "solve",
     "sparse_attention",
@@ -181,9 +186,13 @@ def attention(
     multiply it by zero.
 
     Edge cases:
-        When a score is plus infinity: of infinite queries or keys, or products beyond float32's range: NaN for that query (except: torch's fused kernel for the CPU gives zeros in float16 and bfloat16).
-        When scale is closer to 0 than float32's smallest normal number, 2^-126: the scores by the definition, which in float32 or narrower are 0: keys that may be attended to weigh the same.
-        When gradients of key and value are wanted in float16 or bfloat16: sums over more than 4096 queries are made in float32 (except: fused kernels round weights to the dtype first; torch's for the CPU also rounds the sum after every 256 of up to 4096 queries).
+        When a score is plus infinity: of infinite queries or keys, or products beyond float32's range: NaN for that
+            query (except: torch's fused kernel for the CPU gives zeros in float16 and bfloat16).
+        When scale is closer to 0 than float32's smallest normal number, 2^-126: the scores by the definition, which in
+            float32 or narrower are 0: keys that may be attended to weigh the same.
+        When gradients of key and value are wanted in float16 or bfloat16: sums over more than 4096 queries are made in
+            float32 (except: fused kernels round weights to the dtype first; torch's for the CPU also rounds the sum
+            after every 256 of up to 4096 queries).
 
     Args:
         query: tensor (batch, seq_q, heads, head_dim) as BSHD or (batch, heads, seq_q, head_dim) as BHSD; float64,
@@ -229,9 +238,13 @@ def cross_attention(
     out = softmax(scale * q.k^T + mask).v with keys and values of another sequence (an encoder's); never causal
 
     Edge cases:
-        When a score is plus infinity: of infinite queries or keys, or products beyond float32's range: NaN for that query (except: torch's fused kernel for the CPU gives zeros in float16 and bfloat16).
-        When scale is closer to 0 than float32's smallest normal number, 2^-126: the scores by the definition, which in float32 or narrower are 0: keys that may be attended to weigh the same.
-        When gradients of key and value are wanted in float16 or bfloat16: sums over more than 4096 queries are made in float32 (except: fused kernels round weights to the dtype first; torch's for the CPU also rounds the sum after every 256 of up to 4096 queries).
+        When a score is plus infinity: of infinite queries or keys, or products beyond float32's range: NaN for that
+            query (except: torch's fused kernel for the CPU gives zeros in float16 and bfloat16).
+        When scale is closer to 0 than float32's smallest normal number, 2^-126: the scores by the definition, which in
+            float32 or narrower are 0: keys that may be attended to weigh the same.
+        When gradients of key and value are wanted in float16 or bfloat16: sums over more than 4096 queries are made in
+            float32 (except: fused kernels round weights to the dtype first; torch's for the CPU also rounds the sum
+            after every 256 of up to 4096 queries).
 
     Args:
         query: tensor (batch, seq_q, heads, head_dim) as BSHD or (batch, heads, seq_q, head_dim) as BHSD; float64,
@@ -274,9 +287,10 @@ def paged_attention(
     """Softmax attention over a paged cache: standard or grouped-query, decode or packed prefill.
 
     sequence b's keys are the first context_lens[b] slots of the pages block_tables[b, 0..]; its one query attends to
-    all of them (within the window). A context length of 0 gives zeros. Page indices beyond the context are not read.
-    shared_prefix promises that no context is shorter than that, and that the first shared_prefix // block_size columns
-    of block_tables are the same in all rows; a kernel that relies on it refuses a call that breaks it.
+    all of them (within the window); no key comes after it, so causal and the right side of the window change nothing. A
+    context length of 0 gives zeros. Page indices beyond the context are not read. shared_prefix promises that no
+    context is shorter than that, and that the first shared_prefix // block_size columns of block_tables are the same in
+    all rows; a kernel that relies on it refuses a call that breaks it.
 
     queries are packed along the first dimension; sequence b owns rows cu_seqlens_q[b] .. cu_seqlens_q[b+1], which are
     the last positions of its context_lens[b] cached tokens (bottom-right aligned). shared_prefix is the promise it is
@@ -408,7 +422,9 @@ def embedding(indices: _Array, weight: _Array, *, out: _Array | None = None) -> 
     out[i] = weight[indices[i]]; an index outside the table is an error
 
     Edge cases:
-        When the gradient of weight is wanted in float16 or bfloat16: the gradients of equal indices are summed in float32 and rounded once (except: torch's backward for CUDA rounds the sum more than once for small numbers of indices (seen at 2048, not at 4096)).
+        When the gradient of weight is wanted in float16 or bfloat16: the gradients of equal indices are summed in
+            float32 and rounded once (except: torch's backward for CUDA rounds the sum more than once for small numbers
+            of indices (seen at 2048, not at 4096)).
 
     Args:
         indices: tensor (...,); int64, int32.
@@ -476,9 +492,13 @@ def rms_norm(input: _Array, weight: _Array | None = None, eps: float = 1e-06, *,
     out = x / sqrt(mean(x^2) + eps) * weight, over the last dimension
 
     Edge cases:
-        When eps is below 1e-30, and squares of the numbers are below float32's range: the result by the definition, computed in float64 (except: kernels for GPUs square in float32, where a mean square below 1e-38 may become 0).
-        When squares of the numbers of a row are beyond float32's range: numbers from about 1e19: the result by the definition (except: kernels that square in float32 give zeros or NaN in that row).
-        When gradients are wanted in float16 or bfloat16: sums over the rows (the gradients of weight and bias) are made in float32 and rounded once (except: kernels of other libraries for GPUs sum as these do).
+        When eps is below 1e-30, and squares of the numbers are below float32's range: the result by the definition,
+            computed in float64 (except: kernels for GPUs square in float32, where a mean square below 1e-38 may become
+            0).
+        When squares of the numbers of a row are beyond float32's range: numbers from about 1e19: the result by the
+            definition (except: kernels that square in float32 give zeros or NaN in that row).
+        When gradients are wanted in float16 or bfloat16: sums over the rows (the gradients of weight and bias) are made
+            in float32 and rounded once (except: kernels of other libraries for GPUs sum as these do).
 
     Args:
         input: tensor (..., hidden); float64, float32, float16, bfloat16.
@@ -506,9 +526,13 @@ def layer_norm(
     out = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, over the last dimension, biased variance
 
     Edge cases:
-        When eps is below 1e-30, and squares of the numbers are below float32's range: the result by the definition, computed in float64 (except: kernels for GPUs square in float32, where a mean square below 1e-38 may become 0).
-        When squares of the numbers of a row are beyond float32's range: numbers from about 1e19: the result by the definition (except: kernels that square in float32 give zeros or NaN in that row).
-        When gradients are wanted in float16 or bfloat16: sums over the rows (the gradients of weight and bias) are made in float32 and rounded once (except: kernels of other libraries for GPUs sum as these do).
+        When eps is below 1e-30, and squares of the numbers are below float32's range: the result by the definition,
+            computed in float64 (except: kernels for GPUs square in float32, where a mean square below 1e-38 may become
+            0).
+        When squares of the numbers of a row are beyond float32's range: numbers from about 1e19: the result by the
+            definition (except: kernels that square in float32 give zeros or NaN in that row).
+        When gradients are wanted in float16 or bfloat16: sums over the rows (the gradients of weight and bias) are made
+            in float32 and rounded once (except: kernels of other libraries for GPUs sum as these do).
 
     Args:
         input: tensor (..., hidden); float64, float32, float16, bfloat16.
@@ -532,9 +556,13 @@ def fused_add_rms_norm(
     s = input + residual; output = s / sqrt(mean(s^2) + eps) * weight; residual_out = s, rounded to the input's dtype
 
     Edge cases:
-        When eps is below 1e-30, and squares of the numbers are below float32's range: the result by the definition, computed in float64 (except: kernels for GPUs square in float32, where a mean square below 1e-38 may become 0).
-        When squares of the numbers of a row are beyond float32's range: numbers from about 1e19: the result by the definition (except: kernels that square in float32 give zeros or NaN in that row).
-        When gradients are wanted in float16 or bfloat16: sums over the rows (the gradients of weight and bias) are made in float32 and rounded once (except: kernels of other libraries for GPUs sum as these do).
+        When eps is below 1e-30, and squares of the numbers are below float32's range: the result by the definition,
+            computed in float64 (except: kernels for GPUs square in float32, where a mean square below 1e-38 may become
+            0).
+        When squares of the numbers of a row are beyond float32's range: numbers from about 1e19: the result by the
+            definition (except: kernels that square in float32 give zeros or NaN in that row).
+        When gradients are wanted in float16 or bfloat16: sums over the rows (the gradients of weight and bias) are made
+            in float32 and rounded once (except: kernels of other libraries for GPUs sum as these do).
 
     Args:
         input: tensor (..., hidden); float64, float32, float16, bfloat16.
@@ -555,7 +583,8 @@ def linear(input: _Array, weight: _Array, bias: _Array | None = None, *, out: _A
     out = input . weight^T + bias
 
     Edge cases:
-        When the dtype is float16 or bfloat16, and bias is given: the product is not rounded before the bias is added, whatever the strides (except: torch's kernel for CUDA rounds it for a single row of bfloat16).
+        When the dtype is float16 or bfloat16, and bias is given: the product is not rounded before the bias is added,
+            whatever the strides (except: torch's kernel for CUDA rounds it for a single row of bfloat16).
 
     Args:
         input: tensor (..., in_features); float64, float32, float16, bfloat16.
@@ -603,7 +632,8 @@ def silu_mul(gate: _Array, up: _Array, *, out: _Array | None = None) -> _Array:
     out = gate / (1 + exp(-gate)) * up
 
     Edge cases:
-        When a number of gate is infinite: the limit: infinity of infinity, 0 of minus infinity (except: kernels but the reference may give NaN).
+        When a number of gate is infinite: the limit: infinity of infinity, 0 of minus infinity (except: kernels but the
+            reference may give NaN).
 
     Args:
         gate: tensor (..., width); float64, float32, float16, bfloat16.
@@ -622,7 +652,8 @@ def gelu(input: _Array, approximate: str = "none", *, out: _Array | None = None)
     out = x/2 (1 + erf(x/sqrt(2))), or with approximate = tanh: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
 
     Edge cases:
-        When a number is infinite: the limit: infinity of infinity, 0 of minus infinity (except: kernels but the reference may give NaN).
+        When a number is infinite: the limit: infinity of infinity, 0 of minus infinity (except: kernels but the
+            reference may give NaN).
 
     Args:
         input: tensor (..., width); float64, float32, float16, bfloat16.
@@ -651,7 +682,8 @@ def sample_topk(
     id -1.
 
     Edge cases:
-        When a uniform number is NaN or outside [0, 1): an error on the CPU (BAD_DATA) (except: other devices are not waited for: a number below 0 counts as 0, and 1 or more or NaN draws the last token that can be drawn).
+        When a uniform number is NaN or outside [0, 1): an error on the CPU (BAD_DATA) (except: other devices are not
+            waited for: a number below 0 counts as 0, and 1 or more or NaN draws the last token that can be drawn).
 
     Args:
         logits: tensor (..., vocab); float64, float32, float16, bfloat16.
@@ -683,7 +715,8 @@ def sample_topp(
     cumulative probability exceeds the row's uniform number. A NaN among the logits gives id -1.
 
     Edge cases:
-        When a uniform number is NaN or outside [0, 1): an error on the CPU (BAD_DATA) (except: other devices are not waited for: a number below 0 counts as 0, and 1 or more or NaN draws the last token that can be drawn).
+        When a uniform number is NaN or outside [0, 1): an error on the CPU (BAD_DATA) (except: other devices are not
+            waited for: a number below 0 counts as 0, and 1 or more or NaN draws the last token that can be drawn).
 
     Args:
         logits: tensor (..., vocab); float64, float32, float16, bfloat16.
@@ -716,7 +749,8 @@ def speculative_verify(
     exceeds uniform[draft]. ids holds the accepted tokens, the drawn one, then -1; accepted counts the accepted ones.
 
     Edge cases:
-        When a uniform number is NaN or outside [0, 1): an error on the CPU (BAD_DATA) (except: other devices are not waited for: a number below 0 counts as 0, and 1 or more or NaN draws the last token that can be drawn).
+        When a uniform number is NaN or outside [0, 1): an error on the CPU (BAD_DATA) (except: other devices are not
+            waited for: a number below 0 counts as 0, and 1 or more or NaN draws the last token that can be drawn).
 
     Args:
         draft_ids: tensor (batch, draft); int64, int32.
@@ -752,7 +786,9 @@ def quantize(
     round(lowest - min / scale), values = round(x / scale) + zero_point. A scale of one dimension covers whole rows.
 
     Edge cases:
-        When an infinity is among the numbers a computed scale covers: an infinite scale (of int8, int4 and float8): finite numbers are 0 units, infinities 0 of an integer and NaN of a float8. The zero point is the format's lowest number where the infinity is positive, and 0 where there is a negative one.
+        When an infinity is among the numbers a computed scale covers: an infinite scale (of int8, int4 and float8):
+            finite numbers are 0 units, infinities 0 of an integer and NaN of a float8. The zero point is the format's
+            lowest number where the infinity is positive, and 0 where there is a negative one.
 
     Args:
         input: tensor (..., cols); float64, float32, float16, bfloat16.
@@ -793,7 +829,8 @@ def dequantize(
 ) -> _Array:
     """Back to floating point.
 
-    out = (values - zero_point) * scale, with the scale that covers the element
+    out = (values - zero_point) * scale, with the scale and zero point that cover the element; quantize gives zero
+    points of 0 for formats that have none, so that dequantize takes all it returns
 
     Args:
         values: tensor (..., cols); float8_e4m3fn, float8_e5m2, mxfp4, nvfp4, int8, int4.
@@ -861,8 +898,11 @@ def kv_compact(key_cache: _Array, value_cache: _Array, moves: _Array, *, layout:
     Operations: kv_cache.compact. See which kernel runs with lz.which and lz.explain.
     """
 
+def after_fork() -> None: ...
+def after_fork_in_child() -> None: ...
 def allocations() -> int: ...
 def backends() -> str: ...
+def before_fork() -> None: ...
 def call_inputs(call: str, device: int) -> dict[str, Any]: ...
 def checkpoint() -> Checkpoint: ...
 def cli(args: Sequence[str]) -> int: ...
@@ -872,6 +912,7 @@ def device_number(name: str) -> int: ...
 def devices() -> str: ...
 def disable(name: str, why: str) -> None: ...
 def document(text: str, version: str | None = None) -> str: ...
+def end() -> None: ...
 def explain(op: str, *args: Any, **kwargs: Any) -> tuple[str, str]: ...
 def explain_call(call: str, device: int) -> tuple[str, str]: ...
 def forget_failures() -> None: ...
@@ -893,12 +934,13 @@ def load_backend(
     adapters: Sequence[_Adapter],
     unavailable: tuple[str, str] | None = None,
     trust: str = "unproven",
+    lacks: Sequence[str] = ...,
 ) -> None: ...
 def load_config(path: str | PathLike[str]) -> None: ...
 def load_sources() -> None: ...
 def load_table(text: str, origin: str) -> str: ...
 def load_warm() -> int: ...
-def lock(operation: str, kernel: str) -> None: ...
+def lock(operation: str, kernel: str, optional: bool = False) -> None: ...
 def lockfile(calls: Sequence[str], device: int) -> str: ...
 def manifest() -> str: ...
 def measure(
@@ -929,6 +971,7 @@ def run_kernel(kernel_id: str, *args: Any, **kwargs: Any) -> Any: ...
 def save_manifest(path: PathLike[str] | None = None, model_hash: str | None = None) -> str: ...
 def schema(operation: str) -> dict[str, Any]: ...
 def settings() -> str: ...
+def settle_names() -> None: ...
 def solve(model_id: str, calls: Sequence[str], device: int, buckets: dict[str, list[int]]) -> tuple[str, str]: ...
 def status() -> dict[str, Any]: ...
 def text_operation(kernel_id: str) -> str | None: ...

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use lz_cpu::{CallRefError, call};
 use lz_model::schema::OpKind;
-use lz_model::{Catalog, DType, KernelError, Layout, ParamValue, Tensor, TensorView};
+use lz_model::{Catalog, DType, Layout, ParamValue, Tensor, TensorView};
 use serde_json::{Map, Value};
 
 fn folder() -> PathBuf {

@@ -36,14 +36,18 @@ pub unsafe fn call(
     if !front.updated.is_empty() && !unsafe { written::apart(front, slots) } {
         return None;
     }
-    let (watching, versions) =
-        Python::attach(|py| (Watching::begin(py, front, slots, route, at), Versions::read(py, front, slots)));
+    let (watching, versions) = Python::attach(|py| {
+        let versions = route.steps[at].watched.then(|| Versions::read(py, front, slots));
+        (Watching::begin(py, front, slots, route, at), versions)
+    });
     let begun = Instant::now();
     // SAFETY: passed on.
     let result = unsafe { prepared.call() };
     let took = begun.elapsed();
     if result.is_null() {
-        Python::attach(|py| blame(py, front, slots, route, at, &versions));
+        if let Some(versions) = versions {
+            Python::attach(|py| blame(py, front, slots, route, at, &versions));
+        }
         return Some(result);
     }
     if !sampled && route.comparison.is_none() {

@@ -59,6 +59,10 @@ impl Place {
                 return None;
             }
             let itemsize = i64::from(tensor.bits).div_euclid(8).max(1);
+            // Tensors without memory of their own (functional and fake ones) share nothing by it.
+            if tensor.start() as usize == 0 && !tensor.shape().contains(&0) {
+                return None;
+            }
             Some(Place::new(tensor.start() as i64, itemsize, tensor.shape(), tensor.strides()?))
         }
     }

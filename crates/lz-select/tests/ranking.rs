@@ -406,7 +406,7 @@ fn a_lock_decides_alone_and_a_lock_on_an_invalid_kernel_leaves_none() {
     let mut spec = spec(vec![kernel("a.x", 10), kernel("b.x", 90)]);
     spec.policy = PolicySpec::default().lock("norm.rms", "a.x");
     assert_eq!(ranking(&spec, &query()), (vec!["a.x".into()], Basis::Locked));
-    let gradients = query_with(128, Context { deterministic: true, ..Context::default() });
+    let deterministic = query_with(128, Context { deterministic: true, ..Context::default() });
     let snapshot = spec.build(1).unwrap();
     let decision = snapshot.select(&deterministic);
     assert!(decision.chosen().is_none());
