@@ -231,15 +231,23 @@ def _raise_in(thread: threading.Thread, exception: type[BaseException]) -> None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(exception))
 
 
-def _end_programs_of(thread: threading.Thread) -> None:
-    """Asks the compilers that a thread started and waits for to end. Where the system does not tell them, they go on."""
-    try:
-        children = Path(f"/proc/self/task/{thread.native_id}/children").read_text(encoding="ascii").split()
-    except OSError:
-        return
-    for child in map(int, children):
+def _end_programs_of(thread: threading.Thread) -> bool:
+    """Asks the compilers that a thread started and waits for to end, and those that they started; whether there are any.
+    Where the system does not tell them, they go on."""
+    found = _children(f"/proc/self/task/{thread.native_id}")
+    for program in found:
+        found += [child for task in Path(f"/proc/{program}/task").glob("*") for child in _children(str(task))]
+    for program in found:
         with suppress(ProcessLookupError, PermissionError):
-            os.kill(child, signal.SIGTERM)
+            os.kill(program, signal.SIGTERM)
+    return bool(found)
+
+
+def _children(task: str) -> list[int]:
+    try:
+        return [int(child) for child in Path(task, "children").read_text(encoding="ascii").split()]
+    except OSError:
+        return []
 
 
 class _Worker:
@@ -291,8 +299,9 @@ class _Worker:
         # What it is doing when it is first asked may end by itself.
         thread.join(0.05)
         while thread.is_alive() and time.monotonic() < until:
-            _raise_in(thread, _ProgramEnds)
-            _end_programs_of(thread)
+            # Programs first: an exception would have their input files removed while they read them.
+            if not _end_programs_of(thread):
+                _raise_in(thread, _ProgramEnds)
             thread.join(0.05)
 
     def forked(self) -> None:

@@ -322,9 +322,7 @@ fn a_file_that_is_no_good_is_written_anew() {
     let cache = folder.path().join("triton");
     std::fs::create_dir_all(cache.join("x")).unwrap();
     let file = folder.path().join(".cache/layerzero/warm.json");
-    for text in
-        ["", "not json", "{}", r#"{"schema_version":"7","compiled":[]}"#, r#"{"schema_version":"1.0","compiled":[{}]}"#]
-    {
+    for text in ["", r#"{"schema_version":"7","compiled":[]}"#, r#"{"schema_version":"1.0","compiled":[{}]}"#] {
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();
         std::fs::write(&file, text).unwrap();
         let engine = at(folder.path(), "1", &["host"]);
@@ -332,6 +330,15 @@ fn a_file_that_is_no_good_is_written_anew() {
         engine.mark_warm("lib.rms", &call(2, 8), HOST).unwrap();
         engine.keep_warm("lib.rms", &call(2, 8), HOST, 1.0, vec![cache.clone()]);
         assert_eq!(at(folder.path(), "1", &["host"]).jit_status().restored, 1, "{text:?}");
+    }
+    // What is not ours is left as it is.
+    for text in ["not json", "{}"] {
+        std::fs::write(&file, text).unwrap();
+        let engine = at(folder.path(), "1", &["host"]);
+        engine.mark_warm("lib.rms", &call(2, 8), HOST).unwrap();
+        engine.keep_warm("lib.rms", &call(2, 8), HOST, 1.0, vec![cache.clone()]);
+        assert_eq!(at(folder.path(), "1", &["host"]).jit_status().restored, 0, "{text:?}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
     }
     // A folder in its place: nothing is kept, and nothing else happens.
     std::fs::remove_file(&file).unwrap();

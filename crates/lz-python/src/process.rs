@@ -18,8 +18,9 @@ use pyo3::prelude::*;
 
 use crate::engine;
 
-/// How long the end of the program waits for calls under way on other threads.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the end of the program waits for calls under way on other threads. The first call of a program imports every
+/// library, which may take half a minute.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Calls under way, on all threads. It is changed while holding the interpreter only, so that a load and a store do.
 static CALLS: AtomicUsize = AtomicUsize::new(0);

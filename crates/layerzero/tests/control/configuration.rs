@@ -48,7 +48,10 @@ fn locks_are_put_and_taken_away() {
     assert_eq!(w.serves(), "a.rms");
     w.engine.lock("norm.rms", "liger.rms_norm").unwrap();
     let error = rms(&w.engine).unwrap_err();
-    assert!(error.to_string().contains("'d.rms' is locked, and no kernel of that name is registered"), "{error}");
+    assert!(
+        error.to_string().contains("'liger.rms_norm' is locked, and no kernel of that name is registered"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -48,7 +48,7 @@ fn an_override_whose_circuit_is_open_put_nothing_first() {
     assert_eq!((report.chosen.as_deref(), report.overridden_by), (Some("good.rms"), None));
     let told = why(&w);
     assert!(told.starts_with("next in line after flaky.rms, which is out: "), "{told}");
-    assert!(told.ends_with("the circuit of flaky is open: no luck"), "{told}");
+    assert!(told.ends_with("the circuit of flaky.rms is open: no luck"), "{told}");
 }
 
 #[test]

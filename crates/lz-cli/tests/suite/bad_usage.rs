@@ -31,7 +31,7 @@ const WRONG: &[(&str, &str, &[&str])] = &[
         &["--strides weight", "--shape weight"],
     ),
     ("select --op rms_norm --shape input=4x8 --input-dtype w=f16", "BAD_ARGUMENT", &["--input-dtype w"]),
-    ("select --op rms_norm --shape input=4x8 --prefer lz_gpu", "BAD_ARGUMENT", &["unknown backend 'lz_gpu'", "lz_cpu"]),
+    ("select --op rms_norm --shape input=4x8 --prefer lz_gpu", "BAD_ARGUMENT", &["unknown library 'lz_gpu'", "lz_cpu"]),
     (
         "select --op rms_norm --shape input=4x8 --lock lz_cpu.ref.norm.rsm",
         "UNKNOWN_KERNEL",

@@ -268,6 +268,8 @@ impl Variant {
         let mut call = base.clone();
         let sizes = &mut call.sizes;
         *[&mut sizes.batch, &mut sizes.seq_q, &mut sizes.seq_k][dim] = size;
+        // A causal call has at least as many keys as queries.
+        call.causal &= sizes.seq_q <= sizes.seq_k;
         call
     }
 }
