@@ -141,6 +141,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "after_fork": ("None",),
     "after_fork_in_child": ("None",),
     "before_fork": ("None",),
+    "busy": ("function: Any", "args: tuple[Any, ...]", "kwargs: dict[str, Any]", "Any"),
     "end": ("None",),
     "forget_failures": ("None",),
     "health": ("tuple[str, str, bool]",),

@@ -105,6 +105,8 @@ def child(kinds: list[str], end: str, moment: float, folder: Path, device: str) 
     while time.monotonic() < until:
         lz.rms_norm(torch.ones(2, 4, device=device))
     if end == "fork":
+        # Threads of other libraries may be anywhere in their first call, and their locks are not ours.
+        lz.rms_norm(torch.ones(2, 4, device=device))
         # A child of its own, that makes a call and ends.
         if (pid := os.fork()) == 0:
             if device == "cpu":

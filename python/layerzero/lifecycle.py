@@ -8,14 +8,17 @@ threads, so no lock may be held by one of them.
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 import weakref
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 from layerzero import _native
 
 Lock = TypeVar("Lock")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 #: How long a fork waits for a lock, in seconds.
 _PATIENCE = 60.0
@@ -34,6 +37,16 @@ def open_in_forks(lock: Lock) -> Lock:
     """
     _locks.add(lock)
     return lock
+
+
+def waited_for(function: Function) -> Function:
+    """A function that the end of the program waits for, on whichever thread it runs."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return _native.busy(function, args, kwargs)
+
+    return cast(Function, run)
 
 
 def taken_around_forks(lock: Lock) -> Lock:

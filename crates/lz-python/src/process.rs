@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use layerzero::forking;
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
 
 use crate::engine;
 
@@ -89,6 +90,18 @@ fn sleep_until_the_end(py: Python<'_>) -> ! {
 pub fn detached<R: Send>(py: Python<'_>, work: impl FnOnce() -> R + Send) -> R {
     let _call = Call::enter(py);
     py.detach(|| forking::without_forks(work))
+}
+
+/// Makes a call of a Python function that the end of the program waits for.
+#[pyfunction]
+pub fn busy<'py>(
+    py: Python<'py>,
+    function: &Bound<'py, PyAny>,
+    args: &Bound<'py, PyTuple>,
+    kwargs: &Bound<'py, PyDict>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let _call = Call::enter(py);
+    function.call(args, Some(kwargs))
 }
 
 /// The program ends: stops the engine's threads and waits for the calls of other threads. Called at exit, while the

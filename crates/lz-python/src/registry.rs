@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use crate::engine::engine;
 use crate::error;
 use crate::front::MAX_ARGUMENTS;
-use crate::process::detached;
+use crate::process::{Call, detached};
 use crate::pycall::PyKernel;
 use crate::torch::Torch;
 
@@ -22,6 +22,7 @@ static LOADED: AtomicBool = AtomicBool::new(false);
 /// Loads the backends and plugins, once, before the first call or question. One that was interrupted goes on.
 pub fn ensure_loaded(py: Python<'_>) -> PyResult<()> {
     if !LOADED.load(Ordering::Acquire) {
+        let _call = Call::begin();
         // A plugin may call us while it is being loaded: then the rest is still to come.
         let complete = py.import("layerzero.loading")?.call_method0("load")?.is_truthy()?;
         LOADED.store(complete, Ordering::Release);

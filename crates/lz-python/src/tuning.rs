@@ -316,7 +316,6 @@ pub fn measure(
     regret: bool,
     tell: Option<Py<PyAny>>,
 ) -> PyResult<String> {
-    let _call = Call::enter(py);
     let wanted = wanted(py, request)?;
     let budget = Duration::try_from_secs_f64(budget_s).map_err(|_| {
         PyValueError::new_err(format!("the budget is {budget_s} s, expected a number of seconds above zero"))

@@ -12,6 +12,7 @@ from typing import Any
 from layerzero import _native
 from layerzero.errors import ConfigurationError
 from layerzero.inspection import SelectionReport
+from layerzero.lifecycle import waited_for
 from layerzero.models import Call
 
 _UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -81,6 +82,7 @@ def _bad(text: str, hint: str) -> ConfigurationError:
     return ConfigurationError(text, code="BAD_REQUEST", hint=hint)
 
 
+@waited_for
 def tune(
     operation: str | None = None,
     *,
@@ -162,6 +164,7 @@ def explain_call(call: str | Mapping[str, Any], device: Any = "cpu") -> Selectio
     return SelectionReport(json.loads(data), table)
 
 
+@waited_for
 def regret(
     operation: str | None = None,
     *,
