@@ -175,6 +175,7 @@ pub(crate) fn refuse_neighbours(path: &Path) -> Result<(), Refusal> {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, clippy::cloned_ref_to_slice_refs)]
 mod tests {
     use super::*;
 

@@ -107,6 +107,7 @@ pub fn plan_call(py: Python<'_>, call: &str, device: u16) -> PyResult<String> {
 
 /// The calls a request (as JSON) asks for, each as JSON.
 #[pyfunction]
+#[allow(clippy::result_large_err)]
 pub fn requested_calls(py: Python<'_>, request: &str) -> PyResult<Vec<String>> {
     registry::ensure_loaded(py)?;
     let bad = |what: String, hint: &str| error::configuration(py, "BAD_REQUEST", &what, hint);

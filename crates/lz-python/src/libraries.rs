@@ -44,11 +44,11 @@ fn assume(py: Python<'_>, engine: &Engine, wanted: &[String]) -> Result<Vec<Stri
 
 /// What `layerzero.detection` found, or was told to assume.
 fn found(py: Python<'_>) -> PyResult<Option<Vec<Found>>> {
-    Ok(py.import("layerzero.detection")?.call_method0("found")?.extract()?)
+    py.import("layerzero.detection")?.call_method0("found")?.extract()
 }
 
 fn assumed(py: Python<'_>, wanted: &[String]) -> PyResult<Vec<Found>> {
-    Ok(py.import("layerzero.detection")?.call_method1("assumed", (wanted.to_vec(),))?.extract()?)
+    py.import("layerzero.detection")?.call_method1("assumed", (wanted.to_vec(),))?.extract()
 }
 
 /// Whether this process has kernels of libraries already.

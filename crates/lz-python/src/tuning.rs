@@ -277,6 +277,7 @@ impl Bench for PyBench {
     }
 }
 
+#[allow(clippy::result_large_err)]
 fn wanted(py: Python<'_>, request: &str) -> PyResult<Vec<Wanted>> {
     registry::ensure_loaded(py)?;
     let bad = |what: String, hint: &str| error::configuration(py, "BAD_REQUEST", &what, hint);

@@ -7,6 +7,8 @@ use lz_model::{Catalog, DeviceIx, KernelDescriptor, MAX_DIMS, OpIx, ParamValue, 
 
 /// Which calls a pin is about, their sizes aside.
 #[derive(Clone, Debug, PartialEq)]
+// There are few of them, and a query is compared where it lies.
+#[allow(clippy::large_enum_variant)]
 pub enum About {
     /// Those of a class, as [`Query::class`] gives it.
     Class(Query),

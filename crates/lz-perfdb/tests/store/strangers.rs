@@ -54,7 +54,8 @@ fn sqlite(path: &Path, sql: &str) {
 
 #[test]
 fn no_kind_of_file_that_is_not_ours_changes() {
-    let kinds: Vec<(&str, Box<dyn Fn(&Path)>)> = vec![
+    type Make = Box<dyn Fn(&Path)>;
+    let kinds: Vec<(&str, Make)> = vec![
         ("a directory", Box::new(|path| fs::create_dir(path).unwrap())),
         ("a pipe", Box::new(|path| assert!(Command::new("mkfifo").arg(path).status().unwrap().success()))),
         ("a socket", Box::new(|path| drop(UnixListener::bind(path).unwrap()))),
