@@ -8,6 +8,7 @@
 //!
 //! **Forks.** What runs without the interpreter runs in [`detached`], which no fork catches half way.
 
+use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, ThreadId};
@@ -29,6 +30,11 @@ static CALLS: AtomicUsize = AtomicUsize::new(0);
 static ENDING: AtomicBool = AtomicBool::new(false);
 /// The thread that ends the program, and may still make calls.
 static LAST: OnceLock<ThreadId> = OnceLock::new();
+
+thread_local! {
+    /// Whether this thread is inside [`busy`]: what it calls there is waited for with it, and must not stop half way.
+    static BUSY: Cell<bool> = const { Cell::new(false) };
+}
 
 /// A call into the native side that may give up the interpreter: it is waited for before the program ends.
 pub struct Call(());
@@ -64,7 +70,7 @@ pub fn is_ending() -> bool {
 
 /// Whether the program is ending and another thread ends it: this one must not ask for the interpreter any more.
 pub fn is_over_for_this_thread() -> bool {
-    is_ending() && LAST.get() != Some(&thread::current().id())
+    is_ending() && !BUSY.get() && LAST.get() != Some(&thread::current().id())
 }
 
 /// A call that is under way already goes no further when the program is ending: nothing has happened yet that anybody
@@ -101,7 +107,10 @@ pub fn busy<'py>(
     kwargs: &Bound<'py, PyDict>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let _call = Call::enter(py);
-    function.call(args, Some(kwargs))
+    let before = BUSY.replace(true);
+    let result = function.call(args, Some(kwargs));
+    BUSY.set(before);
+    result
 }
 
 /// The program ends: stops the engine's threads and waits for the calls of other threads. Called at exit, while the
