@@ -36,7 +36,9 @@ def interruption(error: BaseException, arguments: Iterable[object]) -> BaseExcep
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
-        if not isinstance(current, Exception) or isinstance(current, _control_flow()):
+        # A panic of a Rust library is no `Exception` either, and is that library's failure.
+        interrupt = not isinstance(current, Exception) and type(current).__name__ != "PanicException"
+        if interrupt or isinstance(current, _control_flow()):
             return current
         if _came_from(current.__traceback__, hooks, overrides):
             return current
