@@ -1,0 +1,98 @@
+//! Row-major tensors that own their memory.
+
+use crate::view::{Extents, TensorView, TensorViewMut, element_count, row_major};
+use crate::{Arena, DType, numeric};
+
+/// A row-major tensor that owns its memory, which is aligned to 64 bytes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    dtype: DType,
+    shape: Extents,
+    memory: Arena,
+}
+
+impl Tensor {
+    /// All zeros. Panics when there is no memory for it.
+    pub fn zeros(dtype: DType, shape: &[i64]) -> Tensor {
+        Tensor::try_zeros(dtype, shape).unwrap_or_else(|| panic!("no memory for a {dtype} tensor of shape {shape:?}"))
+    }
+
+    /// All zeros, or `None` when there is no memory for it.
+    pub fn try_zeros(dtype: DType, shape: &[i64]) -> Option<Tensor> {
+        let bits = |n: i64, size: &i64| if *size < 0 { None } else { n.checked_mul((*size).max(1)) };
+        shape.iter().try_fold(i64::from(dtype.bits()), bits)?;
+        let memory = Arena::try_new(dtype.bytes_for(element_count(shape) as usize))?;
+        Some(Tensor { dtype, shape: shape.into(), memory })
+    }
+
+    /// From numbers in row-major order, rounded to the dtype. Panics when there are not as many
+    /// numbers as the shape has elements.
+    pub fn from_f64(dtype: DType, shape: &[i64], values: &[f64]) -> Tensor {
+        let mut tensor = Tensor::zeros(dtype, shape);
+        assert_eq!(values.len() as i64, element_count(shape), "numbers for shape {shape:?}");
+        for (i, &value) in values.iter().enumerate() {
+            numeric::store(dtype, tensor.memory.bytes_mut(), i, value);
+        }
+        tensor
+    }
+
+    /// From integers in row-major order.
+    pub fn from_ints(dtype: DType, shape: &[i64], values: &[i64]) -> Tensor {
+        let values: Vec<f64> = values.iter().map(|&i| i as f64).collect();
+        Tensor::from_f64(dtype, shape, &values)
+    }
+
+    /// A view for reading.
+    pub fn view(&self) -> TensorView<'_> {
+        // SAFETY: its memory holds every element, and is borrowed as long as the view.
+        unsafe { TensorView::new(self.dtype, self.shape.clone(), row_major(&self.shape), self.memory.bytes().as_ptr()) }
+    }
+
+    /// A view for writing.
+    pub fn view_mut(&mut self) -> TensorViewMut<'_> {
+        let (shape, strides) = (self.shape.clone(), row_major(&self.shape));
+        // SAFETY: as above, borrowed for writing.
+        unsafe { TensorViewMut::new(self.dtype, shape, strides, self.memory.bytes_mut().as_mut_ptr()) }
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Sizes.
+    pub fn shape(&self) -> &[i64] {
+        &self.shape
+    }
+
+    /// Every element, in row-major order.
+    pub fn to_f64(&self) -> Vec<f64> {
+        self.view().to_f64()
+    }
+
+    /// The raw memory, little-endian.
+    pub fn bytes(&self) -> &[u8] {
+        self.memory.bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_aligned_to_a_cache_line() {
+        for size in [1, 3, 64, 1000] {
+            let tensor = Tensor::zeros(DType::U8, &[size]);
+            assert_eq!((tensor.bytes().as_ptr() as usize % 64, tensor.bytes().len()), (0, size as usize));
+        }
+    }
+
+    #[test]
+    fn impossible_sizes_are_refused() {
+        assert!(Tensor::try_zeros(DType::F32, &[-1]).is_none());
+        assert!(Tensor::try_zeros(DType::F32, &[i64::MAX, i64::MAX]).is_none());
+        assert!(Tensor::try_zeros(DType::F32, &[1 << 60]).is_none());
+        assert!(Tensor::try_zeros(DType::F32, &[0, 5]).is_some());
+    }
+}
