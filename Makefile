@@ -20,7 +20,7 @@ SOURCES := testdata python tests examples bench scripts
 
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 
-.PHONY: help demo test test-rust test-python test-isa bench check loom venv develop wheel stubs fmt schemas testdata lock clean
+.PHONY: help demo test test-rust test-python test-full test-isa bench check loom venv develop wheel stubs fmt schemas testdata lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -42,6 +42,9 @@ endif
 
 test-python: develop ## the Python tests
 	$(PYTHON) -m pytest -n 2 --dist loadfile tests
+
+test-full: develop ## every Python test at full size: ten times the cases, 1,000 exits, long sweeps (hours)
+	LZ_TEST_SCALE=full $(PYTHON) -m pytest -n 2 --dist loadfile tests
 
 test-isa: develop ## the tests that run kernels or show texts, as on CPUs with fewer instruction sets (hours)
 	LZ_TEST_SCALE=full $(PYTHON) -m pytest tests/test_isa.py

@@ -63,6 +63,15 @@ class Checkpoint:
     """What is registered and configured at a moment."""
 
 ''',
+    "Overlay": '''\
+@final
+class Overlay:
+    """What the calls of a ``with`` block, or of a plan, are made in."""
+
+    @property
+    def number(self) -> int: ...
+
+''',
     "Subject": '''\
 @final
 class Subject:
@@ -95,7 +104,7 @@ class TextCall:
 #: Functions that are no operations: their arguments, and last their result. The module does not know their types,
 #: stubtest knows all else about them.
 OTHERS: dict[str, tuple[str, ...]] = {
-    "allocations": ("int",),
+    "allocations": ("int | None",),
     "backends": ("str",),
     "call_inputs": ("call: str", "device: int", "dict[str, Any]"),
     "device_number": ("name: str", "int"),
@@ -149,8 +158,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "load_sources": ("None",),
     "lock": ("operation: str", "kernel: str", "optional: bool = False", "None"),
     "settle_names": ("None",),
-    "overlay": ("settings: dict[str, Any]", "plans: Sequence[Baked]", "int"),
-    "overlays_gone": ("numbers: Sequence[int]", "list[int]"),
+    "overlay": ("settings: dict[str, Any]", "plans: Sequence[Baked]", "Overlay"),
     "readiness": ("tuple[str, str, bool]",),
     "rearm": ("name: str", "bool"),
     "refresh_memory": ("None",),
@@ -180,12 +188,14 @@ OTHERS: dict[str, tuple[str, ...]] = {
         "unavailable: tuple[str, str] | None = None",
         'trust: str = "unproven"',
         "lacks: Sequence[str] = ...",
+        "importer: Callable[[], object] | None = None",
         "None",
     ),
     "register": ("document: str", "kernel: _Adapter", 'trust: str = "unproven"', "None"),
     "run_kernel": ("kernel_id: str", "*args: Any", "**kwargs: Any", "Any"),
     "schema": ("operation: str", "dict[str, Any]"),
     "status": ("dict[str, Any]",),
+    "register_simd_kernels": ("None",),
     "unregister": ("kernel_id: str", "None"),
     "validate": ("kernel_id: str", "*args: Any", "**kwargs: Any", "list[Reason]"),
     "which": ("op: str", "*args: Any", "**kwargs: Any", "dict[str, Any]"),

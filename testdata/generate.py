@@ -13,6 +13,7 @@ from pathlib import Path
 from cases import (
     activation,
     attention,
+    call_path,
     embedding,
     kv_cache,
     mla,
@@ -84,6 +85,8 @@ def files() -> Iterator[tuple[Path, str, int]]:
         text = text_of(op, cases)
         assert len(json.loads(text)["cases"]) == len(cases)
         yield FOLDER / f"{op}.json", text, len(cases)
+    text = call_path.text()
+    yield FOLDER.parent / "call_path.json", text, len(json.loads(text)["sequences"])
 
 
 def main() -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 # What was measured, compiled or called on this machine before is none of the tests' business.
 os.environ["HOME"] = tempfile.mkdtemp(prefix="layerzero-tests-")
+os.environ.pop("XDG_STATE_HOME", None)
 # Many tests register kernels that tell by a wrong result who served a call. Comparing kernels with the reference has tests
 # of its own, which turn it on (test_proof.py).
 os.environ["LAYERZERO_VERIFY"] = "off"
@@ -59,6 +60,14 @@ class Function:
     operation: str
     positional: tuple[str, ...]
     out: bool = True
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sweeps that take a minute and are rarely red run at full size only: ``make test-full``."""
+    if os.environ.get("LZ_TEST_SCALE") != "full":
+        for item in items:
+            if item.get_closest_marker("thorough"):
+                item.add_marker(pytest.mark.skip(reason="takes a minute; LZ_TEST_SCALE=full"))
 
 
 @pytest.fixture(autouse=True)

@@ -49,7 +49,11 @@ DOING: set[str] = set()
 
 def start(kind: str, folder: Path, device: str) -> None:
     """Starts a thread that does something until the program ends."""
+    # Made here: a thread that is inside of torch itself while the interpreter shuts down ends the process, with or without
+    # LayerZero. The threads make calls of LayerZero alone.
     x = torch.linspace(-1.0, 1.0, 64, device=device).reshape(4, 16)
+    rows = [torch.ones(2, size, device=device) for size in range(8, 200)]
+    logits, q = torch.randn(4, 1000, device=device), torch.randn(1, 8, 2, 16, device=device)
 
     def compile_() -> None:
         if device == "cpu":
@@ -61,8 +65,8 @@ def start(kind: str, folder: Path, device: str) -> None:
                 priority=99,
                 jit=True,
             )(slow_kernel)
-        for size in itertools.count(8):
-            lz.rms_norm(torch.ones(2, size, device=device))
+        for row in itertools.cycle(rows):
+            lz.rms_norm(row)
 
     def tune() -> None:
         while True:
@@ -77,12 +81,10 @@ def start(kind: str, folder: Path, device: str) -> None:
             lz.rms_norm(x)
 
     def sample() -> None:
-        logits = torch.randn(4, 1000, device=device)
         while True:
             lz.sample_topp(logits, p=0.9)
 
     def attend() -> None:
-        q = torch.randn(1, 8, 2, 16, device=device)
         while True:
             lz.attention(q, q, q, layout="BSHD")
 

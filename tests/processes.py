@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,14 +17,17 @@ PACKAGE = Path(__file__).parents[1] / "python"
 
 def python(*arguments: str | Path, path: Sequence[Path] = (), timeout: float = 300) -> subprocess.CompletedProcess[str]:
     """Runs the interpreter with the package, and `path`, to import from, for so many seconds at most."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, (PACKAGE, *path))),
-        # A child that was forked must not wait for threads it does not have.
-        "OMP_NUM_THREADS": "1",
-    }
     command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+    # Circuits that an earlier process left open are none of its business, unless a test says where they are kept.
+    with tempfile.TemporaryDirectory() as state:
+        environment = {
+            "XDG_STATE_HOME": state,
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, (PACKAGE, *path))),
+            # A child that was forked must not wait for threads it does not have.
+            "OMP_NUM_THREADS": "1",
+        }
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 def answer(code: str, *options: str, path: Sequence[Path] = ()) -> Any:

@@ -90,6 +90,7 @@ def test_which_calls_get_which_tiles() -> None:
         assert names(plain, device) == set(), "the tiles are those of Hopper kernels"
 
 
+@pytest.mark.thorough
 def test_calls_are_right_and_tiles_fit(library: Library) -> None:
     torch.manual_seed(0)
     kernels: dict[str, Callable[..., Any]] = adapter("flash_attn_4_tiles").KERNELS

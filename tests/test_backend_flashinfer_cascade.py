@@ -290,7 +290,7 @@ def test_what_is_declared(call: Paged) -> None:
         (reasons("mi300x"), "[PLATFORM_MISMATCH]"),
         (reasons("h100", shared_prefix=0), "[CONSTRAINT_FAILED] shared_prefix"),
         (reasons("h100", shared_prefix=15), "[CONSTRAINT_FAILED] shared_prefix >= block_size"),
-        (reasons("h100", window_left=8), "[PARAM_UNSUPPORTED] window_left"),
+        (reasons("h100", window_left=8), "[PARAM_UNSUPPORTED] window is"),
         (reasons("h100", head_dim=96), "[HEAD_DIM_INVALID]"),
         (reasons("t4", head_dim=256), "[CONSTRAINT_FAILED] head_dim <= 128 or sm >= 80"),
         (reasons("h100", heads=66), "[CONSTRAINT_FAILED] heads * head_dim <= 8192"),

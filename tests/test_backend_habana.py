@@ -60,7 +60,7 @@ def habana(monkeypatch: pytest.MonkeyPatch) -> Habana:
         (replace(PLAIN, seq_k=256, causal=False), "gaudi3", (), None),
         (replace(PLAIN, causal=False, mask="bfloat16"), "gaudi3", (), None),
         (replace(PLAIN, causal=False, mask="bool"), "gaudi3", (), "[CONSTRAINT_FAILED] not attn_mask.present"),
-        (replace(PLAIN, window_left=9), "gaudi3", (), "[PARAM_UNSUPPORTED] window_left"),
+        (replace(PLAIN, window_left=9), "gaudi3", (), "[PARAM_UNSUPPORTED] window is 9 to the left"),
         (replace(PLAIN, softcap=9.0), "gaudi3", (), "[PARAM_UNSUPPORTED] softcap"),
         (replace(PLAIN, alibi=True), "gaudi3", (), "[INPUT_UNSUPPORTED]"),
         (PLAIN, "gaudi3", ("--requires-grad",), "[AUTOGRAD_UNSUPPORTED]"),

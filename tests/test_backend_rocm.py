@@ -86,7 +86,7 @@ def install(monkeypatch: pytest.MonkeyPatch, backend: str) -> Any:
         (replace(PLAIN, window_left=9), "mi300x", (), AITER, None),
         (replace(PLAIN, window_left=0), "mi300x", (), AITER, "[CONSTRAINT_FAILED] window_left != 0"),
         (replace(PLAIN, window_left=9), "mi300x", (), CK, None),
-        (replace(PLAIN, window_left=9), "mi300x", (), TRITON, "[PARAM_UNSUPPORTED] window_left"),
+        (replace(PLAIN, window_left=9), "mi300x", (), TRITON, "[PARAM_UNSUPPORTED] window is 9 to the left"),
         (replace(PLAIN, softcap=9.0), "mi300x", (), AITER, "[PARAM_UNSUPPORTED] softcap"),
         (replace(PLAIN, softcap=9.0), "mi300x", (), CK, "[PARAM_UNSUPPORTED] softcap"),
         (replace(PLAIN, softcap=9.0), "mi300x", (), TRITON, "[PARAM_UNSUPPORTED] softcap"),

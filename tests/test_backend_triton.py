@@ -238,7 +238,7 @@ def seeded() -> list[str]:
             "triton.rope",
         ],
         ["triton.paged.decode", "triton.paged.decode.gqa", "triton.quantize", "triton.dequantize"],
-        ["triton.topk", "triton.topp"],
+        pytest.param(["triton.topk", "triton.topp"], marks=pytest.mark.thorough),
     ],
     ids=["rows", "blocks", "draws"],
 )

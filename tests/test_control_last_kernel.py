@@ -165,8 +165,8 @@ def test_a_mistake_of_the_callers_blames_nobody() -> None:
 # --- circuits ---------------------------------------------------------------------------------------------------------
 
 
-def test_plain_torch_serves_gradients_although_its_circuit_is_open() -> None:
-    """References have no gradients: nobody else is left."""
+def test_plain_torch_has_no_circuit_that_could_open() -> None:
+    """References have no gradients: nobody else would be left."""
     x = X.clone().requires_grad_()
     broken = [True]
 
@@ -182,7 +182,7 @@ def test_plain_torch_serves_gradients_although_its_circuit_is_open() -> None:
         for _ in range(12):
             with pytest.raises(lz.KernelExecutionError):
                 lz.rms_norm(x)
-        assert [b["state"] for b in lz.health().breakers if b["kernel"] == "plain.norm"] == ["open"]
+        assert [b["state"] for b in lz.health().breakers if b["kernel"] == "plain.norm"] == ["closed"]
         broken.clear()
         torch.testing.assert_close(lz.rms_norm(x), plain(x, 1e-6))
     finally:
@@ -226,13 +226,8 @@ def test_one_broken_kernel_among_good_ones_hurts_nobody(op: str) -> None:
     _broken_sibling(op, calls)
     try:
         assert lz.which(case.function, *args, **kwargs)["kernel_id"] == f"torch.broken.{op}"
-        for n in range(40):
+        for _ in range(40):
             args, kwargs = copied(case.make(5))
-            if case.updates and n < 5:
-                # What a kernel may have half written is not given to another.
-                with pytest.raises(lz.KernelExecutionError):
-                    case.call(*args, **kwargs)
-                continue
             result = as_tuple(case.call(*args, **kwargs))
             assert_right((*result, *(args[at] for at in case.updates)), expected(case))
         assert len(calls) == 5

@@ -219,3 +219,30 @@ def test_the_users_file_stands_below_the_projects(tmp_path: Path, monkeypatch: p
         XDG_CONFIG_HOME=str(tmp_path / "home"),
     )
     assert found == {"memory_headroom_mb": [2, "project_file"], "cache.max_size": [11, "user_file"]}
+
+
+_FAILING = """
+import torch, layerzero as lz
+lz.configure(verify="off", degradation__enabled=False, breaker__timeout_ms=600_000)
+runs = []
+@lz.register_kernel(operation="norm.rms", kernel_id="t.flaky", platform="cpu", supported_dtypes=["float32"], priority=99)
+def kernel(input, eps):
+    runs.append(1)
+    raise RuntimeError("no luck")
+x = torch.randn(4, 8)
+for _ in range(10):
+    lz.rms_norm(x)
+(circuit,) = [b for b in lz.health().breakers if b["kernel"] == "t.flaky"]
+answer([len(runs), circuit["state"], circuit["last_error"]["message"]])
+"""
+
+
+def test_failure_signatures_survive_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (runs, state, error) = answer(_FAILING)
+    assert (runs, state) == (5, "open") and "no luck" in error
+    (runs, state, error) = answer(_FAILING)
+    assert (runs, state) == (0, "open") and "no luck" in error, "it was not even tried"
+    # Elsewhere nothing is known of it.
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+    assert answer(_FAILING)[0] == 5

@@ -337,3 +337,19 @@ def test_the_same_calls_are_the_canarys_in_every_process() -> None:
     assert few < half < every and len(every) == len(keys()), "whoever is taken at 10% is taken at 50% too"
     assert half != other, "another seed takes others"
     assert 0.3 < len(half) / len(every) < 0.7 and len(few) / len(every) < 0.3
+
+
+@pytest.mark.parametrize("mode", ["shadow", "canary"])
+def test_one_whose_answers_differ_is_out_of_the_operation(kernels: Kernels, mode: str) -> None:
+    kernels.trying = lambda input: input * 0.0
+    roll_out(mode)
+    for _ in range(20):
+        lz.rms_norm(X)
+    assert status()["verdict"]["state"] == "rolled_back"
+    (wrong,) = lz.health().wrong_results
+    assert wrong["kernel"] == "fresh.norm" and "steady.norm" in wrong["error"]
+    # Without the trial it would be the first to be chosen.
+    lz.configure(rollouts=None)
+    (candidate,) = [c for c in lz.explain("rms_norm", X).candidates if c.kernel_id == "fresh.norm"]
+    assert [reason.code for reason in candidate.reasons] == ["NUMERICAL_MISMATCH"]
+    assert torch.equal(lz.rms_norm(X), right(X))

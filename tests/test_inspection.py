@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import io
 import json
+import re
+import unicodedata
 from collections.abc import Callable, Iterator
 from typing import Any
 from xml.etree import ElementTree
@@ -13,6 +15,9 @@ import layerzero as lz
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from layerzero.printing import visible
 from test_torch_cases import CASES, EVERY_FUNCTION, IDS, Case, assert_right, expected, run
 from torch._subclasses import FakeTensorMode
 
@@ -383,3 +388,35 @@ def test_doctor_prints_what_it_returns() -> None:
 def test_numpy_numbers_are_numbers() -> None:
     assert lz.which("sample_topk", X, np.int64(3)) == lz.which("sample_topk", X, 3)
     assert lz.which("rms_norm", X, eps=np.float32(1e-5)) == lz.which("rms_norm", X, eps=1e-5)
+
+
+def test_reports_show_control_characters() -> None:
+    name = "red \x1b[31m\x07\x9b and\ttab"
+    lz.configure(rules=[{"name": name, "deny_sources": ["torch"]}])
+    try:
+        report = lz.explain("rms_norm", torch.ones(2, 4))
+        shown = str(report)
+    finally:
+        lz.reset()
+    assert "red \\x1b[31m\\x07\\x9b and\ttab" in shown
+    assert not [c for c in shown if not c.isprintable() and c not in "\n\t"]
+    assert any(name in reason.message for c in report.candidates for reason in c.reasons), "data are as they are"
+
+
+@given(st.text())
+def test_every_control_character_is_shown_and_nothing_else_changes(text: str) -> None:
+    shown = visible(text)
+    assert not [c for c in shown if unicodedata.category(c) == "Cc" and c not in "\n\t"]
+    kept = "".join(c for c in text if unicodedata.category(c) != "Cc" or c in "\n\t")
+    assert re.sub(r"\\x[0-9a-f]{2}", "", shown) == re.sub(r"\\x[0-9a-f]{2}", "", kept)
+
+
+def test_a_window_is_called_what_the_caller_calls_it(register: Callable[..., str]) -> None:
+    def whole(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool) -> torch.Tensor:
+        return query
+
+    name = register("attention", whole)
+    for window, said in ((3, "3 to the left"), ((-1, 2), "2 to the right")):
+        _, reasons = lz.validate(name, Q, Q, Q, causal=False, window=window)
+        (about,) = [r for r in reasons if r.code == "PARAM_UNSUPPORTED"]
+        assert about.message.startswith(f"window is {said}, the kernel takes -1 to the ")

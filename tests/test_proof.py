@@ -554,3 +554,40 @@ def test_the_same_kernels_without_a_fault_serve(function: str) -> None:
     register(operation, right, layouts=layouts, supported_dtypes=[torch.float32])
     torch.testing.assert_close(getattr(lz, function)(**kwargs), before, rtol=1e-5, atol=1e-5)
     assert served(function, **kwargs) == KERNEL, lz.explain(function, **kwargs)
+
+
+# --- wrong results that others find -----------------------------------------------------------------------------------
+
+
+def reasons_of(function: str, *args: Any) -> list[str]:
+    (candidate,) = [c for c in lz.explain(function, *args).candidates if c.kernel_id == KERNEL]
+    return [reason.code for reason in candidate.reasons]
+
+
+def test_nan_that_checked_mode_finds_removes_the_kernel() -> None:
+    def undefined(input: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        return rms(input, weight, eps) if input.shape[-1] != 6 else torch.full_like(input, torch.nan)
+
+    register("norm.rms", undefined, trusted=True)
+    lz.configure(checked=True)
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(lz.rms_norm(x), right_rms(x))
+    (wrong,) = lz.health().wrong_results
+    assert wrong["kernel"] == KERNEL and "NaN" in wrong["error"]
+    # No call of the operation, whatever its sizes; not even where nobody checks.
+    lz.configure(checked=False)
+    assert reasons_of("rms_norm", torch.randn(2, 8)) == ["NUMERICAL_MISMATCH"]
+    lz.forget_failures()
+    assert served("rms_norm", torch.randn(2, 8)) == KERNEL
+
+
+def test_what_tuning_finds_counts_without_a_database() -> None:
+    register("norm.rms", halved, trusted=True, dims={"hidden": {}})
+    lz.configure(perfdb={"enabled": False})
+    call = {"op": "norm.rms", "tensors": {"input": {"dtype": "float32", "shape": [4, 64]}}}
+    report = lz.tune(calls=[call], budget="2s")
+    assert KERNEL in dict(report.tuned[0]["out"])
+    x = torch.randn(4, 64)
+    assert reasons_of("rms_norm", x) == ["NUMERICAL_MISMATCH"]
+    assert [wrong["kernel"] for wrong in lz.health().wrong_results] == [KERNEL]
+    torch.testing.assert_close(lz.rms_norm(x), right_rms(x))

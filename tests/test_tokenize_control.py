@@ -170,6 +170,48 @@ def test_a_kernel_that_gives_something_else_has_failed() -> None:
             return texts
 
 
+def encoder(seen: list[int], wrong: bool) -> Any:
+    """A kernel of one's own, that is right but perhaps for texts with a line in them."""
+    lz.configure(verify="first_use")
+
+    @lz.register_kernel(
+        operation="tokenize.encode", kernel_id="mine.encode", platform="cpu", supported_dtypes=[], priority=100
+    )
+    def mine(texts: list[str], tokenizer_id: str) -> list[list[int]]:
+        seen.append(len(texts))
+        return [ids(text)[:-1] if wrong and "\n" in text else ids(text) for text in texts]
+
+    return mine
+
+
+def test_a_kernel_of_ones_own_is_compared_before_it_serves() -> None:
+    seen: list[int] = []
+    encoder(seen, wrong=True)
+    try:
+        assert lz.tokenize(TEXT, "two")["input_ids"] == ids()
+        assert len(seen) == 1 and seen[0] > 10, "it was compared on hard texts, and served none"
+        assert lz.tokenize("a\nb", "two")["input_ids"] == ids("a\nb") and len(seen) == 1
+        (wrong,) = lz.health().wrong_results
+        assert wrong["kernel"] == "mine.encode" and "tokenizers.encode" in wrong["error"]
+        assert chosen() != "mine.encode"
+    finally:
+        lz.unregister_kernel("mine.encode")
+        lz.forget_failures()
+
+
+def test_a_kernel_of_ones_own_that_is_right_serves() -> None:
+    seen: list[int] = []
+    encoder(seen, wrong=False)
+    try:
+        for text in (TEXT, "a\nb", TEXT):
+            assert lz.tokenize(text, "two")["input_ids"] == ids(text)
+        assert chosen() == "mine.encode"
+        assert seen[1:] == [1, 1, 1], "compared once, then every call is its own"
+        assert not lz.health().wrong_results
+    finally:
+        lz.unregister_kernel("mine.encode")
+
+
 # --- what is remembered -----------------------------------------------------------------------------------------------
 
 

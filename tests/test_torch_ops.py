@@ -241,5 +241,6 @@ def test_spec_calls_work() -> None:
 
 
 def test_a_function_without_an_operator_says_what_it_lacks() -> None:
-    with pytest.raises(NotImplementedError, match="layerzero.nothing has no torch operator: give it a rule in"):
+    with pytest.raises(lz.UnsupportedTensorError, match="layerzero.nothing has no torch operator") as caught:
         call_traced("nothing", (torch.ones(2),), {})
+    assert "layerzero.integrations.fakes" in (caught.value.hint or "")

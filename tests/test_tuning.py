@@ -212,6 +212,7 @@ def test_the_fastest_is_chosen_and_remembered_by_other_processes(kernels: list[s
     assert lz.explain("rms_norm", torch.ones(400, 64)).basis == "declared"
     script = f"""
 import layerzero as lz, torch
+torch.set_num_threads({torch.get_num_threads()})
 lz.configure(perfdb={{"path": {str(database)!r}}})
 from layerzero import _native
 assert _native.learn() > 0
@@ -232,6 +233,7 @@ def test_another_database_takes_effect_at_once(tmp_path: Path, database: Path) -
     # A process that has not met a database before goes by the one it is given, too.
     code = (
         "import sys, torch, layerzero as lz; lz.doctor(); lz.configure(perfdb={'path': sys.argv[1]});"
+        f"torch.set_num_threads({torch.get_num_threads()});"
         "print(lz.explain('rms_norm', torch.empty(4, 64)).basis)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(database)], check=True, stdout=subprocess.PIPE, text=True)
@@ -419,3 +421,77 @@ def test_switched_off_nothing_is_kept(database: Path) -> None:
     assert len(lz.tune(calls=[X], budget="5s").tuned) == 1
     assert not database.exists()
     assert lz.explain("rms_norm", torch.ones(4, 64)).basis == "declared"
+
+
+def test_ready_counts_the_rows_of_the_database(database: Path) -> None:
+    def said() -> str:
+        (check,) = [check for check in lz.readiness_check().checks if check.name == "perfdb"]
+        return check.detail
+
+    assert "nothing is measured here yet" in said()
+    for rows in (4, 32):
+        lz.tune(
+            calls=[{"op": "norm.rms", "tensors": {"input": {"dtype": "float32", "shape": [rows, 64]}}}], budget="2s"
+        )
+        with sqlite3.connect(database) as connection:
+            (kept,) = connection.execute("SELECT count(*) FROM perf_records WHERE outcome = 'ok'").fetchone()
+        assert kept > 1 and said() == f"selection goes by {kept} measurements"
+
+
+# --- threads ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """As many threads after the test as before."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+def test_what_was_measured_with_other_threads_does_not_rank(database: Path, kernels: list[str]) -> None:
+    # One kernel is far slower with one thread, the other with more.
+    ran: list[str] = []
+
+    def threaded(input: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
+        ran.append("threads.many")
+        if torch.get_num_threads() == 1:
+            for _ in range(20):
+                right(input, weight, eps)
+        return right(input, weight, eps)
+
+    def plain(input: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
+        ran.append("threads.one")
+        if torch.get_num_threads() > 1:
+            for _ in range(20):
+                right(input, weight, eps)
+        return right(input, weight, eps)
+
+    for name, function in (("threads.many", threaded), ("threads.one", plain)):
+        registered(name, function, trusted=True)
+        kernels.append(name)
+    # Large enough for the reference to be the slowest of all.
+    x = torch.randn(64, 512)
+    call = {"op": "norm.rms", "tensors": {"input": {"dtype": "float32", "shape": [64, 512]}}}
+
+    def chosen() -> tuple[str | None, str]:
+        report = lz.explain("rms_norm", x)
+        served = lz.rms_norm(x)
+        assert torch.allclose(served, right(x))
+        return report.chosen, report.basis
+
+    with lz.disabled("torch"):
+        torch.set_num_threads(2)
+        lz.tune(calls=[call], budget="2s")
+        assert chosen() == ("threads.many", "measured") and ran[-1] == "threads.many"
+        torch.set_num_threads(1)
+        assert chosen()[1] == "declared", "what was measured with two threads is not asked"
+        lz.tune(calls=[call], budget="2s")
+        assert chosen() == ("threads.one", "measured") and ran[-1] == "threads.one"
+        # A call that was made before is remembered by how many threads it had.
+        torch.set_num_threads(2)
+        lz.rms_norm(x)
+        assert ran[-1] == "threads.many"
+    with sqlite3.connect(database) as rows:
+        assert {n for (n,) in rows.execute("SELECT DISTINCT threads FROM perf_records")} == {1, 2}

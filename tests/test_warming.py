@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -355,10 +356,13 @@ def test_a_forked_child_compiles_by_itself() -> None:
 
 
 def test_a_program_ends_while_a_compiler_is_at_work() -> None:
+    # Nothing interrupts a thread that waits for a lock: it is waited for.
+    kernel = KERNEL.replace("assert go_on.wait(60)", "go_on.wait(3)")
+    assert kernel != KERNEL
     ended = python(
         "-c",
         "import textwrap\n"
-        + f"exec(textwrap.dedent({KERNEL!r}))\n"
+        + f"exec(textwrap.dedent({kernel!r}))\n"
         + "lz.rms_norm(torch.ones(2, 8))\nassert begun.wait(60)\nprint('over', flush=True)\n",
     )
     assert ended.returncode == 0 and ended.stdout.strip() == "over", ended.stderr
@@ -443,3 +447,22 @@ def test_many_threads_and_one_compiler(slow: Compiler) -> None:
     assert sorted(size for size, _ in slow.compiled) == sizes, "each once"
     assert {name for _, name in slow.compiled} == {"layerzero-compile"}
     assert all(slow.serves(size) for size in sizes)
+
+
+def test_the_end_of_a_compilation_is_not_printed_wherever_it_comes_up() -> None:
+    code = """
+    import sys
+    from layerzero import warming
+
+    class Dies:
+        def __init__(self, error):
+            self.error = error
+        def __del__(self):
+            raise self.error
+
+    warming._say_nothing_of_ends()
+    Dies(warming._ProgramEnds())
+    Dies(ValueError("the program's own"))
+    """
+    done = python("-c", textwrap.dedent(code))
+    assert done.returncode == 0 and "the program's own" in done.stderr and "_ProgramEnds" not in done.stderr

@@ -45,6 +45,22 @@ def call_arrays(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], kernel
     return _as_numpy(result) if numpy else result
 
 
+def rows_of(tensor: Any, index: Any, column: int) -> tuple[Any, Any]:
+    """The rows (of the first axis) that a column of indices names, and a copy of each. Indices outside are left to the
+    kernel to refuse: here they stand for the nearest row."""
+    if _is_numpy(tensor):
+        rows = index[:, column].clip(0, max(tensor.shape[0] - 1, 0))
+        return rows, tensor[rows].copy() if tensor.shape[0] else tensor.copy()
+    rows = index[:, column].clamp(0, max(tensor.shape[0] - 1, 0)).long()
+    return rows, tensor.index_select(0, rows) if tensor.shape[0] else tensor.clone()
+
+
+def put_rows(tensor: Any, rows: Any, copy: Any) -> None:
+    """Puts rows back as :func:`rows_of` found them."""
+    if tensor.shape[0]:
+        tensor[rows] = copy
+
+
 @cache
 def _updates(name: str) -> frozenset[str]:
     return frozenset(next(f["updates"] for f in _native.functions() if f["name"] == name)) | {"out"}

@@ -24,7 +24,11 @@ from layerzero import _native, control, loading, models, pinning
 from layerzero.errors import ConfigurationError, InvalidCallError, warn
 from layerzero.lifecycle import open_in_forks
 from layerzero.pinning import DispatchTable
+from layerzero.printing import visible
 from layerzero.stepping import carried
+
+#: Contexts around a plan whose overlays it keeps.
+_FRAMES = 64
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Plan:
     is outside.
     """
 
-    __slots__ = ("__weakref__", "_learns", "_left_out", "_lock", "_now", "_told", "_torch_calls", "_untraced", "model")
+    __slots__ = ("__weakref__", "_learns", "_left_out", "_lock", "_now", "_torch_calls", "_untraced", "model")
 
     #: The model.
     model: Any
@@ -82,7 +86,7 @@ class Plan:
     ) -> None:
         self.model = model
         self._lock = open_in_forks(threading.Lock())
-        self._learns, self._told = learns, False
+        self._learns = learns
         self._left_out, self._torch_calls, self._untraced = list(left_out), dict(torch_calls or {}), untraced
         baked = _native.Baked(table, json.loads(table)["model_id"], learns)
         #: The decisions, and what calls made inside stand in, by the overlay around.
@@ -115,40 +119,26 @@ class Plan:
         """Runs something inside: all of a call, or its next step, in the blocks the steps before have left open."""
         around = control.frames()
         frame = self._frame(around)
-        blocks.enter(around if frame is None else (frame, *around))
+        blocks.enter((frame, *around))
         try:
             result = work(*args, **kwargs)
         finally:
             blocks.keep()
             control.stand_in(around)
-        if self._learns and frame is not None:
+        if self._learns:
             self._learn(frame)
         return result
 
-    def _frame(self, around: tuple[control.Frame, ...]) -> control.Frame | None:
-        """What calls made inside stand in; ``None`` where there is no room for it."""
+    def _frame(self, around: tuple[control.Frame, ...]) -> control.Frame:
+        """What calls made inside stand in."""
         baked, frames = self._now
         outer = around[0].number if around else 0
         frame = frames.get(outer)
         if frame is None:
-            known = list(frames.items())
-            gone = set(_native.overlays_gone([frame.number for _, frame in known]))
-            for of_gone in (at for at, frame in known if frame.number in gone):
-                frames.pop(of_gone, None)
-            number = control.room_for({}, baked, around)
-            if number is None:
-                self._tell_of_no_room()
-                return None
-            frame = frames[outer] = control.Frame({}, baked, number)
+            if len(frames) >= _FRAMES:
+                frames.pop(next(iter(frames)), None)
+            frame = frames[outer] = control.Frame({}, baked, control.overlay({}, baked, around))
         return frame
-
-    def _tell_of_no_room(self) -> None:
-        if not self._told:
-            self._told = True
-            warn(
-                f"the plan of {self.table.model_id} is not followed, kernels are selected as always: this process has as "
-                "many contexts as it may have, with blocks and plans in use; let go of plans that are not needed"
-            )
 
     def _learn(self, frame: control.Frame) -> None:
         """Decides the calls that were made inside for the first time. They have their results whatever comes of it."""
@@ -168,13 +158,13 @@ class Plan:
         about them, or to run parts of the model."""
         around = control.frames()
         frame = self._frame(around)
-        entered = control.Frame({}, *frame[1:]) if frame else control.Frame({}, None, around[0].number if around else 0)
+        entered = control.Frame({}, *frame[1:])
         control.stand_in((entered, *around))
         try:
             yield
         finally:
             control.leave(entered, around)
-        if self._learns and frame is not None:
+        if self._learns:
             self._learn(frame)
 
     def __getattr__(self, name: str) -> Any:
@@ -276,7 +266,7 @@ class Plan:
         table, decisions = self.table, self.decisions
         head = [f"plan of {table.model_id} on {table.hardware_signature}"]
         rows = models.aligned(_COLUMNS, map(_row, decisions), ("time",)) if decisions else ["nothing is decided"]
-        return "\n".join(head + rows + self._remarks())
+        return visible("\n".join(head + rows + self._remarks()))
 
     def _remarks(self) -> list[str]:
         lines = [f"its dummy inputs were not followed: {self._untraced}"] if self._untraced else []

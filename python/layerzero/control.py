@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from layerzero import _native, layouts, loading
+from layerzero.printing import visible
 
 
 def configure(**settings: Any) -> None:
@@ -97,8 +98,13 @@ class Frame(NamedTuple):
     """The settings it says."""
     plan: _native.Baked | None
     """The plan; held here as long as anybody is inside."""
-    number: int
-    """The overlay of this one and all around it."""
+    overlay: _native.Overlay | None
+    """What calls made inside are made in: this one and all around it. Held here as long as anybody is inside."""
+
+    @property
+    def number(self) -> int:
+        """The overlay's number."""
+        return self.overlay.number if self.overlay is not None else 0
 
 
 #: What is around, the innermost first.
@@ -176,12 +182,7 @@ class OpenBlocks:
         if self._blocks and around != self._around:
             blocks: tuple[Frame, ...] = ()
             for said, plan, _ in reversed(self._blocks):
-                number = room_for(said, plan, blocks + around)
-                if number is None:
-                    # They stay where they were.
-                    blocks, around = self._blocks, self._around
-                    break
-                blocks = (Frame(said, plan, number), *blocks)
+                blocks = (Frame(said, plan, overlay(said, plan, blocks + around)), *blocks)
             self._blocks = blocks
         self._around = around
         stand_in(self._blocks + around)
@@ -193,24 +194,12 @@ class OpenBlocks:
         self._blocks = now[:inner] if inner > 0 and now[inner:] == self._around else ()
 
 
-def overlay(said: dict[str, Any], plan: _native.Baked | None, around: tuple[Frame, ...]) -> int:
-    """The number of what is said inside of all that is around."""
+def overlay(said: dict[str, Any], plan: _native.Baked | None, around: tuple[Frame, ...]) -> _native.Overlay:
+    """What is said inside of all that is around."""
     loading.load()
     _use_variable()
     plans = dict.fromkeys(p for p in (plan, *(frame.plan for frame in around)) if p is not None)
     return _native.overlay(_merged(said, *(frame.said for frame in around)), list(plans))
-
-
-def room_for(said: dict[str, Any], plan: _native.Baked | None, around: tuple[Frame, ...]) -> int | None:
-    """As :func:`overlay`; ``None`` where there are as many as there may be."""
-    from layerzero.errors import ConfigurationError
-
-    try:
-        return overlay(said, plan, around)
-    except ConfigurationError as error:
-        if error.code != "TOO_MANY_CONTEXTS":
-            raise
-        return None
 
 
 def _merged(*frames: dict[str, Any]) -> dict[str, Any]:
@@ -239,7 +228,10 @@ def disabled(*sources: str) -> Context:
     """``with lz.disabled():`` runs references only, for the calls inside; ``with lz.disabled("flashinfer"):`` runs
     everything but these libraries."""
     if sources:
-        return Context(rules=[{"name": f"disabled {source}", "deny_sources": [source]} for source in sources])
+        # What is no name is refused with the settings it would be part of.
+        named = [f"disabled {source}" if isinstance(source, str) else "disabled" for source in sources]
+        rules = [{"name": name, "deny_sources": [source]} for name, source in zip(named, sources, strict=True)]
+        return Context(rules=rules)
     return Context(enabled=False)
 
 
@@ -323,7 +315,7 @@ class Health:
         return self._data
 
     def __str__(self) -> str:
-        return self._text
+        return visible(self._text)
 
 
 def health() -> Health:
@@ -372,7 +364,7 @@ class Readiness:
         return self._data
 
     def __str__(self) -> str:
-        return self._text
+        return visible(self._text)
 
     def __bool__(self) -> bool:
         return self.ready

@@ -23,11 +23,12 @@ def found() -> list[Found] | None:
 
     if tuple(entry_points(group=GROUP)):
         return None
+    return [look(name) for name in BACKENDS]
+
+
+def look(name: str) -> Found:
+    """A backend that comes along, as it is installed here."""
     torch = builds.torch_build()
-    return [_found(name, torch) for name in BACKENDS]
-
-
-def _found(name: str, torch: builds.Build) -> Found:
     document = matrix.document(name)
     library = str(document.get("import_name", name))
     versions = {"torch": torch.torch} if torch.torch else {}
@@ -50,6 +51,16 @@ def installed(library: str) -> str | None:
         return None
     distribution = builds.distribution(library)
     return distribution.version if distribution else None
+
+
+def is_unlabelled(library: str) -> bool:
+    """Whether there is a library without metadata, as a folder of sources: what its version is only an import tells."""
+    place, part = builds.folder(library), library.partition(".")[2]
+    if place is None or part and not (place / part.replace(".", "/")).exists():
+        return False
+    # A folder that another distribution put its modules into is not the library of that name.
+    inside = place / part.replace(".", "/") if part else place
+    return builds.distribution(library) is None and (not inside.is_dir() or (inside / "__init__.py").exists())
 
 
 def assumed(wanted: list[str]) -> list[Found]:

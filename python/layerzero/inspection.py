@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from layerzero import _native
+from layerzero.printing import visible
 from layerzero.tokenization.api import OPERATIONS, asked, detokenize, tokenize
 
 
@@ -145,7 +146,7 @@ class SelectionReport:
         return copy
 
     def __str__(self) -> str:
-        return self._table
+        return visible(self._table)
 
     def __repr__(self) -> str:
         return f"<SelectionReport {self.op}: {self.chosen}, {len(self.candidates)} candidates>"
@@ -156,7 +157,7 @@ class SelectionReport:
 
         # Where times decide, a score would contradict the rank beside it.
         by_time = self.ranked_by == "time"
-        above_time = ("policy", "jit", "reliability")
+        above_time = ("policy", "jit")
         rows = []
         for c in self.candidates:
             terms = {k: v for k, v in (c.terms or {}).items() if v and (not by_time or k in above_time)}
@@ -263,7 +264,8 @@ class Diagnosis:
         lines.append("backends")
         width = max(len(b["name"]) for b in self.backends)
         for b in self.backends:
-            state = b["unavailable"]["message"].partition("\n")[0] if b["unavailable"] else f"version {b['version']}"
+            known = f"version {b['version']}" + ("" if b["imported"] else ", not imported yet")
+            state = b["unavailable"]["message"].partition("\n")[0] if b["unavailable"] else known
             lines.append(f"  {'✗' if b['unavailable'] else '✓'} {b['name']:<{width}}  {state}")
         lines.append(f"kernels: {self.kernels} known, {self.runnable} can run here")
         how, tensors = self.status["torch_state_by"], self.status["tensors_by"]
@@ -274,7 +276,7 @@ class Diagnosis:
         if refused := self.configuration["refused"]:
             lines.append("  the last reload was refused, the one before it serves:")
             lines += [f"    {line}" for line in refused.splitlines()]
-        return "\n".join(lines)
+        return visible("\n".join(lines))
 
 
 def doctor(*, file: Any = None) -> Diagnosis:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from layerzero import _native, loading
+from layerzero.documents import to_json
 from layerzero.errors import ConfigurationError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -61,7 +61,7 @@ def register_kernel(
             "platform": platform if isinstance(platform, str) else list(platform),
             "ops": {operation: [{"priority": priority, **kernel}]},
         }
-        _native.register(json.dumps(document), (kernel_id, function, names), "vouched" if trusted else "unproven")
+        _native.register(to_json(document), (kernel_id, function, names), "vouched" if trusted else "unproven")
         return function
 
     return register

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerzero import _native
+from layerzero.documents import to_json
 from layerzero.errors import ConfigurationError, hold, warn
 from layerzero.lifecycle import taken_around_forks
 
@@ -151,14 +152,61 @@ def nothing() -> None:
 
 
 def _load_builtin(name: str) -> None:
-    folder = Path(__file__).parent / "backends" / name
-    document = (folder / "capabilities.json").read_text(encoding="utf-8")
-    from layerzero.compat import problem
+    """Registers the kernels of a backend that comes along. torch is imported for that, and no other library: whether one
+    is installed is seen without, and importing it may take seconds, print, or fail."""
+    from layerzero import detection
+    from layerzero.compat import matrix, problem
 
-    if (why := problem(name)) is not None:
-        _native.load_backend(name, document, {}, [], ("BACKEND_IMPORT_FAILED", why), "built_in")
+    document = json.dumps(matrix.document(name))
+    library = matrix.library(name)
+    if library == "torch" or detection.is_unlabelled(library):
+        if (why := problem(name)) is not None:
+            _native.load_backend(name, document, {}, [], ("BACKEND_IMPORT_FAILED", why), "built_in")
+        else:
+            import_backend(name, document)
         return
-    import_backend(name, document)
+    _, _, versions, unavailable = detection.look(name)
+    if unavailable is not None:
+        _native.load_backend(name, document, {}, [], unavailable, "built_in")
+        return
+    try:
+        package = importlib.import_module(f"layerzero.backends.{name}")
+        if hasattr(package, "check"):
+            package.check()
+        kernels = importlib.import_module(f"layerzero.backends.{name}.adapter").KERNELS
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        _native.load_backend(name, document, {}, [], _why_not(library, error), "built_in")
+        return
+    _register(document, kernels, versions[name], "built_in", (), partial(_import_library, name))
+
+
+#: Why libraries cannot be used, by backend, as far as that was tried.
+_unusable: dict[str, str] = {}
+
+
+def _import_library(name: str) -> None:
+    """Imports the library of a backend whose kernel is about to run. Raises `ImportError` in one line where it cannot be
+    used, whatever it raises itself; it is not tried again."""
+    from layerzero.interruptions import interruption
+
+    cause: Exception | None = None
+    with _lock:
+        if name not in _unusable:
+            try:
+                importlib.import_module(f"layerzero.backends.{name}.adapter").detect()
+                return
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                # A signal handler of the caller's may raise anything; that says nothing of the library. One that wants to
+                # end the process does not.
+                cause = error if isinstance(error, Exception) else None
+                if cause is not None and interruption(cause, ()) is not None:
+                    raise
+                _unusable[name] = _one_line(error).removeprefix("ImportError: ")
+    raise ImportError(_unusable[name]) from cause
 
 
 def import_backend(name: str, document: str) -> None:
@@ -277,9 +325,10 @@ def _register(
     version: str | None,
     trust: str,
     lacks: Iterable[str],
+    importer: Callable[[], object] | None = None,
 ) -> None:
     if isinstance(capabilities, Mapping):
-        text = json.dumps(capabilities)
+        text = to_json(capabilities)
     elif isinstance(capabilities, Path) or "\n" not in capabilities and not capabilities.lstrip().startswith("{"):
         text = Path(capabilities).read_text(encoding="utf-8")
     else:
@@ -291,4 +340,4 @@ def _register(
     if (torch := sys.modules.get("torch")) is not None:
         versions["torch"] = torch.__version__
     adapters = [(kernel, function, parameters(function)) for kernel, function in kernels.items()]
-    _native.load_backend(name, text, versions, adapters, None, trust, sorted(lacks))
+    _native.load_backend(name, text, versions, adapters, None, trust, sorted(lacks), importer)

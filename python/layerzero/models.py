@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerzero import _native, loading
 from layerzero.errors import InvalidCallError, LayerZeroError
+from layerzero.printing import visible
 
 if TYPE_CHECKING:
     from layerzero.tracing import Seen
@@ -223,7 +224,8 @@ class DryRun:
         return f"<DryRun: {sum(call.count for call in self.calls)} calls, {len(self.calls)} kinds>"
 
     def __str__(self) -> str:
-        return "\n".join([*aligned(_COLUMNS, map(_row, self.calls), ("count", "time", "torch")), *self._remarks()])
+        rows = aligned(_COLUMNS, map(_row, self.calls), ("count", "time", "torch"))
+        return visible("\n".join([*rows, *self._remarks()]))
 
     def _remarks(self) -> list[str]:
         lines = [f"{c.module or 'the model'}: {c.op} has no kernel: {c.reason}" for c in self.calls if c.reason]

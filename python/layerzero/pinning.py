@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from layerzero import _native, loading, models
+from layerzero.documents import to_json
 from layerzero.errors import ConfigurationError
 from layerzero.inspection import TensorSpec
+from layerzero.printing import visible
 
 
 class DispatchTable:
@@ -52,7 +54,7 @@ class DispatchTable:
             bucket = ", ".join(f"{name} ≤ {end}" for name, end in plan["bucket"].items())
             where = f"{bucket}: " if bucket else ""
             lines += [f"  {where}{op['op']} → {op['kernel_id']}" for op in plan["ops"]]
-        return "\n".join(lines)
+        return visible("\n".join(lines))
 
 
 def solve(
@@ -141,7 +143,7 @@ def write_lockfile(
 ) -> Path:
     """Writes the decisions for these calls (all that were measured here when none are given), with their times."""
     loading.load()
-    texts = [call if isinstance(call, str) else json.dumps(call) for call in calls]
+    texts = [call if isinstance(call, str) else to_json(call) for call in calls]
     path = Path(path)
     _native.write_file(path, _native.lockfile(texts, _native.device_number(device)))
     return path

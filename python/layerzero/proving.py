@@ -163,3 +163,29 @@ def _judge_gradients(gate: Gate, inputs: Inputs, kernel: str, wanted: Sequence[s
 
 def _on_host(value: Any) -> Any:
     return value.cpu() if hasattr(value, "cpu") else value
+
+
+def hard_texts(op: str, texts: list[Any]) -> list[Any]:
+    """The texts of a call, or its lists of ids, and where it takes texts those on which tokenizers were seen to differ."""
+    if op != "tokenize.encode":
+        return list(texts)
+    from layerzero.backends.tiktoken.hard_texts import HARD
+
+    return [*texts, *HARD]
+
+
+def texts_differ(given: list[Any], found: Any, right: Any) -> str | None:
+    """What is wrong with the ids (and offsets) or texts a kernel gave, as the beginning of a sentence; ``None`` when they
+    are right."""
+    pairs = [(found, right)] if isinstance(right, list) else list(zip(found, right, strict=True))
+    for results, expected in pairs:
+        for text, one, other in zip(given, results, expected, strict=True):
+            if _plain(one) != _plain(other):
+                shown = repr(text)
+                return f"gives something else for {shown if len(shown) <= 60 else shown[:60] + '…'}"
+    return None
+
+
+def _plain(result: Any) -> Any:
+    """A result with lists in the place of tuples."""
+    return [_plain(item) for item in result] if isinstance(result, list | tuple) else result

@@ -26,25 +26,26 @@ _NUMBERS = {
 }
 
 
-def symbols_agree(look: Callable[[], tuple[bool, bool, bool]]) -> bool:
-    """Puts this thread into each state in turn and compares what ``look`` sees: gradients, determinism, anything special.
+def symbols_agree(look: Callable[[], tuple[bool, bool, bool, int]]) -> bool | None:
+    """Puts this thread into each state in turn and compares what ``look`` sees of gradients and of anything special. (Its
+    answer is gradients, determinism, anything special, threads.)
 
     Symbols of torch's libraries are looked up by name; a version in which one of them means something else must be
-    found out here, and is then read through torch's Python functions instead.
+    found out here, and is then read through torch's Python functions instead. Only state of this thread is changed:
+    determinism belongs to the whole process, and is read by torch's own function; so does the number of threads, of
+    which only the present one is compared. ``None`` in the middle of something
+    special (autocast, a dispatch mode), where nothing can be told apart.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     special = bool(torch._C._len_torch_dispatch_stack()) or torch._C._is_any_autocast_enabled()
-    answers = [look() == (torch.is_grad_enabled(), deterministic, special)]
     if special:
-        # In the middle of something special nothing can be told apart.
-        return False
+        return None
+    answers = [look()[::2] == (torch.is_grad_enabled(), False), look()[3] == torch.get_num_threads()]
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
-            answers.append(look() == (grad, deterministic, False))
+            answers.append(look()[::2] == (grad, False))
     for device in ("cpu", "cuda"):
         was = torch.is_autocast_enabled(device)
         torch.set_autocast_enabled(device, True)
@@ -54,12 +55,6 @@ def symbols_agree(look: Callable[[], tuple[bool, bool, bool]]) -> bool:
             torch.set_autocast_enabled(device, was)
     with TorchDispatchMode():  # type: ignore[no-untyped-call]
         answers.append(look()[2])
-    try:
-        # Not through `use_deterministic_algorithms`, which imports the compiler.
-        torch._C._set_deterministic_algorithms(not deterministic, warn_only=True)
-        answers.append(look()[1] is not deterministic)
-    finally:
-        torch._C._set_deterministic_algorithms(deterministic, warn_only=warn_only)
     answers.append(not look()[2])
     return all(answers)
 
@@ -87,6 +82,7 @@ class Specimen:
     itemsize: int
     on_host: bool
     keys: int
+    holder: int
     storage: int
     requires_grad: bool
 
@@ -133,6 +129,40 @@ def _specimen(tensor: torch.Tensor, number: int) -> Specimen:
         itemsize=tensor.element_size(),
         on_host=on_host,
         keys=torch._C._dispatch_keys(tensor).raw_repr(),
+        holder=tensor.untyped_storage()._cdata if on_host else 0,
         storage=tensor.untyped_storage().data_ptr() if on_host else 0,
         requires_grad=tensor.requires_grad,
+    )
+
+
+def negative_keys() -> int:
+    """The dispatch keys that say that a tensor's memory holds the negative, or the conjugate, of what the tensor is."""
+    import torch
+
+    def keys(tensor: torch.Tensor) -> int:
+        return int(torch._C._dispatch_keys(tensor).raw_repr())
+
+    plain, pair = torch.empty(1), torch.empty(1, dtype=torch.complex64)
+    return (keys(plain) ^ keys(torch._neg_view(plain))) | (keys(pair) ^ keys(torch._conj(pair)))
+
+
+def is_new_tensor(tensor: Any, dtype: str, address: int) -> bool:
+    """Whether a tensor is what was asked of torch's allocator: new, two by three, contiguous, on the host, and nobody
+    else's."""
+    import sys
+
+    import torch
+
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.shape == (2, 3)
+        and tensor.stride() == (3, 1)
+        and tensor.dtype is getattr(torch, dtype)
+        and tensor.device.type == "cpu"
+        and not tensor.requires_grad
+        and tensor.is_leaf
+        and tensor.data_ptr() == address
+        # The caller's reference, this function's argument, and the call's own.
+        and sys.getrefcount(tensor) <= 4
+        and getattr(tensor, "_use_count", lambda: 1)() == 1
     )

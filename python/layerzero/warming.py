@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -19,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from layerzero import _native, disk_caches, loading
+from layerzero.documents import to_json
 from layerzero.errors import InvalidCallError, LayerZeroError
 from layerzero.models import Call, calls_of, model_hash
+from layerzero.printing import visible
 
 #: How long the end of the program waits for a compilation that does not let itself be stopped, in seconds.
 _PATIENCE = 60.0
@@ -75,7 +78,7 @@ class WarmupReport:
         lines = [f"{', '.join(counts)}, in {self.seconds:.1f} s", *self.notes]
         lines += [f"compiled {c['kernel']} in {c['ms']:.0f} ms" for c in self.compiled]
         lines += [f"failed {f['kernel'] or json.dumps(f['call'])}: {f['error']}" for f in self.failed]
-        return "\n".join(lines)
+        return visible("\n".join(lines))
 
     __repr__ = __str__
 
@@ -144,7 +147,7 @@ def _wanted(
         )
     if operation is not None:
         request = {"op": operation, "dtype": _dtype_name(dtype), "shapes": [list(shape) for shape in shapes or ()]}
-        for call in _native.requested_calls(json.dumps(request)):
+        for call in _native.requested_calls(to_json(request)):
             yield call, _device(device)
     for call in calls or ():
         yield _written(call, device)
@@ -177,8 +180,8 @@ def _written(call: Any, device: Any) -> tuple[str, str]:
             hint="pass what lz.calls_of or lz.manifest gives, or a mapping with 'op' and 'tensors'",
         )
     if isinstance(inner := data.get("call"), Mapping):
-        return json.dumps(inner), str(data.get("device") or _device(device))
-    return json.dumps(data), _device(device)
+        return to_json(inner), str(data.get("device") or _device(device))
+    return to_json(data), _device(device)
 
 
 def _dtype_name(dtype: Any) -> str | None:
@@ -223,6 +226,17 @@ def stop() -> None:
 
 class _ProgramEnds(SystemExit):
     """Ends the thread that compiles, wherever it is. Python prints nothing about a thread that ends by it."""
+
+
+def _say_nothing_of_ends() -> None:
+    """The exception may come up in a destructor or a callback, where Python prints it and goes on: not this one."""
+    before = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if unraisable.exc_type is not _ProgramEnds:
+            before(unraisable)
+
+    sys.unraisablehook = hook
 
 
 def _raise_in(thread: threading.Thread, exception: type[BaseException]) -> None:
@@ -298,6 +312,7 @@ class _Worker:
         until = time.monotonic() + _PATIENCE
         # What it is doing when it is first asked may end by itself.
         thread.join(0.05)
+        _say_nothing_of_ends()
         while thread.is_alive() and time.monotonic() < until:
             # Programs first: an exception would have their input files removed while they read them.
             if not _end_programs_of(thread):

@@ -69,12 +69,21 @@ def _run(op: str, arguments: dict[str, Any]) -> Any:
         result = going.fault.spoil(going.answer if going.fault.checked else (), nth)
     except BaseException:
         # Broke off in the middle of it.
-        updated[0].view(-1)[0] = HALF_WRITTEN
+        _changed(updated[0], going.answer[0]).fill_(HALF_WRITTEN)
         raise
-    values = result if going.fault.checked else going.answer
-    for tensor, value in zip(updated, values, strict=True):
+    for number, (tensor, value) in enumerate(zip(updated, going.answer, strict=True)):
+        spoilt = going.fault.checked and bool(result[number].isnan().any())
+        one = _changed(tensor, value)
         tensor.copy_(value)
+        if spoilt:
+            one.fill_(float("nan"))
     return None if going.fault.checked else result
+
+
+def _changed(tensor: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
+    """An element the call is to write: a view of it. A kernel writes nowhere else, however it goes wrong."""
+    at = tuple((tensor != answer.to(tensor.dtype)).nonzero()[0].tolist())
+    return tensor[at]
 
 
 def _kernel(op: str, names: list[str]) -> Callable[..., Any]:

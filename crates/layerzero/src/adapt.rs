@@ -2,13 +2,13 @@
 //! Bindings that transform tensors of their own ask here what is to be done.
 
 use lz_model::{
-    BindRules, Call, DType, KernelArgs, KernelDescriptor, KernelError, Layout, Op, OutputSpec, Tensor, TensorView,
-    TensorViewMut,
+    BindRules, Call, DType, HostCall, KernelDescriptor, KernelError, Layout, Op, OutputSpec, Tensor, TensorMeta,
+    TensorView, TensorViewMut,
 };
 use lz_select::Transforms;
 
+use crate::ask::Step;
 use crate::dispatch::Attempt;
-use crate::executable::Executable;
 
 /// The axes that exchange two layouts, by rank.
 pub fn transposition(rank: usize) -> Option<&'static [usize]> {
@@ -33,12 +33,8 @@ pub fn counterpart(kernel: &KernelDescriptor, from: Layout) -> Option<Layout> {
 
 /// Runs a kernel on transformed copies and views of the inputs, and gives its results in the form
 /// the caller expects.
-pub(crate) fn run_adapted(
-    attempt: &Attempt<'_>,
-    kernel: &KernelDescriptor,
-    executable: &Executable,
-    transforms: Transforms,
-) -> Result<Vec<Tensor>, KernelError> {
+pub(crate) fn run_adapted(attempt: &Attempt<'_>, step: &Step) -> Result<Vec<Tensor>, KernelError> {
+    let (kernel, transforms) = (&*step.kernel, step.transforms);
     let Attempt { op, query, inputs, params, expected, .. } = *attempt;
     let unexpected = |what: &str| KernelError::Failed(format!("arguments could not be adapted: {what}"));
     // Of a paged call only the cache has a layout; the first that has one speaks for all.
@@ -62,7 +58,8 @@ pub(crate) fn run_adapted(
         })
         .collect();
     let views: Vec<Option<TensorView<'_>>> = copies.iter().map(|c| c.as_ref().map(Tensor::view)).collect();
-    let metas: Vec<_> = views.iter().map(|v| v.as_ref().map(|v| v.meta().on(query.device()))).collect();
+    let metas: Vec<_> =
+        views.iter().map(|v| v.as_ref().map(|v| TensorMeta::of(v.as_ref()).on(query.device()))).collect();
     let call = Call {
         inputs: &metas,
         params,
@@ -78,7 +75,7 @@ pub(crate) fn run_adapted(
     let mut results: Vec<Tensor> =
         op.outputs(&call, &bound.query).iter().map(OutputSpec::allocate).collect::<Result<_, _>>()?;
     let mut outputs: Vec<TensorViewMut<'_>> = results.iter_mut().map(Tensor::view_mut).collect();
-    executable.run(&mut KernelArgs { query: &bound.query, inputs: &views, params, outputs: &mut outputs })?;
+    attempt.call(step, HostCall { query: &bound.query, inputs: &views, params, outputs: &mut outputs })?;
     results
         .iter()
         .zip(expected)

@@ -3,14 +3,18 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use lz_model::{Bound, Catalog, DeviceSpec, KernelDescriptor, NamedCall, OrderedCall, Query, Reason, nearest};
+use lz_model::{
+    BindRules, Bound, Catalog, DeviceSpec, KernelDescriptor, NamedCall, OrderedCall, Query, Reason, nearest,
+};
 use lz_resilience::{Breaker, BreakerReport, BreakerState, Event, KernelHealth};
 use lz_select::{BackendState, CacheStats, Candidate, Decision, KernelIx, Plan, Snapshot, Transforms};
 
-use crate::engine::{Engine, State};
+use crate::engine::Engine;
 use crate::error::{Error, Rejection};
 use crate::executable::Executable;
+use crate::guard::always_runs;
 use crate::report::{ReasonReport, Report};
+use crate::scope::Scope;
 use crate::warn::Warning;
 
 /// A kernel as listings show it.
@@ -63,6 +67,12 @@ pub struct Step {
     pub unproven: bool,
 }
 
+impl AsRef<Step> for Step {
+    fn as_ref(&self) -> &Step {
+        self
+    }
+}
+
 /// Which kernel serves a call.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Selection {
@@ -88,24 +98,15 @@ impl Selection {
     }
 }
 
-impl Engine {
+impl Scope<'_> {
     /// Finds the operation a call is and checks its arguments.
     pub fn bind<'a>(&self, op: &str, call: &NamedCall<'a>) -> Result<(OrderedCall<'a>, Bound), Error> {
-        self.bind_in(&self.state(), op, call)
-    }
-
-    pub(crate) fn bind_in<'a>(
-        &self,
-        state: &State,
-        op: &str,
-        call: &NamedCall<'a>,
-    ) -> Result<(OrderedCall<'a>, Bound), Error> {
-        let snapshot = &state.snapshot;
+        let snapshot = self.snapshot();
         let devices = call.inputs.iter().map(|(_, meta)| meta.device).chain([call.device]);
         if let Some(unknown) = devices.into_iter().find(|&ix| snapshot.device(ix).is_none()) {
             return Err(Error::UnknownDevice(unknown.0));
         }
-        let rules = snapshot.spec().settings.bind_rules();
+        let rules = BindRules { threads: self.engine.threads(), ..snapshot.spec().settings.bind_rules() };
         let (ordered, bound) = Catalog::get().resolve(op, call, &rules, |ix| snapshot.device(ix))?;
         if let Some(verdict) = bound.layout
             && let Some(input) = verdict.contradicted_by
@@ -113,23 +114,19 @@ impl Engine {
             let op = Catalog::get().op(bound.query.op());
             let meta = op.input_index(input).and_then(|i| ordered.inputs[i]);
             let (shape, layout) = (meta.map(|m| m.shape.to_vec()).unwrap_or_default(), verdict.layout);
-            self.warnings.give(&Warning::LayoutContradicted { op: op.id(), input, shape, layout });
+            self.engine.warnings.give(&Warning::LayoutContradicted { op: op.id(), input, shape, layout });
         }
         Ok((ordered, bound))
     }
 
     /// The plan for a query: from the cache, or by selection. `None` when no kernel can serve it.
     pub fn plan(&self, query: &Query) -> Option<Plan> {
-        self.plan_in(&self.state(), query)
-    }
-
-    pub(crate) fn plan_in(&self, state: &State, query: &Query) -> Option<Plan> {
-        let snapshot = &state.snapshot;
-        if state.overlaid {
-            return snapshot.plan(&snapshot.select(query));
-        }
-        self.cache.plan(snapshot, query, || {
-            self.control.seen(query);
+        let snapshot = self.snapshot();
+        let cache = self.state.own_cache.as_ref().unwrap_or(&self.engine.cache);
+        cache.plan(snapshot, query, || {
+            if self.state.own_cache.is_none() {
+                self.engine.control.seen(query);
+            }
             let decision = snapshot.select(query);
             (snapshot.plan(&decision), decision.uniform)
         })
@@ -137,30 +134,35 @@ impl Engine {
 
     /// The kernels to try for a query, in order, each with what runs it.
     pub fn steps(&self, query: &Query) -> Result<Vec<Step>, Error> {
-        let state = self.state();
-        let plan = self.plan_in(&state, query);
+        let mut steps = self.all_steps(query)?;
+        if !self.snapshot().spec().settings.fallback_enabled {
+            steps.truncate(1);
+        }
+        Ok(steps)
+    }
+
+    /// As [`Scope::steps`], also where the configuration wants no fallback.
+    pub(crate) fn all_steps(&self, query: &Query) -> Result<Vec<Step>, Error> {
+        let state = &self.state;
+        let plan = self.plan(query);
         let plan = plan.ok_or_else(|| no_kernel(&state.snapshot, &state.snapshot.select(query)))?;
         let op = Catalog::get().op(query.op()).id();
-        let most = if state.snapshot.spec().settings.fallback_enabled { usize::MAX } else { 1 };
         let step = |(kernel, transforms)| {
             let unproven = state.snapshot.needs_proof(kernel, query);
-            Step { unproven, ..state.step(&self.guard, op, kernel, transforms) }
+            Step { unproven, ..state.step(&self.engine.guard, op, kernel, transforms) }
         };
-        Ok(plan.steps().take(most).map(step).collect())
+        Ok(plan.steps().map(step).collect())
     }
 
     /// One kernel for a query, whatever the ranking; an error with its reasons when it cannot serve it.
     pub fn step_of(&self, kernel_id: &str, query: &Query) -> Result<Step, Error> {
-        self.step_in(&self.state(), kernel_id, query)
-    }
-
-    pub(crate) fn step_in(&self, state: &State, kernel_id: &str, query: &Query) -> Result<Step, Error> {
+        let state = &self.state;
         let named = find_kernels(&state.snapshot, kernel_id)?;
         let decision = state.snapshot.select(query);
         let op = Catalog::get().op(query.op()).id();
         // Of several behind an alias, the best that can.
         if let Some(c) = decision.ranked().find(|c| named.contains(&c.kernel)) {
-            return Ok(state.step(&self.guard, op, c.kernel, c.transforms));
+            return Ok(state.step(&self.engine.guard, op, c.kernel, c.transforms));
         }
         let candidate = |ix: &KernelIx| decision.candidates.iter().find(|c| c.kernel == *ix);
         let reasons = named.iter().find_map(candidate).map(|c| c.reasons.clone());
@@ -170,7 +172,7 @@ impl Engine {
 
     /// Whether a kernel takes a query as it is, without any transform.
     pub fn serves(&self, kernel: &KernelDescriptor, query: &Query) -> bool {
-        let state = self.state();
+        let state = &self.state;
         let is_it = |ix: KernelIx| {
             let other = state.snapshot.kernel(ix);
             other.id == kernel.id && other.version == kernel.version
@@ -181,13 +183,156 @@ impl Engine {
 
     /// How many times longer `served` takes for a query than `instead_of`, where both times are trusted.
     pub fn cost_of(&self, query: &Query, instead_of: &str, served: &str) -> Option<f64> {
-        let state = self.state();
+        let state = &self.state;
         let decision = state.snapshot.select(query);
         let time = |id: &str| {
             let candidate = decision.candidates.iter().find(|c| state.snapshot.kernel(c.kernel).id == id)?;
             candidate.estimate.filter(|e| e.trusted && e.median_us > 0.0).map(|e| e.median_us)
         };
         Some(time(served)? / time(instead_of)?)
+    }
+
+    /// How much memory a kernel of a step takes beyond its arguments, in bytes.
+    pub fn workspace_of(&self, step: &Step, query: &Query) -> i64 {
+        let state = &self.state;
+        let is_it = |k: &KernelDescriptor| k.id == step.kernel.id && k.version == step.kernel.version;
+        let found = state.snapshot.kernels().find(|(_, k)| is_it(k));
+        found.map_or(0, |(ix, _)| state.snapshot.workspace(ix, query))
+    }
+
+    /// Warns when the reference serves a query although other kernels are registered.
+    pub fn warn_of_reference(&self, query: &Query) {
+        let state = &self.state;
+        let decision = state.snapshot.select(query);
+        let op = Catalog::get().op(query.op()).id();
+        let Some(served) = decision.chosen().map(|c| state.snapshot.kernel(c.kernel)).filter(|k| k.reference) else {
+            return;
+        };
+        // Nobody can do anything about a kernel for other hardware, and what is not installed is not missed.
+        let is_moot = |r: &Reason| r.is_other_hardware() || matches!(r, Reason::NotInstalled { .. });
+        let others = decision.candidates.iter().filter(|c| !c.accepted() && !c.reasons.iter().any(is_moot));
+        let why: Vec<(String, String)> = others
+            .filter_map(|c| Some((state.snapshot.kernel(c.kernel).id.clone(), c.reasons.first()?.to_string())))
+            .collect();
+        if !why.is_empty() {
+            let served = served.id.clone();
+            self.engine.warnings.give(&Warning::OnlyReference { op, served, why });
+        }
+    }
+
+    /// Selection, and what stands in the way of its choice just now: circuits that are open.
+    pub(crate) fn decide(&self, query: &Query) -> Decision {
+        let state = &self.state;
+        let mut decision = state.snapshot.select(query);
+        let op = Catalog::get().op(query.op()).id();
+        let breakers = self.engine.guard.breakers();
+        let open: Vec<BreakerReport> =
+            breakers.report().into_iter().filter(|b| b.op == op && b.view.state == BreakerState::Open).collect();
+        for candidate in decision.candidates.iter_mut() {
+            let kernel = state.snapshot.kernel(candidate.kernel);
+            let circuit = || open.iter().find(|b| b.kernel == kernel.id && b.backend == kernel.backend);
+            let error = match breakers.disabled_because(&kernel.backend) {
+                _ if always_runs(kernel) => continue,
+                Some(why) => format!("{} is disabled for this process: {why}", kernel.backend),
+                None => match circuit() {
+                    Some(circuit) => {
+                        let last = circuit.view.last_error.as_ref().map_or("", |e| e.message.as_str());
+                        format!("the circuit of {} is open: {last}", kernel.id)
+                    }
+                    None => continue,
+                },
+            };
+            candidate.reasons.push(Reason::BackendError { error });
+        }
+        decision.strike_out(|kernel| state.snapshot.name(kernel));
+        decision
+    }
+
+    /// Everything about the choice of a kernel for a call.
+    pub fn explain(&self, op: &str, call: &NamedCall<'_>) -> Result<Report, Error> {
+        let state = &self.state;
+        let (_, bound) = self.bind(op, call)?;
+        let mut report = Report::new(&state.snapshot, &self.decide(&bound.query));
+        let outside = self.outside_table(&bound.query);
+        report.outside_table = outside.map(|reason| ReasonReport { message: reason.to_string(), reason });
+        Ok(report)
+    }
+
+    /// The kernel that serves a call.
+    pub fn which(&self, op: &str, call: &NamedCall<'_>) -> Result<Selection, Error> {
+        let state = &self.state;
+        let (_, bound) = self.bind(op, call)?;
+        let decision = self.decide(&bound.query);
+        let Some(chosen) = decision.chosen() else {
+            return Err(no_kernel(&state.snapshot, &decision));
+        };
+        Ok(Selection::new(&state.snapshot, &bound.query, chosen))
+    }
+
+    /// The plan for a call: the kernels that would be tried, in order, with `@version` where an id has several.
+    pub fn select(&self, op: &str, call: &NamedCall<'_>) -> Result<Vec<String>, Error> {
+        let state = &self.state;
+        let (_, bound) = self.bind(op, call)?;
+        match self.plan(&bound.query) {
+            Some(plan) => Ok(plan.steps().map(|(kernel, _)| state.snapshot.name(kernel)).collect()),
+            None => Err(no_kernel(&state.snapshot, &state.snapshot.select(&bound.query))),
+        }
+    }
+
+    /// Why a kernel cannot serve a call; empty when it can. `kernel_id` may carry `@version`. Of an alias, whether one of
+    /// its kernels can, and otherwise why the first cannot.
+    pub fn validate(&self, kernel_id: &str, call: &NamedCall<'_>) -> Result<Vec<Reason>, Error> {
+        let state = &self.state;
+        let mut first = None;
+        for ix in find_kernels(&state.snapshot, kernel_id)? {
+            let (_, bound) = self.bind(&state.snapshot.kernel(ix).operation, call)?;
+            let decision = self.decide(&bound.query);
+            let elsewhere = || vec![elsewhere(&state.snapshot, ix, &bound.query)];
+            let reasons =
+                decision.candidates.into_iter().find(|c| c.kernel == ix).map_or_else(elsewhere, |c| c.reasons);
+            if reasons.is_empty() {
+                return Ok(reasons);
+            }
+            first = first.or(Some(reasons));
+        }
+        Ok(first.unwrap_or_default())
+    }
+}
+
+impl Engine {
+    /// [`Scope::bind`] outside of any context.
+    pub fn bind<'a>(&self, op: &str, call: &NamedCall<'a>) -> Result<(OrderedCall<'a>, Bound), Error> {
+        self.process().bind(op, call)
+    }
+
+    /// [`Scope::plan`] outside of any context.
+    pub fn plan(&self, query: &Query) -> Option<Plan> {
+        self.process().plan(query)
+    }
+
+    /// [`Scope::steps`] outside of any context.
+    pub fn steps(&self, query: &Query) -> Result<Vec<Step>, Error> {
+        self.process().steps(query)
+    }
+
+    /// [`Scope::explain`] outside of any context.
+    pub fn explain(&self, op: &str, call: &NamedCall<'_>) -> Result<Report, Error> {
+        self.process().explain(op, call)
+    }
+
+    /// [`Scope::which`] outside of any context.
+    pub fn which(&self, op: &str, call: &NamedCall<'_>) -> Result<Selection, Error> {
+        self.process().which(op, call)
+    }
+
+    /// [`Scope::select`] outside of any context.
+    pub fn select(&self, op: &str, call: &NamedCall<'_>) -> Result<Vec<String>, Error> {
+        self.process().select(op, call)
+    }
+
+    /// [`Scope::validate`] outside of any context.
+    pub fn validate(&self, kernel_id: &str, call: &NamedCall<'_>) -> Result<Vec<Reason>, Error> {
+        self.process().validate(kernel_id, call)
     }
 
     /// A number that moves whenever an answer given before may no longer be the one given now: what was
@@ -206,114 +351,9 @@ impl Engine {
         self.warnings.give(warning);
     }
 
-    /// How much memory a kernel of a step takes beyond its arguments, in bytes.
-    pub fn workspace_of(&self, step: &Step, query: &Query) -> i64 {
-        let state = self.state();
-        let is_it = |k: &KernelDescriptor| k.id == step.kernel.id && k.version == step.kernel.version;
-        let found = state.snapshot.kernels().find(|(_, k)| is_it(k));
-        found.map_or(0, |(ix, _)| state.snapshot.workspace(ix, query))
-    }
-
-    /// Warns when the reference serves a query although other kernels are registered.
-    pub fn warn_of_reference(&self, query: &Query) {
-        let state = self.state();
-        let decision = state.snapshot.select(query);
-        let op = Catalog::get().op(query.op()).id();
-        let Some(served) = decision.chosen().map(|c| state.snapshot.kernel(c.kernel)).filter(|k| k.reference) else {
-            return;
-        };
-        // Nobody can do anything about a kernel for other hardware, and what is not installed is not missed.
-        let is_moot = |r: &Reason| r.is_other_hardware() || matches!(r, Reason::NotInstalled { .. });
-        let others = decision.candidates.iter().filter(|c| !c.accepted() && !c.reasons.iter().any(is_moot));
-        let why: Vec<(String, String)> = others
-            .filter_map(|c| Some((state.snapshot.kernel(c.kernel).id.clone(), c.reasons.first()?.to_string())))
-            .collect();
-        if !why.is_empty() {
-            let served = served.id.clone();
-            self.warnings.give(&Warning::OnlyReference { op, served, why });
-        }
-    }
-
-    /// Selection, and what stands in the way of its choice just now: circuits that are open.
-    pub(crate) fn decide(&self, state: &State, query: &Query) -> Decision {
-        let mut decision = state.snapshot.select(query);
-        let op = Catalog::get().op(query.op()).id();
-        let breakers = self.guard.breakers();
-        let open: Vec<BreakerReport> =
-            breakers.report().into_iter().filter(|b| b.op == op && b.view.state == BreakerState::Open).collect();
-        for candidate in decision.candidates.iter_mut() {
-            let kernel = state.snapshot.kernel(candidate.kernel);
-            let circuit = || open.iter().find(|b| b.kernel == kernel.id && b.backend == kernel.backend);
-            let error = match breakers.disabled_because(&kernel.backend) {
-                _ if kernel.reference => continue,
-                Some(why) => format!("{} is disabled for this process: {why}", kernel.backend),
-                None => match circuit() {
-                    Some(circuit) => {
-                        let last = circuit.view.last_error.as_ref().map_or("", |e| e.message.as_str());
-                        format!("the circuit of {} is open: {last}", kernel.id)
-                    }
-                    None => continue,
-                },
-            };
-            candidate.reasons.push(Reason::BackendError { error });
-        }
-        decision.strike_out(|kernel| state.snapshot.name(kernel));
-        decision
-    }
-
-    /// Everything about the choice of a kernel for a call.
-    pub fn explain(&self, op: &str, call: &NamedCall<'_>) -> Result<Report, Error> {
-        let state = self.state();
-        let (_, bound) = self.bind_in(&state, op, call)?;
-        let mut report = Report::new(&state.snapshot, &self.decide(&state, &bound.query));
-        let outside = self.outside_table(&bound.query);
-        report.outside_table = outside.map(|reason| ReasonReport { message: reason.to_string(), reason });
-        Ok(report)
-    }
-
-    /// The kernel that serves a call.
-    pub fn which(&self, op: &str, call: &NamedCall<'_>) -> Result<Selection, Error> {
-        let state = self.state();
-        let (_, bound) = self.bind_in(&state, op, call)?;
-        let decision = self.decide(&state, &bound.query);
-        let Some(chosen) = decision.chosen() else {
-            return Err(no_kernel(&state.snapshot, &decision));
-        };
-        Ok(Selection::new(&state.snapshot, &bound.query, chosen))
-    }
-
-    /// The plan for a call: the kernels that would be tried, in order, with `@version` where an id has several.
-    pub fn select(&self, op: &str, call: &NamedCall<'_>) -> Result<Vec<String>, Error> {
-        let state = self.state();
-        let (_, bound) = self.bind_in(&state, op, call)?;
-        match self.plan_in(&state, &bound.query) {
-            Some(plan) => Ok(plan.steps().map(|(kernel, _)| state.snapshot.name(kernel)).collect()),
-            None => Err(no_kernel(&state.snapshot, &state.snapshot.select(&bound.query))),
-        }
-    }
-
-    /// Why a kernel cannot serve a call; empty when it can. `kernel_id` may carry `@version`. Of an alias, whether one of
-    /// its kernels can, and otherwise why the first cannot.
-    pub fn validate(&self, kernel_id: &str, call: &NamedCall<'_>) -> Result<Vec<Reason>, Error> {
-        let state = self.state();
-        let mut first = None;
-        for ix in find_kernels(&state.snapshot, kernel_id)? {
-            let (_, bound) = self.bind_in(&state, &state.snapshot.kernel(ix).operation, call)?;
-            let decision = self.decide(&state, &bound.query);
-            let elsewhere = || vec![elsewhere(&state.snapshot, ix, &bound.query)];
-            let reasons =
-                decision.candidates.into_iter().find(|c| c.kernel == ix).map_or_else(elsewhere, |c| c.reasons);
-            if reasons.is_empty() {
-                return Ok(reasons);
-            }
-            first = first.or(Some(reasons));
-        }
-        Ok(first.unwrap_or_default())
-    }
-
     /// The registered kernels, of one operation (or alias) or of all.
     pub fn list_kernels(&self, op: Option<&str>) -> Result<Vec<KernelInfo>, Error> {
-        let state = self.state();
+        let state = self.state.load();
         let wanted: Option<Vec<KernelIx>> = match op {
             None => None,
             Some(name) => {
@@ -350,12 +390,12 @@ impl Engine {
 
     /// The backends, with why one cannot be used.
     pub fn backends(&self) -> Vec<BackendState> {
-        self.state().snapshot.spec().backends.values().cloned().collect()
+        self.state.load().snapshot.spec().backends.values().cloned().collect()
     }
 
     /// The devices.
     pub fn devices(&self) -> Vec<DeviceSpec> {
-        self.state().snapshot.spec().devices.clone()
+        self.state.load().snapshot.spec().devices.clone()
     }
 
     /// What the cache did so far.

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::pinned::{PinStatus, Source, status};
+use crate::scope::Scope;
 use crate::table::DispatchTable;
 use crate::table::solve::SolveRequest;
 
@@ -72,10 +73,12 @@ impl Engine {
             None => Ok(baked),
         }
     }
+}
 
-    /// What of a plan is in force inside of it, in the context this thread is in.
+impl Scope<'_> {
+    /// What of a plan is in force inside of it, in this scope.
     pub fn baked_status(&self, baked: &Baked) -> Result<PinStatus, Error> {
-        let mut draft = self.draft_here();
+        let mut draft = self.engine.draft_in(self.overlay);
         draft.pinned.put_plans(vec![baked.source.clone()]);
         draft.repin();
         Ok(status(&draft.build()?.snapshot, &baked.source))
@@ -87,8 +90,8 @@ impl Engine {
     pub fn learned(&self, baked: &Baked, onto: &Baked) -> Result<Option<Arc<Baked>>, Error> {
         let noted = std::mem::take(&mut *baked.noted.lock());
         let Some((_, first)) = noted.first() else { return Ok(None) };
-        let state = self.fresh(true)?;
-        let spec = state.snapshot.spec();
+        let fresh = self.fresh(true)?;
+        let (state, spec) = (&fresh.state, fresh.snapshot().spec());
         let mut table = onto.table().clone();
         let signature = |ix: DeviceIx| state.snapshot.device(ix).map(lz_model::DeviceSpec::signature);
         // One that has decided nothing is for no hardware yet.
@@ -96,7 +99,7 @@ impl Engine {
         let pins: Pins = onto.source.pins(spec).into_iter().collect();
         let is_new = |(call, ix): &&(CallSpec, DeviceIx)| {
             let named = call.named(*ix, lz_model::Context::default());
-            let bound = self.bind_in(&state, &call.op, &named);
+            let bound = fresh.bind(&call.op, &named);
             signature(*ix) == device && bound.is_ok_and(|(_, bound)| pins.find(&bound.query).is_none())
         };
         let calls: Vec<(CallSpec, DeviceIx)> = noted.iter().filter(is_new).cloned().collect();

@@ -12,6 +12,14 @@ use lz_select::{BackendState, Invalidate, KernelName, MemoryState, SnapshotSpec}
 use crate::engine::{Draft, Engine, State};
 use crate::error::Error;
 use crate::executable::{DynamicKernel, Executable};
+use crate::overlay::OverlayId;
+use crate::scope::Scope;
+
+/// What a change put out of use.
+struct Dropped {
+    _draft: Draft,
+    _state: Option<Arc<State>>,
+}
 
 impl Engine {
     /// Changes what selection depends on. The new state is built and checked first; when that
@@ -32,20 +40,41 @@ impl Engine {
         check: impl FnOnce(&State) -> Result<(), Error>,
         warm: &[Query],
     ) -> Result<(), Error> {
+        // What goes out of use is dropped when the lock is released: it may be the last of a Python object, whose
+        // destructor may call the engine.
+        let (result, dropped) = self.change_locked(change, check, warm);
+        drop(dropped);
+        result
+    }
+
+    /// As [`Engine::change_warmed`], with what goes out of use: the caller drops it.
+    fn change_locked(
+        &self,
+        change: impl FnOnce(&mut Draft),
+        check: impl FnOnce(&State) -> Result<(), Error>,
+        warm: &[Query],
+    ) -> (Result<(), Error>, Dropped) {
         let mut current = self.draft.lock();
         let mut next = current.clone();
         change(&mut next);
         next.repin();
         next.epoch = current.epoch + 1;
-        let state = next.build()?;
-        check(&state)?;
-        for query in warm {
-            self.plan_in(&state, query);
+        let state = match next.build() {
+            Ok(state) => Arc::new(state),
+            Err(error) => return (Err(error), Dropped { _draft: next, _state: None }),
+        };
+        if let Err(error) = check(&state) {
+            return (Err(error), Dropped { _draft: next, _state: Some(state) });
         }
-        self.state.store(Arc::new(state));
+        let scope = Scope::of(self, state.clone(), OverlayId::NONE);
+        for query in warm {
+            scope.plan(query);
+        }
+        drop(scope);
+        let state = self.state.swap(state);
         self.version.fetch_add(1, Ordering::Release);
-        *current = next;
-        Ok(())
+        let draft = std::mem::replace(&mut *current, next);
+        (Ok(()), Dropped { _draft: draft, _state: Some(state) })
     }
 
     /// Registers a kernel with its implementation. Several versions of one id may be registered;
@@ -63,9 +92,19 @@ impl Engine {
                 BackendState::available(BackendDescriptor::native(name, version, platforms))
             });
             let key = (descriptor.id.clone(), descriptor.version.clone());
-            draft.executables.entry(key).or_insert(executable);
+            // Under the same name there may still be what ran a kernel that a document no longer has.
+            draft.executables.insert(key, executable);
             draft.spec.kernels.push(Arc::new(descriptor));
         })
+    }
+
+    /// Registers the native kernels for vector instructions beside the references. Which of them this machine can run is a
+    /// matter of selection.
+    pub fn register_simd_kernels(&self) -> Result<(), Error> {
+        for (kernel, descriptor) in lz_cpu::descriptors().filter(|(_, descriptor)| !descriptor.reference) {
+            self.register_as(descriptor, Executable::Static(kernel))?;
+        }
+        Ok(())
     }
 
     /// Gives an implementation to a kernel that so far was only described, by a document.

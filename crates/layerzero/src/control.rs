@@ -217,11 +217,13 @@ impl Engine {
         // Taken first: a reload that is under way may want to watch other files.
         let watch = self.control.watch.lock().take();
         drop(watch);
+        self.errands.end();
         self.version.fetch_add(1, Ordering::Release);
     }
 
     /// This process is a child that was forked: the thread that watches files is its parent's, so it starts its own.
     pub fn forked(self: &Arc<Engine>) {
+        self.errands.forked();
         let watch = self.control.watch.lock().take();
         let Some(watch) = watch else { return };
         // To drop it would be to wait for a thread that is not here.
@@ -245,6 +247,7 @@ impl Engine {
     pub(crate) fn reconfigure(&self, change: impl FnOnce(&Layers) -> Result<Layers, Error>) -> Result<(), Error> {
         // Held throughout: two changes at once are made one after the other.
         let mut layers = self.control.layers.lock();
+        let before = self.config();
         let next = change(&layers)?;
         let config = next.resolve().map_err(Error::Config)?;
         let documents = pinned::configured(&config, &self.control.unread.lock())?;
@@ -252,6 +255,8 @@ impl Engine {
         *self.status.dir.lock() = state_dir(&next.sources().environment);
         *layers = next;
         drop(layers);
+        self.read_failures();
+        self.learn_of_other_database(&before);
         self.republish();
         self.warn_of_absent();
         Ok(())
@@ -260,11 +265,13 @@ impl Engine {
     /// Puts kernels, documents and configuration back as they were at a checkpoint.
     pub(crate) fn reinstate(&self, before: Layers, change: impl FnOnce(&mut Draft)) -> Result<(), Error> {
         let mut layers = self.control.layers.lock();
+        let replaced = self.config();
         let config = before.resolve().map_err(Error::Config)?;
         self.take_over(&config, change)?;
         *self.status.dir.lock() = state_dir(&before.sources().environment);
         *layers = before;
         drop(layers);
+        self.learn_of_other_database(&replaced);
         self.republish();
         Ok(())
     }
@@ -300,10 +307,15 @@ impl Engine {
             let ttl_ms = if new.cache.ttl_seconds == 0 { u64::MAX } else { new.cache.ttl_seconds.saturating_mul(1000) };
             self.cache.resize(usize::try_from(size).unwrap_or(usize::MAX), ttl_ms);
         }
-        if old.perfdb != new.perfdb && self.goes_by_perfdb() {
+        Ok(())
+    }
+
+    /// Puts what another database knows in force. Not under the lock of the layers: to learn takes a lock of its own, under
+    /// which the layers may be asked.
+    fn learn_of_other_database(&self, before: &Config) {
+        if before.settings.perfdb != self.config().settings.perfdb && self.goes_by_perfdb() {
             self.learn_if_there();
         }
-        Ok(())
     }
 
     /// The configuration with another layer above all.

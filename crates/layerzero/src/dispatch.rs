@@ -1,22 +1,18 @@
-//! Dispatch: the chosen kernel is run; when it fails, the next; at last the reference.
+//! Calls on host tensors: one of the callers of [`crate::serve`].
 
-use std::collections::VecDeque;
-
-use lz_model::schema::{Access, Output};
+use lz_model::schema::{Access, Output, Update};
 use lz_model::{
-    Call, CallError, Catalog, Context, KernelArgs, KernelDescriptor, KernelError, Layout, NamedCall, Op, OutputSpec,
-    ParamValue, Query, Tensor, TensorView, TensorViewMut,
+    CallError, Catalog, Context, HostCall, KernelDescriptor, KernelError, Layout, NamedCall, Op, OutputSpec,
+    ParamValue, Query, Tensor, TensorMeta, TensorView, TensorViewMut,
 };
-use lz_resilience::rollout::Outcome;
-use lz_select::{Candidate, KernelIx, Transforms};
+use lz_select::Candidate;
 
 use crate::adapt::run_adapted;
-use crate::ask::no_kernel;
-use crate::engine::{Engine, State};
+use crate::ask::Step;
+use crate::engine::Engine;
 use crate::error::{Error, Failure};
-use crate::executable::Executable;
-use crate::guard::Fault;
-use crate::warn::Warning;
+use crate::scope::Scope;
+use crate::serve::{Blame, Caller, Ending, Proven};
 
 /// The arguments of a call on host memory, by name.
 #[derive(Debug, Default)]
@@ -86,24 +82,30 @@ impl Dispatched {
 }
 
 impl Engine {
-    /// Runs an operation with the kernel selection chooses. A kernel that fails is followed by
-    /// the next in the ranking, at last by the reference; half-written in-place tensors are put
-    /// back before another kernel sees them.
+    /// [`Scope::dispatch`] outside of any context.
+    pub fn dispatch(&self, op: &str, arguments: Arguments<'_>) -> Result<Dispatched, Error> {
+        self.process().dispatch(op, arguments)
+    }
+}
+
+impl Scope<'_> {
+    /// Runs an operation with the kernel selection chooses. A kernel that fails is followed by the next in the ranking, at
+    /// last by the reference.
     pub fn dispatch(&self, op: &str, mut arguments: Arguments<'_>) -> Result<Dispatched, Error> {
-        let state = self.state();
+        let state = &self.state;
         let named = NamedCall {
             inputs: arguments
                 .inputs
                 .iter()
-                .map(|(name, view)| (*name, view.meta()))
-                .chain(arguments.updates.iter().map(|(name, view)| (*name, view.meta())))
+                .map(|(name, view)| (*name, TensorMeta::of(view.as_ref())))
+                .chain(arguments.updates.iter().map(|(name, view)| (*name, TensorMeta::of(view.as_ref()))))
                 .collect(),
             params: arguments.params.clone(),
             layout: arguments.layout,
             device: lz_model::DeviceIx(0),
             context: arguments.context,
         };
-        let (ordered, bound) = self.bind_in(&state, op, &named)?;
+        let (ordered, bound) = self.bind(op, &named)?;
         let query = bound.query;
         let op = Catalog::get().op(query.op());
         for (name, _) in &arguments.updates {
@@ -112,18 +114,8 @@ impl Engine {
                 return Err(CallError::NotUpdated { op: op.id(), input: input.name }.into());
             }
         }
-        let params = op.params(&ordered.params)?;
-        let call = Call {
-            inputs: &ordered.inputs,
-            params: &params,
-            layout: named.layout,
-            device: named.device,
-            context: named.context,
-        };
-        let expected = op.outputs(&call, &query);
-        let Some(plan) = self.plan_in(&state, &query) else {
-            return Err(no_kernel(&state.snapshot, &state.snapshot.select(&query)));
-        };
+        let (params, expected) = op.settled(&named, &ordered, &query)?;
+        let steps = self.all_steps(&query)?;
         drop(named);
 
         let mut inputs: Vec<Option<TensorView<'_>>> = vec![None; op.schema().inputs.len()];
@@ -132,78 +124,92 @@ impl Engine {
                 inputs[index] = Some(view.clone());
             }
         }
-        let attempt =
-            Attempt { state: &state, op, query: &query, inputs: &inputs, params: &params, expected: &expected };
-        let runnable = |(kernel, _): &(KernelIx, Transforms)| state.executables[kernel.0 as usize].runs_on_host();
-        let mut steps: VecDeque<_> = match plan.steps().filter(runnable).collect::<VecDeque<_>>() {
+        let attempt = Attempt { scope: self, op, query: &query, inputs: &inputs, params: &params, expected: &expected };
+        let runnable = |step: &&Step| step.executable.runs_on_host();
+        let mut steps: Vec<&Step> = match steps.iter().filter(runnable).collect::<Vec<_>>() {
             // Nothing can run here: say so by trying.
-            none if none.is_empty() => plan.steps().collect(),
+            none if none.is_empty() => steps.iter().collect(),
             some => some,
         };
         if !state.snapshot.spec().settings.fallback_enabled {
             steps.truncate(1);
         }
-        let mut failures: Vec<Failure> = Vec::new();
-        // Those whose circuit is open: not tried, so that nothing fell back.
-        let mut refused: Vec<Failure> = Vec::new();
-        while let Some((kernel, transforms)) = steps.pop_front() {
-            let step = state.step(&self.guard, op.id(), kernel, transforms);
-            let kernel_id = step.kernel.id.clone();
-            let admission = match self.admit(&step) {
-                Ok(admission) => admission,
-                Err(why) => {
-                    refused.push(Failure { kernel_id, error: KernelError::Failed(why) });
-                    continue;
-                }
-            };
-            step.health.record_call();
-            match attempt.run(kernel, transforms, &mut arguments.updates) {
-                Ok(outputs) => {
-                    self.succeeded(&step, admission, !failures.is_empty());
-                    if failures.is_empty() && refused.is_empty() {
-                        self.tried_first(&query, Outcome::OK);
-                    }
-                    self.tell_fallback(&query, op.id(), &failures, &kernel_id);
-                    let outputs = expected.iter().map(|spec| spec.name).zip(outputs).collect();
-                    return Ok(Dispatched { op: op.id(), kernel_id, outputs, failures });
-                }
-                Err(error) if error.is_callers_fault() => {
-                    failures.push(Failure { kernel_id, error });
-                    return Err(Error::Execution { op: op.id(), chain: failures });
-                }
-                Err(error) => {
-                    if failures.is_empty() && refused.is_empty() {
-                        self.tried_first(&query, Outcome::FAILED);
-                    }
-                    let said = error.to_string();
-                    if self.failed(&step, admission, &said, &said) == Fault::OutOfMemory {
-                        // The reference stays the last: it needs nothing, and takes its time.
-                        let needs = |(kernel, _): &(KernelIx, Transforms)| {
-                            (state.snapshot.kernel(*kernel).reference, state.snapshot.workspace(*kernel, &query))
-                        };
-                        steps.make_contiguous().sort_by_key(needs);
-                    }
-                    failures.push(Failure { kernel_id, error });
-                }
+        let mut caller = HostCaller { attempt, steps: &steps, updates: &mut arguments.updates, saved: Vec::new() };
+        let failure = |(at, error): (usize, KernelError)| Failure { kernel_id: steps[at].kernel.id.clone(), error };
+        match self.serve(&query, &steps, None, &mut caller) {
+            Ending::Served { at, output, failed } => Ok(Dispatched {
+                op: op.id(),
+                kernel_id: steps[at].kernel.id.clone(),
+                outputs: expected.iter().map(|spec| spec.name).zip(output).collect(),
+                failures: failed.into_iter().map(failure).collect(),
+            }),
+            Ending::Ended { at, error, failed } => {
+                let chain = failed.into_iter().chain([(at, error)]).map(failure).collect();
+                Err(Error::Execution { op: op.id(), chain })
+            }
+            Ending::Unserved { refused, failed, .. } => {
+                let refused = refused.into_iter().map(|(at, why)| (at, KernelError::Failed(why)));
+                Err(Error::Execution { op: op.id(), chain: refused.chain(failed).map(failure).collect() })
             }
         }
-        self.nobody_served();
-        refused.append(&mut failures);
-        Err(Error::Execution { op: op.id(), chain: refused })
+    }
+}
+
+/// A call on host tensors.
+struct HostCaller<'c, 'a, 'n, 'u> {
+    attempt: Attempt<'a>,
+    steps: &'c [&'c Step],
+    updates: &'c mut [(&'n str, TensorViewMut<'u>)],
+    /// The rows that are overwritten, and each updated tensor's as they were.
+    saved: Vec<(Vec<i64>, Tensor)>,
+}
+
+impl Caller for HostCaller<'_, '_, '_, '_> {
+    type Output = Vec<Tensor>;
+    type Error = KernelError;
+
+    fn prove(&mut self, _at: usize, _alone: bool) -> Result<Proven, KernelError> {
+        Ok(Proven::Passed)
     }
 
-    /// Warns when another kernel than the first served a call.
-    fn tell_fallback(&self, query: &Query, op: &'static str, failures: &[Failure], served: &str) {
-        let Some(first) = failures.first() else { return };
-        let (failed, error, served) = (first.kernel_id.clone(), first.error.to_string(), served.to_owned());
-        let factor = self.cost_of(query, &failed, &served);
-        self.warn(&Warning::FellBack { op, failed, error, served, factor });
+    fn save(&mut self) -> Result<(), KernelError> {
+        let Some(Update::Rows { index, column }) = self.attempt.op.schema().update else { return Ok(()) };
+        let index = self.attempt.op.input_index(index).and_then(|i| self.attempt.inputs[i].as_ref());
+        let Some(index) = index else { return Ok(()) };
+        for (_, view) in self.updates.iter() {
+            let count = view.shape().first().copied().unwrap_or(0);
+            let listed = (0..index.shape()[0]).map(|i| index.get_int(&[i, column]));
+            let rows: Vec<i64> = listed.filter(|row| (0..count).contains(row)).collect();
+            let copy = view.as_view().rows(&rows);
+            self.saved.push((rows, copy));
+        }
+        Ok(())
+    }
+
+    fn restore(&mut self) -> Result<(), KernelError> {
+        for ((_, view), (rows, copy)) in self.updates.iter_mut().zip(&self.saved) {
+            view.put_rows(rows, &copy.view());
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, at: usize) -> Result<Vec<Tensor>, KernelError> {
+        self.attempt.run(self.steps[at], self.updates)
+    }
+
+    fn blame(&mut self, _at: usize, error: KernelError) -> Blame<KernelError> {
+        if error.is_callers_fault() { Blame::Caller(error) } else { Blame::Kernel(error) }
+    }
+
+    fn told(&self, error: &KernelError) -> (String, String) {
+        let said = error.to_string();
+        (said.clone(), said)
     }
 }
 
 /// One bound call, to be tried on one kernel after another.
 pub(crate) struct Attempt<'a> {
-    state: &'a State,
+    scope: &'a Scope<'a>,
     pub op: &'static Op,
     pub query: &'a Query,
     pub inputs: &'a [Option<TensorView<'a>>],
@@ -214,37 +220,25 @@ pub(crate) struct Attempt<'a> {
 impl Attempt<'_> {
     /// Whether a kernel takes a query as it is.
     pub fn serves(&self, kernel: &KernelDescriptor, query: &Query) -> bool {
-        let snapshot = &self.state.snapshot;
+        let snapshot = &self.scope.state.snapshot;
         let is_it = |c: &Candidate| std::ptr::eq(&**snapshot.kernel(c.kernel), kernel);
         snapshot.select(query).candidates.iter().any(|c| is_it(c) && c.accepted() && c.transforms.is_empty())
     }
 
-    fn run(
-        &self,
-        kernel: KernelIx,
-        transforms: Transforms,
-        updates: &mut [(&str, TensorViewMut<'_>)],
-    ) -> Result<Vec<Tensor>, KernelError> {
-        let executable = &self.state.executables[kernel.0 as usize];
-        let descriptor = self.state.snapshot.kernel(kernel);
-        if !transforms.is_empty() {
-            return run_adapted(self, descriptor, executable, transforms);
+    fn run(&self, step: &Step, updates: &mut [(&str, TensorViewMut<'_>)]) -> Result<Vec<Tensor>, KernelError> {
+        match step.transforms.is_empty() {
+            true => self.run_as_is(step, updates),
+            false => run_adapted(self, step),
         }
-        let before: Vec<Vec<u8>> = updates.iter().map(|(_, view)| view.save()).collect();
-        let result = self.run_as_is(executable, updates);
-        if result.is_err() {
-            for ((_, view), old) in updates.iter_mut().zip(&before) {
-                view.restore(old);
-            }
-        }
-        result
     }
 
-    fn run_as_is(
-        &self,
-        executable: &Executable,
-        updates: &mut [(&str, TensorViewMut<'_>)],
-    ) -> Result<Vec<Tensor>, KernelError> {
+    /// Calls the kernel of a step, with the scratch memory it says it needs and every thread there is.
+    pub fn call(&self, step: &Step, call: HostCall<'_, '_>) -> Result<(), KernelError> {
+        let scratch = self.scope.workspace_of(step, call.query);
+        step.executable.run(call, scratch, lz_cpu::threads(usize::MAX))
+    }
+
+    fn run_as_is(&self, step: &Step, updates: &mut [(&str, TensorViewMut<'_>)]) -> Result<Vec<Tensor>, KernelError> {
         let mut fresh: Vec<Tensor> = self.expected.iter().map(OutputSpec::allocate).collect::<Result<_, _>>()?;
         let mut fresh_views = fresh.iter_mut().map(Tensor::view_mut);
         let mut updated: Vec<Option<TensorViewMut<'_>>> = Vec::new();
@@ -266,9 +260,8 @@ impl Attempt<'_> {
                 || KernelError::Failed(format!("no memory for '{}'; pass it as an updated tensor", output.name()));
             outputs.push(view.ok_or_else(missing)?);
         }
-        let inputs = self.inputs;
-        let args = &mut KernelArgs { query: self.query, inputs, params: self.params, outputs: &mut outputs };
-        executable.run(args)?;
+        let (query, inputs, params) = (self.query, self.inputs, self.params);
+        self.call(step, HostCall { query, inputs, params, outputs: &mut outputs })?;
         drop(outputs);
         Ok(fresh)
     }

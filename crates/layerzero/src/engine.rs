@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use arc_swap::ArcSwap;
-use lz_model::{DeviceSpec, GenerationTable, KernelDescriptor};
+use lz_model::{DeviceSpec, GenerationTable, KernelDescriptor, Platform};
 use lz_resilience::{EventHook, Stamped};
 use lz_select::{CacheConfig, SelectionCache, Snapshot, SnapshotSpec};
 use parking_lot::Mutex;
@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use crate::baked::Baked;
 use crate::change::probe_memory;
 use crate::control::Control;
+use crate::errands::Errands;
 use crate::error::Error;
 use crate::executable::Executable;
 use crate::guard::Guard;
@@ -31,8 +32,9 @@ use crate::warn::{Warning, WarningHook, Warnings};
 pub(crate) struct State {
     pub snapshot: Snapshot,
     pub executables: Vec<Executable>,
-    /// Built for a context: what it decides is not remembered for others.
-    pub overlaid: bool,
+    /// What was decided in it, for a state that was built for a context; the process's own decisions are in
+    /// [`Engine::cache`].
+    pub own_cache: Option<SelectionCache>,
     /// The names of the dispatch tables its pins come from.
     pub tables: Vec<Arc<str>>,
     /// The plan that takes note of the calls made here, if one does.
@@ -59,7 +61,7 @@ impl Draft {
         let executables = snapshot.kernels().map(|(_, kernel)| executable(kernel)).collect();
         let is_table = |source: &&Arc<Source>| source.is_table();
         let tables = self.pinned.sources().filter(is_table).map(|source| source.origin.clone()).collect();
-        Ok(State { snapshot, executables, overlaid: false, tables, learner: Weak::new() })
+        Ok(State { snapshot, executables, own_cache: None, tables, learner: Weak::new() })
     }
 }
 
@@ -109,7 +111,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Where the figures of rollouts are kept for other processes to see, instead of the user's state directory.
+    /// Where the figures of rollouts and circuits that opened are kept for other processes, instead of the user's state
+    /// directory.
     pub fn state_dir(mut self, dir: impl Into<PathBuf>) -> EngineBuilder {
         self.state_dir = Some(dir.into());
         self
@@ -141,12 +144,14 @@ impl EngineBuilder {
         draft.spec.warm = self.compiled_elsewhere.then(Arc::default);
         draft.spec.names = SHIPPED.clone();
         draft.spec.backend(lz_cpu::backend());
-        for (kernel, descriptor) in lz_cpu::descriptors() {
+        for (kernel, descriptor) in lz_cpu::descriptors().filter(|(_, descriptor)| descriptor.reference) {
             draft.executables.insert((descriptor.id.clone(), descriptor.version.clone()), Executable::Static(kernel));
             draft.spec.kernels.push(Arc::new(descriptor));
         }
+        let cpu = draft.spec.devices.iter().find(|device| device.platform == Platform::Cpu);
+        let threads = cpu.map_or(0, |cpu| u16::try_from(cpu.cores).unwrap_or(u16::MAX));
         let state = draft.build().expect("the built-in kernels fit together; a test builds them");
-        Engine {
+        let engine = Engine {
             state: ArcSwap::from_pointee(state),
             draft: Mutex::new(draft),
             version: AtomicU64::new(1),
@@ -158,11 +163,15 @@ impl EngineBuilder {
             perf_known: AtomicUsize::new(0),
             overlays: Overlays::default(),
             status: StatusFile::new(self.state_dir),
+            errands: Errands::default(),
             guard: Guard::new(self.cache.clock.clone(), self.events),
             warnings: Warnings::new(self.cache.clock.clone(), self.hook),
             cache: SelectionCache::new(self.cache),
             unseen: AtomicBool::new(self.cpu_only),
-        }
+            threads: AtomicU16::new(threads),
+        };
+        engine.read_failures();
+        engine
     }
 }
 
@@ -187,8 +196,11 @@ pub struct Engine {
     pub(crate) perf_known: AtomicUsize,
     pub(crate) overlays: Overlays,
     pub(crate) status: StatusFile,
+    pub(crate) errands: Errands,
     /// Whether GPUs were not looked for yet.
     pub(crate) unseen: AtomicBool,
+    /// Threads of calls on the CPU that do not say theirs.
+    threads: AtomicU16,
 }
 
 impl Engine {
@@ -202,13 +214,16 @@ impl Engine {
         Engine::builder().build()
     }
 
-    pub(crate) fn state(&self) -> arc_swap::Guard<Arc<State>> {
-        self.overlaid().map_or_else(|| self.state.load(), arc_swap::Guard::from_inner)
+    /// How many threads kernels use in calls on the CPU that do not say (`Context::threads`). One per core, as long as
+    /// [`Engine::set_threads`] says nothing else.
+    pub fn threads(&self) -> u16 {
+        self.threads.load(Ordering::Relaxed)
     }
 
-    /// Runs `read` on the current snapshot.
-    pub fn with_snapshot<R>(&self, read: impl FnOnce(&Snapshot) -> R) -> R {
-        read(&self.state().snapshot)
+    /// Says how many threads kernels use from now on in calls on the CPU that do not say; 0 for not known. Nothing is
+    /// built anew: the number is part of each query, and what was measured with another one is not asked.
+    pub fn set_threads(&self, threads: u16) {
+        self.threads.store(threads, Ordering::Relaxed);
     }
 }
 

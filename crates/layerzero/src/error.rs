@@ -90,12 +90,6 @@ pub enum Error {
         /// Why.
         why: Box<MismatchKind>,
     },
-    /// Too many different contexts were made.
-    #[error("there are {most} different contexts in this process, the most it may have: with blocks, and plans in use")]
-    TooManyOverlays {
-        /// How many there may be.
-        most: usize,
-    },
     /// Files cannot be watched.
     #[error(transparent)]
     Watch(#[from] WatchError),
@@ -115,7 +109,6 @@ impl Error {
             Error::Capabilities { .. } => "INVALID_CAPABILITIES",
             Error::Config(_) => "INVALID_CONFIGURATION",
             Error::TableRefused { .. } => "DISPATCH_TABLE_REFUSED",
-            Error::TooManyOverlays { .. } => "TOO_MANY_CONTEXTS",
             Error::Watch(_) => "CANNOT_WATCH",
         }
     }
@@ -140,9 +133,6 @@ impl Error {
             Error::Capabilities { .. } => "fix the document; until then the backend stays disabled".into(),
             Error::Config(_) => "nothing was changed; 'layerzero config reference' lists every setting".into(),
             Error::TableRefused { .. } => "solve it anew on this machine: 'layerzero solve'".into(),
-            Error::TooManyOverlays { .. } => {
-                "use the same few names, or lz.configure; let go of plans that are not needed".into()
-            }
             Error::Watch(_) => "reload by hand, or by SIGHUP".into(),
         }
     }

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use lz_model::{KernelArgs, KernelError};
+use lz_model::{Arena, HostCall, KernelArgs, KernelError, Threads};
 
 /// A kernel registered at run time.
 ///
@@ -56,8 +56,14 @@ impl Executable {
         }
     }
 
-    /// Runs it. A panic is a failure like any other.
-    pub fn run(&self, args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
+    /// Runs it on tensors in host memory, with so many bytes of scratch memory.
+    pub fn run(&self, call: HostCall<'_, '_>, scratch: i64, threads: Threads<'_>) -> Result<(), KernelError> {
+        let scratch = usize::try_from(scratch).unwrap_or(0);
+        call.run((&mut Arena::default(), scratch), threads, |args| self.call(args))
+    }
+
+    /// Calls it. A panic is a failure like any other.
+    pub fn call(&self, args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
         let run = || match self {
             Executable::Static(kernel) => kernel.run(args),
             Executable::Dynamic(kernel) => kernel.run(args),

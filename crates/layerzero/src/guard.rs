@@ -1,7 +1,7 @@
 //! What stands around every run of a kernel: may it run now, how did it go, and what follows from that.
 //!
 //! ```text
-//! admit      the breaker of (kernel, operation): closed, one probe, or refused
+//! admit      the breaker of (kernel, operation): closed, a probe, or refused; references and plain torch always run
 //! succeeded  counts; a probe that succeeds may close the breaker
 //! failed     counts, opens the breaker when due; a lost CUDA context puts the backend out for good, exhausted memory
 //!            has memory looked at again and is nobody's failure
@@ -21,11 +21,13 @@ use lz_resilience::{
     Admission, Breaker, BreakerConfig, BreakerState, Breakers, Counters, Degradation, DegradationConfig, Event,
     EventHook, EventLog, KernelHealth, Level, Rollout, Transition, is_out_of_memory, is_poisoning,
 };
-use lz_select::{Clock, Restriction, Settled};
+use lz_select::{Clock, Restriction, Settled, Snapshot};
 
 use crate::ask::Step;
 use crate::change::probe_memory;
 use crate::engine::{Engine, State};
+use crate::errands::Errand;
+use crate::failures_file::Failures;
 
 /// What went wrong with a kernel, as far as the next step depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,12 +58,24 @@ pub(crate) struct Guard {
     pub clock: Clock,
     breakers: ArcSwap<Breakers>,
     pub counters: Counters,
+    /// What earlier processes left of circuits that opened.
+    pub failures: Failures,
     degradation: ArcSwap<Option<Degradation>>,
     pub events: EventLog,
     memory_seen_ms: AtomicU64,
     /// Whether somebody receives events.
     pub heard: bool,
     pub rollouts: ArcSwap<Vec<Arc<Rollout>>>,
+}
+
+/// Whether a kernel is never refused, however often it failed: what plain torch would run, and references.
+pub(crate) fn always_runs(kernel: &KernelDescriptor) -> bool {
+    kernel.reference || kernel.baseline
+}
+
+/// The version of a backend's library.
+pub(crate) fn backend_version<'a>(snapshot: &'a Snapshot, backend: &str) -> Option<&'a str> {
+    snapshot.spec().backends.get(backend).map(|state| state.descriptor.version.as_str())
 }
 
 fn disabled(step: &Step) -> String {
@@ -79,6 +93,7 @@ impl Guard {
             clock,
             breakers: ArcSwap::from_pointee(Breakers::new(BreakerConfig::default(), seed())),
             counters: Counters::default(),
+            failures: Failures::default(),
             degradation: ArcSwap::from_pointee(Some(Degradation::new(DegradationConfig::default()))),
             heard: hook.is_some(),
             events: hook.map_or_else(EventLog::default, EventLog::with_hook),
@@ -91,8 +106,17 @@ impl Guard {
         self.events.emit(self.clock.now_ms(), event);
     }
 
-    pub fn breaker(&self, kernel: &KernelDescriptor, op: &str) -> Arc<Breaker> {
-        self.breakers.load().get(&kernel.backend, &kernel.id, op)
+    /// The breaker of a kernel, of this version of its backend, for an operation.
+    pub fn breaker(&self, kernel: &KernelDescriptor, backend_version: Option<&str>, op: &str) -> Arc<Breaker> {
+        let breakers = self.breakers.load();
+        let is_on = breakers.config().failure_threshold < u32::MAX;
+        breakers.get_or(&kernel.backend, &kernel.id, op, || {
+            if !is_on || always_runs(kernel) {
+                return None;
+            }
+            let now_ms = self.clock.now_ms();
+            Some((now_ms, self.failures.earlier(kernel, backend_version, op, now_ms)?))
+        })
     }
 
     pub fn breakers(&self) -> Arc<Breakers> {
@@ -128,9 +152,9 @@ impl Guard {
 }
 
 impl Engine {
-    /// Whether a step may run now. References always may; `Err` says why another may not.
+    /// Whether a step may run now. References and what plain torch runs always may; `Err` says why another may not.
     pub fn admit<'a>(&self, step: &'a Step) -> Result<Admission<'a>, String> {
-        if step.kernel.reference {
+        if always_runs(&step.kernel) {
             return Ok(Admission::Closed);
         }
         match step.breaker.admit(|| self.guard.clock.now_ms()) {
@@ -149,7 +173,7 @@ impl Engine {
     /// Whether a step may be run although its circuit may be open: by name, as an experiment, or as the last resort. Only a
     /// backend that lost its context may not; `Err` says so.
     pub fn admit_anyway(&self, step: &Step) -> Result<(), String> {
-        let out = !step.kernel.reference && step.breaker.view().state == BreakerState::Disabled;
+        let out = !always_runs(&step.kernel) && step.breaker.view().state == BreakerState::Disabled;
         if out { Err(disabled(step)) } else { Ok(()) }
     }
 
@@ -170,6 +194,9 @@ impl Engine {
 
     /// Whether a step may not even be probed now.
     pub fn refuses(&self, step: &Step) -> bool {
+        if always_runs(&step.kernel) {
+            return false;
+        }
         match step.breaker.admit(|| self.guard.clock.now_ms()) {
             Admission::Refused { .. } => true,
             // Dropped, it frees its place for whoever runs the step.
@@ -185,7 +212,7 @@ impl Engine {
     pub fn succeeded(&self, step: &Step, admission: Admission<'_>, instead: bool) {
         match admission {
             Admission::Probe(probe) => self.tell_transition(step, probe.succeeded(), ""),
-            _ if step.kernel.reference => {}
+            _ if always_runs(&step.kernel) => {}
             _ => step.breaker.record_success(),
         }
         if instead {
@@ -221,7 +248,7 @@ impl Engine {
         self.guard.emit(Event::KernelFailed { op, backend, kernel, error: error.to_owned() });
         let transition = match admission {
             Admission::Probe(probe) => probe.failed(now_ms, error),
-            _ if step.kernel.reference => None,
+            _ if always_runs(&step.kernel) => None,
             _ => step.breaker.record_failure(now_ms, error),
         };
         self.tell_transition(step, transition, error);
@@ -239,10 +266,14 @@ impl Engine {
         let event = match transition {
             None => return,
             Some(Transition::Opened { openings, retry_at_ms }) => {
+                self.note_opened(&step.kernel, step.op, openings, retry_at_ms, &error);
                 Event::BreakerOpened { op, backend, kernel, openings, retry_at_ms, error }
             }
             Some(Transition::HalfOpened) => Event::BreakerHalfOpen { op, backend, kernel },
-            Some(Transition::Closed) => Event::BreakerClosed { op, backend, kernel },
+            Some(Transition::Closed) => {
+                self.note_closed(&step.kernel, step.op);
+                Event::BreakerClosed { op, backend, kernel }
+            }
             Some(Transition::Disabled) => Event::BackendDisabled { backend, reason: error },
         };
         self.guard.emit(event);
@@ -255,7 +286,7 @@ impl Engine {
             degradation.record_many(now_ms, CallOutcome { served, latency_ratio }, calls);
             degradation.update(now_ms)
         });
-        self.look_at_memory(now_ms);
+        self.look_at_memory_soon(now_ms);
         if let Some(change) = change.flatten() {
             self.guard.emit(Event::LevelChanged {
                 from: change.from,
@@ -267,8 +298,8 @@ impl Engine {
         }
     }
 
-    /// Looks at the memory of the devices once a minute; what workspaces may take follows it when it has changed much.
-    fn look_at_memory(&self, now_ms: u64) {
+    /// Has the memory of the devices looked at, once a minute.
+    fn look_at_memory_soon(&self, now_ms: u64) {
         const EVERY_MS: u64 = 60_000;
         let last = &self.guard.memory_seen_ms;
         let then = last.load(Ordering::Relaxed);
@@ -278,6 +309,11 @@ impl Engine {
         {
             return;
         }
+        self.later(Errand::LookAtMemory);
+    }
+
+    /// Looks at the memory of the devices; what workspaces may take follows it when it has changed much.
+    pub(crate) fn look_at_memory(&self) {
         let (devices, known) = self.with_snapshot(|s| (s.spec().devices.clone(), s.spec().memory.clone()));
         let much = |now: i64, before: i64| now > before.saturating_mul(5) / 4 || now < before.saturating_mul(4) / 5;
         let changed = devices.iter().zip(&known).any(|(device, known)| match (probe_memory(device), known) {
@@ -292,6 +328,7 @@ impl Engine {
     /// Forgets what failed: circuits close, the level is full again, kernels that were wrong are compared again. What a lost context has put out for good stays out.
     pub fn forget_failures(&self) {
         self.guard.renew();
+        self.forget_earlier_failures();
         self.restrict(Level::Full);
         self.forget_wrong();
     }
@@ -333,8 +370,8 @@ impl Engine {
 
     /// What the cache has decided so far, less the kernels that failed.
     fn settled(&self) -> Settled {
-        let before = self.state().snapshot.spec().restriction.settled.clone();
-        let (state, proven) = (self.state(), self.proven());
+        let before = self.state.load().snapshot.spec().restriction.settled.clone();
+        let (state, proven) = (self.state.load(), self.proven());
         let mut settled = before.map_or_else(Settled::default, |settled| (*settled).clone());
         for (key, plan) in self.cache.plans(&state.snapshot) {
             let ids = plan.steps().map(|(kernel, _)| state.snapshot.kernel(kernel).id.clone());
@@ -358,7 +395,7 @@ impl State {
         let descriptor = self.snapshot.kernel(kernel).clone();
         Step {
             op,
-            breaker: guard.breaker(&descriptor, op),
+            breaker: guard.breaker(&descriptor, backend_version(&self.snapshot, &descriptor.backend), op),
             health: guard.health(&descriptor.id),
             kernel: descriptor,
             transforms,

@@ -22,6 +22,7 @@ use self::queue::Queue;
 use self::wanted::Ideal;
 use crate::engine::{Engine, State};
 use crate::error::Error;
+use crate::scope::Scope;
 use crate::warm_file::WarmRecord;
 
 /// A kernel that should be compiled, and the call to compile it for.
@@ -106,41 +107,6 @@ struct Absent {
 }
 
 impl Engine {
-    /// Takes note of a call that was decided: counts it in the manifest, and queues the kernel that should be compiled
-    /// for it. `true` when something was queued that was not before. An error when only a kernel could serve the call
-    /// that is not compiled, and the configuration does not want it to be while the call waits.
-    pub fn decided(&self, call: &NamedCall<'_>, bound: &Bound) -> Result<bool, Error> {
-        if self.jit.elsewhere {
-            self.look_for_devices();
-        }
-        let spec = CallSpec::canonical(call, bound);
-        let query = &bound.query;
-        let state = self.state();
-        let snapshot = &state.snapshot;
-        self.manifest.seen(&spec, &device_name(&snapshot.spec().devices, query.device()));
-        if let Some(plan) = state.learner.upgrade() {
-            plan.note(snapshot, query, &spec);
-        }
-        if !self.jit.elsewhere || !snapshot.kernels_for(query.op()).any(|ix| snapshot.kernel(ix).jit) {
-            return Ok(false);
-        }
-        let decision = snapshot.select(query);
-        let wanted = self.wanted_in(&state, &decision);
-        let queued = wanted.is_some_and(|kernel| self.enqueue(&kernel, query, spec));
-        let somebody_is_ready = decision.ranked().any(|candidate| !candidate.cold);
-        if !somebody_is_ready && decision.chosen().is_some() && self.config().settings.jit.fail_on_no_fallback {
-            return Err(wanted::only_cold(snapshot, decision));
-        }
-        Ok(queued)
-    }
-
-    /// The kernel that would serve a call if it were compiled for it, and is not; `None` when nothing is to be gained.
-    /// One whose compilation was given up is passed over.
-    pub fn wanted(&self, query: &Query) -> Option<String> {
-        let state = self.state();
-        self.wanted_in(&state, &state.snapshot.select(query))
-    }
-
     fn wanted_in(&self, state: &State, decision: &Decision) -> Option<String> {
         let gave_up = |kernel: &str, query: &Query| self.jit.queue.lock().gave_up(kernel, query);
         self.jit.ideal.wanted(state, decision, gave_up)
@@ -181,7 +147,7 @@ impl Engine {
             queue.finish(id).filter(|job| !queue.failed(job, error, most))
         };
         if let Some(job) = given_up
-            && let Some(kernel) = self.wanted(&job.query)
+            && let Some(kernel) = self.process().wanted(&job.query)
         {
             self.enqueue(&kernel, &job.query, job.compile.call);
         }
@@ -310,4 +276,41 @@ pub fn device_named(devices: &[DeviceSpec], name: &str) -> Option<DeviceIx> {
     let (platform, number): (lz_model::Platform, usize) = (kind.parse().ok()?, number.parse().ok()?);
     let of_kind = devices.iter().enumerate().filter(|(_, device)| device.platform == platform);
     of_kind.map(|(at, _)| DeviceIx(at as u16)).nth(number)
+}
+
+impl Scope<'_> {
+    /// Takes note of a call that was decided: counts it in the manifest, and queues the kernel that should be compiled
+    /// for it. `true` when something was queued that was not before. An error when only a kernel could serve the call
+    /// that is not compiled, and the configuration does not want it to be while the call waits.
+    pub fn decided(&self, call: &NamedCall<'_>, bound: &Bound) -> Result<bool, Error> {
+        if self.engine.jit.elsewhere {
+            self.engine.look_for_devices();
+        }
+        let spec = CallSpec::canonical(call, bound);
+        let query = &bound.query;
+        let state = &self.state;
+        let snapshot = &state.snapshot;
+        self.engine.manifest.seen(&spec, &device_name(&snapshot.spec().devices, query.device()));
+        if let Some(plan) = state.learner.upgrade() {
+            plan.note(snapshot, query, &spec);
+        }
+        if !self.engine.jit.elsewhere || !snapshot.kernels_for(query.op()).any(|ix| snapshot.kernel(ix).jit) {
+            return Ok(false);
+        }
+        let decision = snapshot.select(query);
+        let wanted = self.engine.wanted_in(state, &decision);
+        let queued = wanted.is_some_and(|kernel| self.engine.enqueue(&kernel, query, spec));
+        let somebody_is_ready = decision.ranked().any(|candidate| !candidate.cold);
+        if !somebody_is_ready && decision.chosen().is_some() && self.engine.config().settings.jit.fail_on_no_fallback {
+            return Err(wanted::only_cold(snapshot, decision));
+        }
+        Ok(queued)
+    }
+
+    /// The kernel that would serve a call if it were compiled for it, and is not; `None` when nothing is to be gained.
+    /// One whose compilation was given up is passed over.
+    pub fn wanted(&self, query: &Query) -> Option<String> {
+        let state = &self.state;
+        self.engine.wanted_in(state, &state.snapshot.select(query))
+    }
 }

@@ -51,8 +51,10 @@ mod checkpoint;
 mod control;
 mod dispatch;
 mod engine;
+mod errands;
 mod error;
 mod executable;
+mod failures_file;
 pub mod forking;
 mod guard;
 mod health;
@@ -69,6 +71,8 @@ mod proof;
 mod readiness;
 mod rejections;
 mod report;
+mod scope;
+mod serve;
 pub mod status;
 mod table;
 mod text;
@@ -77,8 +81,11 @@ mod warm_file;
 mod warn;
 mod written;
 
+/// What a native kernel is called with.
+pub use lz_abi as abi;
 /// Settings, files and environment: what the operator wants.
 pub use lz_config as config;
+pub use lz_cpu::threads as native_threads;
 /// How kernels are timed: contests, schedules, workloads.
 pub use lz_measure as measure;
 /// What things are: operations, devices, kernels, tensors.
@@ -104,11 +111,13 @@ pub use jit::{Compile, FailedCompile, JitStatus, device_name, device_named};
 pub use lockfile::{Locked, Lockfile, LockfileError, LockfileProblem};
 pub use manifest::{EntryId, MOST_ENTRIES, Manifest, ManifestEntry, ManifestError, ManifestFile};
 pub use memo::Memo;
-pub use overlay::OverlayId;
-pub use pinned::{Mismatch, MismatchKind, PinStatus};
+pub use overlay::{Overlay, OverlayId};
+pub use pinned::{Mismatch, MismatchKind, PinKind, PinStatus};
 pub use proof::{Proof, WrongResult};
 pub use readiness::{Check, CheckStatus, Readiness};
 pub use report::{CandidateReport, REPORT_VERSION, RankedBy, ReasonReport, Report, WhyReport};
+pub use scope::Scope;
+pub use serve::{Blame, Caller, Ending, Proven};
 pub use table::solve::{Disagreement, SolveRequest, Solved};
 pub use table::{BadBuckets, BucketPlan, Buckets, DispatchTable, Fallback, FallbackMode, PlannedOp, TableError};
 pub use text::TextCall;

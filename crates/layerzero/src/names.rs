@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock};
 
 use lz_config::Config;
-use lz_select::{KernelName, Snapshot, not_installed, refusals};
+use lz_select::{KernelName, Pattern, Snapshot, not_installed, refusals};
 
 use crate::engine::Engine;
 use crate::error::Error;
@@ -40,10 +40,14 @@ impl Engine {
         if self.control.kernels_follow.load(Ordering::Acquire) {
             return Ok(());
         }
-        match refusals(config.policy(), snapshot) {
-            refused if refused.is_empty() => Ok(()),
-            refused => Err(Error::Config(config.refused(&refused))),
+        let mut refused = config.refused(&refusals(config.policy(), snapshot));
+        for (index, rollout) in config.rollouts.iter().enumerate() {
+            let candidate = Pattern::Kernel(rollout.candidate.clone());
+            if !snapshot.knows(&candidate) {
+                refused.problems.push(config.unknown_candidate(index, snapshot.nearest_name(&candidate)));
+            }
         }
+        if refused.problems.is_empty() { Ok(()) } else { Err(Error::Config(refused)) }
     }
 
     /// Says which names of the configuration in force are of libraries that are not installed, each once in the life of

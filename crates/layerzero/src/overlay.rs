@@ -4,8 +4,7 @@
 //! each there is a state of its own, built when it is first used and again when the engine changes; calls outside pay
 //! nothing for it.
 
-use std::cell::Cell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 
 use lz_config::CodeLayer;
@@ -16,10 +15,13 @@ use crate::control::apply;
 use crate::engine::{Draft, Engine, State};
 use crate::error::Error;
 
-/// Most different overlays a process may have. Those of plans that are gone do not count.
-const MOST: usize = 1024;
+/// Overlays that are kept although nobody holds them: a block in a loop finds what it decided the last time.
+const KEPT: usize = 256;
 
-/// An overlay that was made; zero is none.
+/// Shards and entries of an overlay's own selection cache: a block makes few kinds of calls.
+const CACHE: (usize, usize) = (4, 1024);
+
+/// The number of an overlay; zero is none. None is given twice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OverlayId(pub u32);
 
@@ -28,35 +30,56 @@ impl OverlayId {
     pub const NONE: OverlayId = OverlayId(0);
 }
 
-thread_local! {
-    /// The overlay the calls of this thread are made in.
-    static CURRENT: Cell<OverlayId> = const { Cell::new(OverlayId::NONE) };
-}
-
-/// What the calls of a context are made in.
-#[derive(Clone)]
-struct Overlay {
+/// What the calls of a context are made in. Whoever is inside holds it, on whichever thread or task; there may be any
+/// number of them.
+pub struct Overlay {
+    id: OverlayId,
     layer: CodeLayer,
     /// Its plans, the innermost first. Whoever is inside of one holds it.
     plans: Vec<Weak<Baked>>,
 }
 
+impl std::fmt::Debug for Overlay {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Overlay").field(&self.id.0).finish()
+    }
+}
+
 impl Overlay {
+    /// Its number.
+    pub fn id(&self) -> OverlayId {
+        self.id
+    }
+
     fn says(&self, layer: &CodeLayer, plans: &[Arc<Baked>]) -> bool {
         let same = |(known, plan): (&Weak<Baked>, &Arc<Baked>)| known.as_ptr() == Arc::as_ptr(plan);
         self.layer == *layer && self.plans.len() == plans.len() && self.plans.iter().zip(plans).all(same)
     }
 
-    fn is_gone(&self) -> bool {
+    /// Whether one of its plans was dropped. Then no `with` block can still use it.
+    fn is_unused(&self) -> bool {
         self.plans.iter().any(|plan| plan.strong_count() == 0)
     }
 }
 
 #[derive(Default)]
 struct Made {
-    by_id: BTreeMap<OverlayId, Overlay>,
-    /// The last number that was given. None is given twice.
+    by_id: HashMap<OverlayId, Weak<Overlay>>,
+    /// The last that were asked for, the newest at the end.
+    kept: VecDeque<Arc<Overlay>>,
+    /// The last number that was given.
     last: u32,
+}
+
+impl Made {
+    /// Keeps one as the newest; the oldest beyond [`KEPT`] live as long as somebody holds them.
+    fn keep(&mut self, overlay: &Arc<Overlay>) {
+        self.kept.retain(|known| !Arc::ptr_eq(known, overlay) && !known.is_unused());
+        if self.kept.len() == KEPT {
+            self.kept.pop_front();
+        }
+        self.kept.push_back(overlay.clone());
+    }
 }
 
 /// The overlays of an engine.
@@ -66,63 +89,58 @@ pub(crate) struct Overlays {
     states: Mutex<HashMap<OverlayId, (u64, Arc<State>)>>,
 }
 
+impl Overlays {
+    /// Takes out the states of overlays that are gone, to be dropped when no lock is held: that may run code that asks for
+    /// one.
+    fn forget(&self, made: &Made) -> Vec<Arc<State>> {
+        let mut gone = Vec::new();
+        self.states.lock().retain(|id, (_, state)| {
+            let is_there = made.by_id.contains_key(id);
+            if !is_there {
+                gone.push(state.clone());
+            }
+            is_there
+        });
+        gone
+    }
+}
+
 impl Engine {
     /// Makes an overlay, or finds the one that says the same.
-    pub fn overlay(&self, layer: CodeLayer) -> Result<OverlayId, Error> {
+    pub fn overlay(&self, layer: CodeLayer) -> Result<Arc<Overlay>, Error> {
         self.overlay_with(layer, &[])
     }
 
-    /// Makes an overlay inside of plans, the innermost first, or finds the one that says the same. It lasts as long as
-    /// its plans.
-    pub fn overlay_with(&self, layer: CodeLayer, plans: &[Arc<Baked>]) -> Result<OverlayId, Error> {
+    /// Makes an overlay inside of plans, the innermost first, or finds the one that says the same.
+    pub fn overlay_with(&self, layer: CodeLayer, plans: &[Arc<Baked>]) -> Result<Arc<Overlay>, Error> {
         let config = self.resolve_in(&layer)?;
         let mut made = self.overlays.made.lock();
-        if let Some((id, _)) = made.by_id.iter().find(|(_, known)| known.says(&layer, plans)) {
-            return Ok(*id);
+        let known = made.by_id.values().filter_map(Weak::upgrade).find(|known| known.says(&layer, plans));
+        if let Some(known) = known {
+            made.keep(&known);
+            return Ok(known);
         }
         // Once for each: a block is entered often.
         self.check_names(&config, &self.state.load().snapshot)?;
-        self.overlays.forget_gone(&mut made);
-        if made.by_id.len() == MOST {
-            return Err(Error::TooManyOverlays { most: MOST });
-        }
         made.last += 1;
-        let id = OverlayId(made.last);
-        made.by_id.insert(id, Overlay { layer, plans: plans.iter().map(Arc::downgrade).collect() });
-        Ok(id)
+        let plans = plans.iter().map(Arc::downgrade).collect();
+        let overlay = Arc::new(Overlay { id: OverlayId(made.last), layer, plans });
+        made.keep(&overlay);
+        made.by_id.retain(|_, known| known.strong_count() > 0);
+        made.by_id.insert(overlay.id, Arc::downgrade(&overlay));
+        let gone = self.overlays.forget(&made);
+        drop(made);
+        drop(gone);
+        Ok(overlay)
     }
 
-    /// Those of them that are gone: a plan of theirs is, and nobody can be inside any more.
-    pub fn overlays_gone(&self, of: &[OverlayId]) -> Vec<OverlayId> {
-        let made = self.overlays.made.lock();
-        of.iter().filter(|id| made.by_id.get(id).is_none_or(Overlay::is_gone)).copied().collect()
+    fn made(&self, id: OverlayId) -> Option<Arc<Overlay>> {
+        self.overlays.made.lock().by_id.get(&id).and_then(Weak::upgrade)
     }
 
-    /// Runs `work` with the calls of this thread made in an overlay.
-    pub fn within<R>(&self, overlay: OverlayId, work: impl FnOnce() -> R) -> R {
-        struct Restore(OverlayId);
-        impl Drop for Restore {
-            fn drop(&mut self) {
-                CURRENT.set(self.0);
-            }
-        }
-        let _restore = Restore(CURRENT.replace(overlay));
-        work()
-    }
-
-    /// The overlay this thread is in.
-    fn here(&self) -> Option<(OverlayId, Overlay)> {
-        let id = CURRENT.get();
-        if id == OverlayId::NONE {
-            return None;
-        }
-        let overlay = self.overlays.made.lock().by_id.get(&id).cloned()?;
-        Some((id, overlay))
-    }
-
-    /// What the state for the calls of this thread is built from.
-    pub(crate) fn draft_here(&self) -> Draft {
-        let overlay = self.here().map(|(_, overlay)| overlay);
+    /// What the state of an overlay, or the process's own, is built from.
+    pub(crate) fn draft_in(&self, id: OverlayId) -> Draft {
+        let overlay = self.made(id);
         let config = overlay.as_ref().and_then(|overlay| self.resolve_in(&overlay.layer).ok());
         let mut draft = self.draft.lock().clone();
         if let (Some(overlay), Some(config)) = (overlay, config) {
@@ -134,9 +152,8 @@ impl Engine {
         draft
     }
 
-    /// The state for an overlay, if this thread is in one.
-    pub(crate) fn overlaid(&self) -> Option<Arc<State>> {
-        let id = CURRENT.get();
+    /// The state of an overlay: as it was built, or built anew when the engine has changed since.
+    pub(crate) fn overlaid(&self, id: OverlayId) -> Option<Arc<State>> {
         if id == OverlayId::NONE {
             return None;
         }
@@ -144,24 +161,13 @@ impl Engine {
         if let Some((_, state)) = self.overlays.states.lock().get(&id).filter(|(v, _)| *v == version) {
             return Some(state.clone());
         }
-        let (id, overlay) = self.here()?;
-        let mut state = self.draft_here().build().ok()?;
-        state.overlaid = true;
+        let overlay = self.made(id)?;
+        let mut state = self.draft_in(id).build().ok()?;
+        state.own_cache = Some(self.cache.sibling(CACHE.0, CACHE.1));
         state.learner = overlay.plans.first().cloned().unwrap_or_default();
         let state = Arc::new(state);
-        self.overlays.states.lock().insert(id, (version, state.clone()));
+        // Dropped when the lock is released: dropping a state may run code that asks for this one.
+        let _before = self.overlays.states.lock().insert(id, (version, state.clone()));
         Some(state)
-    }
-}
-
-impl Overlays {
-    /// Drops the overlays of plans nobody holds any more: nobody is inside of them.
-    fn forget_gone(&self, made: &mut Made) {
-        let gone: Vec<OverlayId> = made.by_id.iter().filter(|(_, o)| o.is_gone()).map(|(id, _)| *id).collect();
-        let mut states = self.states.lock();
-        for id in gone {
-            made.by_id.remove(&id);
-            states.remove(&id);
-        }
     }
 }

@@ -20,11 +20,12 @@ use lz_select::{About, Pin};
 
 pub(crate) use decide::DecidedCall;
 pub(crate) use documents::{Pinned, Slot, Source};
-pub use mismatch::{Mismatch, MismatchKind, PinStatus};
+pub use mismatch::{Mismatch, MismatchKind, PinKind, PinStatus};
 
 use crate::engine::{Draft, Engine};
 use crate::error::Error;
 use crate::lockfile::Lockfile;
+use crate::scope::Scope;
 use crate::table::DispatchTable;
 use crate::warn::Warning;
 pub(crate) use judge::status;
@@ -154,16 +155,18 @@ impl Engine {
             self.warnings.give(&Warning::NotInForce { sentence });
         }
     }
+}
 
+impl Scope<'_> {
     /// Why a dispatch table says nothing about a call although it does about others like it: the size that lies outside
     /// its buckets.
     pub fn outside_table(&self, query: &Query) -> Option<Reason> {
-        let state = self.state();
+        let state = &self.state;
         let pins = &state.snapshot.spec().pins;
         if pins.is_empty() || pins.find(query).is_some() {
             return None;
         }
-        let (class, dims) = (query.class(), Catalog::get().op(query.op()).schema().dims);
+        let (class, dims) = (query.pinned_class(), Catalog::get().op(query.op()).schema().dims);
         let varies = |i: &usize| matches!(dims[*i].key, DimKey::Bucketed(_));
         let fits = |pin: &Pin, i: usize| (pin.low[i]..=pin.high[i]).contains(&query.dim(i));
         let of_table = pins.iter().filter(|pin| state.tables.contains(&pin.origin) && pin.about == About::Class(class));

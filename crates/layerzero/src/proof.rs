@@ -16,6 +16,7 @@ use serde::Serialize;
 use crate::ask::{Step, find_kernels};
 use crate::engine::Engine;
 use crate::error::{Error, Rejection};
+use crate::scope::Scope;
 use crate::warn::Warning;
 
 /// How long a call that no other kernel can serve waits for a comparison in another thread.
@@ -93,60 +94,6 @@ impl Engine {
         self.proving.finished.wait_while_for(&mut under_way, |(_, tasks)| tasks.contains(&task), PATIENCE);
     }
 
-    /// Whether a kernel must be compared before it serves a call.
-    pub fn needs_proof(&self, kernel: &KernelDescriptor, query: &Query) -> bool {
-        let state = self.state();
-        let is_it = |k: &KernelDescriptor| k.id == kernel.id && k.version == kernel.version;
-        let found = state.snapshot.kernels().find(|(_, k)| is_it(k));
-        found.is_some_and(|(ix, _)| state.snapshot.needs_proof(ix, query))
-    }
-
-    /// The smallest call of the same class that a kernel can take.
-    pub fn proof_call(&self, kernel: &KernelDescriptor, call: &CallSpec, query: &Query) -> CallSpec {
-        let state = self.state();
-        let class = query.proof_class();
-        let is_it = |k: &KernelDescriptor| k.id == kernel.id && k.version == kernel.version;
-        let Some((ix, _)) = state.snapshot.kernels().find(|(_, k)| is_it(k)) else { return call.clone() };
-        // As the call itself is made: whether gradients are wanted decides which kernels are legal.
-        let context = Context { capturing: false, ..query.context() };
-        call.small(query, |small| {
-            let bound = self.bind_in(&state, &small.op, &small.named(query.device(), context));
-            bound.is_ok_and(|(_, b)| b.query.proof_class() == class && state.snapshot.legality(ix, &b.query).is_ok())
-        })
-    }
-
-    /// One kernel for a query, whatever the operator wants and whatever was seen of it: for comparing it.
-    pub fn legal_step(&self, kernel_id: &str, query: &Query) -> Result<Step, Error> {
-        let state = self.state();
-        let ix = find_kernels(&state.snapshot, kernel_id)?[0];
-        let op = Catalog::get().op(query.op()).id();
-        match state.snapshot.legality(ix, query) {
-            Ok(transforms) => Ok(state.step(&self.guard, op, ix, transforms)),
-            Err(reasons) => {
-                Err(Error::NoKernel { op, rejections: vec![Rejection { kernel_id: kernel_id.to_owned(), reasons }] })
-            }
-        }
-    }
-
-    /// What a share of the calls of a query is compared with, where `verify` is `sample`: the reference, or what plain torch
-    /// runs where the reference cannot run or takes too long. None where that is the kernel that serves.
-    pub fn sample_with(&self, query: &Query, steps: &[Step]) -> Option<Step> {
-        let state = self.state();
-        let serving = &steps.first()?.kernel;
-        if state.snapshot.spec().settings.verify != Verify::Sample || serving.reference {
-            return None;
-        }
-        let (op, query) = (Catalog::get().op(query.op()), &query.without_gradients());
-        let flops = state.snapshot.device(query.device()).map_or(0.0, |device| op.flops(&Facts { op, query, device }));
-        let kernels = || state.snapshot.kernels_for(op.ix()).map(|ix| (ix, state.snapshot.kernel(ix)));
-        let reference = kernels().find(|(_, k)| k.reference && flops <= SAMPLED_FLOPS);
-        let plain = kernels().filter(|(_, k)| k.baseline && k.id != serving.id);
-        reference.into_iter().chain(plain).find_map(|(ix, _)| {
-            let transforms = state.snapshot.legality(ix, query).ok()?;
-            Some(state.step(&self.guard, op.id(), ix, transforms))
-        })
-    }
-
     /// A kernel gave what the reference gives, for a call like this one.
     pub fn proved(&self, kernel: &KernelDescriptor, query: &Query) {
         self.prove(|proofs| proofs.passed(kernel, query));
@@ -156,10 +103,15 @@ impl Engine {
     pub fn found_wrong(&self, kernel: &KernelDescriptor, query: &Query, evidence: Evidence) {
         let op = Catalog::get().op(query.op()).id();
         let error = evidence.reason().to_string();
-        self.prove(|proofs| proofs.mismatched(kernel, query, evidence));
+        self.take_out(kernel, query, evidence);
         let (backend, id) = (kernel.backend.clone(), kernel.id.clone());
         self.guard.emit(Event::KernelFailed { op: op.to_owned(), backend, kernel: id.clone(), error: error.clone() });
         self.warn(&Warning::WrongResult { op, kernel: id, error });
+    }
+
+    /// As [`Engine::found_wrong`], of a kernel that served nobody, by someone who tells of it: a rollout.
+    pub fn take_out(&self, kernel: &KernelDescriptor, query: &Query, evidence: Evidence) {
+        self.prove(|proofs| proofs.mismatched(kernel, query, evidence));
     }
 
     /// Forgets wrong results of this process: those kernels are compared again.
@@ -176,7 +128,7 @@ impl Engine {
 
     /// Every wrong result that keeps a kernel out: found in this process, and kept in the performance database.
     pub fn wrong_results(&self) -> Vec<WrongResult> {
-        let state = self.state();
+        let state = self.state.load();
         let spec = state.snapshot.spec();
         let report = |((kernel, version), op, evidence): (KernelVersion, _, Evidence)| WrongResult {
             kernel,
@@ -203,5 +155,61 @@ impl Engine {
     pub fn bind_for(&self, call: &CallSpec, device: DeviceIx, requires_grad: bool) -> Result<Query, Error> {
         let context = Context { requires_grad, ..Context::default() };
         self.bind(&call.op, &call.named(device, context)).map(|(_, bound)| bound.query)
+    }
+}
+
+impl Scope<'_> {
+    /// Whether a kernel must be compared before it serves a call.
+    pub fn needs_proof(&self, kernel: &KernelDescriptor, query: &Query) -> bool {
+        let state = &self.state;
+        let is_it = |k: &KernelDescriptor| k.id == kernel.id && k.version == kernel.version;
+        let found = state.snapshot.kernels().find(|(_, k)| is_it(k));
+        found.is_some_and(|(ix, _)| state.snapshot.needs_proof(ix, query))
+    }
+
+    /// The smallest call of the same class that a kernel can take.
+    pub fn proof_call(&self, kernel: &KernelDescriptor, call: &CallSpec, query: &Query) -> CallSpec {
+        let state = &self.state;
+        let class = query.proof_class();
+        let is_it = |k: &KernelDescriptor| k.id == kernel.id && k.version == kernel.version;
+        let Some((ix, _)) = state.snapshot.kernels().find(|(_, k)| is_it(k)) else { return call.clone() };
+        // As the call itself is made: whether gradients are wanted decides which kernels are legal.
+        let context = Context { capturing: false, ..query.context() };
+        call.small(query, |small| {
+            let bound = self.bind(&small.op, &small.named(query.device(), context));
+            bound.is_ok_and(|(_, b)| b.query.proof_class() == class && state.snapshot.legality(ix, &b.query).is_ok())
+        })
+    }
+
+    /// One kernel for a query, whatever the operator wants and whatever was seen of it: for comparing it.
+    pub fn legal_step(&self, kernel_id: &str, query: &Query) -> Result<Step, Error> {
+        let state = &self.state;
+        let ix = find_kernels(&state.snapshot, kernel_id)?[0];
+        let op = Catalog::get().op(query.op()).id();
+        match state.snapshot.legality(ix, query) {
+            Ok(transforms) => Ok(state.step(&self.engine.guard, op, ix, transforms)),
+            Err(reasons) => {
+                Err(Error::NoKernel { op, rejections: vec![Rejection { kernel_id: kernel_id.to_owned(), reasons }] })
+            }
+        }
+    }
+
+    /// What a share of the calls of a query is compared with, where `verify` is `sample`: the reference, or what plain torch
+    /// runs where the reference cannot run or takes too long. None where that is the kernel that serves.
+    pub fn sample_with(&self, query: &Query, steps: &[Step]) -> Option<Step> {
+        let state = &self.state;
+        let serving = &steps.first()?.kernel;
+        if state.snapshot.spec().settings.verify != Verify::Sample || serving.reference {
+            return None;
+        }
+        let (op, query) = (Catalog::get().op(query.op()), &query.without_gradients());
+        let flops = state.snapshot.device(query.device()).map_or(0.0, |device| op.flops(&Facts { op, query, device }));
+        let kernels = || state.snapshot.kernels_for(op.ix()).map(|ix| (ix, state.snapshot.kernel(ix)));
+        let reference = kernels().find(|(_, k)| k.reference && flops <= SAMPLED_FLOPS);
+        let plain = kernels().filter(|(_, k)| k.baseline && k.id != serving.id);
+        reference.into_iter().chain(plain).find_map(|(ix, _)| {
+            let transforms = state.snapshot.legality(ix, query).ok()?;
+            Some(state.step(&self.engine.guard, op.id(), ix, transforms))
+        })
     }
 }

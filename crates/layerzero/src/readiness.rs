@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::change::probe_memory;
 use crate::engine::Engine;
-use crate::pinned::PinStatus;
+use crate::pinned::{PinKind, PinStatus};
 
 /// How a check came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -151,7 +151,7 @@ impl Engine {
         if self.with_snapshot(|snapshot| snapshot.spec().policy.rules.iter().any(is_lock)) {
             let _ = self.look_for_more(|_| true);
         }
-        let (state, config) = (self.state(), self.config());
+        let (state, config) = (self.state.load(), self.config());
         let look = Look { engine: self, config: &config, snapshot: &state.snapshot };
         let answer = |(name, check): &Line| {
             let (status, detail, hint) = check(&look);
@@ -518,17 +518,17 @@ fn graphs(look: &Look<'_>) -> Answer {
 }
 
 fn lockfile(look: &Look<'_>) -> Answer {
-    decisions(look, "lockfile ", "see 'layerzero lock --check'; lock anew with 'layerzero lock'")
+    decisions(look, PinKind::Lockfile, "see 'layerzero lock --check'; lock anew with 'layerzero lock'")
 }
 
 fn dispatch_table(look: &Look<'_>) -> Answer {
-    decisions(look, "dispatch table ", "see 'layerzero solve --check'; solve anew with 'layerzero solve'")
+    decisions(look, PinKind::Table, "see 'layerzero solve --check'; solve anew with 'layerzero solve'")
 }
 
 /// What of the documents of a kind is in force.
-fn decisions(look: &Look<'_>, kind: &str, hint: &'static str) -> Answer {
+fn decisions(look: &Look<'_>, kind: PinKind, hint: &'static str) -> Answer {
     let pinned = look.engine.pinned();
-    let of_kind: Vec<&PinStatus> = pinned.iter().filter(|status| status.origin.starts_with(kind)).collect();
+    let of_kind: Vec<&PinStatus> = pinned.iter().filter(|status| status.kind == kind).collect();
     let amiss: Vec<String> = of_kind.iter().filter_map(|status| status.warning()).collect();
     if of_kind.iter().any(|status| status.refused) {
         return fail(amiss.join("\n"), hint);

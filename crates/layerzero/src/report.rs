@@ -358,15 +358,13 @@ fn why(candidate: &CandidateReport, ranked_by: RankedBy) -> String {
         return String::new();
     };
     let by_score = ranked_by == RankedBy::Score;
-    // Where times decide, what overrules them: the policy, what is not compiled, failures.
+    // Where times decide, what overrules them: the policy, and what is not compiled.
     let parts = [
         ("priority", terms.priority, by_score),
         ("policy", terms.policy, true),
         ("speed", terms.perf, by_score),
         ("jit", terms.jit, true),
-        ("reliability", terms.reliability, true),
         ("transform", terms.transform, by_score),
-        ("fusion", terms.fusion, by_score),
     ];
     let counts = parts.iter().filter(|(_, value, counts)| *counts && *value != 0.0);
     let mut text: Vec<String> = counts.map(|(name, value, _)| format!("{name} {value:+.0}")).collect();

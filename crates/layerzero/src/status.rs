@@ -15,10 +15,11 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::Engine;
+use crate::errands::Errand;
 use crate::kept_file::read;
 use crate::report::REPORT_VERSION;
 use crate::warn::Warning;
-use crate::written::replace_soon;
+use crate::written::replace;
 
 /// Milliseconds between two writings, unless a verdict changes.
 const EVERY_MS: u64 = 1000;
@@ -124,6 +125,11 @@ impl StatusFile {
     pub fn new(fixed: Option<PathBuf>) -> StatusFile {
         StatusFile { fixed, ..StatusFile::default() }
     }
+
+    /// The folder, if there is one.
+    pub fn folder(&self) -> Option<PathBuf> {
+        self.fixed.clone().or_else(|| self.dir.lock().clone())
+    }
 }
 
 impl Engine {
@@ -142,13 +148,13 @@ impl Engine {
             Ordering::Relaxed,
         );
         if claimed.is_ok() {
-            self.publish();
+            self.later(Errand::PublishRollouts);
         }
     }
 
     /// Writes the file now.
     pub(crate) fn publish(&self) {
-        let Some(dir) = self.status.fixed.clone().or_else(|| self.status.dir.lock().clone()) else { return };
+        let Some(dir) = self.status.folder() else { return };
         let mut written = self.status.writing.lock();
         let rollouts = self.rollouts();
         let pid = std::process::id();
@@ -168,7 +174,7 @@ impl Engine {
             written_at_ms: u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX),
             rollouts,
         };
-        match serde_json::to_vec(&document).map_err(Into::into).and_then(|text| replace_soon(&path, &text)) {
+        match serde_json::to_vec(&document).map_err(Into::into).and_then(|text| replace(&path, &text)) {
             Ok(()) => written.there = true,
             Err(error) if !std::mem::replace(&mut written.warned, true) => {
                 // Whoever is warned may wait for a thread that waits to write.

@@ -5,9 +5,10 @@ use lz_model::{DeviceIx, NamedCall, ParamValue, Query, Reason};
 use lz_select::{Decision, Ranked};
 
 use crate::ask::{Selection, Step, no_kernel};
-use crate::engine::{Engine, State};
+use crate::engine::State;
 use crate::error::Error;
 use crate::report::Report;
+use crate::scope::Scope;
 
 /// A call on texts, but for its sizes.
 pub struct TextCall {
@@ -36,7 +37,7 @@ impl TextCall {
     }
 }
 
-impl Engine {
+impl Scope<'_> {
     /// A call of `tokenize.encode` or `tokenize.decode`. `own` is the library the tokenizer belongs to, `refused` are
     /// those that would not give its ids, with why.
     pub fn text_call(
@@ -55,28 +56,45 @@ impl Engine {
 
     /// The kernels to try, in order.
     pub fn text_steps(&self, call: &TextCall, query: &Query) -> Result<Vec<Step>, Error> {
-        let state = self.state();
+        let state = &self.state;
         let op = lz_model::Catalog::get().op(query.op()).id();
         let most = if state.snapshot.spec().settings.fallback_enabled { usize::MAX } else { 1 };
-        let plan = self.plan_in(&state, query);
+        let plan = self.plan(query);
         let steps = plan.iter().flat_map(|plan| plan.steps());
         let may = steps.filter(|(kernel, _)| call.refusal(&state.snapshot.kernel(*kernel).backend).is_none());
-        let step = |(kernel, transforms)| state.step(&self.guard, op, kernel, transforms);
+        let step = |(kernel, transforms)| {
+            let step = state.step(&self.engine.guard, op, kernel, transforms);
+            let unproven = !call.is_own(&step.kernel.backend) && state.snapshot.needs_proof(kernel, query);
+            Step { unproven, ..step }
+        };
         let steps: Vec<Step> = may.take(most).map(step).collect();
         if !steps.is_empty() {
             return Ok(steps);
         }
-        let decision = self.text_decision(&state, call, query);
+        let decision = self.text_decision(call, query);
         match decision.chosen() {
             Some(own) => Ok(vec![step((own.kernel, own.transforms))]),
             None => Err(no_kernel(&state.snapshot, &decision)),
         }
     }
 
+    /// The kernel of the library the tokenizer belongs to, if it can run: what others are compared with.
+    pub fn text_own_step(&self, call: &TextCall, query: &Query) -> Option<Step> {
+        let state = &self.state;
+        let op = lz_model::Catalog::get().op(query.op());
+        let own = |ix: &lz_select::KernelIx| call.is_own(&state.snapshot.kernel(*ix).backend);
+        let mut kernels = state.snapshot.kernels_for(op.ix()).filter(own);
+        kernels.find_map(|ix| {
+            let transforms = state.snapshot.legality(ix, query).ok()?;
+            Some(state.step(&self.engine.guard, op.id(), ix, transforms))
+        })
+    }
+
     /// Selection, less the libraries that would give other ids. The tokenizer's own is left where only references may
     /// run: it is the reference.
-    fn text_decision(&self, state: &State, call: &TextCall, query: &Query) -> Decision {
-        let mut decision = self.decide(state, query);
+    fn text_decision(&self, call: &TextCall, query: &Query) -> Decision {
+        let state = &self.state;
+        let mut decision = self.decide(query);
         let backend = |c: &lz_select::Candidate| &state.snapshot.kernel(c.kernel).backend;
         for candidate in &mut decision.candidates {
             if let Some(why) = call.refusal(backend(candidate)) {
@@ -98,14 +116,14 @@ impl Engine {
 
     /// Everything about the choice of a kernel for the call.
     pub fn text_explain(&self, call: &TextCall, query: &Query) -> Report {
-        let state = self.state();
-        Report::new(&state.snapshot, &self.text_decision(&state, call, query))
+        let state = &self.state;
+        Report::new(&state.snapshot, &self.text_decision(call, query))
     }
 
     /// The kernel that serves the call.
     pub fn text_which(&self, call: &TextCall, query: &Query) -> Result<Selection, Error> {
-        let state = self.state();
-        let decision = self.text_decision(&state, call, query);
+        let state = &self.state;
+        let decision = self.text_decision(call, query);
         let chosen = decision.chosen().ok_or_else(|| no_kernel(&state.snapshot, &decision))?;
         Ok(Selection::new(&state.snapshot, query, chosen))
     }

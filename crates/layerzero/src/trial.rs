@@ -2,57 +2,20 @@
 
 use std::sync::Arc;
 
-use lz_model::{Catalog, Query};
+use lz_model::{Catalog, Denial, Query, Reason};
 use lz_resilience::rollout::{Mode, Outcome};
 use lz_resilience::{Event, Rollout, RolloutSpec, RolloutStatus, Verdict};
-use lz_select::Trial;
+use lz_select::{Pattern, Snapshot};
 
 use crate::ask::Step;
 use crate::engine::Engine;
+use crate::errands::Errand;
+use crate::scope::Scope;
 
 impl Engine {
     /// The kernels on trial and how they do.
     pub fn rollouts(&self) -> Vec<RolloutStatus> {
         self.guard.rollouts.load().iter().map(|rollout| rollout.status()).collect()
-    }
-
-    /// What the calls of a query are to be compared with, when a kernel is on trial for them: the rollout, the other
-    /// kernel, and whether the candidate is the one that serves (a canary) or the other (a shadow).
-    pub fn comparison(&self, query: &Query, steps: &[Step]) -> Option<(Arc<Rollout>, Step, bool)> {
-        let rollouts = self.guard.rollouts.load();
-        if rollouts.is_empty() {
-            return None;
-        }
-        let state = self.state();
-        let decision = state.snapshot.select(query);
-        let op = Catalog::get().op(query.op()).id();
-        // Nothing but the rollout keeps a shadow's candidate from serving.
-        let shadow = |name: &str| {
-            let denial = [Trial::denial(name)];
-            let candidate = decision.candidates.iter().find(|c| c.reasons == denial)?;
-            Some(state.step(&self.guard, op, candidate.kernel, candidate.transforms))
-        };
-        rollouts.iter().filter(|rollout| rollout.is_armed()).find_map(|rollout| {
-            let RolloutSpec { name, mode, .. } = rollout.spec();
-            let other = match mode {
-                Mode::Canary if decision.trial.as_deref() == Some(name) => steps.get(1).cloned(),
-                Mode::Canary => None,
-                Mode::Shadow => shadow(name),
-            };
-            Some((rollout.clone(), other?, *mode == Mode::Canary))
-        })
-    }
-
-    /// Puts how a canary did, whose call nobody compares, to its rollout.
-    pub(crate) fn tried_first(&self, query: &Query, outcome: Outcome) {
-        let rollouts = self.guard.rollouts.load();
-        if rollouts.is_empty() {
-            return;
-        }
-        let trial = self.state().snapshot.select(query).trial;
-        if let Some(rollout) = rollouts.iter().find(|r| trial.as_deref() == Some(&r.spec().name)) {
-            self.tried(rollout, outcome);
-        }
     }
 
     /// Puts an outcome to a rollout; one that is rolled back serves no further call.
@@ -66,7 +29,7 @@ impl Engine {
             self.renew();
         }
         if changed {
-            self.publish();
+            self.later(Errand::PublishRollouts);
         } else {
             self.publish_soon();
         }
@@ -78,6 +41,11 @@ impl Engine {
         let Some(rollout) = rollouts.iter().find(|r| r.spec().name == name) else { return false };
         rollout.rearm();
         let spec = rollout.spec();
+        // What was seen of the candidate before counts no more than the calls do.
+        let candidate = Pattern::Kernel(spec.candidate.clone());
+        let tried = |s: &Snapshot| s.named(&candidate).map(|ix| s.kernel(ix).clone()).collect::<Vec<_>>();
+        let tried = self.with_snapshot(tried);
+        self.prove(|proofs| tried.iter().for_each(|kernel| proofs.forget(&kernel.id, &kernel.version)));
         let (op, candidate) = (spec.operation.clone(), spec.candidate.clone());
         self.guard.emit(Event::Rearmed { rollout: spec.name.clone(), op, candidate });
         self.renew();
@@ -100,5 +68,49 @@ impl Engine {
     /// Builds the same state anew, so that nothing decided before is served.
     fn renew(&self) {
         let _ = self.update(|_| {});
+    }
+}
+
+impl Scope<'_> {
+    /// What the calls of a query are to be compared with, when a kernel is on trial for them: the rollout, the other
+    /// kernel, and whether the candidate is the one that serves (a canary) or the other (a shadow).
+    pub fn comparison(&self, query: &Query, steps: &[Step]) -> Option<(Arc<Rollout>, Step, bool)> {
+        let rollouts = self.engine.guard.rollouts.load();
+        if rollouts.is_empty() {
+            return None;
+        }
+        let state = &self.state;
+        let decision = state.snapshot.select(query);
+        let op = Catalog::get().op(query.op()).id();
+        // Nothing but the rollout keeps a shadow's candidate from serving.
+        let shadow = |name: &str| {
+            let alone = |reasons: &[Reason]| match reasons {
+                [Reason::PolicyDenied { rule: Denial::Trial { name: by } }] => by == name,
+                _ => false,
+            };
+            let candidate = decision.candidates.iter().find(|c| alone(&c.reasons))?;
+            Some(state.step(&self.engine.guard, op, candidate.kernel, candidate.transforms))
+        };
+        rollouts.iter().filter(|rollout| rollout.is_armed()).find_map(|rollout| {
+            let RolloutSpec { name, mode, .. } = rollout.spec();
+            let other = match mode {
+                Mode::Canary if decision.trial.as_deref() == Some(name) => steps.get(1).cloned(),
+                Mode::Canary => None,
+                Mode::Shadow => shadow(name),
+            };
+            Some((rollout.clone(), other?, *mode == Mode::Canary))
+        })
+    }
+
+    /// Puts how a canary did, whose call nobody compares, to its rollout.
+    pub(crate) fn tried_first(&self, query: &Query, outcome: Outcome) {
+        let rollouts = self.engine.guard.rollouts.load();
+        if rollouts.is_empty() {
+            return;
+        }
+        let trial = self.state.snapshot.select(query).trial;
+        if let Some(rollout) = rollouts.iter().find(|r| trial.as_deref() == Some(&r.spec().name)) {
+            self.engine.tried(rollout, outcome);
+        }
     }
 }

@@ -35,27 +35,18 @@ pub fn write_file<T, E: From<io::Error>>(
     let is_open = ["/dev", "/proc"].iter().any(|folder| path.starts_with(folder));
     match fs::metadata(path) {
         Ok(found) if is_open || !found.is_file() => write_through(path, &found, job),
-        _ => put(&resolve_path(path)?, 0o666, true, job),
+        _ => put(&resolve_path(path)?, 0o666, job),
     }
 }
 
 /// Puts bytes in the place of what a file of ours held. After a crash it holds the one or the other. Missing folders are
 /// made, for their user alone. Nothing but a regular file is replaced, and nothing is waited for.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    keep(path, bytes, true)
-}
-
-/// As [`replace`], for what is worthless after a crash: the disk is not waited for.
-pub(crate) fn replace_soon(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    keep(path, bytes, false)
-}
-
-fn keep(path: &Path, bytes: &[u8], lasting: bool) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder(path))?;
     let target = resolve_path(path)?;
     match fs::symlink_metadata(&target) {
         Ok(found) if !found.is_file() => Err(unfit(&found)),
-        _ => put(&target, 0o600, lasting, |to| to.write_all(bytes)),
+        _ => put(&target, 0o600, |to| to.write_all(bytes)),
     }
 }
 
@@ -92,7 +83,6 @@ fn unfit(found: &Metadata) -> io::Error {
 fn put<T, E: From<io::Error>>(
     target: &Path,
     mode: u32,
-    lasting: bool,
     job: impl FnOnce(&mut dyn Write) -> Result<T, E>,
 ) -> Result<T, E> {
     let before = fs::metadata(target).ok().map(|found| found.permissions());
@@ -102,30 +92,22 @@ fn put<T, E: From<io::Error>>(
         // In a folder that cannot be written the file itself may be.
         Err(error) if before.is_some() && is_forbidden(&error) => {
             let file = OpenOptions::new().write(true).truncate(true).open(target).map_err(|_| error)?;
-            return fill(&file, lasting, job);
+            return fill(&file, job);
         }
         Err(error) => return Err(error.into()),
     };
-    let done = fill(&unfinished.file, lasting, job)?;
+    let done = fill(&unfinished.file, job)?;
     unfinished.finish(target, before)?;
-    if lasting {
-        // The name is on disk when its folder is. A file system that cannot say so has taken the file all the same.
-        let _ = File::open(folder(target)).and_then(|folder| folder.sync_all());
-    }
+    // The name is on disk when its folder is. A file system that cannot say so has taken the file all the same.
+    let _ = File::open(folder(target)).and_then(|folder| folder.sync_all());
     Ok(done)
 }
 
-fn fill<T, E: From<io::Error>>(
-    file: &File,
-    lasting: bool,
-    job: impl FnOnce(&mut dyn Write) -> Result<T, E>,
-) -> Result<T, E> {
+fn fill<T, E: From<io::Error>>(file: &File, job: impl FnOnce(&mut dyn Write) -> Result<T, E>) -> Result<T, E> {
     let mut writer = BufWriter::new(file);
     let done = job(&mut writer)?;
     writer.flush()?;
-    if lasting {
-        file.sync_all()?;
-    }
+    file.sync_all()?;
     Ok(done)
 }
 

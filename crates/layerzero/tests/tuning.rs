@@ -122,6 +122,124 @@ fn what_an_earlier_tuning_found_is_held_against_what_a_later_one_does() {
     }
 }
 
+/// The fast kernel takes this much of what the others do.
+struct Ratio(f64);
+
+impl Bench for Ratio {
+    fn prepare(&mut self, _: &CallSpec, _: DeviceIx, _: Mode) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn check(&mut self, _: &str) -> Checked {
+        Checked::Right { max_error: None, warmup_ms: None }
+    }
+
+    fn time(&mut self, kernel: &str, _: u32) -> Result<f64, String> {
+        Ok(if kernel.ends_with(".fast") { 100.0 * self.0 } else { 100.0 })
+    }
+}
+
+#[test]
+fn what_was_measured_with_other_threads_does_not_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = engine();
+    let path = folder.path().join("perfdb.sqlite").display().to_string();
+    engine.configure([("perfdb.path".to_owned(), Value::from(path.as_str()))]).unwrap();
+    let call = CallSpec::new("rms_norm").tensor("input", DType::F32, &[64, 64]);
+    let chosen = |threads: u16| {
+        let named = call.named(DeviceIx(0), Context { threads, ..Context::default() });
+        let report = engine.explain(&call.op, &named).unwrap();
+        (report.chosen.unwrap(), report.basis)
+    };
+    let tune = |threads: u16, ratio: f64| {
+        engine.set_threads(threads);
+        engine.tune(&wanted(&[64]), &TuneOptions::default(), &mut Ratio(ratio), &mut |_| true).unwrap();
+    };
+    let measured = |kernel: &str| (kernel.to_owned(), Basis::Measured);
+    let declared = ("lib.plain".to_owned(), Basis::Declared);
+    tune(16, 0.5);
+    assert_eq!([16, 1, 8].map(chosen), [measured("lib.fast"), declared.clone(), declared.clone()]);
+    // Whoever does not say has what the engine was told last.
+    assert_eq!(chosen(0), measured("lib.fast"));
+    engine.set_threads(1);
+    assert_eq!(chosen(0), declared);
+    // Both are kept side by side.
+    tune(1, 2.0);
+    assert_eq!([16, 1, 8].map(chosen), [measured("lib.fast"), measured("lib.plain"), declared]);
+    let rows = |threads: u32| engine.perfdb().unwrap().records(&Filter::all().threads(threads)).unwrap().len();
+    assert_eq!((rows(16), rows(1), rows(0)), (3, 3, 0));
+}
+
+#[test]
+fn packing_and_accuracy_are_kept_apart_in_measurements_and_lockfiles() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("perfdb.sqlite").display().to_string();
+    let blocked = Packing::blocked(32, 1).unwrap();
+    let engine = || {
+        let engine = engine();
+        for (id, priority) in [("linear.plain", 90), ("linear.fast", 10)] {
+            let mut kernel = KernelDescriptor::new(id, "mlp.linear", "lib");
+            (kernel.platforms, kernel.dtypes) = (vec![Platform::Cpu], DTypeSet::FLOATS);
+            (kernel.layouts, kernel.priority) = (vec![Layout::Strided], priority);
+            (kernel.packing, kernel.accuracy) = (vec![Packing::Plain, blocked], Accuracy::SplitBf16x2);
+            let nothing: Arc<dyn DynamicKernel> = Arc::new(|_: &mut KernelArgs<'_, '_>| Ok(()));
+            engine.register(kernel, nothing).unwrap();
+        }
+        engine
+    };
+    let call =
+        CallSpec::new("mlp.linear").tensor("input", DType::F32, &[4, 32]).tensor("weight", DType::F32, &[64, 32]);
+    let plain = call.clone().accuracy(Accuracy::SplitBf16x2);
+    let packed = plain.clone().packing(blocked);
+    let rough = call.clone().accuracy(Accuracy::Bf16);
+    let chosen = |engine: &Engine, call: &CallSpec| {
+        let report = engine.explain(&call.op, &call.named(DeviceIx(0), Context::default())).unwrap();
+        (report.chosen.unwrap(), report.basis)
+    };
+    let is = |kernel: &str, basis: Basis| (kernel.to_owned(), basis);
+
+    let tuned = engine();
+    // Nobody else computes as exactly as a call that says nothing demands.
+    assert_eq!(chosen(&tuned, &call).0, "lz_cpu.ref.mlp.linear");
+    tuned.configure([("perfdb.path".to_owned(), Value::from(path.as_str()))]).unwrap();
+    let tune = |call: &CallSpec, ratio: f64| {
+        let wanted = [Wanted::new(call.clone())];
+        tuned.tune(&wanted, &TuneOptions::default(), &mut Ratio(ratio), &mut |_| true).unwrap();
+    };
+    tune(&packed, 0.5);
+    assert_eq!(chosen(&tuned, &packed), is("linear.fast", Basis::Measured));
+    for other in [&plain, &rough] {
+        assert_eq!(chosen(&tuned, other), is("linear.plain", Basis::Declared), "{other}");
+    }
+    tune(&rough, 2.0);
+    assert_eq!(chosen(&tuned, &rough), is("linear.plain", Basis::Measured));
+    assert_eq!(chosen(&tuned, &packed), is("linear.fast", Basis::Measured));
+
+    let lockfile = tuned.lockfile(&[(packed.clone(), DeviceIx(0))]).unwrap();
+    let text = lockfile.to_string();
+    assert!(text.contains("blocked_32x1") && text.contains("split_bf16_2"), "{text}");
+    let replayed = engine();
+    assert_eq!(replayed.replay(&layerzero::Lockfile::parse(&text).unwrap(), "x.lock").unwrap(), []);
+    assert_eq!(chosen(&replayed, &packed).0, "linear.fast");
+    for other in [&plain, &rough] {
+        assert_eq!(chosen(&replayed, other), is("linear.plain", Basis::Declared), "{other}");
+    }
+}
+
+#[test]
+fn threads_are_of_the_cpu_alone() {
+    let devices =
+        ["cpu", "cuda"].map(|p| DeviceSpec::from_json(&format!(r#"{{"platform": "{p}", "name": "x"}}"#)).unwrap());
+    let engine = engine_with(devices.into());
+    engine.set_threads(4);
+    let call = CallSpec::new("rms_norm").tensor("input", DType::F32, &[64, 64]);
+    let threads = |device: u16, threads: u16| {
+        let named = call.named(DeviceIx(device), Context { threads, ..Context::default() });
+        engine.bind(&call.op, &named).unwrap().1.query.context().threads
+    };
+    assert_eq!([threads(0, 0), threads(0, 2), threads(1, 0), threads(1, 2)], [4, 2, 0, 0]);
+}
+
 /// `lib.fast` takes 0.85 of what `lib.plain` does; `lib.odd` a third of it for few rows and more for many.
 struct Uneven(i64);
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Parser, ValueEnum};
-use lz_model::{DType, Layout};
+use lz_model::{Accuracy, DType, Layout, Packing};
 
 use crate::commands::Command;
 
@@ -125,6 +125,18 @@ pub struct CallArgs {
     /// Gradients are wanted
     #[arg(long)]
     pub requires_grad: bool,
+    /// Only kernels whose result for a row does not depend on the rest of the batch
+    #[arg(long)]
+    pub batch_invariant: bool,
+    /// How the weights lie in memory: plain, blocked_32x1, …
+    #[arg(long, default_value_t)]
+    pub packing: Packing,
+    /// How exactly it must be computed, at least: bf16, tf32, split_bf16_2, split_bf16_3, standard
+    #[arg(long, value_name = "CLASS", default_value_t)]
+    pub accuracy: Accuracy,
+    /// Threads a kernel on the CPU may use (default: one per core)
+    #[arg(long, value_name = "N", default_value_t, hide_default_value = true)]
+    pub threads: u16,
 }
 
 /// Something with a name, written `name=value`.

@@ -58,6 +58,10 @@ impl ResolvedCall {
             deterministic: args.deterministic,
             capturing: args.capturing,
             requires_grad: args.requires_grad,
+            batch_invariant: args.batch_invariant,
+            packing: args.packing,
+            accuracy: args.accuracy,
+            threads: args.threads,
             ..Context::default()
         };
         Ok(ResolvedCall { op: args.op.clone(), tensors, params, layout: args.layout, context })

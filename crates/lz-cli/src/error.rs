@@ -143,9 +143,7 @@ impl CliError {
                 | EngineError::Capabilities { .. }
                 | EngineError::Config(_)
                 | EngineError::TableRefused { .. } => Exit::Config,
-                EngineError::TooManyOverlays { .. } | EngineError::UnknownDevice(_) | EngineError::Watch(_) => {
-                    Exit::Unusable
-                }
+                EngineError::UnknownDevice(_) | EngineError::Watch(_) => Exit::Unusable,
             },
         }
     }

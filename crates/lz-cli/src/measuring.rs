@@ -135,7 +135,7 @@ impl MeasureArgs {
             device: device(session, &self.device)?,
             graph: self.graph,
         };
-        request.wanted(&session.engine).map_err(|error| match error {
+        request.wanted(&session.engine.process()).map_err(|error| match error {
             RequestError::Call(error) => CliError::Call(error),
             other => CliError::argument(other.to_string(), other.hint()),
         })

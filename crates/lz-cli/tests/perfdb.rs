@@ -210,7 +210,7 @@ fn a_file_with_a_mistake_is_refused_as_a_whole() {
     place.run("export -o rows.jsonl").ended(0);
     let text = fs::read_to_string(place.path("rows.jsonl")).unwrap();
     place.write("bad.jsonl", &format!("{text}{}", text.replace("\"samples\":20", "\"samples\":0")));
-    place.write("old.jsonl", &text.replace("\"schema_version\":3", "\"schema_version\":1"));
+    place.write("old.jsonl", &text.replace("\"schema_version\":4", "\"schema_version\":1"));
     let refused = place.run_on("--db new.sqlite", "import bad.jsonl").ended(2);
     refused
         .says("error[BAD_ARGUMENT]: bad.jsonl: line 2: samples is 0; a time needs at least one")
@@ -326,9 +326,9 @@ fn two_kernels() -> Place {
 }
 
 #[test]
-fn foretell_decides_every_call_by_the_others() {
+fn cross_validation_decides_every_call_by_the_others() {
     let place = two_kernels();
-    let line = format!("foretell --device h100 --capabilities {}", place.path("lib.json").display());
+    let line = format!("cross-validate --device h100 --capabilities {}", place.path("lib.json").display());
     let json = place.run(&format!("{line} --json")).ended(0).json();
     let modes = json["modes"].as_array().unwrap();
     assert_eq!(modes.len(), 1, "{json}");
@@ -351,7 +351,7 @@ fn foretell_decides_every_call_by_the_others() {
 /// A kernel that was wrong at one call serves none like it, and is nowhere the best; where it would have been chosen if that call
 /// had not been looked at, that is said.
 #[test]
-fn foretell_takes_no_wrong_kernel_for_the_best() {
+fn cross_validation_takes_no_wrong_kernel_for_the_best() {
     let place = two_kernels();
     let wrong = |rows: i64| {
         let rows = place.rows("perfdb.sqlite").into_iter().filter(|r| r.key.call.contains(&format!("[{rows},1024]")));
@@ -359,7 +359,7 @@ fn foretell_takes_no_wrong_kernel_for_the_best() {
         Record { outcome: Outcome::Wrong { error: "differs by 0.5".into() }, ..other }
     };
     place.put("perfdb.sqlite", vec![wrong(128)]);
-    let line = format!("foretell --device h100 --capabilities {}", place.path("lib.json").display());
+    let line = format!("cross-validate --device h100 --capabilities {}", place.path("lib.json").display());
     let eager = place.run(&format!("{line} --json")).ended(0).json()["modes"][0].clone();
     let rows = eager["rows"].as_array().unwrap();
     assert!(rows.iter().all(|row| row["best"] == "lib.plain" && row["chosen"] == "lib.plain"), "{eager}");
@@ -370,9 +370,9 @@ fn foretell_takes_no_wrong_kernel_for_the_best() {
 
 /// Rows of other devices are no concern of the one that is asked about, and kernels nobody knows are counted.
 #[test]
-fn foretell_keeps_devices_apart() {
+fn cross_validation_keeps_devices_apart() {
     let place = two_kernels();
-    let line = format!("foretell --device h100 --capabilities {} --json", place.path("lib.json").display());
+    let line = format!("cross-validate --device h100 --capabilities {} --json", place.path("lib.json").display());
     let before = place.run(&line).ended(0).json();
     let rows = place.rows("perfdb.sqlite");
     let on = |row: &Record, device: &str, sm_version: u32| {
@@ -399,7 +399,7 @@ fn foretell_keeps_devices_apart() {
 
 /// On this machine, what was measured with another version of a kernel is out of date.
 #[test]
-fn foretell_goes_by_what_is_current() {
+fn cross_validation_goes_by_what_is_current() {
     let place = two_kernels();
     let here = layerzero::perf::device_id(&lz_hardware::detect_cpu());
     let document = fs::read_to_string(place.path("lib.json")).unwrap().replace("\"cuda\"", "\"cpu\"");
@@ -411,7 +411,7 @@ fn foretell_goes_by_what_is_current() {
         row
     });
     place.put("here.sqlite", rows.collect());
-    let line = format!("foretell --capabilities {} --json", place.path("lib.json").display());
+    let line = format!("cross-validate --capabilities {} --json", place.path("lib.json").display());
     let json = place.run_on("--db here.sqlite", &line).ended(0).json();
     assert_eq!((&json["outdated"], &json["unknown"]), (&json!(6), &json!(0)), "{json}");
     let rows = json["modes"][0]["rows"].as_array().unwrap();
@@ -419,12 +419,12 @@ fn foretell_goes_by_what_is_current() {
 }
 
 #[test]
-fn foretell_says_so_where_there_is_nothing() {
+fn cross_validation_says_so_where_there_is_nothing() {
     let place = two_kernels();
     let mut rows = place.rows("perfdb.sqlite");
     rows.truncate(2);
     place.put("one.sqlite", rows);
-    let line = format!("foretell --device h100 --capabilities {}", place.path("lib.json").display());
+    let line = format!("cross-validate --device h100 --capabilities {}", place.path("lib.json").display());
     let one = place.run_on("--db one.sqlite", &line).ended(0).out;
     assert_eq!(one, "\neager: 0 calls decided by others, 1 that cannot be\n");
     place.put("none.sqlite", vec![]);
@@ -438,19 +438,20 @@ fn rows_of(rows: &Value, size: i64) -> &Value {
 }
 
 #[test]
-fn foretell_says_what_it_cannot_do() {
+fn cross_validation_says_what_it_cannot_do() {
     let place = two_kernels();
-    let elsewhere = place.run(&format!("foretell --capabilities {}", place.path("lib.json").display())).ended(0).out;
+    let elsewhere =
+        place.run(&format!("cross-validate --capabilities {}", place.path("lib.json").display())).ended(0).out;
     assert!(
         elsewhere.contains("no measurements of this machine") && elsewhere.contains("--device h200"),
         "{elsewhere}"
     );
     place
-        .run_on("--db nothing.sqlite", "foretell")
+        .run_on("--db nothing.sqlite", "cross-validate")
         .ended(2)
         .says("there is no performance database at 'DIR/nothing.sqlite'");
     assert!(!place.path("nothing.sqlite").exists(), "looking makes none");
-    place.run("foretell --device h10").ended(2).says("h100");
+    place.run("cross-validate --device h10").ended(2).says("h100");
 }
 
 #[test]
@@ -460,7 +461,7 @@ fn what_is_not_ours_is_left_alone() {
     newer[60..64].copy_from_slice(&[0, 0, 0, 9]);
     fs::write(place.path("perfdb.sqlite"), &newer).unwrap();
     for line in ["show", "export", "verify", "prune --invalid", "merge perfdb.sqlite"] {
-        place.run(line).ended(2).says("'DIR/perfdb.sqlite' is of version 9, this LayerZero knows up to 3");
+        place.run(line).ended(2).says("'DIR/perfdb.sqlite' is of version 9, this LayerZero knows up to 4");
     }
     assert_eq!(fs::read(place.path("perfdb.sqlite")).unwrap(), newer);
     place.write("file", "");

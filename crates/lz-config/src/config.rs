@@ -187,6 +187,15 @@ impl Config {
         ConfigError { problems: findings.iter().map(problem).collect() }
     }
 
+    /// That nobody knows the kernel a rollout is to try: with its key and place.
+    pub fn unknown_candidate(&self, rollout: usize, nearest: Option<String>) -> Problem {
+        let key = format!("rollouts[{rollout}]");
+        let at = self.origin(&key).cloned().unwrap_or(Origin::Default);
+        let name = self.rollouts.get(rollout).map(|rollout| rollout.candidate.clone()).unwrap_or_default();
+        let kind = ProblemKind::UnknownName { what: "kernel", name: name.clone(), nearest };
+        Problem { at, key: format!("{key}.candidate"), value: Some(name), kind }
+    }
+
     /// The switches of selection.
     pub fn selection(&self) -> lz_select::Settings {
         let settings = &self.settings;
@@ -195,6 +204,7 @@ impl Config {
             strict: settings.strict_mode,
             allow_adaptation: settings.allow_adaptation,
             deterministic: settings.deterministic,
+            batch_invariant: settings.batch_invariant,
             allow_jit: settings.allow_jit,
             max_cpu_isa: settings.max_cpu_isa,
             memory_headroom_bytes: i64::try_from(settings.memory_headroom_mb << 20).unwrap_or(i64::MAX),

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::file;
 use crate::node::Data;
 use crate::origin::{Origin, Position, Source};
+use crate::paths;
 use crate::problem::{Problem, ProblemKind};
 use crate::read::{Include, Layer, Reader};
 use crate::yaml;
@@ -28,6 +29,8 @@ pub(crate) struct Files {
     chain: Vec<PathBuf>,
     /// The folder of the project's file that is being read, if that file was found and not named.
     project: Option<PathBuf>,
+    /// The folders such a file may include files from.
+    allowed: Vec<PathBuf>,
     too_many: bool,
 }
 
@@ -38,9 +41,12 @@ impl Files {
         self.include(source, path, at, String::new());
     }
 
-    /// As [`Files::read`], of a project's file that nobody named: what it and what it includes say is marked so.
-    pub fn read_found(&mut self, source: Source, path: &Path) {
-        self.project = Some(path.parent().unwrap_or(Path::new("")).to_owned());
+    /// As [`Files::read`], of a project's file that nobody named: what it and what it includes say is marked so, and it
+    /// includes no file outside the folders it may name paths in. `allowed` gives those of a project.
+    pub fn read_found(&mut self, source: Source, path: &Path, allowed: impl FnOnce(&Path) -> Vec<PathBuf>) {
+        let project = path.parent().unwrap_or(Path::new("")).to_owned();
+        self.allowed = allowed(&project);
+        self.project = Some(project);
         self.read(source, path);
         self.project = None;
     }
@@ -61,9 +67,14 @@ impl Files {
             None if self.too_many => Some((format!("more than {MAX_FILES} files"), 0)),
             None => None,
         };
-        let text = match refused {
-            Some((why, from)) => Err(ProblemKind::Include { why, chain: self.shown_chain(from, path) }),
-            None => {
+        let outside = match &self.project {
+            Some(project) if matches!(source, Source::Included(_)) => paths::problem(path, project, &self.allowed),
+            _ => None,
+        };
+        let text = match (outside, refused) {
+            (Some(outside), _) => Err(outside),
+            (None, Some((why, from))) => Err(ProblemKind::Include { why, chain: self.shown_chain(from, path) }),
+            (None, None) => {
                 self.seen.insert(identity.clone());
                 self.paths.push(path.to_owned());
                 file::read(path)

@@ -193,6 +193,17 @@ fn is_known(key: &str) -> bool {
     section || SETTINGS.iter().any(|s| s.key == key) || GROUPS.iter().any(|(name, _)| *name == key)
 }
 
+/// The folders that code, the environment or the user's own file allow a project's file to name paths in. What is wrong
+/// with any of them is reported when they are read as layers.
+fn allowed_by_user(sources: &Sources, code: &CodeLayer) -> Vec<String> {
+    let environment = environment::read(&sources.environment, &mut Vec::new());
+    let mut own = Files::default();
+    if let Some(path) = &sources.user {
+        own.read(Source::User(path.clone()), path);
+    }
+    paths::listed([&code.layer, &environment].into_iter().chain(&own.layers))
+}
+
 /// All layers: files and environment as they were read, and what code says.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Layers {
@@ -207,10 +218,20 @@ pub struct Layers {
 impl Layers {
     /// Reads files and environment. Everything that is wrong with any of them is reported.
     pub fn load(sources: &Sources) -> Result<Layers, ConfigError> {
+        Layers::load_for(sources, &CodeLayer::default())
+    }
+
+    /// As [`Layers::load`], below what code says.
+    fn load_for(sources: &Sources, code: &CodeLayer) -> Result<Layers, ConfigError> {
         let mut files = Files::default();
         if let Some(path) = &sources.project {
             let source = Source::Project(path.clone());
-            if sources.found { files.read_found(source, path) } else { files.read(source, path) }
+            match sources.found {
+                true => files.read_found(source, path, |project| {
+                    paths::allowed(project, &sources.environment, &allowed_by_user(sources, code))
+                }),
+                false => files.read(source, path),
+            }
         }
         if let Some(path) = &sources.user {
             files.read(Source::User(path.clone()), path);
@@ -240,7 +261,7 @@ impl Layers {
 
     /// Reads other sources; what code says stays.
     pub fn moved(&self, sources: &Sources) -> Result<Layers, ConfigError> {
-        Ok(Layers { code: self.code.clone(), ..Layers::load(sources)? })
+        Ok(Layers { code: self.code.clone(), ..Layers::load_for(sources, &self.code)? })
     }
 
     /// What is in force.

@@ -90,5 +90,6 @@ pub use settings::{
     JitSettings, PerfDbSettings, SECTIONS, SETTINGS, Section, Settings, VARIABLES,
 };
 pub use value::Value;
+pub use yaml::MAX_DEPTH;
 
 pub use lz_select::{Finding, FindingKind, Severity, analyse};

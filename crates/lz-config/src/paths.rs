@@ -72,31 +72,48 @@ pub(crate) fn check(
             problems.push(Problem { at: said.origin.clone(), key: ALLOWED.into(), value: None, kind });
         }
     }
+    let listed = &config.settings.allow_project_paths;
     for setting in SETTINGS.iter().filter(|setting| matches!(setting.kind, Kind::Path | Kind::File)) {
         let Some((layer, said)) = layers.iter().find_map(|layer| Some((layer, layer.values.get(setting.key)?))) else {
             continue;
         };
         let (Some(project), Value::Str(path)) = (&layer.project, &said.value) else { continue };
-        let outside = match resolve(&config.placed(setting.key, Path::new(path))) {
-            Ok(leads_to) if allowed(project, environment, config).iter().any(|folder| leads_to.starts_with(folder)) => {
-                continue;
-            }
-            Ok(leads_to) => leads_to.display().to_string(),
-            Err(error) => error.to_string(),
-        };
-        let kind = ProblemKind::OutsideProject { outside, project: project.display().to_string() };
-        let value = Some(path.clone());
-        problems.push(Problem { at: said.origin.clone(), key: setting.key.into(), value, kind });
+        let placed = config.placed(setting.key, Path::new(path));
+        if let Some(kind) = problem(&placed, project, &allowed(project, environment, listed)) {
+            let value = Some(path.clone());
+            problems.push(Problem { at: said.origin.clone(), key: setting.key.into(), value, kind });
+        }
     }
     if problems.is_empty() { Ok(()) } else { Err(ConfigError { problems }) }
 }
 
-/// The folders a project's file may name paths in.
-fn allowed(project: &Path, environment: &BTreeMap<String, String>, config: &Config) -> Vec<PathBuf> {
+/// Why a project's file may not name a path, given the folders it may name paths in; `None` when it may.
+pub(crate) fn problem(path: &Path, project: &Path, allowed: &[PathBuf]) -> Option<ProblemKind> {
+    let outside = match resolve(path) {
+        Ok(leads_to) if is_in(allowed, &leads_to) => return None,
+        Ok(leads_to) => leads_to.display().to_string(),
+        Err(error) => error.to_string(),
+    };
+    Some(ProblemKind::OutsideProject { outside, project: project.display().to_string() })
+}
+
+fn is_in(folders: &[PathBuf], path: &Path) -> bool {
+    folders.iter().any(|folder| path.starts_with(folder))
+}
+
+/// The folders a user allows, as the first of their layers that says so has them.
+pub(crate) fn listed<'a>(layers: impl IntoIterator<Item = &'a Layer>) -> Vec<String> {
+    let said = layers.into_iter().find_map(|layer| layer.values.get(ALLOWED));
+    let Some(Value::List(folders)) = said.map(|said| &said.value) else { return Vec::new() };
+    folders.iter().filter_map(|folder| if let Value::Str(path) = folder { Some(path.clone()) } else { None }).collect()
+}
+
+/// The folders a project's file may name paths in; `listed` are those the user allows.
+pub(crate) fn allowed(project: &Path, environment: &BTreeMap<String, String>, listed: &[String]) -> Vec<PathBuf> {
     let variable = |name: &str| environment.get(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let home = variable("HOME");
     let cache = home.as_ref().map(|home| home.join(".cache"));
-    let listed = config.settings.allow_project_paths.iter().map(|path| match (path.strip_prefix('~'), &home) {
+    let listed = listed.iter().map(|path| match (path.strip_prefix('~'), &home) {
         (Some(rest), Some(home)) => home.join(rest.trim_start_matches('/')),
         _ => PathBuf::from(path),
     });

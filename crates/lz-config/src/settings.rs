@@ -20,6 +20,8 @@ settings! {
         explain_enabled: bool = true;
         /// Only deterministic kernels.
         deterministic: bool = false;
+        /// Only kernels whose result for a row does not depend on the rest of the batch.
+        batch_invariant: bool = false;
         /// Fail instead of adapting arguments that do not fit, or warning that strides contradict the layout.
         strict_mode: bool = false;
         /// The layout of attention and rope calls that do not give `layout`.
@@ -132,7 +134,7 @@ settings! {
         /// How long it stays open at most; the time doubles with every opening.
         max_timeout_ms: u64 = 600_000, in (1, 86_400_000);
         /// Calls that may try at once whether it can close.
-        half_open_max_calls: u32 = 1, in (1, 1_000);
+        half_open_max_calls: u32 = 3, in (1, 1_000);
     }
 
     /// The degradation controller: ill health moves selection to safer kernels, level by level.

@@ -10,7 +10,7 @@ use crate::problem::ProblemKind;
 use crate::read::MAX_PROBLEMS;
 
 /// How deep lists and maps may nest.
-pub(crate) const MAX_DEPTH: usize = 32;
+pub const MAX_DEPTH: usize = 32;
 
 /// What is wrong with a text, and where.
 #[derive(Debug, PartialEq)]

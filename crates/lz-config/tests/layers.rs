@@ -25,6 +25,7 @@ const PROBES: &[(&str, &str, &str)] = &[
     ("enabled", "true", "false"),
     ("strict_mode", "true", "false"),
     ("deterministic", "true", "false"),
+    ("batch_invariant", "true", "false"),
     ("max_cpu_isa", "avx2", "avx512_bf16"),
     ("memory_headroom_mb", "7", "9"),
     ("backend_isolation", "subprocess", "in_process"),

@@ -110,6 +110,43 @@ fn what_a_checkout_includes_speaks_for_it() {
 }
 
 #[test]
+fn a_checkout_includes_no_file_from_elsewhere() {
+    let machine = Machine::new();
+    // A mistake in each: a file that is read is reported on.
+    let files = ["allowed/more.yaml", "home/.ssh/more.yaml", "checkout/deep/more.yaml", "home/.cache/more.yaml"];
+    for file in files {
+        fs::write(machine.path(file), "strict_mode: true\nno_such_setting: 1").unwrap();
+    }
+    symlink(machine.path("allowed/more.yaml"), machine.path("checkout/link.yaml")).unwrap();
+    fs::write(machine.path("checkout/step.yaml"), "include: [../allowed/more.yaml]").unwrap();
+    let absolute = machine.path("home/.ssh/more.yaml").display().to_string();
+    for said in ["../allowed/more.yaml", "link.yaml", "step.yaml", "deep/../../allowed/more.yaml", &absolute] {
+        let error = machine.found(&format!("include: [\"{said}\"]"), "").unwrap_err();
+        let [problem] = &error.problems[..] else { panic!("{said}: {error}") };
+        assert!(matches!(problem.kind, ProblemKind::OutsideProject { .. }), "{said}: {error}");
+        assert!(!error.to_string().contains("no_such_setting"), "{said}: {error}");
+    }
+    let unknown = |found: Result<PathBuf, ConfigError>| found.unwrap_err().to_string().contains("no_such_setting");
+    assert!(unknown(machine.found("include: [deep/more.yaml]", "")));
+    let cached = machine.path("home/.cache/more.yaml").display().to_string();
+    assert!(unknown(machine.found(&format!("include: [\"{cached}\"]"), "")));
+    let allow = format!("allow_project_paths: [\"{}\"]", machine.path("allowed").display());
+    assert!(unknown(machine.found("include: [../allowed/more.yaml]", &allow)), "the user allows it");
+    assert!(unknown(machine.found("include: [step.yaml]", &allow)));
+    let folder = machine.path("allowed").display().to_string();
+    fs::write(machine.path("checkout/layerzero.yaml"), "include: [../allowed/more.yaml]").unwrap();
+    let mut environment = machine.environment();
+    environment.insert("LAYERZERO_ALLOW_PROJECT_PATHS".into(), folder);
+    let sources = Sources::discover(environment, &machine.path("checkout"));
+    assert!(Layers::load(&sources).unwrap_err().to_string().contains("no_such_setting"), "the environment, too");
+    // A file that somebody names may include what it likes.
+    let mut named = machine.environment();
+    named.insert("LAYERZERO_CONFIG".into(), machine.path("checkout/layerzero.yaml").display().to_string());
+    let sources = Sources::discover(named, &machine.path("checkout"));
+    assert!(Layers::load(&sources).unwrap_err().to_string().contains("no_such_setting"));
+}
+
+#[test]
 fn the_user_allows_more_and_the_checkout_cannot() {
     let machine = Machine::new();
     let said = format!("perfdb: {{path: \"{}\"}}", machine.path("allowed/db.sqlite").display());

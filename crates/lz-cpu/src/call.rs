@@ -2,8 +2,8 @@
 
 use lz_model::schema::Output;
 use lz_model::{
-    BindRules, Call, CallError, Catalog, Context, DType, DeviceIx, KernelArgs, KernelError, Layout, NamedCall, Op,
-    ParamValue, Tensor, TensorMeta, TensorView,
+    Arena, BindRules, Call, CallError, Catalog, Context, DType, DeviceIx, HostCall, KernelError, Layout, NamedCall, Op,
+    ParamValue, Tensor, TensorMeta, TensorView, Threads,
 };
 
 use crate::{Builtin, KERNELS};
@@ -67,7 +67,8 @@ pub(crate) fn call_into(
     layout: Option<Layout>,
     blank: impl Fn(DType, &[i64]) -> Tensor,
 ) -> Result<Vec<(&'static str, Tensor)>, CallRefError> {
-    let metas: Vec<(&str, TensorMeta<'_>)> = inputs.iter().map(|(name, view)| (*name, view.meta())).collect();
+    let metas: Vec<(&str, TensorMeta<'_>)> =
+        inputs.iter().map(|(name, view)| (*name, TensorMeta::of(view.as_ref()))).collect();
     let named = NamedCall { inputs: metas, params: params.to_vec(), layout, ..NamedCall::new() };
     let (ordered, bound) = Catalog::get().resolve(name, &named, &BindRules::default(), |_| None)?;
     let op = Catalog::get().op(bound.query.op());
@@ -79,15 +80,8 @@ pub(crate) fn call_into(
             views[index] = Some(view.clone());
         }
     }
-    let params = op.params(&ordered.params)?;
-    let in_order = Call {
-        inputs: &ordered.inputs,
-        params: &ordered.params,
-        layout,
-        device: DeviceIx(0),
-        context: Context::default(),
-    };
-    let mut fresh = op.outputs(&in_order, &bound.query).into_iter();
+    let (params, expected) = op.settled(&named, &ordered, &bound.query)?;
+    let mut fresh = expected.into_iter();
     let mut results: Vec<(&'static str, Tensor)> = Vec::new();
     for output in op.schema().outputs {
         let tensor = match *output {
@@ -104,7 +98,8 @@ pub(crate) fn call_into(
     }
 
     let mut outputs: Vec<_> = results.iter_mut().map(|(_, tensor)| tensor.view_mut()).collect();
-    kernel.run(&mut KernelArgs { query: &bound.query, inputs: &views, params: &params, outputs: &mut outputs })?;
+    let call = HostCall { query: &bound.query, inputs: &views, params: &params, outputs: &mut outputs };
+    call.run((&mut Arena::default(), 0), Threads::ONE, |args| kernel.run(args))?;
     Ok(results)
 }
 

@@ -179,7 +179,9 @@ struct Scattered {
 
 impl Scattered {
     fn of(tensor: &Tensor) -> Scattered {
-        let (mut strides, mut step, mut offset) = (Vec::new(), 2, 1);
+        // A tensor begins at a byte: the first of two elements that share one.
+        let first = if tensor.dtype().is_sub_byte() { 2 } else { 1 };
+        let (mut strides, mut step, mut offset) = (Vec::new(), 2, first);
         for &n in tensor.shape() {
             strides.push(-step);
             offset += step * (n - 1).max(0);

@@ -27,18 +27,22 @@
 //! Write a unit struct that implements `NativeKernel` in a file of its own, and add its line to the
 //! list in this file. References implement `reference::Reference` instead, which derives the
 //! descriptor from the operation's schema.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)] // allowed where the instructions of a CPU are named, and in the pool
 
 mod call;
 #[cfg(test)]
 mod every_op;
 mod kernel;
+#[allow(unsafe_code)]
+mod pool;
 mod reference;
+mod simd;
 
 use lz_model::{BackendDescriptor, Catalog, KernelArgs, KernelDescriptor, KernelError, Platform};
 
 pub use call::{CallRefError, call};
 use kernel::NativeKernel;
+pub use pool::threads;
 
 /// The name of the backend all these kernels belong to.
 pub const BACKEND: &str = "lz_cpu";
@@ -90,6 +94,9 @@ kernels! {
     Rope = reference::posenc::Rope;
     Alibi = reference::posenc::Alibi;
     RmsNorm = reference::norm::Rms;
+    RmsNormPortable = simd::rms_norm::RmsNorm<simd::Portable>;
+    RmsNormAvx2 = simd::rms_norm::RmsNorm<simd::Avx2>;
+    RmsNormAvx512 = simd::rms_norm::RmsNorm<simd::Avx512>;
     LayerNorm = reference::norm::Layer;
     FusedAddRmsNorm = reference::norm::FusedAddRms;
     Linear = reference::mlp::Linear;

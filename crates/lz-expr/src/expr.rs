@@ -8,6 +8,7 @@ use crate::matching::{self, MatchValue};
 use crate::node::Node;
 use crate::outcome::{Bounds, Outcome};
 use crate::scope::Scope;
+use crate::texts::Compared;
 use crate::value::{Env, Type, Value};
 use crate::{check, parse};
 
@@ -88,6 +89,11 @@ impl Expr {
     /// The slots of the fields the expression names, sorted and distinct.
     pub fn slots(&self) -> &[u16] {
         &self.0.depends.slots
+    }
+
+    /// Every text a Str field is compared with, in the order they were written.
+    pub fn compared(&self) -> Vec<Compared<'_>> {
+        self.0.root.compared()
     }
 
     /// The value of the expression.

@@ -104,6 +104,7 @@ mod outcome;
 mod parse;
 mod scope;
 mod span;
+mod texts;
 mod value;
 
 pub use cuts::{Cut, Modulus};
@@ -113,6 +114,7 @@ pub use glob::matches as glob_matches;
 pub use matching::MatchValue;
 pub use outcome::{Bounds, Known, Outcome};
 pub use scope::Scope;
+pub use texts::Compared;
 pub use value::{Env, Type, Value};
 
 /// The longest source an expression may have, in bytes.

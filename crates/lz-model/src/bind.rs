@@ -1,11 +1,11 @@
 //! From arguments to a query: shapes matched, dimensions named, every mistake reported as one.
 
 use smallvec::SmallVec;
+use lz_abi::DType;
 
 use crate::call::{BindRules, Call, CallError};
 use crate::catalog::{Facts, Op};
 use crate::device::DeviceSpec;
-use crate::dtype::DType;
 use crate::layout::{self, DefaultLayouts, Layout, LayoutVerdict};
 use crate::param::ParamValue;
 use crate::query::{Context, MAX_DIMS, MAX_PARAMS, Query, TensorFacts, TensorMeta};
@@ -247,7 +247,7 @@ impl<'o, 'a> Binder<'o, 'a> {
                     self.query.dims = dims;
                     self.shown_by = shown_by;
                     let layout = pattern.layout.unwrap_or(Layout::Strided);
-                    self.query.tensors[index] = TensorFacts::new(meta, layout, broadcast);
+                    self.query.set_tensor(index, TensorFacts::new(meta, layout, broadcast));
                     return Ok(());
                 }
                 Err(error) => {

@@ -1,8 +1,8 @@
 //! Calls as users make them, and what can be wrong with one.
 
-use crate::dtype::{DType, DTypeSet};
+use lz_abi::{DType, DTypeSet, did_you_mean};
+
 use crate::layout::{DefaultLayouts, Layout};
-use crate::nearest::did_you_mean;
 use crate::param::ParamValue;
 use crate::query::{Context, DeviceIx, TensorMeta};
 use crate::schema::CheckCode;
@@ -75,6 +75,8 @@ pub struct BindRules {
     pub default_layouts: DefaultLayouts,
     /// Strides that contradict such a layout are an error instead of a warning.
     pub strict: bool,
+    /// Threads of calls on the CPU that do not say theirs; 0 for not known.
+    pub threads: u16,
 }
 
 /// What is odd about a tensor whose strides contradict the layout it is read in.

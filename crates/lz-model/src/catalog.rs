@@ -4,15 +4,14 @@ use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use lz_expr::{Env, Expr, Scope, Type, Value};
+use lz_abi::{DType, DTypeSet, nearest};
 
 use crate::call::CallError;
 use crate::device::DeviceSpec;
-use crate::dtype::{DType, DTypeSet};
-use crate::nearest::nearest;
 use crate::ops::{ALIASES, OPS};
 use crate::param::{ParamRole, ParamType, ParamValue};
 use crate::query::{MAX_DIMS, MAX_INPUTS, MAX_PARAMS, OpIx, Query};
-use crate::schema::{Check, OpSchema, Output, OutputDType};
+use crate::schema::{Alias, Check, OpSchema, Output, OutputDType};
 use crate::shape::{self, ShapePattern};
 
 /// Where an expression's field comes from.
@@ -37,7 +36,6 @@ enum Field {
     Deterministic,
     Capturing,
     RequiresGrad,
-    Training,
     TpSize,
 }
 
@@ -57,7 +55,6 @@ const COMMON_FIELDS: &[(&str, Type, Field, &[&str])] = &[
     ("context.deterministic", Type::Bool, Field::Deterministic, &[]),
     ("context.capturing", Type::Bool, Field::Capturing, &["context.cuda_graph"]),
     ("context.requires_grad", Type::Bool, Field::RequiresGrad, &[]),
-    ("context.training", Type::Bool, Field::Training, &[]),
     ("context.tp_size", Type::Int, Field::TpSize, &["tp_size"]),
 ];
 
@@ -84,7 +81,7 @@ impl Op {
         let id = schema.id;
         assert!(
             schema.dims.len() <= MAX_DIMS && schema.inputs.len() <= MAX_INPUTS && schema.params.len() <= MAX_PARAMS,
-            "{id} is too large"
+            "{id} is too large: at most {MAX_DIMS} dimensions, {MAX_INPUTS} inputs and {MAX_PARAMS} parameters"
         );
         let dim = |name: &str| schema.dims.iter().position(|d| d.name == name);
         let (scope, fields, field_names) = scope_of(schema);
@@ -321,7 +318,6 @@ impl Env for Facts<'_> {
             Field::Deterministic => Value::Bool(query.context().deterministic),
             Field::Capturing => Value::Bool(query.context().capturing),
             Field::RequiresGrad => Value::Bool(query.context().requires_grad),
-            Field::Training => Value::Bool(query.context().training),
             Field::TpSize => Value::Int(i64::from(query.context().tp_size)),
         }
     }
@@ -344,11 +340,13 @@ pub struct Catalog {
     by_name: HashMap<&'static str, Target>,
 }
 
-static CATALOG: LazyLock<Catalog> = LazyLock::new(Catalog::new);
+static CATALOG: LazyLock<Catalog> = LazyLock::new(|| Catalog::new(OPS, ALIASES));
 
 impl Catalog {
-    fn new() -> Catalog {
-        let ops: Vec<Op> = OPS.iter().enumerate().map(|(i, schema)| Op::new(OpIx(i as u16), schema)).collect();
+    fn new(schemas: &[&'static OpSchema], aliases: &'static [Alias]) -> Catalog {
+        let most = usize::from(u16::MAX);
+        assert!(schemas.len() <= most, "{} operations; an index of one has 16 bits", schemas.len());
+        let ops: Vec<Op> = schemas.iter().enumerate().map(|(i, schema)| Op::new(OpIx(i as u16), schema)).collect();
         let mut by_name = HashMap::new();
         let mut insert =
             |name, target| assert!(by_name.insert(name, target).is_none(), "two operations are called '{name}'");
@@ -358,7 +356,7 @@ impl Catalog {
             }
         }
         let find = |id: &str| ops.iter().find(|op| op.id() == id).unwrap_or_else(|| panic!("no operation '{id}'")).ix;
-        for alias in ALIASES {
+        for alias in aliases {
             insert(
                 alias.name,
                 Target { name: alias.name, ops: alias.ops.iter().map(|id| find(id)).collect(), fixes: alias.fixes },
@@ -394,6 +392,18 @@ impl Catalog {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_operation_says_how_its_updates_are_tried_again() {
+        for op in Catalog::get().ops() {
+            let schema = op.schema();
+            let updates = schema.outputs.iter().any(|output| matches!(output, crate::schema::Output::Updates(_)));
+            assert_eq!(schema.update.is_some(), updates, "{}", op.id());
+            if let Some(crate::schema::Update::Rows { index, .. }) = schema.update {
+                assert!(op.input_index(index).is_some(), "{}", op.id());
+            }
+        }
+    }
 
     #[test]
     fn every_operation_of_the_specification_is_there() {
@@ -440,6 +450,46 @@ mod tests {
         for name in specified {
             assert!(catalog.find(name).is_ok(), "{name}");
         }
+    }
+
+    /// Room for what comes: many operations, each with as many inputs as a query holds.
+    #[test]
+    fn there_may_be_many_operations_with_many_inputs() {
+        use crate::ops::norm::RMS;
+        use crate::schema::{BLANK, Input};
+        const COUNT: usize = 300;
+        let text = |text: String| -> &'static str { text.leak() };
+        let inputs: Vec<Input> =
+            (0..MAX_INPUTS).map(|i| Input::new(text(format!("x{i}")), "...rows hidden", DTypeSet::FLOATS)).collect();
+        let inputs: &'static [Input] = inputs.leak();
+        let schema = |i: usize| OpSchema {
+            id: text(format!("test.op{i}")),
+            dims: RMS.dims,
+            inputs,
+            outputs: &[Output::Updates("x0")],
+            flops: RMS.flops,
+            bytes: RMS.bytes,
+            ..BLANK
+        };
+        let schemas: Vec<&'static OpSchema> = (0..COUNT).map(|i| &*Box::leak(Box::new(schema(i)))).collect();
+        let catalog = Catalog::new(&schemas, &[]);
+        let shape = [4, 8];
+        let mut seen = std::collections::HashSet::new();
+        for op in catalog.ops() {
+            let meta = crate::query::TensorMeta::new(DType::F32, &shape);
+            let given = vec![Some(meta); MAX_INPUTS];
+            let call = crate::call::Call {
+                inputs: &given,
+                params: &[],
+                layout: None,
+                device: crate::query::DeviceIx(0),
+                context: crate::query::Context::default(),
+            };
+            let query = op.bind(&call, &crate::call::BindRules::default()).unwrap().query;
+            assert_eq!((query.op(), query.tensor(MAX_INPUTS - 1).dtype()), (op.ix(), Some(DType::F32)));
+            assert!(seen.insert(query.fingerprint()), "{} is found where another is", op.id());
+        }
+        assert_eq!(catalog.find("test.op299").unwrap().ops, [OpIx(299)]);
     }
 
     #[test]

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use lz_abi::DType;
 
-use crate::dtype::DType;
 use crate::generation::GenerationTable;
 
 /// The kind of processor a kernel runs on.

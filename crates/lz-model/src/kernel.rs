@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use lz_abi::{DType, DTypeSet};
 
+use crate::accuracy::Accuracy;
 use crate::device::Platform;
-use crate::dtype::{DType, DTypeSet};
 use crate::layout::Layout;
+use crate::packing::Packing;
 use crate::quant::{Granularity, QuantFormat};
 use crate::query::{KvStrategy, ReductionOrder};
 use crate::version::Requirement;
@@ -138,7 +140,7 @@ pub struct GridRule {
     /// Multiplies x.
     #[serde(default = "one")]
     pub blocks_per_batch_head: i64,
-    /// Whether the sequence is tiled.
+    /// Whether the sequence is tiled; `seq_tiles` is 1 where it is not.
     #[serde(default)]
     pub tiles_sequence: bool,
     /// Positions per tile.
@@ -169,8 +171,6 @@ pub struct QuantRule {
     pub granularities: Vec<Granularity>,
     /// Whether it takes zero points.
     pub zero_point: bool,
-    /// Whether it must be given scales.
-    pub requires_scales: bool,
 }
 
 /// Whether results depend on how many ranks share the work.
@@ -230,12 +230,8 @@ pub struct KernelDescriptor {
     pub dtypes: DTypeSet,
     /// Layouts of its data operands.
     pub layouts: Vec<Layout>,
-    /// The layout of its result, when it is not the operand's.
-    pub produces_layout: Option<Layout>,
     /// The one dtype it computes in: operands that widen to it exactly may be cast.
     pub requires_dtype: Option<DType>,
-    /// The dtype of its result, when it is not the operand's.
-    pub produces_dtype: Option<DType>,
     /// Operands must be row-major without gaps.
     pub requires_contiguous: bool,
     /// The last dimension of operands must have stride 1.
@@ -272,10 +268,10 @@ pub struct KernelDescriptor {
     pub kv_strategies: Vec<KvStrategy>,
     /// Quantized operands.
     pub quant: Option<QuantRule>,
-    /// Works only on weights packed for it.
-    pub requires_packed_weights: bool,
-    /// Can pack weights.
-    pub supports_prepack: bool,
+    /// Formats of its weights it takes; empty for plain ones alone.
+    pub packing: Vec<Packing>,
+    /// How exactly it computes.
+    pub accuracy: Accuracy,
     /// Workspace in bytes, an expression.
     pub workspace: Option<String>,
     /// Grid it launches.
@@ -285,9 +281,7 @@ pub struct KernelDescriptor {
 
     /// 0 to 100, higher is preferred while nothing is measured.
     pub priority: i32,
-    /// Operations it does along with its own.
-    pub fuses: Vec<String>,
-    /// Rough relative cost of adapting arguments to it.
+    /// Points it loses, beyond what every kernel does, when arguments must be adapted to it.
     pub transform_cost_hint: i32,
     /// Whether it is the operation's definition of right, and its last resort.
     pub reference: bool,
@@ -330,9 +324,7 @@ impl KernelDescriptor {
             requires: Vec::new(),
             dtypes: DTypeSet::EMPTY,
             layouts: Vec::new(),
-            produces_layout: None,
             requires_dtype: None,
-            produces_dtype: None,
             requires_contiguous: false,
             requires_last_dim_stride1: false,
             requires_aligned: false,
@@ -350,18 +342,22 @@ impl KernelDescriptor {
             tp: None,
             kv_strategies: Vec::new(),
             quant: None,
-            requires_packed_weights: false,
-            supports_prepack: false,
+            packing: Vec::new(),
+            accuracy: Accuracy::Standard,
             workspace: None,
             grid: None,
             tokenizer: TokenizerRule::default(),
             priority: 50,
-            fuses: Vec::new(),
             transform_cost_hint: 0,
             reference: false,
             baseline: false,
             trust: Trust::BuiltIn,
         }
+    }
+
+    /// Whether it takes weights in a format.
+    pub fn takes(&self, packing: Packing) -> bool {
+        if self.packing.is_empty() { packing.is_plain() } else { self.packing.contains(&packing) }
     }
 
     /// The library it comes from: `flash_attn` for every kernel of the backends `flash_attn`, `flash_attn_3`, ….
@@ -395,20 +391,12 @@ pub struct BackendDescriptor {
     pub version: String,
     /// Processors it serves.
     pub platforms: Vec<Platform>,
-    /// What is imported to use it.
-    pub import_name: Option<String>,
     /// Where it came from.
     pub origin: PluginOrigin,
     /// What it needs as a whole.
     pub requires: Vec<Requirement>,
-    /// Milliseconds its first use takes beyond the work.
-    pub init_cost_ms: Option<f64>,
-    /// Whether any of its kernels work in CUDA graphs.
-    pub supports_graphs: bool,
     /// SHA-256 of its canonical capabilities document.
     pub capabilities_hash: String,
-    /// Schema version of that document.
-    pub schema_version: String,
 }
 
 impl BackendDescriptor {
@@ -429,13 +417,9 @@ impl BackendDescriptor {
             library: None,
             version: version.into(),
             platforms,
-            import_name: None,
             origin: PluginOrigin::Builtin,
             requires: Vec::new(),
-            init_cost_ms: None,
-            supports_graphs: false,
             capabilities_hash: String::new(),
-            schema_version: crate::capabilities::SCHEMA_VERSION.into(),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::nearest::nearest;
+use lz_abi::nearest;
 
 /// The order of a tensor's named dimensions, or how strictly its strides are tied down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema)]
@@ -67,7 +67,7 @@ impl fmt::Display for Layout {
 
 /// A name that is no layout.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown layout '{name}'{}", crate::nearest::did_you_mean(.nearest))]
+#[error("unknown layout '{name}'{}", lz_abi::did_you_mean(.nearest))]
 pub struct UnknownLayout {
     /// The name as given.
     pub name: String,

@@ -29,23 +29,23 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod accuracy;
 mod args;
 mod bind;
 mod call;
 pub mod capabilities;
 mod catalog;
+mod denial;
 mod device;
-mod dtype;
 mod function;
 mod generation;
 mod isa;
 mod kernel;
 mod layout;
 mod meaning;
-mod nearest;
-pub mod numeric;
 pub mod ops;
 mod outputs;
+mod packing;
 mod param;
 mod quant;
 mod query;
@@ -56,15 +56,15 @@ mod shape;
 mod small;
 mod spec;
 mod symbol;
-mod tensor;
 pub mod version;
 
-pub use args::{KernelArgs, KernelError};
+pub use accuracy::{Accuracy, UnknownAccuracy};
+pub use args::{HostCall, KernelArgs};
 pub use bind::Bound;
 pub use call::{BindRules, Call, CallError, NamedCall, contradiction, say_the_layout};
 pub use catalog::{Catalog, Facts, Op, Target};
+pub use denial::Denial;
 pub use device::{CpuCaches, DeviceFileError, DeviceSpec, LaunchLimits, Platform, UnknownPlatform};
-pub use dtype::{DType, DTypeSet, UnknownDType};
 pub use function::{Argument, ArgumentKind, Function, Signature, Special};
 pub use generation::{GenerationRow, GenerationTable};
 pub use isa::CpuIsa;
@@ -73,9 +73,13 @@ pub use kernel::{
     TokenizerRule, TpRule, Trust,
 };
 pub use layout::{DefaultLayouts, Layout, LayoutVerdict, UnknownLayout, contradicts};
+pub use lz_abi::{
+    Arena, Args, DType, DTypeSet, Extents, KernelError, Tensor, TensorError, TensorMut, TensorRef, TensorView,
+    TensorViewMut, Threads, UnknownDType, did_you_mean, indices, nearest, numeric, row_major,
+};
 pub use meaning::Meaning;
-pub use nearest::{did_you_mean, nearest};
 pub use outputs::OutputSpec;
+pub use packing::{Packing, UnknownPacking};
 pub use param::{Param, ParamDefault, ParamRole, ParamType, ParamValue};
 pub use quant::{Granularity, QuantFormat, QuantFormatSpec, QuantSpec};
 pub use query::{
@@ -87,5 +91,4 @@ pub use resolve::OrderedCall;
 pub use schema::OpSchema;
 pub use spec::{CallSpec, ParamSpec, TensorSpec};
 pub use symbol::Symbol;
-pub use tensor::{Extents, Tensor, TensorError, TensorView, TensorViewMut, indices, row_major};
 pub use version::Requirement;

@@ -1,13 +1,14 @@
 //! The tensors a call will give: their names, dtypes and shapes.
 
-use crate::args::KernelError;
-use crate::call::Call;
+use lz_abi::{DType, Extents, KernelError, Tensor};
+
+use crate::call::{Call, CallError, NamedCall};
 use crate::catalog::Op;
-use crate::dtype::DType;
+use crate::param::ParamValue;
 use crate::query::{Query, TensorMeta};
+use crate::resolve::OrderedCall;
 use crate::schema::{Output, OutputDType};
 use crate::shape::{Axis, ShapePattern};
-use crate::tensor::{Extents, Tensor};
 
 /// A tensor an operation will give.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,6 +30,25 @@ impl OutputSpec {
 }
 
 impl Op {
+    /// Every parameter of a bound call, defaults filled in, and the tensors it will give.
+    pub fn settled(
+        &self,
+        named: &NamedCall<'_>,
+        ordered: &OrderedCall<'_>,
+        query: &Query,
+    ) -> Result<(Vec<ParamValue>, Vec<OutputSpec>), CallError> {
+        let params = self.params(&ordered.params)?.to_vec();
+        let call = Call {
+            inputs: &ordered.inputs,
+            params: &params,
+            layout: named.layout,
+            device: named.device,
+            context: named.context,
+        };
+        let expected = self.outputs(&call, query);
+        Ok((params, expected))
+    }
+
     /// The tensors a call will give, from its arguments and its query. Updated inputs are not listed.
     pub fn outputs(&self, call: &Call<'_>, query: &Query) -> Vec<OutputSpec> {
         let schema = self.schema();

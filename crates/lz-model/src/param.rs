@@ -77,6 +77,28 @@ pub enum ParamType {
     Name,
 }
 
+impl ParamType {
+    /// Whether a text can be a value of it.
+    pub fn takes_text(self, text: &str) -> bool {
+        match self {
+            ParamType::Choice(choices) => choices.contains(&text),
+            ParamType::Name => true,
+            ParamType::Bool | ParamType::Int | ParamType::Float => false,
+        }
+    }
+
+    /// What its values are, in words.
+    pub fn expected(self) -> String {
+        match self {
+            ParamType::Choice(choices) => format!("one of {}", choices.join(", ")),
+            ParamType::Bool => "true or false".into(),
+            ParamType::Int => "an integer".into(),
+            ParamType::Float => "a number".into(),
+            ParamType::Name => "a name".into(),
+        }
+    }
+}
+
 /// What a parameter is when the caller does not give it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ParamDefault {
@@ -143,6 +165,15 @@ pub struct Param {
 }
 
 impl Param {
+    /// The name by which callers give it, and what is said after a value of it: both sides of a window are `window`.
+    pub fn as_given(&self) -> (&'static str, &'static str) {
+        match self.name {
+            "window_left" => ("window", " to the left"),
+            "window_right" => ("window", " to the right"),
+            name => (name, ""),
+        }
+    }
+
     /// A parameter with an exact role.
     pub const fn new(name: &'static str, ty: ParamType, default: ParamDefault, doc: &'static str) -> Param {
         Param { name, also: &[], ty, default, role: ParamRole::Exact, universal: false, promise: false, doc }

@@ -3,9 +3,11 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use lz_abi::DType;
 
-use crate::dtype::DType;
+use crate::accuracy::Accuracy;
 use crate::layout::Layout;
+use crate::packing::Packing;
 use crate::param::{Param, ParamRole, ParamType, ParamValue};
 use crate::quant::QuantSpec;
 use crate::symbol::Symbol;
@@ -13,7 +15,7 @@ use crate::symbol::Symbol;
 /// Most named dimensions an operation has.
 pub const MAX_DIMS: usize = 12;
 /// Most tensors an operation takes.
-pub const MAX_INPUTS: usize = 8;
+pub const MAX_INPUTS: usize = 16;
 /// Most parameters an operation takes.
 pub const MAX_PARAMS: usize = 10;
 
@@ -46,6 +48,12 @@ impl<'a> TensorMeta<'a> {
     /// A contiguous, aligned tensor on the first device.
     pub fn new(dtype: DType, shape: &'a [i64]) -> TensorMeta<'a> {
         TensorMeta { dtype, shape, strides: None, device: DeviceIx(0), aligned: true, requires_grad: false }
+    }
+
+    /// What selection needs to know of a tensor in host memory.
+    pub fn of(tensor: lz_abi::TensorRef<'a>) -> TensorMeta<'a> {
+        let aligned = tensor.address().is_multiple_of(16);
+        TensorMeta { aligned, ..TensorMeta::new(tensor.dtype(), tensor.shape()).strided(tensor.strides()) }
     }
 
     /// The same with strides.
@@ -85,27 +93,34 @@ impl<'a> TensorMeta<'a> {
     }
 }
 
-/// What a query keeps of a tensor: dtype, layout and the strides' properties, in one word.
+/// What a query keeps of a tensor, in 16 bits: five properties, 6 bits of dtype, 5 bits of layout.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
-pub struct TensorFacts(u32);
+pub struct TensorFacts(u16);
+
+const _: () = assert!(Layout::ALL.len() <= 1 << 5, "more layouts than TensorFacts has bits for");
 
 impl TensorFacts {
-    const PRESENT: u32 = 1;
-    const CONTIGUOUS: u32 = 1 << 1;
-    const LAST_STRIDE_ONE: u32 = 1 << 2;
-    const ALIGNED: u32 = 1 << 3;
-    const BROADCAST: u32 = 1 << 4;
+    const PRESENT: u16 = 1;
+    const CONTIGUOUS: u16 = 1 << 1;
+    const LAST_STRIDE_ONE: u16 = 1 << 2;
+    const ALIGNED: u16 = 1 << 3;
+    const BROADCAST: u16 = 1 << 4;
+    /// Where the dtype begins, and how many bits it has.
+    const DTYPE: (u32, u32) = (5, 6);
+    /// Where the layout begins.
+    const LAYOUT: u32 = 11;
 
     pub(crate) fn new(meta: &TensorMeta<'_>, layout: Layout, broadcast: bool) -> TensorFacts {
-        let bit = |on: bool, bit: u32| if on { bit } else { 0 };
+        let bit = |on: bool, bit: u16| if on { bit } else { 0 };
+        debug_assert!((meta.dtype as u16) < 1 << Self::DTYPE.1, "more dtypes than there are bits for");
         TensorFacts(
             Self::PRESENT
                 | bit(meta.is_contiguous(), Self::CONTIGUOUS)
                 | bit(meta.last_stride_is_one(), Self::LAST_STRIDE_ONE)
                 | bit(meta.aligned, Self::ALIGNED)
                 | bit(broadcast, Self::BROADCAST)
-                | (meta.dtype as u32) << 8
-                | (layout as u32) << 16,
+                | (meta.dtype as u16) << Self::DTYPE.0
+                | (layout as u16) << Self::LAYOUT,
         )
     }
 
@@ -131,11 +146,11 @@ impl TensorFacts {
     }
     /// Its dtype, if it was given.
     pub fn dtype(self) -> Option<DType> {
-        self.is_present().then(|| DType::from_code((self.0 >> 8) as u8))
+        self.is_present().then(|| DType::from_code((self.0 >> Self::DTYPE.0 & ((1 << Self::DTYPE.1) - 1)) as u8))
     }
     /// Its layout; [`Layout::Strided`] when the operation names none.
     pub fn layout(self) -> Layout {
-        Layout::from_code((self.0 >> 16 & 0xff) as u8)
+        Layout::from_code((self.0 >> Self::LAYOUT) as u8)
     }
 }
 
@@ -214,16 +229,10 @@ pub struct Context {
     pub capturing: bool,
     /// Gradients are on and some input wants one.
     pub requires_grad: bool,
-    /// The model is being trained.
-    pub training: bool,
-    /// Kernels that would have to be compiled first are out.
-    pub no_jit: bool,
     /// Results must not depend on the batch a row is in.
     pub batch_invariant: bool,
     /// Results must not depend on the number of tensor-parallel ranks.
     pub tp_invariant: bool,
-    /// Operations next to this one that a kernel may fuse, as a bit per [`OpIx`].
-    pub adjacent: u64,
     /// How keys and values are kept; by the operation when not given.
     pub kv_strategy: Option<KvStrategy>,
     /// Tensor-parallel ranks; 0 and 1 are both "not parallel".
@@ -234,8 +243,13 @@ pub struct Context {
     pub quant: Option<QuantSpec>,
     /// The least accuracy rank a quantization format must have.
     pub min_accuracy_rank: u8,
-    /// The packed weights the call comes with.
-    pub packed_weights: Option<Symbol>,
+    /// How its weights lie in memory.
+    pub packing: Packing,
+    /// How exactly it must be computed, at least.
+    pub accuracy: Accuracy,
+    /// Threads a kernel on the CPU may use; 0 where nobody says. A time that was measured with another number of them
+    /// ranks nothing. On other devices it is 0.
+    pub threads: u16,
 }
 
 /// A call, reduced to what can decide between kernels.
@@ -248,14 +262,15 @@ pub struct Query {
     device: u16,
     flags: u16,
     tp_size: u16,
-    adjacent: u64,
-    packed_weights: u64,
     quant: u32,
+    threads: u16,
+    packing: u16,
     kv_strategy: u8,
     reduction: u8,
     min_accuracy_rank: u8,
-    spare: u8,
-    pub(crate) tensors: [TensorFacts; MAX_INPUTS],
+    accuracy: u8,
+    /// [`TensorFacts`], four to a word: the first is the lowest.
+    tensors: [u64; MAX_INPUTS / 4],
     pub(crate) params: [u64; MAX_PARAMS],
     pub(crate) dims: [i64; MAX_DIMS],
 }
@@ -266,14 +281,14 @@ const NONE_FLOAT: u64 = f64::NAN.to_bits() | 1;
 impl Query {
     const CAPTURING: u16 = 1 << 1;
     const REQUIRES_GRAD: u16 = 1 << 2;
+    /// Its dimensions are exact: it is no key of a cell.
+    const EXACT: u16 = 1 << 15;
 
     pub(crate) fn new(op: OpIx, device: DeviceIx, context: &Context) -> Query {
         let bits = [
             context.deterministic,
             context.capturing,
             context.requires_grad,
-            context.training,
-            context.no_jit,
             context.batch_invariant,
             context.tp_invariant,
         ];
@@ -282,14 +297,14 @@ impl Query {
             device: device.0,
             flags: bits.iter().rev().fold(0, |flags, &bit| flags << 1 | u16::from(bit)),
             tp_size: context.tp_size,
-            adjacent: context.adjacent,
-            packed_weights: context.packed_weights.map_or(0, Symbol::code),
             quant: QuantSpec::code(context.quant),
+            threads: context.threads,
+            packing: context.packing.code(),
             kv_strategy: context.kv_strategy.map_or(0, |s| s as u8),
             reduction: context.reduction.map_or(0, |r| r as u8),
             min_accuracy_rank: context.min_accuracy_rank,
-            spare: 0,
-            tensors: [TensorFacts::default(); MAX_INPUTS],
+            accuracy: context.accuracy as u8,
+            tensors: [0; MAX_INPUTS / 4],
             params: [0; MAX_PARAMS],
             dims: [0; MAX_DIMS],
         }
@@ -312,11 +327,8 @@ impl Query {
             deterministic: bit(0),
             capturing: bit(1),
             requires_grad: bit(2),
-            training: bit(3),
-            no_jit: bit(4),
-            batch_invariant: bit(5),
-            tp_invariant: bit(6),
-            adjacent: self.adjacent,
+            batch_invariant: bit(3),
+            tp_invariant: bit(4),
             kv_strategy: match self.kv_strategy {
                 1 => Some(KvStrategy::Contiguous),
                 2 => Some(KvStrategy::Paged),
@@ -333,7 +345,9 @@ impl Query {
             },
             quant: QuantSpec::from_code(self.quant),
             min_accuracy_rank: self.min_accuracy_rank,
-            packed_weights: Symbol::from_code(self.packed_weights),
+            packing: Packing::from_code(self.packing),
+            accuracy: Accuracy::from_code(self.accuracy),
+            threads: self.threads,
         }
     }
 
@@ -347,12 +361,14 @@ impl Query {
             product as u64 ^ (product >> 64) as u64
         };
         let half = |a: u16, b: u16| u64::from(a) << 16 | u64::from(b);
-        let small = [self.kv_strategy, self.reduction, self.min_accuracy_rank, self.spare];
-        let mut hash = fold(half(self.op, self.device) << 32 | half(self.flags, self.tp_size), self.adjacent)
-            ^ fold(self.packed_weights, u64::from(self.quant) << 32 | u64::from(u32::from_le_bytes(small)));
-        for t in self.tensors.chunks_exact(4) {
-            let pair = |a: TensorFacts, b: TensorFacts| u64::from(a.0) << 32 | u64::from(b.0);
-            hash = fold(hash ^ pair(t[0], t[1]), pair(t[2], t[3]));
+        let small = [self.kv_strategy, self.reduction, self.min_accuracy_rank, self.accuracy];
+        let words = [
+            half(self.op, self.device) << 32 | half(self.flags, self.tp_size),
+            u64::from(self.quant) << 32 | half(self.threads, self.packing),
+        ];
+        let mut hash = fold(words[0], words[1]) ^ fold(u64::from(u32::from_le_bytes(small)), A);
+        for t in self.tensors.chunks_exact(2) {
+            hash = fold(hash ^ t[0], t[1]);
         }
         for p in self.params.chunks_exact(2) {
             hash = fold(hash ^ p[0], p[1]);
@@ -365,7 +381,14 @@ impl Query {
 
     /// What is known of input `index`.
     pub fn tensor(&self, index: usize) -> TensorFacts {
-        self.tensors[index]
+        TensorFacts((self.tensors[index / 4] >> (16 * (index % 4))) as u16)
+    }
+
+    /// Says what is known of input `index`.
+    pub(crate) fn set_tensor(&mut self, index: usize, facts: TensorFacts) {
+        let shift = 16 * (index % 4);
+        let word = &mut self.tensors[index / 4];
+        *word = *word & !(0xffff << shift) | u64::from(facts.0) << shift;
     }
 
     /// The size of dimension `index`.
@@ -387,8 +410,20 @@ impl Query {
     /// The same query marked as one whose dimensions are exact, so that it can never equal the
     /// key of a cell.
     pub fn marked_exact(mut self) -> Query {
-        self.spare = 1;
+        self.flags |= Self::EXACT;
         self
+    }
+
+    /// The same call with another number of threads.
+    pub fn with_threads(mut self, threads: u16) -> Query {
+        self.threads = threads;
+        self
+    }
+
+    /// The calls one decision of a lockfile or a dispatch table is about, their sizes aside: those of a class, with any
+    /// number of threads. Who wrote the decision down wants it, whatever was measured.
+    pub fn pinned_class(&self) -> Query {
+        self.class().with_threads(0)
     }
 
     /// The calls that are alike but for their sizes, as far as speed goes: no sizes, and nothing that only bears on
@@ -399,8 +434,8 @@ impl Query {
         let mut class = *self;
         class.dims = [0; MAX_DIMS];
         class.flags &= Self::CAPTURING;
-        (class.tp_size, class.reduction, class.min_accuracy_rank, class.spare, class.adjacent) = (0, 0, 0, 0, 0);
-        class.tensors.iter_mut().for_each(|t| t.0 &= !TensorFacts::ALIGNED);
+        (class.tp_size, class.reduction, class.min_accuracy_rank) = (0, 0, 0);
+        class.tensors.iter_mut().for_each(|four| *four &= !(0x0001_0001_0001_0001 * u64::from(TensorFacts::ALIGNED)));
         for (word, param) in class.params.iter_mut().zip(schema.params) {
             if param.ty == ParamType::Float && param.role == ParamRole::Exact {
                 let default = param.default.value().map(|value| Query::encode(param, value));
@@ -414,10 +449,10 @@ impl Query {
     }
 
     /// Which kernels have to be compiled for: the call's class with the sizes they are compiled for. Whether a graph is
-    /// captured makes no difference to compilers.
+    /// captured makes no difference to compilers, nor does the number of threads.
     pub fn compiled_class(&self) -> Query {
         let schema = crate::catalog::Catalog::get().op(self.op()).schema();
-        let mut class = self.class();
+        let mut class = self.class().with_threads(0);
         class.flags &= !Self::CAPTURING;
         for ((to, from), dim) in class.dims.iter_mut().zip(self.dims).zip(schema.dims) {
             if dim.key == crate::schema::DimKey::Exact {
@@ -434,11 +469,11 @@ impl Query {
     }
 
     /// The calls for which one comparison with the reference proves a kernel: the call's class, with whether gradients are
-    /// wanted. Whether a graph is captured makes no difference, a number counts only by whether it is at its default, and
+    /// wanted. Whether a graph is captured and how many threads there are makes no difference, a number counts only by whether it is at its default, and
     /// of lengths only which of them are equal and which is the longer one: that decides what causal attention means.
     pub fn proof_class(&self) -> Query {
         let schema = crate::catalog::Catalog::get().op(self.op()).schema();
-        let mut class = self.class();
+        let mut class = self.class().with_threads(0);
         class.flags = self.flags & Self::REQUIRES_GRAD;
         for (word, param) in class.params.iter_mut().zip(schema.params) {
             if param.ty == ParamType::Int && param.role == ParamRole::Exact {
@@ -513,6 +548,49 @@ impl fmt::Debug for Query {
         for (dim, size) in op.schema().dims.iter().zip(self.dims) {
             write!(f, "{}={size} ", dim.name)?;
         }
-        write!(f, "{:?})", &self.tensors[..op.schema().inputs.len()])
+        let tensors: Vec<TensorFacts> = (0..op.schema().inputs.len()).map(|i| self.tensor(i)).collect();
+        write!(f, "{tensors:?})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_of_a_tensor_is_what_was_seen_of_it() {
+        let dtypes: Vec<DType> = (0..=DType::Bool as u8).map(DType::from_code).collect();
+        assert!(dtypes.len() > 10);
+        for (i, &dtype) in dtypes.iter().enumerate() {
+            for layout in Layout::ALL {
+                let aligned = i % 2 == 0;
+                let meta = TensorMeta { aligned, ..TensorMeta::new(dtype, &[2, 3]) };
+                let facts = TensorFacts::new(&meta, layout, !aligned);
+                assert_eq!((facts.dtype(), facts.layout()), (Some(dtype), layout));
+                assert_eq!((facts.is_aligned(), facts.is_broadcast()), (aligned, !aligned));
+                assert!(facts.is_present() && facts.is_contiguous() && facts.has_last_stride_one());
+            }
+        }
+        assert_eq!(TensorFacts::default().dtype(), None);
+    }
+
+    /// Queries are hashed and compared on the path of every call.
+    #[test]
+    fn a_query_fits_in_four_cache_lines() {
+        assert!(size_of::<Query>() <= 256, "{} bytes", size_of::<Query>());
+    }
+
+    /// Every input counts: two queries that differ in the last of them are different, and lie in different places.
+    #[test]
+    fn the_last_input_counts_as_the_first_does() {
+        let plain = Query::new(OpIx(0), DeviceIx(0), &Context::default());
+        let facts = TensorFacts::new(&TensorMeta::new(DType::F32, &[2]), Layout::Strided, false);
+        for at in 0..MAX_INPUTS {
+            let mut with = plain;
+            with.set_tensor(at, facts);
+            assert_eq!((with.tensor(at), with.tensor((at + 1) % MAX_INPUTS)), (facts, TensorFacts::default()));
+            assert_ne!(with, plain);
+            assert_ne!(with.fingerprint(), plain.fingerprint());
+        }
     }
 }

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::denial::Denial;
+
 /// Why a kernel is out for a call.
 ///
 /// Serialized with its stable code: `{"code": "SM_TOO_OLD", "required": 90, "found": 80}`.
@@ -98,8 +100,11 @@ pub enum Reason {
     #[error("'{input}' is {found}, the kernel takes {supported}")]
     KvCacheDtypeMismatch { input: String, found: String, supported: String },
     /// The kernel multiplies only weights packed for it.
-    #[error("requires packed weights; pack them first")]
-    PackedWeightsRequired,
+    #[error("requires weights packed as {supported}; pack them first")]
+    PackedWeightsRequired { supported: String },
+    /// The weights are packed in a format the kernel does not take.
+    #[error("the weights are {found}, the kernel takes {supported}")]
+    PackingUnsupported { found: String, supported: String },
 
     // --- sizes ----------------------------------------------------------------------------
     /// A head dimension below the least, or none of the ones the kernel was built for.
@@ -149,6 +154,9 @@ pub enum Reason {
     /// Results may depend on the rest of the batch, and the call demands that they do not.
     #[error("results may depend on the rest of the batch")]
     BatchInvarianceRequired,
+    /// The kernel computes less exactly than the call demands.
+    #[error("computes in accuracy class {provided}, at least {required} is demanded")]
+    AccuracyUnsupported { provided: String, required: String },
     /// A quantization format (or its scales) the kernel does not take.
     #[error("does not take {found}; supported: {supported}")]
     QuantFormatUnsupported { found: String, supported: String },
@@ -197,7 +205,7 @@ pub enum Reason {
     // --- policy and plans -----------------------------------------------------------------
     /// The operator forbids it.
     #[error("denied by policy: {rule}")]
-    PolicyDenied { rule: String },
+    PolicyDenied { rule: Denial },
     /// The operator locked another kernel.
     #[error("'{locked}' is locked for this operation")]
     PolicyLocked { locked: String },

@@ -1,12 +1,12 @@
 //! Named arguments: put into order, typed, and bound to the operation they are a call of.
 
 use smallvec::SmallVec;
+use lz_abi::nearest;
 
 use crate::bind::Bound;
 use crate::call::{BindRules, Call, CallError, NamedCall};
 use crate::catalog::{Catalog, Facts, Op};
-use crate::device::DeviceSpec;
-use crate::nearest::nearest;
+use crate::device::{DeviceSpec, Platform};
 use crate::param::{Param, ParamType, ParamValue};
 use crate::query::{MAX_INPUTS, MAX_PARAMS, TensorMeta};
 
@@ -66,22 +66,17 @@ impl Op {
     }
 
     fn typed(&self, param: &Param, value: ParamValue) -> Result<ParamValue, CallError> {
-        let expected = match (param.ty, value) {
+        match (param.ty, value) {
             // The smallest integer stands for "not given" in the key.
             (ParamType::Int, ParamValue::Int(i)) if i != i64::MIN => return Ok(value),
             (ParamType::Bool, ParamValue::Bool(_)) | (ParamType::Name, ParamValue::Str(_)) => return Ok(value),
             (ParamType::Float, ParamValue::Float(x)) if !x.is_nan() => return Ok(value),
             (ParamType::Float, ParamValue::Int(i)) => return Ok(ParamValue::Float(i as f64)),
-            (ParamType::Choice(choices), ParamValue::Str(s)) if choices.contains(&s.as_str()) => {
-                return Ok(value);
-            }
-            (ParamType::Choice(choices), _) => format!("one of {}", choices.join(", ")),
-            (ParamType::Bool, _) => "true or false".into(),
-            (ParamType::Int, _) => "an integer".into(),
-            (ParamType::Float, _) => "a number".into(),
-            (ParamType::Name, _) => "a name".into(),
-        };
-        Err(CallError::BadParam { op: self.id(), param: param.name, got: value.to_string(), expected })
+            (ty @ ParamType::Choice(_), ParamValue::Str(s)) if ty.takes_text(s.as_str()) => return Ok(value),
+            _ => {}
+        }
+        let (got, expected) = (value.to_string(), param.ty.expected());
+        Err(CallError::BadParam { op: self.id(), param: param.name, got, expected })
     }
 }
 
@@ -124,9 +119,15 @@ impl Catalog {
                 Ok((ordered, bound))
             });
             match attempt {
-                Ok((ordered, bound)) => {
-                    let unknown = DeviceSpec::new(crate::device::Platform::Cpu, "unknown");
+                Ok((ordered, mut bound)) => {
+                    let unknown = DeviceSpec::new(Platform::Cpu, "unknown");
                     let spec = device(bound.query.device()).unwrap_or(&unknown);
+                    let threads = match spec.platform {
+                        Platform::Cpu if call.context.threads == 0 => rules.threads,
+                        Platform::Cpu => call.context.threads,
+                        _ => 0,
+                    };
+                    bound.query = bound.query.with_threads(threads);
                     if target.ops.len() == 1 || op.admits(&Facts { op, query: &bound.query, device: spec }) {
                         op.check(&bound.query, spec)?;
                         return Ok((ordered, bound));

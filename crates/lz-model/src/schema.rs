@@ -3,7 +3,8 @@
 //! A schema is a constant written down once, in `ops/`. Argument checking, the query, the cache
 //! key, random test inputs, the roofline floor and the reference page are all derived from it.
 
-use crate::dtype::{DType, DTypeSet};
+use lz_abi::{DType, DTypeSet};
+
 use crate::layout::{DefaultLayouts, Layout};
 use crate::param::{Param, ParamValue};
 
@@ -418,6 +419,20 @@ impl Tolerances {
     }
 }
 
+/// What a second attempt at an update in place needs: the first kernel may have failed with tensors half written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Update {
+    /// Nothing. What is written does not depend on what was there, so writing it again gives the same.
+    Idempotent,
+    /// The rows (indices of the first axis) that are overwritten, as they were before: the call also reads them.
+    Rows {
+        /// The input that lists the rows, a matrix of indices.
+        index: &'static str,
+        /// Its column that names the rows written.
+        column: i64,
+    },
+}
+
 /// The contract of one operation.
 #[derive(Clone, Copy)]
 pub struct OpSchema {
@@ -441,6 +456,8 @@ pub struct OpSchema {
     pub params: &'static [Param],
     /// The tensors given.
     pub outputs: &'static [Output],
+    /// How an update in place is tried again with another kernel; `None` when nothing is updated.
+    pub update: Option<Update>,
     /// Which calls of a shared alias are this operation; empty for all.
     pub when: &'static str,
     /// What every valid call meets.
@@ -473,6 +490,7 @@ pub const BLANK: OpSchema = OpSchema {
     inputs: &[],
     params: &[],
     outputs: &[],
+    update: None,
     when: "",
     checks: &[],
     layout: LayoutRule::None,

@@ -173,8 +173,8 @@ fn restrided(shape: &[i64], strides: &[i64], new: &[i64]) -> Vec<i64> {
 mod tests {
     use super::*;
     use crate::call::BindRules;
-    use crate::dtype::DType;
     use crate::query::{Context, DeviceIx};
+    use lz_abi::DType;
 
     fn bound(call: &CallSpec) -> Option<Query> {
         let named = call.named(DeviceIx(0), Context::default());

@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use lz_abi::DType;
 
+use crate::accuracy::Accuracy;
 use crate::bind::Bound;
 use crate::call::NamedCall;
 use crate::catalog::Catalog;
-use crate::dtype::DType;
 use crate::layout::{DefaultLayouts, Layout};
-use crate::param::{ParamRole, ParamValue};
+use crate::packing::Packing;
+use crate::param::{ParamRole, ParamType, ParamValue};
 use crate::query::{Context, DeviceIx, TensorMeta};
 
 /// One tensor of a [`CallSpec`].
@@ -73,6 +75,15 @@ impl ParamSpec {
         })
     }
 
+    /// The value as calls have it, of a parameter of that type. A text that cannot be one is not interned: in its place is
+    /// one that no parameter takes.
+    fn value_of(&self, ty: Option<ParamType>) -> ParamValue {
+        match self {
+            ParamSpec::Str(s) if !ty.is_some_and(|ty| ty.takes_text(s)) => ParamValue::str("an unknown text"),
+            _ => self.value(),
+        }
+    }
+
     /// The value as calls have it.
     pub fn value(&self) -> ParamValue {
         match self {
@@ -107,6 +118,12 @@ pub struct CallSpec {
     /// The layout, where the operation has several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layout: Option<Layout>,
+    /// How its weights lie in memory.
+    #[serde(default, skip_serializing_if = "Packing::is_plain")]
+    pub packing: Packing,
+    /// How exactly it must be computed, at least.
+    #[serde(default, skip_serializing_if = "Accuracy::is_standard")]
+    pub accuracy: Accuracy,
 }
 
 impl From<bool> for ParamSpec {
@@ -136,7 +153,14 @@ impl From<&str> for ParamSpec {
 impl CallSpec {
     /// A call with nothing in it yet.
     pub fn new(op: impl Into<String>) -> CallSpec {
-        CallSpec { op: op.into(), tensors: BTreeMap::new(), params: BTreeMap::new(), layout: None }
+        CallSpec {
+            op: op.into(),
+            tensors: BTreeMap::new(),
+            params: BTreeMap::new(),
+            layout: None,
+            packing: Packing::Plain,
+            accuracy: Accuracy::Standard,
+        }
     }
 
     /// Adds a tensor.
@@ -173,14 +197,37 @@ impl CallSpec {
         self
     }
 
-    /// The call, as it is bound, on a device.
+    /// Says how its weights lie in memory.
+    pub fn packing(mut self, packing: Packing) -> CallSpec {
+        self.packing = packing;
+        self
+    }
+
+    /// Says how exactly it must be computed, at least.
+    pub fn accuracy(mut self, accuracy: Accuracy) -> CallSpec {
+        self.accuracy = accuracy;
+        self
+    }
+
+    /// The call, as it is bound, on a device. What the call itself says of its weights and its accuracy stands above the
+    /// context.
     pub fn named(&self, device: DeviceIx, context: Context) -> NamedCall<'_> {
+        let catalog = Catalog::get();
+        let ops = catalog.find(&self.op).map(|target| &target.ops[..]).unwrap_or_default();
+        let type_of = |name: &str| {
+            let mut ops = ops.iter().map(|&ix| catalog.op(ix));
+            ops.find_map(|op| op.param_index(name).map(|i| op.schema().params[i].ty))
+        };
         NamedCall {
             inputs: self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor.meta(device))).collect(),
-            params: self.params.iter().map(|(name, value)| (name.as_str(), value.value())).collect(),
+            params: self.params.iter().map(|(name, value)| (name.as_str(), value.value_of(type_of(name)))).collect(),
             layout: self.layout,
             device,
-            context,
+            context: Context {
+                packing: if self.packing.is_plain() { context.packing } else { self.packing },
+                accuracy: if self.accuracy.is_standard() { context.accuracy } else { self.accuracy },
+                ..context
+            },
         }
     }
 
@@ -208,7 +255,8 @@ impl CallSpec {
             }
         }
         spec.layout = bound.layout.map(|verdict| verdict.layout);
-        spec
+        let Context { packing, accuracy, .. } = bound.query.context();
+        spec.packing(packing).accuracy(accuracy)
     }
 }
 
@@ -276,9 +324,56 @@ mod tests {
     }
 
     #[test]
+    fn packing_and_accuracy_are_written_where_they_are_not_the_usual() {
+        let plain =
+            CallSpec::new("mlp.linear").tensor("input", DType::F32, &[4, 32]).tensor("weight", DType::F32, &[64, 32]);
+        // As databases and lockfiles had it before there were any.
+        let before = r#"{"op":"mlp.linear","tensors":{"input":{"dtype":"float32","shape":[4,32]},"weight":{"dtype":"float32","shape":[64,32]}}}"#;
+        assert_eq!(canonical(&plain).to_string(), before);
+        assert_eq!(before.parse::<CallSpec>().unwrap(), plain);
+        let packed = plain.clone().packing(Packing::blocked(32, 1).unwrap()).accuracy(Accuracy::SplitBf16x2);
+        let text = canonical(&packed).to_string();
+        assert!(text.ends_with(r#","packing":"blocked_32x1","accuracy":"split_bf16_2"}"#), "{text}");
+        assert_eq!(text.parse::<CallSpec>().unwrap(), packed);
+        let query = |call: &CallSpec| {
+            let named = call.named(DeviceIx(0), Context::default());
+            Catalog::get().resolve(&call.op, &named, &BindRules::default(), |_| None).unwrap().1.query
+        };
+        let classes =
+            [&plain, &plain.clone().packing(packed.packing), &plain.clone().accuracy(packed.accuracy), &packed];
+        let classes = classes.map(|call| query(call).class());
+        for (i, class) in classes.iter().enumerate() {
+            assert_eq!(classes.iter().position(|other| other == class), Some(i), "{class:?}");
+        }
+        assert!("{\"op\":\"mlp.linear\",\"tensors\":{},\"packing\":\"blocks\"}".parse::<CallSpec>().is_err());
+    }
+
+    #[test]
     fn what_an_alias_says_by_its_name_is_said() {
         let full = canonical(&attention("attention.full"));
         assert_eq!(full.params, BTreeMap::from([("causal".to_owned(), ParamSpec::Bool(false))]));
         assert_eq!(canonical(&attention("attention").param("is_causal", false)), full);
+    }
+
+    #[test]
+    fn texts_that_are_no_values_are_not_interned() {
+        let known = |text: &str| {
+            let tensor = CallSpec::new("quantize").tensor("input", DType::F32, &[2, 4]);
+            let call = CallSpec { params: [("dtype".to_owned(), ParamSpec::Str(text.into()))].into(), ..tensor };
+            let resolve = |call: &CallSpec| {
+                let named = call.named(DeviceIx(0), Context::default());
+                Catalog::get().resolve(&call.op, &named, &BindRules::default(), |_| None).map(drop)
+            };
+            let unknown = CallSpec { op: "no_such_operation".into(), ..call.clone() };
+            let elsewhere =
+                CallSpec { params: [("eps".to_owned(), ParamSpec::Str(text.into()))].into(), ..call.clone() };
+            [resolve(&call).is_ok(), resolve(&unknown).is_ok(), resolve(&elsewhere).is_ok()]
+        };
+        assert_eq!(known("int8"), [true, false, false]);
+        for i in 0..100 {
+            let text = format!("no dtype {i}");
+            assert_eq!(known(&text), [false; 3]);
+            assert!(!crate::symbol::Symbol::is_known(&text), "{text}");
+        }
     }
 }

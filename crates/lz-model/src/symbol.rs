@@ -7,7 +7,8 @@ use std::sync::{LazyLock, RwLock};
 /// An interned string. Two symbols are equal exactly when their texts are.
 ///
 /// Interned texts live as long as the process: intern names (dtypes, tokenizer ids, hashes of
-/// vocabularies), never data.
+/// vocabularies), never data, and what users say only once it is known to be valid
+/// ([`ParamType::takes_text`](crate::ParamType::takes_text)).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Symbol(u32);
 
@@ -35,6 +36,17 @@ impl Symbol {
         table.texts.push(text);
         table.by_text.insert(text, id);
         Symbol(id)
+    }
+
+    /// Whether a text is interned.
+    #[cfg(test)]
+    pub(crate) fn is_known(text: &str) -> bool {
+        TABLE.read().unwrap_or_else(|e| e.into_inner()).by_text.contains_key(text)
+    }
+
+    /// How many texts are interned.
+    pub fn count() -> usize {
+        TABLE.read().unwrap_or_else(|e| e.into_inner()).texts.len()
     }
 
     /// The text.

@@ -23,6 +23,8 @@ pub struct Filter {
     pub mode: Option<Mode>,
     /// Of this call.
     pub call: Option<String>,
+    /// With this number of threads; 0 for those of which it was not recorded.
+    pub threads: Option<u32>,
     /// Measured side by side with others of this contest.
     pub contest: Option<String>,
     /// Only what torch alone would have run, or only what it would not.
@@ -31,7 +33,7 @@ pub struct Filter {
     pub valid_only: bool,
     /// Measured at this time or later, in milliseconds since 1970.
     pub since: Option<i64>,
-    /// So many rows at most, the first by operation, device, call, mode and kernel.
+    /// So many rows at most, the first by operation, device, call, mode, threads and kernel.
     pub limit: Option<usize>,
 }
 
@@ -66,6 +68,11 @@ impl Filter {
         Filter { call: Some(call.into()), ..self }
     }
 
+    /// With this number of threads.
+    pub fn threads(self, threads: u32) -> Filter {
+        Filter { threads: Some(threads), ..self }
+    }
+
     /// Of this contest.
     pub fn contest(self, contest: impl Into<String>) -> Filter {
         Filter { contest: Some(contest.into()), ..self }
@@ -84,6 +91,7 @@ impl Filter {
             .and("kernel_id", self.kernel_id.clone())
             .and("mode", self.mode.map(Mode::as_str))
             .and("call", self.call.clone())
+            .and("coalesce(threads, 0)", self.threads)
     }
 
     /// Whether rows of this key can be wanted.
@@ -94,6 +102,7 @@ impl Filter {
             && is(&self.device_id, &key.device_id)
             && is(&self.call, &key.call)
             && self.mode.is_none_or(|mode| mode == key.mode)
+            && self.threads.is_none_or(|threads| threads == key.threads)
     }
 
     /// Whether a row is wanted whose key is.

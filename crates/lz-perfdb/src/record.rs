@@ -2,6 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use lz_predict::Parts;
 use serde::{Deserialize, Serialize};
 
 use crate::provenance::{Conditions, Provenance};
@@ -29,12 +30,14 @@ pub struct Key {
     pub call: String,
     /// How the kernel was run.
     pub mode: Mode,
+    /// How many threads it could use on a CPU; 0 where that was not recorded, and on other devices.
+    pub threads: u32,
     /// The kernel.
     pub kernel_id: String,
 }
 
 impl Key {
-    /// A key.
+    /// A key, without a number of threads.
     pub fn new(
         kernel_id: impl Into<String>,
         operation: impl Into<String>,
@@ -47,8 +50,14 @@ impl Key {
             device_id: device_id.into(),
             call: call.into(),
             mode,
+            threads: 0,
             kernel_id: kernel_id.into(),
         }
+    }
+
+    /// The same with so many threads.
+    pub fn threads(self, threads: u32) -> Key {
+        Key { threads, ..self }
     }
 }
 
@@ -84,16 +93,6 @@ pub struct Timing {
     pub warmup_ms: Option<f64>,
     /// What it took whom, where two work at the same time.
     pub parts: Option<Parts>,
-}
-
-/// What a call took of the host that made it and of the device that carried it out, in microseconds: the medians over samples.
-/// Calls follow one another, and the slower of the two sets the pace.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Parts {
-    /// The host, at its best pace and with what it does in its caches.
-    pub host_us: f64,
-    /// The device.
-    pub device_us: f64,
 }
 
 impl Timing {

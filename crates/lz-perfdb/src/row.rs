@@ -1,11 +1,12 @@
 //! A record as one flat row: the columns of the table, and of exported files.
 
+use lz_predict::Parts;
 use rusqlite::types::ValueRef;
 use serde::{Deserialize, Serialize};
 
 use crate::cell::{Cell, Checksum};
 use crate::provenance::{Conditions, MemoryPressure, PowerState, Provenance, Temperature};
-use crate::record::{Key, Mode, Outcome, Parts, Record, Shape, Timing};
+use crate::record::{Key, Mode, Outcome, Record, Shape, Timing};
 use crate::schema::{OLDEST_READABLE, SCHEMA_VERSION};
 use crate::words::words;
 
@@ -91,10 +92,13 @@ columns! {
     invalid_why: Option<String>,
     host_us: Option<f64>,
     device_us: Option<f64>,
+    threads: Option<u32>,
 }
 
 /// Where the columns begin that version 2 did not have. What comes later goes behind them.
 pub(crate) const ADDED: usize = 35;
+/// The same of version 3.
+pub(crate) const ADDED_TO_3: usize = 37;
 
 impl Row {
     /// A digest of all values. A change of any single byte of them changes it. A column that was added later counts where
@@ -169,6 +173,7 @@ impl From<Record> for Row {
             invalid_why: known(record.invalid),
             host_us: timing.as_ref().and_then(|t| t.parts).map(|p| p.host_us),
             device_us: timing.as_ref().and_then(|t| t.parts).map(|p| p.device_us),
+            threads: Some(key.threads).filter(|threads| *threads > 0),
         }
     }
 }
@@ -199,6 +204,7 @@ impl TryFrom<Row> for Record {
                 device_id: row.device_id,
                 call: row.call,
                 mode: row.mode,
+                threads: row.threads.unwrap_or(0),
                 kernel_id: row.kernel_id,
             },
             shape: Shape {

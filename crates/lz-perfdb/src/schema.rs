@@ -2,7 +2,7 @@
 
 use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
 
-use crate::row::{ADDED, COLUMNS};
+use crate::row::{ADDED, ADDED_TO_3, COLUMNS};
 use crate::sql::{self, Fetched};
 
 /// Marks a SQLite file as ours: `LZPD`.
@@ -137,6 +137,69 @@ pub(crate) const MIGRATIONS: &[Migration] = &[
         ALTER TABLE perf_records ADD COLUMN host_us REAL;
         ALTER TABLE perf_records ADD COLUMN device_us REAL;",
     },
+    // The number of threads, as part of what is measured: NULL where it was not recorded, so that rows keep their
+    // checksums. It belongs to the key, and a key that is a constraint of the table cannot be changed in place.
+    Migration {
+        version: 4,
+        sql: "
+        CREATE TABLE perf_records_4 (
+            id INTEGER PRIMARY KEY,
+            checksum INTEGER,
+            kernel_id TEXT NOT NULL,
+            operation TEXT NOT NULL,
+            device_id TEXT NOT NULL,
+            mode TEXT NOT NULL,
+            call TEXT NOT NULL,
+            sm_version INTEGER NOT NULL,
+            dtype TEXT NOT NULL,
+            head_dim INTEGER NOT NULL,
+            seq_bucket INTEGER NOT NULL,
+            batch_bucket INTEGER NOT NULL,
+            outcome TEXT NOT NULL,
+            error TEXT,
+            median_us REAL,
+            p95_us REAL,
+            spread_us REAL,
+            variance_us REAL,
+            samples INTEGER NOT NULL,
+            warmup_ms REAL,
+            max_error REAL,
+            baseline INTEGER NOT NULL,
+            kernel_version TEXT,
+            backend_version TEXT,
+            layerzero_version TEXT,
+            capabilities_hash TEXT,
+            torch_version TEXT,
+            cuda_version TEXT,
+            driver_version TEXT,
+            device_uuid TEXT,
+            temperature TEXT,
+            memory_pressure TEXT,
+            power_state TEXT,
+            measured_at INTEGER NOT NULL,
+            contest TEXT,
+            valid INTEGER NOT NULL,
+            invalid_why TEXT,
+            host_us REAL,
+            device_us REAL,
+            threads INTEGER
+        ) STRICT;
+        INSERT INTO perf_records_4 SELECT
+            id, checksum, kernel_id, operation, device_id, mode, call, sm_version, dtype, head_dim, seq_bucket,
+            batch_bucket, outcome, error, median_us, p95_us, spread_us, variance_us, samples, warmup_ms, max_error,
+            baseline, kernel_version, backend_version, layerzero_version, capabilities_hash, torch_version, cuda_version,
+            driver_version, device_uuid, temperature, memory_pressure, power_state, measured_at, contest, valid,
+            invalid_why, host_us, device_us, NULL
+        FROM perf_records;
+        DROP TABLE perf_records;
+        ALTER TABLE perf_records_4 RENAME TO perf_records;
+        CREATE UNIQUE INDEX idx_key ON perf_records (
+            kernel_id, operation, device_id, mode, call, coalesce(threads, 0)
+        );
+        CREATE INDEX idx_lookup ON perf_records (
+            operation, device_id, sm_version, dtype, head_dim, seq_bucket, batch_bucket
+        );",
+    },
 ];
 
 /// What a SQLite database is to us.
@@ -163,7 +226,8 @@ pub(crate) fn kind(connection: &Connection) -> rusqlite::Result<Kind> {
     let is_first = has(FIRST_COLUMNS) && !has(&["checksum"]);
     Ok(match (mark, version) {
         (APPLICATION_ID, v) if v > i64::from(SCHEMA_VERSION) => Kind::Newer(v),
-        (APPLICATION_ID, 3) if has(COLUMNS) && has(&["id", "checksum"]) => Kind::Ours(3),
+        (APPLICATION_ID, 4) if has(COLUMNS) && has(&["id", "checksum"]) => Kind::Ours(4),
+        (APPLICATION_ID, 3) if has(&COLUMNS[..ADDED_TO_3]) && has(&["id", "checksum"]) => Kind::Ours(3),
         (APPLICATION_ID, 2) if has(&COLUMNS[..ADDED]) && has(&["id", "checksum"]) => Kind::Ours(2),
         (APPLICATION_ID, 1) | (0, 0 | 1) if is_first => Kind::Ours(1),
         (APPLICATION_ID, _) => Kind::Maimed,

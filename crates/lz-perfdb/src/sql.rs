@@ -106,10 +106,11 @@ pub(crate) fn upsert(
 fn find(connection: &Connection, key: &Key) -> rusqlite::Result<Option<Fetched>> {
     let sql = format!(
         "SELECT id, checksum, {} FROM perf_records \
-         WHERE kernel_id = ?1 AND operation = ?2 AND device_id = ?3 AND mode = ?4 AND call = ?5",
+         WHERE kernel_id = ?1 AND operation = ?2 AND device_id = ?3 AND mode = ?4 AND call = ?5 \
+         AND coalesce(threads, 0) = ?6",
         COLUMNS.join(", ")
     );
-    let params = (&key.kernel_id, &key.operation, &key.device_id, key.mode.as_str(), &key.call);
+    let params = (&key.kernel_id, &key.operation, &key.device_id, key.mode.as_str(), &key.call, key.threads);
     connection.prepare_cached(&sql)?.query_row(params, Fetched::of).optional()
 }
 

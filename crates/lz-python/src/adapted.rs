@@ -7,7 +7,6 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::engine::engine;
 use crate::error;
 use crate::job::Job;
 use crate::route::{RouteStep, Runner};
@@ -71,7 +70,7 @@ pub fn run<'py>(job: &Job<'_, 'py>, step: &RouteStep) -> PyResult<Bound<'py, PyA
     };
     let bound = op.bind(&again, &BindRules::default()).map_err(|e| error::call(py, &e))?;
     // What was adapted must now be legal as it stands; nothing forbidden is ever handed over.
-    if !engine().serves(&step.kernel, &bound.query) {
+    if !job.scope.serves(&step.kernel, &bound.query) {
         return Err(unexpected("the kernel does not take them after all"));
     }
     let prepared = call.prepare_as(py, &slots, to);

@@ -5,7 +5,9 @@ use std::ptr;
 
 use libloading::os::unix::{Library, RTLD_LAZY};
 
-use crate::exchange::{CUDA, WorkStream};
+use layerzero::abi::Device;
+
+use crate::exchange::WorkStream;
 use crate::torch::NO_LOAD;
 
 /// CUDA runtimes torch may have been built with.
@@ -42,7 +44,7 @@ impl Capture {
         let (mut stream, mut status) = (ptr::null_mut(), 0);
         // SAFETY: torch writes its current stream, the runtime takes it and writes a number.
         unsafe {
-            if (self.stream)(CUDA, device, &mut stream) != 0 {
+            if (self.stream)(Device::CUDA, device, &mut stream) != 0 {
                 return None;
             }
             // The default stream cannot be captured, and asking about it would disturb the capture of another.

@@ -3,7 +3,7 @@
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use layerzero::OverlayId;
+use layerzero::{OverlayId, Scope};
 use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
 
@@ -51,7 +51,7 @@ pub fn use_context_variable(variable: Bound<'_, PyAny>) {
     VARIABLE.store(variable.into_ptr(), Ordering::Relaxed);
 }
 
-/// Answers a question in the context it is asked in.
-pub fn within<R>(_py: Python<'_>, work: impl FnOnce() -> R) -> R {
-    engine().within(current(), work)
+/// The scope of what is asked here and now.
+pub fn scope(_py: Python<'_>) -> Scope<'static> {
+    engine().scope(current())
 }

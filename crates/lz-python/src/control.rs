@@ -1,9 +1,9 @@
 //! Configuration and health, as Python sets and asks them.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use layerzero::OverlayId;
-use layerzero::config::{self, CodeLayer, Sources, Value};
+use layerzero::config::{self, CodeLayer, MAX_DEPTH, Sources, Value};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
@@ -18,8 +18,25 @@ fn raise(py: Python<'_>) -> impl Fn(layerzero::Error) -> PyErr {
     move |e| error::engine(py, &e)
 }
 
-/// A setting's value, out of Python's own types.
+/// Most values in the lists and dicts of one setting, counted wherever they appear.
+const MOST_VALUES: usize = 100_000;
+
+/// A setting's value, out of Python's own types. Lists and dicts may contain each other or themselves, so how deep they nest
+/// and how many values they hold is limited.
 fn value(object: &Bound<'_, PyAny>) -> PyResult<Value> {
+    nested(object, MAX_DEPTH, &mut 0)
+}
+
+/// A value in which lists and dicts may nest `levels` deep; `count` is how many values were read so far.
+fn nested(object: &Bound<'_, PyAny>, levels: usize, count: &mut usize) -> PyResult<Value> {
+    *count += 1;
+    if *count > MOST_VALUES {
+        return Err(PyTypeError::new_err(format!("more than {MOST_VALUES} values")));
+    }
+    let inner = || {
+        let deep = || PyTypeError::new_err(format!("lists and dicts are nested more than {MAX_DEPTH} deep"));
+        levels.checked_sub(1).ok_or_else(deep)
+    };
     if object.is_none() {
         return Ok(Value::Null);
     }
@@ -37,13 +54,16 @@ fn value(object: &Bound<'_, PyAny>) -> PyResult<Value> {
         return Ok(Value::Str(object.extract()?));
     }
     if object.is_instance_of::<PyList>() || object.is_instance_of::<PyTuple>() {
-        return Ok(Value::List(object.try_iter()?.map(|item| value(&item?)).collect::<PyResult<_>>()?));
+        let inner = inner()?;
+        let items = object.try_iter()?.map(|item| nested(&item?, inner, count));
+        return Ok(Value::List(items.collect::<PyResult<_>>()?));
     }
     if let Ok(dict) = object.cast::<PyDict>() {
         let named = |key: Bound<'_, PyAny>| {
             key.extract::<String>().map_err(|_| PyTypeError::new_err("the keys of a dict are strings"))
         };
-        let entry = |(key, item): (Bound<'_, PyAny>, Bound<'_, PyAny>)| Ok((named(key)?, value(&item)?));
+        let inner = inner()?;
+        let entry = |(key, item): (Bound<'_, PyAny>, Bound<'_, PyAny>)| Ok((named(key)?, nested(&item, inner, count)?));
         return Ok(Value::Map(dict.iter().map(entry).collect::<PyResult<_>>()?));
     }
     if object.hasattr("__fspath__")?
@@ -60,8 +80,7 @@ fn entries(settings: &Bound<'_, PyDict>) -> PyResult<Vec<(String, Value)>> {
     let entry = |(key, item): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
         let key: String = key.extract()?;
         let value = value(&item).map_err(|error| {
-            let shown = item.repr().map_or_else(|_| "?".into(), |r| r.to_string());
-            let shown: String = shown.chars().take(80).collect();
+            let shown = error::shown(&item);
             let text = format!("code: {key}: {} (found {shown})", error.value(py));
             let hint = "nothing was changed; 'layerzero config reference' lists every setting";
             error::configuration(py, "INVALID_CONFIGURATION", &text, hint)
@@ -129,20 +148,26 @@ pub fn reload(py: Python<'_>) -> PyResult<()> {
     detached(py, || engine().reload().and_then(|()| engine().watch())).map_err(raise(py))
 }
 
-/// The number of the overlay that says this, inside of these plans, the innermost first.
+/// What the calls of a `with` block, or of a plan, are made in. It lasts as long as somebody holds it.
+#[pyclass(frozen, module = "layerzero._native")]
+pub struct Overlay(Arc<layerzero::Overlay>);
+
+#[pymethods]
+impl Overlay {
+    /// Its number: what the context variable holds.
+    #[getter]
+    fn number(&self) -> u32 {
+        self.0.id().0
+    }
+}
+
+/// The overlay that says this, inside of these plans, the innermost first.
 #[pyfunction]
-pub fn overlay(py: Python<'_>, settings: &Bound<'_, PyDict>, plans: Vec<PyRef<'_, Baked>>) -> PyResult<u32> {
+pub fn overlay(py: Python<'_>, settings: &Bound<'_, PyDict>, plans: Vec<PyRef<'_, Baked>>) -> PyResult<Overlay> {
     let mut layer = CodeLayer::context();
     layer.set_all(entries(settings)?).map_err(|e| error::engine(py, &e.into()))?;
     let plans: Vec<_> = plans.iter().map(|plan| plan.0.clone()).collect();
-    detached(py, || engine().overlay_with(layer, &plans)).map(|id| id.0).map_err(raise(py))
-}
-
-/// Those of these overlays that are gone: a plan of theirs is.
-#[pyfunction]
-pub fn overlays_gone(numbers: Vec<u32>) -> Vec<u32> {
-    let numbers: Vec<_> = numbers.into_iter().map(OverlayId).collect();
-    engine().overlays_gone(&numbers).into_iter().map(|id| id.0).collect()
+    detached(py, || engine().overlay_with(layer, &plans)).map(Overlay).map_err(raise(py))
 }
 
 /// Every setting, its value and where it came from, as JSON; with the files that were read and what is to be warned of.
@@ -158,7 +183,7 @@ pub fn settings() -> String {
 #[pyfunction]
 pub fn default_layouts(py: Python<'_>, here: bool) -> (&'static str, &'static str) {
     let layouts = match here {
-        true => context::within(py, || engine().with_snapshot(|s| s.spec().settings.default_layouts)),
+        true => context::scope(py).snapshot().spec().settings.default_layouts,
         false => engine().config().selection().default_layouts,
     };
     (layouts.dense.name(), layouts.cache.name())

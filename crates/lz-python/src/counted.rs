@@ -1,4 +1,5 @@
-//! Counts heap allocations, so that "none on a hit" can be shown.
+//! Counts heap allocations, so that "none on a hit" can be shown. Only in builds with debug assertions, or with the feature
+//! `count-allocations`: what is shipped uses the system's allocator as it is.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

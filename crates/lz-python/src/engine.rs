@@ -14,7 +14,7 @@ static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
 #[inline]
 pub fn engine() -> &'static Arc<Engine> {
     ENGINE.get_or_init(|| {
-        Arc::new(
+        let engine = Arc::new(
             Engine::builder()
                 .cpu_only()
                 .compiled_elsewhere()
@@ -22,7 +22,9 @@ pub fn engine() -> &'static Arc<Engine> {
                 .on_warning(warn)
                 .on_event(crate::events::emitted)
                 .build(),
-        )
+        );
+        engine.attend();
+        engine
     })
 }
 

@@ -6,7 +6,7 @@ use layerzero::model::{CallError, Reason};
 use layerzero::{Error, Rejection};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::{PyDict, PyList, PyString};
 
 /// An exception of `layerzero.errors`, or, should that module be broken, a plain one with the same text.
 fn make(py: Python<'_>, class: &str, text: &str, code: &str, hint: &str, fields: &[(&str, Py<PyAny>)]) -> PyErr {
@@ -31,6 +31,19 @@ pub fn argument(py: Python<'_>, code: &str, text: &str, hint: &str) -> PyErr {
 /// A call that is well typed and still wrong.
 pub fn invalid(py: Python<'_>, code: &str, text: &str, hint: &str) -> PyErr {
     make(py, "InvalidCallError", text, code, hint, &[])
+}
+
+/// An argument, as a message shows it: at most so many characters, and of containers at most a few items and levels. They
+/// may contain each other so often that all of it would not fit into memory.
+pub fn shown(object: &Bound<'_, PyAny>) -> String {
+    const MOST: usize = 80;
+    let holds = object.hasattr("__iter__").unwrap_or(true) && !object.is_instance_of::<PyString>();
+    let text = match holds {
+        true => object.py().import("reprlib").and_then(|reprlib| reprlib.call_method1("repr", (object,))?.str()),
+        false => object.repr(),
+    };
+    let text = text.map_or_else(|_| "?".into(), |text| text.to_string_lossy().into_owned());
+    if text.chars().count() <= MOST { text } else { text.chars().take(MOST).chain(['…']).collect() }
 }
 
 /// Something registered that does not fit.
@@ -93,11 +106,9 @@ pub fn engine(py: Python<'_>, error: &Error) -> PyErr {
         Error::CudaGraphUnsafe { op, rejections } => no_kernel("CudaGraphUnsafeError", op, rejections),
         Error::UnknownKernel { .. } => make(py, "UnknownKernelError", &text, code, &hint, &[]),
         Error::UnknownDevice(_) => make(py, "InvalidCallError", &text, code, &hint, &[]),
-        Error::Snapshot(_)
-        | Error::Config(_)
-        | Error::TooManyOverlays { .. }
-        | Error::Watch(_)
-        | Error::TableRefused { .. } => make(py, "ConfigurationError", &text, code, &hint, &[]),
+        Error::Snapshot(_) | Error::Config(_) | Error::Watch(_) | Error::TableRefused { .. } => {
+            make(py, "ConfigurationError", &text, code, &hint, &[])
+        }
         Error::Capabilities { .. } => make(py, "CapabilitiesError", &text, code, &hint, &[]),
         Error::Execution { op, .. } => {
             let op = pyo3::types::PyString::new(py, op).into_any().unbind();

@@ -23,9 +23,10 @@ use crate::words::{Expected, Take, Words};
 use crate::{context, docs, error, memory, slow, watched, words};
 
 /// Most arguments a function has.
-pub const MAX_ARGUMENTS: usize = 16;
-/// Functions there may be.
-pub const MAX_FUNCTIONS: usize = 32;
+pub const MAX_ARGUMENTS: usize = 24;
+const _: () = assert!(MAX_ARGUMENTS <= 32, "which arguments are given is 32 bits");
+/// Functions there may be: as many entry points are compiled.
+const MAX_FUNCTIONS: usize = 64;
 
 /// The arguments of a call in the function's order, borrowed from the caller; null where not given.
 pub type Slots = [*mut PyObject; MAX_ARGUMENTS];
@@ -106,7 +107,11 @@ impl Front {
 
     /// Every function.
     pub fn all(py: Python<'_>) -> &'static [Front] {
-        FRONTS.get_or_init(|| Signature::all().iter().enumerate().map(|(i, s)| Front::new(py, i, s)).collect())
+        FRONTS.get_or_init(|| {
+            let all = Signature::all();
+            assert!(all.len() <= MAX_FUNCTIONS, "{} functions, {MAX_FUNCTIONS} entry points: add some", all.len());
+            all.iter().enumerate().map(|(i, s)| Front::new(py, i, s)).collect()
+        })
     }
 
     /// The function behind any name: its own, or that of an operation or alias it serves.
@@ -232,7 +237,7 @@ impl Front {
         // SAFETY: none is a static object.
         let none = unsafe { ffi::Py_None() };
         let mut present = 0u32;
-        for (at, &slot) in slots.iter().enumerate() {
+        for (at, &slot) in slots.iter().enumerate().take(self.names.len()) {
             present |= u32::from(!slot.is_null() && slot != none) << at;
         }
         if present & self.careful_bits != 0 {
@@ -271,9 +276,14 @@ impl Front {
                 return None;
             }
         }
+        // On the host a time depends on how many threads there are.
+        let threads = if cuda.is_none() { torch.threads() } else { 0 };
         let present = u64::from(present & (self.tensor_bits | self.scalar_bits));
-        let state = u64::from(surroundings.deterministic) << 8 | u64::from(capturing) << 9;
-        Some(self.index as u64 | state | present << 16 | u64::from(overlay.0) << 32)
+        if !words.word(present | u64::from(threads) << 32) {
+            return None;
+        }
+        let state = u64::from(surroundings.deterministic) << 16 | u64::from(capturing) << 17;
+        Some(self.index as u64 | state | u64::from(overlay.0) << 32)
     }
 
     /// What was decided for a call, if it is just as the last one of this function was: without describing it.
@@ -393,13 +403,13 @@ type Tried = Option<(usize, *mut PyObject)>;
 /// The slots hold what the route was found by, and this thread holds the interpreter.
 #[inline]
 unsafe fn straight(front: &'static Front, slots: &Slots, route: &Route) -> Result<*mut PyObject, Tried> {
-    let (at, prepared) = route.straight(slots).ok_or(None)?;
+    let (at, ready) = route.straight(slots).ok_or(None)?;
     let call = route.steps[at].health.record_call();
     // SAFETY: the slots are live, and the route is held.
     let result = unsafe {
         match call & route.sampled == 0 || route.steps[at].watched {
-            false => prepared.call(),
-            true => watched::call(front, slots, route, at, prepared, call & route.sampled == 0).ok_or(None)?,
+            false => ready.call(slots).ok_or(None)?,
+            true => watched::call(front, slots, route, at, ready, call & route.sampled == 0).ok_or(None)?,
         }
     };
     // SAFETY: a new reference or null; torch is known, or nothing would have been described.
@@ -429,8 +439,8 @@ unsafe fn slowly(
             // SAFETY: a new reference, or null with an exception set.
             (at, unsafe { Bound::from_owned_ptr_or_err(py, result) })
         });
-        let request = slow::Request { front, slots, outside, words, known, tried };
-        match engine().within(overlay, || request.serve(py)) {
+        let request = slow::Request { front, slots, outside, overlay, words, known, tried };
+        match request.serve(py) {
             Ok(result) => result.into_ptr(),
             Err(error) => {
                 error.restore(py);
@@ -445,8 +455,8 @@ macro_rules! entries {
 }
 
 /// Entry points for as many functions as there may be.
-static ENTRIES: [ffi::PyCFunctionFastWithKeywords; MAX_FUNCTIONS] =
-    entries!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31);
+static ENTRIES: [ffi::PyCFunctionFastWithKeywords; MAX_FUNCTIONS] = entries!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 37 38 39
+        40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63);
 
 /// Adds every function to the module.
 pub fn add_functions(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {

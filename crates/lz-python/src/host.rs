@@ -1,8 +1,10 @@
 //! Kernels on host memory: Rust functions on the memory of torch tensors and numpy arrays.
 
-use layerzero::Executable;
+use layerzero::abi::{Bytes, overlap};
 use layerzero::model::schema::Output;
-use layerzero::model::{KernelArgs, KernelError, OutputSpec, Tensor, TensorView, TensorViewMut};
+use layerzero::model::{HostCall, KernelError, OutputSpec, Tensor, TensorView, TensorViewMut};
+use layerzero::selection::Transforms;
+use layerzero::{Step, native_threads};
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -13,7 +15,7 @@ use crate::tensors::{Meta, Purpose, storage};
 use crate::torch::Torch;
 
 /// Runs a native kernel on the tensors of a call, without holding the interpreter.
-pub fn run<'py>(job: &Job<'_, 'py>, executable: &Executable) -> PyResult<Bound<'py, PyAny>> {
+pub fn run<'py>(job: &Job<'_, 'py>, step: &Step) -> PyResult<Bound<'py, PyAny>> {
     let (py, op) = (job.py, job.route.op);
     let schema = op.schema();
     let resolved = resolved(job)?;
@@ -37,26 +39,21 @@ pub fn run<'py>(job: &Job<'_, 'py>, executable: &Executable) -> PyResult<Bound<'
     let updated = |index: usize| {
         schema.outputs.iter().any(|o| matches!(o, Output::Updates(n) if op.input_index(n) == Some(index)))
     };
-    let written: Vec<(*mut u8, usize)> = fresh
+    let written: Vec<Bytes> = fresh
         .iter()
         .map(|(_, meta)| meta.bytes())
         .chain((0..metas.len()).filter(|&i| updated(i)).filter_map(|i| metas[i].map(Meta::bytes)))
         .collect();
+    distinct(job, &written)?;
     // What is read must not be what is written; a tensor that overlaps is copied first.
-    let overlaps = |meta: &Meta| {
-        let (start, count) = meta.bytes();
-        written.iter().any(|&(other, size)| {
-            count > 0
-                && size > 0
-                && (start as usize) < other as usize + size
-                && (other as usize) < start as usize + count
-        })
-    };
+    // So is one that does not lie as the kernel wants it.
+    let scattered = |meta: &Meta| step.transforms.has(Transforms::CONTIGUOUS) && !meta.is_row_major();
+    let overlaps = |meta: &Meta| scattered(meta) || written.iter().any(|bytes| bytes.overlaps(meta.bytes()));
     let mut copies: Vec<Tensor> = Vec::new();
     for (i, meta) in metas.iter().enumerate() {
         if let Some(meta) = meta.filter(|meta| !updated(i) && overlaps(meta)) {
             // SAFETY: the caller holds the tensor, and nothing writes it during the copy.
-            copies.push(unsafe { meta.view()? }.to_tensor());
+            copies.push(unsafe { meta.view() }.to_tensor());
         }
     }
     let mut copied = copies.iter();
@@ -68,7 +65,7 @@ pub fn run<'py>(job: &Job<'_, 'py>, executable: &Executable) -> PyResult<Bound<'
             Some(meta) if overlaps(meta) => copied.next().map(Tensor::view),
             // SAFETY: the caller holds the tensor for the whole call and it overlaps nothing this call writes. Another
             // thread that writes it meanwhile races with the caller's own read, as with any torch kernel.
-            Some(meta) => Some(unsafe { meta.view()? }),
+            Some(meta) => Some(unsafe { meta.view() }),
         });
     }
     let mut next = fresh.iter();
@@ -79,13 +76,15 @@ pub fn run<'py>(job: &Job<'_, 'py>, executable: &Executable) -> PyResult<Bound<'
             Output::Updates(name) => op.input_index(name).and_then(|i| metas[i]),
         };
         let meta = meta.ok_or_else(|| PyRuntimeError::new_err(format!("no memory for '{}'", output.name())))?;
-        // SAFETY: new memory of this call's, or a tensor the caller gave to be updated; no two outputs are the same
-        // unless the caller gave one tensor twice, which `distinct` refuses.
-        outputs.push(unsafe { meta.view_mut()? });
+        // SAFETY: new memory of this call's, or a tensor the caller gave to be updated. No two of them overlap, and no
+        // tensor that is read overlaps one of them.
+        outputs.push(unsafe { meta.view_mut() });
     }
-    distinct(job, &outputs)?;
-    let args = &mut KernelArgs { query: &job.route.query, inputs: &inputs, params: &job.params, outputs: &mut outputs };
-    let result = py.detach(|| executable.run(args));
+    let (query, params) = (&job.route.query, &job.params[..]);
+    let scratch = job.scope.workspace_of(step, query);
+    let call = HostCall { query, inputs: &inputs, params, outputs: &mut outputs };
+    let threads = native_threads(Torch::known().map_or(usize::MAX, |torch| torch.threads().into()));
+    let result = py.detach(|| step.executable.run(call, scratch, threads));
     result.map_err(|e| kernel_error(py, job.front.name(), &e))?;
     Ok(match fresh.len() {
         0 => py.None().into_bound(py),
@@ -138,18 +137,16 @@ fn writable(job: &Job<'_, '_>) -> PyResult<()> {
 }
 
 /// Two tensors to be written must not share memory.
-fn distinct(job: &Job<'_, '_>, outputs: &[TensorViewMut<'_>]) -> PyResult<()> {
-    let ranges: Vec<(usize, usize)> = outputs.iter().map(TensorViewMut::address_range).collect();
-    for (i, a) in ranges.iter().enumerate() {
-        if ranges[..i].iter().any(|b| a.0 < b.1 && b.0 < a.1) {
-            let text = format!("{}: two of the tensors to be updated share memory", job.front.name());
-            return Err(error::invalid(job.py, "SHARED_MEMORY", &text, "pass tensors of their own"));
-        }
+fn distinct(job: &Job<'_, '_>, written: &[Bytes]) -> PyResult<()> {
+    if overlap(written).is_none() {
+        return Ok(());
     }
-    Ok(())
+    let text = format!("{}: two of the tensors to be updated share memory", job.front.name());
+    Err(error::invalid(job.py, "SHARED_MEMORY", &text, "pass tensors of their own"))
 }
 
-fn kernel_error(py: Python<'_>, function: &str, failure: &KernelError) -> PyErr {
+/// What a native kernel's failure is in Python.
+pub fn kernel_error(py: Python<'_>, function: &str, failure: &KernelError) -> PyErr {
     match failure {
         KernelError::BadData { .. } | KernelError::BadNumber { .. } => error::invalid(
             py,

@@ -7,12 +7,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use layerzero::abi::{Device, RawTensor};
 use libloading::os::unix::{Library, RTLD_LAZY};
 use pyo3::ffi::PyObject;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::exchange::{self, DlTensor};
 use crate::torch::NO_LOAD;
 
 /// Where a Python tensor holds the address of the C++ one: right behind the object's header.
@@ -41,6 +41,8 @@ pub struct Fields {
     /// Bytes of an element by dtype; zero where it is not known.
     itemsize: [u8; DTYPES],
     requires_grad: unsafe extern "C" fn(*const u8) -> bool,
+    /// The dispatch keys of tensors whose memory holds the negative, or the conjugate, of what they are.
+    negative: u64,
     /// Sets of dispatch keys that were read both ways and agreed; zero where none is.
     kinds: [AtomicU64; KINDS],
 }
@@ -83,6 +85,9 @@ struct Specimen {
     itemsize: u8,
     on_host: bool,
     keys: u64,
+    /// The address of its C++ storage.
+    holder: usize,
+    /// The address of its memory.
     storage: usize,
     requires_grad: bool,
 }
@@ -112,6 +117,7 @@ impl Fields {
         let made = py.import("layerzero.surroundings")?.call_method0("specimens")?;
         let specimens: Vec<Specimen> = made.extract()?;
         let Some(requires_grad) = requires_grad_symbol() else { return Ok(None) };
+        let negative: u64 = py.import("layerzero.surroundings")?.call_method0("negative_keys")?.extract()?;
         let bytes: Vec<Bound<'_, PyBytes>> = specimens.iter().map(|s| s.bytes(py)).collect();
         let all = || specimens.iter().zip(bytes.iter().map(|b| b.as_bytes()));
         // SAFETY: live tensors.
@@ -146,7 +152,7 @@ impl Fields {
             let mut itemsize = [0; DTYPES];
             specimens.iter().for_each(|s| itemsize[s.dtype as usize % DTYPES] = s.itemsize);
             let kinds = [const { AtomicU64::new(0) }; KINDS];
-            Some(Fields { sizes, offset, dtype, device, keys, data, storage, itemsize, requires_grad, kinds })
+            Some(Fields { sizes, offset, dtype, device, keys, data, storage, itemsize, requires_grad, negative, kinds })
         };
         let Some(fields) = found() else { return Ok(None) };
         // SAFETY: the specimens are live tensors.
@@ -164,7 +170,8 @@ impl Fields {
         unsafe {
             let inner = inner(tensor);
             let keys = self.keys(inner);
-            if !self.kinds.iter().any(|known| known.load(Ordering::Relaxed) == keys) {
+            // Zero marks a free place, so that a tensor without keys is of no known kind.
+            if keys == 0 || !self.kinds.iter().any(|known| known.load(Ordering::Relaxed) == keys) {
                 return None;
             }
             self.look(inner)
@@ -196,14 +203,15 @@ impl Fields {
             if itemsize == 0 || storage.is_null() {
                 return None;
             }
-            let device = inner.add(self.device).cast::<(i8, i8)>().read_unaligned();
+            // An array: unlike a tuple's, its layout is specified.
+            let [kind, number] = inner.add(self.device).cast::<[i8; 2]>().read_unaligned();
             let start = storage.add(self.storage).cast::<usize>().read();
             let offset = inner.add(self.offset).cast::<i64>().read();
             Some(Seen {
                 sizes: std::slice::from_raw_parts(values, dims),
                 strides: std::slice::from_raw_parts(values.add(INLINE_DIMS), dims),
                 dtype,
-                device,
+                device: (kind, number),
                 start: start.wrapping_add_signed((offset * i64::from(itemsize)) as isize),
             })
         }
@@ -215,16 +223,15 @@ impl Fields {
     /// # Safety
     /// As [`Fields::read`], and `told` was filled for this very tensor.
     #[cold]
-    pub unsafe fn learn(&self, tensor: *mut PyObject, told: &DlTensor) {
+    pub unsafe fn learn(&self, tensor: *mut PyObject, told: &RawTensor) {
         // SAFETY: passed on; what the exchange API lends is dense.
         let (seen, keys) = unsafe { (self.look(inner(tensor)), self.keys(inner(tensor))) };
         let Some(seen) = seen else { return };
         // SAFETY: `told` was filled and its tensor is alive.
         let (shape, strides) = unsafe { (told.shape(), told.strides().unwrap_or(&[])) };
-        let device = match told.device_type {
-            exchange::CPU => seen.device.0 == TORCH_CPU,
-            exchange::CUDA => seen.device == (TORCH_CUDA, told.device_id as i8),
-            _ => false,
+        let device = match told.device.kind {
+            Device::CUDA => seen.device == (TORCH_CUDA, told.device.id as i8),
+            _ => told.device.is_host() && seen.device.0 == TORCH_CPU,
         };
         let itemsize = self.itemsize[seen.dtype as usize];
         let empty = shape.contains(&0);
@@ -232,9 +239,10 @@ impl Fields {
             && seen.sizes == shape
             && (seen.strides == strides || empty)
             && (seen.start == told.start() as usize || empty)
-            && u16::from(itemsize) * 8 == u16::from(told.bits) * told.lanes;
-        // A kind without keys would be taken for a free place.
-        if agrees && !empty && keys != 0 {
+            && u16::from(itemsize) * 8 == u16::from(told.element.bits) * told.element.lanes;
+        // A kind without keys would be taken for a free place. Memory that holds the negative of what a tensor is must not be
+        // read as it is.
+        if agrees && !empty && keys != 0 && keys & self.negative == 0 {
             let free = self.kinds.iter().find(|kind| kind.load(Ordering::Relaxed) == 0);
             free.into_iter().for_each(|kind| kind.store(keys, Ordering::Relaxed));
         }
@@ -271,13 +279,17 @@ fn find_storage(specimens: &[Specimen], bytes: &[Bound<'_, PyBytes>]) -> Option<
         specimens.iter().zip(bytes.iter().map(|b| b.as_bytes())).filter(|(s, _)| s.on_host).collect();
     // Right behind the virtual table and the reference count of each.
     let data = 2 * WORD;
+    // Only what torch itself says is the address of a storage is followed.
+    let is_held = |(s, b): &(&Specimen, &[u8])| {
+        let held = word(b, data) as usize;
+        held == s.holder && held != 0 && (held as *const usize).is_aligned()
+    };
+    if !host.iter().all(is_held) {
+        return None;
+    }
     let storage = search(data..STORAGE_SEARCHED, WORD, |at| {
-        host.iter().all(|(s, b)| {
-            let held = word(b, data) as *const u8;
-            // SAFETY: the second field of a tensor on the host is its storage, which is at least this large; what is no
-            // address is not followed.
-            !held.is_null() && held.is_aligned() && unsafe { held.add(at).cast::<usize>().read() } == s.storage
-        })
+        // SAFETY: the address of a live C++ storage, which is at least this large; both it and the offset are aligned.
+        host.iter().all(|(s, _)| unsafe { (s.holder as *const u8).add(at).cast::<usize>().read() } == s.storage)
     })?;
     Some((data, storage))
 }

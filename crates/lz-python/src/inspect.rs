@@ -1,6 +1,6 @@
 //! Questions: which kernel, why, what is there.
 
-use layerzero::model::Catalog;
+use layerzero::model::{Catalog, Symbol};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
@@ -31,11 +31,12 @@ pub fn which<'py>(
     args: &Bound<'py, PyTuple>,
     kwargs: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Bound<'py, PyDict>> {
+    let _call = Call::enter(py);
     registry::ensure_loaded(py)?;
     let front = Front::find(py, op)?;
     let arguments = slow::read(py, front, &slots(py, front, args, kwargs)?, Purpose::Ask)?;
     let named = arguments.named(front, registry::context(py)?);
-    let chosen = context::within(py, || engine().which(name_of(op), &named)).map_err(|e| error::engine(py, &e))?;
+    let chosen = context::scope(py).which(name_of(op), &named).map_err(|e| error::engine(py, &e))?;
     selection(py, chosen)
 }
 
@@ -58,11 +59,12 @@ pub fn explain(
     args: &Bound<'_, PyTuple>,
     kwargs: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<(String, String)> {
+    let _call = Call::enter(py);
     registry::ensure_loaded(py)?;
     let front = Front::find(py, op)?;
     let arguments = slow::read(py, front, &slots(py, front, args, kwargs)?, Purpose::Ask)?;
     let named = arguments.named(front, registry::context(py)?);
-    let report = context::within(py, || engine().explain(name_of(op), &named)).map_err(|e| error::engine(py, &e))?;
+    let report = context::scope(py).explain(name_of(op), &named).map_err(|e| error::engine(py, &e))?;
     Ok((json(&report), report.to_string()))
 }
 
@@ -80,9 +82,9 @@ pub fn validate<'py>(
     let front = front_of_kernel(py, kernel_id)?;
     let arguments = slow::read(py, front, &slots(py, front, args, kwargs)?, Purpose::Ask)?;
     let named = arguments.named(front, registry::context(py)?);
-    let bound = context::within(py, || engine().bind(front.signature.function.target, &named));
+    let bound = context::scope(py).bind(front.signature.function.target, &named);
     let (_, bound) = bound.map_err(|e| error::engine(py, &e))?;
-    reasons(py, context::within(py, || engine().step_of(kernel_id, &bound.query)))
+    reasons(py, context::scope(py).step_of(kernel_id, &bound.query))
 }
 
 /// Why a kernel did not become a step; none when it did.
@@ -108,10 +110,11 @@ pub fn run_kernel<'py>(
     args: &Bound<'py, PyTuple>,
     kwargs: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Bound<'py, PyAny>> {
+    let _call = Call::enter(py);
     registry::ensure_loaded(py)?;
     let front = front_of_kernel(py, kernel_id)?;
     let slots = slots(py, front, args, kwargs)?;
-    context::within(py, || slow::run_one(py, front, kernel_id, &slots))
+    slow::run_one(py, front, kernel_id, &slots)
 }
 
 /// Runs a function on real tensors without looking at what surrounds the call: for the torch operators.
@@ -165,14 +168,16 @@ pub fn json(value: &impl serde::Serialize) -> String {
 #[pyfunction]
 #[pyo3(signature = (op=None))]
 pub fn list_kernels(py: Python<'_>, op: Option<&str>) -> PyResult<String> {
+    let _call = Call::enter(py);
     registry::ensure_loaded(py)?;
     engine().list_kernels(op.map(name_of)).map(|list| json(&list)).map_err(|e| error::engine(py, &e))
 }
 
-/// The backends as JSON: name, version, origin, and why one cannot be used.
+/// The backends as JSON: name, version, origin, why one cannot be used, and whether its library was imported.
 #[pyfunction]
 pub fn backends(py: Python<'_>) -> PyResult<String> {
     registry::ensure_loaded(py)?;
+    let not_imported = crate::importing::not_imported();
     let list: Vec<serde_json::Value> = engine()
         .backends()
         .iter()
@@ -183,6 +188,7 @@ pub fn backends(py: Python<'_>) -> PyResult<String> {
                 "origin": b.descriptor.origin,
                 "platforms": b.descriptor.platforms.iter().map(|p| p.name()).collect::<Vec<_>>(),
                 "unavailable": b.unavailable.as_ref().map(|r| serde_json::json!({"code": r.code(), "message": r.to_string()})),
+                "imported": b.unavailable.is_none() && !not_imported.contains(&b.descriptor.name),
             })
         })
         .collect();
@@ -199,6 +205,7 @@ pub fn devices(py: Python<'_>) -> PyResult<String> {
 /// What the native side knows of itself: how torch's state is read, how many calls are remembered.
 #[pyfunction]
 pub fn status(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let _call = Call::enter(py);
     let answer = PyDict::new(py);
     let torch = crate::torch::Torch::find(py)?;
     answer.set_item("torch_state_by", torch.map(|t| t.reads_by()))?;
@@ -206,6 +213,7 @@ pub fn status(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     answer.set_item("exchange_api", torch.is_some_and(|t| t.borrow.is_some()))?;
     answer.set_item("calls_remembered", crate::memory::remembered(py))?;
     answer.set_item("version", engine().version())?;
+    answer.set_item("names_interned", Symbol::count())?;
     let stats = engine().cache_stats();
     answer.set_item("cache_entries", stats.entries)?;
     answer.set_item("cache_misses", stats.misses)?;
@@ -216,6 +224,7 @@ pub fn status(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
 /// optional) and parameters (whether they need a rule), and the other names of both.
 #[pyfunction]
 pub fn schema<'py>(py: Python<'py>, operation: &str) -> PyResult<Bound<'py, PyDict>> {
+    let _call = Call::enter(py);
     let catalog = Catalog::get();
     let target = catalog.find(operation).map_err(|e| error::call(py, &e))?;
     let (inputs, params, aliases) = (PyDict::new(py), PyDict::new(py), PyDict::new(py));
@@ -265,6 +274,7 @@ fn layouts_has(known: &[&str], layout: &&str) -> bool {
 #[pyfunction]
 #[pyo3(signature = (text, version=None))]
 pub fn document(py: Python<'_>, text: &str, version: Option<&str>) -> PyResult<String> {
+    let _call = Call::enter(py);
     let parsed = layerzero::model::capabilities::parse(text);
     let mut value = parsed.map_err(|e| {
         error::engine(py, &layerzero::Error::Capabilities { backend: "register_backend".into(), error: e })

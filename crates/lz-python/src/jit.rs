@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 
 use crate::engine::engine;
 use crate::inspect::json;
-use crate::process::detached;
+use crate::process::{Call, detached};
 use crate::{context, error, registry};
 
 fn raise(py: Python<'_>) -> impl Fn(layerzero::Error) -> PyErr {
@@ -52,11 +52,13 @@ pub fn jit_next() -> Option<(u64, String, String, u16)> {
 /// The kernel that would serve a call if it were compiled for it.
 #[pyfunction]
 pub fn jit_wanted(py: Python<'_>, call: &str, device: u16) -> PyResult<Option<String>> {
+    let _call = Call::enter(py);
     registry::ensure_loaded(py)?;
     let spec = parse(py, call)?;
     let named = spec.named(DeviceIx(device), registry::context(py)?);
-    let (_, bound) = context::within(py, || engine().bind(&spec.op, &named)).map_err(raise(py))?;
-    Ok(engine().wanted(&bound.query))
+    let scope = context::scope(py);
+    let (_, bound) = scope.bind(&spec.op, &named).map_err(raise(py))?;
+    Ok(scope.wanted(&bound.query))
 }
 
 /// Somebody compiles a kernel for a call now; gives its number.
@@ -97,10 +99,11 @@ pub fn load_warm(py: Python<'_>) -> PyResult<usize> {
 /// Decides a call and remembers it: the kernel that serves it.
 #[pyfunction]
 pub fn plan_call(py: Python<'_>, call: &str, device: u16) -> PyResult<String> {
+    let _call = Call::enter(py);
     registry::ensure_loaded(py)?;
     let spec = parse(py, call)?;
     let named = spec.named(DeviceIx(device), registry::context(py)?);
-    let (_, bound) = context::within(py, || engine().bind(&spec.op, &named)).map_err(raise(py))?;
+    let (_, bound) = context::scope(py).bind(&spec.op, &named).map_err(raise(py))?;
     let steps = engine().steps(&bound.query).map_err(raise(py))?;
     Ok(steps[0].kernel.id.clone())
 }
@@ -109,10 +112,11 @@ pub fn plan_call(py: Python<'_>, call: &str, device: u16) -> PyResult<String> {
 #[pyfunction]
 #[allow(clippy::result_large_err)]
 pub fn requested_calls(py: Python<'_>, request: &str) -> PyResult<Vec<String>> {
+    let _call = Call::enter(py);
     registry::ensure_loaded(py)?;
     let bad = |what: String, hint: &str| error::configuration(py, "BAD_REQUEST", &what, hint);
     let request: Request = serde_json::from_str(request).map_err(|e| bad(format!("no request: {e}"), ""))?;
-    let wanted = context::within(py, || request.wanted(engine())).map_err(|e| match e {
+    let wanted = request.wanted(&context::scope(py)).map_err(|e| match e {
         RequestError::Call(e) => error::call(py, &e),
         other => bad(other.to_string(), &other.hint()),
     })?;

@@ -1,8 +1,8 @@
 //! One call under way: its arguments made ready, a kernel run, the result looked at and handed back.
 
-use layerzero::Warning;
-use layerzero::model::{Call, DeviceIx, OutputSpec, ParamValue, Special};
-use layerzero::resilience::rollout::Outcome;
+use layerzero::Scope;
+use layerzero::model::{DeviceIx, OutputSpec, ParamValue, Special};
+use layerzero::selection::Evidence;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
@@ -16,13 +16,20 @@ use crate::torch::Torch;
 use crate::watched::Before;
 use crate::{adapted, error, host, interrupted, written};
 
+/// What a call is, but for its arguments: in which scope, of which function, and what was decided for it.
+#[derive(Clone, Copy)]
+pub struct Making<'a, 'py> {
+    pub py: Python<'py>,
+    pub scope: &'a Scope<'a>,
+    pub front: &'static Front,
+    pub route: &'a Route,
+}
+
 /// One call under way.
 pub struct Job<'a, 'py> {
-    pub py: Python<'py>,
-    pub front: &'static Front,
+    making: Making<'a, 'py>,
     pub slots: Slots,
     pub arguments: &'a Arguments,
-    pub route: &'a Route,
     pub params: Vec<ParamValue>,
     pub expected: Vec<OutputSpec>,
     out: Option<Bound<'py, PyAny>>,
@@ -30,14 +37,16 @@ pub struct Job<'a, 'py> {
     _kept: Vec<Bound<'py, PyAny>>,
 }
 
+impl<'a, 'py> std::ops::Deref for Job<'a, 'py> {
+    type Target = Making<'a, 'py>;
+    fn deref(&self) -> &Making<'a, 'py> {
+        &self.making
+    }
+}
+
 impl<'a, 'py> Job<'a, 'py> {
-    pub fn new(
-        py: Python<'py>,
-        front: &'static Front,
-        slots: &Slots,
-        arguments: &'a Arguments,
-        route: &'a Route,
-    ) -> PyResult<Job<'a, 'py>> {
+    pub fn new(making: Making<'a, 'py>, slots: &Slots, arguments: &'a Arguments) -> PyResult<Job<'a, 'py>> {
+        let Making { py, front, route, .. } = making;
         let mut slots = *slots;
         let mut kept: Vec<Bound<'py, PyAny>> = Vec::new();
         // Kernels are given a pair as a tuple.
@@ -63,17 +72,8 @@ impl<'a, 'py> Job<'a, 'py> {
                 }
             }
         }
-        let named = arguments.named(front, route.query.context());
-        let ordered = route.op.in_order(&named).map_err(|e| error::call(py, &e))?;
-        let mut params = route.op.params(&ordered.params).map_err(|e| error::call(py, &e))?.to_vec();
-        let call = Call {
-            inputs: &ordered.inputs,
-            params: &params,
-            layout: named.layout,
-            device: named.device,
-            context: named.context,
-        };
-        let expected = route.op.outputs(&call, &route.query);
+        let settled = arguments.settled(front, route.op, &route.query);
+        let (mut params, expected) = settled.map_err(|e| error::call(py, &e))?;
         if let (Some(at), Some(index)) = (seed, route.op.param_index("seed"))
             && let Some(seed) = given(py, &slots, at).and_then(|s| crate::params::value(&s))
         {
@@ -84,7 +84,7 @@ impl<'a, 'py> Job<'a, 'py> {
             check_out(py, front, out, expected)?;
             written::check_out(py, front, out)?;
         }
-        Ok(Job { py, front, slots, arguments, route, params, expected, out, _kept: kept })
+        Ok(Job { making, slots, arguments, params, expected, out, _kept: kept })
     }
 
     /// Whether the call updates tensors in place.
@@ -94,13 +94,14 @@ impl<'a, 'py> Job<'a, 'py> {
 
     /// Runs one step.
     pub fn run(&self, step: &RouteStep) -> PyResult<Bound<'py, PyAny>> {
+        step.import(self.py)?;
         match &step.runner {
             Runner::Python(call) if step.transforms.is_empty() => {
                 // SAFETY: the slots are alive; the result is a new reference or an exception.
                 unsafe { Bound::from_owned_ptr_or_err(self.py, call.prepare(&self.slots).call()) }
             }
             Runner::Python(_) => adapted::run(self, step),
-            Runner::Host(executable) => host::run(self, executable),
+            Runner::Host(_) => host::run(self, step),
             Runner::Nothing => Err(error::execution(self.py, self.route.op.id(), Vec::new(), "see lz.list_kernels()")),
         }
     }
@@ -120,7 +121,7 @@ impl<'a, 'py> Job<'a, 'py> {
             self.py.import("layerzero.checks")?.call_method0("synchronize")?;
         }
         if let Some(before) = before {
-            self.no_new_nan_in_place(before)?;
+            self.no_new_nan_in_place(step, before)?;
         }
         if self.expected.is_empty() {
             // It updates tensors, and whatever its function returned is nobody's business.
@@ -135,7 +136,7 @@ impl<'a, 'py> Job<'a, 'py> {
             self.route.expect(torch, &results);
         }
         if engine().config().settings.checked {
-            self.no_new_nan(&result)?;
+            self.no_new_nan(step, &result)?;
         }
         Ok(result)
     }
@@ -165,7 +166,7 @@ impl<'a, 'py> Job<'a, 'py> {
     }
 
     /// As [`Job::no_new_nan`], for tensors that were updated in place.
-    fn no_new_nan_in_place(&self, before: &Before) -> PyResult<()> {
+    fn no_new_nan_in_place(&self, step: &RouteStep, before: &Before) -> PyResult<()> {
         let checks = self.py.import("layerzero.checks")?;
         let (after, copies): (Vec<_>, Vec<_>) = before.updated(self.py).into_iter().unzip();
         let after = PyTuple::new(self.py, after)?;
@@ -173,45 +174,38 @@ impl<'a, 'py> Job<'a, 'py> {
         if let Some(reference) = reference.filter(|_| !copies.is_empty())
             && checks.call_method1("has_nan", (&after,))?.is_truthy()?
         {
-            before.run(self.py, self.front, self.route, reference)?;
+            before.run(self.making, reference)?;
             if checks.call_method1("has_more_nan", (&after, PyTuple::new(self.py, copies)?))?.is_truthy()? {
-                return Err(gave("NaN where the reference has none".into()));
+                return Err(self.found_nan(step, reference));
             }
         }
         Ok(())
     }
 
-    /// A NaN the reference does not have is a failure. Only in checked mode: the reference is slow.
-    fn no_new_nan(&self, result: &Bound<'py, PyAny>) -> PyResult<()> {
+    /// A NaN the reference does not have is a failure, and a wrong result. Only in checked mode: the reference is slow.
+    fn no_new_nan(&self, step: &RouteStep, result: &Bound<'py, PyAny>) -> PyResult<()> {
         let checks = self.py.import("layerzero.checks")?;
         let reference = self.route.steps.iter().find(|step| step.kernel.reference);
         let Some(reference) = reference.filter(|_| !self.updates()) else { return Ok(()) };
         if checks.call_method1("has_nan", (result,))?.is_truthy()? {
             let right = self.run(reference)?;
             if checks.call_method1("has_more_nan", (result, right))?.is_truthy()? {
-                return Err(gave("NaN where the reference has none".into()));
+                return Err(self.found_nan(step, reference));
             }
         }
         Ok(())
     }
 
-    /// Warns when another kernel than the chosen one served the call.
-    pub fn tell(&self, served: &RouteStep, chain: &[(String, PyErr)]) {
-        if let Some((failed, error)) = chain.first() {
-            let (failed, served) = (failed.clone(), served.kernel.id.clone());
-            let factor = engine().cost_of(&self.route.query, &failed, &served);
-            let error = error::one_line(self.py, error);
-            engine().warn(&Warning::FellBack { op: self.route.op.id(), failed, error, served, factor });
-        }
-    }
-
-    /// Puts how a candidate did to its rollout, when that is who served.
-    pub fn tell_rollout(&self, step: &RouteStep, outcome: Outcome) {
-        let serving = self.route.comparison.as_ref().filter(|c| c.serves);
-        let first = serving.filter(|_| std::ptr::eq(step, &self.route.steps[0]));
-        if let Some(rollout) = first.and_then(|comparison| comparison.rollout.as_ref()) {
-            engine().tried(rollout, outcome);
-        }
+    /// The kernel no longer serves the operation.
+    fn found_nan(&self, step: &RouteStep, reference: &RouteStep) -> PyErr {
+        let evidence = Evidence {
+            error: format!("gives NaN where {} has none", reference.kernel.id),
+            call: format!("{:?}", self.route.query),
+            max_error: None,
+            tolerance: None,
+        };
+        engine().found_wrong(&step.kernel, &self.route.query, evidence);
+        gave("NaN where the reference has none".into())
     }
 
     /// The result as the function gives it.
@@ -275,7 +269,7 @@ fn check_result(object: &Bound<'_, PyAny>, spec: &OutputSpec, on: DeviceIx, plai
     if let Some(last) = shape.last_mut() {
         *last /= per_byte;
     }
-    let found: Vec<i64> = object.getattr("shape")?.extract()?;
+    let found = crate::params::integers(&object.getattr("shape")?)?;
     let given = object.getattr("dtype")?.str()?.to_string();
     let given = given.trim_start_matches("torch.");
     if found != shape || given != dtype {

@@ -10,19 +10,21 @@
 //! much as the whole call may, and to borrow tensors through DLPack.
 
 mod adapted;
+mod allocator;
 mod capture;
 mod context;
 mod control;
+#[cfg(any(debug_assertions, feature = "count-allocations"))]
 mod counted;
 mod docs;
 mod engine;
 mod error;
 mod events;
 mod exchange;
-mod failures;
 mod files;
 mod front;
 mod host;
+mod importing;
 mod inside;
 mod inspect;
 mod interrupted;
@@ -30,13 +32,16 @@ mod jit;
 mod job;
 mod libraries;
 mod memory;
+mod native;
 mod params;
 mod pinned;
 mod process;
 mod proof;
 mod pycall;
+mod pycaller;
 mod registry;
 mod route;
+mod saved;
 mod slow;
 mod tensors;
 mod texts;
@@ -73,10 +78,13 @@ fn functions(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     docs::functions(py).map(Bound::into_any)
 }
 
-/// How many heap allocations the native side has made in this thread.
+/// How many heap allocations the native side has made in this thread; `None` in builds that do not count them.
 #[pyfunction]
-fn allocations() -> u64 {
-    counted::so_far()
+fn allocations() -> Option<u64> {
+    #[cfg(any(debug_assertions, feature = "count-allocations"))]
+    return Some(counted::so_far());
+    #[cfg(not(any(debug_assertions, feature = "count-allocations")))]
+    None
 }
 
 /// The native module.
@@ -91,6 +99,7 @@ fn _native(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(registry::load_backend, module)?)?;
     module.add_function(wrap_pyfunction!(registry::register, module)?)?;
     module.add_function(wrap_pyfunction!(registry::unregister, module)?)?;
+    module.add_function(wrap_pyfunction!(registry::register_simd_kernels, module)?)?;
     module.add_function(wrap_pyfunction!(registry::disable, module)?)?;
     module.add_class::<registry::Checkpoint>()?;
     module.add_function(wrap_pyfunction!(registry::checkpoint, module)?)?;
@@ -146,7 +155,7 @@ fn _native(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(control::unlock, module)?)?;
     module.add_function(wrap_pyfunction!(control::reload, module)?)?;
     module.add_function(wrap_pyfunction!(control::overlay, module)?)?;
-    module.add_function(wrap_pyfunction!(control::overlays_gone, module)?)?;
+    module.add_class::<control::Overlay>()?;
     module.add_function(wrap_pyfunction!(control::default_layouts, module)?)?;
     module.add_function(wrap_pyfunction!(control::settings, module)?)?;
     module.add_function(wrap_pyfunction!(control::health, module)?)?;

@@ -8,7 +8,7 @@ use lz_cli::session::Libraries;
 use pyo3::prelude::*;
 
 use crate::engine::engine as own;
-use crate::registry;
+use crate::{importing, registry};
 
 /// A backend's name, its document, the versions its kernels may require, and why it cannot be used.
 type Found = (String, String, BTreeMap<String, String>, Option<(String, String)>);
@@ -57,12 +57,12 @@ fn is_in_use() -> bool {
         || own().list_kernels(None).is_ok_and(|all| all.iter().any(|kernel| kernel.dispatch == "foreign"))
 }
 
-/// What fitted together in this process does so in another engine.
+/// What fitted together in this process does so in another engine. Gives the backends whose libraries it has not imported.
 fn imported(py: Python<'_>, engine: &Engine) -> Vec<String> {
     // A configuration that is refused is for the command to report.
     let _ = registry::ensure_loaded(py);
     let _ = py.detach(|| engine.adopt(own()));
-    Vec::new()
+    importing::not_imported()
 }
 
 fn load(engine: &Engine, all: Vec<Found>) -> Result<Vec<String>, String> {

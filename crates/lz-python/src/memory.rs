@@ -5,7 +5,6 @@ use std::cell::UnsafeCell;
 use layerzero::Memo;
 use pyo3::prelude::*;
 
-use crate::front::MAX_FUNCTIONS;
 use crate::route::Route;
 use crate::words::Words;
 
@@ -20,7 +19,7 @@ struct Remembered(UnsafeCell<Memory>);
 struct Memory {
     memo: Option<Memo<Route>>,
     /// The last call of each function, to be found without looking for it.
-    last: [Option<Last>; MAX_FUNCTIONS],
+    last: Vec<Option<Last>>,
 }
 
 /// A call and its route, side by side.
@@ -45,6 +44,9 @@ impl Memory {
     fn put_last(&mut self, function: usize, version: u64, words: &[u64], route: Route) -> Option<Last> {
         let mut copy = [0; LAST_WORDS];
         copy.get_mut(..words.len())?.copy_from_slice(words);
+        if self.last.len() <= function {
+            self.last.resize_with(function + 1, || None);
+        }
         self.last[function].replace(Last { version, len: words.len(), words: copy, route })
     }
 }
@@ -53,7 +55,7 @@ impl Memory {
 // never across a call back into Python.
 unsafe impl Sync for Remembered {}
 
-static MEMO: Remembered = Remembered(UnsafeCell::new(Memory { memo: None, last: [const { None }; MAX_FUNCTIONS] }));
+static MEMO: Remembered = Remembered(UnsafeCell::new(Memory { memo: None, last: Vec::new() }));
 
 /// What was decided for the last call of a function, if `is_it` says that its words are those of the call at hand.
 ///
@@ -62,7 +64,8 @@ static MEMO: Remembered = Remembered(UnsafeCell::new(Memory { memo: None, last: 
 #[inline]
 pub unsafe fn last(function: usize, version: u64, is_it: impl FnOnce(&[u64]) -> bool) -> Option<Route> {
     // SAFETY: see `Remembered`: the reference ends here, and nothing that is called meanwhile touches the memory.
-    let last = unsafe { (*MEMO.0.get()).last[function].as_ref()? };
+    let memory = unsafe { &*MEMO.0.get() };
+    let last = memory.last.get(function)?.as_ref()?;
     (last.version == version && is_it(&last.words[..last.len])).then(|| last.route.share())
 }
 

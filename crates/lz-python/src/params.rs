@@ -1,6 +1,7 @@
 //! Scalars as they come from Python.
 
-use layerzero::model::{DType, ParamValue};
+use layerzero::model::{DType, ParamType, ParamValue};
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyString};
 
@@ -27,12 +28,37 @@ pub fn value(object: &Bound<'_, PyAny>) -> Option<ParamValue> {
     text.strip_prefix("torch.").filter(|name| name.parse::<DType>().is_ok()).map(ParamValue::str)
 }
 
+/// The text that was given for a parameter of a type that does not take it, clipped.
+pub fn refused_text(object: &Bound<'_, PyAny>, ty: ParamType) -> Option<String> {
+    const SHOWN: usize = 80;
+    let text = object.cast::<PyString>().ok()?.to_string();
+    (!ty.takes_text(&text)).then(|| text.chars().take(SHOWN).collect())
+}
+
+/// A list of integers. Unlike PyO3's own conversion it does not believe `__len__`, which may ask for all memory.
+pub fn integers(object: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+    if object.is_instance_of::<PyString>() {
+        return Err(PyTypeError::new_err("expected integers, not a string"));
+    }
+    let mut found = Vec::new();
+    for item in object.try_iter()? {
+        if found.len() == MOST_INTEGERS {
+            return Err(PyValueError::new_err(format!("more than {MOST_INTEGERS} integers")));
+        }
+        found.push(item?.extract()?);
+    }
+    Ok(found)
+}
+
+/// Most sizes, strides or bucket ends in one list.
+const MOST_INTEGERS: usize = 4096;
+
 /// A window: earlier keys, and later ones when they are given.
 pub fn window(object: &Bound<'_, PyAny>) -> Option<(i64, Option<i64>)> {
     if let Ok(left) = object.extract::<i64>() {
         return Some((left, None));
     }
-    match object.extract::<Vec<i64>>().ok()?[..] {
+    match integers(object).ok()?[..] {
         [left, right] => Some((left, Some(right))),
         _ => None,
     }
@@ -40,5 +66,5 @@ pub fn window(object: &Bound<'_, PyAny>) -> Option<(i64, Option<i64>)> {
 
 /// Sizes: an integer, or a sequence of them.
 pub fn sizes(object: &Bound<'_, PyAny>) -> Option<Vec<i64>> {
-    object.extract::<i64>().map(|n| vec![n]).or_else(|_| object.extract::<Vec<i64>>()).ok()
+    object.extract::<i64>().map(|n| vec![n]).or_else(|_| integers(object)).ok()
 }

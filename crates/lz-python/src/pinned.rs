@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use crate::engine::engine;
 use crate::inspect::json;
-use crate::process::detached;
+use crate::process::{Call, detached};
 use crate::{context, error, registry};
 
 fn specs(py: Python<'_>, calls: &[String]) -> PyResult<Vec<CallSpec>> {
@@ -29,13 +29,14 @@ pub fn solve(
     device: u16,
     buckets: BTreeMap<String, Vec<i64>>,
 ) -> PyResult<(String, String)> {
+    let _call = Call::enter(py);
     registry::ensure_loaded(py)?;
     let bad = |e: String| {
         error::configuration(py, "BAD_BUCKETS", &e, "give the upper ends of sizes, e.g. seq_len=[128, 512]")
     };
     let buckets = Buckets::new(buckets).map_err(|e| bad(e.to_string()))?;
     let request = SolveRequest { model_id, device: DeviceIx(device), buckets, calls: specs(py, &calls)? };
-    let solved = context::within(py, || engine().solve(&request)).map_err(|e| error::engine(py, &e))?;
+    let solved = context::scope(py).solve(&request).map_err(|e| error::engine(py, &e))?;
     let outside =
         solved.outside.iter().map(|(i, reason)| serde_json::json!({"call": calls[*i], "why": reason.to_string()}));
     let impossible =
@@ -71,13 +72,13 @@ impl Baked {
 
     /// The entries that cannot be kept here, as JSON.
     fn mismatches(&self, py: Python<'_>) -> PyResult<String> {
-        let status = context::within(py, || engine().baked_status(&self.0)).map_err(|e| error::engine(py, &e))?;
+        let status = context::scope(py).baked_status(&self.0).map_err(|e| error::engine(py, &e))?;
         Ok(json(&status.mismatches))
     }
 
     /// `onto`, and what it says of the calls that were made inside of this one and are new; `None` when there were none.
     fn learned(&self, py: Python<'_>, onto: &Baked) -> PyResult<Option<Baked>> {
-        let learned = context::within(py, || engine().learned(&self.0, &onto.0)).map_err(|e| error::engine(py, &e))?;
+        let learned = context::scope(py).learned(&self.0, &onto.0).map_err(|e| error::engine(py, &e))?;
         Ok(learned.map(Baked))
     }
 }
@@ -94,6 +95,7 @@ pub fn load_table(py: Python<'_>, text: &str, origin: &str) -> PyResult<String> 
 /// The decisions for these calls (as JSON) as a lockfile.
 #[pyfunction]
 pub fn lockfile(py: Python<'_>, calls: Vec<String>, device: u16) -> PyResult<String> {
+    let _call = Call::enter(py);
     registry::ensure_loaded(py)?;
     let calls: Vec<(CallSpec, DeviceIx)> =
         specs(py, &calls)?.into_iter().map(|call| (call, DeviceIx(device))).collect();

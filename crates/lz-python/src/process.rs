@@ -24,6 +24,10 @@ use crate::engine;
 /// library, which may take half a minute.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// How long a fork waits for calls under way on other threads. It cannot tell them from a call of its own thread, so it
+/// does not wait for long.
+const FORK_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Calls under way, on all threads. It is changed while holding the interpreter only, so that a load and a store do.
 static CALLS: AtomicUsize = AtomicUsize::new(0);
 /// Whether the program is ending.
@@ -128,9 +132,15 @@ pub fn end(py: Python<'_>) {
     });
 }
 
-/// The process is about to fork.
+/// The process is about to fork. Calls under way on other threads are waited for: a library that computes without the
+/// interpreter may hold a lock, which nobody would open in the child. The count changes only while holding the
+/// interpreter, so once it is seen at zero nothing is under way until the fork.
 #[pyfunction]
 pub fn before_fork(py: Python<'_>) {
+    let begun = Instant::now();
+    while CALLS.load(Ordering::Relaxed) > 0 && begun.elapsed() < FORK_PATIENCE {
+        py.detach(|| thread::sleep(Duration::from_micros(200)));
+    }
     py.detach(forking::before_fork);
 }
 

@@ -3,40 +3,25 @@
 //! It happens on the slow path, on inputs made for it; `layerzero.proving` does the comparing. What is found out becomes
 //! part of the engine's state, so that the next decision goes by it.
 
+use layerzero::Proven;
 use layerzero::model::{CallSpec, Query, Reason};
 use layerzero::selection::{Evidence, KernelIx};
 use pyo3::prelude::*;
 
 use crate::engine::engine;
 use crate::error;
-use crate::front::Front;
+use crate::job::{Job, Making};
 use crate::registry;
-use crate::route::{Route, RouteStep};
-use crate::slow::Arguments;
+use crate::route::RouteStep;
 use crate::torch::Torch;
-
-/// What came of an attempt to prove a kernel.
-pub enum Standing {
-    /// It may serve.
-    Proven,
-    /// It was wrong: it is out, and another decision is due.
-    Wrong(String),
-    /// It cannot be compared now, so that it may not serve this call.
-    Later(String),
-}
 
 /// Compares the kernel of a step with the reference, for calls like this one. `alone`: nobody else could serve the call, so
 /// that a comparison in another thread is waited for. What the kernel raises is raised.
-pub fn prove(
-    py: Python<'_>,
-    front: &'static Front,
-    arguments: &Arguments,
-    route: &Route,
-    step: &RouteStep,
-    alone: bool,
-) -> PyResult<Standing> {
+pub fn prove(job: &Job<'_, '_>, step: &RouteStep, alone: bool) -> PyResult<Proven> {
+    let Making { py, scope, front, route } = **job;
+    let arguments = job.arguments;
     let (kernel, query) = (&step.kernel, &route.query);
-    let later = |busy: &str| Ok(Standing::Later(Reason::NotVerified { busy: busy.into() }.to_string()));
+    let later = |busy: &str| Ok(Proven::Later(Reason::NotVerified { busy: busy.into() }.to_string()));
     if query.context().capturing {
         return later("a CUDA graph is captured");
     }
@@ -47,19 +32,19 @@ pub fn prove(
         if alone {
             py.detach(|| engine().await_proof(kernel, query));
         }
-        return match standing(step, query) {
+        return match known(job, step) {
             Some(known) => Ok(known),
             None => later("another thread does that"),
         };
     };
     // Another thread may have finished just before.
-    if let Some(known) = standing(step, query) {
+    if let Some(known) = known(job, step) {
         return Ok(known);
     }
     let named = arguments.named(front, registry::context(py)?);
-    let (_, bound) = engine().bind(front.signature.function.target, &named).map_err(|e| error::engine(py, &e))?;
+    let (_, bound) = scope.bind(front.signature.function.target, &named).map_err(|e| error::engine(py, &e))?;
     let call = CallSpec::canonical(&named, &bound);
-    let small = engine().proof_call(kernel, &call, query);
+    let small = scope.proof_call(kernel, &call, query);
     let name = |at: usize| front.signature.arguments[at].name;
     let wanted: Vec<&str> =
         arguments.metas.iter().filter(|(_, meta)| meta.requires_grad).map(|(at, _)| name(*at)).collect();
@@ -72,14 +57,14 @@ pub fn prove(
         Ok(answer) => answer.extract::<(f64, Option<String>, f64, String)>()?,
         Err(raised) if raised.is_instance(py, &proving.getattr("CannotCompare")?) => {
             let text = error::one_line(py, &raised);
-            return Ok(Standing::Later(format!("was not compared with the reference: {text}")));
+            return Ok(Proven::Later(format!("was not compared with the reference: {text}")));
         }
         Err(raised) => return Err(raised),
     };
     match wrong {
         None => {
             engine().proved(kernel, query);
-            Ok(Standing::Proven)
+            Ok(Proven::Passed)
         }
         Some(error) => {
             let call = described(&compared, query);
@@ -91,21 +76,21 @@ pub fn prove(
             };
             let why = evidence.reason().to_string();
             engine().found_wrong(kernel, query, evidence);
-            Ok(Standing::Wrong(why))
+            Ok(Proven::Wrong(why))
         }
     }
 }
 
-/// What is known of a kernel for calls like this one; `None` when it was not compared.
-fn standing(step: &RouteStep, query: &Query) -> Option<Standing> {
-    engine().with_snapshot(|snapshot| {
-        if let Some(evidence) = snapshot.spec().proofs.evidence(&step.kernel, query) {
-            return Some(Standing::Wrong(evidence.reason().to_string()));
-        }
-        let is_it = |ix: &KernelIx| *snapshot.kernel(*ix) == step.kernel;
-        let ix = snapshot.kernels().map(|(ix, _)| ix).find(is_it)?;
-        (!snapshot.needs_proof(ix, query)).then_some(Standing::Proven)
-    })
+/// What is known by now of a kernel for calls like this one; `None` when it was not compared.
+fn known(job: &Job<'_, '_>, step: &RouteStep) -> Option<Proven> {
+    let (now, query) = (engine().scope(job.scope.overlay()), &job.route.query);
+    let snapshot = now.snapshot();
+    if let Some(evidence) = snapshot.spec().proofs.evidence(&step.kernel, query) {
+        return Some(Proven::Wrong(evidence.reason().to_string()));
+    }
+    let is_it = |ix: &KernelIx| *snapshot.kernel(*ix) == step.kernel;
+    let ix = snapshot.kernels().map(|(ix, _)| ix).find(is_it)?;
+    (!snapshot.needs_proof(ix, query)).then_some(Proven::Passed)
 }
 
 /// A call in words: operation, sizes, dtypes.

@@ -1,7 +1,7 @@
 //! Kernels that are Python functions: where their arguments come from, and calls whose arguments are settled.
 
 use std::ptr;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use layerzero::model::{ArgumentKind, Layout, Op, Special};
 use pyo3::exceptions::PyValueError;
@@ -9,7 +9,10 @@ use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
+use crate::engine::engine;
+use crate::error;
 use crate::front::{Front, MAX_ARGUMENTS, Slots};
+use crate::importing::Library;
 use crate::torch::Torch;
 
 /// A Python function that runs a kernel, and the names of the arguments it takes: at most [`MAX_ARGUMENTS`].
@@ -20,6 +23,8 @@ pub struct PyKernel {
     pub parameters: Vec<String>,
     /// What says which one call the function comes down to, for arguments like those given; see `layerzero.direct`.
     pub direct: Option<Py<PyAny>>,
+    /// What has to be imported before it runs.
+    pub library: Option<Arc<Library>>,
 }
 
 /// Where an argument of a kernel's function comes from.
@@ -75,6 +80,8 @@ pub struct PyCall {
     /// Where the kernel is told the layout, if it wants to know.
     layout_at: Option<usize>,
     wants_seed: bool,
+    /// What has to be imported before it runs.
+    library: Option<Arc<Library>>,
 }
 
 /// A call whose arguments are settled but for its tensors: those come from their places. In one piece, since a kernel
@@ -187,7 +194,7 @@ impl PyCall {
         let layout_at = kernel.parameters.iter().position(|name| name == "layout");
         let planner = kernel.direct.as_ref().map(|planner| planner.clone_ref(py));
         let callable = kernel.callable.clone_ref(py);
-        PyCall { callable, sources, direct: None, planner, layout_at, wants_seed }
+        PyCall { callable, sources, direct: None, planner, layout_at, wants_seed, library: kernel.library.clone() }
     }
 
     /// Arguments out of the slots. A seed that has to be drawn must be in its slot by now.
@@ -208,10 +215,22 @@ impl PyCall {
         Prepared { callable: self.callable.as_ptr(), arguments, count: self.sources.len(), names }
     }
 
+    /// Imports the kernel's library, which must be done before it runs.
+    pub fn import(&self, py: Python<'_>) -> PyResult<()> {
+        match &self.library {
+            // Calls that are remembered do not go straight yet; they are decided anew.
+            Some(library) if library.import(py)? => engine().update(|_| {}).map_err(|e| error::engine(py, &e)),
+            _ => Ok(()),
+        }
+    }
+
     /// Settles everything but the tensors, for arguments like these: the kernel's own call, or the one it says it comes
     /// down to. A plan that makes no sense is not used. A seed is settled too: it counts only where something is drawn, and
-    /// such calls do not go straight.
+    /// such calls do not go straight. Nor do calls of a library that is not imported.
     pub fn shorten(&mut self, py: Python<'_>, slots: &Slots) {
+        if self.library.as_ref().is_some_and(|library| !library.is_imported()) {
+            return;
+        }
         let place = |source: &Source| if let Source::Slot(at, _) = *source { Some(at) } else { None };
         // Tensors are told apart by identity: one that is given twice is planned with a stand-in.
         let mut tensors: Vec<(usize, Bound<'_, PyAny>)> = Vec::new();

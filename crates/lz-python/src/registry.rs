@@ -13,6 +13,7 @@ use pyo3::prelude::*;
 use crate::engine::engine;
 use crate::error;
 use crate::front::MAX_ARGUMENTS;
+use crate::importing::Library;
 use crate::process::{Call, detached};
 use crate::pycall::PyKernel;
 use crate::torch::Torch;
@@ -54,8 +55,19 @@ pub fn is_loaded() -> bool {
 
 /// What the call demands because of where it is made.
 pub fn context(py: Python<'_>) -> PyResult<Context> {
-    let deterministic = Torch::find(py)?.is_some_and(|torch| torch.surroundings().deterministic);
-    Ok(Context { deterministic, ..Context::default() })
+    let threads = threads(py)?;
+    let deterministic = Torch::known().is_some_and(|torch| torch.surroundings().deterministic);
+    Ok(Context { deterministic, threads, ..Context::default() })
+}
+
+/// How many threads torch's kernels on the CPU use now; 0 without torch. Calls and questions that do not say theirs take
+/// this number from here on.
+pub fn threads(py: Python<'_>) -> PyResult<u16> {
+    let threads = Torch::find(py)?.map_or(0, Torch::threads);
+    if threads > 0 {
+        engine().set_threads(threads);
+    }
+    Ok(threads)
 }
 
 /// Whether an exception says that the call itself is wrong.
@@ -70,9 +82,10 @@ type Adapter = (String, Py<PyAny>, Vec<String>);
 /// Loads a backend's capabilities document with the versions found; its kernels run by the given functions. A backend
 /// that cannot be used is loaded with why (`("NOT_INSTALLED", library)` or `("BACKEND_IMPORT_FAILED", one line)`), so
 /// that its kernels can be listed and explained. `trust`: `"built_in"`, `"vouched"` or `"unproven"`. `lacks` are
-/// instruction sets the library does not use in this process.
+/// instruction sets the library does not use in this process. `importer` is called once, before one of the kernels runs; when
+/// it raises, the backend cannot be used after all.
 #[pyfunction]
-#[pyo3(signature = (name, document, versions, adapters, unavailable=None, trust="unproven", lacks=Vec::new()))]
+#[pyo3(signature = (name, document, versions, adapters, unavailable=None, trust="unproven", lacks=Vec::new(), importer=None))]
 #[allow(clippy::too_many_arguments)]
 pub fn load_backend(
     py: Python<'_>,
@@ -83,19 +96,21 @@ pub fn load_backend(
     unavailable: Option<(String, String)>,
     trust: &str,
     lacks: Vec<String>,
+    importer: Option<Py<PyAny>>,
 ) -> PyResult<()> {
     let engine = engine();
     let raise = |e: layerzero::Error| error::engine(py, &e);
     // A function that does not fit is found before anything is loaded.
     let read = capabilities::read(document).ok();
     let kernels = read.as_ref().map_or(&[][..], |d| &d.kernels[..]);
+    let library = Library::of(read.as_ref().map_or(name, |d| &d.backend.name), importer);
     let mut attached = Vec::new();
     for (id, callable, parameters) in adapters.into_iter().filter(|_| read.is_some()) {
         let Some(kernel) = kernels.iter().find(|k| k.id == id) else {
             let nearest = layerzero::model::nearest(&id, kernels.iter().map(|k| k.id.as_str())).map(str::to_owned);
             return Err(raise(layerzero::Error::UnknownKernel { id, nearest }));
         };
-        let function = adapter(py, &id, &kernel.operation, callable, parameters)?;
+        let function = adapter(py, &id, &kernel.operation, callable, parameters, library.clone())?;
         let versions = kernels.iter().filter(|k| k.id == id).map(|k| k.version.clone());
         attached.extend(versions.map(|v| (id.clone(), v, Executable::Foreign(function.clone()))));
     }
@@ -138,6 +153,7 @@ fn adapter(
     operation: &str,
     callable: Py<PyAny>,
     parameters: Vec<String>,
+    library: Option<Arc<Library>>,
 ) -> PyResult<Arc<PyKernel>> {
     let bad = |text: String, hint: String| Err(error::configuration(py, "BAD_ADAPTER", &text, &hint));
     if parameters.len() > MAX_ARGUMENTS {
@@ -154,7 +170,7 @@ fn adapter(
                 format!("take {known}"),
             );
         }
-        return Ok(Arc::new(PyKernel { callable, parameters, direct: None }));
+        return Ok(Arc::new(PyKernel { callable, parameters, direct: None, library }));
     }
     for name in parameters.iter().filter(|name| *name != "layout") {
         if !ops.iter().any(|op| op.input_index(name).is_some() || op.param_index(name).is_some()) {
@@ -175,7 +191,7 @@ fn adapter(
         return bad(text, format!("add the parameter '{name}' and honour it"));
     }
     let direct = callable.getattr(py, intern!(py, "direct")).ok();
-    Ok(Arc::new(PyKernel { callable, parameters, direct }))
+    Ok(Arc::new(PyKernel { callable, parameters, direct, library }))
 }
 
 /// A tensor every call gives, or a parameter every kernel must honour, that a function does not name.
@@ -195,16 +211,24 @@ fn forgotten(op: &Op, parameters: &[String]) -> Option<&'static str> {
 #[pyfunction]
 #[pyo3(signature = (document, kernel, trust="unproven"))]
 pub fn register(py: Python<'_>, document: &str, kernel: Adapter, trust: &str) -> PyResult<()> {
+    let _call = Call::enter(py);
     let read = capabilities::read(document).map_err(|e| {
         error::engine(py, &layerzero::Error::Capabilities { backend: "register_kernel".into(), error: e })
     })?;
     let (id, callable, parameters) = kernel;
     for descriptor in read.kernels {
         let descriptor = KernelDescriptor { standalone: true, trust: trusted(trust), ..descriptor };
-        let function = adapter(py, &id, &descriptor.operation, callable.clone_ref(py), parameters.clone())?;
+        let function = adapter(py, &id, &descriptor.operation, callable.clone_ref(py), parameters.clone(), None)?;
         engine().register_as(descriptor, Executable::Foreign(function)).map_err(|e| error::engine(py, &e))?;
     }
     Ok(())
+}
+
+/// Registers the native kernels for vector instructions, which come along but are not registered by default yet.
+#[pyfunction]
+pub fn register_simd_kernels(py: Python<'_>) -> PyResult<()> {
+    ensure_loaded(py)?;
+    detached(py, || engine().register_simd_kernels()).map_err(|e| error::engine(py, &e))
 }
 
 /// Removes a kernel, or with `id@version` one version of it; calls under way finish with it.

@@ -4,16 +4,18 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use layerzero::model::schema::OpKind;
+use layerzero::model::schema::{OpKind, Update};
 use layerzero::model::{Layout, Op, ParamValue, PluginOrigin, Query};
 use layerzero::resilience::{Latency, Rollout};
-use layerzero::{Executable, Step};
+use layerzero::{Executable, Scope, Step};
 use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
 
 use crate::engine::engine;
 use crate::front::{Front, Slots};
+use crate::native::NativeCall;
 use crate::pycall::{Prepared, PyCall, PyKernel};
+use crate::slow::Arguments;
 use crate::torch::{Outline, Torch};
 
 /// How a step is carried out. Most are Python functions, and those are to be in one piece with their step.
@@ -21,10 +23,36 @@ use crate::torch::{Outline, Torch};
 pub enum Runner {
     /// By a Python function.
     Python(PyCall),
-    /// On host memory.
-    Host(Executable),
+    /// By native code on host memory: as a call that can be made at once, where it can.
+    Host(Option<NativeCall>),
     /// Not at all: it is only described.
     Nothing,
+}
+
+/// A call that can be made at once. It lives on the stack, and for one call.
+#[allow(clippy::large_enum_variant)]
+pub enum Ready<'a> {
+    /// Of a Python function.
+    Python(Prepared),
+    /// Of native code.
+    Native(&'a NativeCall),
+}
+
+impl Ready<'_> {
+    /// Makes it: a new reference, or null with an exception set. `None` when it has to be made the other way after all.
+    ///
+    /// # Safety
+    /// As [`Prepared::call`] and [`NativeCall::call`].
+    #[inline]
+    pub unsafe fn call(self, slots: &Slots) -> Option<*mut PyObject> {
+        // SAFETY: passed on.
+        unsafe {
+            match self {
+                Ready::Python(prepared) => Some(prepared.call()),
+                Ready::Native(call) => call.call(slots),
+            }
+        }
+    }
 }
 
 /// A kernel to try.
@@ -47,6 +75,12 @@ impl std::ops::Deref for RouteStep {
     }
 }
 
+impl AsRef<Step> for RouteStep {
+    fn as_ref(&self) -> &Step {
+        &self.step
+    }
+}
+
 impl RouteStep {
     fn new(py: Python<'_>, front: &'static Front, op: &'static Op, layout: Option<Layout>, step: Step) -> RouteStep {
         let runner = match &step.executable {
@@ -55,9 +89,14 @@ impl RouteStep {
                 None => Runner::Nothing,
             },
             Executable::Described => Runner::Nothing,
-            host => Runner::Host(host.clone()),
+            Executable::Static(_) | Executable::Dynamic(_) => Runner::Host(None),
         };
         RouteStep { step, runner, straight: AtomicBool::new(false), watched: false }
+    }
+
+    /// Imports the library of its kernel, where that was not done.
+    pub fn import(&self, py: Python<'_>) -> PyResult<()> {
+        if let Runner::Python(call) = &self.runner { call.import(py) } else { Ok(()) }
     }
 
     /// No longer takes the straight path: it failed.
@@ -127,14 +166,19 @@ impl Route {
         let draws = draws(op, &query);
         let settings = &engine().config().settings;
         // Results that need more than to be handed back, arguments that need more than to be handed over, and calls
-        // that somebody wants to look at.
-        let plain = op.id() != "quantize" && !settings.checked && !settings.debug;
+        // that somebody wants to look at. Rows that are overwritten and read are saved first.
+        let saves_rows = matches!(op.schema().update, Some(Update::Rows { .. }));
+        let plain = op.id() != "quantize" && !settings.checked && !settings.debug && !saves_rows;
         let mut steps: Vec<RouteStep> =
             steps.into_iter().map(|step| RouteStep::new(py, front, op, layout, step)).collect();
         for step in steps.iter().filter(|_| plain) {
             let seeded = |call: &PyCall| draws && call.wants_seed();
-            let python = matches!(&step.runner, Runner::Python(call) if !seeded(call));
-            step.straight.store(python && step.transforms.is_empty() && !step.unproven, Ordering::Relaxed);
+            let at_once = match &step.runner {
+                Runner::Python(call) => !seeded(call),
+                Runner::Host(_) => !draws,
+                Runner::Nothing => false,
+            };
+            step.straight.store(at_once && step.transforms.is_empty() && !step.unproven, Ordering::Relaxed);
         }
         // What is drawn differs from kernel to kernel.
         let trial = trial.filter(|(rollout, ..)| rollout.is_some() || !draws);
@@ -165,7 +209,7 @@ impl Route {
     /// the route until the call is over. Steps whose breaker refuses them are passed over; one that may be probed is not
     /// for this path.
     #[inline]
-    pub fn straight(&self, slots: &Slots) -> Option<(usize, Prepared)> {
+    pub fn straight(&self, slots: &Slots) -> Option<(usize, Ready<'_>)> {
         for (at, step) in self.steps.iter().enumerate() {
             if !step.breaker.is_closed() {
                 if engine().refuses(step) {
@@ -173,11 +217,13 @@ impl Route {
                 }
                 return None;
             }
+            if !step.straight.load(Ordering::Relaxed) {
+                return None;
+            }
             return match &step.runner {
-                Runner::Python(call) if step.straight.load(Ordering::Relaxed) => {
-                    Some((at, call.prepare_settled(slots)?))
-                }
-                _ => None,
+                Runner::Python(call) => Some((at, Ready::Python(call.prepare_settled(slots)?))),
+                Runner::Host(call) => Some((at, Ready::Native(call.as_ref()?))),
+                Runner::Nothing => None,
             };
         }
         None
@@ -220,11 +266,26 @@ impl Route {
     }
 
     /// Finds out which one call each step comes down to for arguments like these.
-    pub fn shorten(&mut self, py: Python<'_>, slots: &Slots) {
+    pub fn shorten(
+        &mut self,
+        py: Python<'_>,
+        scope: &Scope<'_>,
+        front: &'static Front,
+        slots: &Slots,
+        arguments: &Arguments,
+    ) {
         let Some(decided) = Rc::get_mut(&mut self.0) else { return };
+        let query = decided.query;
+        let settled = arguments.settled(front, decided.op, &query).ok();
         for step in decided.steps.iter_mut().filter(|step| step.transforms.is_empty()) {
-            if let Runner::Python(call) = &mut step.runner {
-                call.shorten(py, slots);
+            match &mut step.runner {
+                Runner::Python(call) => call.shorten(py, slots),
+                Runner::Host(call) => {
+                    let scratch = scope.workspace_of(&step.step, &query);
+                    *call =
+                        settled.as_ref().and_then(|(p, o)| NativeCall::new(front, &step.step, &query, (p, o), scratch));
+                }
+                Runner::Nothing => {}
             }
         }
     }

@@ -1,29 +1,23 @@
 //! The path of calls that are not straight: first calls, special tensors and surroundings, results that need care,
 //! kernels that fail.
 
-use std::collections::VecDeque;
-use std::time::Instant;
-
-use layerzero::model::{ArgumentKind, Catalog, Context, Layout, NamedCall, ParamValue, Special};
-use layerzero::resilience::Admission;
-use layerzero::resilience::rollout::Outcome;
-use layerzero::{Error, Fault};
+use layerzero::model::{
+    ArgumentKind, CallError, Catalog, Context, Layout, NamedCall, Op, OutputSpec, ParamValue, Query, Special,
+};
+use layerzero::{Ending, Error, OverlayId, Scope};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::engine::engine;
-use crate::failures::Failures;
 use crate::front::{Front, Slots};
-use crate::job::Job;
-use crate::proof::{self, Standing};
-use crate::route::{Route, RouteStep, Runner};
+use crate::job::{Job, Making};
+use crate::pycaller::PyCaller;
+use crate::route::{Route, Runner};
 use crate::tensors::{Meta, Purpose};
 use crate::torch::Torch;
-use crate::versions::Versions;
-use crate::watched::Watching;
 use crate::words::Words;
-use crate::{error, events, host, interrupted, memory, process, registry, written};
+use crate::{context, error, events, host, interrupted, memory, process, registry, written};
 
 /// The arguments of a call, read.
 pub struct Arguments {
@@ -43,6 +37,8 @@ pub struct Request<'a, 'py> {
     pub slots: &'a Slots,
     /// Whether what surrounds the call counts.
     pub outside: bool,
+    /// The context it is made in.
+    pub overlay: OverlayId,
     /// What describes it, and the version that was read before, when it can be described and is not known to be the last
     /// call again.
     pub words: Option<(u64, &'a Words)>,
@@ -77,11 +73,12 @@ impl<'py> Request<'_, 'py> {
         if self.tried.is_none() {
             written::check(py, front, slots)?;
         }
+        let scope = engine().scope(self.overlay);
         let route = match self.known {
             Some(route) => route,
             None => {
-                let mut route = decide(py, front, &arguments)?;
-                route.shorten(py, slots);
+                let mut route = decide(py, &scope, front, &arguments)?;
+                route.shorten(py, &scope, front, slots, &arguments);
                 // While the program ends every call of another thread has to come by here.
                 if let Some((version, words)) = self.words.filter(|_| !process::is_ending()) {
                     memory::remember(py, front.index, version, words, &route);
@@ -89,30 +86,29 @@ impl<'py> Request<'_, 'py> {
                 route
             }
         };
-        carry_out(py, front, slots, &arguments, &route, self.tried)
+        carry_out(py, &scope, front, slots, &arguments, &route, self.tried)
     }
 }
 
 /// Has the engine decide.
-fn decide(py: Python<'_>, front: &'static Front, arguments: &Arguments) -> PyResult<Route> {
+fn decide(py: Python<'_>, scope: &Scope<'_>, front: &'static Front, arguments: &Arguments) -> PyResult<Route> {
     let raise = |e: Error| error::engine(py, &e);
     let named = arguments.named(front, registry::context(py)?);
-    let (_, bound) = engine().bind(front.signature.function.target, &named).map_err(raise)?;
+    let (_, bound) = scope.bind(front.signature.function.target, &named).map_err(raise)?;
     let op = Catalog::get().op(bound.query.op());
-    let steps = engine().steps(&bound.query).map_err(raise)?;
-    if engine().decided(&named, &bound).map_err(raise)? {
+    let steps = scope.steps(&bound.query).map_err(raise)?;
+    if scope.decided(&named, &bound).map_err(raise)? {
         py.import("layerzero.warming")?.call_method0("wake")?;
     }
-    let trial =
-        engine().comparison(&bound.query, &steps).map(|(rollout, other, serves)| (Some(rollout), other, serves));
-    let trial = trial.or_else(|| engine().sample_with(&bound.query, &steps).map(|other| (None, other, true)));
+    let trial = scope.comparison(&bound.query, &steps).map(|(rollout, other, serves)| (Some(rollout), other, serves));
+    let trial = trial.or_else(|| scope.sample_with(&bound.query, &steps).map(|other| (None, other, true)));
     let settings = &engine().config().settings;
     if let Some(first) = steps.first().filter(|_| settings.log_selections || settings.verbose) {
         events::selected(py, op.id(), &first.kernel.id, &bound.query)?;
     }
     let route = Route::new(py, front, (op, bound.query, bound.layout.map(|v| v.layout)), steps, trial);
     if route.steps.first().is_some_and(|step| step.kernel.reference) {
-        engine().warn_of_reference(&bound.query);
+        scope.warn_of_reference(&bound.query);
     }
     Ok(route)
 }
@@ -247,13 +243,18 @@ pub fn read(py: Python<'_>, front: &'static Front, slots: &Slots, purpose: Purpo
     for (at, argument) in front.signature.arguments.iter().enumerate() {
         let Some(value) = given(py, slots, at) else { continue };
         let wrong = |expected: &str| {
-            let shown = value.repr().map_or_else(|_| "?".into(), |r| r.to_string());
-            let text = format!("{name}: '{}' is {shown}, expected {expected}", argument.name);
+            let text = format!("{name}: '{}' is {}, expected {expected}", argument.name, error::shown(&value));
             error::argument(py, "BAD_PARAM", &text, &format!("see help(lz.{name})"))
         };
         match argument.kind {
             ArgumentKind::Input(_) => arguments.metas.push((at, Meta::read(&value, name, argument.name, purpose)?)),
             ArgumentKind::Param(param) => {
+                // A text that is no value of it is refused before it is interned, which is for good.
+                if let Some(text) = crate::params::refused_text(&value, param.ty) {
+                    let op = front.signature.ops().next().map_or(name, |op| op.id());
+                    let (param, got, expected) = (param.name, text, param.ty.expected());
+                    return Err(error::call(py, &CallError::BadParam { op, param, got, expected }));
+                }
                 let value = crate::params::value(&value).ok_or_else(|| wrong("a bool, a number or a string"))?;
                 // A default that is spelt out is no argument for those operations behind the function that lack it.
                 let everywhere = || front.signature.ops().all(|op| op.param_index(param.name).is_some());
@@ -286,7 +287,7 @@ pub fn read(py: Python<'_>, front: &'static Front, slots: &Slots, purpose: Purpo
         let sizes = crate::params::sizes(&shape).unwrap_or_default();
         let input = arguments.metas.first().map(|(_, meta)| meta.shape.clone()).unwrap_or_default();
         if sizes.is_empty() || !input.ends_with(&sizes) {
-            let shown = shape.repr()?.to_string();
+            let shown = error::shown(&shape);
             let text = format!("{name}: normalized_shape is {shown}, the input has shape {:?}", &input[..]);
             return Err(error::invalid(py, "WRONG_SHAPE", &text, "pass the sizes of the input's trailing dimensions"));
         }
@@ -320,133 +321,60 @@ impl Arguments {
     }
 }
 
+impl Arguments {
+    /// Every parameter of a call, defaults filled in, and the tensors it will give.
+    pub fn settled(
+        &self,
+        front: &Front,
+        op: &Op,
+        query: &Query,
+    ) -> Result<(Vec<ParamValue>, Vec<OutputSpec>), CallError> {
+        let named = self.named(front, query.context());
+        let ordered = op.in_order(&named)?;
+        op.settled(&named, &ordered, query)
+    }
+}
+
 /// Runs the kernels of a route until one serves the call. `tried`: a step that was run already, and what it gave.
 pub fn carry_out<'py>(
     py: Python<'py>,
+    scope: &Scope<'_>,
     front: &'static Front,
     slots: &Slots,
     arguments: &Arguments,
     route: &Route,
-    mut tried: Option<(usize, PyResult<Bound<'py, PyAny>>)>,
+    tried: Option<(usize, PyResult<Bound<'py, PyAny>>)>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let job = Job::new(py, front, slots, arguments, route)?;
-    let mut failures = Failures::default();
-    // Those whose circuit is open: not tried, so that nothing fell back.
-    let mut refused: Vec<(&RouteStep, String)> = Vec::new();
-    let mut wrong = false;
-    let fallback = engine().with_snapshot(|s| s.spec().settings.fallback_enabled);
-    // Those before the one that was tried were refused.
-    let first = tried.as_ref().map_or(0, |(at, _)| *at);
-    let mut left: VecDeque<&RouteStep> =
-        route.steps.iter().skip(first).filter(|step| !matches!(step.runner, Runner::Nothing)).collect();
-    let mut is_last_resort = false;
-    loop {
-        let step = match left.pop_front() {
-            Some(step) => step,
-            None if is_last_resort || !fallback || !failures.is_empty() => break,
-            // Circuits that are open must not leave a call without plain torch, where no reference can serve it.
-            None => {
-                match refused.iter().position(|(step, _)| step.kernel.baseline && engine().admit_anyway(step).is_ok()) {
-                    Some(at) => {
-                        is_last_resort = true;
-                        refused.remove(at).0
-                    }
-                    None => break,
-                }
+    let begun = tried.as_ref().map(|(at, _)| *at);
+    let job = Job::new(Making { py, scope, front, route }, slots, arguments)?;
+    let mut caller = PyCaller { job: &job, tried: tried.map(|(_, result)| result), versions: None, saved: None };
+    match scope.serve(&route.query, &route.steps, begun, &mut caller) {
+        Ending::Served { output, .. } => job.finish(output),
+        Ending::Ended { error, .. } => Err(error.into_raised()),
+        Ending::Unserved { decide_again: true, failed, .. } => {
+            // Who was wrong is out: the next decision names who serves instead, or says that nobody can.
+            let scope = engine().scope(scope.overlay());
+            let next = decide(py, &scope, front, arguments)?;
+            if let (Some((at, raised)), Some(serves)) = (failed.into_iter().next(), next.steps.first()) {
+                let error = error::one_line(py, &raised.into_raised());
+                scope.tell_fallback(&next.query, &route.steps[at], serves, error);
             }
-        };
-        let was_tried = tried.take();
-        let admission = match engine().admit(step) {
-            Ok(admission) => admission,
-            // It ran before its circuit opened, or there is nobody else.
-            Err(_) if was_tried.is_some() || is_last_resort => Admission::Closed,
-            Err(why) => {
-                refused.push((step, why));
-                continue;
-            }
-        };
-        let at = route.steps.iter().position(|s| std::ptr::eq(s, step)).unwrap_or(0);
-        let proven = match step.unproven && was_tried.is_none() {
-            true => proof::prove(py, front, arguments, route, step, left.is_empty()),
-            false => Ok(Standing::Proven),
-        };
-        if let Ok(Standing::Wrong(why) | Standing::Later(why)) = &proven {
-            wrong |= matches!(proven, Ok(Standing::Wrong(_)));
-            refused.push((step, why.clone()));
-            continue;
+            carry_out(py, &scope, front, slots, arguments, &next, None)
         }
-        let failed_on_copies = proven.is_err();
-        let watching = if was_tried.is_none() { Watching::begin(py, front, &job.slots, route, at) } else { None };
-        let before = job.before(step)?;
-        let versions = Versions::read(py, front, &job.slots);
-        let begun = Instant::now();
-        let result = match (was_tried, proven) {
-            (Some((_, result)), _) => result,
-            (None, Err(error)) => Err(error),
-            (None, Ok(_)) => {
-                step.health.record_call();
-                job.run(step)
-            }
-        };
-        let took = begun.elapsed();
-        let error = match result.and_then(|result| job.checked(step, result, before.as_ref())) {
-            Ok(result) => {
-                if let Some(watching) = watching {
-                    watching.finish(py, front, route, &result, took)?;
-                }
-                let chain = failures.count();
-                engine().succeeded(step, admission, !chain.is_empty());
-                job.tell_rollout(step, Outcome::OK);
-                job.tell(step, &chain);
-                return job.finish(result);
-            }
-            Err(error) => error,
-        };
-        if let Some(interruption) = interrupted::by_the_caller(py, &error, &job.slots) {
-            return Err(interruption);
-        }
-        // A call that is wrong stays wrong, and those that failed it before are not to blame.
-        if registry::is_callers_fault(py, &error)? {
-            return Err(error);
-        }
-        let changed = versions.changed(py, front, &job.slots);
-        let error = match changed.is_empty() {
-            true => error,
-            false => error::input_modified(py, route.op.id(), &step.kernel.id, &changed, error),
-        };
-        step.doubt();
-        job.tell_rollout(step, Outcome::FAILED);
-        if error::is_input_modified(py, &error)? {
-            failures.add(py, step, admission, error.clone_ref(py));
-            failures.count();
-            engine().nobody_served();
-            return Err(error);
-        }
-        if failures.add(py, step, admission, error) == Fault::OutOfMemory {
-            // The reference is the last resort even then.
-            let needs = |step: &&RouteStep| (step.kernel.reference, engine().workspace_of(step, &route.query));
-            left.make_contiguous().sort_by_key(needs);
-        }
-        if !fallback || job.updates() && !failed_on_copies {
-            break;
+        Ending::Unserved { refused, failed, .. } => {
+            let id = |at: usize| route.steps[at].kernel.id.clone();
+            let refused = refused.into_iter().map(|(at, why)| (id(at), PyRuntimeError::new_err(why)));
+            let failed = failed.into_iter().map(|(at, error)| (id(at), error.into_raised()));
+            let chain: Vec<(String, PyErr)> = refused.chain(failed).collect();
+            let fallback = scope.snapshot().spec().settings.fallback_enabled;
+            let hint = match (caller.is_half_written(), fallback) {
+                (true, _) => "the tensors it updates may be half written, so no other kernel was tried",
+                (false, false) => "fallback is disabled; enable it to end at the reference",
+                (false, true) => "see each kernel's error",
+            };
+            Err(error::execution(py, route.op.id(), chain, hint))
         }
     }
-    let mut failed = failures.count();
-    if wrong && failed.is_empty() {
-        // Who was wrong is out: the next decision names who serves instead, or says that nobody can.
-        let route = decide(py, front, arguments)?;
-        return carry_out(py, front, slots, arguments, &route, None);
-    }
-    engine().nobody_served();
-    let raised = |(step, why): (&RouteStep, String)| (step.kernel.id.clone(), PyRuntimeError::new_err(why));
-    let mut chain: Vec<(String, PyErr)> = refused.into_iter().map(raised).collect();
-    chain.append(&mut failed);
-    let hint = match (job.updates(), fallback) {
-        (true, _) => "a kernel that updates in place is not followed by another: its tensors may be half written",
-        (false, false) => "fallback is disabled; enable it to end at the reference",
-        (false, true) => "see each kernel's error",
-    };
-    Err(error::execution(py, route.op.id(), chain, hint))
 }
 
 /// The reasons of a failed selection, for those who run one kernel by name.
@@ -465,28 +393,30 @@ pub fn run_one<'py>(
     let named = arguments.named(front, registry::context(py)?);
     let raise = |e: Error| error::engine(py, &e);
     written::check(py, front, slots)?;
-    let (_, bound) = engine().bind(front.signature.function.target, &named).map_err(raise)?;
-    let step = engine().step_of(kernel_id, &bound.query).map_err(raise)?;
+    let scope = context::scope(py);
+    let (_, bound) = scope.bind(front.signature.function.target, &named).map_err(raise)?;
+    let step = scope.step_of(kernel_id, &bound.query).map_err(raise)?;
     let op = Catalog::get().op(bound.query.op());
     let route = Route::new(py, front, (op, bound.query, bound.layout.map(|v| v.layout)), vec![step], None);
     if matches!(route.steps[0].runner, Runner::Nothing) {
         let hint = "its library is described, but no adapter runs it here";
         return Err(error::execution(py, op.id(), Vec::new(), hint));
     }
-    experiment(py, front, slots, &arguments, &route)
+    experiment(py, &scope, front, slots, &arguments, &route)
 }
 
 /// Runs the one kernel of a route because somebody named it. That is an experiment: whatever becomes of it, no circuit and
 /// no level moves.
 fn experiment<'py>(
     py: Python<'py>,
+    scope: &Scope<'_>,
     front: &'static Front,
     slots: &Slots,
     arguments: &Arguments,
     route: &Route,
 ) -> PyResult<Bound<'py, PyAny>> {
     let (step, op) = (&route.steps[0], route.op.id());
-    let job = Job::new(py, front, slots, arguments, route)?;
+    let job = Job::new(Making { py, scope, front, route }, slots, arguments)?;
     let id = step.kernel.id.clone();
     if let Err(why) = engine().admit_anyway(step) {
         let chain = vec![(id, PyRuntimeError::new_err(why))];

@@ -1,15 +1,13 @@
 //! Tensors as they come from Python: their metadata, and views of host memory.
 
-use std::ffi::c_void;
-
+use layerzero::abi::{Bytes, Device, Element, RawTensor};
 use layerzero::model::{DType, DeviceIx, Extents, TensorMeta, TensorView, TensorViewMut, row_major};
-use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::engine::engine;
 use crate::error;
-use crate::exchange::{self, DlTensor};
+use crate::params::integers;
 use crate::process::detached;
 use crate::torch::Torch;
 
@@ -56,7 +54,7 @@ impl Meta {
             let grad = torch.surroundings().grad && object.getattr(intern!(py, "requires_grad"))?.is_truthy()?;
             let may_look = purpose == Purpose::Run || torch.is_plain(object.as_ptr());
             if let Some(borrow) = torch.borrow.filter(|_| may_look) {
-                let mut tensor = DlTensor::EMPTY;
+                let mut tensor = RawTensor::ABSENT;
                 // SAFETY: a live tensor, and a struct to fill.
                 if unsafe { borrow(object.as_ptr(), &mut tensor) } == 0 {
                     // SAFETY: just filled, and `object` keeps its tensor alive.
@@ -73,20 +71,20 @@ impl Meta {
     /// The struct was filled and its tensor is alive.
     unsafe fn of(
         py: Python<'_>,
-        tensor: &DlTensor,
+        tensor: &RawTensor,
         requires_grad: bool,
         function: &str,
         argument: &str,
     ) -> PyResult<Meta> {
-        let dtype = tensor.dtype().ok_or_else(|| {
-            let DlTensor { code, bits, lanes, .. } = tensor;
+        // 4-bit elements come as packed bytes, and the caller says so.
+        let dtype = tensor.element.dtype().filter(|dtype| !dtype.is_sub_byte()).ok_or_else(|| {
+            let Element { code, bits, lanes } = tensor.element;
             unknown_dtype(py, function, argument, &format!("DLPack type {code}, {bits} bits, {lanes} lanes"))
         })?;
-        let device = device(py, tensor.device_type, tensor.device_id, function, argument)?;
+        let device = device(py, tensor.device, function, argument)?;
         let start = tensor.start();
         // SAFETY: the contract above.
         let (shape, strides) = unsafe { (tensor.shape(), tensor.strides()) };
-        let on_host = tensor.device_type == exchange::CPU;
         Ok(Meta {
             dtype,
             shape: shape.into(),
@@ -94,7 +92,7 @@ impl Meta {
             device,
             aligned: (start as usize).is_multiple_of(16),
             requires_grad,
-            data: if on_host { start } else { std::ptr::null_mut() },
+            data: if tensor.device.is_host() { start } else { std::ptr::null_mut() },
         })
     }
 
@@ -113,7 +111,7 @@ impl Meta {
             let borrowed = py.import(library)?.call_method1("from_dlpack", (object,))?;
             return Meta::read(&borrowed, function, argument, Purpose::Ask);
         }
-        let Ok(shape) = object.getattr("shape").and_then(|s| s.extract::<Vec<i64>>()) else {
+        let Ok(shape) = object.getattr("shape").and_then(|s| integers(&s)) else {
             let text = format!("{function}: '{argument}' is a {}, expected a tensor", kind());
             return Err(error::argument(
                 py,
@@ -135,9 +133,9 @@ impl Meta {
             name.trim_start_matches("torch.").parse().map_err(|_| unknown_dtype(py, function, argument, &name))?;
         let itemsize = (dtype.bits() as i64 / 8).max(1);
         let strides: Option<Vec<i64>> = match object.getattr("stride").ok().filter(|s| s.is_callable()) {
-            Some(stride) => Some(stride.call0()?.extract()?),
+            Some(stride) => Some(integers(&stride.call0()?)?),
             None => {
-                let bytes = object.getattr("strides").and_then(|s| s.extract::<Vec<i64>>()).ok();
+                let bytes = object.getattr("strides").and_then(|s| integers(&s)).ok();
                 if bytes.iter().flatten().any(|b| b % itemsize != 0) {
                     let text =
                         format!("{function}: the strides of '{argument}' are no multiples of its elements' size");
@@ -165,52 +163,43 @@ impl Meta {
         })
     }
 
-    /// Lowest and one past the highest element that can be reached, relative to the first.
-    fn span(&self) -> (i64, i64) {
-        if self.shape.contains(&0) {
-            return (0, 0);
-        }
-        let strides = self.strides.clone().unwrap_or_else(|| row_major(&self.shape));
-        let (mut low, mut high) = (0, 1);
-        for (&n, &stride) in self.shape.iter().zip(&strides) {
-            let reach = (n - 1) * stride;
-            if reach < 0 { low += reach } else { high += reach }
-        }
-        (low, high)
+    /// Its strides, in elements.
+    fn all_strides(&self) -> Extents {
+        self.strides.clone().unwrap_or_else(|| row_major(&self.shape))
     }
 
-    /// The bytes it lies in: address of the lowest, and how many.
-    pub fn bytes(&self) -> (*mut u8, usize) {
-        let (low, high) = self.span();
-        let count = self.dtype.bytes_for((high - low) as usize);
-        let start = self.data.wrapping_offset((low * self.dtype.bits() as i64 / 8) as isize);
-        if self.data.is_null() { (std::ptr::null_mut(), 0) } else { (start, count) }
+    /// Whether it is row-major without gaps.
+    pub fn is_row_major(&self) -> bool {
+        let expected = row_major(&self.shape);
+        let strides = self.strides.as_deref().unwrap_or(&expected);
+        self.shape.contains(&0)
+            || self.shape.iter().zip(strides.iter().zip(&expected)).all(|(&n, (a, b))| n == 1 || a == b)
+    }
+
+    /// The addresses it lies in; empty where it has no host memory.
+    pub fn bytes(&self) -> Bytes {
+        match self.data.is_null() {
+            true => Bytes { start: 0, end: 0 },
+            false => Bytes::of(self.dtype, &self.shape, &self.all_strides(), self.data as usize),
+        }
     }
 
     /// A view of its memory.
     ///
     /// # Safety
     /// The tensor outlives the view, nobody writes it meanwhile, and `data` is its address in host memory.
-    pub unsafe fn view<'a>(&self) -> PyResult<TensorView<'a>> {
-        let (start, count) = self.bytes();
-        // SAFETY: the contract above; all elements lie within the span.
-        let bytes = if count == 0 { &[][..] } else { unsafe { std::slice::from_raw_parts(start, count) } };
-        let strides = self.strides.clone().unwrap_or_else(|| row_major(&self.shape));
-        TensorView::strided(self.dtype, &self.shape, &strides, -self.span().0, bytes)
-            .map_err(|e| PyTypeError::new_err(e.to_string()))
+    pub unsafe fn view<'a>(&self) -> TensorView<'a> {
+        // SAFETY: the contract above.
+        unsafe { TensorView::new(self.dtype, self.shape.clone(), self.all_strides(), self.data) }
     }
 
     /// A view of its memory to write to.
     ///
     /// # Safety
     /// As [`Meta::view`], and nobody reads it meanwhile either.
-    pub unsafe fn view_mut<'a>(&self) -> PyResult<TensorViewMut<'a>> {
-        let (start, count) = self.bytes();
+    pub unsafe fn view_mut<'a>(&self) -> TensorViewMut<'a> {
         // SAFETY: the contract above.
-        let bytes = if count == 0 { &mut [][..] } else { unsafe { std::slice::from_raw_parts_mut(start, count) } };
-        let strides = self.strides.clone().unwrap_or_else(|| row_major(&self.shape));
-        TensorViewMut::strided(self.dtype, &self.shape, &strides, -self.span().0, bytes)
-            .map_err(|e| PyTypeError::new_err(e.to_string()))
+        unsafe { TensorViewMut::new(self.dtype, self.shape.clone(), self.all_strides(), self.data) }
     }
 
     /// The same tensor read as packed values of a 4-bit format: two per byte along the last axis.
@@ -227,11 +216,7 @@ impl Meta {
             let text = format!("{function}: format is '{format}', expected one of int4, mxfp4, nvfp4");
             return Err(error::argument(py, "BAD_PARAM", &text, "leave format out for dtypes torch has"));
         };
-        let expected = row_major(&self.shape);
-        let strides = self.strides.as_deref().unwrap_or(&expected);
-        let contiguous = self.shape.contains(&0)
-            || self.shape.iter().zip(strides.iter().zip(&expected)).all(|(&n, (a, b))| n == 1 || a == b);
-        let contiguous = contiguous || purpose == Purpose::Ask;
+        let contiguous = self.is_row_major() || purpose == Purpose::Ask;
         if self.dtype != DType::U8 || self.shape.is_empty() || !contiguous {
             let text =
                 format!("{function}: '{argument}' is {} {:?}, expected contiguous uint8", self.dtype, self.shape);
@@ -252,10 +237,11 @@ fn unknown_dtype(py: Python<'_>, function: &str, argument: &str, name: &str) -> 
 }
 
 /// The engine's device for a DLPack device.
-fn device(py: Python<'_>, kind: i32, id: i32, function: &str, argument: &str) -> PyResult<DeviceIx> {
-    match kind {
-        exchange::CPU => Ok(DeviceIx(0)),
-        exchange::CUDA => {
+fn device(py: Python<'_>, device: Device, function: &str, argument: &str) -> PyResult<DeviceIx> {
+    let id = device.id;
+    match device.kind {
+        _ if device.is_host() => Ok(DeviceIx(0)),
+        Device::CUDA => {
             let ix = id + 1;
             let known = |count: usize| (ix as usize) < count;
             if known(engine().with_snapshot(|s| s.spec().devices.len()))
@@ -279,7 +265,7 @@ fn named_device(py: Python<'_>, name: &str, function: &str, argument: &str) -> P
     let (kind, id) = name.split_once(':').unwrap_or((name, "0"));
     match kind {
         "cpu" | "meta" => Ok(DeviceIx(0)),
-        "cuda" => device(py, exchange::CUDA, id.parse().unwrap_or(0), function, argument),
+        "cuda" => device(py, Device { kind: Device::CUDA, id: id.parse().unwrap_or(0) }, function, argument),
         _ => {
             let text = format!("{function}: '{argument}' is on {name}, which is not supported");
             Err(error::unsupported(py, &text, "move it to the CPU or to a CUDA device"))
@@ -291,6 +277,3 @@ fn named_device(py: Python<'_>, name: &str, function: &str, argument: &str) -> P
 pub fn storage(dtype: DType) -> (&'static str, i64) {
     if dtype.is_sub_byte() { ("uint8", 2) } else { (dtype.name(), 1) }
 }
-
-/// Kept so that the struct's layout is checked: seven machine words on 64-bit targets.
-const _: () = assert!(size_of::<DlTensor>() == 48 && size_of::<*mut c_void>() == 8);

@@ -3,9 +3,9 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use layerzero::model::Catalog;
-use layerzero::resilience::Admission;
-use layerzero::{Executable, Step, Warning};
+use layerzero::model::{Catalog, Query};
+use layerzero::selection::Evidence;
+use layerzero::{Blame, Caller, Ending, Executable, Proven, Scope, Step};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
@@ -51,7 +51,7 @@ impl TextCall {
         let given: Vec<_> = given.collect::<PyResult<_>>()?;
         let return_offsets = identity.get_item("return_offsets")?.is_some_and(|v| v.is_truthy().unwrap_or(false));
         let tokenizer_id = identity.get_item("tokenizer_id")?.map_or_else(|| py.None(), Bound::unbind);
-        let call = engine().text_call(op, given, own, refused).map_err(|e| error::engine(py, &e))?;
+        let call = context::scope(py).text_call(op, given, own, refused).map_err(|e| error::engine(py, &e))?;
         Ok(TextCall { call, tokenizer, tokenizer_id, return_offsets, logged: Mutex::default() })
     }
 
@@ -68,88 +68,153 @@ impl TextCall {
         let _call = Call::enter(py);
         let query = self.call.query(size(texts), length);
         let raise = |e: layerzero::Error| error::engine(py, &e);
-        let steps = context::within(py, || match only {
-            Some(kernel) => engine().text_step_of(&self.call, &query, kernel).map(|step| vec![step]),
-            None => engine().text_steps(&self.call, &query),
-        });
-        let steps = steps.map_err(raise)?;
+        let scope = context::scope(py);
+        if let Some(kernel) = only {
+            let step = scope.text_step_of(&self.call, &query, kernel).map_err(raise)?;
+            return self.experiment(py, &step, texts);
+        }
+        let steps = scope.text_steps(&self.call, &query).map_err(raise)?;
         self.log(py, &steps, &query)?;
-        let mut chain: Vec<(String, PyErr)> = Vec::new();
-        let mut refused: Vec<(String, PyErr)> = Vec::new();
-        for step in &steps {
-            let own = self.call.is_own(&step.kernel.backend);
-            // One that was named is an experiment: whatever becomes of it, no circuit and no level moves.
-            let admission = match only.map_or_else(|| engine().admit(step), |_| named(step)) {
-                Ok(admission) => admission,
-                Err(_) if own => Admission::Closed,
-                Err(why) => {
-                    refused.push((step.kernel.id.clone(), PyRuntimeError::new_err(why)));
-                    continue;
-                }
-            };
-            step.health.record_call();
-            let begun = Instant::now();
-            let raised = match self.run_step(py, step, texts) {
-                Ok(result) => {
-                    step.health.latency().record_ns(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX));
-                    if only.is_none() {
-                        engine().succeeded(step, admission, !chain.is_empty());
-                    }
-                    if let Some((failed, error)) = chain.first() {
-                        let (failed, served) = (failed.clone(), step.kernel.id.clone());
-                        let error = error::one_line(py, error);
-                        engine().warn(&Warning::FellBack { op: step.op, failed, error, served, factor: None });
-                    }
-                    return Ok(result);
-                }
-                Err(raised) => raised,
-            };
-            if let Some(interruption) = interrupted::by_the_caller(py, &raised, &[]) {
-                return Err(interruption);
+        let id = |at: usize| steps[at].kernel.id.clone();
+        let mut caller = TextCaller { py, scope: &scope, call: self, query: &query, steps: &steps, texts };
+        match scope.serve(&query, &steps, None, &mut caller) {
+            Ending::Served { output, .. } => Ok(output),
+            Ending::Ended { error, .. } => Err(error),
+            Ending::Unserved { refused, failed, .. } => {
+                let refused = refused.into_iter().map(|(at, why)| (id(at), PyRuntimeError::new_err(why)));
+                let chain = refused.chain(failed.into_iter().map(|(at, error)| (id(at), error))).collect();
+                Err(error::execution(py, steps[0].op, chain, "see each kernel's error"))
             }
-            // A call that is wrong stays wrong.
-            if registry::is_callers_fault(py, &raised)? {
-                return Err(raised);
-            }
-            let (line, detail) = (error::one_line(py, &raised), raised.to_string());
-            match only {
-                None => {
-                    engine().failed(step, admission, &line, &detail);
-                }
-                Some(_) => engine().experiment_failed(step, &line, &detail),
-            }
-            chain.push((step.kernel.id.clone(), raised));
         }
-        if only.is_none() {
-            engine().nobody_served();
-        }
-        refused.append(&mut chain);
-        let op = Catalog::get().op(query.op()).id();
-        Err(error::execution(py, op, refused, "see each kernel's error"))
     }
 
     /// The kernel that serves the call for so many texts.
     fn which<'py>(&self, py: Python<'py>, texts: i64, length: i64) -> PyResult<Bound<'py, PyDict>> {
         let query = self.call.query(texts, length);
-        let chosen = context::within(py, || engine().text_which(&self.call, &query));
+        let chosen = context::scope(py).text_which(&self.call, &query);
         inspect::selection(py, chosen.map_err(|e| error::engine(py, &e))?)
     }
 
     /// Everything about that choice: as JSON, and as a table.
     fn explain(&self, py: Python<'_>, texts: i64, length: i64) -> (String, String) {
         let query = self.call.query(texts, length);
-        let report = context::within(py, || engine().text_explain(&self.call, &query));
+        let report = context::scope(py).text_explain(&self.call, &query);
         (inspect::json(&report), report.to_string())
     }
 
     /// Why a kernel cannot serve the call; empty when it can.
     fn validate<'py>(&self, py: Python<'py>, kernel: &str, texts: i64, length: i64) -> PyResult<Bound<'py, PyList>> {
         let query = self.call.query(texts, length);
-        inspect::reasons(py, context::within(py, || engine().text_step_of(&self.call, &query, kernel)))
+        inspect::reasons(py, context::scope(py).text_step_of(&self.call, &query, kernel))
+    }
+}
+
+/// A call on texts under way.
+struct TextCaller<'a, 'py> {
+    py: Python<'py>,
+    scope: &'a Scope<'a>,
+    call: &'a TextCall,
+    query: &'a Query,
+    steps: &'a [Step],
+    texts: &'a Bound<'py, PyList>,
+}
+
+impl<'py> Caller for TextCaller<'_, 'py> {
+    type Output = Bound<'py, PyAny>;
+    type Error = PyErr;
+
+    fn prove(&mut self, at: usize, _alone: bool) -> PyResult<Proven> {
+        self.call.prove(self.py, self.scope, &self.steps[at], self.texts, self.query)
+    }
+
+    fn save(&mut self) -> PyResult<()> {
+        Ok(())
+    }
+
+    fn restore(&mut self) -> PyResult<()> {
+        Ok(())
+    }
+
+    fn run(&mut self, at: usize) -> PyResult<Bound<'py, PyAny>> {
+        self.call.run_step(self.py, &self.steps[at], self.texts)
+    }
+
+    fn blame(&mut self, _at: usize, error: PyErr) -> Blame<PyErr> {
+        if let Some(interruption) = interrupted::by_the_caller(self.py, &error, &[]) {
+            return Blame::Caller(interruption);
+        }
+        match registry::is_callers_fault(self.py, &error) {
+            Ok(false) => Blame::Kernel(error),
+            Ok(true) => Blame::Caller(error),
+            Err(other) => Blame::Caller(other),
+        }
+    }
+
+    fn told(&self, error: &PyErr) -> (String, String) {
+        (error::one_line(self.py, error), error.to_string())
+    }
+
+    /// What the tokenizer's own library gives is right by definition.
+    fn defines(&self, at: usize) -> bool {
+        self.call.call.is_own(&self.steps[at].kernel.backend)
     }
 }
 
 impl TextCall {
+    /// Runs one kernel because somebody named it: whatever becomes of it, no circuit and no level moves.
+    fn experiment<'py>(&self, py: Python<'py>, step: &Step, texts: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyAny>> {
+        let chain = |error: PyErr| vec![(step.kernel.id.clone(), error)];
+        if let Err(why) = engine().admit_anyway(step) {
+            return Err(error::execution(py, step.op, chain(PyRuntimeError::new_err(why)), "start a new process"));
+        }
+        step.health.record_call();
+        let raised = match self.run_step(py, step, texts) {
+            Ok(result) => return Ok(result),
+            Err(raised) => raised,
+        };
+        if let Some(interruption) = interrupted::by_the_caller(py, &raised, &[]) {
+            return Err(interruption);
+        }
+        if registry::is_callers_fault(py, &raised)? {
+            return Err(raised);
+        }
+        engine().experiment_failed(step, &error::one_line(py, &raised), &raised.to_string());
+        Err(error::execution(py, step.op, chain(raised), "see the kernel's error"))
+    }
+
+    /// Compares a kernel that is not built in with the tokenizer's own library, on these texts and on hard ones.
+    fn prove(
+        &self,
+        py: Python<'_>,
+        scope: &Scope<'_>,
+        step: &Step,
+        texts: &Bound<'_, PyList>,
+        query: &Query,
+    ) -> PyResult<Proven> {
+        let proving = py.import("layerzero.proving")?;
+        let Some(own) = scope.text_own_step(&self.call, query) else {
+            let why = "the tokenizer's own library cannot run, so that nothing can be compared with it";
+            return Ok(Proven::Later(why.into()));
+        };
+        let given = proving.call_method1("hard_texts", (step.op, texts))?.cast_into::<PyList>()?;
+        let Ok(right) = self.run_step(py, &own, &given) else {
+            let why = format!("{} failed, so that nothing could be compared with it", own.kernel.id);
+            return Ok(Proven::Later(why));
+        };
+        // What it raises is left to the call itself.
+        let Ok(found) = self.run_step(py, step, &given) else { return Ok(Proven::Passed) };
+        let wrong: Option<String> = proving.call_method1("texts_differ", (given, found, right))?.extract()?;
+        let Some(wrong) = wrong else {
+            engine().proved(&step.kernel, query);
+            return Ok(Proven::Passed);
+        };
+        let error = format!("{wrong} than {}", own.kernel.id);
+        let evidence = Evidence { error, call: format!("{query:?}"), max_error: None, tolerance: None };
+        let why = evidence.reason().to_string();
+        engine().found_wrong(&step.kernel, query, evidence);
+        Ok(Proven::Wrong(why))
+    }
+
     fn run_step<'py>(&self, py: Python<'py>, step: &Step, texts: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyAny>> {
         let Executable::Foreign(any) = &step.executable else {
             return Err(PyRuntimeError::new_err("no adapter runs it here"));
@@ -157,6 +222,9 @@ impl TextCall {
         let Some(kernel) = any.downcast_ref::<PyKernel>() else {
             return Err(PyRuntimeError::new_err("its adapter is no Python function"));
         };
+        if let Some(library) = &kernel.library {
+            library.import(py)?;
+        }
         let argument = |name: &String| match name.as_str() {
             "texts" | "tokens" => texts.clone().into_any(),
             "tokenizer" => self.tokenizer.bind(py).clone(),
@@ -164,7 +232,9 @@ impl TextCall {
             _ => pyo3::types::PyBool::new(py, self.return_offsets).to_owned().into_any(),
         };
         let arguments = PyTuple::new(py, kernel.parameters.iter().map(argument))?;
+        let begun = Instant::now();
         let result = kernel.callable.bind(py).call1(arguments)?;
+        step.health.latency().record_ns(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX));
         let as_many = |list: &Bound<'py, PyAny>| list.cast::<PyList>().is_ok_and(|list| list.len() == texts.len());
         let fits = match self.return_offsets {
             false => as_many(&result),
@@ -206,9 +276,4 @@ pub fn text_operation(py: Python<'_>, kernel_id: &str) -> PyResult<Option<String
     let mut ops = target.ops.iter().map(|&ix| Catalog::get().op(ix));
     let found = ops.find(|op| op.schema().kind == layerzero::model::schema::OpKind::Tokenization);
     Ok(found.map(|op| op.id().to_owned()))
-}
-
-/// Admits a step that was asked for by name: its circuit may be open.
-fn named(step: &Step) -> Result<Admission<'_>, String> {
-    engine().admit_anyway(step).map(|()| Admission::Closed)
 }

@@ -3,14 +3,16 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use layerzero::abi::RawTensor;
 use libloading::os::unix::{Library, RTLD_LAZY};
 use pyo3::ffi::{self, PyObject, PyTypeObject};
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 use pyo3::{PyResult, intern};
 
+use crate::allocator::Allocator;
 use crate::capture::Capture;
-use crate::exchange::{Borrow, DlTensor, functions_of};
+use crate::exchange::{Borrow, functions_of, kind};
 use crate::inside::Fields;
 
 /// `c10::DeviceType` of the device types autocast is looked at for.
@@ -35,31 +37,70 @@ struct Symbols {
     grad_enabled: unsafe extern "C" fn() -> bool,
     any_modes: unsafe extern "C" fn(bool) -> bool,
     autocast: unsafe extern "C" fn(i8) -> bool,
-    /// torch's one global context.
-    context: *const c_void,
-    deterministic: unsafe extern "C" fn(*const c_void) -> bool,
+    deterministic: Question,
+    threads: unsafe extern "C" fn() -> c_int,
 }
 
-// SAFETY: the context is a static object of torch's, used only through its own functions.
+/// A function of a Python extension module that takes no arguments, called without the interpreter's machinery. What it
+/// answers needs no experiment: it is the very function that Python code calls.
+#[derive(Clone, Copy)]
+struct Question {
+    function: ffi::PyCFunction,
+    module: *mut PyObject,
+}
+
+impl Question {
+    /// Of a built-in function object, which is kept alive for good.
+    fn of(object: &Bound<'_, PyAny>) -> Option<Question> {
+        object.cast::<pyo3::types::PyCFunction>().ok()?;
+        std::mem::forget(object.clone());
+        // SAFETY: a live built-in function, just checked; its own pointers are valid as long as it lives.
+        unsafe {
+            let flags = ffi::PyCFunction_GetFlags(object.as_ptr());
+            let function = ffi::PyCFunction_GetFunction(object.as_ptr()).filter(|_| flags == ffi::METH_NOARGS)?;
+            Some(Question { function, module: ffi::PyCFunction_GetSelf(object.as_ptr()) })
+        }
+    }
+
+    /// # Safety
+    /// This thread holds the interpreter.
+    #[inline]
+    unsafe fn ask(self) -> bool {
+        // SAFETY: the function takes its module and no arguments, and gives a new reference, or an exception and null.
+        unsafe {
+            let answer = (self.function)(self.module, std::ptr::null_mut());
+            if answer.is_null() {
+                ffi::PyErr_Clear();
+                return true;
+            }
+            let yes = answer != ffi::Py_False();
+            ffi::Py_DECREF(answer);
+            yes
+        }
+    }
+}
+
+// SAFETY: the module is a Python object that is never freed, used only by threads that hold the interpreter.
 unsafe impl Send for Symbols {}
 // SAFETY: as above.
 unsafe impl Sync for Symbols {}
 
 impl Symbols {
-    fn find() -> Option<Symbols> {
+    /// `deterministic` is torch's own function that tells whether only deterministic algorithms are allowed.
+    fn find(deterministic: &Bound<'_, PyAny>) -> Option<Symbols> {
+        let deterministic = Question::of(deterministic)?;
         // SAFETY: with RTLD_NOLOAD nothing is loaded and no initialiser runs; the libraries stay loaded as long as torch
         // does, which is never unloaded. The signatures are those of the C++ functions of these mangled names, which
         // take and return plain integers.
         unsafe {
             let open = |name: &str| Library::open(Some(name), RTLD_LAZY | NO_LOAD).ok();
             let (c10, cpu) = (open("libc10.so")?, open("libtorch_cpu.so")?);
-            let context: unsafe extern "C" fn() -> *const c_void = *cpu.get(b"_ZN2at13globalContextEv").ok()?;
             let symbols = Symbols {
                 grad_enabled: *c10.get(b"_ZN3c108GradMode10is_enabledEv").ok()?,
                 any_modes: *c10.get(b"_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb").ok()?,
                 autocast: *cpu.get(b"_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE").ok()?,
-                context: context(),
-                deterministic: *cpu.get(b"_ZNK2at7Context23deterministicAlgorithmsEv").ok()?,
+                deterministic,
+                threads: *cpu.get(b"_ZN2at15get_num_threadsEv").ok()?,
             };
             std::mem::forget((c10, cpu));
             Some(symbols)
@@ -67,20 +108,77 @@ impl Symbols {
     }
 
     /// For calls on the host: autocast for CUDA is not looked at.
+    ///
+    /// # Safety
+    /// This thread holds the interpreter.
     #[inline]
-    fn read_on_host(&self) -> Surroundings {
-        // SAFETY: functions without preconditions, see `find`.
+    unsafe fn read_on_host(&self) -> Surroundings {
+        // SAFETY: functions without other preconditions, see `find`.
         unsafe {
             let special = (self.any_modes)(false) || (self.autocast)(AUTOCAST_CPU);
-            let deterministic = (self.deterministic)(self.context);
+            let deterministic = self.deterministic.ask();
             Surroundings { grad: (self.grad_enabled)(), deterministic, special }
         }
     }
 
-    fn read(&self) -> Surroundings {
-        let host = self.read_on_host();
+    /// # Safety
+    /// This thread holds the interpreter.
+    unsafe fn read(&self) -> Surroundings {
+        // SAFETY: passed on.
+        let host = unsafe { self.read_on_host() };
         // SAFETY: as above.
         Surroundings { special: host.special || unsafe { (self.autocast)(AUTOCAST_CUDA) }, ..host }
+    }
+}
+
+/// How it is found out whether somebody records torch's operations: `torch.jit.trace`, or forward-mode derivatives.
+#[derive(Clone, Copy)]
+struct Recording {
+    /// torch's `getTracingState`: where the thread keeps a shared pointer to the trace that is being made.
+    tracing: unsafe extern "C" fn() -> *const *const c_void,
+    /// The names of `torch.autograd.forward_ad`, one of which tells how many levels of derivatives are being made.
+    module: *mut PyObject,
+    level: *mut PyObject,
+    /// The level outside of any. Small integers are one object each.
+    outside: *mut PyObject,
+}
+
+// SAFETY: objects that are never freed, used only by threads that hold the interpreter.
+unsafe impl Send for Recording {}
+// SAFETY: as above.
+unsafe impl Sync for Recording {}
+
+impl Recording {
+    fn find(py: Python<'_>) -> PyResult<Option<Recording>> {
+        // SAFETY: as in `Symbols::find`; a reference is returned as an address.
+        let tracing = unsafe {
+            let Ok(library) = Library::open(Some("libtorch_cpu.so"), RTLD_LAZY | NO_LOAD) else { return Ok(None) };
+            let Ok(found) = library.get(b"_ZN5torch3jit6tracer15getTracingStateEv").map(|symbol| *symbol) else {
+                return Ok(None);
+            };
+            std::mem::forget(library);
+            found
+        };
+        let module = py.import("torch.autograd.forward_ad")?.dict();
+        let (level, outside) = (intern!(py, "_current_level").clone(), (-1i64).into_pyobject(py)?);
+        let found = module.get_item(&level)?.is_some_and(|value| value.is(&outside));
+        let recording =
+            Recording { tracing, module: module.as_ptr(), level: level.as_ptr(), outside: outside.as_ptr() };
+        std::mem::forget((module, level, outside));
+        // Found in the middle of derivatives, it would never be asked again.
+        Ok(found.then_some(recording))
+    }
+
+    /// # Safety
+    /// This thread holds the interpreter.
+    #[inline]
+    unsafe fn is_under_way(self) -> bool {
+        // SAFETY: the function gives the address of a shared pointer, whose first word is null when there is no trace. The
+        // dictionary and the name are live; the value is borrowed, or null, and only its address is looked at.
+        unsafe {
+            let state = (self.tracing)();
+            !(*state).is_null() || ffi::PyDict_GetItem(self.module, self.level) != self.outside
+        }
     }
 }
 
@@ -94,6 +192,7 @@ struct Questions {
     autocast: Py<PyAny>,
     deterministic: Py<PyAny>,
     capturing: Py<PyAny>,
+    threads: Py<PyAny>,
 }
 
 impl Questions {
@@ -126,8 +225,13 @@ pub struct Torch {
     pub fields: Option<Fields>,
     symbols: Option<Symbols>,
     capture: Option<Capture>,
+    recording: Option<Recording>,
+    /// Makes tensors; `None` where torch's functions for that are not there.
+    pub allocator: Option<Allocator>,
     questions: Questions,
     requires_grad: Py<PyAny>,
+    /// Whether it is known how torch is read. Under autocast or a dispatch mode that cannot be found out, and is tried again.
+    settled: bool,
 }
 
 static TORCH: AtomicPtr<Torch> = AtomicPtr::new(std::ptr::null_mut());
@@ -142,7 +246,11 @@ impl Torch {
 
     /// torch, if the process has imported it.
     pub fn find(py: Python<'_>) -> PyResult<Option<&'static Torch>> {
-        if let Some(torch) = Torch::known() {
+        let before = TORCH.load(Ordering::Acquire);
+        // SAFETY: as in `known`.
+        if let Some(torch) = unsafe { before.as_ref() }
+            && (torch.settled || torch.questions.read().special)
+        {
             return Ok(Some(torch));
         }
         let modules = py.import("sys")?.getattr("modules")?;
@@ -157,38 +265,48 @@ impl Torch {
             parameter: parameter.cast::<PyType>()?.as_type_ptr(),
             borrow: exchange.borrow,
             fields: None,
-            symbols: Symbols::find(),
+            symbols: Symbols::find(&c.getattr("_get_deterministic_algorithms")?),
             capture: Capture::find(exchange.work_stream),
+            recording: None,
+            allocator: None,
             questions: Questions {
                 grad_enabled: torch.getattr("is_grad_enabled")?.unbind(),
                 modes: c.getattr("_len_torch_dispatch_stack")?.unbind(),
                 autocast: c.getattr("_is_any_autocast_enabled")?.unbind(),
                 deterministic: torch.getattr("are_deterministic_algorithms_enabled")?.unbind(),
                 capturing: torch.getattr("cuda")?.getattr("is_current_stream_capturing")?.unbind(),
+                threads: torch.getattr("get_num_threads")?.unbind(),
             },
             requires_grad: intern!(py, "requires_grad").clone().into_any().unbind(),
+            settled: true,
         };
         // The types must outlive the pointers; torch is never unloaded, but its names can be rebound.
         std::mem::forget((tensor, parameter));
-        if !found.symbols_tell_the_truth(py)? {
-            found.symbols = None;
+        match found.symbols_tell_the_truth(py)? {
+            Some(true) => {}
+            Some(false) => found.symbols = None,
+            None => (found.symbols, found.settled) = (None, false),
         }
         // In the middle of something special no plain tensor can be made.
         if found.symbols.is_some() {
             found.fields = Fields::find(py)?;
+            found.recording = Recording::find(py)?;
+            found.allocator = Allocator::find(py)?;
         }
         let found = Box::into_raw(Box::new(found));
         // Two threads may have looked at once; the loser's copy stays unused.
-        let _ = TORCH.compare_exchange(std::ptr::null_mut(), found, Ordering::AcqRel, Ordering::Acquire);
+        let _ = TORCH.compare_exchange(before, found, Ordering::AcqRel, Ordering::Acquire);
         Ok(Torch::known())
     }
 
-    /// Puts this thread into each state in turn and compares what the symbols say.
-    fn symbols_tell_the_truth(&self, py: Python<'_>) -> PyResult<bool> {
-        let Some(symbols) = self.symbols else { return Ok(false) };
+    /// Puts this thread into each state in turn and compares what the symbols say; `None` where that cannot be done now.
+    fn symbols_tell_the_truth(&self, py: Python<'_>) -> PyResult<Option<bool>> {
+        let Some(symbols) = self.symbols else { return Ok(Some(false)) };
         let read = move || {
-            let seen = { symbols }.read();
-            (seen.grad, seen.deterministic, seen.special)
+            // SAFETY: called by Python code, whose thread holds the interpreter.
+            let seen = unsafe { { symbols }.read() };
+            // SAFETY: as in `Torch::threads`.
+            (seen.grad, seen.deterministic, seen.special, unsafe { (symbols.threads)() })
         };
         let look = pyo3::types::PyCFunction::new_closure(py, None, None, move |_, _| read())?;
         py.import("layerzero.surroundings")?.call_method1("symbols_agree", (look,))?.extract()
@@ -222,10 +340,18 @@ impl Torch {
         unsafe { ffi::PyType_IsSubtype(ffi::Py_TYPE(object.as_ptr()), self.tensor.cast_mut()) != 0 }
     }
 
-    /// What surrounds the call this thread is in.
+    /// Whether somebody records torch's operations, who would miss what a native kernel does.
+    #[inline]
+    pub fn is_recording(&self) -> bool {
+        // SAFETY: whoever makes a call holds the interpreter.
+        self.recording.is_none_or(|recording| unsafe { recording.is_under_way() })
+    }
+
+    /// What surrounds the call this thread is in. It holds the interpreter.
     pub fn surroundings(&self) -> Surroundings {
         match &self.symbols {
-            Some(symbols) => symbols.read(),
+            // SAFETY: whoever asks about a call holds the interpreter.
+            Some(symbols) => unsafe { symbols.read() },
             None => self.questions.read(),
         }
     }
@@ -234,8 +360,20 @@ impl Torch {
     #[inline]
     pub fn surroundings_on_host(&self) -> Surroundings {
         match &self.symbols {
-            Some(symbols) => symbols.read_on_host(),
+            // SAFETY: as above.
+            Some(symbols) => unsafe { symbols.read_on_host() },
             None => self.questions.read(),
+        }
+    }
+
+    /// How many threads torch's kernels on the CPU use when this thread calls them; 0 where that is not to be had. This
+    /// thread holds the interpreter.
+    #[inline]
+    pub fn threads(&self) -> u16 {
+        match &self.symbols {
+            // SAFETY: a function without preconditions, see `Symbols::find`.
+            Some(symbols) => u16::try_from(unsafe { (symbols.threads)() }).unwrap_or(0),
+            None => Python::attach(|py| self.questions.threads.call0(py).and_then(|n| n.extract(py)).unwrap_or(0)),
         }
     }
 
@@ -267,7 +405,7 @@ impl Torch {
 
     /// Whether a tensor is a plain one whose metadata can be read.
     pub fn is_readable(&self, object: &Bound<'_, PyAny>) -> bool {
-        let mut tensor = DlTensor::EMPTY;
+        let mut tensor = RawTensor::ABSENT;
         let Some(borrow) = self.borrow else { return self.is_plain(object.as_ptr()) };
         // SAFETY: a live tensor, and a struct to fill.
         let read = self.is_plain(object.as_ptr()) && unsafe { borrow(object.as_ptr(), &mut tensor) } == 0;
@@ -288,7 +426,7 @@ impl Torch {
             if let Some(seen) = self.fields.as_ref().and_then(|fields| fields.read(object)) {
                 return Some(Outline { kind: seen.kind(), sizes: seen.sizes.into() });
             }
-            let mut tensor = DlTensor::EMPTY;
+            let mut tensor = RawTensor::ABSENT;
             if self.borrow?(object, &mut tensor) != 0 {
                 ffi::PyErr_Clear();
                 return None;
@@ -296,7 +434,7 @@ impl Torch {
             if let Some(fields) = &self.fields {
                 fields.learn(object, &tensor);
             }
-            Some(Outline { kind: tensor.kind(), sizes: tensor.shape().into() })
+            Some(Outline { kind: kind(&tensor), sizes: tensor.shape().into() })
         }
     }
 

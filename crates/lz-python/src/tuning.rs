@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use crate::engine::engine;
 use crate::front::{Front, Slots};
 use crate::inspect::{json, slots};
-use crate::job::Job;
+use crate::job::{Job, Making};
 use crate::process::{self, Call, detached};
 use crate::route::{Route, Runner};
 use crate::slow::{self, Arguments};
@@ -89,9 +89,10 @@ impl Subject {
 /// Makes a call as one that is remembered is made.
 #[inline]
 fn remembered<'py>(py: Python<'py>, job: &Job<'_, 'py>, route: &Route) -> PyResult<Bound<'py, PyAny>> {
-    match route.straight(&job.slots) {
-        // SAFETY: the arguments are held by the job's dictionary; a new reference or an exception comes back.
-        Some((_, prepared)) => unsafe { Bound::from_owned_ptr_or_err(py, prepared.call()) },
+    // SAFETY: the arguments are held by the job's dictionary; a new reference or an exception comes back.
+    match route.straight(&job.slots).and_then(|(_, ready)| unsafe { ready.call(&job.slots) }) {
+        // SAFETY: as above.
+        Some(result) => unsafe { Bound::from_owned_ptr_or_err(py, result) },
         None => job.run(&route.steps[0]),
     }
 }
@@ -115,7 +116,8 @@ impl Subject {
                 route
             }
         };
-        let job = Job::new(py, self.front, &slots, &arguments, &route)?;
+        let scope = context::scope(py);
+        let job = Job::new(Making { py, scope: &scope, front: self.front, route: &route }, &slots, &arguments)?;
         run(&job, &route)
     }
 
@@ -123,11 +125,12 @@ impl Subject {
         let raise = |e: Error| error::engine(py, &e);
         let front = self.front;
         let named = arguments.named(front, registry::context(py)?);
-        let bound = context::within(py, || engine().bind(front.signature.function.target, &named));
+        let scope = context::scope(py);
+        let bound = scope.bind(front.signature.function.target, &named);
         let (_, bound) = bound.map_err(raise)?;
         let op = Catalog::get().op(bound.query.op());
         let step = match self.legal {
-            true => engine().legal_step(kernel, &bound.query),
+            true => scope.legal_step(kernel, &bound.query),
             false => engine().unbiased_step(kernel, &bound.query),
         };
         let step = step.map_err(raise)?;
@@ -137,7 +140,9 @@ impl Subject {
             let hint = "its library is described, but no adapter runs it here";
             return Err(error::execution(py, op.id(), Vec::new(), hint));
         }
-        route.shorten(py, slots);
+        // Before anything is timed.
+        route.steps[0].import(py)?;
+        route.shorten(py, &scope, front, slots, arguments);
         Ok(route)
     }
 }
@@ -146,10 +151,11 @@ impl Subject {
 /// numbers mean (with the size that bounds them).
 #[pyfunction]
 pub fn call_inputs<'py>(py: Python<'py>, call: &str, device: u16) -> PyResult<Bound<'py, PyDict>> {
+    let _call = Call::enter(py);
     registry::ensure_loaded(py)?;
     let spec = parse(call)?;
     let named = spec.named(DeviceIx(device), Context::default());
-    let bound = context::within(py, || engine().bind(&spec.op, &named));
+    let bound = context::scope(py).bind(&spec.op, &named);
     let (_, bound) = bound.map_err(|e| error::engine(py, &e))?;
     let op = Catalog::get().op(bound.query.op());
     let schema = op.schema();
@@ -219,6 +225,8 @@ impl PyBench {
     /// The bench of the package.
     pub fn new(py: Python<'_>) -> PyResult<PyBench> {
         let bench = py.import("layerzero.tuning.bench")?.getattr("Bench")?.call0()?;
+        // What is measured is of the threads there are now.
+        registry::threads(py)?;
         Ok(PyBench { bench: bench.unbind(), raised: None })
     }
 
@@ -286,7 +294,7 @@ fn wanted(py: Python<'_>, request: &str) -> PyResult<Vec<Wanted>> {
     if request.device > 0 {
         engine().detect_accelerators().map_err(|e| error::engine(py, &e))?;
     }
-    context::within(py, || request.wanted(engine())).map_err(|e| match e {
+    request.wanted(&context::scope(py)).map_err(|e| match e {
         RequestError::Call(e) => error::call(py, &e),
         other => bad(other.to_string(), &other.hint()),
     })
@@ -295,10 +303,11 @@ fn wanted(py: Python<'_>, request: &str) -> PyResult<Vec<Wanted>> {
 /// Everything about the choice of a kernel for a call that is written down: as JSON, and as a table.
 #[pyfunction]
 pub fn explain_call(py: Python<'_>, call: &str, device: u16) -> PyResult<(String, String)> {
+    let _call = Call::enter(py);
     registry::ensure_loaded(py)?;
     let spec = parse(call)?;
-    let named = spec.named(DeviceIx(device), Context::default());
-    let report = context::within(py, || engine().explain(&spec.op, &named)).map_err(|e| error::engine(py, &e))?;
+    let named = spec.named(DeviceIx(device), Context { threads: registry::threads(py)?, ..Context::default() });
+    let report = context::scope(py).explain(&spec.op, &named).map_err(|e| error::engine(py, &e))?;
     Ok((json(&report), report.to_string()))
 }
 

@@ -10,26 +10,25 @@ use pyo3::prelude::*;
 
 use crate::engine::engine;
 use crate::front::{Front, Slots};
-use crate::job::Job;
-use crate::pycall::Prepared;
-use crate::route::{Comparison, Route, RouteStep};
+use crate::job::{Job, Making};
+use crate::route::{Comparison, Ready, Route, RouteStep};
 use crate::tensors::Purpose;
 use crate::torch::Torch;
 use crate::versions::Versions;
-use crate::{error, interrupted, slow, written};
+use crate::{context, error, interrupted, slow, written};
 
 /// Makes a straight call and looks at it. The answer is the serving kernel's, whatever else happens; `None` when the call
 /// must not be made like this. `sampled`: it is one of those that are timed.
 ///
 /// # Safety
-/// As [`Prepared::call`].
+/// As [`Ready::call`].
 #[cold]
 pub unsafe fn call(
     front: &'static Front,
     slots: &Slots,
     route: &Route,
     at: usize,
-    prepared: Prepared,
+    ready: Ready<'_>,
     sampled: bool,
 ) -> Option<*mut PyObject> {
     // SAFETY: the slots are live, and this thread holds the interpreter.
@@ -42,7 +41,7 @@ pub unsafe fn call(
     });
     let begun = Instant::now();
     // SAFETY: passed on.
-    let result = unsafe { prepared.call() };
+    let result = unsafe { ready.call(slots) }?;
     let took = begun.elapsed();
     if result.is_null() {
         if let Some(versions) = versions {
@@ -59,7 +58,8 @@ pub unsafe fn call(
     Some(Python::attach(|py| {
         // SAFETY: a live object this thread owns.
         let served = unsafe { Bound::from_borrowed_ptr(py, result) };
-        match watching.finish(py, front, route, &served, took) {
+        let scope = context::scope(py);
+        match watching.finish(Making { py, scope: &scope, front, route }, &served, took) {
             Ok(()) => result,
             Err(interrupt) => {
                 // SAFETY: the result is owned here, and no longer wanted.
@@ -112,17 +112,13 @@ impl<'a> Watching<'a> {
     }
 
     /// Runs the other kernel and compares. Nothing that happens here reaches the caller but an interrupt.
-    pub fn finish(
-        self,
-        py: Python<'_>,
-        front: &'static Front,
-        route: &Route,
-        served: &Bound<'_, PyAny>,
-        took: Duration,
-    ) -> PyResult<()> {
+    pub fn finish(self, making: Making<'_, '_>, served: &Bound<'_, PyAny>, took: Duration) -> PyResult<()> {
         let Watching { comparison, before } = self;
+        let Making { py, route, .. } = making;
+        // What it takes to import a library is no time of its kernel's; one that cannot be imported fails below.
+        let _ = comparison.other.import(py);
         let begun = Instant::now();
-        let other = before.run(py, front, route, &comparison.other);
+        let other = before.run(making, &comparison.other);
         let other_took = begun.elapsed();
         let micros = |d: Duration| Some(d.as_secs_f64() * 1e6);
         let (serving_us, candidate_us) =
@@ -136,7 +132,7 @@ impl<'a> Watching<'a> {
         let Some(rollout) = &comparison.rollout else {
             return match compared {
                 Ok((max_error, false)) => {
-                    let evidence = sampled(route, &comparison.other, max_error);
+                    let evidence = differing(route, "a call that was sampled", &comparison.other, max_error);
                     engine().found_wrong(&route.steps[0].kernel, &route.query, evidence);
                     Ok(())
                 }
@@ -144,6 +140,7 @@ impl<'a> Watching<'a> {
                 Ok(_) | Err(_) => Ok(()),
             };
         };
+        let differs = compared.as_ref().ok().filter(|(_, agrees)| !agrees).map(|(max_error, _)| *max_error);
         let outcome = match compared {
             Ok((max_error, true)) => {
                 Outcome { ok: true, compared: Compared::Agrees { max_error }, serving_us, candidate_us }
@@ -157,16 +154,25 @@ impl<'a> Watching<'a> {
             Err(_) => Outcome::FAILED,
         };
         engine().tried(rollout, outcome);
+        if let Some(max_error) = differs.filter(|_| !rollout.is_armed()) {
+            // It was rolled back: it is out of the operation, too, whoever would choose it.
+            let (candidate, other) = match comparison.serves {
+                true => (&route.steps[0], &comparison.other),
+                false => (&comparison.other, &route.steps[0]),
+            };
+            let evidence = differing(route, "a call on trial", other, max_error);
+            engine().take_out(&candidate.kernel, &route.query, evidence);
+        }
         Ok(())
     }
 }
 
-/// What a sampled call showed.
-fn sampled(route: &Route, other: &RouteStep, max_error: f64) -> Evidence {
+/// What a call showed that was compared with another kernel's.
+fn differing(route: &Route, call: &str, other: &RouteStep, max_error: f64) -> Evidence {
     let rtol = tolerance(route);
     let allowed = format!("at most {:?} of the value's size is allowed", 2.0 * rtol);
     Evidence {
-        error: format!("a call that was sampled differs from {} by up to {max_error:?}; {allowed}", other.kernel.id),
+        error: format!("{call} differs from {} by up to {max_error:?}; {allowed}", other.kernel.id),
         call: format!("{:?}", route.query),
         max_error: max_error.is_finite().then_some(max_error),
         tolerance: Some(2.0 * rtol),
@@ -206,16 +212,11 @@ impl Before {
     }
 
     /// Runs a step on the copies.
-    pub fn run<'py>(
-        &self,
-        py: Python<'py>,
-        front: &'static Front,
-        route: &Route,
-        step: &RouteStep,
-    ) -> PyResult<Bound<'py, PyAny>> {
+    pub fn run<'py>(&self, making: Making<'_, 'py>, step: &RouteStep) -> PyResult<Bound<'py, PyAny>> {
+        let py = making.py;
         let run = || {
-            let arguments = slow::read(py, front, &self.slots, Purpose::Run)?;
-            Job::new(py, front, &self.slots, &arguments, route)?.run(step)
+            let arguments = slow::read(py, making.front, &self.slots, Purpose::Run)?;
+            Job::new(making, &self.slots, &arguments)?.run(step)
         };
         if Torch::known().is_none() {
             return run();

@@ -5,7 +5,9 @@ use std::ptr;
 
 use pyo3::ffi::{self, PyObject};
 
-use crate::exchange::{Borrow, CUDA, DlTensor};
+use layerzero::abi::{Device, RawTensor};
+
+use crate::exchange::{Borrow, kind};
 use crate::inside::Seen;
 use crate::torch::Torch;
 
@@ -87,7 +89,7 @@ impl Take for Words {
         object: *mut PyObject,
         wants_grad: bool,
     ) -> Option<Option<i32>> {
-        let mut tensor = DlTensor::EMPTY;
+        let mut tensor = RawTensor::ABSENT;
         // SAFETY: a live tensor, and a struct to fill, which is read while the tensor is alive. A failed call has set an
         // exception.
         let taken = unsafe {
@@ -100,7 +102,7 @@ impl Take for Words {
             }
             lent(self, &tensor, wants_grad)
         };
-        taken.then(|| (tensor.device_type == CUDA).then_some(tensor.device_id))
+        taken.then(|| (tensor.device.kind == Device::CUDA).then_some(tensor.device.id))
     }
 
     #[inline]
@@ -169,13 +171,13 @@ pub fn seen(words: &mut impl Take, tensor: &Seen<'_>, wants_grad: bool) -> bool 
 ///
 /// # Safety
 /// The struct was filled and its tensor is alive.
-unsafe fn lent(words: &mut impl Take, tensor: &DlTensor, wants_grad: bool) -> bool {
+unsafe fn lent(words: &mut impl Take, tensor: &RawTensor, wants_grad: bool) -> bool {
     let aligned = (tensor.start() as usize).is_multiple_of(16);
-    let header = tensor.kind()
+    let header = kind(tensor)
         | u64::from(aligned) << 1
         | u64::from(wants_grad) << 2
         | u64::from(tensor.strides.is_null()) << 3
-        | (tensor.ndim as u64 & 0xff) << 24;
+        | (tensor.rank as u64 & 0xff) << 24;
     // SAFETY: the contract above.
     let (shape, strides) = unsafe { (tensor.shape(), tensor.strides()) };
     words.word(header) && words.all(shape) && words.all(strides.unwrap_or(&[]))

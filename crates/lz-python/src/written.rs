@@ -7,10 +7,10 @@ use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
 
 use crate::error;
-use crate::exchange::DlTensor;
 use crate::front::{Front, Slots};
 use crate::slow::given;
 use crate::torch::Torch;
+use layerzero::abi::RawTensor;
 
 /// Most dimensions of a tensor that are looked at; with more, tensors whose ranges meet are taken to share memory.
 const MAX_DIMS: usize = 8;
@@ -51,14 +51,14 @@ impl Place {
     /// # Safety
     /// A live tensor, and this thread holds the interpreter.
     unsafe fn read(torch: &Torch, object: *mut PyObject) -> Option<Place> {
-        let mut tensor = DlTensor::EMPTY;
+        let mut tensor = RawTensor::ABSENT;
         // SAFETY: a live tensor, and a struct to fill; what it points to lives as long as the tensor.
         unsafe {
             if torch.borrow?(object, &mut tensor) != 0 {
                 ffi::PyErr_Clear();
                 return None;
             }
-            let itemsize = i64::from(tensor.bits).div_euclid(8).max(1);
+            let itemsize = i64::from(tensor.element.bits).div_euclid(8).max(1);
             // Tensors without memory of their own (functional and fake ones) share nothing by it.
             if tensor.start() as usize == 0 && !tensor.shape().contains(&0) {
                 return None;

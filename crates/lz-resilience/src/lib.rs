@@ -26,19 +26,17 @@
 //! assert!(!breaker.is_closed());
 //! assert!(matches!(breaker.admit(|| 2_000), Admission::Refused { retry_in_ms: Some(26_000..=33_000) }));
 //!
-//! // Then one call at a time may try.
-//! let Admission::Probe(probe) = breaker.admit(|| retry_at_ms) else { panic!() };
-//! assert_eq!(probe.transition(), Some(Transition::HalfOpened));
-//! assert!(matches!(breaker.admit(|| retry_at_ms), Admission::Refused { .. }));
-//! assert_eq!(probe.succeeded(), None);
-//!
-//! // Three that go well close it.
+//! // Then up to three calls at a time may try. Three that go well close it.
 //! let probe = || match breaker.admit(|| retry_at_ms) {
 //!     Admission::Probe(probe) => probe,
 //!     _ => panic!(),
 //! };
-//! assert_eq!(probe().succeeded(), None);
-//! assert_eq!(probe().succeeded(), Some(Transition::Closed));
+//! let (first, second, third) = (probe(), probe(), probe());
+//! assert_eq!(first.transition(), Some(Transition::HalfOpened));
+//! assert!(matches!(breaker.admit(|| retry_at_ms), Admission::Refused { .. }));
+//! assert_eq!(first.succeeded(), None);
+//! assert_eq!(second.succeeded(), None);
+//! assert_eq!(third.succeeded(), Some(Transition::Closed));
 //! assert!(breaker.is_closed());
 //! ```
 #![forbid(unsafe_code)]
@@ -58,7 +56,7 @@ pub mod watch;
 mod window;
 
 pub use breaker::{
-    Admission, Breaker, BreakerConfig, BreakerReport, BreakerState, BreakerView, Breakers, Probe, Transition,
+    Admission, Breaker, BreakerConfig, BreakerReport, BreakerState, BreakerView, Breakers, Earlier, Probe, Transition,
 };
 pub use counters::{Counters, KernelHealth, KernelReport, Latency};
 pub use degradation::{Change, Degradation, DegradationConfig, Level};

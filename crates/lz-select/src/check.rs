@@ -2,8 +2,8 @@
 
 use lz_model::schema::DimKind;
 use lz_model::{
-    Context, DeviceSpec, DimRule, Facts, KernelDescriptor, Layout, Op, ParamValue, Platform, QuantSpec, Query, Reason,
-    Requirement, TensorFacts,
+    Context, DeviceSpec, DimRule, Facts, KernelDescriptor, Layout, Op, Packing, ParamValue, Platform, QuantSpec, Query,
+    Reason, Requirement, TensorFacts,
 };
 
 use crate::constraint::{Compiled, Grid, InputCheck, InputRole, ParamCheck, castable, param_allowed};
@@ -139,10 +139,6 @@ pub(crate) fn call_reasons(
 /// What the call demands beyond its arguments.
 fn demands(case: &Case<'_>, kernel: &KernelDescriptor, compiled: &Compiled, reasons: &mut Vec<Reason>) {
     let context = &case.context;
-    // Most calls demand nothing.
-    if *context == Context::default() && !case.settings.deterministic && !kernel.requires_packed_weights {
-        return;
-    }
     if context.capturing && !kernel.graph_safe {
         reasons.push(Reason::CudaGraphUnsafe);
     }
@@ -152,14 +148,22 @@ fn demands(case: &Case<'_>, kernel: &KernelDescriptor, compiled: &Compiled, reas
     if context.requires_grad && !kernel.autograd {
         reasons.push(Reason::AutogradUnsupported);
     }
-    if context.batch_invariant && !kernel.batch_invariant {
+    if (context.batch_invariant || case.settings.batch_invariant) && !kernel.batch_invariant {
         reasons.push(Reason::BatchInvarianceRequired);
     }
-    if kernel.requires_packed_weights && context.packed_weights.is_none() {
-        reasons.push(Reason::PackedWeightsRequired);
+    if !kernel.takes(context.packing) {
+        let supported = match &kernel.packing[..] {
+            [] => Packing::Plain.to_string(),
+            formats => formats.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+        };
+        reasons.push(match context.packing {
+            Packing::Plain => Reason::PackedWeightsRequired { supported },
+            found => Reason::PackingUnsupported { found: found.to_string(), supported },
+        });
     }
-    if context.packed_weights.is_some() && !kernel.requires_packed_weights && !kernel.supports_prepack {
-        reasons.push(Reason::InputUnsupported { input: "packed weights".into() });
+    if kernel.accuracy < context.accuracy {
+        let (provided, required) = (kernel.accuracy.to_string(), context.accuracy.to_string());
+        reasons.push(Reason::AccuracyUnsupported { provided, required });
     }
     if let Some(found) = context.kv_strategy.filter(|s| !compiled.kv_strategies.contains(s)) {
         let supported = compiled.kv_strategies.iter().map(|s| s.name()).collect::<Vec<_>>().join(", ");
@@ -240,7 +244,8 @@ fn dim_reason(op: &Op, index: usize, found: i64, rule: &DimRule) -> Reason {
 fn param_reason(case: &Case<'_>, check: &ParamCheck) -> Option<Reason> {
     let schema = case.op.schema();
     let unsupported = |index: usize, found: String, supported: String| {
-        Some(Reason::ParamUnsupported { param: schema.params[index].name.into(), found, supported })
+        let (param, side) = schema.params[index].as_given();
+        Some(Reason::ParamUnsupported { param: param.into(), found: found + side, supported: supported + side })
     };
     match check {
         ParamCheck::Is { index, word, .. } if case.query.param_word(*index) == *word => None,

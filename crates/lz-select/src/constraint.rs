@@ -101,18 +101,11 @@ pub(crate) struct Compiled {
     pub workspace: Option<Expr>,
     pub grid: Option<Grid>,
     pub kv_strategies: Vec<KvStrategy>,
-    /// Operations it fuses, a bit per operation.
-    pub fuses: u64,
 }
 
 impl Compiled {
     pub fn new(ix: KernelIx, kernel: &KernelDescriptor, op: &'static Op) -> Result<Compiled, BadConstraint> {
         let compiler = Compiler { kernel, op };
-        let mut fuses = 0;
-        for name in &kernel.fuses {
-            let target = Catalog::get().find(name).map_err(|e| compiler.bad("fuses", e.to_string()))?;
-            target.ops.iter().for_each(|ix| fuses |= 1 << ix.0);
-        }
         Ok(Compiled {
             kernel: ix,
             dims: compiler.dims()?,
@@ -127,7 +120,6 @@ impl Compiled {
             workspace: kernel.workspace.as_ref().map(|w| compiler.expr("workspace", w, Type::Int)).transpose()?,
             grid: compiler.grid()?,
             kv_strategies: compiler.kv_strategies(),
-            fuses,
         })
     }
 

@@ -60,23 +60,19 @@ pub struct Terms {
     pub perf: f64,
     /// It would have to be compiled first.
     pub jit: f64,
-    /// It failed recently.
-    pub reliability: f64,
     /// Arguments would have to be transformed.
     pub transform: f64,
-    /// It does neighbouring operations along.
-    pub fusion: f64,
 }
 
 impl Terms {
     /// The score.
     pub fn total(&self) -> f64 {
-        self.priority + self.policy + self.perf + self.jit + self.reliability + self.transform + self.fusion
+        self.priority + self.policy + self.perf + self.jit + self.transform
     }
 
-    /// What overrules speed: the operator's will, and that a kernel is ready and sound.
+    /// What overrules speed: the operator's will, and that a kernel is ready.
     pub(crate) fn standing(&self) -> f64 {
-        self.policy + self.jit + self.reliability
+        self.policy + self.jit
     }
 }
 

@@ -42,6 +42,7 @@ mod perf;
 mod pin;
 mod policy;
 mod proof;
+mod rank;
 mod restriction;
 mod select;
 mod snapshot;
@@ -53,7 +54,7 @@ mod why;
 pub use cache::{CacheConfig, CacheStats, Clock, ENTRY_OVERHEAD, Invalidate, SelectionCache};
 pub use constraint::BadConstraint;
 pub use decision::{Basis, Candidate, Decision, FALLBACKS, KernelIx, Plan, Terms, Transforms};
-pub use perf::{Estimate, EstimateKind, NoPerfData, PerfSource, Side, Sides};
+pub use perf::{Compared, Estimate, EstimateKind, NoPerfData, PerfSource, Rival, Side, Sides};
 pub use pin::{About, Pin, Pins};
 pub use policy::{
     AVOID_POINTS, Action, Condition, Effect, FieldPattern, Finding, FindingKind, KernelName, PREFER_POINTS, Pattern,

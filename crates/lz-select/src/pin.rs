@@ -10,7 +10,7 @@ use lz_model::{Catalog, DeviceIx, KernelDescriptor, MAX_DIMS, OpIx, ParamValue, 
 // There are few of them, and a query is compared where it lies.
 #[allow(clippy::large_enum_variant)]
 pub enum About {
-    /// Those of a class, as [`Query::class`] gives it.
+    /// Those of a class, as [`Query::pinned_class`] gives it.
     Class(Query),
     /// Those of an operation on a device, whatever their dtype and layout.
     Named {
@@ -36,7 +36,7 @@ impl About {
 
     fn covers(&self, query: &Query) -> bool {
         match self {
-            About::Class(class) => *class == query.class(),
+            About::Class(class) => *class == query.pinned_class(),
             About::Named { op, device, graph, fixes } => {
                 let schema = Catalog::get().op(*op);
                 let has = |&(name, value): &(&str, bool)| {
@@ -73,7 +73,7 @@ impl Pin {
     /// A pin for calls of just these sizes.
     pub fn exact(query: &Query, kernel: &str, version: Option<&str>, origin: Arc<str>) -> Pin {
         let (low, high) = (*query.dims(), *query.dims());
-        let (about, kernel) = (About::Class(query.class()), kernel.to_owned());
+        let (about, kernel) = (About::Class(query.pinned_class()), kernel.to_owned());
         Pin { about, low, high, kernel, version: version.map(str::to_owned), origin }
     }
 
@@ -118,7 +118,7 @@ impl Pins {
         if self.is_empty() {
             return None;
         }
-        let of_class = self.by_class.get(&query.class().fingerprint()).into_iter().flatten();
+        let of_class = self.by_class.get(&query.pinned_class().fingerprint()).into_iter().flatten();
         let of_op = self.by_op.get(&query.op()).into_iter().flatten();
         of_class.chain(of_op).find(|pin| pin.covers(query))
     }

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use lz_model::{KernelDescriptor, Query, Reason};
+use lz_model::{Denial, KernelDescriptor, Query, Reason};
 
 /// Decisions that were made while all was well: which kernel each cell got.
 #[derive(Clone, Debug, Default)]
@@ -75,7 +75,7 @@ impl Restriction {
         } else {
             return None;
         };
-        Some(Reason::PolicyDenied { rule: format!("degraded to '{}': {only}", self.level) })
+        Some(Reason::PolicyDenied { rule: Denial::Degraded { level: self.level, only } })
     }
 
     /// Whether a decision holds for its whole cell.

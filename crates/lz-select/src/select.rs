@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lz_expr::Outcome;
-use lz_model::{Catalog, Facts, KernelDescriptor, Platform, Query, Reason, Trust};
+use lz_model::{Catalog, Denial, Facts, KernelDescriptor, Platform, Query, Reason, Trust};
 
 use crate::check::{Case, call_reasons};
 use crate::constraint::Compiled;
@@ -11,16 +11,13 @@ use crate::decision::{Basis, Candidate, Decision, KernelIx, Plan, Terms, Transfo
 use crate::perf::{Estimate, EstimateKind};
 use crate::policy::{Applied, Rule};
 use crate::proof;
+use crate::rank::{default_of, rank, score_speed};
 use crate::snapshot::{Entry, Snapshot};
 use crate::trial::Trials;
-use crate::why::{Group, PROMISE, Ranking};
+use crate::why::Ranking;
 
 /// Points a kernel loses that would have to be compiled first.
 const COLD: f64 = -40.0;
-/// Points a fused neighbour is worth.
-const FUSION: f64 = 10.0;
-/// The most that speed can take off a score.
-const SLOWEST: f64 = -30.0;
 
 impl Snapshot {
     /// Decides which kernel serves a query, and says everything about it.
@@ -63,7 +60,7 @@ impl Snapshot {
             judge.keep_a_last_one(compiled, &mut candidates);
         }
         let basis = score_speed(&mut candidates);
-        let (mut ranking, groups) = rank(&candidates, basis);
+        let (mut ranking, groups) = rank(&candidates, basis, &*self.spec.perf);
         let ranked_first = Ranking {
             candidates: &candidates,
             order: &ranking,
@@ -173,7 +170,7 @@ impl Judge<'_> {
             }
         }
         if let Some(rule) = self.rules.forbids(compiled.kernel) {
-            reasons.push(Reason::PolicyDenied { rule: rule.reason() });
+            reasons.push(Reason::PolicyDenied { rule: Denial::Rule(rule.reason()) });
         }
         if !needed && !self.is_last_resort(kernel) {
             let degraded = self.snapshot.spec.restriction.rules_out(kernel, self.keys.each_ref());
@@ -256,29 +253,23 @@ impl Judge<'_> {
 
     fn disabled(&self, kernel: &KernelDescriptor) -> Option<Reason> {
         let out = !self.case.settings.enabled && !self.is_last_resort(kernel);
-        out.then(|| Reason::PolicyDenied {
-            rule: "LayerZero is disabled: only references run, and plain torch where none can".into(),
-        })
+        out.then_some(Reason::PolicyDenied { rule: Denial::Disabled })
     }
 
     fn readiness(&self, entry: &Entry, reasons: &mut Vec<Reason>) {
-        let no_jit = self.case.context.no_jit || !self.case.settings.allow_jit;
-        if no_jit && self.is_cold(entry) {
+        if !self.case.settings.allow_jit && self.is_cold(entry) {
             reasons.push(Reason::JitDisabled);
         }
     }
 
     fn terms(&self, entry: &Entry, compiled: &Compiled, transforms: Transforms) -> Terms {
         let kernel = &*entry.descriptor;
-        let fused = (compiled.fuses & self.case.context.adjacent).count_ones();
         Terms {
             priority: f64::from(self.rules.priority(compiled.kernel).map_or(kernel.priority, |(_, priority)| priority)),
             policy: self.rules.points(compiled.kernel),
             perf: 0.0,
             jit: if self.is_cold(entry) { COLD } else { 0.0 },
-            reliability: 0.0 - if entry.health.penalty.is_finite() { entry.health.penalty } else { f64::MAX },
             transform: transform_points(kernel, transforms),
-            fusion: FUSION * f64::from(fused),
         }
     }
 
@@ -394,115 +385,4 @@ fn transform_points(kernel: &KernelDescriptor, transforms: Transforms) -> f64 {
     let costs = [(Transforms::LAYOUT, 2.0), (Transforms::CONTIGUOUS, 5.0), (Transforms::CAST, 5.0)];
     let cost: f64 = costs.iter().filter(|(t, _)| transforms.has(*t)).map(|(_, cost)| cost).sum();
     -(cost + f64::from(kernel.transform_cost_hint))
-}
-
-/// What plain torch would run: of the accepted candidates marked so, the one of the highest priority.
-fn default_of(candidates: &[Candidate]) -> Option<usize> {
-    let plain = (0..candidates.len()).filter(|&i| candidates[i].accepted() && candidates[i].baseline);
-    plain.min_by(|&a, &b| candidates[b].terms.priority.total_cmp(&candidates[a].terms.priority).then(a.cmp(&b)))
-}
-
-/// Fills the speed term, and says whether speed can decide alone.
-fn score_speed(candidates: &mut [Candidate]) -> Basis {
-    let accepted = || candidates.iter().filter(|c| c.accepted());
-    let fastest = accepted().filter_map(|c| c.estimate).map(|e| e.median_us).fold(f64::INFINITY, f64::min);
-    let trusted = |c: &Candidate| c.estimate.is_some_and(|e| e.trusted);
-    // References are the last resort: nobody waits for them to be measured. Nor, where it is known what plain torch
-    // takes, for anybody else: a library that was installed since would undo what was measured without it.
-    let is_default_known = default_of(candidates).is_some_and(|i| trusted(&candidates[i]));
-    let contenders = || accepted().filter(|c| trusted(c) || !(c.reference || is_default_known));
-    let all_trusted = contenders().all(trusted);
-    let all_measured = contenders().all(|c| c.estimate.is_some_and(|e| e.kind == EstimateKind::Measured));
-    let any = contenders().next().is_some();
-    for candidate in candidates.iter_mut().filter(|c| c.accepted()) {
-        if let Some(estimate) = candidate.estimate {
-            let slowdown = estimate.median_us / fastest.max(f64::MIN_POSITIVE);
-            let weight = if estimate.trusted { 1.0 } else { 0.5 };
-            candidate.terms.perf = (weight * -10.0 * (slowdown - 1.0)).max(SLOWEST);
-        }
-    }
-    match (any && all_trusted, all_measured) {
-        (true, true) => Basis::Measured,
-        (true, false) => Basis::Predicted,
-        (false, _) => Basis::Declared,
-    }
-}
-
-/// The accepted candidates, best first, and, where times decide, in groups that tie. Candidates stand in the snapshot's
-/// fixed order, and every sort here is stable or ends in that order, so ties resolve the same everywhere.
-fn rank(candidates: &[Candidate], basis: Basis) -> (Vec<usize>, Vec<Group>) {
-    let mut accepted: Vec<usize> = (0..candidates.len()).filter(|&i| candidates[i].accepted()).collect();
-    let descending = |a: f64, b: f64| b.total_cmp(&a);
-    let terms = |i: usize| &candidates[i].terms;
-    // Nobody waits for a compiler while another can serve.
-    let cold = |i: usize| candidates[i].cold;
-    if basis == Basis::Declared {
-        // Scores are added up once; the index as the last key makes the order total. A kernel that is not built in wins no
-        // tie: it must be given a higher priority, or be measured.
-        let mut keyed: Vec<(bool, f64, bool, f64, usize)> = accepted
-            .into_iter()
-            .map(|i| (cold(i), terms(i).total(), !candidates[i].built_in, terms(i).priority, i))
-            .collect();
-        keyed.sort_unstable_by(|a, b| {
-            let score = a.0.cmp(&b.0).then(descending(a.1, b.1));
-            score.then(a.2.cmp(&b.2)).then(descending(a.3, b.3)).then(a.4.cmp(&b.4))
-        });
-        return (keyed.into_iter().map(|(.., i)| i).collect(), Vec::new());
-    }
-    // Whose time is only a guess goes last.
-    let time = |i: usize| candidates[i].estimate.filter(|e| e.trusted).map_or(f64::INFINITY, |e| e.median_us);
-    let doubted = |i: usize| candidates[i].estimate.map_or(f64::INFINITY, |e| e.doubted_us());
-    let measured = |i: usize| candidates[i].estimate.is_some_and(|e| e.kind == EstimateKind::Measured);
-    let noise_between = |a: usize, b: usize| match (candidates[a].estimate, candidates[b].estimate) {
-        (Some(a), Some(b)) => a.noise_to(&b),
-        _ => 0.0,
-    };
-    accepted.sort_by(|&a, &b| {
-        let standing = descending(terms(a).standing(), terms(b).standing());
-        cold(a).cmp(&cold(b)).then(standing).then(time(a).total_cmp(&time(b))).then(a.cmp(&b))
-    });
-    let default = default_of(candidates);
-    let is_default = |i: usize| Some(i) == default;
-    let promise = |i: usize, fastest: usize| match is_default(i) && !(measured(i) && measured(fastest)) {
-        true => PROMISE * time(fastest),
-        false => 0.0,
-    };
-    let mut ranking = Vec::with_capacity(accepted.len());
-    let mut groups = Vec::new();
-    while let Some(&fastest) = accepted.first() {
-        // Whoever is within the noise of the fastest ties with it. What plain torch runs wins ties, so that nobody is
-        // slower for noise or for a promise, unless another outruns or beats it; then declared priority, so that noise decides
-        // nothing; but a prediction is better than none, and the less doubtful it is the better.
-        let ties = |i: usize| {
-            i == fastest
-                || cold(i) == cold(fastest)
-                    && terms(i).standing() == terms(fastest).standing()
-                    && time(i).is_finite()
-                    && time(i) - time(fastest) <= noise_between(i, fastest) + promise(i, fastest)
-        };
-        // Where plain torch is behind for certain, nobody that is behind it wins a tie by being noisy.
-        let is_lost = |d: usize| accepted.contains(&d) && time(d) > time(fastest) && !ties(d);
-        let behind = default.filter(|&d| is_lost(d)).map_or(f64::INFINITY, time);
-        let (mut group, rest): (Vec<usize>, Vec<usize>) =
-            accepted.iter().partition(|&&i| i == fastest || ties(i) && time(i) < behind);
-        let all_measured = group.iter().all(|&i| measured(i));
-        let torch = default.filter(|d| group.contains(d)).and_then(|d| candidates[d].estimate);
-        let outruns = |i: usize| torch.zip(candidates[i].estimate).is_some_and(|(t, e)| e.outruns(&t, PROMISE));
-        // It may tie with the fastest, of whom little is certain, and be behind another for certain.
-        let is_behind = |i: usize, j: usize| time(i) - time(j) > noise_between(i, j) + promise(i, j);
-        let beats = |i: usize| default.is_some_and(|d| group.contains(&d) && is_behind(d, i));
-        let ahead: Vec<usize> = group.iter().copied().filter(|&i| outruns(i) || beats(i)).collect();
-        let ahead: Vec<usize> = ahead.iter().copied().filter(|&i| !ahead.iter().any(|&j| is_behind(i, j))).collect();
-        let first = |i: usize| (ahead.contains(&i), is_default(i));
-        group.sort_by(|&a, &b| {
-            let declared = descending(terms(a).priority, terms(b).priority);
-            let better = if all_measured { declared } else { doubted(a).total_cmp(&doubted(b)).then(declared) };
-            let built_in = candidates[b].built_in.cmp(&candidates[a].built_in);
-            first(b).cmp(&first(a)).then(better).then(built_in).then(a.cmp(&b))
-        });
-        ranking.extend(&group);
-        groups.push(Group { fastest, ahead, members: group, all_measured });
-        accepted = rest;
-    }
-    (ranking, groups)
 }

@@ -31,6 +31,8 @@ pub struct Settings {
     pub allow_adaptation: bool,
     /// Only deterministic kernels.
     pub deterministic: bool,
+    /// Only kernels whose result for a row does not depend on the rest of the batch.
+    pub batch_invariant: bool,
     /// Allow kernels that would have to be compiled first.
     pub allow_jit: bool,
     /// The most a processor is taken to have.
@@ -54,6 +56,7 @@ impl Default for Settings {
             strict: false,
             allow_adaptation: true,
             deterministic: false,
+            batch_invariant: false,
             allow_jit: true,
             max_cpu_isa: CpuIsa::Native,
             memory_headroom_bytes: 1024 << 20,
@@ -72,7 +75,7 @@ impl Settings {
 
     /// How arguments are read.
     pub fn bind_rules(&self) -> BindRules {
-        BindRules { default_layouts: self.default_layouts, strict: self.strict }
+        BindRules { default_layouts: self.default_layouts, strict: self.strict, ..BindRules::default() }
     }
 }
 
@@ -118,8 +121,6 @@ impl BackendState {
 /// What is known of a kernel's recent behaviour.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Health {
-    /// Points taken off its score.
-    pub penalty: f64,
     /// Set when it must not run: what went wrong.
     pub quarantined: Option<String>,
     /// Compiled on first use, and not compiled yet.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use lz_expr::Expr;
-use lz_model::{Facts, KernelDescriptor, OpIx, Query, Reason};
+use lz_model::{Denial, Facts, KernelDescriptor, OpIx, Query, Reason};
 
 use crate::policy::{self, Pattern};
 
@@ -41,11 +41,6 @@ impl Trial {
         policy::scope(operation).into_iter().map(|(op, _)| op).collect()
     }
 
-    /// How decisions say that a trial's kernel does not serve a call.
-    pub fn denial(name: &str) -> Reason {
-        Reason::PolicyDenied { rule: format!("rollout '{name}' does not give it this call") }
-    }
-
     fn is_about(&self, facts: &Facts<'_>) -> bool {
         let op = facts.query.op();
         let holds = |when: &[Expr]| when.iter().all(|expr| expr.test(facts).unwrap_or(false));
@@ -69,7 +64,7 @@ impl<'a> Trials<'a> {
     /// Why a kernel on trial may not serve this call.
     pub fn rules_out(&self, kernel: &KernelDescriptor) -> Option<Reason> {
         let trial = self.trials.iter().find(|trial| trial.candidate.matches(kernel))?;
-        (!(trial.takes)(self.key)).then(|| Trial::denial(&trial.name))
+        (!(trial.takes)(self.key)).then(|| Reason::PolicyDenied { rule: Denial::Trial { name: trial.name.clone() } })
     }
 
     /// The trial by which a kernel is to serve this call before all others.

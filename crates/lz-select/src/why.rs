@@ -6,11 +6,7 @@ use lz_model::Reason;
 use serde::Serialize;
 
 use crate::decision::{Basis, Candidate, Decision};
-use crate::perf::EstimateKind;
-
-/// The share by which a kernel that was not measured here must be predicted to beat what plain torch runs, beyond the
-/// noise: between two measured sizes there may be a third where it is slower.
-pub(crate) const PROMISE: f64 = 0.03;
+use crate::perf::{EstimateKind, Rival};
 
 /// What the compared times are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -34,8 +30,6 @@ pub enum Behind {
     NotCompiled,
     /// The policy's points put it lower.
     Policy,
-    /// It failed recently.
-    Failures,
 }
 
 /// Candidates that are behind the chosen one for another reason than time or score.
@@ -61,8 +55,6 @@ pub enum TieBreak {
     AheadOfTorch,
     /// The higher declared priority.
     Priority,
-    /// The prediction that may be off by less.
-    Doubt,
     /// Nothing: the order of ids.
     Order,
 }
@@ -209,8 +201,6 @@ pub(crate) struct Group {
     pub ahead: Vec<usize>,
     /// All of them, as ranked.
     pub members: Vec<usize>,
-    /// Whether every one was measured here.
-    pub all_measured: bool,
 }
 
 /// Says how the first of a ranking came first.
@@ -269,19 +259,19 @@ impl Ranking<'_> {
     fn tie(&self, first: usize, group: &Group) -> Tie {
         let fastest = group.fastest;
         let (chosen, quickest) = (&self.candidates[first], &self.candidates[fastest]);
-        let noise_us = chosen.estimate.zip(quickest.estimate).map_or(0.0, |(a, b)| a.noise_to(&b));
         let fastest_us = self.trusted_us(fastest).unwrap_or(f64::INFINITY);
-        let measured = |i: usize| self.candidates[i].estimate.is_some_and(|e| e.kind == EstimateKind::Measured);
         let is_default = self.default == Some(first);
-        let promise_us = if is_default && !(measured(first) && measured(fastest)) { PROMISE * fastest_us } else { 0.0 };
-        let doubted = |c: &Candidate| c.estimate.map_or(f64::INFINITY, |e| e.doubted_us());
+        let rivals = quickest.estimate.as_ref().zip(chosen.estimate.as_ref()).map(|(quickest, chosen)| {
+            let quickest = Rival { estimate: quickest, default: self.default == Some(fastest) };
+            (quickest, Rival { estimate: chosen, default: is_default })
+        });
+        let noise_us = rivals.as_ref().map_or(0.0, |(a, b)| a.estimate.noise_to(b.estimate));
+        let promise_us = rivals.as_ref().map_or(0.0, |(a, b)| a.margin_us(b));
         let is_ahead = |i: usize| group.ahead.contains(&i);
         let by = if is_ahead(first) && !is_ahead(fastest) {
             TieBreak::AheadOfTorch
         } else if is_default {
             TieBreak::PlainTorch
-        } else if !group.all_measured && doubted(chosen) < doubted(quickest) {
-            TieBreak::Doubt
         } else if chosen.terms.priority > quickest.terms.priority {
             TieBreak::Priority
         } else {
@@ -325,16 +315,12 @@ impl Ranking<'_> {
 
     fn behind(&self, first: usize, other: usize) -> Behind {
         let (first, other) = (&self.candidates[first], &self.candidates[other]);
-        let (policy, failures) =
-            (first.terms.policy - other.terms.policy, first.terms.reliability - other.terms.reliability);
         if other.cold && !first.cold {
             Behind::NotCompiled
         } else if first.terms.standing() == other.terms.standing() {
             Behind::Untrusted
-        } else if policy >= failures {
-            Behind::Policy
         } else {
-            Behind::Failures
+            Behind::Policy
         }
     }
 }
@@ -346,7 +332,6 @@ impl Behind {
             Behind::Untrusted => "whose time is not trusted",
             Behind::NotCompiled => "which has to be compiled first",
             Behind::Policy => "which the policy ranks lower",
-            Behind::Failures => "which failed recently",
         }
     }
 }
@@ -357,7 +342,6 @@ impl TieBreak {
             TieBreak::PlainTorch => "what plain torch runs wins ties",
             TieBreak::AheadOfTorch => "it is ahead of what plain torch runs beyond doubt",
             TieBreak::Priority => "it has the higher declared priority",
-            TieBreak::Doubt => "its prediction is the more certain one",
             TieBreak::Order => "the order of ids decides",
         }
     }

@@ -13,7 +13,7 @@ use proptest::test_runner::TestCaseError;
 
 type Checked = Result<(), TestCaseError>;
 
-/// A world in which some kernels are cold, failed recently, are what plain torch runs or the reference, and one may be
+/// A world in which some kernels are cold, are what plain torch runs or the reference, and one may be
 /// pinned or on trial.
 fn spec_of(
     world: &world::World,
@@ -28,8 +28,7 @@ fn spec_of(
         kernel.baseline = bits & 3 == 0;
         kernel.reference = bits & 12 == 0;
         kernel.jit = bits & 16 != 0;
-        let penalty = if bits & 96 == 96 { 7.0 } else { 0.0 };
-        spec.health.insert(kernel.id.clone(), Health { penalty, cold: bits & 16 != 0, ..Health::default() });
+        spec.health.insert(kernel.id.clone(), Health { cold: bits & 16 != 0, ..Health::default() });
     }
     if let Some(at) = pinned {
         spec.pins = Arc::new([Pin::exact(query, &format!("k{at:02}"), None, "table t".into())].into_iter().collect());
@@ -73,7 +72,6 @@ impl Told<'_> {
             Behind::Untrusted => prop_assert!(other.estimate.is_some_and(|e| !e.trusted)),
             Behind::NotCompiled => prop_assert!(other.cold && !first.cold),
             Behind::Policy => prop_assert!(other.terms.policy < first.terms.policy),
-            Behind::Failures => prop_assert!(other.terms.reliability < first.terms.reliability),
         }
         Ok(())
     }
@@ -111,7 +109,6 @@ impl Told<'_> {
                             prop_assert!(torch.median_us - time_us > mine.noise_to(&torch));
                         }
                         TieBreak::Priority => prop_assert!(first.terms.priority > fastest.terms.priority),
-                        TieBreak::Doubt => prop_assert!(mine.doubted_us() < theirs.doubted_us()),
                         TieBreak::Order => prop_assert!(first.kernel < fastest.kernel),
                     }
                 }
@@ -167,7 +164,7 @@ impl Told<'_> {
 
 /// What overrules speed.
 fn standing(c: &Candidate) -> f64 {
-    c.terms.policy + c.terms.jit + c.terms.reliability
+    c.terms.policy + c.terms.jit
 }
 
 /// What is shown of two neighbours in a table explains their order.

@@ -112,9 +112,9 @@ fn a_tensor_that_wants_a_gradient_rules_out_kernels_without_one() {
 fn packed_weights_are_only_for_kernels_that_take_them() {
     let spec = spec(kernel("norm.rms", &[Layout::Strided]));
     let shape = [2, 8];
-    let context = Context { packed_weights: Some(Symbol::intern("weights of layer 0")), ..Context::default() };
+    let context = Context { packing: Packing::blocked(16, 2).unwrap(), ..Context::default() };
     let call = NamedCall::new().input("input", TensorMeta::new(DType::F32, &shape)).context(context);
-    assert_eq!(codes(&spec, "norm.rms", &call).0, ["INPUT_UNSUPPORTED"]);
+    assert_eq!(codes(&spec, "norm.rms", &call).0, ["PACKING_UNSUPPORTED"]);
 }
 
 #[test]
@@ -170,7 +170,6 @@ fn a_time_that_is_no_number_is_not_known() {
     for (median, spread) in [(1.0, f64::NAN), (f64::NAN, 1.0), (f64::INFINITY, 1.0), (-f64::INFINITY, 0.0)] {
         let mut spec = spec(kernel("norm.rms", &[Layout::Strided]));
         spec.perf = Arc::new(Nonsense(median, spread));
-        spec.health.insert("x.k".into(), Health { penalty: f64::NAN, ..Health::default() });
         let decision = spec.build(1).unwrap().select(&query);
         assert_eq!((decision.basis, decision.ranking.len()), (Basis::Declared, 1));
     }

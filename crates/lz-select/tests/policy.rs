@@ -457,7 +457,7 @@ fn a_filter_names_itself_in_the_reason() {
     let filter = Action::Filter("deterministic == true".into());
     let snapshot = snapshot(KERNELS, PolicySpec::default().rule("a.yaml:3", None, Condition::Always, filter));
     let decision = snapshot.select(&norm());
-    let rule = "a.yaml:3: only kernels with deterministic == true".to_owned();
+    let rule = Denial::Rule("a.yaml:3: only kernels with deterministic == true".to_owned());
     assert_eq!(decision.candidates[0].reasons, [Reason::PolicyDenied { rule }]);
 }
 

@@ -182,8 +182,8 @@ fn a_kernel_that_must_be_compiled_first_loses_points_or_is_out() {
     spec.health.insert("a.jit".into(), Health { cold: true, ..Health::default() });
     assert_eq!(ranking(&spec, &query()).0, ["b.x", "a.jit"]);
     assert_eq!(terms(&spec, "a.jit", &query()).jit, -40.0);
-    let no_jit = query_with(128, Context { no_jit: true, ..Context::default() });
-    assert_eq!(ranking(&spec, &no_jit).0, ["b.x"]);
+    spec.settings.allow_jit = false;
+    assert_eq!(ranking(&spec, &query()).0, ["b.x"]);
 }
 
 #[test]
@@ -341,10 +341,18 @@ fn in_strict_mode_only_what_was_replayed_runs_under_capture() {
 }
 
 #[test]
-fn recent_failures_cost_points_and_quarantine_rules_out() {
+fn what_was_written_down_holds_for_any_number_of_threads() {
     let mut spec = spec(vec![kernel("a.x", 55), kernel("b.x", 50)]);
-    spec.health.insert("a.x".into(), Health { penalty: 15.0, ..Health::default() });
-    assert_eq!(ranking(&spec, &query()).0, ["b.x", "a.x"]);
+    let with = |threads: u16| query_with(128, Context { threads, ..Context::default() });
+    spec.pins = Arc::new([Pin::exact(&with(16), "b.x", None, "table t".into())].into_iter().collect());
+    assert_eq!(ranking(&spec, &with(1)).0, ["b.x", "a.x"]);
+    assert_eq!(ranking(&spec, &with(16)).0, ["b.x", "a.x"]);
+}
+
+#[test]
+fn quarantine_rules_out() {
+    let mut spec = spec(vec![kernel("a.x", 55), kernel("b.x", 50)]);
+    assert_eq!(ranking(&spec, &query()).0, ["a.x", "b.x"]);
     spec.health.insert("a.x".into(), Health { quarantined: Some("launch failed".into()), ..Health::default() });
     assert_eq!(ranking(&spec, &query()).0, ["b.x"]);
 }
@@ -372,17 +380,6 @@ fn on_devices_without_references_plain_torch_is_the_last_resort() {
     spec.kernels.iter_mut().for_each(|k| Arc::make_mut(k).platforms = vec![Platform::Cpu]);
     spec.devices = vec![DeviceSpec::new(Platform::Cpu, "host")];
     assert_eq!(ranking(&spec, &query()).0, ["torch.x"]);
-}
-
-#[test]
-fn fusing_a_neighbour_is_worth_points_only_when_it_is_a_neighbour() {
-    let mut fused = kernel("a.fused", 50);
-    fused.fuses = vec!["posenc.rope".into()];
-    let spec = spec(vec![fused, kernel("b.x", 55)]);
-    assert_eq!(ranking(&spec, &query()).0, ["b.x", "a.fused"]);
-    let rope = Catalog::get().find("posenc.rope").unwrap().ops[0];
-    let beside_rope = query_with(128, Context { adjacent: 1 << rope.0, ..Context::default() });
-    assert_eq!(ranking(&spec, &beside_rope).0, ["a.fused", "b.x"]);
 }
 
 #[test]

@@ -53,9 +53,9 @@ def call_traced(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     """Calls the operator of a public function, with the function's arguments."""
     register()
     if name not in _CALLS:
-        raise NotImplementedError(
-            f"layerzero.{name} has no torch operator: give it a rule in layerzero.integrations.fakes"
-        )
+        text = f"layerzero.{name} has no torch operator, so torch cannot trace it or see its tensor subclasses"
+        hint = "call it on plain tensors outside of tracing; to add an operator, give it a rule in layerzero.integrations.fakes"
+        raise UnsupportedTensorError(text, hint=hint)
     # A subclass that overrides functions is to see the operator, not these questions.
     with torch._C.DisableTorchFunctionSubclass():
         for value in (*args, *kwargs.values()):

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from layerzero import _native
+from layerzero.documents import to_json
 from layerzero.errors import ConfigurationError
 from layerzero.inspection import SelectionReport
 from layerzero.lifecycle import waited_for
 from layerzero.models import Call
+from layerzero.printing import visible
 
 _UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -50,9 +52,8 @@ class TuneReport:
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         out = [f"out: {kernel}: {why}" for t in self.tuned for kernel, why in t["out"]]
         rest = [f"not measured: {call['op']}: {why}" for call, why in self.impossible]
-        return "\n".join(
-            [*lines, *out, *rest, f"{len(self.tuned)} measured in {self.spent_s:.1f} s, {self.known} known"]
-        )
+        last = f"{len(self.tuned)} measured in {self.spent_s:.1f} s, {self.known} known"
+        return visible("\n".join([*lines, *out, *rest, last]))
 
     __repr__ = __str__
 
@@ -154,12 +155,12 @@ def workload(
     request = _request(
         operation, dtype, shapes, None, model, batch, seq, context, known, device, False, layout, params, dims
     )
-    return [json.loads(call) for call in _native.requested_calls(json.dumps(request))]
+    return [json.loads(call) for call in _native.requested_calls(to_json(request))]
 
 
 def explain_call(call: str | Mapping[str, Any], device: Any = "cpu") -> SelectionReport:
     """As :func:`layerzero.explain`, for a call as it is written down."""
-    text = call if isinstance(call, str) else json.dumps(call)
+    text = call if isinstance(call, str) else to_json(call)
     data, table = _native.explain_call(text, _device(device))
     return SelectionReport(json.loads(data), table)
 
@@ -269,7 +270,7 @@ def _measure(
     shown = sys.stderr.isatty() if progress is None else progress
     try:
         tell = _teller() if shown else None
-        return json.loads(_native.measure(json.dumps(request), seconds(budget), samples, force, 0, regret, tell))
+        return json.loads(_native.measure(to_json(request), seconds(budget), samples, force, 0, regret, tell))
     finally:
         if shown and sys.stderr.isatty():
             sys.stderr.write("\r\x1b[2K")

@@ -22,7 +22,7 @@ impl Ideal {
             // What was built before is valid with other kernels ready.
             spec.build(state.snapshot.epoch()).ok().map(Arc::new)
         };
-        if state.overlaid {
+        if state.own_cache.is_some() {
             return build();
         }
         let mut known = self.0.lock();

@@ -4,7 +4,7 @@
 
 pub mod bench;
 mod conditions;
-pub mod foretold;
+pub mod cross_validation;
 pub mod regret;
 pub mod request;
 pub mod tune;
@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use lz_config::Origin;
 use lz_model::{BindRules, CallSpec, Catalog, Context, DeviceIx, DeviceSpec, KernelDescriptor, Query};
-use lz_perfdb::model::{Model, Observation, Seen};
 use lz_perfdb::{Filter, Mode, Options, Outcome, PerfDb, Provenance, Record, StoreError};
+use lz_predict::{Model, Observation, Seen};
 use lz_select::{NoPerfData, Restriction, Snapshot};
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -25,6 +25,8 @@ use serde::Serialize;
 use crate::ask::Step;
 use crate::engine::{Draft, Engine, State};
 use crate::error::Error;
+use crate::overlay::OverlayId;
+use crate::scope::Scope;
 
 /// The engine's part in the performance database.
 #[derive(Default)]
@@ -77,7 +79,10 @@ impl Engine {
             return Ok(state.clone());
         }
         let state = Arc::new(draft.build()?);
-        *known = Some((draft.epoch, state.clone()));
+        let before = known.replace((draft.epoch, state.clone()));
+        // Released first: dropping a state may run code that asks for this one.
+        drop(known);
+        drop(before);
         Ok(state)
     }
 
@@ -96,7 +101,7 @@ impl Engine {
     /// One kernel for a query, whatever was seen of it: for measuring and compiling.
     pub fn unbiased_step(&self, kernel_id: &str, query: &Query) -> Result<Step, Error> {
         let state = self.unbiased()?;
-        self.step_in(&state, kernel_id, query)
+        Scope::of(self, state, OverlayId::NONE).step_of(kernel_id, query)
     }
 
     /// Opens the database the configuration names and puts what it knows in force; none when it is off. Later calls
@@ -321,7 +326,9 @@ fn observed(
     rules: &BindRules,
 ) -> Option<Observation> {
     let call: CallSpec = record.key.call.parse().ok()?;
-    let named = call.named(device, context_of(record.key.mode));
+    // More threads than can be said are no number a call can have.
+    let threads = u16::try_from(record.key.threads).ok()?;
+    let named = call.named(device, Context { threads, ..context_of(record.key.mode) });
     let resolved = Catalog::get().resolve(&call.op, &named, rules, |ix| devices.get(usize::from(ix.0)));
     Some(Observation {
         query: resolved.ok()?.1.query,

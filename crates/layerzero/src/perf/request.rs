@@ -9,7 +9,7 @@ use lz_perfdb::Mode;
 use serde::Deserialize;
 
 use super::tune::Wanted;
-use crate::engine::Engine;
+use crate::scope::Scope;
 
 /// What to measure. Everything it says is measured: calls as they are, an operation at shapes or over a grid of sizes, and
 /// the calls a model makes.
@@ -93,13 +93,13 @@ impl RequestError {
 
 impl Request {
     /// The calls it asks for.
-    pub fn wanted(&self, engine: &Engine) -> Result<Vec<Wanted>, RequestError> {
+    pub fn wanted(&self, scope: &Scope<'_>) -> Result<Vec<Wanted>, RequestError> {
         let mode = if self.graph { Mode::Graph } else { Mode::Eager };
         let device = DeviceIx(self.device);
         let want = |call: CallSpec, weight: f64| Wanted { call, device, mode, weight };
         let mut wanted: Vec<Wanted> = self.calls.iter().map(|call| want(call.clone(), 1.0)).collect();
         if self.known {
-            let known = engine.known_calls().into_iter().filter(|(_, on)| *on == device);
+            let known = scope.engine().known_calls().into_iter().filter(|(_, on)| *on == device);
             wanted.extend(known.map(|(call, _)| want(call, 1.0)));
         }
         let dtype = match &self.dtype {
@@ -111,7 +111,7 @@ impl Request {
         };
         match &self.op {
             Some(op) => {
-                wanted.extend(self.of_op(op, dtype, default_layouts(engine))?.into_iter().map(|call| want(call, 1.0)))
+                wanted.extend(self.of_op(op, dtype, default_layouts(scope))?.into_iter().map(|call| want(call, 1.0)))
             }
             None if !self.shapes.is_empty() => return Err(RequestError::NoOperation("shapes")),
             None if !self.dims.is_empty() => return Err(RequestError::NoOperation("sizes")),
@@ -126,7 +126,7 @@ impl Request {
             wanted.extend(work.into_iter().map(|work| want(work.call, f64::from(work.times))));
         }
         // They are made later, maybe where another default is in force.
-        let defaults = default_layouts(engine);
+        let defaults = default_layouts(scope);
         wanted.iter_mut().for_each(|wanted| wanted.call.settle_layout(defaults));
         if wanted.is_empty() && !self.known { Err(RequestError::Nothing) } else { Ok(wanted) }
     }
@@ -161,8 +161,8 @@ impl Request {
 }
 
 /// The layouts of calls that do not say theirs.
-fn default_layouts(engine: &Engine) -> DefaultLayouts {
-    engine.with_snapshot(|snapshot| snapshot.spec().settings.default_layouts)
+fn default_layouts(scope: &Scope<'_>) -> DefaultLayouts {
+    scope.snapshot().spec().settings.default_layouts
 }
 
 /// The model a name, a path or a text stands for.

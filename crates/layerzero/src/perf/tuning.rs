@@ -7,8 +7,9 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use lz_measure::workload::features;
 use lz_measure::{Budget, Contest, Item, Next, Outcome as Visited, Rules, Sample, Schedule, Slice, Timing};
 use lz_model::{CallSpec, Catalog, Facts, KernelDescriptor, Query};
-use lz_perfdb::model::{Model, Observation, Seen};
 use lz_perfdb::{Filter, Key, Outcome, Parts, Record, Shape};
+use lz_predict::{Model, Observation, Seen};
+use lz_select::Evidence;
 
 use super::bench::{Bench, Checked};
 use super::conditions::conditions;
@@ -218,8 +219,11 @@ impl<'a> Tuning<'a> {
     fn known_timings(&self, subject: &Subject) -> Option<Vec<Timing>> {
         let db = self.engine.perfdb().filter(|_| self.options.keep)?;
         let device = self.unbiased.snapshot.device(subject.wanted.device)?;
-        let filter =
-            Filter::all().device(device_id(device)).call(subject.wanted.call.to_string()).mode(subject.wanted.mode);
+        let filter = Filter::all()
+            .device(device_id(device))
+            .call(subject.wanted.call.to_string())
+            .mode(subject.wanted.mode)
+            .threads(u32::from(subject.query.context().threads));
         let records = db.records(&filter.valid()).ok()?;
         let current = |kernel: &KernelDescriptor, record: &&Record| {
             record.key.kernel_id == kernel.id
@@ -392,6 +396,7 @@ impl<'a> Tuning<'a> {
 
     /// Keeps what is known of a call so far, unless more was known of it before.
     fn store(&mut self, id: usize) {
+        self.remember_wrong(id);
         if !self.options.keep || self.subjects[id].is_less_than_known() {
             return;
         }
@@ -400,6 +405,20 @@ impl<'a> Tuning<'a> {
         let records: Vec<Record> = self.records(id).into_iter().map(|r| Record { conditions, ..r }).collect();
         if let Err(error) = self.engine.keep(records) {
             self.report.not_kept = Some(error.to_string());
+        }
+    }
+
+    /// Where no database keeps that a kernel is wrong, this process does: it is out of the operation.
+    fn remember_wrong(&self, id: usize) {
+        if self.options.keep && self.engine.config().settings.perfdb.enabled {
+            return;
+        }
+        let subject = &self.subjects[id];
+        for kernel in &subject.candidates {
+            let Some(Checked::Wrong(error)) = subject.checks.get(&kernel.id) else { continue };
+            let call = format!("{:?}", subject.query);
+            let evidence = Evidence { error: error.clone(), call, max_error: None, tolerance: None };
+            self.engine.found_wrong(kernel, &subject.query, evidence);
         }
     }
 
@@ -412,7 +431,8 @@ impl<'a> Tuning<'a> {
             let timing = timings.iter().find(|t| t.candidate == kernel.id);
             let (outcome, max_error) = outcome(subject.checks.get(&kernel.id)?, timing, subject.parts(&kernel.id))?;
             let call = subject.wanted.call.to_string();
-            let key = Key::new(&kernel.id, op.id(), device_id(device), subject.wanted.mode, call);
+            let key = Key::new(&kernel.id, op.id(), device_id(device), subject.wanted.mode, call)
+                .threads(u32::from(subject.query.context().threads));
             Some(Record {
                 shape: shape(&subject.query, device.sm.map_or(0, u32::from)),
                 max_error,

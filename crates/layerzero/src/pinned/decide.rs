@@ -8,9 +8,10 @@ use lz_select::{Basis, Candidate, Decision, Restriction, Snapshot};
 
 use super::canonical;
 use crate::ask::no_kernel;
-use crate::engine::{Engine, State};
+use crate::engine::Engine;
 use crate::error::Error;
 use crate::lockfile::{Locked, Lockfile};
+use crate::scope::Scope;
 
 /// What was decided for a query.
 pub(crate) struct Decided {
@@ -69,11 +70,11 @@ pub(crate) struct DecidedCall {
     pub captured: Option<(Query, Decided)>,
 }
 
-impl Engine {
-    /// Selection in the context this thread is in, as it would be without lockfiles, on a good day: nothing is degraded,
-    /// and what is compiled on first use was used before.
-    pub(crate) fn fresh(&self, leave_tables_out: bool) -> Result<State, Error> {
-        let mut draft = self.draft_here();
+impl<'e> Scope<'e> {
+    /// This scope as it would be without lockfiles, on a good day: nothing is degraded, and what is compiled on first use
+    /// was used before.
+    pub(crate) fn fresh(&self, leave_tables_out: bool) -> Result<Scope<'e>, Error> {
+        let mut draft = self.engine.draft_in(self.overlay);
         draft.pinned.leave_out(leave_tables_out);
         draft.repin();
         draft.spec.restriction = Restriction::default();
@@ -81,15 +82,15 @@ impl Engine {
             draft.spec.warm = None;
             draft.spec.health.values_mut().for_each(|health| health.cold = false);
         }
-        draft.build()
+        Ok(Scope::of(self.engine, Arc::new(draft.build()?), self.overlay))
     }
 
-    pub(crate) fn decide_call(&self, state: &State, call: &CallSpec, device: DeviceIx) -> Result<DecidedCall, Error> {
+    pub(crate) fn decide_call(&self, call: &CallSpec, device: DeviceIx) -> Result<DecidedCall, Error> {
         let bind = |capturing| {
             let named = call.named(device, Context { capturing, ..Context::default() });
-            self.bind_in(state, &call.op, &named).map(|(_, bound)| bound)
+            self.bind(&call.op, &named).map(|(_, bound)| bound)
         };
-        let snapshot = &state.snapshot;
+        let snapshot = self.snapshot();
         let bound = bind(false)?;
         let decided = Decided::new(snapshot, &bound.query)?;
         let captures = snapshot.device(device).is_some_and(|device| device.supports("graphs"));
@@ -98,7 +99,9 @@ impl Engine {
         let captured = captured.filter(|(_, other)| !other.is_of(&decided));
         Ok(DecidedCall { call: canonical(call, &bound), query: bound.query, decided, captured })
     }
+}
 
+impl Engine {
     /// What is decided for these calls, as a lockfile. A lockfile in force is left aside: to lock anew is to decide anew.
     pub fn lockfile(&self, calls: &[(CallSpec, DeviceIx)]) -> Result<Lockfile, Error> {
         let (lockfile, left_out) = self.lockfile_of(calls)?;
@@ -108,13 +111,14 @@ impl Engine {
     /// As [`Engine::lockfile`], with calls that cannot be made or served left out: their numbers, and why.
     #[allow(clippy::type_complexity)] // a lockfile and what is not in it
     pub fn lockfile_of(&self, calls: &[(CallSpec, DeviceIx)]) -> Result<(Lockfile, Vec<(usize, Error)>), Error> {
-        let state = self.fresh(false)?;
+        let fresh = self.process().fresh(false)?;
+        let snapshot = fresh.snapshot();
         let mut lockfile = Lockfile { layerzero: env!("CARGO_PKG_VERSION").to_owned(), ..Lockfile::default() };
-        lockfile.libraries.clone_from(&state.snapshot.spec().versions);
+        lockfile.libraries.clone_from(&snapshot.spec().versions);
         let mut left_out = Vec::new();
         let mut seen: HashMap<u64, Vec<Query>> = HashMap::new();
         for (i, (call, device)) in calls.iter().enumerate() {
-            let decided = match self.decide_call(&state, call, *device) {
+            let decided = match fresh.decide_call(call, *device) {
                 Ok(decided) => decided,
                 Err(error) => {
                     left_out.push((i, error));
@@ -126,8 +130,8 @@ impl Engine {
                 continue;
             }
             alike.push(decided.query);
-            let Some(device) = state.snapshot.device(*device) else { continue };
-            note(&mut lockfile, &state.snapshot, device, decided);
+            let Some(device) = snapshot.device(*device) else { continue };
+            note(&mut lockfile, snapshot, device, decided);
         }
         lockfile.sort();
         Ok((lockfile, left_out))

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use lz_model::{BindRules, CallSpec, Catalog, Context, DeviceIx, DeviceSpec, Query};
 use lz_select::{About, Pin, Pins, SnapshotSpec};
 
-use super::mismatch::MismatchKind;
+use super::mismatch::{MismatchKind, PinKind};
 use crate::lockfile::{Locked, Lockfile};
 use crate::table::{BucketPlan, DispatchTable, PlannedOp, Ranges};
 
@@ -41,6 +41,7 @@ pub(crate) enum Document {
 #[derive(Clone, Debug)]
 pub(crate) struct Source {
     pub origin: Arc<str>,
+    pub kind: PinKind,
     pub document: Document,
 }
 
@@ -101,18 +102,19 @@ pub(crate) struct Resolved {
 
 impl Source {
     pub fn lockfile(lockfile: Lockfile, name: &str) -> Arc<Source> {
-        let origin = format!("lockfile {name}").into();
-        Arc::new(Source { origin, document: Document::Lockfile(lockfile) })
+        Source::new(PinKind::Lockfile, name, Document::Lockfile(lockfile))
     }
 
     pub fn table(table: DispatchTable, name: &str) -> Arc<Source> {
-        let origin = format!("dispatch table {name}").into();
-        Arc::new(Source { origin, document: Document::Table(table) })
+        Source::new(PinKind::Table, name, Document::Table(table))
     }
 
     pub fn plan(table: DispatchTable, name: &str) -> Arc<Source> {
-        let origin = format!("plan {name}").into();
-        Arc::new(Source { origin, document: Document::Table(table) })
+        Source::new(PinKind::Plan, name, Document::Table(table))
+    }
+
+    fn new(kind: PinKind, name: &str, document: Document) -> Arc<Source> {
+        Arc::new(Source { origin: format!("{kind} {name}").into(), kind, document })
     }
 
     /// Its decisions. Those for graph capture alone come first: the others are for capture too.
@@ -188,7 +190,7 @@ impl Source {
                 let query = self.bind(spec, call, device, capturing, rules)?;
                 let (low, high) = self.ranges(entry, &query)?;
                 first.get_or_insert(query);
-                pins.push(self.pin(entry, About::Class(query.class()), (low, high)));
+                pins.push(self.pin(entry, About::Class(query.pinned_class()), (low, high)));
             }
         }
         let query = Some(first.ok_or_else(|| other_device(spec, entry.device))?);

@@ -15,6 +15,7 @@ pub(crate) fn status(snapshot: &Snapshot, source: &Source) -> PinStatus {
     let entries = source.entries();
     let mut status = PinStatus {
         origin: source.origin.to_string(),
+        kind: source.kind,
         entries: entries.len(),
         in_force: 0,
         refused: false,

@@ -136,11 +136,36 @@ impl std::fmt::Display for Mismatch {
     }
 }
 
+/// What kind of document holds decisions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PinKind {
+    /// A lockfile.
+    Lockfile,
+    /// A dispatch table.
+    Table,
+    /// The decisions of a plan.
+    Plan,
+}
+
+impl std::fmt::Display for PinKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            PinKind::Lockfile => "lockfile",
+            PinKind::Table => "dispatch table",
+            PinKind::Plan => "plan",
+        })
+    }
+}
+
 /// A document of decisions, and how much of it is in force.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PinStatus {
     /// What it is called: `lockfile layerzero.lock`, `dispatch table llama.json`.
     pub origin: String,
+    /// What kind of document it is; `origin` begins with it.
+    #[serde(skip)]
+    pub kind: PinKind,
     /// How many decisions it holds.
     pub entries: usize,
     /// How many of them are in force.

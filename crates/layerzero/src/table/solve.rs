@@ -6,10 +6,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use lz_model::{CallSpec, Catalog, DeviceIx, Query, Reason};
 
 use super::{BucketPlan, Buckets, DispatchTable, Fallback, PlannedOp, Ranges, SCHEMA_VERSION};
-use crate::engine::{Engine, State};
+use crate::engine::State;
 use crate::error::Error;
 use crate::lockfile::call_order;
 use crate::pinned::DecidedCall;
+use crate::scope::Scope;
 
 /// What to make a table of.
 #[derive(Clone, Debug, Default)]
@@ -57,15 +58,16 @@ struct Group {
     calls: Vec<DecidedCall>,
 }
 
-impl Engine {
+impl Scope<'_> {
     /// Decides for every call of a workload, and makes a table of it. Lockfiles and tables in force are left aside.
     pub fn solve(&self, request: &SolveRequest) -> Result<Solved, Error> {
-        let state = self.fresh(true)?;
+        let fresh = self.fresh(true)?;
+        let state = &fresh.state;
         let device = state.snapshot.device(request.device).ok_or(Error::UnknownDevice(request.device.0))?;
         let (mut outside, mut impossible) = (Vec::new(), Vec::new());
         let mut groups: HashMap<u64, Vec<Group>> = HashMap::new();
         for (i, call) in request.calls.iter().enumerate() {
-            let decided = match self.decide_call(&state, call, request.device) {
+            let decided = match fresh.decide_call(call, request.device) {
                 Ok(decided) => decided,
                 Err(error) => {
                     impossible.push((i, error));
@@ -96,7 +98,7 @@ impl Engine {
             let first = &group.calls[0];
             let bucket = request.buckets.label(Catalog::get().op(first.query.op()), &first.query);
             disagreements.extend(disagreement(&group.calls, &bucket));
-            plans.entry(bucket).or_default().take(&mut table, &state, first);
+            plans.entry(bucket).or_default().take(&mut table, state, first);
         }
         disagreements.sort_by(|a, b| (&a.op, &a.bucket, &a.taken).cmp(&(&b.op, &b.bucket, &b.taken)));
         table.plans = plans.into_iter().map(|(bucket, plan)| plan.finish(bucket)).collect();
@@ -105,7 +107,7 @@ impl Engine {
 }
 
 fn join(groups: &mut HashMap<u64, Vec<Group>>, ranges: Ranges, decided: DecidedCall) {
-    let class = decided.query.class();
+    let class = decided.query.pinned_class();
     let alike = groups.entry(class.fingerprint()).or_default();
     match alike.iter_mut().find(|group| group.class == class && group.ranges == ranges) {
         Some(group) => group.calls.push(decided),

@@ -76,6 +76,7 @@ fn it_opens_after_five_failures_and_closes_after_three_successes() {
 fn one_probe_at_a_time_and_a_failed_one_opens_it_for_longer() {
     let flaky = Flaky::failing("no luck");
     let w = world(&flaky);
+    w.set("breaker.half_open_max_calls", 1);
     (0..5).for_each(|_| drop(rms(&w.engine).unwrap()));
     let first = retry_at(&w) - w.clock.load(Ordering::Acquire);
     w.clock.store(retry_at(&w), Ordering::Release);
@@ -211,7 +212,8 @@ fn one_broken_kernel_leaves_its_siblings_and_the_level_alone() {
         assert_eq!(flaky.runs(), i.min(5));
     }
     let health = w.engine.health();
-    let states: Vec<_> = health.breakers.iter().map(|b| (b.kernel.as_str(), b.view.state.name())).collect();
+    let of_lib = health.breakers.iter().filter(|b| b.backend == "lib");
+    let states: Vec<_> = of_lib.map(|b| (b.kernel.as_str(), b.view.state.name())).collect();
     assert_eq!(states, [("lib.fast", "open"), ("lib.sound", "closed")]);
     assert_eq!((health.level, w.names().contains(&"level_changed")), (Level::Full, false));
     assert_eq!(reasons(&w.engine, &[2, 4], "lib.sound"), "");
@@ -234,7 +236,7 @@ fn an_experiment_moves_nothing_but_a_lost_context() {
     let w = world(&flaky);
     w.set("degradation.enabled", true);
     let (_, bound) = w.engine.bind("rms_norm", &call(&[2, 4])).unwrap();
-    let step = w.engine.step_of("flaky.rms", &bound.query).unwrap();
+    let step = w.engine.process().step_of("flaky.rms", &bound.query).unwrap();
     for _ in 0..100 {
         w.engine.admit_anyway(&step).unwrap();
         w.engine.experiment_failed(&step, "no luck", "no luck");
@@ -245,4 +247,86 @@ fn an_experiment_moves_nothing_but_a_lost_context() {
     w.engine.experiment_failed(&step, lost, lost);
     assert_eq!(w.names(), ["backend_disabled"]);
     assert_eq!(w.engine.admit_anyway(&step).unwrap_err(), "flaky is disabled for this process");
+}
+
+#[test]
+fn half_open_admits_three_calls_at_once() {
+    let flaky = Flaky::failing("no luck");
+    let w = world(&flaky);
+    (0..5).for_each(|_| drop(rms(&w.engine).unwrap()));
+    w.clock.store(retry_at(&w), Ordering::Release);
+    let (_, bound) = w.engine.bind("rms_norm", &call(&[2, 4])).unwrap();
+    let step = w.engine.process().step_of("flaky.rms", &bound.query).unwrap();
+    let under_way: Vec<_> = (0..3).map(|_| w.engine.admit(&step).unwrap()).collect();
+    let refused = w.engine.admit(&step).unwrap_err();
+    assert!(refused.contains("the circuit of flaky.rms is open"), "{refused}");
+    // Three that succeed close it.
+    under_way.into_iter().for_each(|probe| w.engine.succeeded(&step, probe, false));
+    assert!(w.engine.health().is_well());
+}
+
+/// Kernels of one backend: one that fails when told to, for two operations, and one that never does.
+fn siblings(flaky: &Flaky) -> World {
+    let w = World::new();
+    w.set("degradation.enabled", false);
+    w.engine.register(descriptor("lib.fast", 95), flaky.kernel()).unwrap();
+    w.engine.register(descriptor("lib.sound", 90), fill(2.0)).unwrap();
+    w
+}
+
+#[test]
+fn a_siblings_success_does_not_reset_the_failure_count() {
+    let flaky = Flaky::failing("no luck");
+    let w = siblings(&flaky);
+    for failures in 1..=5 {
+        // The call fails, and the sibling serves it.
+        assert_eq!(rms(&w.engine).unwrap().kernel_id, "lib.sound");
+        let health = w.engine.health();
+        let fast = &health.breakers.iter().find(|b| b.kernel == "lib.fast").unwrap().view;
+        let expected = if failures < 5 { ("closed", failures) } else { ("open", 0) };
+        assert_eq!((fast.state.name(), fast.failures), expected);
+    }
+}
+
+#[test]
+fn a_siblings_failure_does_not_open_the_circuit() {
+    let (one, other) = (Flaky::failing("one"), Flaky::failing("other"));
+    let w = World::new();
+    w.set("degradation.enabled", false);
+    w.engine.register(descriptor("lib.one", 95), one.kernel()).unwrap();
+    w.engine.register(descriptor("lib.other", 90), other.kernel()).unwrap();
+    w.engine.register(descriptor("lib.sound", 85), fill(2.0)).unwrap();
+    // Four failures of each: eight of the backend.
+    (0..4).for_each(|_| drop(rms(&w.engine).unwrap()));
+    let failures = |w: &World| -> Vec<u32> {
+        let breakers = w.engine.health().breakers;
+        breakers.iter().filter(|b| b.backend == "lib").map(|b| b.view.failures).collect()
+    };
+    assert_eq!(failures(&w), [4, 4, 0]);
+    one.fails_with(None);
+    assert_eq!(rms(&w.engine).unwrap().kernel_id, "lib.one");
+    assert_eq!(failures(&w), [0, 4, 0]);
+}
+
+#[test]
+fn plain_torch_is_never_refused() {
+    let flaky = Flaky::failing("no luck");
+    let w = World::with_kernels(&["good.rms"]);
+    w.set("degradation.enabled", false);
+    let plain = KernelDescriptor { baseline: true, ..descriptor("plain.rms", 95) };
+    w.engine.register(plain, flaky.kernel()).unwrap();
+    for runs in 1..=20 {
+        let done = rms(&w.engine).unwrap();
+        assert_eq!((done.kernel_id.as_str(), flaky.runs()), ("good.rms", runs));
+        assert_eq!(first_error(&done), "plain.rms: no luck");
+    }
+    assert_eq!(reasons(&w.engine, &[2, 4], "plain.rms"), "");
+    // Not even when its library lost its context: then torch itself says so.
+    flaky.fails_with(Some("CUDA error: an illegal memory access was encountered"));
+    for runs in 21..=30 {
+        assert_eq!((rms(&w.engine).unwrap().kernel_id.as_str(), flaky.runs()), ("good.rms", runs));
+    }
+    assert_eq!(reasons(&w.engine, &[2, 4], "plain.rms"), "");
+    flaky.fails_with(None);
+    assert_eq!(rms(&w.engine).unwrap().kernel_id, "plain.rms");
 }

@@ -76,7 +76,7 @@ fn the_higher_layer_wins() {
     let mut context = CodeLayer::context();
     context.lock("norm.rms", "context.rms").unwrap();
     let overlay = w.engine.overlay(context).unwrap();
-    w.engine.within(overlay, || assert_eq!(w.serves(), "context.rms"));
+    assert_eq!(w.serves_in(&overlay), "context.rms");
     // And down again.
     w.engine.reset_code().unwrap();
     assert_eq!(w.serves(), "environment.rms");

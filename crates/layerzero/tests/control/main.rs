@@ -9,11 +9,15 @@ use layerzero::config::{CodeLayer, Sources, Value};
 use layerzero::model::*;
 use layerzero::resilience::{Event, Level};
 use layerzero::selection::*;
-use layerzero::{Arguments, Dispatched, DynamicKernel, Engine, EngineBuilder, Error, Warning};
+use layerzero::{
+    Arguments, Dispatched, DynamicKernel, Engine, EngineBuilder, Error, Overlay, OverlayId, Scope, Warning,
+};
 use tempfile::TempDir;
 
 mod breakers;
 mod configuration;
+mod errands;
+mod failures;
 mod levels;
 mod names;
 mod overlays;
@@ -92,7 +96,12 @@ impl World {
     }
 
     fn serves(&self) -> String {
-        serves(&self.engine)
+        serves(&self.engine.process())
+    }
+
+    /// The kernel that serves inside of an overlay.
+    fn serves_in(&self, overlay: &Overlay) -> String {
+        serves(&self.engine.scope(overlay.id()))
     }
 }
 
@@ -162,6 +171,14 @@ fn rms(engine: &Engine) -> Result<Dispatched, Error> {
 }
 
 fn rms_of(engine: &Engine, rows: i64) -> Result<Dispatched, Error> {
+    rms_rows(&engine.process(), rows)
+}
+
+fn rms_in(scope: &Scope<'_>) -> Result<Dispatched, Error> {
+    rms_rows(scope, 2)
+}
+
+fn rms_rows(engine: &Scope<'_>, rows: i64) -> Result<Dispatched, Error> {
     let x = Tensor::from_f64(DType::F32, &[rows, 4], &vec![1.0; 4 * rows as usize]);
     engine.dispatch("rms_norm", Arguments::new().input("x", x.view()))
 }
@@ -171,8 +188,8 @@ fn call<'a>(shape: &'a [i64]) -> NamedCall<'a> {
 }
 
 /// The kernel that serves; asked, planned and run agree.
-fn serves(engine: &Engine) -> String {
-    let ran = rms(engine).unwrap().kernel_id;
+fn serves(engine: &Scope<'_>) -> String {
+    let ran = rms_in(engine).unwrap().kernel_id;
     assert_eq!(engine.which("rms_norm", &call(&[2, 4])).unwrap().kernel_id, ran);
     assert_eq!(engine.select("rms_norm", &call(&[2, 4])).unwrap()[0], ran);
     ran

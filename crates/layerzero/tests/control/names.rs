@@ -238,6 +238,17 @@ fn what_nobody_knows_is_refused_with_the_nearest_name() {
         ("rules: [{override: a.rmss}, {fallback: b.rmss}]", "did you mean 'b.rms'?"),
         ("rules: [{boost: {kernel: a.rmss, points: 3}}]", "did you mean 'a.rms'?"),
         ("rules: [{lock: a.rmss, operation: rms_norm}]", "did you mean 'a.rms'?"),
+        ("rules: [{filter: 'id != a.rmss'}]", "rules[0]: no kernel is called 'a.rmss'; did you mean 'a.rms'?"),
+        (
+            "rules: [{filter: \"not (source in [xformres, b])\"}]",
+            "no library is called 'xformres'; did you mean 'xformers'?",
+        ),
+        ("rules: [{filter: \"backend == 'flashinfer_prefil' or reference\"}]", "did you mean 'flashinfer_prefill'?"),
+        ("rules: [{filter: \"kernel_id matches 'nobody.*'\"}]", "no kernel is called 'nobody.*'"),
+        (
+            "rollouts: [{name: n, operation: rms_norm, candidate: b.rmss, mode: shadow}]",
+            ":1:12: rollouts[0].candidate: no kernel is called 'b.rmss'; did you mean 'b.rms'?",
+        ),
         ("locks: {norm.rms: lz_cpu.ref.activation.gelu}", "'lz_cpu.ref.activation.gelu' does not serve norm.rms"),
         ("locks: {norm.rms: a.rms}\nrules: [{deny: a}]", "leaves no kernel for norm.rms: all it names are denied by"),
     ];
@@ -256,6 +267,10 @@ fn what_nobody_knows_is_refused_with_the_nearest_name() {
     let mut block = CodeLayer::context();
     block.set("prefer_sources", Value::names(["b", "flashinferr"])).unwrap();
     assert!(w.engine.overlay(block).unwrap_err().to_string().contains("did you mean 'flashinfer'?"));
+    // What a filter names may be a library that is not here, or the name of a kernel of it.
+    w.load("rules: [{filter: \"library != xformers and id != 'flash_attn.v2' and not (id matches 'flash*')\"}]\n");
+    w.load("rules: [{filter: \"id != entirely_something_else\"}, {filter: id == nothing, optional: true}]\n");
+    w.load("rollouts: [{name: n, operation: attention, candidate: flash_attn.v3.causal, mode: shadow}]\n");
     // Nothing is there to be avoided, and it is nearly nothing else.
     w.load("avoid_sources: [experimental_lib]\n");
     assert!(w.engine.readiness().ready);

@@ -18,25 +18,13 @@ fn calls_inside_follow_it_and_calls_outside_do_not() {
     let (b, c) = (prefer("b"), prefer("c"));
     let off = w.engine.overlay(layer(&[("enabled", Value::from(false))])).unwrap();
     for _ in 0..2 {
-        w.engine.within(b, || {
-            assert_eq!(w.serves(), "b.rms");
-            w.engine.within(c, || assert_eq!(w.serves(), "c.rms"));
-            assert_eq!(w.serves(), "b.rms");
-            w.engine.within(off, || assert_eq!(w.serves(), "lz_cpu.ref.norm.rms"));
-            assert_eq!(w.serves(), "b.rms");
-        });
+        assert_eq!(w.serves_in(&b), "b.rms");
+        assert_eq!(w.serves_in(&c), "c.rms");
+        assert_eq!(w.serves_in(&off), "lz_cpu.ref.norm.rms");
+        assert_eq!(w.serves_in(&b), "b.rms");
         assert_eq!(w.serves(), "a.rms");
     }
-    assert_eq!(prefer("b"), b, "what says the same is the same");
-}
-
-#[test]
-fn it_ends_with_a_panic_too() {
-    let w = World::with_kernels(&["a.rms", "b.rms"]);
-    let b = w.engine.overlay(layer(&[("prefer_sources", Value::names(["b"]))])).unwrap();
-    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| w.engine.within(b, || panic!("out"))));
-    assert!(ended.is_err());
-    assert_eq!(w.serves(), "a.rms");
+    assert_eq!(prefer("b").id(), b.id(), "what says the same is the same");
 }
 
 #[test]
@@ -44,20 +32,20 @@ fn two_threads_are_in_two_overlays_at_once() {
     let w = World::with_kernels(&["a.rms", "b.rms", "c.rms"]);
     let together = Barrier::new(3);
     // Looked at in the end: a thread that panicked would leave the others waiting.
-    let served = || {
+    let served = |overlay: OverlayId| {
         let one = || {
             together.wait();
-            rms(&w.engine).map(|done| done.kernel_id).unwrap_or_else(|error| error.to_string())
+            rms_in(&w.engine.scope(overlay)).map(|done| done.kernel_id).unwrap_or_else(|error| error.to_string())
         };
         (0..50).map(|_| one()).collect::<BTreeSet<String>>()
     };
     let inside = |source: &str| {
         let overlay = w.engine.overlay(layer(&[("prefer_sources", Value::names([source]))])).unwrap();
-        w.engine.within(overlay, served)
+        served(overlay.id())
     };
     let (b, c, none) = std::thread::scope(|scope| {
         let (b, c) = (scope.spawn(|| inside("b")), scope.spawn(|| inside("c")));
-        let none = served();
+        let none = served(OverlayId::NONE);
         (b.join().unwrap(), c.join().unwrap(), none)
     });
     let only = |kernel: &str| BTreeSet::from([kernel.to_owned()]);
@@ -68,41 +56,59 @@ fn two_threads_are_in_two_overlays_at_once() {
 fn changes_of_the_engine_are_seen_inside() {
     let w = World::with_kernels(&["a.rms", "b.rms", "c.rms"]);
     let b = w.engine.overlay(layer(&[("prefer_sources", Value::names(["b"]))])).unwrap();
-    w.engine.within(b, || {
-        assert_eq!(w.serves(), "b.rms");
-        // Changed from inside as well: nothing waits for itself.
-        w.engine.lock("norm.rms", "c.rms").unwrap();
-        assert_eq!(w.serves(), "c.rms");
-        w.load("avoid_sources: [a]\n");
-        w.engine.reload().unwrap();
-        w.engine.unlock("norm.rms").unwrap();
-        assert_eq!(w.serves(), "b.rms");
-        w.engine.unregister("b.rms", "1.0").unwrap();
-        assert_eq!(w.serves(), "c.rms");
-    });
+    assert_eq!(w.serves_in(&b), "b.rms");
+    w.engine.lock("norm.rms", "c.rms").unwrap();
+    assert_eq!(w.serves_in(&b), "c.rms");
+    w.load("avoid_sources: [a]\n");
+    w.engine.reload().unwrap();
+    w.engine.unlock("norm.rms").unwrap();
+    assert_eq!(w.serves_in(&b), "b.rms");
+    w.engine.unregister("b.rms", "1.0").unwrap();
+    assert_eq!(w.serves_in(&b), "c.rms");
+}
+
+#[test]
+fn decisions_inside_are_remembered() {
+    let w = World::with_kernels(&["a.rms", "b.rms"]);
+    let b = w.engine.overlay(layer(&[("prefer_sources", Value::names(["b"]))])).unwrap();
+    let query = w.engine.bind("rms_norm", &call(&[2, 4])).unwrap().1.query;
+    let decided = |id: OverlayId| w.engine.scope(id).plan(&query).unwrap();
+    let (inside, outside) = (decided(b.id()), decided(OverlayId::NONE));
+    assert_ne!(inside, outside);
+    for _ in 0..3 {
+        assert_eq!((decided(b.id()), decided(OverlayId::NONE)), (inside, outside));
+    }
+    // A scope keeps the state it was made with, whatever happens to the engine.
+    let before = w.engine.scope(b.id());
+    w.engine.lock("norm.rms", "a.rms").unwrap();
+    assert_eq!(serves(&before), "b.rms");
+    assert_eq!(w.serves_in(&b), "a.rms");
 }
 
 #[test]
 fn explanations_follow_it() {
     let w = World::with_kernels(&["a.rms", "b.rms"]);
     let b = w.engine.overlay(layer(&[("prefer_sources", Value::names(["b"]))])).unwrap();
-    w.engine.within(b, || {
-        let report = w.engine.explain("rms_norm", &call(&[2, 4])).unwrap();
-        assert_eq!(report.chosen.as_deref(), Some("b.rms"));
-        assert_eq!(report.rules, ["prefer b (context)"]);
-    });
+    let report = w.engine.scope(b.id()).explain("rms_norm", &call(&[2, 4])).unwrap();
+    assert_eq!(report.chosen.as_deref(), Some("b.rms"));
+    assert_eq!(report.rules, ["prefer b (context)"]);
 }
 
 #[test]
-fn there_is_an_end_to_them() {
-    let w = World::new();
-    let made = |i: i64| w.engine.overlay(layer(&[("memory_headroom_mb", Value::from(i))]));
-    for i in 0..1024 {
-        made(i).unwrap();
+fn there_is_no_end_to_them_and_those_nobody_holds_are_forgotten() {
+    let w = World::with_kernels(&["a.rms", "b.rms"]);
+    let made = |i: i64| {
+        let settings = [("memory_headroom_mb", Value::from(i)), ("prefer_sources", Value::names(["b"]))];
+        w.engine.overlay(layer(&settings)).unwrap()
+    };
+    let first = made(0);
+    let passed = made(1).id();
+    for i in 2..1500 {
+        made(i);
     }
-    let error = made(1024).unwrap_err();
-    assert_eq!(error.code(), "TOO_MANY_CONTEXTS");
-    assert!(made(0).is_ok(), "those that were made stay");
+    assert_eq!((made(0).id(), w.serves_in(&first)), (first.id(), "b.rms".into()), "somebody holds it");
+    assert_ne!(made(1).id(), passed, "nobody did, and its number is not given again");
+    assert_eq!(serves(&w.engine.scope(passed)), "a.rms", "a number nobody holds is no context");
 }
 
 #[test]

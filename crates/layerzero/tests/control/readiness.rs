@@ -225,12 +225,12 @@ fn rollouts() {
             "rollouts:\n  - {{name: new, operation: rms_norm, candidate: {candidate}, mode: canary, fraction: 1.0, min_samples: 1}}\n"
         )
     };
-    w.load(&canary("newer.rms"));
-    expect(&w.engine, "rollouts", Warn, "no kernel 'newer.rms' serves norm.rms");
+    w.load(&canary("lz_cpu.ref.activation.gelu"));
+    expect(&w.engine, "rollouts", Warn, "no kernel 'lz_cpu.ref.activation.gelu' serves norm.rms");
     w.load(&canary("new.rms"));
     expect(&w.engine, "rollouts", Pass, "1 under way");
     let query = w.engine.bind("rms_norm", &call(&[2, 4])).unwrap().1.query;
-    let (rollout, ..) = w.engine.comparison(&query, &w.engine.steps(&query).unwrap()).unwrap();
+    let (rollout, ..) = w.engine.process().comparison(&query, &w.engine.steps(&query).unwrap()).unwrap();
     (0..20).for_each(|_| w.engine.tried(&rollout, Outcome::FAILED));
     expect(&w.engine, "rollouts", Warn, "'new' was rolled back");
 }
@@ -267,4 +267,114 @@ fn telemetry() {
     let readiness: Readiness = engine.readiness();
     assert!(readiness.ready);
     assert!(readiness.to_string().ends_with("ready, with 1 warning"), "{readiness}");
+}
+
+/// What there is to know of a backend: where it runs, and why it does not.
+#[derive(Clone, Copy, Debug)]
+enum Library {
+    Usable,
+    Absent,
+    Broken,
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
+
+    /// Every number and every status of these lines follows from what the engine was given.
+    #[test]
+    fn sentences_follow_from_the_data(
+        libraries in proptest::collection::vec((proptest::sample::select(vec![
+            Library::Usable, Library::Absent, Library::Broken,
+        ]), proptest::bool::ANY), 0..6),
+        unproven in 0..4usize,
+        compared in 0..3usize,
+        wrong in 0..3usize,
+        locks in 0..3usize,
+        verify in proptest::sample::select(vec![Verify::Off, Verify::FirstUse, Verify::Sample]),
+    ) {
+        let w = World::new();
+        w.set("verify", Verify::WORDS[verify as usize]);
+        let before = w.engine.with_snapshot(|s| s.spec().backends.len());
+        let ids: Vec<String> = (0..unproven).map(|i| format!("mine{i}.rms")).collect();
+        for id in &ids {
+            let descriptor = KernelDescriptor { trust: Trust::Unproven, ..descriptor(id, 1) };
+            w.engine.register(descriptor, fill(1.0)).unwrap();
+        }
+        let kernel = w.engine.with_snapshot(|s| s.kernels().next().unwrap().1.clone());
+        let queries: Vec<Query> = ["rms_norm", "layer_norm", "gelu"].iter().map(|op| w.engine.bind(op, &call(&[2, 4])).unwrap().1.query).collect();
+        let evidence = Evidence { error: "no".into(), call: "a call".into(), max_error: None, tolerance: None };
+        w.engine.update(|spec| {
+            for (i, (state, here)) in libraries.iter().enumerate() {
+                let platform = if *here { Platform::Cpu } else { Platform::Cuda };
+                let name = format!("lib{i}");
+                let descriptor = BackendDescriptor::native(&name, "1", vec![platform]);
+                let state = match state {
+                    Library::Usable => BackendState::available(descriptor),
+                    Library::Absent => BackendState::unavailable(descriptor, Reason::NotInstalled { library: name.clone() }),
+                    Library::Broken => BackendState::unavailable(
+                        descriptor,
+                        Reason::BackendImportFailed { library: name.clone(), error: "undefined symbol".into() },
+                    ),
+                };
+                spec.backends.insert(name, state);
+            }
+            let proofs = Arc::make_mut(&mut spec.proofs);
+            queries.iter().take(compared).for_each(|query| proofs.passed(&kernel, query));
+            queries.iter().rev().take(wrong).for_each(|query| proofs.mismatched(&kernel, query, evidence.clone()));
+        }).unwrap();
+        for op in ["norm.rms", "norm.layer", "activation.gelu"].iter().take(locks) {
+            w.engine.lock(op, &format!("lz_cpu.ref.{op}")).unwrap();
+        }
+        let many = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+        // Libraries of other hardware count as nothing else, and one that is broken here is all that is said.
+        let here = || libraries.iter().filter(|(_, here)| *here).map(|(state, _)| *state);
+        let is = |wanted: fn(&Library) -> bool| here().filter(wanted).count();
+        let (broken, absent) = (is(|l| matches!(l, Library::Broken)), is(|l| matches!(l, Library::Absent)));
+        let backends = before + ids.len();
+        let (status, detail) = check(&w.engine, "capabilities");
+        match broken {
+            0 => {
+                let usable = backends + is(|l| matches!(l, Library::Usable));
+                let elsewhere = libraries.len() - here().count();
+                let said = format!("{} in use, {absent} not installed, {elsewhere} for other hardware", many(usable, "backend"));
+                proptest::prop_assert_eq!((status, detail), (Pass, said));
+            }
+            broken => {
+                proptest::prop_assert_eq!((status, detail.lines().count()), (Warn, broken));
+                proptest::prop_assert!(detail.lines().all(|line| line.contains("[BACKEND_IMPORT_FAILED]")));
+            }
+        }
+        let (status, detail) = check(&w.engine, "results");
+        let right = compared.min(queries.len() - wrong);
+        match (wrong, unproven, verify) {
+            (1.., ..) => {
+                proptest::prop_assert_eq!((status, detail.lines().count()), (Fail, wrong));
+                proptest::prop_assert!(detail.lines().all(|line| line.contains(&kernel.id)));
+            }
+            (_, 0, _) => proptest::prop_assert_eq!(status, Skipped),
+            (_, n, Verify::Off) => {
+                proptest::prop_assert!(status == Warn && detail.starts_with(&many(n, "kernel")), "{}", detail);
+            }
+            (_, n, _) => {
+                proptest::prop_assert_eq!(status, Pass);
+                let (first, last) = (many(n, "kernel"), format!("({} so far)", many(right, "comparison")));
+                proptest::prop_assert!(detail.starts_with(&first) && detail.ends_with(&last), "{}", detail);
+            }
+        }
+        let (status, detail) = check(&w.engine, "locks");
+        match locks {
+            0 => proptest::prop_assert_eq!(status, Skipped),
+            n => proptest::prop_assert!(status == Pass && detail.starts_with(&many(n, "lock")), "{}", detail),
+        }
+        // The last line says no more than the lines before it.
+        let readiness = w.engine.readiness();
+        let of = |wanted| readiness.checks.iter().filter(|c| c.status == wanted).count();
+        let last = readiness.to_string().lines().last().unwrap().to_owned();
+        let expected = match (of(Fail), of(Warn)) {
+            (0, 0) => "ready".to_owned(),
+            (0, n) => format!("ready, with {}", many(n, "warning")),
+            _ => "not ready".to_owned(),
+        };
+        proptest::prop_assert_eq!(last, expected);
+    }
 }

@@ -150,7 +150,7 @@ fn a_warning_about_the_reference_names_only_what_could_run_here() {
     let w = with_gpu_kernels();
     let told = |w: &World| {
         let (_, bound) = w.engine.bind("rms_norm", &call(&[2, 4])).unwrap();
-        w.engine.warn_of_reference(&bound.query);
+        w.engine.process().warn_of_reference(&bound.query);
         w.warnings.lock().unwrap().iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     assert_eq!(told(&w), [""; 0], "nothing here is faster");

@@ -16,7 +16,7 @@ fn world(dir: &str) -> (World, Arc<Rollout>, PathBuf) {
     w.register(&["new.rms", "old.rms"]);
     w.load(CANARY);
     let query = w.engine.bind("rms_norm", &call(&[2, 4])).unwrap().1.query;
-    let rollout = w.engine.comparison(&query, &w.engine.steps(&query).unwrap()).unwrap().0;
+    let rollout = w.engine.process().comparison(&query, &w.engine.steps(&query).unwrap()).unwrap().0;
     let dir = w.folder.path().join(dir);
     (w, rollout, dir)
 }
@@ -128,7 +128,7 @@ fn it_lies_where_the_environment_says() {
     };
     w.engine.load_sources(&sources).unwrap();
     let query = w.engine.bind("rms_norm", &call(&[2, 4])).unwrap().1.query;
-    let (rollout, ..) = w.engine.comparison(&query, &w.engine.steps(&query).unwrap()).unwrap();
+    let (rollout, ..) = w.engine.process().comparison(&query, &w.engine.steps(&query).unwrap()).unwrap();
     w.engine.tried(&rollout, Outcome::OK);
     assert_eq!(samples(&w.folder.path().join(".local/state/layerzero")), [1]);
 }

@@ -39,7 +39,7 @@ fn taken(engine: &Engine) -> BTreeSet<[i64; 2]> {
 fn on_trial(engine: &Engine) -> Arc<Rollout> {
     let find = |shape: [i64; 2]| {
         let query = query(engine, &shape);
-        engine.comparison(&query, &engine.steps(&query).unwrap())
+        engine.process().comparison(&query, &engine.steps(&query).unwrap())
     };
     sizes().find_map(find).unwrap().0
 }
@@ -143,12 +143,24 @@ fn a_shadow_never_serves() {
     let query = query(&w.engine, &[2, 4]);
     let steps = w.engine.steps(&query).unwrap();
     assert!(steps.iter().all(|step| step.kernel.id != "new.rms"), "not even as a fallback");
-    let (rollout, other, serving) = w.engine.comparison(&query, &steps).unwrap();
+    let (rollout, other, serving) = w.engine.process().comparison(&query, &steps).unwrap();
     assert_eq!((rollout.spec().name.as_str(), other.kernel.id.as_str(), serving), ("new", "new.rms", false));
     // Nor when the kernel that serves fails.
     w.engine.unregister("old.rms", "1.0").unwrap();
     w.engine.register(descriptor("old.rms", 80), Flaky::failing("no luck").kernel()).unwrap();
     assert_eq!(rms(&w.engine).unwrap().kernel_id, "lz_cpu.ref.norm.rms");
+}
+
+#[test]
+fn a_rule_that_is_called_like_a_rollout_is_not_one() {
+    let rule = "rules:\n  - {name: \"rollout 'new' does not give it this call\", deny_sources: [another]}\n";
+    let w = world(&rollout("shadow", 1.0, ""));
+    w.engine.register(descriptor("another.rms", 99), fill(3.0)).unwrap();
+    w.load(&(rollout("shadow", 1.0, "") + rule));
+    let query = query(&w.engine, &[2, 4]);
+    let steps = w.engine.steps(&query).unwrap();
+    let (_, other, _) = w.engine.process().comparison(&query, &steps).unwrap();
+    assert_eq!(other.kernel.id, "new.rms", "and not the kernel that the rule forbids");
 }
 
 #[test]
@@ -179,5 +191,5 @@ fn one_version_of_a_kernel_can_be_on_trial() {
     w.load(&rollout("canary", 1.0, "").replace("new.rms", "new.rms@2.0"));
     assert_eq!(w.engine.select("rms_norm", &call(&[2, 4])).unwrap()[0], "new.rms@2.0");
     let query = query(&w.engine, &[2, 4]);
-    assert!(w.engine.comparison(&query, &w.engine.steps(&query).unwrap()).is_some());
+    assert!(w.engine.process().comparison(&query, &w.engine.steps(&query).unwrap()).is_some());
 }

@@ -10,6 +10,7 @@ use layerzero::{Arguments, DynamicKernel, Engine, Error, Failure, Warning};
 use serde_json::Value;
 
 mod answers;
+mod call_path;
 mod cases;
 mod documents;
 mod failing;

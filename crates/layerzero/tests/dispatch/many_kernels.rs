@@ -31,7 +31,7 @@ fn a_dynamic_kernel_gets_the_arguments_checked_and_completed() {
     let kernel = code(move |args| {
         assert_eq!(args.op().id(), "norm.rms");
         assert_eq!((args.dim("rows"), args.dim("hidden")), (2, 4));
-        assert_eq!(args.param("eps"), ParamValue::Float(1e-6));
+        assert_eq!(args.param("eps").as_float(), Some(1e-6));
         assert!(args.input("weight").is_none());
         assert_eq!(args.input("x").unwrap().shape(), [2, 4]);
         assert_eq!((args.outputs.len(), args.outputs[0].shape()), (1, &[2, 4][..]));

@@ -5,7 +5,7 @@ use super::*;
 /// Attention as a library would have it: BSHD, float32, contiguous, causal or not, nothing else. It
 /// refuses anything it did not declare, so a call it serves was really adapted.
 fn picky(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
-    let [q, k, v] = ["query", "key", "value"].map(|name| args.input(name).unwrap().clone());
+    let [q, k, v] = ["query", "key", "value"].map(|name| args.input(name).unwrap());
     for (name, t) in [("query", &q), ("key", &k), ("value", &v)] {
         let right = t.dtype() == DType::F32 && t.is_contiguous() && args.layout(name) == Layout::Bshd;
         if !right {
@@ -62,7 +62,7 @@ fn served_by_picky(views: &[TensorView<'_>; 3], layout: Layout, transforms: &[&s
     w.engine.register(picky_descriptor(), code(picky)).unwrap();
     for causal in [false, true] {
         let [q, k, v] = views.clone();
-        let metas = views.each_ref().map(TensorView::meta);
+        let metas = views.each_ref().map(|view| TensorMeta::of(view.as_ref()));
         let named = NamedCall::new()
             .input("query", metas[0])
             .input("key", metas[1])

@@ -14,10 +14,10 @@ fn plan(engine: &Engine, kernel: &str) -> Arc<Baked> {
 
 fn inside(engine: &Engine, plans: &[&Arc<Baked>]) -> OverlayId {
     let plans: Vec<Arc<Baked>> = plans.iter().map(|plan| Arc::clone(plan)).collect();
-    engine.overlay_with(CodeLayer::context(), &plans).unwrap()
+    engine.overlay_with(CodeLayer::context(), &plans).unwrap().id()
 }
 
-fn told(engine: &Engine, rows: i64) -> layerzero::Report {
+fn told(engine: &Scope<'_>, rows: i64) -> layerzero::Report {
     engine.explain("rms_norm", &rms(rows).named(DeviceIx(0), Context::default())).unwrap()
 }
 
@@ -27,16 +27,14 @@ fn calls_inside_follow_it_and_calls_outside_do_not() {
     let (b, c) = (plan(&engine, "b.rms"), plan(&engine, "c.rms"));
     let (in_b, in_both) = (inside(&engine, &[&b]), inside(&engine, &[&c, &b]));
     for _ in 0..2 {
-        engine.within(in_b, || {
-            assert_eq!((serves(&engine, &rms(300)), serves(&engine, &rms(513))), ("b.rms".into(), "a.rms".into()));
-            assert_eq!(told(&engine, 300).pinned_by.as_deref(), Some("plan m"));
-            let miss = told(&engine, 513).outside_table.unwrap();
-            assert_eq!(miss.reason, Reason::PlanBucketMiss { dim: "rows".into(), found: 513 });
-            engine.within(in_both, || assert_eq!(serves(&engine, &rms(300)), "c.rms"));
-            assert_eq!(serves(&engine, &rms(300)), "b.rms");
-        });
-        assert_eq!(serves(&engine, &rms(300)), "a.rms");
-        assert_eq!((told(&engine, 300).pinned_by, told(&engine, 513).outside_table), (None, None));
+        let (inner, outer) = (engine.scope(in_b), engine.process());
+        assert_eq!((serves_in(&inner, &rms(300)), serves_in(&inner, &rms(513))), ("b.rms".into(), "a.rms".into()));
+        assert_eq!(told(&inner, 300).pinned_by.as_deref(), Some("plan m"));
+        let miss = told(&inner, 513).outside_table.unwrap();
+        assert_eq!(miss.reason, Reason::PlanBucketMiss { dim: "rows".into(), found: 513 });
+        assert_eq!(serves_in(&engine.scope(in_both), &rms(300)), "c.rms");
+        assert_eq!(serves_in(&outer, &rms(300)), "a.rms");
+        assert_eq!((told(&outer, 300).pinned_by, told(&outer, 513).outside_table), (None, None));
     }
     assert_eq!((inside(&engine, &[&b]), in_b != in_both), (in_b, true), "what says the same is the same");
 }
@@ -47,20 +45,20 @@ fn it_stands_above_the_tables_of_the_process_and_below_its_locks_and_denials() {
     let of_process = table(&[("rows", &[512])], &[("c.rms", rms(512), &[("rows", 512)])]);
     engine.load_table(&of_process, "t").unwrap();
     let b = plan(&engine, "b.rms");
-    engine.within(inside(&engine, &[&b]), || {
-        assert_eq!(serves(&engine, &rms(300)), "b.rms");
-        engine.lock("norm.rms", "a.rms").unwrap();
-        assert_eq!(serves(&engine, &rms(300)), "a.rms");
-        engine.unlock("norm.rms").unwrap();
-        let deny = Value::List(vec![Value::Map([("deny".to_owned(), Value::from("b.rms"))].into_iter().collect())]);
-        engine.configure([("rules".to_owned(), deny)]).unwrap();
-        // Its own kernel may not serve: the table below is no second choice, since the first pin counts alone.
-        let report = told(&engine, 300);
-        assert_eq!((report.chosen.as_deref(), report.pinned_by), (Some("a.rms"), None));
-        let denied = report.candidates.iter().find(|c| c.kernel_id == "b.rms").unwrap();
-        assert_eq!(denied.reasons[0].reason.code(), "POLICY_DENIED");
-        assert_eq!(engine.baked_status(&b).unwrap().mismatches[0].code(), "NOT_VALID");
-    });
+    let in_b = inside(&engine, &[&b]);
+    assert_eq!(serves_in(&engine.scope(in_b), &rms(300)), "b.rms");
+    engine.lock("norm.rms", "a.rms").unwrap();
+    assert_eq!(serves_in(&engine.scope(in_b), &rms(300)), "a.rms");
+    engine.unlock("norm.rms").unwrap();
+    let deny = Value::List(vec![Value::Map([("deny".to_owned(), Value::from("b.rms"))].into_iter().collect())]);
+    engine.configure([("rules".to_owned(), deny)]).unwrap();
+    // Its own kernel may not serve: the table below is no second choice, since the first pin counts alone.
+    let scope = engine.scope(in_b);
+    let report = told(&scope, 300);
+    assert_eq!((report.chosen.as_deref(), report.pinned_by), (Some("a.rms"), None));
+    let denied = report.candidates.iter().find(|c| c.kernel_id == "b.rms").unwrap();
+    assert_eq!(denied.reasons[0].reason.code(), "POLICY_DENIED");
+    assert_eq!(scope.baked_status(&b).unwrap().mismatches[0].code(), "NOT_VALID");
     assert_eq!(serves(&engine, &rms(300)), "c.rms");
 }
 
@@ -70,11 +68,11 @@ fn what_is_measured_later_changes_nothing_inside() {
     let b = plan(&engine, "b.rms");
     let within = inside(&engine, &[&b]);
     timed(&engine, &[("a.rms", 512, 1.0), ("b.rms", 512, 9.0)]);
-    engine.within(within, || assert_eq!(serves(&engine, &rms(512)), "b.rms"));
+    assert_eq!(serves_in(&engine.scope(within), &rms(512)), "b.rms");
     assert_eq!(serves(&engine, &rms(512)), "a.rms");
     engine.unregister("b.rms", "1.0").unwrap();
-    engine.within(within, || assert_eq!(serves(&engine, &rms(512)), "a.rms"));
-    assert_eq!(engine.baked_status(&b).unwrap().mismatches[0].code(), "KERNEL_GONE");
+    assert_eq!(serves_in(&engine.scope(within), &rms(512)), "a.rms");
+    assert_eq!(engine.process().baked_status(&b).unwrap().mismatches[0].code(), "KERNEL_GONE");
 }
 
 #[test]
@@ -88,7 +86,7 @@ fn one_of_another_machine_is_refused() {
 }
 
 /// Makes a call as far as it is decided.
-fn call(engine: &Engine, call: &CallSpec) {
+fn call(engine: &Scope<'_>, call: &CallSpec) {
     let named = call.named(DeviceIx(0), Context::default());
     let (_, bound) = engine.bind(&call.op, &named).unwrap();
     engine.decided(&named, &bound).unwrap();
@@ -98,68 +96,51 @@ fn call(engine: &Engine, call: &CallSpec) {
 fn one_that_learns_decides_a_call_once() {
     let engine = engine_with(&["a.rms", "b.rms"]);
     let empty = engine.bake(table(&[], &[]), "m", true).unwrap();
-    engine.within(inside(&engine, &[&empty]), || call(&engine, &rms(512)));
-    call(&engine, &rms(4));
-    let first = engine.learned(&empty, &empty).unwrap().unwrap();
-    assert!(engine.learned(&empty, &empty).unwrap().is_none(), "it was taken note of once");
+    call(&engine.scope(inside(&engine, &[&empty])), &rms(512));
+    call(&engine.process(), &rms(4));
+    let first = engine.process().learned(&empty, &empty).unwrap().unwrap();
+    assert!(engine.process().learned(&empty, &empty).unwrap().is_none(), "it was taken note of once");
     let decided = |plan: &Baked| -> Vec<String> {
         plan.table().plans.iter().flat_map(|plan| &plan.ops).map(|op| op.kernel_id.clone()).collect()
     };
     assert_eq!(decided(&first), ["a.rms"], "the call outside is none of its own");
     timed(&engine, &[("a.rms", 512, 9.0), ("b.rms", 512, 1.0), ("a.rms", 1, 9.0), ("b.rms", 1, 1.0)]);
-    engine.within(inside(&engine, &[&first]), || {
-        assert_eq!(serves(&engine, &rms(512)), "a.rms");
-        call(&engine, &rms(512));
-        call(&engine, &rms(1));
-    });
+    let in_first = engine.scope(inside(&engine, &[&first]));
+    assert_eq!(serves_in(&in_first, &rms(512)), "a.rms");
+    call(&in_first, &rms(512));
+    call(&in_first, &rms(1));
     // Somebody who is still inside of the one before has seen the same call, and another one.
-    engine.within(inside(&engine, &[&empty]), || {
-        call(&engine, &rms(512));
-        call(&engine, &rms(1));
-    });
-    let second = engine.learned(&first, &first).unwrap().unwrap();
+    let in_empty = engine.scope(inside(&engine, &[&empty]));
+    call(&in_empty, &rms(512));
+    call(&in_empty, &rms(1));
+    let second = engine.process().learned(&first, &first).unwrap().unwrap();
     assert_eq!(decided(&second), ["a.rms", "b.rms"]);
-    assert!(engine.learned(&empty, &second).unwrap().is_none());
-    engine.within(inside(&engine, &[&second]), || {
-        assert_eq!((serves(&engine, &rms(512)), serves(&engine, &rms(1))), ("a.rms".into(), "b.rms".into()));
-    });
-    assert_eq!(engine.baked_status(&second).unwrap().mismatches, []);
+    assert!(engine.process().learned(&empty, &second).unwrap().is_none());
+    let in_second = engine.scope(inside(&engine, &[&second]));
+    assert_eq!((serves_in(&in_second, &rms(512)), serves_in(&in_second, &rms(1))), ("a.rms".into(), "b.rms".into()));
+    assert_eq!(engine.process().baked_status(&second).unwrap().mismatches, []);
 }
 
 #[test]
 fn one_that_does_not_learn_takes_no_notes() {
     let engine = engine_with(&["a.rms"]);
     let still = plan(&engine, "a.rms");
-    engine.within(inside(&engine, &[&still]), || call(&engine, &rms(9999)));
-    assert!(engine.learned(&still, &still).unwrap().is_none());
+    call(&engine.scope(inside(&engine, &[&still])), &rms(9999));
+    assert!(engine.process().learned(&still, &still).unwrap().is_none());
 }
 
 #[test]
 fn those_that_are_gone_do_not_count_and_their_numbers_are_not_given_again() {
     let engine = engine_with(&["a.rms", "b.rms"]);
     let kept = plan(&engine, "b.rms");
-    let (first, mut last) = (inside(&engine, &[&kept]), OverlayId::NONE);
+    let held = engine.overlay_with(CodeLayer::context(), std::slice::from_ref(&kept)).unwrap();
+    let (first, mut last) = (held.id(), OverlayId::NONE);
     for _ in 0..1500 {
         let passing = plan(&engine, "b.rms");
         let next = inside(&engine, &[&passing]);
         assert!(next > last && next != first);
         last = next;
     }
-    engine.within(last, || assert_eq!(serves(&engine, &rms(300)), "a.rms"));
-    engine.within(first, || assert_eq!(serves(&engine, &rms(300)), "b.rms"));
-}
-
-#[test]
-fn an_overlay_is_gone_with_any_of_its_plans() {
-    let engine = engine_with(&["a.rms", "b.rms", "c.rms"]);
-    let (b, c) = (plan(&engine, "b.rms"), plan(&engine, "c.rms"));
-    let all = [inside(&engine, &[&b]), inside(&engine, &[&c]), inside(&engine, &[&c, &b])];
-    let plain = engine.overlay(CodeLayer::context()).unwrap();
-    assert_eq!(engine.overlays_gone(&[all[0], all[1], all[2], plain]), []);
-    drop(b);
-    assert_eq!(engine.overlays_gone(&[all[0], all[1], all[2], plain]), [all[0], all[2]]);
-    // Making another clears away what is gone; it still is.
-    let d = plan(&engine, "b.rms");
-    let made = inside(&engine, &[&d]);
-    assert_eq!(engine.overlays_gone(&[all[0], all[1], all[2], made]), [all[0], all[2]]);
+    assert_eq!(serves_in(&engine.scope(last), &rms(300)), "a.rms");
+    assert_eq!(serves_in(&engine.scope(first), &rms(300)), "b.rms");
 }

@@ -145,10 +145,8 @@ fn contexts_keep_to_what_is_pinned() {
     let mut layer = layerzero::config::CodeLayer::context();
     layer.set("prefer_sources", layerzero::config::Value::names(["c"])).unwrap();
     let overlay = engine.overlay(layer).unwrap();
-    engine.within(overlay, || {
-        assert_eq!(serves(&engine, &rms(8)), "b.rms");
-        assert_eq!(serves(&engine, &rms(9)), "c.rms");
-    });
+    let scope = engine.scope(overlay.id());
+    assert_eq!((serves_in(&scope, &rms(8)), serves_in(&scope, &rms(9))), ("b.rms".into(), "c.rms".into()));
 }
 
 #[test]
@@ -161,7 +159,7 @@ fn a_table_that_is_configured_is_followed() {
         calls: vec![rms(512)],
         ..SolveRequest::default()
     };
-    let text = engine.solve(&request).unwrap().table.to_json();
+    let text = engine.process().solve(&request).unwrap().table.to_json();
     project.write("t.json", &text.replace("a.rms", "b.rms"));
     project.load(&engine, "dispatch_table: t.json\n");
     assert_eq!((serves(&engine, &rms(300)), serves(&engine, &rms(100))), ("b.rms".into(), "a.rms".into()));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use layerzero::model::*;
 use layerzero::selection::*;
-use layerzero::{DynamicKernel, Engine, Lockfile, MismatchKind};
+use layerzero::{DynamicKernel, Engine, Lockfile, MismatchKind, Scope};
 
 mod baked;
 mod configured;
@@ -90,6 +90,10 @@ fn attention(batch: i64, seq_q: i64, seq_k: i64) -> CallSpec {
 
 /// The kernel that serves a call; asked, planned and cached agree.
 fn serves(engine: &Engine, call: &CallSpec) -> String {
+    serves_in(&engine.process(), call)
+}
+
+fn serves_in(engine: &Scope<'_>, call: &CallSpec) -> String {
     let named = call.named(DeviceIx(0), Context::default());
     let which = engine.which(&call.op, &named).unwrap().kernel_id;
     for _ in 0..2 {

@@ -125,7 +125,7 @@ proptest! {
             let call = eager(v.of(&base));
             let query = call.query();
             // One entry for each class and size.
-            if entries.iter().any(|(known, _)| known.class() == query.class() && known.dims() == query.dims()) {
+            if entries.iter().any(|(known, _)| known.pinned_class() == query.pinned_class() && known.dims() == query.dims()) {
                 continue;
             }
             let (kernel, call) = (format!("k{target:02}"), spec_of(&call));
@@ -149,7 +149,7 @@ proptest! {
             let alike = |q: &Query| {
                 let capturing = query.context().capturing;
                 let theirs = if capturing { with_capture(&locked, &entries, q) } else { *q };
-                theirs.class() == query.class() && theirs.dims() == query.dims()
+                theirs.pinned_class() == query.pinned_class() && theirs.dims() == query.dims()
             };
             let entry = entries.iter().position(|(q, _)| alike(q));
             let Some(entry) = entry else {

@@ -10,6 +10,7 @@ use serde_json::Value;
 use self::shown::SHOWN;
 use self::worlds::*;
 
+mod fields;
 mod shown;
 mod worlds;
 

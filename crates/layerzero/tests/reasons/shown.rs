@@ -97,7 +97,7 @@ pub const SHOWN: &[Shown] = &[
             attention_with(|w| {
                 w.kernel.jit = true;
                 w.spec.health.insert("lib.attention".into(), Health { cold: true, ..Health::default() });
-                w.context.no_jit = true;
+                w.settings().allow_jit = false;
             })
         },
         r#"{"code": "JIT_DISABLED"}"#,
@@ -180,7 +180,23 @@ pub const SHOWN: &[Shown] = &[
         },
         r#"{"code": "KV_CACHE_DTYPE_MISMATCH", "input": "key_cache", "found": "float8_e4m3fn", "supported": "float16"}"#,
     ),
-    (|| linear_with(|w| w.kernel.requires_packed_weights = true), r#"{"code": "PACKED_WEIGHTS_REQUIRED"}"#),
+    (
+        || linear_with(|w| w.kernel.packing = vec![Packing::blocked(32, 1).unwrap()]),
+        r#"{"code": "PACKED_WEIGHTS_REQUIRED", "supported": "blocked_32x1"}"#,
+    ),
+    (
+        || linear_with(|w| w.context.packing = Packing::blocked(32, 1).unwrap()),
+        r#"{"code": "PACKING_UNSUPPORTED", "found": "blocked_32x1", "supported": "plain"}"#,
+    ),
+    (
+        || {
+            linear_with(|w| {
+                w.kernel.packing = vec![Packing::Plain, Packing::blocked(16, 2).unwrap()];
+                w.context.packing = Packing::blocked(32, 1).unwrap();
+            })
+        },
+        r#"{"code": "PACKING_UNSUPPORTED", "found": "blocked_32x1", "supported": "plain, blocked_16x2"}"#,
+    ),
     // sizes
     (
         || head_dim(DimRule { one_of: Some(vec![96, 128]), ..DimRule::default() }),
@@ -247,6 +263,15 @@ pub const SHOWN: &[Shown] = &[
     (|| attention_with(|w| w.settings().deterministic = true), r#"{"code": "NON_DETERMINISTIC"}"#),
     (|| attention_with(|w| w.context.requires_grad = true), r#"{"code": "AUTOGRAD_UNSUPPORTED"}"#),
     (|| attention_with(|w| w.context.batch_invariant = true), r#"{"code": "BATCH_INVARIANCE_REQUIRED"}"#),
+    (|| attention_with(|w| w.settings().batch_invariant = true), r#"{"code": "BATCH_INVARIANCE_REQUIRED"}"#),
+    (
+        || linear_with(|w| w.kernel.accuracy = Accuracy::SplitBf16x2),
+        r#"{"code": "ACCURACY_UNSUPPORTED", "provided": "split_bf16_2", "required": "standard"}"#,
+    ),
+    (
+        || linear_with(|w| (w.kernel.accuracy, w.context.accuracy) = (Accuracy::Bf16, Accuracy::Tf32)),
+        r#"{"code": "ACCURACY_UNSUPPORTED", "provided": "bf16", "required": "tf32"}"#,
+    ),
     (
         || linear_with(quantized(&[QuantFormat::Int8], QuantFormat::Nvfp4)),
         r#"{"code": "QUANT_FORMAT_UNSUPPORTED", "found": "nvfp4", "supported": "int8"}"#,
@@ -318,7 +343,7 @@ fn outside_a_table() -> Vec<Reason> {
     let norm = |rows| CallSpec::new("rms_norm").tensor("input", DType::F32, &[rows, 64]);
     let buckets = Buckets::new([("rows", [512])]).unwrap();
     let request = SolveRequest { buckets, calls: vec![norm(512)], ..SolveRequest::default() };
-    engine.load_table(&engine.solve(&request).unwrap().table, "table.json").unwrap();
+    engine.load_table(&engine.process().solve(&request).unwrap().table, "table.json").unwrap();
     let call = norm(513);
     let report = engine.explain(&call.op, &call.named(DeviceIx(0), Context::default())).unwrap();
     report.outside_table.into_iter().map(|outside| outside.reason).collect()

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use layerzero::perf::device_id;
 use lz_model::{CallSpec, Context, DType, DeviceIx, DeviceSpec};
-use lz_perfdb::{Filter, Mode, Options, Outcome, PerfDb, Record, State};
+use lz_perfdb::{Filter, Key, Mode, Options, Outcome, PerfDb, Record, State};
 use lz_report::{Candidate, Contest, Input, Machine, Regret};
 
 use super::lock::unwritten;
@@ -118,24 +118,25 @@ fn write(path: &Path, page: &str) -> Result<(), CliError> {
     layerzero::write_file(path, |to| to.write_all(page.as_bytes())).map_err(|error| unwritten(path, &error))
 }
 
-/// Measurements as contests: those of one call, on one device, in one mode, side by side.
+/// Measurements as contests: those of one call, on one device, in one mode, with so many threads, side by side.
 fn gather(session: &Session, records: Vec<Record>) -> Input {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let mut notes = left_out(&records);
     let valid: Vec<Record> = records.into_iter().filter(Record::is_valid).collect();
     session.engine.learn_from(&valid);
     let devices = session.engine.devices();
-    let mut groups: BTreeMap<(&str, &str, Mode), Vec<&Record>> = BTreeMap::new();
+    let mut groups: BTreeMap<(&str, &str, Mode, u32), Vec<&Record>> = BTreeMap::new();
     for record in &valid {
-        groups.entry((&record.key.device_id, &record.key.call, record.key.mode)).or_default().push(record);
+        let Key { device_id, call, mode, threads, .. } = &record.key;
+        groups.entry((device_id, call, *mode, *threads)).or_default().push(record);
     }
     let (mut contests, mut apart, mut elsewhere) = (Vec::new(), 0, 0);
     let mut rates: BTreeMap<&str, Rates> = BTreeMap::new();
-    for ((device, call, mode), records) in &groups {
+    for ((device, call, mode, threads), records) in &groups {
         // A call that cannot be read is in `left_out`.
         let Ok(call) = call.parse::<CallSpec>() else { continue };
         apart += usize::from(records.iter().any(|r| r.contest != records[0].contest));
-        let asked = ask(session, &devices, &call, device, *mode);
+        let asked = ask(session, &devices, &call, device, (*mode, *threads));
         let chosen = asked.as_ref().and_then(|asked| asked.choice_among(records));
         elsewhere += usize::from(chosen.is_none());
         let work = asked.as_ref().filter(|a| a.floor_us.is_none()).map(|a| a.work);
@@ -143,7 +144,8 @@ fn gather(session: &Session, records: Vec<Record>) -> Input {
             let times = records.iter().filter_map(|r| Some(r.outcome.timing()?.median_us));
             rates.entry(device).or_default().see(work, times.fold(f64::INFINITY, f64::min));
         }
-        let contest = Contest::new(call, *device, mode.to_string()).floor(asked.as_ref().and_then(|a| a.floor_us));
+        let mode = if *threads > 0 { format!("{mode}, {threads} threads") } else { mode.to_string() };
+        let contest = Contest::new(call, *device, mode).floor(asked.as_ref().and_then(|a| a.floor_us));
         let contest = records.iter().map(|r| candidate(r)).fold(contest, Contest::candidate);
         contests.push((contest.settled(chosen), *device, work));
     }
@@ -235,9 +237,16 @@ impl Asked {
     }
 }
 
-fn ask(session: &Session, devices: &[DeviceSpec], call: &CallSpec, device: &str, mode: Mode) -> Option<Asked> {
+fn ask(
+    session: &Session,
+    devices: &[DeviceSpec],
+    call: &CallSpec,
+    device: &str,
+    (mode, threads): (Mode, u32),
+) -> Option<Asked> {
     let place = devices.iter().position(|d| device_id(d) == device)?;
-    let context = Context { capturing: mode == Mode::Graph, ..Context::default() };
+    let threads = u16::try_from(threads).ok()?;
+    let context = Context { capturing: mode == Mode::Graph, threads, ..Context::default() };
     let named = call.named(DeviceIx(u16::try_from(place).ok()?), context);
     let report = session.engine.explain(&call.op, &named).ok()?;
     let kernels = report.candidates.into_iter().map(|c| c.kernel_id).collect();

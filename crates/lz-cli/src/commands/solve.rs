@@ -90,7 +90,7 @@ pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<
         buckets,
         calls: calls.iter().map(|(call, _)| call.clone()).collect(),
     };
-    let solved = session.engine.solve(&request)?;
+    let solved = session.engine.process().solve(&request)?;
     let left_out = left_out(args.calls.as_deref(), &calls, solved.impossible)?;
     session.print_warnings(printer);
     warn_of(&left_out, printer);

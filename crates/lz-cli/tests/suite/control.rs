@@ -392,7 +392,7 @@ fn rollout_status_shows_the_figures_of_processes() {
     engine.load_config(&project.path().join("layerzero.yaml")).unwrap();
     let meta = lz_model::TensorMeta::new(lz_model::DType::F32, &[2, 4]);
     let query = engine.bind("rms_norm", &lz_model::NamedCall::new().input("input", meta)).unwrap().1.query;
-    let (rollout, ..) = engine.comparison(&query, &engine.steps(&query).unwrap()).unwrap();
+    let (rollout, ..) = engine.process().comparison(&query, &engine.steps(&query).unwrap()).unwrap();
     (0..5).for_each(|_| engine.tried(&rollout, Tried::FAILED));
     let pid = format!("process {}", std::process::id());
     assert_snapshot!(project.run("rollout status").ended(0).out.replace(&pid, "process PID"));

@@ -28,12 +28,12 @@ pub trait Arguments<'t> {
 
 impl<'t> Arguments<'t> for KernelArgs<'_, 't> {
     fn tensor(&self, name: &str) -> TensorView<'t> {
-        self.input(name).unwrap_or_else(|| panic!("{} was bound without '{name}'", self.op().id())).clone()
+        self.input(name).unwrap_or_else(|| panic!("{} was bound without '{name}'", self.op().id())).view()
     }
 
     fn optional_tensor(&self, name: &str) -> Option<TensorView<'t>> {
         self.op().input_index(name)?;
-        self.input(name).cloned()
+        self.input(name).map(|tensor| tensor.view())
     }
 
     fn flag(&self, name: &str) -> bool {

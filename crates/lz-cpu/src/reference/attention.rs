@@ -32,7 +32,7 @@ impl Reference for Dense {
         let slopes = args.optional_tensor("alibi_slopes");
         let (reach, scoring, dropout) = (Reach::of(args), Scoring::of(args, head_dim), Dropout::of(args));
         let group = heads / kv_heads.max(1);
-        let mut output = args.outputs[0].reborrow().into_permuted(&order);
+        let mut output = args.outputs[0].view_mut().into_permuted(&order);
 
         for (b, kv) in (0..batch).flat_map(|b| (0..kv_heads).map(move |kv| (b, kv))) {
             let keys = Matrix::gather(seq_k, head_dim, |j, d| key.get(&[b, kv, j, d]));

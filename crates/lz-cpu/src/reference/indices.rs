@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use lz_model::{KernelError, TensorView, TensorViewMut, indices};
+use lz_model::{KernelError, TensorMut, TensorView, indices};
 
 /// The error for a number that cannot stand where it stands.
 pub fn bad_data(input: &'static str, at: &[i64], value: i64, expected: impl Into<String>) -> KernelError {
@@ -34,7 +34,7 @@ pub fn read_segments(view: &TensorView<'_>, input: &'static str, limit: i64) -> 
 }
 
 /// Zeros everywhere: what rows that belong to no segment keep.
-pub fn clear(output: &mut TensorViewMut<'_>) {
+pub fn clear(output: &mut TensorMut<'_>) {
     for index in indices(output.shape()) {
         output.set(&index, 0.0);
     }

@@ -1,6 +1,6 @@
 //! Upkeep of a paged key/value cache.
 
-use lz_model::{KernelArgs, KernelError, Layout, TensorView, TensorViewMut, indices};
+use lz_model::{KernelArgs, KernelError, Layout, TensorMut, TensorView, indices};
 
 use super::Reference;
 use super::arguments::Arguments;
@@ -25,7 +25,7 @@ impl Reference for Append {
         // In the order page, slot, head, element.
         let order = if args.layout("key_cache") == Layout::Hnd { [0, 2, 1, 3] } else { [0, 1, 2, 3] };
         for (which, new) in CACHES.into_iter().zip(new) {
-            let mut cache = args.outputs[which].reborrow().into_permuted(&order);
+            let mut cache = args.outputs[which].view_mut().into_permuted(&order);
             for (token, slot) in slots.iter().copied() {
                 for at in indices(&new.shape()[1..]) {
                     cache.set(&[slot / block_size, slot % block_size, at[0], at[1]], new.get(&[token, at[0], at[1]]));
@@ -70,11 +70,11 @@ impl Reference for Compact {
     }
 }
 
-fn read_page(cache: &TensorViewMut<'_>, page: i64) -> Vec<f64> {
+fn read_page(cache: &TensorMut<'_>, page: i64) -> Vec<f64> {
     indices(&cache.shape()[1..]).map(|at| cache.get(&[page, at[0], at[1], at[2]])).collect()
 }
 
-fn write_page(cache: &mut TensorViewMut<'_>, page: i64, numbers: &[f64]) {
+fn write_page(cache: &mut TensorMut<'_>, page: i64, numbers: &[f64]) {
     for (at, &x) in indices(&cache.shape()[1..]).zip(numbers) {
         cache.set(&[page, at[0], at[1], at[2]], x);
     }
@@ -84,7 +84,7 @@ fn write_page(cache: &mut TensorViewMut<'_>, page: i64, numbers: &[f64]) {
 mod tests {
     use super::*;
     use crate::{CallRefError, call};
-    use lz_model::{BindRules, Call, Catalog, Context, DType, DeviceIx, Tensor};
+    use lz_model::{Arena, BindRules, Call, Catalog, Context, DType, DeviceIx, HostCall, Tensor, TensorMeta, Threads};
 
     fn append(slots: &[i64], layout: Layout, cache: &[i64; 4]) -> Result<Vec<Tensor>, CallRefError> {
         let tokens = slots.len() as i64;
@@ -151,15 +151,16 @@ mod tests {
         let op = Catalog::get().ops().iter().find(|op| op.id() == "kv_cache.append").unwrap();
         let bound = {
             let views = [&new, &new, &caches[0], &caches[1], &slots].map(Tensor::view);
-            let metas: Vec<_> = views.iter().map(|view| Some(view.meta())).collect();
+            let metas: Vec<_> = views.iter().map(|view| Some(TensorMeta::of(view.as_ref()))).collect();
             let call =
                 Call { inputs: &metas, params: &[], layout: None, device: DeviceIx(0), context: Context::default() };
             op.bind(&call, &BindRules::default()).unwrap()
         };
         let inputs = [Some(new.view()), Some(new.view()), None, None, Some(slots.view())];
         let mut outputs: Vec<_> = caches.iter_mut().map(Tensor::view_mut).collect();
-        let mut args = KernelArgs { query: &bound.query, inputs: &inputs, params: &[], outputs: &mut outputs };
-        assert!(<Append as Reference>::run(&mut args).is_err());
+        let call = HostCall { query: &bound.query, inputs: &inputs, params: &[], outputs: &mut outputs };
+        let run = <Append as Reference>::run;
+        assert!(call.run((&mut Arena::default(), 0), Threads::ONE, run).is_err());
         drop(outputs);
         assert!(caches.iter().all(|cache| cache.to_f64() == [0.0]));
     }

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use lz_model::{KernelArgs, KernelError, TensorView, TensorViewMut};
+use lz_model::{KernelArgs, KernelError, TensorMut, TensorView};
 
 use super::Reference;
 use super::arguments::Arguments;
@@ -45,14 +45,7 @@ impl<'t> Queries<'t> {
     }
 
     /// The attention of query row `row`, every head, to the keys that `may` allows.
-    fn attend(
-        &self,
-        row: i64,
-        keys: &Matrix,
-        values: &Matrix,
-        may: impl Fn(i64) -> bool,
-        output: &mut TensorViewMut<'_>,
-    ) {
+    fn attend(&self, row: i64, keys: &Matrix, values: &Matrix, may: impl Fn(i64) -> bool, output: &mut TensorMut<'_>) {
         for h in 0..self.heads {
             let nope = (0..self.dim_ckv).map(|d| self.nope.get(&[row, h, d]));
             let query: Vec<f64> = nope.chain((0..self.dim_kpe).map(|d| self.pe.get(&[row, h, d]))).collect();

@@ -2,7 +2,7 @@
 //!
 //! Two tensors of one call need the same number of rows, but not the same leading axes.
 
-use lz_model::{Extents, TensorView, TensorViewMut};
+use lz_model::{Extents, TensorMut, TensorView};
 
 use super::matrix::Matrix;
 
@@ -37,7 +37,7 @@ pub fn read_row(view: &TensorView<'_>, row: i64) -> Vec<f64> {
 }
 
 /// Stores row number `row`.
-pub fn write_row(output: &mut TensorViewMut<'_>, row: i64, values: impl IntoIterator<Item = f64>) {
+pub fn write_row(output: &mut TensorMut<'_>, row: i64, values: impl IntoIterator<Item = f64>) {
     let mut index = row_start(row, output.shape());
     let last = index.len() - 1;
     for (col, value) in values.into_iter().enumerate() {
@@ -73,7 +73,7 @@ mod tests {
     fn rows_of_a_transposed_tensor_are_its_columns() {
         let mut t = Tensor::from_f64(DType::F32, &[2, 3], &[0., 1., 2., 3., 4., 5.]);
         assert_eq!(read_row(&t.view().permuted(&[1, 0]), 1), [1., 4.]);
-        write_row(&mut t.view_mut().into_permuted(&[1, 0]), 2, [8., 9.]);
+        write_row(&mut t.view_mut().into_permuted(&[1, 0]).as_mut(), 2, [8., 9.]);
         assert_eq!(t.to_f64(), [0., 1., 8., 3., 4., 9.]);
     }
 }

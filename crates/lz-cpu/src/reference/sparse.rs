@@ -79,7 +79,7 @@ impl Reference for Block {
             listed.push(columns);
         }
         let may = |_, i: i64, j: usize| listed[(i / block_rows) as usize][j / block_cols as usize];
-        heads.attend(may, args.outputs[0].reborrow().into_permuted(&ORDER));
+        heads.attend(may, args.outputs[0].view_mut().into_permuted(&ORDER));
         Ok(())
     }
 }
@@ -102,7 +102,7 @@ impl Reference for VariableBlock {
             (Some(&row), Some(&col)) => mask.get(&[kv, row, col]) != 0.0,
             _ => false,
         };
-        heads.attend(may, args.outputs[0].reborrow().into_permuted(&order));
+        heads.attend(may, args.outputs[0].view_mut().into_permuted(&order));
         Ok(())
     }
 }

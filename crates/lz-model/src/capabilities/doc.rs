@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 
+use crate::accuracy::Accuracy;
 use crate::device::Platform;
 use crate::generation::GenerationRow;
 use crate::kernel::{DimRule, GridRule, ParamRule, PluginOrigin, TpRule};
@@ -40,6 +41,7 @@ impl Platforms {
 #[schemars(title = "LayerZero capabilities v1.0")]
 pub(super) struct Document {
     /// Must be "1.0".
+    #[allow(dead_code)] // Checked before anything else is read.
     pub schema_version: String,
     /// The backend's name.
     pub backend: String,
@@ -53,6 +55,7 @@ pub(super) struct Document {
     pub platform: Platforms,
     /// What is imported to use it.
     #[serde(default)]
+    #[allow(dead_code)] // Read by those who import it, from the document.
     pub import_name: Option<String>,
     /// Where the backend came from.
     #[serde(default)]
@@ -60,9 +63,6 @@ pub(super) struct Document {
     /// Version requirements of the whole backend, e.g. `["cuda>=12.0", "torch>=2.2"]`.
     #[serde(default)]
     pub requires: Vec<String>,
-    /// Milliseconds its first use costs.
-    #[serde(default)]
-    pub init_cost_ms: Option<f64>,
     /// GPU generations the built-in table does not know, or knows differently.
     #[serde(default)]
     pub gpu_generations: Vec<GenerationRow>,
@@ -135,15 +135,12 @@ pub(super) struct Kernel {
     pub dtypes: Vec<String>,
     /// Layouts of its data operands: named ones, or "contiguous" or "strided".
     pub requires_layouts: Vec<Layout>,
-    /// Layout of its result.
+    /// Layout of its result: one of `requires_layouts`, since a result is laid out as the operands are.
     #[serde(default)]
     pub produces_layout: Option<Layout>,
     /// The dtype it computes in.
     #[serde(default)]
     pub requires_dtype: Option<String>,
-    /// Dtype of its result.
-    #[serde(default)]
-    pub produces_dtype: Option<String>,
     /// Operands must be contiguous.
     #[serde(default)]
     pub requires_contiguous: bool,
@@ -219,9 +216,6 @@ pub(super) struct Kernel {
     /// What its scales may cover.
     #[serde(default)]
     pub quantization_scale_granularity: Option<Granularity>,
-    /// Must be given scales.
-    #[serde(default)]
-    pub quantization_requires_scales: bool,
     /// Takes zero points.
     #[serde(default)]
     pub quantization_zero_point: bool,
@@ -244,12 +238,12 @@ pub(super) struct Kernel {
     /// Results do not depend on the number of ranks.
     #[serde(default)]
     pub tp_invariance: Option<TpRule>,
-    /// Works only on packed weights.
+    /// Formats of its weights it takes, e.g. ["plain", "blocked_32x1"]; plain ones alone when not given.
     #[serde(default)]
-    pub requires_packed_weights: bool,
-    /// Can pack weights.
+    pub packing_formats: Vec<String>,
+    /// How exactly it computes with float32 operands.
     #[serde(default)]
-    pub supports_prepack: bool,
+    pub accuracy_class: Accuracy,
     /// Workspace in bytes, as an expression.
     #[serde(default)]
     pub workspace_bytes: Option<String>,
@@ -290,10 +284,11 @@ pub(super) struct Kernel {
     /// others are compared with.
     #[serde(default)]
     pub baseline: bool,
-    /// Operations it does along with its own.
+    /// Operations it can do along with its own, checked to be some. A fused operation is one of its own in selection,
+    /// like `norm.fused_add_rms`: a kernel for it is written against that.
     #[serde(default)]
     pub fuses_ops: Vec<String>,
-    /// Rough relative cost of adapting arguments to it.
+    /// Points it loses, beyond what every kernel does, when arguments must be adapted to it.
     #[serde(default)]
     pub transform_cost_hint: i32,
 }

@@ -21,10 +21,10 @@ use std::fmt;
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+use lz_abi::{did_you_mean, nearest};
 
 use crate::generation::GenerationRow;
 use crate::kernel::{BackendDescriptor, KernelDescriptor};
-use crate::nearest::{did_you_mean, nearest};
 use crate::reason::Reason;
 
 /// The schema version this build reads.

@@ -3,16 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use lz_expr::{Expr, Type};
+use lz_abi::{DType, DTypeSet, did_you_mean, nearest};
 
 use super::doc::{Document, Kernel, Platforms};
 use super::{Capabilities, Problem};
 use crate::catalog::{Catalog, Op};
 use crate::device::Platform;
-use crate::dtype::{DType, DTypeSet};
 use crate::kernel::{
-    BackendDescriptor, DimRule, InputRule, KernelDescriptor, ParamRule, PluginOrigin, QuantRule, TokenizerRule,
+    BackendDescriptor, DimRule, GridRule, InputRule, KernelDescriptor, ParamRule, PluginOrigin, QuantRule,
+    TokenizerRule,
 };
-use crate::nearest::{did_you_mean, nearest};
 use crate::param::{Param, ParamRole};
 use crate::schema::{DTypeRule, Dim, DimKind};
 use crate::version::Requirement;
@@ -80,13 +80,9 @@ pub(super) fn resolve(document: Document, hash: String) -> Result<Capabilities, 
         library: document.library,
         version: document.backend_version,
         platforms,
-        import_name: document.import_name,
         origin: document.plugin_origin.unwrap_or(PluginOrigin::Builtin),
         requires,
-        init_cost_ms: document.init_cost_ms,
-        supports_graphs: kernels.iter().any(|k| k.graph_safe),
         capabilities_hash: hash,
-        schema_version: document.schema_version,
     };
     Ok(Capabilities { backend, kernels, generations: document.gpu_generations })
 }
@@ -150,7 +146,6 @@ impl KernelReader<'_> {
             formats: doc.supported_quant_dtypes.clone(),
             granularities: doc.quantization_scale_granularity.into_iter().collect(),
             zero_point: doc.quantization_zero_point,
-            requires_scales: doc.quantization_requires_scales,
         });
         kernel.graph_safe = doc.is_cuda_graph_safe;
         kernel.deterministic = doc.deterministic;
@@ -158,8 +153,11 @@ impl KernelReader<'_> {
         kernel.batch_invariant = doc.batch_invariant;
         kernel.jit = doc.jit;
         kernel.tp.clone_from(&doc.tp_invariance);
-        kernel.requires_packed_weights = doc.requires_packed_weights;
-        kernel.supports_prepack = doc.supports_prepack;
+        let formats = doc.packing_formats.iter().enumerate();
+        kernel.packing = formats
+            .filter_map(|(i, text)| self.problems.parse(&self.at(&format!("packing_formats/{i}")), text))
+            .collect();
+        kernel.accuracy = doc.accuracy_class;
         kernel.tokenizer = self.tokenizer();
         kernel.priority = doc.priority;
         kernel.baseline = doc.baseline;
@@ -169,7 +167,6 @@ impl KernelReader<'_> {
                 self.problems.add(&self.at(&format!("fuses_ops/{i}")), error.to_string());
             }
         }
-        kernel.fuses.clone_from(&doc.fuses_ops);
         kernel
     }
 
@@ -190,13 +187,12 @@ impl KernelReader<'_> {
                 .add(&self.at("requires_layouts"), "no layout is stated; name them, or 'contiguous' or 'strided'");
         }
         kernel.layouts.clone_from(&doc.requires_layouts);
-        kernel.produces_layout = doc.produces_layout;
-        for (key, text, slot) in [
-            ("requires_dtype", &doc.requires_dtype, &mut kernel.requires_dtype),
-            ("produces_dtype", &doc.produces_dtype, &mut kernel.produces_dtype),
-        ] {
-            *slot = text.as_ref().and_then(|t| self.problems.parse::<DType>(&format!("{}/{key}", self.path), t));
+        if let Some(layout) = doc.produces_layout.filter(|layout| !doc.requires_layouts.contains(layout)) {
+            let message = format!("results are laid out as the operands are, and {layout} is none of their layouts");
+            self.problems.add(&self.at("produces_layout"), message);
         }
+        let path = self.at("requires_dtype");
+        kernel.requires_dtype = doc.requires_dtype.as_ref().and_then(|t| self.problems.parse::<DType>(&path, t));
         kernel.requires_contiguous = doc.requires_contiguous;
         kernel.requires_last_dim_stride1 = doc.requires_last_dim_stride1;
         kernel.requires_aligned = doc.requires_aligned;
@@ -424,7 +420,7 @@ impl KernelReader<'_> {
             }
             for (key, text) in formulas {
                 if let Some(text) = text {
-                    let expanded = expand_tiles(text, self.ops, grid.tile_size);
+                    let expanded = expand_tiles(text, self.ops, grid);
                     self.compile(&format!("grid_layout/{key}"), &expanded, Type::Int);
                 }
             }
@@ -465,15 +461,18 @@ impl KernelReader<'_> {
     }
 }
 
-/// Replaces `seq_tiles` by the tiled length of the operation's first sequence.
-fn expand_tiles(text: &str, ops: &[&Op], tile: i64) -> String {
+/// Replaces `seq_tiles` by the tiled length of the operation's first sequence: 1 where it is not tiled.
+fn expand_tiles(text: &str, ops: &[&Op], grid: &GridRule) -> String {
+    if !grid.tiles_sequence {
+        return text.replace("seq_tiles", "1");
+    }
     let seq = ops.iter().flat_map(|op| op.schema().dims).find(|d| d.kind == DimKind::Seq).map_or("1", |d| d.name);
-    text.replace("seq_tiles", &format!("ceil_div({seq}, {tile})"))
+    text.replace("seq_tiles", &format!("ceil_div({seq}, {})", grid.tile_size))
 }
 
-impl crate::kernel::GridRule {
+impl GridRule {
     /// A formula of this grid for `op`, with `seq_tiles` written out.
     pub fn formula_for(&self, text: &str, op: &'static Op) -> String {
-        expand_tiles(text, &[op], self.tile_size)
+        expand_tiles(text, &[op], self)
     }
 }

@@ -1,6 +1,7 @@
 //! Dense attention over contiguous keys and values: standard, grouped-query and cross.
 
-use crate::dtype::DTypeSet;
+use lz_abi::DTypeSet;
+
 use crate::param::{Param, ParamDefault, ParamRole, ParamType};
 use crate::schema::*;
 

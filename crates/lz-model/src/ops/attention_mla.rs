@@ -1,8 +1,9 @@
 //! Multi-head latent attention (DeepSeek): compressed keys/values and a separate positional part.
 
+use lz_abi::DTypeSet;
+
 use super::attention::{CAUSAL, SCALE};
 use super::attention_paged::{BLOCK_TABLES, CONTEXT_LENS};
-use crate::dtype::DTypeSet;
 use crate::param::{Param, ParamDefault};
 use crate::schema::*;
 

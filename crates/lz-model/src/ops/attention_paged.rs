@@ -1,9 +1,10 @@
 //! Attention over a paged key/value cache.
 
+use lz_abi::DTypeSet;
+
 use super::attention::{
     CAUSAL, HEADS_DIVIDE, HEADS_EQUAL, SCALE, SOFTCAP, SOFTCAP_VALID, WINDOW_LEFT, WINDOW_RIGHT, WINDOWS_VALID,
 };
-use crate::dtype::DTypeSet;
 use crate::param::Param;
 use crate::schema::*;
 

@@ -1,7 +1,8 @@
 //! Block-sparse attention.
 
+use lz_abi::DTypeSet;
+
 use super::attention::{HEADS_DIVIDE, SCALE};
-use crate::dtype::DTypeSet;
 use crate::layout::Layout;
 use crate::param::Param;
 use crate::schema::*;
@@ -77,7 +78,7 @@ next block_col_sizes[h, j] keys; they attend exactly where block_mask[h, i, j] i
         Input::new("query", "HND: heads seq_q head_dim | NHD: seq_q heads head_dim", DTypeSet::FLOATS).also(&["q"]),
         Input::same("key", "HND: kv_heads seq_k head_dim | NHD: seq_k kv_heads head_dim", "query").also(&["k"]),
         Input::same("value", "HND: kv_heads seq_k head_dim | NHD: seq_k kv_heads head_dim", "query").also(&["v"]),
-        Input::new("block_mask", "kv_heads row_blocks col_blocks", DTypeSet::of(&[crate::dtype::DType::Bool])),
+        Input::new("block_mask", "kv_heads row_blocks col_blocks", DTypeSet::of(&[lz_abi::DType::Bool])),
         Input::new("block_row_sizes", "kv_heads row_blocks", DTypeSet::INDICES),
         Input::new("block_col_sizes", "kv_heads col_blocks", DTypeSet::INDICES),
     ],

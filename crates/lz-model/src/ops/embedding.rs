@@ -1,6 +1,7 @@
 //! Embeddings.
 
-use crate::dtype::DTypeSet;
+use lz_abi::DTypeSet;
+
 use crate::schema::*;
 
 /// Table lookup.

@@ -1,6 +1,7 @@
 //! Upkeep of a paged key/value cache.
 
-use crate::dtype::DTypeSet;
+use lz_abi::DTypeSet;
+
 use crate::schema::*;
 
 const CACHE: &str = "NHD: num_blocks block_size kv_heads head_dim | HND: num_blocks kv_heads block_size head_dim";
@@ -35,6 +36,7 @@ pub static APPEND: OpSchema = OpSchema {
         Input::new("slot_mapping", "tokens", DTypeSet::INDICES),
     ],
     outputs: &[Output::Updates("key_cache"), Output::Updates("value_cache")],
+    update: Some(Update::Idempotent),
     layout: LayoutRule::Cache,
     bytes: "4 * tokens * kv_heads * head_dim * dtype_bits / 8",
     ..BLANK
@@ -58,6 +60,7 @@ is written; of two moves to one page the later wins. A page beyond the cache is 
     ],
     inputs: &[KEY_CACHE, VALUE_CACHE, Input::new("moves", "moves 2", DTypeSet::INDICES)],
     outputs: &[Output::Updates("key_cache"), Output::Updates("value_cache")],
+    update: Some(Update::Rows { index: "moves", column: 1 }),
     layout: LayoutRule::Cache,
     tolerances: Tolerances::Exact,
     bytes: "4 * moves * block_size * kv_heads * head_dim * dtype_bits / 8",

@@ -1,6 +1,7 @@
 //! Matrix products and feed-forward blocks.
 
-use crate::dtype::DTypeSet;
+use lz_abi::DTypeSet;
+
 use crate::param::Param;
 use crate::schema::*;
 

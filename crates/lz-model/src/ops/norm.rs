@@ -1,6 +1,7 @@
 //! Normalization over the last dimension.
 
-use crate::dtype::DTypeSet;
+use lz_abi::DTypeSet;
+
 use crate::param::Param;
 use crate::schema::*;
 

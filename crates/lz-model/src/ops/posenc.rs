@@ -1,6 +1,7 @@
 //! Positional encodings.
 
-use crate::dtype::DTypeSet;
+use lz_abi::DTypeSet;
+
 use crate::param::Param;
 use crate::schema::*;
 

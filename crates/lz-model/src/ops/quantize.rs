@@ -1,6 +1,7 @@
 //! Conversion between floating point and quantized storage.
 
-use crate::dtype::{DType, DTypeSet};
+use lz_abi::{DType, DTypeSet};
+
 use crate::param::{Param, ParamDefault, ParamType};
 use crate::quant::QuantFormat;
 use crate::schema::*;

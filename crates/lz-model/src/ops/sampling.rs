@@ -1,6 +1,7 @@
 //! Sampling from logits, and speculative verification.
 
-use crate::dtype::{DType, DTypeSet};
+use lz_abi::{DType, DTypeSet};
+
 use crate::param::{Param, ParamDefault, ParamType};
 use crate::schema::*;
 

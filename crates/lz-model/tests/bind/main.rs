@@ -108,7 +108,7 @@ impl Made {
     }
 
     fn rules(&self) -> BindRules {
-        BindRules { strict: self.strict, default_layouts: self.defaults }
+        BindRules { strict: self.strict, default_layouts: self.defaults, ..BindRules::default() }
     }
 
     fn resolve(&self, name: &str) -> Result<(&'static Op, Bound), CallError> {

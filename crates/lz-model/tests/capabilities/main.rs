@@ -59,12 +59,8 @@ fn the_document_of_appendix_d_means_what_it_says() {
     assert_eq!(backend.name, "flash_attn");
     assert_eq!(backend.version, "2.5.6");
     assert_eq!(backend.platforms, [Platform::Cuda]);
-    assert_eq!(backend.import_name, None);
     assert_eq!(backend.origin, PluginOrigin::Builtin);
     assert_eq!(backend.requires, []);
-    assert_eq!(backend.init_cost_ms, None);
-    assert!(backend.supports_graphs);
-    assert_eq!(backend.schema_version, "1.0");
     assert_eq!(backend.capabilities_hash, canonical_hash(&appendix_d()));
     assert!(capabilities.generations.is_empty());
 
@@ -86,11 +82,9 @@ fn the_document_of_appendix_d_means_what_it_says() {
     assert!(kernel.inputs.is_empty(), "masks are unsupported");
     assert!(kernel.params.is_empty(), "dropout is unsupported");
     assert_eq!(kernel.layouts, [Layout::Bshd]);
-    assert_eq!(kernel.produces_layout, Some(Layout::Bshd));
     assert!(kernel.requires_last_dim_stride1);
     assert!(kernel.graph_safe);
     assert!(!kernel.deterministic);
-    assert_eq!(kernel.fuses, ["posenc.rope"]);
     assert_eq!(kernel.transform_cost_hint, 0);
 
     // Nothing beyond what was stated.
@@ -100,12 +94,10 @@ fn the_document_of_appendix_d_means_what_it_says() {
         min_sm: Some(80),
         dtypes: DTypeSet::of(&[DType::F16, DType::Bf16]),
         layouts: vec![Layout::Bshd],
-        produces_layout: Some(Layout::Bshd),
         requires_last_dim_stride1: true,
         dims: kernel.dims.clone(),
         shares_kv_heads: true,
         graph_safe: true,
-        fuses: vec!["posenc.rope".into()],
         ..KernelDescriptor::new("flash_attn.v2.causal", "attention.causal", "flash_attn")
     };
     assert_eq!(*kernel, expected);
@@ -130,9 +122,9 @@ fn whatever_is_not_stated_is_not_supported() {
         ("determinism", k.deterministic),
         ("gradients", k.autograd),
         ("batch invariance", k.batch_invariant),
-        ("packing", k.supports_prepack),
+        ("packed weights", k.takes(lz_model::Packing::blocked(32, 1).unwrap())),
+        ("less accuracy", !k.accuracy.is_standard()),
         ("offsets", k.params.contains_key("return_offsets")),
-        ("graphs of the backend", capabilities.backend.supports_graphs),
     ] {
         assert!(!on, "{name}");
     }
@@ -163,6 +155,7 @@ fn what_is_stated_is_supported() {
         "instruction_set": "avx2", "instruction_sets": ["avx512f"], "requires": ["torch>=2.2"],
         "shape_constraints": {"heads": [1, 32]}, "version": "9.1",
         "supported_quant_dtypes": ["nvfp4"], "quantization_scale_granularity": "blockwise",
+        "packing_formats": ["plain", "blocked_16x2"], "accuracy_class": "split_bf16_3",
     });
     let k = read_value(&smallest("attention", stated)).unwrap().kernels.remove(0);
     assert_eq!(k.inputs["attn_mask"].dtypes, Some(DTypeSet::of(&[DType::Bool])));
@@ -176,6 +169,8 @@ fn what_is_stated_is_supported() {
     let requires: Vec<String> = k.requires.iter().map(ToString::to_string).collect();
     assert_eq!(requires, ["torch>=2.2", "driver>=550.10"]);
     assert_eq!(k.version, "9.1");
+    assert_eq!(k.packing, [lz_model::Packing::Plain, lz_model::Packing::blocked(16, 2).unwrap()]);
+    assert_eq!(k.accuracy, lz_model::Accuracy::SplitBf16x3);
     let quant = k.quant.unwrap();
     assert_eq!(quant.formats, [lz_model::QuantFormat::Nvfp4]);
     assert_eq!(quant.granularities, [lz_model::Granularity::Blockwise]);

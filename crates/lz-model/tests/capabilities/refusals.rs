@@ -223,3 +223,11 @@ fn a_kernel_id_may_come_in_several_versions_but_each_only_once() {
     document["ops"]["norm.layer"] = json!([kernel("2")]);
     assert_eq!(paths(&problems(&document)), ["/ops/norm.rms/1/kernel_id"]);
 }
+
+#[test]
+fn results_are_laid_out_as_the_operands_are() {
+    let produces = |layout: &str| with_kernel(|k| drop(k.insert("produces_layout".into(), json!(layout))));
+    assert!(read_value(&produces("BSHD")).is_ok());
+    let problems = problems(&produces("BHSD"));
+    assert_eq!(paths(&problems), ["/ops/attention.causal/0/produces_layout"]);
+}

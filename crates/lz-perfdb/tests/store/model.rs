@@ -18,19 +18,22 @@ enum Step {
 }
 
 fn filter() -> impl Strategy<Value = Filter> {
-    let key = (any::<[bool; 5]>(), few_keys());
+    let key = (any::<[bool; 6]>(), few_keys());
     (key, any::<bool>(), prop::option::of(any::<bool>()), prop::option::of(0..6i64), prop::option::of(0..9usize))
-        .prop_map(|(([kernel, operation, device, mode, call], key), valid_only, baseline, since, limit)| Filter {
-            kernel_id: kernel.then_some(key.kernel_id),
-            operation: operation.then_some(key.operation),
-            device_id: device.then_some(key.device_id),
-            mode: mode.then_some(key.mode),
-            call: call.then_some(key.call),
-            contest: None,
-            baseline,
-            valid_only,
-            since,
-            limit,
+        .prop_map(|(([kernel, operation, device, mode, call, threads], key), valid_only, baseline, since, limit)| {
+            Filter {
+                kernel_id: kernel.then_some(key.kernel_id),
+                operation: operation.then_some(key.operation),
+                device_id: device.then_some(key.device_id),
+                mode: mode.then_some(key.mode),
+                call: call.then_some(key.call),
+                threads: threads.then_some(key.threads),
+                contest: None,
+                baseline,
+                valid_only,
+                since,
+                limit,
+            }
         })
 }
 
@@ -64,12 +67,13 @@ fn expected(model: &BTreeMap<Key, Record>, filter: &Filter) -> Vec<Record> {
     }
     wanted.retain(|r| filter.mode != Some(Mode::Eager) || r.key.mode == Mode::Eager);
     wanted.retain(|r| filter.mode != Some(Mode::Graph) || r.key.mode == Mode::Graph);
+    wanted.retain(|r| filter.threads.unwrap_or(r.key.threads) == r.key.threads);
     wanted.retain(|r| filter.baseline != Some(!r.baseline));
     wanted.retain(|r| !(filter.valid_only && r.invalid.is_some()));
     wanted.retain(|r| filter.since.unwrap_or(i64::MIN) <= r.measured_at);
     wanted.sort_by_key(|r| {
         let k = r.key.clone();
-        (k.operation, k.device_id, k.call, k.mode, k.kernel_id)
+        (k.operation, k.device_id, k.call, k.mode, k.threads, k.kernel_id)
     });
     wanted.into_iter().take(filter.limit.unwrap_or(usize::MAX)).collect()
 }

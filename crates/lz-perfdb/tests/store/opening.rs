@@ -163,12 +163,12 @@ fn another_programs_database_is_not_touched() {
 fn a_newer_version_is_not_touched() {
     let place = Place::new();
     place.open().put(vec![record(1)]);
-    Connection::open(place.path()).unwrap().execute_batch("PRAGMA user_version = 4").unwrap();
+    Connection::open(place.path()).unwrap().execute_batch("PRAGMA user_version = 5").unwrap();
     let before = (fs::read(place.path()).unwrap(), place.files());
     for read_only in [false, true] {
         let db = PerfDb::open(place.path(), Options { read_only, ..options() });
         let State::Memory { why } = db.state() else { panic!("{}", db.state()) };
-        assert!(why.ends_with("is of version 4, this LayerZero knows up to 3; it is left as it is"), "{why}");
+        assert!(why.ends_with("is of version 5, this LayerZero knows up to 4; it is left as it is"), "{why}");
         assert_eq!(all(&db), []);
         assert!(db.put(vec![record(2)]).wait().is_err());
         assert!(db.merge(vec![record(2)]).is_err());
@@ -237,7 +237,8 @@ fn the_second_version_gets_the_columns_it_lacks() {
     let old: Vec<_> = (0..20).map(|n| record(2 * n + 1)).collect();
     place.open().put(old.clone()).wait().unwrap();
     let connection = Connection::open(place.path()).unwrap();
-    for column in ["host_us", "device_us"] {
+    connection.execute_batch("DROP INDEX idx_key").unwrap();
+    for column in ["host_us", "device_us", "threads"] {
         connection.execute_batch(&format!("ALTER TABLE perf_records DROP COLUMN {column}")).unwrap();
     }
     // As the second version wrote it, worked out apart, in Python.
@@ -258,7 +259,32 @@ fn the_second_version_gets_the_columns_it_lacks() {
     assert!(all(&db).contains(&record(2)), "what host and device took is kept");
     drop(db);
     assert!(place.files().contains(&"perfdb.sqlite.backup-v2".to_owned()), "{:?}", place.files());
-    assert_eq!(lz_perfdb::verify_file(&place.path()).unwrap().schema_version, 3);
+    assert_eq!(lz_perfdb::verify_file(&place.path()).unwrap().schema_version, 4);
+}
+
+/// A row of the third version does not say with how many threads it was measured, and stays apart from those that do.
+#[test]
+fn the_third_version_knows_no_threads() {
+    let place = Place::new();
+    let old: Vec<_> = (0..20).map(record).collect();
+    place.open().put(old.clone()).wait().unwrap();
+    let connection = Connection::open(place.path()).unwrap();
+    let back = "DROP INDEX idx_key; ALTER TABLE perf_records DROP COLUMN threads; PRAGMA user_version = 3;";
+    connection.execute_batch(back).unwrap();
+    drop(connection);
+    let db = place.open();
+    assert_eq!((db.state(), by_key(all(&db))), (State::Open, by_key(old.clone())));
+    let with = |threads: u32| lz_perfdb::Record { key: record(1).key.threads(threads), ..record(1) };
+    db.put(vec![with(1), with(16)]).wait().unwrap();
+    let of = |threads: u32| db.records(&lz_perfdb::Filter::all().threads(threads)).unwrap();
+    assert_eq!((of(0).len(), of(1), of(16), of(2)), (20, vec![with(1)], vec![with(16)], vec![]));
+    // One key, one row: a second measurement with as many threads takes the place of the first.
+    let again = lz_perfdb::Record { measured_at: with(16).measured_at + 1, ..with(16) };
+    db.put(vec![again.clone()]).wait().unwrap();
+    assert_eq!((of(16), all(&db).len()), (vec![again], 22));
+    drop(db);
+    assert!(place.files().contains(&"perfdb.sqlite.backup-v3".to_owned()), "{:?}", place.files());
+    assert!(lz_perfdb::verify_file(&place.path()).unwrap().is_clean());
 }
 
 #[test]

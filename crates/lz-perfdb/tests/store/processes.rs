@@ -54,10 +54,10 @@ fn a_file_that_a_newer_layerzero_migrates_under_a_store_is_left_alone() {
     db.put(vec![record(1)]).wait().unwrap();
     let newer = rusqlite::Connection::open(place.path()).unwrap();
     newer
-        .execute_batch("BEGIN; ALTER TABLE perf_records ADD COLUMN extra TEXT; PRAGMA user_version = 4; COMMIT")
+        .execute_batch("BEGIN; ALTER TABLE perf_records ADD COLUMN extra TEXT; PRAGMA user_version = 5; COMMIT")
         .unwrap();
     let error = db.put(vec![record(2)]).wait().unwrap_err().to_string();
-    assert!(error.contains("is of version 4, this LayerZero knows up to 3"), "{error}");
+    assert!(error.contains("is of version 5, this LayerZero knows up to 4"), "{error}");
     assert!(matches!(db.state(), State::Memory { .. }));
     assert_eq!(all(&db), [record(2)], "what this process measured");
     let rows: i64 = newer.query_row("SELECT count(*) FROM perf_records", [], |row| row.get(0)).unwrap();

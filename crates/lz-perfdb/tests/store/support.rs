@@ -161,7 +161,8 @@ fn outcome() -> impl Strategy<Value = Outcome> {
 
 /// Any key, of few, so that they meet.
 pub fn few_keys() -> impl Strategy<Value = Key> {
-    (0..3u8, 0..2u8, 0..2u8, any::<bool>(), 0..2u8).prop_map(|(kernel, operation, device, graph, call)| {
+    let key = (0..3u8, 0..2u8, 0..2u8, any::<bool>(), 0..2u8, prop::sample::select(vec![0, 1, 16]));
+    key.prop_map(|(kernel, operation, device, graph, call, threads)| {
         let mode = if graph { Mode::Graph } else { Mode::Eager };
         Key::new(
             format!("k{kernel}"),
@@ -170,14 +171,18 @@ pub fn few_keys() -> impl Strategy<Value = Key> {
             mode,
             format!("{{\"c\":{call}}}"),
         )
+        .threads(threads)
     })
 }
 
 /// Any key at all.
 pub fn any_key() -> impl Strategy<Value = Key> {
     let some = || text().prop_map(|text| if text.is_empty() { "x".into() } else { text });
-    (some(), some(), some(), prop::sample::select(Mode::ALL), text())
-        .prop_map(|(kernel, operation, device, mode, call)| Key::new(kernel, operation, device, mode, call))
+    (some(), some(), some(), prop::sample::select(Mode::ALL), text(), any::<u32>()).prop_map(
+        |(kernel, operation, device, mode, call, threads)| {
+            Key::new(kernel, operation, device, mode, call).threads(threads)
+        },
+    )
 }
 
 /// Any record with such a key, measured at a time of few.

@@ -64,11 +64,11 @@ fn the_columns_are_stable() {
                   outcome,error,median_us,p95_us,spread_us,variance_us,samples,warmup_ms,max_error,baseline,kernel_version,\
                   backend_version,layerzero_version,capabilities_hash,torch_version,cuda_version,driver_version,device_uuid,\
                   temperature,memory_pressure,power_state,measured_at,contest,valid,invalid_why,\
-                  host_us,device_us";
+                  host_us,device_us,threads";
     let text = exported(&holding(vec![record(1)]), Format::Csv);
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[0], header);
-    let row = r#"3,library1.kernel,norm.rms,GPU-1,eager,"{""number"":1,""seq_q"":2}",90,bfloat16,128,1024,8,ok,,10.142857142857142,12.678571428571427,0.20285714285714285,1.126984126984127,6,0.3333333333333333,0.0003333333333333333,false,2.8.3,,,,2.10.0,,580.1,,warm,,,1700000000001,contest-0,true,,,"#;
+    let row = r#"4,library1.kernel,norm.rms,GPU-1,eager,"{""number"":1,""seq_q"":2}",90,bfloat16,128,1024,8,ok,,10.142857142857142,12.678571428571427,0.20285714285714285,1.126984126984127,6,0.3333333333333333,0.0003333333333333333,false,2.8.3,,,,2.10.0,,580.1,,warm,,,1700000000001,contest-0,true,,,,"#;
     assert_eq!(lines[1], row);
     assert_eq!(exported(&PerfDb::in_memory(), Format::Csv), format!("{header}\n"));
     let line = exported(&holding(vec![record(9)]), Format::Jsonl);
@@ -80,7 +80,7 @@ fn the_columns_are_stable() {
     assert_eq!(names, expected);
     assert_eq!(
         (&json["outcome"], &json["median_us"], &json["schema_version"]),
-        (&"wrong".into(), &().into(), &3.into())
+        (&"wrong".into(), &().into(), &4.into())
     );
 }
 
@@ -143,11 +143,11 @@ fn mistakes_are_named_with_their_line_and_nothing_is_taken() {
             "line 2: invalid value: integer `-6`, expected u32",
         ),
         (Format::Jsonl, last(&jsonl, "}\n", "\n"), "line 2: EOF while parsing"),
-        (Format::Jsonl, last(&jsonl, "\"schema_version\":3,", ""), "line 2: schema_version is missing"),
+        (Format::Jsonl, last(&jsonl, "\"schema_version\":4,", ""), "line 2: schema_version is missing"),
         (
             Format::Jsonl,
-            last(&jsonl, "\"schema_version\":3", "\"schema_version\":9"),
-            "line 2: schema_version is 9, this version reads 2 to 3",
+            last(&jsonl, "\"schema_version\":4", "\"schema_version\":9"),
+            "line 2: schema_version is 9, this version reads 2 to 4",
         ),
         (Format::Jsonl, "[]\n".into(), "line 1: is no JSON object"),
         (Format::Jsonl, format!("\n\n{jsonl}x"), "line 5: is no JSON object"),
@@ -163,14 +163,14 @@ fn mistakes_are_named_with_their_line_and_nothing_is_taken() {
         ),
         (Format::Csv, last(&csv, ",eager,", ",lazy,"), "line 3: unknown variant `lazy`, expected `eager` or `graph`"),
         (Format::Csv, last(&csv, ",6,", ",six,"), "line 3: samples: invalid digit found in string"),
-        (Format::Csv, last(&csv, ",6,", ",6,7,"), "line 3: has 39 values where the header has 38"),
+        (Format::Csv, last(&csv, ",6,", ",6,7,"), "line 3: has 40 values where the header has 39"),
         (
             Format::Csv,
             last(&csv, ",10.142857142857142,", ",NaN,"),
             "line 3: median_us is NaN; expected a number above 0",
         ),
-        (Format::Csv, last(&csv, "\n3,", "\n4,"), "line 3: schema_version is 4, this version reads 2 to 3"),
-        (Format::Csv, last(&csv, "\n3,", "\ntwo,"), "line 3: schema_version is 'two', which is no number"),
+        (Format::Csv, last(&csv, "\n4,", "\n5,"), "line 3: schema_version is 5, this version reads 2 to 4"),
+        (Format::Csv, last(&csv, "\n4,", "\ntwo,"), "line 3: schema_version is 'two', which is no number"),
         (
             Format::Csv,
             last(&csv, ",samples,", ",sampels,"),
@@ -181,7 +181,7 @@ fn mistakes_are_named_with_their_line_and_nothing_is_taken() {
         (
             Format::Csv,
             "schema_version,of_the_future\n9,x\n".into(),
-            "line 2: schema_version is 9, this version reads 2 to 3",
+            "line 2: schema_version is 9, this version reads 2 to 4",
         ),
         (Format::Csv, "kernel_id\nx\n".into(), "line 1: the header has no schema_version"),
     ];
@@ -190,7 +190,7 @@ fn mistakes_are_named_with_their_line_and_nothing_is_taken() {
         assert!(error.to_string().starts_with(says), "{error}\n{says}");
         assert_eq!(all(&db), [record(9)], "{says}: all or nothing");
     }
-    assert_eq!(SCHEMA_VERSION, 3);
+    assert_eq!(SCHEMA_VERSION, 4);
     let error = db.import(&b"\xff\xfe\n"[..], Format::Jsonl).unwrap_err();
     assert_eq!(error.to_string(), "line 1: is not UTF-8");
     let error = db.import(&b"schema_version\n\xff\n"[..], Format::Csv).unwrap_err();
@@ -207,14 +207,14 @@ fn files_of_the_version_before_are_read() {
     let db = holding(rows);
     let csv: Vec<String> = exported(&db, Format::Csv)
         .lines()
-        .map(|line| match line.strip_suffix(",,").and_then(|line| line.strip_prefix('3')) {
+        .map(|line| match line.strip_suffix(",,,").and_then(|line| line.strip_prefix('4')) {
             Some(row) => format!("2{row}"),
-            None => line.strip_suffix(",host_us,device_us").unwrap().to_owned(),
+            None => line.strip_suffix(",host_us,device_us,threads").unwrap().to_owned(),
         })
         .collect();
     let jsonl = exported(&db, Format::Jsonl)
-        .replace("\"schema_version\":3", "\"schema_version\":2")
-        .replace(",\"host_us\":null,\"device_us\":null", "");
+        .replace("\"schema_version\":4", "\"schema_version\":2")
+        .replace(",\"host_us\":null,\"device_us\":null,\"threads\":null", "");
     for (format, text) in [(Format::Csv, csv.join("\n")), (Format::Jsonl, jsonl)] {
         assert!(!text.contains("host_us"), "{text}");
         let again = PerfDb::in_memory();

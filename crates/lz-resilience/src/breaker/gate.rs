@@ -200,6 +200,14 @@ impl Gate {
         });
     }
 
+    /// Opens it as it was: for the nth time in a row, until then, though no longer than the nth opening lasts.
+    pub fn reopen(&self, openings: u32, now_ms: u64, until: u64) {
+        let openings = u8::try_from(openings).unwrap_or(MOST_OPENINGS).clamp(1, MOST_OPENINGS);
+        let latest = now_ms.saturating_add(self.backoff_ms(openings.into()));
+        let until = until.min(latest).min(LAST_MS);
+        self.change(|word| (Some(word.next(openings, Phase::Open { until })), ()));
+    }
+
     /// Opens it for good; says whether it was not so before.
     pub fn trip(&self) -> bool {
         self.change(|word| match word.phase {

@@ -1,7 +1,7 @@
-//! Circuit breakers: what keeps failing is left alone for a while, then tried with one call at a time.
+//! Circuit breakers: what keeps failing is left alone for a while, then tried with three calls at a time.
 //!
 //! ```text
-//!            5 failures in a row               its time is over: one probe
+//!            5 failures in a row               its time is over: 3 probes
 //!   closed ─────────────────────────▶ open ─────────────────────────────▶ half-open
 //!     ▲                                ▲               a probe fails          │ │
 //!     │                                └──────────────────────────────────────┘ │
@@ -48,7 +48,7 @@ impl Default for BreakerConfig {
             success_threshold: 3,
             timeout_ms: 30_000,
             max_timeout_ms: 600_000,
-            half_open_max_calls: 1,
+            half_open_max_calls: 3,
             probe_timeout_ms: 30_000,
         }
     }
@@ -62,7 +62,7 @@ pub enum BreakerState {
     Closed,
     /// Calls are refused.
     Open,
-    /// Probes go through, one at a time.
+    /// Probes go through, a few at a time.
     HalfOpen,
     /// Calls are refused for as long as the process lives.
     Disabled,
@@ -146,6 +146,17 @@ pub struct BreakerView {
     pub sticky: Option<String>,
 }
 
+/// The state of a breaker that an earlier process left open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Earlier {
+    /// How often it opened since it was last closed.
+    pub openings: u32,
+    /// When a probe may go, by this process's clock.
+    pub retry_at_ms: u64,
+    /// What was last said.
+    pub error: String,
+}
+
 #[derive(Debug, Default)]
 struct Said {
     last_error: Option<LastError>,
@@ -172,6 +183,14 @@ impl Breaker {
             seed,
         });
         Breaker { gate, said: Mutex::default() }
+    }
+
+    /// As an earlier process left it: open, though never for longer than that opening lasts.
+    pub fn reopened(config: &BreakerConfig, seed: u64, now_ms: u64, earlier: &Earlier) -> Breaker {
+        let breaker = Breaker::new(config, seed);
+        breaker.note(now_ms, &earlier.error);
+        breaker.gate.reopen(earlier.openings, now_ms, earlier.retry_at_ms);
+        breaker
     }
 
     /// Whether calls go through as ever: one load, for the path every call takes.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
-use super::{Breaker, BreakerConfig, BreakerState, BreakerView, Transition};
+use super::{Breaker, BreakerConfig, BreakerState, BreakerView, Earlier, Transition};
 use crate::message::clip;
 
 /// The breakers by backend, kernel and operation, made on first use.
@@ -53,6 +53,17 @@ impl Breakers {
 
     /// The breaker of a backend's kernel and an operation.
     pub fn get(&self, backend: &str, kernel: &str, op: &str) -> Arc<Breaker> {
+        self.get_or(backend, kernel, op, || None)
+    }
+
+    /// As [`Breakers::get`]; one that is new begins as an earlier process left it, at this time.
+    pub fn get_or(
+        &self,
+        backend: &str,
+        kernel: &str,
+        op: &str,
+        earlier: impl FnOnce() -> Option<(u64, Earlier)>,
+    ) -> Arc<Breaker> {
         let found = |table: &Table| table.breakers.get(backend)?.get(kernel)?.get(op).cloned();
         if let Some(breaker) = found(&self.table.read()) {
             return breaker;
@@ -61,7 +72,11 @@ impl Breakers {
         let Table { breakers, disabled } = &mut *table;
         let ops = breakers.entry(backend.to_owned()).or_default().entry(kernel.to_owned()).or_default();
         let made = ops.entry(op.to_owned()).or_insert_with(|| {
-            let breaker = Breaker::new(&self.config, fnv(fnv(fnv(self.seed, backend), kernel), op));
+            let seed = fnv(fnv(fnv(self.seed, backend), kernel), op);
+            let breaker = match earlier() {
+                Some((now_ms, earlier)) => Breaker::reopened(&self.config, seed, now_ms, &earlier),
+                None => Breaker::new(&self.config, seed),
+            };
             if let Some(reason) = disabled.get(backend) {
                 breaker.trip_forever(reason);
             }

@@ -101,6 +101,12 @@ impl SelectionCache {
         }
     }
 
+    /// An empty cache of another size that goes by the same clock and lifetime.
+    pub fn sibling(&self, shards: usize, max_entries: usize) -> SelectionCache {
+        let (ttl_ms, clock) = (self.ttl_ms.load(Ordering::Relaxed), self.clock.clone());
+        SelectionCache::new(CacheConfig { shards, max_entries, ttl_ms, clock })
+    }
+
     /// The plan for a query under a snapshot: remembered, or computed by `compute`.
     ///
     /// `compute` gives the plan and whether it holds for the query's whole cell; `None` means no

@@ -7,6 +7,7 @@ use lz_model::{Catalog, DeviceSpec, OpIx, did_you_mean};
 use serde::Serialize;
 
 use super::compile::{self, Rule};
+use super::kernels::{FilterName, filter_names};
 use super::locks;
 use super::reach::Reach;
 use super::{Action, Pattern, PolicySpec, RuleSpec};
@@ -203,7 +204,7 @@ fn read(spec: &PolicySpec, snapshot: &Snapshot) -> (Vec<Finding>, Vec<BTreeMap<O
                 BTreeMap::new()
             }
         };
-        if let Some((severity, kind)) = unknown_name(rule, snapshot) {
+        for (severity, kind) in unknown_name(rule, snapshot).into_iter().chain(unknown_in_filter(rule, snapshot)) {
             report(severity, kind);
         }
         compiled.push(by_op);
@@ -227,6 +228,27 @@ fn unknown_name(rule: &RuleSpec, snapshot: &Snapshot) -> Option<(Severity, Findi
         Pattern::Kernel(_) | Pattern::Name(_) => FindingKind::UnknownKernel { name, nearest },
     };
     Some((severity, kind))
+}
+
+/// The names in a filter that nobody knows.
+fn unknown_in_filter(rule: &RuleSpec, snapshot: &Snapshot) -> Vec<(Severity, FindingKind)> {
+    let Action::Filter(text) = &rule.action else { return Vec::new() };
+    let unknown = |wanted: FilterName| {
+        let nearest = snapshot.check_filter_name(&wanted).err()?;
+        let severity = match nearest {
+            _ if rule.optional => Severity::Note,
+            // What is not there is kept out already.
+            None if wanted.negated => Severity::Warning,
+            _ => Severity::Error,
+        };
+        let name = wanted.name;
+        let kind = match wanted.field {
+            "id" => FindingKind::UnknownKernel { name, nearest },
+            _ => FindingKind::UnknownSource { name, nearest },
+        };
+        Some((severity, kind))
+    };
+    filter_names(text).into_iter().filter_map(unknown).collect()
 }
 
 /// A name that is known, of something that cannot run here: every call of a lock fails, other rules do nothing.

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use lz_expr::{Env, Expr, ExprError, Scope, Type, Value, glob_matches};
+use lz_expr::{Compared, Env, Expr, ExprError, Scope, Type, Value, glob_matches};
 use lz_model::KernelDescriptor;
 
 type Read = for<'a> fn(&'a KernelDescriptor) -> Value<'a>;
@@ -37,6 +37,29 @@ static SCOPE: LazyLock<Scope> = LazyLock::new(|| {
 /// Reads a filter.
 pub(crate) fn filter(text: &str) -> Result<Expr, ExprError> {
     Expr::compile_as(text, &SCOPE, Type::Bool)
+}
+
+/// A name of a kernel, library or backend that a filter compares with.
+pub(crate) struct FilterName {
+    /// What it is the name of: `id`, `library` or `backend`.
+    pub field: &'static str,
+    /// The name, or a glob.
+    pub name: String,
+    pub glob: bool,
+    /// Whether kernels of another name are wanted.
+    pub negated: bool,
+}
+
+/// The names in a filter; none of one that cannot be read.
+pub(crate) fn filter_names(text: &str) -> Vec<FilterName> {
+    let Ok(expr) = filter(text) else { return Vec::new() };
+    let named = |compared: &Compared<'_>| {
+        let field = FIELDS[usize::from(compared.slot)].0;
+        let name = compared.text.to_owned();
+        let is_name = matches!(field, "id" | "library" | "backend");
+        is_name.then_some(FilterName { field, name, glob: compared.glob, negated: compared.negated })
+    };
+    expr.compared().iter().filter_map(named).collect()
 }
 
 /// A kernel's fields, as a filter sees them.

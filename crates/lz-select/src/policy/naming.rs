@@ -4,7 +4,7 @@ use lz_expr::glob_matches;
 use lz_model::{KernelDescriptor, Reason, nearest};
 use serde::{Deserialize, Serialize};
 
-use super::kernels;
+use super::kernels::{self, FilterName};
 use super::{Action, Pattern};
 use crate::decision::KernelIx;
 use crate::snapshot::Snapshot;
@@ -107,6 +107,24 @@ impl Snapshot {
             Pattern::Kernel(_) | Pattern::Name(_) => nearest(name, backends.chain(kernels().flat_map(KernelName::all))),
         };
         found.map(str::to_owned)
+    }
+
+    /// The known name that was most likely meant by a name in a filter, if nothing is called that: `Err`. A filter compares
+    /// a field as it is, so that neither aliases nor versions count.
+    pub(super) fn check_filter_name(&self, wanted: &FilterName) -> Result<(), Option<String>> {
+        let registered: Vec<KernelName> = self.kernels().map(|(_, kernel)| KernelName::from(&**kernel)).collect();
+        let kernels = registered.iter().chain(self.spec.names.iter());
+        let backends = self.spec.backends.values().map(|backend| &backend.descriptor);
+        let known: Vec<&str> = match wanted.field {
+            "id" => kernels.map(|k| k.id.as_str()).collect(),
+            "backend" => kernels.map(|k| k.backend.as_str()).chain(backends.map(|b| b.name.as_str())).collect(),
+            _ => kernels.map(|k| k.library.as_str()).chain(backends.map(|b| b.library())).collect(),
+        };
+        let is = |name: &&str| if wanted.glob { glob_matches(&wanted.name, name) } else { wanted.name == *name };
+        if known.iter().any(is) {
+            return Ok(());
+        }
+        Err(nearest(&wanted.name, known).map(str::to_owned))
     }
 
     /// The registered kernels a pattern names.

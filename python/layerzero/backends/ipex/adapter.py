@@ -11,25 +11,23 @@ import torch
 from torch import Tensor
 
 from ..flash_attn.operands import positive
+from . import DISTRIBUTION, check
 
 _ops = torch.ops.torch_ipex
-_DISTRIBUTION = "intel_extension_for_pytorch"
 _OPERATORS = ("flash_attention", "rmsnorm", "add_rmsnorm")
 
 
 def detect() -> str:
     """The version of the extension; raises `ImportError` where it, an operator, or the torch it needs is missing."""
     try:
-        version = metadata.version(_DISTRIBUTION)
+        version = metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError as error:
-        raise ImportError(f"{_DISTRIBUTION} is not installed") from error
-    # Importing it under another torch prints an error and fails in a way that depends on the release.
-    if version.split(".")[:2] != torch.__version__.split(".")[:2]:
-        raise ImportError(f"{_DISTRIBUTION} {version} needs torch of the same minor version, found {torch.__version__}")
-    import_module(_DISTRIBUTION)
+        raise ImportError(f"{DISTRIBUTION} is not installed") from error
+    check()
+    import_module(DISTRIBUTION)
     missing = [name for name in _OPERATORS if not hasattr(_ops, name)]
     if missing:
-        raise ImportError(f"{_DISTRIBUTION} {version} has no {', '.join(missing)}; install 2.7 or newer")
+        raise ImportError(f"{DISTRIBUTION} {version} has no {', '.join(missing)}; install 2.7 or newer")
     return version
 
 

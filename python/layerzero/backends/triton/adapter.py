@@ -7,10 +7,9 @@ Triton's interpreter.
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import triton
 
-from . import activation, norm, position
+from . import activation, check, norm, position
 from .decoding import decode, mla, paged
 from .quantization import dequantize, quantize
 from .sampling import sampling
@@ -20,8 +19,7 @@ _MODULES: tuple[Any, ...] = (norm, activation, position, sampling, decode, paged
 
 def detect() -> str:
     """The version of Triton; raises `RuntimeError` where there is no device it compiles for."""
-    if torch.version.cuda is None or not torch.cuda.is_available():
-        raise RuntimeError("Triton compiles for CUDA devices, and torch sees none")
+    check()
     return str(triton.__version__)
 
 

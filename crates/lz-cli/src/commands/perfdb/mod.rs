@@ -1,6 +1,6 @@
 //! `layerzero perfdb`: the measurements that are kept, and what can be done with them.
 
-mod foretell;
+mod cross_validate;
 mod keeping;
 mod show;
 
@@ -46,12 +46,12 @@ enum What {
     Merge(keeping::Merge),
     /// Remove measurements: everything that one of the options names
     Prune(keeping::Prune),
-    /// See how well measurements foretell each other; nothing is run
+    /// Cross-validate predictions by leaving each measured call out; nothing is run
     ///
     /// Each call is left out in turn, decided by the others as a call that was never measured is, and what would be chosen is
     /// compared with what was measured of the call: chosen time ÷ best time, and times the default. Of a database of another
     /// machine, name the device it is of.
-    Foretell(foretell::Foretell),
+    CrossValidate(cross_validate::CrossValidate),
     /// Look for damage, and change nothing; exits with 1 when anything is wrong
     Verify,
 }
@@ -65,7 +65,7 @@ pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<
         What::Import(import) => keeping::import(import, &path, at, printer),
         What::Merge(merge) => keeping::merge(merge, &path, at, printer),
         What::Prune(prune) => keeping::prune(prune, &path, printer),
-        What::Foretell(foretell) => foretell::run(foretell, &path, at, printer),
+        What::CrossValidate(args) => cross_validate::run(args, &path, at, printer),
         What::Verify => keeping::verify(&path, printer),
     }
 }

@@ -67,8 +67,8 @@ pub fn run(show: &Show, path: &Path, printer: &mut Printer<'_>) -> Result<Exit, 
 }
 
 /// What was measured side by side, or could have been.
-fn group(row: &Record) -> (&str, &str, &str, &str) {
-    (&row.key.operation, &row.key.device_id, row.key.mode.as_str(), &row.key.call)
+fn group(row: &Record) -> (&str, &str, &str, u32, &str) {
+    (&row.key.operation, &row.key.device_id, row.key.mode.as_str(), row.key.threads, &row.key.call)
 }
 
 /// What rows of a call are sorted by: kernels without a time come last.
@@ -83,7 +83,12 @@ fn time(row: &Record) -> f64 {
 fn print(rows: &[Record], printer: &mut Printer<'_>) -> Result<(), CliError> {
     let Some(key) = rows.first().map(|row| &row.key) else { return Ok(()) };
     let call = key.call.parse::<CallSpec>().map_or_else(|_| format!("{} {}", key.operation, key.call), |c| label(&c));
-    printer.heading(&format!("{} on {}, {}", shortened(&call), key.device_id, key.mode))?;
+    let threads = match key.threads {
+        0 => String::new(),
+        1 => ", 1 thread".into(),
+        threads => format!(", {threads} threads"),
+    };
+    printer.heading(&format!("{} on {}, {}{threads}", shortened(&call), key.device_id, key.mode))?;
     let default = rows.iter().find(|row| row.baseline).and_then(|row| row.outcome.timing());
     let cells: Vec<[String; 7]> = rows
         .iter()

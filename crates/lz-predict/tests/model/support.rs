@@ -1,7 +1,7 @@
 //! Calls, kernels and questions that the tests of the model share.
 
 use lz_model::*;
-use lz_perfdb::model::{Model, Observation, Seen};
+use lz_predict::{Model, Observation, Seen};
 use lz_select::{EstimateKind, PerfSource};
 
 pub fn devices() -> Vec<DeviceSpec> {

@@ -1,5 +1,6 @@
 //! The knowledge made of measurements: what it says at measured shapes, between them and beyond.
 
+mod compare;
 mod sides;
 mod support;
 
@@ -8,7 +9,7 @@ use std::sync::Arc;
 use lz_model::{
     BindRules, CallSpec, Catalog, Context, DType, DeviceIx, Facts, KernelDescriptor, Layout, Platform, Query,
 };
-use lz_perfdb::model::{Model, Observation, Seen};
+use lz_predict::{Model, Observation, Seen};
 use lz_select::{Basis, Estimate, EstimateKind, PerfSource, SnapshotSpec};
 use proptest::prelude::*;
 use support::{ask, attention, bound, devices, kernel, rms, took};
@@ -131,7 +132,7 @@ fn neighbours_that_agree_are_believed_and_others_are_not() {
 }
 
 #[test]
-fn contests_that_were_clear_are_enough_to_foretell() {
+fn contests_that_were_clear_are_enough_to_predict() {
     // gelu by another formula, as a tune on two busy CPUs saw it: the noise is about half the difference.
     let seen = [(64, 0.54, 0.16), (128, 0.62, 0.10), (131, 0.77, 0.12), (256, 0.79, 0.10), (262, 0.80, 0.10)];
     let noisy = |id: &str, rows: i64, median_us: f64, noise: f64| {
@@ -346,12 +347,12 @@ proptest! {
             points.push(took(query, "lib.a", time));
             points.push(took(query, "lib.b", 1.3 * time));
         }
-        let model = Model::new(points, &devices());
         let query = attention(3, 8, seq);
-        let (a, ..) = ask(&model, "lib.a", &query).unwrap();
-        let (b, spread, ..) = ask(&model, "lib.b", &query).unwrap();
+        let model = Model::new(points.clone(), &devices());
+        let [a, b] = ["lib.a", "lib.b"].map(|id| ask(&model, id, &query).unwrap().0);
         prop_assert!((b / a / 1.3 - 1.0).abs() < 0.02, "{b} over {a}");
-        prop_assert!(spread < 0.1 * b, "the noise they share is no error of either: {spread} of {b}");
+        let (_, between) = apart(points, &query, ["lib.a", "lib.b"]);
+        prop_assert!(between < 0.1 * b, "what they share is no noise between them: {between} of {b}");
     }
 
     /// Every measured shape has a cell of its own, whatever else was measured: the decision at it goes by it.
@@ -380,25 +381,6 @@ proptest! {
     }
 }
 
-/// A kernel that works in blocks of 256 rows takes a step there, and another does not: what the nearest size says holds
-/// on its own side of the step alone.
-#[test]
-fn a_neighbour_across_a_power_of_two_says_less() {
-    let blocks = |rows: i64| 50.0 * ((rows + 255) / 256) as f64;
-    let smooth = |rows: i64| 10.0 + 0.2 * rows as f64;
-    let sizes = [37, 74, 128, 131, 148, 256, 262, 512, 524];
-    let seen = sizes.into_iter().flat_map(|rows| {
-        let query = rms(rows, 1024, DType::F32);
-        [took(query, "lib.blocks", blocks(rows)), took(query, "lib.smooth", smooth(rows))]
-    });
-    let model = Model::new(seen, &devices());
-    for rows in [200, 244, 250, 259, 280, 300, 460, 500] {
-        let time = |id: &str| ask(&model, id, &rms(rows, 1024, DType::F32)).unwrap().0;
-        let (predicted, expected) = (time("lib.smooth") / time("lib.blocks"), smooth(rows) / blocks(rows));
-        assert!((predicted / expected).ln().abs() < 0.15, "{rows}: {predicted}, not {expected}");
-    }
-}
-
 /// Prompts as an H200 took them, in microseconds: what plain torch runs, a kernel that is ahead of it at the sizes around, and
 /// one that is the fastest of long prompts and the slowest of short ones. How the first two compare with the third says less
 /// than how they compare with each other.
@@ -424,22 +406,6 @@ fn who_may_take_the_place_of_plain_torch_is_compared_with_it() {
     // 34.9 and 25.4 were measured afterwards.
     let (ahead, noise) = apart(observations, &attention(1, 32, 1024), ["lib.short", "lib.plain"]);
     assert!(ahead > 1.5 * noise, "ahead by {ahead}, which may be off by {noise}");
-}
-
-/// Where plain torch is far behind, and as slow at one size as at another for reasons of its own, the choice is between others: a
-/// tenth between them is a tenth.
-#[test]
-fn where_plain_torch_is_no_rival_others_are_compared_with_each_other() {
-    let seen = [(64, 30.0), (128, 200.0), (512, 150.0), (1024, 900.0)];
-    let observations = seen.into_iter().flat_map(|(rows, plain_us)| {
-        let us = 2.0 + 0.05 * rows as f64;
-        [("lib.plain", plain_us), ("lib.one", us), ("lib.other", 0.9 * us)].map(|(id, median_us)| Observation {
-            default: id == "lib.plain",
-            ..took(rms(rows, 1024, DType::F32), id, median_us)
-        })
-    });
-    let (ahead, noise) = apart(observations, &rms(256, 1024, DType::F32), ["lib.other", "lib.one"]);
-    assert!(ahead > 3.0 * noise, "ahead by {ahead}, which may be off by {noise}");
 }
 
 /// By how much the first of two kernels is predicted to be ahead, and below which difference that is noise.

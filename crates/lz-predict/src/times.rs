@@ -7,13 +7,17 @@ use lz_select::{Estimate, EstimateKind};
 
 use super::ratio::Ratios;
 use super::trend::{Trend, Work};
-use super::{Id, LEAST_ERROR, REACH, RIVAL, Says, Sizes, UNTESTED, distance, median};
+use super::{Id, REACH, Says, UNTESTED, distance};
+
+/// A kernel this many times slower than the fastest may still turn out to be the choice.
+const RIVAL: f64 = 1.25;
 
 /// What is known of the kernels' times.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Times {
     pub kernels: HashMap<Id, Kernel>,
-    pub sizes: Sizes,
+    /// Which points say something about a size.
+    pub says: Says,
     pub yardstick: Option<Id>,
 }
 
@@ -22,7 +26,6 @@ pub(super) struct Times {
 pub(super) struct Kernel {
     pub points: Vec<Point>,
     trend: Trend,
-    says: Says,
     /// How far predictions between points are off, relative.
     error: f64,
     /// How it compares with the yardstick.
@@ -47,22 +50,7 @@ pub(super) struct Point {
 impl Times {
     pub fn fit(&mut self) {
         for kernel in self.kernels.values_mut() {
-            kernel.fit(self.sizes);
-        }
-        // What all kernels share at a point (a busy machine) is not an error of any.
-        let mut shared: HashMap<[i64; MAX_DIMS], Vec<f64>> = HashMap::new();
-        let errors: Vec<_> = self.kernels.iter().map(|(id, kernel)| (id.clone(), kernel.errors(kernel.says))).collect();
-        for (dims, error) in errors.iter().flat_map(|(_, errors)| errors) {
-            shared.entry(*dims).or_default().push(*error);
-        }
-        let shared: HashMap<_, f64> = shared.into_iter().map(|(dims, errors)| (dims, median(errors))).collect();
-        for (id, errors) in errors {
-            let alone = |(dims, error): &([i64; MAX_DIMS], f64)| error - shared.get(dims).copied().unwrap_or(0.0);
-            let own: Vec<f64> = errors.iter().map(|e| alone(e).powi(2)).collect();
-            if let Some(kernel) = self.kernels.get_mut(&id) {
-                let rms = (own.iter().sum::<f64>() / own.len().max(1) as f64).sqrt();
-                kernel.error = if own.len() < 3 { UNTESTED } else { rms.max(LEAST_ERROR) };
-            }
+            kernel.fit(self.says);
         }
         self.compare();
     }
@@ -70,20 +58,14 @@ impl Times {
     /// Chooses the yardstick, and compares every other kernel with it.
     fn compare(&mut self) {
         let timed = || self.kernels.iter().filter(|(_, kernel)| kernel.is_proven());
-        let mut best: HashMap<[i64; MAX_DIMS], f64> = HashMap::new();
-        for point in timed().flat_map(|(_, kernel)| &kernel.points) {
-            let best = best.entry(point.dims).or_insert(f64::INFINITY);
-            *best = best.min(point.median_us);
-        }
         let speed = |k: &Kernel| k.points.iter().map(|p| p.median_us.ln()).sum::<f64>();
-        let rivals = |p: &&Point| p.default && p.median_us <= RIVAL * best[&p.dims];
-        let is_rival = |k: &Kernel| 2 * k.points.iter().filter(rivals).count() > k.points.len();
-        let worth = |k: &Kernel| (k.points.len(), is_rival(k));
+        let is_default = |k: &Kernel| 2 * k.points.iter().filter(|p| p.default).count() > k.points.len();
+        let worth = |k: &Kernel| (k.points.len(), is_default(k));
         let first =
             timed().min_by(|(a, x), (b, y)| worth(y).cmp(&worth(x)).then(speed(x).total_cmp(&speed(y))).then(a.cmp(b)));
         let Some((id, yardstick)) = first.map(|(id, kernel)| (id.clone(), kernel.points.clone())) else { return };
         for (_, kernel) in self.kernels.iter_mut().filter(|(other, _)| **other != id) {
-            kernel.ratios = Ratios::new(&kernel.points, &yardstick, self.sizes);
+            kernel.ratios = Ratios::new(&kernel.points, &yardstick, self.says);
         }
         self.yardstick = Some(id);
     }
@@ -91,23 +73,23 @@ impl Times {
     /// By the yardstick where that is known around here and was timed beside the kernel nearby; else by itself alone.
     pub fn estimate(&self, id: &Id, facts: &Facts<'_>) -> Option<Estimate> {
         let kernel = self.kernels.get(id)?;
-        let own = kernel.estimate(facts)?;
+        let own = kernel.estimate(facts, self.says)?;
         if own.kind != EstimateKind::Predicted {
             return Some(own);
         }
         let Some(yardstick) = self.yardstick.as_ref() else { return Some(own) };
         if yardstick == id {
-            return Some(Estimate { apart_us: Some(own.median_us * LEAST_ERROR), ..own });
+            return Some(Estimate { apart_us: Some(0.0), ..own });
         }
         let (yardstick, work) = (self.kernels.get(yardstick)?, Work::of(facts));
-        let by = yardstick.estimate(facts).filter(|by| by.kind != EstimateKind::Extrapolated);
+        let by = yardstick.estimate(facts, self.says).filter(|by| by.kind != EstimateKind::Extrapolated);
         let trends = kernel.trend.time_us(&work) / yardstick.trend.time_us(&work);
         let (Some(by), Some((ratio, off))) = (by, kernel.ratios.at(facts.query.dims(), trends)) else {
             return Some(own);
         };
         let median_us = by.median_us * ratio;
         let spread_us = median_us * (by.spread_us / by.median_us).hypot(off);
-        Some(Estimate { median_us, spread_us, apart_us: Some(median_us * off.max(LEAST_ERROR)), ..own })
+        Some(Estimate { median_us, spread_us, apart_us: Some(median_us * off), ..own })
     }
 
     pub fn doubt(&self, dims: &[i64; MAX_DIMS]) -> f64 {
@@ -144,16 +126,17 @@ impl Kernel {
         taken
     }
 
-    fn fit(&mut self, sizes: Sizes) {
+    fn fit(&mut self, says: Says) {
         self.trend = Trend::fit(self.points.iter().map(|p| (p.work, p.median_us)));
         for point in &mut self.points {
             point.residual = (point.median_us / self.trend.time_us(&point.work)).ln();
         }
-        let off = |says| self.errors(says).iter().map(|(_, error)| error.abs()).sum::<f64>();
-        self.says = if sizes.matter(off(Says::Near), off(Says::All)) { Says::Near } else { Says::All };
+        let errors = self.errors(says);
+        let rms = (errors.iter().map(|error| error.powi(2)).sum::<f64>() / errors.len().max(1) as f64).sqrt();
+        self.error = if errors.len() < 3 { UNTESTED } else { rms };
     }
 
-    fn estimate(&self, facts: &Facts<'_>) -> Option<Estimate> {
+    fn estimate(&self, facts: &Facts<'_>, says: Says) -> Option<Estimate> {
         let dims = facts.query.dims();
         if let Some(point) = self.points.iter().find(|p| p.dims == *dims) {
             return Some(Estimate {
@@ -169,7 +152,7 @@ impl Kernel {
         let trend = self.trend.time_us(&Work::of(facts));
         let nearest = self.points.iter().map(|p| distance(&p.dims, dims)).fold(f64::INFINITY, f64::min);
         let inside = nearest <= REACH && self.is_between(dims);
-        let residual = self.interpolate(dims, self.says, None)?;
+        let residual = self.interpolate(dims, says, None)?;
         let median_us = trend * residual.exp();
         let spread_us = median_us * if inside { self.error } else { self.error.max(UNTESTED) * (1.0 + nearest) };
         Some(Estimate {
@@ -210,8 +193,8 @@ impl Kernel {
     }
 
     /// For every point, how far its time is from what the others would have predicted, in log space.
-    fn errors(&self, says: Says) -> Vec<([i64; MAX_DIMS], f64)> {
-        let error = |(i, p): (usize, &Point)| Some((p.dims, p.residual - self.interpolate(&p.dims, says, Some(i))?));
+    fn errors(&self, says: Says) -> Vec<f64> {
+        let error = |(i, p): (usize, &Point)| Some(p.residual - self.interpolate(&p.dims, says, Some(i))?);
         self.points.iter().enumerate().filter_map(error).collect()
     }
 }

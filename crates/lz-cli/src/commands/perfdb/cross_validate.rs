@@ -1,8 +1,8 @@
-//! How well measurements foretell each other.
+//! Leave-one-out cross-validation of what was measured.
 
 use std::path::Path;
 
-use layerzero::perf::foretold::Foretold;
+use layerzero::perf::cross_validation::CrossValidation;
 use layerzero::perf::regret::Regret;
 use lz_model::DeviceIx;
 use lz_perfdb::Filter;
@@ -19,7 +19,7 @@ use crate::surroundings::Surroundings;
 
 /// Which calls to show.
 #[derive(Debug, clap::Args)]
-pub struct Foretell {
+pub struct CrossValidate {
     #[command(flatten)]
     engine: EngineArgs,
     /// So many calls at most, those that lose most first
@@ -47,7 +47,7 @@ struct OfMode {
 }
 
 /// Prints it.
-pub fn run(args: &Foretell, path: &Path, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
+pub fn run(args: &CrossValidate, path: &Path, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     let Some(db) = look(path)? else {
         let what = format!("there is no performance database at '{}'", path.display());
         return Err(CliError::argument(what, "measure with 'layerzero tune', or name another one with --db"));
@@ -55,7 +55,7 @@ pub fn run(args: &Foretell, path: &Path, at: &Surroundings, printer: &mut Printe
     let session = Session::open(&args.engine, at)?;
     let records = db.records(&Filter::all().valid()).map_err(refused)?;
     let device = args.engine.device.as_ref().map(|_| DeviceIx(0));
-    let Foretold { mut modes, unknown, outdated } = session.engine.foretold(&records, device)?;
+    let CrossValidation { mut modes, unknown, outdated } = session.engine.cross_validate(&records, device)?;
     session.print_warnings(printer);
     for (_, regret) in &mut modes {
         regret.rows.sort_by(|a, b| b.over_best.total_cmp(&a.over_best).then_with(|| a.label.cmp(&b.label)));

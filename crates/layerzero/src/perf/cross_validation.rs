@@ -1,11 +1,11 @@
-//! How well measurements foretell each other: each call is left out in turn and decided by the others.
+//! Leave-one-out cross-validation: each measured call is left out in turn and decided by the others.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use lz_model::{BindRules, CallSpec, Catalog, DeviceIx, Query};
-use lz_perfdb::model::{Model, Observation, Seen};
 use lz_perfdb::{Mode, Outcome, Record, Timing};
+use lz_predict::{Model, Observation, Seen};
 use lz_select::{Basis, SnapshotSpec};
 
 use super::regret::{Regret, RegretRow};
@@ -14,8 +14,8 @@ use super::{device_id, observed, provenances};
 use crate::engine::{Draft, Engine};
 use crate::error::Error;
 
-/// What a measurement is of: the device, the mode, the call.
-type Of<'a> = (&'a str, Mode, &'a str);
+/// What a measurement is of: the device, the mode, the number of threads, the call.
+type Of<'a> = (&'a str, Mode, u32, &'a str);
 
 /// A measurement, as selection sees it.
 struct Measured<'a> {
@@ -28,7 +28,7 @@ struct Measured<'a> {
 impl Measured<'_> {
     fn of(&self) -> Of<'_> {
         let key = &self.record.key;
-        (&key.device_id, key.mode, &key.call)
+        (&key.device_id, key.mode, key.threads, &key.call)
     }
 
     fn timing(&self) -> Option<&Timing> {
@@ -39,9 +39,9 @@ impl Measured<'_> {
     }
 }
 
-/// How well measurements foretell each other.
+/// How good choices between measured sizes are, by measurements that were left out.
 #[derive(Clone, Debug, Default)]
-pub struct Foretold {
+pub struct CrossValidation {
     /// For each mode, how what would be chosen for a call compares with what was measured of it. Calls that cannot be decided
     /// by others are counted as left; those where what would be chosen has no time are impossible, with why.
     pub modes: Vec<(Mode, Regret)>,
@@ -57,8 +57,8 @@ impl Engine {
     ///
     /// Records are those of devices that are here, as far as they are not out of date; or those of `device`, or if there are
     /// none those of other devices like it.
-    pub fn foretold(&self, records: &[Record], device: Option<DeviceIx>) -> Result<Foretold, Error> {
-        let mut found = Foretold::default();
+    pub fn cross_validate(&self, records: &[Record], device: Option<DeviceIx>) -> Result<CrossValidation, Error> {
+        let mut found = CrossValidation::default();
         let measured = self.measured(records, device, &mut found);
         let mut devices: BTreeMap<&str, Vec<&Measured<'_>>> = BTreeMap::new();
         for one in &measured {
@@ -77,7 +77,12 @@ impl Engine {
     }
 
     /// The measurements that count here; those that do not are counted.
-    fn measured<'a>(&self, records: &'a [Record], device: Option<DeviceIx>, found: &mut Foretold) -> Vec<Measured<'a>> {
+    fn measured<'a>(
+        &self,
+        records: &'a [Record],
+        device: Option<DeviceIx>,
+        found: &mut CrossValidation,
+    ) -> Vec<Measured<'a>> {
         let devices = self.devices();
         let ids: Vec<String> = devices.iter().map(device_id).collect();
         let rules = BindRules::default();

@@ -23,20 +23,20 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
-def foretold(run_of: str, folder: Path) -> dict[str, dict[str, Any]]:
+def cross_validated(run_of: str, folder: Path) -> dict[str, dict[str, Any]]:
     """The answer for both modes, by the published measurements of a run."""
     text = folder / "measurements.csv"
     text.write_bytes(gzip.decompress((MEASUREMENTS / f"h200-{run_of}.csv.gz").read_bytes()))
     database = str(folder / "perfdb.sqlite")
     run("import", str(text), "--db", database)
-    answer = json.loads(run("foretell", "--device", "h200", "--json", "--db", database))
+    answer = json.loads(run("cross-validate", "--device", "h200", "--json", "--db", database))
     return {mode["mode"]: mode for mode in answer["modes"]}
 
 
 #: In the first the host was slow and uneven.
 @pytest.mark.parametrize("run_of", ["fifteenth", "sixteenth"])
 def test_choices_on_an_h200_are_good(run_of: str, tmp_path: Path) -> None:
-    modes = foretold(run_of, tmp_path)
+    modes = cross_validated(run_of, tmp_path)
     assert set(modes) == {"eager", "graph"}
     for mode in modes.values():
         rows = mode["rows"]

@@ -1,21 +1,58 @@
-//! What the measurements say about calls, measured or not: the knowledge selection ranks by.
+//! The performance model: what kernels take at sizes that were measured or not, and which of two is ahead.
 //!
-//! Calls that differ only in their sizes are one *class*, and one kernel of it is its *yardstick*: of those measured most
-//! often what plain torch runs, since others are chosen when they are clearly ahead of that; or the fastest, where plain
-//! torch is far behind at most sizes and the choice is between others. The yardstick's time at a size that was not measured
-//! is predicted in two steps: a trend (a fixed cost, a cost per operation, a cost per byte, fitted to all its points), and
-//! how far its nearest points were from that trend, interpolated in log space. How other kernels compare with it, plainly or
-//! beyond what the two trends say, is interpolated directly: candidates are timed side by side, so that their ratios hold
-//! where their times do not, on a machine that is busy now and idle then.
+//! A [`Model`] is made of [`Observation`]s and is read-only. Selection asks it through [`PerfSource`]: for a time
+//! ([`Estimate`]: median, how far it may be off, how many samples), and which of two is ahead ([`Compared`]). It knows
+//! nothing of databases.
 //!
-//! Of a call that runs on a device, what it takes the host and what it takes the device are predicted each by itself. What the
-//! host does varies with the moment more than with the size: unless the neighbours of a point clearly foretell it better than
-//! all points do, all count alike, and of a yardstick the lower quartile, of ratios the median.
+//! Calls that differ only in their sizes are one *class*. Within a class:
 //!
-//! How far a time may be off is found by leaving each point out in turn; how far a ratio may be, by how much it differs
-//! between the neighbours. Beyond the measured sizes there is only a guess, which is said to be one and never trusted.
+//! 1. At a measured size the time is what was measured.
+//! 2. One kernel is the *yardstick*: of those measured at most sizes what plain torch runs, else the fastest. Its time at another
+//!    size is its trend (fixed cost + cost per operation + cost per byte, fitted to all its points) times how far the points
+//!    nearby are from that trend, interpolated in log space with weights 1/distance³.
+//! 3. Another kernel's time is the yardstick's times their ratio, interpolated in the same way: candidates are timed side by side,
+//!    so that their ratios hold where their times do not, on a machine that is busy now and idle then. Ratios are taken plainly or
+//!    beyond what the two trends say, whichever differs less among the points nearby.
+//! 4. Of a call on a device, host and device are predicted each by itself, and the slower one counts. What the host takes varies
+//!    with the moment more than with the size: for it all points count alike, the lower quartile of times, the median of ratios.
+//! 5. How far a time may be off is found by leaving each point out in turn; how far a ratio may be, by how much it differs from what
+//!    its neighbours say, the less the nearer it is.
+//! 6. Beyond the measured sizes there is only a guess, which is said to be one and never trusted.
+//!
+//! What each of these, and each constant, is worth in cross-validation is in `bench/results/ablation.md`.
+//!
+//! ```
+//! use lz_model::*;
+//! use lz_predict::{Model, Observation, Seen};
+//! use lz_select::{EstimateKind, PerfSource};
+//!
+//! let query = |rows: i64| {
+//!     let call = CallSpec::new("norm.rms").tensor("x", DType::F32, &[rows, 1024]);
+//!     let named = call.named(DeviceIx(0), Context::default());
+//!     Catalog::get().resolve(&call.op, &named, &BindRules::default(), |_| None).unwrap().1.query
+//! };
+//! let took = |rows: i64| Observation {
+//!     query: query(rows),
+//!     kernel: "lib.rms".into(),
+//!     version: "1".into(),
+//!     default: false,
+//!     seen: Seen::Took { median_us: rows as f64, spread_us: 0.5, samples: 20, parts: None },
+//! };
+//! let devices = [DeviceSpec::new(Platform::Cpu, "here")];
+//! let model = Model::new([64, 128, 512].map(took), &devices);
+//!
+//! let mut kernel = KernelDescriptor::new("lib.rms", "norm.rms", "lib");
+//! kernel.version = "1".into();
+//! let between = query(256);
+//! let facts = Facts { op: Catalog::get().op(between.op()), query: &between, device: &devices[0] };
+//! let estimate = model.estimate(&kernel, &facts).unwrap();
+//! assert_eq!(estimate.kind, EstimateKind::Predicted);
+//! assert!((estimate.median_us / 256.0 - 1.0).abs() < 0.02);
+//! ```
+#![forbid(unsafe_code)]
 
 mod ratio;
+mod sides;
 mod times;
 mod trend;
 
@@ -23,27 +60,27 @@ use std::collections::HashMap;
 
 use lz_model::schema::DimKey;
 use lz_model::{Catalog, DeviceSpec, Facts, KernelDescriptor, MAX_DIMS, OpIx, Query, Reason};
-use lz_select::{Estimate, EstimateKind, Evidence, KernelVersion, PerfSource, Side, Sides};
+use lz_select::{Compared, Estimate, EstimateKind, Evidence, KernelVersion, PerfSource, Rival, Side, Sides};
 
 use self::times::{Kernel, Point, Times};
 use self::trend::Work;
-use crate::record::Parts;
 
-/// How far, in doublings of sizes, the nearest measured point may be for a prediction between points.
+/// How far, in doublings of sizes, the nearest measured point may be for a prediction between points. It says which calls are
+/// predicted at all, so that cross-validation, which is about those, does not judge it.
 const REACH: f64 = 2.5;
-/// How far a neighbour on the other side of a power of two is at least, in doublings. Kernels work in blocks: what 256 rows
-/// take says more about 244 than what 262 take, which need one block more.
-const STEP: f64 = 1.0;
-/// What predictions are taken to be off by when there are too few points to find out.
+/// What predictions are taken to be off by, relative, where there are too few points to find out: one ratio, or two times. Without it
+/// a single point would be certain. Cross-validation is the same with a third of it.
 const UNTESTED: f64 = 0.15;
-/// A kernel this many times slower than the fastest may still turn out to be the choice.
-const RIVAL: f64 = 1.25;
-/// What a device's own times differ by from call to call, whatever the host does meanwhile: as much as those of graphs do.
-const STEADY: f64 = 0.02;
-/// How far off predictions by the neighbours must be at most, to those by all, for sizes to matter where they need not.
-const CLEARLY: f64 = 0.7;
-/// Predictions are never better than this.
-const LEAST_ERROR: f64 = 0.01;
+
+/// What a call took of the host that made it and of the device that carried it out, in microseconds: the medians over samples.
+/// Calls follow one another, and the slower of the two sets the pace.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Parts {
+    /// The host, at its best pace and with what it does in its caches.
+    pub host_us: f64,
+    /// The device.
+    pub device_us: f64,
+}
 
 /// What became of one kernel at one call.
 #[derive(Clone, Debug, PartialEq)]
@@ -151,7 +188,7 @@ impl Model {
             known.push(Class {
                 class,
                 times: Times::default(),
-                host: Times { sizes: Sizes::MayMatter, ..Times::default() },
+                host: Times { says: Says::All, ..Times::default() },
                 device: Times::default(),
             });
             known.len() - 1
@@ -173,12 +210,8 @@ impl Model {
                 let point = Point { dims, work, default, median_us, spread_us, samples, residual: 0.0 };
                 let taken = kernel.add(point.clone());
                 let Some(Parts { host_us, device_us }) = parts.filter(|_| taken) else { return };
-                let noise = spread_us / median_us;
-                // The noise is that of the side that set the pace: what a busy host did to it is not the device's.
-                let of_device = if host_us > device_us { noise.min(STEADY) } else { noise };
-                for (times, us, noise) in [(&mut class.host, host_us, noise), (&mut class.device, device_us, of_device)]
-                {
-                    let part = Point { median_us: us, spread_us: us * noise, ..point.clone() };
+                for (times, us) in [(&mut class.host, host_us), (&mut class.device, device_us)] {
+                    let part = Point { median_us: us, spread_us: us * spread_us / median_us, ..point.clone() };
                     times.kernels.entry(id.clone()).or_default().add(part);
                 }
             }
@@ -216,6 +249,10 @@ impl PerfSource for Model {
         let known = known?;
         let failed = known.failed.iter().find(|(dims, _)| dims == facts.query.dims());
         failed.map(|(_, error)| Reason::BackendError { error: error.clone() })
+    }
+
+    fn compare(&self, a: &Rival<'_>, b: &Rival<'_>) -> Compared {
+        sides::compare(a, b)
     }
 
     fn proven_in_graphs(&self, kernel: &KernelDescriptor, facts: &Facts<'_>) -> bool {
@@ -284,23 +321,6 @@ fn middle(low: i64, high: i64) -> i64 {
     ((low.max(1) as f64 * high as f64).sqrt().ceil() as i64).clamp(low, high)
 }
 
-/// Whether times differ between sizes, beyond the trend and chance.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Sizes {
-    /// They do.
-    #[default]
-    Matter,
-    /// Only where the points say so: a host that makes two launches from some size on takes longer from there.
-    MayMatter,
-}
-
-impl Sizes {
-    /// Whether they do, if points that are left out are foretold up to so much by those nearby, and by all of them.
-    fn matter(self, near: f64, all: f64) -> bool {
-        self == Sizes::Matter || near < CLEARLY * all
-    }
-}
-
 /// Which points say something about a shape, beyond their trend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Says {
@@ -315,7 +335,7 @@ impl Says {
     /// How much a point counts for a shape.
     fn weight(self, point: &[i64; MAX_DIMS], dims: &[i64; MAX_DIMS]) -> f64 {
         match self {
-            Says::Near => (apart(point, dims, STEP).powi(3) + 1e-6).recip(),
+            Says::Near => (distance(point, dims).powi(3) + 1e-6).recip(),
             Says::All => 1.0,
         }
     }
@@ -330,16 +350,9 @@ fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// How far two shapes are apart, in doublings.
+/// How far two shapes are apart, in doublings: √Σ(log₂ a − log₂ b)² over their sizes.
 fn distance(a: &[i64; MAX_DIMS], b: &[i64; MAX_DIMS]) -> f64 {
-    apart(a, b, 0.0)
-}
-
-/// The same with at least so much for every size on the other side of a power of two.
-fn apart(a: &[i64; MAX_DIMS], b: &[i64; MAX_DIMS], step: f64) -> f64 {
     let log = |size: i64| (size.max(0) as f64 + 1.0).log2();
-    // The power of two a size just fits into.
-    let block = |size: i64| size.max(1).cast_unsigned().next_power_of_two();
-    let far = |a: i64, b: i64| (log(a) - log(b)).abs().max(if block(a) == block(b) { 0.0 } else { step });
-    a.iter().zip(b).map(|(&a, &b)| far(a, b).powi(2)).sum::<f64>().sqrt()
+    let differ = a.iter().zip(b).filter(|(a, b)| a != b);
+    differ.map(|(&a, &b)| (log(a) - log(b)).powi(2)).sum::<f64>().sqrt()
 }

@@ -2,10 +2,7 @@
 
 use lz_model::MAX_DIMS;
 
-use super::{Point, REACH, STEP, Says, Sizes, UNTESTED, apart, distance, median};
-
-/// How far the median of what differs by chance is off, in mean deviations of one over the root of how many there are.
-const MEDIAN: f64 = std::f64::consts::FRAC_PI_2;
+use super::{Point, REACH, Says, UNTESTED, distance, median};
 
 /// Ratios of times, at the sizes where both were measured. Some are the same at all sizes; others are when each time is taken
 /// by its kernel's trend, as when one kernel is bound by its fixed cost where the other is by memory. At each size those
@@ -44,7 +41,7 @@ const REST: Kind = |r| &r.rest;
 
 impl Ratios {
     /// Of one kernel's times to another's.
-    pub fn new(ours: &[Point], theirs: &[Point], sizes: Sizes) -> Ratios {
+    pub fn new(ours: &[Point], theirs: &[Point], says: Says) -> Ratios {
         let noise = |p: &Point| p.spread_us / p.median_us;
         let log = |ratio| Log { ratio, odd: 0.0 };
         let ratio = |p: &Point| {
@@ -58,10 +55,7 @@ impl Ratios {
                 others: 0.0,
             })
         };
-        let at: Vec<Ratio> = ours.iter().filter_map(ratio).collect();
-        let near = Ratios::compared(at.clone(), Says::Near);
-        let all = (sizes == Sizes::MayMatter).then(|| Ratios::compared(at, Says::All));
-        all.filter(|all| !sizes.matter(near.odd(), all.odd())).unwrap_or(near)
+        Ratios::compared(ours.iter().filter_map(ratio).collect(), says)
     }
 
     /// Finds out how far each is from what the others say.
@@ -75,7 +69,7 @@ impl Ratios {
                     let apart = ratios.said(kind, &one.dims, Some(i)).map_or(0.0, |said| kind(one).ratio - said);
                     (apart.powi(2) - one.noise.powi(2)).max(0.0).sqrt()
                 };
-                (odd(PLAIN), odd(REST), others(&|r| apart(&r.dims, &one.dims, STEP)).unwrap_or(0.0))
+                (odd(PLAIN), odd(REST), others(&|r| distance(&r.dims, &one.dims)).unwrap_or(0.0))
             })
             .collect();
         for (ratio, (plain, rest, others)) in ratios.at.iter_mut().zip(found) {
@@ -88,8 +82,13 @@ impl Ratios {
     /// from what theirs say of them, the less the nearer it is, and by the noise they are known up to. `None` where the two were not timed together
     /// nearby.
     pub fn at(&self, dims: &[i64; MAX_DIMS], trends: f64) -> Option<(f64, f64)> {
-        let (plain, rest) = (self.among(PLAIN, dims)?, self.among(REST, dims)?);
-        let (log, off) = if rest.1 < plain.1 { (rest.0 + trends.ln(), rest.1) } else { plain };
+        let plain = self.among(PLAIN, dims)?;
+        // What differs by chance has no trend to go by.
+        let rest = (self.says == Says::Near).then(|| self.among(REST, dims)).flatten();
+        let (log, off) = match rest {
+            Some((rest, off)) if off < plain.1 => (rest + trends.ln(), off),
+            _ => plain,
+        };
         Some((log.exp(), off))
     }
 
@@ -115,20 +114,14 @@ impl Ratios {
         let weights = || self.at.iter().map(|r| self.says.weight(&r.dims, dims));
         let neighbours = weights().sum::<f64>().powi(2) / weights().map(|w| w * w).sum::<f64>();
         let noise = mean(&|r| r.noise)?.powi(2) / neighbours;
-        let way = |r: &Ratio| (apart(&r.dims, dims, STEP) / r.others.max(f64::MIN_POSITIVE)).min(1.0);
+        let way = |r: &Ratio| (distance(&r.dims, dims) / r.others.max(f64::MIN_POSITIVE)).min(1.0);
         let odd = match self.says {
             Says::Near => mean(&|r| (kind(r).odd * way(r)).powi(2))?,
             // What differs by chance is known the better the more there are.
-            Says::All => (MEDIAN * mean(&|r| kind(r).odd)?).powi(2) / neighbours,
+            Says::All => mean(&|r| kind(r).odd)?.powi(2) / neighbours,
         };
         let off = (odd + noise).sqrt();
         Some((self.said(kind, dims, None)?, if self.at.len() > 1 { off } else { off.max(UNTESTED) }))
-    }
-
-    /// How far ratios are from what the others say, in all, plainly or beyond the trends.
-    fn odd(&self) -> f64 {
-        let of = |kind: Kind| self.at.iter().map(|r| kind(r).odd).sum::<f64>();
-        of(PLAIN).min(of(REST))
     }
 
     /// What the ratios say of a size, in log space: those nearby, or all of them, of which some were had in bad moments.

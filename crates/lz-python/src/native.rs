@@ -1,0 +1,196 @@
+//! Native kernels on the straight path: torch's memory is read in place, the result comes from torch's allocator, and no
+//! Python object is made but the result.
+
+use std::cell::Cell;
+
+use layerzero::abi::{Arena, Args, Param, TensorMut, TensorRef, Threads};
+use layerzero::model::{DType, Extents, KernelArgs, KernelError, OutputSpec, Query, row_major};
+use layerzero::{Executable, Step, native_threads};
+use pyo3::ffi::{self, PyObject};
+use pyo3::prelude::*;
+use smallvec::SmallVec;
+
+use crate::allocator;
+use crate::front::{Front, Slots};
+use crate::host::kernel_error;
+use crate::torch::Torch;
+
+/// Bytes that are read and written from which on a call gives up the interpreter and may use several threads. Giving it up
+/// and taking it back costs 0.1 µs when nobody else wants it; when somebody does, taking it back can take 5 ms (Python's
+/// switch interval). 256 KiB take a core about 20 µs.
+const LARGE: usize = 256 << 10;
+
+thread_local! {
+    /// Scratch memory of this thread's calls. It stays as large as the largest of them needed.
+    static SCRATCH: Cell<Arena> = Cell::default();
+}
+
+/// A call of a native kernel with everything settled but its tensors' addresses.
+pub struct NativeCall {
+    executable: Executable,
+    query: Query,
+    params: Vec<Param>,
+    /// For every input of the schema the place of its argument, and its dtype; `None` where it is not given.
+    inputs: Vec<Option<(usize, DType)>>,
+    outputs: Vec<Fresh>,
+    scratch: usize,
+    large: bool,
+    function: &'static str,
+}
+
+/// A tensor to be made.
+struct Fresh {
+    dtype: DType,
+    number: i32,
+    shape: Extents,
+    strides: Extents,
+}
+
+impl Fresh {
+    fn new(spec: &OutputSpec) -> Option<Fresh> {
+        let (number, strides) = (allocator::number(spec.dtype)?, row_major(&spec.shape));
+        Some(Fresh { dtype: spec.dtype, number, shape: spec.shape.clone(), strides })
+    }
+
+    fn bytes(&self) -> usize {
+        self.dtype.bytes_for(self.shape.iter().product::<i64>().max(0) as usize)
+    }
+}
+
+impl NativeCall {
+    /// Settles a call; `None` where it cannot go straight. `scratch`: bytes of scratch memory the kernel takes.
+    pub fn new(
+        front: &'static Front,
+        step: &Step,
+        query: &Query,
+        (params, expected): (&[layerzero::model::ParamValue], &[OutputSpec]),
+        scratch: i64,
+    ) -> Option<NativeCall> {
+        let op = layerzero::model::Catalog::get().op(query.op());
+        // An updated tensor is looked at more closely, and more than a few results make a long path anyway.
+        if !front.updated.is_empty() || expected.is_empty() || expected.len() != op.schema().outputs.len() {
+            return None;
+        }
+        let inputs: Vec<Option<(usize, DType)>> = (0..op.schema().inputs.len())
+            .map(|index| {
+                let dtype = query.tensor(index).dtype()?;
+                let is_it = |&at: &usize| op.input_index(front.signature.arguments[at].name) == Some(index);
+                front.tensors.iter().copied().find(is_it).map(|at| (at, dtype))
+            })
+            .collect();
+        if inputs.iter().flatten().any(|(_, dtype)| dtype.is_sub_byte()) {
+            return None;
+        }
+        let outputs = expected.iter().map(Fresh::new).collect::<Option<Vec<_>>>()?;
+        Some(NativeCall {
+            executable: step.executable.clone(),
+            query: *query,
+            params: params.iter().map(|&value| value.into()).collect(),
+            inputs,
+            large: outputs.iter().map(Fresh::bytes).sum::<usize>() * 2 >= LARGE,
+            outputs,
+            scratch: usize::try_from(scratch).unwrap_or(0),
+            function: front.name(),
+        })
+    }
+
+    /// Makes the call: a new reference, or null with an exception set. `None` when it has to be made the other way.
+    ///
+    /// # Safety
+    /// The slots hold what the route was found by, and this thread holds the interpreter.
+    pub unsafe fn call(&self, slots: &Slots) -> Option<*mut PyObject> {
+        let torch = Torch::known()?;
+        let (fields, allocator) = (torch.fields.as_ref()?, torch.allocator?);
+        if torch.is_recording() {
+            return None;
+        }
+        let mut inputs: SmallVec<[TensorRef<'_>; 8]> = SmallVec::new();
+        for input in &self.inputs {
+            inputs.push(match *input {
+                None => TensorRef::ABSENT,
+                Some((at, dtype)) => {
+                    // SAFETY: a live, plain tensor, as when the route was found. It is held by the caller for the whole call,
+                    // and nobody resizes it meanwhile, or they would race with any kernel of torch's.
+                    let seen = unsafe { fields.read(slots[at])? };
+                    // SAFETY: torch says that these elements are there.
+                    unsafe { TensorRef::new(dtype, seen.sizes, seen.strides, seen.start as *const u8) }
+                }
+            });
+        }
+        let mut made: SmallVec<[Owned; 2]> = SmallVec::new();
+        let mut outputs: SmallVec<[TensorMut<'_>; 2]> = SmallVec::new();
+        for fresh in &self.outputs {
+            // SAFETY: sizes of a result the engine has checked, and their strides.
+            let (object, address) = unsafe { allocator.empty(fresh.number, &fresh.shape, &fresh.strides)? };
+            made.push(Owned(object));
+            // SAFETY: new memory, which nobody else knows of.
+            outputs.push(unsafe { TensorMut::new(fresh.dtype, &fresh.shape, &fresh.strides, address) });
+        }
+        let mut arena = if self.scratch == 0 { Arena::default() } else { SCRATCH.take() };
+        let result = match arena.reserve(self.scratch) {
+            Err(short) => Err(KernelError::OutOfMemory(format!("{} bytes of scratch memory", short.wanted))),
+            Ok(()) => {
+                let mut workspace = arena.lend();
+                let threads = if self.large { native_threads(torch.threads().into()) } else { Threads::ONE };
+                let args = Args::new(&inputs, &mut outputs, &self.params, self.query.dims(), &mut workspace);
+                let mut args = KernelArgs { query: &self.query, args: args.with_threads(threads) };
+                match self.large {
+                    false => self.executable.call(&mut args),
+                    // SAFETY: this thread holds the interpreter, and takes it back before anything of Python's is touched.
+                    true => unsafe {
+                        let state = ffi::PyEval_SaveThread();
+                        let result = self.executable.call(&mut args);
+                        ffi::PyEval_RestoreThread(state);
+                        result
+                    },
+                }
+            }
+        };
+        if self.scratch != 0 {
+            SCRATCH.set(arena);
+        }
+        Some(match result {
+            Ok(()) => handed_over(made),
+            Err(error) => Python::attach(|py| {
+                drop(made);
+                kernel_error(py, self.function, &error).restore(py);
+                std::ptr::null_mut()
+            }),
+        })
+    }
+}
+
+/// A reference this thread owns.
+struct Owned(*mut PyObject);
+
+impl Owned {
+    fn into_ptr(self) -> *mut PyObject {
+        let object = self.0;
+        std::mem::forget(self);
+        object
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // SAFETY: owned, and this thread holds the interpreter.
+        unsafe { ffi::Py_DECREF(self.0) };
+    }
+}
+
+/// The one result, or a tuple of them: a new reference, or null with an exception set.
+fn handed_over(mut made: SmallVec<[Owned; 2]>) -> *mut PyObject {
+    if made.len() == 1 {
+        return made.pop().map_or(std::ptr::null_mut(), Owned::into_ptr);
+    }
+    // SAFETY: a new tuple takes over a reference to each.
+    unsafe {
+        let tuple = ffi::PyTuple_New(made.len() as ffi::Py_ssize_t);
+        if !tuple.is_null() {
+            for (i, object) in made.into_iter().enumerate() {
+                ffi::PyTuple_SetItem(tuple, i as ffi::Py_ssize_t, object.into_ptr());
+            }
+        }
+        tuple
+    }
+}
