@@ -2,8 +2,8 @@
 
 use lz_model::schema::Output;
 use lz_model::{
-    Arena, BindRules, Call, CallError, Catalog, Context, DType, DeviceIx, HostCall, KernelError, Layout, NamedCall, Op,
-    ParamValue, Tensor, TensorMeta, TensorView, Threads,
+    Arena, BindRules, CallError, Catalog, DType, HostCall, KernelError, Layout, NamedCall, Op, ParamValue, Tensor,
+    TensorMeta, TensorView, Threads,
 };
 
 use crate::{Builtin, KERNELS};
