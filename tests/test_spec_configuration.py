@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -282,5 +281,3 @@ cache:
 # Conditional rules
 rules: []
 """
-
-

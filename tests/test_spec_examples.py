@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import layerzero as lz
 import pytest
 import torch
-from described import FOLDER, command, registered
-from layerzero import _native, loading
 from torch import Tensor, nn
 
 # §8.1: names, order and defaults of what the specification shows. More arguments may follow, by name or by position.

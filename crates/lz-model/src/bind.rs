@@ -1,7 +1,7 @@
 //! From arguments to a query: shapes matched, dimensions named, every mistake reported as one.
 
-use smallvec::SmallVec;
 use lz_abi::DType;
+use smallvec::SmallVec;
 
 use crate::call::{BindRules, Call, CallError};
 use crate::catalog::{Facts, Op};

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-use lz_expr::{Env, Expr, Scope, Type, Value};
 use lz_abi::{DType, DTypeSet, nearest};
+use lz_expr::{Env, Expr, Scope, Type, Value};
 
 use crate::call::CallError;
 use crate::device::DeviceSpec;

@@ -5,8 +5,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
 use lz_abi::DType;
+use serde::{Deserialize, Serialize};
 
 use crate::generation::GenerationTable;
 

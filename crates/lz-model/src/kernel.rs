@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
 use lz_abi::{DType, DTypeSet};
+use serde::{Deserialize, Serialize};
 
 use crate::accuracy::Accuracy;
 use crate::device::Platform;

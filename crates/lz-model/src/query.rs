@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
 use lz_abi::DType;
+use serde::{Deserialize, Serialize};
 
 use crate::accuracy::Accuracy;
 use crate::layout::Layout;

@@ -1,7 +1,7 @@
 //! Named arguments: put into order, typed, and bound to the operation they are a call of.
 
-use smallvec::SmallVec;
 use lz_abi::nearest;
+use smallvec::SmallVec;
 
 use crate::bind::Bound;
 use crate::call::{BindRules, Call, CallError, NamedCall};

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use lz_abi::DType;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::accuracy::Accuracy;
 use crate::bind::Bound;

@@ -19,9 +19,9 @@ mod resolve;
 
 use std::fmt;
 
+use lz_abi::{did_you_mean, nearest};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use lz_abi::{did_you_mean, nearest};
 
 use crate::generation::GenerationRow;
 use crate::kernel::{BackendDescriptor, KernelDescriptor};

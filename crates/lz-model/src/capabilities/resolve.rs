@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lz_expr::{Expr, Type};
 use lz_abi::{DType, DTypeSet, did_you_mean, nearest};
+use lz_expr::{Expr, Type};
 
 use super::doc::{Document, Kernel, Platforms};
 use super::{Capabilities, Problem};
