@@ -2,12 +2,12 @@
 
 use lz_config::ConfigError;
 use lz_model::capabilities::CapabilitiesError;
-use lz_model::{CallError, KernelError, Reason};
+use lz_model::{CallError, KernelError};
 use lz_resilience::WatchError;
 use lz_select::SnapshotError;
 
-use crate::pinned::MismatchKind;
-use crate::rejections::summary;
+use crate::documents::MismatchKind;
+use crate::rejections::{Rejection, summary};
 
 /// Why one kernel did not serve a call.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,15 +16,6 @@ pub struct Failure {
     pub kernel_id: String,
     /// What it said.
     pub error: KernelError,
-}
-
-/// Why a kernel is out.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Rejection {
-    /// The kernel.
-    pub kernel_id: String,
-    /// Every reason.
-    pub reasons: Vec<Reason>,
 }
 
 /// An error of the engine.

@@ -43,43 +43,17 @@
 //! ```
 #![forbid(unsafe_code)]
 
-pub mod adapt;
-mod ask;
-mod baked;
-mod change;
-mod checkpoint;
-mod control;
-mod dispatch;
+mod core;
+mod documents;
 mod engine;
-mod errands;
 mod error;
-mod executable;
-mod failures_file;
+mod files;
 pub mod forking;
-mod guard;
-mod health;
-mod jit;
-mod kept_file;
-mod lockfile;
-mod manifest;
 mod memo;
-mod names;
-mod overlay;
-pub mod perf;
-mod pinned;
-mod proof;
-mod readiness;
 mod rejections;
 mod report;
-mod scope;
-mod serve;
-pub mod status;
-mod table;
-mod text;
-mod trial;
-mod warm_file;
+mod services;
 mod warn;
-mod written;
 
 /// What a native kernel is called with.
 pub use lz_abi as abi;
@@ -97,32 +71,29 @@ pub use lz_resilience as resilience;
 /// How kernels are selected: snapshots, policies, decisions.
 pub use lz_select as selection;
 
-pub use ask::{KernelInfo, Selection, Step};
-pub use baked::Baked;
-pub use checkpoint::Checkpoint;
-pub use control::Reloads;
-pub use dispatch::{Arguments, Dispatched};
-pub use engine::{Engine, EngineBuilder};
-pub use error::{Error, Failure, Rejection};
-pub use executable::{DynamicKernel, Executable};
-pub use guard::Fault;
-pub use health::{Health, percent, rollout_line};
-pub use jit::{Compile, FailedCompile, JitStatus, device_name, device_named};
-pub use lockfile::{Locked, Lockfile, LockfileError, LockfileProblem};
-pub use manifest::{EntryId, MOST_ENTRIES, Manifest, ManifestEntry, ManifestError, ManifestFile};
+pub use core::{
+    Arguments, Blame, Caller, Core, Dispatched, DynamicKernel, Ending, Executable, Fault, KernelInfo, OverlayId, Proof,
+    Proven, Scope, Selection, Step, TextCall, WrongResult, adapt,
+};
+pub use documents::{
+    BadBuckets, Baked, BucketPlan, Buckets, DispatchTable, Fallback, FallbackMode, Locked, Lockfile, LockfileError,
+    LockfileProblem, Mismatch, MismatchKind, PinKind, PinStatus, PlannedOp, TableError,
+};
+pub use engine::{
+    Check, CheckStatus, Checkpoint, Disagreement, Engine, EngineBuilder, Health, Readiness, SolveRequest, Solved,
+    percent, perf, rollout_line,
+};
+pub use error::{Error, Failure};
+pub use files::write_file;
 pub use memo::Memo;
-pub use overlay::{Overlay, OverlayId};
-pub use pinned::{Mismatch, MismatchKind, PinKind, PinStatus};
-pub use proof::{Proof, WrongResult};
-pub use readiness::{Check, CheckStatus, Readiness};
+pub use rejections::Rejection;
 pub use report::{CandidateReport, REPORT_VERSION, RankedBy, ReasonReport, Report, WhyReport};
-pub use scope::Scope;
-pub use serve::{Blame, Caller, Ending, Proven};
-pub use table::solve::{Disagreement, SolveRequest, Solved};
-pub use table::{BadBuckets, BucketPlan, Buckets, DispatchTable, Fallback, FallbackMode, PlannedOp, TableError};
-pub use text::TextCall;
+pub use services::control::Reloads;
+pub use services::jit::{Compile, FailedCompile, JitStatus, device_name, device_named};
+pub use services::manifest::{EntryId, MOST_ENTRIES, Manifest, ManifestEntry, ManifestError, ManifestFile};
+pub use services::overlays::Overlay;
+pub use services::status;
 pub use warn::{Warning, WarningHook};
-pub use written::write_file;
 
 /// The README's code runs as a test.
 #[cfg(doctest)]

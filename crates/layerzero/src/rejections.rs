@@ -2,7 +2,14 @@
 
 use lz_model::Reason;
 
-use crate::error::Rejection;
+/// Why a kernel is out.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rejection {
+    /// The kernel.
+    pub kernel_id: String,
+    /// Every reason.
+    pub reasons: Vec<Reason>,
+}
 
 /// How many kernels are named with their reasons; the others are counted.
 const NAMED: usize = 6;

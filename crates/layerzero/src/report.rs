@@ -3,7 +3,7 @@
 use std::fmt;
 
 use comfy_table::{Table, presets};
-use lz_model::{Catalog, Facts, Reason};
+use lz_model::{CallSpec, Catalog, Facts, Reason, TensorSpec};
 use lz_select::{Basis, Decision, Effect, EstimateKind, KernelIx, Snapshot, Terms, Why};
 use serde::Serialize;
 
@@ -377,4 +377,18 @@ fn why(candidate: &CandidateReport, ranked_by: RankedBy) -> String {
     text.extend((!candidate.transforms.is_empty()).then(|| format!("needs {}", candidate.transforms.join(" + "))));
     text.extend(candidate.moved_by.clone());
     text.join(", ")
+}
+
+/// A call in a few words: `attention.gqa.prefill 1×32×512×128 bfloat16`.
+pub fn label(call: &CallSpec) -> String {
+    let schema = Catalog::get().find(&call.op).ok().map(|t| Catalog::get().op(t.ops[0]).schema());
+    let first = schema.and_then(|s| s.inputs.iter().find_map(|i| call.tensors.get(i.name)));
+    let Some(tensor) = first.or_else(|| call.tensors.values().next()) else { return call.op.clone() };
+    let sizes = |t: &TensorSpec| t.shape.iter().map(ToString::to_string).collect::<Vec<_>>().join("×");
+    // Of the others, the first with a size of its own: a weight's width, the length of a context.
+    let names = schema.iter().flat_map(|s| s.inputs.iter().map(|i| i.name));
+    let mut others = names.filter_map(|name| Some((name, call.tensors.get(name)?)));
+    let other = others.find(|(_, t)| t.shape.iter().any(|size| !tensor.shape.contains(size)));
+    let other = other.map_or_else(String::new, |(name, t)| format!(", {name} {}", sizes(t)));
+    format!("{} {} {}{other}", call.op, sizes(tensor), tensor.dtype.name())
 }

@@ -48,7 +48,7 @@ fn decide(engine: &Engine, call: &CallSpec) -> Result<(String, bool), Error> {
     let named = call.named(HOST, Context::default());
     let (_, bound) = engine.bind(&call.op, &named)?;
     let steps = engine.steps(&bound.query)?;
-    let queued = engine.process().decided(&named, &bound)?;
+    let queued = engine.decided(&engine.process(), &named, &bound)?;
     Ok((steps[0].kernel.id.clone(), queued))
 }
 
@@ -155,14 +155,14 @@ fn the_configuration_may_turn_it_off() {
     assert_eq!(decide(&engine, &call(2, 8)).unwrap(), ("aot.rms".into(), false));
     assert_eq!((engine.next_compile(), engine.jit_status().cold), (None, 1));
     assert_eq!(
-        engine.process().wanted(&query(&engine, &call(2, 8))).as_deref(),
+        engine.wanted(&engine.process(), &query(&engine, &call(2, 8))).as_deref(),
         Some("jit.best"),
         "a warm-up still would"
     );
     set(&engine, "jit.background_compile", true);
     set(&engine, "allow_jit", false);
     assert_eq!(decide(&engine, &call(2, 16)).unwrap(), ("aot.rms".into(), false));
-    assert_eq!(engine.process().wanted(&query(&engine, &call(2, 16))), None);
+    assert_eq!(engine.wanted(&engine.process(), &query(&engine, &call(2, 16))), None);
 }
 
 #[test]
@@ -185,12 +185,12 @@ fn inside_a_capture_nothing_is_compiled() {
     let named = spec.named(HOST, Context { capturing: true, ..Context::default() });
     let (_, bound) = engine.bind("norm.rms", &named).unwrap();
     // None of these kernels is safe there, so that none is wanted; one that is would be.
-    assert!(!engine.process().decided(&named, &bound).unwrap_or(false));
+    assert!(!engine.decided(&engine.process(), &named, &bound).unwrap_or(false));
     let mut safe = descriptor("jit.safe", 95, true);
     safe.graph_safe = true;
     engine.register(safe, nothing()).unwrap();
-    assert_eq!(engine.process().wanted(&bound.query).as_deref(), Some("jit.safe"));
-    assert!(!engine.process().decided(&named, &bound).unwrap_or(false));
+    assert_eq!(engine.wanted(&engine.process(), &bound.query).as_deref(), Some("jit.safe"));
+    assert!(!engine.decided(&engine.process(), &named, &bound).unwrap_or(false));
     assert_eq!(engine.next_compile(), None);
 }
 
@@ -465,7 +465,7 @@ proptest! {
             decision.ranked().map(|c| snapshot.kernel(c.kernel).id.clone()).find(|id| !gone(id))
         });
         let mut rounds = 0;
-        while let Some(kernel) = engine.process().wanted(&query) {
+        while let Some(kernel) = engine.wanted(&engine.process(), &query) {
             rounds += 1;
             prop_assert!(rounds <= kernels.len(), "{kernel} is wanted again and again");
             let is_cold = engine.with_snapshot(|s| {

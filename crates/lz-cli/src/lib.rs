@@ -31,6 +31,7 @@ pub mod exit;
 pub mod host;
 pub mod measuring;
 pub mod printer;
+pub mod program;
 pub mod session;
 pub mod surroundings;
 

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use layerzero::perf::bench::Bench;
@@ -14,16 +13,7 @@ use crate::args::{BadText, Extents, Named};
 use crate::error::CliError;
 use crate::printer::Printer;
 use crate::session::Session;
-
-/// Makes what runs kernels.
-pub type MakeBench = fn() -> Result<Box<dyn Bench>, String>;
-
-static BENCH: OnceLock<MakeBench> = OnceLock::new();
-
-/// Has commands that measure run kernels by this. The first call counts.
-pub fn measure_with(make: MakeBench) {
-    let _ = BENCH.set(make);
-}
+use crate::surroundings::Surroundings;
 
 /// Which calls to measure, and for how long.
 #[derive(Debug, Default, clap::Args)]
@@ -135,7 +125,7 @@ impl MeasureArgs {
             device: device(session, &self.device)?,
             graph: self.graph,
         };
-        request.wanted(&session.engine.process()).map_err(|error| match error {
+        request.wanted(&session.engine, &session.engine.process()).map_err(|error| match error {
             RequestError::Call(error) => CliError::Call(error),
             other => CliError::argument(other.to_string(), other.hint()),
         })
@@ -170,10 +160,10 @@ fn device(session: &Session, name: &str) -> Result<u16, CliError> {
 }
 
 /// What runs kernels in this program.
-pub fn bench() -> Result<Box<dyn Bench>, CliError> {
+pub fn bench(at: &Surroundings) -> Result<Box<dyn Bench>, CliError> {
     let hint = "run it by 'python -m layerzero' where torch is installed: this program has only references";
-    let make = BENCH.get().ok_or_else(|| CliError::argument("there is nothing here to measure", hint))?;
-    make().map_err(|error| CliError::argument(error, "install torch: kernels are measured on its tensors"))
+    let program = at.program.as_ref().ok_or_else(|| CliError::argument("there is nothing here to measure", hint))?;
+    program.bench().map_err(|error| CliError::argument(error, "install torch: kernels are measured on its tensors"))
 }
 
 /// Shows how far it is, where somebody is looking.

@@ -3,48 +3,17 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use layerzero::{Engine, Error as EngineError, Reloads};
+use layerzero::{Engine, Error as EngineError};
 use lz_model::{DeviceSpec, Platform, nearest};
 use lz_select::{Pattern, PolicySpec, Snapshot};
 
 use crate::args::{EngineArgs, PolicyArgs};
 use crate::error::CliError;
 use crate::printer::Printer;
+use crate::program::{Libraries, Program};
 use crate::surroundings::Surroundings;
-
-/// How a command wants the libraries of the program it is a part of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Libraries<'a> {
-    /// Imported: their kernels can run, and whether they work is known.
-    Imported,
-    /// Found where they are installed, and not imported, which takes seconds: to answer questions.
-    Found,
-    /// Taken for installed, because the device is a described one: these, written `LIB` or `LIB=VERSION`, or all that are
-    /// known when none is named.
-    Assumed(&'a [String]),
-}
-
-/// Adds the kernels of a program to an engine. Gives the backends whose libraries were not imported for it, or why a
-/// library cannot be assumed.
-pub type Host = fn(&Engine, Libraries<'_>) -> Result<Vec<String>, String>;
-
-/// What a program that runs commands inside of itself adds to every engine they open.
-static HOST: OnceLock<Host> = OnceLock::new();
-
-/// Has `host` add to every engine a command opens: the kernels of the program this is a part of. The first call counts.
-pub fn add_to_engines(host: Host) {
-    let _ = HOST.set(host);
-}
-
-/// What became of the configurations of the program this is a part of.
-static HOST_RELOADS: OnceLock<fn() -> Reloads> = OnceLock::new();
-
-/// Has `doctor` show what became of the configurations of the program this is a part of. The first call counts.
-pub fn show_reloads(reloads: fn() -> Reloads) {
-    let _ = HOST_RELOADS.set(reloads);
-}
 
 /// An engine, and the warnings it gave.
 pub struct Session {
@@ -56,18 +25,19 @@ pub struct Session {
     pub not_imported: Vec<String>,
     /// What the answer takes for granted.
     assumption: Option<String>,
+    program: Option<Arc<dyn Program>>,
     warnings: Arc<Mutex<Vec<String>>>,
 }
 
 impl Session {
     /// The engine the arguments describe, with the configuration in force. A document that is refused is an error.
     pub fn open(args: &EngineArgs, at: &Surroundings) -> Result<Session, CliError> {
-        Session::unconfigured(args)?.configured(at)
+        Session::unconfigured(args, at)?.configured(at)
     }
 
     /// As [`Session::open`], for a question: libraries are found without importing them.
     pub fn asking(args: &EngineArgs, at: &Surroundings) -> Result<Session, CliError> {
-        let (session, refused) = Session::described(args, Libraries::Found)?;
+        let (session, refused) = Session::described(args, Libraries::Found, at)?;
         refused.into_iter().next().map_or(Ok(session), Err)?.configured(at)
     }
 
@@ -81,8 +51,8 @@ impl Session {
     }
 
     /// As [`Session::open`], without any configuration.
-    pub fn unconfigured(args: &EngineArgs) -> Result<Session, CliError> {
-        let (session, refused) = Session::described(args, Libraries::Imported)?;
+    pub fn unconfigured(args: &EngineArgs, at: &Surroundings) -> Result<Session, CliError> {
+        let (session, refused) = Session::described(args, Libraries::Imported, at)?;
         refused.into_iter().next().map_or(Ok(session), Err)
     }
 
@@ -93,7 +63,7 @@ impl Session {
         libraries: Libraries<'_>,
         at: &Surroundings,
     ) -> Result<(Session, Vec<CliError>), CliError> {
-        let (session, mut refused) = Session::described(args, libraries)?;
+        let (session, mut refused) = Session::described(args, libraries, at)?;
         refused.extend(session.configure(at).err());
         Ok((session, refused))
     }
@@ -111,18 +81,24 @@ impl Session {
         Ok(())
     }
 
-    fn described(args: &EngineArgs, libraries: Libraries<'_>) -> Result<(Session, Vec<CliError>), CliError> {
+    fn described(
+        args: &EngineArgs,
+        libraries: Libraries<'_>,
+        at: &Surroundings,
+    ) -> Result<(Session, Vec<CliError>), CliError> {
         let here = match &args.device {
             Some(name) => device(name)?,
             None => Here::Machine(lz_hardware::detect()),
         };
         let is_described = matches!(here, Here::Described(_));
         let session = match here {
-            Here::Described(device) => Session::made(vec![*device], Libraries::Assumed(&args.assume))?,
-            Here::Device(device) => Session::made(vec![*device], libraries)?,
-            Here::Machine(machine) => Session { notes: machine.notes, ..Session::made(machine.devices, libraries)? },
+            Here::Described(device) => Session::made(vec![*device], Libraries::Assumed(&args.assume), at)?,
+            Here::Device(device) => Session::made(vec![*device], libraries, at)?,
+            Here::Machine(machine) => {
+                Session { notes: machine.notes, ..Session::made(machine.devices, libraries, at)? }
+            }
         };
-        if !args.assume.is_empty() && !is_described && HOST.get().is_some() {
+        if !args.assume.is_empty() && !is_described && at.program.is_some() {
             let what = "--assume is for a described device; the libraries of this machine are known";
             return Err(CliError::argument(what, "add --device with a described device, or leave --assume out"));
         }
@@ -131,11 +107,11 @@ impl Session {
     }
 
     /// An engine for these devices, whose kernels can run.
-    pub fn on(devices: Vec<DeviceSpec>) -> Result<Session, CliError> {
-        Session::made(devices, Libraries::Imported)
+    pub fn on(devices: Vec<DeviceSpec>, at: &Surroundings) -> Result<Session, CliError> {
+        Session::made(devices, Libraries::Imported, at)
     }
 
-    fn made(devices: Vec<DeviceSpec>, libraries: Libraries<'_>) -> Result<Session, CliError> {
+    fn made(devices: Vec<DeviceSpec>, libraries: Libraries<'_>, at: &Surroundings) -> Result<Session, CliError> {
         let warnings = Arc::new(Mutex::new(Vec::new()));
         let given = Arc::clone(&warnings);
         let hook = move |warning: &layerzero::Warning| {
@@ -144,12 +120,14 @@ impl Session {
         let name = devices.first().map_or_else(String::new, |device| device.name.clone());
         let engine = Engine::builder().devices(devices).on_warning(hook).build();
         let refused = |what: String| CliError::argument(what, "name libraries as 'layerzero doctor' lists them");
-        let not_imported = HOST.get().map_or(Ok(Vec::new()), |host| host(&engine, libraries)).map_err(refused)?;
+        let program = at.program.clone();
+        let added = program.as_ref().map_or(Ok(Vec::new()), |program| program.add_kernels(&engine, libraries));
+        let not_imported = added.map_err(refused)?;
         let assumption = match libraries {
-            Libraries::Assumed([]) if HOST.get().is_some() => Some(format!(
+            Libraries::Assumed([]) if program.is_some() => Some(format!(
                 "{name} is described: all known libraries are assumed to be installed; restrict them with --assume"
             )),
-            Libraries::Assumed(named) if HOST.get().is_some() => {
+            Libraries::Assumed(named) if program.is_some() => {
                 Some(format!("{name} is described: {} and torch are assumed to be installed", named.join(", ")))
             }
             Libraries::Found if !not_imported.is_empty() => Some(
@@ -157,7 +135,7 @@ impl Session {
             ),
             _ => None,
         };
-        Ok(Session { engine, notes: Vec::new(), not_imported, assumption, warnings })
+        Ok(Session { engine, notes: Vec::new(), not_imported, assumption, program, warnings })
     }
 
     /// Puts what the command line wants for an operation in force, above the configuration.
@@ -204,7 +182,7 @@ impl Session {
 
     /// Why the last configuration of the program this is a part of was refused, if it was.
     pub fn refused_reload(&self) -> Option<String> {
-        HOST_RELOADS.get().and_then(|reloads| reloads().last_error)
+        self.program.as_ref().and_then(|program| program.reloads().last_error)
     }
 
     /// Prints what the answer takes for granted, and the warnings given so far.

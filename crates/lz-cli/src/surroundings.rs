@@ -1,12 +1,15 @@
-//! Where a command runs: the environment, the directory, and so the configuration in force.
+//! Where a command runs: the environment, the directory and so the configuration in force, and the program it is a part
+//! of.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use layerzero::status;
 use lz_config::{Config, Layers, Sources};
 
 use crate::error::CliError;
+use crate::program::Program;
 
 /// Where a command runs.
 #[derive(Clone, Debug, Default)]
@@ -17,13 +20,15 @@ pub struct Surroundings {
     pub directory: PathBuf,
     /// A file to take for the project's, by `--config`.
     pub config: Option<PathBuf>,
+    /// The program it is a part of, whose kernels it has; without one, the built-in references.
+    pub program: Option<Arc<dyn Program>>,
 }
 
 impl Surroundings {
     /// Those of this process.
     pub fn of_process() -> Surroundings {
         let directory = std::env::current_dir().unwrap_or_default();
-        Surroundings { environment: lz_config::environment(), directory, config: None }
+        Surroundings { environment: lz_config::environment(), directory, ..Surroundings::default() }
     }
 
     /// Where its configuration is found.

@@ -79,7 +79,7 @@ impl Place {
         let surroundings = Surroundings {
             environment: [("HOME".into(), self.path("home").to_str().unwrap().to_owned())].into(),
             directory: self.folder.path().to_owned(),
-            config: None,
+            ..Surroundings::default()
         };
         let words = format!("layerzero perfdb {line} {db}");
         let code = lz_cli::run_in(words.split_whitespace(), &mut out, &mut err, Terminals::default(), surroundings);

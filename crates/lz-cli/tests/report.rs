@@ -49,7 +49,7 @@ impl Place {
     fn run(&self, line: &str) -> Answer {
         let (mut out, mut err) = (Vec::new(), Vec::new());
         let directory = self.0.path().to_owned();
-        let surroundings = Surroundings { environment: Default::default(), directory, config: None };
+        let surroundings = Surroundings { environment: Default::default(), directory, ..Surroundings::default() };
         let words = ["layerzero", "report"].into_iter().chain(line.split_whitespace());
         let code = lz_cli::run_in(words, &mut out, &mut err, Terminals::default(), surroundings);
         let text = |bytes| String::from_utf8(bytes).unwrap();

@@ -58,7 +58,7 @@ pub fn jit_wanted(py: Python<'_>, call: &str, device: u16) -> PyResult<Option<St
     let named = spec.named(DeviceIx(device), registry::context(py)?);
     let scope = context::scope(py);
     let (_, bound) = scope.bind(&spec.op, &named).map_err(raise(py))?;
-    Ok(scope.wanted(&bound.query))
+    Ok(engine().wanted(&scope, &bound.query))
 }
 
 /// Somebody compiles a kernel for a call now; gives its number.
@@ -116,7 +116,7 @@ pub fn requested_calls(py: Python<'_>, request: &str) -> PyResult<Vec<String>> {
     registry::ensure_loaded(py)?;
     let bad = |what: String, hint: &str| error::configuration(py, "BAD_REQUEST", &what, hint);
     let request: Request = serde_json::from_str(request).map_err(|e| bad(format!("no request: {e}"), ""))?;
-    let wanted = request.wanted(&context::scope(py)).map_err(|e| match e {
+    let wanted = request.wanted(engine(), &context::scope(py)).map_err(|e| match e {
         RequestError::Call(e) => error::call(py, &e),
         other => bad(other.to_string(), &other.hint()),
     })?;

@@ -53,23 +53,44 @@ mod words;
 mod written;
 
 use std::io::IsTerminal;
+use std::sync::Arc;
 
+use ::layerzero::perf::bench::Bench;
+use ::layerzero::{Engine, Reloads};
+use lz_cli::program::{Libraries, Program};
+use lz_cli::surroundings::Surroundings;
 use pyo3::prelude::*;
 
 /// Runs the command line and gives its exit code. The first argument is the program's name.
 #[pyfunction]
 fn cli(py: Python<'_>, args: Vec<std::ffi::OsString>) -> i32 {
-    lz_cli::session::add_to_engines(libraries::add);
-    lz_cli::measuring::measure_with(|| match Python::attach(tuning::PyBench::new) {
-        Ok(bench) => Ok(Box::new(bench)),
-        Err(raised) => Err(Python::attach(|py| error::one_line(py, &raised))),
-    });
-    lz_cli::session::show_reloads(|| crate::engine::engine().health().reloads);
     py.detach(|| {
         let (out, err) = (std::io::stdout(), std::io::stderr());
         let terminals = lz_cli::Terminals { out: out.is_terminal(), err: err.is_terminal() };
-        lz_cli::run_on(args, &mut out.lock(), &mut err.lock(), terminals)
+        let surroundings = Surroundings { program: Some(Arc::new(PythonProgram)), ..Surroundings::of_process() };
+        lz_cli::run_in(args, &mut out.lock(), &mut err.lock(), terminals, surroundings)
     })
+}
+
+/// This process, as its commands know it.
+#[derive(Debug)]
+struct PythonProgram;
+
+impl Program for PythonProgram {
+    fn add_kernels(&self, engine: &Engine, wanted: Libraries<'_>) -> Result<Vec<String>, String> {
+        libraries::add(engine, wanted)
+    }
+
+    fn bench(&self) -> Result<Box<dyn Bench>, String> {
+        match Python::attach(tuning::PyBench::new) {
+            Ok(bench) => Ok(Box::new(bench)),
+            Err(raised) => Err(Python::attach(|py| error::one_line(py, &raised))),
+        }
+    }
+
+    fn reloads(&self) -> Reloads {
+        engine::engine().health().reloads
+    }
 }
 
 /// Every function as data.

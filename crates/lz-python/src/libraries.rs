@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use layerzero::Engine;
 use layerzero::model::Reason;
-use lz_cli::session::Libraries;
+use lz_cli::program::Libraries;
 use pyo3::prelude::*;
 
 use crate::engine::engine as own;

@@ -36,7 +36,7 @@ pub fn solve(
     };
     let buckets = Buckets::new(buckets).map_err(|e| bad(e.to_string()))?;
     let request = SolveRequest { model_id, device: DeviceIx(device), buckets, calls: specs(py, &calls)? };
-    let solved = context::scope(py).solve(&request).map_err(|e| error::engine(py, &e))?;
+    let solved = engine().solve_in(&context::scope(py), &request).map_err(|e| error::engine(py, &e))?;
     let outside =
         solved.outside.iter().map(|(i, reason)| serde_json::json!({"call": calls[*i], "why": reason.to_string()}));
     let impossible =
@@ -72,13 +72,13 @@ impl Baked {
 
     /// The entries that cannot be kept here, as JSON.
     fn mismatches(&self, py: Python<'_>) -> PyResult<String> {
-        let status = context::scope(py).baked_status(&self.0).map_err(|e| error::engine(py, &e))?;
+        let status = engine().baked_status(&context::scope(py), &self.0).map_err(|e| error::engine(py, &e))?;
         Ok(json(&status.mismatches))
     }
 
     /// `onto`, and what it says of the calls that were made inside of this one and are new; `None` when there were none.
     fn learned(&self, py: Python<'_>, onto: &Baked) -> PyResult<Option<Baked>> {
-        let learned = context::scope(py).learned(&self.0, &onto.0).map_err(|e| error::engine(py, &e))?;
+        let learned = engine().learned(&context::scope(py), &self.0, &onto.0).map_err(|e| error::engine(py, &e))?;
         Ok(learned.map(Baked))
     }
 }

@@ -97,7 +97,7 @@ fn decide(py: Python<'_>, scope: &Scope<'_>, front: &'static Front, arguments: &
     let (_, bound) = scope.bind(front.signature.function.target, &named).map_err(raise)?;
     let op = Catalog::get().op(bound.query.op());
     let steps = scope.steps(&bound.query).map_err(raise)?;
-    if scope.decided(&named, &bound).map_err(raise)? {
+    if engine().decided(scope, &named, &bound).map_err(raise)? {
         py.import("layerzero.warming")?.call_method0("wake")?;
     }
     let trial = scope.comparison(&bound.query, &steps).map(|(rollout, other, serves)| (Some(rollout), other, serves));

@@ -294,7 +294,7 @@ fn wanted(py: Python<'_>, request: &str) -> PyResult<Vec<Wanted>> {
     if request.device > 0 {
         engine().detect_accelerators().map_err(|e| error::engine(py, &e))?;
     }
-    request.wanted(&context::scope(py)).map_err(|e| match e {
+    request.wanted(engine(), &context::scope(py)).map_err(|e| match e {
         RequestError::Call(e) => error::call(py, &e),
         other => bad(other.to_string(), &other.hint()),
     })

@@ -58,7 +58,7 @@ fn it_stands_above_the_tables_of_the_process_and_below_its_locks_and_denials() {
     assert_eq!((report.chosen.as_deref(), report.pinned_by), (Some("a.rms"), None));
     let denied = report.candidates.iter().find(|c| c.kernel_id == "b.rms").unwrap();
     assert_eq!(denied.reasons[0].reason.code(), "POLICY_DENIED");
-    assert_eq!(scope.baked_status(&b).unwrap().mismatches[0].code(), "NOT_VALID");
+    assert_eq!(engine.baked_status(&scope, &b).unwrap().mismatches[0].code(), "NOT_VALID");
     assert_eq!(serves(&engine, &rms(300)), "c.rms");
 }
 
@@ -72,7 +72,7 @@ fn what_is_measured_later_changes_nothing_inside() {
     assert_eq!(serves(&engine, &rms(512)), "a.rms");
     engine.unregister("b.rms", "1.0").unwrap();
     assert_eq!(serves_in(&engine.scope(within), &rms(512)), "a.rms");
-    assert_eq!(engine.process().baked_status(&b).unwrap().mismatches[0].code(), "KERNEL_GONE");
+    assert_eq!(engine.baked_status(&engine.process(), &b).unwrap().mismatches[0].code(), "KERNEL_GONE");
 }
 
 #[test]
@@ -86,20 +86,20 @@ fn one_of_another_machine_is_refused() {
 }
 
 /// Makes a call as far as it is decided.
-fn call(engine: &Scope<'_>, call: &CallSpec) {
+fn call(engine: &Engine, scope: &Scope<'_>, call: &CallSpec) {
     let named = call.named(DeviceIx(0), Context::default());
-    let (_, bound) = engine.bind(&call.op, &named).unwrap();
-    engine.decided(&named, &bound).unwrap();
+    let (_, bound) = scope.bind(&call.op, &named).unwrap();
+    engine.decided(scope, &named, &bound).unwrap();
 }
 
 #[test]
 fn one_that_learns_decides_a_call_once() {
     let engine = engine_with(&["a.rms", "b.rms"]);
     let empty = engine.bake(table(&[], &[]), "m", true).unwrap();
-    call(&engine.scope(inside(&engine, &[&empty])), &rms(512));
-    call(&engine.process(), &rms(4));
-    let first = engine.process().learned(&empty, &empty).unwrap().unwrap();
-    assert!(engine.process().learned(&empty, &empty).unwrap().is_none(), "it was taken note of once");
+    call(&engine, &engine.scope(inside(&engine, &[&empty])), &rms(512));
+    call(&engine, &engine.process(), &rms(4));
+    let first = engine.learned(&engine.process(), &empty, &empty).unwrap().unwrap();
+    assert!(engine.learned(&engine.process(), &empty, &empty).unwrap().is_none(), "it was taken note of once");
     let decided = |plan: &Baked| -> Vec<String> {
         plan.table().plans.iter().flat_map(|plan| &plan.ops).map(|op| op.kernel_id.clone()).collect()
     };
@@ -107,26 +107,26 @@ fn one_that_learns_decides_a_call_once() {
     timed(&engine, &[("a.rms", 512, 9.0), ("b.rms", 512, 1.0), ("a.rms", 1, 9.0), ("b.rms", 1, 1.0)]);
     let in_first = engine.scope(inside(&engine, &[&first]));
     assert_eq!(serves_in(&in_first, &rms(512)), "a.rms");
-    call(&in_first, &rms(512));
-    call(&in_first, &rms(1));
+    call(&engine, &in_first, &rms(512));
+    call(&engine, &in_first, &rms(1));
     // Somebody who is still inside of the one before has seen the same call, and another one.
     let in_empty = engine.scope(inside(&engine, &[&empty]));
-    call(&in_empty, &rms(512));
-    call(&in_empty, &rms(1));
-    let second = engine.process().learned(&first, &first).unwrap().unwrap();
+    call(&engine, &in_empty, &rms(512));
+    call(&engine, &in_empty, &rms(1));
+    let second = engine.learned(&engine.process(), &first, &first).unwrap().unwrap();
     assert_eq!(decided(&second), ["a.rms", "b.rms"]);
-    assert!(engine.process().learned(&empty, &second).unwrap().is_none());
+    assert!(engine.learned(&engine.process(), &empty, &second).unwrap().is_none());
     let in_second = engine.scope(inside(&engine, &[&second]));
     assert_eq!((serves_in(&in_second, &rms(512)), serves_in(&in_second, &rms(1))), ("a.rms".into(), "b.rms".into()));
-    assert_eq!(engine.process().baked_status(&second).unwrap().mismatches, []);
+    assert_eq!(engine.baked_status(&engine.process(), &second).unwrap().mismatches, []);
 }
 
 #[test]
 fn one_that_does_not_learn_takes_no_notes() {
     let engine = engine_with(&["a.rms"]);
     let still = plan(&engine, "a.rms");
-    call(&engine.scope(inside(&engine, &[&still])), &rms(9999));
-    assert!(engine.process().learned(&still, &still).unwrap().is_none());
+    call(&engine, &engine.scope(inside(&engine, &[&still])), &rms(9999));
+    assert!(engine.learned(&engine.process(), &still, &still).unwrap().is_none());
 }
 
 #[test]

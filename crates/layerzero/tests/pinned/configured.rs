@@ -159,7 +159,7 @@ fn a_table_that_is_configured_is_followed() {
         calls: vec![rms(512)],
         ..SolveRequest::default()
     };
-    let text = engine.process().solve(&request).unwrap().table.to_json();
+    let text = engine.solve(&request).unwrap().table.to_json();
     project.write("t.json", &text.replace("a.rms", "b.rms"));
     project.load(&engine, "dispatch_table: t.json\n");
     assert_eq!((serves(&engine, &rms(300)), serves(&engine, &rms(100))), ("b.rms".into(), "a.rms".into()));

@@ -21,7 +21,7 @@ fn table(engine: &Engine, rows: &[i64]) -> DispatchTable {
         calls: rows.iter().map(|&n| rms(n)).collect(),
         ..SolveRequest::default()
     };
-    engine.process().solve(&request).unwrap().table
+    engine.solve(&request).unwrap().table
 }
 
 #[test]

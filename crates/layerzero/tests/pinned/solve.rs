@@ -9,7 +9,7 @@ use super::*;
 
 fn solve(engine: &Engine, buckets: &[(&str, &[i64])], calls: Vec<CallSpec>) -> Solved {
     let buckets = Buckets::new(buckets.iter().map(|(axis, ends)| (*axis, ends.to_vec()))).unwrap();
-    engine.process().solve(&SolveRequest { model_id: "m".into(), device: DeviceIx(0), buckets, calls }).unwrap()
+    engine.solve(&SolveRequest { model_id: "m".into(), device: DeviceIx(0), buckets, calls }).unwrap()
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn calls_that_do_not_fit_are_told_by_their_number() {
     assert_eq!((solved.impossible.len(), solved.impossible[0].0), (1, 2));
     assert_eq!(solved.table.plans.len(), 1);
     let nowhere = SolveRequest { device: DeviceIx(3), ..SolveRequest::default() };
-    assert_eq!(engine.process().solve(&nowhere).unwrap_err().code(), "UNKNOWN_DEVICE");
+    assert_eq!(engine.solve(&nowhere).unwrap_err().code(), "UNKNOWN_DEVICE");
 }
 
 #[test]
@@ -144,7 +144,7 @@ proptest! {
             buckets: Buckets::new([("seq_len", seq.clone()), ("batch", batch.clone())]).unwrap(),
             calls: calls.iter().map(spec_of).collect(),
         };
-        let table = plain.process().solve(&request).unwrap().table;
+        let table = plain.solve(&request).unwrap().table;
         let table = DispatchTable::parse(&table.to_json()).unwrap();
         // Other measurements, the same kernels.
         let times = by_bucket((world.perf.0 ^ 1, world.perf.1));

@@ -343,7 +343,7 @@ fn outside_a_table() -> Vec<Reason> {
     let norm = |rows| CallSpec::new("rms_norm").tensor("input", DType::F32, &[rows, 64]);
     let buckets = Buckets::new([("rows", [512])]).unwrap();
     let request = SolveRequest { buckets, calls: vec![norm(512)], ..SolveRequest::default() };
-    engine.load_table(&engine.process().solve(&request).unwrap().table, "table.json").unwrap();
+    engine.load_table(&engine.solve(&request).unwrap().table, "table.json").unwrap();
     let call = norm(513);
     let report = engine.explain(&call.op, &call.named(DeviceIx(0), Context::default())).unwrap();
     report.outside_table.into_iter().map(|outside| outside.reason).collect()

@@ -110,7 +110,7 @@ fn wanted<'a>(config: &'a Config, keys: &[String]) -> Result<Vec<&'a Entry>, Cli
 fn check(args: &CheckArgs, at: &Surroundings, printer: &mut Printer<'_>) -> Result<(), CliError> {
     let sources = args.file.as_ref().map_or_else(|| at.sources(), |file| at.alone(file));
     let config = surroundings::config(&sources)?;
-    let session = Session::unconfigured(&args.engine)?;
+    let session = Session::unconfigured(&args.engine, at)?;
     let findings = session.engine.with_snapshot(|snapshot| analyse(config.policy(), snapshot));
     warn(&config, printer);
     let (wrong, odd): (Vec<_>, Vec<_>) = findings.into_iter().partition(|f| f.severity == Severity::Error);

@@ -12,7 +12,8 @@ use crate::color::Style;
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::printer::Printer;
-use crate::session::{Libraries, Session};
+use crate::program::Libraries;
+use crate::session::Session;
 use crate::surroundings::Surroundings;
 
 /// Show the machine, its backends and kernels, and what is wrong with them

@@ -58,7 +58,7 @@ pub(super) struct LeftOut {
 
 /// Locks or checks.
 pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
-    let session = Session::unconfigured(&args.engine)?;
+    let session = Session::unconfigured(&args.engine, at)?;
     session.engine.leave_unread("lockfile");
     let session = session.configured(at)?;
     session.engine.learn();

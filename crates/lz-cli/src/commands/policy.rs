@@ -67,7 +67,7 @@ pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<
 fn check(args: &CheckArgs, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     let sources = args.file.as_ref().map_or_else(|| at.sources(), |file| at.alone(file));
     let config = surroundings::config(&sources)?;
-    let session = Session::unconfigured(&args.engine)?;
+    let session = Session::unconfigured(&args.engine, at)?;
     let findings = session.engine.with_snapshot(|snapshot| analyse(config.policy(), snapshot));
     warn(&config, printer);
     let exit = if findings.iter().any(|f| f.severity == Severity::Error) { Exit::No } else { Exit::Ok };

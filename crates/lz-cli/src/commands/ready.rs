@@ -6,7 +6,8 @@ use crate::args::EngineArgs;
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::printer::Printer;
-use crate::session::{Libraries, Session};
+use crate::program::Libraries;
+use crate::session::Session;
 use crate::surroundings::Surroundings;
 
 /// Check that this machine and its configuration are fit for production

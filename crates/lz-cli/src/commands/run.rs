@@ -63,7 +63,7 @@ struct OutputReport {
 /// Runs it and prints what came out.
 pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     let call = ResolvedCall::new(&args.call)?;
-    let session = Session::on(vec![lz_hardware::detect_cpu()])?.configured(at)?;
+    let session = Session::on(vec![lz_hardware::detect_cpu()], at)?.configured(at)?;
     session.set_policy(&call.op, &args.policy)?;
     let (ordered, bound) = session.engine.bind(&call.op, &call.named())?;
     let op = Catalog::get().op(bound.query.op());

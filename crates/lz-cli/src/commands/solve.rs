@@ -69,7 +69,7 @@ struct Outside {
 
 /// Solves or checks.
 pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
-    let session = Session::unconfigured(&args.engine)?;
+    let session = Session::unconfigured(&args.engine, at)?;
     session.engine.leave_unread("lockfile");
     session.engine.leave_unread("dispatch_table");
     let session = session.configured(at)?;
@@ -90,7 +90,7 @@ pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<
         buckets,
         calls: calls.iter().map(|(call, _)| call.clone()).collect(),
     };
-    let solved = session.engine.process().solve(&request)?;
+    let solved = session.engine.solve(&request)?;
     let left_out = left_out(args.calls.as_deref(), &calls, solved.impossible)?;
     session.print_warnings(printer);
     warn_of(&left_out, printer);

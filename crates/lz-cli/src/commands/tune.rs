@@ -33,7 +33,7 @@ pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<
     let session = Session::open(&EngineArgs::default(), at)?;
     let wanted = args.measure.wanted(&session)?;
     let options = TuneOptions { force: args.force, ..args.measure.options() };
-    let mut bench = measuring::bench()?;
+    let mut bench = measuring::bench(at)?;
     let report = session.engine.tune(&wanted, &options, &mut *bench, &mut |progress| {
         measuring::show(printer, progress);
         true

@@ -51,7 +51,7 @@ pub fn layerzero_in(directory: &Path, environment: &[(&str, &str)], words: &[&st
     let surroundings = Surroundings {
         environment: environment.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect(),
         directory: directory.to_owned(),
-        config: None,
+        ..Surroundings::default()
     };
     let words = ["layerzero"].iter().chain(words);
     let code = lz_cli::run_in(words, &mut out, &mut err, Terminals::default(), surroundings);

@@ -1,0 +1,53 @@
+//! The devices of this machine: the CPU at once, GPUs when somebody needs them.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use lz_model::DeviceSpec;
+
+use super::Engine;
+use crate::core::probe_memory;
+use crate::error::Error;
+
+impl Engine {
+    /// Looks for GPUs, for an engine that was told to begin with the CPU alone. Gives how many devices there are now.
+    pub fn detect_accelerators(&self) -> Result<usize, Error> {
+        let known = self.add_devices(lz_hardware::detect().devices)?;
+        if self.unseen.swap(false, Ordering::AcqRel) {
+            self.warn_of_other_devices();
+        }
+        Ok(known)
+    }
+
+    /// Looks for GPUs if that was not done yet and somebody knows of devices that are none of these.
+    pub(crate) fn look_for_more(&self, is_of_others: impl FnOnce(&[DeviceSpec]) -> bool) -> Result<(), Error> {
+        if self.unseen.load(Ordering::Acquire) && is_of_others(&self.devices()) {
+            self.detect_accelerators()?;
+        }
+        Ok(())
+    }
+
+    /// Takes over those of all devices of this machine that are not known yet: the last ones. What was measured on them and
+    /// compiled for them before is in force from then on. Gives how many devices there are.
+    pub fn add_devices(&self, found: Vec<DeviceSpec>) -> Result<usize, Error> {
+        let mut devices = self.devices();
+        if found.len() <= devices.len() {
+            return Ok(devices.len());
+        }
+        let table = self.draft.lock().generations.clone();
+        let completed = |device: DeviceSpec| table.iter().fold(device, |device, table| device.completed(table));
+        devices.extend(found.into_iter().skip(devices.len()).map(completed));
+        self.perf.learning_of(self, &self.config(), &devices, |model| {
+            self.update(|spec| {
+                // Another thread may have been sooner.
+                spec.devices.extend(devices.iter().skip(spec.devices.len()).cloned());
+                spec.memory = spec.devices.iter().map(probe_memory).collect();
+                if let Some(model) = model {
+                    spec.perf = Arc::new(model);
+                }
+            })
+        })?;
+        self.jit.look_for_devices(self);
+        Ok(self.devices().len())
+    }
+}
