@@ -314,7 +314,7 @@ impl<'a> TensorRef<'a> {
         let (shape, strides) = (self.shape(), self.strides());
         let (len, step) = (shape.last().map_or(1, |&n| n as usize), strides.last().copied().unwrap_or(1));
         self.holds::<T>()?;
-        if step != 1 && len > 1 {
+        if step != 1 && len > 1 && !self.is_empty() {
             return Err(self.strided());
         }
         let count = self.len().checked_div(len).unwrap_or(0);
@@ -436,6 +436,11 @@ mod tests {
         assert!(tensor.rows::<f64>().is_err());
         let empty = Tensor::zeros(DType::F32, &[3, 0]);
         assert_eq!(empty.view().as_ref().rows::<f32>().unwrap().count(), 0);
+        // Without an element there is none out of its place.
+        let apart = Tensor::zeros(DType::F32, &[4, 0]);
+        let (shape, strides) = ([0, 4], [8, 2]);
+        let none = TensorView::strided(DType::F32, &shape, &strides, 0, apart.bytes()).unwrap();
+        assert_eq!(none.as_ref().rows::<f32>().unwrap().count(), 0);
         let one = Tensor::from_f64(DType::F32, &[], &[5.0]);
         assert_eq!(one.view().as_ref().rows::<f32>().unwrap().get(0), [5.0]);
     }
