@@ -48,7 +48,7 @@ def main() -> None:
         each = " ".join(f"{geomean([row['over_best'] for row in run[mode]]):.4f}" for run in runs)
         print(
             f"{mode}: {geomean(over_best):.4f}, worst {max(over_best):.2f}, {len(rows)} calls, "
-            f"{slower} over 3% slower than the default; by run {each}"
+            f"{slower} over 3% slower than the baseline; by run {each}"
         )
 
 

@@ -46,13 +46,13 @@ _Adapter: TypeAlias = tuple[str, Callable[..., Any], list[str]]
 
 #: Classes, as they are written.
 CLASSES = {
-    "Baked": '''\
+    "Plan": '''\
 @final
-class Baked:
+class Plan:
     """The decisions of a plan: those of a dispatch table, in force for the calls made inside."""
 
-    def __new__(cls, text: str, name: str, learns: bool) -> Baked: ...
-    def learned(self, onto: Baked) -> Baked | None: ...
+    def __new__(cls, text: str, name: str, learns: bool) -> Plan: ...
+    def learned(self, onto: Plan) -> Plan | None: ...
     def mismatches(self) -> str: ...
     def table(self) -> str: ...
 
@@ -158,7 +158,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "load_sources": ("None",),
     "lock": ("operation: str", "kernel: str", "optional: bool = False", "None"),
     "settle_names": ("None",),
-    "overlay": ("settings: dict[str, Any]", "plans: Sequence[Baked]", "Overlay"),
+    "overlay": ("settings: dict[str, Any]", "plans: Sequence[Plan]", "Overlay"),
     "readiness": ("tuple[str, str, bool]",),
     "rearm": ("name: str", "bool"),
     "refresh_memory": ("None",),

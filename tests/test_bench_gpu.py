@@ -179,11 +179,11 @@ def test_regret_and_targets(gpu: SimpleNamespace) -> None:
         "overhead": {"rms_norm": {"overhead_us": 0.4}, "attention": {"error": "no"}},
     }
     met = {one["name"]: one["met"] for one in gpu.table.targets(result)}
-    assert met["× default, all rows"] is True
+    assert met["× baseline, all rows"] is True
     assert met["dense attention, eager"] is False
     assert met["dense attention, graph"] is None
     assert met["norms"] is True
-    assert met["least × default"] is True
+    assert met["least × baseline"] is True
     assert met["÷ best, tuned calls"] is True
     assert (met["÷ best, held-out calls"], met["÷ best, held-out, worst"]) == (False, True)
     assert (met["overhead of rms_norm, µs"], met["overhead of attention, µs"]) == (True, None)

@@ -83,7 +83,7 @@ def test_what_plans_around_left_is_bounded() -> None:
 
 def test_a_result_is_not_lost_when_learning_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     class Unable:
-        def learned(self, onto: _native.Baked) -> None:
+        def learned(self, onto: _native.Plan) -> None:
             raise lz.ConfigurationError("nothing can be decided now", code="ANY", hint="wait")
 
     learning = lz.compile(Norm())

@@ -13,7 +13,7 @@ import pytest
 
 TABLE = Path(__file__).parents[1] / "bench" / "results" / "h200-sixteenth.json"
 LIBRARIES = {"torch_cuda": "2.11.0", "triton": "3.6.0", "flashinfer": "0.7.2", "flash_attn_3": "3.0.0"}
-#: How many times the best a choice that was not measured may take, and how many times the default.
+#: How many times the best a choice that was not measured may take, and how many times the baseline.
 WORST, SLOWER = 2.0, 1.12
 
 

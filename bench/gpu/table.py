@@ -160,12 +160,12 @@ def targets(result: Mapping[str, Any]) -> list[dict[str, Any]]:
         found.append({"name": name, "figure": figure, "target": target, "at_most": at_most, "met": met})
 
     everything = _counted(rows)
-    promise("× default, all rows", everything["geomean_times_default"], ALL)
+    promise("× baseline, all rows", everything["geomean_times_default"], ALL)
     for name, promised in PROMISES.items():
         for mode, target in promised.times.items():
             of = [row for row in rows if promised.holds_for(row, mode)]
             promise(f"{name}{f', {mode}' if mode else ''}", _counted(of)["geomean_times_default"], target)
-    promise("least × default", everything["least"], LEAST)
+    promise("least × baseline", everything["least"], LEAST)
     regret = result.get("regret") or {}
     held_out = regret.get("held_out") or {}
     promise("÷ best, tuned calls", (regret.get("tuned") or {}).get("geomean"), REGRET_TUNED, at_most=True)
@@ -229,7 +229,7 @@ def short(result: Mapping[str, Any], most: int = 58) -> str:
     backends = ", ".join(f"{name} {version}" for name, version in (environment.get("backends") or {}).items())
     lines = [f"{environment.get('gpu')} · driver {environment.get('driver')} · {environment.get('date')}", backends]
     by_family = summary(result["rows"])
-    table = [("family", "rows", "× default", "least", "most", "failed")]
+    table = [("family", "rows", "× baseline", "least", "most", "failed")]
     for name, counted in by_family.items():
         numbers = (_number(counted[key]) for key in ("geomean_times_default", "least", "most"))
         table.append((name, str(counted["rows"]), *numbers, str(counted["failed"] or "")))

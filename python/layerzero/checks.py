@@ -1,4 +1,4 @@
-"""What results are compared by: in checked mode, and for kernels on trial."""
+"""What results are compared by: in checked mode, and for kernels in a rollout."""
 
 from __future__ import annotations
 

@@ -88,9 +88,9 @@ class Plan:
         self._lock = open_in_forks(threading.Lock())
         self._learns = learns
         self._left_out, self._torch_calls, self._untraced = list(left_out), dict(torch_calls or {}), untraced
-        baked = _native.Baked(table, json.loads(table)["model_id"], learns)
+        baked = _native.Plan(table, json.loads(table)["model_id"], learns)
         #: The decisions, and what calls made inside stand in, by the overlay around.
-        self._now: tuple[_native.Baked, dict[int, control.Frame]] = (baked, {})
+        self._now: tuple[_native.Plan, dict[int, control.Frame]] = (baked, {})
 
     @classmethod
     def load(cls, path: str | Path, model: Any) -> Plan:

@@ -96,7 +96,7 @@ class Frame(NamedTuple):
 
     said: dict[str, Any]
     """The settings it says."""
-    plan: _native.Baked | None
+    plan: _native.Plan | None
     """The plan; held here as long as anybody is inside."""
     overlay: _native.Overlay | None
     """What calls made inside are made in: this one and all around it. Held here as long as anybody is inside."""
@@ -194,7 +194,7 @@ class OpenBlocks:
         self._blocks = now[:inner] if inner > 0 and now[inner:] == self._around else ()
 
 
-def overlay(said: dict[str, Any], plan: _native.Baked | None, around: tuple[Frame, ...]) -> _native.Overlay:
+def overlay(said: dict[str, Any], plan: _native.Plan | None, around: tuple[Frame, ...]) -> _native.Overlay:
     """What is said inside of all that is around."""
     loading.load()
     _use_variable()
@@ -298,7 +298,7 @@ class Health:
     wrong_results: list[dict[str, Any]]
     """Kernels whose results were wrong, and the operations they no longer serve: the call, the error, the tolerance."""
     rollouts: list[dict[str, Any]]
-    """Kernels on trial."""
+    """Kernels in a rollout."""
     reloads: dict[str, Any]
     """Configurations taken over and refused, and why the last one was."""
     jit: dict[str, Any]

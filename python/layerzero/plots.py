@@ -36,7 +36,7 @@ BEST, LOST = "#08815f", "#e07a0f"
 def write(report: Mapping[str, Any], folder: str | os.PathLike[str]) -> list[Path]:
     """Draws what ``layerzero report --json`` printed into ``folder``, which is made, and gives the files.
 
-    Speed over the default (all operations, and call by call), who wins where, and regret; what was not measured has no
+    Speed over the baseline (all operations, and call by call), who wins where, and regret; what was not measured has no
     figure. Needs matplotlib, which ``pip install 'layerzero-kernels[plots]'`` brings.
     """
     plotting = _matplotlib()
@@ -85,7 +85,7 @@ def _figures(report: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _groups(report: Mapping[str, Any]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
-    """The calls of which the speed over the default is known, by device and operation."""
+    """The calls of which the speed over the baseline is known, by device and operation."""
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for contest in report.get("contests") or []:
         ratio = contest.get("times_baseline")
@@ -155,12 +155,12 @@ def _overview(report: Mapping[str, Any], groups: Mapping[tuple[str, str], Sequen
     _ratio_axis(axes, [c["times_baseline"] for contests in groups.values() for c in contests])
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.4, -0.6)
-    axes.set_title("Speed over the default; the bar is the geometric mean", loc="left", fontsize=10, color=INK)
+    axes.set_title("Speed over the baseline; the bar is the geometric mean", loc="left", fontsize=10, color=INK)
     return figure
 
 
 def _bars(report: Mapping[str, Any], op: str, contests: Sequence[Mapping[str, Any]]) -> Any:
-    """The speed over the default of each call of an operation."""
+    """The speed over the baseline of each call of an operation."""
     figure, axes = _axes(9, 1.3 + 0.23 * len(contests))
     ratios = [contest["times_baseline"] for contest in contests]
     chosen = [contest.get("chosen") for contest in contests]
@@ -173,7 +173,7 @@ def _bars(report: Mapping[str, Any], op: str, contests: Sequence[Mapping[str, An
     _ratio_axis(axes, ratios)
     axes.set_yticks(range(len(contests)), _names(contests))
     axes.set_ylim(len(contests) - 0.4, -0.6)
-    axes.set_title(f"{op}: speed over the default", loc="left", fontsize=10, color=INK)
+    axes.set_title(f"{op}: speed over the baseline", loc="left", fontsize=10, color=INK)
     _legend(report, figure, chosen)
     return figure
 
@@ -210,7 +210,7 @@ def _winners(report: Mapping[str, Any], grid: Mapping[str, Any]) -> Any:
     axes.spines[:].set_visible(False)
     axes.set_xlabel(grid["across"], fontsize=8, color=MUTED)
     on = f" on {grid['device']}" if grid.get("device") else ""
-    axes.set_title(f"{grid['op']}{on}: who wins, times the default", loc="left", fontsize=10, color=INK)
+    axes.set_title(f"{grid['op']}{on}: who wins, times the baseline", loc="left", fontsize=10, color=INK)
     _legend(report, figure, [cell["kernel"] for cells in grid["cells"] for cell in cells if cell])
     return figure
 

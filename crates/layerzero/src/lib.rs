@@ -76,8 +76,8 @@ pub use core::{
     Proven, Scope, Selection, Step, TextCall, WrongResult, adapt,
 };
 pub use documents::{
-    BadBuckets, Baked, BucketPlan, Buckets, DispatchTable, Fallback, FallbackMode, Locked, Lockfile, LockfileError,
-    LockfileProblem, Mismatch, MismatchKind, PinKind, PinStatus, PlannedOp, TableError,
+    BadBuckets, BucketPlan, Buckets, DispatchTable, Fallback, FallbackMode, Locked, Lockfile, LockfileError,
+    LockfileProblem, Mismatch, MismatchKind, PinKind, PinStatus, Plan, PlannedOp, TableError,
 };
 pub use engine::{
     Check, CheckStatus, Checkpoint, Disagreement, Engine, EngineBuilder, Health, Readiness, SolveRequest, Solved,

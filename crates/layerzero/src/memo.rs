@@ -1,6 +1,6 @@
 //! A memo for language bindings: what was decided for a call, found again by the call's own words.
 //!
-//! Binding arguments costs more than looking a plan up, so a binding describes a call by a few words (shapes,
+//! Binding arguments costs more than looking a chain up, so a binding describes a call by a few words (shapes,
 //! strides, dtypes, flags: all that can influence the decision) and keeps what it decided under them.
 //! Equality of all words decides; a hash only finds the place. An entry holds as long as the engine's
 //! [`version`](crate::Engine::version) it was made under stands.

@@ -249,7 +249,7 @@ impl Report {
             beyond_measured: decision
                 .ranked()
                 .any(|c| c.estimate.is_some_and(|e| e.kind == EstimateKind::Extrapolated)),
-            rollout: decision.trial.clone(),
+            rollout: decision.rollout.clone(),
             level: decision.level,
             flops,
             bytes,

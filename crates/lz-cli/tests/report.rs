@@ -175,7 +175,7 @@ fn regret_can_come_from_a_file() {
     fs::write(place.path("regret.json"), regret.to_string()).unwrap();
     let document = place.run("--db perfdb.sqlite --regret regret.json --json").ended(0).json();
     assert_eq!(document["regret"]["rows"][0]["ratio_best"], 1.21);
-    assert_eq!(document["regret"]["rows"][0]["ratio_default"], 0.8);
+    assert_eq!(document["regret"]["rows"][0]["ratio_baseline"], 0.8);
     fs::write(place.path("regret.json"), "{\"rows\": 3}").unwrap();
     let refused = place.run("--db perfdb.sqlite --regret regret.json").ended(2);
     assert!(refused.err.contains("is not what 'layerzero regret --json' prints"), "{refused:?}");

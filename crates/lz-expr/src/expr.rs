@@ -6,7 +6,7 @@ use crate::cuts::{Cut, Dependence, Modulus};
 use crate::error::{EvalError, ExprError, ExprErrorKind};
 use crate::matching::{self, MatchValue};
 use crate::node::Node;
-use crate::outcome::{Bounds, Outcome};
+use crate::possible::{Bounds, Possible};
 use crate::scope::Scope;
 use crate::texts::Compared;
 use crate::value::{Env, Type, Value};
@@ -129,11 +129,11 @@ impl Expr {
     /// What the expression can be when its fields are only known to lie in
     /// ranges.
     ///
-    /// The answer is conservative: [`Outcome::AlwaysTrue`] means that
+    /// The answer is conservative: [`Possible::AlwaysTrue`] means that
     /// [`test`](Expr::test) returns `Ok(true)` for every assignment within the
-    /// bounds, and any assignment that might fail makes it [`Outcome::Varies`].
-    pub fn outcome<B: Bounds + ?Sized>(&self, bounds: &B) -> Outcome {
-        self.0.root.outcome(bounds)
+    /// bounds, and any assignment that might fail makes it [`Possible::Varies`].
+    pub fn possible<B: Bounds + ?Sized>(&self, bounds: &B) -> Possible {
+        self.0.root.possible(bounds)
     }
 
     /// The thresholds of every comparison of an Int field with a constant, and

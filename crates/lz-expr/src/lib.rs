@@ -8,7 +8,7 @@
 //! and a hint; evaluation allocates nothing.
 //!
 //! ```
-//! use lz_expr::{Bounds, Env, EvalError, Expr, Known, Outcome, Scope, Type, Value};
+//! use lz_expr::{Bounds, Env, EvalError, Expr, Known, Possible, Scope, Type, Value};
 //!
 //! let mut scope = Scope::new();
 //! let batch = scope.field("batch_size", Type::Int);
@@ -37,7 +37,7 @@
 //!     }
 //!     fn divisible(&self, _slot: u16, _m: i64) -> Option<bool> { None }
 //! }
-//! assert_eq!(rule.outcome(&Small), Outcome::AlwaysFalse);
+//! assert_eq!(rule.possible(&Small), Possible::AlwaysFalse);
 //!
 //! // Mistakes are found when the text is read.
 //! let error = Expr::compile("batch_sise >= 8", &scope).unwrap_err();
@@ -100,8 +100,8 @@ mod lex;
 mod matching;
 mod node;
 mod numeric;
-mod outcome;
 mod parse;
+mod possible;
 mod scope;
 mod span;
 mod texts;
@@ -112,7 +112,7 @@ pub use error::{EvalError, ExprError, ExprErrorKind};
 pub use expr::Expr;
 pub use glob::matches as glob_matches;
 pub use matching::MatchValue;
-pub use outcome::{Bounds, Known, Outcome};
+pub use possible::{Bounds, Known, Possible};
 pub use scope::Scope;
 pub use texts::Compared;
 pub use value::{Env, Type, Value};

@@ -1,4 +1,4 @@
-//! Evaluation and outcome analysis allocate nothing.
+//! Evaluation and possible analysis allocate nothing.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -90,7 +90,7 @@ fn eval_test_and_outcome_allocate_nothing() {
             let _ = std::hint::black_box(expr.test(&Fields));
             let _ = std::hint::black_box(expr.int(&Fields));
             let _ = std::hint::black_box(expr.float(&Fields));
-            let _ = std::hint::black_box(expr.outcome(&Fields));
+            let _ = std::hint::black_box(expr.possible(&Fields));
             let _ = std::hint::black_box(expr.clone());
         });
         assert_eq!(count, 0, "{source}");

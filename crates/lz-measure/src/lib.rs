@@ -14,7 +14,7 @@
 //! agree.
 //!
 //! ```
-//! use lz_measure::{Budget, Contest, Item, Next, Outcome, Rules, Sample, Schedule, order};
+//! use lz_measure::{Budget, Contest, Item, Next, Visit, Rules, Sample, Schedule, order};
 //!
 //! // Two calls, two kernels each. The clock of this example shows what the kernels took.
 //! let true_us = [[20.0, 30.0], [900.0, 400.0]];
@@ -39,7 +39,7 @@
 //!         contest.record(candidate, Sample { per_call_us, calls })?;
 //!     }
 //!     let finished = !matches!(contest.next(), Next::Time { .. });
-//!     schedule.done(slice.id, Outcome { loss: contest.loss(), took_us: clock_us - began, once_us: 0.0, finished })?;
+//!     schedule.done(slice.id, Visit { loss: contest.loss(), took_us: clock_us - began, once_us: 0.0, finished })?;
 //! }
 //! let winner = |id: usize| order(&contests[id].results(), |timing| timing.candidate.clone())[0];
 //! assert_eq!([winner(0), winner(1)], [0, 1]);
@@ -52,4 +52,4 @@ mod schedule;
 pub mod workload;
 
 pub use contest::{Contest, ContestError, Next, Rules, Sample, Stats, Timing, loss_of, order};
-pub use schedule::{Budget, Item, Outcome, Progress, Schedule, ScheduleError, Slice};
+pub use schedule::{Budget, Item, Progress, Schedule, ScheduleError, Slice, Visit};

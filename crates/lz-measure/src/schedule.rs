@@ -53,7 +53,7 @@ pub struct Slice {
 
 /// What came of a slice.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Outcome {
+pub struct Visit {
     /// What is expected to be lost by stopping now.
     pub loss: f64,
     /// Microseconds it took.
@@ -205,20 +205,20 @@ impl Schedule {
     }
 
     /// Tells what came of a slice.
-    pub fn done(&mut self, id: usize, outcome: Outcome) -> Result<(), ScheduleError> {
-        number(id, "the loss", outcome.loss)?;
-        number(id, "the time", outcome.took_us)?;
-        number(id, "the time of checks", outcome.once_us)?;
+    pub fn done(&mut self, id: usize, visit: Visit) -> Result<(), ScheduleError> {
+        number(id, "the loss", visit.loss)?;
+        number(id, "the time", visit.took_us)?;
+        number(id, "the time of checks", visit.once_us)?;
         let at = self.entries.iter().position(|e| e.item.id == id).ok_or(ScheduleError::Unknown(id))?;
         let rounds = self.slice(&self.entries[at]).rounds;
         let entry = &mut self.entries[at];
         let first = !entry.visited || entry.known;
         entry.rounds = None;
         entry.held = if first { rounds } else { entry.held.saturating_add(rounds) };
-        entry.round_us = Some((outcome.took_us - outcome.once_us).max(0.0) / f64::from(rounds));
-        (entry.visited, entry.known, entry.finished, entry.loss) = (true, false, outcome.finished, outcome.loss);
+        entry.round_us = Some((visit.took_us - visit.once_us).max(0.0) / f64::from(rounds));
+        (entry.visited, entry.known, entry.finished, entry.loss) = (true, false, visit.finished, visit.loss);
         if first && entry.item.cost_hint_us > 0.0 {
-            entry.ratio = Some(outcome.took_us / entry.item.cost_hint_us);
+            entry.ratio = Some(visit.took_us / entry.item.cost_hint_us);
         }
         Ok(())
     }

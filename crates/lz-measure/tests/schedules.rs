@@ -2,7 +2,7 @@
 
 mod simulation;
 
-use lz_measure::{Budget, Item, Outcome, Schedule, ScheduleError, Slice};
+use lz_measure::{Budget, Item, Schedule, ScheduleError, Slice, Visit};
 use proptest::prelude::*;
 use simulation::Random;
 
@@ -42,7 +42,7 @@ fn first_visits(items: &[Item]) -> Vec<usize> {
     let mut visited = Vec::new();
     while let Some(Slice { id, .. }) = schedule.next(0.0) {
         visited.push(id);
-        schedule.done(id, Outcome { loss: 0.0, took_us: 1.0, once_us: 0.0, finished: true }).unwrap();
+        schedule.done(id, Visit { loss: 0.0, took_us: 1.0, once_us: 0.0, finished: true }).unwrap();
     }
     visited
 }
@@ -106,7 +106,7 @@ fn what_may_lose_most_goes_on() {
     for (id, loss) in [(0, 0.03), (2, 0.01), (1, 0.0015)] {
         let slice = schedule.next(0.0).unwrap();
         assert_eq!((slice.id, slice.rounds), (id, 5));
-        schedule.done(id, Outcome { loss, took_us: 100.0, once_us: 0.0, finished: false }).unwrap();
+        schedule.done(id, Visit { loss, took_us: 100.0, once_us: 0.0, finished: false }).unwrap();
     }
     // 4 × 0.01 before 1 × 0.03; 0.0015 is little enough.
     let mut went_on = Vec::new();
@@ -114,7 +114,7 @@ fn what_may_lose_most_goes_on() {
         assert_eq!((slice.rounds, slice.estimate_us), (10, 200.0));
         went_on.push(slice.id);
         let loss = if slice.id == 2 && went_on.len() == 1 { 0.006 } else { 0.001 };
-        schedule.done(slice.id, Outcome { loss, took_us: 200.0, once_us: 0.0, finished: false }).unwrap();
+        schedule.done(slice.id, Visit { loss, took_us: 200.0, once_us: 0.0, finished: false }).unwrap();
     }
     assert_eq!(went_on, [2, 0, 2]);
     let progress = schedule.progress(1000.0);
@@ -135,8 +135,8 @@ fn what_gains_most_for_its_time_goes_on() {
         assert!(visit < 3 || estimate_us == took_us, "{id}: {estimate_us}");
         rounds[id] += held;
         // More rounds find nothing, and what would is unknown.
-        let outcome = Outcome { loss: 0.05, took_us: took_us + once_us, once_us, finished: false };
-        schedule.done(id, outcome).unwrap();
+        let visit = Visit { loss: 0.05, took_us: took_us + once_us, once_us, finished: false };
+        schedule.done(id, visit).unwrap();
     }
     // A hundred times the time: about a tenth of the rounds.
     assert_eq!(rounds, [205, 15, 195]);
@@ -150,11 +150,11 @@ fn what_is_finished_or_known_is_left_alone() {
     schedule.known(1, 0.2, 8).unwrap();
     assert_eq!(schedule.progress(0.0).done_items, 2);
     assert_eq!(schedule.next(0.0).unwrap().id, 2);
-    schedule.done(2, Outcome { loss: 0.9, took_us: 100.0, once_us: 0.0, finished: true }).unwrap();
+    schedule.done(2, Visit { loss: 0.9, took_us: 100.0, once_us: 0.0, finished: true }).unwrap();
     // Measured earlier, but not well enough: a contest of its own again, with the rounds of a first visit.
     let slice = schedule.next(0.0).unwrap();
     assert_eq!((slice.id, slice.rounds), (1, 5));
-    schedule.done(1, Outcome { loss: 0.1, took_us: 500.0, once_us: 0.0, finished: false }).unwrap();
+    schedule.done(1, Visit { loss: 0.1, took_us: 500.0, once_us: 0.0, finished: false }).unwrap();
     // 500 us were five rounds.
     assert_eq!(schedule.next(0.0), Some(Slice { id: 1, rounds: 10, estimate_us: 1000.0 }));
 }
@@ -169,7 +169,7 @@ fn what_was_measured_long_comes_after_what_was_measured_little() {
     let mut order = Vec::new();
     while let Some(Slice { id, .. }) = schedule.next(0.0) {
         order.push(id);
-        schedule.done(id, Outcome { loss: 0.0, took_us: 100.0, once_us: 0.0, finished: true }).unwrap();
+        schedule.done(id, Visit { loss: 0.0, took_us: 100.0, once_us: 0.0, finished: true }).unwrap();
     }
     assert_eq!(order, [1, 2, 0]);
 }
@@ -180,13 +180,13 @@ fn one_visit_that_takes_forever_does_not_stop_the_others() {
     let mut schedule = Schedule::new(Budget::of_us(1e6), items).unwrap();
     let first = schedule.next(0.0).unwrap();
     // It had to compile: five hundred times as long as guessed.
-    schedule.done(first.id, Outcome { loss: 0.0, took_us: 5e5, once_us: 0.0, finished: true }).unwrap();
+    schedule.done(first.id, Visit { loss: 0.0, took_us: 5e5, once_us: 0.0, finished: true }).unwrap();
     let second = schedule.next(5e5).expect("there is half of the budget left");
     assert!(second.estimate_us < 5e5);
     // When all take longer, that is what is expected.
     for _ in 0..2 {
         let slice = schedule.next(5e5).unwrap();
-        schedule.done(slice.id, Outcome { loss: 0.0, took_us: 8000.0, once_us: 0.0, finished: true }).unwrap();
+        schedule.done(slice.id, Visit { loss: 0.0, took_us: 8000.0, once_us: 0.0, finished: true }).unwrap();
     }
     assert_eq!(schedule.next(5e5).unwrap().estimate_us, 8000.0);
 }
@@ -203,7 +203,7 @@ fn large_items_cost_what_others_of_their_group_did() {
         let took_us = if slice.id < 6 { 100.0 } else { 1e4 * (slice.id - 5) as f64 };
         elapsed += took_us;
         visited.push(slice.id);
-        schedule.done(slice.id, Outcome { loss: 0.0, took_us, once_us: 0.0, finished: true }).unwrap();
+        schedule.done(slice.id, Visit { loss: 0.0, took_us, once_us: 0.0, finished: true }).unwrap();
     }
     visited.sort();
     assert_eq!(visited, (0..8).collect::<Vec<_>>());
@@ -226,10 +226,10 @@ fn mistakes_are_told() {
     let mut schedule = Schedule::new(Budget::of_us(1.0), items()).unwrap();
     assert!(matches!(schedule.known(1, 0.0, 8), Err(ScheduleError::Unknown(1))));
     assert!(matches!(schedule.known(0, f64::NAN, 8), Err(ScheduleError::Number { .. })));
-    let outcome = |loss, took_us| Outcome { loss, took_us, once_us: 0.0, finished: false };
-    assert!(matches!(schedule.done(0, outcome(-0.1, 1.0)), Err(ScheduleError::Number { .. })));
-    assert!(matches!(schedule.done(0, outcome(0.1, f64::NAN)), Err(ScheduleError::Number { .. })));
-    assert!(matches!(schedule.done(3, outcome(0.1, 1.0)), Err(ScheduleError::Unknown(3))));
+    let visit = |loss, took_us| Visit { loss, took_us, once_us: 0.0, finished: false };
+    assert!(matches!(schedule.done(0, visit(-0.1, 1.0)), Err(ScheduleError::Number { .. })));
+    assert!(matches!(schedule.done(0, visit(0.1, f64::NAN)), Err(ScheduleError::Number { .. })));
+    assert!(matches!(schedule.done(3, visit(0.1, 1.0)), Err(ScheduleError::Unknown(3))));
 }
 
 proptest! {
@@ -258,7 +258,7 @@ proptest! {
             slices += 1;
             visits[slice.id] += 1;
             let loss = 0.1 / f64::from(visits[slice.id]).powi(2) * random.uniform();
-            schedule.done(slice.id, Outcome { loss, took_us, once_us: 0.0, finished: random.uniform() < 0.1 }).unwrap();
+            schedule.done(slice.id, Visit { loss, took_us, once_us: 0.0, finished: random.uniform() < 0.1 }).unwrap();
             prop_assert!(slices < 5000, "it does not end");
             // Costs are known exactly after the first visit.
             let progress = schedule.progress(elapsed);
@@ -274,7 +274,7 @@ fn what_is_doubted_goes_on_although_it_was_finished() {
     let mut schedule = Schedule::new(Budget::of_us(1e6), items).unwrap();
     for _ in 0..3 {
         let Slice { id, .. } = schedule.next(0.0).unwrap();
-        schedule.done(id, Outcome { loss: 0.0, took_us: 10.0, once_us: 0.0, finished: true }).unwrap();
+        schedule.done(id, Visit { loss: 0.0, took_us: 10.0, once_us: 0.0, finished: true }).unwrap();
     }
     assert_eq!(schedule.next(0.0), None);
     schedule.doubt(5, 0.1, 200).unwrap();
@@ -282,10 +282,10 @@ fn what_is_doubted_goes_on_although_it_was_finished() {
     // A first visit of 5 rounds took 10 µs.
     assert_eq!(schedule.next(0.0), Some(Slice { id: 6, rounds: 200, estimate_us: 400.0 }));
     assert_eq!(schedule.next(1e6 - 300.0), None, "more than there is time for");
-    schedule.done(6, Outcome { loss: 0.1, took_us: 600.0, once_us: 0.0, finished: false }).unwrap();
+    schedule.done(6, Visit { loss: 0.1, took_us: 600.0, once_us: 0.0, finished: false }).unwrap();
     // Two hundred rounds tell more than ten after so many.
     assert_eq!(schedule.next(0.0), Some(Slice { id: 5, rounds: 200, estimate_us: 400.0 }));
-    schedule.done(5, Outcome { loss: 0.0, took_us: 400.0, once_us: 0.0, finished: true }).unwrap();
+    schedule.done(5, Visit { loss: 0.0, took_us: 400.0, once_us: 0.0, finished: true }).unwrap();
     // The next slice is one of the usual size, and costs what rounds have cost.
     assert_eq!(schedule.next(0.0), Some(Slice { id: 6, rounds: 10, estimate_us: 30.0 }));
     assert_eq!(schedule.doubt(9, 0.1, 1), Err(ScheduleError::Unknown(9)));

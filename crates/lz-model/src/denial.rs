@@ -19,9 +19,9 @@ pub enum Denial {
         /// What alone may run there.
         only: &'static str,
     },
-    /// The kernel is on trial, and this call is not one of those it is tried with.
+    /// The kernel is in a rollout, and this call is not one of those it is given.
     #[error("rollout '{name}' does not give it this call")]
-    Trial {
+    Rollout {
         /// The rollout.
         name: String,
     },

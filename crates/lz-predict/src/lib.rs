@@ -35,7 +35,7 @@
 //!     query: query(rows),
 //!     kernel: "lib.rms".into(),
 //!     version: "1".into(),
-//!     default: false,
+//!     baseline: false,
 //!     seen: Seen::Took { median_us: rows as f64, spread_us: 0.5, samples: 20, parts: None },
 //! };
 //! let devices = [DeviceSpec::new(Platform::Cpu, "here")];
@@ -112,7 +112,7 @@ pub struct Observation {
     /// Its version.
     pub version: String,
     /// Whether it is what plain torch runs there.
-    pub default: bool,
+    pub baseline: bool,
     /// What became of it.
     pub seen: Seen,
 }
@@ -206,8 +206,8 @@ impl Model {
             }
             Seen::Failed(error) => kernel.failed.push((dims, error)),
             Seen::Took { median_us, spread_us, samples, parts } => {
-                let (work, default) = (Work::of(&facts), observation.default);
-                let point = Point { dims, work, default, median_us, spread_us, samples, residual: 0.0 };
+                let (work, baseline) = (Work::of(&facts), observation.baseline);
+                let point = Point { dims, work, baseline, median_us, spread_us, samples, residual: 0.0 };
                 let taken = kernel.add(point.clone());
                 let Some(Parts { host_us, device_us }) = parts.filter(|_| taken) else { return };
                 for (times, us) in [(&mut class.host, host_us), (&mut class.device, device_us)] {

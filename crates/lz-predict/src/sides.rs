@@ -5,8 +5,8 @@ use lz_select::{Compared, Estimate, Rival, Side};
 /// By medians; a tie with what plain torch runs is broken by host and device.
 pub(crate) fn compare(a: &Rival<'_>, b: &Rival<'_>) -> Compared {
     match a.compare(b) {
-        Compared::Tie if b.default && outruns(a, b) => Compared::Ahead,
-        Compared::Tie if a.default && outruns(b, a) => Compared::Behind,
+        Compared::Tie if b.baseline && outruns(a, b) => Compared::Ahead,
+        Compared::Tie if a.baseline && outruns(b, a) => Compared::Behind,
         compared => compared,
     }
 }

@@ -39,7 +39,7 @@ pub(super) struct Point {
     pub dims: [i64; MAX_DIMS],
     pub work: Work,
     /// Whether plain torch runs the kernel there.
-    pub default: bool,
+    pub baseline: bool,
     pub median_us: f64,
     pub spread_us: f64,
     pub samples: u32,
@@ -59,8 +59,8 @@ impl Times {
     fn compare(&mut self) {
         let timed = || self.kernels.iter().filter(|(_, kernel)| kernel.is_proven());
         let speed = |k: &Kernel| k.points.iter().map(|p| p.median_us.ln()).sum::<f64>();
-        let is_default = |k: &Kernel| 2 * k.points.iter().filter(|p| p.default).count() > k.points.len();
-        let worth = |k: &Kernel| (k.points.len(), is_default(k));
+        let is_baseline = |k: &Kernel| 2 * k.points.iter().filter(|p| p.baseline).count() > k.points.len();
+        let worth = |k: &Kernel| (k.points.len(), is_baseline(k));
         let first =
             timed().min_by(|(a, x), (b, y)| worth(y).cmp(&worth(x)).then(speed(x).total_cmp(&speed(y))).then(a.cmp(b)));
         let Some((id, yardstick)) = first.map(|(id, kernel)| (id.clone(), kernel.points.clone())) else { return };

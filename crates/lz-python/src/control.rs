@@ -10,7 +10,7 @@ use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
 use crate::engine::engine;
 use crate::inspect::json;
-use crate::pinned::Baked;
+use crate::pinned::Plan;
 use crate::process::detached;
 use crate::{context, error};
 
@@ -163,7 +163,7 @@ impl Overlay {
 
 /// The overlay that says this, inside of these plans, the innermost first.
 #[pyfunction]
-pub fn overlay(py: Python<'_>, settings: &Bound<'_, PyDict>, plans: Vec<PyRef<'_, Baked>>) -> PyResult<Overlay> {
+pub fn overlay(py: Python<'_>, settings: &Bound<'_, PyDict>, plans: Vec<PyRef<'_, Plan>>) -> PyResult<Overlay> {
     let mut layer = CodeLayer::context();
     layer.set_all(entries(settings)?).map_err(|e| error::engine(py, &e.into()))?;
     let plans: Vec<_> = plans.iter().map(|plan| plan.0.clone()).collect();

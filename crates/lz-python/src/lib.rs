@@ -157,7 +157,7 @@ fn _native(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(jit::manifest, module)?)?;
     module.add_function(wrap_pyfunction!(jit::save_manifest, module)?)?;
     module.add_function(wrap_pyfunction!(jit::read_manifest, module)?)?;
-    module.add_class::<pinned::Baked>()?;
+    module.add_class::<pinned::Plan>()?;
     module.add_function(wrap_pyfunction!(pinned::solve, module)?)?;
     module.add_function(wrap_pyfunction!(pinned::load_table, module)?)?;
     module.add_function(wrap_pyfunction!(pinned::lockfile, module)?)?;

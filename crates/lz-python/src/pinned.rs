@@ -53,16 +53,16 @@ fn parse(py: Python<'_>, text: &str, origin: &str) -> PyResult<DispatchTable> {
 /// The decisions of a plan: those of a dispatch table, in force for the calls made inside. One that learns also comes to
 /// decide calls it was not made for.
 #[pyclass(frozen, module = "layerzero._native")]
-pub struct Baked(pub Arc<layerzero::Baked>);
+pub struct Plan(pub Arc<layerzero::Plan>);
 
 #[pymethods]
-impl Baked {
+impl Plan {
     /// Of a table as JSON.
     #[new]
-    fn new(py: Python<'_>, text: &str, name: &str, learns: bool) -> PyResult<Baked> {
+    fn new(py: Python<'_>, text: &str, name: &str, learns: bool) -> PyResult<Plan> {
         registry::ensure_loaded(py)?;
         let table = parse(py, text, name)?;
-        engine().bake(table, name, learns).map(Baked).map_err(|e| error::engine(py, &e))
+        engine().make_plan(table, name, learns).map(Plan).map_err(|e| error::engine(py, &e))
     }
 
     /// Its table, as JSON.
@@ -72,14 +72,14 @@ impl Baked {
 
     /// The entries that cannot be kept here, as JSON.
     fn mismatches(&self, py: Python<'_>) -> PyResult<String> {
-        let status = engine().baked_status(&context::scope(py), &self.0).map_err(|e| error::engine(py, &e))?;
+        let status = engine().plan_status(&context::scope(py), &self.0).map_err(|e| error::engine(py, &e))?;
         Ok(json(&status.mismatches))
     }
 
     /// `onto`, and what it says of the calls that were made inside of this one and are new; `None` when there were none.
-    fn learned(&self, py: Python<'_>, onto: &Baked) -> PyResult<Option<Baked>> {
+    fn learned(&self, py: Python<'_>, onto: &Plan) -> PyResult<Option<Plan>> {
         let learned = engine().learned(&context::scope(py), &self.0, &onto.0).map_err(|e| error::engine(py, &e))?;
-        Ok(learned.map(Baked))
+        Ok(learned.map(Plan))
     }
 }
 

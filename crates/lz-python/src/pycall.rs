@@ -225,7 +225,7 @@ impl PyCall {
     }
 
     /// Settles everything but the tensors, for arguments like these: the kernel's own call, or the one it says it comes
-    /// down to. A plan that makes no sense is not used. A seed is settled too: it counts only where something is drawn, and
+    /// down to. An answer that makes no sense is not used. A seed is settled too: it counts only where something is drawn, and
     /// such calls do not go straight. Nor do calls of a library that is not imported.
     pub fn shorten(&mut self, py: Python<'_>, slots: &Slots) {
         if self.library.as_ref().is_some_and(|library| !library.is_imported()) {
@@ -252,8 +252,8 @@ impl PyCall {
         let settled = Direct::new(self.callable.bind(py), own_arguments.clone(), None, &tensors);
         self.direct = settled.ok();
         if let Some(planner) = &self.planner {
-            let plan = PyTuple::new(py, own_arguments).and_then(|arguments| planner.bind(py).call1(arguments));
-            match plan.and_then(|plan| Direct::planned(&plan, &tensors)) {
+            let answer = PyTuple::new(py, own_arguments).and_then(|arguments| planner.bind(py).call1(arguments));
+            match answer.and_then(|answer| Direct::read(&answer, &tensors)) {
                 Ok(Some(direct)) => self.direct = Some(direct),
                 Ok(None) => {}
                 Err(error) => error.write_unraisable(py, Some(planner.bind(py))),
@@ -283,18 +283,18 @@ impl PyCall {
 }
 
 impl Direct {
-    /// Out of a plan: `None`, `(function, arguments)` or `(function, arguments, keywords)`.
-    fn planned(plan: &Bound<'_, PyAny>, tensors: &[(usize, Bound<'_, PyAny>)]) -> PyResult<Option<Direct>> {
-        if plan.is_none() {
+    /// Out of what the kernel answered: `None`, `(function, arguments)` or `(function, arguments, keywords)`.
+    fn read(answer: &Bound<'_, PyAny>, tensors: &[(usize, Bound<'_, PyAny>)]) -> PyResult<Option<Direct>> {
+        if answer.is_none() {
             return Ok(None);
         }
         let (callable, args, keywords): (Bound<'_, PyAny>, Bound<'_, PyTuple>, Option<Bound<'_, PyDict>>) =
-            match plan.len()? {
+            match answer.len()? {
                 2 => {
-                    let (callable, args) = plan.extract()?;
+                    let (callable, args) = answer.extract()?;
                     (callable, args, None)
                 }
-                _ => plan.extract()?,
+                _ => answer.extract()?,
             };
         let keywords = keywords.filter(|keywords| !keywords.is_empty());
         Direct::new(&callable, args.iter().collect(), keywords, tensors).map(Some)

@@ -121,13 +121,13 @@ pub struct Decided {
     pub sampled: u64,
     /// How long its calls take.
     pub latency: Latency,
-    /// A kernel on trial whose results are compared.
+    /// A kernel in a rollout whose results are compared.
     pub comparison: Option<Comparison>,
     /// What its results look like, once one was seen.
     results: OnceLock<Vec<Outline>>,
 }
 
-/// Two kernels whose results are compared: one on trial and the one that serves, or the one that serves and the reference.
+/// Two kernels whose results are compared: the candidate of a rollout and the one that serves, or the one that serves and the reference.
 pub struct Comparison {
     /// The rollout; none when a share of the calls is compared with the reference (`verify: sample`).
     pub rollout: Option<Arc<Rollout>>,
@@ -155,13 +155,13 @@ impl Route {
         Route(self.0.clone())
     }
 
-    /// Prepares what the engine decided. `trial`: a kernel to be compared, and whether it is the one that serves.
+    /// Prepares what the engine decided. `compared`: a kernel to be compared, and whether it is the one that serves.
     pub fn new(
         py: Python<'_>,
         front: &'static Front,
         (op, query, layout): (&'static Op, Query, Option<Layout>),
         steps: Vec<Step>,
-        trial: Option<(Option<Arc<Rollout>>, Step, bool)>,
+        compared: Option<(Option<Arc<Rollout>>, Step, bool)>,
     ) -> Route {
         let draws = draws(op, &query);
         let settings = &engine().config().settings;
@@ -181,8 +181,8 @@ impl Route {
             step.straight.store(at_once && step.transforms.is_empty() && !step.unproven, Ordering::Relaxed);
         }
         // What is drawn differs from kernel to kernel.
-        let trial = trial.filter(|(rollout, ..)| rollout.is_some() || !draws);
-        let comparison = trial.map(|(rollout, other, serves)| Comparison {
+        let compared = compared.filter(|(rollout, ..)| rollout.is_some() || !draws);
+        let comparison = compared.map(|(rollout, other, serves)| Comparison {
             rollout,
             serves,
             other: RouteStep::new(py, front, op, layout, other),

@@ -100,13 +100,14 @@ fn decide(py: Python<'_>, scope: &Scope<'_>, front: &'static Front, arguments: &
     if engine().decided(scope, &named, &bound).map_err(raise)? {
         py.import("layerzero.warming")?.call_method0("wake")?;
     }
-    let trial = scope.comparison(&bound.query, &steps).map(|(rollout, other, serves)| (Some(rollout), other, serves));
-    let trial = trial.or_else(|| scope.sample_with(&bound.query, &steps).map(|other| (None, other, true)));
+    let compared =
+        scope.comparison(&bound.query, &steps).map(|(rollout, other, serves)| (Some(rollout), other, serves));
+    let compared = compared.or_else(|| scope.sample_with(&bound.query, &steps).map(|other| (None, other, true)));
     let settings = &engine().config().settings;
     if let Some(first) = steps.first().filter(|_| settings.log_selections || settings.verbose) {
         events::selected(py, op.id(), &first.kernel.id, &bound.query)?;
     }
-    let route = Route::new(py, front, (op, bound.query, bound.layout.map(|v| v.layout)), steps, trial);
+    let route = Route::new(py, front, (op, bound.query, bound.layout.map(|v| v.layout)), steps, compared);
     if route.steps.first().is_some_and(|step| step.kernel.reference) {
         scope.warn_of_reference(&bound.query);
     }

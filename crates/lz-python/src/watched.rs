@@ -1,9 +1,9 @@
-//! Calls that somebody looks at: one in so many is timed, and kernels on trial are compared.
+//! Calls that somebody looks at: one in so many is timed, and kernels in a rollout are compared.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use layerzero::resilience::rollout::{Compared, Outcome};
+use layerzero::resilience::rollout::{Compared, RolloutCall};
 use layerzero::selection::Evidence;
 use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
@@ -143,15 +143,15 @@ impl<'a> Watching<'a> {
         let differs = compared.as_ref().ok().filter(|(_, agrees)| !agrees).map(|(max_error, _)| *max_error);
         let outcome = match compared {
             Ok((max_error, true)) => {
-                Outcome { ok: true, compared: Compared::Agrees { max_error }, serving_us, candidate_us }
+                RolloutCall { ok: true, compared: Compared::Agrees { max_error }, serving_us, candidate_us }
             }
             Ok((max_error, false)) => {
                 engine().mismatched(rollout, &route.steps[0].kernel.id, max_error);
-                Outcome { ok: true, compared: Compared::Differs { max_error }, serving_us, candidate_us }
+                RolloutCall { ok: true, compared: Compared::Differs { max_error }, serving_us, candidate_us }
             }
             // The kernel it is compared with failed: that says nothing of the candidate.
-            Err(_) if comparison.serves => Outcome::OK,
-            Err(_) => Outcome::FAILED,
+            Err(_) if comparison.serves => RolloutCall::OK,
+            Err(_) => RolloutCall::FAILED,
         };
         engine().tried(rollout, outcome);
         if let Some(max_error) = differs.filter(|_| !rollout.is_armed()) {
@@ -160,7 +160,7 @@ impl<'a> Watching<'a> {
                 true => (&route.steps[0], &comparison.other),
                 false => (&comparison.other, &route.steps[0]),
             };
-            let evidence = differing(route, "a call on trial", other, max_error);
+            let evidence = differing(route, "a call of a rollout", other, max_error);
             engine().take_out(&candidate.kernel, &route.query, evidence);
         }
         Ok(())

@@ -37,7 +37,7 @@ pub(crate) const TEXTS: [&str; 2] = ["#111318", "#ffffff"];
 /// The page behind them: light and dark.
 pub(crate) const SURFACES: [&str; 2] = ["#ffffff", "#171a20"];
 
-/// Letters for all but the default, whose letter is D.
+/// Letters for all but the baseline, whose letter is D.
 const LETTERS: &[u8] = b"ABCEFGHJKLMNPQRSTUVWXYZ";
 
 /// How a kernel is drawn.
@@ -107,12 +107,12 @@ impl Colors {
     }
 }
 
-fn paint(place: usize, default: bool) -> Paint {
+fn paint(place: usize, baseline: bool) -> Paint {
     let numbered = |letter: char, round: usize| match round {
         0 => letter.to_string(),
         n => format!("{letter}{}", n + 1),
     };
-    let (ink, hatched, mark) = if default {
+    let (ink, hatched, mark) = if baseline {
         (0, place % 2 == 1, numbered('D', place))
     } else {
         let colors = INKS.len() - 1;

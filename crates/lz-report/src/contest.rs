@@ -179,7 +179,8 @@ impl Contest {
         }
         let timed = || self.candidates.iter().filter(|c| c.time().is_some());
         self.runner_up = timed().find(|c| !c.chosen).map(|c| c.kernel.clone());
-        self.times_baseline = self.default_kernel().and_then(Candidate::time).zip(self.chosen_us()).map(|(d, c)| d / c);
+        self.times_baseline =
+            self.baseline_kernel().and_then(Candidate::time).zip(self.chosen_us()).map(|(d, c)| d / c);
         self
     }
 
@@ -190,7 +191,7 @@ impl Contest {
     }
 
     /// What torch alone would run: the fastest of the baselines that work, or one that does not.
-    pub fn default_kernel(&self) -> Option<&Candidate> {
+    pub fn baseline_kernel(&self) -> Option<&Candidate> {
         let time = |c: &Candidate| c.time().unwrap_or(f64::INFINITY);
         self.candidates.iter().filter(|c| c.baseline).min_by(|a, b| time(a).total_cmp(&time(b)))
     }
@@ -220,9 +221,9 @@ impl Contest {
         self.times_baseline.filter(|ratio| ratio.is_finite() && *ratio > 0.0)
     }
 
-    /// Whether another kernel than the default runs, where both are known.
+    /// Whether another kernel than the baseline runs, where both are known.
     pub(crate) fn beats_default(&self) -> Option<bool> {
-        self.default_kernel().and_then(Candidate::time)?;
+        self.baseline_kernel().and_then(Candidate::time)?;
         self.winner().filter(|c| c.chosen).map(|c| !c.baseline)
     }
 

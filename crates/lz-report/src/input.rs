@@ -86,7 +86,7 @@ pub struct WinnerMap {
 pub struct Cell {
     /// The kernel that wins; nothing where none works.
     pub kernel: Option<String>,
-    /// How many times as fast as the default it is.
+    /// How many times as fast as the baseline it is.
     pub times_baseline: Option<f64>,
 }
 

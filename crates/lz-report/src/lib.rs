@@ -1,6 +1,6 @@
 //! Measurements as a page people look at.
 //!
-//! [`page`] makes one HTML file out of an [`Input`]: headline figures, every call's speed over the default, regret, a
+//! [`page`] makes one HTML file out of an [`Input`]: headline figures, every call's speed over the baseline, regret, a
 //! table of calls, and for each operation who wins where and bars for every kernel. Figures are drawn here, as SVG;
 //! the page loads nothing, is readable without its script, in light and dark, on wide and narrow screens.
 //!

@@ -22,7 +22,7 @@ const CLASSES: &[(f64, &str)] = &[
 /// Classes that are shown even when nothing is in them.
 const ALWAYS: usize = 5;
 
-/// One choice, against the best and against the default.
+/// One choice, against the best and against the baseline.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RegretRow {
     /// The operation.
@@ -34,14 +34,14 @@ pub struct RegretRow {
     /// The fastest of all.
     pub best: String,
     /// What torch alone would run.
-    #[serde(default, alias = "baseline")]
-    pub default: Option<String>,
+    #[serde(default, alias = "default")]
+    pub baseline: Option<String>,
     /// The time of the chosen over that of the best: 1 is the best, 1.1 is ten percent lost.
     #[serde(alias = "over_best")]
     pub ratio_best: f64,
-    /// The time of the default over that of the chosen: 2 is twice as fast.
-    #[serde(default, alias = "times_baseline")]
-    pub ratio_default: Option<f64>,
+    /// The time of the baseline over that of the chosen: 2 is twice as fast.
+    #[serde(default, alias = "times_baseline", alias = "ratio_default")]
+    pub ratio_baseline: Option<f64>,
 }
 
 /// How far the choices are from the best.
@@ -97,15 +97,15 @@ pub struct Lost {
 
 fn row(contest: &Contest) -> Option<RegretRow> {
     let (chosen_us, best) = (contest.chosen_us()?, contest.fastest()?);
-    let default = contest.default_kernel().filter(|c| c.time().is_some());
+    let baseline = contest.baseline_kernel().filter(|c| c.time().is_some());
     Some(RegretRow {
         op: contest.op.clone(),
         label: format!("{} · {}", contest.label, short(&contest.dtype)),
         chosen: contest.chosen.clone()?,
         best: best.kernel.clone(),
-        default: default.map(|c| c.kernel.clone()),
+        baseline: baseline.map(|c| c.kernel.clone()),
         ratio_best: chosen_us / best.time()?,
-        ratio_default: default.and_then(Candidate::time).map(|us| us / chosen_us),
+        ratio_baseline: baseline.and_then(Candidate::time).map(|us| us / chosen_us),
     })
 }
 

@@ -14,9 +14,9 @@ pub(crate) struct Summary {
     pub ops: usize,
     /// Kernels that have a time somewhere.
     pub kernels: usize,
-    /// The geometric mean of the speed-ups over the default, the least and the largest.
+    /// The geometric mean of the speed-ups over the baseline, the least and the largest.
     pub speedup: Option<Speedup>,
-    /// Of the calls where the default and the chosen kernel were measured: how many, and where another one runs.
+    /// Of the calls where the baseline and the chosen kernel were measured: how many, and where another one runs.
     pub other: (usize, usize),
     /// The middle of what the chosen kernels reach of the roofline, as a part of 1.
     pub of_roofline: Option<f64>,
@@ -26,7 +26,7 @@ pub(crate) struct Summary {
     pub failed: usize,
 }
 
-/// Speed-ups over the default.
+/// Speed-ups over the baseline.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Speedup {
     pub geomean: f64,

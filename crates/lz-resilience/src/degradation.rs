@@ -125,17 +125,17 @@ impl DegradationConfig {
 
 /// How a call went, for the score.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CallOutcome {
+pub struct ServedCall {
     /// Who served it.
     pub served: Served,
     /// Its latency over the baseline of its route, where known.
     pub latency_ratio: Option<f64>,
 }
 
-impl CallOutcome {
+impl ServedCall {
     /// A call without a known latency.
-    pub fn of(served: Served) -> CallOutcome {
-        CallOutcome { served, latency_ratio: None }
+    pub fn of(served: Served) -> ServedCall {
+        ServedCall { served, latency_ratio: None }
     }
 }
 
@@ -241,12 +241,12 @@ impl Degradation {
     }
 
     /// Notes a call.
-    pub fn record(&self, now_ms: u64, outcome: CallOutcome) {
+    pub fn record(&self, now_ms: u64, outcome: ServedCall) {
         self.record_many(now_ms, outcome, 1);
     }
 
     /// Notes so many calls that went alike: callers may count good ones and bring them together.
-    pub fn record_many(&self, now_ms: u64, outcome: CallOutcome, calls: u64) {
+    pub fn record_many(&self, now_ms: u64, outcome: ServedCall, calls: u64) {
         self.state.lock().window.add(now_ms, Tally::of(outcome, calls));
     }
 

@@ -1,6 +1,6 @@
 //! A sliding window of outcomes, in ten slices.
 
-use crate::degradation::{CallOutcome, Served, Why};
+use crate::degradation::{Served, ServedCall, Why};
 
 /// What one call can lose, in parts.
 const WHOLE: u64 = 1000;
@@ -23,7 +23,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    pub fn of(outcome: CallOutcome, calls: u64) -> Tally {
+    pub fn of(outcome: ServedCall, calls: u64) -> Tally {
         let calls = calls.min(u32::MAX.into());
         let (failed, fell_back) = (outcome.served == Served::Nobody, outcome.served == Served::Fallback);
         let base = if failed { WHOLE } else { u64::from(fell_back) * WHOLE / 2 };

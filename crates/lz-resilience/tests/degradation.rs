@@ -1,16 +1,16 @@
 //! Degradation against a simple model, and its promises.
 
-use lz_resilience::degradation::{CallOutcome, Served, Why};
+use lz_resilience::degradation::{Served, ServedCall, Why};
 use lz_resilience::{Change, Degradation, DegradationConfig, Level};
 use proptest::prelude::*;
 
 const WINDOW: u64 = 10_000;
 
-fn served(ok: bool) -> CallOutcome {
-    CallOutcome::of(if ok { Served::AsPlanned } else { Served::Nobody })
+fn served(ok: bool) -> ServedCall {
+    ServedCall::of(if ok { Served::AsPlanned } else { Served::Nobody })
 }
 
-fn outcome() -> impl Strategy<Value = CallOutcome> {
+fn outcome() -> impl Strategy<Value = ServedCall> {
     let who = prop_oneof![Just(Served::AsPlanned), Just(Served::Fallback), Just(Served::Nobody)];
     let ratio = prop_oneof![
         Just(None),
@@ -19,11 +19,11 @@ fn outcome() -> impl Strategy<Value = CallOutcome> {
         Just(Some(-1.0)),
         prop::sample::select(vec![0.5, 1.0, 1.5, 2.0, 2.75, 4.0, 100.0]).prop_map(Some),
     ];
-    (who, ratio).prop_map(|(served, latency_ratio)| CallOutcome { served, latency_ratio })
+    (who, ratio).prop_map(|(served, latency_ratio)| ServedCall { served, latency_ratio })
 }
 
 /// What a call loses, by the formula.
-fn lost(outcome: CallOutcome) -> f64 {
+fn lost(outcome: ServedCall) -> f64 {
     let base = match outcome.served {
         Served::AsPlanned => 0.0,
         Served::Fallback => 0.5,
@@ -72,7 +72,7 @@ impl Model {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Calls(CallOutcome, u64),
+    Calls(ServedCall, u64),
     Wait(u64),
     Update,
 }
@@ -133,7 +133,7 @@ proptest! {
 
     #[test]
     fn a_worse_call_never_helps(outcomes in prop::collection::vec(outcome(), 1..60), which: prop::sample::Index) {
-        let score = |outcomes: &[CallOutcome]| {
+        let score = |outcomes: &[ServedCall]| {
             let health = Degradation::new(DegradationConfig::default());
             outcomes.iter().for_each(|outcome| health.record(0, *outcome));
             health.view(0).score
@@ -235,14 +235,14 @@ fn without_calls_it_finds_its_way_up_and_bad_calls_hold_it() {
 
 #[test]
 fn it_says_what_is_wrong() {
-    let why = |outcome: CallOutcome| {
+    let why = |outcome: ServedCall| {
         let health = Degradation::new(DegradationConfig::default());
         health.record_many(0, outcome, 100);
         health.update(0).map(|change| (change.to, change.why))
     };
     assert_eq!(why(served(false)), Some((Level::Minimal, Why::Failures)));
-    assert_eq!(why(CallOutcome::of(Served::Fallback)), Some((Level::Cached, Why::Fallbacks)));
-    let slow = |ratio| why(CallOutcome { served: Served::AsPlanned, latency_ratio: Some(ratio) });
+    assert_eq!(why(ServedCall::of(Served::Fallback)), Some((Level::Cached, Why::Fallbacks)));
+    let slow = |ratio| why(ServedCall { served: Served::AsPlanned, latency_ratio: Some(ratio) });
     assert_eq!(slow(1000.0), Some((Level::Cached, Why::Latency)));
     assert_eq!(slow(2.6), Some((Level::Reduced, Why::Latency)));
     assert_eq!(slow(2.5), None);

@@ -1,6 +1,6 @@
 //! Which calls a candidate gets, and when it is taken out.
 
-use lz_resilience::rollout::{Compared, Limits, Mode, Outcome, RollbackCause};
+use lz_resilience::rollout::{Compared, Limits, Mode, RollbackCause, RolloutCall};
 use lz_resilience::{Rollout, RolloutSpec, RolloutStatus, Verdict};
 use proptest::prelude::*;
 
@@ -46,12 +46,12 @@ impl Numbers {
     }
 }
 
-fn timed(ratio: f64) -> Outcome {
-    Outcome { serving_us: Some(100.0), candidate_us: Some(100.0 * ratio), ..Outcome::OK }
+fn timed(ratio: f64) -> RolloutCall {
+    RolloutCall { serving_us: Some(100.0), candidate_us: Some(100.0 * ratio), ..RolloutCall::OK }
 }
 
-fn compared(compared: Compared) -> Outcome {
-    Outcome { compared, ..Outcome::OK }
+fn compared(compared: Compared) -> RolloutCall {
+    RolloutCall { compared, ..RolloutCall::OK }
 }
 
 fn rolled_back(verdict: &Verdict) -> Option<&RollbackCause> {
@@ -127,7 +127,7 @@ proptest! {
         let rollout = Rollout::new(spec);
         for (serving, candidate, max_error, ok) in times {
             let compared = if ok { Compared::Agrees { max_error } } else { Compared::Differs { max_error } };
-            rollout.record(Outcome { ok, compared, serving_us: Some(serving), candidate_us: Some(candidate) });
+            rollout.record(RolloutCall { ok, compared, serving_us: Some(serving), candidate_us: Some(candidate) });
         }
         rollout.status();
     }
@@ -153,24 +153,24 @@ fn a_shadow_takes_every_kth_call() {
 fn nothing_is_judged_before_there_are_enough_samples() {
     let rollout = canary(0.1, 0);
     for _ in 0..49 {
-        assert_eq!(rollout.record(Outcome::FAILED), None);
+        assert_eq!(rollout.record(RolloutCall::FAILED), None);
         assert_eq!(rollout.verdict(), Verdict::Running);
     }
-    let verdict = rollout.record(Outcome::FAILED).unwrap();
+    let verdict = rollout.record(RolloutCall::FAILED).unwrap();
     assert!(matches!(rolled_back(&verdict), Some(RollbackCause::ErrorRate { errors: 50, samples: 50, .. })));
 
     let rollout = canary(0.1, 0);
-    let verdicts: Vec<_> = (0..60).filter_map(|_| rollout.record(Outcome::OK)).collect();
+    let verdicts: Vec<_> = (0..60).filter_map(|_| rollout.record(RolloutCall::OK)).collect();
     assert_eq!(verdicts, [Verdict::Healthy]);
 }
 
 #[test]
 fn a_rollback_is_final_until_it_is_rearmed() {
     let rollout = canary(1.0, 0);
-    (0..50).for_each(|_| drop(rollout.record(Outcome::FAILED)));
+    (0..50).for_each(|_| drop(rollout.record(RolloutCall::FAILED)));
     assert!(!rollout.takes(1) && !rollout.samples(1) && !rollout.is_armed());
     for _ in 0..10_000 {
-        assert_eq!(rollout.record(Outcome::OK), None);
+        assert_eq!(rollout.record(RolloutCall::OK), None);
     }
     assert!(rolled_back(&rollout.verdict()).is_some());
     assert_eq!(rollout.status().samples, 50, "samples of calls that were still under way do not count");
@@ -213,14 +213,14 @@ fn mismatches_are_counted_among_what_was_compared() {
         rollout.record(match n % 20 {
             0 => compared(Compared::Differs { max_error: 1.0 }),
             10 => compared(Compared::Agrees { max_error: 0.0 }),
-            _ => Outcome::OK,
+            _ => RolloutCall::OK,
         });
     }
     assert!(matches!(rolled_back(&rollout.verdict()), Some(RollbackCause::MismatchRate { .. })));
 }
 
 /// How many of 400 candidates are rolled back, and the most samples that took.
-fn fates(samples: u64, mut outcome: impl FnMut(&mut Numbers) -> Outcome) -> (usize, u64) {
+fn fates(samples: u64, mut outcome: impl FnMut(&mut Numbers) -> RolloutCall) -> (usize, u64) {
     let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
     let mut fates = vec![];
     for _ in 0..400 {
@@ -236,7 +236,7 @@ fn fates(samples: u64, mut outcome: impl FnMut(&mut Numbers) -> Outcome) -> (usi
 #[test]
 fn noise_alone_rolls_nothing_back() {
     // Half of what is allowed, looked at 5000 times.
-    let (errors, _) = fates(5000, |n| if n.share() < 0.005 { Outcome::FAILED } else { Outcome::OK });
+    let (errors, _) = fates(5000, |n| if n.share() < 0.005 { RolloutCall::FAILED } else { RolloutCall::OK });
     assert!(errors <= 20, "{errors} of 400 at half the error rate");
     // A tenth slower where a quarter is allowed, each time a third more or less, now and then twenty times.
     let noisy = |n: &mut Numbers| timed(if n.share() < 0.05 { 20.0 } else { 1.1 * (n.normal() / 3.0).exp() });
@@ -246,7 +246,7 @@ fn noise_alone_rolls_nothing_back() {
 
 #[test]
 fn what_is_bad_is_rolled_back_soon() {
-    let (errors, most) = fates(1000, |n| if n.share() < 0.1 { Outcome::FAILED } else { Outcome::OK });
+    let (errors, most) = fates(1000, |n| if n.share() < 0.1 { RolloutCall::FAILED } else { RolloutCall::OK });
     assert!(errors == 400 && most <= 200, "{errors} of 400, the last after {most}");
     let (slow, most) = fates(1000, |n| timed(1.6 * (n.normal() / 3.0).exp()));
     assert!(slow == 400 && most <= 300, "{slow} of 400, the last after {most}");
@@ -257,7 +257,7 @@ fn a_candidate_that_goes_bad_late_is_not_excused_by_its_past() {
     let rollout = canary(0.1, 0);
     (0..100_000).for_each(|_| drop(rollout.record(timed(1.0))));
     assert_eq!(rollout.verdict(), Verdict::Healthy);
-    let failing = (1..2000).find(|_| rollout.record(Outcome::FAILED).is_some());
+    let failing = (1..2000).find(|_| rollout.record(RolloutCall::FAILED).is_some());
     assert!(failing.is_some_and(|calls| calls <= 32), "{failing:?}");
     rollout.rearm();
     (0..100_000).for_each(|_| drop(rollout.record(timed(1.0))));
@@ -276,10 +276,10 @@ fn the_slowdown_is_the_median() {
     assert!((median - 1.0).abs() < 1e-6, "{median}");
     // Times that are not known, and those of failed calls, do not count.
     let before = rollout.status().slowdown;
-    rollout.record(Outcome { serving_us: Some(f64::NAN), ..timed(9.0) });
-    rollout.record(Outcome { serving_us: Some(0.0), ..timed(9.0) });
-    rollout.record(Outcome { serving_us: None, ..timed(9.0) });
-    rollout.record(Outcome { ok: false, ..timed(9.0) });
+    rollout.record(RolloutCall { serving_us: Some(f64::NAN), ..timed(9.0) });
+    rollout.record(RolloutCall { serving_us: Some(0.0), ..timed(9.0) });
+    rollout.record(RolloutCall { serving_us: None, ..timed(9.0) });
+    rollout.record(RolloutCall { ok: false, ..timed(9.0) });
     assert_eq!(rollout.status().slowdown, before);
 }
 

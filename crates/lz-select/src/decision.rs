@@ -71,7 +71,7 @@ impl Terms {
     }
 
     /// What overrules speed: the operator's will, and that a kernel is ready.
-    pub(crate) fn standing(&self) -> f64 {
+    pub(crate) fn precedence(&self) -> f64 {
         self.policy + self.jit
     }
 }
@@ -149,7 +149,7 @@ pub struct Decision {
     /// The lockfile or dispatch table that chose the kernel, if one did.
     pub pinned_by: Option<Arc<str>>,
     /// The rollout that put its kernel before all others, if one did.
-    pub trial: Option<String>,
+    pub rollout: Option<String>,
     /// How degraded the process is; `full` when it is not.
     pub level: &'static str,
     /// Whether every shape of the cell gets this very decision.
@@ -176,7 +176,7 @@ impl Decision {
         self.ranking.retain(|&i| candidates[i].accepted());
         let struck = first.map(|i| &candidates[i]).and_then(|c| Some((name(c.kernel), c.reasons.first()?.clone())));
         if struck.is_some() {
-            (self.pinned_by, self.trial, self.overridden_by) = (None, None, None);
+            (self.pinned_by, self.rollout, self.overridden_by) = (None, None, None);
             self.struck_out = struck;
         }
     }
@@ -187,30 +187,30 @@ impl Decision {
     }
 }
 
-/// How many kernels a plan names beyond the first.
+/// How many kernels a chain names beyond the first.
 pub const FALLBACKS: usize = 6;
 
 /// A decision reduced to what dispatch needs, small enough to cache by the thousands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct Chain {
     kernels: [u32; 1 + FALLBACKS],
     transforms: [Transforms; 1 + FALLBACKS],
     len: u8,
 }
 
-impl Plan {
+impl Chain {
     /// The first kernels of a ranking; when there are more than fit, the last place goes to
     /// `last_resort`, so that the chain always ends in a reference where there is one.
-    pub fn new(ranked: &[(KernelIx, Transforms)], last_resort: Option<(KernelIx, Transforms)>) -> Option<Plan> {
+    pub fn new(ranked: &[(KernelIx, Transforms)], last_resort: Option<(KernelIx, Transforms)>) -> Option<Chain> {
         ranked.first()?;
-        let mut plan = Plan { kernels: [0; 1 + FALLBACKS], transforms: [Transforms::NONE; 1 + FALLBACKS], len: 0 };
+        let mut chain = Chain { kernels: [0; 1 + FALLBACKS], transforms: [Transforms::NONE; 1 + FALLBACKS], len: 0 };
         for &step in ranked.iter().take(1 + FALLBACKS) {
-            plan.put(plan.len as usize, step);
+            chain.put(chain.len as usize, step);
         }
-        if let Some(step) = last_resort.filter(|(kernel, _)| !plan.mentions(*kernel)) {
-            plan.put((plan.len as usize).min(FALLBACKS), step);
+        if let Some(step) = last_resort.filter(|(kernel, _)| !chain.mentions(*kernel)) {
+            chain.put((chain.len as usize).min(FALLBACKS), step);
         }
-        Some(plan)
+        Some(chain)
     }
 
     fn put(&mut self, at: usize, (kernel, transforms): (KernelIx, Transforms)) {

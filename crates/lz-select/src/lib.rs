@@ -3,7 +3,7 @@
 //! - [`Snapshot`] holds everything a decision depends on; [`SnapshotSpec::build`] checks and compiles it.
 //! - [`Snapshot::select`] judges every registered kernel ([legality](Candidate::reasons) first, preference after)
 //!   and gives a [`Decision`] with all reasons and all scores.
-//! - [`SelectionCache`] remembers the [`Plan`] of whole cells of shapes; a remembered plan is always the one
+//! - [`SelectionCache`] remembers the [`Chain`] of whole cells of shapes; a remembered chain is always the one
 //!   selection would make.
 //! - [`PerfSource`] is all it knows of measurements; [`PolicySpec`] of the operator's will. [`analyse`] finds rules
 //!   that do nothing, and [`Snapshot::trace`] says what every rule did to a decision.
@@ -44,16 +44,16 @@ mod policy;
 mod proof;
 mod rank;
 mod restriction;
+mod rollout;
 mod select;
 mod snapshot;
 mod sync;
-mod trial;
 mod warm;
 mod why;
 
 pub use cache::{CacheConfig, CacheStats, Clock, ENTRY_OVERHEAD, Invalidate, SelectionCache};
 pub use constraint::BadConstraint;
-pub use decision::{Basis, Candidate, Decision, FALLBACKS, KernelIx, Plan, Terms, Transforms};
+pub use decision::{Basis, Candidate, Chain, Decision, FALLBACKS, KernelIx, Terms, Transforms};
 pub use perf::{Compared, Estimate, EstimateKind, NoPerfData, PerfSource, Rival, Side, Sides};
 pub use pin::{About, Pin, Pins};
 pub use policy::{
@@ -62,7 +62,7 @@ pub use policy::{
 };
 pub use proof::{Evidence, KernelVersion, Proofs, Verify};
 pub use restriction::{Restriction, Settled};
+pub use rollout::{RolloutRule, Takes};
 pub use snapshot::{BackendState, Health, MemoryState, Settings, Snapshot, SnapshotError, SnapshotSpec};
-pub use trial::{Takes, Trial};
 pub use warm::Warm;
 pub use why::{Behind, EqualScore, Known, PassedOver, Ranked, Tie, TieBreak, Times, Why};

@@ -113,7 +113,7 @@ pub struct Rival<'a> {
     /// Its time.
     pub estimate: &'a Estimate,
     /// Whether it is what plain torch runs.
-    pub default: bool,
+    pub baseline: bool,
 }
 
 impl Rival<'_> {
@@ -135,7 +135,7 @@ impl Rival<'_> {
     /// were measured, else nothing.
     pub fn margin_us(&self, other: &Rival<'_>) -> f64 {
         let is_measured = |rival: &Rival<'_>| rival.estimate.kind == EstimateKind::Measured;
-        match other.default && !(is_measured(self) && is_measured(other)) {
+        match other.baseline && !(is_measured(self) && is_measured(other)) {
             true => MARGIN * self.estimate.median_us,
             false => 0.0,
         }

@@ -10,7 +10,7 @@ use crate::why::Group;
 const SLOWEST: f64 = -30.0;
 
 /// What plain torch would run: of the accepted candidates marked so, the one of the highest priority.
-pub(crate) fn default_of(candidates: &[Candidate]) -> Option<usize> {
+pub(crate) fn baseline_of(candidates: &[Candidate]) -> Option<usize> {
     let plain = (0..candidates.len()).filter(|&i| candidates[i].accepted() && candidates[i].baseline);
     plain.min_by(|&a, &b| candidates[b].terms.priority.total_cmp(&candidates[a].terms.priority).then(a.cmp(&b)))
 }
@@ -22,8 +22,8 @@ pub(crate) fn score_speed(candidates: &mut [Candidate]) -> Basis {
     let trusted = |c: &Candidate| c.estimate.is_some_and(|e| e.trusted);
     // References are the last resort: nobody waits for them to be measured. Nor, where it is known what plain torch
     // takes, for anybody else: a library that was installed since would undo what was measured without it.
-    let is_default_known = default_of(candidates).is_some_and(|i| trusted(&candidates[i]));
-    let contenders = || accepted().filter(|c| trusted(c) || !(c.reference || is_default_known));
+    let is_baseline_known = baseline_of(candidates).is_some_and(|i| trusted(&candidates[i]));
+    let contenders = || accepted().filter(|c| trusted(c) || !(c.reference || is_baseline_known));
     let all_trusted = contenders().all(trusted);
     let all_measured = contenders().all(|c| c.estimate.is_some_and(|e| e.kind == EstimateKind::Measured));
     let any = contenders().next().is_some();
@@ -44,7 +44,7 @@ pub(crate) fn score_speed(candidates: &mut [Candidate]) -> Basis {
 /// The accepted candidates, best first, and, where times decide, in groups that tie. Candidates stand in the snapshot's
 /// fixed order, and every sort here ends in that order, so ties resolve the same everywhere.
 pub(crate) fn rank(candidates: &[Candidate], basis: Basis, perf: &dyn PerfSource) -> (Vec<usize>, Vec<Group>) {
-    let field = Field { candidates, default: default_of(candidates), perf };
+    let field = Field { candidates, baseline: baseline_of(candidates), perf };
     match basis {
         Basis::Declared => (field.by_score(), Vec::new()),
         _ => {
@@ -62,7 +62,7 @@ fn descending(a: f64, b: f64) -> std::cmp::Ordering {
 struct Field<'a> {
     candidates: &'a [Candidate],
     /// What plain torch would run.
-    default: Option<usize>,
+    baseline: Option<usize>,
     perf: &'a dyn PerfSource,
 }
 
@@ -89,11 +89,11 @@ impl Field<'_> {
     /// Each group is the fastest of those that are left and all that are not behind it.
     fn groups(&self) -> Vec<Group> {
         let mut left = self.accepted();
-        left.sort_by(|&a, &b| self.standing(a, b).then(self.time(a).total_cmp(&self.time(b))).then(a.cmp(&b)));
+        left.sort_by(|&a, &b| self.precedence(a, b).then(self.time(a).total_cmp(&self.time(b))).then(a.cmp(&b)));
         let mut groups = Vec::new();
         while let Some(&fastest) = left.first() {
-            // Never slower than the default: where that is behind, so is whoever is slower than it.
-            let lost = self.default.filter(|d| left.contains(d) && self.compare(fastest, *d) == Compared::Ahead);
+            // Never slower than the baseline: where that is behind, so is whoever is slower than it.
+            let lost = self.baseline.filter(|d| left.contains(d) && self.compare(fastest, *d) == Compared::Ahead);
             let limit = lost.map_or(f64::INFINITY, |d| self.time(d));
             let ties = |i: usize| self.compare(fastest, i) == Compared::Tie && self.time(i) < limit;
             let (members, rest) = left.into_iter().partition(|&i| i == fastest || ties(i));
@@ -103,13 +103,13 @@ impl Field<'_> {
         groups
     }
 
-    /// Within a tie, in this order: who is ahead of the default, by time; the default; the others by declared priority where
+    /// Within a tie, in this order: who is ahead of the baseline, by time; the baseline; the others by declared priority where
     /// all were measured, so that noise decides nothing, else by time, since a prediction is better than none.
     fn ordered(&self, fastest: usize, mut members: Vec<usize>) -> Group {
-        let default = self.default.filter(|d| members.contains(d));
-        let is_ahead = |i: usize| default.is_some_and(|d| self.compare(i, d) == Compared::Ahead);
+        let baseline = self.baseline.filter(|d| members.contains(d));
+        let is_ahead = |i: usize| baseline.is_some_and(|d| self.compare(i, d) == Compared::Ahead);
         let ahead: Vec<usize> = members.iter().copied().filter(|&i| is_ahead(i)).collect();
-        let first = |i: usize| (ahead.contains(&i), default == Some(i));
+        let first = |i: usize| (ahead.contains(&i), baseline == Some(i));
         let is_measured = |i: &usize| self.trusted(*i).is_some_and(|e| e.kind == EstimateKind::Measured);
         let all_measured = members.iter().all(is_measured);
         members.sort_by(|&a, &b| {
@@ -123,23 +123,23 @@ impl Field<'_> {
     }
 
     /// What goes before speed: nobody waits for a compiler while another can serve; then the operator's will and health.
-    fn standing(&self, a: usize, b: usize) -> std::cmp::Ordering {
+    fn precedence(&self, a: usize, b: usize) -> std::cmp::Ordering {
         let (a, b) = (&self.candidates[a], &self.candidates[b]);
-        a.cold.cmp(&b.cold).then(descending(a.terms.standing(), b.terms.standing()))
+        a.cold.cmp(&b.cold).then(descending(a.terms.precedence(), b.terms.precedence()))
     }
 
     fn compare(&self, a: usize, b: usize) -> Compared {
-        match (self.standing(a, b), self.rival(a), self.rival(b)) {
+        match (self.precedence(a, b), self.rival(a), self.rival(b)) {
             (std::cmp::Ordering::Equal, Some(a), Some(b)) => self.perf.compare(&a, &b),
             (std::cmp::Ordering::Equal, None, None) => Compared::from(a.cmp(&b)),
             (std::cmp::Ordering::Equal, timed, _) if timed.is_some() => Compared::Ahead,
             (std::cmp::Ordering::Equal, ..) => Compared::Behind,
-            (standing, ..) => Compared::from(standing),
+            (precedence, ..) => Compared::from(precedence),
         }
     }
 
     fn rival(&self, i: usize) -> Option<Rival<'_>> {
-        self.trusted(i).map(|estimate| Rival { estimate, default: self.default == Some(i) })
+        self.trusted(i).map(|estimate| Rival { estimate, baseline: self.baseline == Some(i) })
     }
 
     fn trusted(&self, i: usize) -> Option<&Estimate> {

@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use lz_expr::Outcome;
+use lz_expr::Possible;
 use lz_model::{Catalog, Denial, Facts, KernelDescriptor, Platform, Query, Reason, Trust};
 
 use crate::check::{Case, call_reasons};
 use crate::constraint::Compiled;
-use crate::decision::{Basis, Candidate, Decision, KernelIx, Plan, Terms, Transforms};
+use crate::decision::{Basis, Candidate, Chain, Decision, KernelIx, Terms, Transforms};
 use crate::perf::{Estimate, EstimateKind};
 use crate::policy::{Applied, Rule};
 use crate::proof;
-use crate::rank::{default_of, rank, score_speed};
+use crate::rank::{baseline_of, rank, score_speed};
+use crate::rollout::RolloutRules;
 use crate::snapshot::{Entry, Snapshot};
-use crate::trial::Trials;
 use crate::why::Ranking;
 
 /// Points a kernel loses that would have to be compiled first.
@@ -36,7 +36,7 @@ impl Snapshot {
                 locked_by: None,
                 overridden_by: None,
                 pinned_by: None,
-                trial: None,
+                rollout: None,
                 level: self.spec.restriction.level,
                 uniform: true,
             };
@@ -48,9 +48,9 @@ impl Snapshot {
         let representative = cells.representative(query);
         let rules = Applied::new(self.policy.rules(query.op()), &facts);
         let keys = [cells.key(query), query.marked_exact()];
-        let trials = Trials::new(&self.spec.trials, &facts, &keys[0]);
+        let rollouts = RolloutRules::new(&self.spec.rollouts, &facts, &keys[0]);
         let at = Facts { query: &representative, ..facts };
-        let judge = Judge { snapshot: self, case: &case, at, rules: &rules, keys: &keys, trials: &trials };
+        let judge = Judge { snapshot: self, case: &case, at, rules: &rules, keys: &keys, rollouts: &rollouts };
 
         let compiled = &self.by_op[query.op().0 as usize];
         let mut candidates: Vec<Candidate> = compiled.iter().map(|c| judge.candidate(c, false)).collect();
@@ -65,7 +65,7 @@ impl Snapshot {
             candidates: &candidates,
             order: &ranking,
             group: groups.first(),
-            default: default_of(&candidates),
+            baseline: baseline_of(&candidates),
             times_count: !self.spec.restriction.declared_only,
             name: &|i| self.name(candidates[i].kernel),
         }
@@ -75,8 +75,8 @@ impl Snapshot {
         }
         let pinned = judge.apply_pin(&candidates, &mut ranking);
         let overridden_by = judge.apply_order(&candidates, &mut ranking);
-        let trial = judge.apply_trial(&candidates, &mut ranking, locked);
-        let pinned_by = pinned.filter(|_| !locked && overridden_by.is_none() && trial.is_none());
+        let rollout = judge.apply_rollout(&candidates, &mut ranking, locked);
+        let pinned_by = pinned.filter(|_| !locked && overridden_by.is_none() && rollout.is_none());
         let uniform = self.spec.restriction.is_uniform()
             && !judge.asks_for_proofs(compiled)
             && judge.is_uniform(cells, compiled, &candidates);
@@ -92,7 +92,7 @@ impl Snapshot {
             rules: rules.iter().map(|r| r.name.clone()).collect(),
             overridden_by,
             pinned_by,
-            trial,
+            rollout,
             level: self.spec.restriction.level,
             uniform,
         }
@@ -101,7 +101,7 @@ impl Snapshot {
     /// What must be done to the arguments of a call before a kernel can take them, or why it cannot. Only legality counts:
     /// not what the operator wants, what was measured or what was seen of the kernel.
     pub fn legality(&self, kernel: KernelIx, query: &Query) -> Result<Transforms, Vec<Reason>> {
-        let mut reasons = self.standing_reasons(kernel, query.device()).to_vec();
+        let mut reasons = self.static_reasons(kernel, query.device()).to_vec();
         let op = Catalog::get().op(query.op());
         let compiled = self.by_op[query.op().0 as usize].iter().find(|c| c.kernel == kernel);
         let (Some(compiled), Some(device)) = (compiled, self.device(query.device())) else {
@@ -116,11 +116,11 @@ impl Snapshot {
     }
 
     /// What dispatch needs of a decision; `None` when no kernel can serve the call.
-    pub fn plan(&self, decision: &Decision) -> Option<Plan> {
+    pub fn chain(&self, decision: &Decision) -> Option<Chain> {
         let step = |c: &Candidate| (c.kernel, c.transforms);
         let ranked: Vec<(KernelIx, Transforms)> = decision.ranked().map(step).collect();
         let reference = decision.ranked().find(|c| self.kernel(c.kernel).reference).map(step);
-        Plan::new(&ranked, reference)
+        Chain::new(&ranked, reference)
     }
 }
 
@@ -133,7 +133,7 @@ struct Judge<'a> {
     rules: &'a Applied<'a>,
     /// What the decision is remembered under: the cell's key, and the call's own.
     keys: &'a [Query; 2],
-    trials: &'a Trials<'a>,
+    rollouts: &'a RolloutRules<'a>,
 }
 
 impl Judge<'_> {
@@ -155,7 +155,7 @@ impl Judge<'_> {
         let entry = &self.snapshot.entries[compiled.kernel.0 as usize];
         let kernel = &*entry.descriptor;
         let device = self.case.query.device().0 as usize;
-        let mut reasons: Vec<Reason> = entry.standing_reasons[device].clone();
+        let mut reasons: Vec<Reason> = entry.static_reasons[device].clone();
         let mut transforms = Transforms::NONE;
         let mut cautions = 0;
         // A kernel for other hardware is out for that alone: judging its shapes would only be noise.
@@ -180,9 +180,9 @@ impl Judge<'_> {
         if !kernel.reference {
             reasons.extend(self.verdict(kernel));
         }
-        // A lock is the operator's last word, on a kernel on trial as well.
+        // A lock is the operator's last word, on a kernel in a rollout as well.
         if !self.rules.lock().is_some_and(|rule| rule.concerns(compiled.kernel)) {
-            reasons.extend(self.trials.rules_out(kernel));
+            reasons.extend(self.rollouts.rules_out(kernel));
         }
         let accepted = reasons.is_empty();
         Candidate {
@@ -315,14 +315,14 @@ impl Judge<'_> {
         first.filter(decides).map(|rule| rule.name.clone())
     }
 
-    /// A kernel on trial goes first in the calls it is given, unless the operator locked another or it would have to be
-    /// compiled. Returns the name of the trial.
-    fn apply_trial(&self, candidates: &[Candidate], ranking: &mut [usize], locked: bool) -> Option<String> {
-        let trial = |i: usize| self.trials.puts_first(self.snapshot.kernel(candidates[i].kernel));
+    /// A kernel in a rollout goes first in the calls it is given, unless the operator locked another or it would have to be
+    /// compiled. Returns the name of the rollout.
+    fn apply_rollout(&self, candidates: &[Candidate], ranking: &mut [usize], locked: bool) -> Option<String> {
+        let rollout = |i: usize| self.rollouts.puts_first(self.snapshot.kernel(candidates[i].kernel));
         let ready = |i: usize| !candidates[i].cold || candidates[ranking[0]].cold;
-        let at = ranking.iter().position(|&i| ready(i) && trial(i).is_some()).filter(|_| !locked)?;
+        let at = ranking.iter().position(|&i| ready(i) && rollout(i).is_some()).filter(|_| !locked)?;
         ranking[..=at].rotate_right(1);
-        trial(ranking[0]).map(str::to_owned)
+        rollout(ranking[0]).map(str::to_owned)
     }
 
     /// Whether it was looked at for which lengths kernels are proven. Otherwise that is found out when they run.
@@ -335,7 +335,7 @@ impl Judge<'_> {
     fn is_uniform(&self, cells: &crate::cell::Cells, compiled: &[Compiled], candidates: &[Candidate]) -> bool {
         let bounds = cells.bounds(&self.case.facts);
         let constant =
-            |expr: &lz_expr::Expr| matches!(expr.outcome(&bounds), Outcome::AlwaysTrue | Outcome::AlwaysFalse);
+            |expr: &lz_expr::Expr| matches!(expr.possible(&bounds), Possible::AlwaysTrue | Possible::AlwaysFalse);
         let rules = self.snapshot.policy.rules(self.case.query.op());
         if !rules.iter().flat_map(|r| &r.when).all(constant) {
             return false;
@@ -343,15 +343,15 @@ impl Judge<'_> {
         let device = self.case.query.device().0 as usize;
         compiled.iter().zip(candidates).all(|(kernel, _)| {
             let entry = &self.snapshot.entries[kernel.kernel.0 as usize];
-            !entry.standing_reasons[device].is_empty()
+            !entry.static_reasons[device].is_empty()
                 || kernel.conditions.iter().all(constant) && self.sizes_are_uniform(kernel, &bounds)
         })
     }
 
     /// Workspace and grid are compared with limits: both ends of their range must fall on one side.
     fn sizes_are_uniform(&self, kernel: &Compiled, bounds: &crate::cell::CellBounds<'_>) -> bool {
-        let one_side = |expr: &lz_expr::Expr, scale: i64, limit: i64| match expr.outcome(bounds) {
-            Outcome::Between(low, high) => (low.saturating_mul(scale) > limit) == (high.saturating_mul(scale) > limit),
+        let one_side = |expr: &lz_expr::Expr, scale: i64, limit: i64| match expr.possible(bounds) {
+            Possible::Between(low, high) => (low.saturating_mul(scale) > limit) == (high.saturating_mul(scale) > limit),
             _ => false,
         };
         let workspace = match (&kernel.workspace, self.case.memory) {

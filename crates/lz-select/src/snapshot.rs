@@ -17,7 +17,7 @@ use crate::pin::Pins;
 use crate::policy::{KernelName, Policy, PolicyError, PolicySpec};
 use crate::proof::{self, Proofs, Verify};
 use crate::restriction::Restriction;
-use crate::trial::Trial;
+use crate::rollout::RolloutRule;
 use crate::warm::Warm;
 
 /// Switches of selection.
@@ -152,8 +152,8 @@ pub struct SnapshotSpec {
     pub health: HashMap<String, Health>,
     /// What may be chosen from while the process is degraded.
     pub restriction: Restriction,
-    /// Kernels on trial.
-    pub trials: Vec<Trial>,
+    /// Kernels in a rollout.
+    pub rollouts: Vec<RolloutRule>,
     /// What is known about speed.
     pub perf: Arc<dyn PerfSource>,
     /// What comparisons with the reference showed.
@@ -178,7 +178,7 @@ impl Default for SnapshotSpec {
             settings: Settings::default(),
             health: HashMap::new(),
             restriction: Restriction::default(),
-            trials: Vec::new(),
+            rollouts: Vec::new(),
             perf: Arc::new(NoPerfData),
             proofs: Arc::default(),
             pins: Arc::default(),
@@ -227,7 +227,7 @@ pub(crate) struct Entry {
     pub descriptor: Arc<KernelDescriptor>,
     pub health: Health,
     /// What rules it out whatever the call, by device.
-    pub standing_reasons: Vec<Vec<Reason>>,
+    pub static_reasons: Vec<Vec<Reason>>,
 }
 
 /// Everything a selection depends on: registry, devices, policy, health, performance knowledge.
@@ -324,7 +324,7 @@ impl SnapshotSpec {
             self.health.get(&versioned).or_else(|| self.health.get(&descriptor.id)).cloned().unwrap_or_default();
         let quarantined = health.quarantined.clone().map(|error| Reason::BackendError { error });
         let usable = |set: &str| self.settings.max_cpu_isa.allows(set) && !backend.lacks.iter().any(|l| l == set);
-        let standing_reasons = self
+        let static_reasons = self
             .devices
             .iter()
             .map(|device| {
@@ -334,7 +334,7 @@ impl SnapshotSpec {
                 reasons
             })
             .collect();
-        Entry { descriptor, health, standing_reasons }
+        Entry { descriptor, health, static_reasons }
     }
 
     fn cells(&self, op: &Op, kernels: &[Compiled], policy: &Policy) -> Cells {
@@ -395,8 +395,8 @@ impl Snapshot {
     }
 
     /// What rules a kernel out on a device, whatever the call.
-    pub fn standing_reasons(&self, kernel: KernelIx, device: DeviceIx) -> &[Reason] {
-        self.entries[kernel.0 as usize].standing_reasons.get(device.0 as usize).map_or(&[], Vec::as_slice)
+    pub fn static_reasons(&self, kernel: KernelIx, device: DeviceIx) -> &[Reason] {
+        self.entries[kernel.0 as usize].static_reasons.get(device.0 as usize).map_or(&[], Vec::as_slice)
     }
 
     /// Whether a kernel must be compared with the reference before it serves a call: it is not built in, nobody vouches for

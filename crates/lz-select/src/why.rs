@@ -174,7 +174,7 @@ impl Decision {
         let ranked = self.ranked_first.clone()?;
         Some(if let Some((after, reason)) = self.struck_out.clone() {
             Why::NextInLine { after, reason }
-        } else if let Some(rollout) = self.trial.clone() {
+        } else if let Some(rollout) = self.rollout.clone() {
             Why::Rollout { rollout }
         } else if let Some(rule) = self.overridden_by.clone() {
             Why::Override { rule }
@@ -212,7 +212,7 @@ pub(crate) struct Ranking<'a> {
     /// Those that tie with the fastest of all, where times decided.
     pub group: Option<&'a Group>,
     /// What plain torch would run.
-    pub default: Option<usize>,
+    pub baseline: Option<usize>,
     /// Whether times count on this level.
     pub times_count: bool,
     /// What a candidate is called.
@@ -260,17 +260,17 @@ impl Ranking<'_> {
         let fastest = group.fastest;
         let (chosen, quickest) = (&self.candidates[first], &self.candidates[fastest]);
         let fastest_us = self.trusted_us(fastest).unwrap_or(f64::INFINITY);
-        let is_default = self.default == Some(first);
+        let is_baseline = self.baseline == Some(first);
         let rivals = quickest.estimate.as_ref().zip(chosen.estimate.as_ref()).map(|(quickest, chosen)| {
-            let quickest = Rival { estimate: quickest, default: self.default == Some(fastest) };
-            (quickest, Rival { estimate: chosen, default: is_default })
+            let quickest = Rival { estimate: quickest, baseline: self.baseline == Some(fastest) };
+            (quickest, Rival { estimate: chosen, baseline: is_baseline })
         });
         let noise_us = rivals.as_ref().map_or(0.0, |(a, b)| a.estimate.noise_to(b.estimate));
         let promise_us = rivals.as_ref().map_or(0.0, |(a, b)| a.margin_us(b));
         let is_ahead = |i: usize| group.ahead.contains(&i);
         let by = if is_ahead(first) && !is_ahead(fastest) {
             TieBreak::AheadOfTorch
-        } else if is_default {
+        } else if is_baseline {
             TieBreak::PlainTorch
         } else if chosen.terms.priority > quickest.terms.priority {
             TieBreak::Priority
@@ -317,7 +317,7 @@ impl Ranking<'_> {
         let (first, other) = (&self.candidates[first], &self.candidates[other]);
         if other.cold && !first.cold {
             Behind::NotCompiled
-        } else if first.terms.standing() == other.terms.standing() {
+        } else if first.terms.precedence() == other.terms.precedence() {
             Behind::Untrusted
         } else {
             Behind::Policy

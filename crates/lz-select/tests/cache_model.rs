@@ -28,12 +28,12 @@ fn query(op: &str, n: usize) -> Query {
     Catalog::get().resolve(op, &call, &BindRules::default(), |_| None).unwrap().1.query
 }
 
-fn plan(kernel: u32) -> Plan {
-    Plan::new(&[(KernelIx(kernel), Transforms::NONE)], None).unwrap()
+fn chain(kernel: u32) -> Chain {
+    Chain::new(&[(KernelIx(kernel), Transforms::NONE)], None).unwrap()
 }
 
-fn always(kernel: u32) -> impl Fn() -> (Option<Plan>, bool) {
-    move || (Some(plan(kernel)), true)
+fn always(kernel: u32) -> impl Fn() -> (Option<Chain>, bool) {
+    move || (Some(chain(kernel)), true)
 }
 
 fn cache(max_entries: usize) -> SelectionCache {
@@ -67,7 +67,7 @@ fn nothing_stale_is_served_after_invalidate_returns_and_the_bound_holds() {
                         let n = if roll < 900 { roll as usize % 8 } else { (random >> 40) as usize % queries.len() };
                         let least = floor.load(Ordering::Acquire);
                         let got =
-                            cache.plan(snapshot, &queries[n], || (Some(plan(world.load(Ordering::Acquire))), true));
+                            cache.chain(snapshot, &queries[n], || (Some(chain(world.load(Ordering::Acquire))), true));
                         if got.unwrap().chosen().0 < least {
                             stale.fetch_add(1, Ordering::Relaxed);
                         }
@@ -90,11 +90,11 @@ fn one_miss_one_computation_however_many_threads() {
             for _ in 0..threads {
                 scope.spawn(|| {
                     start.wait();
-                    let got = cache.plan(&snapshot, &query, || {
+                    let got = cache.chain(&snapshot, &query, || {
                         computed.fetch_add(1, Ordering::Relaxed);
-                        (Some(plan(7)), true)
+                        (Some(chain(7)), true)
                     });
-                    assert_eq!(got, Some(plan(7)));
+                    assert_eq!(got, Some(chain(7)));
                 });
             }
         });
@@ -114,18 +114,18 @@ fn a_leader_that_panics_or_finds_nothing_releases_the_others() {
                 scope.spawn(|| {
                     start.wait();
                     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                        cache.plan(&snapshot, &query, || {
+                        cache.chain(&snapshot, &query, || {
                             if first.swap(false, Ordering::AcqRel) {
                                 if round % 2 == 0 {
                                     std::panic::resume_unwind(Box::new("the leader panics"));
                                 }
                                 return (None, true);
                             }
-                            (Some(plan(3)), true)
+                            (Some(chain(3)), true)
                         })
                     }));
                     if let Ok(Some(got)) = outcome {
-                        assert_eq!(got, plan(3));
+                        assert_eq!(got, chain(3));
                         served.fetch_add(1, Ordering::Relaxed);
                     }
                 });
@@ -144,18 +144,18 @@ fn a_leader_that_is_stuck_does_not_keep_the_others() {
     let leader = {
         let (snapshot, cache, release, stuck) = (snapshot.clone(), cache.clone(), release.clone(), stuck.clone());
         std::thread::spawn(move || {
-            cache.plan(&snapshot, &query, || {
+            cache.chain(&snapshot, &query, || {
                 stuck.wait();
                 release.wait();
-                (Some(plan(1)), true)
+                (Some(chain(1)), true)
             })
         })
     };
     stuck.wait();
     // The leader cannot finish before we let it: only impatience can answer this.
-    assert_eq!(cache.plan(&snapshot, &query, always(2)), Some(plan(2)));
+    assert_eq!(cache.chain(&snapshot, &query, always(2)), Some(chain(2)));
     release.wait();
-    assert_eq!(leader.join().unwrap(), Some(plan(1)));
+    assert_eq!(leader.join().unwrap(), Some(chain(1)));
 }
 
 #[test]
@@ -163,11 +163,11 @@ fn entries_expire_by_the_clock() {
     let now = Arc::new(AtomicU64::new(1_000));
     let config = CacheConfig { ttl_ms: 60_000, clock: Clock::Manual(now.clone()), ..CacheConfig::default() };
     let (snapshot, cache, query) = (snapshot(1), SelectionCache::new(config), query("norm.rms", 5));
-    assert_eq!(cache.plan(&snapshot, &query, always(1)), Some(plan(1)));
+    assert_eq!(cache.chain(&snapshot, &query, always(1)), Some(chain(1)));
     now.store(60_999, Ordering::Release);
-    assert_eq!(cache.plan(&snapshot, &query, always(2)), Some(plan(1)));
+    assert_eq!(cache.chain(&snapshot, &query, always(2)), Some(chain(1)));
     now.store(61_000, Ordering::Release);
-    assert_eq!(cache.plan(&snapshot, &query, always(2)), Some(plan(2)));
+    assert_eq!(cache.chain(&snapshot, &query, always(2)), Some(chain(2)));
 }
 
 #[test]
@@ -178,15 +178,15 @@ fn the_least_recently_used_make_room() {
     let [a, b, c] = [0, 1, 2].map(|n| query("norm.rms", n));
     let on_another_thread = |query: &Query, kernel: u32| {
         // A fresh thread has an empty front, so the shared table itself is asked.
-        std::thread::scope(|s| s.spawn(|| cache.plan(&snapshot, query, always(kernel))).join().unwrap())
+        std::thread::scope(|s| s.spawn(|| cache.chain(&snapshot, query, always(kernel))).join().unwrap())
     };
     on_another_thread(&a, 1);
     on_another_thread(&b, 1);
     on_another_thread(&a, 9); // a is used again
     on_another_thread(&c, 1); // b goes
-    assert_eq!(on_another_thread(&a, 9), Some(plan(1)));
-    assert_eq!(on_another_thread(&c, 9), Some(plan(1)));
-    assert_eq!(on_another_thread(&b, 9), Some(plan(9)));
+    assert_eq!(on_another_thread(&a, 9), Some(chain(1)));
+    assert_eq!(on_another_thread(&c, 9), Some(chain(1)));
+    assert_eq!(on_another_thread(&b, 9), Some(chain(9)));
     assert_eq!(cache.stats().entries, 2);
 }
 
@@ -195,12 +195,12 @@ fn invalidation_forgets_what_it_names_and_nothing_else() {
     let (snapshot, cache) = (snapshot(1), cache(1000));
     let op = |name: &str| -> OpIx { Catalog::get().find(name).unwrap().ops[0] };
     let (rms, layer) = (query("norm.rms", 1), query("norm.layer", 1));
-    let two = || (Plan::new(&[(KernelIx(1), Transforms::NONE), (KernelIx(2), Transforms::NONE)], None), true);
+    let two = || (Chain::new(&[(KernelIx(1), Transforms::NONE), (KernelIx(2), Transforms::NONE)], None), true);
     let fill = || {
-        cache.plan(&snapshot, &rms, two);
-        cache.plan(&snapshot, &layer, always(3));
+        cache.chain(&snapshot, &rms, two);
+        cache.chain(&snapshot, &layer, always(3));
     };
-    let kept = |query: &Query| cache.plan(&snapshot, query, always(99)).unwrap().chosen() != KernelIx(99);
+    let kept = |query: &Query| cache.chain(&snapshot, query, always(99)).unwrap().chosen() != KernelIx(99);
 
     fill();
     cache.invalidate(&Invalidate::Op(op("norm.rms")));
@@ -209,7 +209,7 @@ fn invalidation_forgets_what_it_names_and_nothing_else() {
     cache.invalidate(&Invalidate::All);
     assert_eq!(cache.stats().entries, 0);
     fill();
-    // Kernel 2 is only a fallback of the first plan; its plan goes all the same.
+    // Kernel 2 is only a fallback of the first chain; its chain goes all the same.
     cache.invalidate(&Invalidate::Kernels(vec![KernelIx(2)]));
     assert_eq!((kept(&rms), kept(&layer)), (false, true));
 }
@@ -218,9 +218,9 @@ fn invalidation_forgets_what_it_names_and_nothing_else() {
 fn another_snapshot_or_another_cache_shares_nothing() {
     let (one, two) = (snapshot(1), snapshot(2));
     let (cache_a, cache_b, query) = (cache(100), cache(100), query("norm.rms", 3));
-    assert_eq!(cache_a.plan(&one, &query, always(1)), Some(plan(1)));
-    assert_eq!(cache_a.plan(&two, &query, always(2)), Some(plan(2)));
-    assert_eq!(cache_b.plan(&one, &query, always(3)), Some(plan(3)));
+    assert_eq!(cache_a.chain(&one, &query, always(1)), Some(chain(1)));
+    assert_eq!(cache_a.chain(&two, &query, always(2)), Some(chain(2)));
+    assert_eq!(cache_b.chain(&one, &query, always(3)), Some(chain(3)));
 }
 
 #[test]
@@ -233,17 +233,17 @@ fn a_mixed_cell_is_answered_by_the_exact_shape() {
     };
     let (a, b) = (shape_of(100), shape_of(101));
     assert_eq!(snapshot.cell_key(&a), snapshot.cell_key(&b));
-    let mixed = |kernel: u32| move || (Some(plan(kernel)), false);
+    let mixed = |kernel: u32| move || (Some(chain(kernel)), false);
     for _ in 0..2 {
-        assert_eq!(cache.plan(&snapshot, &a, mixed(1)), Some(plan(1)));
-        assert_eq!(cache.plan(&snapshot, &b, mixed(2)), Some(plan(2)));
+        assert_eq!(cache.chain(&snapshot, &a, mixed(1)), Some(chain(1)));
+        assert_eq!(cache.chain(&snapshot, &b, mixed(2)), Some(chain(2)));
     }
     assert_eq!(cache.stats().misses, 2);
 }
 
 #[test]
 fn an_entry_is_small() {
-    let (overhead, plan) = (ENTRY_OVERHEAD, size_of::<Plan>());
+    let (overhead, chain) = (ENTRY_OVERHEAD, size_of::<Chain>());
     assert!(overhead <= 100, "{overhead} bytes beyond the key");
-    assert!(plan <= 40, "{plan} bytes");
+    assert!(chain <= 40, "{chain} bytes");
 }

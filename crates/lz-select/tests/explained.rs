@@ -14,12 +14,12 @@ use proptest::test_runner::TestCaseError;
 type Checked = Result<(), TestCaseError>;
 
 /// A world in which some kernels are cold, are what plain torch runs or the reference, and one may be
-/// pinned or on trial.
+/// pinned or in a rollout.
 fn spec_of(
     world: &world::World,
     traits: &[u8],
     pinned: Option<usize>,
-    trial: Option<usize>,
+    rollout: Option<usize>,
     query: &Query,
 ) -> SnapshotSpec {
     let mut spec = world.spec();
@@ -33,9 +33,9 @@ fn spec_of(
     if let Some(at) = pinned {
         spec.pins = Arc::new([Pin::exact(query, &format!("k{at:02}"), None, "table t".into())].into_iter().collect());
     }
-    if let Some(at) = trial {
+    if let Some(at) = rollout {
         let candidate = Pattern::Kernel(format!("k{at:02}"));
-        spec.trials = vec![Trial::new("try", "attention", candidate, Arc::new(|_| true))];
+        spec.rollouts = vec![RolloutRule::new("try", "attention", candidate, Arc::new(|_| true))];
     }
     spec.restriction.declared_only = traits.first().is_some_and(|bits| bits % 11 == 0);
     spec
@@ -193,10 +193,10 @@ proptest! {
         call in world::call(),
         traits in prop::collection::vec(any::<u8>(), 10),
         pinned in prop::option::weighted(0.2, 0usize..10),
-        trial in prop::option::weighted(0.2, 0usize..10),
+        rollout in prop::option::weighted(0.2, 0usize..10),
     ) {
         let query = call.query();
-        let spec = spec_of(&world, &traits, pinned, trial, &query);
+        let spec = spec_of(&world, &traits, pinned, rollout, &query);
         let Ok(snapshot) = spec.build(1) else { return Ok(()) };
         let decision = snapshot.select(&query);
         let told = Told { decision: &decision, snapshot: &snapshot };
@@ -216,9 +216,9 @@ proptest! {
                 prop_assert_eq!(Some(id.clone()), pinned.map(|at| format!("k{at:02}")));
                 prop_assert!(!chosen.cold);
             }
-            Why::Rollout { rollout } => {
-                prop_assert_eq!(rollout, "try");
-                prop_assert_eq!(Some(id.clone()), trial.map(|at| format!("k{at:02}")));
+            Why::Rollout { rollout: name } => {
+                prop_assert_eq!(name, "try");
+                prop_assert_eq!(Some(id.clone()), rollout.map(|at| format!("k{at:02}")));
             }
             Why::NextInLine { .. } => prop_assert!(false, "no circuit is open here"),
         }

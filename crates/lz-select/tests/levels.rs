@@ -114,7 +114,7 @@ proptest! {
                 if level == "minimal" && references.is_empty() && !plain.is_empty() {
                     prop_assert_eq!(&after, &plain, "{}: {:?}", level, call);
                 }
-                let chosen = degraded.plan(&degraded.select(&call.query()));
+                let chosen = degraded.chain(&degraded.select(&call.query()));
                 prop_assert_eq!(chosen.is_some(), !before.is_empty());
             }
         }
@@ -133,10 +133,10 @@ proptest! {
             let snapshot = spec.build(2).unwrap();
             let cache = SelectionCache::new(CacheConfig { max_entries: 64, ..CacheConfig::default() });
             for query in calls.iter().chain(&calls).map(RandomCall::query) {
-                let expected = snapshot.plan(&snapshot.select(&query));
-                let found = cache.plan(&snapshot, &query, || {
+                let expected = snapshot.chain(&snapshot.select(&query));
+                let found = cache.chain(&snapshot, &query, || {
                     let decision = snapshot.select(&query);
-                    (snapshot.plan(&decision), decision.uniform)
+                    (snapshot.chain(&decision), decision.uniform)
                 });
                 prop_assert_eq!(found, expected, "{:?}", query);
             }

@@ -85,8 +85,8 @@ fn estimate() -> impl Strategy<Value = Estimate> {
 proptest! {
     /// It does not matter which of the two is asked about the other, and who is ahead is faster.
     #[test]
-    fn one_is_ahead_where_the_other_is_behind(a in estimate(), b in estimate(), default in any::<bool>()) {
-        let (x, y) = (Rival { estimate: &a, default }, Rival { estimate: &b, default: !default });
+    fn one_is_ahead_where_the_other_is_behind(a in estimate(), b in estimate(), baseline in any::<bool>()) {
+        let (x, y) = (Rival { estimate: &a, baseline }, Rival { estimate: &b, baseline: !baseline });
         let mirrored = match y.compare(&x) {
             Compared::Ahead => Compared::Behind,
             Compared::Behind => Compared::Ahead,

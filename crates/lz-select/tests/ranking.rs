@@ -230,7 +230,7 @@ fn ties_go_to_what_plain_torch_runs_and_predictions_err_each_for_itself() {
     assert_eq!(ranking(&spec, &query()).0, ["b.x", "c.x", "a.default"]);
 }
 
-/// As it was measured on a GPU: one that took longer than the default, and whose times varied more, was chosen.
+/// As it was measured on a GPU: one that took longer than the baseline, and whose times varied more, was chosen.
 #[test]
 fn nobody_that_is_behind_the_default_wins_a_tie_by_being_noisy() {
     let mut default = kernel("a.default", 60);
@@ -291,7 +291,7 @@ fn a_promise_is_asked_of_whoever_replaces_the_default_where_either_was_not_measu
         let times = [("a.default", one(102.9, of_default)), ("b.x", one(100.0, of_b)), ("c.x", c)];
         spec.perf = Arc::new(Times(BTreeMap::from(times)));
         let both_measured = (of_default, of_b) == (EstimateKind::Measured, EstimateKind::Measured);
-        // Nobody asks it of one that replaces another than the default.
+        // Nobody asks it of one that replaces another than the baseline.
         let wanted = if both_measured { ["b.x", "a.default", "c.x"] } else { ["a.default", "b.x", "c.x"] };
         assert_eq!(ranking(&spec, &query()).0, wanted, "{of_default:?} {of_b:?}");
     }
@@ -446,8 +446,8 @@ fn a_long_chain_still_ends_in_the_reference() {
     reference.reference = true;
     kernels.push(reference);
     let snapshot = spec(kernels).build(1).unwrap();
-    let plan = snapshot.plan(&snapshot.select(&query())).unwrap();
-    let ids: Vec<_> = plan.steps().map(|(k, _)| snapshot.kernel(k).id.clone()).collect();
+    let chain = snapshot.chain(&snapshot.select(&query())).unwrap();
+    let ids: Vec<_> = chain.steps().map(|(k, _)| snapshot.kernel(k).id.clone()).collect();
     assert_eq!(ids, ["a.k0", "a.k1", "a.k2", "a.k3", "a.k4", "a.k5", "z.reference"]);
 }
 

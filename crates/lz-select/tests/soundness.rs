@@ -7,10 +7,10 @@ use lz_select::{CacheConfig, Decision, SelectionCache, Snapshot};
 use proptest::prelude::*;
 use world::{RandomCall, RandomKernel, World, call, variant, world};
 
-fn cached(cache: &SelectionCache, snapshot: &Snapshot, query: &Query) -> Option<lz_select::Plan> {
-    cache.plan(snapshot, query, || {
+fn cached(cache: &SelectionCache, snapshot: &Snapshot, query: &Query) -> Option<lz_select::Chain> {
+    cache.chain(snapshot, query, || {
         let decision = snapshot.select(query);
-        (snapshot.plan(&decision), decision.uniform)
+        (snapshot.chain(&decision), decision.uniform)
     })
 }
 
@@ -100,13 +100,13 @@ proptest! {
         for _ in 0..2 {
             for c in &calls {
                 let query = c.query();
-                let expected = snapshot.plan(&snapshot.select(&query));
+                let expected = snapshot.chain(&snapshot.select(&query));
                 prop_assert_eq!(cached(&cache, &snapshot, &query), expected, "{:?}", query);
             }
         }
     }
 
-    /// The cells themselves: neighbours of a call that share its key share its plan, unless the
+    /// The cells themselves: neighbours of a call that share its key share its chain, unless the
     /// decision says that they may not.
     #[test]
     fn neighbours_in_a_cell_share_the_decision(world in world(), c in call(), others in prop::collection::vec(variant(), 1..60)) {
@@ -117,7 +117,7 @@ proptest! {
             let neighbour = other.of(&c).query();
             if decision.uniform && snapshot.cell_key(&neighbour) == snapshot.cell_key(&query) {
                 let theirs = snapshot.select(&neighbour);
-                prop_assert_eq!(snapshot.plan(&theirs), snapshot.plan(&decision), "{:?} and {:?}", query, neighbour);
+                prop_assert_eq!(snapshot.chain(&theirs), snapshot.chain(&decision), "{:?} and {:?}", query, neighbour);
             }
         }
     }

@@ -133,7 +133,7 @@ def measure(
 def _print(result: dict[str, Any]) -> None:
     rows = sorted(result["rows"], key=lambda row: -row["over_best"])
     width = max((len(row["label"]) for row in rows), default=4)
-    print(f"{'held-out call':{width}}  ÷best  ×default  noise  chosen")
+    print(f"{'held-out call':{width}}  ÷best  ×baseline  noise  chosen")
     for row in rows:
         times = f"{row['times_baseline']:8.2f}" if row["times_baseline"] else f"{'–':>8}"
         print(f"{row['label']:{width}}  {row['over_best']:5.2f}  {times}  {row['noise']:5.2f}  {row['chosen']}")

@@ -40,7 +40,7 @@ class TuneReport:
         return self._document
 
     def _rows(self) -> list[tuple[str, ...]]:
-        rows: list[tuple[str, ...]] = [("call", "chosen", "runner-up", "×default")]
+        rows: list[tuple[str, ...]] = [("call", "chosen", "runner-up", "×baseline")]
         for t in self.tuned:
             times = f"{t['times_baseline']:.2f}" if t["times_baseline"] else "–"
             rows.append((t["label"], t["chosen"] or "–", t["runner_up"] or "–", times))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lz_model::KernelDescriptor;
-use lz_resilience::degradation::{CallOutcome, Served};
+use lz_resilience::degradation::{Served, ServedCall};
 use lz_resilience::{Admission, BreakerState, Degradation, Event, Level, Transition};
 use lz_select::{Restriction, Settled};
 
@@ -171,7 +171,7 @@ impl Core {
     fn record(&self, served: Served, latency_ratio: Option<f64>, calls: u64) {
         let now_ms = self.guard.clock.now_ms();
         let change = self.guard.with_degradation(|degradation| {
-            degradation.record_many(now_ms, CallOutcome { served, latency_ratio }, calls);
+            degradation.record_many(now_ms, ServedCall { served, latency_ratio }, calls);
             degradation.update(now_ms)
         });
         self.look_at_memory_soon(now_ms);
@@ -235,8 +235,8 @@ impl Core {
         let before = self.state.load().snapshot.spec().restriction.settled.clone();
         let (state, proven) = (self.state.load(), self.proven());
         let mut settled = before.map_or_else(Settled::default, |settled| (*settled).clone());
-        for (key, plan) in self.cache.plans(&state.snapshot) {
-            let ids = plan.steps().map(|(kernel, _)| state.snapshot.kernel(kernel).id.clone());
+        for (key, chain) in self.cache.chains(&state.snapshot) {
+            let ids = chain.steps().map(|(kernel, _)| state.snapshot.kernel(kernel).id.clone());
             if let Some(kernel) = ids.into_iter().find(|id| proven.contains(id)) {
                 settled.insert(key, kernel);
             }

@@ -5,7 +5,7 @@ use lz_model::{
     Query, Reason, nearest,
 };
 use lz_resilience::{BreakerReport, BreakerState, Event};
-use lz_select::{BackendState, CacheStats, Candidate, Decision, KernelIx, Plan, Snapshot};
+use lz_select::{BackendState, CacheStats, Candidate, Chain, Decision, KernelIx, Snapshot};
 
 use super::Core;
 use super::guard::always_runs;
@@ -93,16 +93,16 @@ impl Scope<'_> {
         Ok((ordered, bound))
     }
 
-    /// The plan for a query: from the cache, or by selection. `None` when no kernel can serve it.
-    pub fn plan(&self, query: &Query) -> Option<Plan> {
+    /// The chain for a query: from the cache, or by selection. `None` when no kernel can serve it.
+    pub fn chain(&self, query: &Query) -> Option<Chain> {
         let snapshot = self.snapshot();
         let cache = self.state.own_cache.as_ref().unwrap_or(&self.core.cache);
-        cache.plan(snapshot, query, || {
+        cache.chain(snapshot, query, || {
             if self.state.own_cache.is_none() {
                 self.core.remember(query);
             }
             let decision = snapshot.select(query);
-            (snapshot.plan(&decision), decision.uniform)
+            (snapshot.chain(&decision), decision.uniform)
         })
     }
 
@@ -118,14 +118,14 @@ impl Scope<'_> {
     /// As [`Scope::steps`], also where the configuration wants no fallback.
     pub(crate) fn all_steps(&self, query: &Query) -> Result<Vec<Step>, Error> {
         let state = &self.state;
-        let plan = self.plan(query);
-        let plan = plan.ok_or_else(|| no_kernel(&state.snapshot, &state.snapshot.select(query)))?;
+        let chain = self.chain(query);
+        let chain = chain.ok_or_else(|| no_kernel(&state.snapshot, &state.snapshot.select(query)))?;
         let op = Catalog::get().op(query.op()).id();
         let step = |(kernel, transforms)| {
             let unproven = state.snapshot.needs_proof(kernel, query);
             Step { unproven, ..state.step(&self.core.guard, op, kernel, transforms) }
         };
-        Ok(plan.steps().map(step).collect())
+        Ok(chain.steps().map(step).collect())
     }
 
     /// One kernel for a query, whatever the ranking; an error with its reasons when it cannot serve it.
@@ -243,12 +243,12 @@ impl Scope<'_> {
         Ok(Selection::new(&state.snapshot, &bound.query, chosen))
     }
 
-    /// The plan for a call: the kernels that would be tried, in order, with `@version` where an id has several.
+    /// The chain for a call: the kernels that would be tried, in order, with `@version` where an id has several.
     pub fn select(&self, op: &str, call: &NamedCall<'_>) -> Result<Vec<String>, Error> {
         let state = &self.state;
         let (_, bound) = self.bind(op, call)?;
-        match self.plan(&bound.query) {
-            Some(plan) => Ok(plan.steps().map(|(kernel, _)| state.snapshot.name(kernel)).collect()),
+        match self.chain(&bound.query) {
+            Some(chain) => Ok(chain.steps().map(|(kernel, _)| state.snapshot.name(kernel)).collect()),
             None => Err(no_kernel(&state.snapshot, &state.snapshot.select(&bound.query))),
         }
     }
@@ -284,9 +284,9 @@ impl Core {
         self.bind(&call.op, &call.named(device, Context::default())).map(|(_, bound)| bound.query)
     }
 
-    /// [`Scope::plan`] outside of any context.
-    pub fn plan(&self, query: &Query) -> Option<Plan> {
-        self.process().plan(query)
+    /// [`Scope::chain`] outside of any context.
+    pub fn chain(&self, query: &Query) -> Option<Chain> {
+        self.process().chain(query)
     }
 
     /// [`Scope::steps`] outside of any context.
@@ -336,10 +336,10 @@ impl Core {
         // Of several devices the one it could run on, or at least the kind it is made for.
         let reasons = |ix: KernelIx, kernel: &KernelDescriptor| {
             let devices = || state.snapshot.spec().devices.iter().zip(0..).map(|(d, i)| (d, lz_model::DeviceIx(i)));
-            let ready = || devices().find(|(_, at)| state.snapshot.standing_reasons(ix, *at).is_empty());
+            let ready = || devices().find(|(_, at)| state.snapshot.static_reasons(ix, *at).is_empty());
             let made_for = || devices().find(|(device, _)| kernel.platforms.contains(&device.platform));
             let device = ready().or_else(made_for).map_or(lz_model::DeviceIx(0), |(_, at)| at);
-            state.snapshot.standing_reasons(ix, device).iter().map(ToString::to_string).collect()
+            state.snapshot.static_reasons(ix, device).iter().map(ToString::to_string).collect()
         };
         let info = |ix: KernelIx, kernel: &KernelDescriptor| KernelInfo {
             kernel_id: kernel.id.clone(),

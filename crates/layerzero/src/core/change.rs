@@ -67,7 +67,7 @@ impl Core {
         }
         let scope = Scope::of(self, state.clone(), OverlayId::NONE);
         for query in warm {
-            scope.plan(query);
+            scope.chain(query);
         }
         drop(scope);
         let state = self.state.swap(state);

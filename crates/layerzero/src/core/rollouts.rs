@@ -1,10 +1,10 @@
-//! Rollouts at work: which kernel is on trial for a call, beside or instead of which other.
+//! Rollouts at work: which kernel is in a rollout for a call, beside or instead of which other.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use lz_model::{Catalog, Denial, Query, Reason};
-use lz_resilience::rollout::{Mode, Outcome};
+use lz_resilience::rollout::{Mode, RolloutCall};
 use lz_resilience::{Event, Rollout, RolloutSpec, RolloutStatus, Verdict};
 use lz_select::{Pattern, Snapshot};
 
@@ -17,13 +17,13 @@ use super::step::Step;
 const PUBLISH_EVERY_MS: u64 = 1000;
 
 impl Core {
-    /// The kernels on trial and how they do.
+    /// The kernels in a rollout and how they do.
     pub fn rollouts(&self) -> Vec<RolloutStatus> {
         self.guard.rollouts.load().iter().map(|rollout| rollout.status()).collect()
     }
 
     /// Puts an outcome to a rollout; one that is rolled back serves no further call.
-    pub fn tried(&self, rollout: &Rollout, outcome: Outcome) {
+    pub fn tried(&self, rollout: &Rollout, outcome: RolloutCall) {
         let verdict = rollout.record(outcome);
         let changed = verdict.is_some();
         if let Some(Verdict::RolledBack { why }) = verdict {
@@ -81,7 +81,7 @@ impl Core {
 }
 
 impl Scope<'_> {
-    /// What the calls of a query are to be compared with, when a kernel is on trial for them: the rollout, the other
+    /// What the calls of a query are to be compared with, when a kernel is in a rollout for them: the rollout, the other
     /// kernel, and whether the candidate is the one that serves (a canary) or the other (a shadow).
     pub fn comparison(&self, query: &Query, steps: &[Step]) -> Option<(Arc<Rollout>, Step, bool)> {
         let rollouts = self.core.guard.rollouts.load();
@@ -94,7 +94,7 @@ impl Scope<'_> {
         // Nothing but the rollout keeps a shadow's candidate from serving.
         let shadow = |name: &str| {
             let alone = |reasons: &[Reason]| match reasons {
-                [Reason::PolicyDenied { rule: Denial::Trial { name: by } }] => by == name,
+                [Reason::PolicyDenied { rule: Denial::Rollout { name: by } }] => by == name,
                 _ => false,
             };
             let candidate = decision.candidates.iter().find(|c| alone(&c.reasons))?;
@@ -103,7 +103,7 @@ impl Scope<'_> {
         rollouts.iter().filter(|rollout| rollout.is_armed()).find_map(|rollout| {
             let RolloutSpec { name, mode, .. } = rollout.spec();
             let other = match mode {
-                Mode::Canary if decision.trial.as_deref() == Some(name) => steps.get(1).cloned(),
+                Mode::Canary if decision.rollout.as_deref() == Some(name) => steps.get(1).cloned(),
                 Mode::Canary => None,
                 Mode::Shadow => shadow(name),
             };
@@ -112,13 +112,13 @@ impl Scope<'_> {
     }
 
     /// Puts how a canary did, whose call nobody compares, to its rollout.
-    pub(crate) fn tried_first(&self, query: &Query, outcome: Outcome) {
+    pub(crate) fn tried_first(&self, query: &Query, outcome: RolloutCall) {
         let rollouts = self.core.guard.rollouts.load();
         if rollouts.is_empty() {
             return;
         }
-        let trial = self.state.snapshot.select(query).trial;
-        if let Some(rollout) = rollouts.iter().find(|r| trial.as_deref() == Some(&r.spec().name)) {
+        let given = self.state.snapshot.select(query).rollout;
+        if let Some(rollout) = rollouts.iter().find(|r| given.as_deref() == Some(&r.spec().name)) {
             self.core.tried(rollout, outcome);
         }
     }

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use lz_model::schema::Update;
 use lz_model::{Catalog, Query};
 use lz_resilience::Admission;
-use lz_resilience::rollout::Outcome;
+use lz_resilience::rollout::RolloutCall;
 
 use super::Core;
 use super::executable::Executable;
@@ -188,7 +188,7 @@ impl Scope<'_> {
                     let failed = failures.count(caller);
                     core.succeeded(step, admission, !failed.is_empty());
                     if first {
-                        self.tried_first(query, Outcome::OK);
+                        self.tried_first(query, RolloutCall::OK);
                     }
                     if let Some((failed_at, error)) = failed.first() {
                         self.tell_fallback(query, steps[*failed_at].as_ref(), step, caller.told(error).0);
@@ -203,7 +203,7 @@ impl Scope<'_> {
                 Blame::Spoiled(error) => (error, true),
             };
             if first {
-                self.tried_first(query, Outcome::FAILED);
+                self.tried_first(query, RolloutCall::FAILED);
             }
             if spoiled {
                 let failed = failures.count_last(caller, at, admission, &error);

@@ -7,7 +7,7 @@ use lz_model::{GenerationTable, KernelDescriptor};
 use lz_select::{SelectionCache, Snapshot, SnapshotSpec};
 
 use super::executable::Executable;
-use crate::documents::{Baked, Pinned, Source};
+use crate::documents::{Pinned, Plan, Source};
 use crate::error::Error;
 
 /// A snapshot with what runs its kernels.
@@ -20,7 +20,7 @@ pub(crate) struct State {
     /// The names of the dispatch tables its pins come from.
     pub tables: Vec<Arc<str>>,
     /// The plan that takes note of the calls made here, if one does.
-    pub learner: Weak<Baked>,
+    pub learner: Weak<Plan>,
 }
 
 /// What the next state is built from.

@@ -61,8 +61,8 @@ impl Scope<'_> {
         let state = &self.state;
         let op = lz_model::Catalog::get().op(query.op()).id();
         let most = if state.snapshot.spec().settings.fallback_enabled { usize::MAX } else { 1 };
-        let plan = self.plan(query);
-        let steps = plan.iter().flat_map(|plan| plan.steps());
+        let chain = self.chain(query);
+        let steps = chain.iter().flat_map(|chain| chain.steps());
         let may = steps.filter(|(kernel, _)| call.refusal(&state.snapshot.kernel(*kernel).backend).is_none());
         let step = |(kernel, transforms)| {
             let step = state.step(&self.core.guard, op, kernel, transforms);
@@ -143,7 +143,7 @@ impl Scope<'_> {
 /// Whether a kernel is out for no other reason than that only references, or what has proved itself, may run, or that its
 /// circuit is open. What the operator forbids, and what it cannot do, it does not do as a last resort either.
 fn is_last_resort(state: &State, candidate: &lz_select::Candidate) -> bool {
-    let can_run = state.snapshot.standing_reasons(candidate.kernel, DeviceIx(0)).is_empty();
+    let can_run = state.snapshot.static_reasons(candidate.kernel, DeviceIx(0)).is_empty();
     let failures = candidate.reasons.iter().filter(|r| matches!(r, Reason::BackendError { .. })).count();
     can_run && candidate.reasons.len() == candidate.cautions + failures
 }

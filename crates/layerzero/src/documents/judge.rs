@@ -79,8 +79,8 @@ fn overruled(snapshot: &Snapshot, entry: &Entry<'_>, query: Option<&Query>) -> O
     let instead = decision.chosen().map_or_else(String::new, |chosen| snapshot.name(chosen.kernel));
     // The first pin that covers a call is the only one that counts, whether or not its kernel can serve.
     let above = || snapshot.spec().pins.find(query).map_or_else(String::new, |pin| pin.origin.to_string());
-    let by = match (&decision.trial, &decision.overridden_by) {
-        (Some(trial), _) => format!("rollout '{trial}'"),
+    let by = match (&decision.rollout, &decision.overridden_by) {
+        (Some(rollout), _) => format!("rollout '{rollout}'"),
         (None, Some(rule)) => format!("rule '{rule}'"),
         (None, None) => above(),
     };

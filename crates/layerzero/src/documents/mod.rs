@@ -17,7 +17,7 @@ pub(crate) use judge::status;
 pub(crate) use lockfile::call_order;
 pub use lockfile::{Locked, Lockfile, LockfileError, LockfileProblem};
 pub use mismatch::{Mismatch, MismatchKind, PinKind, PinStatus};
-pub use plan::Baked;
+pub use plan::Plan;
 pub(crate) use source::{Pinned, Slot, Source};
 pub use table::{BadBuckets, BucketPlan, Buckets, DispatchTable, Fallback, FallbackMode, PlannedOp, TableError};
 pub(crate) use table::{Ranges, SCHEMA_VERSION};

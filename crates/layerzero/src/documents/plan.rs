@@ -17,7 +17,7 @@ use super::table::DispatchTable;
 const MOST_LEARNED: usize = 1024;
 
 /// The decisions of a plan.
-pub struct Baked {
+pub struct Plan {
     pub(crate) name: String,
     source: Arc<Source>,
     pub(crate) learns: bool,
@@ -25,10 +25,10 @@ pub struct Baked {
     noted: Mutex<Vec<(CallSpec, DeviceIx)>>,
 }
 
-impl Baked {
-    pub(crate) fn new(table: DispatchTable, name: &str, learns: bool) -> Arc<Baked> {
+impl Plan {
+    pub(crate) fn new(table: DispatchTable, name: &str, learns: bool) -> Arc<Plan> {
         let source = Source::plan(table, name);
-        Arc::new(Baked { name: name.to_owned(), source, learns, noted: Mutex::default() })
+        Arc::new(Plan { name: name.to_owned(), source, learns, noted: Mutex::default() })
     }
 
     /// Its decisions.

@@ -15,7 +15,7 @@ use super::{Engine, pins};
 use crate::core::Draft;
 use crate::error::Error;
 use crate::forking;
-use crate::services::control::{apply, breaker, degradation, rollout_spec, trial, without_effect};
+use crate::services::control::{apply, breaker, degradation, rollout_rule, rollout_spec, without_effect};
 use crate::services::status::state_dir;
 
 impl Engine {
@@ -219,7 +219,7 @@ impl Engine {
             |draft| {
                 change(draft);
                 apply(config, &mut draft.spec);
-                draft.spec.trials = rollouts.iter().map(trial).collect();
+                draft.spec.rollouts = rollouts.iter().map(rollout_rule).collect();
             },
             |state| self.check_names(config, &state.snapshot),
             &recent,

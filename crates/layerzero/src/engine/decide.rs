@@ -28,8 +28,8 @@ pub(crate) fn rounded(us: f64) -> Option<f64> {
 impl Decided {
     pub fn new(snapshot: &Snapshot, query: &Query) -> Result<Decided, Error> {
         let decision = snapshot.select(query);
-        // What a rollout gives to its candidate is given for the time of the trial.
-        let tried = usize::from(decision.trial.is_some());
+        // What a rollout gives to its candidate is given for the time of the rollout.
+        let tried = usize::from(decision.rollout.is_some());
         let chosen = decision.ranked().nth(tried).or_else(|| decision.chosen());
         let chosen = chosen.ok_or_else(|| no_kernel(snapshot, &decision))?;
         let time = |candidate: &Candidate| candidate.estimate.and_then(|estimate| rounded(estimate.median_us));

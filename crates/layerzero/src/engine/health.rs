@@ -27,7 +27,7 @@ pub struct Health {
     pub breakers: Vec<BreakerReport>,
     /// Kernels whose results were wrong: they no longer serve the operation.
     pub wrong_results: Vec<WrongResult>,
-    /// Kernels on trial.
+    /// Kernels in a rollout.
     pub rollouts: Vec<RolloutStatus>,
     /// What became of reloads.
     pub reloads: Reloads,

@@ -10,7 +10,7 @@ use lz_config::CodeLayer;
 
 use super::Engine;
 use crate::core::{Draft, OverlayId, Scope, State};
-use crate::documents::Baked;
+use crate::documents::Plan;
 use crate::error::Error;
 use crate::services::control::apply;
 use crate::services::overlays::Overlay;
@@ -25,7 +25,7 @@ impl Engine {
     }
 
     /// Makes an overlay inside of plans, the innermost first, or finds the one that says the same.
-    pub fn overlay_with(&self, layer: CodeLayer, plans: &[Arc<Baked>]) -> Result<Arc<Overlay>, Error> {
+    pub fn overlay_with(&self, layer: CodeLayer, plans: &[Arc<Plan>]) -> Result<Arc<Overlay>, Error> {
         let config = self.resolve_in(&layer)?;
         // Names are checked once for each: a block is entered often.
         self.overlays.find_or_make(layer, plans, || self.check_names(&config, &self.state.load().snapshot))

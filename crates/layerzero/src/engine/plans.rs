@@ -8,14 +8,14 @@ use lz_select::Pins;
 use super::Engine;
 use super::solve::SolveRequest;
 use crate::core::Scope;
-use crate::documents::{Baked, DispatchTable, PinStatus, status};
+use crate::documents::{DispatchTable, PinStatus, Plan, status};
 use crate::error::Error;
 
 impl Engine {
     /// A plan of a table's decisions, called `name`. A table for other hardware, or of other capabilities, is refused as
     /// a whole. [`Engine::overlay_with`] puts it in force.
-    pub fn bake(&self, table: DispatchTable, name: &str, learns: bool) -> Result<Arc<Baked>, Error> {
-        let baked = Baked::new(table, name, learns);
+    pub fn make_plan(&self, table: DispatchTable, name: &str, learns: bool) -> Result<Arc<Plan>, Error> {
+        let baked = Plan::new(table, name, learns);
         self.look_for_more(|devices| baked.source().is_for_others(devices))?;
         match self.with_snapshot(|snapshot| baked.source().refusal(snapshot.spec())) {
             Some(kind) => Err(Error::TableRefused { table: format!("of plan {name}"), why: Box::new(kind) }),
@@ -24,7 +24,7 @@ impl Engine {
     }
 
     /// What of a plan is in force inside of it, in a scope.
-    pub fn baked_status(&self, scope: &Scope<'_>, baked: &Baked) -> Result<PinStatus, Error> {
+    pub fn plan_status(&self, scope: &Scope<'_>, baked: &Plan) -> Result<PinStatus, Error> {
         let mut draft = self.draft_in(scope.overlay());
         draft.pinned.put_plans(vec![baked.source().clone()]);
         draft.repin();
@@ -34,7 +34,7 @@ impl Engine {
     /// `onto`, and the calls that were made inside of `baked` and that `onto` does not cover; `None` when there were none.
     /// They are the same plan, but while a call was made inside of it others may have extended it. What was decided
     /// before stays.
-    pub fn learned(&self, scope: &Scope<'_>, baked: &Baked, onto: &Baked) -> Result<Option<Arc<Baked>>, Error> {
+    pub fn learned(&self, scope: &Scope<'_>, baked: &Plan, onto: &Plan) -> Result<Option<Arc<Plan>>, Error> {
         let noted = baked.take_noted();
         let Some((_, first)) = noted.first() else { return Ok(None) };
         let fresh = self.fresh(scope, true)?;
@@ -63,6 +63,6 @@ impl Engine {
         }
         table.hardware_signature.clone_from(&solved.hardware_signature);
         table.take(solved);
-        Ok(Some(Baked::new(table, &onto.name, onto.learns)))
+        Ok(Some(Plan::new(table, &onto.name, onto.learns)))
     }
 }

@@ -7,7 +7,7 @@ use lz_config::Config;
 use lz_model::schema::OpKind;
 use lz_model::{Catalog, DeviceIx, Platform, Reason, Trust};
 use lz_resilience::{BreakerState, Level, Verdict};
-use lz_select::{Action, BackendState, KernelIx, Pattern, RuleSpec, Severity, Snapshot, Trial, Verify, analyse};
+use lz_select::{Action, BackendState, KernelIx, Pattern, RolloutRule, RuleSpec, Severity, Snapshot, Verify, analyse};
 use serde::Serialize;
 
 use super::Engine;
@@ -168,7 +168,7 @@ impl Look<'_> {
 
     /// Whether nothing rules a kernel out on a device, whatever the call.
     fn runs_on(&self, kernel: KernelIx, device: DeviceIx) -> bool {
-        self.snapshot.standing_reasons(kernel, device).is_empty()
+        self.snapshot.static_reasons(kernel, device).is_empty()
     }
 
     fn runs_here(&self, kernel: KernelIx) -> bool {
@@ -450,7 +450,7 @@ fn rollouts(look: &Look<'_>) -> Answer {
         .iter()
         .filter_map(|status| {
             let (spec, candidate) = (&status.spec, Pattern::Kernel(status.spec.candidate.clone()));
-            let ops = Trial::ops_of(&spec.operation);
+            let ops = RolloutRule::ops_of(&spec.operation);
             let serves = |kernel: KernelIx| ops.iter().any(|&op| look.snapshot.kernels_for(op).any(|k| k == kernel));
             if let Verdict::RolledBack { why } = &status.verdict {
                 return Some(format!("'{}' was rolled back: {why}", spec.name));

@@ -97,7 +97,7 @@ impl Engine {
             plans: Vec::new(),
             fallback: Fallback::default(),
         };
-        let mut plans: BTreeMap<BTreeMap<String, i64>, Plan> = BTreeMap::new();
+        let mut plans: BTreeMap<BTreeMap<String, i64>, BucketDraft> = BTreeMap::new();
         let mut disagreements = Vec::new();
         for mut group in groups.into_values().flatten() {
             group.calls.sort_by_cached_key(|call| (Reverse(*call.query.dims()), call.call.to_string()));
@@ -133,14 +133,14 @@ fn disagreement(calls: &[DecidedCall], bucket: &BTreeMap<String, i64>) -> Option
     })
 }
 
-/// A plan in the making.
+/// The plan of a bucket, in the making.
 #[derive(Default)]
-struct Plan {
+struct BucketDraft {
     ops: Vec<PlannedOp>,
     compiled: BTreeSet<String>,
 }
 
-impl Plan {
+impl BucketDraft {
     fn take(&mut self, table: &mut DispatchTable, snapshot: &Snapshot, call: &DecidedCall) {
         let captured = call.captured.as_ref().map(|(_, decided)| (true, decided));
         for (graph, decided) in [(false, &call.decided)].into_iter().chain(captured) {

@@ -8,7 +8,7 @@ use arc_swap::ArcSwap;
 use lz_config::{Config, Layers, RolloutMode};
 use lz_resilience::rollout::{Limits, Mode};
 use lz_resilience::{BreakerConfig, DegradationConfig, Rollout, RolloutSpec, Watch};
-use lz_select::{Pattern, SnapshotSpec, Trial};
+use lz_select::{Pattern, RolloutRule, SnapshotSpec};
 use parking_lot::Mutex;
 use serde::Serialize;
 
@@ -83,11 +83,11 @@ pub(crate) fn apply(config: &Config, spec: &mut SnapshotSpec) {
     spec.settings = config.selection();
 }
 
-pub(crate) fn trial(rollout: &Arc<Rollout>) -> Trial {
+pub(crate) fn rollout_rule(rollout: &Arc<Rollout>) -> RolloutRule {
     let spec = rollout.spec();
     let taken = rollout.clone();
     let takes = Arc::new(move |key| taken.spec().mode == Mode::Canary && taken.takes(key));
-    Trial::new(&spec.name, &spec.operation, Pattern::Kernel(spec.candidate.clone()), takes)
+    RolloutRule::new(&spec.name, &spec.operation, Pattern::Kernel(spec.candidate.clone()), takes)
 }
 
 pub(crate) fn rollout_spec(rollout: &lz_config::Rollout) -> RolloutSpec {

@@ -7,7 +7,7 @@ use lz_config::CodeLayer;
 use parking_lot::Mutex;
 
 use crate::core::{OverlayId, State};
-use crate::documents::Baked;
+use crate::documents::Plan;
 use crate::error::Error;
 
 /// Overlays that are kept although nobody holds them: a block in a loop finds what it decided the last time.
@@ -19,7 +19,7 @@ pub struct Overlay {
     id: OverlayId,
     pub(crate) layer: CodeLayer,
     /// Its plans, the innermost first. Whoever is inside of one holds it.
-    pub(crate) plans: Vec<Weak<Baked>>,
+    pub(crate) plans: Vec<Weak<Plan>>,
 }
 
 impl std::fmt::Debug for Overlay {
@@ -34,8 +34,8 @@ impl Overlay {
         self.id
     }
 
-    fn says(&self, layer: &CodeLayer, plans: &[Arc<Baked>]) -> bool {
-        let same = |(known, plan): (&Weak<Baked>, &Arc<Baked>)| known.as_ptr() == Arc::as_ptr(plan);
+    fn says(&self, layer: &CodeLayer, plans: &[Arc<Plan>]) -> bool {
+        let same = |(known, plan): (&Weak<Plan>, &Arc<Plan>)| known.as_ptr() == Arc::as_ptr(plan);
         self.layer == *layer && self.plans.len() == plans.len() && self.plans.iter().zip(plans).all(same)
     }
 
@@ -92,7 +92,7 @@ impl Overlays {
     pub fn find_or_make(
         &self,
         layer: CodeLayer,
-        plans: &[Arc<Baked>],
+        plans: &[Arc<Plan>],
         check: impl FnOnce() -> Result<(), Error>,
     ) -> Result<Arc<Overlay>, Error> {
         let mut made = self.made.lock();

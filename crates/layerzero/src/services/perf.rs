@@ -263,7 +263,7 @@ pub(crate) fn impartial(core: &Core) -> Draft {
     draft.spec.restriction = Restriction::default();
     // Proof is what measuring gives.
     draft.spec.settings.graph_strict = false;
-    (draft.spec.trials, draft.spec.warm) = (Vec::new(), None);
+    (draft.spec.rollouts, draft.spec.warm) = (Vec::new(), None);
     draft
 }
 
@@ -295,7 +295,7 @@ pub(crate) fn observed(
         query: resolved.ok()?.1.query,
         kernel: record.key.kernel_id.clone(),
         version,
-        default: record.baseline,
+        baseline: record.baseline,
         seen: seen(&record.outcome),
     })
 }

@@ -22,9 +22,9 @@ mod levels;
 mod names;
 mod overlays;
 mod readiness;
+mod rollouts;
 mod sentences;
 mod status;
-mod trials;
 mod watching;
 
 /// An engine with a clock moved by hand, what it told, and a folder for its files.

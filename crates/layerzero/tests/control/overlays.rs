@@ -72,7 +72,7 @@ fn decisions_inside_are_remembered() {
     let w = World::with_kernels(&["a.rms", "b.rms"]);
     let b = w.engine.overlay(layer(&[("prefer_sources", Value::names(["b"]))])).unwrap();
     let query = w.engine.bind("rms_norm", &call(&[2, 4])).unwrap().1.query;
-    let decided = |id: OverlayId| w.engine.scope(id).plan(&query).unwrap();
+    let decided = |id: OverlayId| w.engine.scope(id).chain(&query).unwrap();
     let (inside, outside) = (decided(b.id()), decided(OverlayId::NONE));
     assert_ne!(inside, outside);
     for _ in 0..3 {

@@ -1,6 +1,6 @@
 //! The checklist: each of its lines, failing.
 
-use layerzero::resilience::rollout::Outcome;
+use layerzero::resilience::rollout::RolloutCall;
 use layerzero::{CheckStatus, Readiness};
 
 use super::*;
@@ -231,7 +231,7 @@ fn rollouts() {
     expect(&w.engine, "rollouts", Pass, "1 under way");
     let query = w.engine.bind("rms_norm", &call(&[2, 4])).unwrap().1.query;
     let (rollout, ..) = w.engine.process().comparison(&query, &w.engine.steps(&query).unwrap()).unwrap();
-    (0..20).for_each(|_| w.engine.tried(&rollout, Outcome::FAILED));
+    (0..20).for_each(|_| w.engine.tried(&rollout, RolloutCall::FAILED));
     expect(&w.engine, "rollouts", Warn, "'new' was rolled back");
 }
 

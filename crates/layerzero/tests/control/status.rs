@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use layerzero::resilience::rollout::Outcome;
+use layerzero::resilience::rollout::RolloutCall;
 use layerzero::resilience::{Rollout, Verdict};
 use layerzero::status::{ProcessRollouts, processes, state_dir};
 
@@ -30,23 +30,23 @@ fn it_is_written_once_a_second_and_at_once_when_the_verdict_changes() {
     let (w, rollout, dir) = world("state");
     assert!(processes(&dir).is_empty(), "nothing was tried");
     for _ in 0..10 {
-        w.engine.tried(&rollout, Outcome::OK);
+        w.engine.tried(&rollout, RolloutCall::OK);
     }
     assert_eq!(samples(&dir), [1], "the others came within a second");
     w.advance(999);
-    w.engine.tried(&rollout, Outcome::OK);
+    w.engine.tried(&rollout, RolloutCall::OK);
     assert_eq!(samples(&dir), [1]);
     w.advance(1);
-    w.engine.tried(&rollout, Outcome::OK);
+    w.engine.tried(&rollout, RolloutCall::OK);
     assert_eq!(samples(&dir), [12]);
     for _ in 12..30 {
-        w.engine.tried(&rollout, Outcome::OK);
+        w.engine.tried(&rollout, RolloutCall::OK);
     }
     assert_eq!(samples(&dir), [30]);
     let process = processes(&dir).remove(0);
     assert_eq!((process.pid, &process.rollouts[0].verdict), (std::process::id(), &Verdict::Healthy));
     for _ in 0..30 {
-        w.engine.tried(&rollout, Outcome::FAILED);
+        w.engine.tried(&rollout, RolloutCall::FAILED);
     }
     assert!(matches!(processes(&dir)[0].rollouts[0].verdict, Verdict::RolledBack { .. }));
     w.engine.rearm("new");
@@ -59,7 +59,7 @@ fn it_is_written_once_a_second_and_at_once_when_the_verdict_changes() {
 #[test]
 fn it_is_for_its_user_alone() {
     let (w, rollout, dir) = world("deep/in/state");
-    w.engine.tried(&rollout, Outcome::OK);
+    w.engine.tried(&rollout, RolloutCall::OK);
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     let file = dir.join(format!("rollouts-{}.json", std::process::id()));
     assert_eq!((mode(&dir), mode(&file)), (0o700, 0o600));
@@ -73,7 +73,7 @@ fn where_nothing_can_be_written_one_warning_is_given_and_nothing_else_happens() 
     fs::write(&dir, "in the way").unwrap();
     for _ in 0..100 {
         w.advance(1000);
-        w.engine.tried(&rollout, Outcome::FAILED);
+        w.engine.tried(&rollout, RolloutCall::FAILED);
     }
     assert!(w.names().contains(&"rolled_back"), "{:?}", w.names());
     assert_eq!(w.serves(), "old.rms");
@@ -85,7 +85,7 @@ fn where_nothing_can_be_written_one_warning_is_given_and_nothing_else_happens() 
 #[test]
 fn processes_that_are_gone_are_forgotten() {
     let (w, rollout, dir) = world("state");
-    w.engine.tried(&rollout, Outcome::OK);
+    w.engine.tried(&rollout, RolloutCall::OK);
     let mine = processes(&dir).remove(0);
     let put = |name: &str, process: &ProcessRollouts| {
         fs::write(dir.join(name), serde_json::to_string(process).unwrap()).unwrap();
@@ -129,6 +129,6 @@ fn it_lies_where_the_environment_says() {
     w.engine.load_sources(&sources).unwrap();
     let query = w.engine.bind("rms_norm", &call(&[2, 4])).unwrap().1.query;
     let (rollout, ..) = w.engine.process().comparison(&query, &w.engine.steps(&query).unwrap()).unwrap();
-    w.engine.tried(&rollout, Outcome::OK);
+    w.engine.tried(&rollout, RolloutCall::OK);
     assert_eq!(samples(&w.folder.path().join(".local/state/layerzero")), [1]);
 }

@@ -1,19 +1,19 @@
 //! Plans: decisions for the calls made inside of them, and for no others.
 
 use layerzero::config::{CodeLayer, Value};
-use layerzero::{Baked, OverlayId};
+use layerzero::{OverlayId, Plan};
 
 use super::tables::table;
 use super::*;
 
 /// A plan that gives norms of up to 512 rows to a kernel.
-fn plan(engine: &Engine, kernel: &str) -> Arc<Baked> {
+fn plan(engine: &Engine, kernel: &str) -> Arc<Plan> {
     let table = table(&[("rows", &[512])], &[(kernel, rms(512), &[("rows", 512)])]);
-    engine.bake(table, "m", false).unwrap()
+    engine.make_plan(table, "m", false).unwrap()
 }
 
-fn inside(engine: &Engine, plans: &[&Arc<Baked>]) -> OverlayId {
-    let plans: Vec<Arc<Baked>> = plans.iter().map(|plan| Arc::clone(plan)).collect();
+fn inside(engine: &Engine, plans: &[&Arc<Plan>]) -> OverlayId {
+    let plans: Vec<Arc<Plan>> = plans.iter().map(|plan| Arc::clone(plan)).collect();
     engine.overlay_with(CodeLayer::context(), &plans).unwrap().id()
 }
 
@@ -58,7 +58,7 @@ fn it_stands_above_the_tables_of_the_process_and_below_its_locks_and_denials() {
     assert_eq!((report.chosen.as_deref(), report.pinned_by), (Some("a.rms"), None));
     let denied = report.candidates.iter().find(|c| c.kernel_id == "b.rms").unwrap();
     assert_eq!(denied.reasons[0].reason.code(), "POLICY_DENIED");
-    assert_eq!(engine.baked_status(&scope, &b).unwrap().mismatches[0].code(), "NOT_VALID");
+    assert_eq!(engine.plan_status(&scope, &b).unwrap().mismatches[0].code(), "NOT_VALID");
     assert_eq!(serves(&engine, &rms(300)), "c.rms");
 }
 
@@ -72,7 +72,7 @@ fn what_is_measured_later_changes_nothing_inside() {
     assert_eq!(serves(&engine, &rms(512)), "a.rms");
     engine.unregister("b.rms", "1.0").unwrap();
     assert_eq!(serves_in(&engine.scope(within), &rms(512)), "a.rms");
-    assert_eq!(engine.baked_status(&engine.process(), &b).unwrap().mismatches[0].code(), "KERNEL_GONE");
+    assert_eq!(engine.plan_status(&engine.process(), &b).unwrap().mismatches[0].code(), "KERNEL_GONE");
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn one_of_another_machine_is_refused() {
     let engine = engine_with(&["a.rms"]);
     let mut other = table(&[("rows", &[512])], &[("a.rms", rms(512), &[("rows", 512)])]);
     other.hardware_signature = "cuda_sm90_cu130".into();
-    let error = engine.bake(other, "m", false).err().unwrap();
+    let error = engine.make_plan(other, "m", false).err().unwrap();
     assert_eq!(error.code(), "DISPATCH_TABLE_REFUSED");
     assert!(error.to_string().starts_with("dispatch table of plan m is refused: "), "{error}");
 }
@@ -95,12 +95,12 @@ fn call(engine: &Engine, scope: &Scope<'_>, call: &CallSpec) {
 #[test]
 fn one_that_learns_decides_a_call_once() {
     let engine = engine_with(&["a.rms", "b.rms"]);
-    let empty = engine.bake(table(&[], &[]), "m", true).unwrap();
+    let empty = engine.make_plan(table(&[], &[]), "m", true).unwrap();
     call(&engine, &engine.scope(inside(&engine, &[&empty])), &rms(512));
     call(&engine, &engine.process(), &rms(4));
     let first = engine.learned(&engine.process(), &empty, &empty).unwrap().unwrap();
     assert!(engine.learned(&engine.process(), &empty, &empty).unwrap().is_none(), "it was taken note of once");
-    let decided = |plan: &Baked| -> Vec<String> {
+    let decided = |plan: &Plan| -> Vec<String> {
         plan.table().plans.iter().flat_map(|plan| &plan.ops).map(|op| op.kernel_id.clone()).collect()
     };
     assert_eq!(decided(&first), ["a.rms"], "the call outside is none of its own");
@@ -118,7 +118,7 @@ fn one_that_learns_decides_a_call_once() {
     assert!(engine.learned(&engine.process(), &empty, &second).unwrap().is_none());
     let in_second = engine.scope(inside(&engine, &[&second]));
     assert_eq!((serves_in(&in_second, &rms(512)), serves_in(&in_second, &rms(1))), ("a.rms".into(), "b.rms".into()));
-    assert_eq!(engine.baked_status(&engine.process(), &second).unwrap().mismatches, []);
+    assert_eq!(engine.plan_status(&engine.process(), &second).unwrap().mismatches, []);
 }
 
 #[test]

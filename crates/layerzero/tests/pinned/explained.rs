@@ -134,7 +134,7 @@ fn a_table_for_a_gpu_is_told_of_once_gpus_were_looked_for() {
         &|engine| assert!(engine.load_table(&table, "t.json").unwrap_err().to_string().contains(of_gpu)),
         &|engine| assert_eq!(engine.check_table(&table, "t.json").unwrap().mismatches.len(), 1),
         &|engine| assert_eq!(engine.check_lockfile(&lockfile, "x.lock").unwrap().mismatches.len(), 1),
-        &|engine| assert!(engine.bake(table.clone(), "p", false).is_err()),
+        &|engine| assert!(engine.make_plan(table.clone(), "p", false).is_err()),
     ];
     for (i, way) in ways.into_iter().enumerate() {
         let (told, known) = told_by(way);
@@ -146,7 +146,7 @@ fn a_table_for_a_gpu_is_told_of_once_gpus_were_looked_for() {
         let mut own = of_host.clone();
         own.entries[0].device = engine.devices()[0].signature();
         engine.replay(&own, "x.lock").unwrap();
-        let _ = engine.bake(DispatchTable { plans: Vec::new(), ..table.clone() }, "p", true);
+        let _ = engine.make_plan(DispatchTable { plans: Vec::new(), ..table.clone() }, "p", true);
     };
     let (told, known) = told_by(&of_host);
     assert!(told.is_empty() && !known.iter().any(|warning| warning.contains(of_gpu)), "{told:?} {known:?}");

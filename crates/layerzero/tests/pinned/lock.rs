@@ -175,8 +175,8 @@ fn every_device_of_a_signature_gets_the_decision() {
 #[test]
 fn what_a_rollout_tries_is_not_locked() {
     let engine = engine_with(&["a.rms", "b.rms"]);
-    let trial = Trial::new("new", "norm.rms", Pattern::Kernel("b.rms".into()), Arc::new(|_| true));
-    engine.update(|spec| spec.trials = vec![trial]).unwrap();
+    let rollout = RolloutRule::new("new", "norm.rms", Pattern::Kernel("b.rms".into()), Arc::new(|_| true));
+    engine.update(|spec| spec.rollouts = vec![rollout]).unwrap();
     assert_eq!(serves(&engine, &rms(8)), "b.rms");
     assert_eq!(engine.lockfile(&on_first([rms(8)])).unwrap().entries[0].kernel, "a.rms");
 }

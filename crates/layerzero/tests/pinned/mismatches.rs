@@ -107,8 +107,8 @@ fn what_the_operator_wants_stands_above() {
     only_eight(Action::Prefer(Pattern::Kernel("c.rms".into()))).unwrap();
     assert_eq!(engine.pinned()[0].mismatches, []);
     assert_eq!(serves(&engine, &rms(8)), "b.rms");
-    let trial = Trial::new("new", "norm.rms", Pattern::Kernel("c.rms".into()), Arc::new(|_| true));
-    engine.update(|spec| spec.trials = vec![trial]).unwrap();
+    let rollout = RolloutRule::new("new", "norm.rms", Pattern::Kernel("c.rms".into()), Arc::new(|_| true));
+    engine.update(|spec| spec.rollouts = vec![rollout]).unwrap();
     assert!(engine.pinned()[0].mismatches[0].message.starts_with("rollout 'new' decides otherwise"));
 }
 

@@ -140,8 +140,8 @@ proptest! {
         let asked = entries.iter().map(|(q, _)| *q).chain(others.into_iter().map(|v| v.of(&base).query()));
         for query in asked.collect::<Vec<_>>() {
             let without = plain.with_snapshot(|s| s.select(&query));
-            let (with, planned) = locked.with_snapshot(|s| { let d = s.select(&query); let p = s.plan(&d); (d, p) });
-            prop_assert_eq!(locked.plan(&query), planned, "cached");
+            let (with, planned) = locked.with_snapshot(|s| { let d = s.select(&query); let p = s.chain(&d); (d, p) });
+            prop_assert_eq!(locked.chain(&query), planned, "cached");
             let reasons = |d: &Decision| d.candidates.iter().map(|c| c.reasons.clone()).collect::<Vec<_>>();
             prop_assert_eq!(reasons(&with), reasons(&without));
             let id = |d: &Decision, i: usize| plain.with_snapshot(|s| s.kernel(d.candidates[i].kernel).id.clone());

@@ -162,8 +162,8 @@ proptest! {
             let other = RandomCall { capturing: false, ..other };
             let query = other.query();
             let without = plain.with_snapshot(|s| s.select(&query));
-            let (with, planned) = tabled.with_snapshot(|s| { let d = s.select(&query); let p = s.plan(&d); (d, p) });
-            prop_assert_eq!(tabled.plan(&query), planned, "cached");
+            let (with, planned) = tabled.with_snapshot(|s| { let d = s.select(&query); let p = s.chain(&d); (d, p) });
+            prop_assert_eq!(tabled.chain(&query), planned, "cached");
             let name = |d: &Decision, i: usize| plain.with_snapshot(|s| s.kernel(d.candidates[i].kernel).id.clone());
             let pinned = place(&other, &seq, &batch).and_then(|p| given(&p));
             let legal: Vec<String> = without.ranking.iter().map(|&i| name(&without, i)).collect();

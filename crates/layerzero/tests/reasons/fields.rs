@@ -83,7 +83,7 @@ fn measured_with_threads(threads: u16) -> World {
             query,
             kernel: kernel.id.clone(),
             version: kernel.version.clone(),
-            default: false,
+            baseline: false,
             seen: lz_predict::Seen::Took { median_us, spread_us: 0.1, samples: 50, parts: None },
         };
         let model = lz_predict::Model::new([took(&w.kernel, 90.0), took(&rival, 10.0)], &w.spec.devices);

@@ -47,7 +47,7 @@ pub(super) fn print(regret: &Regret, limit: usize, printer: &mut Printer<'_>) ->
         let best = if r.best == r.chosen { "the same".into() } else { r.best.clone() };
         [r.label.clone(), r.chosen.clone(), best, format!("{:.3}", r.over_best), times(r.times_baseline)]
     });
-    printer.table(["call", "chosen", "best", "÷best", "×default"], rows)?;
+    printer.table(["call", "chosen", "best", "÷best", "×baseline"], rows)?;
     if let Some(more) = regret.rows.len().checked_sub(limit).filter(|more| *more > 0) {
         printer.line(format!("  {more} more; show them with --limit {}", regret.rows.len()))?;
     }
@@ -68,7 +68,7 @@ pub(super) fn print(regret: &Regret, limit: usize, printer: &mut Printer<'_>) ->
         return Ok(());
     }
     printer.line(format!(
-        "times default: geomean {:.3}, least {:.3}; where another kernel was chosen {:.3}",
+        "times the baseline: geomean {:.3}, least {:.3}; where another kernel was chosen {:.3}",
         regret.times_baseline, regret.least_times_baseline, regret.times_baseline_where_other
     ))
 }

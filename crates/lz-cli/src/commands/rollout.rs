@@ -1,4 +1,4 @@
-//! `layerzero rollout`: kernels on trial, and how they do in the processes that try them.
+//! `layerzero rollout`: kernels in a rollout, and how they do in the processes that try them.
 
 use layerzero::status::{self, ProcessRollouts};
 use layerzero::{percent, rollout_line};
@@ -11,7 +11,7 @@ use crate::exit::Exit;
 use crate::printer::Printer;
 use crate::surroundings::Surroundings;
 
-/// Show the kernels on trial and how they do
+/// Show the kernels in a rollout and how they do
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]

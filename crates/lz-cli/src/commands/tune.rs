@@ -51,7 +51,7 @@ pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<
 
 fn print(report: &TuneReport, printer: &mut Printer<'_>) -> Result<(), CliError> {
     if !report.tuned.is_empty() {
-        printer.table(["call", "chosen", "runner-up", "×default"], report.tuned.iter().map(row))?;
+        printer.table(["call", "chosen", "runner-up", "×baseline"], report.tuned.iter().map(row))?;
     }
     let out = report.tuned.iter().flat_map(|t| t.out.iter().map(move |(kernel, why)| (label(&t.call), kernel, why)));
     for (call, kernel, why) in out {

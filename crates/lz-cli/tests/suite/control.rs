@@ -374,7 +374,7 @@ fn rollout_status_shows_what_is_configured() {
 
 #[test]
 fn rollout_status_shows_the_figures_of_processes() {
-    use layerzero::resilience::rollout::Outcome as Tried;
+    use layerzero::resilience::rollout::RolloutCall as Tried;
     let project = Project::with(
         "rollouts: [{name: new, operation: rms_norm, candidate: lz_cpu.*, mode: canary, fraction: 1.0, min_samples: 5}]\n",
     );

@@ -1,9 +1,9 @@
 //! Cuts and moduli divide the fields into cells on which an expression made of
-//! thresholds and divisibility is constant, and `outcome` can tell.
+//! thresholds and divisibility is constant, and `possible` can tell.
 
 use std::collections::HashMap;
 
-use lz_expr::{Bounds, Expr, Known, Outcome, Value};
+use lz_expr::{Bounds, Expr, Known, Possible, Value};
 use proptest::prelude::*;
 
 use crate::reference::{COMPARISONS, Tree, connected, scope};
@@ -80,9 +80,9 @@ proptest! {
                 let (first, at) = *seen.entry(cell(&expr, fields)).or_insert((value, fields));
                 prop_assert_eq!(value, first, "{} at {:?} and {:?}", expr.source(), fields, at);
                 if at == fields {
-                    let expected = if value { Outcome::AlwaysTrue } else { Outcome::AlwaysFalse };
-                    let outcome = expr.outcome(&Corner { expr: &expr, fields });
-                    prop_assert_eq!(outcome, expected, "{} near {:?}", expr.source(), fields);
+                    let expected = if value { Possible::AlwaysTrue } else { Possible::AlwaysFalse };
+                    let possible = expr.possible(&Corner { expr: &expr, fields });
+                    prop_assert_eq!(possible, expected, "{} near {:?}", expr.source(), fields);
                 }
             }
         }

@@ -5,7 +5,7 @@ mod errors;
 mod language;
 mod matching;
 mod nesting;
-mod outcome;
+mod possible;
 mod random;
 mod reference;
 mod support;

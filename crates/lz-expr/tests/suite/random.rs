@@ -1,7 +1,7 @@
-//! Random trees: evaluation agrees with the reference, `outcome` is sound, and
+//! Random trees: evaluation agrees with the reference, `possible` is sound, and
 //! no text makes the compiler panic.
 
-use lz_expr::{Bounds, Env, Expr, Known, Outcome, Value};
+use lz_expr::{Bounds, Env, Expr, Known, Possible, Value};
 use proptest::prelude::*;
 
 use crate::reference::{Tree, WORDS, floats, ints, scope, truths};
@@ -107,22 +107,22 @@ fn boxes() -> impl Strategy<Value = Box3> {
 }
 
 /// Checks a claim against every assignment there is.
-fn check_outcome(expr: &Expr, bounds: &Box3) -> Result<Outcome, TestCaseError> {
-    let outcome = expr.outcome(bounds);
+fn check_outcome(expr: &Expr, bounds: &Box3) -> Result<Possible, TestCaseError> {
+    let possible = expr.possible(bounds);
     for table in bounds.assignments() {
         let value = expr.eval(&table);
-        let sound = match outcome {
-            Outcome::AlwaysTrue => value == Ok(Value::Bool(true)),
-            Outcome::AlwaysFalse => value == Ok(Value::Bool(false)),
-            Outcome::Between(lo, hi) => {
+        let sound = match possible {
+            Possible::AlwaysTrue => value == Ok(Value::Bool(true)),
+            Possible::AlwaysFalse => value == Ok(Value::Bool(false)),
+            Possible::Between(lo, hi) => {
                 matches!(value, Ok(Value::Int(value)) if (lo..=hi).contains(&value))
             }
-            Outcome::Varies => true,
+            Possible::Varies => true,
         };
         let source = expr.source();
-        prop_assert!(sound, "{source} is {outcome:?} but {value:?} in {bounds:?}");
+        prop_assert!(sound, "{source} is {possible:?} but {value:?} in {bounds:?}");
     }
-    Ok(outcome)
+    Ok(possible)
 }
 
 proptest! {
@@ -179,7 +179,7 @@ proptest! {
         let values: Vec<i64> =
             bounds.assignments().iter().map(|table| expr.int(table).unwrap()).collect();
         let (lo, hi) = (*values.iter().min().unwrap(), *values.iter().max().unwrap());
-        prop_assert_eq!(expr.outcome(&bounds), Outcome::Between(lo, hi), "{}", source);
+        prop_assert_eq!(expr.possible(&bounds), Possible::Between(lo, hi), "{}", source);
     }
 
     #[test]
@@ -225,8 +225,8 @@ fn outcomes_are_often_decided() {
     for _ in 0..total {
         let tree = truths().new_tree(&mut runner).unwrap().current();
         let bounds = boxes().new_tree(&mut runner).unwrap().current();
-        let outcome = compile(&tree).map(|expr| expr.outcome(&bounds));
-        decided += u32::from(outcome.is_some_and(|outcome| outcome != Outcome::Varies));
+        let possible = compile(&tree).map(|expr| expr.possible(&bounds));
+        decided += u32::from(possible.is_some_and(|possible| possible != Possible::Varies));
     }
     assert!(decided > total / 4, "{decided} of {total}");
 }

@@ -3,7 +3,7 @@
 use super::level::{Leveled, Track, level};
 use super::statistics::{deviation, quantile, variance};
 use super::timing::{CLEARLY, SPREAD, Stats};
-use super::{Candidate, Contest, Standing};
+use super::{Candidate, Contest, State};
 
 /// The noise of a single sample while nothing is known about it.
 const UNKNOWN_NOISE: f64 = 0.1;
@@ -46,8 +46,8 @@ impl Contest {
             !behind.is_empty() && 3 * others.len() <= behind.len()
         };
         for (i, one) in self.candidates.iter_mut().enumerate() {
-            if i != leader && one.standing == Standing::Active && is_hopeless(one) {
-                one.standing = Standing::Retired;
+            if i != leader && one.state == State::Active && is_hopeless(one) {
+                one.state = State::Retired;
             }
         }
     }
@@ -64,8 +64,8 @@ impl Contest {
             let Some(stats) = stats[i].as_ref().filter(|_| i != leader) else { continue };
             let noise = stats.spread_us.max(best.spread_us);
             let gap = stats.median_us - best.median_us;
-            if matches!(one.standing, Standing::Active | Standing::Resting) {
-                one.standing = if gap > CLEARLY * noise { Standing::Resting } else { Standing::Active };
+            if matches!(one.state, State::Active | State::Resting) {
+                one.state = if gap > CLEARLY * noise { State::Resting } else { State::Active };
                 let enough = if one.baseline { CLEARLY } else { 1.0 };
                 self.settled &= gap > enough * noise || (is_precise(stats) && is_precise(best));
             }
@@ -77,18 +77,18 @@ impl Contest {
     }
 
     fn track<'a>(&self, one: &'a Candidate) -> Track<'a> {
-        let anchor = match one.standing {
-            Standing::Failed(_) => return Track { samples: &[], anchor: false },
-            Standing::Retired => one.samples.len() >= self.rules.min_rounds as usize,
-            Standing::Active | Standing::Resting => true,
+        let anchor = match one.state {
+            State::Failed(_) => return Track { samples: &[], anchor: false },
+            State::Retired => one.samples.len() >= self.rules.min_rounds as usize,
+            State::Active | State::Resting => true,
         };
         Track { samples: &one.samples, anchor }
     }
 
     /// The fastest of those that are not out.
     fn leader(&self, leveled: &[Option<Leveled>]) -> Option<usize> {
-        let standing = |i: &usize| matches!(self.candidates[*i].standing, Standing::Active | Standing::Resting);
-        let timed = (0..leveled.len()).filter(standing).filter_map(|i| leveled[i].as_ref().map(|l| (l.median, i)));
+        let state = |i: &usize| matches!(self.candidates[*i].state, State::Active | State::Resting);
+        let timed = (0..leveled.len()).filter(state).filter_map(|i| leveled[i].as_ref().map(|l| (l.median, i)));
         timed.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, i)| i)
     }
 

@@ -60,7 +60,7 @@ pub enum ContestError {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Standing {
+enum State {
     Active,
     /// Timed no more for now: clearly behind.
     Resting,
@@ -73,7 +73,7 @@ enum Standing {
 struct Candidate {
     name: String,
     baseline: bool,
-    standing: Standing,
+    state: State,
     warmups: Vec<f64>,
     /// Calls of the next sample; fixed by the first that counts, so that all that count are alike.
     calls: u32,
@@ -129,14 +129,14 @@ impl Contest {
     /// [`Rules::min_rounds`] rounds even when it cannot win, unless it is hundreds of times slower.
     pub fn add(&mut self, name: &str, baseline: bool) -> Result<usize, ContestError> {
         let name = name.to_owned();
-        if self.candidates.iter().any(|c| !c.warmups.is_empty() || c.standing != Standing::Active) {
+        if self.candidates.iter().any(|c| !c.warmups.is_empty() || c.state != State::Active) {
             return Err(ContestError::Started { name });
         }
         if self.candidates.iter().any(|c| c.name == name) {
             return Err(ContestError::AddedTwice { name });
         }
-        let standing = Standing::Active;
-        self.candidates.push(Candidate { name, baseline, standing, warmups: vec![], calls: 1, samples: vec![] });
+        let state = State::Active;
+        self.candidates.push(Candidate { name, baseline, state, warmups: vec![], calls: 1, samples: vec![] });
         Ok(self.candidates.len() - 1)
     }
 
@@ -187,7 +187,7 @@ impl Contest {
     /// The candidate that [`next`](Contest::next) asked for cannot be timed: it leaves the contest.
     pub fn fail(&mut self, candidate: usize, error: impl Into<String>) -> Result<(), ContestError> {
         self.in_turn(candidate)?;
-        self.candidates[candidate].standing = Standing::Failed(error.into());
+        self.candidates[candidate].state = State::Failed(error.into());
         self.close_round();
         Ok(())
     }
@@ -195,8 +195,8 @@ impl Contest {
     /// Holds at least so many rounds more, with everybody who did not fail: there is reason to doubt what was measured. All
     /// samples count, those from before as well; who is hopeless is found out anew.
     pub fn reopen(&mut self, rounds: u32) {
-        for one in self.candidates.iter_mut().filter(|c| matches!(c.standing, Standing::Resting | Standing::Retired)) {
-            one.standing = Standing::Active;
+        for one in self.candidates.iter_mut().filter(|c| matches!(c.state, State::Resting | State::Retired)) {
+            one.state = State::Active;
         }
         self.since = self.round;
         self.settled = false;
@@ -217,8 +217,8 @@ impl Contest {
             baseline: one.baseline,
             stats,
             warmup_us: one.warmups.first().copied(),
-            retired: matches!(one.standing, Standing::Retired | Standing::Resting),
-            error: if let Standing::Failed(error) = &one.standing { Some(error.clone()) } else { None },
+            retired: matches!(one.state, State::Retired | State::Resting),
+            error: if let State::Failed(error) = &one.state { Some(error.clone()) } else { None },
         };
         self.candidates.iter().zip(stats).map(timing).collect()
     }
@@ -233,7 +233,7 @@ impl Contest {
     }
 
     fn active(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.candidates.len()).filter(|&i| self.candidates[i].standing == Standing::Active)
+        (0..self.candidates.len()).filter(|&i| self.candidates[i].state == State::Active)
     }
 
     /// Who is to be timed now: everybody once for warm-up, then round after round.
@@ -248,7 +248,7 @@ impl Contest {
     /// Whether the round still waits for a candidate.
     fn is_missing(&self, i: usize) -> bool {
         let one = &self.candidates[i];
-        one.standing == Standing::Active && one.samples.last().is_none_or(|s| s.0 != self.round)
+        one.state == State::Active && one.samples.last().is_none_or(|s| s.0 != self.round)
     }
 
     /// The order of candidates in this round. It rotates, so that each is first equally often, and is drawn anew when

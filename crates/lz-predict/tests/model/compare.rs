@@ -22,7 +22,7 @@ fn of_sides(host: (f64, f64), device: (f64, f64)) -> Estimate {
 
 /// How a kernel compares with what plain torch runs.
 fn with_torch(lib: &Estimate, torch: &Estimate) -> Compared {
-    let (lib, torch) = (Rival { estimate: lib, default: false }, Rival { estimate: torch, default: true });
+    let (lib, torch) = (Rival { estimate: lib, baseline: false }, Rival { estimate: torch, baseline: true });
     Model::default().compare(&lib, &torch)
 }
 
@@ -59,7 +59,7 @@ fn of_two_that_wait_for_the_device_the_one_that_takes_the_host_less_is_ahead() {
 #[test]
 fn ties_between_others_stay_ties() {
     let (a, b) = (of_sides((31.6, 4.2), (28.0, 2.1)), of_sides((32.6, 0.3), (24.0, 0.6)));
-    let rival = |estimate| Rival { estimate, default: false };
+    let rival = |estimate| Rival { estimate, baseline: false };
     assert_eq!(Model::default().compare(&rival(&b), &rival(&a)), Compared::Tie);
 }
 
@@ -72,7 +72,7 @@ proptest! {
     /// `compare(b, a)` is the mirror image of `compare(a, b)`.
     #[test]
     fn one_is_ahead_where_the_other_is_behind(a in sided(), b in sided()) {
-        let (lib, torch) = (Rival { estimate: &a, default: false }, Rival { estimate: &b, default: true });
+        let (lib, torch) = (Rival { estimate: &a, baseline: false }, Rival { estimate: &b, baseline: true });
         let mirrored = match Model::default().compare(&torch, &lib) {
             Compared::Ahead => Compared::Behind,
             Compared::Behind => Compared::Ahead,

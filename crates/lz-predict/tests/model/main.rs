@@ -80,7 +80,7 @@ fn wrong_results_rule_a_kernel_out_for_the_operation_and_a_failure_for_the_shape
         query: rms(rows, 1024, DType::F32),
         kernel: kernel.into(),
         version: "1".into(),
-        default: false,
+        baseline: false,
         seen,
     };
     let model = Model::new(
@@ -137,7 +137,13 @@ fn contests_that_were_clear_are_enough_to_predict() {
     let seen = [(64, 0.54, 0.16), (128, 0.62, 0.10), (131, 0.77, 0.12), (256, 0.79, 0.10), (262, 0.80, 0.10)];
     let noisy = |id: &str, rows: i64, median_us: f64, noise: f64| {
         let seen = Seen::Took { median_us, spread_us: median_us * noise, samples: 10, parts: None };
-        Observation { query: rms(rows, 1024, DType::F32), kernel: id.into(), version: "1".into(), default: false, seen }
+        Observation {
+            query: rms(rows, 1024, DType::F32),
+            kernel: id.into(),
+            version: "1".into(),
+            baseline: false,
+            seen,
+        }
     };
     let observations = seen.iter().flat_map(|&(rows, ratio, noise)| {
         let plain_us = 4.0 * rows as f64;
@@ -278,14 +284,14 @@ fn who_takes_no_notice_of_a_promise_is_known_as_well_without_it() {
         kernel.dims.insert("head_dim".into(), lz_model::DimRule::default());
         kernel
     };
-    let mut default = over_pages("lib.a", 90);
-    default.baseline = true;
+    let mut baseline = over_pages("lib.a", 90);
+    baseline.baseline = true;
     let mut noticing = over_pages("lib.d", 5);
     noticing.dims.insert("shared_prefix".into(), lz_model::DimRule { min: Some(1), ..Default::default() });
-    spec.kernels = [default, over_pages("lib.b", 50), over_pages("lib.c", 95), noticing].map(Arc::new).to_vec();
+    spec.kernels = [baseline, over_pages("lib.b", 50), over_pages("lib.c", 95), noticing].map(Arc::new).to_vec();
     let failed = Seen::Failed("out of registers".into());
     let broken =
-        Observation { query: paged(0), kernel: "lib.c".into(), version: "1".into(), default: false, seen: failed };
+        Observation { query: paged(0), kernel: "lib.c".into(), version: "1".into(), baseline: false, seen: failed };
     let points = [took(paged(0), "lib.a", 20.0), took(paged(0), "lib.b", 10.0), broken];
     spec.perf = Arc::new(Model::new(points, &devices()));
     let snapshot = spec.build(1).unwrap();
@@ -399,7 +405,7 @@ fn who_may_take_the_place_of_plain_torch_is_compared_with_it() {
     ];
     let observations = seen.iter().flat_map(|&((batch, seq), times)| {
         ["lib.plain", "lib.short", "lib.long"].into_iter().zip(times).map(move |(id, median_us)| Observation {
-            default: id == "lib.plain",
+            baseline: id == "lib.plain",
             ..took(attention(batch, 32, seq), id, median_us)
         })
     });

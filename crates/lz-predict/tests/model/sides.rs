@@ -17,7 +17,7 @@ fn host_and_device_are_predicted_each_by_itself() {
                 let (query, us) = (rms(rows, 1024, DType::F32), parts.host_us.max(parts.device_us));
                 let seen =
                     Seen::Took { median_us: us, spread_us: 0.01 * us, samples: 10, parts: with_parts.then_some(parts) };
-                Observation { query, kernel: id.into(), version: "1".into(), default: false, seen }
+                Observation { query, kernel: id.into(), version: "1".into(), baseline: false, seen }
             })
         };
         [("lib.plain", 9.0, 0.041), ("lib.tuned", 28.0, 0.031)].into_iter().flat_map(of).collect::<Vec<_>>()
@@ -49,7 +49,7 @@ fn by_host(sizes: &[i64], host_us: impl Fn(i64) -> (f64, f64)) -> Model {
         let parts = Parts { host_us, device_us: 2.0 + 0.0001 * rows as f64 };
         let seen = Seen::Took { median_us: host_us, spread_us: 0.02 * host_us, samples: 10, parts: Some(parts) };
         let (query, version) = (rms(rows, 1024, DType::F32), "1".into());
-        Observation { query, kernel: kernel.into(), version, default: kernel == "lib.plain", seen }
+        Observation { query, kernel: kernel.into(), version, baseline: kernel == "lib.plain", seen }
     };
     let seen = sizes.iter().flat_map(|&rows| {
         let (plain, other) = host_us(rows);
@@ -100,7 +100,7 @@ fn what_the_host_does_may_grow_with_the_call() {
         let parts = Parts { host_us: host_us(rows), device_us: 5.0 };
         let seen = Seen::Took { median_us: host_us(rows), spread_us: 0.1, samples: 10, parts: Some(parts) };
         let query = rms(rows, 1024, DType::F32);
-        Observation { query, kernel: "lib.plain".into(), version: "1".into(), default: true, seen }
+        Observation { query, kernel: "lib.plain".into(), version: "1".into(), baseline: true, seen }
     });
     let model = Model::new(seen, &devices());
     for rows in [128, 512, 2048, 8192] {

@@ -29,7 +29,7 @@ pub fn bound(call: &CallSpec) -> Query {
 
 pub fn took(query: Query, kernel: &str, median_us: f64) -> Observation {
     let seen = Seen::Took { median_us, spread_us: median_us * 0.01, samples: 10, parts: None };
-    Observation { query, kernel: kernel.into(), version: "1".into(), default: false, seen }
+    Observation { query, kernel: kernel.into(), version: "1".into(), baseline: false, seen }
 }
 
 pub fn kernel(id: &str) -> KernelDescriptor {

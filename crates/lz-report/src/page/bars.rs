@@ -26,7 +26,7 @@ pub(crate) fn write(html: &mut Html, view: &View<'_>, placed: &Placed<'_>) {
         html.el("col").at("class", class).end();
     }
     html.end().el("thead").at("class", "unseen").el("tr");
-    for name in ["kernel", "time as a bar", "median", "times the default's speed"] {
+    for name in ["kernel", "time as a bar", "median", "times the baseline's speed"] {
         html.el("th").at("scope", "col").text(name).end();
     }
     html.end().end().el("tbody");
@@ -55,7 +55,7 @@ fn name_cell(html: &mut Html, view: &View<'_>, candidate: &Candidate) {
         html.el("span").at("class", "tick-mark").at("title", "chosen").text("✓").leaf("span", "unseen", "chosen").end();
     }
     if candidate.baseline {
-        html.leaf("span", "badge", "default");
+        html.leaf("span", "badge", "baseline");
     }
     html.end().end();
 }
@@ -91,7 +91,7 @@ fn timed_row(
     }
     html.end().end();
     html.leaf("td", "n", time(us));
-    let against = contest.default_kernel().and_then(Candidate::time).map(|default| default / us);
+    let against = contest.baseline_kernel().and_then(Candidate::time).map(|baseline| baseline / us);
     html.leaf("td", "n times", against.map(ratio).unwrap_or_default());
     html.end();
 }

@@ -13,13 +13,14 @@ pub(crate) fn write(html: &mut Html, view: &View<'_>) {
     html.el("div").at("class", "tools").at("hidden", "hidden");
     html.el("label").text("search ").el("input").at("type", "search").at("id", "search").end().end();
     html.el("label").el("input").at("type", "checkbox").at("id", "others").end();
-    html.text(" only where another kernel than the default runs").end();
+    html.text(" only where another kernel than the baseline runs").end();
     html.el("output").at("id", "shown").text(count(calls, "call")).end();
     html.end();
     html.el("div").at("class", "scroll").at("tabindex", 0).at("role", "region").at("aria-label", "Calls");
     html.el("table").at("class", "calls sortable").el("thead").el("tr");
-    let numbers = ["time", "× default", "÷ floor"];
-    for name in ["operation", "shape", "dtype", "mode", "device", "chosen", "time", "× default", "÷ floor", "runner-up"]
+    let numbers = ["time", "× baseline", "÷ floor"];
+    for name in
+        ["operation", "shape", "dtype", "mode", "device", "chosen", "time", "× baseline", "÷ floor", "runner-up"]
     {
         if name != "device" || devices {
             html.el("th")

@@ -12,9 +12,9 @@ pub(crate) fn write(html: &mut Html, input: &Input) {
     if let Some(speedup) = summary.speedup {
         let range = format!("{} to {}", ratio(speedup.least), ratio(speedup.most));
         let class = if speedup.geomean < 0.995 { "slow" } else { "fast" };
-        tile(html, class, "against the default", &ratio(speedup.geomean), &format!("geometric mean; {range}"));
+        tile(html, class, "against the baseline", &ratio(speedup.geomean), &format!("geometric mean; {range}"));
     } else {
-        tile(html, "", "against the default", "–", "no call on which both were measured");
+        tile(html, "", "against the baseline", "–", "no call on which both were measured");
     }
     let (known, other) = summary.other;
     if known > 0 {

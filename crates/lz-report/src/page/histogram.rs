@@ -58,7 +58,7 @@ fn bars(html: &mut Html, classes: &[Lost]) {
 fn table(html: &mut Html, view: &View<'_>, rows: &[&RegretRow]) {
     html.el("div").at("class", "scroll").at("tabindex", 0).at("role", "region").at("aria-label", "Largest regrets");
     html.el("table").at("class", "plain").leaf("caption", "", "Where most is lost").el("thead").el("tr");
-    for (class, name) in [("", "call"), ("", "chosen, and the fastest"), ("n", "lost"), ("n", "× default")] {
+    for (class, name) in [("", "call"), ("", "chosen, and the fastest"), ("n", "lost"), ("n", "× baseline")] {
         html.leaf("th", class, name);
     }
     html.end().end().el("tbody");
@@ -72,7 +72,7 @@ fn table(html: &mut Html, view: &View<'_>, rows: &[&RegretRow]) {
         }
         html.end();
         html.leaf("td", "n", fine_ratio(row.ratio_best));
-        html.leaf("td", "n", row.ratio_default.map_or_else(|| "–".to_owned(), ratio)).end();
+        html.leaf("td", "n", row.ratio_baseline.map_or_else(|| "–".to_owned(), ratio)).end();
     }
     html.end().end().end();
 }

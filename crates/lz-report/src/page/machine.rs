@@ -36,7 +36,7 @@ pub(crate) fn write(html: &mut Html, input: &Input) {
     }
     let how = [
         "Times are medians; whiskers are the noise, below which two kernels count as equally fast.",
-        "The default is what torch runs by itself. Chosen is what LayerZero runs.",
+        "The baseline is what torch runs by itself. Chosen is what LayerZero runs.",
         "The floor is the least time the device can move the call's bytes and do its arithmetic in: by its peaks, or, \
 where those are not known, by the best that was seen of it here.",
         "A kernel that gave a wrong result is never chosen, whatever its time.",

@@ -11,7 +11,7 @@ pub(crate) fn write(html: &mut Html, view: &View<'_>, group: &Group<'_>) {
     let Some(map) = Map::of(group) else { return };
     html.el("div").at("class", "scroll map").at("tabindex", 0).at("role", "region");
     html.at("aria-label", format!("Winners of {}", group.op));
-    html.el("table").leaf("caption", "", "Who wins where, and by how much over the default");
+    html.el("table").leaf("caption", "", "Who wins where, and by how much over the baseline");
     html.el("thead");
     if !map.across.is_empty() {
         html.el("tr").el("td").end();

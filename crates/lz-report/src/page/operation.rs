@@ -44,51 +44,51 @@ fn about(group: &Group<'_>) -> String {
     let schema = Catalog::get().ops().iter().find(|op| op.id() == group.op).map(|op| op.schema().summary);
     let mut words: Vec<String> = schema.map(str::to_owned).into_iter().collect();
     words.push(count(group.contests.len(), "call"));
-    words.extend(summary.speedup.map(|s| format!("{} the default's speed", ratio(s.geomean))));
+    words.extend(summary.speedup.map(|s| format!("{} the baseline's speed", ratio(s.geomean))));
     if let (known @ 1.., other) = summary.other {
-        words.push(format!("another kernel than the default in {other} of {known}"));
+        words.push(format!("another kernel than the baseline in {other} of {known}"));
     }
     words.join(" · ")
 }
 
 /// How a kernel did over all calls.
 #[derive(Default)]
-struct Standing {
+struct Tally {
     chosen: usize,
     measured: usize,
     broken: usize,
     against: Vec<f64>,
-    default: bool,
+    baseline: bool,
 }
 
 fn kernels(html: &mut Html, view: &View<'_>, group: &Group<'_>) {
-    let mut standings: BTreeMap<&str, Standing> = BTreeMap::new();
+    let mut tallies: BTreeMap<&str, Tally> = BTreeMap::new();
     for contest in group.iter() {
-        let default = contest.default_kernel().and_then(Candidate::time);
+        let baseline = contest.baseline_kernel().and_then(Candidate::time);
         for candidate in &contest.candidates {
-            let standing = standings.entry(&candidate.kernel).or_default();
-            standing.chosen += usize::from(candidate.chosen);
-            standing.measured += usize::from(candidate.time().is_some());
-            standing.broken += usize::from(candidate.outcome != Outcome::Ok);
-            standing.against.extend(default.zip(candidate.time()).map(|(default, us)| default / us));
-            standing.default |= candidate.baseline;
+            let tally = tallies.entry(&candidate.kernel).or_default();
+            tally.chosen += usize::from(candidate.chosen);
+            tally.measured += usize::from(candidate.time().is_some());
+            tally.broken += usize::from(candidate.outcome != Outcome::Ok);
+            tally.against.extend(baseline.zip(candidate.time()).map(|(baseline, us)| baseline / us));
+            tally.baseline |= candidate.baseline;
         }
     }
-    let mut standings: Vec<(&str, Standing)> = standings.into_iter().collect();
-    standings.sort_by_key(|(kernel, s)| (usize::MAX - s.chosen, usize::MAX - s.measured, *kernel));
+    let mut tallies: Vec<(&str, Tally)> = tallies.into_iter().collect();
+    tallies.sort_by_key(|(kernel, s)| (usize::MAX - s.chosen, usize::MAX - s.measured, *kernel));
     html.el("div").at("class", "scroll").at("tabindex", 0).at("role", "region").at("aria-label", "Kernels");
     html.el("table").at("class", "kernels").leaf("caption", "unseen", "Kernels").el("thead").el("tr");
     html.leaf("th", "", "kernel").leaf("th", "n", "chosen").leaf("th", "n", "measured");
-    html.leaf("th", "n", "× default").leaf("th", "n", "unusable").end().end().el("tbody");
-    for (id, standing) in standings {
+    html.leaf("th", "n", "× baseline").leaf("th", "n", "unusable").end().end().el("tbody");
+    for (id, tally) in tallies {
         html.el("tr").el("th").at("scope", "row");
         kernel::name(html, &view.colors, id);
-        if standing.default {
-            html.leaf("span", "badge", "default");
+        if tally.baseline {
+            html.leaf("span", "badge", "baseline");
         }
-        html.end().leaf("td", "n", standing.chosen).leaf("td", "n", standing.measured);
-        html.leaf("td", "n", geomean(standing.against).map_or_else(|| "–".to_owned(), ratio));
-        html.leaf("td", if standing.broken > 0 { "n bad" } else { "n" }, standing.broken).end();
+        html.end().leaf("td", "n", tally.chosen).leaf("td", "n", tally.measured);
+        html.leaf("td", "n", geomean(tally.against).map_or_else(|| "–".to_owned(), ratio));
+        html.leaf("td", if tally.broken > 0 { "n bad" } else { "n" }, tally.broken).end();
     }
     html.end().end().end();
 }

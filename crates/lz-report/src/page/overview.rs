@@ -1,4 +1,4 @@
-//! Every call as a dot: how many times as fast as the default, operation by operation.
+//! Every call as a dot: how many times as fast as the baseline, operation by operation.
 
 use crate::contest::Contest;
 use crate::figures::{ratio, time};
@@ -42,9 +42,9 @@ pub(crate) fn write(html: &mut Html, view: &View<'_>) {
         return;
     }
     let axis = Axis::of(all());
-    html.el("section").at("class", "card").leaf("h2", "", "Speed over the default");
+    html.el("section").at("class", "card").leaf("h2", "", "Speed over the baseline");
     let about = "Each dot is a call; its place is the time of torch's own kernel over that of the chosen one, its colour \
-                 the chosen kernel. Grey: the default itself is chosen. The bar is the geometric mean.";
+                 the chosen kernel. Grey: the baseline itself is chosen. The bar is the geometric mean.";
     html.leaf("p", "about", about);
     html.el("table").at("class", "strips").el("thead").el("tr");
     html.leaf("th", "", "operation").leaf("th", "n calls", "calls").el("th").at("class", "strip");

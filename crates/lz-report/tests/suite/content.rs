@@ -159,7 +159,7 @@ fn headline_figures_are_those_of_the_contests() {
         .collect();
     let ratios: Vec<f64> = input.contests.iter().filter_map(|c| c.times_baseline).collect();
     let product = ratios.iter().fold(1.0, |p, r| p * r.powf(1.0 / ratios.len() as f64));
-    assert!(close(number(&figures["against the default"]), product), "{figures:?}");
+    assert!(close(number(&figures["against the baseline"]), product), "{figures:?}");
     assert_eq!(figures["calls measured"], input.contests.len().to_string());
     let others = input.contests.iter().filter(|c| c.candidates.iter().any(|k| k.chosen && !k.baseline)).count();
     assert_eq!(figures["another kernel wins"], format!("{:.0} %", 100.0 * others as f64 / input.contests.len() as f64));

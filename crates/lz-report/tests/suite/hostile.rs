@@ -72,9 +72,9 @@ fn input(texts: &[String]) -> Input {
         label: text(3),
         chosen: text(4),
         best: text(5),
-        default: Some(text(6)),
+        baseline: Some(text(6)),
         ratio_best: 1.5,
-        ratio_default: None,
+        ratio_baseline: None,
     };
     Input {
         title: format!("t{}", text(7)),
@@ -166,7 +166,7 @@ proptest! {
         let mut contest = contest.settled(None);
         let settled = contest.clone();
         contest.times_baseline = ratio;
-        let rows = rows.into_iter().map(|(best, default)| RegretRow { ratio_best: best.unwrap_or(1.0), ratio_default: default, ..RegretRow::default() });
+        let rows = rows.into_iter().map(|(best, default)| RegretRow { ratio_best: best.unwrap_or(1.0), ratio_baseline: default, ..RegretRow::default() });
         let regret = Some(Regret::of("", rows.collect()));
         let given = Input { contests: vec![contest, settled], regret, generated_at, ..Input::default() };
         let html = readable(&page(&given));

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::bound::at_least;
-use super::{Compared, Limits, Outcome, Verdict};
+use super::{Compared, Limits, RolloutCall, Verdict};
 
 /// Samples in a block; the present block and the one before are judged.
 const BLOCK: u64 = 512;
@@ -110,7 +110,7 @@ pub(crate) struct Judge {
 }
 
 impl Judge {
-    pub fn note(&mut self, outcome: &Outcome, limits: &Limits) {
+    pub fn note(&mut self, outcome: &RolloutCall, limits: &Limits) {
         let (compared, mismatch, error) = match outcome.compared {
             Compared::No => (false, false, None),
             Compared::Agrees { max_error } => (true, false, Some(max_error)),

@@ -109,7 +109,7 @@ pub enum Compared {
 
 /// How one of the candidate's calls went.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct RolloutCall {
     /// It returned something well formed.
     pub ok: bool,
     /// Whether its answer was right.
@@ -120,11 +120,11 @@ pub struct Outcome {
     pub candidate_us: Option<f64>,
 }
 
-impl Outcome {
+impl RolloutCall {
     /// A call that returned something, not compared and not timed.
-    pub const OK: Outcome = Outcome { ok: true, compared: Compared::No, serving_us: None, candidate_us: None };
+    pub const OK: RolloutCall = RolloutCall { ok: true, compared: Compared::No, serving_us: None, candidate_us: None };
     /// A call that failed.
-    pub const FAILED: Outcome = Outcome { ok: false, ..Outcome::OK };
+    pub const FAILED: RolloutCall = RolloutCall { ok: false, ..RolloutCall::OK };
 }
 
 /// Where a rollout stands.
@@ -210,7 +210,7 @@ impl Rollout {
     }
 
     /// Notes one of the candidate's calls. Gives the verdict if this changed it.
-    pub fn record(&self, outcome: Outcome) -> Option<Verdict> {
+    pub fn record(&self, outcome: RolloutCall) -> Option<Verdict> {
         let mut judge = self.judge.lock();
         if !self.is_armed() {
             return None;

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use lz_model::Query;
 
 use super::generation::Ticket;
-use crate::decision::Plan;
+use crate::decision::Chain;
 
 /// Slots per thread; a power of two.
 const SLOTS: usize = 32;
@@ -13,7 +13,7 @@ const SLOTS: usize = 32;
 #[derive(Clone, Copy)]
 struct Slot {
     query: Query,
-    plan: Plan,
+    chain: Chain,
     cache: u64,
     epoch: u64,
     ticket: Ticket,
@@ -25,7 +25,7 @@ thread_local! {
     static FRONT: RefCell<[Option<Box<Slot>>; SLOTS]> = const { RefCell::new([const { None }; SLOTS]) };
 }
 
-/// What a slot remembers besides the query and its plan.
+/// What a slot remembers besides the query and its chain.
 #[derive(Clone, Copy)]
 pub struct Origin {
     /// Which cache it came from.
@@ -38,7 +38,7 @@ pub struct Origin {
     pub expires_ms: u64,
 }
 
-/// The plan this thread last had for the very same query, if it still counts.
+/// The chain this thread last had for the very same query, if it still counts.
 #[inline]
 pub fn find(
     hash: u64,
@@ -47,7 +47,7 @@ pub fn find(
     epoch: u64,
     now_ms: u64,
     current: impl FnOnce(u32) -> Ticket,
-) -> Option<Plan> {
+) -> Option<Chain> {
     FRONT.with_borrow(|slots| {
         let slot = slots[hash as usize % SLOTS].as_ref()?;
         let hit = slot.epoch == epoch
@@ -55,14 +55,14 @@ pub fn find(
             && now_ms < slot.expires_ms
             && slot.query == *query
             && current(slot.shard) == slot.ticket;
-        hit.then_some(slot.plan)
+        hit.then_some(slot.chain)
     })
 }
 
-/// Remembers a plan.
-pub fn remember(hash: u64, query: &Query, plan: Plan, origin: Origin) {
+/// Remembers a chain.
+pub fn remember(hash: u64, query: &Query, chain: Chain, origin: Origin) {
     let Origin { cache, epoch, shard, ticket, expires_ms } = origin;
-    let slot = Slot { query: *query, plan, cache, epoch, ticket, shard, expires_ms };
+    let slot = Slot { query: *query, chain, cache, epoch, ticket, shard, expires_ms };
     FRONT.with_borrow_mut(|slots| match &mut slots[hash as usize % SLOTS] {
         Some(old) => **old = slot,
         empty => *empty = Some(Box::new(slot)),

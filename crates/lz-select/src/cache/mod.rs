@@ -21,7 +21,7 @@ pub use flight::{Boarding, Flights, Leader};
 pub use generation::{Generation, Ticket};
 pub use shard::ENTRY_OVERHEAD;
 
-use crate::decision::{KernelIx, Plan};
+use crate::decision::{Chain, KernelIx};
 use crate::snapshot::Snapshot;
 use front::Origin;
 use shard::{Entry, Shard, Stored, mentions};
@@ -52,7 +52,7 @@ pub enum Invalidate {
     All,
     /// One operation.
     Op(OpIx),
-    /// Every plan that names one of these kernels (one kernel, or all of a backend).
+    /// Every chain that names one of these kernels (one kernel, or all of a backend).
     Kernels(Vec<KernelIx>),
 }
 
@@ -107,29 +107,29 @@ impl SelectionCache {
         SelectionCache::new(CacheConfig { shards, max_entries, ttl_ms, clock })
     }
 
-    /// The plan for a query under a snapshot: remembered, or computed by `compute`.
+    /// The chain for a query under a snapshot: remembered, or computed by `compute`.
     ///
-    /// `compute` gives the plan and whether it holds for the query's whole cell; `None` means no
+    /// `compute` gives the chain and whether it holds for the query's whole cell; `None` means no
     /// kernel can serve the call, which is not remembered.
     #[inline]
-    pub fn plan<F>(&self, snapshot: &Snapshot, query: &Query, compute: F) -> Option<Plan>
+    pub fn chain<F>(&self, snapshot: &Snapshot, query: &Query, compute: F) -> Option<Chain>
     where
-        F: Fn() -> (Option<Plan>, bool),
+        F: Fn() -> (Option<Chain>, bool),
     {
         let now_ms = self.clock.now_ms();
         let hash = query.fingerprint();
         let current = |shard: u32| self.shards[shard as usize].generation.ticket();
-        if let Some(plan) = front::find(hash, query, self.id, snapshot.epoch(), now_ms, current) {
-            return Some(plan);
+        if let Some(chain) = front::find(hash, query, self.id, snapshot.epoch(), now_ms, current) {
+            return Some(chain);
         }
         self.shared(snapshot, query, hash, now_ms, compute)
     }
 
     /// The shared table's answer, computing on a miss.
     #[inline(never)]
-    fn shared<F>(&self, snapshot: &Snapshot, query: &Query, hash: u64, now_ms: u64, compute: F) -> Option<Plan>
+    fn shared<F>(&self, snapshot: &Snapshot, query: &Query, hash: u64, now_ms: u64, compute: F) -> Option<Chain>
     where
-        F: Fn() -> (Option<Plan>, bool),
+        F: Fn() -> (Option<Chain>, bool),
     {
         let cell = snapshot.cell_key(query);
         let exact = query.marked_exact();
@@ -144,11 +144,11 @@ impl SelectionCache {
                     key = exact;
                     continue;
                 }
-                Some((Stored::Plan(plan), expires_ms)) => {
+                Some((Stored::Chain(chain), expires_ms)) => {
                     self.shared_hits.fetch_add(1, Ordering::Relaxed);
                     let (cache, epoch, shard) = (self.id, snapshot.epoch(), place.index);
-                    front::remember(hash, query, plan, Origin { cache, epoch, shard, ticket, expires_ms });
-                    return Some(plan);
+                    front::remember(hash, query, chain, Origin { cache, epoch, shard, ticket, expires_ms });
+                    return Some(chain);
                 }
                 _ => {}
             }
@@ -167,28 +167,28 @@ impl SelectionCache {
         self.compute(snapshot, &cell, &exact, now_ms, &compute)
     }
 
-    fn compute<F>(&self, snapshot: &Snapshot, cell: &Query, exact: &Query, now_ms: u64, compute: &F) -> Option<Plan>
+    fn compute<F>(&self, snapshot: &Snapshot, cell: &Query, exact: &Query, now_ms: u64, compute: &F) -> Option<Chain>
     where
-        F: Fn() -> (Option<Plan>, bool),
+        F: Fn() -> (Option<Chain>, bool),
     {
         self.misses.fetch_add(1, Ordering::Relaxed);
         let (cell_place, exact_place) = (self.place(cell), self.place(exact));
         // Tickets first: what is computed from here on is void if anything is invalidated meanwhile.
         let (cell_ticket, exact_ticket) = (cell_place.shard.generation.ticket(), exact_place.shard.generation.ticket());
-        let (plan, uniform) = compute();
-        let plan = plan?;
+        let (chain, uniform) = compute();
+        let chain = chain?;
         let insert = |place: &Place<'_>, ticket, key: &Query, stored| {
             let expires_ms = now_ms.saturating_add(self.ttl_ms.load(Ordering::Relaxed));
             let entry = Entry::new(*key, stored, snapshot.epoch(), expires_ms);
             place.shard.insert(place.tag, ticket, self.capacity.load(Ordering::Relaxed), entry);
         };
         if uniform {
-            insert(&cell_place, cell_ticket, cell, Stored::Plan(plan));
+            insert(&cell_place, cell_ticket, cell, Stored::Chain(chain));
         } else {
-            insert(&exact_place, exact_ticket, exact, Stored::Plan(plan));
+            insert(&exact_place, exact_ticket, exact, Stored::Chain(chain));
             insert(&cell_place, cell_ticket, cell, Stored::Mixed);
         }
-        Some(plan)
+        Some(chain)
     }
 
     fn place(&self, key: &Query) -> Place<'_> {
@@ -200,17 +200,17 @@ impl SelectionCache {
     /// Forgets. After this returns, nothing computed before is served.
     pub fn invalidate(&self, what: &Invalidate) {
         for shard in &self.shards {
-            shard.invalidate(|key, plan| match what {
+            shard.invalidate(|key, chain| match what {
                 Invalidate::All => true,
                 Invalidate::Op(op) => key.op() == *op,
-                Invalidate::Kernels(kernels) => mentions(plan, kernels),
+                Invalidate::Kernels(kernels) => mentions(chain, kernels),
             });
         }
     }
 
-    /// Every plan remembered under a snapshot, with the key it is remembered under.
-    pub fn plans(&self, snapshot: &Snapshot) -> Vec<(Query, Plan)> {
-        self.shards.iter().flat_map(|shard| shard.plans(snapshot.epoch())).collect()
+    /// Every chain remembered under a snapshot, with the key it is remembered under.
+    pub fn chains(&self, snapshot: &Snapshot) -> Vec<(Query, Chain)> {
+        self.shards.iter().flat_map(|shard| shard.chains(snapshot.epoch())).collect()
     }
 
     /// Holds at most so many entries from now on (0 turns the cache off), each for so long. What is held is forgotten.

@@ -9,14 +9,14 @@ use parking_lot::Mutex;
 
 use super::flight::Flights;
 use super::generation::{Generation, Ticket};
-use crate::decision::{KernelIx, Plan};
+use crate::decision::{Chain, KernelIx};
 
 /// What is stored under a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stored {
-    /// The plan of every query with this key.
-    Plan(Plan),
-    /// Queries with this cell key do not share a plan: look under the exact key.
+    /// The chain of every query with this key.
+    Chain(Chain),
+    /// Queries with this cell key do not share a chain: look under the exact key.
     Mixed,
 }
 
@@ -63,13 +63,13 @@ impl Shard {
         Some((entry.stored, entry.expires_ms))
     }
 
-    /// The plans of an epoch.
-    pub fn plans(&self, epoch: u64) -> Vec<(Query, Plan)> {
-        let plan = |entry: &Arc<Entry>| match entry.stored {
-            Stored::Plan(plan) if entry.epoch == epoch => Some((entry.key, plan)),
+    /// The chains of an epoch.
+    pub fn chains(&self, epoch: u64) -> Vec<(Query, Chain)> {
+        let chain = |entry: &Arc<Entry>| match entry.stored {
+            Stored::Chain(chain) if entry.epoch == epoch => Some((entry.key, chain)),
             _ => None,
         };
-        self.table.load().rows.iter().filter_map(|(_, entry)| plan(entry)).collect()
+        self.table.load().rows.iter().filter_map(|(_, entry)| chain(entry)).collect()
     }
 
     /// Adds an entry, unless something was invalidated since `ticket`. The least recently used
@@ -100,12 +100,12 @@ impl Shard {
     }
 
     /// Drops the entries `stale` picks, and makes computations under way not count.
-    pub fn invalidate(&self, stale: impl Fn(&Query, Option<&Plan>) -> bool) {
+    pub fn invalidate(&self, stale: impl Fn(&Query, Option<&Chain>) -> bool) {
         let _writing = self.writing.lock();
-        let plan = |entry: &Entry| {
-            if let Stored::Plan(plan) = entry.stored { Some(plan) } else { None }
+        let chain = |entry: &Entry| {
+            if let Stored::Chain(chain) = entry.stored { Some(chain) } else { None }
         };
-        let rows = self.table.load().rows.iter().filter(|(_, e)| !stale(&e.key, plan(e).as_ref())).cloned().collect();
+        let rows = self.table.load().rows.iter().filter(|(_, e)| !stale(&e.key, chain(e).as_ref())).cloned().collect();
         self.table.store(Arc::new(Table { rows }));
         // After the table: whoever reads the new generation also reads the new table.
         self.generation.advance();
@@ -123,7 +123,7 @@ impl Entry {
     }
 }
 
-/// Whether a plan runs a kernel.
-pub fn mentions(plan: Option<&Plan>, kernels: &[KernelIx]) -> bool {
-    plan.is_some_and(|plan| kernels.iter().any(|&kernel| plan.mentions(kernel)))
+/// Whether a chain runs a kernel.
+pub fn mentions(chain: Option<&Chain>, kernels: &[KernelIx]) -> bool {
+    chain.is_some_and(|chain| kernels.iter().any(|&kernel| chain.mentions(kernel)))
 }

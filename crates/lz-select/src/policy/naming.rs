@@ -154,13 +154,13 @@ impl Snapshot {
         for ix in self.named(pattern) {
             any = true;
             let runs = match action {
-                Action::Lock(_) => devices().any(|device| self.standing_reasons(ix, device).is_empty()),
+                Action::Lock(_) => devices().any(|device| self.static_reasons(ix, device).is_empty()),
                 _ => library(ix).is_none(),
             };
             if runs {
                 return None;
             }
-            let standing = || devices().next().and_then(|device| self.standing_reasons(ix, device).first());
+            let standing = || devices().next().and_then(|device| self.static_reasons(ix, device).first());
             why = why.or_else(|| library(ix)).or_else(standing);
         }
         match (why, pattern.versioned().1) {

@@ -1,6 +1,6 @@
 //! What conditions can be at all: decided by trying every case their thresholds tell apart.
 
-use lz_expr::{Bounds, Expr, Known, Outcome, Type, Value};
+use lz_expr::{Bounds, Expr, Known, Possible, Type, Value};
 use lz_model::{DType, DeviceSpec, Layout, Op, ParamRole, ParamType, Platform};
 
 /// The most cases that are tried; beyond it nothing is claimed.
@@ -74,14 +74,14 @@ impl<'a> Reach<'a> {
 
     /// Whether wherever `these` hold, `those` certainly hold too.
     pub fn implies(&self, these: &[Expr], those: &[Expr]) -> bool {
-        let certain = |case: &Case<'_, 'a>| those.iter().all(|e| e.outcome(case) == Outcome::AlwaysTrue);
+        let certain = |case: &Case<'_, 'a>| those.iter().all(|e| e.possible(case) == Possible::AlwaysTrue);
         self.every(|case| case.fails(these) || certain(case))
     }
 }
 
 impl Case<'_, '_> {
     fn fails(&self, conditions: &[Expr]) -> bool {
-        conditions.iter().any(|e| e.outcome(self) == Outcome::AlwaysFalse)
+        conditions.iter().any(|e| e.possible(self) == Possible::AlwaysFalse)
     }
 
     fn field(&self, slot: u16) -> Option<(&Axis<'_>, Choice<'_>)> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use lz_measure::workload::features;
-use lz_measure::{Budget, Contest, Item, Next, Outcome as Visited, Rules, Sample, Schedule, Slice, Timing};
+use lz_measure::{Budget, Contest, Item, Next, Rules, Sample, Schedule, Slice, Timing, Visit};
 use lz_model::{CallSpec, Catalog, Facts, KernelDescriptor, Query};
 use lz_perfdb::{Filter, Key, Outcome, Parts, Record, Shape};
 use lz_predict::{Model, Observation, Seen};
@@ -34,7 +34,7 @@ const AGAIN: u32 = 2;
 const REFERENCE_FLOPS: f64 = 300.0;
 
 /// What came of some rounds of a call.
-struct Visit {
+struct Rounds {
     /// What would be lost by stopping now.
     loss: f64,
     /// What was needed before the first of them.
@@ -73,8 +73,8 @@ impl Subject {
             let version = self.candidates.iter().find(|k| k.id == t.candidate)?.version.clone();
             let (median_us, spread_us, samples) = (stats.median_us, stats.spread_us, stats.samples);
             let seen = Seen::Took { median_us, spread_us, samples, parts: self.parts(&t.candidate) };
-            let default = self.baseline.as_ref() == Some(&t.candidate);
-            Some(Observation { query: self.query, kernel: t.candidate, version, default, seen })
+            let baseline = self.baseline.as_ref() == Some(&t.candidate);
+            Some(Observation { query: self.query, kernel: t.candidate, version, baseline, seen })
         };
         timings.into_iter().filter_map(observation).collect()
     }
@@ -130,7 +130,7 @@ impl<'a> Tuning<'a> {
         for wanted in wanted {
             tuning.admit(wanted)?;
         }
-        tuning.plan();
+        tuning.schedule_all();
         Ok(tuning)
     }
 
@@ -187,7 +187,7 @@ impl<'a> Tuning<'a> {
     }
 
     /// Which call first, and what is known already.
-    fn plan(&mut self) {
+    fn schedule_all(&mut self) {
         let total_us = self.options.budget.as_secs_f64() * 1e6;
         let budget = Budget { first_rounds: self.options.samples, ..Budget::of_us(total_us) };
         let item = |(id, subject): (usize, &Subject)| {
@@ -272,12 +272,12 @@ impl<'a> Tuning<'a> {
                 break;
             }
             let from = self.elapsed_us();
-            let Visit { loss, once_us, finished } = self.visit(slice.id, slice.rounds, bench);
+            let Rounds { loss, once_us, finished } = self.visit(slice.id, slice.rounds, bench);
             if !order.contains(&slice.id) {
                 order.push(slice.id);
             }
             let took_us = self.elapsed_us() - from;
-            let done = self.schedule.as_mut().map(|s| s.done(slice.id, Visited { loss, took_us, once_us, finished }));
+            let done = self.schedule.as_mut().map(|s| s.done(slice.id, Visit { loss, took_us, once_us, finished }));
             if !matches!(done, Some(Ok(()))) {
                 break;
             }
@@ -323,8 +323,8 @@ impl<'a> Tuning<'a> {
     }
 
     /// Gives a call some rounds.
-    fn visit(&mut self, id: usize, rounds: u32, bench: &mut dyn Bench) -> Visit {
-        let nothing_to_do = Visit { loss: 0.0, once_us: 0.0, finished: true };
+    fn visit(&mut self, id: usize, rounds: u32, bench: &mut dyn Bench) -> Rounds {
+        let nothing_to_do = Rounds { loss: 0.0, once_us: 0.0, finished: true };
         let Wanted { call, device, mode, .. } = self.subjects[id].wanted.clone();
         if let Err(why) = bench.prepare(&call, device, mode) {
             self.report.impossible.push((call, why));
@@ -368,7 +368,7 @@ impl<'a> Tuning<'a> {
         let loss = contest.loss();
         self.subjects[id].see(bench);
         self.store(id);
-        Visit { loss, once_us, finished }
+        Rounds { loss, once_us, finished }
     }
 
     /// Compares every candidate with the reference, the first time a call is visited. Only right ones are timed.

@@ -29,7 +29,7 @@ pub fn run(options: &BenchOptions) -> Result<Value, CliError> {
     let hit = |engine: &Engine| {
         let started = Instant::now();
         for _ in 0..count {
-            black_box(engine.plan(black_box(&query)));
+            black_box(engine.chain(black_box(&query)));
         }
         started.elapsed().as_nanos() as f64 / count as f64
     };
@@ -37,7 +37,7 @@ pub fn run(options: &BenchOptions) -> Result<Value, CliError> {
     let guarded = || {
         let started = Instant::now();
         for _ in 0..count {
-            black_box(steered.plan(black_box(&query)));
+            black_box(steered.chain(black_box(&query)));
             if let Admission::Closed = black_box(&steps[0].breaker).admit(|| 0) {
                 black_box(steps[0].health.record_call());
                 steps[0].breaker.record_success();

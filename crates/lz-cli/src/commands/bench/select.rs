@@ -29,9 +29,9 @@ pub fn run(options: &BenchOptions) -> Result<Value, CliError> {
         return Ok(json!({ "bench": "select", "probe": repetitions }));
     }
     let many: Vec<Query> = (1..=256).map(|n| self::query(&engine, 8 * n)).collect::<Result<_, _>>()?;
-    let front = quantiles(options, |_| engine.plan(black_box(&query)).map(|p| p.chosen().0));
+    let front = quantiles(options, |_| engine.chain(black_box(&query)).map(|p| p.chosen().0));
     // More shapes than a thread's front has slots: the shared table answers.
-    let shared = quantiles(options, |i| engine.plan(black_box(&many[i % many.len()])).map(|p| p.chosen().0));
+    let shared = quantiles(options, |i| engine.chain(black_box(&many[i % many.len()])).map(|p| p.chosen().0));
     let cold = engine.with_snapshot(|snapshot| cold(options, snapshot, &query));
     let accepted = engine.with_snapshot(|snapshot| snapshot.select(&query).ranking.len());
     Ok(json!({
@@ -143,9 +143,9 @@ pub(super) fn median(mut values: Vec<f64>) -> f64 {
     quantile(&values, 0.5)
 }
 
-/// A whole selection and its plan, nothing cached.
+/// A whole selection and its chain, nothing cached.
 fn cold(options: &BenchOptions, snapshot: &Snapshot, query: &Query) -> Quantiles {
-    let work = |_| snapshot.plan(&snapshot.select(black_box(query)));
+    let work = |_| snapshot.chain(&snapshot.select(black_box(query)));
     for i in 0..options.batches {
         black_box(work(i));
     }
@@ -199,7 +199,7 @@ fn two_over_one(options: &BenchOptions, work: impl Fn() + Sync) -> f64 {
 
 fn hit_many_times(engine: &Engine, query: &Query, repetitions: usize) {
     for _ in 0..repetitions {
-        black_box(engine.plan(black_box(query)));
+        black_box(engine.chain(black_box(query)));
     }
 }
 

@@ -49,7 +49,7 @@ enum What {
     /// Cross-validate predictions by leaving each measured call out; nothing is run
     ///
     /// Each call is left out in turn, decided by the others as a call that was never measured is, and what would be chosen is
-    /// compared with what was measured of the call: chosen time ÷ best time, and times the default. Of a database of another
+    /// compared with what was measured of the call: chosen time ÷ best time, and times the baseline. Of a database of another
     /// machine, name the device it is of.
     CrossValidate(cross_validate::CrossValidate),
     /// Look for damage, and change nothing; exits with 1 when anything is wrong

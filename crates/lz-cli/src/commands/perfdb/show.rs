@@ -104,13 +104,13 @@ fn print(rows: &[Record], printer: &mut Printer<'_>) -> Result<(), CliError> {
             [row.key.kernel_id.clone(), median, noise, faster, timing.samples.to_string(), age, remark]
         })
         .collect();
-    printer.table(["kernel", "median", "noise", "×default", "rounds", "measured", ""], cells)
+    printer.table(["kernel", "median", "noise", "×baseline", "rounds", "measured", ""], cells)
 }
 
 fn remark(row: &Record, printer: &Printer<'_>) -> String {
     let mut remarks = Vec::new();
     if row.baseline {
-        remarks.push("the default".to_owned());
+        remarks.push("the baseline".to_owned());
     }
     match &row.outcome {
         Outcome::Ok(_) => {}

@@ -1,8 +1,8 @@
-//! Kernels on trial.
+//! Kernels in a rollout.
 
 use std::collections::BTreeSet;
 
-use layerzero::resilience::rollout::{Compared, Outcome};
+use layerzero::resilience::rollout::{Compared, RolloutCall};
 use layerzero::resilience::{Rollout, Verdict};
 
 use super::*;
@@ -13,7 +13,7 @@ fn rollout(mode: &str, fraction: f64, more: &str) -> String {
     )
 }
 
-/// An engine on which `old.rms` serves, and `new.rms`, declared better, is on trial.
+/// An engine on which `old.rms` serves, and `new.rms`, declared better, is in a rollout.
 fn world(config: &str) -> World {
     let w = World::with_kernels(&["new.rms", "old.rms"]);
     w.load(config);
@@ -35,8 +35,8 @@ fn taken(engine: &Engine) -> BTreeSet<[i64; 2]> {
     sizes().filter(serves).collect()
 }
 
-/// What is on trial for some call.
-fn on_trial(engine: &Engine) -> Arc<Rollout> {
+/// What is in a rollout for some call.
+fn rollout_of_a_call(engine: &Engine) -> Arc<Rollout> {
     let find = |shape: [i64; 2]| {
         let query = query(engine, &shape);
         engine.process().comparison(&query, &engine.steps(&query).unwrap())
@@ -86,18 +86,18 @@ fn what_is_asked_run_and_explained_agrees_about_a_canary() {
 fn a_canary_that_fails_is_rolled_back() {
     let w = world(&rollout("canary", 0.25, ", min_samples: 20"));
     let share = taken(&w.engine);
-    let rollout = on_trial(&w.engine);
+    let rollout = rollout_of_a_call(&w.engine);
     for _ in 0..19 {
-        w.engine.tried(&rollout, Outcome::FAILED);
+        w.engine.tried(&rollout, RolloutCall::FAILED);
         assert_eq!(taken(&w.engine), share, "nothing is judged before min_samples");
     }
-    w.engine.tried(&rollout, Outcome::FAILED);
+    w.engine.tried(&rollout, RolloutCall::FAILED);
     assert_eq!(w.names(), ["rolled_back"]);
     assert!(taken(&w.engine).is_empty());
     assert!(matches!(w.engine.rollouts()[0].verdict, Verdict::RolledBack { .. }));
     assert!(!w.engine.health().is_well());
     // It stays so, whatever comes in late, and through a reload that says the same.
-    w.engine.tried(&rollout, Outcome::OK);
+    w.engine.tried(&rollout, RolloutCall::OK);
     w.engine.reload().unwrap();
     assert!(taken(&w.engine).is_empty());
     assert!(w.engine.rearm("new"));
@@ -110,7 +110,7 @@ fn a_canary_that_fails_is_rolled_back() {
 #[test]
 fn another_seed_begins_anew() {
     let w = world(&rollout("canary", 0.25, ", min_samples: 1"));
-    w.engine.tried(&on_trial(&w.engine), Outcome::FAILED);
+    w.engine.tried(&rollout_of_a_call(&w.engine), RolloutCall::FAILED);
     assert!(taken(&w.engine).is_empty());
     w.load(&rollout("canary", 0.25, ", min_samples: 1, seed: 2"));
     assert!(!taken(&w.engine).is_empty());
@@ -118,17 +118,17 @@ fn another_seed_begins_anew() {
 
 #[test]
 fn a_canary_that_differs_or_is_slow_is_rolled_back() {
-    let differs = Outcome { compared: Compared::Differs { max_error: 0.5 }, ..Outcome::OK };
-    let slow = Outcome { serving_us: Some(1.0), candidate_us: Some(3.0), ..Outcome::OK };
-    let well = Outcome {
+    let differs = RolloutCall { compared: Compared::Differs { max_error: 0.5 }, ..RolloutCall::OK };
+    let slow = RolloutCall { serving_us: Some(1.0), candidate_us: Some(3.0), ..RolloutCall::OK };
+    let well = RolloutCall {
         compared: Compared::Agrees { max_error: 0.0 },
         serving_us: Some(1.0),
         candidate_us: Some(1.0),
-        ..Outcome::OK
+        ..RolloutCall::OK
     };
     for (outcome, gone) in [(differs, true), (slow, true), (well, false)] {
         let w = world(&rollout("canary", 0.25, ", min_samples: 20"));
-        let rollout = on_trial(&w.engine);
+        let rollout = rollout_of_a_call(&w.engine);
         (0..40).for_each(|_| w.engine.tried(&rollout, outcome));
         assert_eq!(taken(&w.engine).is_empty(), gone, "{outcome:?}");
         assert_eq!(w.names().contains(&"rolled_back"), gone, "{outcome:?}");
@@ -182,7 +182,7 @@ fn a_canary_falls_back_like_any_kernel() {
 }
 
 #[test]
-fn one_version_of_a_kernel_can_be_on_trial() {
+fn one_version_of_a_kernel_can_be_rollout_of_a_call() {
     let w = World::with_kernels(&["old.rms"]);
     for version in ["1.0", "2.0"] {
         let kernel = KernelDescriptor { version: version.into(), ..descriptor("new.rms", 95) };

@@ -33,7 +33,7 @@ pub enum Known<'a> {
 
 /// What an expression can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum Possible {
     /// True for every assignment within the bounds.
     AlwaysTrue,
     /// False for every assignment within the bounds.
@@ -45,18 +45,18 @@ pub enum Outcome {
 }
 
 impl Node {
-    pub(crate) fn outcome<B: Bounds + ?Sized>(&self, bounds: &B) -> Outcome {
+    pub(crate) fn possible<B: Bounds + ?Sized>(&self, bounds: &B) -> Possible {
         match self {
             Node::Bool(node) => match node.truths(bounds) {
-                Truths { yes: true, no: false, fails: false } => Outcome::AlwaysTrue,
-                Truths { yes: false, no: true, fails: false } => Outcome::AlwaysFalse,
-                _ => Outcome::Varies,
+                Truths { yes: true, no: false, fails: false } => Possible::AlwaysTrue,
+                Truths { yes: false, no: true, fails: false } => Possible::AlwaysFalse,
+                _ => Possible::Varies,
             },
             Node::Int(node) => match node.span(bounds) {
-                IntSpan { lo, hi, fails: false } => Outcome::Between(lo, hi),
-                _ => Outcome::Varies,
+                IntSpan { lo, hi, fails: false } => Possible::Between(lo, hi),
+                _ => Possible::Varies,
             },
-            Node::Float(_) | Node::Str(_) => Outcome::Varies,
+            Node::Float(_) | Node::Str(_) => Possible::Varies,
         }
     }
 }

@@ -1,6 +1,6 @@
-//! What `outcome` must decide, and what it must not.
+//! What `possible` must decide, and what it must not.
 
-use lz_expr::{Bounds, Expr, Known, Outcome, Value};
+use lz_expr::{Bounds, Expr, Known, Possible, Value};
 
 use crate::support::{BATCH, CORES, DTYPE, SCALE, SEQ_LEN, compiled, table};
 
@@ -32,14 +32,14 @@ fn batch(lo: i64, hi: i64) -> Facts {
 }
 
 #[track_caller]
-fn is(source: &str, facts: &Facts, expected: Outcome) {
-    assert_eq!(compiled(source).outcome(facts), expected, "{source}");
+fn is(source: &str, facts: &Facts, expected: Possible) {
+    assert_eq!(compiled(source).possible(facts), expected, "{source}");
 }
 
-use Outcome::{AlwaysFalse, AlwaysTrue, Between, Varies};
+use Possible::{AlwaysFalse, AlwaysTrue, Between, Varies};
 
 /// Whether `batch` being each of `lo..=hi` makes the expression true, by trying.
-fn tried(expr: &Expr, lo: i64, hi: i64) -> Outcome {
+fn tried(expr: &Expr, lo: i64, hi: i64) -> Possible {
     let at = |value| table().with(BATCH, Value::Int(value));
     let holding = (lo..=hi).filter(|value| expr.test(&at(*value)) == Ok(true));
     match holding.count() as i64 {
@@ -96,7 +96,7 @@ fn remainders() {
         multiples: vec![(BATCH, 8, false), (BATCH, 1, false), (BATCH, 5, true)],
     };
     for m in [8, 1, 5] {
-        let _ = compiled(&format!("batch % {m} == 0")).outcome(&none);
+        let _ = compiled(&format!("batch % {m} == 0")).possible(&none);
     }
 }
 
@@ -211,5 +211,5 @@ fn facts_of_the_wrong_type_decide_nothing() {
     is("dtype == x and false", &known(&[(DTYPE, range)]), Varies);
     is("target.has_tensor_cores and false", &known(&[(CORES, range)]), Varies);
     // An empty range has no assignments to be wrong about, and must not panic.
-    let _ = compiled("batch % 8 == 0").outcome(&batch(5, 1));
+    let _ = compiled("batch % 8 == 0").possible(&batch(5, 1));
 }
