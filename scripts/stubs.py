@@ -195,7 +195,6 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "run_kernel": ("kernel_id: str", "*args: Any", "**kwargs: Any", "Any"),
     "schema": ("operation: str", "dict[str, Any]"),
     "status": ("dict[str, Any]",),
-    "register_simd_kernels": ("None",),
     "unregister": ("kernel_id: str", "None"),
     "validate": ("kernel_id: str", "*args: Any", "**kwargs: Any", "list[Reason]"),
     "which": ("op: str", "*args: Any", "**kwargs: Any", "dict[str, Any]"),

@@ -24,9 +24,9 @@ _Array = TypeVar("_Array", Tensor, NDArray[Any], _DLPack)
 _Adapter: TypeAlias = tuple[str, Callable[..., Any], list[str]]
 
 __all__ = [
-    "Plan",
     "Checkpoint",
     "Overlay",
+    "Plan",
     "Subject",
     "TextCall",
     "__version__",
@@ -93,7 +93,6 @@ __all__ = [
     "rearm",
     "refresh_memory",
     "register",
-    "register_simd_kernels",
     "reload",
     "replay",
     "requested_calls",
@@ -972,7 +971,6 @@ def readiness() -> tuple[str, str, bool]: ...
 def rearm(name: str) -> bool: ...
 def refresh_memory() -> None: ...
 def register(document: str, kernel: _Adapter, trust: str = "unproven") -> None: ...
-def register_simd_kernels() -> None: ...
 def reload() -> None: ...
 def replay(text: str, origin: str) -> str: ...
 def requested_calls(request: str) -> list[str]: ...

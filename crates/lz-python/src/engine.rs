@@ -19,6 +19,7 @@ pub fn engine() -> &'static Arc<Engine> {
                 .cpu_only()
                 .compiled_elsewhere()
                 .kernels_follow()
+                .simd_kernels()
                 .on_warning(warn)
                 .on_event(crate::events::emitted)
                 .build(),

@@ -109,15 +109,17 @@ fn resolved<'py>(job: &Job<'_, 'py>) -> PyResult<Vec<(Bound<'py, PyAny>, (usize,
     Ok(copies)
 }
 
+/// Who records torch's operations and would miss what a native kernel does, if anybody does.
+pub fn recorder(py: Python<'_>) -> PyResult<Option<String>> {
+    if Torch::known().is_none_or(|torch| !torch.is_recording()) {
+        return Ok(None);
+    }
+    py.import("layerzero.surroundings")?.call_method0("recorder")?.extract()
+}
+
 /// Nobody may be recording torch's operations: this one would be missing from the record.
 fn unrecorded(job: &Job<'_, '_>) -> PyResult<()> {
-    if Torch::known().is_none() {
-        return Ok(());
-    }
-    let recorder = job.py.import("layerzero.surroundings")?.call_method0("recorder")?;
-    if recorder.is_none() {
-        return Ok(());
-    }
+    let Some(recorder) = recorder(job.py)? else { return Ok(()) };
     let text = format!("{}: a native kernel serves this call, and {recorder} cannot see into it", job.front.name());
     Err(error::unsupported(job.py, &text, "use torch.compile or torch.export, or make a call a torch kernel can serve"))
 }

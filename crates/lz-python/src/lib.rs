@@ -120,7 +120,6 @@ fn _native(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(registry::load_backend, module)?)?;
     module.add_function(wrap_pyfunction!(registry::register, module)?)?;
     module.add_function(wrap_pyfunction!(registry::unregister, module)?)?;
-    module.add_function(wrap_pyfunction!(registry::register_simd_kernels, module)?)?;
     module.add_function(wrap_pyfunction!(registry::disable, module)?)?;
     module.add_class::<registry::Checkpoint>()?;
     module.add_function(wrap_pyfunction!(registry::checkpoint, module)?)?;

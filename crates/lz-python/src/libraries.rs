@@ -66,6 +66,8 @@ fn imported(py: Python<'_>, engine: &Engine) -> Vec<String> {
 }
 
 fn load(engine: &Engine, all: Vec<Found>) -> Result<Vec<String>, String> {
+    // LayerZero's own kernels.
+    engine.adopt(own()).map_err(|error| error.to_string())?;
     let mut names = Vec::new();
     let mut known = BTreeMap::new();
     let mut unusable = Vec::new();

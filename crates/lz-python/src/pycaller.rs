@@ -7,10 +7,11 @@ use layerzero::{Blame, Caller, Proven};
 use pyo3::prelude::*;
 
 use crate::job::Job;
+use crate::route::RouteStep;
 use crate::saved::SavedRows;
 use crate::versions::Versions;
 use crate::watched::Watching;
-use crate::{error, interrupted, proof, registry};
+use crate::{error, host, interrupted, proof, registry};
 
 /// What ended the run of a kernel.
 pub enum Raised {
@@ -73,6 +74,16 @@ impl<'py> Caller for PyCaller<'_, '_, 'py> {
 
     fn load(&mut self, at: usize) -> Result<(), Raised> {
         self.job.route.steps[at].import(self.job.py).map_err(Raised::ByKernel)
+    }
+
+    fn declines(&mut self, at: usize) -> Result<Option<String>, Raised> {
+        let (job, steps) = (self.job, &self.job.route.steps);
+        // Where every step is native, the call says that it cannot be recorded.
+        if !steps[at].is_native() || steps.iter().all(RouteStep::is_native) {
+            return Ok(None);
+        }
+        let recorder = host::recorder(job.py).map_err(Raised::PassOn)?;
+        Ok(recorder.map(|recorder| format!("{recorder} cannot see into a native kernel")))
     }
 
     fn prove(&mut self, at: usize, alone: bool) -> Result<Proven, Raised> {

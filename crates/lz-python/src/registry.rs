@@ -224,13 +224,6 @@ pub fn register(py: Python<'_>, document: &str, kernel: Adapter, trust: &str) ->
     Ok(())
 }
 
-/// Registers the native kernels for vector instructions, which come along but are not registered by default yet.
-#[pyfunction]
-pub fn register_simd_kernels(py: Python<'_>) -> PyResult<()> {
-    ensure_loaded(py)?;
-    detached(py, || engine().register_simd_kernels()).map_err(|e| error::engine(py, &e))
-}
-
 /// Removes a kernel, or with `id@version` one version of it; calls under way finish with it.
 #[pyfunction]
 pub fn unregister(py: Python<'_>, kernel_id: &str) -> PyResult<()> {

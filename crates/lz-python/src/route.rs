@@ -99,6 +99,11 @@ impl RouteStep {
         if let Runner::Python(call) = &self.runner { call.import(py) } else { Ok(()) }
     }
 
+    /// Whether native code runs it, on host memory.
+    pub fn is_native(&self) -> bool {
+        matches!(self.runner, Runner::Host(_))
+    }
+
     /// No longer takes the straight path: it failed.
     pub fn doubt(&self) {
         self.straight.store(false, Ordering::Relaxed);

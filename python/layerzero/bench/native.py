@@ -1,8 +1,7 @@
 """``layerzero bench native``: a native kernel called straight from Python against torch's function.
 
 Each row is ``lz.rms_norm`` served by LayerZero's own SIMD kernel, ``F.rms_norm`` (the code a user would write), and
-``torch.empty_like`` (what allocating the result takes from Python), timed in turn. The kernels are registered for this
-benchmark only.
+``torch.empty_like`` (what allocating the result takes from Python), timed in turn.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 import layerzero as lz
-from layerzero import _native
 from layerzero.bench.rounds import difference, interleaved
 
 SHAPES = ((1, 64), (4, 64), (1, 4096), (16, 4096), (128, 4096), (1024, 4096))
@@ -50,16 +48,10 @@ def measure(rounds: int = 15) -> dict[str, Any]:
     """Every row, as data. Times are microseconds per call, medians over interleaved rounds."""
     import torch
 
-    known = {kernel.kernel_id for kernel in lz.list_kernels("rms_norm")}
-    _native.register_simd_kernels()
-    try:
-        with lz.prefer("lz_cpu"), lz.disabled("torch"):
-            cases = [(d, *shape, "contiguous") for d in DTYPES for shape in SHAPES]
-            cases += [("float32", 16, 4096, "strided"), ("bfloat16", 16, 4096, "strided")]
-            table = [_row(*case, rounds) for case in cases]
-    finally:
-        for added in {kernel.kernel_id for kernel in lz.list_kernels("rms_norm")} - known:
-            lz.unregister_kernel(added)
+    with lz.prefer("lz_cpu"), lz.disabled("torch"):
+        cases = [(d, *shape, "contiguous") for d in DTYPES for shape in SHAPES]
+        cases += [("float32", 16, 4096, "strided"), ("bfloat16", 16, 4096, "strided")]
+        table = [_row(*case, rounds) for case in cases]
     return {
         "schema_version": "1.0",
         "versions": {"layerzero": lz.__version__, "torch": torch.__version__, "python": platform.python_version()},

@@ -97,15 +97,6 @@ impl Core {
         })
     }
 
-    /// Registers the native kernels for vector instructions beside the references. Which of them this machine can run is a
-    /// matter of selection.
-    pub fn register_simd_kernels(&self) -> Result<(), Error> {
-        for (kernel, descriptor) in lz_cpu::descriptors().filter(|(_, descriptor)| !descriptor.reference) {
-            self.register_as(descriptor, Executable::Static(kernel))?;
-        }
-        Ok(())
-    }
-
     /// Gives an implementation to a kernel that so far was only described, by a document.
     pub fn attach(&self, id: &str, version: &str, kernel: Arc<dyn DynamicKernel>) -> Result<(), Error> {
         self.attach_all(vec![(id.to_owned(), version.to_owned(), Executable::Dynamic(kernel))])

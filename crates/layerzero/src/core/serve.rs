@@ -33,6 +33,12 @@ pub trait Caller {
         Ok(())
     }
 
+    /// Why a step cannot serve this very call, although selection allows it: somebody records the caller's operations and
+    /// would miss what a native kernel does. It is passed over, and nobody is counted.
+    fn declines(&mut self, _at: usize) -> Result<Option<String>, Self::Error> {
+        Ok(None)
+    }
+
     /// Compares a kernel with the reference before it serves. `alone`: no other kernel is left, so waiting for another
     /// thread's comparison is worth it. Only asked about steps that are [`Step::unproven`].
     fn prove(&mut self, at: usize, alone: bool) -> Result<Proven, Self::Error>;
@@ -146,6 +152,16 @@ impl Scope<'_> {
         while let Some(at) = left.pop_front() {
             let step = steps[at].as_ref();
             let has_run = std::mem::take(&mut begun);
+            if !has_run {
+                match caller.declines(at) {
+                    Ok(None) => {}
+                    Ok(Some(why)) => {
+                        refused.push((at, why));
+                        continue;
+                    }
+                    Err(error) => return failures.ended(at, error),
+                }
+            }
             let admission = match core.admit(step) {
                 Ok(admission) => admission,
                 // It ran before its circuit opened, or what it gives is right by definition.

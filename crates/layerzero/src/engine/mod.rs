@@ -57,6 +57,7 @@ pub struct EngineBuilder {
     state_dir: Option<PathBuf>,
     compiled_elsewhere: bool,
     kernels_follow: bool,
+    simd_kernels: bool,
 }
 
 impl EngineBuilder {
@@ -113,6 +114,13 @@ impl EngineBuilder {
         self
     }
 
+    /// With LayerZero's own kernels for vector instructions beside the references. Which of them this machine can run is a
+    /// matter of selection.
+    pub fn simd_kernels(mut self) -> EngineBuilder {
+        self.simd_kernels = true;
+        self
+    }
+
     /// An engine with the built-in kernels registered.
     pub fn build(self) -> Engine {
         let mut draft = Draft { epoch: 1, ..Draft::default() };
@@ -125,7 +133,7 @@ impl EngineBuilder {
         draft.spec.warm = self.compiled_elsewhere.then(Arc::default);
         draft.spec.names = SHIPPED.clone();
         draft.spec.backend(lz_cpu::backend());
-        for (kernel, descriptor) in lz_cpu::descriptors().filter(|(_, descriptor)| descriptor.reference) {
+        for (kernel, descriptor) in lz_cpu::descriptors().filter(|(_, kernel)| self.simd_kernels || kernel.reference) {
             draft.executables.insert((descriptor.id.clone(), descriptor.version.clone()), Executable::Static(kernel));
             draft.spec.kernels.push(Arc::new(descriptor));
         }
