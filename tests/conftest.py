@@ -62,8 +62,25 @@ class Function:
     out: bool = True
 
 
+#: Files that take a minute or more. They go first, so that no worker begins one when the others are done.
+LONG = (
+    "test_backend_rocm",
+    "test_backend_torch_cuda",
+    "test_backend_flash_attn",
+    "test_backend_xpu",
+    "test_isa",
+    "test_backend_flashinfer_attention",
+    "test_layout_matrix",
+    "test_tuned_before",
+    "test_compat",
+    "test_backend_xformers",
+    "test_warming",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sweeps that take a minute and are rarely red run at full size only: ``make test-full``."""
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
     if os.environ.get("LZ_TEST_SCALE") != "full":
         for item in items:
             if item.get_closest_marker("thorough"):

@@ -38,11 +38,14 @@ CPUS: dict[str, dict[str, str]] = {
     "oneDNN alone limited": {"ONEDNN_MAX_CPU_ISA": "AVX2"},
     "torch alone limited": {"ATEN_CPU_CAPABILITY": "default"},
 }
-#: What depends on the CPU most, in a minute: kernels against the cases, texts.
+#: What depends on the CPU most: kernels against the cases, our own SIMD kernels, texts.
 QUICK = (
-    ["tests/test_adapters.py", "-k", "onednn or two_parts or sdpa.flash] or torch.linear"],
-    ["tests/test_docs.py", "-k", "inspect"],
-    ["tests/test_control_config.py", "-k", "lock_on_a_kernel_that_cannot_serve"],
+    "tests/test_adapters.py",
+    "tests/test_native_path.py",
+    "tests/test_docs.py",
+    "tests/test_control_config.py",
+    "-k",
+    "onednn or two_parts or sdpa.flash] or torch.linear or native_path or inspect or lock_on_a_kernel_that_cannot_serve",
 )
 #: All that runs kernels or shows texts.
 FILES = (
@@ -70,9 +73,8 @@ def child(arguments: list[str], cpu: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("cpu", ["Ice Lake", "AVX2", "no AVX"])
 @pytest.mark.skipif(FULL, reason="the whole matrix contains it")
 def test_what_depends_on_the_cpu_passes_on_others(cpu: str) -> None:
-    for arguments in QUICK:
-        done = child(arguments, cpu)
-        assert done.returncode == 0, f"{cpu}: {' '.join(arguments)}\n{done.stdout[-4000:]}{done.stderr[-1000:]}"
+    done = child([*QUICK], cpu)
+    assert done.returncode == 0, f"{cpu}\n{done.stdout[-4000:]}{done.stderr[-1000:]}"
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -288,7 +288,7 @@ impl fmt::Display for Report {
             writeln!(f, "  table    says nothing: [{code}] {message}; selected at run time")?;
         }
         if let Some(baseline) = &self.baseline {
-            write!(f, "  default  {baseline}")?;
+            write!(f, "  baseline {baseline}")?;
             match self.times_baseline.filter(|_| self.chosen.as_ref() != Some(baseline)) {
                 Some(times) => writeln!(f, "; the choice is {times:.2}× as fast")?,
                 None => writeln!(f)?,

@@ -128,7 +128,13 @@ impl Session {
                 "{name} is described: all known libraries are assumed to be installed; restrict them with --assume"
             )),
             Libraries::Assumed(named) if program.is_some() => {
-                Some(format!("{name} is described: {} and torch are assumed to be installed", named.join(", ")))
+                // torch is assumed whether it is named or not.
+                let others: Vec<&str> =
+                    named.iter().map(String::as_str).filter(|library| *library != "torch").collect();
+                Some(match others[..] {
+                    [] => format!("{name} is described: torch is assumed to be installed"),
+                    _ => format!("{name} is described: {} and torch are assumed to be installed", others.join(", ")),
+                })
             }
             Libraries::Found if !not_imported.is_empty() => Some(
                 "libraries were found where they are installed, not imported; 'layerzero ready' imports them".into(),

@@ -71,15 +71,16 @@ fn load(engine: &Engine, all: Vec<Found>) -> Result<Vec<String>, String> {
     let mut names = Vec::new();
     let mut known = BTreeMap::new();
     let mut unusable = Vec::new();
+    let mut documents = Vec::new();
     for (name, document, versions, why) in all {
-        // A document that is refused disables its backend, and says so.
-        let _ = engine.load_capabilities(&name, &document);
+        documents.push((name.clone(), document));
         known.extend(versions);
         match why {
             Some(why) => unusable.push((name, why)),
             None => names.push(name),
         }
     }
+    engine.load_all_capabilities(&documents);
     let changed = engine.update(|spec| {
         spec.versions.extend(known);
         for (name, (code, detail)) in unusable {

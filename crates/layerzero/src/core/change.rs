@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use lz_model::capabilities::{self, CapabilitiesError, Problem};
+use lz_model::capabilities::{self, Capabilities, CapabilitiesError, Problem};
 use lz_model::{BackendDescriptor, GenerationTable, KernelDescriptor, PluginOrigin, Query};
 use lz_select::{BackendState, Invalidate, KernelName, SnapshotSpec};
 
@@ -18,6 +18,50 @@ use crate::error::Error;
 struct Dropped {
     _draft: Draft,
     _state: Option<Arc<State>>,
+}
+
+/// A capabilities document that was read, or why it was refused, and the name it was loaded by.
+struct Loaded {
+    name: String,
+    read: Result<Capabilities, CapabilitiesError>,
+}
+
+impl Loaded {
+    fn refusal(&self) -> Option<Error> {
+        let error = self.read.as_ref().err()?.clone();
+        Some(Error::Capabilities { backend: self.name.clone(), error })
+    }
+
+    /// Puts what it says into a draft, in the place of what was said under its name before.
+    fn put(self, draft: &mut Draft) {
+        let Loaded { name, read } = self;
+        let spec = &mut draft.spec;
+        match read {
+            Ok(document) => {
+                // What a refused document left under the name it was loaded by.
+                let left_over = |b: &BackendState| b.unavailable.is_some() && b.descriptor.version == "unknown";
+                if spec.backends.get(&name).is_some_and(left_over) {
+                    spec.backends.remove(&name);
+                }
+                spec.kernels.retain(|kernel| kernel.backend != document.backend.name);
+                spec.kernels.extend(document.kernels.into_iter().map(Arc::new));
+                if !document.generations.is_empty() {
+                    let table = GenerationTable::builtin().overlaid(document.generations);
+                    spec.devices.iter_mut().for_each(|device| *device = device.clone().completed(&table));
+                    // Devices that are found later are completed by it as well.
+                    draft.generations.push(table);
+                }
+                draft.spec.backend(document.backend);
+            }
+            Err(error) => {
+                let mut descriptor = BackendDescriptor::native(name.as_str(), "unknown", Vec::new());
+                descriptor.origin = PluginOrigin::EntryPoint;
+                spec.kernels.retain(|kernel| kernel.backend != name);
+                let reason = error.reason(&name);
+                spec.backends.insert(name, BackendState::unavailable(descriptor, reason));
+            }
+        }
+    }
 }
 
 impl Core {
@@ -169,44 +213,34 @@ impl Core {
     /// implementations are attached. A document that is refused leaves the backend known and
     /// disabled, with its reason. Loading a document again replaces what it said before.
     pub fn load_capabilities(&self, name: &str, text: &str) -> Result<(), Error> {
+        let document = self.read_capabilities(name, text)?;
+        let refused = document.refusal();
+        self.change(|draft| document.put(draft))?;
+        refused.map_or(Ok(()), Err)
+    }
+
+    /// As [`Core::load_capabilities`], for many documents, each with a name: the state is built once. Those that are refused
+    /// disable their backends.
+    pub fn load_all_capabilities(&self, documents: &[(String, String)]) {
+        let read = || documents.iter().filter_map(|(name, text)| self.read_capabilities(name, text).ok());
+        let together = self.change(|draft| read().for_each(|document| document.put(draft)));
+        if together.is_err() {
+            // One of them does not fit the others: each by itself, so that the others are loaded.
+            documents.iter().for_each(|(name, text)| drop(self.load_capabilities(name, text)));
+        }
+    }
+
+    /// Reads a document. Code that is registered stays registered, whatever a file calls itself.
+    fn read_capabilities(&self, name: &str, text: &str) -> Result<Loaded, Error> {
         let read = capabilities::read(text);
         let backend = read.as_ref().map_or(name, |document| document.backend.name.as_str()).to_owned();
-        // Code that is registered stays registered, whatever a file calls itself.
         let taken = self.with_snapshot(|s| s.spec().backends.get(&backend).is_some_and(|b| b.descriptor.is_code()));
         if taken {
             let message = format!("'{backend}' is a backend made of code; name the document's backend otherwise");
             let error = CapabilitiesError::Problems(vec![Problem { path: "/backend".into(), message }]);
             return Err(Error::Capabilities { backend, error });
         }
-        match read {
-            Ok(document) => self.change(|draft| {
-                let spec = &mut draft.spec;
-                // What a refused document left under the name it was loaded by.
-                if spec.backends.get(name).is_some_and(|b| b.unavailable.is_some() && b.descriptor.version == "unknown")
-                {
-                    spec.backends.remove(name);
-                }
-                spec.kernels.retain(|kernel| kernel.backend != backend);
-                spec.kernels.extend(document.kernels.into_iter().map(Arc::new));
-                if !document.generations.is_empty() {
-                    let table = GenerationTable::builtin().overlaid(document.generations);
-                    spec.devices.iter_mut().for_each(|device| *device = device.clone().completed(&table));
-                    // Devices that are found later are completed by it as well.
-                    draft.generations.push(table);
-                }
-                spec.backend(document.backend);
-            }),
-            Err(error) => {
-                let reason = error.reason(name);
-                self.change(|draft| {
-                    let mut descriptor = BackendDescriptor::native(name, "unknown", Vec::new());
-                    descriptor.origin = PluginOrigin::EntryPoint;
-                    draft.spec.kernels.retain(|kernel| kernel.backend != name);
-                    draft.spec.backends.insert(name.to_owned(), BackendState::unavailable(descriptor, reason));
-                })?;
-                Err(Error::Capabilities { backend: name.to_owned(), error })
-            }
-        }
+        Ok(Loaded { name: name.to_owned(), read })
     }
 
     /// Forgets cached decisions.
