@@ -282,8 +282,10 @@ class Family:
                 assert memory(around) == memory(value), f"{name} by {by} wrote around or to {key}"
 
     def finish(self) -> None:
-        """Enough cases were generated, and no kernel of this machine was left out."""
+        """Enough cases were generated, and at full size no kernel of this machine was left out."""
         assert self.cases >= LEAST_CASES, f"only {self.cases} cases"
+        if os.environ.get("LZ_TEST_SCALE") != "full":
+            return
         here = {kernel for name in self.functions for kernel in kernels(FUNCTIONS[name].operation)}
         missed = here - set(self.reached)
         assert not missed, f"no generated case reached {sorted(missed)}"

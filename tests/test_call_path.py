@@ -143,7 +143,8 @@ def replay(sequence: dict[str, Any]) -> None:
         fallback_enabled=sequence["fallback"],
         degradation={"enabled": False},
         breaker={"failure_threshold": call_path.THRESHOLD},
-        rules=[{"deny": library} for library in sorted({k.library for k in lz.list_kernels()} - {"lz_cpu"})],
+        # The kernels of the sequence and the reference, nobody else.
+        rules=[{"deny": k.kernel_id} for k in lz.list_kernels(sequence["op"]) if not k.reference],
     )
     lz.forget_failures()
     for number, kernel in enumerate(kernels):

@@ -1,4 +1,4 @@
-"""Kernels on trial: a shadow never affects an answer, a canary serves its share, and both go when they are no good."""
+"""Rollouts: a shadow never affects an answer, a canary serves its share, and both go when they are no good."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def kernels() -> Iterator[Kernels]:
 
 
 def roll_out(mode: str, **more: Any) -> None:
-    """Puts the candidate on trial."""
+    """Tries the candidate in a rollout."""
     rollout = {"name": "trial", "operation": "rms_norm", "candidate": "fresh.norm", "mode": mode, "fraction": 1.0}
     # Every call is looked at. Time is another matter: these kernels take none.
     limits = {"min_samples": 5, "max_slowdown": 1000}
@@ -69,7 +69,7 @@ def roll_out(mode: str, **more: Any) -> None:
 
 
 def status() -> dict[str, Any]:
-    """How the trial stands."""
+    """How the rollout stands."""
     (found,) = lz.health().rollouts
     return found
 
@@ -78,7 +78,7 @@ def status() -> dict[str, Any]:
 
 
 def test_a_shadow_that_agrees_is_healthy_and_serves_nobody(kernels: Kernels) -> None:
-    assert torch.equal(lz.rms_norm(X), right(X)) and kernels.tried == 1, "without a trial it would serve"
+    assert torch.equal(lz.rms_norm(X), right(X)) and kernels.tried == 1, "without a rollout it would serve"
     roll_out("shadow")
     kernels.calls(12)
     assert kernels.tried >= 10 and len(kernels.served) == 12
@@ -221,7 +221,7 @@ def test_a_slow_shadow_is_found_slow(kernels: Kernels) -> None:
     assert kernels.tried == 10
 
 
-def test_a_trial_that_was_rolled_back_is_rearmed_by_hand(kernels: Kernels) -> None:
+def test_one_that_was_rolled_back_is_rearmed_by_hand(kernels: Kernels) -> None:
     kernels.trying = lambda input: input * 0.0
     roll_out("shadow")
     kernels.calls(20)

@@ -98,14 +98,17 @@ LEVELS = {
 
 
 def needed() -> dict[str, set[str]]:
-    """The instruction sets that the documents of the CPU backends name, by kernel."""
+    """The instruction sets that the documents of the CPU backends name, and those of our own kernels, by kernel."""
     wanted: dict[str, set[str]] = {}
     for path in (processes.PACKAGE / "layerzero" / "backends").glob("*/capabilities.json"):
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if document["platform"] == "cpu":
             kernels = [kernel for listed in document["ops"].values() for kernel in listed]
             wanted |= {k["kernel_id"]: set(k.get("instruction_sets", ())) for k in kernels}
-    return wanted
+    return wanted | {
+        "lz_cpu.rms_norm.avx2": {"avx2"},
+        "lz_cpu.rms_norm.avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
+    }
 
 
 @pytest.mark.parametrize("level", LEVELS)

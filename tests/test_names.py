@@ -112,7 +112,7 @@ def test_libraries_for_a_while() -> None:
     assert lz.which("rms_norm", X)["kernel_id"].startswith("torch.")
     with lz.disabled("torch"):
         report = lz.explain("rms_norm", X)
-        assert report.chosen == "lz_cpu.ref.norm.rms"
+        assert report.chosen is not None and report.chosen.startswith("lz_cpu.rms_norm")
         out = {c.kernel_id for c in report.candidates if "POLICY_DENIED" in {r.code for r in c.reasons}}
         libraries = {k.kernel_id: k.library for k in lz.list_kernels("rms_norm")}
         assert out == {kernel for kernel, library in libraries.items() if library == "torch"} and len(out) > 5

@@ -2,7 +2,8 @@
 //! one can always ask why.
 //!
 //! The [`Engine`] is the whole of it: it knows the machine, the kernels and the operator's will, decides
-//! ([`Engine::which`]), explains ([`Engine::explain`]) and runs ([`Engine::dispatch`]).
+//! ([`Engine::which`](Core::which)), explains ([`Engine::explain`](Core::explain)) and runs
+//! ([`Engine::dispatch`](Core::dispatch)).
 //!
 //! ```
 //! use layerzero::{Arguments, Engine};

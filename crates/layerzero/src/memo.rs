@@ -3,7 +3,7 @@
 //! Binding arguments costs more than looking a chain up, so a binding describes a call by a few words (shapes,
 //! strides, dtypes, flags: all that can influence the decision) and keeps what it decided under them.
 //! Equality of all words decides; a hash only finds the place. An entry holds as long as the engine's
-//! [`version`](crate::Engine::version) it was made under stands.
+//! [`version`](crate::Core::version) it was made under stands.
 
 /// Entries one place may hold; the older goes first.
 const WAYS: usize = 2;

@@ -128,12 +128,13 @@ impl Session {
                 "{name} is described: all known libraries are assumed to be installed; restrict them with --assume"
             )),
             Libraries::Assumed(named) if program.is_some() => {
-                // torch is assumed whether it is named or not.
-                let others: Vec<&str> =
-                    named.iter().map(String::as_str).filter(|library| *library != "torch").collect();
+                let is_torch =
+                    |entry: &String| entry.split('=').next().is_some_and(|library| library.trim() == "torch");
+                let torch = named.iter().find(|entry| is_torch(entry)).map_or("torch", String::as_str);
+                let others: Vec<&str> = named.iter().filter(|entry| !is_torch(entry)).map(String::as_str).collect();
                 Some(match others[..] {
-                    [] => format!("{name} is described: torch is assumed to be installed"),
-                    _ => format!("{name} is described: {} and torch are assumed to be installed", others.join(", ")),
+                    [] => format!("{name} is described: {torch} is assumed to be installed"),
+                    _ => format!("{name} is described: {} and {torch} are assumed to be installed", others.join(", ")),
                 })
             }
             Libraries::Found if !not_imported.is_empty() => Some(

@@ -119,9 +119,13 @@ pub fn recorder(py: Python<'_>) -> PyResult<Option<String>> {
 
 /// Nobody may be recording torch's operations: this one would be missing from the record.
 fn unrecorded(job: &Job<'_, '_>) -> PyResult<()> {
-    let Some(recorder) = recorder(job.py)? else { return Ok(()) };
+    recorder(job.py)?.map_or(Ok(()), |recorder| Err(cannot_be_recorded(job, &recorder)))
+}
+
+/// Only native kernels can serve a call that somebody records.
+pub fn cannot_be_recorded(job: &Job<'_, '_>, recorder: &str) -> PyErr {
     let text = format!("{}: a native kernel serves this call, and {recorder} cannot see into it", job.front.name());
-    Err(error::unsupported(job.py, &text, "use torch.compile or torch.export, or make a call a torch kernel can serve"))
+    error::unsupported(job.py, &text, "use torch.compile or torch.export, or make a call a torch kernel can serve")
 }
 
 /// What is to be updated must not be an array that is read only.

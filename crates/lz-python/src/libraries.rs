@@ -80,6 +80,7 @@ fn load(engine: &Engine, all: Vec<Found>) -> Result<Vec<String>, String> {
             None => names.push(name),
         }
     }
+    // A document that is refused disables its backend, and says so.
     engine.load_all_capabilities(&documents);
     let changed = engine.update(|spec| {
         spec.versions.extend(known);

@@ -78,12 +78,16 @@ impl<'py> Caller for PyCaller<'_, '_, 'py> {
 
     fn declines(&mut self, at: usize) -> Result<Option<String>, Raised> {
         let (job, steps) = (self.job, &self.job.route.steps);
-        // Where every step is native, the call says that it cannot be recorded.
-        if !steps[at].is_native() || steps.iter().all(RouteStep::is_native) {
+        if !steps[at].is_native() {
             return Ok(None);
         }
-        let recorder = host::recorder(job.py).map_err(Raised::PassOn)?;
-        Ok(recorder.map(|recorder| format!("{recorder} cannot see into a native kernel")))
+        match host::recorder(job.py).map_err(Raised::PassOn)? {
+            // Nobody else can serve it.
+            Some(recorder) if !steps.iter().any(RouteStep::is_python) => {
+                Err(Raised::PassOn(host::cannot_be_recorded(job, &recorder)))
+            }
+            recorder => Ok(recorder.map(|recorder| format!("{recorder} cannot see into a native kernel"))),
+        }
     }
 
     fn prove(&mut self, at: usize, alone: bool) -> Result<Proven, Raised> {

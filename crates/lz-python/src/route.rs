@@ -99,6 +99,11 @@ impl RouteStep {
         if let Runner::Python(call) = &self.runner { call.import(py) } else { Ok(()) }
     }
 
+    /// Whether a Python function runs it.
+    pub fn is_python(&self) -> bool {
+        matches!(self.runner, Runner::Python(_))
+    }
+
     /// Whether native code runs it, on host memory.
     pub fn is_native(&self) -> bool {
         matches!(self.runner, Runner::Host(_))

@@ -15,7 +15,7 @@ use crate::route::{Comparison, Ready, Route, RouteStep};
 use crate::tensors::Purpose;
 use crate::torch::Torch;
 use crate::versions::Versions;
-use crate::{context, error, interrupted, slow, written};
+use crate::{context, error, host, interrupted, slow, written};
 
 /// Makes a straight call and looks at it. The answer is the serving kernel's, whatever else happens; `None` when the call
 /// must not be made like this. `sampled`: it is one of those that are timed.
@@ -98,6 +98,10 @@ impl<'a> Watching<'a> {
         at: usize,
     ) -> Option<Watching<'a>> {
         let comparison = route.comparison.as_ref()?;
+        // Who records torch's operations would miss what a native kernel does: it is not run, and not held to have failed.
+        if comparison.other.is_native() && host::recorder(py).map_or(true, |recorder| recorder.is_some()) {
+            return None;
+        }
         // A candidate that serves is looked at now and then; one that runs beside, in its share of the calls.
         let call = comparison.calls.fetch_add(1, Ordering::Relaxed);
         let due = match comparison.serves {

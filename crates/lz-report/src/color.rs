@@ -62,13 +62,13 @@ impl Colors {
     /// Deals colours out: operation by operation, the kernels that win most first.
     pub fn of(contests: &[Contest]) -> Colors {
         let mut wins: BTreeMap<&str, BTreeMap<&str, usize>> = BTreeMap::new();
-        let mut defaults = BTreeSet::new();
+        let mut baselines = BTreeSet::new();
         for contest in contests {
             let kernels = wins.entry(&contest.op).or_default();
             for candidate in &contest.candidates {
                 *kernels.entry(&candidate.kernel).or_default() += usize::from(candidate.chosen);
                 if candidate.baseline {
-                    defaults.insert(candidate.kernel.as_str());
+                    baselines.insert(candidate.kernel.as_str());
                 }
             }
         }
@@ -86,13 +86,13 @@ impl Colors {
                 if places.contains_key(kernel) {
                     continue;
                 }
-                let like = rivals[kernel].iter().filter(|k| defaults.contains(*k) == defaults.contains(kernel));
+                let like = rivals[kernel].iter().filter(|k| baselines.contains(*k) == baselines.contains(kernel));
                 let taken: BTreeSet<usize> = like.filter_map(|k| places.get(k).copied()).collect();
                 let place = (0..).find(|place| !taken.contains(place)).unwrap_or(0);
                 places.insert(kernel, place);
             }
         }
-        let paint = |(kernel, place): (&str, usize)| (kernel.to_owned(), paint(place, defaults.contains(kernel)));
+        let paint = |(kernel, place): (&str, usize)| (kernel.to_owned(), paint(place, baselines.contains(kernel)));
         Colors(places.into_iter().map(paint).collect())
     }
 

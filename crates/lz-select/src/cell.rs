@@ -5,7 +5,7 @@
 //! registered constraint or rule puts on that dimension, so no constraint on a single dimension
 //! changes its mind within a cell. Constraints that combine dimensions are judged for the whole
 //! cell by interval arithmetic when a decision is made; where one is not constant, the decision
-//! holds for the exact shape only ([`Uniformity`]).
+//! holds for the exact shape only.
 
 use lz_expr::{Bounds, Env, Expr, Known, Value};
 use lz_model::schema::DimKey;

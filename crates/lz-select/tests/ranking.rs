@@ -187,7 +187,7 @@ fn a_kernel_that_must_be_compiled_first_loses_points_or_is_out() {
 }
 
 #[test]
-fn rules_and_trials_do_not_make_calls_wait_for_a_compiler() {
+fn rules_and_rollouts_do_not_make_calls_wait_for_a_compiler() {
     let mut cold = kernel("a.jit", 80);
     cold.jit = true;
     let mut spec = spec(vec![cold, kernel("b.x", 50), kernel("c.x", 40)]);

@@ -1,4 +1,13 @@
-//! What becomes of a step: may it run now, how did it go, and what follows from that for the next calls.
+//! What stands around every run of a kernel: may it run now, how did it go, and what follows from that.
+//!
+//! ```text
+//! admit      the breaker of (kernel, operation): closed, a probe, or refused; references and plain torch always run
+//! succeeded  counts; a probe that succeeds may close the breaker
+//! failed     counts, opens the breaker when due; a lost CUDA context puts the backend out for good, exhausted memory
+//!            has memory looked at again and is nobody's failure
+//! ```
+//!
+//! What it adds up to is a health score; when that falls, selection is restricted level by level (see [`Level`]).
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;

@@ -219,14 +219,23 @@ impl Core {
         refused.map_or(Ok(()), Err)
     }
 
-    /// As [`Core::load_capabilities`], for many documents, each with a name: the state is built once. Those that are refused
-    /// disable their backends.
-    pub fn load_all_capabilities(&self, documents: &[(String, String)]) {
-        let read = || documents.iter().filter_map(|(name, text)| self.read_capabilities(name, text).ok());
-        let together = self.change(|draft| read().for_each(|document| document.put(draft)));
-        if together.is_err() {
+    /// As [`Core::load_capabilities`], for many documents, each with a name: the state is built once. Gives why those that
+    /// were refused were.
+    pub fn load_all_capabilities(&self, documents: &[(String, String)]) -> Vec<Error> {
+        let (mut read, mut refused) = (Vec::new(), Vec::new());
+        for (name, text) in documents {
+            match self.read_capabilities(name, text) {
+                Ok(document) => {
+                    refused.extend(document.refusal());
+                    read.push(document);
+                }
+                Err(error) => refused.push(error),
+            }
+        }
+        match self.change(|draft| read.into_iter().for_each(|document| document.put(draft))) {
+            Ok(()) => refused,
             // One of them does not fit the others: each by itself, so that the others are loaded.
-            documents.iter().for_each(|(name, text)| drop(self.load_capabilities(name, text)));
+            Err(_) => documents.iter().filter_map(|(name, text)| self.load_capabilities(name, text).err()).collect(),
         }
     }
 

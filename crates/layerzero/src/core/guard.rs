@@ -1,13 +1,5 @@
-//! What stands around every run of a kernel: may it run now, how did it go, and what follows from that.
-//!
-//! ```text
-//! admit      the breaker of (kernel, operation): closed, a probe, or refused; references and plain torch always run
-//! succeeded  counts; a probe that succeeds may close the breaker
-//! failed     counts, opens the breaker when due; a lost CUDA context puts the backend out for good, exhausted memory
-//!            has memory looked at again and is nobody's failure
-//! ```
-//!
-//! What it adds up to is a health score; when that falls, selection is restricted level by level (see [`Level`]).
+//! What is kept of failures: circuits, counters, the level of degradation, events, rollouts. What happens to it around a run
+//! of a kernel is in `admit.rs`.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;

@@ -1,7 +1,7 @@
 //! Proof before trust: kernels that are not built in are compared with the reference before they serve.
 //!
 //! Whoever runs kernels does the comparing, since they have the tensors. [`Core::begin_proof`] gives one thread the task,
-//! [`Core::proof_call`] says on which small call, and [`Core::proved`] or [`Core::found_wrong`] how it came out. A
+//! [`Scope::proof_call`] says on which small call, and [`Core::proved`] or [`Core::found_wrong`] how it came out. A
 //! kernel that was found wrong once, by whomever, serves no call of the operation until it is right for that class of call.
 
 use std::sync::Arc;

@@ -148,7 +148,7 @@ impl Scope<'_> {
         let mut refused: Vec<(usize, String)> = Vec::new();
         let mut failures = Failures { core, steps, counted: Vec::new(), pending: Vec::new() };
         let (mut begun, mut saved) = (begun.is_some(), false);
-        let (mut found_wrong, mut cannot_load) = (false, false);
+        let (mut found_wrong, mut cannot_load, mut declined) = (false, false, false);
         while let Some(at) = left.pop_front() {
             let step = steps[at].as_ref();
             let has_run = std::mem::take(&mut begun);
@@ -156,6 +156,7 @@ impl Scope<'_> {
                 match caller.declines(at) {
                     Ok(None) => {}
                     Ok(Some(why)) => {
+                        declined = true;
                         refused.push((at, why));
                         continue;
                     }
@@ -244,7 +245,9 @@ impl Scope<'_> {
         let failed = failures.count(caller);
         // Nothing has run: another decision is no fallback.
         let decide_again = found_wrong && failed.is_empty() || cannot_load && !fallback;
-        if !decide_again {
+        // Nor is it anybody's failure that a call could not be recorded.
+        let nobody_tried = declined && failed.is_empty();
+        if !decide_again && !nobody_tried {
             core.nobody_served();
         }
         Ending::Unserved { refused, failed, decide_again }

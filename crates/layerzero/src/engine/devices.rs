@@ -37,16 +37,21 @@ impl Engine {
         let table = self.draft.lock().generations.clone();
         let completed = |device: DeviceSpec| table.iter().fold(device, |device, table| device.completed(table));
         devices.extend(found.into_iter().skip(devices.len()).map(completed));
-        self.perf.learning_of(self, &self.config(), &devices, |model| {
-            self.update(|spec| {
-                // Another thread may have been sooner.
-                spec.devices.extend(devices.iter().skip(spec.devices.len()).cloned());
-                spec.memory = spec.devices.iter().map(probe_memory).collect();
-                if let Some(model) = model {
-                    spec.perf = Arc::new(model);
-                }
-            })
-        })?;
+        self.perf.learning_of(
+            self,
+            || self.config(),
+            &devices,
+            |model| {
+                self.update(|spec| {
+                    // Another thread may have been sooner.
+                    spec.devices.extend(devices.iter().skip(spec.devices.len()).cloned());
+                    spec.memory = spec.devices.iter().map(probe_memory).collect();
+                    if let Some(model) = model {
+                        spec.perf = Arc::new(model);
+                    }
+                })
+            },
+        )?;
         self.jit.look_for_devices(self);
         Ok(self.devices().len())
     }

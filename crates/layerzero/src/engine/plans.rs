@@ -15,27 +15,27 @@ impl Engine {
     /// A plan of a table's decisions, called `name`. A table for other hardware, or of other capabilities, is refused as
     /// a whole. [`Engine::overlay_with`] puts it in force.
     pub fn make_plan(&self, table: DispatchTable, name: &str, learns: bool) -> Result<Arc<Plan>, Error> {
-        let baked = Plan::new(table, name, learns);
-        self.look_for_more(|devices| baked.source().is_for_others(devices))?;
-        match self.with_snapshot(|snapshot| baked.source().refusal(snapshot.spec())) {
+        let plan = Plan::new(table, name, learns);
+        self.look_for_more(|devices| plan.source().is_for_others(devices))?;
+        match self.with_snapshot(|snapshot| plan.source().refusal(snapshot.spec())) {
             Some(kind) => Err(Error::TableRefused { table: format!("of plan {name}"), why: Box::new(kind) }),
-            None => Ok(baked),
+            None => Ok(plan),
         }
     }
 
     /// What of a plan is in force inside of it, in a scope.
-    pub fn plan_status(&self, scope: &Scope<'_>, baked: &Plan) -> Result<PinStatus, Error> {
+    pub fn plan_status(&self, scope: &Scope<'_>, plan: &Plan) -> Result<PinStatus, Error> {
         let mut draft = self.draft_in(scope.overlay());
-        draft.pinned.put_plans(vec![baked.source().clone()]);
+        draft.pinned.put_plans(vec![plan.source().clone()]);
         draft.repin();
-        Ok(status(&draft.build()?.snapshot, baked.source()))
+        Ok(status(&draft.build()?.snapshot, plan.source()))
     }
 
-    /// `onto`, and the calls that were made inside of `baked` and that `onto` does not cover; `None` when there were none.
+    /// `onto`, and the calls that were made inside of `plan` and that `onto` does not cover; `None` when there were none.
     /// They are the same plan, but while a call was made inside of it others may have extended it. What was decided
     /// before stays.
-    pub fn learned(&self, scope: &Scope<'_>, baked: &Plan, onto: &Plan) -> Result<Option<Arc<Plan>>, Error> {
-        let noted = baked.take_noted();
+    pub fn learned(&self, scope: &Scope<'_>, plan: &Plan, onto: &Plan) -> Result<Option<Arc<Plan>>, Error> {
+        let noted = plan.take_noted();
         let Some((_, first)) = noted.first() else { return Ok(None) };
         let fresh = self.fresh(scope, true)?;
         let (snapshot, spec) = (fresh.snapshot(), fresh.snapshot().spec());

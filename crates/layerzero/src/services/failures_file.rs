@@ -34,6 +34,8 @@ struct Document {
 #[derive(Default)]
 pub(crate) struct FailuresFile {
     read: Mutex<Option<PathBuf>>,
+    /// Held from taking changes until they are written.
+    writing: Mutex<()>,
 }
 
 impl FailuresFile {
@@ -47,9 +49,11 @@ impl FailuresFile {
         }
     }
 
-    /// Writes what happened to circuits.
-    pub fn keep(&self, changes: Vec<CircuitChange>, folder: &Path) {
+    /// Writes what happened to circuits, in the order in which it happened.
+    pub fn keep(&self, core: &Core, folder: &Path) {
         let path = folder.join(NAME);
+        let _in_turn = self.writing.lock();
+        let changes = core.guard.circuits.take_changes();
         // What only takes records away has nothing to do where there are none.
         if !path.exists() && !changes.iter().any(|change| matches!(change, CircuitChange::Opened(_))) {
             return;

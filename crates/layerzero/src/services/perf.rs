@@ -112,24 +112,26 @@ impl Perf {
         self.known.load(Ordering::Relaxed)
     }
 
-    /// Puts what the database knows in force.
-    pub fn learn(&self, core: &Core, config: &Config) -> usize {
+    /// Puts what the database knows in force. `config` is asked when it is this thread's turn: a thread that waited must not
+    /// put in force last what another configuration named.
+    pub fn learn(&self, core: &Core, config: impl Fn() -> Arc<Config>) -> usize {
         self.consulted.store(true, Ordering::Relaxed);
         let _one_at_a_time = self.learning.lock();
-        if let Some(model) = self.knowledge(core, config, &core.devices()) {
+        if let Some(model) = self.knowledge(core, &config(), &core.devices()) {
             self.put_in_force(core, model);
         }
         self.known()
     }
 
     /// As [`Perf::learn`], if there is a database: one that was never written is not made by looking.
-    pub fn learn_if_there(&self, core: &Core, config: &Config) -> usize {
+    pub fn learn_if_there(&self, core: &Core, config: impl Fn() -> Arc<Config>) -> usize {
         self.consulted.store(true, Ordering::Relaxed);
         let _one_at_a_time = self.learning.lock();
-        if !self.is_there(config) {
+        let config = config();
+        if !self.is_there(&config) {
             *self.db.lock() = None;
             self.forget(core);
-        } else if let Some(model) = self.knowledge(core, config, &core.devices()) {
+        } else if let Some(model) = self.knowledge(core, &config, &core.devices()) {
             self.put_in_force(core, model);
         }
         self.known()
@@ -147,13 +149,14 @@ impl Perf {
     pub fn learning_of(
         &self,
         core: &Core,
-        config: &Config,
+        config: impl Fn() -> Arc<Config>,
         devices: &[DeviceSpec],
         change: impl FnOnce(Option<Model>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let _one_at_a_time = self.learning.lock();
-        let consulted = self.is_consulted() && self.is_there(config);
-        let model = consulted.then(|| self.knowledge(core, config, devices)).flatten();
+        let config = config();
+        let consulted = self.is_consulted() && self.is_there(&config);
+        let model = consulted.then(|| self.knowledge(core, &config, devices)).flatten();
         let known = model.as_ref().map(Model::len).filter(|known| *known > 0);
         change(model.filter(|model| !model.is_empty()))?;
         if let Some(known) = known {

@@ -30,12 +30,10 @@ impl StateFiles {
         match errand {
             Errand::LookAtMemory => core.look_at_memory(),
             Errand::PublishRollouts => self.status.publish(core),
-            Errand::KeepCircuits => {
-                let changes = core.guard.circuits.take_changes();
-                if let Some(folder) = self.status.folder() {
-                    self.failures.keep(changes, &folder);
-                }
-            }
+            Errand::KeepCircuits => match self.status.folder() {
+                Some(folder) => self.failures.keep(core, &folder),
+                None => drop(core.guard.circuits.take_changes()),
+            },
         }
     }
 }

@@ -46,12 +46,12 @@ impl Engine {
     /// marked as out of date first. Gives how many measurements selection goes by now: what it went by before, where the
     /// database cannot be read.
     pub fn learn(&self) -> usize {
-        self.perf.learn(self, &self.config())
+        self.perf.learn(self, || self.config())
     }
 
     /// As [`Engine::learn`], if there is a database: one that was never written is not made by looking.
     pub fn learn_if_there(&self) -> usize {
-        self.perf.learn_if_there(self, &self.config())
+        self.perf.learn_if_there(self, || self.config())
     }
 
     /// Puts what these records say in force, instead of what was there.

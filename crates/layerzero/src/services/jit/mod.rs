@@ -173,10 +173,14 @@ impl Jit {
     /// Keeps for the next process, in `warm.json` beside the manifest, that a kernel was compiled.
     pub fn keep(&self, core: &Core, manifest: Option<PathBuf>, compiled: Compiled<'_>) {
         if let Some(manifest) = manifest.filter(|_| self.elsewhere && !compiled.caches.is_empty()) {
-            core.with_snapshot(|s| {
+            // Not while the snapshot is held: writing may wait for another process.
+            let record = core.with_snapshot(|s| {
                 let device = device_name(&s.spec().devices, compiled.device);
-                warm_file::keep(&manifest, s.spec(), device, compiled);
+                WarmRecord::of(s.spec(), device, compiled)
             });
+            if let Some(record) = record {
+                warm_file::keep(&manifest, record);
+            }
         }
     }
 

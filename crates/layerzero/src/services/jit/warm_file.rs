@@ -47,6 +47,14 @@ struct Document {
 }
 
 impl WarmRecord {
+    /// Of a kernel that was compiled on a device of this name; none where nobody knows what it depends on.
+    pub fn of(spec: &SnapshotSpec, device: String, compiled: Compiled<'_>) -> Option<WarmRecord> {
+        let Compiled { kernel, call, device: ix, compile_ms, caches } = compiled;
+        let versions = versions(spec, kernel, ix)?;
+        let (kernel, call, at) = (kernel.to_owned(), call.clone(), now_ms());
+        Some(WarmRecord { kernel, device, call, versions, compile_ms, at, caches })
+    }
+
     /// Whether it holds for an engine's kernel and device as they are now.
     pub fn is_of(&self, spec: &SnapshotSpec, device: DeviceIx) -> bool {
         let there = |dir: &PathBuf| std::fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some());
@@ -91,12 +99,8 @@ pub(crate) struct Compiled<'a> {
     pub caches: Vec<PathBuf>,
 }
 
-/// Keeps that a kernel was compiled on a device of this name, in the file beside a manifest.
-pub(super) fn keep(manifest: &Path, spec: &SnapshotSpec, device: String, compiled: Compiled<'_>) {
-    let Compiled { kernel, call, device: ix, compile_ms, caches } = compiled;
-    let Some(versions) = versions(spec, kernel, ix) else { return };
-    let (kernel, call, at) = (kernel.to_owned(), call.clone(), now_ms());
-    let record = WarmRecord { kernel, device, call, versions, compile_ms, at, caches };
+/// Keeps a record in the file beside a manifest.
+pub(super) fn keep(manifest: &Path, record: WarmRecord) {
     let path = beside(manifest, NAME);
     if let Err(error) = add(&path, record) {
         tracing::warn!(target: "layerzero", "'{}' cannot be written: {error}", path.display());

@@ -89,7 +89,7 @@ fn print(rows: &[Record], printer: &mut Printer<'_>) -> Result<(), CliError> {
         threads => format!(", {threads} threads"),
     };
     printer.heading(&format!("{} on {}, {}{threads}", shortened(&call), key.device_id, key.mode))?;
-    let default = rows.iter().find(|row| row.baseline).and_then(|row| row.outcome.timing());
+    let baseline = rows.iter().find(|row| row.baseline).and_then(|row| row.outcome.timing());
     let cells: Vec<[String; 7]> = rows
         .iter()
         .map(|row| {
@@ -98,7 +98,7 @@ fn print(rows: &[Record], printer: &mut Printer<'_>) -> Result<(), CliError> {
             let Outcome::Ok(timing) = &row.outcome else {
                 return [row.key.kernel_id.clone(), "–".into(), "".into(), "".into(), "".into(), age, remark];
             };
-            let faster = default.map_or_else(String::new, |d| format!("{:.2}", d.median_us / timing.median_us));
+            let faster = baseline.map_or_else(String::new, |b| format!("{:.2}", b.median_us / timing.median_us));
             let median = format!("{:.1} µs", timing.median_us);
             let noise = format!("±{:.1}", timing.spread_us);
             [row.key.kernel_id.clone(), median, noise, faster, timing.samples.to_string(), age, remark]
