@@ -163,7 +163,7 @@ def test_the_environment_decides() -> None:
         "locks.attention": "torch.attention.unfused",
     }
     assert found["names"]["avoid_sources"] == "LAYERZERO_AVOID"
-    assert f"{REFERENCE} serves" in found["logged"]
+    assert f"{found['rms_norm']} serves" in found["logged"]
     # Names that mean nothing are warned of, with what was probably meant.
     for name, nearest in (("PREFFER", "PREFER"), ("LOCK_ATTENTIONN", "LOCK_ATTENTION")):
         warning = f"LAYERZERO_{name} means nothing; did you mean 'LAYERZERO_{nearest}'?"

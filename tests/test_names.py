@@ -121,7 +121,7 @@ def test_libraries_for_a_while() -> None:
     with lz.disabled():
         assert lz.which("rms_norm", X)["kernel_id"] == "lz_cpu.ref.norm.rms"
     with lz.prefer("lz_cpu"), lz.avoid("torch"):
-        assert lz.which("rms_norm", X)["kernel_id"] == "lz_cpu.ref.norm.rms"
+        assert lz.which("rms_norm", X)["kernel_id"].startswith("lz_cpu.rms_norm")
 
 
 # --- names that nobody knows ------------------------------------------------------------------------------------------

@@ -278,6 +278,16 @@ pub struct Query {
 const NONE_INT: u64 = i64::MIN as u64;
 const NONE_FLOAT: u64 = f64::NAN.to_bits() | 1;
 
+/// What fingerprints begin with: bits without a pattern.
+const SEEDS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xd1b5_4a32_d192_ed03];
+
+/// Mixes two words into one: both halves of their product.
+#[inline]
+fn fold(a: u64, b: u64) -> u64 {
+    let product = u128::from(a ^ SEEDS[0]) * u128::from(b ^ SEEDS[1]);
+    product as u64 ^ (product >> 64) as u64
+}
+
 impl Query {
     const CAPTURING: u16 = 1 << 1;
     const REQUIRES_GRAD: u16 = 1 << 2;
@@ -352,31 +362,36 @@ impl Query {
     }
 
     /// A number that is almost always different for different queries: where to look for one, never
-    /// whether it is the one. Two words at a time, since it is on the path of every call.
+    /// whether it is the one.
     pub fn fingerprint(&self) -> u64 {
-        const A: u64 = 0x9e37_79b9_7f4a_7c15;
-        const B: u64 = 0xd1b5_4a32_d192_ed03;
-        let fold = |a: u64, b: u64| {
-            let product = u128::from(a ^ A) * u128::from(b ^ B);
-            product as u64 ^ (product >> 64) as u64
-        };
+        self.fingerprint_with(self.fingerprint_but_sizes())
+    }
+
+    /// The part of the fingerprint that [`Query::with_dims`] leaves as it is.
+    ///
+    /// Two words at a time, and sizes apart from the rest: it is on the path of every call, and a chain of products is as
+    /// slow as it is long.
+    pub fn fingerprint_but_sizes(&self) -> u64 {
         let half = |a: u16, b: u16| u64::from(a) << 16 | u64::from(b);
         let small = [self.kv_strategy, self.reduction, self.min_accuracy_rank, self.accuracy];
         let words = [
             half(self.op, self.device) << 32 | half(self.flags, self.tp_size),
             u64::from(self.quant) << 32 | half(self.threads, self.packing),
         ];
-        let mut hash = fold(words[0], words[1]) ^ fold(u64::from(u32::from_le_bytes(small)), A);
-        for t in self.tensors.chunks_exact(2) {
-            hash = fold(hash ^ t[0], t[1]);
+        let head = fold(words[0], words[1]) ^ fold(u64::from(u32::from_le_bytes(small)), SEEDS[0]);
+        let tensors = self.tensors.chunks_exact(2).fold(head, |hash, t| fold(hash ^ t[0], t[1]));
+        let params = self.params.chunks_exact(2).fold(SEEDS[1], |hash, p| fold(hash ^ p[0], p[1]));
+        fold(tensors, params)
+    }
+
+    /// The fingerprint, given its part [but sizes](Query::fingerprint_but_sizes).
+    pub fn fingerprint_with(&self, but_sizes: u64) -> u64 {
+        let mut lanes = [SEEDS[1], !SEEDS[1]];
+        for d in self.dims.chunks_exact(4) {
+            lanes[0] = fold(lanes[0] ^ d[0] as u64, d[1] as u64);
+            lanes[1] = fold(lanes[1] ^ d[2] as u64, d[3] as u64);
         }
-        for p in self.params.chunks_exact(2) {
-            hash = fold(hash ^ p[0], p[1]);
-        }
-        for d in self.dims.chunks_exact(2) {
-            hash = fold(hash ^ d[0] as u64, d[1] as u64);
-        }
-        hash
+        fold(but_sizes ^ lanes[0], lanes[1])
     }
 
     /// What is known of input `index`.
@@ -591,6 +606,22 @@ mod tests {
             assert_eq!((with.tensor(at), with.tensor((at + 1) % MAX_INPUTS)), (facts, TensorFacts::default()));
             assert_ne!(with, plain);
             assert_ne!(with.fingerprint(), plain.fingerprint());
+        }
+    }
+
+    #[test]
+    fn every_size_counts_in_a_fingerprint() {
+        let (query, mut seen) =
+            (Query::new(OpIx(3), DeviceIx(0), &Context::default()), std::collections::HashSet::new());
+        for at in 0..MAX_DIMS {
+            // Zero and small sizes beside each other, where a product could vanish.
+            for size in [1, 2, 3, 8, 4096, 1 << 40] {
+                let mut dims = [0; MAX_DIMS];
+                dims[at] = size;
+                let other = query.with_dims(dims);
+                assert!(seen.insert(other.fingerprint()), "{dims:?}");
+                assert_eq!(other.fingerprint_with(query.fingerprint_but_sizes()), other.fingerprint());
+            }
         }
     }
 }

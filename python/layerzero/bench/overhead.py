@@ -86,7 +86,7 @@ def nothing_norm(input: Any, weight: Any, eps: Any) -> Any:
 
 def register_kernels_that_do_nothing() -> None:
     """Makes both the kernels of their operations."""
-    common: dict[str, Any] = {"platform": "cpu", "supported_dtypes": ["float32"], "priority": 100}
+    common: dict[str, Any] = {"platform": "cpu", "supported_dtypes": ["float32"], "priority": 100, "trusted": True}
     attention = lz.register_kernel(
         operation="attention", kernel_id="bench.attention", layouts=["BSHD"], params={"causal": {}}, **common
     )

@@ -117,31 +117,41 @@ impl SelectionCache {
         F: Fn() -> (Option<Chain>, bool),
     {
         let now_ms = self.clock.now_ms();
-        let hash = query.fingerprint();
+        let but_sizes = query.fingerprint_but_sizes();
+        let hash = query.fingerprint_with(but_sizes);
         let current = |shard: u32| self.shards[shard as usize].generation.ticket();
         if let Some(chain) = front::find(hash, query, self.id, snapshot.epoch(), now_ms, current) {
             return Some(chain);
         }
-        self.shared(snapshot, query, hash, now_ms, compute)
+        self.shared(snapshot, query, (but_sizes, hash), now_ms, compute)
     }
 
     /// The shared table's answer, computing on a miss.
     #[inline(never)]
-    fn shared<F>(&self, snapshot: &Snapshot, query: &Query, hash: u64, now_ms: u64, compute: F) -> Option<Chain>
+    fn shared<F>(
+        &self,
+        snapshot: &Snapshot,
+        query: &Query,
+        (but_sizes, hash): (u64, u64),
+        now_ms: u64,
+        compute: F,
+    ) -> Option<Chain>
     where
         F: Fn() -> (Option<Chain>, bool),
     {
         let cell = snapshot.cell_key(query);
-        let exact = query.marked_exact();
-        let mut key = cell;
+        // A cell differs from its queries in sizes alone.
+        let cell_hash = cell.fingerprint_with(but_sizes);
+        let (mut key, mut key_hash) = (cell, cell_hash);
         // A follower looks again after its leader landed. An answer can be invalidated before it
         // is read, and a mixed cell needs a second look, so this may repeat, but not for ever.
         for _ in 0..4 {
-            let place = self.place(&key);
+            let place = self.place_of(key_hash);
             let ticket = place.shard.generation.ticket();
             match place.shard.find(place.tag, &key, snapshot.epoch(), now_ms) {
                 Some((Stored::Mixed, _)) if key == cell => {
-                    key = exact;
+                    key = query.marked_exact();
+                    key_hash = key.fingerprint();
                     continue;
                 }
                 Some((Stored::Chain(chain), expires_ms)) => {
@@ -162,9 +172,9 @@ impl SelectionCache {
             {
                 continue;
             }
-            return self.compute(snapshot, &cell, &exact, now_ms, &compute);
+            return self.compute(snapshot, &cell, &query.marked_exact(), now_ms, &compute);
         }
-        self.compute(snapshot, &cell, &exact, now_ms, &compute)
+        self.compute(snapshot, &cell, &query.marked_exact(), now_ms, &compute)
     }
 
     fn compute<F>(&self, snapshot: &Snapshot, cell: &Query, exact: &Query, now_ms: u64, compute: &F) -> Option<Chain>
@@ -192,7 +202,10 @@ impl SelectionCache {
     }
 
     fn place(&self, key: &Query) -> Place<'_> {
-        let hash = key.fingerprint();
+        self.place_of(key.fingerprint())
+    }
+
+    fn place_of(&self, hash: u64) -> Place<'_> {
         let index = (hash >> 32) as usize & (self.shards.len() - 1);
         Place { shard: &self.shards[index], index: index as u32, tag: hash as u32 }
     }
