@@ -59,6 +59,7 @@ bench: ## what a call and a selection cost here, and what tuning is worth
 	@$(MAKE) --no-print-directory develop PROFILE=release
 	$(PYTHON) -m layerzero bench select
 	$(PYTHON) -m layerzero bench overhead
+	$(PYTHON) -m layerzero bench native
 	$(PYTHON) -m layerzero bench tuning
 
 check: venv ## everything the gate wants: format, lints, tests, licences, generated files
