@@ -57,7 +57,13 @@ def test_the_order_of_imports_does_not_matter() -> None:
         assert torch.equal(function(x), layerzero.gelu(x))
         print("fine")
     """
-    for first, second in (("torch", "layerzero"), ("layerzero", "torch"), ("torch._dynamo", "layerzero")):
+    orders = (
+        ("torch", "layerzero"),
+        ("layerzero", "torch"),
+        ("torch._dynamo", "layerzero"),
+        ("layerzero.integrations.torch_ops", "torch"),
+    )
+    for first, second in orders:
         order = program.format(first=first, second=second)
         if first == "torch._dynamo":
             order = order.replace('assert "torch._dynamo" not in sys.modules', "")

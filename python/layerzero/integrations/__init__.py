@@ -15,11 +15,8 @@ def install() -> None:
 
 
 def _meet_torch() -> None:
-    from layerzero import lifecycle
-    from layerzero.integrations import torch_ops
-
-    torch_ops.register()
-    lifecycle.end_first()
+    # It registers itself when it is imported; where it is what imports torch, when it is done.
+    from layerzero.integrations import torch_ops  # noqa: F401
 
 
 def _meet_compiler() -> None:

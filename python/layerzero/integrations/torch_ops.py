@@ -276,3 +276,7 @@ def _written(name: str, out: Tensor, result: Tensor) -> Tensor:
         # Expanded, a leaf that requires gradients, an inference tensor.
         text = f"{name}: 'out' cannot be written to: {error}"
         raise InvalidCallError(text, code="WRONG_OUT", hint="pass another tensor, or none") from error
+
+
+register()
+lifecycle.end_first()

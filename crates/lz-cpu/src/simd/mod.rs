@@ -2,7 +2,7 @@
 //!
 //! A kernel is written once, as plain loops over slices that the compiler turns into vector instructions. [`Isa::vectorize`]
 //! compiles it again for each instruction set. Each is a kernel of its own, which declares the instruction sets it needs:
-//! which of them runs is decided, explained and limited (`cpu.isa`) like any other choice.
+//! which of them runs is decided, explained and limited (`max_cpu_isa`) like any other choice.
 
 use crate::reference::descriptor;
 use lz_model::{KernelDescriptor, Op};
