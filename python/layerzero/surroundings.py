@@ -33,8 +33,8 @@ def symbols_agree(look: Callable[[], tuple[bool, bool, bool, int]]) -> bool | No
     Symbols of torch's libraries are looked up by name; a version in which one of them means something else must be
     found out here, and is then read through torch's Python functions instead. Only state of this thread is changed:
     determinism belongs to the whole process, and is read by torch's own function; so does the number of threads, of
-    which only the present one is compared. ``None`` in the middle of something
-    special (autocast, a dispatch mode), where nothing can be told apart.
+    which only the present one is compared. Returns ``None`` under autocast or a dispatch mode: the states cannot be
+    distinguished there.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -5,12 +5,14 @@ use smallvec::SmallVec;
 
 use crate::call::{BindRules, Call, CallError};
 use crate::catalog::{Facts, Op};
+use crate::context::Context;
 use crate::device::DeviceSpec;
 use crate::layout::{self, DefaultLayouts, Layout, LayoutVerdict};
 use crate::param::ParamValue;
-use crate::query::{Context, MAX_DIMS, MAX_PARAMS, Query, TensorFacts, TensorMeta};
+use crate::query::{MAX_DIMS, MAX_PARAMS, Query};
 use crate::schema::{DTypeRule, Sizes};
 use crate::shape::{Axis, ShapePattern};
+use crate::tensor_meta::{TensorFacts, TensorMeta};
 
 /// A call whose arguments fit the operation.
 #[derive(Clone, Debug)]

@@ -2,10 +2,12 @@
 
 use lz_abi::{DType, DTypeSet, did_you_mean};
 
+use crate::context::Context;
+use crate::ids::DeviceIx;
 use crate::layout::{DefaultLayouts, Layout};
 use crate::param::ParamValue;
-use crate::query::{Context, DeviceIx, TensorMeta};
 use crate::schema::CheckCode;
+use crate::tensor_meta::TensorMeta;
 
 /// A call with its arguments in schema order.
 #[derive(Clone, Copy, Debug)]

@@ -8,9 +8,10 @@ use lz_expr::{Env, Expr, Scope, Type, Value};
 
 use crate::call::CallError;
 use crate::device::DeviceSpec;
+use crate::ids::OpIx;
 use crate::ops::{ALIASES, OPS};
 use crate::param::{ParamRole, ParamType, ParamValue};
-use crate::query::{MAX_DIMS, MAX_INPUTS, MAX_PARAMS, OpIx, Query};
+use crate::query::{MAX_DIMS, MAX_INPUTS, MAX_PARAMS, Query};
 use crate::schema::{Alias, Check, OpSchema, Output, OutputDType};
 use crate::shape::{self, ShapePattern};
 
@@ -476,14 +477,14 @@ mod tests {
         let shape = [4, 8];
         let mut seen = std::collections::HashSet::new();
         for op in catalog.ops() {
-            let meta = crate::query::TensorMeta::new(DType::F32, &shape);
+            let meta = crate::tensor_meta::TensorMeta::new(DType::F32, &shape);
             let given = vec![Some(meta); MAX_INPUTS];
             let call = crate::call::Call {
                 inputs: &given,
                 params: &[],
                 layout: None,
-                device: crate::query::DeviceIx(0),
-                context: crate::query::Context::default(),
+                device: crate::ids::DeviceIx(0),
+                context: crate::context::Context::default(),
             };
             let query = op.bind(&call, &crate::call::BindRules::default()).unwrap().query;
             assert_eq!((query.op(), query.tensor(MAX_INPUTS - 1).dtype()), (op.ix(), Some(DType::F32)));

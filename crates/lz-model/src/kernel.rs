@@ -6,11 +6,11 @@ use lz_abi::{DType, DTypeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::accuracy::Accuracy;
+use crate::context::{KvStrategy, ReductionOrder};
 use crate::device::Platform;
 use crate::layout::Layout;
 use crate::packing::Packing;
 use crate::quant::{Granularity, QuantFormat};
-use crate::query::{KvStrategy, ReductionOrder};
 use crate::version::Requirement;
 
 /// Which sizes of a dimension a kernel takes.

@@ -35,10 +35,12 @@ mod bind;
 mod call;
 pub mod capabilities;
 mod catalog;
+mod context;
 mod denial;
 mod device;
 mod function;
 mod generation;
+mod ids;
 mod isa;
 mod kernel;
 mod layout;
@@ -56,6 +58,7 @@ mod shape;
 mod small;
 mod spec;
 mod symbol;
+mod tensor_meta;
 pub mod version;
 
 pub use accuracy::{Accuracy, UnknownAccuracy};
@@ -63,10 +66,12 @@ pub use args::{HostCall, KernelArgs};
 pub use bind::Bound;
 pub use call::{BindRules, Call, CallError, NamedCall, contradiction, say_the_layout};
 pub use catalog::{Catalog, Facts, Op, Target};
+pub use context::{Context, KvStrategy, ReductionOrder};
 pub use denial::Denial;
 pub use device::{CpuCaches, DeviceFileError, DeviceSpec, LaunchLimits, Platform, UnknownPlatform};
 pub use function::{Argument, ArgumentKind, Function, Signature, Special};
 pub use generation::{GenerationRow, GenerationTable};
+pub use ids::{DeviceIx, OpIx};
 pub use isa::CpuIsa;
 pub use kernel::{
     BackendDescriptor, DimRule, GridRule, InputRule, KernelDescriptor, ParamRule, PluginOrigin, QuantRule, Scalar,
@@ -82,13 +87,11 @@ pub use outputs::OutputSpec;
 pub use packing::{Packing, UnknownPacking};
 pub use param::{Param, ParamDefault, ParamRole, ParamType, ParamValue};
 pub use quant::{Granularity, QuantFormat, QuantFormatSpec, QuantSpec};
-pub use query::{
-    Context, DeviceIx, KvStrategy, MAX_DIMS, MAX_INPUTS, MAX_PARAMS, OpIx, Query, ReductionOrder, TensorFacts,
-    TensorMeta,
-};
+pub use query::{MAX_DIMS, MAX_INPUTS, MAX_PARAMS, Query};
 pub use reason::{CODES, Reason};
 pub use resolve::OrderedCall;
 pub use schema::OpSchema;
 pub use spec::{CallSpec, ParamSpec, TensorSpec};
 pub use symbol::Symbol;
+pub use tensor_meta::{TensorFacts, TensorMeta};
 pub use version::Requirement;

@@ -5,10 +5,11 @@ use lz_abi::{DType, Extents, KernelError, Tensor};
 use crate::call::{Call, CallError, NamedCall};
 use crate::catalog::Op;
 use crate::param::ParamValue;
-use crate::query::{Query, TensorMeta};
+use crate::query::Query;
 use crate::resolve::OrderedCall;
 use crate::schema::{Output, OutputDType};
 use crate::shape::{Axis, ShapePattern};
+use crate::tensor_meta::TensorMeta;
 
 /// A tensor an operation will give.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,15 +2,14 @@
 
 use std::fmt;
 
-use lz_abi::DType;
-use serde::{Deserialize, Serialize};
-
 use crate::accuracy::Accuracy;
-use crate::layout::Layout;
+use crate::context::{Context, KvStrategy, ReductionOrder};
+use crate::ids::{DeviceIx, OpIx};
 use crate::packing::Packing;
 use crate::param::{Param, ParamRole, ParamType, ParamValue};
 use crate::quant::QuantSpec;
 use crate::symbol::Symbol;
+use crate::tensor_meta::TensorFacts;
 
 /// Most named dimensions an operation has.
 pub const MAX_DIMS: usize = 12;
@@ -18,239 +17,6 @@ pub const MAX_DIMS: usize = 12;
 pub const MAX_INPUTS: usize = 16;
 /// Most parameters an operation takes.
 pub const MAX_PARAMS: usize = 10;
-
-/// An operation's place in the catalog.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct OpIx(pub u16);
-
-/// A device's place in the snapshot.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct DeviceIx(pub u16);
-
-/// What is known of a tensor argument before the call.
-#[derive(Clone, Copy, Debug)]
-pub struct TensorMeta<'a> {
-    /// Element type.
-    pub dtype: DType,
-    /// Sizes.
-    pub shape: &'a [i64],
-    /// Strides in elements; `None` is row-major without gaps.
-    pub strides: Option<&'a [i64]>,
-    /// Where it lives.
-    pub device: DeviceIx,
-    /// Whether its data starts at a multiple of 16 bytes.
-    pub aligned: bool,
-    /// Whether a gradient is wanted for it.
-    pub requires_grad: bool,
-}
-
-impl<'a> TensorMeta<'a> {
-    /// A contiguous, aligned tensor on the first device.
-    pub fn new(dtype: DType, shape: &'a [i64]) -> TensorMeta<'a> {
-        TensorMeta { dtype, shape, strides: None, device: DeviceIx(0), aligned: true, requires_grad: false }
-    }
-
-    /// What selection needs to know of a tensor in host memory.
-    pub fn of(tensor: lz_abi::TensorRef<'a>) -> TensorMeta<'a> {
-        let aligned = tensor.address().is_multiple_of(16);
-        TensorMeta { aligned, ..TensorMeta::new(tensor.dtype(), tensor.shape()).strided(tensor.strides()) }
-    }
-
-    /// The same with strides.
-    pub fn strided(mut self, strides: &'a [i64]) -> TensorMeta<'a> {
-        self.strides = Some(strides);
-        self
-    }
-
-    /// The same on another device.
-    pub fn on(mut self, device: DeviceIx) -> TensorMeta<'a> {
-        self.device = device;
-        self
-    }
-
-    fn last_stride_is_one(&self) -> bool {
-        match (self.shape.last(), self.strides.and_then(<[i64]>::last)) {
-            (Some(&n), Some(&stride)) => stride == 1 || n <= 1,
-            _ => true,
-        }
-    }
-
-    pub(crate) fn is_contiguous(&self) -> bool {
-        let Some(strides) = self.strides else {
-            return true;
-        };
-        let mut expected = 1;
-        for (&n, &stride) in self.shape.iter().zip(strides).rev() {
-            if n == 0 {
-                return true;
-            }
-            if n != 1 && stride != expected {
-                return false;
-            }
-            expected *= n;
-        }
-        true
-    }
-}
-
-/// What a query keeps of a tensor, in 16 bits: five properties, 6 bits of dtype, 5 bits of layout.
-#[derive(Clone, Copy, PartialEq, Eq, Default)]
-pub struct TensorFacts(u16);
-
-const _: () = assert!(Layout::ALL.len() <= 1 << 5, "more layouts than TensorFacts has bits for");
-
-impl TensorFacts {
-    const PRESENT: u16 = 1;
-    const CONTIGUOUS: u16 = 1 << 1;
-    const LAST_STRIDE_ONE: u16 = 1 << 2;
-    const ALIGNED: u16 = 1 << 3;
-    const BROADCAST: u16 = 1 << 4;
-    /// Where the dtype begins, and how many bits it has.
-    const DTYPE: (u32, u32) = (5, 6);
-    /// Where the layout begins.
-    const LAYOUT: u32 = 11;
-
-    pub(crate) fn new(meta: &TensorMeta<'_>, layout: Layout, broadcast: bool) -> TensorFacts {
-        let bit = |on: bool, bit: u16| if on { bit } else { 0 };
-        debug_assert!((meta.dtype as u16) < 1 << Self::DTYPE.1, "more dtypes than there are bits for");
-        TensorFacts(
-            Self::PRESENT
-                | bit(meta.is_contiguous(), Self::CONTIGUOUS)
-                | bit(meta.last_stride_is_one(), Self::LAST_STRIDE_ONE)
-                | bit(meta.aligned, Self::ALIGNED)
-                | bit(broadcast, Self::BROADCAST)
-                | (meta.dtype as u16) << Self::DTYPE.0
-                | (layout as u16) << Self::LAYOUT,
-        )
-    }
-
-    /// Whether the tensor was given.
-    pub fn is_present(self) -> bool {
-        self.0 & Self::PRESENT != 0
-    }
-    /// Whether it is row-major without gaps.
-    pub fn is_contiguous(self) -> bool {
-        self.0 & Self::CONTIGUOUS != 0
-    }
-    /// Whether neighbours along the last dimension are neighbours in memory.
-    pub fn has_last_stride_one(self) -> bool {
-        self.0 & Self::LAST_STRIDE_ONE != 0
-    }
-    /// Whether it starts at a multiple of 16 bytes.
-    pub fn is_aligned(self) -> bool {
-        self.0 & Self::ALIGNED != 0
-    }
-    /// Whether it is broadcast along some axis.
-    pub fn is_broadcast(self) -> bool {
-        self.0 & Self::BROADCAST != 0
-    }
-    /// Its dtype, if it was given.
-    pub fn dtype(self) -> Option<DType> {
-        self.is_present().then(|| DType::from_code((self.0 >> Self::DTYPE.0 & ((1 << Self::DTYPE.1) - 1)) as u8))
-    }
-    /// Its layout; [`Layout::Strided`] when the operation names none.
-    pub fn layout(self) -> Layout {
-        Layout::from_code((self.0 >> Self::LAYOUT) as u8)
-    }
-}
-
-impl fmt::Debug for TensorFacts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.dtype() {
-            None => f.write_str("absent"),
-            Some(dtype) => {
-                write!(f, "{dtype} {}", self.layout())?;
-                if !self.is_contiguous() {
-                    f.write_str(" strided")?;
-                }
-                Ok(())
-            }
-        }
-    }
-}
-
-/// How keys and values are kept between calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-#[repr(u8)]
-pub enum KvStrategy {
-    /// One buffer per sequence.
-    Contiguous = 1,
-    /// Pages and block tables.
-    Paged,
-    /// Contiguous virtual addresses over pages mapped on demand.
-    Virtual,
-    /// One pool for host and device.
-    Unified,
-}
-
-impl KvStrategy {
-    /// The name used in files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            KvStrategy::Contiguous => "contiguous",
-            KvStrategy::Paged => "paged",
-            KvStrategy::Virtual => "virtual",
-            KvStrategy::Unified => "unified",
-        }
-    }
-}
-
-/// The order in which a tensor-parallel reduction adds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-#[repr(u8)]
-pub enum ReductionOrder {
-    /// Around a ring.
-    Ring = 1,
-    /// Pairwise.
-    Tree,
-    /// In rank order, whatever the number of ranks.
-    Canonical,
-}
-
-impl ReductionOrder {
-    /// The name used in files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            ReductionOrder::Ring => "ring",
-            ReductionOrder::Tree => "tree",
-            ReductionOrder::Canonical => "canonical",
-        }
-    }
-}
-
-/// What a call demands or is surrounded by, beyond its arguments.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Context {
-    /// Only deterministic kernels.
-    pub deterministic: bool,
-    /// A CUDA graph is being captured.
-    pub capturing: bool,
-    /// Gradients are on and some input wants one.
-    pub requires_grad: bool,
-    /// Results must not depend on the batch a row is in.
-    pub batch_invariant: bool,
-    /// Results must not depend on the number of tensor-parallel ranks.
-    pub tp_invariant: bool,
-    /// How keys and values are kept; by the operation when not given.
-    pub kv_strategy: Option<KvStrategy>,
-    /// Tensor-parallel ranks; 0 and 1 are both "not parallel".
-    pub tp_size: u16,
-    /// The reduction order the ranks agreed on.
-    pub reduction: Option<ReductionOrder>,
-    /// How quantized operands are quantized.
-    pub quant: Option<QuantSpec>,
-    /// The least accuracy rank a quantization format must have.
-    pub min_accuracy_rank: u8,
-    /// How its weights lie in memory.
-    pub packing: Packing,
-    /// How exactly it must be computed, at least.
-    pub accuracy: Accuracy,
-    /// Threads a kernel on the CPU may use; 0 where nobody says. A time that was measured with another number of them
-    /// ranks nothing. On other devices it is 0.
-    pub threads: u16,
-}
 
 /// A call, reduced to what can decide between kernels.
 ///
@@ -570,24 +336,11 @@ impl fmt::Debug for Query {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use lz_abi::DType;
 
-    #[test]
-    fn what_is_kept_of_a_tensor_is_what_was_seen_of_it() {
-        let dtypes: Vec<DType> = (0..=DType::Bool as u8).map(DType::from_code).collect();
-        assert!(dtypes.len() > 10);
-        for (i, &dtype) in dtypes.iter().enumerate() {
-            for layout in Layout::ALL {
-                let aligned = i % 2 == 0;
-                let meta = TensorMeta { aligned, ..TensorMeta::new(dtype, &[2, 3]) };
-                let facts = TensorFacts::new(&meta, layout, !aligned);
-                assert_eq!((facts.dtype(), facts.layout()), (Some(dtype), layout));
-                assert_eq!((facts.is_aligned(), facts.is_broadcast()), (aligned, !aligned));
-                assert!(facts.is_present() && facts.is_contiguous() && facts.has_last_stride_one());
-            }
-        }
-        assert_eq!(TensorFacts::default().dtype(), None);
-    }
+    use super::*;
+    use crate::layout::Layout;
+    use crate::tensor_meta::TensorMeta;
 
     /// Queries are hashed and compared on the path of every call.
     #[test]

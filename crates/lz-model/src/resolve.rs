@@ -8,7 +8,8 @@ use crate::call::{BindRules, Call, CallError, NamedCall};
 use crate::catalog::{Catalog, Facts, Op};
 use crate::device::{DeviceSpec, Platform};
 use crate::param::{Param, ParamType, ParamValue};
-use crate::query::{MAX_INPUTS, MAX_PARAMS, TensorMeta};
+use crate::query::{MAX_INPUTS, MAX_PARAMS};
+use crate::tensor_meta::TensorMeta;
 
 /// Named arguments in schema order.
 #[derive(Clone, Debug)]
@@ -87,7 +88,7 @@ impl Catalog {
         name: &str,
         call: &NamedCall<'a>,
         rules: &BindRules,
-        device: impl Fn(crate::query::DeviceIx) -> Option<&'d DeviceSpec>,
+        device: impl Fn(crate::ids::DeviceIx) -> Option<&'d DeviceSpec>,
     ) -> Result<(OrderedCall<'a>, Bound), CallError> {
         let target = self.find(name)?;
         let mut call = call.clone();

@@ -173,7 +173,8 @@ fn restrided(shape: &[i64], strides: &[i64], new: &[i64]) -> Vec<i64> {
 mod tests {
     use super::*;
     use crate::call::BindRules;
-    use crate::query::{Context, DeviceIx};
+    use crate::context::Context;
+    use crate::ids::DeviceIx;
     use lz_abi::DType;
 
     fn bound(call: &CallSpec) -> Option<Query> {

@@ -10,10 +10,12 @@ use crate::accuracy::Accuracy;
 use crate::bind::Bound;
 use crate::call::NamedCall;
 use crate::catalog::Catalog;
+use crate::context::Context;
+use crate::ids::DeviceIx;
 use crate::layout::{DefaultLayouts, Layout};
 use crate::packing::Packing;
 use crate::param::{ParamRole, ParamType, ParamValue};
-use crate::query::{Context, DeviceIx, TensorMeta};
+use crate::tensor_meta::TensorMeta;
 
 /// One tensor of a [`CallSpec`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

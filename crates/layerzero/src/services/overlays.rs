@@ -74,7 +74,7 @@ pub(crate) struct Overlays {
 }
 
 impl Overlays {
-    /// Takes out the states of overlays that are gone, to be dropped when no lock is held: that may run code that asks for
+    /// Takes out the states of overlays that nobody holds any more, to be dropped when no lock is held: that may run code that asks for
     /// one.
     fn forget(&self, made: &Made) -> Vec<Arc<State>> {
         let mut gone = Vec::new();

@@ -48,7 +48,7 @@ fn a_restart_does_not_close_a_circuit() {
     rms(&w.engine).unwrap();
     assert_eq!((flaky.runs(), kept(dir.path())[0]["openings"].as_u64()), (6, Some(2)));
 
-    // The one after that finds it mended: three calls close it, and nothing is left.
+    // In the next process the kernel works again: three successful calls close the circuit and remove the record.
     let w = process(dir.path(), &flaky, "1.0");
     flaky.fails_with(None);
     rms(&w.engine).unwrap();

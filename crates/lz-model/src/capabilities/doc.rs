@@ -6,12 +6,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 
 use crate::accuracy::Accuracy;
+use crate::context::KvStrategy;
 use crate::device::Platform;
 use crate::generation::GenerationRow;
 use crate::kernel::{DimRule, GridRule, ParamRule, PluginOrigin, TpRule};
 use crate::layout::Layout;
 use crate::quant::{Granularity, QuantFormat};
-use crate::query::KvStrategy;
 
 /// Keeps "absent" and "null" apart: a constraint must be stated, even if as "none".
 fn stated<'de, D: Deserializer<'de>, T: Deserialize<'de>>(d: D) -> Result<Option<Option<T>>, D::Error> {

@@ -28,7 +28,7 @@ fn rivals_have_letters_of_their_own_and_a_kernel_keeps_its_colour() {
     }
     let look = |kernel: &str| colors.get(kernel).map(|p| (p.mark.as_str(), p.ink, p.hatched)).unwrap();
     assert_eq!(look("torch.a"), ("D", 0, false));
-    // Two baselines of one operation: both grey, told apart by hatching and number.
+    // Two baselines of one operation are both grey; hatching and a number distinguish them.
     assert_eq!((look("torch.b"), look("torch.c")), (("D", 0, false), ("D2", 0, true)));
     assert_eq!(look("fast.a"), ("A", 1, false));
     assert_eq!((look("x.k00"), look("x.k07"), look("x.k23").0), (("A", 1, false), ("J", 1, true), "A2"));

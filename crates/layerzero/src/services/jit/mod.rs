@@ -143,7 +143,7 @@ impl Jit {
         core.update(|spec| spec.warm = Some(Arc::new(self.queue.lock().warm())))
     }
 
-    /// Forgets what is known of a kernel whose code is gone.
+    /// Drops the compilations of a kernel that was removed.
     pub fn forget(&self, core: &Core, kernel: &str) -> Result<(), Error> {
         if !self.elsewhere {
             return Ok(());
