@@ -1,4 +1,4 @@
-//! Kernels that go, and rollouts that begin anew: what is known of them elsewhere goes along.
+//! Removing a kernel, and restarting a rollout: the core's part, and what the services keep about them.
 
 use super::Engine;
 use crate::error::Error;
@@ -10,7 +10,7 @@ impl Engine {
         self.jit.forget(self, id)
     }
 
-    /// Gives a rollout that was rolled back, or is to begin anew, its calls again. `false` when there is no such one.
+    /// Restarts a rollout, rolled back or not. Returns `false` if no rollout has this name.
     pub fn rearm(&self, name: &str) -> bool {
         let found = self.rearm_rollout(name);
         if found {
