@@ -275,6 +275,11 @@ class Setting:
     origin: dict[str, Any]
 
 
+def setting(key: str) -> Any:
+    """The value in force of one setting."""
+    return json.loads(_native.setting(key))
+
+
 def settings() -> list[Setting]:
     """Every setting in force."""
     loading.load()

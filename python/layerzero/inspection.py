@@ -190,7 +190,11 @@ def which(op: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
 
 
 def explain(op: str, *args: Any, **kwargs: Any) -> SelectionReport:
-    """Why that kernel: every candidate with its score, or with the reasons it is out. Arguments as for :func:`which`."""
+    """Why that kernel: every candidate with its score, or with the reasons it is out. Arguments as for :func:`which`.
+
+    Where the setting ``explain_enabled`` is off it raises ``ConfigurationError``.
+    """
+    _native.may_explain()
     if op in OPERATIONS:
         call, texts, longest = asked(op, args, kwargs)
         data, table = call.explain(len(texts), longest)

@@ -75,8 +75,9 @@ def _forked() -> None:
 
 
 def _end() -> None:
-    if (warming := sys.modules.get("layerzero.warming")) is not None:
-        warming.stop()
+    for name in ("layerzero.auto_tuning", "layerzero.warming"):
+        if (module := sys.modules.get(name)) is not None:
+            module.stop()
     _native.end()
 
 

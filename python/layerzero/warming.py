@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from layerzero import _native, disk_caches, loading
+from layerzero.control import setting
 from layerzero.documents import to_json
 from layerzero.errors import InvalidCallError, LayerZeroError
 from layerzero.models import Call, calls_of, model_hash
@@ -441,16 +442,14 @@ def _synchronize(device: int) -> None:
 
 def _tuned(done: list[tuple[str, str]]) -> list[Any]:
     """Measures the calls, where the configuration says so."""
-    settings = {entry["key"]: entry["value"] for entry in json.loads(_native.settings())["entries"]}
-    if not settings.get("perfdb.auto_tune_on_warmup") or not done:
+    if not setting("perfdb.auto_tune_on_warmup") or not done:
         return []
     from layerzero.tuning import tune
 
     by_device: dict[str, list[str]] = {}
     for call, device in done:
         by_device.setdefault(device, []).append(call)
-    samples = int(settings["perfdb.tune_samples"])
-    return [tune(calls=calls, device=device, samples=samples, progress=False) for device, calls in by_device.items()]
+    return [tune(calls=calls, device=device, progress=False) for device, calls in by_device.items()]
 
 
 _worker = _Worker()

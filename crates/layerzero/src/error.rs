@@ -73,6 +73,9 @@ pub enum Error {
     /// A configuration was refused. Nothing was changed.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The configuration switches explanations off.
+    #[error("explanations are switched off by explain_enabled: false")]
+    ExplainDisabled,
     /// A dispatch table was refused. Nothing was changed.
     #[error("dispatch table {table} is refused: {why}")]
     TableRefused {
@@ -99,6 +102,7 @@ impl Error {
             Error::Snapshot(_) => "INVALID_CONFIGURATION",
             Error::Capabilities { .. } => "INVALID_CAPABILITIES",
             Error::Config(_) => "INVALID_CONFIGURATION",
+            Error::ExplainDisabled => "EXPLAIN_DISABLED",
             Error::TableRefused { .. } => "DISPATCH_TABLE_REFUSED",
             Error::Watch(_) => "CANNOT_WATCH",
         }
@@ -123,6 +127,9 @@ impl Error {
             Error::Snapshot(_) => "nothing was changed; fix what is listed and try again".into(),
             Error::Capabilities { .. } => "fix the document; until then the backend stays disabled".into(),
             Error::Config(_) => "nothing was changed; 'layerzero config reference' lists every setting".into(),
+            Error::ExplainDisabled => {
+                "see who sets it with 'layerzero config show'; 'which' still names the kernel".into()
+            }
             Error::TableRefused { .. } => "solve it anew on this machine: 'layerzero solve'".into(),
             Error::Watch(_) => "reload by hand, or by SIGHUP".into(),
         }

@@ -26,6 +26,11 @@ impl<V> Memo<V> {
         Memo { sets: (0..places).map(|_| [const { None }; WAYS]).collect() }
     }
 
+    /// How many places there are.
+    pub fn places(&self) -> usize {
+        self.sets.len()
+    }
+
     fn place(&self, words: &[u64]) -> usize {
         // Four independent lanes: the multiplications of one step overlap.
         const K: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -142,6 +142,7 @@ impl CliError {
                 EngineError::Snapshot(_)
                 | EngineError::Capabilities { .. }
                 | EngineError::Config(_)
+                | EngineError::ExplainDisabled
                 | EngineError::TableRefused { .. } => Exit::Config,
                 EngineError::UnknownDevice(_) | EngineError::Watch(_) => Exit::Unusable,
             },

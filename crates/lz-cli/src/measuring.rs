@@ -57,9 +57,9 @@ pub struct MeasureArgs {
     /// How long it may take: 60s, 2m, 500ms
     #[arg(long, default_value = "60s")]
     budget: BudgetArg,
-    /// How many rounds a call gets at least
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    samples: u32,
+    /// How many rounds a call gets at least; perfdb.tune_samples when not given
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    samples: Option<u32>,
     /// The device: cpu, cuda:0, …
     #[arg(long, default_value = "cpu")]
     device: String,
@@ -132,8 +132,9 @@ impl MeasureArgs {
     }
 
     /// How to measure them.
-    pub fn options(&self) -> TuneOptions {
-        TuneOptions { budget: self.budget.0, samples: self.samples, ..TuneOptions::default() }
+    pub fn options(&self, session: &Session) -> TuneOptions {
+        let samples = self.samples.unwrap_or_else(|| session.engine.with_config(|c| c.settings.perfdb.tune_samples));
+        TuneOptions { budget: self.budget.0, samples, ..TuneOptions::default() }
     }
 
     fn read_calls(&self) -> Result<Vec<CallSpec>, CliError> {

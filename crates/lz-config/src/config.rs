@@ -221,6 +221,7 @@ impl Config {
                 },
             },
             verify: settings.verify,
+            explains: settings.explain_enabled,
         }
     }
 

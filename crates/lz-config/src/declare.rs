@@ -27,6 +27,40 @@ pub enum Kind {
     Choice(&'static [&'static str]),
     /// A list of names.
     Names,
+    /// One value, as long as no other is supported: it is in the specification, and whoever asks for more is told.
+    Only {
+        /// That value.
+        value: Fixed,
+        /// What the others would need.
+        why: &'static str,
+    },
+}
+
+/// The one value of a setting that has no other yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fixed {
+    /// `false`.
+    False,
+    /// A word.
+    Word(&'static str),
+}
+
+impl Fixed {
+    /// As a value.
+    pub fn value(self) -> Value {
+        match self {
+            Fixed::False => Value::Bool(false),
+            Fixed::Word(word) => Value::from(word),
+        }
+    }
+
+    /// As it is written.
+    pub fn text(self) -> &'static str {
+        match self {
+            Fixed::False => "false",
+            Fixed::Word(word) => word,
+        }
+    }
 }
 
 impl Kind {
@@ -40,6 +74,7 @@ impl Kind {
             Kind::Path | Kind::File => "a path".into(),
             Kind::Choice(words) => words.join(" or "),
             Kind::Names => "a list of names".into(),
+            Kind::Only { value, .. } => value.text().into(),
         }
     }
 }

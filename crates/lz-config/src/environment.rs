@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use lz_model::nearest;
 
-use crate::declare::{Kind, Setting, Variable};
+use crate::declare::{Fixed, Kind, Setting, Variable};
 use crate::node::{Data, Node};
 use crate::operation;
 use crate::origin::{Origin, Position, Source};
@@ -60,7 +60,7 @@ fn value(setting: &Setting, text: &str, reader: &mut Reader<'_>) -> Option<Value
     let text = text.trim();
     let inverted = matches!(setting.variable, Variable::Inverted(_));
     let data = match setting.kind {
-        Kind::Bool => match text.to_ascii_lowercase().as_str() {
+        Kind::Bool | Kind::Only { value: Fixed::False, .. } => match text.to_ascii_lowercase().as_str() {
             "1" | "true" | "yes" | "on" => Data::Bool(!inverted),
             "0" | "false" | "no" | "off" => Data::Bool(inverted),
             _ => Data::Str(text.to_owned()),
@@ -70,7 +70,7 @@ fn value(setting: &Setting, text: &str, reader: &mut Reader<'_>) -> Option<Value
             let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
             Data::List(names.map(|name| Node { data: Data::Str(name.to_owned()), at: Position::default() }).collect())
         }
-        Kind::Name | Kind::Path | Kind::File | Kind::Choice(_) => Data::Str(text.to_owned()),
+        Kind::Name | Kind::Path | Kind::File | Kind::Choice(_) | Kind::Only { .. } => Data::Str(text.to_owned()),
     };
     let node = Node { data, at: Position::default() };
     reader.setting(&node, setting.key, setting.kind)

@@ -86,7 +86,7 @@ pub use problem::{ConfigError, ConfigWarning, Problem, ProblemKind};
 pub use reference::{reference_markdown, schema};
 pub use rollout::{Rollout, RolloutMode};
 pub use settings::{
-    BreakerSettings, CacheLayout, CacheSettings, DegradationSettings, DenseLayout, HealthSettings, Isolation,
+    BreakerSettings, CacheLayout, CacheSettings, DegradationSettings, DenseLayout, HealthSettings, InProcess,
     JitSettings, PerfDbSettings, SECTIONS, SETTINGS, Section, Settings, VARIABLES,
 };
 pub use value::Value;

@@ -88,6 +88,16 @@ pub enum ProblemKind {
         /// The closest allowed one.
         nearest: Option<String>,
     },
+    /// A value of the specification that this version cannot honour.
+    #[error("{found} is not supported yet: {why}; write {only}, or leave it out")]
+    NotSupported {
+        /// What it is.
+        found: String,
+        /// What happens instead.
+        why: &'static str,
+        /// The value it may have.
+        only: &'static str,
+    },
     /// An operation nobody knows.
     #[error("unknown operation '{name}'{}", did_you_mean(.nearest))]
     UnknownOperation {

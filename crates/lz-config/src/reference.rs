@@ -92,6 +92,7 @@ fn setting_schema(setting: &Setting) -> Json {
         Kind::Path => json!({ "type": "string", "minLength": 1 }),
         Kind::Choice(words) => json!({ "enum": words }),
         Kind::Names => names_schema(),
+        Kind::Only { value, .. } => json!({ "const": json_of(&value.value()) }),
     };
     object["description"] = one_line(setting.doc).into();
     object["default"] = json_of(&setting.default());

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use lz_model::CpuIsa;
 use lz_select::Verify;
 
-use crate::declare::{Declared, Kind, Setting, Variable, settings};
+use crate::declare::{Declared, Fixed, Kind, Setting, Variable, settings};
 use crate::value::Value;
 
 settings! {
@@ -16,7 +16,8 @@ settings! {
         fallback_enabled: bool = true;
         /// Log which kernel every new kind of call gets.
         log_selections: bool = false;
-        /// Keep what `explain` needs to answer for calls that were made.
+        /// Whether `explain` answers. Off: it is refused, so that nobody reads the policy and the kernels of a service out of
+        /// a running process.
         explain_enabled: bool = true;
         /// Only deterministic kernels.
         deterministic: bool = false;
@@ -28,16 +29,16 @@ settings! {
         default_layout: DenseLayout = DenseLayout::Bshd;
         /// The layout of paged caches in calls that do not give `layout`.
         default_cache_layout: CacheLayout = CacheLayout::Nhd;
-        /// Choose the kernels of several operations together.
-        plan_mode: bool = false;
+        /// Choose the kernels of several operations together. Not supported yet: each operation is selected by itself.
+        plan_mode: OneByOne = OneByOne;
         /// Allow layout, contiguity and dtype transforms.
         allow_adaptation: bool = true;
         /// Allow kernels that would have to be compiled first.
         allow_jit: bool = true;
         /// Only kernels that were captured and replayed here before (`layerzero tune --graph`) may run inside CUDA graphs.
         graph_strict_mode: bool = false;
-        /// Where backends run.
-        backend_isolation: Isolation = Isolation::InProcess;
+        /// Where backends run. `subprocess` is not supported yet.
+        backend_isolation: InProcess = InProcess;
         /// The most the processor is taken to have: kernels for instruction sets beyond it are not chosen. For fleets whose
         /// machines must all decide alike. It does not change what libraries do inside: `ONEDNN_MAX_CPU_ISA` and
         /// `ATEN_CPU_CAPABILITY` are oneDNN's and torch's own limits, and are respected.
@@ -50,7 +51,7 @@ settings! {
         /// call, at its first use for each class of call and before it serves; `sample`: also those of one call in
         /// `health.sample_every` of every kernel, built in or not; `off`: never. A kernel that was wrong stays out.
         verify: Verify = Verify::FirstUse;
-        /// Log more.
+        /// Print to standard error what happens: which kernel each new kind of call gets, reloads, compilations, failures.
         verbose: bool = false;
         /// Wait for the device after every call, so that errors show where they arise.
         debug: bool = false;
@@ -79,10 +80,15 @@ settings! {
         enabled: bool = true;
         /// Where they are kept; `~` is the home directory, and a relative path is relative to the file that says it.
         path: PathBuf = PathBuf::from("~/.cache/layerzero/perfdb.sqlite");
-        /// Measure kernels for calls that were not measured yet.
+        /// Measure in the background what this process calls and was not measured yet: on a thread of its own, only while
+        /// nobody calls, the calls that take the most time first.
         auto_tune: bool = false;
-        /// How many runs one measurement takes.
-        tune_samples: u32 = 20, in (1, 10_000);
+        /// How many seconds a process may spend on that altogether.
+        auto_tune_budget_s: u32 = 60, in (1, 86_400);
+        /// The largest part of the time it may take, in percent: after measuring for a second at 5%, it waits 19.
+        auto_tune_share: u32 = 5, in (1, 100);
+        /// How many rounds a measured call gets at least, where nobody says; each kernel runs in each round.
+        tune_samples: u32 = 8, in (1, 10_000);
         /// Measure the calls of a warm-up as well.
         auto_tune_on_warmup: bool = false;
         /// For how many days a measurement counts; 0 for as long as libraries and drivers stay the same.
@@ -107,7 +113,7 @@ settings! {
     cache: CacheSettings {
         /// Whether decisions are remembered.
         enabled: bool = true;
-        /// How many are, at most.
+        /// How many are, at most; of calls from Python also the last one of each function.
         max_size: u64 = 10_000, in (1, 100_000_000);
         /// For how long, in seconds; 0 for as long as they are right.
         ttl_seconds: u64 = 0, in (0, 31_536_000);
@@ -164,32 +170,35 @@ settings! {
     }
 }
 
-/// Where backends run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Isolation {
-    /// In this process.
-    #[default]
-    InProcess,
-    /// In a process of their own.
-    Subprocess,
-}
-
-impl Isolation {
-    const WORDS: &'static [&'static str] = &["in_process", "subprocess"];
-}
-
-impl Declared for Isolation {
-    const KIND: Kind = Kind::Choice(Isolation::WORDS);
-    fn to_value(&self) -> Value {
-        Value::from(Isolation::WORDS[*self as usize])
+impl CacheSettings {
+    /// How long a decision is remembered at most, in milliseconds; `u64::MAX` for as long as it is right.
+    pub fn ttl_ms(&self) -> u64 {
+        if self.ttl_seconds == 0 { u64::MAX } else { self.ttl_seconds.saturating_mul(1000) }
     }
-    fn receive(&mut self, value: &Value) {
-        match value {
-            Value::Str(word) if word == "in_process" => *self = Isolation::InProcess,
-            Value::Str(word) if word == "subprocess" => *self = Isolation::Subprocess,
-            _ => {}
+}
+
+/// Settings of the specification with one value so far: type, that value, what others would need.
+macro_rules! declared_single {
+    ($($(#[doc = $doc:literal])+ $ty:ident: $value:expr, $why:literal;)+) => {$(
+        $(#[doc = $doc])+
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct $ty;
+
+        impl Declared for $ty {
+            const KIND: Kind = Kind::Only { value: $value, why: $why };
+            fn to_value(&self) -> Value {
+                $value.value()
+            }
+            fn receive(&mut self, _: &Value) {}
         }
-    }
+    )+};
+}
+
+declared_single! {
+    /// Each operation is selected by itself.
+    OneByOne: Fixed::False, "each operation is selected by itself";
+    /// Backends run in this process.
+    InProcess: Fixed::Word("in_process"), "backends run in this process";
 }
 
 /// The order of dimensions of attention and rotary embedding.

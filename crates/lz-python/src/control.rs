@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use layerzero::config::{self, CodeLayer, MAX_DEPTH, Sources, Value};
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
@@ -176,6 +176,24 @@ pub fn settings() -> String {
     let config = engine().config();
     let warnings = engine().config_warnings();
     json(&serde_json::json!({ "entries": config.entries(), "files": config.files(), "warnings": warnings }))
+}
+
+/// The value of one setting, as JSON.
+#[pyfunction]
+pub fn setting(key: &str) -> PyResult<String> {
+    let config = engine().config();
+    config
+        .entries()
+        .iter()
+        .find(|entry| entry.key == key)
+        .map(|entry| json(&entry.value))
+        .ok_or_else(|| PyValueError::new_err(format!("no setting is called '{key}'")))
+}
+
+/// How many calls were served so far, by all kernels together.
+#[pyfunction]
+pub fn calls_made() -> u64 {
+    engine().calls_made()
 }
 
 /// The layouts of calls that do not say theirs: of attention and rope, and of paged caches. `here`: inside of the

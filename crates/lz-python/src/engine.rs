@@ -29,6 +29,11 @@ pub fn engine() -> &'static Arc<Engine> {
     })
 }
 
+/// The engine, if it was made.
+pub fn existing() -> Option<&'static Arc<Engine>> {
+    ENGINE.get()
+}
+
 /// The program ends: the engine's threads stop, and no call goes straight any more.
 pub fn end() {
     if let Some(engine) = ENGINE.get() {

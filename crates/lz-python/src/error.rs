@@ -106,9 +106,11 @@ pub fn engine(py: Python<'_>, error: &Error) -> PyErr {
         Error::CudaGraphUnsafe { op, rejections } => no_kernel("CudaGraphUnsafeError", op, rejections),
         Error::UnknownKernel { .. } => make(py, "UnknownKernelError", &text, code, &hint, &[]),
         Error::UnknownDevice(_) => make(py, "InvalidCallError", &text, code, &hint, &[]),
-        Error::Snapshot(_) | Error::Config(_) | Error::Watch(_) | Error::TableRefused { .. } => {
-            make(py, "ConfigurationError", &text, code, &hint, &[])
-        }
+        Error::Snapshot(_)
+        | Error::Config(_)
+        | Error::Watch(_)
+        | Error::ExplainDisabled
+        | Error::TableRefused { .. } => make(py, "ConfigurationError", &text, code, &hint, &[]),
         Error::Capabilities { .. } => make(py, "CapabilitiesError", &text, code, &hint, &[]),
         Error::Execution { op, .. } => {
             let op = pyo3::types::PyString::new(py, op).into_any().unbind();

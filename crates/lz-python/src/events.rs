@@ -4,6 +4,7 @@ use layerzero::model::{Catalog, Query};
 use layerzero::resilience::{Severity, Stamped};
 use pyo3::prelude::*;
 
+use crate::engine::existing;
 use crate::inspect::json;
 use crate::process;
 
@@ -31,8 +32,13 @@ pub fn selected(py: Python<'_>, op: &'static str, kernel: &str, query: &Query) -
     let dims = dims.join(" ");
     let fields = json(&serde_json::json!({ "event": "selected", "op": op, "kernel_id": kernel, "dims": dims }));
     let text = format!("{op}: {kernel} serves {dims}");
-    let logged = (String::from("selected"), 20, text, fields);
+    let logged = (String::from("selected"), 20, text, fields, is_verbose());
     py.import("layerzero.events")?.call_method1("log", logged).map(drop)
+}
+
+/// Whether events are printed. Those that the engine emits while it is made are not: no configuration was read by then.
+fn is_verbose() -> bool {
+    existing().is_some_and(|engine| engine.with_config(|c| c.settings.verbose))
 }
 
 fn log(name: &'static str, level: u32, text: String, fields: String) {
@@ -40,7 +46,8 @@ fn log(name: &'static str, level: u32, text: String, fields: String) {
         return;
     }
     Python::attach(|py| {
-        let logged = py.import("layerzero.events").and_then(|m| m.call_method1("log", (name, level, text, fields)));
+        let given = (name, level, text, fields, is_verbose());
+        let logged = py.import("layerzero.events").and_then(|m| m.call_method1("log", given));
         if let Err(error) = logged {
             error.write_unraisable(py, None);
         }

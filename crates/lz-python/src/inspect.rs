@@ -64,8 +64,15 @@ pub fn explain(
     let front = Front::find(py, op)?;
     let arguments = slow::read(py, front, &slots(py, front, args, kwargs)?, Purpose::Ask)?;
     let named = arguments.named(front, registry::context(py)?);
-    let report = context::scope(py).explain(name_of(op), &named).map_err(|e| error::engine(py, &e))?;
+    let report = context::scope(py).report(name_of(op), &named).map_err(|e| error::engine(py, &e))?;
     Ok((json(&report), report.to_string()))
+}
+
+/// Raises where the configuration switches explanations off.
+#[pyfunction]
+pub fn may_explain(py: Python<'_>) -> PyResult<()> {
+    registry::ensure_loaded(py)?;
+    context::scope(py).may_explain().map_err(|e| error::engine(py, &e))
 }
 
 /// Why a kernel cannot serve a call; empty when it can.

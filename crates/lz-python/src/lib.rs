@@ -126,6 +126,7 @@ fn _native(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(registry::restore, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::which, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::explain, module)?)?;
+    module.add_function(wrap_pyfunction!(inspect::may_explain, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::validate, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::run_kernel, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::inner, module)?)?;
@@ -182,6 +183,8 @@ fn _native(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(control::readiness, module)?)?;
     module.add_function(wrap_pyfunction!(control::rearm, module)?)?;
     module.add_function(wrap_pyfunction!(control::forget_failures, module)?)?;
+    module.add_function(wrap_pyfunction!(control::setting, module)?)?;
+    module.add_function(wrap_pyfunction!(control::calls_made, module)?)?;
     module.add_function(wrap_pyfunction!(control::refresh_memory, module)?)?;
     module.add_function(wrap_pyfunction!(process::busy, module)?)?;
     module.add_function(wrap_pyfunction!(process::end, module)?)?;

@@ -5,11 +5,12 @@ use std::cell::UnsafeCell;
 use layerzero::Memo;
 use pyo3::prelude::*;
 
+use crate::engine::engine;
 use crate::route::Route;
 use crate::words::Words;
 
-/// Places of the memo.
-const PLACES: usize = 1024;
+/// Places of the memo, at most; each holds two calls.
+const MOST_PLACES: usize = 1024;
 /// Words of a call that can be the last of its function.
 const LAST_WORDS: usize = 56;
 
@@ -17,14 +18,29 @@ const LAST_WORDS: usize = 56;
 struct Remembered(UnsafeCell<Memory>);
 
 struct Memory {
-    memo: Option<Memo<Route>>,
+    memo: Option<Memo<Kept>>,
     /// The last call of each function, to be found without looking for it.
     last: Vec<Option<Last>>,
+}
+
+/// A route, and when it is no longer to be used: in milliseconds of the engine's clock, `u64::MAX` for never.
+struct Kept {
+    route: Route,
+    expires_ms: u64,
+}
+
+impl Kept {
+    /// Whether it may still be used. The clock is read only where entries expire.
+    #[inline]
+    fn is_fresh(expires_ms: u64) -> bool {
+        expires_ms == u64::MAX || engine().now_ms() < expires_ms
+    }
 }
 
 /// A call and its route, side by side.
 struct Last {
     version: u64,
+    expires_ms: u64,
     len: usize,
     words: [u64; LAST_WORDS],
     route: Route,
@@ -33,21 +49,30 @@ struct Last {
 impl Memory {
     /// What was decided for a call that is not the last of its function, and what it displaces as that.
     fn find(&mut self, function: usize, version: u64, words: &[u64]) -> (Option<Route>, Option<Last>) {
-        let Some(route) = self.memo.as_ref().and_then(|memo| memo.find(version, words)).map(Route::share) else {
+        let found = self.memo.as_ref().and_then(|memo| memo.find(version, words));
+        let Some(kept) = found.filter(|kept| Kept::is_fresh(kept.expires_ms)) else {
             return (None, None);
         };
-        let displaced = self.put_last(function, version, words, route.share());
+        let (route, expires_ms) = (kept.route.share(), kept.expires_ms);
+        let displaced = self.put_last(function, version, words, &route, expires_ms);
         (Some(route), displaced)
     }
 
     /// Makes a call the last of its function. What it displaces is given back.
-    fn put_last(&mut self, function: usize, version: u64, words: &[u64], route: Route) -> Option<Last> {
+    fn put_last(
+        &mut self,
+        function: usize,
+        version: u64,
+        words: &[u64],
+        route: &Route,
+        expires_ms: u64,
+    ) -> Option<Last> {
         let mut copy = [0; LAST_WORDS];
         copy.get_mut(..words.len())?.copy_from_slice(words);
         if self.last.len() <= function {
             self.last.resize_with(function + 1, || None);
         }
-        self.last[function].replace(Last { version, len: words.len(), words: copy, route })
+        self.last[function].replace(Last { version, expires_ms, len: words.len(), words: copy, route: route.share() })
     }
 }
 
@@ -66,7 +91,8 @@ pub unsafe fn last(function: usize, version: u64, is_it: impl FnOnce(&[u64]) -> 
     // SAFETY: see `Remembered`: the reference ends here, and nothing that is called meanwhile touches the memory.
     let memory = unsafe { &*MEMO.0.get() };
     let last = memory.last.get(function)?.as_ref()?;
-    (last.version == version && is_it(&last.words[..last.len])).then(|| last.route.share())
+    let holds = last.version == version && Kept::is_fresh(last.expires_ms) && is_it(&last.words[..last.len]);
+    holds.then(|| last.route.share())
 }
 
 /// What was decided for any other call of a function.
@@ -82,15 +108,25 @@ pub unsafe fn find(function: usize, version: u64, words: &Words) -> Option<Route
     found
 }
 
-/// Remembers what was decided for a call.
+/// Remembers what was decided for a call, if and for as long as the configuration says so.
 pub fn remember(_py: Python<'_>, function: usize, version: u64, words: &Words, route: &Route) {
+    let (enabled, most, ttl_ms) =
+        engine().with_config(|c| (c.settings.cache.enabled, c.settings.cache.max_size, c.settings.cache.ttl_ms()));
+    // A place holds two.
+    let places = usize::try_from(most / 2).unwrap_or(usize::MAX).min(MOST_PLACES);
+    if !enabled || places == 0 {
+        return;
+    }
+    let places = 1 << places.ilog2();
+    let expires_ms = if ttl_ms == u64::MAX { ttl_ms } else { engine().now_ms().saturating_add(ttl_ms) };
     // SAFETY: the token proves that this thread holds the interpreter, see `Remembered`; nothing runs Python code before
     // the reference ends. What is displaced is dropped after, since dropping a kernel may run some.
     let displaced = unsafe {
         let memory = &mut *MEMO.0.get();
-        let memo = memory.memo.get_or_insert_with(|| Memo::new(PLACES));
-        let old = memo.keep(version, words.as_slice(), route.share());
-        (old, memory.put_last(function, version, words.as_slice(), route.share()))
+        let other_size = memory.memo.take_if(|memo| memo.places() != places);
+        let memo = memory.memo.get_or_insert_with(|| Memo::new(places));
+        let old = memo.keep(version, words.as_slice(), Kept { route: route.share(), expires_ms });
+        (other_size, old, memory.put_last(function, version, words.as_slice(), route, expires_ms))
     };
     drop(displaced);
 }

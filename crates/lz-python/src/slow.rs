@@ -100,6 +100,9 @@ fn decide(py: Python<'_>, scope: &Scope<'_>, front: &'static Front, arguments: &
     if engine().decided(scope, &named, &bound).map_err(raise)? {
         py.import("layerzero.warming")?.call_method0("wake")?;
     }
+    if engine().with_config(|c| c.settings.perfdb.auto_tune && c.settings.perfdb.enabled) {
+        py.import("layerzero.auto_tuning")?.call_method0("wake")?;
+    }
     let compared =
         scope.comparison(&bound.query, &steps).map(|(rollout, other, serves)| (Some(rollout), other, serves));
     let compared = compared.or_else(|| scope.sample_with(&bound.query, &steps).map(|other| (None, other, true)));

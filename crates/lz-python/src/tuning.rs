@@ -307,7 +307,7 @@ pub fn explain_call(py: Python<'_>, call: &str, device: u16) -> PyResult<(String
     registry::ensure_loaded(py)?;
     let spec = parse(call)?;
     let named = spec.named(DeviceIx(device), Context { threads: registry::threads(py)?, ..Context::default() });
-    let report = context::scope(py).explain(&spec.op, &named).map_err(|e| error::engine(py, &e))?;
+    let report = context::scope(py).report(&spec.op, &named).map_err(|e| error::engine(py, &e))?;
     Ok((json(&report), report.to_string()))
 }
 

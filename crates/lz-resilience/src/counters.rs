@@ -213,6 +213,11 @@ impl Counters {
         self.kernels.write().entry(kernel.to_owned()).or_default().clone()
     }
 
+    /// The calls of all kernels together.
+    pub fn calls(&self) -> u64 {
+        self.kernels.read().values().map(|health| health.calls()).sum()
+    }
+
     /// All of them, by name.
     pub fn report(&self) -> Vec<KernelReport> {
         self.kernels.read().iter().map(|(kernel, health)| health.report(kernel)).collect()

@@ -47,6 +47,8 @@ pub struct Settings {
     pub default_layouts: DefaultLayouts,
     /// When results are compared with the reference's.
     pub verify: Verify,
+    /// Whether explanations are given to whoever asks.
+    pub explains: bool,
 }
 
 impl Default for Settings {
@@ -64,6 +66,7 @@ impl Default for Settings {
             fallback_enabled: true,
             default_layouts: DefaultLayouts::default(),
             verify: Verify::default(),
+            explains: true,
         }
     }
 }

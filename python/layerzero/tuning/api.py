@@ -11,6 +11,7 @@ from typing import Any
 
 from layerzero import _native
 from layerzero.documents import to_json
+from layerzero.control import setting
 from layerzero.errors import ConfigurationError
 from layerzero.inspection import SelectionReport
 from layerzero.lifecycle import waited_for
@@ -96,7 +97,7 @@ def tune(
     context: Sequence[int] | int = (),
     known: bool = False,
     budget: float | str = "60s",
-    samples: int = 8,
+    samples: int | None = None,
     device: Any = "cpu",
     graph: bool = False,
     layout: str | None = None,
@@ -121,7 +122,7 @@ def tune(
         known: every call that was measured before.
         budget: how long it may take: seconds, or text such as ``"60s"``. It is spent where the
             expected loss shrinks most for the time it takes.
-        samples: how many rounds a call gets at least.
+        samples: how many rounds a call gets at least; the setting ``perfdb.tune_samples`` when not given.
         device: where: ``"cpu"``, ``"cuda:0"``, …
         graph: time calls replayed in a CUDA graph instead of eager ones.
         layout: the layout of the calls.
@@ -160,6 +161,7 @@ def workload(
 
 def explain_call(call: str | Mapping[str, Any], device: Any = "cpu") -> SelectionReport:
     """As :func:`layerzero.explain`, for a call as it is written down."""
+    _native.may_explain()
     text = call if isinstance(call, str) else to_json(call)
     data, table = _native.explain_call(text, _device(device))
     return SelectionReport(json.loads(data), table)
@@ -177,7 +179,7 @@ def regret(
     seq: Sequence[int] | int = (),
     context: Sequence[int] | int = (),
     budget: float | str = "60s",
-    samples: int = 8,
+    samples: int | None = None,
     device: Any = "cpu",
     graph: bool = False,
     layout: str | None = None,
@@ -265,9 +267,11 @@ def _device(device: Any) -> int:
 
 
 def _measure(
-    request: dict[str, Any], budget: float | str, samples: int, *, force: bool, regret: bool, progress: bool | None
+    request: dict[str, Any], budget: float | str, samples: int | None, *, force: bool, regret: bool, progress: bool | None
 ) -> Any:
     shown = sys.stderr.isatty() if progress is None else progress
+    if samples is None:
+        samples = int(setting("perfdb.tune_samples"))
     try:
         tell = _teller() if shown else None
         return json.loads(_native.measure(to_json(request), seconds(budget), samples, force, 0, regret, tell))

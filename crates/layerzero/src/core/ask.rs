@@ -222,8 +222,19 @@ impl Scope<'_> {
         decision
     }
 
-    /// Everything about the choice of a kernel for a call.
+    /// Everything about the choice of a kernel for a call, for whoever asks; refused where explanations are switched off.
     pub fn explain(&self, op: &str, call: &NamedCall<'_>) -> Result<Report, Error> {
+        self.may_explain()?;
+        self.report(op, call)
+    }
+
+    /// Whether the configuration lets explanations out.
+    pub fn may_explain(&self) -> Result<(), Error> {
+        if self.state.snapshot.spec().settings.explains { Ok(()) } else { Err(Error::ExplainDisabled) }
+    }
+
+    /// Everything about the choice of a kernel for a call, for LayerZero's own reports.
+    pub fn report(&self, op: &str, call: &NamedCall<'_>) -> Result<Report, Error> {
         let state = &self.state;
         let (_, bound) = self.bind(op, call)?;
         let mut report = Report::new(&state.snapshot, &self.decide(&bound.query));
@@ -297,6 +308,11 @@ impl Core {
     /// [`Scope::explain`] outside of any context.
     pub fn explain(&self, op: &str, call: &NamedCall<'_>) -> Result<Report, Error> {
         self.process().explain(op, call)
+    }
+
+    /// [`Scope::report`] outside of any context.
+    pub fn report(&self, op: &str, call: &NamedCall<'_>) -> Result<Report, Error> {
+        self.process().report(op, call)
     }
 
     /// [`Scope::which`] outside of any context.

@@ -116,6 +116,16 @@ impl Core {
         self.version.load(Ordering::Acquire)
     }
 
+    /// How many calls were served so far, by all kernels together: tells whether anybody is calling.
+    pub fn calls_made(&self) -> u64 {
+        self.guard.counters.calls()
+    }
+
+    /// Milliseconds of the clock that decisions live by.
+    pub fn now_ms(&self) -> u64 {
+        self.guard.clock.now_ms()
+    }
+
     /// Nothing that was decided before holds any more.
     pub(crate) fn move_version(&self) {
         self.version.fetch_add(1, Ordering::Release);

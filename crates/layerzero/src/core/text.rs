@@ -118,8 +118,7 @@ impl Scope<'_> {
 
     /// Everything about the choice of a kernel for the call.
     pub fn text_explain(&self, call: &TextCall, query: &Query) -> Report {
-        let state = &self.state;
-        Report::new(&state.snapshot, &self.text_decision(call, query))
+        Report::new(&self.state.snapshot, &self.text_decision(call, query))
     }
 
     /// The kernel that serves the call.

@@ -15,7 +15,7 @@ use super::{Engine, pins};
 use crate::core::Draft;
 use crate::error::Error;
 use crate::forking;
-use crate::services::control::{apply, breaker, degradation, rollout_rule, rollout_spec, without_effect};
+use crate::services::control::{apply, breaker, degradation, rollout_rule, rollout_spec};
 use crate::services::status::state_dir;
 
 impl Engine {
@@ -29,10 +29,9 @@ impl Engine {
         read(&self.control.config.load())
     }
 
-    /// What is to be said about the configuration: names nobody knows, settings that do nothing yet.
+    /// What is to be said about the configuration: names nobody knows.
     pub fn config_warnings(&self) -> Vec<String> {
-        let config = self.config();
-        config.warnings.iter().map(ToString::to_string).chain(without_effect(&config)).collect()
+        self.config().warnings.iter().map(ToString::to_string).collect()
     }
 
     /// Takes its files and environment from these sources; what code has set stays.
@@ -238,8 +237,7 @@ impl Engine {
         }
         if old.cache != new.cache {
             let size = if new.cache.enabled { new.cache.max_size } else { 0 };
-            let ttl_ms = if new.cache.ttl_seconds == 0 { u64::MAX } else { new.cache.ttl_seconds.saturating_mul(1000) };
-            self.cache.resize(usize::try_from(size).unwrap_or(usize::MAX), ttl_ms);
+            self.cache.resize(usize::try_from(size).unwrap_or(usize::MAX), new.cache.ttl_ms());
         }
         Ok(())
     }

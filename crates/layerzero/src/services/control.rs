@@ -61,22 +61,6 @@ impl Control {
     }
 }
 
-/// Settings that were set and that this version does not act on. They are never silently ignored.
-pub(crate) fn without_effect(config: &Config) -> Vec<String> {
-    let settings = &config.settings;
-    let isolated = settings.backend_isolation != lz_config::Isolation::InProcess;
-    let set = [
-        (isolated, "backend_isolation: subprocess", "backends run in this process"),
-        (!settings.explain_enabled, "explain_enabled: false", "explain answers all the same"),
-        (settings.plan_mode, "plan_mode", "each operation is selected by itself"),
-        (settings.perfdb.auto_tune, "perfdb.auto_tune", "nothing is measured while serving"),
-    ];
-    set.into_iter()
-        .filter(|(is_set, ..)| *is_set)
-        .map(|(_, name, instead)| format!("{name} has no effect in this version: {instead}"))
-        .collect()
-}
-
 /// What a configuration says about selection.
 pub(crate) fn apply(config: &Config, spec: &mut SnapshotSpec) {
     spec.policy = config.policy().clone();

@@ -25,6 +25,7 @@ mod readiness;
 mod rollouts;
 mod sentences;
 mod status;
+mod walk;
 mod watching;
 
 /// An engine with a clock moved by hand, what it told, and a folder for its files.

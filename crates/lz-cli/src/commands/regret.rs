@@ -26,7 +26,7 @@ pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<
     session.engine.learn();
     let wanted = args.measure.wanted(&session)?;
     let mut bench = measuring::bench(at)?;
-    let regret = session.engine.regret(&wanted, &args.measure.options(), &mut *bench, &mut |progress| {
+    let regret = session.engine.regret(&wanted, &args.measure.options(&session), &mut *bench, &mut |progress| {
         measuring::show(printer, progress);
         true
     });

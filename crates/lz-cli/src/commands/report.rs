@@ -248,7 +248,7 @@ fn ask(
     let threads = u16::try_from(threads).ok()?;
     let context = Context { capturing: mode == Mode::Graph, threads, ..Context::default() };
     let named = call.named(DeviceIx(u16::try_from(place).ok()?), context);
-    let report = session.engine.explain(&call.op, &named).ok()?;
+    let report = session.engine.report(&call.op, &named).ok()?;
     let kernels = report.candidates.into_iter().map(|c| c.kernel_id).collect();
     let largest = call.tensors.values().max_by_key(|tensor| tensor.shape.iter().product::<i64>());
     let work = Work { dtype: largest.map(|tensor| tensor.dtype), flops: report.flops, bytes: report.bytes };

@@ -42,7 +42,7 @@ pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<
     let answer = Answer {
         selection: session.engine.which(&call.op, &named)?,
         chain: session.engine.select(&call.op, &named)?,
-        why: session.engine.explain(&call.op, &named)?.why,
+        why: session.engine.explain(&call.op, &named).ok().and_then(|report| report.why),
         device: session.engine.devices().into_iter().next().map_or_else(String::new, |d| d.name),
     };
     session.print_warnings(printer);

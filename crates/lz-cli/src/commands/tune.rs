@@ -32,7 +32,7 @@ pub struct Args {
 pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     let session = Session::open(&EngineArgs::default(), at)?;
     let wanted = args.measure.wanted(&session)?;
-    let options = TuneOptions { force: args.force, ..args.measure.options() };
+    let options = TuneOptions { force: args.force, ..args.measure.options(&session) };
     let mut bench = measuring::bench(at)?;
     let report = session.engine.tune(&wanted, &options, &mut *bench, &mut |progress| {
         measuring::show(printer, progress);

@@ -3,7 +3,7 @@
 use lz_model::nearest;
 
 use super::limits::{MAX_NAMES, MAX_PROBLEMS};
-use crate::declare::Kind;
+use crate::declare::{Fixed, Kind};
 use crate::node::{Data, Entry, Node};
 use crate::origin::{Origin, Position, Source};
 use crate::problem::{Problem, ProblemKind};
@@ -165,6 +165,20 @@ impl<'a> Reader<'a> {
         None
     }
 
+    /// The one value that is supported.
+    fn only(&mut self, node: &Node, key: &str, value: Fixed, why: &'static str) -> Option<Value> {
+        let is_it = match (&node.data, value) {
+            (Data::Bool(given), Fixed::False) => !given,
+            (Data::Str(given), Fixed::Word(word)) => given == word,
+            _ => false,
+        };
+        if !is_it {
+            let (found, only) = (node.shown(), value.text());
+            self.report(node.at, key, Some(found.clone()), ProblemKind::NotSupported { found, why, only });
+        }
+        is_it.then(|| value.value())
+    }
+
     /// The value of a setting.
     pub fn setting(&mut self, node: &Node, key: &str, kind: Kind) -> Option<Value> {
         match kind {
@@ -175,6 +189,7 @@ impl<'a> Reader<'a> {
             Kind::Choice(words) => self.choice(node, key, words).map(Value::from),
             Kind::Names if node.data == Data::Null => Some(Value::List(Vec::new())),
             Kind::Names => self.names(node, key, &kind.expected()).map(Value::names),
+            Kind::Only { value, why } => self.only(node, key, value, why),
         }
     }
 }

@@ -33,7 +33,7 @@ pub struct CacheConfig {
     pub shards: usize,
     /// Entries, at most; 0 turns the cache off.
     pub max_entries: usize,
-    /// Milliseconds an entry lives.
+    /// Milliseconds an entry lives at most; `u64::MAX` for as long as it is right. None outlives what it depends on.
     pub ttl_ms: u64,
     /// The clock entries live by.
     pub clock: Clock,
@@ -41,7 +41,7 @@ pub struct CacheConfig {
 
 impl Default for CacheConfig {
     fn default() -> Self {
-        CacheConfig { shards: 256, max_entries: 10_000, ttl_ms: 60_000, clock: Clock::System }
+        CacheConfig { shards: 256, max_entries: 10_000, ttl_ms: u64::MAX, clock: Clock::System }
     }
 }
 

@@ -1,0 +1,245 @@
+"""Measuring in the background what a process calls: the setting ``perfdb.auto_tune``.
+
+One daemon thread measures the kinds of calls that this process makes and that were not measured yet. It never runs on the
+thread of a caller, works only while nobody calls, and stops at the next round when somebody does. Two settings limit it:
+``perfdb.auto_tune_budget_s`` seconds of measuring per process, and ``perfdb.auto_tune_share`` percent of the time. What it
+finds out is kept in the performance database and goes into the next decisions, as if you had called :func:`layerzero.tune`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from layerzero import _native
+from layerzero.control import setting
+from layerzero.documents import to_json
+from layerzero.errors import LayerZeroError
+from layerzero.events import log
+from layerzero.lifecycle import waited_for
+
+#: For how long nobody must have called before anything is measured, in seconds.
+IDLE_S = 0.1
+#: How long one call is measured at a time, in seconds.
+SLICE_S = 2.0
+#: How often a call is begun that callers interrupt, before the others come first.
+ATTEMPTS = 5
+#: What a call takes at least, in microseconds: the floor of a tiny call is its launch and not its memory traffic.
+LEAST_US = 1.0
+#: What a device is taken to do per microsecond where its own figures are not known: 10 GB/s, 100 GFLOP/s. Only the order of
+#: calls depends on it.
+BYTES_PER_US, FLOPS_PER_US = 1e4, 1e5
+
+_INFO = 20
+
+
+@dataclass
+class AutoTuneStatus:
+    """What the auto-tuner did so far."""
+
+    #: Calls that were measured: ``call``, ``device``, ``chosen``.
+    measured: list[dict[str, Any]] = field(default_factory=list)
+    #: Calls that cannot be measured: ``call``, ``device``, ``why``.
+    impossible: list[dict[str, Any]] = field(default_factory=list)
+    #: How often a caller came while a call was being measured.
+    interrupted: int = 0
+    #: Seconds spent measuring.
+    spent_s: float = 0.0
+    #: Whether anything is still to be measured within the budget.
+    waiting: bool = False
+
+
+#: A call as it is written down, and its device.
+_Kind = tuple[str, str]
+
+
+class _Tuner:
+    """The thread, and what it did."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+        #: Moves when a call of a new kind was decided.
+        self._asked = 0
+        self._seen = 0
+        self._settled: set[_Kind] = set()
+        self._begun: dict[_Kind, int] = {}
+        self.status = AutoTuneStatus()
+
+    def wake(self) -> None:
+        """A call of a new kind was decided."""
+        with self._changed:
+            self._asked += 1
+            if self._stopped:
+                return
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="layerzero-tune", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    # The interpreter is on its way out.
+                    return
+                self._thread = thread
+            self.status.waiting = True
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Ends the thread. What is being measured ends at the next round."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def idle(self, timeout: float | None = None) -> bool:
+        """Waits until everything that was called is measured, or nothing more may be; whether that is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self.status.waiting, timeout)
+
+    def _pause(self, seconds: float) -> bool:
+        """Waits. Whether to go on after it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped, seconds)
+            return not self._stopped
+
+    def _wait_for_work(self) -> bool:
+        with self._changed:
+            if self._seen == self._asked:
+                self.status.waiting = False
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: self._stopped or self._seen != self._asked)
+            self._seen = self._asked
+            return not self._stopped
+
+    def _run(self) -> None:
+        while self._wait_for_work():
+            while (kind := self._most_important()) is not None and self._may_go_on():
+                if not self._wait_until_nobody_calls():
+                    return
+                spent = self._measure(*kind)
+                # At a share of 5%, a second of measuring is followed by 19 of rest.
+                if not self._pause(spent * (100 / setting("perfdb.auto_tune_share") - 1)):
+                    return
+
+    def _may_go_on(self) -> bool:
+        """Whether it is still wanted and within the budget."""
+        wanted = setting("perfdb.auto_tune") and setting("perfdb.enabled")
+        return bool(wanted) and self.status.spent_s < setting("perfdb.auto_tune_budget_s")
+
+    def _most_important(self) -> _Kind | None:
+        """The call that takes the most time of those that are left: how often it was made × what it takes at least. Calls
+        that callers interrupted often come last."""
+        best: tuple[tuple[bool, float], _Kind] | None = None
+        for entry in json.loads(_native.manifest()):
+            kind = (to_json(entry["call"]), entry["device"])
+            if kind in self._settled:
+                continue
+            at_ease = self._begun.get(kind, 0) < ATTEMPTS
+            weight = (at_ease, entry["count"] * (self._floor_us(*kind) + LEAST_US))
+            if best is None or weight > best[0]:
+                best = (weight, kind)
+        return None if best is None else best[1]
+
+    def _floor_us(self, call: str, device: str) -> float:
+        """What a call takes at least, in microseconds: its bytes over the bandwidth, or its operations over the rate,
+        whichever is more."""
+        try:
+            report = json.loads(_native.explain_call(call, _native.device_number(device))[0])
+        except (LayerZeroError, ValueError):
+            return 0.0
+        if report.get("floor_us"):
+            return float(report["floor_us"])
+        return max(report["bytes"] / BYTES_PER_US, report["flops"] / FLOPS_PER_US)
+
+    def _wait_until_nobody_calls(self) -> bool:
+        """Waits until no call was made for a while. Whether to go on."""
+        before = _native.calls_made()
+        while self._pause(IDLE_S):
+            now = _native.calls_made()
+            if now == before:
+                return True
+            before = now
+        return False
+
+    def _measure(self, call: str, device: str) -> float:
+        """Measures a call, unless somebody calls meanwhile. Gives the seconds it took."""
+        left = setting("perfdb.auto_tune_budget_s") - self.status.spent_s
+        calls = _native.calls_made()
+        came = False
+
+        def go_on(_: str) -> bool:
+            nonlocal came
+            came = came or _native.calls_made() != calls
+            return not came and not self._stopped
+
+        begun = time.perf_counter()
+        try:
+            report = _measured(call, device, min(SLICE_S, left), go_on)
+        except Exception as error:  # noqa: BLE001
+            # Whatever it is, the next call is measured, and no caller has anything to do with it.
+            report = {"tuned": [], "impossible": [[None, f"{type(error).__name__}: {error}"]], "known": 0}
+        spent = time.perf_counter() - begun
+        self.status.spent_s += spent
+        self._settle((call, device), report, came)
+        return spent
+
+    def _settle(self, kind: _Kind, report: dict[str, Any], came: bool) -> None:
+        call, device = kind
+        self._begun[kind] = self._begun.get(kind, 0) + 1
+        told = {"call": json.loads(call), "device": device}
+        if came:
+            # What was found out so far is kept; the rest comes when there is time again.
+            self.status.interrupted += 1
+            return
+        self._settled.add(kind)
+        for tuned in report["tuned"]:
+            self.status.measured.append({**told, "chosen": tuned["chosen"]})
+            text = f"{tuned['label']} was measured in the background: {tuned['chosen']} serves it"
+            log("auto_tuned", _INFO, text, to_json(self.status.measured[-1]), setting("verbose"))
+        for _, why in report["impossible"]:
+            self.status.impossible.append({**told, "why": why})
+
+
+@waited_for
+def _measured(call: str, device: str, seconds: float, go_on: Any) -> dict[str, Any]:
+    request = {"calls": [json.loads(call)], "device": _native.device_number(device)}
+    samples = int(setting("perfdb.tune_samples"))
+    answer = _native.measure(to_json(request), max(seconds, 0.01), samples, False, 0, False, go_on)
+    report: dict[str, Any] = json.loads(answer)
+    return report
+
+
+_tuner = _Tuner()
+
+
+def wake() -> None:
+    """A call of a new kind was decided."""
+    _tuner.wake()
+
+
+def stop() -> None:
+    """Ends the thread: the program is ending."""
+    _tuner.stop()
+
+
+def auto_tune_status(wait: float | None = 0.0) -> AutoTuneStatus:
+    """What ``perfdb.auto_tune`` did so far. ``wait``: how many seconds to wait for the calls made so far to be measured;
+    ``None`` waits until they are, or until the budget is spent."""
+    _tuner.idle(wait)
+    return _tuner.status
+
+
+def _forked() -> None:
+    """In a child: the thread is the parent's. The next call of a new kind starts one."""
+    global _tuner
+    _tuner = _Tuner()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

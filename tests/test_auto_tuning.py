@@ -1,0 +1,149 @@
+"""Measuring in the background: what is called is measured, never on the thread of a caller, within its limits."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import layerzero as lz
+import pytest
+import torch
+from layerzero import _native, auto_tuning
+from layerzero.auto_tuning import auto_tune_status
+
+pytestmark = pytest.mark.usefixtures("restored")
+
+#: How long anything that is waited for may take, in seconds.
+PATIENCE = 60
+
+
+@pytest.fixture(autouse=True)
+def fresh_tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A database of its own, and a tuner that did nothing yet."""
+    monkeypatch.setattr(auto_tuning, "_tuner", auto_tuning._Tuner())
+    lz.configure(perfdb={"path": str(tmp_path / "perfdb.sqlite")})
+    yield
+    auto_tuning.stop()
+
+
+def call(width: int) -> None:
+    """A kind of call that was not made before."""
+    lz.gelu(torch.ones(2, width))
+
+
+def measured_widths(status: auto_tuning.AutoTuneStatus) -> list[int]:
+    calls = [told["call"]["tensors"] for told in status.measured if told["call"]["op"] == "activation.gelu"]
+    return [tensors["input"]["shape"][-1] for tensors in calls]
+
+
+def on(**more: Any) -> None:
+    """Switched on, with no rest between two calls."""
+    lz.configure(perfdb={"auto_tune": True, "auto_tune_share": 100, "tune_samples": 1, **more})
+
+
+def test_off_by_default() -> None:
+    call(41)
+    assert auto_tuning._tuner._thread is None
+    assert auto_tune_status() == auto_tuning.AutoTuneStatus()
+
+
+def test_what_is_called_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[str] = set()
+    measure = _native.measure
+
+    def noted(*arguments: Any) -> str:
+        threads.add(threading.current_thread().name)
+        return measure(*arguments)
+
+    monkeypatch.setattr(_native, "measure", noted)
+    on()
+    call(43)
+    status = auto_tune_status(wait=PATIENCE)
+    assert 43 in measured_widths(status) and not status.waiting
+    assert threads == {"layerzero-tune"}, "never on the thread of a caller"
+    # What was found out is in force, and kept.
+    assert lz.health().perfdb["known"] > 0
+    report = lz.explain("gelu", torch.ones(2, 43))
+    assert any(candidate.time_basis == "measured" for candidate in report.candidates)
+    # It is not measured again.
+    spent = status.spent_s
+    call(43)
+    assert auto_tune_status(wait=PATIENCE).spent_s == spent
+
+
+def test_the_budget_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto_tuning, "SLICE_S", 5.0)
+    on(auto_tune_budget_s=1)
+    auto_tuning._tuner.status.spent_s = 1.0
+    call(47)
+    status = auto_tune_status(wait=PATIENCE)
+    assert status.measured == [] and status.spent_s == 1.0
+
+
+def test_a_share_of_the_time_is_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuner = auto_tuning._tuner
+    rests: list[float] = []
+    pause = tuner._pause
+
+    def noted(seconds: float) -> bool:
+        if seconds != auto_tuning.IDLE_S:
+            rests.append(seconds)
+            seconds = 0.0
+        return pause(seconds)
+
+    monkeypatch.setattr(tuner, "_pause", noted)
+    on(auto_tune_share=5)
+    call(53)
+    status = auto_tune_status(wait=PATIENCE)
+    assert sum(rests) == pytest.approx(19 * status.spent_s, rel=1e-6)
+
+
+def test_a_caller_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever calls while something is measured stops the measuring at the next round; it is taken up again later."""
+    measure, came = _native.measure, threading.Event()
+
+    def interrupted(request: str, seconds: float, samples: int, *rest: Any) -> str:
+        if not came.is_set():
+            came.set()
+            call(59)
+        return measure(request, seconds, samples, *rest)
+
+    monkeypatch.setattr(_native, "measure", interrupted)
+    on()
+    call(59)
+    status = auto_tune_status(wait=PATIENCE)
+    assert status.interrupted == 1
+    assert 59 in measured_widths(status)
+
+
+def test_what_takes_most_time_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def entry(rows: int, count: int) -> dict[str, Any]:
+        call = {"op": "activation.gelu", "tensors": {"input": {"dtype": "float32", "shape": [rows, 1024]}}}
+        return {"call": call, "device": "cpu", "count": count}
+
+    def first(*entries: dict[str, Any]) -> int:
+        monkeypatch.setattr(_native, "manifest", lambda: json.dumps(entries))
+        found = auto_tuning._tuner._most_important()
+        assert found is not None
+        rows: int = json.loads(found[0])["tensors"]["input"]["shape"][0]
+        return rows
+
+    assert first(entry(1, 10), entry(100_000, 10)) == 100_000, "the same number of calls, the larger"
+    assert first(entry(1, 10_000_000), entry(100_000, 1)) == 1, "often enough, the smaller"
+    auto_tuning._tuner._begun = {(json.dumps(entry(1, 0)["call"]), "cpu"): auto_tuning.ATTEMPTS}
+    assert first(entry(1, 10_000_000), entry(100_000, 1)) == 100_000, "what is always interrupted comes last"
+
+
+def test_what_cannot_be_measured_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> str:
+        raise RuntimeError("no clock")
+
+    monkeypatch.setattr(_native, "measure", broken)
+    on()
+    call(67)
+    status = auto_tune_status(wait=PATIENCE)
+    assert any(told["why"] == "RuntimeError: no clock" for told in status.impossible)
+    call(67)
