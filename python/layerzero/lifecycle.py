@@ -77,6 +77,8 @@ def _forked() -> None:
 def _end() -> None:
     if (warming := sys.modules.get("layerzero.warming")) is not None:
         warming.stop()
+    if (sampling := sys.modules.get("layerzero.sampling")) is not None:
+        sampling.stop()
     _native.end()
 
 
