@@ -33,8 +33,6 @@ _FORBIDDEN = (
     "cudaErrorStreamCapture",
     "unsafe call was made from a capturing",
 )
-#: torch's allocator hands out memory in multiples of so many bytes.
-_GRAIN = 512
 #: torch allows one capture at a time in a process.
 _one_at_a_time = threading.Lock()
 
@@ -112,10 +110,11 @@ class CudaGraphs:
         return graph.replay, outputs
 
     def allocated(self) -> int:
-        """Bytes that torch's allocator has handed out on the device."""
+        """Bytes that torch's allocator was asked for on the device and has not got back. Not what it handed out: a large
+        block is rounded up by as much as the limit."""
         import torch
 
-        return int(torch.cuda.memory_allocated(self._device))
+        return int(torch.cuda.memory_stats(self._device)["requested_bytes.all.current"])
 
     def wait(self) -> None:
         """Waits for the device."""
@@ -187,7 +186,7 @@ class _Trial:
         before = graphs.allocated()
         replay, outputs = graphs.capture(self._run)
         own = self._own(outputs)
-        kept = graphs.allocated() - before - sum(-(-s.nbytes() // _GRAIN) * _GRAIN for s in own)
+        kept = graphs.allocated() - before - sum(storage.nbytes() for storage in own)
         if kept > self._limits.kept_bytes:
             return self._allocates(kept)
         self._refill()

@@ -143,4 +143,6 @@ def _ready(call: str, device: int, stream: Any) -> RecordedCall:
 
 def side(device: int, stream: Any) -> graphs.Graphs:
     """What warms up on a stream of a device."""
-    return graphs.CudaGraphs(device - 1, stream)
+    # A stream of another device is no help here.
+    same = stream is not None and stream.device.index == device - 1
+    return graphs.CudaGraphs(device - 1, stream if same else None)
