@@ -54,6 +54,7 @@ class Plan:
     def __new__(cls, text: str, name: str, learns: bool) -> Plan: ...
     def learned(self, onto: Plan) -> Plan | None: ...
     def mismatches(self) -> str: ...
+    def noted(self) -> list[tuple[str, int]]: ...
     def table(self) -> str: ...
 
 ''',
@@ -105,16 +106,21 @@ class TextCall:
 #: stubtest knows all else about them.
 OTHERS: dict[str, tuple[str, ...]] = {
     "allocations": ("int | None",),
+    "allow_queries_beside_captures": ("bool",),
     "backends": ("str",),
     "call_inputs": ("call: str", "device: int", "dict[str, Any]"),
     "device_number": ("name: str", "int"),
     "explain_call": ("call: str", "device: int", "tuple[str, str]"),
+    "graph_captured": ("kernel: str", "call: str", "device: int", "doubt: str | None = None", "None"),
+    "graph_hold": ("call: str", "device: int", "str"),
+    "graph_release": ("None",),
+    "graph_wanted": ("call: str", "device: int", "str | None"),
     "jit_begin": ("kernel: str", "call: str", "device: int", "int"),
     "jit_done": ("id: int", "compile_ms: float", "caches: Sequence[str | PathLike[str]]", "None"),
     "jit_failed": ("id: int", "error: str", "None"),
     "jit_forked": ("int",),
     "jit_next": ("tuple[int, str, str, int] | None",),
-    "jit_wanted": ("call: str", "device: int", "str | None"),
+    "jit_wanted": ("call: str", "device: int", "capturing: bool = False", "str | None"),
     "learn": ("int",),
     "load_table": ("text: str", "origin: str", "str"),
     "load_warm": ("int",),
@@ -137,6 +143,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "pin_warnings": ("list[str]",),
     "plan_call": ("call: str", "device: int", "str"),
     "read_manifest": ("path: PathLike[str] | None = None", "model_hash: str | None = None", "tuple[str, int]"),
+    "recording": ("Plan",),
     "replay": ("text: str", "origin: str", "str"),
     "requested_calls": ("request: str", "list[str]"),
     "save_manifest": ("path: PathLike[str] | None = None", "model_hash: str | None = None", "str"),
@@ -173,6 +180,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
         "tuple[str, str]",
     ),
     "text_operation": ("kernel_id: str", "str | None"),
+    "time_by_events_from": ("device: int", "None"),
     "tokenizer_settings": ("tuple[bool, int]",),
     "unpin": ("None",),
     "unlock": ("operation: str", "None"),

@@ -99,6 +99,8 @@ from layerzero.kernels import register_kernel, unregister_kernel
 from layerzero.loading import register_backend
 from layerzero.models import Call, DryRun, PlannedCall, UntraceableModelError, calls_of, dry_run, model_hash
 from layerzero.pinning import DispatchTable, load_lockfile, load_table, solve, unpin, write_lockfile
+from layerzero.recording import RecordedCall, Recording, capture
+from layerzero.recording import release as release_captures
 from layerzero.sdpa import scaled_dot_product_attention
 from layerzero.tokenization import detokenize, register_tokenizer, tokenize
 from layerzero.tuning import TuneReport, explain_call, regret, tune, workload
@@ -132,6 +134,8 @@ __all__ = [
     "Quantized",
     "Readiness",
     "Reason",
+    "RecordedCall",
+    "Recording",
     "SelectionReport",
     "Setting",
     "TensorSpec",
@@ -148,6 +152,7 @@ __all__ = [
     "attention",
     "avoid",
     "calls_of",
+    "capture",
     "compile",
     "configure",
     "cross_attention",
@@ -188,6 +193,7 @@ __all__ = [
     "register_kernel",
     "register_tokenizer",
     "regret",
+    "release_captures",
     "reload",
     "reset",
     "rms_norm",

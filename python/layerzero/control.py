@@ -310,6 +310,8 @@ class Health:
     """Kernels that are compiled on first use: warm, cold, queued, dropped, failed."""
     perfdb: dict[str, Any]
     """The performance database: where, in what state, how many measurements count."""
+    drifted: list[dict[str, Any]]
+    """Kernels whose sampled calls take longer than was measured: ``kernel``, ``call``, ``live_us``, ``measured_us``."""
     events: list[dict[str, Any]]
     """What happened last, the newest last."""
     _text: str
@@ -338,6 +340,7 @@ def health() -> Health:
         reloads=data["reloads"],
         jit=data["jit"],
         perfdb=data["perfdb"],
+        drifted=data["drifted"],
         events=data["events"],
         _text=table,
         _data=data,

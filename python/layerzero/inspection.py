@@ -60,6 +60,8 @@ class Candidate:
     reasons: list[Reason]
     #: Whether its time is trusted to decide.
     time_trusted: bool = False
+    #: What its calls take in this process, where that has drifted from what was measured.
+    live_us: float | None = None
     #: Where times decide: the fastest of those it differs from by no more than noise.
     tied_with: str | None = None
     #: What put it at its rank, where neither time nor score did.

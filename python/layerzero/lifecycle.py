@@ -75,7 +75,7 @@ def _forked() -> None:
 
 
 def _end() -> None:
-    for name in ("layerzero.auto_tuning", "layerzero.warming"):
+    for name in ("layerzero.auto_tuning", "layerzero.warming", "layerzero.sampling"):
         if (module := sys.modules.get(name)) is not None:
             module.stop()
     _native.end()

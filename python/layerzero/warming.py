@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from layerzero import _native, disk_caches, loading
+from layerzero import _native, disk_caches, graphs, loading
 from layerzero.control import setting
 from layerzero.documents import to_json
 from layerzero.errors import InvalidCallError, LayerZeroError
@@ -40,6 +40,9 @@ class WarmupReport:
         self.compiled: list[dict[str, Any]] = []
         #: Calls for which nothing had to be compiled: ``call``, ``device``, ``kernel`` that serves them.
         self.already_warm: list[dict[str, Any]] = []
+        #: With ``graph_strict_mode``, kernels that were captured in a CUDA graph and replayed, and are proven there for the
+        #: call: ``kernel``, ``call``, ``device``.
+        self.proven: list[dict[str, Any]] = []
         #: What went wrong: ``call``, ``device``, ``kernel`` (``None`` when the call itself is at fault), ``error``.
         self.failed: list[dict[str, Any]] = []
         #: What is to be said about it.
@@ -62,7 +65,7 @@ class WarmupReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The same as data."""
-        names = ("compiled", "already_warm", "failed", "notes", "seconds")
+        names = ("compiled", "already_warm", "proven", "failed", "notes", "seconds")
         pending = [{"call": json.loads(call), "device": device} for call, device in self.pending]
         tuned = [report.to_dict() for report in self.tuned]
         return {"schema_version": "1.0", "ok": self.ok, "pending": pending, "tuned": tuned} | {
@@ -73,6 +76,7 @@ class WarmupReport:
         counts = [
             f"{len(self.compiled)} compiled",
             f"{len(self.already_warm)} ready before",
+            *([f"{len(self.proven)} proven in graphs"] if self.proven else []),
             f"{len(self.failed)} failed",
             f"{len(self.pending)} pending",
         ]
@@ -100,7 +104,8 @@ def warmup(
 
     Kernels are compiled that would serve a call were they compiled; where several would, the best. Nothing raises because
     a kernel cannot be compiled: that is in the report, and another kernel serves. With ``auto_tune_on_warmup`` the calls
-    are measured as well.
+    are measured as well. With ``graph_strict_mode`` the kernel that a CUDA graph would record for a call is captured and
+    replayed, and proven for the call's cell of sizes; no graph may be captured elsewhere in the process meanwhile.
 
     Args:
         operation: an operation, alias or function, at ``shapes``.
@@ -374,10 +379,9 @@ def _warm_up(report: WarmupReport, stopped: Any) -> None:
 
 def _warm_one(report: WarmupReport, call: str, device: str) -> None:
     number = _native.device_number(device)
-    tried: dict[str, str | None] = {}
-    while (kernel := _native.jit_wanted(call, number)) is not None and tried.get(kernel, "") is not None:
-        error, ms = _compile(_native.jit_begin(kernel, call, number), kernel, call, number)
-        tried[kernel] = error
+    tried = False
+    for kernel, error, ms in _compile_wanted(call, number, capturing=False):
+        tried = True
         if error is None:
             report.compiled.append(_told(call, device, kernel=kernel, ms=ms))
         elif _native.jit_wanted(call, number) != kernel:
@@ -386,6 +390,28 @@ def _warm_one(report: WarmupReport, call: str, device: str) -> None:
     kernel = _native.plan_call(call, number)
     if not tried:
         report.already_warm.append(_told(call, device, kernel=kernel))
+    if graphs.captures(number) and graphs.limits().strict:
+        compile_for_capture(call, number)
+        for kernel, doubt in graphs.prove_wanted(call, number):
+            if doubt is None:
+                report.proven.append(_told(call, device, kernel=kernel))
+            else:
+                error = f"not safe in a CUDA graph: {to_json(doubt)}"
+                report.failed.append(_told(call, device, kernel=kernel, error=error))
+
+
+def _compile_wanted(call: str, device: int, capturing: bool) -> Iterator[tuple[str, str | None, float]]:
+    """Compiles what would serve a call, best first: kernel, what went wrong, milliseconds."""
+    tried: dict[str, str | None] = {}
+    while (kernel := _native.jit_wanted(call, device, capturing)) is not None and tried.get(kernel, "") is not None:
+        tried[kernel], ms = _compile(_native.jit_begin(kernel, call, device), kernel, call, device)
+        yield kernel, tried[kernel], ms
+
+
+def compile_for_capture(call: str, device: int) -> None:
+    """Compiles, here and now, what would serve a call inside a capture."""
+    for _ in _compile_wanted(call, device, capturing=True):
+        pass
 
 
 def _told(call: str, device: str, **rest: Any) -> dict[str, Any]:

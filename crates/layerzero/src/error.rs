@@ -115,6 +115,11 @@ impl Error {
             Error::NoKernel { .. } => {
                 "each reason says what would have to change; 'layerzero explain' shows them all".into()
             }
+            Error::CudaGraphUnsafe { rejections, .. } if rejections.iter().any(Rejection::is_unproven_in_graphs) => {
+                "prove it before the capture: 'lz.warmup(…)' or 'with lz.capture(): …' makes such a call once; or turn \
+                 graph_strict_mode off"
+                    .into()
+            }
             Error::CudaGraphUnsafe { .. } => {
                 "run the call outside capture, or register a kernel proven safe for it".into()
             }

@@ -1,6 +1,6 @@
 //! Why no kernel serves a call, in few lines: what somebody can do something about.
 
-use lz_model::Reason;
+use lz_model::{GraphDoubt, Reason};
 
 /// Why a kernel is out.
 #[derive(Clone, Debug, PartialEq)]
@@ -9,6 +9,13 @@ pub struct Rejection {
     pub kernel_id: String,
     /// Every reason.
     pub reasons: Vec<Reason>,
+}
+
+impl Rejection {
+    /// Whether a proof in a CUDA graph is all that is missing.
+    pub fn is_unproven_in_graphs(&self) -> bool {
+        matches!(self.reasons[..], [Reason::CudaGraphUnsafe { why: GraphDoubt::Unproven }])
+    }
 }
 
 /// How many kernels are named with their reasons; the others are counted.

@@ -72,6 +72,9 @@ pub struct CandidateReport {
     /// What it takes the device, likewise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_us: Option<f64>,
+    /// What its calls take in this process, where that has drifted from what was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub live_us: Option<f64>,
     /// Whether that time is trusted to decide.
     pub time_trusted: bool,
     /// Where times decide: the fastest of those it differs from by no more than noise. Its rank follows that one's time.
@@ -211,6 +214,7 @@ impl Report {
                     time_basis: c.estimate.map(|e| e.kind),
                     host_us: c.estimate.and_then(|e| e.sides).map(|s| s.host.median_us),
                     device_us: c.estimate.and_then(|e| e.sides).map(|s| s.device.median_us),
+                    live_us: None,
                     time_trusted: c.estimate.is_some_and(|e| e.trusted),
                     tied_with: c.tied_with.map(|i| snapshot.name(decision.candidates[i].kernel)),
                     moved_by: moved.iter().find(|(k, _)| accepted && *k == c.kernel).map(|(_, by)| by.clone()),
@@ -373,6 +377,8 @@ fn why(candidate: &CandidateReport, ranked_by: RankedBy) -> String {
     }
     text.extend((candidate.reference && text.is_empty()).then(|| "last resort".to_owned()));
     text.extend((!by_score && !candidate.time_trusted && !candidate.reference).then(|| "no trusted time".to_owned()));
+    let drifted = |live_us: f64| format!("takes {live_us:.1} µs here: measure it again");
+    text.extend(candidate.live_us.map(drifted));
     text.extend(candidate.tied_with.as_ref().map(|fastest| format!("ties with {fastest}")));
     text.extend((!candidate.transforms.is_empty()).then(|| format!("needs {}", candidate.transforms.join(" + "))));
     text.extend(candidate.moved_by.clone());

@@ -17,6 +17,13 @@ pub enum Kind {
         /// The largest.
         max: i64,
     },
+    /// A number of a range, whole or not.
+    Number {
+        /// The least.
+        min: i64,
+        /// The largest.
+        max: i64,
+    },
     /// A name, or nothing.
     Name,
     /// A path.
@@ -70,6 +77,7 @@ impl Kind {
             Kind::Bool => "true or false".into(),
             Kind::Int { min, max: i64::MAX } => format!("an integer of at least {min}"),
             Kind::Int { min, max } => format!("an integer from {min} to {max}"),
+            Kind::Number { min, max } => format!("a number from {min} to {max}"),
             Kind::Name => "a name".into(),
             Kind::Path | Kind::File => "a path".into(),
             Kind::Choice(words) => words.join(" or "),
@@ -160,6 +168,20 @@ declared_ints! {
     u64: i64::MAX;
 }
 
+impl Declared for f64 {
+    const KIND: Kind = Kind::Number { min: 0, max: i64::MAX };
+    fn to_value(&self) -> Value {
+        Value::Float(*self)
+    }
+    fn receive(&mut self, value: &Value) {
+        match value {
+            Value::Float(value) => *self = *value,
+            Value::Int(value) => *self = *value as f64,
+            _ => {}
+        }
+    }
+}
+
 impl Declared for Option<String> {
     const KIND: Kind = Kind::Name;
     fn to_value(&self) -> Value {
@@ -216,10 +238,11 @@ impl Declared for Vec<String> {
     }
 }
 
-/// Narrows the range of a kind of integer.
+/// Narrows the range of a kind of number.
 pub(crate) const fn within(kind: Kind, limits: Option<(i64, i64)>) -> Kind {
     match (kind, limits) {
         (Kind::Int { .. }, Some((min, max))) => Kind::Int { min, max },
+        (Kind::Number { .. }, Some((min, max))) => Kind::Number { min, max },
         (kind, _) => kind,
     }
 }

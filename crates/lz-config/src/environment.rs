@@ -66,6 +66,7 @@ fn value(setting: &Setting, text: &str, reader: &mut Reader<'_>) -> Option<Value
             _ => Data::Str(text.to_owned()),
         },
         Kind::Int { .. } => text.parse().map_or_else(|_| Data::Str(text.to_owned()), Data::Int),
+        Kind::Number { .. } => text.parse().map_or_else(|_| Data::Str(text.to_owned()), Data::Float),
         Kind::Names => {
             let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
             Data::List(names.map(|name| Node { data: Data::Str(name.to_owned()), at: Position::default() }).collect())

@@ -86,8 +86,8 @@ pub use problem::{ConfigError, ConfigWarning, Problem, ProblemKind};
 pub use reference::{reference_markdown, schema};
 pub use rollout::{Rollout, RolloutMode};
 pub use settings::{
-    BreakerSettings, CacheLayout, CacheSettings, DegradationSettings, DenseLayout, HealthSettings, InProcess,
-    JitSettings, PerfDbSettings, SECTIONS, SETTINGS, Section, Settings, VARIABLES,
+    BreakerSettings, CacheLayout, CacheSettings, DegradationSettings, DenseLayout, GraphSettings, HealthSettings,
+    InProcess, JitSettings, OneByOne, PerfDbSettings, SECTIONS, SETTINGS, Section, Settings, VARIABLES,
 };
 pub use value::Value;
 pub use yaml::MAX_DEPTH;

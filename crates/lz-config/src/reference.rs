@@ -88,6 +88,7 @@ fn setting_schema(setting: &Setting) -> Json {
     let mut object = match setting.kind {
         Kind::Bool => json!({ "type": "boolean" }),
         Kind::Int { min, max } => json!({ "type": "integer", "minimum": min, "maximum": max }),
+        Kind::Number { min, max } => json!({ "type": "number", "minimum": min, "maximum": max }),
         Kind::Name | Kind::File => json!({ "type": ["string", "null"], "minLength": 1 }),
         Kind::Path => json!({ "type": "string", "minLength": 1 }),
         Kind::Choice(words) => json!({ "enum": words }),

@@ -35,7 +35,8 @@ settings! {
         allow_adaptation: bool = true;
         /// Allow kernels that would have to be compiled first.
         allow_jit: bool = true;
-        /// Only kernels that were captured and replayed here before (`layerzero tune --graph`) may run inside CUDA graphs.
+        /// Only kernels that were captured and replayed here before may run inside CUDA graphs, each at sizes like those of
+        /// its proof. `lz.warmup`, `lz.capture`, `lz.validate` and `layerzero tune --graph` prove them.
         graph_strict_mode: bool = false;
         /// Where backends run. `subprocess` is not supported yet.
         backend_isolation: InProcess = InProcess;
@@ -107,6 +108,16 @@ settings! {
         manifest_stale_days: u32 = 7, in (0, 36_500);
         /// Refuse a call that only a kernel could serve that is not compiled yet, instead of compiling it meanwhile.
         fail_on_no_fallback: bool = true;
+    }
+
+    /// Proofs and warm-ups for CUDA graphs.
+    graph: GraphSettings {
+        /// How much memory the capture of a kernel, or a replay, may keep beyond its results, in MiB. A kernel that keeps
+        /// more fails its proof.
+        memory_delta_warning_mb: f64 = 1.0, in (0, 1 << 20);
+        /// How often a kernel runs on the side stream before it is captured, so that cuBLAS, cuDNN and its own library have
+        /// allocated what they keep.
+        warmup_iterations: u32 = 3, in (1, 1_000);
     }
 
     /// The selection cache.

@@ -43,6 +43,7 @@ fn every_setting_can_be_said_by_its_variable() {
                 let other = if n == max { min } else { n + 1 };
                 (other.to_string(), Value::Int(other))
             }
+            (Kind::Number { .. }, Value::Float(x)) => ((x + 0.5).to_string(), Value::Float(x + 0.5)),
             (Kind::Names, _) => ("a,b".into(), Value::names(["a", "b"])),
             (Kind::Choice(words), was) => {
                 let other = words.iter().find(|word| Value::from(**word) != was).unwrap();
@@ -61,6 +62,17 @@ fn every_setting_can_be_said_by_its_variable() {
         assert_eq!((&entry.value, &entry.origin), (&value, &Origin::Environment { name: name.clone() }), "{name}");
         assert_eq!(config.warnings, [], "{name}");
         assert_ne!(config.settings, lz_config::Settings::default(), "{name} changes something");
+    }
+}
+
+#[test]
+fn a_number_is_whole_or_not_and_within_its_range() {
+    let name = "LAYERZERO_GRAPH_MEMORY_DELTA_WARNING_MB";
+    let kept = |text: &str| resolve(&[(name, text)]).map(|config| config.settings.graph.memory_delta_warning_mb);
+    assert_eq!((kept("0.25").unwrap(), kept("3").unwrap()), (0.25, 3.0));
+    for wrong in ["-1", "nan", "inf", "1e30", "much"] {
+        let error = kept(wrong).unwrap_err().to_string();
+        assert!(error.contains("expected a number from 0 to 1048576"), "{wrong}: {error}");
     }
 }
 

@@ -34,7 +34,7 @@ pub use cuda::CudaAbsent;
 pub use described::{described, described_names};
 pub use memory::{Memory, cpu_memory};
 pub use note::Note;
-pub use nvml::{Vitals, cuda_memory, cuda_vitals};
+pub use nvml::cuda_memory;
 
 /// The devices of this machine, and what could not be learnt about them.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -3,8 +3,6 @@
 use std::sync::OnceLock;
 
 use nvml_wrapper::Nvml;
-use nvml_wrapper::bitmasks::device::ThrottleReasons;
-use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor, TemperatureThreshold};
 
 use crate::memory::Memory;
 
@@ -29,39 +27,4 @@ pub(crate) fn driver_version() -> Result<String, String> {
 pub fn cuda_memory(uuid: &str) -> Option<Memory> {
     let info = nvml().ok()?.device_by_uuid(uuid).ok()?.memory_info().ok()?;
     Some(Memory { free: info.free, total: info.total })
-}
-
-/// What a GPU is going through; `None` is what it does not tell.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Vitals {
-    /// Degrees Celsius.
-    pub temperature: Option<u32>,
-    /// The temperature at which it slows down.
-    pub slowdown: Option<u32>,
-    /// Its memory.
-    pub memory: Option<Memory>,
-    /// Its clock, in MHz.
-    pub clock: Option<u32>,
-    /// The clock it may have at most.
-    pub max_clock: Option<u32>,
-    /// Whether heat or a power limit holds it back.
-    pub held_back: Option<bool>,
-}
-
-/// What the GPU whose `DeviceSpec::uuid` is given is going through; nothing where NVML or the device is absent.
-pub fn cuda_vitals(uuid: &str) -> Vitals {
-    let Some(device) = nvml().ok().and_then(|nvml| nvml.device_by_uuid(uuid).ok()) else { return Vitals::default() };
-    let limits = ThrottleReasons::SW_POWER_CAP
-        | ThrottleReasons::HW_SLOWDOWN
-        | ThrottleReasons::SW_THERMAL_SLOWDOWN
-        | ThrottleReasons::HW_THERMAL_SLOWDOWN
-        | ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN;
-    Vitals {
-        temperature: device.temperature(TemperatureSensor::Gpu).ok(),
-        slowdown: device.temperature_threshold(TemperatureThreshold::Slowdown).ok(),
-        memory: device.memory_info().ok().map(|info| Memory { free: info.free, total: info.total }),
-        clock: device.clock_info(Clock::SM).ok(),
-        max_clock: device.max_clock_info(Clock::SM).ok(),
-        held_back: device.current_throttle_reasons().ok().map(|reasons| reasons.intersects(limits)),
-    }
 }

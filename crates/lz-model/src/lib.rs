@@ -40,6 +40,7 @@ mod denial;
 mod device;
 mod function;
 mod generation;
+mod graph_doubt;
 mod ids;
 mod isa;
 mod kernel;
@@ -71,6 +72,7 @@ pub use denial::Denial;
 pub use device::{CpuCaches, DeviceFileError, DeviceSpec, LaunchLimits, Platform, UnknownPlatform};
 pub use function::{Argument, ArgumentKind, Function, Signature, Special};
 pub use generation::{GenerationRow, GenerationTable};
+pub use graph_doubt::GraphDoubt;
 pub use ids::{DeviceIx, OpIx};
 pub use isa::CpuIsa;
 pub use kernel::{

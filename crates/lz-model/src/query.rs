@@ -195,6 +195,12 @@ impl Query {
         self
     }
 
+    /// The same call inside of a CUDA graph that is captured.
+    pub fn captured(mut self) -> Query {
+        self.flags |= Self::CAPTURING;
+        self
+    }
+
     /// The same call with another number of threads.
     pub fn with_threads(mut self, threads: u16) -> Query {
         self.threads = threads;

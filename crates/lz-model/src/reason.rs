@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::denial::Denial;
+use crate::graph_doubt::GraphDoubt;
 
 /// Why a kernel is out for a call.
 ///
@@ -142,9 +143,9 @@ pub enum Reason {
     MemoryHeadroomExceeded { needed: i64, available: i64 },
 
     // --- demands of the call --------------------------------------------------------------
-    /// Not proven safe inside CUDA graph capture.
-    #[error("not verified as safe for CUDA graph capture")]
-    CudaGraphUnsafe,
+    /// Not known to be safe inside CUDA graph capture.
+    #[error("not verified as safe for CUDA graph capture: {why}")]
+    CudaGraphUnsafe { why: GraphDoubt },
     /// Results may differ between runs, and the call demands that they do not.
     #[error("is not deterministic")]
     NonDeterministic,
@@ -263,6 +264,9 @@ mod tests {
         assert_eq!(json, r#"{"code":"SM_TOO_OLD","required":90,"found":80}"#);
         let none = Reason::SpecDecodeAlgorithmUnsupported { found: "x".into(), supported: "y".into() };
         assert_eq!(none.code(), *CODES.last().unwrap());
-        assert_eq!(Reason::CudaGraphUnsafe.code(), "CUDA_GRAPH_UNSAFE");
+        let graph = Reason::CudaGraphUnsafe { why: GraphDoubt::Allocates { bytes: 4096, limit: 1024 } };
+        assert_eq!(graph.code(), "CUDA_GRAPH_UNSAFE");
+        let json = serde_json::to_string(&graph).unwrap();
+        assert_eq!(json, r#"{"code":"CUDA_GRAPH_UNSAFE","why":{"kind":"allocates","bytes":4096,"limit":1024}}"#);
     }
 }

@@ -72,7 +72,8 @@ impl Provenance {
     }
 }
 
-/// The state of the device while it was measured; `None` is not known.
+/// The state of the device while it was measured, as versions up to 0.1 noted it; `None` is not known. Nothing goes by it and
+/// nothing notes it any more: see `docs/measure.md`. Kept so that their rows and exports are read and handed on as they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Conditions {
     /// How warm it was.

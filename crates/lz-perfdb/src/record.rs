@@ -151,7 +151,7 @@ pub struct Record {
     pub baseline: bool,
     /// With what it was measured.
     pub provenance: Provenance,
-    /// Under which conditions.
+    /// Under which conditions, in rows of older versions.
     pub conditions: Conditions,
     /// When, in milliseconds since 1970.
     pub measured_at: i64,

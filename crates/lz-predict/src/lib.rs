@@ -60,7 +60,7 @@ use std::collections::HashMap;
 
 use lz_model::schema::DimKey;
 use lz_model::{Catalog, DeviceSpec, Facts, KernelDescriptor, MAX_DIMS, OpIx, Query, Reason};
-use lz_select::{Compared, Estimate, EstimateKind, Evidence, KernelVersion, PerfSource, Rival, Side, Sides};
+use lz_select::{Compared, Covers, Estimate, EstimateKind, Evidence, KernelVersion, PerfSource, Rival, Side, Sides};
 
 use self::times::{Kernel, Point, Times};
 use self::trend::Work;
@@ -255,15 +255,15 @@ impl PerfSource for Model {
         sides::compare(a, b)
     }
 
-    fn proven_in_graphs(&self, kernel: &KernelDescriptor, facts: &Facts<'_>) -> bool {
-        facts.query.context().capturing && self.kernel(kernel, facts.query).is_some_and(Kernel::is_proven)
+    fn proven_in_graphs(&self, kernel: &KernelDescriptor, facts: &Facts<'_>, covers: Covers<'_>) -> bool {
+        let at_such_sizes = |k: &Kernel| k.is_proven() && k.points.iter().any(|point| covers(&point.dims));
+        facts.query.context().capturing && self.kernel(kernel, facts.query).is_some_and(at_such_sizes)
     }
 
-    fn graph_proofs(&self) -> usize {
+    fn graph_proofs(&self) -> Vec<KernelVersion> {
         let captured = self.classes.values().flatten().filter(|class| class.class.context().capturing);
-        let proven =
-            captured.flat_map(|class| class.times.kernels.iter().filter(|(_, k)| k.is_proven()).map(|(id, _)| id));
-        proven.collect::<std::collections::HashSet<_>>().len()
+        let proven = captured.flat_map(|class| class.times.kernels.iter().filter(|(_, k)| k.is_proven()));
+        proven.map(|(id, _)| id.clone()).collect()
     }
 
     fn mismatches(&self) -> Vec<(KernelVersion, OpIx, Evidence)> {

@@ -6,6 +6,7 @@ use std::ptr;
 use libloading::os::unix::{Library, RTLD_LAZY};
 
 use layerzero::abi::Device;
+use pyo3::prelude::*;
 
 use crate::exchange::WorkStream;
 use crate::torch::NO_LOAD;
@@ -15,6 +16,39 @@ const RUNTIMES: [&str; 3] = ["libcudart.so.13", "libcudart.so.12", "libcudart.so
 
 /// `cudaStreamIsCapturing(stream, &status)`: 0 when it answered; the status is 0 when nothing is captured.
 type StreamIsCapturing = unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int;
+
+/// `cudaThreadExchangeStreamCaptureMode(&mode)`: puts the calling thread's mode in force, and gives the one before.
+type ExchangeCaptureMode = unsafe extern "C" fn(*mut c_int) -> c_int;
+
+/// `cudaStreamCaptureModeRelaxed`: this thread may ask about events while another thread captures.
+const RELAXED: c_int = 2;
+
+/// A function of the CUDA runtime that is loaded, if one is.
+///
+/// # Safety
+/// `T` is the function's type.
+unsafe fn of_runtime<T: Copy>(name: &[u8]) -> Option<T> {
+    // SAFETY: with RTLD_NOLOAD nothing is loaded and no initialiser runs; the runtime stays loaded as long as torch, which
+    // is never unloaded. The caller knows the type.
+    RUNTIMES.iter().find_map(|runtime| unsafe {
+        let runtime = Library::open(Some(*runtime), RTLD_LAZY | NO_LOAD).ok()?;
+        let function: T = *runtime.get(name).ok()?;
+        std::mem::forget(runtime);
+        Some(function)
+    })
+}
+
+/// Has the CUDA runtime allow this thread to ask about events while another thread captures a graph: by default that would
+/// break the capture. `False` when there is no runtime to ask.
+#[pyfunction]
+pub fn allow_queries_beside_captures() -> bool {
+    let mut mode = RELAXED;
+    // SAFETY: the signature is that of the runtime's C interface; it writes one number.
+    unsafe {
+        of_runtime::<ExchangeCaptureMode>(b"cudaThreadExchangeStreamCaptureMode")
+            .is_some_and(|exchange| exchange(&mut mode) == 0)
+    }
+}
 
 /// Asks torch for the current stream and the CUDA runtime for its state: some ten nanoseconds, no synchronisation.
 #[derive(Clone, Copy)]
@@ -27,14 +61,8 @@ impl Capture {
     /// With the runtime that is loaded, if one is.
     pub fn find(stream: Option<WorkStream>) -> Option<Capture> {
         let stream = stream?;
-        // SAFETY: with RTLD_NOLOAD nothing is loaded and no initialiser runs; the runtime stays loaded as long as torch,
-        // which is never unloaded. The signature is that of the runtime's C interface, the same in all these versions.
-        let status = RUNTIMES.iter().find_map(|name| unsafe {
-            let runtime = Library::open(Some(*name), RTLD_LAZY | NO_LOAD).ok()?;
-            let status: StreamIsCapturing = *runtime.get(b"cudaStreamIsCapturing").ok()?;
-            std::mem::forget(runtime);
-            Some(status)
-        })?;
+        // SAFETY: the signature is that of the runtime's C interface, the same in all these versions.
+        let status: StreamIsCapturing = unsafe { of_runtime(b"cudaStreamIsCapturing") }?;
         Some(Capture { stream, status })
     }
 

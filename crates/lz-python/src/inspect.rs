@@ -8,7 +8,7 @@ use crate::engine::engine;
 use crate::front::{Front, Slots};
 use crate::process::{Call, detached};
 use crate::tensors::Purpose;
-use crate::{context, error, registry, slow};
+use crate::{context, error, graphs, registry, slow};
 
 /// Arguments of a call somebody asks about.
 pub fn slots(
@@ -91,7 +91,15 @@ pub fn validate<'py>(
     let named = arguments.named(front, registry::context(py)?);
     let bound = context::scope(py).bind(front.signature.function.target, &named);
     let (_, bound) = bound.map_err(|e| error::engine(py, &e))?;
-    reasons(py, context::scope(py).step_of(kernel_id, &bound.query))
+    let step = context::scope(py).step_of(kernel_id, &bound.query);
+    let kernel = step.as_ref().ok().map(|step| format!("{}@{}", step.kernel.id, step.kernel.version));
+    let list = reasons(py, step)?;
+    if let Some(kernel) = kernel
+        && let Some(doubt) = graphs::doubt(py, &kernel, &named, &bound)?
+    {
+        list.append(error::reason(py, &doubt)?)?;
+    }
+    Ok(list)
 }
 
 /// Why a kernel did not become a step; none when it did.

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use layerzero::model::{CallSpec, DeviceIx};
+use layerzero::model::{CallSpec, Context, DeviceIx};
 use layerzero::perf::request::{Request, RequestError};
 use layerzero::{ManifestError, ManifestFile, device_named};
 use pyo3::prelude::*;
@@ -22,7 +22,7 @@ fn refused(py: Python<'_>) -> impl Fn(ManifestError) -> PyErr {
     move |e| error::configuration(py, "BAD_MANIFEST", &e.to_string(), e.hint())
 }
 
-fn parse(py: Python<'_>, call: &str) -> PyResult<CallSpec> {
+pub fn parse(py: Python<'_>, call: &str) -> PyResult<CallSpec> {
     call.parse().map_err(|e| {
         let hint = "write it as lz.calls_of and lz.manifest do: {\"op\": …, \"tensors\": {…}}";
         error::invalid(py, "BAD_CALL", &format!("{call} is no call: {e}"), hint)
@@ -49,13 +49,16 @@ pub fn jit_next() -> Option<(u64, String, String, u16)> {
     engine().next_compile().map(|job| (job.id, job.kernel, job.call.to_string(), job.device.0))
 }
 
-/// The kernel that would serve a call if it were compiled for it.
+/// The kernel that would serve a call if it were compiled for it; in a capture, where that is asked about.
 #[pyfunction]
-pub fn jit_wanted(py: Python<'_>, call: &str, device: u16) -> PyResult<Option<String>> {
+#[pyo3(signature = (call, device, capturing=false))]
+pub fn jit_wanted(py: Python<'_>, call: &str, device: u16, capturing: bool) -> PyResult<Option<String>> {
     let _call = Call::enter(py);
     registry::ensure_loaded(py)?;
     let spec = parse(py, call)?;
-    let named = spec.named(DeviceIx(device), registry::context(py)?);
+    let context = registry::context(py)?;
+    let context = Context { capturing: capturing || context.capturing, ..context };
+    let named = spec.named(DeviceIx(device), context);
     let scope = context::scope(py);
     let (_, bound) = scope.bind(&spec.op, &named).map_err(raise(py))?;
     Ok(engine().wanted(&scope, &bound.query))

@@ -70,6 +70,11 @@ impl Plan {
         self.0.table().to_json()
     }
 
+    /// The calls it took note of since this was asked last: as JSON, with the numbers of their devices.
+    fn noted(&self) -> Vec<(String, u16)> {
+        engine().noted(&self.0).into_iter().map(|(call, device)| (call.to_string(), device.0)).collect()
+    }
+
     /// The entries that cannot be kept here, as JSON.
     fn mismatches(&self, py: Python<'_>) -> PyResult<String> {
         let status = engine().plan_status(&context::scope(py), &self.0).map_err(|e| error::engine(py, &e))?;

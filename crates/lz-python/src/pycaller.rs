@@ -1,13 +1,12 @@
 //! Calls on Python objects: one of the callers of the engine's call path ([`layerzero::Scope::serve`]).
 
-use std::time::Instant;
-
 use layerzero::model::schema::Update;
 use layerzero::{Blame, Caller, Proven};
 use pyo3::prelude::*;
 
 use crate::job::Job;
 use crate::route::RouteStep;
+use crate::sampled::Stopwatch;
 use crate::saved::SavedRows;
 use crate::versions::Versions;
 use crate::watched::Watching;
@@ -57,12 +56,12 @@ impl PyCaller<'_, '_, '_> {
         let (py, step) = (job.py, &job.route.steps[at]);
         let watching = Watching::begin(py, job.front, &job.slots, job.route, at);
         let before = job.before(step).map_err(Raised::PassOn)?;
-        let begun = Instant::now();
+        let mut watch = Stopwatch::start(py, &job.route.query, watching.is_some());
         let result = job.run(step);
-        let took = begun.elapsed();
+        watch.stop(py);
         let result = result.and_then(|result| job.checked(step, result, before.as_ref())).map_err(Raised::ByKernel)?;
         if let Some(watching) = watching {
-            watching.finish(**job, &result, took).map_err(Raised::PassOn)?;
+            watching.finish(**job, &result, &watch, None).map_err(Raised::PassOn)?;
         }
         Ok(result)
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use layerzero::model::schema::{OpKind, Update};
-use layerzero::model::{Layout, Op, ParamValue, PluginOrigin, Query};
+use layerzero::model::{CallSpec, Layout, Op, ParamValue, PluginOrigin, Query};
 use layerzero::resilience::{Latency, Rollout};
 use layerzero::{Executable, Scope, Step};
 use pyo3::ffi::{self, PyObject};
@@ -129,8 +129,10 @@ pub struct Decided {
     pub draws: bool,
     /// One call in so many is timed, a power of two, less one.
     pub sampled: u64,
-    /// How long its calls take.
-    pub latency: Latency,
+    /// How long its calls take: on a GPU the device, else the host.
+    pub latency: Arc<Latency>,
+    /// The call, written down; none for a kernel that somebody named.
+    pub call: Option<Arc<CallSpec>>,
     /// A kernel in a rollout whose results are compared.
     pub comparison: Option<Comparison>,
     /// What its results look like, once one was seen.
@@ -209,10 +211,18 @@ impl Route {
             steps,
             draws,
             sampled: settings.health.sample_every.clamp(1, 1 << 32).next_power_of_two() - 1,
-            latency: Latency::default(),
+            latency: Arc::default(),
+            call: None,
             comparison,
             results: OnceLock::new(),
         }))
+    }
+
+    /// What call it is for, before anybody shares it.
+    pub fn of_call(&mut self, call: CallSpec) {
+        if let Some(decided) = Rc::get_mut(&mut self.0) {
+            decided.call = Some(Arc::new(call));
+        }
     }
 
     /// The step to run as a call that can be made at once, if nothing else is to be done, and its place. The caller holds

@@ -2,7 +2,7 @@
 //! kernels that fail.
 
 use layerzero::model::{
-    ArgumentKind, CallError, Catalog, Context, Layout, NamedCall, Op, OutputSpec, ParamValue, Query, Special,
+    ArgumentKind, CallError, CallSpec, Catalog, Context, Layout, NamedCall, Op, OutputSpec, ParamValue, Query, Special,
 };
 use layerzero::{Ending, Error, OverlayId, Scope};
 use pyo3::exceptions::PyRuntimeError;
@@ -110,7 +110,8 @@ fn decide(py: Python<'_>, scope: &Scope<'_>, front: &'static Front, arguments: &
     if let Some(first) = steps.first().filter(|_| settings.log_selections || settings.verbose) {
         events::selected(py, op.id(), &first.kernel.id, &bound.query)?;
     }
-    let route = Route::new(py, front, (op, bound.query, bound.layout.map(|v| v.layout)), steps, compared);
+    let mut route = Route::new(py, front, (op, bound.query, bound.layout.map(|v| v.layout)), steps, compared);
+    route.of_call(CallSpec::canonical(&named, &bound));
     if route.steps.first().is_some_and(|step| step.kernel.reference) {
         scope.warn_of_reference(&bound.query);
     }

@@ -1,7 +1,6 @@
 //! Calls that somebody looks at: one in so many is timed, and kernels in a rollout are compared.
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 use layerzero::resilience::rollout::{Compared, RolloutCall};
 use layerzero::selection::Evidence;
@@ -12,6 +11,7 @@ use crate::engine::engine;
 use crate::front::{Front, Slots};
 use crate::job::{Job, Making};
 use crate::route::{Comparison, Ready, Route, RouteStep};
+use crate::sampled::{self, Stopwatch};
 use crate::tensors::Purpose;
 use crate::torch::Torch;
 use crate::versions::Versions;
@@ -35,31 +35,33 @@ pub unsafe fn call(
     if !front.updated.is_empty() && !unsafe { written::apart(front, slots) } {
         return None;
     }
-    let (watching, versions) = Python::attach(|py| {
+    let (watching, versions, mut watch) = Python::attach(|py| {
         let versions = route.steps[at].watched.then(|| Versions::read(py, front, slots));
-        (Watching::begin(py, front, slots, route, at), versions)
+        let watching = Watching::begin(py, front, slots, route, at);
+        let watch = Stopwatch::start(py, &route.query, sampled || watching.is_some());
+        (watching, versions, watch)
     });
-    let begun = Instant::now();
     // SAFETY: passed on.
     let result = unsafe { ready.call(slots) }?;
-    let took = begun.elapsed();
+    Python::attach(|py| watch.stop(py));
     if result.is_null() {
         if let Some(versions) = versions {
             Python::attach(|py| blame(py, front, slots, route, at, &versions));
         }
         return Some(result);
     }
-    if !sampled && route.comparison.is_none() {
+    let calls = sampled.then_some(route.sampled + 1);
+    let Some(watching) = watching else {
+        if sampled {
+            Python::attach(|py| sampled::note(py, route, at, &watch, calls, None));
+        }
         return Some(result);
-    }
-    route.latency.record_ns(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
-    engine().sampled(&route.steps[at], route.sampled + 1, took, route.latency.ratio());
-    let Some(watching) = watching else { return Some(result) };
+    };
     Some(Python::attach(|py| {
         // SAFETY: a live object this thread owns.
         let served = unsafe { Bound::from_borrowed_ptr(py, result) };
         let scope = context::scope(py);
-        match watching.finish(Making { py, scope: &scope, front, route }, &served, took) {
+        match watching.finish(Making { py, scope: &scope, front, route }, &served, &watch, calls) {
             Ok(()) => result,
             Err(interrupt) => {
                 // SAFETY: the result is owned here, and no longer wanted.
@@ -86,6 +88,8 @@ fn blame(py: Python<'_>, front: &'static Front, slots: &Slots, route: &Route, at
 pub struct Watching<'a> {
     comparison: &'a Comparison,
     before: Before,
+    /// The step that serves it.
+    at: usize,
 }
 
 impl<'a> Watching<'a> {
@@ -112,21 +116,30 @@ impl<'a> Watching<'a> {
         // so that they get tensors that want none.
         let all = !comparison.serves || comparison.rollout.is_none() && route.query.context().requires_grad;
         let before = due.then(|| Before::new(py, front, slots, all))?.ok()?;
-        Some(Watching { comparison, before })
+        Some(Watching { comparison, before, at })
     }
 
-    /// Runs the other kernel and compares. Nothing that happens here reaches the caller but an interrupt.
-    pub fn finish(self, making: Making<'_, '_>, served: &Bound<'_, PyAny>, took: Duration) -> PyResult<()> {
-        let Watching { comparison, before } = self;
+    /// Runs the other kernel and compares. Nothing that happens here reaches the caller but an interrupt. `watch`: what the
+    /// call took; `calls`: how many it stands for, if it is sampled.
+    pub fn finish(
+        self,
+        making: Making<'_, '_>,
+        served: &Bound<'_, PyAny>,
+        watch: &Stopwatch,
+        calls: Option<u64>,
+    ) -> PyResult<()> {
+        let Watching { comparison, before, at } = self;
         let Making { py, route, .. } = making;
         // What it takes to import a library is no time of its kernel's; one that cannot be imported fails below.
         let _ = comparison.other.import(py);
-        let begun = Instant::now();
-        let other = before.run(making, &comparison.other);
-        let other_took = begun.elapsed();
-        let micros = |d: Duration| Some(d.as_secs_f64() * 1e6);
-        let (serving_us, candidate_us) =
-            if comparison.serves { (micros(other_took), micros(took)) } else { (micros(took), micros(other_took)) };
+        let (other, other_watch) = before.timed(making, &comparison.other);
+        let rollout = comparison.rollout.as_ref().filter(|_| other.is_ok());
+        let beside = other_watch.as_ref().zip(rollout).map(|(watch, r)| (watch, r.clone(), comparison.serves));
+        sampled::note(py, route, at, watch, calls, beside);
+        let micros = |watch: &Stopwatch| watch.on_host().map(|took| took.as_secs_f64() * 1e6);
+        let (took, other_took) = (micros(watch), other_watch.as_ref().and_then(micros));
+        // Of a GPU they come when it is done.
+        let (serving_us, candidate_us) = if comparison.serves { (other_took, took) } else { (took, other_took) };
         let compared = other.and_then(|other| before.difference(py, route, served, &other));
         if let Err(error) = &compared
             && let Some(interruption) = interrupted::by_the_caller(py, error, &before.given)
@@ -217,10 +230,34 @@ impl Before {
 
     /// Runs a step on the copies.
     pub fn run<'py>(&self, making: Making<'_, 'py>, step: &RouteStep) -> PyResult<Bound<'py, PyAny>> {
+        self.timed(making, step).0
+    }
+
+    /// Runs a step on the copies, and times the kernel alone. No time when it did not come to that.
+    fn timed<'py>(
+        &self,
+        making: Making<'_, 'py>,
+        step: &RouteStep,
+    ) -> (PyResult<Bound<'py, PyAny>>, Option<Stopwatch>) {
+        let mut watch = None;
+        (self.run_with(making, step, &mut watch), watch)
+    }
+
+    fn run_with<'py>(
+        &self,
+        making: Making<'_, 'py>,
+        step: &RouteStep,
+        watch: &mut Option<Stopwatch>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let py = making.py;
-        let run = || {
+        let mut run = || {
             let arguments = slow::read(py, making.front, &self.slots, Purpose::Run)?;
-            Job::new(making, &self.slots, &arguments)?.run(step)
+            let job = Job::new(making, &self.slots, &arguments)?;
+            let mut started = Stopwatch::start(py, &making.route.query, true);
+            let result = job.run(step);
+            started.stop(py);
+            *watch = Some(started);
+            result
         };
         if Torch::known().is_none() {
             return run();

@@ -252,6 +252,28 @@ fn what_is_bad_is_rolled_back_soon() {
     assert!(slow == 400 && most <= 300, "{slow} of 400, the last after {most}");
 }
 
+/// On a GPU an outcome is known at once and its times when the device is done: no more calls are counted for them.
+#[test]
+fn times_that_come_later_count_as_those_that_come_at_once() {
+    let (at_once, later) = (canary(0.1, 0), canary(0.1, 0));
+    let is_over = |rollout: &Rollout| matches!(rollout.verdict(), Verdict::RolledBack { .. });
+    for _ in 0..200 {
+        at_once.record(timed(3.0));
+        later.record(RolloutCall::OK);
+    }
+    assert!(is_over(&at_once) && later.verdict() == Verdict::Healthy, "without times it is as good as any");
+    let verdicts = (0..200).filter_map(|_| later.record_times(10.0, 30.0)).count();
+    let status = later.status();
+    assert!(verdicts == 1 && is_over(&later), "it is told once");
+    assert_eq!((status.samples, status.slowdown), (200, Some(3.0)));
+    assert_eq!(later.record_times(10.0, 30.0), None, "it is out already");
+    let sound = canary(0.1, 0);
+    for (serving, candidate) in [(0.0, 1.0), (f64::NAN, 1.0), (1.0, 0.0), (1.0, f64::INFINITY)] {
+        sound.record_times(serving, candidate);
+    }
+    assert_eq!(sound.status().slowdown, None, "what is no ratio is no sample");
+}
+
 #[test]
 fn a_candidate_that_goes_bad_late_is_not_excused_by_its_past() {
     let rollout = canary(0.1, 0);

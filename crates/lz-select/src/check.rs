@@ -2,8 +2,8 @@
 
 use lz_model::schema::DimKind;
 use lz_model::{
-    Context, DeviceSpec, DimRule, Facts, KernelDescriptor, Layout, Op, Packing, ParamValue, Platform, QuantSpec, Query,
-    Reason, Requirement, TensorFacts,
+    Context, DeviceSpec, DimRule, Facts, GraphDoubt, KernelDescriptor, Layout, Op, Packing, ParamValue, Platform,
+    QuantSpec, Query, Reason, Requirement, TensorFacts,
 };
 
 use crate::constraint::{Compiled, Grid, InputCheck, InputRole, ParamCheck, castable, param_allowed};
@@ -140,7 +140,7 @@ pub(crate) fn call_reasons(
 fn demands(case: &Case<'_>, kernel: &KernelDescriptor, compiled: &Compiled, reasons: &mut Vec<Reason>) {
     let context = &case.context;
     if context.capturing && !kernel.graph_safe {
-        reasons.push(Reason::CudaGraphUnsafe);
+        reasons.push(Reason::CudaGraphUnsafe { why: GraphDoubt::Undeclared });
     }
     if (context.deterministic || case.settings.deterministic) && !kernel.deterministic {
         reasons.push(Reason::NonDeterministic);

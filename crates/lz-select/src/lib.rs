@@ -38,6 +38,7 @@ mod cell;
 mod check;
 mod constraint;
 mod decision;
+mod graphs;
 mod perf;
 mod pin;
 mod policy;
@@ -54,6 +55,7 @@ mod why;
 pub use cache::{CacheConfig, CacheStats, Clock, ENTRY_OVERHEAD, Invalidate, SelectionCache};
 pub use constraint::BadConstraint;
 pub use decision::{Basis, Candidate, Chain, Decision, FALLBACKS, KernelIx, Terms, Transforms};
+pub use graphs::{Captures, Covers};
 pub use perf::{Compared, Estimate, EstimateKind, NoPerfData, PerfSource, Rival, Side, Sides};
 pub use pin::{About, Pin, Pins};
 pub use policy::{

@@ -3,6 +3,7 @@
 use lz_model::{Facts, KernelDescriptor, OpIx, Reason};
 use serde::Serialize;
 
+use crate::graphs::Covers;
 use crate::proof::{Evidence, KernelVersion};
 
 /// The share by which a kernel must be ahead of what plain torch runs, beyond the noise, where not both were measured: between
@@ -164,16 +165,16 @@ pub trait PerfSource: Send + Sync {
         None
     }
 
-    /// Whether a kernel was captured, replayed and found right in a CUDA graph, for calls that differ from this one in
-    /// sizes at most.
-    fn proven_in_graphs(&self, kernel: &KernelDescriptor, facts: &Facts<'_>) -> bool {
-        let _ = (kernel, facts);
+    /// Whether a kernel was captured, replayed and found right in a CUDA graph, for a call that differs from this one in
+    /// sizes at most, and by sizes for which `covers` holds: those of the same cell.
+    fn proven_in_graphs(&self, kernel: &KernelDescriptor, facts: &Facts<'_>, covers: Covers<'_>) -> bool {
+        let _ = (kernel, facts, covers);
         false
     }
 
-    /// How many kernels were, for some call.
-    fn graph_proofs(&self) -> usize {
-        0
+    /// The kernels that were, for some call.
+    fn graph_proofs(&self) -> Vec<KernelVersion> {
+        Vec::new()
     }
 
     /// Every kernel that must not serve an operation because its results were wrong.

@@ -3,7 +3,9 @@
 
 use std::collections::HashMap;
 
-use lz_model::{KernelDescriptor, MAX_DIMS, OpIx, Query, Reason, Trust};
+use lz_model::{GraphDoubt, KernelDescriptor, MAX_DIMS, OpIx, Query, Reason, Trust};
+
+use crate::graphs::Captures;
 
 /// When results are compared with the reference's, besides measuring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,6 +54,7 @@ pub struct Proofs {
     right: HashMap<KernelVersion, Vec<Query>>,
     /// By class, the last wrong result.
     wrong: HashMap<KernelVersion, Vec<(Query, Evidence)>>,
+    captures: Captures,
 }
 
 fn name(kernel: &KernelDescriptor) -> KernelVersion {
@@ -82,9 +85,20 @@ impl Proofs {
         wrong.push((class, evidence));
     }
 
-    /// Forgets every wrong result.
+    /// A kernel was captured in a CUDA graph and replayed, for a call.
+    pub fn captured(&mut self, kernel: &KernelDescriptor, query: &Query, outcome: Result<(), GraphDoubt>) {
+        self.captures.note(kernel, query, outcome);
+    }
+
+    /// What captures showed.
+    pub fn captures(&self) -> &Captures {
+        &self.captures
+    }
+
+    /// Forgets every wrong result, and every capture that failed.
     pub fn forget_wrong(&mut self) {
         self.wrong.clear();
+        self.captures.forget_failures();
     }
 
     /// Forgets a kernel whose code is removed.
@@ -92,6 +106,7 @@ impl Proofs {
         let name = (id.to_owned(), version.to_owned());
         self.right.remove(&name);
         self.wrong.remove(&name);
+        self.captures.forget(&name);
     }
 
     /// Whether a kernel was compared for calls like this one, and was right.

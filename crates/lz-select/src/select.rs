@@ -13,7 +13,7 @@ use crate::policy::{Applied, Rule};
 use crate::proof;
 use crate::rank::{baseline_of, rank, score_speed};
 use crate::rollout::RolloutRules;
-use crate::snapshot::{Entry, Snapshot};
+use crate::snapshot::{Entry, Settings, Snapshot};
 use crate::why::Ranking;
 
 /// Points a kernel loses that would have to be compiled first.
@@ -22,6 +22,15 @@ const COLD: f64 = -40.0;
 impl Snapshot {
     /// Decides which kernel serves a query, and says everything about it.
     pub fn select(&self, query: &Query) -> Decision {
+        self.select_with(query, &self.spec.settings)
+    }
+
+    /// As [`Snapshot::select`], as if strict mode had every proof it asks for.
+    pub fn select_as_proven(&self, query: &Query) -> Decision {
+        self.select_with(query, &Settings { graph_strict: false, ..self.spec.settings.clone() })
+    }
+
+    fn select_with(&self, query: &Query, settings: &Settings) -> Decision {
         let catalog = Catalog::get();
         let op = catalog.op(query.op());
         let Some(device) = self.device(query.device()) else {
@@ -43,7 +52,7 @@ impl Snapshot {
         };
         let facts = Facts { op, query, device };
         let memory = self.spec.memory.get(query.device().0 as usize).copied().flatten();
-        let case = Case { op, query, context: query.context(), facts, settings: &self.spec.settings, memory };
+        let case = Case { op, query, context: query.context(), facts, settings, memory };
         let cells = &self.cells[query.op().0 as usize];
         let representative = cells.representative(query);
         let rules = Applied::new(self.policy.rules(query.op()), &facts);
@@ -165,9 +174,9 @@ impl Judge<'_> {
             cautions += usize::from(disabled.is_some());
             reasons.extend(disabled);
             self.readiness(entry, &mut reasons);
-            if !self.is_safe_in_graphs(kernel) {
-                reasons.push(Reason::CudaGraphUnsafe);
-            }
+            let strict = self.case.settings.graph_strict;
+            let doubt = self.snapshot.graph_doubt(kernel, self.case.query, strict);
+            reasons.extend(doubt.map(|why| Reason::CudaGraphUnsafe { why }));
         }
         if let Some(rule) = self.rules.forbids(compiled.kernel) {
             reasons.push(Reason::PolicyDenied { rule: Denial::Rule(rule.reason()) });
@@ -205,12 +214,6 @@ impl Judge<'_> {
         let kernel = &*entry.descriptor;
         let ready = |warm: &Arc<crate::warm::Warm>| warm.contains(&kernel.id, self.case.query);
         kernel.jit && self.snapshot.spec.warm.as_ref().map_or(entry.health.cold, |warm| !ready(warm))
-    }
-
-    /// In strict mode a kernel's word is not enough. One that does not even give it has its reason already.
-    fn is_safe_in_graphs(&self, kernel: &KernelDescriptor) -> bool {
-        let strict = self.case.settings.graph_strict && self.case.context.capturing && kernel.graph_safe;
-        !strict || self.snapshot.spec.perf.proven_in_graphs(kernel, &self.case.facts)
     }
 
     /// What is known of its speed; a time that is no number is not known.

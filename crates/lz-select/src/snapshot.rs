@@ -245,6 +245,8 @@ pub struct Snapshot {
     pub(crate) by_op: Vec<Vec<Compiled>>,
     pub(crate) policy: Policy,
     pub(crate) cells: Vec<Cells>,
+    /// The cells of proofs in CUDA graphs: those of decisions, without the edges of what was measured or pinned.
+    pub(crate) proof_cells: Vec<Cells>,
 }
 
 impl SnapshotSpec {
@@ -284,8 +286,9 @@ impl SnapshotSpec {
             return Err(problems);
         }
         let entries = kernels.into_iter().map(|kernel| self.entry(kernel)).collect();
-        let cells = catalog.ops().iter().map(|op| self.cells(op, &by_op[op.ix().0 as usize], &policy)).collect();
-        Ok(Snapshot { epoch, spec: self.clone(), entries, by_op, policy, cells })
+        let both = catalog.ops().iter().map(|op| self.cells(op, &by_op[op.ix().0 as usize], &policy));
+        let (cells, proof_cells) = both.unzip();
+        Ok(Snapshot { epoch, spec: self.clone(), entries, by_op, policy, cells, proof_cells })
     }
 
     /// Whether a kernel's library is installed, and one of the devices can run it.
@@ -340,7 +343,8 @@ impl SnapshotSpec {
         Entry { descriptor, health, static_reasons }
     }
 
-    fn cells(&self, op: &Op, kernels: &[Compiled], policy: &Policy) -> Cells {
+    /// The cells of decisions, and of proofs in graphs.
+    fn cells(&self, op: &Op, kernels: &[Compiled], policy: &Policy) -> (Cells, Cells) {
         let mut cells = Cells::new(op);
         for compiled in kernels {
             compiled.dims.iter().for_each(|(dim, rule)| cells.add_rule(*dim, rule));
@@ -349,11 +353,13 @@ impl SnapshotSpec {
         for rule in policy.rules(op.ix()) {
             rule.when.iter().for_each(|expr| cells.add_expr(op, expr));
         }
+        let mut of_proofs = cells.clone();
+        of_proofs.finish();
         for (dim, at) in self.perf.edges(op.ix()).into_iter().chain(self.pins.edges(op.ix())) {
             cells.cut(dim, at);
         }
         cells.finish();
-        cells
+        (cells, of_proofs)
     }
 }
 

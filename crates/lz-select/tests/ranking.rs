@@ -307,39 +307,6 @@ fn of_predictions_that_tie_the_better_one_wins_and_of_measurements_the_declared_
     }
 }
 
-/// Knows which kernels were replayed in a graph.
-struct Proven(&'static [&'static str]);
-
-impl PerfSource for Proven {
-    fn estimate(&self, _: &KernelDescriptor, _: &Facts<'_>) -> Option<Estimate> {
-        None
-    }
-
-    fn proven_in_graphs(&self, kernel: &KernelDescriptor, _: &Facts<'_>) -> bool {
-        self.0.contains(&kernel.id.as_str())
-    }
-
-    fn edges(&self, _: OpIx) -> Vec<(usize, i64)> {
-        Vec::new()
-    }
-}
-
-#[test]
-fn in_strict_mode_only_what_was_replayed_runs_under_capture() {
-    let kernels = [("a.x", true), ("b.x", true), ("c.x", false)];
-    let mut spec = spec(kernels.map(|(id, graph_safe)| KernelDescriptor { graph_safe, ..kernel(id, 50) }).to_vec());
-    spec.perf = Arc::new(Proven(&["b.x", "c.x"]));
-    let captured = query_with(128, Context { capturing: true, ..Context::default() });
-    assert_eq!(ranking(&spec, &captured).0, ["a.x", "b.x"]);
-    spec.settings.graph_strict = true;
-    assert_eq!(ranking(&spec, &captured).0, ["b.x"]);
-    assert_eq!(ranking(&spec, &query()).0, ["a.x", "b.x", "c.x"]);
-    // Whoever is out is out for one reason.
-    let decision = spec.build(1).unwrap().select(&captured);
-    let reasons: Vec<_> = decision.candidates.iter().map(|c| c.reasons.clone()).collect();
-    assert_eq!(reasons, [vec![Reason::CudaGraphUnsafe], vec![], vec![Reason::CudaGraphUnsafe]]);
-}
-
 #[test]
 fn what_was_written_down_holds_for_any_number_of_threads() {
     let mut spec = spec(vec![kernel("a.x", 55), kernel("b.x", 50)]);

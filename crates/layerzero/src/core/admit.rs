@@ -98,11 +98,14 @@ impl Core {
         self.record(if instead { Served::Fallback } else { Served::AsPlanned }, None, 1);
     }
 
-    /// A step that runs without anybody looking served `calls` calls; the last one took `took`.
-    pub fn sampled(&self, step: &Step, calls: u64, took: Duration, ratio: Option<f64>) {
-        step.health.latency().record_ns(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+    /// A step that runs without anybody looking served `calls` calls. `took`: what the last one took, where that is known,
+    /// and how that compares with the best there was.
+    pub fn sampled(&self, step: &Step, calls: u64, took: Option<(Duration, Option<f64>)>) {
+        if let Some((took, _)) = took {
+            step.health.latency().record_ns(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+        }
         step.breaker.record_success();
-        self.record(Served::AsPlanned, ratio, calls);
+        self.record(Served::AsPlanned, took.and_then(|(_, ratio)| ratio), calls);
     }
 
     /// A step failed: what it said, in a line and in full. What follows from that has happened when this returns.

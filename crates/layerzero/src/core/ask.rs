@@ -240,6 +240,12 @@ impl Scope<'_> {
         let mut report = Report::new(&state.snapshot, &self.decide(&bound.query));
         let outside = self.outside_table(&bound.query);
         report.outside_table = outside.map(|reason| ReasonReport { message: reason.to_string(), reason });
+        for candidate in &mut report.candidates {
+            let is_it = |k: &KernelDescriptor| k.id == candidate.kernel_id && k.version == candidate.version;
+            let kernel = state.snapshot.kernels().map(|(_, k)| k).find(|k| is_it(k));
+            let drifted = kernel.and_then(|k| self.core.live.of(&state.snapshot, k, &bound.query));
+            candidate.live_us = drifted.map(|drifted| drifted.live_us);
+        }
         Ok(report)
     }
 
@@ -423,7 +429,8 @@ pub(crate) fn no_kernel(snapshot: &Snapshot, decision: &Decision) -> Error {
         .iter()
         .map(|c| Rejection { kernel_id: snapshot.kernel(c.kernel).id.clone(), reasons: c.reasons.clone() })
         .collect();
-    if decision.query.context().capturing && rejections.iter().any(|r| r.reasons == [Reason::CudaGraphUnsafe]) {
+    let only_unsafe = |r: &Rejection| matches!(r.reasons[..], [Reason::CudaGraphUnsafe { .. }]);
+    if decision.query.context().capturing && rejections.iter().any(only_unsafe) {
         return Error::CudaGraphUnsafe { op, rejections };
     }
     Error::NoKernel { op, rejections }

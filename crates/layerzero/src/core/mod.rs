@@ -19,9 +19,11 @@ mod attempt;
 mod change;
 mod circuits;
 mod dispatch;
+mod drift;
 mod errands;
 mod executable;
 mod guard;
+mod live;
 mod memory;
 mod outside;
 mod proof;
@@ -45,15 +47,17 @@ use parking_lot::Mutex;
 use crate::warn::{WarningHook, Warnings};
 use errands::Errands;
 use guard::Guard;
+use live::Live;
 use proving::Proving;
 
-pub(crate) use ask::no_kernel;
 pub use ask::{KernelInfo, Selection};
+pub(crate) use ask::{find_kernels, no_kernel};
 pub(crate) use circuits::{CircuitChange, CircuitKey, CircuitRecord};
 pub use dispatch::{Arguments, Dispatched};
 pub(crate) use errands::Errand;
 pub use executable::{DynamicKernel, Executable};
 pub use guard::Fault;
+pub use live::Drifted;
 pub(crate) use memory::probe_memory;
 pub use proof::WrongResult;
 pub use proving::Proof;
@@ -80,6 +84,8 @@ pub struct Core {
     pub(crate) guard: Guard,
     proving: Proving,
     pub(crate) errands: Errands,
+    /// What sampled calls take.
+    live: Live,
     /// The last queries that had to be decided.
     recent: Mutex<VecDeque<Query>>,
     /// Threads of calls on the CPU that do not say theirs.
@@ -104,6 +110,7 @@ impl Core {
             cache: SelectionCache::new(cache),
             proving: Proving::default(),
             errands: Errands::default(),
+            live: Live::default(),
             recent: Mutex::default(),
             threads: AtomicU16::new(threads),
         }

@@ -24,7 +24,16 @@ impl Core {
 
     /// Puts an outcome to a rollout; one that is rolled back serves no further call.
     pub fn tried(&self, rollout: &Rollout, outcome: RolloutCall) {
-        let verdict = rollout.record(outcome);
+        self.judged(rollout, rollout.record(outcome));
+    }
+
+    /// Puts the times of a call whose outcome was put to the rollout before: on a GPU they are known later.
+    pub fn tried_for(&self, rollout: &Rollout, serving_us: f64, candidate_us: f64) {
+        self.judged(rollout, rollout.record_times(serving_us, candidate_us));
+    }
+
+    /// What follows from a verdict that changed.
+    fn judged(&self, rollout: &Rollout, verdict: Option<Verdict>) {
         let changed = verdict.is_some();
         if let Some(Verdict::RolledBack { why }) = verdict {
             let spec = rollout.spec();

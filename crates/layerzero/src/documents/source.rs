@@ -339,12 +339,17 @@ impl Depends {
     }
 }
 
-/// The documents in force.
+/// The most decisions that are held for captures.
+const MOST_HELD: usize = 1024;
+
+/// The documents in force, and decisions that are held.
 #[derive(Clone, Default)]
 pub(crate) struct Pinned {
     /// Those of plans, which are in force for the calls made inside of them: the innermost first.
     plans: Vec<Arc<Source>>,
     sources: BTreeMap<Slot, Arc<Source>>,
+    /// Decisions that are held for captures of CUDA graphs, the oldest first.
+    held: Vec<Pin>,
     /// What the pins of the snapshot were made of.
     made_of: Option<Arc<Depends>>,
     /// Whether the documents are others since.
@@ -364,6 +369,22 @@ impl Pinned {
         self.plans = plans;
     }
 
+    /// Holds a decision, in the place of the one for the same call. Of too many the oldest is let go.
+    pub fn hold(&mut self, pin: Pin) {
+        self.held.retain(|held| (&held.about, &held.low, &held.high) != (&pin.about, &pin.low, &pin.high));
+        if self.held.len() >= MOST_HELD {
+            self.held.remove(0);
+        }
+        self.held.push(pin);
+        self.stale = true;
+    }
+
+    /// Lets go of all decisions that are held.
+    pub fn release(&mut self) {
+        self.stale |= !self.held.is_empty();
+        self.held.clear();
+    }
+
     /// Puts the documents of the configuration in force.
     pub fn configure(&mut self, sources: Vec<(Slot, Arc<Source>)>) {
         let before = self.sources.len();
@@ -377,12 +398,14 @@ impl Pinned {
         let before = self.sources.len();
         self.sources.retain(|slot, _| !slot.is_code());
         self.stale |= before != self.sources.len();
+        self.release();
     }
 
     /// Leaves lockfiles out, and tables unless they are to be kept.
     pub fn leave_out(&mut self, tables: bool) {
         if tables {
             self.put_plans(Vec::new());
+            self.release();
         }
         let before = self.sources.len();
         self.sources.retain(|slot, _| !tables && !slot.is_lockfile());
@@ -397,7 +420,7 @@ impl Pinned {
     /// Makes the pins of a snapshot anew, if what they are made of has changed. Pins that do not come from documents are
     /// left alone as long as there are none.
     pub fn refresh(&mut self, spec: &mut SnapshotSpec) {
-        if !self.stale && self.sources().next().is_none() {
+        if !self.stale && self.held.is_empty() && self.sources().next().is_none() {
             return;
         }
         let now = Depends::on(spec);
@@ -409,6 +432,8 @@ impl Pinned {
     }
 
     fn pins(&self, spec: &SnapshotSpec) -> Pins {
-        self.sources().flat_map(|source| source.pins(spec)).collect()
+        let of_plans = self.plans.iter().flat_map(|source| source.pins(spec));
+        let of_sources = self.sources.values().flat_map(|source| source.pins(spec));
+        of_plans.chain(self.held.iter().cloned()).chain(of_sources).collect()
     }
 }

@@ -8,7 +8,7 @@ use lz_resilience::{BreakerReport, BreakerState, Degradation, KernelReport, Leve
 use serde::Serialize;
 
 use super::Engine;
-use crate::core::WrongResult;
+use crate::core::{Drifted, WrongResult};
 use crate::documents::PinStatus;
 use crate::services::control::Reloads;
 use crate::services::jit::JitStatus;
@@ -39,6 +39,8 @@ pub struct Health {
     pub jit: JitStatus,
     /// What was measured, and where that is kept.
     pub perfdb: PerfHealth,
+    /// Kernels whose calls take longer than was measured.
+    pub drifted: Vec<Drifted>,
     /// The last events, the newest last.
     pub events: Vec<Stamped>,
 }
@@ -70,6 +72,7 @@ impl Engine {
             pinned: self.pinned().to_vec(),
             jit: self.jit_status(),
             perfdb: self.perf_health(),
+            drifted: self.drifted(),
             events: self.guard.events.recent(),
         }
     }
@@ -116,6 +119,9 @@ impl fmt::Display for Health {
         }
         if self.perfdb.known > 0 {
             writeln!(f, "selection goes by {} measurements", self.perfdb.known)?;
+        }
+        for drifted in &self.drifted {
+            writeln!(f, "measure again: {drifted}")?;
         }
         for note in &self.perfdb.notes {
             writeln!(f, "performance database: {note}")?;

@@ -11,6 +11,7 @@ mod checkpoint;
 mod control;
 mod decide;
 mod devices;
+mod graphs;
 mod health;
 mod jit;
 mod kernels;

@@ -140,6 +140,7 @@ static CHECKS: &[Line] = &[
     ("lockfile", lockfile),
     ("dispatch_table", dispatch_table),
     ("perfdb", perfdb),
+    ("drift", drift),
     ("telemetry", telemetry),
 ];
 
@@ -504,14 +505,14 @@ fn graphs(look: &Look<'_>) -> Answer {
         gpus.into_iter().any(|device| look.runs_on(kernel, device))
     };
     let safe = look.snapshot.kernels().filter(|(ix, kernel)| kernel.graph_safe && on_gpu(*ix)).count();
-    match (safe, look.snapshot.spec().perf.graph_proofs()) {
+    match (safe, look.snapshot.proven_in_graphs()) {
         (0, _) => fail(
             "no kernel here is declared safe inside CUDA graphs",
             "turn graph_strict_mode off, or install one that is",
         ),
         (safe, 0) => fail(
             format!("none of {} is proven safe inside CUDA graphs", count(safe, "kernel")),
-            "prove them with 'layerzero tune --graph …', or turn graph_strict_mode off",
+            "prove them with lz.warmup or 'layerzero tune --graph …', or turn graph_strict_mode off",
         ),
         (safe, proven) => pass(format!("{proven} of {} proven safe inside CUDA graphs", count(safe, "kernel"))),
     }
@@ -539,6 +540,18 @@ fn decisions(look: &Look<'_>, kind: PinKind, hint: &'static str) -> Answer {
     let said: Vec<String> =
         of_kind.iter().map(|s| format!("{}: {} in force", s.origin, count(s.entries, "decision"))).collect();
     if said.is_empty() { skipped("not configured") } else { pass(said.join("\n")) }
+}
+
+fn drift(look: &Look<'_>) -> Answer {
+    let drifted = look.engine.drifted();
+    match drifted.first() {
+        None if look.engine.perf_health().known == 0 => skipped("nothing was measured"),
+        None => pass("sampled calls take what was measured"),
+        Some(worst) => warn(
+            format!("{} of calls take longer than was measured; the worst: {worst}", count(drifted.len(), "kind")),
+            "measure them again: 'layerzero tune', or perfdb.auto_tune",
+        ),
+    }
 }
 
 fn telemetry(look: &Look<'_>) -> Answer {

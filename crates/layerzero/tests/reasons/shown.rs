@@ -258,7 +258,10 @@ pub const SHOWN: &[Shown] = &[
         r#"{"code": "MEMORY_HEADROOM_EXCEEDED", "needed": 2000, "available": 1000}"#,
     ),
     // demands
-    (|| attention_with(|w| w.context.capturing = true), r#"{"code": "CUDA_GRAPH_UNSAFE"}"#),
+    (
+        || attention_with(|w| w.context.capturing = true),
+        r#"{"code": "CUDA_GRAPH_UNSAFE", "why": {"kind": "undeclared"}}"#,
+    ),
     (|| attention_with(|w| w.context.deterministic = true), r#"{"code": "NON_DETERMINISTIC"}"#),
     (|| attention_with(|w| w.settings().deterministic = true), r#"{"code": "NON_DETERMINISTIC"}"#),
     (|| attention_with(|w| w.context.requires_grad = true), r#"{"code": "AUTOGRAD_UNSUPPORTED"}"#),

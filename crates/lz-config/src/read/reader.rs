@@ -115,6 +115,19 @@ impl<'a> Reader<'a> {
         }
     }
 
+    pub fn number(&mut self, node: &Node, key: &str, min: i64, max: i64) -> Option<f64> {
+        let value = match node.data {
+            Data::Int(value) => Some(value as f64),
+            Data::Float(value) => Some(value),
+            _ => None,
+        };
+        let within = value.filter(|value| (min as f64..=max as f64).contains(value));
+        if within.is_none() {
+            self.wrong(node, key, Kind::Number { min, max }.expected());
+        }
+        within
+    }
+
     pub fn text<'n>(&mut self, node: &'n Node, key: &str, expected: &str) -> Option<&'n str> {
         match &node.data {
             Data::Str(text) if !text.trim().is_empty() => Some(text),
@@ -184,6 +197,7 @@ impl<'a> Reader<'a> {
         match kind {
             Kind::Bool => self.bool(node, key).map(Value::Bool),
             Kind::Int { min, max } => self.int(node, key, min, max).map(Value::Int),
+            Kind::Number { min, max } => self.number(node, key, min, max).map(Value::Float),
             Kind::Name | Kind::File if node.data == Data::Null => Some(Value::Null),
             Kind::Name | Kind::Path | Kind::File => self.text(node, key, &kind.expected()).map(Value::from),
             Kind::Choice(words) => self.choice(node, key, words).map(Value::from),

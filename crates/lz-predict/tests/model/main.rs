@@ -32,7 +32,7 @@ fn another_kernel_version_dtype_or_device_is_not_known() {
 }
 
 #[test]
-fn what_was_replayed_in_a_graph_is_proven_there_for_its_class() {
+fn what_was_replayed_in_a_graph_is_proven_there_at_sizes_that_are_covered() {
     let in_graph = |rows: i64| {
         let call = CallSpec::new("norm.rms").tensor("x", DType::F32, &[rows, 64]);
         let named = call.named(DeviceIx(0), Context { capturing: true, ..Context::default() });
@@ -43,15 +43,19 @@ fn what_was_replayed_in_a_graph_is_proven_there_for_its_class() {
     let seen = [took(in_graph(8), "lib.a", 4.0), eager, took(in_graph(8), "lib.c", 4.0), wrong(in_graph(16))];
     let model = Model::new(seen, &devices());
     let devices = devices();
-    let proven = |id: &str, query: &Query| {
-        let facts = Facts { op: Catalog::get().op(query.op()), query, device: &devices[0] };
-        model.proven_in_graphs(&kernel(id), &facts)
+    let proven_where = |id: &str, query: &Query, covers: &dyn Fn(i64) -> bool| {
+        let op = Catalog::get().op(query.op());
+        let rows = op.dim_index("rows").unwrap();
+        model.proven_in_graphs(&kernel(id), &Facts { op, query, device: &devices[0] }, &|dims| covers(dims[rows]))
     };
-    assert!(proven("lib.a", &in_graph(8)) && proven("lib.a", &in_graph(500)));
+    let proven = |id: &str, query: &Query| proven_where(id, query, &|_| true);
+    assert!(proven("lib.a", &in_graph(8)));
+    assert!(proven_where("lib.a", &in_graph(9), &|rows| rows == 8), "the sizes it was replayed at are asked about");
+    assert!(!proven_where("lib.a", &in_graph(8), &|rows| rows != 8));
     assert!(!proven("lib.a", &rms(8, 64, DType::F32)), "nothing is captured there");
     assert!(!proven("lib.b", &in_graph(8)), "it ran outside only");
     assert!(!proven("lib.c", &in_graph(8)), "it was wrong once");
-    assert_eq!(model.graph_proofs(), 1);
+    assert_eq!(model.graph_proofs(), [("lib.a".to_owned(), "1".to_owned())]);
 }
 
 #[test]

@@ -131,10 +131,15 @@ impl Judge {
             self.worst_error = Some(self.worst_error.map_or(error, |worst| worst.max(error)));
         }
         if let (true, Some(serving), Some(candidate)) = (outcome.ok, outcome.serving_us, outcome.candidate_us) {
-            let ratio = candidate / serving;
-            if ratio.is_finite() && ratio > 0.0 {
-                self.note_ratio(ratio as f32, limits.max_slowdown as f32);
-            }
+            self.note_times(serving, candidate, limits);
+        }
+    }
+
+    /// The times of one call, of the serving kernel and of the candidate: both of the host, or both of the device.
+    pub fn note_times(&mut self, serving_us: f64, candidate_us: f64, limits: &Limits) {
+        let ratio = candidate_us / serving_us;
+        if ratio.is_finite() && ratio > 0.0 {
+            self.note_ratio(ratio as f32, limits.max_slowdown as f32);
         }
     }
 

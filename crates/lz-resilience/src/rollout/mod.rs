@@ -114,9 +114,10 @@ pub struct RolloutCall {
     pub ok: bool,
     /// Whether its answer was right.
     pub compared: Compared,
-    /// The serving kernel's time for such a call, where known.
+    /// The serving kernel's time for such a call, where known: of the host. What a GPU takes is brought later, by
+    /// [`Rollout::record_times`].
     pub serving_us: Option<f64>,
-    /// The candidate's time, where known.
+    /// The candidate's time, likewise.
     pub candidate_us: Option<f64>,
 }
 
@@ -211,12 +212,22 @@ impl Rollout {
 
     /// Notes one of the candidate's calls. Gives the verdict if this changed it.
     pub fn record(&self, outcome: RolloutCall) -> Option<Verdict> {
+        self.note(|judge, limits| judge.note(&outcome, limits))
+    }
+
+    /// Notes the times of a call that was noted before without: what a device takes is known when it is done. Gives the
+    /// verdict if this changed it.
+    pub fn record_times(&self, serving_us: f64, candidate_us: f64) -> Option<Verdict> {
+        self.note(|judge, limits| judge.note_times(serving_us, candidate_us, limits))
+    }
+
+    fn note(&self, note: impl FnOnce(&mut Judge, &Limits)) -> Option<Verdict> {
         let mut judge = self.judge.lock();
         if !self.is_armed() {
             return None;
         }
         let before = judge.verdict(&self.spec.limits);
-        judge.note(&outcome, &self.spec.limits);
+        note(&mut judge, &self.spec.limits);
         let after = judge.verdict(&self.spec.limits);
         if let Verdict::RolledBack { why } = &after {
             judge.rolled_back = Some(why.clone());

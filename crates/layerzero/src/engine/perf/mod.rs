@@ -1,7 +1,6 @@
 //! Tuning, regret and cross-validation: what is measured, and what selection makes of it.
 
 pub mod bench;
-mod conditions;
 pub mod cross_validation;
 pub mod regret;
 pub mod request;

@@ -13,7 +13,6 @@ use lz_select::Evidence;
 
 use super::bench::{Bench, Checked};
 use super::bind_spec;
-use super::conditions::conditions;
 use super::tune::{Progress, TuneOptions, TuneReport, Tuned, Wanted, label};
 use crate::core::State;
 use crate::engine::Engine;
@@ -402,10 +401,7 @@ impl<'a> Tuning<'a> {
         if !self.options.keep || self.subjects[id].is_less_than_known() {
             return;
         }
-        let device = self.unbiased.snapshot.device(self.subjects[id].wanted.device);
-        let conditions = device.map(conditions).unwrap_or_default();
-        let records: Vec<Record> = self.records(id).into_iter().map(|r| Record { conditions, ..r }).collect();
-        if let Err(error) = self.engine.keep(records) {
+        if let Err(error) = self.engine.keep(self.records(id)) {
             self.report.not_kept = Some(error.to_string());
         }
     }
