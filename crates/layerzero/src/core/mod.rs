@@ -35,11 +35,12 @@ mod text;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use lz_model::Query;
 use lz_resilience::EventHook;
-use lz_select::{CacheConfig, SelectionCache};
+use lz_select::{CacheConfig, DeviceMemory, SelectionCache};
 use parking_lot::Mutex;
 
 use crate::warn::{WarningHook, Warnings};
@@ -55,6 +56,7 @@ pub(crate) use errands::Errand;
 pub use executable::{DynamicKernel, Executable};
 pub use guard::Fault;
 pub(crate) use memory::probe_memory;
+pub use memory::{AllocatorMemory, MemorySource};
 pub use proof::WrongResult;
 pub use proving::Proof;
 pub use scope::{OverlayId, Scope};
@@ -80,6 +82,9 @@ pub struct Core {
     pub(crate) guard: Guard,
     proving: Proving,
     pub(crate) errands: Errands,
+    /// The devices' free memory, which every state shares.
+    memory: Arc<DeviceMemory>,
+    memory_source: OnceLock<MemorySource>,
     /// The last queries that had to be decided.
     recent: Mutex<VecDeque<Query>>,
     /// Threads of calls on the CPU that do not say theirs.
@@ -96,6 +101,8 @@ impl Core {
     ) -> Core {
         let state = draft.build().expect("the built-in kernels fit together; a test builds them");
         Core {
+            memory: draft.spec.memory.clone(),
+            memory_source: OnceLock::new(),
             state: ArcSwap::from_pointee(state),
             draft: Mutex::new(draft),
             version: AtomicU64::new(1),
