@@ -68,6 +68,8 @@ class Candidate:
     moved_by: str | None = None
     #: Whether it is the operation's reference, the last resort.
     reference: bool = False
+    #: Memory it takes beyond arguments and results, in bytes, where it says.
+    workspace_bytes: int | None = None
     #: What it takes the host and the device, where each was predicted by itself: the slower one sets the pace.
     host_us: float | None = None
     device_us: float | None = None
@@ -141,6 +143,8 @@ class SelectionReport:
         self.candidates: list[Candidate] = [Candidate._from(c) for c in data["candidates"]]
         #: The least time the work can take on this device, where its peaks are known.
         self.floor_us: float | None = data["floor_us"]
+        #: What a workspace may take on the device beyond the headroom, in bytes, where its free memory is known.
+        self.available_bytes: int | None = data["available_bytes"]
 
     def to_dict(self) -> dict[str, Any]:
         """The same as data, as ``layerzero explain --json`` prints it."""

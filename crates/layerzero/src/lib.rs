@@ -73,8 +73,8 @@ pub use lz_resilience as resilience;
 pub use lz_select as selection;
 
 pub use core::{
-    Arguments, Blame, Caller, Core, Dispatched, Drifted, DynamicKernel, Ending, Executable, Fault, KernelInfo,
-    OverlayId, Proof, Proven, Scope, Selection, Step, TextCall, WrongResult, adapt,
+    AllocatorMemory, Arguments, Blame, Caller, Core, Dispatched, Drifted, DynamicKernel, Ending, Executable, Fault,
+    KernelInfo, MemorySource, OverlayId, Proof, Proven, Scope, Selection, Step, TextCall, WrongResult, adapt,
 };
 pub use documents::{
     BadBuckets, BucketPlan, Buckets, DispatchTable, Fallback, FallbackMode, Locked, Lockfile, LockfileError,

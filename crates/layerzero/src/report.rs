@@ -87,6 +87,8 @@ pub struct CandidateReport {
     pub times_floor: Option<f64>,
     /// What must be done to the arguments first.
     pub transforms: Vec<&'static str>,
+    /// Memory it takes beyond arguments and results, in bytes, where it says.
+    pub workspace_bytes: Option<i64>,
     /// Why it is out.
     pub reasons: Vec<ReasonReport>,
 }
@@ -139,6 +141,8 @@ pub struct Report {
     /// The least time that work can take on this device, where its peaks are known. Paged operations
     /// count as if every sequence filled its table.
     pub floor_us: Option<f64>,
+    /// What a workspace may take on the device beyond the headroom, in bytes, where its free memory is known.
+    pub available_bytes: Option<i64>,
     /// Every registered kernel of the operation: accepted ones by rank, then the others.
     pub candidates: Vec<CandidateReport>,
 }
@@ -221,6 +225,7 @@ impl Report {
                     reference: c.reference,
                     times_floor: c.estimate.zip(floor_us).filter(|(_, f)| *f > 0.0).map(|(e, f)| e.median_us / f),
                     transforms: c.transforms.names(),
+                    workspace_bytes: c.workspace,
                     reasons: c
                         .reasons
                         .iter()
@@ -258,6 +263,7 @@ impl Report {
             flops,
             bytes,
             floor_us,
+            available_bytes: decision.available,
             candidates,
         }
     }
@@ -273,6 +279,10 @@ impl fmt::Display for Report {
         match self.floor_us {
             Some(floor) => writeln!(f, ", roofline {floor:.2} µs")?,
             None => writeln!(f)?,
+        }
+        let takes_memory = self.candidates.iter().any(|c| c.workspace_bytes.is_some_and(|bytes| bytes > 0));
+        if let Some(available) = self.available_bytes.filter(|_| takes_memory) {
+            writeln!(f, "  memory   {}B available for a workspace", scaled(available as f64))?;
         }
         if !self.rules.is_empty() {
             writeln!(f, "  policy   {}", self.rules.join("; "))?;
@@ -381,6 +391,8 @@ fn why(candidate: &CandidateReport, ranked_by: RankedBy) -> String {
     text.extend(candidate.live_us.map(drifted));
     text.extend(candidate.tied_with.as_ref().map(|fastest| format!("ties with {fastest}")));
     text.extend((!candidate.transforms.is_empty()).then(|| format!("needs {}", candidate.transforms.join(" + "))));
+    let workspace = candidate.workspace_bytes.filter(|&bytes| bytes > 0);
+    text.extend(workspace.map(|bytes| format!("workspace {}B", scaled(bytes as f64))));
     text.extend(candidate.moved_by.clone());
     text.join(", ")
 }

@@ -236,6 +236,6 @@ pub fn forget_failures(py: Python<'_>) {
 
 /// Looks at the memory of every device again.
 #[pyfunction]
-pub fn refresh_memory(py: Python<'_>) -> PyResult<()> {
-    detached(py, || engine().refresh_memory()).map_err(raise(py))
+pub fn refresh_memory(py: Python<'_>) {
+    detached(py, || engine().refresh_memory());
 }

@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, OnceLock};
 
-use layerzero::{Engine, Warning};
+use layerzero::model::DeviceIx;
+use layerzero::{AllocatorMemory, Engine, Warning};
 use pyo3::prelude::*;
 
 use crate::process;
@@ -24,6 +25,7 @@ pub fn engine() -> &'static Arc<Engine> {
                 .on_event(crate::events::emitted)
                 .build(),
         );
+        engine.set_memory_source(Box::new(held));
         engine.attend();
         engine
     })
@@ -46,6 +48,27 @@ pub fn forked() {
     if let Some(engine) = ENGINE.get() {
         engine.forked();
     }
+}
+
+/// What torch's allocator holds of a device's memory; `None` where it holds nothing, or cannot say.
+fn held(device: DeviceIx) -> Option<AllocatorMemory> {
+    if process::is_over_for_this_thread() {
+        return None;
+    }
+    Python::attach(|py| {
+        let told = py.import("layerzero.memory").and_then(|module| module.call_method1("held", (device.0,)));
+        match told.and_then(|told| told.extract::<Option<(i64, i64, i64)>>()) {
+            Ok(told) => told.map(|(driver_free, unused, largest_unused)| AllocatorMemory {
+                driver_free,
+                unused,
+                largest_unused,
+            }),
+            Err(error) => {
+                error.write_unraisable(py, None);
+                None
+            }
+        }
+    })
 }
 
 /// Hands a warning to Python's `warnings`.

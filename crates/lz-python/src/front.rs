@@ -358,7 +358,7 @@ pub unsafe fn run(front: &'static Front, slots: &Slots, outside: bool) -> *mut P
     let (version, overlay) = (engine().version(), context::current());
     // SAFETY: the contract above.
     unsafe {
-        let Some(route) = front.again(slots, overlay, version) else {
+        let Some(route) = front.again(slots, overlay, version).filter(Route::still_holds) else {
             return otherwise(front, slots, outside, overlay, version);
         };
         match straight(front, slots, &route) {
@@ -385,6 +385,7 @@ unsafe fn otherwise(
     unsafe {
         let described = front.describe(slots, overlay, &mut words).map(|head| (version, &*words.headed(head)));
         let known = described.and_then(|(version, words)| memory::find(front.index, version, words));
+        let known = known.filter(Route::still_holds);
         let tried = match known.as_ref().map(|route| straight(front, slots, route)) {
             Some(Ok(result)) => return result,
             Some(Err(tried)) => tried,

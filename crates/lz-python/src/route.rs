@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use layerzero::model::schema::{OpKind, Update};
-use layerzero::model::{CallSpec, Layout, Op, ParamValue, PluginOrigin, Query};
+use layerzero::model::{CallSpec, DeviceIx, Layout, Op, ParamValue, PluginOrigin, Query};
 use layerzero::resilience::{Latency, Rollout};
+use layerzero::selection::MemoryRange;
 use layerzero::{Executable, Scope, Step};
 use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
@@ -135,8 +136,18 @@ pub struct Decided {
     pub call: Option<Arc<CallSpec>>,
     /// A kernel in a rollout whose results are compared.
     pub comparison: Option<Comparison>,
+    /// The free memory with which it was decided.
+    memory: Option<Memory>,
     /// What its results look like, once one was seen.
     results: OnceLock<Vec<Outline>>,
+}
+
+/// With how much free memory a decision holds, where kernels take workspaces.
+struct Memory {
+    device: DeviceIx,
+    /// Bytes that must stay free.
+    headroom: i64,
+    range: MemoryRange,
 }
 
 /// Two kernels whose results are compared: the candidate of a rollout and the one that serves, or the one that serves and the reference.
@@ -172,7 +183,7 @@ impl Route {
         py: Python<'_>,
         front: &'static Front,
         (op, query, layout): (&'static Op, Query, Option<Layout>),
-        steps: Vec<Step>,
+        (steps, memory): (Vec<Step>, MemoryRange),
         compared: Option<(Option<Arc<Rollout>>, Step, bool)>,
     ) -> Route {
         let draws = draws(op, &query);
@@ -204,6 +215,9 @@ impl Route {
         for step in &mut steps {
             step.watched = always || is_foreign(step);
         }
+        // Another headroom is another version of the engine, which forgets the route.
+        let headroom = i64::try_from(settings.memory_headroom_mb).unwrap_or(i64::MAX).saturating_mul(1 << 20);
+        let memory = Memory { device: query.device(), headroom, range: memory };
         Route(Rc::new(Decided {
             op,
             query,
@@ -214,6 +228,7 @@ impl Route {
             latency: Arc::default(),
             call: None,
             comparison,
+            memory: Some(memory).filter(|memory| !memory.range.is_any()),
             results: OnceLock::new(),
         }))
     }
@@ -223,6 +238,14 @@ impl Route {
         if let Some(decided) = Rc::get_mut(&mut self.0) {
             decided.call = Some(Arc::new(call));
         }
+    }
+
+    /// Whether what was decided still is: free memory has not moved past a workspace since. Free of charge where no kernel
+    /// takes one.
+    #[inline]
+    pub fn still_holds(&self) -> bool {
+        let fits = |m: &Memory| m.range.contains(engine().memory().available(m.device, m.headroom));
+        self.memory.as_ref().is_none_or(fits)
     }
 
     /// The step to run as a call that can be made at once, if nothing else is to be done, and its place. The caller holds

@@ -4,6 +4,7 @@
 use layerzero::model::{
     ArgumentKind, CallError, CallSpec, Catalog, Context, Layout, NamedCall, Op, OutputSpec, ParamValue, Query, Special,
 };
+use layerzero::selection::MemoryRange;
 use layerzero::{Ending, Error, OverlayId, Scope};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -96,7 +97,7 @@ fn decide(py: Python<'_>, scope: &Scope<'_>, front: &'static Front, arguments: &
     let named = arguments.named(front, registry::context(py)?);
     let (_, bound) = scope.bind(front.signature.function.target, &named).map_err(raise)?;
     let op = Catalog::get().op(bound.query.op());
-    let steps = scope.steps(&bound.query).map_err(raise)?;
+    let (steps, memory) = scope.steps_within(&bound.query).map_err(raise)?;
     if engine().decided(scope, &named, &bound).map_err(raise)? {
         py.import("layerzero.warming")?.call_method0("wake")?;
     }
@@ -110,7 +111,7 @@ fn decide(py: Python<'_>, scope: &Scope<'_>, front: &'static Front, arguments: &
     if let Some(first) = steps.first().filter(|_| settings.log_selections || settings.verbose) {
         events::selected(py, op.id(), &first.kernel.id, &bound.query)?;
     }
-    let mut route = Route::new(py, front, (op, bound.query, bound.layout.map(|v| v.layout)), steps, compared);
+    let mut route = Route::new(py, front, (op, bound.query, bound.layout.map(|v| v.layout)), (steps, memory), compared);
     route.of_call(CallSpec::canonical(&named, &bound));
     if route.steps.first().is_some_and(|step| step.kernel.reference) {
         scope.warn_of_reference(&bound.query);
@@ -402,7 +403,8 @@ pub fn run_one<'py>(
     let (_, bound) = scope.bind(front.signature.function.target, &named).map_err(raise)?;
     let step = scope.step_of(kernel_id, &bound.query).map_err(raise)?;
     let op = Catalog::get().op(bound.query.op());
-    let route = Route::new(py, front, (op, bound.query, bound.layout.map(|v| v.layout)), vec![step], None);
+    let route =
+        Route::new(py, front, (op, bound.query, bound.layout.map(|v| v.layout)), (vec![step], MemoryRange::ANY), None);
     if matches!(route.steps[0].runner, Runner::Nothing) {
         let hint = "its library is described, but no adapter runs it here";
         return Err(error::execution(py, op.id(), Vec::new(), hint));

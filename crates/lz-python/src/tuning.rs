@@ -5,6 +5,7 @@ use layerzero::perf::bench::{Bench, Checked};
 use layerzero::perf::request::{Request, RequestError};
 use layerzero::perf::tune::{Progress, TuneOptions, Wanted};
 use layerzero::perfdb::{Mode, Parts};
+use layerzero::selection::MemoryRange;
 use layerzero::{Engine, Error};
 use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
@@ -135,7 +136,7 @@ impl Subject {
         };
         let step = step.map_err(raise)?;
         let layout = bound.layout.map(|v| v.layout);
-        let mut route = Route::new(py, front, (op, bound.query, layout), vec![step], None);
+        let mut route = Route::new(py, front, (op, bound.query, layout), (vec![step], MemoryRange::ANY), None);
         if matches!(route.steps[0].runner, Runner::Nothing) {
             let hint = "its library is described, but no adapter runs it here";
             return Err(error::execution(py, op.id(), Vec::new(), hint));

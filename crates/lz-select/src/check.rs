@@ -8,7 +8,7 @@ use lz_model::{
 
 use crate::constraint::{Compiled, Grid, InputCheck, InputRole, ParamCheck, castable, param_allowed};
 use crate::decision::Transforms;
-use crate::snapshot::{MemoryState, Settings};
+use crate::snapshot::Settings;
 
 /// What does not depend on the call: the device and the installed versions. An instruction set of the device counts
 /// where it is `usable`: nobody forbade it, and the library uses it.
@@ -81,7 +81,8 @@ pub(crate) struct Case<'a> {
     pub context: Context,
     pub facts: Facts<'a>,
     pub settings: &'a Settings,
-    pub memory: Option<MemoryState>,
+    /// What a workspace may take, in bytes.
+    pub available: i64,
 }
 
 /// What depends on the call. Reasons are appended; transforms that would make it legal are
@@ -126,14 +127,15 @@ pub(crate) fn call_reasons(
     if let Some(grid) = &compiled.grid {
         launch(case, grid, reasons);
     }
-    if let (Some(workspace), Some(memory)) = (&compiled.workspace, case.memory) {
-        let needed = workspace.int(&case.facts).unwrap_or(i64::MAX);
-        let available = memory.available(case.settings.memory_headroom_bytes);
-        if needed > available {
-            reasons.push(Reason::MemoryHeadroomExceeded { needed, available });
-        }
+    if let Some(needed) = workspace(compiled, &case.facts).filter(|&needed| needed > case.available) {
+        reasons.push(Reason::MemoryHeadroomExceeded { needed, available: case.available });
     }
     transforms
+}
+
+/// Memory a kernel takes beyond arguments and results, in bytes, if it says; what overflows is more than there can be.
+pub(crate) fn workspace(compiled: &Compiled, facts: &Facts<'_>) -> Option<i64> {
+    compiled.workspace.as_ref().map(|formula| formula.int(facts).unwrap_or(i64::MAX))
 }
 
 /// What the call demands beyond its arguments.

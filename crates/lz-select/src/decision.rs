@@ -1,10 +1,12 @@
 //! The outcome of a selection: which kernel, and everything that was considered.
 
+use std::num::NonZeroU8;
 use std::sync::Arc;
 
 use lz_model::{Query, Reason};
 use serde::Serialize;
 
+use crate::memory::MemoryRange;
 use crate::perf::Estimate;
 use crate::why::Ranked;
 
@@ -84,7 +86,7 @@ pub struct Candidate {
     /// Why it is out; empty when it is not.
     pub reasons: Vec<Reason>,
     /// How many of these say no more than that only the last resort, or what has proved itself, runs now: LayerZero is
-    /// disabled, or the process is degraded.
+    /// disabled, the process is degraded, or the workspace of a last resort leaves less free than it should.
     pub cautions: usize,
     /// Its score, by parts.
     pub terms: Terms,
@@ -102,6 +104,8 @@ pub struct Candidate {
     pub built_in: bool,
     /// Where times decided: the fastest of those it ties with, which its rank follows, as an index into the candidates.
     pub tied_with: Option<usize>,
+    /// Memory it takes beyond arguments and results, in bytes, where it says.
+    pub workspace: Option<i64>,
 }
 
 impl Candidate {
@@ -154,6 +158,10 @@ pub struct Decision {
     pub level: &'static str,
     /// Whether every shape of the cell gets this very decision.
     pub uniform: bool,
+    /// What a workspace may take on the device, in bytes, where its memory is known.
+    pub available: Option<i64>,
+    /// The available bytes with which it holds.
+    pub memory: MemoryRange,
 }
 
 impl Decision {
@@ -190,12 +198,17 @@ impl Decision {
 /// How many kernels a chain names beyond the first.
 pub const FALLBACKS: usize = 6;
 
+/// Most kernels of a snapshot: a chain names each in 16 bits.
+pub const MAX_KERNELS: usize = 1 << 16;
+
 /// A decision reduced to what dispatch needs, small enough to cache by the thousands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chain {
-    kernels: [u32; 1 + FALLBACKS],
+    /// The available bytes with which it holds.
+    memory: MemoryRange,
+    kernels: [u16; 1 + FALLBACKS],
     transforms: [Transforms; 1 + FALLBACKS],
-    len: u8,
+    len: NonZeroU8,
 }
 
 impl Chain {
@@ -203,34 +216,56 @@ impl Chain {
     /// `last_resort`, so that the chain always ends in a reference where there is one.
     pub fn new(ranked: &[(KernelIx, Transforms)], last_resort: Option<(KernelIx, Transforms)>) -> Option<Chain> {
         ranked.first()?;
-        let mut chain = Chain { kernels: [0; 1 + FALLBACKS], transforms: [Transforms::NONE; 1 + FALLBACKS], len: 0 };
-        for &step in ranked.iter().take(1 + FALLBACKS) {
-            chain.put(chain.len as usize, step);
+        let mut chain = Chain {
+            memory: MemoryRange::ANY,
+            kernels: [0; 1 + FALLBACKS],
+            transforms: [Transforms::NONE; 1 + FALLBACKS],
+            len: NonZeroU8::MIN,
+        };
+        for (at, &step) in ranked.iter().take(1 + FALLBACKS).enumerate() {
+            chain.put(at, step);
         }
         if let Some(step) = last_resort.filter(|(kernel, _)| !chain.mentions(*kernel)) {
-            chain.put((chain.len as usize).min(FALLBACKS), step);
+            chain.put(chain.length().min(FALLBACKS), step);
         }
         Some(chain)
     }
 
     fn put(&mut self, at: usize, (kernel, transforms): (KernelIx, Transforms)) {
-        self.kernels[at] = kernel.0;
+        debug_assert!((kernel.0 as usize) < MAX_KERNELS, "a snapshot has no more kernels");
+        self.kernels[at] = kernel.0 as u16;
         self.transforms[at] = transforms;
-        self.len = self.len.max(at as u8 + 1);
+        self.len = self.len.max(NonZeroU8::MIN.saturating_add(at as u8));
+    }
+
+    fn length(&self) -> usize {
+        usize::from(self.len.get())
+    }
+
+    /// The same, holding with so much memory alone.
+    #[must_use]
+    pub fn within(self, memory: MemoryRange) -> Chain {
+        Chain { memory, ..self }
+    }
+
+    /// The available bytes with which it holds.
+    #[inline]
+    pub fn memory(&self) -> MemoryRange {
+        self.memory
     }
 
     /// The kernel to run.
     pub fn chosen(&self) -> KernelIx {
-        KernelIx(self.kernels[0])
+        KernelIx(self.kernels[0].into())
     }
 
     /// The kernels to try, in order, with what each needs done to the arguments.
     pub fn steps(&self) -> impl ExactSizeIterator<Item = (KernelIx, Transforms)> + '_ {
-        (0..self.len as usize).map(|i| (KernelIx(self.kernels[i]), self.transforms[i]))
+        (0..self.length()).map(|i| (KernelIx(self.kernels[i].into()), self.transforms[i]))
     }
 
     /// Whether a kernel is in the chain.
     pub fn mentions(&self, kernel: KernelIx) -> bool {
-        self.kernels[..self.len as usize].contains(&kernel.0)
+        self.steps().any(|(named, _)| named == kernel)
     }
 }

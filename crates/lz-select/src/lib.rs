@@ -39,6 +39,7 @@ mod check;
 mod constraint;
 mod decision;
 mod graphs;
+mod memory;
 mod perf;
 mod pin;
 mod policy;
@@ -54,8 +55,9 @@ mod why;
 
 pub use cache::{CacheConfig, CacheStats, Clock, ENTRY_OVERHEAD, Invalidate, SelectionCache};
 pub use constraint::BadConstraint;
-pub use decision::{Basis, Candidate, Chain, Decision, FALLBACKS, KernelIx, Terms, Transforms};
+pub use decision::{Basis, Candidate, Chain, Decision, FALLBACKS, KernelIx, MAX_KERNELS, Terms, Transforms};
 pub use graphs::{Captures, Covers};
+pub use memory::{DeviceMemory, MemoryRange, MemoryState};
 pub use perf::{Compared, Estimate, EstimateKind, NoPerfData, PerfSource, Rival, Side, Sides};
 pub use pin::{About, Pin, Pins};
 pub use policy::{
@@ -65,6 +67,6 @@ pub use policy::{
 pub use proof::{Evidence, KernelVersion, Proofs, Verify};
 pub use restriction::{Restriction, Settled};
 pub use rollout::{RolloutRule, Takes};
-pub use snapshot::{BackendState, Health, MemoryState, Settings, Snapshot, SnapshotError, SnapshotSpec};
+pub use snapshot::{BackendState, Health, Settings, Snapshot, SnapshotError, SnapshotSpec};
 pub use warm::Warm;
 pub use why::{Behind, EqualScore, Known, PassedOver, Ranked, Tie, TieBreak, Times, Why};

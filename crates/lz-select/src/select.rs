@@ -5,9 +5,10 @@ use std::sync::Arc;
 use lz_expr::Possible;
 use lz_model::{Catalog, Denial, Facts, KernelDescriptor, Platform, Query, Reason, Trust};
 
-use crate::check::{Case, call_reasons};
+use crate::check::{Case, call_reasons, workspace};
 use crate::constraint::Compiled;
 use crate::decision::{Basis, Candidate, Chain, Decision, KernelIx, Terms, Transforms};
+use crate::memory::MemoryRange;
 use crate::perf::{Estimate, EstimateKind};
 use crate::policy::{Applied, Rule};
 use crate::proof;
@@ -48,11 +49,14 @@ impl Snapshot {
                 rollout: None,
                 level: self.spec.restriction.level,
                 uniform: true,
+                available: None,
+                memory: MemoryRange::ANY,
             };
         };
         let facts = Facts { op, query, device };
-        let memory = self.spec.memory.get(query.device().0 as usize).copied().flatten();
-        let case = Case { op, query, context: query.context(), facts, settings, memory };
+        // Read once: all candidates are judged by the same figure.
+        let available = self.available_memory(query.device());
+        let case = Case { op, query, context: query.context(), facts, settings, available };
         let cells = &self.cells[query.op().0 as usize];
         let representative = cells.representative(query);
         let rules = Applied::new(self.policy.rules(query.op()), &facts);
@@ -89,6 +93,7 @@ impl Snapshot {
         let uniform = self.spec.restriction.is_uniform()
             && !judge.asks_for_proofs(compiled)
             && judge.is_uniform(cells, compiled, &candidates);
+        let memory = judge.memory_range(cells, compiled, uniform);
         let basis = if locked { Basis::Locked } else { basis };
         Decision {
             query: *query,
@@ -104,6 +109,8 @@ impl Snapshot {
             rollout,
             level: self.spec.restriction.level,
             uniform,
+            available: (available < i64::MAX).then_some(available),
+            memory,
         }
     }
 
@@ -117,9 +124,9 @@ impl Snapshot {
             let constraint = format!("serves {}", self.kernel(kernel).operation);
             return Err(vec![Reason::ConstraintFailed { constraint, found: format!("the call is {}", op.id()) }]);
         };
-        let memory = self.spec.memory.get(query.device().0 as usize).copied().flatten();
+        let available = self.available_memory(query.device());
         let facts = Facts { op, query, device };
-        let case = Case { op, query, context: query.context(), facts, settings: &self.spec.settings, memory };
+        let case = Case { op, query, context: query.context(), facts, settings: &self.spec.settings, available };
         let transforms = call_reasons(&case, self.kernel(kernel), compiled, &mut reasons);
         if reasons.is_empty() { Ok(transforms) } else { Err(reasons) }
     }
@@ -129,7 +136,7 @@ impl Snapshot {
         let step = |c: &Candidate| (c.kernel, c.transforms);
         let ranked: Vec<(KernelIx, Transforms)> = decision.ranked().map(step).collect();
         let reference = decision.ranked().find(|c| self.kernel(c.kernel).reference).map(step);
-        Chain::new(&ranked, reference)
+        Chain::new(&ranked, reference).map(|chain| chain.within(decision.memory))
     }
 }
 
@@ -146,7 +153,7 @@ struct Judge<'a> {
 }
 
 impl Judge<'_> {
-    /// Caution leaves nobody without a kernel: where it has ruled out all that could serve the call, what plain torch runs
+    /// Caution leaves nobody without a kernel (degradation, being switched off, memory that must stay free): where it has ruled out all that could serve the call, what plain torch runs
     /// comes back, or, while LayerZero is not switched off, all that is out for no other reason.
     fn keep_a_last_one(&self, compiled: &[Compiled], candidates: &mut [Candidate]) {
         let spared = |c: &Candidate| c.cautions > 0 && c.reasons.len() == c.cautions;
@@ -170,6 +177,12 @@ impl Judge<'_> {
         // A kernel for other hardware is out for that alone: judging its shapes would only be noise.
         if reasons.is_empty() {
             transforms = call_reasons(self.case, kernel, compiled, &mut reasons);
+            // Without LayerZero plain torch would run whatever is free: headroom does not leave a call without a kernel.
+            if self.is_last_resort(kernel) {
+                let too_large = |reason: &Reason| matches!(reason, Reason::MemoryHeadroomExceeded { .. });
+                cautions += reasons.iter().filter(|reason| !needed && too_large(reason)).count();
+                reasons.retain(|reason| !needed || !too_large(reason));
+            }
             let disabled = self.disabled(kernel).filter(|_| !needed);
             cautions += usize::from(disabled.is_some());
             reasons.extend(disabled);
@@ -206,6 +219,7 @@ impl Judge<'_> {
             baseline: kernel.baseline,
             built_in: kernel.trust == Trust::BuiltIn,
             tied_with: None,
+            workspace: workspace(compiled, &self.case.facts),
         }
     }
 
@@ -351,16 +365,33 @@ impl Judge<'_> {
         })
     }
 
+    /// The available bytes with which every verdict on a workspace stays as it is: over the whole cell where the decision
+    /// is uniform, else for this call.
+    fn memory_range(&self, cells: &crate::cell::Cells, compiled: &[Compiled], uniform: bool) -> MemoryRange {
+        let (bounds, device) = (cells.bounds(&self.case.facts), self.case.query.device().0 as usize);
+        let mut range = MemoryRange::ANY;
+        for kernel in compiled {
+            let runs_here = self.snapshot.entries[kernel.kernel.0 as usize].static_reasons[device].is_empty();
+            let (Some(expr), Some(here)) = (&kernel.workspace, workspace(kernel, &self.case.facts)) else { continue };
+            let over_cell = || match expr.possible(&bounds) {
+                Possible::Between(low, high) => (low, high),
+                _ => (here, here),
+            };
+            if runs_here {
+                range.compared(if uniform { over_cell() } else { (here, here) }, self.case.available);
+            }
+        }
+        range
+    }
+
     /// Workspace and grid are compared with limits: both ends of their range must fall on one side.
     fn sizes_are_uniform(&self, kernel: &Compiled, bounds: &crate::cell::CellBounds<'_>) -> bool {
         let one_side = |expr: &lz_expr::Expr, scale: i64, limit: i64| match expr.possible(bounds) {
             Possible::Between(low, high) => (low.saturating_mul(scale) > limit) == (high.saturating_mul(scale) > limit),
             _ => false,
         };
-        let workspace = match (&kernel.workspace, self.case.memory) {
-            (Some(expr), Some(memory)) => one_side(expr, 1, memory.available(self.case.settings.memory_headroom_bytes)),
-            _ => true,
-        };
+        let available = self.case.available;
+        let workspace = kernel.workspace.as_ref().is_none_or(|expr| one_side(expr, 1, available));
         let grid = match (&kernel.grid, self.case.facts.device.launch) {
             (Some(grid), Some(limits)) => {
                 let axes = grid.axes.iter().enumerate().all(|(i, axis)| {

@@ -11,7 +11,8 @@ use lz_model::{
 use crate::cell::Cells;
 use crate::check::device_reasons;
 use crate::constraint::{BadConstraint, Compiled};
-use crate::decision::KernelIx;
+use crate::decision::{Chain, KernelIx, MAX_KERNELS};
+use crate::memory::DeviceMemory;
 use crate::perf::{NoPerfData, PerfSource};
 use crate::pin::Pins;
 use crate::policy::{KernelName, Policy, PolicyError, PolicySpec};
@@ -82,22 +83,6 @@ impl Settings {
     }
 }
 
-/// Memory of a device, as last probed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryState {
-    /// Free bytes.
-    pub free: i64,
-    /// The largest block that can be had in one piece.
-    pub largest_block: i64,
-}
-
-impl MemoryState {
-    /// What a workspace may take when `headroom` must stay free.
-    pub fn available(&self, headroom: i64) -> i64 {
-        self.largest_block.min(self.free.saturating_sub(headroom)).max(0)
-    }
-}
-
 /// A backend as this process found it.
 #[derive(Clone, Debug)]
 pub struct BackendState {
@@ -136,8 +121,8 @@ pub struct Health {
 pub struct SnapshotSpec {
     /// The devices; a query's device is an index into these.
     pub devices: Vec<DeviceSpec>,
-    /// Their memory, where it was probed.
-    pub memory: Vec<Option<MemoryState>>,
+    /// Their free memory, where it was probed. It is shared and changes while snapshots stay as they are.
+    pub memory: Arc<DeviceMemory>,
     /// Versions of installed libraries, by lower-case name.
     pub versions: BTreeMap<String, String>,
     /// The backends, by name.
@@ -172,7 +157,7 @@ impl Default for SnapshotSpec {
     fn default() -> Self {
         SnapshotSpec {
             devices: Vec::new(),
-            memory: Vec::new(),
+            memory: Arc::default(),
             versions: BTreeMap::new(),
             backends: BTreeMap::new(),
             kernels: Vec::new(),
@@ -200,6 +185,12 @@ pub enum SnapshotError {
         id: String,
         /// The version.
         version: String,
+    },
+    /// More kernels than a chain can name.
+    #[error("{found} kernels are registered, {MAX_KERNELS} can be; unregister some")]
+    TooManyKernels {
+        /// How many there are.
+        found: usize,
     },
     /// A kernel of a backend nobody registered.
     #[error("kernel '{kernel}' belongs to backend '{backend}', which is not registered")]
@@ -236,7 +227,7 @@ pub(crate) struct Entry {
 /// Everything a selection depends on: registry, devices, policy, health, performance knowledge.
 ///
 /// Immutable; a change is a new snapshot with a new epoch. Selection is a pure function of the
-/// snapshot and the query.
+/// snapshot, the query and the free memory of its device, which alone changes under a snapshot.
 pub struct Snapshot {
     pub(crate) epoch: u64,
     pub(crate) spec: SnapshotSpec,
@@ -257,6 +248,9 @@ impl SnapshotSpec {
 
     /// Checks and compiles everything. All problems are reported, not only the first.
     pub fn build(&self, epoch: u64) -> Result<Snapshot, Vec<SnapshotError>> {
+        if self.kernels.len() > MAX_KERNELS {
+            return Err(vec![SnapshotError::TooManyKernels { found: self.kernels.len() }]);
+        }
         let mut problems = Vec::new();
         let mut kernels = self.kernels.clone();
         kernels.sort_by(|a, b| {
@@ -420,6 +414,18 @@ impl Snapshot {
         let compiled = self.by_op[query.op().0 as usize].iter().find(|c| c.kernel == kernel);
         let workspace = compiled.and_then(|c| c.workspace.as_ref()).zip(self.device(query.device()));
         workspace.and_then(|(expr, device)| expr.int(&Facts { op, query, device }).ok()).unwrap_or(0)
+    }
+
+    /// What a workspace may take on a device now, beyond the headroom; everything where its memory is not known.
+    #[inline]
+    pub fn available_memory(&self, device: DeviceIx) -> i64 {
+        self.spec.memory.available(device, self.spec.settings.memory_headroom_bytes)
+    }
+
+    /// Whether a chain decided before is still the one: every workspace that fitted fits, and no other does.
+    #[inline]
+    pub fn still_holds(&self, chain: &Chain, device: DeviceIx) -> bool {
+        chain.memory().is_any() || chain.memory().contains(self.available_memory(device))
     }
 
     /// The key of the cell a query lies in: queries with one key get one decision, unless the

@@ -441,6 +441,37 @@ fn whatever_does_not_fit_together_is_reported_all_at_once() {
     }
 }
 
+#[test]
+fn more_kernels_than_a_chain_can_name_are_refused() {
+    let mut spec = spec(vec![kernel("a.x", 1)]);
+    spec.kernels = vec![spec.kernels[0].clone(); MAX_KERNELS + 1];
+    let Err(problems) = spec.build(1) else { panic!("must not build") };
+    assert_eq!(problems, [SnapshotError::TooManyKernels { found: MAX_KERNELS + 1 }]);
+}
+
+/// Headroom rules kernels out, but not the last one: plain torch runs whatever is free.
+#[test]
+fn plain_torch_runs_where_no_workspace_fits() {
+    let taking = |id: &str, priority, bytes: &str| KernelDescriptor {
+        workspace: Some(bytes.into()),
+        platforms: vec![Platform::Cuda],
+        ..kernel(id, priority)
+    };
+    let plain = KernelDescriptor { baseline: true, ..taking("b.plain", 10, "2000") };
+    let mut spec = spec(vec![taking("a.x", 90, "1000"), plain]);
+    spec.devices = vec![DeviceSpec::new(Platform::Cuda, "made-up")];
+    spec.settings.memory_headroom_bytes = 0;
+    let snapshot = spec.build(1).unwrap();
+    let ids = |free: i64| {
+        spec.memory.set(DeviceIx(0), Some(MemoryState { free, largest_block: free }));
+        let chain = snapshot.chain(&snapshot.select(&query())).unwrap();
+        chain.steps().map(|(k, _)| snapshot.kernel(k).id.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(ids(2000), ["a.x", "b.plain"]);
+    assert_eq!(ids(1999), ["a.x"]);
+    assert_eq!(ids(999), ["b.plain"]);
+}
+
 /// A kernel that is not built in.
 fn foreign(id: &str, priority: i32, trust: Trust) -> KernelDescriptor {
     KernelDescriptor { trust, ..kernel(id, priority) }

@@ -2,8 +2,8 @@
 
 mod world;
 
-use lz_model::{Catalog, DType, Layout, Platform, Query};
-use lz_select::{CacheConfig, Decision, SelectionCache, Snapshot};
+use lz_model::{Catalog, DType, DeviceIx, Layout, Platform, Query};
+use lz_select::{CacheConfig, Chain, Decision, MemoryState, SelectionCache, Snapshot};
 use proptest::prelude::*;
 use world::{RandomCall, RandomKernel, World, call, variant, world};
 
@@ -102,6 +102,31 @@ proptest! {
                 let query = c.query();
                 let expected = snapshot.chain(&snapshot.select(&query));
                 prop_assert_eq!(cached(&cache, &snapshot, &query), expected, "{:?}", query);
+            }
+        }
+    }
+
+    /// Free memory changes under a snapshot, and nothing is built anew: what is remembered is used only while every
+    /// workspace that fitted still fits, and what did not fit still does not.
+    #[test]
+    fn a_cached_decision_follows_free_memory(
+        world in world(),
+        base in call(),
+        others in prop::collection::vec(variant(), 1..20),
+        amounts in prop::collection::vec(prop::option::weighted(0.9, 0i64..2_000_000), 1..8),
+    ) {
+        let calls: Vec<RandomCall> = others.into_iter().map(|v| v.of(&base)).collect();
+        let snapshot = world.spec().build(1).unwrap();
+        let cache = SelectionCache::new(CacheConfig { max_entries: 64, ..CacheConfig::default() });
+        for free in amounts {
+            let state = free.map(|free| MemoryState { free, largest_block: free });
+            snapshot.spec().memory.set(DeviceIx(0), state);
+            let fresh = World { free, ..world.clone() }.spec().build(1).unwrap();
+            for c in &calls {
+                let query = c.query();
+                let kernels = |chain: Option<Chain>| chain.map(|c| c.steps().collect::<Vec<_>>());
+                let expected = kernels(fresh.chain(&fresh.select(&query)));
+                prop_assert_eq!(kernels(cached(&cache, &snapshot, &query)), expected, "{:?} with {:?}", query, free);
             }
         }
     }

@@ -59,7 +59,7 @@ impl Core {
     pub fn experiment_failed(&self, step: &Step, error: &str, detail: &str) {
         match Fault::of(detail) {
             Fault::Poisoned => self.disable_backend(&step.kernel.backend, error),
-            Fault::OutOfMemory => drop(self.refresh_memory()),
+            Fault::OutOfMemory => self.refresh_memory(),
             Fault::Kernel => {}
         }
     }
@@ -122,7 +122,7 @@ impl Core {
             // A probe that meets full memory has shown nothing: dropping it frees its place.
             drop(admission);
             self.guard.emit(Event::OutOfMemory { op, kernel, error: error.to_owned() });
-            let _ = self.refresh_memory();
+            self.refresh_memory();
             return fault;
         }
         self.guard.emit(Event::KernelFailed { op, backend, kernel, error: error.to_owned() });

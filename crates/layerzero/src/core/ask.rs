@@ -5,7 +5,7 @@ use lz_model::{
     Query, Reason, nearest,
 };
 use lz_resilience::{BreakerReport, BreakerState, Event};
-use lz_select::{BackendState, CacheStats, Candidate, Chain, Decision, KernelIx, Snapshot};
+use lz_select::{BackendState, CacheStats, Candidate, Chain, Decision, KernelIx, MemoryRange, Snapshot};
 
 use super::Core;
 use super::guard::always_runs;
@@ -108,15 +108,21 @@ impl Scope<'_> {
 
     /// The kernels to try for a query, in order, each with what runs it.
     pub fn steps(&self, query: &Query) -> Result<Vec<Step>, Error> {
-        let mut steps = self.all_steps(query)?;
+        self.steps_within(query).map(|(steps, _)| steps)
+    }
+
+    /// As [`Scope::steps`], with the available bytes with which they are the ones to try: whoever remembers them compares
+    /// with [`Core::memory`] first.
+    pub fn steps_within(&self, query: &Query) -> Result<(Vec<Step>, MemoryRange), Error> {
+        let (mut steps, memory) = self.all_steps(query)?;
         if !self.snapshot().spec().settings.fallback_enabled {
             steps.truncate(1);
         }
-        Ok(steps)
+        Ok((steps, memory))
     }
 
-    /// As [`Scope::steps`], also where the configuration wants no fallback.
-    pub(crate) fn all_steps(&self, query: &Query) -> Result<Vec<Step>, Error> {
+    /// As [`Scope::steps_within`], also where the configuration wants no fallback.
+    pub(crate) fn all_steps(&self, query: &Query) -> Result<(Vec<Step>, MemoryRange), Error> {
         let state = &self.state;
         let chain = self.chain(query);
         let chain = chain.ok_or_else(|| no_kernel(&state.snapshot, &state.snapshot.select(query)))?;
@@ -125,7 +131,7 @@ impl Scope<'_> {
             let unproven = state.snapshot.needs_proof(kernel, query);
             Step { unproven, ..state.step(&self.core.guard, op, kernel, transforms) }
         };
-        Ok(chain.steps().map(step).collect())
+        Ok((chain.steps().map(step).collect(), chain.memory()))
     }
 
     /// One kernel for a query, whatever the ranking; an error with its reasons when it cannot serve it.

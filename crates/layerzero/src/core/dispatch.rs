@@ -114,7 +114,7 @@ impl Scope<'_> {
             }
         }
         let (params, expected) = op.settled(&named, &ordered, &query)?;
-        let steps = self.all_steps(&query)?;
+        let (steps, _) = self.all_steps(&query)?;
         drop(named);
 
         let mut inputs: Vec<Option<TensorView<'_>>> = vec![None; op.schema().inputs.len()];

@@ -15,7 +15,7 @@ use crate::forking;
 /// Something to be done soon. What is asked for twice is done once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Errand {
-    /// See whether the devices' free memory has changed much; then the snapshot is built anew.
+    /// Look at the devices' free memory.
     LookAtMemory,
     /// Write the figures of rollouts.
     PublishRollouts,
@@ -83,10 +83,15 @@ impl Errands {
         self.attended.store(true, Ordering::Release);
     }
 
+    /// Whether somebody attends.
+    pub fn is_attended(&self) -> bool {
+        self.attended.load(Ordering::Acquire)
+    }
+
     /// Has something done soon. Where nobody attends it is done at once, except for looking at memory: a call does not
     /// wait for that.
     pub fn later(&self, errand: Errand) {
-        if !self.attended.load(Ordering::Acquire) {
+        if !self.is_attended() {
             if errand != Errand::LookAtMemory {
                 self.shared.run(errand);
             }

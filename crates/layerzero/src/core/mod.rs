@@ -37,11 +37,12 @@ mod text;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use lz_model::Query;
 use lz_resilience::EventHook;
-use lz_select::{CacheConfig, SelectionCache};
+use lz_select::{CacheConfig, DeviceMemory, SelectionCache};
 use parking_lot::Mutex;
 
 use crate::warn::{WarningHook, Warnings};
@@ -59,6 +60,7 @@ pub use executable::{DynamicKernel, Executable};
 pub use guard::Fault;
 pub use live::Drifted;
 pub(crate) use memory::probe_memory;
+pub use memory::{AllocatorMemory, MemorySource};
 pub use proof::WrongResult;
 pub use proving::Proof;
 pub use scope::{OverlayId, Scope};
@@ -86,6 +88,9 @@ pub struct Core {
     pub(crate) errands: Errands,
     /// What sampled calls take.
     live: Live,
+    /// The devices' free memory, which every state shares.
+    memory: Arc<DeviceMemory>,
+    memory_source: OnceLock<MemorySource>,
     /// The last queries that had to be decided.
     recent: Mutex<VecDeque<Query>>,
     /// Threads of calls on the CPU that do not say theirs.
@@ -102,6 +107,8 @@ impl Core {
     ) -> Core {
         let state = draft.build().expect("the built-in kernels fit together; a test builds them");
         Core {
+            memory: draft.spec.memory.clone(),
+            memory_source: OnceLock::new(),
             state: ArcSwap::from_pointee(state),
             draft: Mutex::new(draft),
             version: AtomicU64::new(1),

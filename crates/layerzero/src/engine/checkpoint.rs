@@ -33,7 +33,6 @@ impl Engine {
             let mut draft = checkpoint.draft.clone();
             let known = draft.spec.devices.len();
             draft.spec.devices.extend(now.spec.devices.drain(known.min(now.spec.devices.len())..));
-            draft.spec.memory = std::mem::take(&mut now.spec.memory);
             draft.spec.perf = now.spec.perf.clone();
             draft.spec.warm = now.spec.warm.clone();
             draft.spec.restriction = now.spec.restriction.clone();

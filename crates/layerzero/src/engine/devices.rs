@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering;
 use lz_model::DeviceSpec;
 
 use super::Engine;
-use crate::core::probe_memory;
 use crate::error::Error;
 
 impl Engine {
@@ -45,13 +44,13 @@ impl Engine {
                 self.update(|spec| {
                     // Another thread may have been sooner.
                     spec.devices.extend(devices.iter().skip(spec.devices.len()).cloned());
-                    spec.memory = spec.devices.iter().map(probe_memory).collect();
                     if let Some(model) = model {
                         spec.perf = Arc::new(model);
                     }
                 })
             },
         )?;
+        self.look_at_memory_of_new_devices();
         self.jit.look_for_devices(self);
         Ok(self.devices().len())
     }

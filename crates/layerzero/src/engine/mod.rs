@@ -30,7 +30,7 @@ use std::sync::atomic::AtomicBool;
 
 use lz_model::{DeviceSpec, Platform};
 use lz_resilience::{EventHook, Stamped};
-use lz_select::CacheConfig;
+use lz_select::{CacheConfig, DeviceMemory};
 
 use crate::core::{Core, Draft, Executable, probe_memory};
 use crate::services::StateFiles;
@@ -129,7 +129,7 @@ impl EngineBuilder {
         let found = || if self.cpu_only { vec![lz_hardware::detect_cpu()] } else { lz_hardware::detect().devices };
         draft.spec.devices = self.devices.unwrap_or_else(found);
         if !described {
-            draft.spec.memory = draft.spec.devices.iter().map(probe_memory).collect();
+            draft.spec.memory = Arc::new(DeviceMemory::of(draft.spec.devices.iter().map(probe_memory)));
         }
         draft.spec.warm = self.compiled_elsewhere.then(Arc::default);
         draft.spec.names = SHIPPED.clone();

@@ -11,7 +11,6 @@ use lz_select::{Action, BackendState, KernelIx, Pattern, RolloutRule, RuleSpec, 
 use serde::Serialize;
 
 use super::Engine;
-use crate::core::probe_memory;
 use crate::documents::{PinKind, PinStatus};
 
 /// How a check came out.
@@ -360,11 +359,12 @@ fn memory(look: &Look<'_>) -> Answer {
     }
     let spec = look.snapshot.spec();
     // Only devices of this machine have memory that was probed.
-    let probed = spec.devices.iter().zip(&spec.memory).filter(|(_, before)| before.is_some());
+    let devices = (0..).map(DeviceIx).zip(&spec.devices);
+    let probed = devices.filter_map(|(ix, device)| Some((ix, device, spec.memory.get(ix)?)));
     let free: Vec<(&str, u64)> = probed
-        .filter_map(|(device, before)| {
-            let now = probe_memory(device).or(*before)?;
-            Some((device.name.as_str(), u64::try_from(now.free).unwrap_or(0) >> 20))
+        .map(|(ix, device, before)| {
+            let now = look.engine.probe(ix, device).unwrap_or(before);
+            (device.name.as_str(), u64::try_from(now.free).unwrap_or(0) >> 20)
         })
         .collect();
     if free.is_empty() {

@@ -28,7 +28,7 @@ impl StateFiles {
     /// Does what follows from calls.
     pub fn run(&self, core: &Core, errand: Errand) {
         match errand {
-            Errand::LookAtMemory => core.look_at_memory(),
+            Errand::LookAtMemory => core.refresh_memory(),
             Errand::PublishRollouts => self.status.publish(core),
             Errand::KeepCircuits => match self.status.folder() {
                 Some(folder) => self.failures.keep(core, &folder),

@@ -8,12 +8,12 @@ fn short_of_memory() -> (Arc<Engine>, Arc<AtomicU64>) {
     let cache = CacheConfig { clock: Clock::Manual(clock.clone()), ..CacheConfig::default() };
     let engine = Arc::new(Engine::builder().cpu_only().cache(cache).build());
     let tight = MemoryState { free: 1, largest_block: 1 };
-    engine.update(|spec| spec.memory = vec![Some(tight)]).unwrap();
+    engine.memory().set(DeviceIx(0), Some(tight));
     (engine, clock)
 }
 
 fn free(engine: &Engine) -> i64 {
-    engine.with_snapshot(|s| s.spec().memory[0].unwrap().free)
+    engine.memory().get(DeviceIx(0)).unwrap().free
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn an_engine_that_is_attended_looks_at_memory_beside_its_calls() {
     engine.end();
     assert!(free(&engine) > 1);
     // Nothing is begun after that.
-    engine.update(|spec| spec.memory[0].as_mut().unwrap().free = 1).unwrap();
+    engine.memory().set(DeviceIx(0), Some(MemoryState { free: 1, largest_block: 1 }));
     clock.fetch_add(61_000, Ordering::AcqRel);
     rms(&engine).unwrap();
     engine.end();

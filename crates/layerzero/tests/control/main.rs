@@ -10,7 +10,8 @@ use layerzero::model::*;
 use layerzero::resilience::{Event, Level};
 use layerzero::selection::*;
 use layerzero::{
-    Arguments, Dispatched, DynamicKernel, Engine, EngineBuilder, Error, Overlay, OverlayId, Scope, Warning,
+    AllocatorMemory, Arguments, Dispatched, DynamicKernel, Engine, EngineBuilder, Error, Overlay, OverlayId, Scope,
+    Warning,
 };
 use tempfile::TempDir;
 
@@ -19,6 +20,7 @@ mod configuration;
 mod errands;
 mod failures;
 mod levels;
+mod memory;
 mod names;
 mod overlays;
 mod readiness;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::*;
-use layerzero::selection::{Action, Condition, Health, MemoryState, Pattern, PolicySpec};
+use layerzero::selection::{Action, Condition, DeviceMemory, Health, MemoryState, Pattern, PolicySpec};
 
 /// What selection says about a world's call: who serves it, by which score, what is done to the arguments, who is out and
 /// why, and what plain torch runs.
@@ -178,7 +178,7 @@ fn every_field_of_a_kernel_descriptor_has_an_effect() {
             in with(linear(), |w| w.context.packing = Packing::blocked(32, 1).unwrap());
         accuracy: Accuracy::SplitBf16x2, in linear();
         workspace: Some("batch * 1000".into()), in with(attention(), |w| {
-            w.spec.memory = vec![Some(MemoryState { free: 0, largest_block: 0 })];
+            w.spec.memory = Arc::new(DeviceMemory::of([Some(MemoryState { free: 0, largest_block: 0 })]));
         });
         grid: Some(GridRule { threads_per_block: Some(4096), ..grid() }), in attention();
         tokenizer: TokenizerRule::default(),

@@ -251,7 +251,7 @@ pub const SHOWN: &[Shown] = &[
         || {
             attention_with(|w| {
                 w.kernel.workspace = Some("batch * 1000".into());
-                w.spec.memory = vec![Some(MemoryState { free: 5_000, largest_block: 5_000 })];
+                w.spec.memory = Arc::new(DeviceMemory::of([Some(MemoryState { free: 5_000, largest_block: 5_000 })]));
                 w.settings().memory_headroom_bytes = 4_000;
             })
         },

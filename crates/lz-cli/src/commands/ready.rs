@@ -35,7 +35,7 @@ pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<
         }
     };
     if args.engine.device.is_none() {
-        session.engine.refresh_memory()?;
+        session.engine.refresh_memory();
     }
     session.engine.learn_if_there();
     let mut checks = session.engine.readiness().checks;

@@ -120,7 +120,8 @@ impl SelectionCache {
         let but_sizes = query.fingerprint_but_sizes();
         let hash = query.fingerprint_with(but_sizes);
         let current = |shard: u32| self.shards[shard as usize].generation.ticket();
-        if let Some(chain) = front::find(hash, query, self.id, snapshot.epoch(), now_ms, current) {
+        let known = front::find(hash, query, self.id, snapshot.epoch(), now_ms, current);
+        if let Some(chain) = known.filter(|chain| snapshot.still_holds(chain, query.device())) {
             return Some(chain);
         }
         self.shared(snapshot, query, (but_sizes, hash), now_ms, compute)
@@ -143,12 +144,20 @@ impl SelectionCache {
         // A cell differs from its queries in sizes alone.
         let cell_hash = cell.fingerprint_with(but_sizes);
         let (mut key, mut key_hash) = (cell, cell_hash);
+        // A chain decided with another amount of free memory is as good as none.
+        let find = |place: &Place<'_>, key: &Query| {
+            let holds = |stored: &Stored| match stored {
+                Stored::Chain(chain) => snapshot.still_holds(chain, query.device()),
+                Stored::Mixed => true,
+            };
+            place.shard.find(place.tag, key, snapshot.epoch(), now_ms).filter(|(stored, _)| holds(stored))
+        };
         // A follower looks again after its leader landed. An answer can be invalidated before it
         // is read, and a mixed cell needs a second look, so this may repeat, but not for ever.
         for _ in 0..4 {
             let place = self.place_of(key_hash);
             let ticket = place.shard.generation.ticket();
-            match place.shard.find(place.tag, &key, snapshot.epoch(), now_ms) {
+            match find(&place, &key) {
                 Some((Stored::Mixed, _)) if key == cell => {
                     key = query.marked_exact();
                     key_hash = key.fingerprint();
@@ -168,7 +177,7 @@ impl SelectionCache {
             }
             // Somebody may have landed between the look and the boarding.
             if let Boarding::Leader(_) = flight
-                && place.shard.find(place.tag, &key, snapshot.epoch(), now_ms).is_some()
+                && find(&place, &key).is_some()
             {
                 continue;
             }

@@ -334,7 +334,7 @@ impl World {
 
     pub fn spec(&self) -> SnapshotSpec {
         let mut spec = SnapshotSpec { devices: vec![self.device()], ..SnapshotSpec::default() };
-        spec.memory = vec![self.free.map(|free| MemoryState { free, largest_block: free })];
+        spec.memory = Arc::new(DeviceMemory::of([self.free.map(|free| MemoryState { free, largest_block: free })]));
         spec.settings.memory_headroom_bytes = 0;
         spec.settings.strict = self.strict;
         for lib in 0..3 {
