@@ -34,6 +34,7 @@ mod libraries;
 mod memory;
 mod native;
 mod params;
+mod pieces;
 mod pinned;
 mod process;
 mod proof;
@@ -183,6 +184,7 @@ fn _native(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(control::rearm, module)?)?;
     module.add_function(wrap_pyfunction!(control::forget_failures, module)?)?;
     module.add_function(wrap_pyfunction!(control::refresh_memory, module)?)?;
+    module.add_function(wrap_pyfunction!(control::set_launch_limits, module)?)?;
     module.add_function(wrap_pyfunction!(process::busy, module)?)?;
     module.add_function(wrap_pyfunction!(process::end, module)?)?;
     module.add_function(wrap_pyfunction!(process::before_fork, module)?)?;
