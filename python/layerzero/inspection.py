@@ -145,6 +145,8 @@ class SelectionReport:
         self.floor_us: float | None = data["floor_us"]
         #: What a workspace may take on the device beyond the headroom, in bytes, where its free memory is known.
         self.available_bytes: int | None = data["available_bytes"]
+        #: Into how many pieces the batch is split, where no kernel can launch it as a whole.
+        self.pieces: int | None = data["pieces"]
 
     def to_dict(self) -> dict[str, Any]:
         """The same as data, as ``layerzero explain --json`` prints it."""

@@ -74,7 +74,7 @@ pub use lz_select as selection;
 
 pub use core::{
     AllocatorMemory, Arguments, Blame, Caller, Core, Dispatched, Drifted, DynamicKernel, Ending, Executable, Fault,
-    KernelInfo, MemorySource, OverlayId, Proof, Proven, Scope, Selection, Step, TextCall, WrongResult, adapt,
+    KernelInfo, MemorySource, OverlayId, Pieces, Proof, Proven, Scope, Selection, Step, TextCall, WrongResult, adapt,
 };
 pub use documents::{
     BadBuckets, BucketPlan, Buckets, DispatchTable, Fallback, FallbackMode, Locked, Lockfile, LockfileError,

@@ -143,6 +143,8 @@ pub struct Report {
     pub floor_us: Option<f64>,
     /// What a workspace may take on the device beyond the headroom, in bytes, where its free memory is known.
     pub available_bytes: Option<i64>,
+    /// Into how many pieces the batch is split, where no kernel can launch it as a whole.
+    pub pieces: Option<i64>,
     /// Every registered kernel of the operation: accepted ones by rank, then the others.
     pub candidates: Vec<CandidateReport>,
 }
@@ -264,6 +266,7 @@ impl Report {
             bytes,
             floor_us,
             available_bytes: decision.available,
+            pieces: None,
             candidates,
         }
     }
@@ -295,7 +298,12 @@ impl fmt::Display for Report {
                 let why = self.why.as_ref().map_or("", |why| why.message.as_str());
                 writeln!(f, "  chosen   {kernel} ({why})")?;
             }
-            None => writeln!(f, "  chosen   nothing: no kernel can serve this call")?,
+            None => match self.pieces {
+                Some(pieces) => {
+                    writeln!(f, "  chosen   nothing for the whole: the batch is split into {pieces} pieces")?
+                }
+                None => writeln!(f, "  chosen   nothing: no kernel can serve this call")?,
+            },
         }
         if let Some(outside) = &self.outside_table {
             let (code, message) = (outside.reason.code(), &outside.message);

@@ -60,6 +60,17 @@ pub enum Warning {
         /// Why the others are out: kernel and first reason.
         why: Vec<(String, String)>,
     },
+    /// No kernel can launch a batch as a whole, so that it is made in pieces.
+    SplitBatch {
+        /// The operation.
+        op: &'static str,
+        /// Into how many pieces.
+        pieces: i64,
+        /// How many rows the axis has that is cut.
+        size: i64,
+        /// What keeps a kernel from the whole.
+        why: String,
+    },
     /// A lockfile or a dispatch table is not in force as a whole.
     NotInForce {
         /// Which, and why.
@@ -82,6 +93,8 @@ impl Warning {
             Warning::FellBack { op, failed, .. } => format!("fallback {op} {failed}"),
             Warning::WrongResult { op, kernel, .. } => format!("wrong {op} {kernel}"),
             Warning::OnlyReference { op, why, .. } => format!("reference {op} {why:?}"),
+            // Not by size: batches vary.
+            Warning::SplitBatch { op, pieces, .. } => format!("split {op} {pieces}"),
             Warning::NotInForce { sentence } => sentence.clone(),
             Warning::StatusNotWritten { path, .. } => format!("status {}", path.display()),
         }
@@ -95,6 +108,9 @@ impl std::fmt::Display for Warning {
                 write!(f, "{op}: {}; {}", contradiction(input, shape, *layout), say_the_layout(*layout))
             }
             Warning::NotInForce { sentence } => f.write_str(sentence),
+            Warning::SplitBatch { op, pieces, size, why } => {
+                write!(f, "{op}: no kernel can launch the batch of {size}, which is split into {pieces} pieces ({why})")
+            }
             Warning::FellBack { op, failed, error, served, factor } => {
                 write!(f, "{op}: {failed} failed ({error}); {served} served the call")?;
                 write_factor(f, *factor)

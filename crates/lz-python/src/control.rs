@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use layerzero::config::{self, CodeLayer, MAX_DEPTH, Sources, Value};
+use layerzero::model::LaunchLimits;
+use layerzero::selection::SnapshotSpec;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
@@ -238,4 +240,27 @@ pub fn forget_failures(py: Python<'_>) {
 #[pyfunction]
 pub fn refresh_memory(py: Python<'_>) {
     detached(py, || engine().refresh_memory());
+}
+
+/// Says what a device can launch, in the place of what its driver says: blocks along x, y and z, and threads of a block.
+/// `None` for a device without limits, as the host is. For trying limits out where no GPU is.
+#[pyfunction]
+#[pyo3(signature = (device, max_grid, max_threads_per_block))]
+pub fn set_launch_limits(
+    py: Python<'_>,
+    device: usize,
+    max_grid: Option<[u32; 3]>,
+    max_threads_per_block: Option<u32>,
+) -> PyResult<()> {
+    let limits = max_grid.map(|max_grid| {
+        let usual = LaunchLimits::default();
+        let max_threads_per_block = max_threads_per_block.unwrap_or(usual.max_threads_per_block);
+        LaunchLimits { max_grid, max_threads_per_block, ..usual }
+    });
+    let change = |spec: &mut SnapshotSpec| {
+        if let Some(device) = spec.devices.get_mut(device) {
+            device.launch = limits;
+        }
+    };
+    detached(py, || engine().update(change)).map_err(raise(py))
 }

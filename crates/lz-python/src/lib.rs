@@ -35,6 +35,7 @@ mod libraries;
 mod memory;
 mod native;
 mod params;
+mod pieces;
 mod pinned;
 mod process;
 mod proof;
@@ -195,6 +196,7 @@ fn _native(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(control::setting, module)?)?;
     module.add_function(wrap_pyfunction!(control::calls_made, module)?)?;
     module.add_function(wrap_pyfunction!(control::refresh_memory, module)?)?;
+    module.add_function(wrap_pyfunction!(control::set_launch_limits, module)?)?;
     module.add_function(wrap_pyfunction!(process::busy, module)?)?;
     module.add_function(wrap_pyfunction!(process::end, module)?)?;
     module.add_function(wrap_pyfunction!(process::before_fork, module)?)?;

@@ -5,7 +5,7 @@ use layerzero::model::{
     ArgumentKind, CallError, CallSpec, Catalog, Context, Layout, NamedCall, Op, OutputSpec, ParamValue, Query, Special,
 };
 use layerzero::selection::MemoryRange;
-use layerzero::{Ending, Error, OverlayId, Scope};
+use layerzero::{Ending, Error, OverlayId, Pieces, Scope};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -18,7 +18,7 @@ use crate::route::{Route, Runner};
 use crate::tensors::{Meta, Purpose};
 use crate::torch::Torch;
 use crate::words::Words;
-use crate::{context, error, events, host, interrupted, memory, process, registry, written};
+use crate::{context, error, events, host, interrupted, memory, pieces, process, registry, written};
 
 /// The arguments of a call, read.
 pub struct Arguments {
@@ -78,7 +78,10 @@ impl<'py> Request<'_, 'py> {
         let route = match self.known {
             Some(route) => route,
             None => {
-                let mut route = decide(py, &scope, front, &arguments)?;
+                let mut route = match decide(py, &scope, front, slots, &arguments)? {
+                    Choice::Route(route) => route,
+                    Choice::Pieces(op, made) => return pieces::make(py, front, op, slots, &made),
+                };
                 route.shorten(py, &scope, front, slots, &arguments);
                 // While the program ends every call of another thread has to come by here.
                 if let Some((version, words)) = self.words.filter(|_| !process::is_ending()) {
@@ -91,13 +94,44 @@ impl<'py> Request<'_, 'py> {
     }
 }
 
+/// What was decided for a call.
+enum Choice {
+    /// The kernels to try.
+    Route(Route),
+    /// None can launch it as a whole: how the operation's batch is split.
+    Pieces(&'static str, Pieces),
+}
+
 /// Has the engine decide.
-fn decide(py: Python<'_>, scope: &Scope<'_>, front: &'static Front, arguments: &Arguments) -> PyResult<Route> {
+fn decide(
+    py: Python<'_>,
+    scope: &Scope<'_>,
+    front: &'static Front,
+    slots: &Slots,
+    arguments: &Arguments,
+) -> PyResult<Choice> {
     let raise = |e: Error| error::engine(py, &e);
     let named = arguments.named(front, registry::context(py)?);
     let (_, bound) = scope.bind(front.signature.function.target, &named).map_err(raise)?;
     let op = Catalog::get().op(bound.query.op());
-    let (steps, memory) = scope.steps_within(&bound.query).map_err(raise)?;
+    let (steps, memory) = match scope.steps_within(&bound.query) {
+        Ok(found) => found,
+        Err(Error::NoKernel { op, rejections }) => {
+            let found = scope.pieces(front.signature.function.target, &named, &bound, &rejections);
+            let refused = match found.map(|found| (found, pieces::refusal(py, front, slots))) {
+                Some((Ok(pieces), None)) => return Ok(Choice::Pieces(op, pieces)),
+                Some((Ok(_), Some(why))) => Some(why.to_owned()),
+                Some((Err(why), _)) => Some(why.to_string()),
+                None => None,
+            };
+            let raised = raise(Error::NoKernel { op, rejections });
+            if let Some(why) = refused {
+                raised.value(py).call_method1("add_note", (format!("The batch cannot be split: {why}."),))?;
+            }
+            return Err(raised);
+        }
+        Err(error) => return Err(raise(error)),
+    };
     if engine().decided(scope, &named, &bound).map_err(raise)? {
         py.import("layerzero.warming")?.call_method0("wake")?;
     }
@@ -116,7 +150,7 @@ fn decide(py: Python<'_>, scope: &Scope<'_>, front: &'static Front, arguments: &
     if route.steps.first().is_some_and(|step| step.kernel.reference) {
         scope.warn_of_reference(&bound.query);
     }
-    Ok(route)
+    Ok(Choice::Route(route))
 }
 
 /// Packed values are read byte by byte, so that they must lie row by row; what does not is copied.
@@ -360,7 +394,10 @@ pub fn carry_out<'py>(
         Ending::Unserved { decide_again: true, failed, .. } => {
             // Who was wrong is out: the next decision names who serves instead, or says that nobody can.
             let scope = engine().scope(scope.overlay());
-            let next = decide(py, &scope, front, arguments)?;
+            let next = match decide(py, &scope, front, slots, arguments)? {
+                Choice::Route(route) => route,
+                Choice::Pieces(op, made) => return pieces::make(py, front, op, slots, &made),
+            };
             if let (Some((at, raised)), Some(serves)) = (failed.into_iter().next(), next.steps.first()) {
                 let error = error::one_line(py, &raised.into_raised());
                 scope.tell_fallback(&next.query, &route.steps[at], serves, error);

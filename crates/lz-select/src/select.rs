@@ -156,7 +156,12 @@ impl Judge<'_> {
     /// Caution leaves nobody without a kernel (degradation, being switched off, memory that must stay free): where it has ruled out all that could serve the call, what plain torch runs
     /// comes back, or, while LayerZero is not switched off, all that is out for no other reason.
     fn keep_a_last_one(&self, compiled: &[Compiled], candidates: &mut [Candidate]) {
-        let spared = |c: &Candidate| c.cautions > 0 && c.reasons.len() == c.cautions;
+        // A kernel that only launch limits keep from the call takes it in pieces, which need less memory.
+        let by_limits = |r: &Reason| matches!(r, Reason::CudaGridDimExceeded { .. });
+        let splits =
+            self.case.op.can_be_cut() && candidates.iter().any(|c| !c.accepted() && c.reasons.iter().all(by_limits));
+        let too_large = |c: &Candidate| c.reasons.iter().any(|r| matches!(r, Reason::MemoryHeadroomExceeded { .. }));
+        let spared = |c: &Candidate| c.cautions > 0 && c.reasons.len() == c.cautions && !(splits && too_large(c));
         let plain = candidates.iter().any(|c| spared(c) && c.baseline);
         let wanted = |c: &Candidate| spared(c) && (c.baseline || !plain && self.case.settings.enabled);
         for (compiled, candidate) in compiled.iter().zip(candidates.iter_mut()) {

@@ -243,7 +243,14 @@ impl Scope<'_> {
     pub fn report(&self, op: &str, call: &NamedCall<'_>) -> Result<Report, Error> {
         let state = &self.state;
         let (_, bound) = self.bind(op, call)?;
-        let mut report = Report::new(&state.snapshot, &self.decide(&bound.query));
+        let decision = self.decide(&bound.query);
+        let mut report = Report::new(&state.snapshot, &decision);
+        if decision.chosen().is_none()
+            && let Error::NoKernel { rejections, .. } = no_kernel(&state.snapshot, &decision)
+        {
+            let pieces = self.pieces(op, call, &bound, &rejections);
+            report.pieces = pieces.and_then(Result::ok).map(|pieces| pieces.count);
+        }
         let outside = self.outside_table(&bound.query);
         report.outside_table = outside.map(|reason| ReasonReport { message: reason.to_string(), reason });
         for candidate in &mut report.candidates {
