@@ -107,6 +107,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "allocations": ("int | None",),
     "backends": ("str",),
     "call_inputs": ("call: str", "device: int", "dict[str, Any]"),
+    "device_name": ("device: int", "str"),
     "device_number": ("name: str", "int"),
     "explain_call": ("call: str", "device: int", "tuple[str, str]"),
     "jit_begin": ("kernel: str", "call: str", "device: int", "int"),

@@ -68,7 +68,9 @@ pub use call::{BindRules, Call, CallError, NamedCall, contradiction, say_the_lay
 pub use catalog::{Catalog, Facts, Op, Target};
 pub use context::{Context, KvStrategy, ReductionOrder};
 pub use denial::Denial;
-pub use device::{CpuCaches, DeviceFileError, DeviceSpec, LaunchLimits, Platform, UnknownPlatform};
+pub use device::{
+    CpuCaches, DeviceFileError, DeviceSpec, LaunchLimits, Platform, UnknownPlatform, device_name, device_named,
+};
 pub use function::{Argument, ArgumentKind, Function, Signature, Special};
 pub use generation::{GenerationRow, GenerationTable};
 pub use ids::{DeviceIx, OpIx};
