@@ -27,7 +27,8 @@ def wide(function: Callable[..., Any]) -> Callable[..., Any]:
     eps = names.index("eps") if "eps" in names else None
 
     @wraps(function)
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: Any, **named: Any) -> Any:
+        arguments = (*arguments, *(named[name] for name in names[len(arguments) :]))
         first: Tensor = arguments[0]
         is_narrow = eps is not None and not needs_float64(first, arguments[eps])
         if is_narrow or has_float64(first.device.type):
