@@ -459,7 +459,9 @@ def test_calls_of_libraries_that_are_not_here(fakes: dict[str, Fake], kernel: Ke
     taken = [c for op in kernel.ops for c in adapter_cases.cases(op) if not adapter_cases.reason_to_skip(kernel, c)]
     wrong = {f"{c.op} {c.name}": problems for c in taken if (problems := adapter_cases.run(kernel, c))}
     assert not wrong
-    assert len(fake.calls) >= len(taken) > 0
+    # Without an eps torch computes a norm: ZenDNN refuses it, and gives what lay in memory.
+    with_eps = [case for case in taken if case.params.get("eps", 1.0) > 0.0]
+    assert len(fake.calls) >= len(with_eps) > 0
     assert len({name for name, _ in fake.calls}) == 1, "one operator per kernel"
 
 

@@ -52,7 +52,7 @@ def _hardware(found: re.Match[str]) -> list[str]:
     shown = f"{backend} {'.'.join(map(str, _split(built)))}" if built else backend
     if backend != here:
         other.append(shown)
-    elif built and version is not None:
+    elif built and version is not None and here in ("cuda", "rocm"):
         # Of one major version of CUDA a later minor one runs what was built for an earlier one.
         major, minor = _split(built)
         fits = major == version[0] and (minor <= version[1] if here == "cuda" else minor == version[1])
@@ -88,5 +88,5 @@ def _split(digits: str) -> tuple[int, int]:
 
 
 def _numbers(version: str) -> tuple[int, int]:
-    major, minor = re.findall(r"\d+", version)[:2]
+    major, minor = (*re.findall(r"\d+", version), "0", "0")[:2]
     return int(major), int(minor)
