@@ -412,7 +412,9 @@ def run(kernel: Kernel, case: Case, place: str | None = None) -> list[str]:
 
 def moved(tensor: Tensor, place: str) -> Tensor:
     """A copy on another device that lies in memory as the tensor does."""
-    size = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1 if tensor.numel() else 0
+    size = (
+        sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1 if tensor.numel() else 0
+    )
     buffer = tensor.as_strided((size,), (1,)).to(place)
     return buffer.as_strided(tensor.shape, tensor.stride())
 

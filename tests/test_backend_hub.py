@@ -195,7 +195,10 @@ def test_a_file_that_is_not_the_one_that_was_locked_is_refused(monkeypatch: pyte
     for changed, said in (
         ({**right, "ops.so": wrong}, f"ops.so has SHA-256 {right['ops.so']}, the lockfile .* says {wrong}"),
         ({**right, "more.py": wrong}, f"more.py has SHA-256 not there, the lockfile .* says {wrong}"),
-        ({"ops.so": right["ops.so"]}, f"__init__.py has SHA-256 {right['__init__.py']}, the lockfile .* says not there"),
+        (
+            {"ops.so": right["ops.so"]},
+            f"__init__.py has SHA-256 {right['__init__.py']}, the lockfile .* says not there",
+        ),
     ):
         lock(tmp_path, {f"{name}@{COMMIT}": {HERE: changed}})
         with pytest.raises(RuntimeError, match=said):
@@ -337,7 +340,9 @@ def test_the_engine_loads_the_document(backend: str) -> None:
 
 
 @pytest.mark.parametrize(("number", "device"), [(2, "a100"), (3, "h100")])
-def test_attention_the_engine_lets_through_is_right(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, device: str) -> None:
+def test_attention_the_engine_lets_through_is_right(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, device: str
+) -> None:
     backend, prefix = f"hub_flash_attn{number}", f"hub.flash_attn{number}"
     fake: Any = FlashAttention2(SM[device]) if number == 2 else FlashAttention3(SM[device], returns_tuple=True)
     install(monkeypatch, tmp_path, **{backend: fake})

@@ -63,7 +63,9 @@ def test_every_operation_is_served_on_every_device(device: str, tmp_path: Path) 
         file.write_text(json.dumps({"platform": "privateuse1", "name": "Moon", "torch_type": "moon"}))
         device = str(file)
     for op in OPERATIONS:
-        case = next(c for c in adapter_cases.cases(op) if c.expect is not None and not c.name.startswith(("nan", "empty")))
+        case = next(
+            c for c in adapter_cases.cases(op) if c.expect is not None and not c.name.startswith(("nan", "empty"))
+        )
         shapes = {name: unpacked(stored) for name, stored in case.tensors.items()}
         dtype = next(iter(case.dtypes.values()))
         given = ((name, str(value)) for name, value in case.params.items() if not isinstance(value, list))

@@ -138,7 +138,10 @@ answer([[shown["device"], shown["devices"][-1]["name"], shown["selection"][0]["k
         """
     )
     assert shown == ["xpu:1", "Made up 1", "torch.any.rms_norm"]
-    assert chosen[:3] == ["Made up 1", "torch.any.rms_norm", "Made up 0"] and chosen[3] not in ("Made up 0", "Made up 1")
+    assert chosen[:3] == ["Made up 1", "torch.any.rms_norm", "Made up 0"] and chosen[3] not in (
+        "Made up 0",
+        "Made up 1",
+    )
     assert told.endswith("on Made up 1")
 
 

@@ -60,9 +60,9 @@ def _undisturbed(device: int) -> Iterator[None]:
     place = torch.device(_native.device_name(device))
     drawn = torch.get_rng_state()
     # Of backends that do not tell the state of their generator nothing can be put back.
-    generator = torch.get_device_module(place) if device > 0 else None
+    generator: Any = torch.get_device_module(place) if device > 0 else None
     generator = generator if hasattr(generator, "get_rng_state") and hasattr(generator, "set_rng_state") else None
-    on_device = generator.get_rng_state(place) if generator is not None else None
+    on_device: Any = generator.get_rng_state(place) if generator is not None else None
     try:
         with torch.inference_mode(False), torch.no_grad(), _no_autocast(place.type):
             yield
@@ -70,7 +70,7 @@ def _undisturbed(device: int) -> Iterator[None]:
         # Put back only where a kernel has drawn: another thread may be drawing.
         if not torch.equal(drawn, torch.get_rng_state()):
             torch.set_rng_state(drawn)
-        if generator is not None and not torch.equal(on_device, generator.get_rng_state(place)):
+        if on_device is not None and not torch.equal(on_device, generator.get_rng_state(place)):
             generator.set_rng_state(on_device, place)
         if python != random.getstate():
             random.setstate(python)
@@ -82,7 +82,7 @@ def _no_autocast(kind: str) -> AbstractContextManager[Any]:
     """Does without autocast; on devices torch has none for there is nothing to do."""
     import torch
 
-    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+    return torch.autocast(kind, enabled=False) if torch.amp.autocast_mode.is_autocast_available(kind) else nullcontext()
 
 
 def _judge(
