@@ -163,10 +163,11 @@ settings! {
         /// backends are loaded. `layerzero doctor` lists them.
         unproven: Vec<String> = Vec::new();
         /// Kernels of the Hugging Face hub that may be loaded from the local cache, each with its commit:
-        /// `owner/name@commit`. Nothing is downloaded.
+        /// `owner/name@commit`. Nothing is downloaded. Only your own file, the environment and code can say this.
         hub_allow: Vec<String> = Vec::new(), env Variable::Named("LAYERZERO_HUB_ALLOW");
         /// The file that says which files those kernels consist of, with their SHA-256. A kernel that is not in
-        /// it, or whose files differ from it, is refused. `layerzero hub` writes it; `~` is the home directory.
+        /// it, or whose files differ from it, is refused. `layerzero hub` writes it; `~` is the home directory. Only
+        /// your own file, the environment and code can say this.
         hub_lockfile: PathBuf = PathBuf::from("~/.cache/layerzero/hub_lock.json");
     }
 
