@@ -91,7 +91,9 @@ def test_libraries_for_rocm_are_compared_with_torchs(site: Path, monkeypatch: py
     monkeypatch.setattr(builds, "torch_build", lambda: builds.Build("2.11.0+rocm6.4", hip="6.4.43482"))
     assert builds.mismatch("labelled") is None and builds.mismatch("linked") is None
     monkeypatch.setattr(builds, "torch_build", lambda: builds.Build("2.12.0+rocm7.0", hip="7.0.1"))
-    assert str(builds.mismatch("labelled")).endswith("was built for ROCm 6.3; there is torch 2.12.0+rocm7.0 with ROCm 7.0.1")
+    assert str(builds.mismatch("labelled")).endswith(
+        "was built for ROCm 6.3; there is torch 2.12.0+rocm7.0 with ROCm 7.0.1"
+    )
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,10 @@ def site(tmp_path: Path) -> Path:
 
 def test_one_that_is_installed_says_how_it_is_used(site: Path) -> None:
     (reasons,), imported = processes.answer(CODE.format(named=""), path=[site])
-    assert "was never run on the hardware it is for; to use it, name 'torchao' in the setting backends.unproven" in reasons[-1]
+    assert (
+        "was never run on the hardware it is for; to use it, name 'torchao' in the setting backends.unproven"
+        in reasons[-1]
+    )
     assert not imported
 
 
