@@ -75,6 +75,7 @@ check: venv ## everything the gate wants: format, lints, tests, licences, genera
 	$(PYTHON) -m ruff check $(SOURCES) && $(PYTHON) -m ruff format --check $(SOURCES)
 	$(PYTHON) -m mypy testdata python/layerzero
 	$(PYTHON) scripts/stubs.py --check
+	$(PYTHON) scripts/hardware.py --check
 	cargo deny --version >/dev/null 2>&1 || cargo install --locked --quiet cargo-deny
 	cargo deny check --hide-inclusion-graph bans licenses sources
 
@@ -106,6 +107,7 @@ schemas: ## write the generated JSON Schemas and the reference of settings
 	cargo run --quiet -p lz-cli -- schema dispatch-table > schemas/dispatch-table-1.0.schema.json
 	cargo run --quiet -p lz-cli -- config reference > docs/settings.md
 	$(PYTHON) scripts/names.py
+	$(PYTHON) scripts/hardware.py
 
 testdata: venv ## write the expected results of every operation
 	$(PYTHON) testdata/generate.py

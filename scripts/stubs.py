@@ -109,6 +109,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "allow_queries_beside_captures": ("bool",),
     "backends": ("str",),
     "call_inputs": ("call: str", "device: int", "dict[str, Any]"),
+    "device_name": ("device: int", "str"),
     "device_number": ("name: str", "int"),
     "explain_call": ("call: str", "device: int", "tuple[str, str]"),
     "graph_captured": ("kernel: str", "call: str", "device: int", "doubt: str | None = None", "None"),

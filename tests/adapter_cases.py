@@ -270,7 +270,7 @@ def _dims(case: Case) -> dict[str, int]:
 
 
 # Kernels that compute attention in one.
-FUSED = ("torch.sdpa.", "zentorch.sdpa", "ipex.flash")
+FUSED = ("torch.sdpa.", "torch.any.", "zentorch.sdpa")
 # What flash kernels ask for, since with fewer keys they lose a NaN.
 KEYS_THAT_KEEP_A_NAN = 16
 
@@ -327,12 +327,14 @@ class _Scope(dict[str, Any]):
     """The names a condition may use; an input is an object with `present` and `dtype`."""
 
     def __init__(self, case: Case) -> None:
-        super().__init__(case.dims)
+        super().__init__({**DEFAULTS, **case.params, **case.dims})
         self._dtypes = case.dtypes
 
     def __missing__(self, name: str) -> Any:
         if name == "context":
             return SimpleNamespace(requires_grad=False)
+        if name in DTYPES:
+            return name
         return SimpleNamespace(present=name in self._dtypes, dtype=self._dtypes.get(name, ""))
 
 
@@ -377,9 +379,9 @@ def difference(got: Tensor, expected: Mapping[str, Any]) -> str | None:
     return None
 
 
-def run(kernel: Kernel, case: Case) -> list[str]:
-    """Runs a case and says what is wrong with it."""
-    inputs = case.inputs()
+def run(kernel: Kernel, case: Case, place: str | None = None) -> list[str]:
+    """Runs a case, on the CPU or another device, and says what is wrong with it."""
+    inputs = case.inputs() if place is None else {name: moved(t, place) for name, t in case.inputs().items()}
     before = {name: tensor.clone() for name, tensor in inputs.items()}
     call = dict(arguments(kernel, case, inputs))
     if case.expect is None:
@@ -400,10 +402,21 @@ def run(kernel: Kernel, case: Case) -> list[str]:
         results = result if isinstance(result, tuple) else (result,)
         outputs = dict(zip(case.expect, results, strict=True))
     for name, expected in case.expect.items():
-        wrong = difference(outputs[name], expected)
+        if place is not None and str(outputs[name].device) != place:
+            problems.append(f"{name}: on {outputs[name].device}")
+        wrong = difference(outputs[name].cpu(), expected)
         if wrong is not None:
             problems.append(f"{name}: {wrong}")
     return problems
+
+
+def moved(tensor: Tensor, place: str) -> Tensor:
+    """A copy on another device that lies in memory as the tensor does."""
+    size = (
+        sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1 if tensor.numel() else 0
+    )
+    buffer = tensor.as_strided((size,), (1,)).to(place)
+    return buffer.as_strided(tensor.shape, tensor.stride())
 
 
 def same(a: Tensor, b: Tensor) -> bool:

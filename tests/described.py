@@ -20,6 +20,7 @@ from layerzero import _native, loading
 from layerzero.backends import BACKENDS
 
 FOLDER = Path(lz.__file__).parent / "backends"
+UNPROVEN_VARIABLE = "LAYERZERO_BACKENDS_UNPROVEN"
 #: SM versions of described devices.
 SM = {"t4": 75, "a100": 80, "l40s": 89, "h100": 90, "h200": 90, "b200": 100}
 
@@ -35,14 +36,32 @@ def registered(backend: str, version: str) -> Iterator[ModuleType]:
     lz.list_kernels()
     module = adapter(backend)
     document = FOLDER / backend / "capabilities.json"
-    lz.register_backend(document, module.KERNELS, version=version)
+    with unproven(backend):
+        lz.register_backend(document, module.KERNELS, version=version)
+        try:
+            yield module
+        finally:
+            for kernel in module.KERNELS:
+                lz.unregister_kernel(kernel)
+            if backend in BACKENDS:
+                loading._load_builtin(backend)
+
+
+@contextmanager
+def unproven(*backends: str) -> Iterator[None]:
+    """Backends that were never run may be used: in this process, and by the command line."""
+    before, variable = loading.setting("backends.unproven"), os.environ.get(UNPROVEN_VARIABLE)
+    names = [*before, *backends]
+    lz.configure(backends__unproven=names)
+    os.environ[UNPROVEN_VARIABLE] = ",".join(names)
     try:
-        yield module
+        yield
     finally:
-        for kernel in module.KERNELS:
-            lz.unregister_kernel(kernel)
-        if backend in BACKENDS:
-            loading._load_builtin(backend)
+        lz.configure(backends__unproven=before or None)
+        if variable is None:
+            del os.environ[UNPROVEN_VARIABLE]
+        else:
+            os.environ[UNPROVEN_VARIABLE] = variable
 
 
 @contextmanager

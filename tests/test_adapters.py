@@ -7,7 +7,6 @@ import math
 import sys
 import types
 from collections.abc import Iterator
-from importlib import metadata
 from operator import attrgetter
 from typing import Any
 
@@ -18,7 +17,7 @@ from adapter_cases import BACKENDS, Kernel
 from torch import Tensor
 
 HERE = ("torch", "onednn")
-ELSEWHERE = ("zentorch", "ipex")
+ELSEWHERE = ("zentorch",)
 DECLARED = [kernel for backend in HERE for kernel in adapter_cases.kernels(backend)]
 # A kernel whose library does not use an instruction set it needs is never chosen here.
 KERNELS = [kernel for kernel in DECLARED if not kernel.lacking]
@@ -352,16 +351,9 @@ def test_results_are_fresh(torch_kernels: dict[str, Any]) -> None:
 
 
 def test_detection_says_what_is_missing() -> None:
-    for backend, words in (("zentorch", "zentorch cannot be imported"), ("ipex", "is not installed")):
-        with pytest.raises(ImportError, match=words) as caught:
-            adapter_cases.adapter(backend).detect()
-        assert "\n" not in str(caught.value)
-
-
-def test_an_extension_for_another_torch_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "version", lambda _: "2.8.0+cpu")
-    with pytest.raises(ImportError, match="needs torch of the same minor version"):
-        adapter_cases.adapter("ipex").detect()
+    with pytest.raises(ImportError, match="zentorch cannot be imported") as caught:
+        adapter_cases.adapter("zentorch").detect()
+    assert "\n" not in str(caught.value)
 
 
 Calls = list[tuple[str, tuple[Any, ...]]]
@@ -451,46 +443,10 @@ ZENTORCH_SCHEMAS = {
 }
 
 
-class FakeIpex(Fake):
-    """The operators of Intel's extension, with what its sources say about memory."""
-
-    def rmsnorm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        assert weight.is_contiguous()
-        return _rms(x, weight, eps)
-
-    def add_rmsnorm(self, x: Tensor, x1: Tensor, weight: Tensor, eps: float, add_back: bool) -> Tensor:
-        assert add_back and x1.is_contiguous()
-        total = x.float() + x1.float()
-        x1.copy_(total)
-        return _rms(total, weight, eps).to(x.dtype)
-
-    def flash_attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        attention_mask: Tensor | None = None,
-        scale: float | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        assert dropout_p == 0.0 and attention_mask is None
-        return _flash(query, key, value, is_causal, scale)
-
-
-IPEX_SCHEMAS = {
-    "rmsnorm": "rmsnorm(Tensor input, Tensor weight, float eps) -> Tensor",
-    "add_rmsnorm": "add_rmsnorm(Tensor input, Tensor input1, Tensor weight, float eps, bool add_back) -> Tensor",
-    "flash_attention": "flash_attention(Tensor query, Tensor key, Tensor value, float dropout_p=0.0, "
-    "bool is_causal=False, *, Tensor? attention_mask=None, float? scale=None) -> (Tensor, Tensor)",
-}
-
-
 @pytest.fixture(scope="module")
 def fakes() -> Iterator[dict[str, Fake]]:
-    """Both libraries' operators, for as long as this module runs."""
-    made = {"zentorch": FakeZentorch("zentorch", ZENTORCH_SCHEMAS), "ipex": FakeIpex("torch_ipex", IPEX_SCHEMAS)}
+    """The library's operators, for as long as this module runs."""
+    made: dict[str, Fake] = {"zentorch": FakeZentorch("zentorch", ZENTORCH_SCHEMAS)}
     yield made
     for fake in made.values():
         fake.library._destroy()
@@ -503,12 +459,14 @@ def test_calls_of_libraries_that_are_not_here(fakes: dict[str, Fake], kernel: Ke
     taken = [c for op in kernel.ops for c in adapter_cases.cases(op) if not adapter_cases.reason_to_skip(kernel, c)]
     wrong = {f"{c.op} {c.name}": problems for c in taken if (problems := adapter_cases.run(kernel, c))}
     assert not wrong
-    assert len(fake.calls) >= len(taken) > 0
+    # Without an eps torch computes a norm: ZenDNN refuses it, and gives what lay in memory.
+    with_eps = [case for case in taken if case.params.get("eps", 1.0) > 0.0]
+    assert len(fake.calls) >= len(with_eps) > 0
     assert len({name for name, _ in fake.calls}) == 1, "one operator per kernel"
 
 
 @pytest.mark.usefixtures("fakes")
-@pytest.mark.parametrize("kernel_id", ["zentorch.sdpa", "ipex.flash_attention"])
+@pytest.mark.parametrize("kernel_id", ["zentorch.sdpa"])
 @pytest.mark.parametrize("scale", [0.0, -0.4])
 def test_scales_that_are_not_positive_are_turned(kernel_id: str, scale: float) -> None:
     # Like torch's kernel, which stands for them here, they mask before they scale.
@@ -529,7 +487,3 @@ def test_detection_asks_for_the_operators(fakes: dict[str, Fake], monkeypatch: p
     monkeypatch.setattr(zentorch, "_OPERATORS", ("zentorch_no_such_operator",))
     with pytest.raises(ImportError, match="has no zentorch_no_such_operator"):
         zentorch.detect()
-    monkeypatch.setitem(sys.modules, "intel_extension_for_pytorch", types.ModuleType("intel_extension_for_pytorch"))
-    here = torch.__version__.partition("+")[0]
-    monkeypatch.setattr(metadata, "version", lambda _: f"{here}+cpu")
-    assert adapter_cases.adapter("ipex").detect() == f"{here}+cpu"

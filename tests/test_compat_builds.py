@@ -58,15 +58,42 @@ def test_the_note_of_xformers(site: Path, version: str, torch: str, cuda: int | 
     assert line == (expected and f"xformers {version} was built for {expected}; {there}")
 
 
-def test_xformers_for_another_torch_is_unavailable_and_never_imported(site: Path) -> None:
-    from layerzero.backends.xformers import adapter
+@pytest.mark.parametrize(
+    ("backend", "library", "version", "files", "built_for"),
+    [
+        ("xformers", "xformers", "0.0.33", note("2.9.0+cu128", 1208), "torch 2.9.0+cu128 and CUDA 12.8"),
+        ("apex", "apex", "0.1", {"apex_C.so": b"cuda12"}, "CUDA 12"),
+        ("flash_attn", "flash_attn", "2.8.3+cu12torch2.9cxx11abiTRUE", {}, "torch 2.9 and CUDA 12"),
+        ("zentorch", "zentorch", "2.14.0.1", {}, "torch 2.14"),
+        ("aiter", "aiter", "0.1.20+rocm6.3", {}, "ROCm 6.3"),
+        ("torchao", "torchao", "0.18.0+cu126", {}, "CUDA 12.6"),
+    ],
+)
+def test_what_was_built_for_something_else_is_never_imported(
+    site: Path, backend: str, library: str, version: str, files: dict[str, bytes], built_for: str
+) -> None:
+    from layerzero import detection, loading
 
-    install(site, "xformers", "0.0.33", note("2.9.0+cu128", 1208))
-    with pytest.raises(
-        RuntimeError, match=r"^xformers 0.0.33 was built for torch 2.9.0\+cu128 and CUDA 12.8; there is"
-    ):
-        adapter.detect()
-    assert "xformers" not in sys.modules
+    linked = {name: elf("libcudart.so.12") if data == b"cuda12" else data for name, data in files.items()}
+    install(site, library, version, linked)
+    line = f"{library} {version} was built for {built_for}; there is torch 2.11.0+cu130 with CUDA 13.0"
+    assert detection.look(backend)[3] == ("BACKEND_IMPORT_FAILED", line)
+    with pytest.raises(RuntimeError) as caught:
+        loading.detect(backend)
+    assert str(caught.value) == line
+    assert library not in sys.modules
+
+
+def test_libraries_for_rocm_are_compared_with_torchs(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(site, "labelled", "1.0+rocm6.3", {})
+    install(site, "linked", "1.0", {"linked.so": elf("libamdhip64.so.6")})
+    assert "was built for ROCm 6; there is torch 2.11.0+cu130 with CUDA 13.0" in str(builds.mismatch("linked"))
+    monkeypatch.setattr(builds, "torch_build", lambda: builds.Build("2.11.0+rocm6.4", hip="6.4.43482"))
+    assert builds.mismatch("labelled") is None and builds.mismatch("linked") is None
+    monkeypatch.setattr(builds, "torch_build", lambda: builds.Build("2.12.0+rocm7.0", hip="7.0.1"))
+    assert str(builds.mismatch("labelled")).endswith(
+        "was built for ROCm 6.3; there is torch 2.12.0+rocm7.0 with ROCm 7.0.1"
+    )
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,10 @@ def main() -> int:
         from layerzero.compat import command
 
         return command.main(arguments[1:])
+    if arguments[:1] == ["hub"]:
+        from layerzero.backends.hub import command as hub
+
+        return hub.main(arguments[1:])
     if arguments[:1] == ["report"] and "--png" in arguments and "--help" not in arguments:
         from layerzero import plots
 

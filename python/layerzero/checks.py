@@ -6,10 +6,15 @@ from typing import Any
 
 
 def synchronize() -> None:
-    """Waits for the GPU, so that what went wrong there is raised here."""
+    """Waits for the accelerator, so that what went wrong there is raised here."""
     import torch
 
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is not None and accelerator.type != "cuda":
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+    # Waiting for a device must not be what initialises CUDA.
+    elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
 
 

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from layerzero import _native, control, loading, models, pinning
+from layerzero import _native, control, devices, loading, models, pinning
 from layerzero.errors import ConfigurationError, InvalidCallError, warn
 from layerzero.lifecycle import open_in_forks
 from layerzero.pinning import DispatchTable
@@ -367,7 +367,7 @@ def _decided(name: str, calls: list[models.Call], buckets: dict[str, list[int]])
         from layerzero.warming import warmup
 
         warmup(calls=here)
-    device = here[0].device if here else "cpu"
+    device = devices.resolve(of=here)
     table = pinning.decided(name, list(dict.fromkeys(call.spec for call in here)), device, buckets)
     elsewhere = {call.spec: call.device for call in calls if call not in here}
     why = "it is made on {}; the plan is for {}"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from difflib import get_close_matches
+from typing import Any
 
 from layerzero import _native
-from layerzero.backends import BACKENDS
+from layerzero.backends import BACKENDS, UNPROVEN
 from layerzero.compat import builds, matrix
 
 #: A backend's name, its document, the versions its kernels may require, and why it cannot be used.
@@ -23,7 +24,30 @@ def found() -> list[Found] | None:
 
     if tuple(entry_points(group=GROUP)):
         return None
-    return [look(name) for name in BACKENDS]
+    # Of those that were never run, the ones that could be used: whether they may, the configuration says.
+    unproven = (look(name) for name in UNPROVEN)
+    return [*(look(name) for name in BACKENDS), *(one for one in unproven if one[3] is None)]
+
+
+def unproven() -> list[tuple[str, str, list[str], str | None, str]]:
+    """What was never run on the hardware it is for: backend, library, kernels (none for all of them), the version that is
+    installed, and why it counts as unproven."""
+    whole = "never run on its hardware; tried with recording fakes of the library"
+    some = "gradients were never run on its hardware; tried with recording fakes of the library"
+    found = []
+    for name in (*BACKENDS, *UNPROVEN):
+        document = matrix.document(name)
+        kernels = [
+            one["kernel_id"] for of_op in document["ops"].values() for one in of_op if not one.get("proven", True)
+        ]
+        if name in UNPROVEN or kernels:
+            imported = str(document.get("import_name", name))
+            torch = builds.torch_build()
+            of_torch = torch.torch if _missing(document["platform"], torch) is None else None
+            version = of_torch if imported == "torch" else installed(imported)
+            why = whole if name in UNPROVEN else some
+            found.append((name, str(document.get("library", name)), kernels, version, why))
+    return found
 
 
 def look(name: str) -> Found:
@@ -36,12 +60,20 @@ def look(name: str) -> Found:
     if version is None:
         return name, json.dumps(document), versions, ("NOT_INSTALLED", library)
     why = matrix.problem(name)
-    if library == "torch" and document["platform"] == "cuda" and torch.cuda is None:
-        why = f"torch {version} was built without CUDA"
-    if library != "torch" and document["platform"] == "cuda":
+    if library == "torch":
+        missing = _missing(document["platform"], torch)
+        why = f"torch {version} was built without {missing}" if missing else why
+    else:
         why = why or builds.mismatch(library)
     text = _native.document(json.dumps(document), version)
     return name, text, {**versions, name: version}, ("BACKEND_IMPORT_FAILED", why) if why else None
+
+
+def _missing(platform: Any, torch: builds.Build) -> str | None:
+    """What torch was not built for and its kernels for a platform need."""
+    needs = {"cuda": ("CUDA", torch.cuda), "rocm": ("ROCm", torch.hip), "xpu": ("XPU", torch.xpu)}
+    name, build = needs.get(platform, ("", "any")) if isinstance(platform, str) else ("", "any")
+    return name if build is None else None
 
 
 def installed(library: str) -> str | None:
@@ -70,7 +102,7 @@ def assumed(wanted: list[str]) -> list[Found]:
     newest version a document of theirs names. torch is always assumed. Raises ``ValueError`` for a library that is not
     known.
     """
-    documents = {name: matrix.document(name) for name in BACKENDS}
+    documents = {name: matrix.document(name) for name in (*BACKENDS, *UNPROVEN)}
     given = dict(_given(entry) for entry in wanted)
     libraries = {name: str(document.get("import_name", name)) for name, document in documents.items()}
     called = {alias: library for name, library in libraries.items() for alias in _names(name, library)}
@@ -83,9 +115,11 @@ def assumed(wanted: list[str]) -> list[Found]:
     for name, document in documents.items():
         library = libraries[name]
         if asked and library not in asked and library != "torch":
+            if name in UNPROVEN:
+                continue
             everything.append((name, json.dumps(document), {}, ("NOT_INSTALLED", library)))
             continue
-        named = [documents[other] for other in BACKENDS if libraries[other] == library]
+        named = [documents[other] for other in documents if libraries[other] == library]
         # What torch brings along has a version of its own; its kernels go by torch's.
         newest = (
             documents["torch"] if library == "torch" else max(named, key=lambda one: _order(one["backend_version"]))

@@ -269,16 +269,26 @@ class Diagnosis:
     status: dict[str, Any]
     configuration: dict[str, Any]
     """Files in force, what they warn of, and why the last reload was refused, if it was."""
+    device: str = "cpu"
+    """What torch calls the device that is meant where nobody says."""
+    unproven: list[dict[str, Any]] = field(default_factory=list)
+    """What was never run on the hardware it is for: ``backend``, ``library``, ``kernels`` (none for all), ``installed``
+    (a version, or ``None``), ``why``, and ``named`` (by the setting ``backends.unproven``)."""
 
     def __str__(self) -> str:
         lines = [f"LayerZero {self.layerzero}, Python {self.python}", "devices"]
         lines += [f"  {i}: {d['platform']}  {d['name']}" for i, d in enumerate(self.devices)]
+        if len(self.devices) > 1:
+            lines.append(f"  calls that do not say are made on {self.device}")
         lines.append("backends")
         width = max(len(b["name"]) for b in self.backends)
         for b in self.backends:
             known = f"version {b['version']}" + ("" if b["imported"] else ", not imported yet")
             state = b["unavailable"]["message"].partition("\n")[0] if b["unavailable"] else known
             lines.append(f"  {'✗' if b['unavailable'] else '✓'} {b['name']:<{width}}  {state}")
+        rest = [f"{one['backend']}{'' if one['installed'] else ' (not installed)'}" for one in self.unproven]
+        if rest:
+            lines.append(f"unproven, used where backends.unproven names them: {', '.join(rest)}")
         lines.append(f"kernels: {self.kernels} known, {self.runnable} can run here")
         how, tensors = self.status["torch_state_by"], self.status["tensors_by"]
         lines.append(f"hot path: tensors by {tensors}, torch state by {how}")
@@ -293,6 +303,8 @@ class Diagnosis:
 
 def doctor(*, file: Any = None) -> Diagnosis:
     """Looks at the machine, the libraries and LayerZero itself, prints what it finds, and returns it."""
+    from layerzero.devices import in_use
+
     # Which kernels can run depends on the devices, which are looked for now.
     devices = json.loads(_native.devices())
     kernels = list_kernels()
@@ -310,9 +322,20 @@ def doctor(*, file: Any = None) -> Diagnosis:
             "warnings": health["warnings"],
             "refused": health["reloads"]["last_error"],
         },
+        device=in_use(),
+        unproven=_unproven(),
     )
     print(found, file=file)
     return found
+
+
+def _unproven() -> list[dict[str, Any]]:
+    from layerzero import detection, loading
+
+    allowed = loading.setting("backends.unproven")
+    names = ("backend", "library", "kernels", "installed", "why")
+    found = (dict(zip(names, one, strict=True)) for one in detection.unproven())
+    return [{**one, "named": one["backend"] in allowed or one["library"] in allowed} for one in found]
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,12 +85,13 @@ def _go_on() -> None:
 def _all_steps() -> list[Callable[[], object]]:
     from importlib.metadata import entry_points
 
-    from layerzero.backends import BACKENDS
+    from layerzero.backends import BACKENDS, UNPROVEN
 
     return [
         # What the operator wants comes first: a file with a mistake must not be passed over.
         _configure,
         *(partial(_load_builtin, name) for name in BACKENDS),
+        *(partial(_load_unproven, name) for name in UNPROVEN),
         *(partial(_load_plugin, entry) for entry in entry_points(group=GROUP)),
         # Only now is it known which kernels the measurements are of.
         _native.learn,
@@ -182,6 +183,37 @@ def _load_builtin(name: str) -> None:
     _register(document, kernels, versions[name], "built_in", (), partial(_import_library, name))
 
 
+def _load_unproven(name: str) -> None:
+    """As `_load_builtin`, for a backend that was never run on the hardware it is for: only where the configuration names it
+    or its library. Where it does not, its kernels are known with that reason, if they could run here otherwise."""
+    from layerzero import detection
+    from layerzero.compat import matrix
+
+    document = matrix.document(name)
+    if {name, str(document.get("library", name))} & set(setting("backends.unproven")):
+        _load_builtin(name)
+    elif detection.look(name)[3] is None:
+        _native.load_backend(name, json.dumps(document), {}, [], ("UNPROVEN", name), "built_in")
+
+
+def setting(key: str) -> Any:
+    """The value of a setting of the process."""
+    return _entry(key)["value"]
+
+
+def path_setting(key: str) -> Path:
+    """A setting that is a path; one that is relative is relative to the file that says it."""
+    entry = _entry(key)
+    path = Path(entry["value"]).expanduser()
+    said = entry.get("origin", {}).get("file")
+    return path if path.is_absolute() or said is None else Path(said).parent / path
+
+
+def _entry(key: str) -> dict[str, Any]:
+    entries: list[dict[str, Any]] = json.loads(_native.settings())["entries"]
+    return next(entry for entry in entries if entry["key"] == key)
+
+
 #: Why libraries cannot be used, by backend, as far as that was tried.
 _unusable: dict[str, str] = {}
 
@@ -195,7 +227,7 @@ def _import_library(name: str) -> None:
     with _lock:
         if name not in _unusable:
             try:
-                importlib.import_module(f"layerzero.backends.{name}.adapter").detect()
+                detect(name)
                 return
             except KeyboardInterrupt:
                 raise
@@ -209,11 +241,23 @@ def _import_library(name: str) -> None:
     raise ImportError(_unusable[name]) from cause
 
 
+def detect(name: str) -> str:
+    """The version of the library of a backend, which is imported for that. Raises where it is missing, or was built for
+    another torch or CUDA than there is: then it is not imported."""
+    from layerzero.compat import builds, matrix
+
+    library = matrix.library(name)
+    if library != "torch" and (other := builds.mismatch(library)) is not None:
+        raise RuntimeError(other)
+    version: str = importlib.import_module(f"layerzero.backends.{name}.adapter").detect()
+    return version
+
+
 def import_backend(name: str, document: str) -> None:
     """Imports the adapter of a backend that comes along, and registers its kernels, or why they cannot run."""
     try:
         adapter = importlib.import_module(f"layerzero.backends.{name}.adapter")
-        version = adapter.detect()
+        version = detect(name)
         lacks = adapter.lacks() if hasattr(adapter, "lacks") else ()
     except KeyboardInterrupt:
         raise

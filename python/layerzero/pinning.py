@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from layerzero import _native, loading, models
+from layerzero import _native, devices, loading, models
 from layerzero.documents import to_json
 from layerzero.errors import ConfigurationError
 from layerzero.inspection import TensorSpec
@@ -18,8 +18,10 @@ from layerzero.printing import visible
 class DispatchTable:
     """Which kernel serves which calls, by buckets of sizes; outside of them kernels are selected as always."""
 
-    def __init__(self, text: str, left_out: list[dict[str, Any]]) -> None:
+    def __init__(self, text: str, left_out: list[dict[str, Any]], device: str | None = None) -> None:
         self._text = text
+        #: What torch calls the device that was decided for.
+        self.device = device
         data: dict[str, Any] = json.loads(text)
         #: What the table is of.
         self.model_id: str = data["model_id"]
@@ -49,7 +51,8 @@ class DispatchTable:
         return mismatches
 
     def __str__(self) -> str:
-        lines = [f"{self.model_id} on {self.hardware_signature}"]
+        where = f" ({self.device})" if self.device else ""
+        lines = [f"{self.model_id} on {self.hardware_signature}{where}"]
         for plan in self.plans:
             bucket = ", ".join(f"{name} ≤ {end}" for name, end in plan["bucket"].items())
             where = f"{bucket}: " if bucket else ""
@@ -63,6 +66,7 @@ def solve(
     shape_buckets: Mapping[str, Sequence[int]],
     compile_jit: bool = True,
     model_id: str | None = None,
+    device: Any = None,
     **example_kwargs: Any,
 ) -> DispatchTable:
     """Decides for every call of a model, by buckets of sizes, and gives the decisions as a table.
@@ -76,18 +80,21 @@ def solve(
         shape_buckets: the upper ends of the buckets: ``{"seq_len": [128, 512], "batch": [1, 4]}``.
         compile_jit: compile kernels that are compiled on first use for these calls first.
         model_id: what to call the table; the name of the model's class by default.
+        device: what to decide for; by default where the model makes its calls, else torch's accelerator in use, else the
+            CPU.
     """
     loading.load()
     args, kwargs = example_inputs, example_kwargs
     if not args and not kwargs:
         args, kwargs = models._examples(model)
     traced, buckets = in_buckets(model, args, kwargs, shape_buckets)
-    calls = list(dict.fromkeys(call.spec for of_bucket in traced for call in of_bucket))
+    made = [call for of_bucket in traced for call in of_bucket]
+    device = devices.resolve(device, made)
+    calls = list(dict.fromkeys(call.spec for call in made))
     if compile_jit:
         from layerzero.warming import warmup
 
-        warmup(calls=calls)
-    device = next((call.device for of_bucket in traced for call in of_bucket), "cpu")
+        warmup(calls=calls, device=device)
     return decided(model_id or type(model).__name__, calls, device, buckets)
 
 
@@ -117,7 +124,7 @@ def in_buckets(
 def decided(model_id: str, calls: Sequence[str], device: str, buckets: dict[str, list[int]]) -> DispatchTable:
     """The table of what selection decides for calls; sizes no bucket is about have those of their operation."""
     text, left_out = _native.solve(model_id, calls, _native.device_number(device), buckets)
-    return DispatchTable(text, json.loads(left_out))
+    return DispatchTable(text, json.loads(left_out), device)
 
 
 def _resized(value: Any, at: Mapping[str, int]) -> Any:
@@ -139,13 +146,13 @@ def load_table(path: str | Path) -> list[dict[str, Any]]:
 
 
 def write_lockfile(
-    path: str | Path = "layerzero.lock", calls: Iterable[str | Mapping[str, Any]] = (), device: str = "cpu"
+    path: str | Path = "layerzero.lock", calls: Iterable[str | Mapping[str, Any]] = (), device: Any = None
 ) -> Path:
     """Writes the decisions for these calls (all that were measured here when none are given), with their times."""
     loading.load()
     texts = [call if isinstance(call, str) else to_json(call) for call in calls]
     path = Path(path)
-    _native.write_file(path, _native.lockfile(texts, _native.device_number(device)))
+    _native.write_file(path, _native.lockfile(texts, devices.number(device)))
     return path
 
 

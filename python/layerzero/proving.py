@@ -7,9 +7,10 @@ import math
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from layerzero import _native
 from layerzero.errors import LayerZeroError
 from layerzero.tuning.gate import Gate, is_data
 from layerzero.tuning.inputs import Inputs, make
@@ -56,22 +57,32 @@ def _undisturbed(device: int) -> Iterator[None]:
     python = random.getstate()
     numpy = sys.modules.get("numpy")
     numbers = numpy.random.get_state() if numpy is not None else None
-    kind = "cpu" if device == 0 else "cuda"
+    place = torch.device(_native.device_name(device))
     drawn = torch.get_rng_state()
-    on_device = torch.cuda.get_rng_state(device - 1) if device > 0 else None
+    # Of backends that do not tell the state of their generator nothing can be put back.
+    generator: Any = torch.get_device_module(place) if device > 0 else None
+    generator = generator if hasattr(generator, "get_rng_state") and hasattr(generator, "set_rng_state") else None
+    on_device: Any = generator.get_rng_state(place) if generator is not None else None
     try:
-        with torch.inference_mode(False), torch.no_grad(), torch.autocast(kind, enabled=False):
+        with torch.inference_mode(False), torch.no_grad(), _no_autocast(place.type):
             yield
     finally:
         # Put back only where a kernel has drawn: another thread may be drawing.
         if not torch.equal(drawn, torch.get_rng_state()):
             torch.set_rng_state(drawn)
-        if on_device is not None and not torch.equal(on_device, torch.cuda.get_rng_state(device - 1)):
-            torch.cuda.set_rng_state(on_device, device - 1)
+        if on_device is not None and not torch.equal(on_device, generator.get_rng_state(place)):
+            generator.set_rng_state(on_device, place)
         if python != random.getstate():
             random.setstate(python)
         if numpy is not None and numbers is not None and str(numbers) != str(numpy.random.get_state()):
             numpy.random.set_state(numbers)
+
+
+def _no_autocast(kind: str) -> AbstractContextManager[Any]:
+    """Does without autocast; on devices torch has none for there is nothing to do."""
+    import torch
+
+    return torch.autocast(kind, enabled=False) if torch.amp.autocast_mode.is_autocast_available(kind) else nullcontext()
 
 
 def _judge(

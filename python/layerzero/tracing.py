@@ -12,6 +12,7 @@ import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ from torch._subclasses.fake_tensor import (
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from layerzero import layouts
+from layerzero import devices, layouts
 from layerzero.inspection import TensorSpec
 from layerzero.integrations import autocast
 from layerzero.integrations.operators import DEFAULT_LAYOUT, OPERATORS
@@ -330,7 +331,7 @@ def trace(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorder
     # What a compiler made of it cannot be looked into.
     model = getattr(model, "_orig_mod", model)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    recorder = Recorder(model, fake, _device_of(args, kwargs))
+    recorder = Recorder(model, fake, _device_of(model, args, kwargs))
     with ExitStack() as stack:
         stack.enter_context(_untouched(model))
         if "torch._dynamo" in sys.modules:
@@ -346,16 +347,17 @@ def trace(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorder
     return recorder
 
 
-def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
-    """Where the inputs are."""
-    found: list[torch.device] = []
+def _device_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    """Where the inputs are, else the weights."""
+    found: list[Any] = []
 
     def look(value: Any) -> None:
-        if isinstance(value, Tensor | TensorSpec) and str(value.device) != "meta":
-            found.append(torch.device(value.device))
+        if isinstance(value, Tensor | TensorSpec):
+            found.append(value)
 
     tree_map(look, (args, kwargs))
-    return found[0] if found else torch.device("cpu")
+    weights = model.parameters() if isinstance(model, nn.Module) else ()
+    return torch.device(devices.resolve(of=chain(found, weights)))
 
 
 @contextmanager

@@ -19,7 +19,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from layerzero import _native, disk_caches, graphs, loading
+from layerzero import _native, devices, disk_caches, graphs, loading
+from layerzero.checks import synchronize
 from layerzero.control import setting
 from layerzero.documents import to_json
 from layerzero.errors import InvalidCallError, LayerZeroError
@@ -36,6 +37,8 @@ class WarmupReport:
     def __init__(self, wanted: list[tuple[str, str]], notes: list[str]) -> None:
         #: Calls still to be looked at, as ``(call, device)``.
         self.pending: list[tuple[str, str]] = wanted
+        #: What torch calls the devices the calls are made on.
+        self.devices: list[str] = sorted({device for _, device in wanted})
         #: Kernels that were compiled: ``kernel``, ``call``, ``device``, ``ms``.
         self.compiled: list[dict[str, Any]] = []
         #: Calls for which nothing had to be compiled: ``call``, ``device``, ``kernel`` that serves them.
@@ -65,7 +68,7 @@ class WarmupReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The same as data."""
-        names = ("compiled", "already_warm", "proven", "failed", "notes", "seconds")
+        names = ("devices", "compiled", "already_warm", "proven", "failed", "notes", "seconds")
         pending = [{"call": json.loads(call), "device": device} for call, device in self.pending]
         tuned = [report.to_dict() for report in self.tuned]
         return {"schema_version": "1.0", "ok": self.ok, "pending": pending, "tuned": tuned} | {
@@ -80,7 +83,8 @@ class WarmupReport:
             f"{len(self.failed)} failed",
             f"{len(self.pending)} pending",
         ]
-        lines = [f"{', '.join(counts)}, in {self.seconds:.1f} s", *self.notes]
+        where = f" on {', '.join(self.devices)}" if self.devices else ""
+        lines = [f"{', '.join(counts)}{where}, in {self.seconds:.1f} s", *self.notes]
         lines += [f"compiled {c['kernel']} in {c['ms']:.0f} ms" for c in self.compiled]
         lines += [f"failed {f['kernel'] or json.dumps(f['call'])}: {f['error']}" for f in self.failed]
         return visible("\n".join(lines))
@@ -114,7 +118,7 @@ def warmup(
         calls: calls as :func:`layerzero.calls_of` and :func:`layerzero.manifest` give them, or as JSON.
         manifest: the calls of earlier processes: ``True`` for the file of the configuration, or a path.
         model: with ``manifest`` the model whose calls count; without, the model whose calls are found out by tracing.
-        device: where calls are made that do not say; the first GPU when torch sees one, else the CPU.
+        device: where calls are made that do not say; by default torch's accelerator in use, else the CPU.
         block: whether to wait for the end.
         timeout: how long to wait at most, in seconds. What is left then goes on in the background.
     """
@@ -154,7 +158,7 @@ def _wanted(
     if operation is not None:
         request = {"op": operation, "dtype": _dtype_name(dtype), "shapes": [list(shape) for shape in shapes or ()]}
         for call in _native.requested_calls(to_json(request)):
-            yield call, _device(device)
+            yield call, devices.resolve(device)
     for call in calls or ():
         yield _written(call, device)
     if manifest:
@@ -186,20 +190,12 @@ def _written(call: Any, device: Any) -> tuple[str, str]:
             hint="pass what lz.calls_of or lz.manifest gives, or a mapping with 'op' and 'tensors'",
         )
     if isinstance(inner := data.get("call"), Mapping):
-        return to_json(inner), str(data.get("device") or _device(device))
-    return to_json(data), _device(device)
+        return to_json(inner), str(data.get("device") or devices.resolve(device))
+    return to_json(data), devices.resolve(device)
 
 
 def _dtype_name(dtype: Any) -> str | None:
     return None if dtype is None else str(dtype).removeprefix("torch.")
-
-
-def _device(device: Any) -> str:
-    if device is not None:
-        return str(device)
-    import torch
-
-    return "cuda:0" if torch.cuda.is_available() else "cpu"
 
 
 def manifest() -> list[dict[str, Any]]:
@@ -452,18 +448,22 @@ def _quietly(device: int) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        if device > 0:
-            stack.enter_context(torch.cuda.device(device - 1))
-            stack.enter_context(torch.cuda.stream(torch.cuda.Stream(device - 1)))  # type: ignore[no-untyped-call]
+        kind, _, index = _native.device_name(device).partition(":")
+        if kind == "cuda":
+            stack.enter_context(torch.cuda.device(int(index)))
+            stack.enter_context(torch.cuda.stream(torch.cuda.Stream(int(index))))  # type: ignore[no-untyped-call]
         yield
 
 
 def _synchronize(device: int) -> None:
     """An error of a kernel that runs later is an error of this one."""
-    if device > 0:
-        import torch
+    import torch
 
-        torch.cuda.current_stream(device - 1).synchronize()
+    kind, _, index = _native.device_name(device).partition(":")
+    if kind == "cuda":
+        torch.cuda.current_stream(int(index)).synchronize()
+    elif device > 0:
+        synchronize()
 
 
 def _tuned(done: list[tuple[str, str]]) -> list[Any]:

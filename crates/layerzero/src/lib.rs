@@ -86,11 +86,12 @@ pub use engine::{
 };
 pub use error::{Error, Failure};
 pub use files::write_file;
+pub use lz_model::{device_name, device_named};
 pub use memo::Memo;
 pub use rejections::Rejection;
 pub use report::{CandidateReport, REPORT_VERSION, RankedBy, ReasonReport, Report, WhyReport};
 pub use services::control::Reloads;
-pub use services::jit::{Compile, FailedCompile, JitStatus, device_name, device_named};
+pub use services::jit::{Compile, FailedCompile, JitStatus};
 pub use services::manifest::{EntryId, MOST_ENTRIES, Manifest, ManifestEntry, ManifestError, ManifestFile};
 pub use services::overlays::Overlay;
 pub use services::status;

@@ -253,8 +253,8 @@ fn calls_are_counted_in_the_manifest() {
 #[test]
 fn devices_have_names() {
     let spec = |platform| DeviceSpec::new(platform, "x");
-    let devices = [spec(Platform::Cpu), spec(Platform::Cuda), spec(Platform::Cuda), spec(Platform::Rocm)];
-    for (at, name) in ["cpu", "cuda:0", "cuda:1", "rocm:0"].into_iter().enumerate() {
+    let devices = [spec(Platform::Cpu), spec(Platform::Cuda), spec(Platform::Cuda), spec(Platform::Xpu)];
+    for (at, name) in ["cpu", "cuda:0", "cuda:1", "xpu:0"].into_iter().enumerate() {
         assert_eq!(device_name(&devices, DeviceIx(at as u16)), name);
         assert_eq!(device_named(&devices, name), Some(DeviceIx(at as u16)));
     }

@@ -57,7 +57,7 @@ pub enum ColorChoice {
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
     /// The device to answer for: a JSON file, a described device (h100, a100, mi300x, …), or one
-    /// of this machine (cpu, cuda:0, …). By default this machine, whose first device is its CPU
+    /// of this machine (cpu, cuda:0, …). By default torch's accelerator in use, else the CPU
     #[arg(long, value_name = "FILE|NAME")]
     pub device: Option<String>,
     /// A capabilities document whose kernels are considered too; may be repeated

@@ -4,7 +4,9 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use lz_model::schema::DTypeRule;
-use lz_model::{CallSpec, Catalog, Context, DType, DTypeSet, Layout, NamedCall, Op, ParamType, ParamValue, TensorMeta};
+use lz_model::{
+    CallSpec, Catalog, Context, DType, DTypeSet, DeviceIx, Layout, NamedCall, Op, ParamType, ParamValue, TensorMeta,
+};
 
 use crate::args::{CallArgs, Named};
 use crate::error::CliError;
@@ -67,19 +69,18 @@ impl ResolvedCall {
         Ok(ResolvedCall { op: args.op.clone(), tensors, params, layout: args.layout, context })
     }
 
-    /// The call, as the engine takes it.
-    pub fn named(&self) -> NamedCall<'_> {
+    /// The call, made on a device, as the engine takes it.
+    pub fn named(&self, device: DeviceIx) -> NamedCall<'_> {
         let mut call = NamedCall::new().context(self.context);
         for tensor in &self.tensors {
-            let meta = TensorMeta::new(tensor.dtype, &tensor.shape);
+            let meta = TensorMeta { device, ..TensorMeta::new(tensor.dtype, &tensor.shape) };
             let meta = tensor.strides.as_ref().map_or(meta, |strides| meta.strided(strides));
             call = call.input(&tensor.name, meta);
         }
         for (name, value) in &self.params {
             call = call.param(name, *value);
         }
-        call.layout = self.layout;
-        call
+        NamedCall { layout: self.layout, device, ..call }
     }
 }
 

@@ -25,6 +25,7 @@ pub mod args;
 pub mod call;
 pub mod color;
 pub mod commands;
+pub mod device;
 pub mod error;
 mod escape;
 pub mod exit;

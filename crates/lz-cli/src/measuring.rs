@@ -7,9 +7,10 @@ use std::time::Duration;
 use layerzero::perf::bench::Bench;
 use layerzero::perf::request::{Request, RequestError};
 use layerzero::perf::tune::{Progress, TuneOptions, Wanted};
-use lz_model::{CallSpec, Layout, ParamSpec, Platform};
+use lz_model::{CallSpec, Layout, ParamSpec};
 
 use crate::args::{BadText, Extents, Named};
+use crate::device;
 use crate::error::CliError;
 use crate::printer::Printer;
 use crate::session::Session;
@@ -60,9 +61,9 @@ pub struct MeasureArgs {
     /// How many rounds a call gets at least; perfdb.tune_samples when not given
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     samples: Option<u32>,
-    /// The device: cpu, cuda:0, …
-    #[arg(long, default_value = "cpu")]
-    device: String,
+    /// The device: cpu, cuda:0, … By default torch's accelerator in use, else the CPU
+    #[arg(long)]
+    device: Option<String>,
     /// Time calls replayed in a CUDA graph instead of eager ones
     #[arg(long)]
     graph: bool,
@@ -107,7 +108,7 @@ impl FromStr for BudgetArg {
 
 impl MeasureArgs {
     /// The calls that are wanted.
-    pub fn wanted(&self, session: &Session) -> Result<Vec<Wanted>, CliError> {
+    pub fn wanted(&self, session: &Session, at: &Surroundings) -> Result<Vec<Wanted>, CliError> {
         let sizes = |given: &Option<Sizes>| given.as_ref().map_or_else(Vec::new, |s| s.0.clone());
         let request = Request {
             calls: self.read_calls()?,
@@ -122,7 +123,7 @@ impl MeasureArgs {
             seq: sizes(&self.seq),
             context: sizes(&self.context),
             known: self.known,
-            device: device(session, &self.device)?,
+            device: device::number(session, self.device.as_deref(), at)?.0,
             graph: self.graph,
         };
         request.wanted(&session.engine, &session.engine.process()).map_err(|error| match error {
@@ -146,18 +147,6 @@ impl MeasureArgs {
 fn param(text: &str) -> ParamSpec {
     let typed = text.parse().map(ParamSpec::Bool).or_else(|_| text.parse().map(ParamSpec::Int));
     typed.or_else(|_| text.parse().map(ParamSpec::Float)).unwrap_or_else(|_| ParamSpec::Str(text.to_owned()))
-}
-
-/// The number of a device of the session.
-fn device(session: &Session, name: &str) -> Result<u16, CliError> {
-    let devices = session.engine.devices();
-    let (platform, index) = name.split_once(':').unwrap_or((name, "0"));
-    let wanted: Option<(Platform, usize)> = platform.parse().ok().zip(index.parse().ok());
-    let found = wanted.and_then(|(platform, index)| {
-        let mut all = devices.iter().enumerate().filter(|(_, d)| d.platform == platform);
-        all.nth(index).and_then(|(i, _)| u16::try_from(i).ok())
-    });
-    found.ok_or_else(|| CliError::argument(format!("this machine has no device '{name}'"), "see 'layerzero doctor'"))
 }
 
 /// What runs kernels in this program.

@@ -7,6 +7,8 @@ use std::fmt;
 
 use layerzero::perf::bench::Bench;
 use layerzero::{Engine, Reloads};
+use lz_model::DeviceSpec;
+use serde::Serialize;
 
 /// How a command wants the libraries of the program it is a part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +22,23 @@ pub enum Libraries<'a> {
     Assumed(&'a [String]),
 }
 
+/// Kernels that were never run on the hardware they are for: a whole backend, or some of one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Unproven {
+    /// The backend.
+    pub backend: String,
+    /// The library it belongs to.
+    pub library: String,
+    /// The kernels; none stands for all of the backend.
+    pub kernels: Vec<String>,
+    /// The version that is installed; `null` where it is not.
+    pub installed: Option<String>,
+    /// Why it counts as unproven.
+    pub why: String,
+    /// Whether the setting `backends.unproven` names it, so that it is used.
+    pub named: bool,
+}
+
 /// A program that runs commands inside of itself.
 pub trait Program: fmt::Debug + Send + Sync {
     /// Adds its kernels to an engine that a command opened. Gives the backends whose libraries were not imported for it, or
@@ -28,6 +47,16 @@ pub trait Program: fmt::Debug + Send + Sync {
 
     /// Makes what runs kernels to measure them, or says why it cannot.
     fn bench(&self) -> Result<Box<dyn Bench>, String>;
+
+    /// What torch calls the device that calls are made on which do not say: its accelerator in use, else the CPU. `cuda`
+    /// is how many CUDA devices the driver shows. Says why it cannot be told.
+    fn device_in_use(&self, cuda: usize) -> Result<String, String>;
+
+    /// The devices torch has of a kind, described: `xpu`, `mps`, `npu`. None where it does not know the kind.
+    fn devices_of(&self, torch_type: &str) -> Result<Vec<DeviceSpec>, String>;
+
+    /// Backends and kernels that were never run on the hardware they are for.
+    fn unproven(&self) -> Vec<Unproven>;
 
     /// What became of its own configurations.
     fn reloads(&self) -> Reloads;

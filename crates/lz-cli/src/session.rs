@@ -6,19 +6,22 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use layerzero::{Engine, Error as EngineError};
-use lz_model::{DeviceSpec, Platform, nearest};
+use lz_model::{DeviceIx, DeviceSpec};
 use lz_select::{Pattern, PolicySpec, Snapshot};
 
 use crate::args::{EngineArgs, PolicyArgs};
+use crate::device::{self, Here};
 use crate::error::CliError;
 use crate::printer::Printer;
-use crate::program::{Libraries, Program};
+use crate::program::{Libraries, Program, Unproven};
 use crate::surroundings::Surroundings;
 
 /// An engine, and the warnings it gave.
 pub struct Session {
     /// The engine.
     pub engine: Engine,
+    /// The device that is meant where a command does not say.
+    pub device: DeviceIx,
     /// What could not be found out about this machine, when the engine answers for it.
     pub notes: Vec<lz_hardware::Note>,
     /// Backends whose libraries were not imported: found, or assumed, to be installed.
@@ -86,16 +89,13 @@ impl Session {
         libraries: Libraries<'_>,
         at: &Surroundings,
     ) -> Result<(Session, Vec<CliError>), CliError> {
-        let here = match &args.device {
-            Some(name) => device(name)?,
-            None => Here::Machine(lz_hardware::detect()),
-        };
+        let here = device::find(args.device.as_deref(), at)?;
         let is_described = matches!(here, Here::Described(_));
         let session = match here {
             Here::Described(device) => Session::made(vec![*device], Libraries::Assumed(&args.assume), at)?,
             Here::Device(device) => Session::made(vec![*device], libraries, at)?,
-            Here::Machine(machine) => {
-                Session { notes: machine.notes, ..Session::made(machine.devices, libraries, at)? }
+            Here::Machine(machine, device) => {
+                Session { notes: machine.notes, device, ..Session::made(machine.devices, libraries, at)? }
             }
         };
         if !args.assume.is_empty() && !is_described && at.program.is_some() {
@@ -142,7 +142,26 @@ impl Session {
             ),
             _ => None,
         };
-        Ok(Session { engine, notes: Vec::new(), not_imported, assumption, program, warnings })
+        let device = DeviceIx(0);
+        Ok(Session { engine, device, notes: Vec::new(), not_imported, assumption, program, warnings })
+    }
+
+    /// What torch calls the session's device: `cuda:0`.
+    pub fn device_name(&self) -> String {
+        lz_model::device_name(&self.engine.devices(), self.device)
+    }
+
+    /// The session's device, described.
+    pub fn device_spec(&self) -> Option<DeviceSpec> {
+        self.engine.devices().into_iter().nth(self.device.0 as usize)
+    }
+
+    /// Backends that were never run on the hardware they are for, of the program this is a part of.
+    pub fn unproven(&self) -> Vec<Unproven> {
+        let mut all = self.program.as_ref().map_or_else(Vec::new, |program| program.unproven());
+        let named = &self.engine.config().settings.backends.unproven;
+        all.iter_mut().for_each(|one| one.named = named.contains(&one.backend) || named.contains(&one.library));
+        all
     }
 
     /// Puts what the command line wants for an operation in force, above the configuration.
@@ -198,40 +217,6 @@ impl Session {
         let warnings = std::mem::take(&mut *self.warnings.lock().unwrap_or_else(PoisonError::into_inner));
         warnings.iter().for_each(|text| printer.warning(text));
     }
-}
-
-/// What a command answers for.
-enum Here {
-    /// This machine.
-    Machine(lz_hardware::Machine),
-    /// A device of this machine.
-    Device(Box<DeviceSpec>),
-    /// A device that is only described.
-    Described(Box<DeviceSpec>),
-}
-
-/// The device a name or path stands for.
-fn device(name: &str) -> Result<Here, CliError> {
-    if let Some(spec) = lz_hardware::described(name) {
-        return Ok(Here::Described(Box::new(spec)));
-    }
-    let path = Path::new(name);
-    if path.extension().is_some() || path.components().count() > 1 || path.exists() {
-        return Ok(Here::Described(Box::new(DeviceSpec::from_file(path)?)));
-    }
-    if let Some((platform, index)) = place(name) {
-        let mut here = lz_hardware::detect().devices.into_iter().filter(|d| d.platform == platform);
-        let missing = || CliError::argument(format!("this machine has no device '{name}'"), "see 'layerzero doctor'");
-        return here.nth(index).map(|device| Here::Device(Box::new(device))).ok_or_else(missing);
-    }
-    let nearest = nearest(name, lz_hardware::described_names().iter().copied()).map(str::to_owned);
-    Err(CliError::UnknownDevice { name: name.to_owned(), nearest })
-}
-
-/// A device of this machine, named as torch does: `cpu`, `cuda`, `cuda:1`.
-fn place(name: &str) -> Option<(Platform, usize)> {
-    let (platform, index) = name.split_once(':').unwrap_or((name, "0"));
-    Some((platform.parse().ok()?, index.parse().ok()?))
 }
 
 fn load(engine: &Engine, path: &Path) -> Result<(), CliError> {

@@ -196,6 +196,14 @@ impl Config {
         Problem { at, key: format!("{key}.candidate"), value: Some(name), kind }
     }
 
+    /// That nobody knows a backend or library of `backends.unproven`: with its key and place.
+    pub fn unknown_unproven(&self, name: &str, nearest: Option<String>) -> Problem {
+        let key = "backends.unproven";
+        let at = self.origin(key).cloned().unwrap_or(Origin::Default);
+        let kind = ProblemKind::UnknownName { what: "backend or library", name: name.to_owned(), nearest };
+        Problem { at, key: key.to_owned(), value: Some(name.to_owned()), kind }
+    }
+
     /// The switches of selection.
     pub fn selection(&self) -> lz_select::Settings {
         let settings = &self.settings;
@@ -222,6 +230,7 @@ impl Config {
             },
             verify: settings.verify,
             explains: settings.explain_enabled,
+            unproven: settings.backends.unproven.clone(),
         }
     }
 

@@ -21,6 +21,9 @@ const MAX_LINKS: usize = 40;
 /// The setting by which a user allows more paths.
 const ALLOWED: &str = "allow_project_paths";
 
+/// What a project's file that was found cannot say: it would allow itself what only its user may.
+const USERS_OWN: &[&str] = &[ALLOWED, "backends.hub_allow", "backends.hub_lockfile"];
+
 /// Where a path leads: absolute, without `..`, every link followed. What does not exist yet keeps its name.
 pub fn resolve(path: &Path) -> io::Result<PathBuf> {
     let parts =
@@ -58,7 +61,7 @@ pub fn resolve(path: &Path) -> io::Result<PathBuf> {
 }
 
 /// Refuses what a project's file that was found, not named, may not say: paths outside of its folder and of the user's
-/// cache, and that it may name more.
+/// cache, that it may name more, and kernels of the hub.
 pub(crate) fn check(
     layers: &[&Layer],
     environment: &BTreeMap<String, String>,
@@ -66,10 +69,10 @@ pub(crate) fn check(
 ) -> Result<(), ConfigError> {
     let mut problems = Vec::new();
     for layer in layers.iter().filter(|layer| layer.project.is_some()) {
-        if let Some(said) = layer.values.get(ALLOWED) {
+        for (key, said) in USERS_OWN.iter().filter_map(|key| Some((*key, layer.values.get(*key)?))) {
             let message = "a project's file cannot allow this to itself; say it in your own file".to_owned();
             let kind = ProblemKind::Contradiction { message };
-            problems.push(Problem { at: said.origin.clone(), key: ALLOWED.into(), value: None, kind });
+            problems.push(Problem { at: said.origin.clone(), key: key.into(), value: None, kind });
         }
     }
     let listed = &config.settings.allow_project_paths;

@@ -174,6 +174,20 @@ settings! {
         min_calls: u32 = 20, in (1, 1_000_000);
     }
 
+    /// Libraries' kernels.
+    backends: BackendsSettings {
+        /// Backends or libraries that may be used though LayerZero never ran them on the hardware they are for. Read when
+        /// backends are loaded. `layerzero doctor` lists them.
+        unproven: Vec<String> = Vec::new();
+        /// Kernels of the Hugging Face hub that may be loaded from the local cache, each with its commit:
+        /// `owner/name@commit`. Nothing is downloaded. Only your own file, the environment and code can say this.
+        hub_allow: Vec<String> = Vec::new(), env Variable::Named("LAYERZERO_HUB_ALLOW");
+        /// The file that says which files those kernels consist of, with their SHA-256. A kernel that is not in
+        /// it, or whose files differ from it, is refused. `layerzero hub` writes it; `~` is the home directory. Only
+        /// your own file, the environment and code can say this.
+        hub_lockfile: PathBuf = PathBuf::from("~/.cache/layerzero/hub_lock.json");
+    }
+
     /// Health counters.
     health: HealthSettings {
         /// One call in this many is timed.
@@ -360,9 +374,5 @@ pub(crate) static ALIASES: &[(&str, &str)] =
 /// Environment variables that are no settings: name, meaning.
 pub static VARIABLES: &[(&str, &str)] = &[
     ("LAYERZERO_CONFIG", "Path of the project file; `layerzero.yaml` in the current directory when not given."),
-    (
-        "LAYERZERO_HUB_ALLOW",
-        "Kernels of the Hugging Face hub that may be loaded from the local cache: `repo@commit`, several with commas.",
-    ),
     ("LAYERZERO_LOCK_<OP>", "Locks an operation, alias or function (upper case, dots as underscores) to a kernel."),
 ];

@@ -164,6 +164,17 @@ fn the_user_allows_more_and_the_checkout_cannot() {
 }
 
 #[test]
+fn a_checkout_allows_no_kernels_of_the_hub() {
+    let machine = Machine::new();
+    let allow = "backends: {hub_allow: [\"a/b@0123456789abcdef0123456789abcdef01234567\"]}";
+    for said in [allow, "backends: {hub_lockfile: lock.json}"] {
+        let error = machine.found(said, "").unwrap_err().to_string();
+        assert!(error.contains("cannot allow this to itself"), "{said}: {error}");
+    }
+    assert!(machine.found("backends: {unproven: [hub]}", allow).is_ok(), "the user may");
+}
+
+#[test]
 fn whoever_names_a_file_means_what_it_says() {
     let machine = Machine::new();
     let project = machine.path("checkout/layerzero.yaml");

@@ -20,7 +20,7 @@ macro_rules! device {
 }
 
 /// Every described device. Figures are those of the vendors' datasheets, peaks without sparsity.
-const DESCRIBED: [Described; 12] = [
+const DESCRIBED: [Described; 13] = [
     device!("t4", ["T4"]),
     device!("a100", ["A100"]),
     device!("l40s", ["L40S"]),
@@ -33,6 +33,7 @@ const DESCRIBED: [Described; 12] = [
     device!("mi300x", []),
     device!("gaudi3", []),
     device!("xpu-max1550", []),
+    device!("m4-max", []),
 ];
 
 const NAMES: [&str; DESCRIBED.len()] = {

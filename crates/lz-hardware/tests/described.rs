@@ -73,4 +73,5 @@ fn other_vendors_parts_are_of_their_platform() {
     assert!(mi300x.has_tensor_cores() && mi300x.sm.is_none());
     assert_eq!(device("gaudi3").platform, Platform::Hpu);
     assert_eq!(device("xpu-max1550").platform, Platform::Xpu);
+    assert_eq!(device("m4-max").platform, Platform::Mps);
 }

@@ -9,6 +9,7 @@ use lz_abi::DType;
 use serde::{Deserialize, Serialize};
 
 use crate::generation::GenerationTable;
+use crate::ids::DeviceIx;
 
 /// The kind of processor a kernel runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema)]
@@ -25,11 +26,23 @@ pub enum Platform {
     Hpu,
     /// Intel GPUs.
     Xpu,
+    /// Apple GPUs, by Metal.
+    Mps,
+    /// A device of another vendor, which torch knows by a backend of that vendor's.
+    Privateuse1,
 }
 
 impl Platform {
     /// Every platform.
-    pub const ALL: [Platform; 5] = [Platform::Cpu, Platform::Cuda, Platform::Rocm, Platform::Hpu, Platform::Xpu];
+    pub const ALL: [Platform; 7] = [
+        Platform::Cpu,
+        Platform::Cuda,
+        Platform::Rocm,
+        Platform::Hpu,
+        Platform::Xpu,
+        Platform::Mps,
+        Platform::Privateuse1,
+    ];
 
     /// The name used in files.
     pub const fn name(self) -> &'static str {
@@ -39,6 +52,17 @@ impl Platform {
             Platform::Rocm => "rocm",
             Platform::Hpu => "hpu",
             Platform::Xpu => "xpu",
+            Platform::Mps => "mps",
+            Platform::Privateuse1 => "privateuse1",
+        }
+    }
+
+    /// What torch calls devices of this kind. AMD's are `cuda` to it.
+    pub const fn torch_type(self) -> &'static str {
+        match self {
+            Platform::Rocm => "cuda",
+            Platform::Privateuse1 => "privateuseone",
+            other => other.name(),
         }
     }
 }
@@ -51,7 +75,7 @@ impl fmt::Display for Platform {
 
 /// A name that is no platform.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown platform '{0}': expected one of cpu, cuda, rocm, hpu, xpu")]
+#[error("unknown platform '{0}': expected one of cpu, cuda, rocm, hpu, xpu, mps, privateuse1")]
 pub struct UnknownPlatform(pub String);
 
 impl FromStr for Platform {
@@ -114,7 +138,10 @@ pub struct DeviceSpec {
     pub platform: Platform,
     /// Marketing name: `NVIDIA H200`.
     pub name: String,
-    /// `nvidia`, `amd`, `intel`, `habana`, `arm`, …
+    /// What torch calls devices of its kind, where the platform does not say: the name of a vendor's backend, `npu`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub torch_type: Option<String>,
+    /// `nvidia`, `amd`, `intel`, `habana`, `apple`, `arm`, …
     #[serde(default)]
     pub vendor: String,
     /// Stable identity of this very device, where it has one.
@@ -189,6 +216,7 @@ impl DeviceSpec {
         DeviceSpec {
             platform,
             name: name.into(),
+            torch_type: None,
             vendor: String::new(),
             uuid: None,
             sm: None,
@@ -233,7 +261,8 @@ impl DeviceSpec {
                 Platform::Rocm => "amd",
                 Platform::Hpu => "habana",
                 Platform::Xpu => "intel",
-                Platform::Cpu => "unknown",
+                Platform::Mps => "apple",
+                Platform::Cpu | Platform::Privateuse1 => "unknown",
             }
             .into();
         }
@@ -257,11 +286,17 @@ impl DeviceSpec {
                 self.features.extend(["fp16", "bf16"].map(String::from));
                 self.features.extend((self.platform != Platform::Xpu).then(|| "graphs".into()));
             }
-            Platform::Cpu => {}
+            Platform::Mps => self.features.extend(["fp16", "bf16"].map(String::from)),
+            Platform::Cpu | Platform::Privateuse1 => {}
         }
         self.features.sort();
         self.features.dedup();
         self
+    }
+
+    /// What torch calls devices of its kind: `cuda`, `xpu`, `npu`.
+    pub fn torch_type(&self) -> &str {
+        self.torch_type.as_deref().unwrap_or(self.platform.torch_type())
     }
 
     /// Whether the device has a feature, by name.
@@ -302,9 +337,47 @@ impl DeviceSpec {
     }
 }
 
+/// The device that has a name: torch's (`cpu`, `cuda:1`, `npu:0`), or a platform's (`rocm:0`). Without a number it is the
+/// first.
+pub fn device_named(devices: &[DeviceSpec], name: &str) -> Option<DeviceIx> {
+    let (kind, number) = name.split_once(':').unwrap_or((name, "0"));
+    let number: usize = number.parse().ok()?;
+    let is_it = |device: &DeviceSpec| device.torch_type() == kind || device.platform.name() == kind;
+    let of_kind = devices.iter().enumerate().filter(|(_, device)| is_it(device));
+    of_kind.map(|(at, _)| DeviceIx(at as u16)).nth(number)
+}
+
+/// What torch calls a device: `cpu`, `cuda:1`.
+pub fn device_name(devices: &[DeviceSpec], device: DeviceIx) -> String {
+    let Some(spec) = devices.get(device.0 as usize) else { return format!("unknown:{}", device.0) };
+    let before = &devices[..device.0 as usize];
+    let number = before.iter().filter(|other| other.torch_type() == spec.torch_type()).count();
+    match (spec.platform, number) {
+        (Platform::Cpu, 0) => Platform::Cpu.name().to_owned(),
+        _ => format!("{}:{number}", spec.torch_type()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn devices_are_called_as_torch_calls_them() {
+        let npu = || DeviceSpec { torch_type: Some("npu".into()), ..DeviceSpec::new(Platform::Privateuse1, "x") };
+        let amd = || DeviceSpec::new(Platform::Rocm, "MI300X");
+        let devices = [DeviceSpec::new(Platform::Cpu, "host"), amd(), amd(), npu(), npu()];
+        let names = ["cpu", "cuda:0", "cuda:1", "npu:0", "npu:1"];
+        for (at, name) in names.into_iter().enumerate() {
+            assert_eq!(device_name(&devices, DeviceIx(at as u16)), name);
+            assert_eq!(device_named(&devices, name), Some(DeviceIx(at as u16)));
+        }
+        assert_eq!(device_named(&devices, "rocm:1"), Some(DeviceIx(2)));
+        assert_eq!(device_named(&devices, "cuda"), Some(DeviceIx(1)));
+        for absent in ["cuda:2", "xpu:0", "cuda:x", "cuda:-1", "", "npu:0:1"] {
+            assert_eq!(device_named(&devices, absent), None, "{absent}");
+        }
+    }
 
     #[test]
     fn a_described_gpu_is_completed_from_its_sm_version() {

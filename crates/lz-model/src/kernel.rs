@@ -287,6 +287,8 @@ pub struct KernelDescriptor {
     pub reference: bool,
     /// Whether it is what plain torch would run: what the others are compared with.
     pub baseline: bool,
+    /// Whether it was run on the hardware it is for.
+    pub proven: bool,
     /// On whose word it counts as right.
     pub trust: Trust,
 }
@@ -351,6 +353,7 @@ impl KernelDescriptor {
             transform_cost_hint: 0,
             reference: false,
             baseline: false,
+            proven: true,
             trust: Trust::BuiltIn,
         }
     }

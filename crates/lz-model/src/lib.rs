@@ -71,7 +71,9 @@ pub use catalog::{Catalog, Facts, Op, Target};
 pub use context::{Context, KvStrategy, ReductionOrder};
 pub use cut::{Cut, Uncut};
 pub use denial::Denial;
-pub use device::{CpuCaches, DeviceFileError, DeviceSpec, LaunchLimits, Platform, UnknownPlatform};
+pub use device::{
+    CpuCaches, DeviceFileError, DeviceSpec, LaunchLimits, Platform, UnknownPlatform, device_name, device_named,
+};
 pub use function::{Argument, ArgumentKind, Function, Signature, Special};
 pub use generation::{GenerationRow, GenerationTable};
 pub use graph_doubt::GraphDoubt;

@@ -46,6 +46,9 @@ pub enum Reason {
     /// The library is installed but cannot be loaded.
     #[error("{library} cannot be imported: {error}")]
     BackendImportFailed { library: String, error: String },
+    /// The kernel, or its whole backend, was never run on the hardware it is for, and nobody asked for it.
+    #[error("was never run on the hardware it is for; to use it, name '{name}' in the setting backends.unproven")]
+    Unproven { name: String },
     /// A version of something the kernel builds on does not fit.
     #[error("requires {required}, found {found}")]
     VersionUnsupported { required: String, found: String },

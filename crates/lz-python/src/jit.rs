@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use layerzero::model::{CallSpec, Context, DeviceIx};
 use layerzero::perf::request::{Request, RequestError};
-use layerzero::{ManifestError, ManifestFile, device_named};
+use layerzero::{ManifestError, ManifestFile};
 use pyo3::prelude::*;
 
 use crate::engine::engine;
@@ -26,20 +26,6 @@ pub fn parse(py: Python<'_>, call: &str) -> PyResult<CallSpec> {
     call.parse().map_err(|e| {
         let hint = "write it as lz.calls_of and lz.manifest do: {\"op\": …, \"tensors\": {…}}";
         error::invalid(py, "BAD_CALL", &format!("{call} is no call: {e}"), hint)
-    })
-}
-
-/// The engine's number of a device torch calls `cpu` or `cuda:0`.
-#[pyfunction]
-pub fn device_number(py: Python<'_>, name: &str) -> PyResult<u16> {
-    let found = || device_named(&engine().devices(), name).map(|ix| ix.0);
-    if let Some(number) = found() {
-        return Ok(number);
-    }
-    engine().detect_accelerators().map_err(raise(py))?;
-    found().ok_or_else(|| {
-        let text = format!("there is no device '{name}'");
-        error::unsupported(py, &text, "see what lz.doctor() says about the devices")
     })
 }
 

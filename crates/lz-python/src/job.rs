@@ -278,10 +278,7 @@ fn check_result(object: &Bound<'_, PyAny>, spec: &OutputSpec, on: DeviceIx, plai
     // Only of plain tensors it is known that they are where they say.
     if torch.is_plain(object.as_ptr()) {
         let found = object.getattr("device")?.str()?.to_string();
-        let expected = match on.0 {
-            0 => "cpu".to_owned(),
-            number => format!("cuda:{}", number - 1),
-        };
+        let expected = crate::devices::name(on);
         if found != expected {
             return Err(gave(format!("a tensor on {found}, expected {expected}")));
         }

@@ -16,6 +16,7 @@ mod context;
 mod control;
 #[cfg(any(debug_assertions, feature = "count-allocations"))]
 mod counted;
+mod devices;
 mod docs;
 mod engine;
 mod error;
@@ -60,7 +61,7 @@ use std::sync::Arc;
 
 use ::layerzero::perf::bench::Bench;
 use ::layerzero::{Engine, Reloads};
-use lz_cli::program::{Libraries, Program};
+use lz_cli::program::{Libraries, Program, Unproven};
 use lz_cli::surroundings::Surroundings;
 use pyo3::prelude::*;
 
@@ -89,6 +90,22 @@ impl Program for PythonProgram {
             Ok(bench) => Ok(Box::new(bench)),
             Err(raised) => Err(Python::attach(|py| error::one_line(py, &raised))),
         }
+    }
+
+    fn device_in_use(&self, cuda: usize) -> Result<String, String> {
+        Python::attach(|py| {
+            let told =
+                py.import("layerzero.devices").and_then(|module| module.call_method1("in_use_by_files", (cuda,)));
+            told.and_then(|name| name.extract()).map_err(|raised| error::one_line(py, &raised))
+        })
+    }
+
+    fn devices_of(&self, torch_type: &str) -> Result<Vec<::layerzero::model::DeviceSpec>, String> {
+        Python::attach(|py| devices::of_kind(py, torch_type).map_err(|raised| error::one_line(py, &raised)))
+    }
+
+    fn unproven(&self) -> Vec<Unproven> {
+        Python::attach(libraries::unproven).unwrap_or_default()
     }
 
     fn reloads(&self) -> Reloads {
@@ -147,7 +164,8 @@ fn _native(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(tuning::measure, module)?)?;
     module.add_function(wrap_pyfunction!(tuning::explain_call, module)?)?;
     module.add_function(wrap_pyfunction!(tuning::learn, module)?)?;
-    module.add_function(wrap_pyfunction!(jit::device_number, module)?)?;
+    module.add_function(wrap_pyfunction!(devices::device_number, module)?)?;
+    module.add_function(wrap_pyfunction!(devices::named, module)?)?;
     module.add_function(wrap_pyfunction!(jit::jit_next, module)?)?;
     module.add_function(wrap_pyfunction!(jit::jit_wanted, module)?)?;
     module.add_function(wrap_pyfunction!(jit::jit_begin, module)?)?;

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use layerzero::Engine;
-use layerzero::model::Reason;
-use lz_cli::program::Libraries;
+use lz_cli::program::{Libraries, Unproven};
 use pyo3::prelude::*;
 
 use crate::engine::engine as own;
@@ -51,6 +50,21 @@ fn assumed(py: Python<'_>, wanted: &[String]) -> PyResult<Vec<Found>> {
     py.import("layerzero.detection")?.call_method1("assumed", (wanted.to_vec(),))?.extract()
 }
 
+/// What was never run on the hardware it is for, as `layerzero.detection` tells it.
+pub fn unproven(py: Python<'_>) -> PyResult<Vec<Unproven>> {
+    type Told = (String, String, Vec<String>, Option<String>, String);
+    let told: Vec<Told> = py.import("layerzero.detection")?.call_method0("unproven")?.extract()?;
+    let one = |(backend, library, kernels, installed, why)| Unproven {
+        backend,
+        library,
+        kernels,
+        installed,
+        why,
+        named: false,
+    };
+    Ok(told.into_iter().map(one).collect())
+}
+
 /// Whether this process has kernels of libraries already.
 fn is_in_use() -> bool {
     registry::is_loaded()
@@ -86,10 +100,7 @@ fn load(engine: &Engine, all: Vec<Found>) -> Result<Vec<String>, String> {
         spec.versions.extend(known);
         for (name, (code, detail)) in unusable {
             if let Some(state) = spec.backends.get_mut(&name) {
-                state.unavailable = Some(match code.as_str() {
-                    "NOT_INSTALLED" => Reason::NotInstalled { library: detail },
-                    _ => Reason::BackendImportFailed { library: name, error: detail },
-                });
+                state.unavailable = Some(registry::unavailable(&code, detail, &name));
             }
         }
     });

@@ -80,8 +80,8 @@ pub fn is_callers_fault(py: Python<'_>, raised: &PyErr) -> PyResult<bool> {
 type Adapter = (String, Py<PyAny>, Vec<String>);
 
 /// Loads a backend's capabilities document with the versions found; its kernels run by the given functions. A backend
-/// that cannot be used is loaded with why (`("NOT_INSTALLED", library)` or `("BACKEND_IMPORT_FAILED", one line)`), so
-/// that its kernels can be listed and explained. `trust`: `"built_in"`, `"vouched"` or `"unproven"`. `lacks` are
+/// that cannot be used is loaded with why (`("NOT_INSTALLED", library)`, `("UNPROVEN", backend)` or
+/// `("BACKEND_IMPORT_FAILED", one line)`), so that its kernels can be listed and explained. `trust`: `"built_in"`, `"vouched"` or `"unproven"`. `lacks` are
 /// instruction sets the library does not use in this process. `importer` is called once, before one of the kernels runs; when
 /// it raises, the backend cannot be used after all.
 #[pyfunction]
@@ -116,10 +116,7 @@ pub fn load_backend(
     }
     engine.load_capabilities(name, document).map_err(raise)?;
     let backend = read.map_or_else(|| name.to_owned(), |d| d.backend.name);
-    let reason = unavailable.map(|(code, detail)| match code.as_str() {
-        "NOT_INSTALLED" => Reason::NotInstalled { library: detail },
-        _ => Reason::BackendImportFailed { library: backend.clone(), error: detail },
-    });
+    let reason = unavailable.map(|(code, detail)| self::unavailable(&code, detail, &backend));
     let trust = trusted(trust);
     engine
         .update(|spec| {
@@ -134,6 +131,15 @@ pub fn load_backend(
         })
         .map_err(raise)?;
     engine.attach_all(attached).map_err(raise)
+}
+
+/// Why a backend cannot be used, by its code and what there is to say.
+pub fn unavailable(code: &str, detail: String, backend: &str) -> Reason {
+    match code {
+        "NOT_INSTALLED" => Reason::NotInstalled { library: detail },
+        "UNPROVEN" => Reason::Unproven { name: detail },
+        _ => Reason::BackendImportFailed { library: backend.to_owned(), error: detail },
+    }
 }
 
 /// On whose word a kernel counts as right; nobody's, unless it is said.

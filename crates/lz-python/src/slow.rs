@@ -348,8 +348,8 @@ impl Arguments {
     pub fn named(&self, front: &Front, context: Context) -> NamedCall<'_> {
         let name = |at: usize| front.signature.arguments[at].name;
         let device = self.metas.first().map_or(layerzero::model::DeviceIx(0), |(_, meta)| meta.device);
-        // CUDA devices come after the host, in CUDA's order.
-        let capturing = device.0 > 0 && Torch::known().is_some_and(|torch| torch.is_capturing(i32::from(device.0) - 1));
+        let cuda = if device.0 > 0 { crate::devices::cuda_index(device) } else { None };
+        let capturing = cuda.zip(Torch::known()).is_some_and(|(index, torch)| torch.is_capturing(index));
         let context = Context { capturing: capturing || context.capturing, ..context };
         NamedCall {
             inputs: self.metas.iter().map(|(at, meta)| (name(*at), meta.as_meta())).collect(),

@@ -5,11 +5,9 @@ use layerzero::model::{DType, DeviceIx, Extents, TensorMeta, TensorView, TensorV
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use crate::engine::engine;
-use crate::error;
 use crate::params::integers;
-use crate::process::detached;
 use crate::torch::Torch;
+use crate::{devices, error};
 
 /// What metadata is read for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -58,7 +56,7 @@ impl Meta {
                 // SAFETY: a live tensor, and a struct to fill.
                 if unsafe { borrow(object.as_ptr(), &mut tensor) } == 0 {
                     // SAFETY: just filled, and `object` keeps its tensor alive.
-                    return unsafe { Meta::of(py, &tensor, grad, function, argument) };
+                    return unsafe { Meta::of(object, &tensor, grad, function, argument) };
                 }
                 drop(PyErr::take(py));
             }
@@ -70,18 +68,19 @@ impl Meta {
     /// # Safety
     /// The struct was filled and its tensor is alive.
     unsafe fn of(
-        py: Python<'_>,
+        object: &Bound<'_, PyAny>,
         tensor: &RawTensor,
         requires_grad: bool,
         function: &str,
         argument: &str,
     ) -> PyResult<Meta> {
+        let py = object.py();
         // 4-bit elements come as packed bytes, and the caller says so.
         let dtype = tensor.element.dtype().filter(|dtype| !dtype.is_sub_byte()).ok_or_else(|| {
             let Element { code, bits, lanes } = tensor.element;
             unknown_dtype(py, function, argument, &format!("DLPack type {code}, {bits} bits, {lanes} lanes"))
         })?;
-        let device = device(py, tensor.device, function, argument)?;
+        let device = device(object, tensor.device, function, argument)?;
         let start = tensor.start();
         // SAFETY: the contract above.
         let (shape, strides) = unsafe { (tensor.shape(), tensor.strides()) };
@@ -236,41 +235,25 @@ fn unknown_dtype(py: Python<'_>, function: &str, argument: &str, name: &str) -> 
     error::argument(py, "WRONG_DTYPE", &text, "cast it, for instance to float32")
 }
 
-/// The engine's device for a DLPack device.
-fn device(py: Python<'_>, device: Device, function: &str, argument: &str) -> PyResult<DeviceIx> {
-    let id = device.id;
+/// The engine's device of a tensor, which DLPack says is there.
+fn device(object: &Bound<'_, PyAny>, device: Device, function: &str, argument: &str) -> PyResult<DeviceIx> {
     match device.kind {
         _ if device.is_host() => Ok(DeviceIx(0)),
-        Device::CUDA => {
-            let ix = id + 1;
-            let known = |count: usize| (ix as usize) < count;
-            if known(engine().with_snapshot(|s| s.spec().devices.len()))
-                || known(detached(py, || engine().detect_accelerators()).map_err(|e| error::engine(py, &e))?)
-            {
-                return Ok(DeviceIx(ix as u16));
-            }
-            let text = format!("{function}: '{argument}' is on CUDA device {id}, which LayerZero did not find");
-            Err(error::unsupported(py, &text, "see what lz.doctor() says about CUDA"))
-        }
-        other => {
-            let text =
-                format!("{function}: '{argument}' is on a device of DLPack type {other}, which is not supported");
-            Err(error::unsupported(py, &text, "move it to the CPU or to a CUDA device"))
-        }
+        Device::CUDA => named_device(object.py(), &format!("cuda:{}", device.id), function, argument),
+        // DLPack knows kinds of devices, torch the names of its backends.
+        _ => named_device(object.py(), &object.getattr("device")?.str()?.to_string(), function, argument),
     }
 }
 
-/// The engine's device for a name such as `cpu` or `cuda:1`.
+/// The engine's device for a name of torch's, such as `cpu` or `cuda:1`.
 fn named_device(py: Python<'_>, name: &str, function: &str, argument: &str) -> PyResult<DeviceIx> {
-    let (kind, id) = name.split_once(':').unwrap_or((name, "0"));
-    match kind {
-        "cpu" | "meta" => Ok(DeviceIx(0)),
-        "cuda" => device(py, Device { kind: Device::CUDA, id: id.parse().unwrap_or(0) }, function, argument),
-        _ => {
-            let text = format!("{function}: '{argument}' is on {name}, which is not supported");
-            Err(error::unsupported(py, &text, "move it to the CPU or to a CUDA device"))
-        }
+    if matches!(name.split(':').next(), Some("cpu" | "meta")) {
+        return Ok(DeviceIx(0));
     }
+    devices::find(py, name)?.ok_or_else(|| {
+        let text = format!("{function}: '{argument}' is on {name}, which neither LayerZero nor torch finds here");
+        error::unsupported(py, &text, "see what lz.doctor() says about the devices")
+    })
 }
 
 /// The name of a dtype in torch and numpy, and how many elements share a byte.

@@ -292,9 +292,6 @@ fn wanted(py: Python<'_>, request: &str) -> PyResult<Vec<Wanted>> {
     let bad = |what: String, hint: &str| error::configuration(py, "BAD_REQUEST", &what, hint);
     let request: Request =
         serde_json::from_str(request).map_err(|e| bad(format!("no request: {e}"), "see help(lz.tune)"))?;
-    if request.device > 0 {
-        engine().detect_accelerators().map_err(|e| error::engine(py, &e))?;
-    }
     request.wanted(engine(), &context::scope(py)).map_err(|e| match e {
         RequestError::Call(e) => error::call(py, &e),
         other => bad(other.to_string(), &other.hint()),

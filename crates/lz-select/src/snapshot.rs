@@ -50,6 +50,8 @@ pub struct Settings {
     pub verify: Verify,
     /// Whether explanations are given to whoever asks.
     pub explains: bool,
+    /// Backends and libraries whose kernels may serve though they were never run on the hardware they are for.
+    pub unproven: Vec<String>,
 }
 
 impl Default for Settings {
@@ -68,11 +70,18 @@ impl Default for Settings {
             default_layouts: DefaultLayouts::default(),
             verify: Verify::default(),
             explains: true,
+            unproven: Vec::new(),
         }
     }
 }
 
 impl Settings {
+    /// Why a kernel may not serve that was never run on the hardware it is for.
+    pub(crate) fn unproven_reason(&self, kernel: &KernelDescriptor) -> Option<Reason> {
+        let is_allowed = kernel.proven || self.unproven.iter().any(|n| *n == kernel.backend || *n == kernel.library());
+        (!is_allowed).then(|| Reason::Unproven { name: kernel.backend.clone() })
+    }
+
     pub(crate) fn allows_transforms(&self) -> bool {
         self.allow_adaptation && !self.strict
     }
@@ -293,7 +302,7 @@ impl SnapshotSpec {
         let usable = |set: &str| self.settings.max_cpu_isa.allows(set) && !lacks.iter().any(|lacked| lacked == set);
         let version_of = |name: &str| self.versions.get(name).cloned();
         let runs_on = |device: &DeviceSpec| device_reasons(kernel, device, usable, version_of).is_empty();
-        installed && self.devices.iter().any(runs_on)
+        installed && self.settings.unproven_reason(kernel).is_none() && self.devices.iter().any(runs_on)
     }
 
     fn compile(
@@ -319,6 +328,7 @@ impl SnapshotSpec {
     fn entry(&self, descriptor: Arc<KernelDescriptor>) -> Entry {
         let backend = &self.backends[&descriptor.backend];
         let unavailable = backend.unavailable.clone().filter(|_| !descriptor.standalone);
+        let unproven = self.settings.unproven_reason(&descriptor).filter(|reason| unavailable.as_ref() != Some(reason));
         let versioned = format!("{}@{}", descriptor.id, descriptor.version);
         let health =
             self.health.get(&versioned).or_else(|| self.health.get(&descriptor.id)).cloned().unwrap_or_default();
@@ -330,6 +340,7 @@ impl SnapshotSpec {
             .map(|device| {
                 let mut reasons = device_reasons(&descriptor, device, usable, |name| self.versions.get(name).cloned());
                 reasons.extend(unavailable.clone());
+                reasons.extend(unproven.clone());
                 reasons.extend(quarantined.clone());
                 reasons
             })

@@ -3,6 +3,7 @@
 BACKENDS: tuple[str, ...] = (
     "torch",
     "torch_cuda",
+    "torch_any",
     "triton",
     "flash_attn",
     "flash_attn_3",
@@ -11,14 +12,12 @@ BACKENDS: tuple[str, ...] = (
     "flash_attn_4_pages",
     "flashinfer",
     "flashinfer_prefill",
-    "xformers",
     "liger",
     "apex",
     "quack",
     "cudnn",
     "onednn",
     "zentorch",
-    "ipex",
     "tokenizers",
     "tiktoken",
     "sentencepiece",
@@ -31,13 +30,13 @@ UNPROVEN: tuple[str, ...] = (
     "flash_attn_triton",
     "torch_rocm",
     "habana",
-    "torch_xpu",
-    "ipex_xpu",
+    "xformers",
     "hub_activation",
     "hub_flash_attn2",
     "hub_flash_attn3",
     "hub_rmsnorm",
     "torchao",
 )
-"""Folders that are not loaded: not run on hardware, their adapters were tried with recording fakes of the libraries. One
-that has been run moves up. `layerzero compat --unproven` tries those whose library is there."""
+"""Folders whose kernels were never run on the hardware they are for: their adapters were tried with recording fakes of the
+libraries. Their documents say ``"proven": false``. They are loaded where the setting ``backends.unproven`` names them or
+their library. One that has been run moves up. `layerzero compat --unproven` tries those whose library is there."""

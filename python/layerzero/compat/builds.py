@@ -21,9 +21,12 @@ DISTRIBUTIONS = {
 }
 #: The first versions whose builds take every later torch as well.
 STABLE = {"xformers": (0, 0, 34)}
+#: Libraries whose version begins with that of the torch they are built for.
+NAMED_AFTER_TORCH = ("zentorch",)
 # How many shared objects of a library are looked into.
 _OBJECTS = 32
-_RUNTIME = re.compile(r"libcudart(?:-[0-9a-f]+)?\.so\.(\d+)")
+_CUDA_RUNTIME = re.compile(r"libcudart(?:-[0-9a-f]+)?\.so\.(\d+)")
+_HIP_RUNTIME = re.compile(r"libamdhip64(?:-[0-9a-f]+)?\.so\.(\d+)")
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Build:
 
     torch: str | None = None
     cuda: str | None = None
+    hip: str | None = None
+    xpu: str | None = None
 
 
 def folder(library: str) -> Path | None:
@@ -56,19 +61,19 @@ def distribution(library: str) -> metadata.Distribution | None:
 
 
 def torch_build() -> Build:
-    """The version of torch that would be imported, and its CUDA."""
+    """The version of torch that would be imported, and what it was built for."""
     place = folder("torch")
     try:
         text = (place / "version.py").read_text(encoding="utf-8") if place else ""
     except OSError:
         return Build()
-    version = re.search(r"^__version__ = '([^']+)'", text, re.MULTILINE)
-    cuda = re.search(r"^cuda\b[^=]*= '([^']+)'", text, re.MULTILINE)
-    return Build(version and version[1], cuda and cuda[1])
+    names = ("__version__", "cuda", "hip", "xpu")
+    found = (re.search(rf"^{name}\b[^=]*= '([^']+)'", text, re.MULTILINE) for name in names)
+    return Build(*(value and value[1] for value in found))
 
 
 def built_for(library: str) -> Build:
-    """The torch and CUDA a library says it was built for, or that its shared objects are linked to."""
+    """The torch, CUDA and ROCm a library says it was built for, or that its shared objects are linked to."""
     place, found = folder(library), distribution(library)
     if place is not None and (build := _noted(place / "cpp_lib.json")) is not None:
         return build
@@ -76,14 +81,18 @@ def built_for(library: str) -> Build:
         return Build()
     label = found.version.partition("+")[2]
     torch = re.search(r"(?:torch|pt)(\d+\.\d+)", label)
+    if library in NAMED_AFTER_TORCH:
+        torch = re.match(r"(\d+\.\d+)", found.version)
     cuda = re.search(r"cu(\d{2})(\d?)", label)
+    rocm = re.search(r"rocm(\d+(?:\.\d+)?)", label)
     named = cuda and (f"{cuda[1]}.{cuda[2]}" if cuda[2] else cuda[1])
-    return Build(torch and torch[1], named or _linked(found))
+    linked = (None, None) if named or rocm else _linked(found)
+    return Build(torch and torch[1], named or linked[0], rocm[1] if rocm else linked[1])
 
 
 def mismatch(library: str) -> str | None:
-    """One line where a library was built for another torch, or another CUDA, than there is; adapters may ask before
-    they import it."""
+    """One line where a library was built for another torch, CUDA or ROCm than there is. It is asked of every library before
+    that is imported: what was built for another one may crash, or have no operators."""
     here, build = torch_build(), built_for(library)
     if here.torch is None:
         return None
@@ -94,9 +103,13 @@ def mismatch(library: str) -> str | None:
         other.append(f"torch {build.torch}")
     if build.cuda is not None and build.cuda.partition(".")[0] != (here.cuda or "").partition(".")[0]:
         other.append(f"CUDA {build.cuda}")
+    if build.hip is not None and build.hip.partition(".")[0] != (here.hip or "").partition(".")[0]:
+        other.append(f"ROCm {build.hip}")
     if not other:
         return None
-    there = f"torch {here.torch} with CUDA {here.cuda}" if here.cuda else f"torch {here.torch} without CUDA"
+    there = f"torch {here.torch} without CUDA"
+    if here.cuda or here.hip:
+        there = f"torch {here.torch} with {f'CUDA {here.cuda}' if here.cuda else f'ROCm {here.hip}'}"
     return f"{library} {version or ''}".strip() + f" was built for {' and '.join(other)}; there is {there}"
 
 
@@ -122,14 +135,16 @@ def _noted(path: Path) -> Build | None:
         return None
 
 
-def _linked(found: metadata.Distribution) -> str | None:
-    """The major version of the CUDA runtime a shared object of a distribution is linked to."""
+def _linked(found: metadata.Distribution) -> tuple[str | None, str | None]:
+    """The major versions of the CUDA and of the ROCm runtime that the shared objects of a distribution are linked to."""
     objects = [file for file in found.files or () if re.search(r"\.so(\.\d+)*$", file.name)]
     for file in objects[:_OBJECTS]:
         for needed in needs(Path(str(found.locate_file(file)))):
-            if match := _RUNTIME.match(needed):
-                return match[1]
-    return None
+            if match := _CUDA_RUNTIME.match(needed):
+                return match[1], None
+            if match := _HIP_RUNTIME.match(needed):
+                return None, match[1]
+    return None, None
 
 
 def needs(path: Path) -> list[str]:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from layerzero import _native
+from layerzero import _native, devices
 from layerzero.documents import to_json
 from layerzero.control import setting
 from layerzero.errors import ConfigurationError
@@ -22,10 +22,12 @@ _UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 class TuneReport:
-    """What tuning found out: ``tuned`` (one entry per call), ``left``, ``impossible``, ``known``, ``spent_s``."""
+    """What tuning found out: ``device``, ``tuned`` (one entry per call), ``left``, ``impossible``, ``known``, ``spent_s``."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self._document = document
+        #: What torch calls the device it was measured on.
+        self.device: str = document["device"]
         self.tuned: list[dict[str, Any]] = document["tuned"]
         #: Calls the budget did not suffice for.
         self.left: list[dict[str, Any]] = document["left"]
@@ -53,7 +55,7 @@ class TuneReport:
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         out = [f"out: {kernel}: {why}" for t in self.tuned for kernel, why in t["out"]]
         rest = [f"not measured: {call['op']}: {why}" for call, why in self.impossible]
-        last = f"{len(self.tuned)} measured in {self.spent_s:.1f} s, {self.known} known"
+        last = f"{len(self.tuned)} measured on {self.device} in {self.spent_s:.1f} s, {self.known} known"
         return visible("\n".join([*lines, *out, *rest, last]))
 
     __repr__ = __str__
@@ -66,6 +68,15 @@ class TuneReport:
 
         lines = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in body)
         return f"<table><thead><tr>{cells(head, 'th')}</tr></thead><tbody>{lines}</tbody></table>"
+
+
+class Workload(list[dict[str, Any]]):
+    """Calls as they are written down, and the device they would be made on."""
+
+    def __init__(self, calls: Iterable[dict[str, Any]], device: str) -> None:
+        super().__init__(calls)
+        #: What torch calls the device.
+        self.device = device
 
 
 def seconds(budget: float | str) -> float:
@@ -98,7 +109,7 @@ def tune(
     known: bool = False,
     budget: float | str = "60s",
     samples: int | None = None,
-    device: Any = "cpu",
+    device: Any = None,
     graph: bool = False,
     layout: str | None = None,
     params: Mapping[str, Any] | None = None,
@@ -123,7 +134,8 @@ def tune(
         budget: how long it may take: seconds, or text such as ``"60s"``. It is spent where the
             expected loss shrinks most for the time it takes.
         samples: how many rounds a call gets at least; the setting ``perfdb.tune_samples`` when not given.
-        device: where: ``"cpu"``, ``"cuda:0"``, …
+        device: where: ``"cpu"``, ``"cuda:0"``, … By default where ``calls`` were traced or made, else torch's accelerator in
+            use, else the CPU. The report says which.
         graph: time calls replayed in a CUDA graph instead of eager ones.
         layout: the layout of the calls.
         params: parameters of the calls.
@@ -147,23 +159,24 @@ def workload(
     seq: Sequence[int] | int = (),
     context: Sequence[int] | int = (),
     known: bool = False,
-    device: Any = "cpu",
+    device: Any = None,
     layout: str | None = None,
     params: Mapping[str, Any] | None = None,
     **dims: Sequence[int] | int,
-) -> list[dict[str, Any]]:
-    """The calls :func:`tune` would measure for the same arguments, as they are written down."""
+) -> Workload:
+    """The calls :func:`tune` would measure for the same arguments, as they are written down; ``.device`` is where."""
     request = _request(
         operation, dtype, shapes, None, model, batch, seq, context, known, device, False, layout, params, dims
     )
-    return [json.loads(call) for call in _native.requested_calls(to_json(request))]
+    calls = [json.loads(call) for call in _native.requested_calls(to_json(request))]
+    return Workload(calls, _native.device_name(request["device"]))
 
 
-def explain_call(call: str | Mapping[str, Any], device: Any = "cpu") -> SelectionReport:
-    """As :func:`layerzero.explain`, for a call as it is written down."""
+def explain_call(call: str | Mapping[str, Any], device: Any = None) -> SelectionReport:
+    """As :func:`layerzero.explain`, for a call as it is written down, on a device (see :func:`tune`)."""
     _native.may_explain()
     text = call if isinstance(call, str) else to_json(call)
-    data, table = _native.explain_call(text, _device(device))
+    data, table = _native.explain_call(text, devices.number(device))
     return SelectionReport(json.loads(data), table)
 
 
@@ -180,7 +193,7 @@ def regret(
     context: Sequence[int] | int = (),
     budget: float | str = "60s",
     samples: int | None = None,
-    device: Any = "cpu",
+    device: Any = None,
     graph: bool = False,
     layout: str | None = None,
     params: Mapping[str, Any] | None = None,
@@ -189,7 +202,7 @@ def regret(
 ) -> dict[str, Any]:
     """Measures every kernel of these calls and compares what is chosen with the best in hindsight; nothing is kept.
 
-    Takes what :func:`tune` takes. Gives ``geomean`` and ``worst`` of chosen time ÷ best time, ``times_baseline`` (how
+    Takes what :func:`tune` takes. Gives the ``device``, ``geomean`` and ``worst`` of chosen time ÷ best time, ``times_baseline`` (how
     many times faster than plain torch) and ``rows``.
     """
     request = _request(
@@ -227,8 +240,9 @@ def _request(
         # Of an operation they are dimensions like any other.
         sizes |= {name: given for name, given in lengths.items() if given}
         lengths = {}
+    calls = list(calls or ())
     return {
-        "calls": [_written(call) for call in calls or ()],
+        "calls": [_written(call) for call in calls],
         "op": operation,
         "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
         "shapes": [list(shape) for shape in shapes or ()],
@@ -238,9 +252,17 @@ def _request(
         "model": _model(model),
         **lengths,
         "known": known,
-        "device": _device(device),
+        "device": devices.number(device, _one_device(calls) if device is None else ()),
         "graph": graph,
     }
+
+
+def _one_device(calls: Sequence[Any]) -> Sequence[Any]:
+    """The calls, if those that say where they are made say the same."""
+    said = sorted({call.device for call in calls if isinstance(call, Call)})
+    if len(said) > 1:
+        raise _bad(f"the calls are made on {', '.join(said)}", "measure those of one device at a time, or give device=")
+    return [call for call in calls if isinstance(call, Call)]
 
 
 def _sizes(given: Sequence[int] | int) -> list[int]:
@@ -259,11 +281,6 @@ def _model(model: Any) -> str | None:
     raise _bad(
         f"the model is a {type(model).__name__}", "give a name, the path of a config.json, or a transformers config"
     )
-
-
-def _device(device: Any) -> int:
-    number: int = _native.device_number(str(device))
-    return number
 
 
 def _measure(

@@ -30,8 +30,9 @@ class Bench:
         self._inputs = make(call, device)
         self._gate = Gate(self._inputs)
         self._subject = _native.Subject(self._inputs.function, self._inputs.copied())
-        if device > 0:
-            self._cuda = CudaTimer(self._subject, device - 1, mode)
+        kind, _, index = _native.device_name(device).partition(":")
+        if kind == "cuda":
+            self._cuda = CudaTimer(self._subject, int(index), mode)
         elif mode != "eager":
             raise ValueError(f"the mode is {mode!r}: only CUDA devices replay graphs")
 
@@ -43,7 +44,7 @@ class Bench:
         begun = time.perf_counter()
         try:
             given = self._subject.run(kernel)
-            if self._cuda is not None:
+            if self._device > 0:
                 synchronize()
             warmup_ms = (time.perf_counter() - begun) * 1e3
             if jit:
@@ -51,7 +52,7 @@ class Bench:
                 number = _native.jit_begin(kernel, self._call, self._device)
                 _native.jit_done(number, warmup_ms, disk_caches.changed_since(before))
             # On a GPU it is run again: what a kernel leaves behind there may spoil its next call.
-            worst, wrong = self._gate.judge(kernel, given if self._cuda is None else None)
+            worst, wrong = self._gate.judge(kernel, given if self._device == 0 else None)
             if wrong is None and self._cuda is not None and self._mode == "graph":
                 worst, wrong = self._proven(kernel, worst)
         except Exception as error:  # noqa: BLE001 - whatever a kernel raises is its result
@@ -77,7 +78,16 @@ class Bench:
     def time(self, kernel: str, calls: int) -> float:
         """Microseconds of one call."""
         assert self._subject is not None, "prepare comes first"
-        return self._cuda.time(kernel, calls) if self._cuda is not None else self._subject.time(kernel, calls)
+        if self._cuda is not None:
+            return self._cuda.time(kernel, calls)
+        if self._device > 0:
+            # Of other accelerators: from the first call until the device has done them all, on the host's clock.
+            synchronize()
+            begun = time.perf_counter()
+            self._subject.time(kernel, calls)
+            synchronize()
+            return (time.perf_counter() - begun) * 1e6 / max(calls, 1)
+        return self._subject.time(kernel, calls)
 
     def parts(self, kernel: str) -> list[tuple[float, float]] | None:
         """What of that the host took and the device in each sample, where both work at the same time."""

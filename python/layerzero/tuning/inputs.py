@@ -45,29 +45,29 @@ class Inputs:
         return {k: v.clone() if k in self.updated else v for k, v in self.kwargs.items()}
 
 
-def device_name(device: int) -> str:
-    """What torch calls a device of the engine."""
-    return "cpu" if device == 0 else f"cuda:{device - 1}"
-
-
 def make(call: str, device: int = 0, seed: int = 0) -> Inputs:
     """Inputs for a call, given as JSON, on a device of the engine. The same seed gives the same numbers."""
     import torch
 
     needs = _native.call_inputs(call, device)
-    generator = torch.Generator(device=device_name(device)).manual_seed(seed)
+    place = torch.device(_native.device_name(device))
+    # Not every backend of torch draws numbers on its device.
+    drawn_on = place if place.type in ("cpu", "cuda") else torch.device("cpu")
+    generator = torch.Generator(device=drawn_on).manual_seed(seed)
     kwargs: dict[str, Any] = {}
     updated = []
     for name, (dtype, shape, strides, meaning, sizes, is_updated) in needs["tensors"].items():
         if dtype in _PACKED:
             halves = [*shape[:-1], shape[-1] // 2]
-            kwargs[name] = torch.randint(0, 256, halves, generator=generator, device=generator.device).to(torch.uint8)
+            packed = torch.randint(0, 256, halves, generator=generator, device=generator.device).to(torch.uint8)
+            kwargs[name] = packed.to(place)
             kwargs["format"] = dtype
             continue
         made = _fill(generator, getattr(torch, dtype, None), dtype, list(shape), meaning, *sizes)
         if name.endswith("weight") and made.is_floating_point() and made.dim() == 2:
             # As weights are: sums over them stay of the size of one number.
             made = made / made.shape[-1] ** 0.5
+        made = made.to(place)
         kwargs[name] = made if strides is None else _strided(made, list(shape), list(strides))
         if is_updated:
             updated.append(name)

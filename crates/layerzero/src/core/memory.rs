@@ -44,7 +44,8 @@ pub type MemorySource = Box<dyn Fn(DeviceIx) -> Option<AllocatorMemory> + Send +
 pub(crate) fn probe_memory(device: &DeviceSpec) -> Option<MemoryState> {
     let memory = match device.platform {
         Platform::Cpu => lz_hardware::cpu_memory(),
-        _ => lz_hardware::cuda_memory(device.uuid.as_deref()?),
+        Platform::Cuda => lz_hardware::cuda_memory(device.uuid.as_deref()?),
+        _ => None,
     }?;
     let free = i64::try_from(memory.free).unwrap_or(i64::MAX);
     Some(MemoryState { free, largest_block: free })

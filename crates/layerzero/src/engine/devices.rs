@@ -26,6 +26,18 @@ impl Engine {
         Ok(())
     }
 
+    /// Takes over devices that detection does not know: those torch has of one kind, where it has none yet. They come after
+    /// the detected ones. Gives how many devices there are.
+    pub fn add_torch_devices(&self, found: Vec<DeviceSpec>) -> Result<usize, Error> {
+        // GPUs of CUDA are numbered by their place, so they come first.
+        self.detect_accelerators()?;
+        let mut devices = self.devices();
+        let is_new = |device: &DeviceSpec| !devices.iter().any(|known| known.torch_type() == device.torch_type());
+        let found: Vec<DeviceSpec> = found.into_iter().filter(is_new).collect();
+        devices.extend(found);
+        self.add_devices(devices)
+    }
+
     /// Takes over those of all devices of this machine that are not known yet: the last ones. What was measured on them and
     /// compiled for them before is in force from then on. Gives how many devices there are.
     pub fn add_devices(&self, found: Vec<DeviceSpec>) -> Result<usize, Error> {

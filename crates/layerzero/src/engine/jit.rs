@@ -10,13 +10,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use lz_model::{Bound, CallSpec, DeviceIx, NamedCall, Query};
+use lz_model::{Bound, CallSpec, DeviceIx, NamedCall, Query, device_name};
 use lz_select::Warm;
 
 use super::Engine;
 use crate::core::Scope;
 use crate::error::Error;
-use crate::services::jit::{Compile, Compiled, JitStatus, device_name, only_cold};
+use crate::services::jit::{Compile, Compiled, JitStatus, only_cold};
 use crate::services::manifest::{Manifest, ManifestError};
 
 impl Engine {

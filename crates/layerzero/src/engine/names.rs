@@ -42,6 +42,12 @@ impl Engine {
                 refused.problems.push(config.unknown_candidate(index, snapshot.nearest_name(&candidate)));
             }
         }
+        for name in &config.settings.backends.unproven {
+            let source = Pattern::Source(name.clone());
+            if !snapshot.knows(&source) {
+                refused.problems.push(config.unknown_unproven(name, snapshot.nearest_name(&source)));
+            }
+        }
         if refused.problems.is_empty() { Ok(()) } else { Err(Error::Config(refused)) }
     }
 

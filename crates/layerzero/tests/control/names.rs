@@ -19,8 +19,7 @@ const LIBRARIES: &[(&str, &[&str])] = &[
         ],
     ),
     ("flashinfer", &["flashinfer_prefill"]),
-    ("torch", &["torch_cuda", "torch_rocm", "torch_xpu"]),
-    ("ipex", &["ipex_xpu"]),
+    ("torch", &["torch_any", "torch_cuda", "torch_rocm"]),
     ("hub", &["hub_activation", "hub_flash_attn2", "hub_flash_attn3", "hub_rmsnorm"]),
 ];
 
@@ -30,10 +29,10 @@ const SPECIFIED: &[(&str, &[&str])] = &[
     ("flash_attn.v2.causal", &["flash_attn"]),
     ("flashinfer.causal", &["flashinfer_prefill"]),
     ("xformers.causal", &["xformers"]),
-    ("torch.sdpa.causal", &["torch", "torch_cuda", "torch_rocm", "torch_xpu"]),
+    ("torch.sdpa.causal", &["torch", "torch_any", "torch_cuda", "torch_rocm"]),
     ("liger.rms_norm", &["liger"]),
     ("apex.rms_norm", &["apex"]),
-    ("torch.rms_norm", &["torch", "torch_cuda", "torch_rocm", "torch_xpu"]),
+    ("torch.rms_norm", &["torch", "torch_any", "torch_cuda", "torch_rocm"]),
     ("tokenizers.encode", &["tokenizers"]),
     ("tiktoken.encode", &["tiktoken"]),
     ("sentencepiece.encode", &["sentencepiece"]),
@@ -116,6 +115,33 @@ fn named(w: &World, sources: &Sources, block: Option<&CodeLayer>) -> BTreeSet<St
     assert_eq!(rules.len(), 1);
     let pattern = rules[0].action.pattern().unwrap().clone();
     w.engine.with_snapshot(|s| s.named(&pattern).map(|ix| s.kernel(ix).id.clone()).collect())
+}
+
+#[test]
+fn what_was_never_run_serves_where_it_is_named() {
+    let w = everything();
+    let out = |kernel: &str| {
+        w.engine.with_snapshot(|s| {
+            let (ix, _) = s.kernels().find(|(_, k)| k.id == kernel).unwrap();
+            s.static_reasons(ix, lz_model::DeviceIx(0)).iter().map(ToString::to_string).collect::<Vec<_>>()
+        })
+    };
+    let said = |name: &str| {
+        vec![format!(
+            "was never run on the hardware it is for; to use it, name '{name}' in the setting backends.unproven"
+        )]
+    };
+    // A kernel of a backend that was run, and a whole backend.
+    assert_eq!(out("flash_attn.v2.train"), said("flash_attn"));
+    assert_eq!(out("flash_attn.v2"), Vec::<String>::new());
+    assert_eq!(out("hub.flash_attn2"), said("hub_flash_attn2"));
+    for named in ["[flash_attn, hub_flash_attn2]", "[flash_attn, hub]"] {
+        w.load(&format!("backends: {{unproven: {named}}}\n"));
+        assert_eq!(out("flash_attn.v2.train"), Vec::<String>::new(), "{named}");
+        assert_eq!(out("hub.flash_attn2"), Vec::<String>::new(), "{named}");
+    }
+    w.load("backends: {unproven: [hub_activation]}\n");
+    assert_eq!(out("hub.flash_attn2"), said("hub_flash_attn2"));
 }
 
 #[test]

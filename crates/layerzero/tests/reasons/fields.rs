@@ -187,6 +187,7 @@ fn every_field_of_a_kernel_descriptor_has_an_effect() {
         transform_cost_hint: 3, in with(attention(), other_layout);
         reference: true, in with(attention(), |w| w.settings().enabled = false);
         baseline: true, in attention();
+        proven: false, in attention();
         trust: Trust::Unproven, in with(attention(), |w| {
             (w.kernel.graph_safe, w.context.capturing) = (true, true);
         });

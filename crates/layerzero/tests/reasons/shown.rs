@@ -53,6 +53,7 @@ pub const SHOWN: &[Shown] = &[
         || unavailable(Reason::NotInstalled { library: "flash_attn".into() }),
         r#"{"code": "NOT_INSTALLED", "library": "flash_attn"}"#,
     ),
+    (|| attention_with(|w| w.kernel.proven = false), r#"{"code": "UNPROVEN", "name": "lib"}"#),
     (
         || refused(r#"{"schema_version": "1.0", "nonsense": true}"#),
         r#"{"code": "BACKEND_IMPORT_FAILED", "library": "lib", "error": "*"}"#,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use layerzero::{Engine, KernelInfo};
-use lz_model::{Catalog, DType, DeviceSpec, NamedCall, TensorMeta};
+use lz_model::{Catalog, DType, DeviceIx, DeviceSpec, NamedCall, TensorMeta};
 use serde::Serialize;
 
 use crate::args::EngineArgs;
@@ -12,7 +12,7 @@ use crate::color::Style;
 use crate::error::CliError;
 use crate::exit::Exit;
 use crate::printer::Printer;
-use crate::program::Libraries;
+use crate::program::{Libraries, Unproven};
 use crate::session::Session;
 use crate::surroundings::Surroundings;
 
@@ -31,8 +31,12 @@ struct Answer {
     version: &'static str,
     usable: bool,
     devices: Vec<DeviceSpec>,
+    /// What torch calls the device that is meant where a call does not say.
+    device: String,
     notes: Vec<String>,
     backends: Vec<BackendReport>,
+    /// What was never run on the hardware it is for.
+    unproven: Vec<Unproven>,
     operations: usize,
     kernels: usize,
     /// Those that nothing rules out on every device.
@@ -94,7 +98,7 @@ fn examine(session: &Session, refused: &[CliError]) -> Result<Answer, CliError> 
     let kernels = engine.list_kernels(None)?;
     let ready = kernels.iter().filter(|k| k.unavailable.is_empty()).count();
     let devices = engine.devices();
-    let selection = if devices.is_empty() { Vec::new() } else { self_check(engine) };
+    let selection = if devices.is_empty() { Vec::new() } else { self_check(engine, session.device) };
     let config = engine.config();
     let configuration = Configuration {
         files: config.files().to_vec(),
@@ -114,7 +118,9 @@ fn examine(session: &Session, refused: &[CliError]) -> Result<Answer, CliError> 
     Ok(Answer {
         version: env!("CARGO_PKG_VERSION"),
         usable: ready > 0 && !devices.is_empty(),
+        device: session.device_name(),
         backends: backends(session, &kernels),
+        unproven: session.unproven(),
         operations: Catalog::get().ops().len(),
         kernels: kernels.len(),
         kernels_ready: ready,
@@ -149,10 +155,11 @@ const USUAL: &[Usual] = &[
 ];
 
 /// Selects for the usual calls.
-fn self_check(engine: &Engine) -> Vec<SelfCheck> {
+fn self_check(engine: &Engine, device: DeviceIx) -> Vec<SelfCheck> {
     let check = |&(op, inputs): &Usual| {
-        let metas = inputs.iter().map(|&(name, shape)| (name, TensorMeta::new(DType::Bf16, shape)));
-        let which = engine.which(op, &NamedCall { inputs: metas.collect(), ..NamedCall::new() });
+        let meta = |shape| TensorMeta { device, ..TensorMeta::new(DType::Bf16, shape) };
+        let metas = inputs.iter().map(|&(name, shape)| (name, meta(shape)));
+        let which = engine.which(op, &NamedCall { inputs: metas.collect(), device, ..NamedCall::new() });
         SelfCheck {
             call: format!("{op} in bfloat16"),
             kernel_id: which.as_ref().ok().map(|s| s.kernel_id.clone()),
@@ -168,6 +175,9 @@ fn print(answer: &Answer, printer: &mut Printer<'_>) -> Result<(), CliError> {
     for (i, device) in answer.devices.iter().enumerate() {
         print_device(i, device, printer)?;
     }
+    if answer.devices.len() > 1 {
+        printer.line(format!("  calls that do not say are made on {}", answer.device))?;
+    }
     for note in &answer.notes {
         printer.line(format!("  note: {note}"))?;
     }
@@ -178,6 +188,7 @@ fn print(answer: &Answer, printer: &mut Printer<'_>) -> Result<(), CliError> {
         [b.name.clone(), b.version.clone(), b.platforms.join(", "), b.kernels.to_string(), status]
     };
     printer.table(["backend", "version", "platforms", "kernels", "status"], answer.backends.iter().map(row))?;
+    print_unproven(&answer.unproven, printer)?;
     printer.heading("Selection")?;
     let (ready, kernels) = (answer.kernels_ready, answer.kernels);
     printer.line(format!("  {} operations, {kernels} kernels, {ready} of them can run here", answer.operations))?;
@@ -196,6 +207,25 @@ fn print(answer: &Answer, printer: &mut Printer<'_>) -> Result<(), CliError> {
         printer.line(format!("  {problem}"))?;
     }
     Ok(())
+}
+
+/// What was never run on the hardware it is for, and whether it could be used here.
+fn print_unproven(all: &[Unproven], printer: &mut Printer<'_>) -> Result<(), CliError> {
+    if all.is_empty() {
+        return Ok(());
+    }
+    printer.heading("Unproven: used where the setting backends.unproven names them")?;
+    let row = |one: &Unproven| {
+        let kernels = match &one.kernels[..] {
+            [] => "all".to_owned(),
+            [kernel] => kernel.clone(),
+            [first, rest @ ..] => format!("{first} and {} more", rest.len()),
+        };
+        let installed = one.installed.clone().unwrap_or_else(|| "no".into());
+        let named = if one.named { "named" } else { "not named" };
+        [one.backend.clone(), kernels, installed, named.into(), one.why.clone()]
+    };
+    printer.table(["backend", "kernels", "installed", "setting", "why"], all.iter().map(row))
 }
 
 fn print_configuration(configuration: &Configuration, printer: &mut Printer<'_>) -> Result<(), CliError> {

@@ -25,7 +25,7 @@ pub struct Args {
 pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     let call = ResolvedCall::new(&args.call)?;
     let session = Session::deciding(&args.engine, at, &call.op, &args.policy)?;
-    let report = session.engine.explain(&call.op, &call.named())?;
+    let report = session.engine.explain(&call.op, &call.named(session.device))?;
     session.print_warnings(printer);
     if printer.wants_json() {
         printer.raw_json(&report)?;

@@ -31,7 +31,7 @@ struct Answer {
 pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     let session = Session::open(&args.engine, at)?;
     let kernels = session.engine.list_kernels(args.op.as_deref())?;
-    let device = session.engine.devices().into_iter().next().map(|d| d.name);
+    let device = session.device_spec().map(|d| d.name);
     let answer = Answer { device, kernels };
     session.print_warnings(printer);
     if printer.wants_json() {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use layerzero::{Engine, Locked, Lockfile, ManifestFile, PinStatus, device_named};
-use lz_model::{CallSpec, DeviceIx};
+use layerzero::{Engine, Locked, Lockfile, ManifestFile, PinStatus};
+use lz_model::{CallSpec, DeviceIx, device_named};
 use serde::Serialize;
 
 use crate::args::EngineArgs;
@@ -69,7 +69,7 @@ pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<
         session.print_warnings(printer);
         return told(&status, printer);
     }
-    let calls = calls(args.calls.as_deref(), &session.engine, at, printer)?;
+    let calls = calls(args.calls.as_deref(), &session, at, printer)?;
     let (lockfile, impossible) = session.engine.lockfile_of(&calls)?;
     let left_out = left_out(args.calls.as_deref(), &calls, impossible)?;
     session.print_warnings(printer);
@@ -103,19 +103,19 @@ fn bases(entries: &[Locked]) -> String {
     if told.is_empty() { String::new() } else { format!(" ({})", told.join(", ")) }
 }
 
-/// The calls of a file, for the first device; or those that were measured or made on this machine.
+/// The calls of a file, for the session's device; or those that were measured or made on this machine.
 pub(super) fn calls(
     file: Option<&Path>,
-    engine: &Engine,
+    session: &Session,
     at: &Surroundings,
     printer: &mut Printer<'_>,
 ) -> Result<Vec<(CallSpec, DeviceIx)>, CliError> {
     let calls = match file {
-        Some(file) if file == Path::new("-") => on_first(read_calls(file)?),
-        Some(file) => on_first(read_calls(&at.directory.join(file))?),
+        Some(file) if file == Path::new("-") => on(session.device, read_calls(file)?),
+        Some(file) => on(session.device, read_calls(&at.directory.join(file))?),
         None => {
-            let mut calls = engine.known_calls();
-            calls.extend(made(engine, printer));
+            let mut calls = session.engine.known_calls();
+            calls.extend(made(&session.engine, printer));
             calls
         }
     };
@@ -129,8 +129,8 @@ pub(super) fn calls(
     Ok(calls)
 }
 
-fn on_first(calls: Vec<CallSpec>) -> Vec<(CallSpec, DeviceIx)> {
-    calls.into_iter().map(|call| (call, DeviceIx(0))).collect()
+fn on(device: DeviceIx, calls: Vec<CallSpec>) -> Vec<(CallSpec, DeviceIx)> {
+    calls.into_iter().map(|call| (call, device)).collect()
 }
 
 /// The calls that processes made on the devices of an engine, of all models.

@@ -6,6 +6,7 @@ pub mod completions;
 pub mod config;
 pub mod doctor;
 pub mod explain;
+pub mod hub;
 pub mod kernels;
 pub mod lock;
 pub mod ops;
@@ -62,6 +63,7 @@ commands! {
     Rollout = rollout;
     Ready = ready;
     Compat = compat;
+    Hub = hub;
     Schema = schema;
     Bench = bench;
     Completions = completions;

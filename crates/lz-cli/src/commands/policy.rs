@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use layerzero::{Engine, WhyReport};
+use layerzero::WhyReport;
 use lz_select::{Effect, Finding, KernelIx, RuleTrace, Severity, Snapshot, analyse};
 use serde::Serialize;
 use serde_json::json;
@@ -137,8 +137,8 @@ struct EffectReport {
 fn explain(args: &ExplainArgs, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     let call = ResolvedCall::new(&args.call)?;
     let session = Session::deciding(&args.engine, at, &call.op, &args.policy)?;
-    let rules = traced(&session.engine, &call)?;
-    let report = session.engine.explain(&call.op, &call.named())?;
+    let rules = traced(&session, &call)?;
+    let report = session.engine.explain(&call.op, &call.named(session.device))?;
     session.print_warnings(printer);
     let answer = Answer {
         op: report.op,
@@ -158,9 +158,9 @@ fn explain(args: &ExplainArgs, at: &Surroundings, printer: &mut Printer<'_>) -> 
 }
 
 /// What every rule did to the decision about a call.
-fn traced(engine: &Engine, call: &ResolvedCall) -> Result<Vec<RuleReport>, CliError> {
-    let (_, bound) = engine.bind(&call.op, &call.named())?;
-    Ok(engine.with_snapshot(|snapshot| {
+fn traced(session: &Session, call: &ResolvedCall) -> Result<Vec<RuleReport>, CliError> {
+    let (_, bound) = session.engine.bind(&call.op, &call.named(session.device))?;
+    Ok(session.engine.with_snapshot(|snapshot| {
         let traces = snapshot.trace(&snapshot.select(&bound.query));
         traces.into_iter().map(|trace| report(snapshot, trace)).collect()
     }))

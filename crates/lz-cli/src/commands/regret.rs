@@ -24,7 +24,7 @@ pub struct Args {
 pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     let session = Session::open(&EngineArgs::default(), at)?;
     session.engine.learn();
-    let wanted = args.measure.wanted(&session)?;
+    let wanted = args.measure.wanted(&session, at)?;
     let mut bench = measuring::bench(at)?;
     let regret = session.engine.regret(&wanted, &args.measure.options(&session), &mut *bench, &mut |progress| {
         measuring::show(printer, progress);
@@ -63,7 +63,8 @@ pub(super) fn print(regret: &Regret, limit: usize, printer: &mut Printer<'_>) ->
         let range = if high.is_finite() { format!("{low:.2}–{high:.2}") } else { format!("{low:.2}–") };
         printer.line(format!("  {range:<10} {count:>4} {}", "▪".repeat(count.min(60))))?;
     }
-    printer.line(format!("\nregret: geomean {:.3}, worst {:.3}", regret.geomean, regret.worst))?;
+    let on = if regret.device.is_empty() { String::new() } else { format!(" on {}", regret.device) };
+    printer.line(format!("\nregret{on}: geomean {:.3}, worst {:.3}", regret.geomean, regret.worst))?;
     if regret.rows.iter().all(|row| row.times_baseline.is_none()) {
         return Ok(());
     }

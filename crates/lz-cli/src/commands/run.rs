@@ -65,7 +65,7 @@ pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<
     let call = ResolvedCall::new(&args.call)?;
     let session = Session::on(vec![lz_hardware::detect_cpu()], at)?.configured(at)?;
     session.set_policy(&call.op, &args.policy)?;
-    let (ordered, bound) = session.engine.bind(&call.op, &call.named())?;
+    let (ordered, bound) = session.engine.bind(&call.op, &call.named(session.device))?;
     let op = Catalog::get().op(bound.query.op());
     let mut random = Random::new(args.seed);
     let tensors = call.tensors.iter().map(|arg| HostTensor::random(arg, op, &bound.query, &mut random));

@@ -38,12 +38,12 @@ struct Answer {
 pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     let call = ResolvedCall::new(&args.call)?;
     let session = Session::deciding(&args.engine, at, &call.op, &args.policy)?;
-    let named = call.named();
+    let named = call.named(session.device);
     let answer = Answer {
         selection: session.engine.which(&call.op, &named)?,
         chain: session.engine.select(&call.op, &named)?,
         why: session.engine.explain(&call.op, &named).ok().and_then(|report| report.why),
-        device: session.engine.devices().into_iter().next().map_or_else(String::new, |d| d.name),
+        device: session.device_spec().map_or_else(String::new, |d| d.name),
     };
     session.print_warnings(printer);
     if printer.wants_json() {

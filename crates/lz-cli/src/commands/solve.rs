@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use layerzero::{Buckets, Disagreement, DispatchTable, SolveRequest};
-use lz_model::{CallSpec, DeviceIx};
+use lz_model::CallSpec;
 use serde::Serialize;
 
 use super::lock::{LeftOut, calls, decisions, left_out, read_document, told, too_large, unfit, warn_of, write};
@@ -28,7 +28,7 @@ use crate::surroundings::Surroundings;
 )]
 pub struct Args {
     /// The calls, as JSON, one in each line; '-' reads them from standard input. By default those that were measured or
-    /// made on this machine's first device
+    /// made on the device
     #[arg(long, value_name = "FILE")]
     calls: Option<PathBuf>,
     /// The upper ends of the buckets of a size; sizes are named as in 'layerzero ops'
@@ -52,6 +52,8 @@ pub struct Args {
 struct Answer<'a> {
     /// The file that was written; none when it was printed.
     output: Option<&'a Path>,
+    /// What torch calls the device it is for.
+    device: String,
     table: &'a DispatchTable,
     outside: Vec<Outside>,
     left_out: Vec<LeftOut>,
@@ -82,11 +84,11 @@ pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<
         return told(&status, printer);
     }
     let buckets = buckets(&args.buckets)?;
-    let mut calls = calls(args.calls.as_deref(), &session.engine, at, printer)?;
-    calls.retain(|(_, device)| *device == DeviceIx(0));
+    let mut calls = calls(args.calls.as_deref(), &session, at, printer)?;
+    calls.retain(|(_, device)| *device == session.device);
     let request = SolveRequest {
         model_id: args.model.clone(),
-        device: DeviceIx(0),
+        device: session.device,
         buckets,
         calls: calls.iter().map(|(call, _)| call.clone()).collect(),
     };
@@ -107,6 +109,7 @@ pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<
     if printer.wants_json() {
         let answer = Answer {
             output: file.as_deref(),
+            device: session.device_name(),
             table: &solved.table,
             outside,
             left_out,
@@ -127,7 +130,7 @@ pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<
         printer.bytes(text.as_bytes())?;
         return Ok(Exit::Ok);
     }
-    print(&args.output, &solved.table, printer)?;
+    print(&args.output, &session.device_name(), &solved.table, printer)?;
     Ok(Exit::Ok)
 }
 
@@ -148,11 +151,15 @@ fn words(bucket: &BTreeMap<String, i64>) -> String {
     if words.is_empty() { "every size".into() } else { words.join(" ") }
 }
 
-fn print(output: &Path, table: &DispatchTable, printer: &mut Printer<'_>) -> Result<(), CliError> {
+fn print(output: &Path, device: &str, table: &DispatchTable, printer: &mut Printer<'_>) -> Result<(), CliError> {
     let entries: usize = table.plans.iter().map(|plan| plan.ops.len()).sum();
-    let (buckets, device) = (table.plans.len(), &table.hardware_signature);
+    let (buckets, hardware) = (table.plans.len(), &table.hardware_signature);
     let of_buckets = format!("{buckets} bucket{}", if buckets == 1 { "" } else { "s" });
-    printer.line(format!("{}: {} in {of_buckets} for {device}", output.display(), decisions(entries)))?;
+    printer.line(format!(
+        "{}: {} in {of_buckets} for {hardware}, on {device}",
+        output.display(),
+        decisions(entries)
+    ))?;
     let rows = table.plans.iter().flat_map(|plan| {
         plan.ops.iter().map(move |planned| {
             let mode = if planned.graph { " (graph)" } else { "" };

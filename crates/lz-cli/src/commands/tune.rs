@@ -31,7 +31,7 @@ pub struct Args {
 /// Measures and prints what is chosen now.
 pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     let session = Session::open(&EngineArgs::default(), at)?;
-    let wanted = args.measure.wanted(&session)?;
+    let wanted = args.measure.wanted(&session, at)?;
     let options = TuneOptions { force: args.force, ..args.measure.options(&session) };
     let mut bench = measuring::bench(at)?;
     let report = session.engine.tune(&wanted, &options, &mut *bench, &mut |progress| {
@@ -62,8 +62,9 @@ fn print(report: &TuneReport, printer: &mut Printer<'_>) -> Result<(), CliError>
     }
     let count = |n: usize| format!("{n} call{}", if n == 1 { "" } else { "s" });
     printer.line(format!(
-        "measured {} in {:.1} s, {} known before",
+        "measured {} on {} in {:.1} s, {} known before",
         count(report.tuned.len()),
+        report.device,
         report.spent_s,
         report.known
     ))?;

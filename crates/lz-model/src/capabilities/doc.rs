@@ -60,6 +60,10 @@ pub(super) struct Document {
     /// Where the backend came from.
     #[serde(default)]
     pub plugin_origin: Option<PluginOrigin>,
+    /// Whether its kernels were run on the hardware they are for. Those that were not are only chosen where the setting
+    /// `backends.unproven` names the backend or its library.
+    #[serde(default = "yes")]
+    pub proven: bool,
     /// Version requirements of the whole backend, e.g. `["cuda>=12.0", "torch>=2.2"]`.
     #[serde(default)]
     pub requires: Vec<String>,
@@ -284,6 +288,9 @@ pub(super) struct Kernel {
     /// others are compared with.
     #[serde(default)]
     pub baseline: bool,
+    /// Whether it was run on the hardware it is for; see the backend's own field.
+    #[serde(default = "yes")]
+    pub proven: bool,
     /// Operations it can do along with its own, checked to be some. A fused operation is one of its own in selection,
     /// like `norm.fused_add_rms`: a kernel for it is written against that.
     #[serde(default)]
@@ -291,6 +298,10 @@ pub(super) struct Kernel {
     /// Points it loses, beyond what every kernel does, when arguments must be adapted to it.
     #[serde(default)]
     pub transform_cost_hint: i32,
+}
+
+fn yes() -> bool {
+    true
 }
 
 fn default_priority() -> i32 {

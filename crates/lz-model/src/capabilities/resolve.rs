@@ -41,7 +41,7 @@ pub(super) fn resolve(document: Document, hash: String) -> Result<Capabilities, 
         problems.add("/library", "the name is empty; name the library, or leave it out");
     }
     if platforms.is_empty() {
-        problems.add("/platform", "no platform; name one of cpu, cuda, rocm, hpu, xpu");
+        problems.add("/platform", "no platform; name one of cpu, cuda, rocm, hpu, xpu, mps, privateuse1");
     }
     let requires = requirements(&mut problems, "/requires", &document.requires);
     let mut seen = BTreeSet::new();
@@ -66,6 +66,7 @@ pub(super) fn resolve(document: Document, hash: String) -> Result<Capabilities, 
             let mut descriptor = reader.read(operation, &document.backend, &platforms);
             descriptor.version = version;
             descriptor.library.clone_from(&document.library);
+            descriptor.proven &= document.proven;
             descriptor.requires.extend(requires.iter().cloned());
             kernels.push(descriptor);
         }
@@ -161,6 +162,7 @@ impl KernelReader<'_> {
         kernel.tokenizer = self.tokenizer();
         kernel.priority = doc.priority;
         kernel.baseline = doc.baseline;
+        kernel.proven = doc.proven;
         kernel.transform_cost_hint = doc.transform_cost_hint;
         for (i, fused) in doc.fuses_ops.iter().enumerate() {
             if let Err(error) = Catalog::get().find(fused) {

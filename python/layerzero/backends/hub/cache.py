@@ -1,57 +1,104 @@
 """Kernels of the Hugging Face hub, out of the local cache.
 
-Nothing is downloaded here. A repository is used if the environment variable `LAYERZERO_HUB_ALLOW` names it with the commit
-that may run, `owner/name@commit`, several with commas between them, and the `kernels` package finds that commit in its
-cache. Branches and tags move, so they are refused.
+Nothing is downloaded here. A kernel is used if
 
-To put one there: ``kernels.install_kernel("kernels-community/activation", revision="<commit>")``.
+- the setting `backends.hub_allow` names its repository with the commit that may run, `owner/name@commit` (branches and
+  tags move, so they are refused),
+- the `kernels` package finds that commit in its cache,
+- its variant was built for this torch, CUDA and machine (:mod:`.variants`),
+- and its files are those of the lockfile (:mod:`.lockfile`).
+
+To put one there: ``kernels.install_kernel("kernels-community/activation", revision="<commit>")``, look at its files, and
+run ``layerzero hub``.
 """
 
-import os
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module, metadata
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
+from typing import Any
 
-VARIABLE = "LAYERZERO_HUB_ALLOW"
+from layerzero import loading
+
+from . import lockfile, variants
+
+SETTING = "backends.hub_allow"
 _ENTRY = re.compile(r"([\w.-]+/[\w.-]+)@([0-9a-f]{40})")
 
 
 def allowed() -> dict[str, str]:
     """The commit that may run, by repository; raises `RuntimeError` for an entry that is not one."""
     found = {}
-    for entry in os.environ.get(VARIABLE, "").split(","):
-        if not entry.strip():
-            continue
+    for entry in loading.setting(SETTING):
         match = _ENTRY.fullmatch(entry.strip())
         if match is None:
             raise RuntimeError(
-                f"{VARIABLE}: '{entry.strip()}' is not owner/name@commit with all 40 digits of the commit"
+                f"{SETTING}: '{entry.strip()}' is not owner/name@commit with all 40 digits of the commit"
             )
         found[match[1]] = match[2]
     return found
 
 
-def load(repository: str, functions: tuple[str, ...]) -> tuple[str, ModuleType]:
-    """A repository's version and module; raises `RuntimeError` where it may not run or is not in the cache, `ImportError`
-    where the `kernels` package or a function is missing."""
+def library() -> Any:
+    """The `kernels` package; raises `ImportError` where it, or a function, is missing."""
     try:
-        library = import_module("kernels")
+        package = import_module("kernels")
         found = metadata.version("kernels")
     except (ImportError, metadata.PackageNotFoundError) as error:
         raise ImportError(f"kernels cannot be imported: {' '.join(str(error).split())}") from error
-    missing = [name for name in ("install_kernel", "get_local_kernel") if not hasattr(library, name)]
+    missing = [name for name in ("install_kernel", "get_local_kernel") if not hasattr(package, name)]
     if missing:
         raise ImportError(f"kernels {found} has no {', '.join(missing)}; install 0.14 or newer")
+    return package
+
+
+def variant(package: Any, repository: str, commit: str) -> Path:
+    """The folder of a repository's variant in the local cache; raises `RuntimeError` where it is not there, or was built for
+    something else."""
+    try:
+        folder = Path(package.install_kernel(repository, revision=commit, local_files_only=True))
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        raise _unloadable(repository, commit, error) from error
+    if (other := variants.mismatch(folder.name)) is not None:
+        raise RuntimeError(f"{repository}@{commit}: {other}")
+    return folder
+
+
+def load(repository: str, functions: tuple[str, ...]) -> tuple[str, ModuleType]:
+    """A repository's version and module; raises `RuntimeError` where it may not run or is not in the cache, `ImportError`
+    where the `kernels` package or a function is missing."""
+    package = library()
     commit = allowed().get(repository)
     if commit is None:
-        raise RuntimeError(f"{repository} is not allowed; name it in {VARIABLE} with the commit to use")
+        raise RuntimeError(f"{repository} is not allowed; name it in {SETTING} with the commit to use")
+    folder = variant(package, repository, commit)
+    lockfile.check(repository, commit, folder)
     try:
-        path = library.install_kernel(repository, revision=commit, local_files_only=True)
-        module: ModuleType = library.get_local_kernel(path)
+        with _compiled_afresh():
+            module: ModuleType = package.get_local_kernel(folder)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
-        why = " ".join(str(error).split())
-        raise RuntimeError(f"{repository}@{commit} cannot be loaded from the cache: {why}") from error
+        raise _unloadable(repository, commit, error) from error
     missing = [name for name in functions if not hasattr(module, name)]
     if missing:
         raise ImportError(f"{repository}@{commit} has no {', '.join(missing)}")
     return f"0+{commit[:12]}", module
+
+
+@contextmanager
+def _compiled_afresh() -> Iterator[None]:
+    """Has Python compile what it imports: bytecode that lies in the cache is not in the lockfile."""
+    before = sys.pycache_prefix
+    with TemporaryDirectory() as folder:
+        sys.pycache_prefix = folder
+        try:
+            yield
+        finally:
+            sys.pycache_prefix = before
+
+
+def _unloadable(repository: str, commit: str, error: Exception) -> RuntimeError:
+    return RuntimeError(f"{repository}@{commit} cannot be loaded from the cache: {' '.join(str(error).split())}")

@@ -30,7 +30,7 @@ def _work(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
-def _needs_float64(input: Tensor, eps: float) -> bool:
+def needs_float64(input: Tensor, eps: float) -> bool:
     """Whether squares in float32 would be lost; those of float16 numbers are not."""
     return eps < LEAST_EPS and input.dtype in _WITH_SMALL_NUMBERS
 
@@ -41,20 +41,20 @@ def _rms_norm_in_float64(input: Tensor, weight: Tensor | None, eps: float) -> Te
 
 
 def _rms_norm_call(input: Tensor, weight: Tensor | None, eps: float) -> tuple[Any, ...] | None:
-    return None if _needs_float64(input, eps) else (_rms_norm, (input, tuple(input.shape[-1:]), weight, eps))
+    return None if needs_float64(input, eps) else (_rms_norm, (input, tuple(input.shape[-1:]), weight, eps))
 
 
 @direct(_rms_norm_call)
 def rms_norm(input: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """torch's own root-mean-square norm."""
-    if _needs_float64(input, eps):
+    if needs_float64(input, eps):
         return _rms_norm_in_float64(input, weight, eps)
     return _rms_norm(input, input.shape[-1:], weight, eps)
 
 
 def rms_norm_composed(input: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """Composed with few temporaries, rounded once at the end; the weight may have any dtype."""
-    if _needs_float64(input, eps):
+    if needs_float64(input, eps):
         return _rms_norm_in_float64(input, weight, eps)
     return _normalized(input.to(_work(input)), weight, eps).to(input.dtype)
 
@@ -87,7 +87,7 @@ def _factor(x: Tensor, eps: float) -> Tensor:
 
 def rms_norm_blocked(input: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """Of half-width floats, widened piece by piece."""
-    if _needs_float64(input, eps):
+    if needs_float64(input, eps):
         return _rms_norm_in_float64(input, weight, eps)
     output = torch.empty(input.shape, dtype=input.dtype, device=input.device)
     weight = None if weight is None else weight.float()
@@ -100,7 +100,7 @@ def rms_norm_blocked(input: Tensor, weight: Tensor | None, eps: float) -> Tensor
 
 def rms_norm_one_row(input: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """Of a single row: what it is multiplied by is a number, and the rest one step."""
-    if _needs_float64(input, eps):
+    if needs_float64(input, eps):
         return _rms_norm_in_float64(input, weight, eps)
     return _row_times(input, weight, _row_factor(input, eps)).to(input.dtype)
 
@@ -124,7 +124,7 @@ def _zero(dtype: torch.dtype) -> Tensor:
 
 
 def _layer_norm_call(input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Any, ...] | None:
-    if _needs_float64(input, eps):
+    if needs_float64(input, eps):
         return None
     return _layer_norm, (input, tuple(input.shape[-1:]), weight, bias, eps)
 
@@ -132,14 +132,14 @@ def _layer_norm_call(input: Tensor, weight: Tensor | None, bias: Tensor | None, 
 @direct(_layer_norm_call)
 def layer_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """torch's own layer norm; of half-width floats, weight and bias may be in float32."""
-    if _needs_float64(input, eps):
+    if needs_float64(input, eps):
         return layer_norm_mixed(input, weight, bias, eps)
     return _layer_norm(input, input.shape[-1:], weight, bias, eps)
 
 
 def layer_norm_mixed(input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """torch's own layer norm in float32 or wider; weight and bias may have any dtype."""
-    work = torch.float64 if _needs_float64(input, eps) else _work(input)
+    work = torch.float64 if needs_float64(input, eps) else _work(input)
     weight = None if weight is None else weight.to(work)
     bias = None if bias is None else bias.to(work)
     return _layer_norm(input.to(work), input.shape[-1:], weight, bias, eps).to(input.dtype)
@@ -147,7 +147,7 @@ def layer_norm_mixed(input: Tensor, weight: Tensor | None, bias: Tensor | None, 
 
 def fused_add_rms_norm(input: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """Adds the residual, then normalizes the sum before it is rounded."""
-    work = torch.float64 if _needs_float64(input, eps) else _work(input)
+    work = torch.float64 if needs_float64(input, eps) else _work(input)
     total = input.to(work) + residual.to(work)
     return _normalized(total, weight, eps).to(input.dtype), total.to(input.dtype)
 
@@ -156,7 +156,7 @@ def fused_add_rms_norm_plain(
     input: Tensor, residual: Tensor, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
     """The sum, then torch's own norm of it."""
-    if _needs_float64(input, eps):
+    if needs_float64(input, eps):
         return fused_add_rms_norm(input, residual, weight, eps)
     total = input + residual
     return _rms_norm(total, total.shape[-1:], weight, eps), total
@@ -166,7 +166,7 @@ def fused_add_rms_norm_blocked(
     input: Tensor, residual: Tensor, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
     """The same of half-width floats, widened piece by piece."""
-    if _needs_float64(input, eps):
+    if needs_float64(input, eps):
         return fused_add_rms_norm(input, residual, weight, eps)
     output, total = (torch.empty(input.shape, dtype=input.dtype, device=input.device) for _ in range(2))
     weight = None if weight is None else weight.float()
@@ -183,7 +183,7 @@ def fused_add_rms_norm_one_row(
     input: Tensor, residual: Tensor, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
     """The same of a single row."""
-    if _needs_float64(input, eps):
+    if needs_float64(input, eps):
         return fused_add_rms_norm(input, residual, weight, eps)
     work = _work(input)
     total = input.to(work) + residual.to(work)

@@ -190,8 +190,16 @@ def _rounded(units: Tensor, target: Format) -> Tensor:
         return torch.round(units).nan_to_num(0.0).to(torch.int8)
     # torch would round to float32 first, and a second time from there.
     exponent = (torch.frexp(units).exponent - 1).clamp(min=target.exponent) - target.mantissa
-    steps = torch.ldexp(torch.ones_like(units), exponent)
+    steps = _powers_of_two(exponent, units.dtype)
     return (torch.round(units / steps) * steps).to(target.dtype)
+
+
+def _powers_of_two(exponent: Tensor, dtype: torch.dtype) -> Tensor:
+    """2**exponent. In float64 that is the exponent plus 1023 in bits 52 to 62, which every device can write;
+    `torch.ldexp` is not to be had from all backends of torch."""
+    if dtype != torch.float64:
+        return torch.ldexp(torch.ones(exponent.shape, dtype=dtype, device=exponent.device), exponent)
+    return ((exponent.long() + 1023) << 52).view(torch.float64)
 
 
 def dequantize(

@@ -26,7 +26,8 @@ def product(x: Tensor, y: Tensor, narrow: bool) -> Tensor:
 
 def stays_narrow(query: Tensor, *others: Tensor | None) -> bool:
     """Whether products may take half-width operands as they are."""
-    if query.dtype not in HALVES or not query.is_cuda or query.numel() == 0:
+    # AMD GPUs are `cuda` to torch as well.
+    if query.dtype not in HALVES or not query.is_cuda or torch.version.hip is not None or query.numel() == 0:
         return False
     wanted = any(t is not None and t.requires_grad for t in (query, *others))
     return not (wanted and torch.is_grad_enabled())

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerzero.compat.builds import mismatch
-
 from ..flash_attn.operands import bshd, loadable, positive
 from ..flash_attn.seeding import seeded
 
@@ -32,8 +30,6 @@ def detect() -> str:
     """The version of xFormers; raises `ImportError` where it cannot be imported, `RuntimeError` where it has no
     operators: a wheel built for another torch is imported with a warning, and has none."""
     global _attend, _biases, _flash, _cutlass
-    if (other := mismatch("xformers")) is not None:
-        raise RuntimeError(other)
     try:
         library = import_module("xformers")
         fmha = import_module("xformers.ops.fmha")

@@ -43,6 +43,8 @@ pub struct RegretRow {
 /// Regret over many calls.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Regret {
+    /// What torch calls the device; empty where calls of several are judged.
+    pub device: String,
     /// Every call.
     pub rows: Vec<RegretRow>,
     /// Geometric mean of chosen over best.
@@ -81,6 +83,7 @@ impl Engine {
         let options = TuneOptions { keep: false, force: true, ..options.clone() };
         let report = self.tune(wanted, &options, bench, tell)?;
         let mut regret = Regret {
+            device: report.device,
             impossible: report.impossible,
             left: report.left.len(),
             interrupted: report.interrupted,

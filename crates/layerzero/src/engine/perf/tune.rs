@@ -98,6 +98,8 @@ pub struct Tuned {
 /// What tuning did.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct TuneReport {
+    /// What torch calls the device it was measured on; empty where nothing was asked for.
+    pub device: String,
     /// The calls that were measured, in the order they were asked for.
     pub tuned: Vec<Tuned>,
     /// Calls that were measured before and are as good as settled.

@@ -6,7 +6,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use lz_measure::workload::features;
 use lz_measure::{Budget, Contest, Item, Next, Rules, Sample, Schedule, Slice, Timing, Visit};
-use lz_model::{CallSpec, Catalog, Facts, KernelDescriptor, Query};
+use lz_model::{CallSpec, Catalog, Facts, KernelDescriptor, Query, device_name};
 use lz_perfdb::{Filter, Key, Outcome, Parts, Record, Shape};
 use lz_predict::{Model, Observation, Seen};
 use lz_select::Evidence;
@@ -122,7 +122,10 @@ impl<'a> Tuning<'a> {
             unbiased,
             subjects: Vec::new(),
             schedule: None,
-            report: TuneReport::default(),
+            report: TuneReport {
+                device: wanted.first().map_or_else(String::new, |one| device_name(&engine.devices(), one.device)),
+                ..TuneReport::default()
+            },
             begun: Instant::now(),
             doubted: false,
         };

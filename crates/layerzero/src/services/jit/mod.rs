@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use lz_config::JitSettings;
-use lz_model::{CallSpec, DeviceIx, DeviceSpec, Query};
+use lz_model::{CallSpec, DeviceSpec, Query, device_name, device_named};
 use lz_select::Decision;
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -221,22 +221,4 @@ fn restored(core: &Core, record: &WarmRecord, devices: &[DeviceSpec]) -> Option<
     let same = core.with_snapshot(|s| record.is_of(s.spec(), device));
     let query = core.bind_call(&record.call, device).ok().filter(|_| same)?;
     Some((record.kernel.clone(), query))
-}
-
-/// What a device is called: `cpu`, `cuda:0`.
-pub fn device_name(devices: &[DeviceSpec], device: DeviceIx) -> String {
-    let Some(spec) = devices.get(device.0 as usize) else { return format!("unknown:{}", device.0) };
-    let number = devices[..device.0 as usize].iter().filter(|other| other.platform == spec.platform).count();
-    match (spec.platform, number) {
-        (lz_model::Platform::Cpu, 0) => "cpu".to_owned(),
-        (platform, number) => format!("{platform}:{number}"),
-    }
-}
-
-/// The device that is called so.
-pub fn device_named(devices: &[DeviceSpec], name: &str) -> Option<DeviceIx> {
-    let (kind, number) = name.split_once(':').unwrap_or((name, "0"));
-    let (platform, number): (lz_model::Platform, usize) = (kind.parse().ok()?, number.parse().ok()?);
-    let of_kind = devices.iter().enumerate().filter(|(_, device)| device.platform == platform);
-    of_kind.map(|(at, _)| DeviceIx(at as u16)).nth(number)
 }

@@ -1,1 +1,0 @@
-"""Intel Extension for PyTorch on Intel GPUs."""

@@ -1,0 +1,1 @@
+"""PyTorch on any device it has."""

@@ -1,1 +1,0 @@
-"""PyTorch on Intel GPUs."""
