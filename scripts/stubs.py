@@ -173,6 +173,15 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "reload": ("None",),
     "reset": ("None",),
     "settings": ("str",),
+    "setting": ("key: str", "str"),
+    "calls_made": ("int",),
+    "may_explain": ("None",),
+    "set_launch_limits": (
+        "device: int",
+        "max_grid: tuple[int, int, int] | None",
+        "max_threads_per_block: int | None",
+        "None",
+    ),
     "solve": (
         "model_id: str",
         "calls: Sequence[str]",

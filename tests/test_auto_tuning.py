@@ -147,3 +147,25 @@ def test_what_cannot_be_measured_disturbs_nobody(monkeypatch: pytest.MonkeyPatch
     status = auto_tune_status(wait=PATIENCE)
     assert any(told["why"] == "RuntimeError: no clock" for told in status.impossible)
     call(67)
+
+
+def test_what_has_drifted_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    measure, health = _native.measure, _native.health
+    forced: list[bool] = []
+
+    def noted(request: str, seconds: float, samples: int, force: bool, *rest: Any) -> str:
+        forced.append(force)
+        return measure(request, seconds, samples, force, *rest)
+
+    def drifted() -> tuple[str, str, bool]:
+        document = json.loads(health()[0])
+        call = {"op": "activation.gelu", "tensors": {"input": {"dtype": "float32", "shape": [2, 71]}}}
+        document["drifted"] = [] if any(forced) else [{"call": call, "device": "cpu"}]
+        return json.dumps(document), "", True
+
+    monkeypatch.setattr(_native, "measure", noted)
+    monkeypatch.setattr(_native, "health", drifted)
+    on()
+    call(71)
+    status = auto_tune_status(wait=PATIENCE)
+    assert forced[0] and 71 in measured_widths(status)

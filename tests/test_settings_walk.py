@@ -235,7 +235,15 @@ TESTED = {
     "jit.background_compile": ("tests/test_warming.py", "test_the_background_can_be_turned_off"),
     "jit.queue_size": ("tests/test_warming.py", "test_what_a_full_queue_drops_is_the_oldest"),
     "jit.fail_on_no_fallback": ("tests/test_warming.py", "test_calls_nobody_else_can_serve"),
-        "tokenizer.cache_mb": ("tests/test_tokenize_control.py", "test_a_hit_does_not_call_the_library"),
+    "graph.memory_delta_warning_mb": ("tests/test_graphs.py", "test_the_limits_are_settings"),
+    "graph.warmup_iterations": ("tests/test_graphs.py", "test_a_recording_makes_ready_and_holds_what_it_chose"),
+    "backends.unproven": ("tests/test_unproven.py", "test_one_that_is_named_is_loaded"),
+    "backends.hub_allow": ("tests/test_backend_hub.py", "test_nothing_runs_that_was_not_allowed"),
+    "backends.hub_lockfile": (
+        "tests/test_backend_hub.py",
+        "test_a_file_that_is_not_the_one_that_was_locked_is_refused",
+    ),
+    "tokenizer.cache_mb": ("tests/test_tokenize_control.py", "test_a_hit_does_not_call_the_library"),
 }
 
 
@@ -243,7 +251,9 @@ def test_every_setting_is_in_one_place() -> None:
     rust = (ROOT / "crates/layerzero/tests/control/walk.rs").read_text(encoding="utf-8")
     walked = set(re.findall(r'^    \("([a-z_.]+)", \|\|', rust, re.MULTILINE))
     assert len(walked) > 20
-    assert {s.key for s in lz.settings() if "[" not in s.key} == walked | OBSERVED.keys() | REFUSED.keys() | TESTED.keys()
+    assert {
+        s.key for s in lz.settings() if "[" not in s.key
+    } == walked | OBSERVED.keys() | REFUSED.keys() | TESTED.keys()
 
 
 @pytest.mark.parametrize("key", TESTED)
@@ -354,7 +364,9 @@ def test_old_measurements_do_not_count(tmp_path: Path) -> None:
     assert lz.health().perfdb["known"] > 0
     lz.reset()
     with sqlite3.connect(path) as database:
-        (table,) = database.execute("select name from sqlite_master where type='table' and sql like '%measured_at%'").fetchone()
+        (table,) = database.execute(
+            "select name from sqlite_master where type='table' and sql like '%measured_at%'"
+        ).fetchone()
         database.execute(f"update {table} set measured_at = 1000")
     lz.configure(perfdb={"path": str(path), "ttl_days": 1})
     assert lz.health().perfdb["known"] == 0

@@ -38,6 +38,7 @@ from layerzero._native import (
 )
 from layerzero.arrays import Quantized
 from layerzero.compiling import BakedCall, Plan, compile
+from layerzero.auto_tuning import AutoTuneStatus, auto_tune_status
 from layerzero.control import (
     Check,
     Health,
@@ -149,7 +150,9 @@ __all__ = [
     "WarmupReport",
     "__version__",
     "alibi_bias",
+    "AutoTuneStatus",
     "attention",
+    "auto_tune_status",
     "avoid",
     "calls_of",
     "capture",

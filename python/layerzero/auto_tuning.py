@@ -1,6 +1,7 @@
 """Measuring in the background what a process calls: the setting ``perfdb.auto_tune``.
 
-One daemon thread measures the kinds of calls that this process makes and that were not measured yet. It never runs on the
+One daemon thread measures the kinds of calls that this process makes and that were not measured yet, and measures again
+those that take clearly longer than was measured. It never runs on the
 thread of a caller, works only while nobody calls, and stops at the next round when somebody does. Two settings limit it:
 ``perfdb.auto_tune_budget_s`` seconds of measuring per process, and ``perfdb.auto_tune_share`` percent of the time. What it
 finds out is kept in the performance database and goes into the next decisions, as if you had called :func:`layerzero.tune`.
@@ -26,6 +27,8 @@ from layerzero.lifecycle import waited_for
 IDLE_S = 0.1
 #: How long one call is measured at a time, in seconds.
 SLICE_S = 2.0
+#: How often it is looked whether what calls take has drifted from what was measured, in seconds.
+LOOK_S = 60.0
 #: How often a call is begun that callers interrupt, before the others come first.
 ATTEMPTS = 5
 #: What a call takes at least, in microseconds: the floor of a tiny call is its launch and not its memory traffic.
@@ -113,16 +116,20 @@ class _Tuner:
             if self._seen == self._asked:
                 self.status.waiting = False
                 self._changed.notify_all()
-            self._changed.wait_for(lambda: self._stopped or self._seen != self._asked)
+            self._changed.wait_for(lambda: self._stopped or self._seen != self._asked, LOOK_S)
             self._seen = self._asked
             return not self._stopped
 
     def _run(self) -> None:
         while self._wait_for_work():
-            while (kind := self._most_important()) is not None and self._may_go_on():
+            while self._may_go_on():
+                drifted = self._drifted()
+                kind = drifted or self._most_important()
+                if kind is None:
+                    break
                 if not self._wait_until_nobody_calls():
                     return
-                spent = self._measure(*kind)
+                spent = self._measure(*kind, again=drifted is not None)
                 # At a share of 5%, a second of measuring is followed by 19 of rest.
                 if not self._pause(spent * (100 / setting("perfdb.auto_tune_share") - 1)):
                     return
@@ -131,6 +138,14 @@ class _Tuner:
         """Whether it is still wanted and within the budget."""
         wanted = setting("perfdb.auto_tune") and setting("perfdb.enabled")
         return bool(wanted) and self.status.spent_s < setting("perfdb.auto_tune_budget_s")
+
+    def _drifted(self) -> _Kind | None:
+        """A call that takes this process clearly longer than was measured: it is measured again."""
+        for entry in json.loads(_native.health()[0])["drifted"]:
+            kind = (to_json(entry["call"]), entry["device"])
+            if self._begun.get(kind, 0) < ATTEMPTS:
+                return kind
+        return None
 
     def _most_important(self) -> _Kind | None:
         """The call that takes the most time of those that are left: how often it was made × what it takes at least. Calls
@@ -155,7 +170,7 @@ class _Tuner:
             return 0.0
         if report.get("floor_us"):
             return float(report["floor_us"])
-        return max(report["bytes"] / BYTES_PER_US, report["flops"] / FLOPS_PER_US)
+        return float(max(report["bytes"] / BYTES_PER_US, report["flops"] / FLOPS_PER_US))
 
     def _wait_until_nobody_calls(self) -> bool:
         """Waits until no call was made for a while. Whether to go on."""
@@ -167,7 +182,7 @@ class _Tuner:
             before = now
         return False
 
-    def _measure(self, call: str, device: str) -> float:
+    def _measure(self, call: str, device: str, *, again: bool) -> float:
         """Measures a call, unless somebody calls meanwhile. Gives the seconds it took."""
         left = setting("perfdb.auto_tune_budget_s") - self.status.spent_s
         calls = _native.calls_made()
@@ -180,7 +195,7 @@ class _Tuner:
 
         begun = time.perf_counter()
         try:
-            report = _measured(call, device, min(SLICE_S, left), go_on)
+            report = _measured(call, device, min(SLICE_S, left), again, go_on)
         except Exception as error:  # noqa: BLE001
             # Whatever it is, the next call is measured, and no caller has anything to do with it.
             report = {"tuned": [], "impossible": [[None, f"{type(error).__name__}: {error}"]], "known": 0}
@@ -207,10 +222,10 @@ class _Tuner:
 
 
 @waited_for
-def _measured(call: str, device: str, seconds: float, go_on: Any) -> dict[str, Any]:
+def _measured(call: str, device: str, seconds: float, again: bool, go_on: Any) -> dict[str, Any]:
     request = {"calls": [json.loads(call)], "device": _native.device_number(device)}
     samples = int(setting("perfdb.tune_samples"))
-    answer = _native.measure(to_json(request), max(seconds, 0.01), samples, False, 0, False, go_on)
+    answer = _native.measure(to_json(request), max(seconds, 0.01), samples, again, 0, False, go_on)
     report: dict[str, Any] = json.loads(answer)
     return report
 

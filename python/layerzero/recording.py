@@ -15,7 +15,6 @@ from typing import Any
 
 from layerzero import _native, control, graphs, loading, warming
 from layerzero.errors import InvalidCallError
-from layerzero.tuning.inputs import device_name
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ def _default_stream() -> Any:
 
 def _ready(call: str, device: int, stream: Any) -> RecordedCall:
     """Makes the kernel of a call ready for a capture, and holds it."""
-    told, name = json.loads(call), device_name(device)
+    told, name = json.loads(call), _native.device_name(device)
     if not graphs.captures(device):
         return RecordedCall(told, name, None, None)
     warming.compile_for_capture(call, device)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from layerzero import _native, devices
-from layerzero.documents import to_json
 from layerzero.control import setting
+from layerzero.documents import to_json
 from layerzero.errors import ConfigurationError
 from layerzero.inspection import SelectionReport
 from layerzero.lifecycle import waited_for
@@ -284,7 +284,13 @@ def _model(model: Any) -> str | None:
 
 
 def _measure(
-    request: dict[str, Any], budget: float | str, samples: int | None, *, force: bool, regret: bool, progress: bool | None
+    request: dict[str, Any],
+    budget: float | str,
+    samples: int | None,
+    *,
+    force: bool,
+    regret: bool,
+    progress: bool | None,
 ) -> Any:
     shown = sys.stderr.isatty() if progress is None else progress
     if samples is None:

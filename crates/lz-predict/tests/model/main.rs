@@ -277,7 +277,7 @@ fn paged(shared: i64) -> Query {
 
 #[test]
 fn who_takes_no_notice_of_a_promise_is_known_as_well_without_it() {
-    let mut spec = SnapshotSpec { devices: devices(), memory: vec![None], ..SnapshotSpec::default() };
+    let mut spec = SnapshotSpec { devices: devices(), ..SnapshotSpec::default() };
     spec.backend(lz_model::BackendDescriptor::native("lib", "1", vec![Platform::Cpu]));
     let over_pages = |id: &str, priority: i32| {
         let mut kernel = KernelDescriptor::new(id, "attention.standard.decode.paged", "lib");
@@ -371,7 +371,7 @@ proptest! {
         rows in proptest::collection::btree_set(1i64..5000, 1..12),
         winners in proptest::collection::vec(any::<bool>(), 12),
     ) {
-        let mut spec = SnapshotSpec { devices: devices(), memory: vec![None], ..SnapshotSpec::default() };
+        let mut spec = SnapshotSpec { devices: devices(), ..SnapshotSpec::default() };
         spec.backend(lz_model::BackendDescriptor::native("lib", "1", vec![Platform::Cpu]));
         spec.kernels = ["lib.a", "lib.b"].map(|id| Arc::new(kernel(id))).to_vec();
         let mut points = Vec::new();
