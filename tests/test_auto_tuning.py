@@ -112,7 +112,7 @@ def test_a_caller_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
         return measure(request, seconds, samples, *rest)
 
     monkeypatch.setattr(_native, "measure", interrupted)
-    on()
+    on(tune_samples=500)
     call(59)
     status = auto_tune_status(wait=PATIENCE)
     assert status.interrupted == 1
@@ -160,7 +160,7 @@ def test_what_has_drifted_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> 
     def drifted() -> tuple[str, str, bool]:
         document = json.loads(health()[0])
         call = {"op": "activation.gelu", "tensors": {"input": {"dtype": "float32", "shape": [2, 71]}}}
-        document["drifted"] = [] if any(forced) else [{"call": call, "device": "cpu"}]
+        document["drifted"] = [] if any(forced) else [{"call": call, "device": 0}]
         return json.dumps(document), "", True
 
     monkeypatch.setattr(_native, "measure", noted)

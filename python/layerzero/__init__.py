@@ -109,6 +109,7 @@ from layerzero.warming import WarmupReport, manifest, save_manifest, warmup
 
 __all__ = [
     "ArgumentTypeError",
+    "AutoTuneStatus",
     "BadTokenizerError",
     "BakedCall",
     "Call",
@@ -150,7 +151,6 @@ __all__ = [
     "WarmupReport",
     "__version__",
     "alibi_bias",
-    "AutoTuneStatus",
     "attention",
     "auto_tune_status",
     "avoid",

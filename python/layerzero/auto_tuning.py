@@ -142,7 +142,7 @@ class _Tuner:
     def _drifted(self) -> _Kind | None:
         """A call that takes this process clearly longer than was measured: it is measured again."""
         for entry in json.loads(_native.health()[0])["drifted"]:
-            kind = (to_json(entry["call"]), entry["device"])
+            kind = (to_json(entry["call"]), _native.device_name(entry["device"]))
             if self._begun.get(kind, 0) < ATTEMPTS:
                 return kind
         return None

@@ -89,7 +89,7 @@ settings! {
         /// The largest part of the time it may take, in percent: after measuring for a second at 5%, it waits 19.
         auto_tune_share: u32 = 5, in (1, 100);
         /// How many rounds a measured call gets at least, where nobody says; each kernel runs in each round.
-        tune_samples: u32 = 8, in (1, 10_000);
+        tune_samples: u32 = 20, in (1, 10_000);
         /// Measure the calls of a warm-up as well.
         auto_tune_on_warmup: bool = false;
         /// For how many days a measurement counts; 0 for as long as libraries and drivers stay the same.

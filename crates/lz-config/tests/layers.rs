@@ -28,7 +28,7 @@ const PROBES: &[(&str, &str, &str)] = &[
     ("batch_invariant", "true", "false"),
     ("max_cpu_isa", "avx2", "avx512_bf16"),
     ("memory_headroom_mb", "7", "9"),
-    ("backend_isolation", "subprocess", "in_process"),
+    ("default_layout", "BHSD", "BSHD"),
     ("breaker.failure_threshold", "2", "8"),
     ("cache.ttl_seconds", "3", "0"),
     ("health.sample_every", "1", "5"),
