@@ -173,7 +173,6 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "reload": ("None",),
     "reset": ("None",),
     "settings": ("str",),
-    "setting": ("key: str", "str"),
     "calls_made": ("int",),
     "may_explain": ("None",),
     "set_launch_limits": (

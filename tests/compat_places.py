@@ -28,6 +28,14 @@ class Place:
         (package / "backends").mkdir()
         (package / "backends" / "__init__.py").write_text(f"BACKENDS = {tuple(backends)!r}\nUNPROVEN = ('unproven',)\n")
         (package / "backends" / "unproven").mkdir()
+        document = {
+            "schema_version": "1.0",
+            "backend": "unproven",
+            "backend_version": "1.0",
+            "platform": "cpu",
+            "ops": {},
+        }
+        (package / "backends" / "unproven" / "capabilities.json").write_text(json.dumps(document))
 
     def add(self, name: str, imports: str, kernels: dict[str, str], version: str = "1.0") -> None:
         """A library and its backend."""

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import layerzero as lz
 import pytest
+from faults import states
 from layerzero.backends import BACKENDS
 
 ROOT = Path(__file__).parents[1]
@@ -50,8 +51,8 @@ def blocks(page: str) -> list[Block]:
 
 
 def plain(text: str) -> list[str]:
-    """Lines without what differs between machines: versions, the processor and the instruction sets it lacks, other
-    devices, the width of columns.
+    """Lines without what differs between machines: versions, the processor and the instruction sets it lacks, free
+    memory, other devices, the width of columns.
 
     Backends that other tests brought along stay in `doctor` for the rest of the process.
     """
@@ -59,6 +60,7 @@ def plain(text: str) -> list[str]:
     text = re.sub(r"\d+\.\d+(\.\d+)+(\+\w+)?|(?<=Python )[\d.]+", "V", text.replace(name, PROCESSOR))
     # Whether a library was imported depends on what ran before.
     text = text.replace(", not imported yet", "")
+    text = re.sub(r"[\d.]+ \wB available", "some memory available", text)
     text = re.sub(r"\[INSTRUCTION_SET_MISMATCH\][^;\n]*(; )?|'INSTRUCTION_SET_MISMATCH', ", "", text)
     text = re.sub(r"(?m)^kernels: .*", "kernels", re.sub(r"(?m)^  [1-9]\d*: \w+ .*\n", "", text))
     lines = []
@@ -76,6 +78,8 @@ def plain(text: str) -> list[str]:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_page_says_what_happens(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
+    # What other tests said in code is not on the page.
+    states.fresh()
     page, names = path.read_text(encoding="utf-8"), {"__name__": "__docs__"}
     replaced = page
     for block in blocks(page):

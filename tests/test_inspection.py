@@ -378,7 +378,7 @@ def test_doctor_prints_what_it_returns() -> None:
     assert by_name["torch"]["version"] == torch.__version__ and by_name["torch"]["unavailable"] is None
     assert by_name["zentorch"]["unavailable"]["code"] == "NOT_INSTALLED"
     assert "zentorch is not installed" in str(found)
-    listed = str(found).partition("backends\n")[2].partition("\nkernels: ")[0].splitlines()
+    listed = str(found).partition("backends\n")[2].partition("\nunproven, ")[0].splitlines()
     assert [line.split()[1] for line in listed] == [backend["name"] for backend in found.backends]
     kernels = lz.list_kernels()
     assert (found.kernels, found.runnable) == (len(kernels), sum(k.available for k in kernels))

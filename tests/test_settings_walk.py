@@ -33,6 +33,16 @@ ROOT = Path(__file__).parents[1]
 Q = torch.linspace(-1.0, 1.0, 2 * 3 * 4 * 8).reshape(2, 3, 4, 8)
 
 
+@pytest.fixture(autouse=True)
+def own_database(restored: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is measured here is none of the other tests' business."""
+    monkeypatch.setenv("LAYERZERO_PERFDB_PATH", str(tmp_path / "walk.sqlite"))
+    _native.load_sources()
+    yield
+    monkeypatch.undo()
+    _native.load_sources()
+
+
 def outcome(call: Callable[[], Any]) -> str:
     """What a call gives, or raises, in words that can be compared."""
     try:

@@ -200,7 +200,8 @@ def test_validation_of_a_kernel_for_a_gpu(qkv: tuple[Tensor, Tensor, Tensor]) ->
     valid, reasons = lz.validate("flash_attn.v3.causal", q, k, v)
     assert not valid and "PLATFORM_MISMATCH" in {reason.code for reason in reasons}
     aliases = {alias for kernel in lz.list_kernels("attention.causal") for alias in kernel.aliases}
-    named = {"flash_attn.v3.causal", "flash_attn.v2.causal", "flashinfer.causal", "xformers.causal"}
+    # xFormers comes along where `backends.unproven` names it.
+    named = {"flash_attn.v3.causal", "flash_attn.v2.causal", "flashinfer.causal"}
     assert aliases >= {*named, "torch.sdpa.causal"}
 
 

@@ -230,7 +230,7 @@ def probes(rows: list[Row]) -> None:
         rows.append({
             "case": f"{name}: host time", "before_us": before[name], "during_us": during[name], "after_us": after[name],
             "ratio": ratio, "looks": len(threads), "looks_on_the_callers_thread": own,
-            "ok": own == 0 and 0.8 < ratio < 1.25,
+            "ok": own == 0 and ratio < 1.25,
         })  # fmt: skip
 
 
@@ -241,7 +241,11 @@ def main() -> None:
     torch.manual_seed(0)
     begun, rows = time.perf_counter(), list[Row]()
     for part in (memory, dense, paged, norms, probes):
-        part(rows)
+        try:
+            part(rows)
+        except Exception as error:  # noqa: BLE001 - the other parts are to be seen as well
+            told = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            rows.append({"case": part.__name__, "error": told, "ok": False})
         torch.cuda.empty_cache()
     took = time.perf_counter() - begun
     for row in rows:

@@ -37,8 +37,8 @@ from layerzero._native import (
     speculative_verify,
 )
 from layerzero.arrays import Quantized
-from layerzero.compiling import BakedCall, Plan, compile
 from layerzero.auto_tuning import AutoTuneStatus, auto_tune_status
+from layerzero.compiling import BakedCall, Plan, compile
 from layerzero.control import (
     Check,
     Health,

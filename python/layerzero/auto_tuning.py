@@ -208,9 +208,10 @@ class _Tuner:
         call, device = kind
         self._begun[kind] = self._begun.get(kind, 0) + 1
         told = {"call": json.loads(call), "device": device}
-        if came:
+        self.status.interrupted += came
+        found = report["tuned"] or report["impossible"] or report["known"]
+        if came or (not found and self._begun[kind] < ATTEMPTS):
             # What was found out so far is kept; the rest comes when there is time again.
-            self.status.interrupted += 1
             return
         self._settled.add(kind)
         for tuned in report["tuned"]:

@@ -277,7 +277,8 @@ class Setting:
 
 def setting(key: str) -> Any:
     """The value in force of one setting."""
-    return json.loads(_native.setting(key))
+    loading.load()
+    return loading.setting(key)
 
 
 def settings() -> list[Setting]:

@@ -104,9 +104,16 @@ class CudaGraphs:
         import torch
 
         graph = torch.cuda.CUDAGraph()
-        # Other threads may go on allocating: only what this one does is held against the capture.
-        with _one_at_a_time, torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-            outputs = run()
+        generator = torch.cuda.default_generators[self._device.index]
+        state = generator.clone_state()
+        try:
+            # Other threads may go on allocating: only what this one does is held against the capture.
+            with _one_at_a_time, torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+                outputs = run()
+        except BaseException:
+            # A capture that breaks off leaves torch's generator inside of it, and every draw of the process would fail.
+            generator.graphsafe_set_state(state)
+            raise
         return graph.replay, outputs
 
     def allocated(self) -> int:

@@ -20,8 +20,9 @@ from layerzero import _native
 MOST = 256
 #: How long a call is followed before it is given up, in seconds: a device that hangs must not fill the queue for good.
 PATIENCE_S = 60.0
-#: How long the thread pauses between two rounds, in seconds: at first, and at most, doubling while nothing passes.
-_PAUSES_S = (0.001, 0.05)
+#: How long the thread pauses before a round, in seconds: at first, and at most, doubling while nothing passes. Long, so that
+#: a round asks about many calls: each takes the interpreter from the callers for a moment.
+_PAUSES_S = (0.02, 0.1)
 
 #: The microseconds of each span; ``None`` when they are not known.
 Done = Callable[[list[float] | None], object]
@@ -120,7 +121,8 @@ class Follower:
                 self.dropped += 1
                 return False
             self._waiting.append(_Followed(spans, done, self._clock() + PATIENCE_S))
-            self._changed.notify_all()
+            if len(self._waiting) == 1:
+                self._changed.notify_all()
         return True
 
     def poll(self) -> int:
@@ -178,14 +180,11 @@ class Follower:
         pause = _PAUSES_S[0]
         while True:
             with self._changed:
-                while not self._waiting and not self._off:
-                    self._changed.wait()
+                self._changed.wait_for(lambda: self._waiting or self._off)
+                self._changed.wait_for(lambda: self._off, pause)
                 if self._off:
                     return
             pause = _PAUSES_S[0] if self.poll() else min(2 * pause, _PAUSES_S[1])
-            with self._changed:
-                if not self._off:
-                    self._changed.wait(pause)
 
     def _give_up(self) -> None:
         """Nothing can be followed in this process."""

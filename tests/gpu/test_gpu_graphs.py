@@ -153,9 +153,9 @@ def test_a_proof_fails_for_a_reason(
     try:
         valid, reasons = lz.validate("test.bad", x, weight, EPS)
         assert not valid and [(r.code, r.fields["why"]["kind"]) for r in reasons] == [("CUDA_GRAPH_UNSAFE", kind)]
-        # A warm-up goes on to the next best.
+        # A warm-up goes on to the next best, unless that was proven before.
         report = lz.warmup("rms_norm", shapes=[(64, 1024)], dtype=torch.bfloat16, device="cuda")
-        assert "test.bad" not in [one["kernel"] for one in report.proven] and report.proven
+        assert report.ok and "test.bad" not in [one["kernel"] for one in report.proven]
         assert torch.allclose(captured(x, weight).float(), right(x), atol=0.05)
     finally:
         _KEPT.clear()

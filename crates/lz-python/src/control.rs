@@ -6,7 +6,7 @@ use std::sync::Arc;
 use layerzero::config::{self, CodeLayer, MAX_DEPTH, Sources, Value};
 use layerzero::model::LaunchLimits;
 use layerzero::selection::SnapshotSpec;
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
@@ -178,18 +178,6 @@ pub fn settings() -> String {
     let config = engine().config();
     let warnings = engine().config_warnings();
     json(&serde_json::json!({ "entries": config.entries(), "files": config.files(), "warnings": warnings }))
-}
-
-/// The value of one setting, as JSON.
-#[pyfunction]
-pub fn setting(key: &str) -> PyResult<String> {
-    let config = engine().config();
-    config
-        .entries()
-        .iter()
-        .find(|entry| entry.key == key)
-        .map(|entry| json(&entry.value))
-        .ok_or_else(|| PyValueError::new_err(format!("no setting is called '{key}'")))
 }
 
 /// How many calls were served so far, by all kernels together.

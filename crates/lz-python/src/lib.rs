@@ -211,7 +211,6 @@ fn _native(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(control::readiness, module)?)?;
     module.add_function(wrap_pyfunction!(control::rearm, module)?)?;
     module.add_function(wrap_pyfunction!(control::forget_failures, module)?)?;
-    module.add_function(wrap_pyfunction!(control::setting, module)?)?;
     module.add_function(wrap_pyfunction!(control::calls_made, module)?)?;
     module.add_function(wrap_pyfunction!(control::refresh_memory, module)?)?;
     module.add_function(wrap_pyfunction!(control::set_launch_limits, module)?)?;

@@ -111,8 +111,13 @@ pub fn busy<'py>(
     kwargs: &Bound<'py, PyDict>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let _call = Call::enter(py);
+    to_the_end(|| function.call(args, Some(kwargs)))
+}
+
+/// Does work of a call that is under way: whatever it calls itself goes on even while the program ends, which waits for it.
+pub fn to_the_end<R>(work: impl FnOnce() -> R) -> R {
     let before = BUSY.replace(true);
-    let result = function.call(args, Some(kwargs));
+    let result = work();
     BUSY.set(before);
     result
 }

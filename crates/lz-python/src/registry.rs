@@ -14,7 +14,7 @@ use crate::engine::engine;
 use crate::error;
 use crate::front::MAX_ARGUMENTS;
 use crate::importing::Library;
-use crate::process::{Call, detached};
+use crate::process::{self, Call, detached};
 use crate::pycall::PyKernel;
 use crate::torch::Torch;
 
@@ -25,7 +25,9 @@ pub fn ensure_loaded(py: Python<'_>) -> PyResult<()> {
     if !LOADED.load(Ordering::Acquire) {
         let _call = Call::begin();
         // A plugin may call us while it is being loaded: then the rest is still to come.
-        let complete = py.import("layerzero.loading")?.call_method0("load")?.is_truthy()?;
+        // Loading makes calls of its own. Were one of them to sleep because the program ends, the end would wait for it.
+        let loaded = process::to_the_end(|| py.import("layerzero.loading")?.call_method0("load"))?;
+        let complete = loaded.is_truthy()?;
         LOADED.store(complete, Ordering::Release);
     }
     Ok(())

@@ -16,6 +16,7 @@
 //! said in `explain`, in the health and by the readiness check, and its call is to be measured again.
 
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use lz_model::{CallSpec, Catalog, DeviceIx, Facts, KernelDescriptor, Platform, Query};
 use lz_select::{EstimateKind, KernelVersion, Snapshot};
@@ -69,6 +70,7 @@ impl std::fmt::Display for Drifted {
 
 /// One kernel at one size.
 struct Follow {
+    kernel: KernelVersion,
     query: Query,
     call: CallSpec,
     block: Vec<f64>,
@@ -78,8 +80,8 @@ struct Follow {
     live_us: f64,
 }
 
-/// A kernel and a call, by its fingerprint.
-type Key = (KernelVersion, u64);
+/// A kernel and a call, each by a hash: a sampled call allocates nothing. What is followed holds both in full.
+type Key = (u64, u64);
 
 /// What sampled calls took.
 #[derive(Default)]
@@ -95,7 +97,9 @@ struct Known {
 /// A call as it was measured: its class, and its sizes.
 fn key(kernel: &KernelDescriptor, query: &Query) -> (Key, Query) {
     let call = query.class().with_dims(*query.dims());
-    (((kernel.id.clone(), kernel.version.clone()), call.fingerprint()), call)
+    let mut name = DefaultHasher::new();
+    (&kernel.id, &kernel.version).hash(&mut name);
+    ((name.finish(), call.fingerprint()), call)
 }
 
 /// What was measured of a kernel for just this call.
@@ -112,6 +116,10 @@ fn typical(block: &mut [f64], on_host: bool) -> f64 {
 }
 
 impl Follow {
+    fn is_of(&self, kernel: &KernelDescriptor, query: &Query) -> bool {
+        self.query == *query && self.kernel.0 == kernel.id && self.kernel.1 == kernel.version
+    }
+
     fn is_drifted(&self) -> bool {
         self.slow_blocks >= BLOCKS
     }
@@ -147,9 +155,10 @@ impl Live {
                 return;
             };
             let (block, live_us) = (Vec::with_capacity(BLOCK), 0.0);
-            follows.insert(key.clone(), Follow { query, call, block, measured_us, slow_blocks: 0, live_us });
+            let kernel = (kernel.id.clone(), kernel.version.clone());
+            follows.insert(key, Follow { kernel, query, call, block, measured_us, slow_blocks: 0, live_us });
         }
-        let Some(follow) = follows.get_mut(&key).filter(|follow| follow.query == query) else { return };
+        let Some(follow) = follows.get_mut(&key).filter(|follow| follow.is_of(kernel, &query)) else { return };
         follow.block.push(us);
         if follow.block.len() < BLOCK {
             return;
@@ -173,7 +182,7 @@ impl Live {
         let known = self.0.lock();
         let drifted = known.follows.iter().filter(|(_, follow)| follow.is_drifted());
         let mut all: Vec<Drifted> =
-            drifted.filter_map(|(((kernel, version), _), follow)| drift(snapshot, kernel, version, follow)).collect();
+            drifted.filter_map(|(_, follow)| drift(snapshot, &follow.kernel.0, &follow.kernel.1, follow)).collect();
         all.sort_by(|a, b| b.ratio().total_cmp(&a.ratio()).then_with(|| a.kernel.cmp(&b.kernel)));
         all
     }
@@ -182,7 +191,7 @@ impl Live {
     pub fn of(&self, snapshot: &Snapshot, kernel: &KernelDescriptor, query: &Query) -> Option<Drifted> {
         let (key, query) = key(kernel, query);
         let known = self.0.lock();
-        let follow = known.follows.get(&key).filter(|follow| follow.query == query && follow.is_drifted())?;
+        let follow = known.follows.get(&key).filter(|follow| follow.is_of(kernel, &query) && follow.is_drifted())?;
         drift(snapshot, &kernel.id, &kernel.version, follow)
     }
 }
