@@ -87,11 +87,17 @@ type Key = (u64, u64);
 #[derive(Default)]
 pub(crate) struct Live(Mutex<Known>);
 
-#[derive(Default)]
 struct Known {
     follows: HashMap<Key, Follow>,
     /// Calls that nobody measured, by the epoch in which that was so: finding out takes longer than most kernels.
     unmeasured: HashMap<Key, u64>,
+}
+
+impl Default for Known {
+    fn default() -> Self {
+        // As large as it gets, so that no call has it grow.
+        Known { follows: HashMap::new(), unmeasured: HashMap::with_capacity(MOST) }
+    }
 }
 
 /// A call as it was measured: its class, and its sizes.
@@ -146,8 +152,9 @@ impl Live {
             if unmeasured.get(&key) == Some(&epoch) {
                 return;
             }
-            let measured = measured_us(snapshot, kernel, &query);
-            let (Some(measured_us), Some(call)) = (measured.filter(|_| follows.len() < MOST), call()) else {
+            let measured = measured_us(snapshot, kernel, &query).filter(|_| follows.len() < MOST);
+            // Written down only where it is followed.
+            let Some((measured_us, call)) = measured.and_then(|us| Some((us, call()?))) else {
                 if unmeasured.len() >= MOST {
                     unmeasured.clear();
                 }
