@@ -2,7 +2,7 @@
 
 One daemon thread measures the kinds of calls that this process makes and that were not measured yet, and measures again
 those that take clearly longer than was measured. It never runs on the
-thread of a caller, works only while nobody calls, and stops at the next round when somebody does. Two settings limit it:
+thread of a caller, works only while nobody calls, and stops after the rounds it is in when somebody does. Two settings limit it:
 ``perfdb.auto_tune_budget_s`` seconds of measuring per process, and ``perfdb.auto_tune_share`` percent of the time. What it
 finds out is kept in the performance database and goes into the next decisions, as if you had called :func:`layerzero.tune`.
 """
