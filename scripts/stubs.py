@@ -135,6 +135,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
         "seed: int",
         "regret: bool",
         "tell: Callable[[str], bool] | None = None",
+        "stop: Callable[[], bool] | None = None",
         "str",
     ),
     "checkpoint": ("Checkpoint",),

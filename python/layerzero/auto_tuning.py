@@ -1,10 +1,10 @@
 """Measuring in the background what a process calls: the setting ``perfdb.auto_tune``.
 
-One daemon thread measures the kinds of calls that this process makes and that were not measured yet, and measures again
-those that take clearly longer than was measured. It never runs on the
-thread of a caller, works only while nobody calls, and stops after the rounds it is in when somebody does. Two settings limit it:
-``perfdb.auto_tune_budget_s`` seconds of measuring per process, and ``perfdb.auto_tune_share`` percent of the time. What it
-finds out is kept in the performance database and goes into the next decisions, as if you had called :func:`layerzero.tune`.
+One daemon thread measures the calls this process makes that are not in the performance database yet, and measures a call
+again when its live latency has drifted. It never runs on a caller's thread. It starts when no call was made for
+:data:`IDLE_S` and stops before the next sample when a call is made. Two settings limit it: ``perfdb.auto_tune_budget_s``
+seconds of measuring per process, and ``perfdb.auto_tune_share`` percent of the time. Results go into the database and into
+the next decisions, as if you had called :func:`layerzero.tune`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,20 +22,19 @@ from layerzero.control import setting
 from layerzero.documents import to_json
 from layerzero.errors import LayerZeroError
 from layerzero.events import log
-from layerzero.lifecycle import waited_for
+from layerzero.lifecycle import start_thread, waited_for
 
-#: For how long nobody must have called before anything is measured, in seconds.
+#: Seconds without a call before a measurement starts.
 IDLE_S = 0.1
-#: How long one call is measured at a time, in seconds.
+#: Budget of one measurement of one call, in seconds.
 SLICE_S = 2.0
-#: How often it is looked whether what calls take has drifted from what was measured, in seconds.
+#: Seconds between two checks for drifted latencies.
 LOOK_S = 60.0
-#: How often a call is begun that callers interrupt, before the others come first.
+#: Attempts at a call before the other calls come first.
 ATTEMPTS = 5
-#: What a call takes at least, in microseconds: the floor of a tiny call is its launch and not its memory traffic.
+#: Lower bound of any latency, in microseconds: a tiny call costs its launch, not its memory traffic.
 LEAST_US = 1.0
-#: What a device is taken to do per microsecond where its own figures are not known: 10 GB/s, 100 GFLOP/s. Only the order of
-#: calls depends on it.
+#: Bandwidth and rate assumed for a device whose own figures are unknown: 10 GB/s, 100 GFLOP/s. They only order the calls.
 BYTES_PER_US, FLOPS_PER_US = 1e4, 1e5
 
 _INFO = 20
@@ -72,6 +72,8 @@ class _Tuner:
         self._seen = 0
         self._settled: set[_Kind] = set()
         self._begun: dict[_Kind, int] = {}
+        #: Lower bounds of latencies, in microseconds.
+        self._floors: dict[_Kind, float] = {}
         self.status = AutoTuneStatus()
 
     def wake(self) -> None:
@@ -81,18 +83,12 @@ class _Tuner:
             if self._stopped:
                 return
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name="layerzero-tune", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError:
-                    # The interpreter is on its way out.
-                    return
-                self._thread = thread
-            self.status.waiting = True
+                self._thread = start_thread(self._run, "layerzero-tune")
+            self.status.waiting = self._thread is not None
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Ends the thread. What is being measured ends at the next round."""
+        """Ends the thread. A measurement stops before its next sample."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -123,12 +119,13 @@ class _Tuner:
     def _run(self) -> None:
         while self._wait_for_work():
             while self._may_go_on():
+                # Choosing is work too: it is done when nobody calls.
+                if not self._wait_until_nobody_calls():
+                    return
                 drifted = self._drifted()
                 kind = drifted or self._most_important()
                 if kind is None:
                     break
-                if not self._wait_until_nobody_calls():
-                    return
                 spent = self._measure(*kind, again=drifted is not None)
                 # At a share of 5%, a second of measuring is followed by 19 of rest.
                 if not self._pause(spent * (100 / setting("perfdb.auto_tune_share") - 1)):
@@ -140,7 +137,7 @@ class _Tuner:
         return bool(wanted) and self.status.spent_s < setting("perfdb.auto_tune_budget_s")
 
     def _drifted(self) -> _Kind | None:
-        """A call that takes this process clearly longer than was measured: it is measured again."""
+        """A call whose live latency has drifted from its measurement."""
         for entry in json.loads(_native.health()[0])["drifted"]:
             kind = (to_json(entry["call"]), _native.device_name(entry["device"]))
             if self._begun.get(kind, 0) < ATTEMPTS:
@@ -148,29 +145,19 @@ class _Tuner:
         return None
 
     def _most_important(self) -> _Kind | None:
-        """The call that takes the most time of those that are left: how often it was made × what it takes at least. Calls
-        that callers interrupted often come last."""
+        """The unmeasured call with the largest total time, estimated as its count × the lower bound of its latency. Calls
+        that were interrupted :data:`ATTEMPTS` times come last."""
         best: tuple[tuple[bool, float], _Kind] | None = None
         for entry in json.loads(_native.manifest()):
             kind = (to_json(entry["call"]), entry["device"])
             if kind in self._settled:
                 continue
-            at_ease = self._begun.get(kind, 0) < ATTEMPTS
-            weight = (at_ease, entry["count"] * (self._floor_us(*kind) + LEAST_US))
+            if kind not in self._floors:
+                self._floors[kind] = LEAST_US + _floor_us(*kind)
+            weight = (self._begun.get(kind, 0) < ATTEMPTS, entry["count"] * self._floors[kind])
             if best is None or weight > best[0]:
                 best = (weight, kind)
         return None if best is None else best[1]
-
-    def _floor_us(self, call: str, device: str) -> float:
-        """What a call takes at least, in microseconds: its bytes over the bandwidth, or its operations over the rate,
-        whichever is more."""
-        try:
-            report = json.loads(_native.explain_call(call, _native.device_number(device))[0])
-        except (LayerZeroError, ValueError):
-            return 0.0
-        if report.get("floor_us"):
-            return float(report["floor_us"])
-        return float(max(report["bytes"] / BYTES_PER_US, report["flops"] / FLOPS_PER_US))
 
     def _wait_until_nobody_calls(self) -> bool:
         """Waits until no call was made for a while. Whether to go on."""
@@ -188,14 +175,14 @@ class _Tuner:
         calls = _native.calls_made()
         came = False
 
-        def go_on(_: str) -> bool:
+        def stop() -> bool:
             nonlocal came
             came = came or _native.calls_made() != calls
-            return not came and not self._stopped
+            return came or self._stopped
 
         begun = time.perf_counter()
         try:
-            report = _measured(call, device, min(SLICE_S, left), again, go_on)
+            report = _measured(call, device, min(SLICE_S, left), again, stop)
         except Exception as error:  # noqa: BLE001
             # Whatever it is, the next call is measured, and no caller has anything to do with it.
             report = {"tuned": [], "impossible": [[None, f"{type(error).__name__}: {error}"]], "known": 0}
@@ -222,11 +209,22 @@ class _Tuner:
             self.status.impossible.append({**told, "why": why})
 
 
+def _floor_us(call: str, device: str) -> float:
+    """Lower bound of a call's latency in microseconds: max(bytes / bandwidth, operations / rate)."""
+    try:
+        report = json.loads(_native.explain_call(call, _native.device_number(device))[0])
+    except (LayerZeroError, ValueError):
+        return 0.0
+    if report["floor_us"]:
+        return float(report["floor_us"])
+    return float(max(report["bytes"] / BYTES_PER_US, report["flops"] / FLOPS_PER_US))
+
+
 @waited_for
-def _measured(call: str, device: str, seconds: float, again: bool, go_on: Any) -> dict[str, Any]:
+def _measured(call: str, device: str, seconds: float, again: bool, stop: Callable[[], bool]) -> dict[str, Any]:
     request = {"calls": [json.loads(call)], "device": _native.device_number(device)}
     samples = int(setting("perfdb.tune_samples"))
-    answer = _native.measure(to_json(request), max(seconds, 0.01), samples, again, 0, False, go_on)
+    answer = _native.measure(to_json(request), max(seconds, 0.01), samples, again, 0, False, None, stop)
     report: dict[str, Any] = json.loads(answer)
     return report
 

@@ -40,6 +40,12 @@ def number(device: Any = None, of: Iterable[Any] = ()) -> int:
     return int(_native.device_number(resolve(device, of)))
 
 
+def cuda_index(device: int) -> int | None:
+    """The index CUDA gives to a device of the engine; ``None`` for the host and for other accelerators."""
+    kind, _, index = _native.device_name(device).partition(":")
+    return int(index) if kind == "cuda" else None
+
+
 def in_use() -> str:
     """What torch calls its accelerator in use, with its current number; ``cpu`` where there is none, or no torch."""
     from layerzero.loading import torch_is_there

@@ -15,15 +15,15 @@ What is found out holds for the kernel in the cell of the call's sizes, for this
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, Protocol
 
-from layerzero import _native
+from layerzero import _native, devices
 from layerzero.checks import difference
 from layerzero.documents import to_json
+from layerzero.loading import setting
 from layerzero.tuning import inputs
 
 #: What the driver says of work that a capture does not allow, and of the capture afterwards.
@@ -53,14 +53,13 @@ class Limits(NamedTuple):
 
 def limits() -> Limits:
     """The settings in force."""
-    settings = {entry["key"]: entry["value"] for entry in json.loads(_native.settings())["entries"]}
-    kept = round(float(settings["graph.memory_delta_warning_mb"]) * (1 << 20))
-    return Limits(kept, int(settings["graph.warmup_iterations"]), bool(settings["graph_strict_mode"]))
+    kept = round(float(setting("graph.memory_delta_warning_mb")) * (1 << 20))
+    return Limits(kept, int(setting("graph.warmup_iterations")), bool(setting("graph_strict_mode")))
 
 
 def captures(device: int) -> bool:
-    """Whether graphs are captured on a device of the engine: the host comes first, then CUDA devices."""
-    return device > 0
+    """Whether graphs can be captured on a device of the engine."""
+    return devices.cuda_index(device) is not None
 
 
 class Graphs(Protocol):
@@ -161,15 +160,15 @@ def quietly(device: int) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        if device > 0:
-            stack.enter_context(torch.cuda.device(device - 1))
+        if (index := devices.cuda_index(device)) is not None:
+            stack.enter_context(torch.cuda.device(index))
         yield
 
 
 def _doubt(kernel: str, call: str, device: int, graphs: Graphs | None) -> Doubt | None:
     try:
         with quietly(device):
-            on = graphs if graphs is not None else CudaGraphs(device - 1)
+            on = graphs if graphs is not None else CudaGraphs(devices.cuda_index(device) or 0)
             return _Trial(kernel, call, device, on).doubt()
     except Exception as error:  # noqa: BLE001 - whatever a kernel raises is its result
         return _raised(error)

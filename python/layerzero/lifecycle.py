@@ -11,6 +11,7 @@ import atexit
 import functools
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -47,6 +48,16 @@ def waited_for(function: Function) -> Function:
         return _native.busy(function, args, kwargs)
 
     return cast(Function, run)
+
+
+def start_thread(work: Callable[[], object], name: str) -> threading.Thread | None:
+    """Starts a daemon thread; ``None`` when the interpreter is shutting down and starts no more."""
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread
 
 
 def taken_around_forks(lock: Lock) -> Lock:

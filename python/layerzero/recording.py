@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from layerzero import _native, control, graphs, loading, warming
+from layerzero import _native, control, devices, graphs, loading, warming
 from layerzero.errors import InvalidCallError
 
 
@@ -142,6 +142,7 @@ def _ready(call: str, device: int, stream: Any) -> RecordedCall:
 
 def side(device: int, stream: Any) -> graphs.Graphs:
     """What warms up on a stream of a device."""
-    # A stream of another device is no help here.
-    same = stream is not None and stream.device.index == device - 1
-    return graphs.CudaGraphs(device - 1, stream if same else None)
+    index = devices.cuda_index(device) or 0
+    # A stream of another device is of no use here.
+    same = stream is not None and stream.device.index == index
+    return graphs.CudaGraphs(index, stream if same else None)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from layerzero import _native
+from layerzero.lifecycle import start_thread
 
 #: Calls that are followed at a time. Each holds two events, a compared one four.
 MOST = 256
@@ -164,14 +165,8 @@ class Follower:
     def _attended(self) -> bool:
         """Whether the thread is there, or could be started."""
         if self._thread is None and self._polls:
-            thread = threading.Thread(target=self._run, name="layerzero-sampling", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:
-                # The interpreter is on its way out.
-                return False
-            self._thread = thread
-        return True
+            self._thread = start_thread(self._run, "layerzero-sampling")
+        return self._thread is not None or not self._polls
 
     def _run(self) -> None:
         if not self._events.attend():

@@ -24,6 +24,7 @@ from layerzero.checks import synchronize
 from layerzero.control import setting
 from layerzero.documents import to_json
 from layerzero.errors import InvalidCallError, LayerZeroError
+from layerzero.lifecycle import start_thread
 from layerzero.models import Call, calls_of, model_hash
 from layerzero.printing import visible
 
@@ -286,15 +287,9 @@ class _Worker:
             if self._stopped:
                 return False
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name="layerzero-compile", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError:
-                    # The interpreter is on its way out: nothing will be needed any more.
-                    return False
-                self._thread = thread
+                self._thread = start_thread(self._run, "layerzero-compile")
             self._changed.notify_all()
-            return True
+            return self._thread is not None
 
     def is_current(self) -> bool:
         """Whether this is the thread: it cannot wait for itself."""
@@ -448,10 +443,9 @@ def _quietly(device: int) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        kind, _, index = _native.device_name(device).partition(":")
-        if kind == "cuda":
-            stack.enter_context(torch.cuda.device(int(index)))
-            stack.enter_context(torch.cuda.stream(torch.cuda.Stream(int(index))))  # type: ignore[no-untyped-call]
+        if (index := devices.cuda_index(device)) is not None:
+            stack.enter_context(torch.cuda.device(index))
+            stack.enter_context(torch.cuda.stream(torch.cuda.Stream(index)))  # type: ignore[no-untyped-call]
         yield
 
 
@@ -459,9 +453,8 @@ def _synchronize(device: int) -> None:
     """An error of a kernel that runs later is an error of this one."""
     import torch
 
-    kind, _, index = _native.device_name(device).partition(":")
-    if kind == "cuda":
-        torch.cuda.current_stream(int(index)).synchronize()
+    if (index := devices.cuda_index(device)) is not None:
+        torch.cuda.current_stream(index).synchronize()
     elif device > 0:
         synchronize()
 

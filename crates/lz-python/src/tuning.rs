@@ -220,6 +220,8 @@ pub struct PyBench {
     bench: Py<PyAny>,
     /// What is no failure of a kernel: an interrupt. It ends the measuring.
     raised: Option<PyErr>,
+    /// Asked before each sample whether to stop.
+    stop: Option<Py<PyAny>>,
 }
 
 impl PyBench {
@@ -228,7 +230,7 @@ impl PyBench {
         let bench = py.import("layerzero.tuning.bench")?.getattr("Bench")?.call0()?;
         // What is measured is of the threads there are now.
         registry::threads(py)?;
-        Ok(PyBench { bench: bench.unbind(), raised: None })
+        Ok(PyBench { bench: bench.unbind(), raised: None, stop: None })
     }
 
     fn ask<R>(&mut self, ask: impl FnOnce(Python<'_>, &Bound<'_, PyAny>) -> PyResult<R>) -> Result<R, String> {
@@ -278,11 +280,15 @@ impl Bench for PyBench {
     }
 
     fn is_interrupted(&mut self) -> bool {
-        let signals = Python::attach(|py| py.check_signals());
-        if let Err(raised) = signals {
+        let stopped = Python::attach(|py| {
+            py.check_signals()?;
+            self.stop.as_ref().map_or(Ok(false), |stop| stop.call0(py)?.is_truthy(py))
+        });
+        let stopped = stopped.unwrap_or_else(|raised| {
             self.raised.get_or_insert(raised);
-        }
-        self.raised.is_some() || process::is_ending()
+            true
+        });
+        stopped || self.raised.is_some() || process::is_ending()
     }
 }
 
@@ -310,9 +316,9 @@ pub fn explain_call(py: Python<'_>, call: &str, device: u16) -> PyResult<(String
 }
 
 /// Measures the calls a request (as JSON) asks for, and gives the report as JSON. `tell`
-/// hears how far it is, as JSON, and says whether to go on. `regret`: nothing is kept, the choices are judged instead.
+/// hears how far it is, as JSON, and says whether to go on; `stop` is asked before each sample. `regret`: nothing is kept, the choices are judged instead.
 #[pyfunction]
-#[pyo3(signature = (request, budget_s, samples, force, seed, regret, tell=None))]
+#[pyo3(signature = (request, budget_s, samples, force, seed, regret, tell=None, stop=None))]
 #[allow(clippy::too_many_arguments)]
 pub fn measure(
     py: Python<'_>,
@@ -323,13 +329,14 @@ pub fn measure(
     seed: u64,
     regret: bool,
     tell: Option<Py<PyAny>>,
+    stop: Option<Py<PyAny>>,
 ) -> PyResult<String> {
     let wanted = wanted(py, request)?;
     let budget = Duration::try_from_secs_f64(budget_s).map_err(|_| {
         PyValueError::new_err(format!("the budget is {budget_s} s, expected a number of seconds above zero"))
     })?;
     let options = TuneOptions { budget, samples: samples.max(1), force, seed, ..TuneOptions::default() };
-    let mut bench = PyBench::new(py)?;
+    let mut bench = PyBench { stop, ..PyBench::new(py)? };
     let mut told: Option<PyErr> = None;
     let answer = {
         let mut hear = |progress: &Progress| {

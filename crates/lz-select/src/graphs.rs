@@ -27,7 +27,7 @@ struct Capture {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Captures(HashMap<KernelVersion, Vec<Capture>>);
 
-/// A call as captures are told apart: its class inside a graph, and its sizes.
+/// The key a capture is stored under: the call's class inside a graph, and its sizes.
 fn key(query: &Query) -> Query {
     query.captured().class().with_threads(0).with_dims(*query.dims())
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 
-from layerzero import _native, disk_caches
+from layerzero import _native, devices, disk_caches
 from layerzero.checks import synchronize
 from layerzero.tuning.gate import Gate
 from layerzero.tuning.inputs import Inputs, make
@@ -30,9 +30,8 @@ class Bench:
         self._inputs = make(call, device)
         self._gate = Gate(self._inputs)
         self._subject = _native.Subject(self._inputs.function, self._inputs.copied())
-        kind, _, index = _native.device_name(device).partition(":")
-        if kind == "cuda":
-            self._cuda = CudaTimer(self._subject, int(index), mode)
+        if (index := devices.cuda_index(device)) is not None:
+            self._cuda = CudaTimer(self._subject, index, mode)
         elif mode != "eager":
             raise ValueError(f"the mode is {mode!r}: only CUDA devices replay graphs")
 

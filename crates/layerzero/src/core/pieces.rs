@@ -25,8 +25,8 @@ impl Pieces {
 }
 
 impl Scope<'_> {
-    /// How a call that no kernel takes can be made in pieces. `None` where something else than launch limits keeps kernels
-    /// from it; an error where its rows cannot be told apart.
+    /// How to split the batch of a call that no kernel can launch. `None` if kernels are rejected for another reason than
+    /// launch limits; an error if the rows of the batch are not independent.
     pub fn pieces(
         &self,
         op: &str,
