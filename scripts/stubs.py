@@ -190,7 +190,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
         "tuple[str, str]",
     ),
     "text_operation": ("kernel_id: str", "str | None"),
-    "time_by_events_from": ("device: int", "None"),
+    "time_host_by_events": ("yes: bool", "None"),
     "tokenizer_settings": ("tuple[bool, int]",),
     "unpin": ("None",),
     "unlock": ("operation: str", "None"),

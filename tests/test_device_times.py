@@ -47,10 +47,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """The host as a GPU, with one call in one timed."""
     made = Device()
     monkeypatch.setattr(sampling, "_follower", sampling.Follower(made, polls=False))
-    _native.time_by_events_from(0)
+    _native.time_host_by_events(True)
     fresh(health__sample_every=1, degradation__enabled=False)
     yield made
-    _native.time_by_events_from(1)
+    _native.time_host_by_events(False)
     fresh()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from layerzero import _native, loading
 from layerzero.documents import to_json
@@ -67,6 +67,13 @@ def register_kernel(
     return register
 
 
+class Turned(NamedTuple):
+    """In a plan of :func:`direct`: a tensor of four dimensions with the second and the third exchanged. The result is
+    turned back."""
+
+    tensor: Any
+
+
 def direct(plan: Callable[..., tuple[Any, ...] | None]) -> Callable[[Function], Function]:
     """Marks a kernel that comes down to a single call of its library, for arguments of some kinds.
 
@@ -81,6 +88,15 @@ def direct(plan: Callable[..., tuple[Any, ...] | None]) -> Callable[[Function], 
         return function
 
     return mark
+
+
+def draws(function: Function) -> Function:
+    """Marks a kernel that draws from torch's default generator where its ``seed`` is ``None``.
+
+    Other kernels are always given a seed, which is drawn from that generator first.
+    """
+    function.draws_itself = True  # type: ignore[attr-defined]
+    return function
 
 
 def unregister_kernel(kernel_id: str) -> None:

@@ -166,3 +166,25 @@ def is_new_tensor(tensor: Any, dtype: str, address: int) -> bool:
         and sys.getrefcount(tensor) <= 4
         and getattr(tensor, "_use_count", lambda: 1)() == 1
     )
+
+
+def to_turn() -> torch.Tensor:
+    """A tensor of four dimensions that does not begin where its memory does."""
+    import torch
+
+    return torch.arange(123.0)[3:].view(2, 3, 4, 5)
+
+
+def is_turned(tensor: torch.Tensor, turned: Any) -> bool:
+    """Whether the second is a view of the first with its two middle dimensions exchanged."""
+    import torch
+
+    expected = tensor.transpose(1, 2)
+    return (
+        type(turned) is torch.Tensor
+        and turned.shape == expected.shape
+        and turned.stride() == expected.stride()
+        and turned.data_ptr() == tensor.data_ptr()
+        and turned.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+        and torch.equal(turned, expected)
+    )

@@ -239,7 +239,8 @@ class Dense:
         yield self.case("dropout_zero", dropout_p=0.0)
         # Scores up to about 200, exact in float32, so the largest must be subtracted first.
         yield self.case("large_scores", scale=32.0, dim=8)
-        yield self.case("nan_query", edit=lambda x: x | {"query": with_value(x["query"], (0, 0, 1, 0), NAN)})
+        # With fewer keys torch's own kernel on the CPU gives zeros.
+        yield self.case("nan_query", seq_k=16, edit=lambda x: x | {"query": with_value(x["query"], (0, 0, 1, 0), NAN)})
         yield self.case("nan_key", batch=2, edit=lambda x: x | {"key": with_value(x["key"], (0, t - 1, 0, 1), NAN)})
         yield self.case(
             "nan_value", "bfloat16", edit=lambda x: x | {"value": with_value(x["value"], (0, 1, 0, 2), NAN)}

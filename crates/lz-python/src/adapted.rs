@@ -32,7 +32,7 @@ pub fn run<'py>(job: &Job<'_, 'py>, step: &RouteStep) -> PyResult<Bound<'py, PyA
         (Some(_), Some(order)) => object.call_method1("permute", (order.to_vec(),)),
         _ => Ok(object),
     };
-    let mut slots = job.slots;
+    let mut slots = job.slots_for(step)?;
     let mut kept = Vec::new();
     let mut metas = vec![None; op.schema().inputs.len()];
     for (at, meta) in &job.arguments.metas {
@@ -60,10 +60,11 @@ pub fn run<'py>(job: &Job<'_, 'py>, step: &RouteStep) -> PyResult<Bound<'py, PyA
         slots[*at] = object.as_ptr();
         kept.push(object);
     }
+    let params = job.params_drawn()?;
     let given: Vec<_> = metas.iter().map(|m| m.as_ref().map(Meta::as_meta)).collect();
     let again = Call {
         inputs: &given,
-        params: &job.params,
+        params: &params,
         layout: to.or(layout),
         device: query.device(),
         context: query.context(),

@@ -1,4 +1,4 @@
-//! New tensors by torch's own allocator, without a Python function.
+//! New tensors by torch's own allocator, and views of tensors, without a Python function.
 //!
 //! torch exports C functions for code that its compiler generates: one gives a new C++ tensor, another wraps it into a
 //! Python object. They are found by name, and used only after an experiment: what they gave was what was asked for.
@@ -10,6 +10,7 @@ use libloading::os::unix::{Library, RTLD_LAZY};
 use pyo3::ffi::PyObject;
 use pyo3::prelude::*;
 
+use crate::inside::IMPL;
 use crate::torch::NO_LOAD;
 
 /// A C++ tensor on the heap.
@@ -21,6 +22,8 @@ pub struct Allocator {
     empty_strided: unsafe extern "C" fn(i64, *const i64, *const i64, i32, i32, i32, *mut Handle) -> i32,
     delete: unsafe extern "C" fn(Handle) -> i32,
     address: unsafe extern "C" fn(Handle, *mut *mut c_void) -> i32,
+    /// The memory of a tensor under other sizes and strides.
+    reinterpret: unsafe extern "C" fn(Handle, i64, *const i64, *const i64, i64, *mut Handle) -> i32,
     /// `THPVariable_Wrap`: a new reference to a Python tensor, which takes the C++ tensor's place.
     wrap: unsafe extern "C" fn(Handle) -> *mut PyObject,
 }
@@ -63,7 +66,39 @@ impl Allocator {
                 return Ok(None);
             }
         }
-        Ok(Some(found))
+        let specimen = surroundings.call_method0("to_turn")?;
+        // SAFETY: a live tensor of four dimensions, whose sizes and strides these are.
+        let turned = unsafe { found.turned(specimen.as_ptr(), &[2, 3, 4, 5], &[60, 20, 5, 1]) };
+        let Some(turned) = turned else { return Ok(None) };
+        // SAFETY: a new reference.
+        let turned = unsafe { Bound::from_owned_ptr(py, turned) };
+        let agrees: bool = surroundings.call_method1("is_turned", (specimen, turned))?.extract()?;
+        Ok(agrees.then_some(found))
+    }
+
+    /// A view of a tensor with its second and third dimension exchanged: a new reference. Autograd does not see it as a view.
+    ///
+    /// # Safety
+    /// A live tensor of four dimensions, whose sizes and strides are given, and this thread holds the interpreter.
+    #[inline]
+    pub unsafe fn turned(&self, tensor: *mut PyObject, sizes: &[i64; 4], strides: &[i64; 4]) -> Option<*mut PyObject> {
+        let turn = |by: &[i64; 4]| [by[0], by[2], by[1], by[3]];
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: a Python tensor holds the C++ one right behind its header. The handle that is given is deleted after the Python
+        // object has taken over its tensor.
+        unsafe {
+            let own: Handle = tensor.cast::<u8>().add(IMPL).cast();
+            if (self.reinterpret)(own, 4, turn(sizes).as_ptr(), turn(strides).as_ptr(), 0, &mut handle) != 0 {
+                return None;
+            }
+            let object = (self.wrap)(handle);
+            (self.delete)(handle);
+            if object.is_null() {
+                pyo3::ffi::PyErr_Clear();
+                return None;
+            }
+            Some(object)
+        }
     }
 
     fn look() -> Option<Allocator> {
@@ -82,6 +117,7 @@ impl Allocator {
                 empty_strided: *cpu.get(b"aoti_torch_empty_strided").ok()?,
                 delete: *cpu.get(b"aoti_torch_delete_tensor_object").ok()?,
                 address: *cpu.get(b"aoti_torch_get_data_ptr").ok()?,
+                reinterpret: *cpu.get(b"aoti_torch__reinterpret_tensor").ok()?,
                 wrap,
             };
             std::mem::forget((cpu, python));

@@ -20,7 +20,7 @@ use crate::process::Call;
 use crate::route::Route;
 use crate::torch::Torch;
 use crate::words::{Expected, Take, Words};
-use crate::{context, docs, error, memory, slow, watched, words};
+use crate::{context, docs, error, finish, memory, slow, watched, words};
 
 /// Most arguments a function has.
 pub const MAX_ARGUMENTS: usize = 24;
@@ -51,6 +51,10 @@ pub struct Front {
     pub updated: Vec<usize>,
     /// The places of what else decides, a bit each.
     scalar_bits: u32,
+    /// The place of the sizes a norm is over, a bit.
+    sizes_bits: u32,
+    /// The place of the tensor that the result is written to, a bit.
+    out_bits: u32,
     /// A call with one of these takes the slow path; a bit each.
     careful_bits: u32,
 }
@@ -73,9 +77,9 @@ impl Front {
         let bits = |wanted: &dyn Fn(&layerzero::model::Argument) -> bool| -> u32 {
             (0..arguments.len()).filter(|&i| wanted(&arguments[i])).map(|i| 1 << i).sum()
         };
-        let careful_bits = bits(&|a| {
-            matches!(a.kind, ArgumentKind::Special(Special::Out | Special::Generator | Special::NormalizedShape))
-        });
+        let special = |wanted: Special| bits(&|a| matches!(a.kind, ArgumentKind::Special(s) if s == wanted));
+        let (sizes_bits, out_bits) = (special(Special::NormalizedShape), special(Special::Out));
+        let careful_bits = special(Special::Generator);
         let tensor_bits = bits(&|a| matches!(a.kind, ArgumentKind::Input(_)));
         Front {
             index,
@@ -89,7 +93,9 @@ impl Front {
                 places(bits(&|a| updates.contains(&a.name)) & tensor_bits).collect()
             },
             tensor_bits,
-            scalar_bits: bits(&|a| a.decides()) & !tensor_bits & !careful_bits,
+            scalar_bits: bits(&|a| a.decides()) & !tensor_bits & !careful_bits & !sizes_bits & !out_bits,
+            sizes_bits,
+            out_bits,
             careful_bits,
         }
     }
@@ -103,6 +109,12 @@ impl Front {
     pub fn special(&self, wanted: Special) -> Option<usize> {
         let is_it = |kind: &ArgumentKind| matches!(kind, ArgumentKind::Special(s) if *s == wanted);
         self.signature.arguments.iter().position(|a| is_it(&a.kind))
+    }
+
+    /// The place of the tensor that the result is written to, if the function takes one.
+    #[inline]
+    fn out_at(&self) -> Option<usize> {
+        (self.out_bits != 0).then(|| self.out_bits.trailing_zeros() as usize)
     }
 
     /// Every function.
@@ -245,7 +257,7 @@ impl Front {
         }
         // The CUDA device, if the call is made on one.
         let mut cuda = None;
-        for at in places(present & self.tensor_bits) {
+        for at in places(present & (self.tensor_bits | self.out_bits)) {
             if !torch.is_plain(slots[at]) {
                 return None;
             }
@@ -276,9 +288,16 @@ impl Front {
                 return None;
             }
         }
+        for at in places(present & self.sizes_bits) {
+            // SAFETY: slots hold live objects.
+            if !unsafe { words::one_size(words, slots[at]) } {
+                return None;
+            }
+        }
         // On the host a time depends on how many threads there are.
         let threads = if cuda.is_none() { torch.threads() } else { 0 };
-        let present = u64::from(present & (self.tensor_bits | self.scalar_bits));
+        let decides = self.tensor_bits | self.scalar_bits | self.sizes_bits | self.out_bits;
+        let present = u64::from(present & decides);
         if !words.word(present | u64::from(threads) << 32) {
             return None;
         }
@@ -415,7 +434,9 @@ unsafe fn straight(front: &'static Front, slots: &Slots, route: &Route) -> Resul
     };
     // SAFETY: a new reference or null; torch is known, or nothing would have been described.
     if !result.is_null() && Torch::known().is_some_and(|torch| unsafe { route.looks_right(torch, result) }) {
-        return Ok(result);
+        let out = front.out_at().map(|at| slots[at]).filter(|&out| !out.is_null());
+        // SAFETY: passed on.
+        return unsafe { finish::finish(route.ending, result, out) };
     }
     Err(Some((at, result)))
 }

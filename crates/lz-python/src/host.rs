@@ -80,7 +80,7 @@ pub fn run<'py>(job: &Job<'_, 'py>, step: &Step) -> PyResult<Bound<'py, PyAny>> 
         // tensor that is read overlaps one of them.
         outputs.push(unsafe { meta.view_mut() });
     }
-    let (query, params) = (&job.route.query, &job.params[..]);
+    let (query, params) = (&job.route.query, &job.params_drawn()?[..]);
     let scratch = job.scope.workspace_of(step, query);
     let call = HostCall { query, inputs: &inputs, params, outputs: &mut outputs };
     let threads = native_threads(Torch::known().map_or(usize::MAX, |torch| torch.threads().into()));

@@ -16,7 +16,7 @@ use pyo3::types::PyBytes;
 use crate::torch::NO_LOAD;
 
 /// Where a Python tensor holds the address of the C++ one: right behind the object's header.
-const IMPL: usize = size_of::<pyo3::ffi::PyObject>();
+pub const IMPL: usize = size_of::<pyo3::ffi::PyObject>();
 /// How much of the C++ tensor is searched. It has been larger than this in every version so far.
 const SEARCHED: usize = 192;
 /// How much of its storage is searched.

@@ -1,5 +1,7 @@
 //! One call under way: its arguments made ready, a kernel run, the result looked at and handed back.
 
+use std::cell::OnceCell;
+
 use layerzero::Scope;
 use layerzero::model::{DeviceIx, OutputSpec, ParamValue, Special};
 use layerzero::selection::Evidence;
@@ -8,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::engine::engine;
+use crate::finish::Ending;
 use crate::front::{Front, Slots};
 use crate::route::{Route, RouteStep, Runner};
 use crate::slow::{Arguments, given};
@@ -33,6 +36,8 @@ pub struct Job<'a, 'py> {
     pub params: Vec<ParamValue>,
     pub expected: Vec<OutputSpec>,
     out: Option<Bound<'py, PyAny>>,
+    /// A seed for kernels that do not draw from torch's generator themselves, once one of them is run.
+    seed: OnceCell<Bound<'py, PyAny>>,
     /// Objects the slots point to that are not the caller's.
     _kept: Vec<Bound<'py, PyAny>>,
 }
@@ -65,11 +70,12 @@ impl<'a, 'py> Job<'a, 'py> {
                     let text = format!("{}: both seed and generator were given", front.name());
                     return Err(error::invalid(py, "GIVEN_TWICE", &text, "give one of them"));
                 }
-                (Some(_), None) => {}
-                (None, generator) => {
-                    kept.push(host::draw_seed(py, generator.as_ref())?);
+                // A generator of the caller's gives a seed, whichever kernel draws.
+                (None, Some(generator)) => {
+                    kept.push(host::draw_seed(py, Some(generator))?);
                     slots[at] = kept[kept.len() - 1].as_ptr();
                 }
+                (_, None) => {}
             }
         }
         let settled = arguments.settled(front, route.op, &route.query);
@@ -82,9 +88,8 @@ impl<'a, 'py> Job<'a, 'py> {
         let out = front.special(Special::Out).and_then(|at| given(py, &slots, at));
         if let (Some(out), Some(expected)) = (&out, expected.first()) {
             check_out(py, front, out, expected)?;
-            written::check_out(py, front, out)?;
         }
-        Ok(Job { making, slots, arguments, params, expected, out, _kept: kept })
+        Ok(Job { making, slots, arguments, params, expected, out, seed: OnceCell::new(), _kept: kept })
     }
 
     /// Whether the call updates tensors in place.
@@ -92,13 +97,49 @@ impl<'a, 'py> Job<'a, 'py> {
         !self.front.signature.updates().is_empty()
     }
 
+    /// The arguments as a step takes them: with a seed, unless its kernel draws from torch's generator.
+    pub fn slots_for(&self, step: &RouteStep) -> PyResult<Slots> {
+        let mut slots = self.slots;
+        if let Some(at) = self.seed_to_draw().filter(|_| !step.draws_itself()) {
+            slots[at] = self.drawn_seed()?.as_ptr();
+        }
+        Ok(slots)
+    }
+
+    /// The parameters as a native kernel takes them.
+    pub fn params_drawn(&self) -> PyResult<Vec<ParamValue>> {
+        let mut params = self.params.clone();
+        if self.seed_to_draw().is_some()
+            && let Some(index) = self.route.op.param_index("seed")
+            && let Some(seed) = crate::params::value(self.drawn_seed()?)
+        {
+            params[index] = seed;
+        }
+        Ok(params)
+    }
+
+    /// The place of a seed that the caller left to us.
+    fn seed_to_draw(&self) -> Option<usize> {
+        let at = self.front.signature.arguments.iter().position(|a| a.name == "seed")?;
+        (self.route.draws && given(self.py, &self.slots, at).is_none()).then_some(at)
+    }
+
+    /// Drawn once for a call, whoever runs it.
+    fn drawn_seed(&self) -> PyResult<&Bound<'py, PyAny>> {
+        if self.seed.get().is_none() {
+            let _ = self.seed.set(host::draw_seed(self.py, None)?);
+        }
+        self.seed.get().ok_or_else(|| PyTypeError::new_err("no seed was drawn"))
+    }
+
     /// Runs one step.
     pub fn run(&self, step: &RouteStep) -> PyResult<Bound<'py, PyAny>> {
         step.import(self.py)?;
         match &step.runner {
             Runner::Python(call) if step.transforms.is_empty() => {
+                let slots = self.slots_for(step)?;
                 // SAFETY: the slots are alive; the result is a new reference or an exception.
-                unsafe { Bound::from_owned_ptr_or_err(self.py, call.prepare(&self.slots).call()) }
+                unsafe { Bound::from_owned_ptr_or_err(self.py, call.prepare(&slots).call()) }
             }
             Runner::Python(_) => adapted::run(self, step),
             Runner::Host(_) => host::run(self, step),
@@ -217,14 +258,13 @@ impl<'a, 'py> Job<'a, 'py> {
             };
             return copied.map(|_| out.clone()).map_err(|raised| self.unwritten(raised));
         }
-        if self.route.op.id() == "quantize" {
-            let scale = self.front.signature.arguments.iter().position(|a| a.name == "scale");
-            return match scale.and_then(|at| given(self.py, &self.slots, at)) {
-                Some(_) => result.get_item(0),
-                None => self.py.import("layerzero.arrays")?.getattr("Quantized")?.call1(result.cast::<PyTuple>()?),
-            };
+        match self.route.ending {
+            Ending::AsItIs => Ok(result),
+            Ending::First => result.get_item(0),
+            Ending::Quantized => {
+                self.py.import("layerzero.arrays")?.getattr("Quantized")?.call1(result.cast::<PyTuple>()?)
+            }
         }
-        Ok(result)
     }
 }
 
@@ -286,6 +326,19 @@ fn check_result(object: &Bound<'_, PyAny>, spec: &OutputSpec, on: DeviceIx, plai
     Ok(())
 }
 
+/// Refuses a call whose `out` cannot hold what it gives, before anything is remembered about it.
+pub fn check_given_out(
+    py: Python<'_>,
+    front: &Front,
+    slots: &Slots,
+    arguments: &Arguments,
+    route: &Route,
+) -> PyResult<()> {
+    let Some(out) = front.special(Special::Out).and_then(|at| given(py, slots, at)) else { return Ok(()) };
+    let (_, expected) = arguments.settled(front, route.op, &route.query).map_err(|e| error::call(py, &e))?;
+    expected.first().map_or(Ok(()), |expected| check_out(py, front, &out, expected))
+}
+
 /// `out` must be what the call gives, and is left alone when it is not.
 fn check_out(py: Python<'_>, front: &Front, out: &Bound<'_, PyAny>, expected: &OutputSpec) -> PyResult<()> {
     let found = Meta::read(out, front.name(), "out", Purpose::Run)?;
@@ -300,5 +353,5 @@ fn check_out(py: Python<'_>, front: &Front, out: &Bound<'_, PyAny>, expected: &O
         );
         return Err(error::invalid(py, "WRONG_OUT", &text, "pass a tensor of just that dtype and shape, or none"));
     }
-    Ok(())
+    written::check_out(py, front, out)
 }

@@ -23,6 +23,7 @@ mod error;
 mod events;
 mod exchange;
 mod files;
+mod finish;
 mod front;
 mod graphs;
 mod host;
@@ -183,7 +184,7 @@ fn _native(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(graphs::graph_hold, module)?)?;
     module.add_function(wrap_pyfunction!(graphs::graph_release, module)?)?;
     module.add_function(wrap_pyfunction!(graphs::recording, module)?)?;
-    module.add_function(wrap_pyfunction!(sampled::time_by_events_from, module)?)?;
+    module.add_function(wrap_pyfunction!(sampled::time_host_by_events, module)?)?;
     module.add_function(wrap_pyfunction!(capture::allow_queries_beside_captures, module)?)?;
     module.add_class::<pinned::Plan>()?;
     module.add_function(wrap_pyfunction!(pinned::solve, module)?)?;

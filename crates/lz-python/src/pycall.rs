@@ -23,6 +23,8 @@ pub struct PyKernel {
     pub parameters: Vec<String>,
     /// What says which one call the function comes down to, for arguments like those given; see `layerzero.direct`.
     pub direct: Option<Py<PyAny>>,
+    /// Whether it draws from torch's generator where it is given no seed; see `layerzero.kernels.draws`.
+    pub draws_itself: bool,
     /// What has to be imported before it runs.
     pub library: Option<Arc<Library>>,
 }
@@ -79,6 +81,7 @@ pub struct PyCall {
     planner: Option<Py<PyAny>>,
     /// Where the kernel is told the layout, if it wants to know.
     layout_at: Option<usize>,
+    /// Whether it must be given a seed.
     wants_seed: bool,
     /// What has to be imported before it runs.
     library: Option<Arc<Library>>,
@@ -94,10 +97,35 @@ struct Direct {
     positional: u32,
     /// How many there are.
     count: u32,
-    /// Each a place (twice its number, plus one) or the address of an object, which is even.
+    /// Each a place (four times its number, plus one), a place whose tensor is turned (plus three), or the address of an
+    /// object, which is even.
     sources: [usize; MAX_ARGUMENTS],
+    /// How tensors are turned; none where no argument is.
+    turn: Option<Turn>,
+    /// Where a seed comes from.
+    seed: Option<Seed>,
     /// The objects pointed to.
     _held: Vec<Py<PyAny>>,
+}
+
+/// How tensors are turned, which is to exchange their second and third dimension.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// By a view that autograd does not see.
+    Unseen,
+    /// By torch's `transpose`.
+    Recorded,
+}
+
+/// A seed among the arguments of a settled call.
+#[derive(Clone, Copy)]
+struct Seed {
+    /// Which argument it is.
+    to: usize,
+    /// The slot it comes from.
+    at: usize,
+    /// Whether a call without one has to go elsewhere, where one is drawn.
+    is_needed: bool,
 }
 
 // SAFETY: what it points to is held by it, and used only while holding the interpreter.
@@ -114,6 +142,9 @@ pub struct Prepared {
     count: usize,
     /// The names of those that follow, or null.
     names: *mut PyObject,
+    /// Arguments that were made for this call, a bit each; the result is turned too where there are any.
+    made: u32,
+    turn: Option<Turn>,
 }
 
 impl Prepared {
@@ -132,9 +163,82 @@ impl Prepared {
         unsafe {
             let flags = self.count | MAY_USE_FREE_PLACE;
             let first = self.arguments.as_mut_ptr().add(1);
-            vectorcall(self.callable, first, flags, self.names)
+            let result = vectorcall(self.callable, first, flags, self.names);
+            match self.turn {
+                None => result,
+                Some(how) => Prepared::turned_back(result, how),
+            }
         }
     }
+
+    /// The result of a call on turned tensors, turned back.
+    ///
+    /// # Safety
+    /// As [`Prepared::call`]; the result is a new reference or null.
+    unsafe fn turned_back(result: *mut PyObject, how: Turn) -> *mut PyObject {
+        // SAFETY: the result, which its turned view replaces.
+        unsafe {
+            if result.is_null() {
+                return result;
+            }
+            let turned = turned(result, how);
+            ffi::Py_DECREF(result);
+            turned
+        }
+    }
+}
+
+impl Drop for Prepared {
+    #[inline]
+    fn drop(&mut self) {
+        if self.made == 0 {
+            return;
+        }
+        for at in (0..MAX_ARGUMENTS).filter(|at| self.made >> at & 1 == 1) {
+            // SAFETY: references that were made for this call, which is over; this thread holds the interpreter.
+            unsafe { ffi::Py_DECREF(self.arguments[at + 1]) };
+        }
+    }
+}
+
+/// A tensor with its second and third dimension exchanged: a new reference, or null with an exception set.
+///
+/// # Safety
+/// A live tensor of four dimensions, and this thread holds the interpreter.
+#[inline]
+unsafe fn turned(tensor: *mut PyObject, how: Turn) -> *mut PyObject {
+    // SAFETY: the contract above.
+    unsafe {
+        if how == Turn::Unseen
+            && let Some(torch) = Torch::known()
+            && let Some(allocator) = &torch.allocator
+            && let Some(seen) = torch.fields.as_ref().and_then(|fields| fields.read(tensor))
+            && let (Ok(sizes), Ok(strides)) = (seen.sizes.try_into(), seen.strides.try_into())
+            && let Some(view) = allocator.turned(tensor, sizes, strides)
+        {
+            return view;
+        }
+        transposed(tensor)
+    }
+}
+
+/// The same by torch's own function.
+///
+/// # Safety
+/// As [`turned`].
+#[cold]
+unsafe fn transposed(tensor: *mut PyObject) -> *mut PyObject {
+    Python::attach(|py| {
+        // SAFETY: a live object.
+        let tensor = unsafe { Bound::from_borrowed_ptr(py, tensor) };
+        match tensor.call_method1(pyo3::intern!(py, "transpose"), (1, 2)) {
+            Ok(turned) => turned.into_ptr(),
+            Err(error) => {
+                error.restore(py);
+                ptr::null_mut()
+            }
+        }
+    })
 }
 
 /// `PY_VECTORCALL_ARGUMENTS_OFFSET`.
@@ -190,7 +294,7 @@ impl PyCall {
             }
         };
         let sources: Vec<Source> = kernel.parameters.iter().map(source).collect();
-        let wants_seed = sources.iter().any(|s| matches!(s, Source::Seed(_)));
+        let wants_seed = !kernel.draws_itself && sources.iter().any(|s| matches!(s, Source::Seed(_)));
         let layout_at = kernel.parameters.iter().position(|name| name == "layout");
         let planner = kernel.direct.as_ref().map(|planner| planner.clone_ref(py));
         let callable = kernel.callable.clone_ref(py);
@@ -212,7 +316,8 @@ impl PyCall {
             };
         }
         let names = ptr::null_mut();
-        Prepared { callable: self.callable.as_ptr(), arguments, count: self.sources.len(), names }
+        let callable = self.callable.as_ptr();
+        Prepared { callable, arguments, count: self.sources.len(), names, made: 0, turn: None }
     }
 
     /// Imports the kernel's library, which must be done before it runs.
@@ -225,9 +330,9 @@ impl PyCall {
     }
 
     /// Settles everything but the tensors, for arguments like these: the kernel's own call, or the one it says it comes
-    /// down to. An answer that makes no sense is not used. A seed is settled too: it counts only where something is drawn, and
-    /// such calls do not go straight. Nor do calls of a library that is not imported.
-    pub fn shorten(&mut self, py: Python<'_>, slots: &Slots) {
+    /// down to. An answer that makes no sense is not used. A seed comes from its slot in each call, if it is the kernel's own
+    /// call. Calls of a library that is not imported do not go straight.
+    pub fn shorten(&mut self, py: Python<'_>, slots: &Slots, draws: bool, requires_grad: bool) {
         if self.library.as_ref().is_some_and(|library| !library.is_imported()) {
             return;
         }
@@ -250,11 +355,22 @@ impl PyCall {
         let own_arguments: Vec<Bound<'_, PyAny>> =
             own.given().iter().map(|&argument| unsafe { Bound::from_borrowed_ptr(py, argument) }).collect();
         let settled = Direct::new(self.callable.bind(py), own_arguments.clone(), None, &tensors);
-        self.direct = settled.ok();
-        if let Some(planner) = &self.planner {
+        let is_needed = draws && self.wants_seed;
+        let seed = |(to, source): (usize, &Source)| match *source {
+            Source::Seed(at) => Some(Seed { to, at, is_needed }),
+            _ => None,
+        };
+        let seed = self.sources.iter().enumerate().find_map(seed);
+        self.direct = settled.ok().map(|direct| Direct { seed, ..direct });
+        // A plan would settle the seed as well.
+        if let Some(planner) = self.planner.as_ref().filter(|_| !draws || seed.is_none()) {
             let answer = PyTuple::new(py, own_arguments).and_then(|arguments| planner.bind(py).call1(arguments));
             match answer.and_then(|answer| Direct::read(&answer, &tensors)) {
-                Ok(Some(direct)) => self.direct = Some(direct),
+                // What autograd is to see goes by its own functions.
+                Ok(Some(direct)) => {
+                    let turn = direct.turn.map(|_| if requires_grad { Turn::Recorded } else { Turn::Unseen });
+                    self.direct = Some(Direct { turn, ..direct });
+                }
                 Ok(None) => {}
                 Err(error) => error.write_unraisable(py, Some(planner.bind(py))),
             }
@@ -264,7 +380,7 @@ impl PyCall {
     /// The settled call, with the tensors at hand.
     #[inline]
     pub fn prepare_settled(&self, slots: &Slots) -> Option<Prepared> {
-        self.direct.as_ref().map(|direct| direct.prepare(slots))
+        self.direct.as_ref().and_then(|direct| direct.prepare(slots))
     }
 
     /// Whether it is to be told a seed.
@@ -318,29 +434,73 @@ impl Direct {
         if arguments.len() > MAX_ARGUMENTS {
             return Err(PyValueError::new_err(format!("{} arguments, at most {MAX_ARGUMENTS}", arguments.len())));
         }
-        let mut sources = [0; MAX_ARGUMENTS];
+        let turned = callable.py().import("layerzero.kernels")?.getattr("Turned")?;
+        let (mut sources, mut turn) = ([0; MAX_ARGUMENTS], None);
         let count = arguments.len() as u32;
         for (source, object) in sources.iter_mut().zip(arguments) {
+            let is_turned = object.is_instance(&turned)?;
+            let object = if is_turned { object.getattr("tensor")? } else { object };
             *source = match tensors.iter().find(|(_, tensor)| tensor.is(&object)) {
                 // It was given, and is in every call of the same words.
-                Some((at, _)) => at * 2 + 1,
+                Some((at, _)) if is_turned => {
+                    turn = Some(Turn::Recorded);
+                    at * 4 + 3
+                }
+                Some((at, _)) => at * 4 + 1,
+                None if is_turned => {
+                    return Err(PyValueError::new_err("only tensors that the kernel was given can be turned"));
+                }
                 None => {
                     held.push(object.unbind());
                     held[held.len() - 1].as_ptr() as usize
                 }
             };
         }
-        Ok(Direct { callable: callable.as_ptr(), names, positional, count, sources, _held: held })
+        let (callable, seed) = (callable.as_ptr(), None);
+        Ok(Direct { callable, names, positional, count, sources, turn, seed, _held: held })
     }
 
-    /// The call, with the tensors at hand.
+    /// The call, with the tensors at hand. `None` when it needs a seed and has none.
     #[inline]
-    fn prepare(&self, slots: &Slots) -> Prepared {
+    fn prepare(&self, slots: &Slots) -> Option<Prepared> {
         let mut arguments = [ptr::null_mut(); MAX_ARGUMENTS + 1];
         for (place, &source) in arguments[1..].iter_mut().zip(&self.sources[..self.count as usize]) {
-            *place = if source & 1 == 1 { slots[source >> 1] } else { source as *mut PyObject };
+            *place = if source & 1 == 1 { slots[source >> 2] } else { source as *mut PyObject };
         }
-        Prepared { callable: self.callable, arguments, count: self.positional as usize, names: self.names }
+        if let Some(Seed { to, at, is_needed }) = self.seed {
+            // SAFETY: none is a static object.
+            let none = unsafe { ffi::Py_None() };
+            let is_given = !slots[at].is_null() && slots[at] != none;
+            // SAFETY: a live object. What is no integer is refused, or converted, elsewhere.
+            if is_needed && !is_given || is_given && unsafe { ffi::PyLong_CheckExact(slots[at]) } == 0 {
+                return None;
+            }
+            arguments[to + 1] = if is_given { slots[at] } else { none };
+        }
+        let (callable, count, names) = (self.callable, self.positional as usize, self.names);
+        let prepared = Prepared { callable, arguments, count, names, made: 0, turn: None };
+        match self.turn {
+            None => Some(prepared),
+            Some(how) => self.turn_all(prepared, how),
+        }
+    }
+
+    /// Turns the tensors of a call that are to be turned. `None` where one cannot be.
+    fn turn_all(&self, mut prepared: Prepared, how: Turn) -> Option<Prepared> {
+        prepared.turn = Some(how);
+        for at in (0..self.count as usize).filter(|&at| self.sources[at] & 3 == 3) {
+            // SAFETY: a tensor that was given to the call, of as many dimensions as when it was planned; this thread holds the
+            // interpreter.
+            let made = unsafe { turned(prepared.arguments[at + 1], how) };
+            if made.is_null() {
+                // SAFETY: clears why it could not be turned; the kernel's own call will say so.
+                unsafe { ffi::PyErr_Clear() };
+                return None;
+            }
+            prepared.arguments[at + 1] = made;
+            prepared.made |= 1 << at;
+        }
+        Some(prepared)
     }
 }
 

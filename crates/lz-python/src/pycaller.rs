@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 
 use crate::job::Job;
 use crate::route::RouteStep;
-use crate::sampled::Stopwatch;
+use crate::sampled::{Stopwatch, Wanted};
 use crate::saved::SavedRows;
 use crate::versions::Versions;
 use crate::watched::Watching;
@@ -56,7 +56,8 @@ impl PyCaller<'_, '_, '_> {
         let (py, step) = (job.py, &job.route.steps[at]);
         let watching = Watching::begin(py, job.front, &job.slots, job.route, at);
         let before = job.before(step).map_err(Raised::PassOn)?;
-        let mut watch = Stopwatch::start(py, &job.route.query, watching.is_some());
+        let wanted = if watching.is_some() { Wanted::Compared } else { Wanted::No };
+        let mut watch = Stopwatch::start(py, &job.route.query, wanted);
         let result = job.run(step);
         watch.stop(py);
         let result = result.and_then(|result| job.checked(step, result, before.as_ref())).map_err(Raised::ByKernel)?;

@@ -178,7 +178,7 @@ fn adapter(
                 format!("take {known}"),
             );
         }
-        return Ok(Arc::new(PyKernel { callable, parameters, direct: None, library }));
+        return Ok(Arc::new(PyKernel { callable, parameters, direct: None, draws_itself: false, library }));
     }
     for name in parameters.iter().filter(|name| *name != "layout") {
         if !ops.iter().any(|op| op.input_index(name).is_some() || op.param_index(name).is_some()) {
@@ -199,7 +199,8 @@ fn adapter(
         return bad(text, format!("add the parameter '{name}' and honour it"));
     }
     let direct = callable.getattr(py, intern!(py, "direct")).ok();
-    Ok(Arc::new(PyKernel { callable, parameters, direct, library }))
+    let draws_itself = callable.getattr(py, intern!(py, "draws_itself")).and_then(|yes| yes.is_truthy(py));
+    Ok(Arc::new(PyKernel { callable, parameters, direct, draws_itself: draws_itself.unwrap_or(false), library }))
 }
 
 /// A tensor every call gives, or a parameter every kernel must honour, that a function does not name.

@@ -13,6 +13,7 @@ use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
 
 use crate::engine::engine;
+use crate::finish::{self, Ending};
 use crate::front::{Front, Slots};
 use crate::native::NativeCall;
 use crate::pycall::{Prepared, PyCall, PyKernel};
@@ -105,6 +106,11 @@ impl RouteStep {
         matches!(self.runner, Runner::Python(_))
     }
 
+    /// Whether its kernel draws from torch's generator where no seed is given.
+    pub fn draws_itself(&self) -> bool {
+        matches!(&self.runner, Runner::Python(call) if !call.wants_seed())
+    }
+
     /// Whether native code runs it, on host memory.
     pub fn is_native(&self) -> bool {
         matches!(self.runner, Runner::Host(_))
@@ -128,6 +134,8 @@ pub struct Decided {
     pub steps: Vec<RouteStep>,
     /// Whether random numbers are drawn.
     pub draws: bool,
+    /// What the function gives of what a kernel gives.
+    pub ending: Ending,
     /// One call in so many is timed, a power of two, less one.
     pub sampled: u64,
     /// How long its calls take: on a GPU the device, else the host.
@@ -191,13 +199,12 @@ impl Route {
         // Results that need more than to be handed back, arguments that need more than to be handed over, and calls
         // that somebody wants to look at. Rows that are overwritten and read are saved first.
         let saves_rows = matches!(op.schema().update, Some(Update::Rows { .. }));
-        let plain = op.id() != "quantize" && !settings.checked && !settings.debug && !saves_rows;
+        let plain = !settings.checked && !settings.debug && !saves_rows && finish::prepare(py);
         let mut steps: Vec<RouteStep> =
             steps.into_iter().map(|step| RouteStep::new(py, front, op, layout, step)).collect();
         for step in steps.iter().filter(|_| plain) {
-            let seeded = |call: &PyCall| draws && call.wants_seed();
             let at_once = match &step.runner {
-                Runner::Python(call) => !seeded(call),
+                Runner::Python(_) => true,
                 Runner::Host(_) => !draws,
                 Runner::Nothing => false,
             };
@@ -224,6 +231,7 @@ impl Route {
             layout,
             steps,
             draws,
+            ending: Ending::of(op, &query),
             sampled: settings.health.sample_every.clamp(1, 1 << 32).next_power_of_two() - 1,
             latency: Arc::default(),
             call: None,
@@ -318,11 +326,12 @@ impl Route {
         arguments: &Arguments,
     ) {
         let Some(decided) = Rc::get_mut(&mut self.0) else { return };
-        let query = decided.query;
+        let (query, draws) = (decided.query, decided.draws);
+        let requires_grad = query.context().requires_grad;
         let settled = arguments.settled(front, decided.op, &query).ok();
         for step in decided.steps.iter_mut().filter(|step| step.transforms.is_empty()) {
             match &mut step.runner {
-                Runner::Python(call) => call.shorten(py, slots),
+                Runner::Python(call) => call.shorten(py, slots, draws, requires_grad),
                 Runner::Host(call) => {
                     let scratch = scope.workspace_of(&step.step, &query);
                     *call =

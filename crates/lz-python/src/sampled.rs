@@ -5,15 +5,16 @@
 //! brings the times here when the device is done. The thread of the caller never waits.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use layerzero::Step;
-use layerzero::model::{CallSpec, Query};
-use layerzero::resilience::{Latency, Rollout};
+use layerzero::model::{CallSpec, DeviceIx, Query};
+use layerzero::resilience::{Latency, Pace, Rollout};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
+use crate::devices;
 use crate::engine::engine;
 use crate::route::Route;
 
@@ -22,34 +23,56 @@ use crate::route::Route;
 enum By {
     Clock,
     /// Events on a CUDA device, by its number.
-    Events(u16),
-    /// Not at all: a capture carries nothing out.
+    Events(i32),
+    /// Not at all: a capture carries nothing out, and the events of other accelerators are not known here.
     Nothing,
 }
 
-/// The first of the engine's devices whose calls are timed by events: CUDA devices come after the host.
-static FIRST: AtomicU16 = AtomicU16::new(1);
+/// Whether a test has the host stand for a GPU.
+static HOST_IS_GPU: AtomicBool = AtomicBool::new(false);
 
-/// Times the calls of devices from this one on by events: 1, unless a test has the host stand for a GPU.
+/// Times the calls of the host by events, too: tests have it stand for a GPU.
 #[pyfunction]
-pub fn time_by_events_from(device: u16) {
-    FIRST.store(device, Ordering::Relaxed);
+pub fn time_host_by_events(yes: bool) {
+    HOST_IS_GPU.store(yes, Ordering::Relaxed);
+}
+
+/// When sampled calls may be timed by events: one in 20 ms. Recording, polling and reading a pair of events costs the
+/// caller about 100 µs, so that this is at most 0.5% of its time, however fast it calls.
+static PACE: Pace = Pace::new(20);
+
+/// Whether a sampled call may be timed by events now.
+fn is_due() -> bool {
+    HOST_IS_GPU.load(Ordering::Relaxed) || PACE.allows(engine().now_ms())
 }
 
 impl By {
     fn of(query: &Query) -> By {
-        match query.device().0 {
-            device if device < FIRST.load(Ordering::Relaxed) => By::Clock,
+        let device = query.device();
+        match device {
+            DeviceIx(0) if !HOST_IS_GPU.load(Ordering::Relaxed) => By::Clock,
             _ if query.context().capturing => By::Nothing,
-            device => By::Events(device.saturating_sub(1)),
+            DeviceIx(0) => By::Events(0),
+            _ => devices::cuda_index(device).map_or(By::Nothing, By::Events),
         }
     }
+}
+
+/// Why somebody wants to know how long a call took.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// It is one of the sampled ones: it is timed if that is due.
+    Sampled,
+    /// It is compared with another kernel: it is timed in any case.
+    Compared,
+    /// Nobody does.
+    No,
 }
 
 /// A mark on a stream. None where it could not be recorded.
 type Mark = Option<Py<PyAny>>;
 
-fn mark(py: Python<'_>, number: u16) -> Mark {
+fn mark(py: Python<'_>, number: i32) -> Mark {
     let marked = py.import("layerzero.sampling").and_then(|m| m.call_method1("mark", (number,)));
     marked.ok().filter(|mark| !mark.is_none()).map(Bound::unbind)
 }
@@ -63,9 +86,16 @@ pub struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// For a call of a route. `wanted`: somebody wants to know what it took.
-    pub fn start(py: Python<'_>, query: &Query, wanted: bool) -> Stopwatch {
-        let by = if wanted { By::of(query) } else { By::Nothing };
+    /// For a call of a route.
+    pub fn start(py: Python<'_>, query: &Query, wanted: Wanted) -> Stopwatch {
+        let by = match wanted {
+            Wanted::No => By::Nothing,
+            Wanted::Compared => By::of(query),
+            Wanted::Sampled => match By::of(query) {
+                By::Events(_) if !is_due() => By::Nothing,
+                by => by,
+            },
+        };
         let first = match by {
             By::Events(number) => mark(py, number),
             By::Clock | By::Nothing => None,

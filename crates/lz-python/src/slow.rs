@@ -18,7 +18,7 @@ use crate::route::{Route, Runner};
 use crate::tensors::{Meta, Purpose};
 use crate::torch::Torch;
 use crate::words::Words;
-use crate::{context, error, events, host, interrupted, memory, pieces, process, registry, written};
+use crate::{context, error, events, host, interrupted, job, memory, pieces, process, registry, written};
 
 /// The arguments of a call, read.
 pub struct Arguments {
@@ -82,6 +82,7 @@ impl<'py> Request<'_, 'py> {
                     Choice::Route(route) => route,
                     Choice::Pieces(op, made) => return pieces::make(py, front, op, slots, &made),
                 };
+                job::check_given_out(py, front, slots, &arguments, &route)?;
                 route.shorten(py, &scope, front, slots, &arguments);
                 // While the program ends every call of another thread has to come by here.
                 if let Some((version, words)) = self.words.filter(|_| !process::is_ending()) {

@@ -11,7 +11,7 @@ use crate::engine::engine;
 use crate::front::{Front, Slots};
 use crate::job::{Job, Making};
 use crate::route::{Comparison, Ready, Route, RouteStep};
-use crate::sampled::{self, Stopwatch};
+use crate::sampled::{self, Stopwatch, Wanted};
 use crate::tensors::Purpose;
 use crate::torch::Torch;
 use crate::versions::Versions;
@@ -38,7 +38,12 @@ pub unsafe fn call(
     let (watching, versions, mut watch) = Python::attach(|py| {
         let versions = route.steps[at].watched.then(|| Versions::read(py, front, slots));
         let watching = Watching::begin(py, front, slots, route, at);
-        let watch = Stopwatch::start(py, &route.query, sampled || watching.is_some());
+        let wanted = match (&watching, sampled) {
+            (Some(_), _) => Wanted::Compared,
+            (None, true) => Wanted::Sampled,
+            (None, false) => Wanted::No,
+        };
+        let watch = Stopwatch::start(py, &route.query, wanted);
         (watching, versions, watch)
     });
     // SAFETY: passed on.
@@ -253,7 +258,7 @@ impl Before {
         let mut run = || {
             let arguments = slow::read(py, making.front, &self.slots, Purpose::Run)?;
             let job = Job::new(making, &self.slots, &arguments)?;
-            let mut started = Stopwatch::start(py, &making.route.query, true);
+            let mut started = Stopwatch::start(py, &making.route.query, Wanted::Compared);
             let result = job.run(step);
             started.stop(py);
             *watch = Some(started);

@@ -211,6 +211,25 @@ pub unsafe fn scalar(words: &mut impl Take, object: *mut PyObject) -> bool {
     }
 }
 
+/// One size: an integer, or a tuple or list of one. `false` for anything else.
+///
+/// # Safety
+/// A live object.
+#[inline]
+pub unsafe fn one_size(words: &mut impl Take, object: *mut PyObject) -> bool {
+    // SAFETY: each reading follows its check; items are borrowed from their container.
+    unsafe {
+        let size = if ffi::PyTuple_Check(object) != 0 && ffi::PyTuple_Size(object) == 1 {
+            ffi::PyTuple_GetItem(object, 0)
+        } else if ffi::PyList_CheckExact(object) != 0 && ffi::PyList_Size(object) == 1 {
+            ffi::PyList_GetItem(object, 0)
+        } else {
+            object
+        };
+        ffi::PyLong_CheckExact(size) != 0 && integer(words, size)
+    }
+}
+
 /// # Safety
 /// A live integer.
 unsafe fn integer(words: &mut impl Take, object: *mut PyObject) -> bool {

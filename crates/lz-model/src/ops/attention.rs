@@ -114,6 +114,12 @@ infinity among keys or values that get no weight may reach further rows, since k
 /// What every dense attention gives where arithmetic ends.
 const EDGES: &[Edge] = &[
     Edge {
+        name: "nan_query",
+        when: "a query holds a NaN",
+        gives: "NaN for that query",
+        except: "with fewer than 16 keys torch's fused kernel for the CPU gives zeros",
+    },
+    Edge {
         name: "infinite_score",
         when: "a score is plus infinity: of infinite queries or keys, or products beyond float32's range",
         gives: "NaN for that query",

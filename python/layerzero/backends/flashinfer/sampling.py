@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from layerzero.arrays import draw_seed
+from layerzero.kernels import draws
+
 from ..torch.blocks import rows_of
 
 # The library, once it is found.
@@ -24,17 +27,21 @@ def bind(library: Any) -> None:
     _library = library
 
 
-def topk(logits: Tensor, k: int, seed: int) -> Tensor:
+@draws
+def topk(logits: Tensor, k: int, seed: int | None) -> Tensor:
     """Draws one of the k most likely tokens of each row."""
     return _drawn(_library.top_k_sampling_from_probs, logits, min(k, logits.shape[-1]), seed)
 
 
-def topp(logits: Tensor, p: float, seed: int) -> Tensor:
+@draws
+def topp(logits: Tensor, p: float, seed: int | None) -> Tensor:
     """Draws from the smallest set of tokens whose probability reaches p."""
     return _drawn(_library.top_p_sampling_from_probs, logits, p, seed)
 
 
-def _drawn(draw: Any, logits: Tensor, kept: float, seed: int) -> Tensor:
+def _drawn(draw: Any, logits: Tensor, kept: float, seed: int | None) -> Tensor:
+    if seed is None:
+        seed = draw_seed()
     probabilities = torch.softmax(rows_of(logits), -1, dtype=torch.float32)
     ids: Tensor = draw(probabilities, kept, deterministic=True, seed=seed % _SEEDS, offset=0)
     # A NaN, and a row without any finite logit, make all of them NaN.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerzero.kernels import direct
+from layerzero.kernels import Turned, direct
 
 from ..flash_attn.operands import is_positive, positive
 from .blocks import HALF
@@ -26,9 +26,8 @@ EVERYWHERE = (-1, -1)
 """No window to either side."""
 
 FEWEST_KEYS = 16
-"""What the flash kernel needs to keep a NaN: at fewer keys than a vector register holds it takes a row whose scores are
-all NaN for one that is masked out. Registers of 512 bits hold this many."""
-
+"""What torch's flash kernel needs to keep a NaN: at fewer keys than a vector register holds it takes a row whose scores are
+all NaN for one that is masked out. Registers of 512 bits hold this many. Only torch's own call is made with fewer."""
 
 MOST_ROWS = 4096
 """How many queries the flash kernel may add up gradients of keys and values over in half precision. It rounds the sum
@@ -161,15 +160,29 @@ def _sdpa_flash_call(
     window_right: int,
     layout: str,
 ) -> tuple[Any, ...] | None:
-    """The plain call: heads before the sequence, as many of them for keys, nothing masked but the future."""
-    (_, heads, seq_q, _), (_, kv_heads, seq_k, _) = query.shape, key.shape
-    plain = layout == "BHSD" and attn_mask is None and window_left < 0 and window_right < 0 and heads == kv_heads
-    if not plain or (causal and (seq_q != seq_k or not is_positive(query, scale))):
+    """The literal call, wherever it means the same: a mask, or nothing masked but the future."""
+    at, sequence = (1, 2) if layout == "BHSD" else (2, 1)
+    heads, kv_heads, seq_q, seq_k = query.shape[at], key.shape[at], query.shape[sequence], key.shape[sequence]
+    if window_left >= 0 or window_right >= 0 or _wide_gradients(seq_q, query, key, value):
         return None
-    if _wide_gradients(seq_q, query, key, value):
-        return None
-    keywords: dict[str, Any] = {"is_causal": True} if causal and seq_q != 1 else {}
-    return _sdpa, (query, key, value), keywords if scale is None else keywords | {"scale": scale}
+    keywords: dict[str, Any] = {}
+    if attn_mask is not None:
+        same = attn_mask.dtype in (torch.bool, query.dtype)
+        if causal or not same or attn_mask.dim() < 2 or attn_mask.requires_grad:
+            return None
+        keywords["attn_mask"] = attn_mask
+    elif causal and seq_q != 1:
+        if seq_q != seq_k or not is_positive(query, scale):
+            return None
+        keywords["is_causal"] = True
+    if scale is not None:
+        keywords["scale"] = scale
+    if heads != kv_heads:
+        keywords["enable_gqa"] = True
+    given: tuple[Any, ...] = (query, key, value)
+    if layout == "BSHD":
+        given = Turned(query), Turned(key), Turned(value)
+    return _sdpa, given, keywords
 
 
 @direct(_sdpa_flash_call)
@@ -214,6 +227,13 @@ def sdpa_flash(
     return output.transpose(1, 2) if layout == "BSHD" else output
 
 
+def _sdpa_flash_cross_call(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, scale: float | None, layout: str
+) -> tuple[Any, ...] | None:
+    return _sdpa_flash_call(query, key, value, attn_mask, False, scale, -1, -1, layout)
+
+
+@direct(_sdpa_flash_cross_call)
 def sdpa_flash_cross(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, scale: float | None, layout: str
 ) -> Tensor:

@@ -7,6 +7,8 @@ from .faults import bad_data, check_indices
 
 _LARGEST_E4M3 = 448.0
 _LARGEST_E5M2 = 57344.0
+_FEW = 128
+"""Slots that are checked one by one."""
 
 
 @torch.no_grad()
@@ -16,20 +18,30 @@ def append(
     """Writes new keys and values into their slots."""
     if layout == "HND":
         key_cache, value_cache = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
-    block_size = key_cache.shape[1]
-    tokens, slots = _writes(slot_mapping.long(), key_cache.shape[0] * block_size)
+    pages, block_size = key_cache.shape[:2]
+    tokens, slots = _writes(slot_mapping, pages * block_size)
     if tokens is not None:
         key, value = key[tokens], value[tokens]
-    place = (slots.div(block_size, rounding_mode="floor"), slots.remainder(block_size)) if slots.numel() else None
-    if place is not None:
-        key_cache.index_put_(place, rounded(key, key_cache.dtype))
-        value_cache.index_put_(place, rounded(value, value_cache.dtype))
+    if slots.numel() == 0:
+        return
+    if layout == "NHD" and key_cache.is_contiguous() and value_cache.is_contiguous():
+        # One row for each slot.
+        key_cache, value_cache = key_cache.flatten(0, 1), value_cache.flatten(0, 1)
+        place: tuple[Tensor, ...] = (slots,)
+    else:
+        place = slots.div(block_size, rounding_mode="floor"), slots.remainder(block_size)
+    key_cache.index_put_(place, rounded(key, key_cache.dtype))
+    value_cache.index_put_(place, rounded(value, value_cache.dtype))
 
 
 def _writes(slots: Tensor, capacity: int) -> tuple[Tensor | None, Tensor]:
     """The tokens that are written (`None` for all) and their slots: no padding, and of each slot the last token."""
-    if slots.numel() == 0:
-        return None, slots
+    if slots.numel() <= _FEW:
+        # Few numbers are looked at sooner one by one than by operators.
+        numbers: list[int] = slots.tolist()
+        if not numbers or (0 <= min(numbers) and max(numbers) < capacity and len(set(numbers)) == len(numbers)):
+            return None, slots if slots.dtype == torch.int64 else slots.long()
+    slots = slots.long()
     if int(slots.max()) >= capacity:
         place = int((slots >= capacity).nonzero()[0])
         raise bad_data(f"slot_mapping[{place}]", int(slots[place]), f"but the cache has {capacity} slots")

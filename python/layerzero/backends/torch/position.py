@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .attention import distances
 from .blocks import ELEMENTS, blocks
 from .faults import bad_data, bad_index
 
@@ -57,6 +56,8 @@ class _WideGradient(torch.autograd.Function):
 def rope(input: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool, layout: str) -> Tensor:
     """Rotary embedding, composed; rounded once."""
     head_dim, pairs = input.shape[-1], _pairs(input, cos)
+    if positions is None and not interleaved and 2 * pairs == head_dim and input.dtype == cos.dtype == torch.float32:
+        return _rope_of_halves(input, cos, sin, layout)
     work = torch.float64 if input.dtype == torch.float64 else torch.float32
     cos = _at_positions(cos[:, :pairs], input, positions, layout).to(work)
     sin = _at_positions(sin[:, :pairs], input, positions, layout).to(work)
@@ -69,6 +70,18 @@ def rope(input: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, inte
     output = torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
     output = output.to(input.dtype)
     return output if 2 * pairs == head_dim else torch.cat((output, input[..., 2 * pairs :]), -1)
+
+
+def _rope_of_halves(input: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+    """What one writes: both halves of every head are turned, by tables in the order of the tokens."""
+    first, second = input.chunk(2, -1)
+    pairs = first.shape[-1]
+    if cos.shape[-1] != pairs:
+        cos, sin = cos[:, :pairs], sin[:, :pairs]
+    cos, sin = (_at_positions(table, input, None, layout) for table in (cos, sin))
+    # Not in place: an intermediate result may be wanted for gradients.
+    turned = torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin)
+    return torch.cat(turned, -1)
 
 
 def rope_turned(
@@ -135,7 +148,7 @@ def _at_positions(table: Tensor, input: Tensor, positions: Tensor | None, layout
     if positions is None:
         if seq > table.shape[0]:
             raise bad_data(f"positions[{table.shape[0]}]", table.shape[0], _beyond(table))
-        rows = table[:seq]
+        rows = table if seq == table.shape[0] else table[:seq]
     else:
         try:
             rows = table.index_select(0, positions.reshape(-1)).reshape(*positions.shape, table.shape[1])
@@ -157,8 +170,12 @@ def _beyond(table: Tensor) -> str:
 def alibi(slopes: Tensor, seq_q: int, seq_k: int) -> Tensor:
     """Linear bias by distance."""
     work = torch.float64 if slopes.dtype == torch.float64 else torch.float32
-    distance = distances(seq_q, seq_k, slopes.device).to(work)
-    return (slopes.to(work)[:, None, None] * -distance).to(slopes.dtype)
+    keys = torch.arange(seq_k, dtype=work, device=slopes.device)
+    queries = (
+        keys[seq_k - seq_q :] if seq_q <= seq_k else torch.arange(seq_k - seq_q, seq_k, dtype=work, device=keys.device)
+    )
+    distance = (keys - queries[:, None]).abs_()
+    return (slopes.to(work).neg()[:, None, None] * distance).to(slopes.dtype)
 
 
 def alibi_unfolded(slopes: Tensor, seq_q: int, seq_k: int) -> Tensor:

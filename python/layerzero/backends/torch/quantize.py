@@ -212,6 +212,14 @@ def dequantize(
 ) -> Tensor:
     """Back to floating point."""
     result = _FLOATS[dtype]
+    if (
+        zero_points is None
+        and result == torch.float32
+        and granularity != "blockwise"
+        and scales.dim() == values.dim() == 2
+    ):
+        # What one writes: one scale for each row, or for all of them.
+        return values.to(torch.float32) * scales
     work = torch.float64 if result == torch.float64 or zero_points is not None else torch.float32
     groups = grouped(rows_of(values).to(work), granularity, group_size)
     if zero_points is not None:

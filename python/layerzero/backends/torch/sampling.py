@@ -8,6 +8,9 @@ import math
 import torch
 from torch import Tensor
 
+from layerzero.errors import InvalidCallError
+from layerzero.kernels import draws
+
 from .blocks import blocks, rows_of
 from .faults import bad_number, check_indices
 from .selection import drawn_by_bins, largest
@@ -18,7 +21,37 @@ _TRIED = 1024
 _LIKELY = 128
 
 
-def topk(logits: Tensor, uniform: Tensor | None, k: int, seed: int) -> Tensor:
+@draws
+def topk_literal(logits: Tensor, k: int, seed: int | None) -> Tensor:
+    """What one writes: the k most likely tokens, and one of them by chance."""
+    rows = rows_of(logits)
+    values, ids = torch.topk(rows, min(k, rows.shape[1]))
+    return _raced(values.softmax(-1, dtype=torch.float32), ids, seed).reshape(logits.shape[:-1])
+
+
+@draws
+def topp_literal(logits: Tensor, p: float, seed: int | None) -> Tensor:
+    """What one writes: probabilities in descending order, those after p is reached left out, and one of the rest by chance."""
+    values, ids = rows_of(logits).softmax(-1, dtype=torch.float32).sort(-1, descending=True)
+    if p < 1.0:
+        values.masked_fill_(values.cumsum(-1).sub_(values) >= p, 0.0)
+    return _raced(values, ids, seed).reshape(logits.shape[:-1])
+
+
+def _raced(weights: Tensor, ids: Tensor, seed: int | None) -> Tensor:
+    """Of each row the id of one place, with a chance in proportion to its weight; -1 where weights are NaN.
+
+    The place with the largest w / e, where e is exponentially distributed, is place i with the chance w_i / sum(w): this is
+    how `torch.multinomial` draws one sample, without its checks, which on a GPU end the process.
+    """
+    generator = None if seed is None else _seeded(weights.device, seed)
+    noise = torch.empty_like(weights).exponential_(generator=generator)
+    place = noise.reciprocal_().mul_(weights).argmax(-1, keepdim=True)
+    return ids.gather(-1, place)[:, 0].masked_fill_(weights[:, 0].isnan(), -1)
+
+
+@draws
+def topk(logits: Tensor, uniform: Tensor | None, k: int, seed: int | None) -> Tensor:
     """Draws one of the k most likely tokens of each row."""
     rows = rows_of(logits)
     kept, ids = _largest(rows, min(k, rows.shape[1]))
@@ -26,7 +59,8 @@ def topk(logits: Tensor, uniform: Tensor | None, k: int, seed: int) -> Tensor:
     return _drawn(ids, probabilities, _uniform(uniform, logits, seed)).reshape(logits.shape[:-1])
 
 
-def topk_grouped(logits: Tensor, uniform: Tensor | None, k: int, seed: int) -> Tensor:
+@draws
+def topk_grouped(logits: Tensor, uniform: Tensor | None, k: int, seed: int | None) -> Tensor:
     """The same, looking only at the groups of tokens that can hold the most likely ones."""
     rows = rows_of(logits)
     kept, ids = largest(rows, min(k, rows.shape[1]))
@@ -34,7 +68,8 @@ def topk_grouped(logits: Tensor, uniform: Tensor | None, k: int, seed: int) -> T
     return _drawn(ids, probabilities, _uniform(uniform, logits, seed)).reshape(logits.shape[:-1])
 
 
-def topp(logits: Tensor, uniform: Tensor | None, p: float, seed: int) -> Tensor:
+@draws
+def topp(logits: Tensor, uniform: Tensor | None, p: float, seed: int | None) -> Tensor:
     """Draws from the smallest set of tokens whose probability reaches p."""
     rows = rows_of(logits)
     log_total = torch.logsumexp(rows.double(), -1, keepdim=True)
@@ -51,7 +86,8 @@ def topp(logits: Tensor, uniform: Tensor | None, p: float, seed: int) -> Tensor:
     return _drawn(ids, probabilities, _uniform(uniform, logits, seed)).reshape(logits.shape[:-1])
 
 
-def topp_sorted(logits: Tensor, uniform: Tensor | None, p: float, seed: int) -> Tensor:
+@draws
+def topp_sorted(logits: Tensor, uniform: Tensor | None, p: float, seed: int | None) -> Tensor:
     """The same from the sorted vocabulary."""
     values, ids = rows_of(logits).sort(stable=True, dim=-1, descending=True)
     probabilities = torch.softmax(values.double(), -1)
@@ -59,7 +95,8 @@ def topp_sorted(logits: Tensor, uniform: Tensor | None, p: float, seed: int) -> 
     return _drawn(ids, probabilities, _uniform(uniform, logits, seed)).reshape(logits.shape[:-1])
 
 
-def topp_binned(logits: Tensor, uniform: Tensor | None, p: float, seed: int) -> Tensor:
+@draws
+def topp_binned(logits: Tensor, uniform: Tensor | None, p: float, seed: int | None) -> Tensor:
     """The same from a few most likely tokens where they suffice, else from bins of tokens."""
     rows = rows_of(logits)
     numbers = _uniform(uniform, logits, seed)
@@ -96,7 +133,7 @@ def _largest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values[:, :count], ids[:, :count]
 
 
-def _uniform(uniform: Tensor | None, logits: Tensor, seed: int) -> Tensor:
+def _uniform(uniform: Tensor | None, logits: Tensor, seed: int | None) -> Tensor:
     if uniform is not None:
         return checked_uniform(uniform).reshape(-1)
     return _draws((math.prod(logits.shape[:-1]),), logits, seed)
@@ -115,9 +152,18 @@ def checked_uniform(uniform: Tensor) -> Tensor:
     return numbers
 
 
-def _draws(shape: tuple[int, ...], like: Tensor, seed: int) -> Tensor:
-    generator = torch.Generator(like.device).manual_seed(seed)
+def _draws(shape: tuple[int, ...], like: Tensor, seed: int | None) -> Tensor:
+    """Uniform numbers of a seed; without one, the next of torch's generator, which is safe in CUDA graphs."""
+    generator = None if seed is None else _seeded(like.device, seed)
     return torch.rand(shape, dtype=torch.float64, device=like.device, generator=generator)
+
+
+def _seeded(device: torch.device, seed: int) -> torch.Generator:
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        text = f"seed is {seed}, and a CUDA graph is captured: every replay would draw the same numbers"
+        hint = "leave seed out, or pass uniform= and change it between replays"
+        raise InvalidCallError(text, code="SEED_IN_GRAPH", hint=hint)
+    return torch.Generator(device).manual_seed(seed)
 
 
 def _drawn(ids: Tensor, probabilities: Tensor, uniform: Tensor) -> Tensor:
@@ -137,8 +183,9 @@ def _place(probabilities: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(exceeds.any(-1), place, last), probabilities.sum(-1) > 0.0
 
 
+@draws
 def speculative(
-    draft_ids: Tensor, draft_probs: Tensor, target_probs: Tensor, uniform: Tensor | None, seed: int
+    draft_ids: Tensor, draft_probs: Tensor, target_probs: Tensor, uniform: Tensor | None, seed: int | None
 ) -> tuple[Tensor, Tensor]:
     """Accepts or rejects drafted tokens so that the result is distributed as the target model's."""
     batch, draft, vocab = draft_probs.shape

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..torch import attention, feedforward, norm, position, quantize
+from ..torch.sampling import topk_literal, topp_literal
 from . import caches, fourbit, mla, paged, rows, sampling, sdpa, sparse, unfused
 
 
@@ -78,6 +79,8 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "torch.cuda.silu_mul": feedforward.silu_mul_plain,
     "torch.cuda.silu_mul.reused": feedforward.silu_mul,
     "torch.cuda.gelu": feedforward.gelu_kernel,
+    "torch.cuda.topk.literal": topk_literal,
+    "torch.cuda.topp.literal": topp_literal,
     "torch.cuda.topk": sampling.topk,
     "torch.cuda.topk.sorted": sampling.topk_sorted,
     "torch.cuda.topp": sampling.topp_sorted,

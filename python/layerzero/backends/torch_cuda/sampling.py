@@ -7,13 +7,16 @@ sums, which takes next to no time.
 import torch
 from torch import Tensor
 
+from layerzero.kernels import draws
+
 from ..torch.blocks import rows_of
 from ..torch.sampling import _draws, _place, _uniform
 
 _LOW_BITS = 0x7FFFFFFF
 
 
-def topk(logits: Tensor, uniform: Tensor | None, k: int, seed: int) -> Tensor:
+@draws
+def topk(logits: Tensor, uniform: Tensor | None, k: int, seed: int | None) -> Tensor:
     """Draws one of the k most likely tokens of each row, by `torch.topk`."""
     rows = rows_of(logits)
     count = min(k, rows.shape[1])
@@ -32,7 +35,8 @@ def _ordered(rows: Tensor) -> Tensor:
     return (bits << 32) | torch.arange(rows.shape[1] - 1, -1, -1, device=rows.device)
 
 
-def topk_sorted(logits: Tensor, uniform: Tensor | None, k: int, seed: int) -> Tensor:
+@draws
+def topk_sorted(logits: Tensor, uniform: Tensor | None, k: int, seed: int | None) -> Tensor:
     """The same from the sorted vocabulary."""
     rows = rows_of(logits)
     values, ids = rows.sort(stable=True, dim=-1, descending=True)
@@ -40,7 +44,8 @@ def topk_sorted(logits: Tensor, uniform: Tensor | None, k: int, seed: int) -> Te
     return _drawn(values[:, :count], ids, 1.0, _uniform(uniform, logits, seed)).reshape(logits.shape[:-1])
 
 
-def topp_sorted(logits: Tensor, uniform: Tensor | None, p: float, seed: int) -> Tensor:
+@draws
+def topp_sorted(logits: Tensor, uniform: Tensor | None, p: float, seed: int | None) -> Tensor:
     """Draws from the smallest set of tokens whose probability reaches p, from the sorted vocabulary."""
     values, ids = rows_of(logits).sort(stable=True, dim=-1, descending=True)
     return _drawn(values, ids, p, _uniform(uniform, logits, seed)).reshape(logits.shape[:-1])
@@ -63,8 +68,9 @@ def _drawn(values: Tensor, ids: Tensor, p: float, uniform: Tensor) -> Tensor:
     return ids.gather(1, place)[:, 0].masked_fill_(total[:, 0].isnan(), -1)
 
 
+@draws
 def speculative(
-    draft_ids: Tensor, draft_probs: Tensor, target_probs: Tensor, uniform: Tensor | None, seed: int
+    draft_ids: Tensor, draft_probs: Tensor, target_probs: Tensor, uniform: Tensor | None, seed: int | None
 ) -> tuple[Tensor, Tensor]:
     """Accepts or rejects drafted tokens so that the result is distributed as the target model's."""
     batch, draft, _ = draft_probs.shape

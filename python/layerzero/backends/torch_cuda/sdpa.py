@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerzero.kernels import direct
+from layerzero.kernels import Turned, direct
 
 from ..flash_attn.operands import is_positive, positive, readable
 from ..flash_attn.seeding import seeded
@@ -89,16 +89,20 @@ def _sdpa_call(
     seed: int,
     layout: str,
 ) -> tuple[Any, ...] | None:
-    """torch's own call, where no argument has to be turned or copied and nothing is drawn."""
-    plain = layout == "BHSD" and dropout_p == 0.0 and is_positive(query, scale)
+    """torch's own call, where no argument has to be copied and nothing is drawn."""
+    plain = dropout_p == 0.0 and is_positive(query, scale)
     if not plain or not all(_fits(tensor) for tensor in (query, key, value)):
         return None
-    keywords: dict[str, Any] = {"is_causal": True} if causal and query.shape[2] != 1 else {}
+    at, sequence = (1, 2) if layout == "BHSD" else (2, 1)
+    keywords: dict[str, Any] = {"is_causal": True} if causal and query.shape[sequence] != 1 else {}
     if scale is not None:
         keywords["scale"] = scale
-    if query.shape[1] != key.shape[1]:
+    if query.shape[at] != key.shape[at]:
         keywords["enable_gqa"] = True
-    return _sdpa, (query, key, value), keywords
+    given: tuple[Any, ...] = (query, key, value)
+    if layout == "BSHD":
+        given = Turned(query), Turned(key), Turned(value)
+    return _sdpa, given, keywords
 
 
 @direct(_sdpa_call)
@@ -119,6 +123,13 @@ def sdpa(
     return output.transpose(1, 2) if layout == "BSHD" else output
 
 
+def _sdpa_cross_call(
+    query: Tensor, key: Tensor, value: Tensor, scale: float | None, dropout_p: float, seed: int, layout: str
+) -> tuple[Any, ...] | None:
+    return _sdpa_call(query, key, value, False, scale, dropout_p, seed, layout)
+
+
+@direct(_sdpa_cross_call)
 def sdpa_cross(
     query: Tensor, key: Tensor, value: Tensor, scale: float | None, dropout_p: float, seed: int, layout: str
 ) -> Tensor:

@@ -18,6 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from layerzero.arrays import draw_seed
+from layerzero.kernels import draws
+
 from ...torch.blocks import rows_of
 from ..launching import Launch, power, processors
 from ..overlapping import overlaps
@@ -116,9 +119,18 @@ def _plan(
     )
 
 
-def _sampled(logits: Tensor, uniform: Tensor | None, wanted: int, seed: int, by_count: bool, all_kept: bool) -> Tensor:
+def _sampled(
+    logits: Tensor, uniform: Tensor | None, wanted: int, seed: int | None, by_count: bool, all_kept: bool
+) -> Tensor:
     rows = logits if logits.dim() == 2 else rows_of(logits)
     kind = None
+    if seed is None:
+        seed = 0
+        if uniform is None and torch.cuda.is_current_stream_capturing():
+            # torch's generator gives other numbers in every replay; a seed would be part of the graph.
+            uniform = torch.rand(rows.shape[0], dtype=torch.float64, device=rows.device)
+        elif uniform is None:
+            seed = draw_seed()
     if uniform is not None:
         if uniform.dim() != 1:
             uniform = uniform.reshape(-1)
@@ -142,12 +154,14 @@ def _bits(number: float) -> int:
     return int(struct.unpack("<q", struct.pack("<d", number))[0])
 
 
-def topp(logits: Tensor, uniform: Tensor | None, p: float, seed: int) -> Tensor:
+@draws
+def topp(logits: Tensor, uniform: Tensor | None, p: float, seed: int | None) -> Tensor:
     """Draws from the smallest set of tokens whose probability reaches p."""
     return _sampled(logits, uniform, _bits(p), seed, False, p >= 1.0)
 
 
-def topk(logits: Tensor, uniform: Tensor | None, k: int, seed: int) -> Tensor:
+@draws
+def topk(logits: Tensor, uniform: Tensor | None, k: int, seed: int | None) -> Tensor:
     """Draws one of the k most likely tokens of each row."""
     all_kept = k >= logits.shape[-1]
     return _sampled(logits, uniform, k, seed, not all_kept, all_kept)
