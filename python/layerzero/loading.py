@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from layerzero import _native
 from layerzero.documents import to_json
 from layerzero.errors import ConfigurationError, hold, warn
-from layerzero.lifecycle import taken_around_forks
+from layerzero.lifecycle import taken_around_forks, waited_for
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -45,9 +45,15 @@ def load(*, registering: bool = False) -> bool:
     A configuration may name kernels of plugins and of the program itself. So what it names is checked when all backends
     and plugins are loaded, and not by a program that is still ``registering`` its own kernels.
     """
-    global _loading, _names_known
     if _complete and not _untold and (_names_known or registering):
         return True
+    return _load(registering)
+
+
+# A thread that loads holds a lock that others wait for, so that it must get to the end.
+@waited_for
+def _load(registering: bool) -> bool:
+    global _loading, _names_known
     with _lock:
         if _loading:
             # A plugin that is being loaded calls us.
