@@ -9,12 +9,12 @@ from typing import Any
 
 import triton
 
-from . import activation, check, norm, position
+from . import activation, caching, check, norm, position
 from .decoding import decode, mla, paged
 from .quantization import dequantize, quantize
 from .sampling import sampling
 
-_MODULES: tuple[Any, ...] = (norm, activation, position, sampling, decode, paged, mla, quantize, dequantize)
+_MODULES: tuple[Any, ...] = (norm, activation, position, caching, sampling, decode, paged, mla, quantize, dequantize)
 
 
 def detect() -> str:
