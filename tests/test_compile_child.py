@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -247,3 +248,30 @@ def test_it_ends_with_the_program_and_so_do_its_compilers(end: str, status: int)
 def test_the_worker_says_what_a_compiler_raises() -> None:
     told = compile_worker._answer({"id": 3, "kernel": "a.kernel", "ahead": ["layerzero.no_such_module", {}]})
     assert told["id"] == 3 and "no_such_module" in told["error"] and "ms" not in told
+
+
+def leave(file: Path) -> None:
+    file.write_text(str(os.getpid()))
+
+
+def test_several_things_are_done_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each in a process of its own; with one processor, here."""
+    files = [tmp_path / str(number) for number in range(5)]
+    for processors, processes in (({0, 1}, 5), ({0}, 1)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, found=processors: found)
+        compile_worker.side_by_side([partial(leave, file) for file in files])
+        pids = {int(file.read_text()) for file in files}
+        assert len(pids) == processes and (os.getpid() in pids) == (processes == 1)
+
+
+def test_what_one_of_them_raises_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise ValueError("not this one")
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    with pytest.raises(ValueError, match="not this one"):
+        compile_worker.side_by_side([refuse, partial(leave, tmp_path / "other")])
+    assert (tmp_path / "other").exists()
+    killed = [lambda: os.kill(os.getpid(), signal.SIGSEGV), partial(leave, tmp_path / "other")]
+    with pytest.raises(RuntimeError, match="killed by SIGSEGV"):
+        compile_worker.side_by_side(killed)

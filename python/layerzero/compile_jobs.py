@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
@@ -43,10 +44,15 @@ def can(kernel: str, call: str, device: int) -> bool:
     return disk_caches.of_backend(backend) is not None and _has_room(call, device)
 
 
+def is_ahead(kernel: str, device: int) -> bool:
+    """Whether a child compiles a kernel without running it."""
+    backend = loading.brought(kernel)
+    return backend is not None and _ahead(backend) is not None and devices.cuda_index(device) is not None
+
+
 def job(kernel: str, call: str, device: int) -> dict[str, Any] | None:
     """What the child is told; ``None`` where there is nothing left to compile."""
-    module = _ahead(loading.brought(kernel) or "")
-    index = devices.cuda_index(device)
+    module, index = _ahead(loading.brought(kernel) or ""), devices.cuda_index(device)
     if module is None or index is None:
         return {"call": call, "device": _native.device_name(device)}
     from layerzero.tuning import inputs
@@ -56,6 +62,20 @@ def job(kernel: str, call: str, device: int) -> dict[str, Any] | None:
         subject = _native.Subject(made.function, made.copied())
         needed = import_module(module).launches(lambda: subject.run(kernel), index)
     return {"ahead": [module, needed]} if needed and needed["launches"] else None
+
+
+def together(jobs: Iterable[tuple[str, str, int]]) -> dict[str, Any] | None:
+    """What the child is told to compile several kernels at once, given as kernel, call and device: those that it compiles ahead
+    in the same way. ``None`` where that is not more than one."""
+    needed: dict[str, list[Any]] = {}
+    for kernel, call, device in jobs:
+        if is_ahead(kernel, device) and (told := job(kernel, call, device)) is not None:
+            module, one = told["ahead"]
+            needed.setdefault(module, []).append(one)
+    for module, every in needed.items():
+        if len(every) > 1 and (whole := import_module(module).merged(every)) is not None:
+            return {"ahead": [module, whole]}
+    return None
 
 
 def came_out(kernel: str, elsewhere_ms: float, here_ms: float) -> None:

@@ -20,6 +20,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -58,6 +59,43 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         # Whatever a compiler raises is said, and the next kernel has nothing to do with it.
         return {"id": request["id"], "error": _one_line(error)}
     return {"id": request["id"], "ms": (time.perf_counter() - begun) * 1e3}
+
+
+def side_by_side(tasks: Sequence[Callable[[], object]]) -> None:
+    """Does several things that leave their results on disk, each in a fork of this process, as many at a time as there are
+    processors. Raises what one of them raised, or that one was killed."""
+    most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if len(tasks) < 2 or most < 2:
+        for task in tasks:
+            task()
+        return
+    waiting, running = list(reversed(tasks)), dict[int, Callable[[], object]]()
+    failed: list[tuple[int, Callable[[], object]]] = []
+    while waiting or running:
+        while waiting and len(running) < most:
+            task = waiting.pop()
+            running[_forked(task)] = task
+        pid, status = os.wait()
+        if pid in running and status != 0:
+            failed.append((os.waitstatus_to_exitcode(status), running[pid]))
+        running.pop(pid, None)
+    for code, task in failed:
+        if code < 0:
+            raise RuntimeError(f"a fork that compiled was killed by {signal.Signals(-code).name}")
+        # What it raised is raised here.
+        task()
+
+
+def _forked(task: Callable[[], object]) -> int:
+    if (pid := os.fork()) != 0:
+        return pid
+    code = 1
+    try:
+        task()
+        code = 0
+    finally:
+        # Nothing of this process's end is to run in a fork.
+        os._exit(code)
 
 
 def _one_line(error: BaseException) -> str:

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ from layerzero.printing import visible
 
 #: How long the end of the program waits for a compilation that does not let itself be stopped, in seconds.
 _PATIENCE = 60.0
+#: How many kernels are compiled at once at most.
+_TOGETHER = 16
 
 
 class WarmupReport:
@@ -341,8 +343,7 @@ class _Worker:
                 if isinstance(work, WarmupReport):
                     _warm_up(work, lambda: self._stopped)
                 else:
-                    number, kernel, call, device = work
-                    _compile(number, kernel, call, device, self.child)
+                    _compile_all([work, *self._more(work)], self.child, lambda: self._stopped)
 
     def _next(self) -> WarmupReport | tuple[int, str, str, int] | None:
         while True:
@@ -355,6 +356,15 @@ class _Worker:
                 if job is not None:
                     return job
                 self._changed.wait()
+
+    def _more(self, first: tuple[int, str, str, int]) -> Iterator[tuple[int, str, str, int]]:
+        """What else waits to be compiled, if it may go together with the first."""
+        if not compile_jobs.is_ahead(first[1], first[3]):
+            return
+        for _ in range(_TOGETHER - 1):
+            if (job := _native.jit_next()) is None:
+                return
+            yield job
 
 
 def _warm_up(report: WarmupReport, stopped: Any) -> None:
@@ -443,6 +453,23 @@ def _compile(
     return None, elsewhere + ms
 
 
+def _compile_all(jobs: list[tuple[int, str, str, int]], child: CompileChild, stopped: Callable[[], bool]) -> None:
+    """Compiles what calls would have used. Where the child can compile several at once, it does: each of them then finds what
+    it needs in the cache. One that spoils that is found when it is compiled by itself."""
+    if len(jobs) > 1 and child.start():
+        try:
+            if (request := compile_jobs.together(job[1:] for job in jobs)) is not None:
+                child.compile(f"{len(jobs)} kernels", **request)
+        except _ProgramEnds:
+            raise
+        except Exception as error:  # noqa: BLE001
+            # Each is tried by itself now, and what is wrong with it is said then.
+            _log(logging.INFO, "not_compiled_in_child", f"{len(jobs)} kernels", error)
+    for number, kernel, call, device in jobs:
+        if not stopped():
+            _compile(number, kernel, call, device, child)
+
+
 def _compile_in(child: CompileChild, kernel: str, call: str, device: int) -> float:
     """Has the child compile a kernel, if it can: the milliseconds that took there. Raises where the child was lost over it:
     what kills one process is not tried in this one."""
@@ -461,7 +488,7 @@ def _compile_in(child: CompileChild, kernel: str, call: str, device: int) -> flo
         raise
 
 
-def _log(level: int, event: str, kernel: str, error: ChildError) -> None:
+def _log(level: int, event: str, kernel: str, error: Exception) -> None:
     text = f"{kernel} was not compiled in the background: {error}"
     events.log(event, level, text, to_json({"kernel": kernel, "error": str(error)}), False)
 

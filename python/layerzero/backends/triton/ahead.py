@@ -9,10 +9,13 @@ a tensor's dtype and whether its address is a multiple of 16; a number's value.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
-from layerzero.backends.triton.launching import KNOWN, Noted, noting
+from triton.runtime import cache
+
+from layerzero.backends.triton.launching import KNOWN, Noted, noting, settle_key
 
 
 def launches(run: Callable[[], object], device: int) -> dict[str, Any] | None:
@@ -37,10 +40,10 @@ def written(noted: Iterable[Noted], capability: tuple[int, int]) -> dict[str, An
 
 
 def _written(argument: Any) -> Any:
-    if argument is None or isinstance(argument, bool | int | float):
+    if argument is None or isinstance(argument, bool | int | float | str):
         return argument
     if not hasattr(argument, "data_ptr"):
-        raise TypeError(f"{argument!r} is neither a tensor nor a number")
+        raise TypeError(f"{argument!r} is neither a tensor nor a number nor a text")
     return {"dtype": str(argument.dtype).removeprefix("torch."), "aligned": argument.data_ptr() % 16 == 0}
 
 
@@ -78,16 +81,37 @@ class _Target:
         return 0
 
 
+def merged(needed: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+    """The launches of several calls as one, each once; `None` where they are for different devices."""
+    every = list(needed)
+    launches: list[dict[str, Any]] = []
+    for launch in (launch for one in every for launch in one["launches"]):
+        if launch not in launches:
+            launches.append(launch)
+    archs = {one["arch"] for one in every}
+    return {"arch": archs.pop(), "launches": launches} if len(archs) == 1 else None
+
+
 def compile(needed: dict[str, Any]) -> None:
-    """Compiles what :func:`launches` wrote down, into Triton's cache on disk."""
+    """Compiles what :func:`launches` wrote down, into Triton's cache on disk; several launches side by side."""
     from triton.runtime.driver import driver
+
+    from layerzero.compile_worker import side_by_side
 
     driver.set_active(_Target(needed["arch"]))
     for launch in needed["launches"]:
-        kernel = getattr(import_module(launch["module"]), launch["name"])
-        arguments = [_Kind(**one) if isinstance(one, dict) else one for one in launch["arguments"]]
-        binary = kernel.warmup(*arguments, grid=(1,), **launch["options"])
-        _compile_launcher(binary)
+        import_module(launch["module"])
+    if hasattr(cache, "triton_key"):
+        # Triton reads all of its own files for that, once in a process.
+        cache.triton_key()
+    side_by_side([partial(_compile_one, launch) for launch in needed["launches"]])
+
+
+def _compile_one(launch: dict[str, Any]) -> None:
+    kernel = getattr(import_module(launch["module"]), launch["name"])
+    settle_key(kernel)
+    arguments = [_Kind(**one) if isinstance(one, dict) else one for one in launch["arguments"]]
+    _compile_launcher(kernel.warmup(*arguments, grid=(1,), **launch["options"]))
 
 
 def _compile_launcher(binary: Any) -> None:
@@ -99,6 +123,6 @@ def _compile_launcher(binary: Any) -> None:
     try:
         driver.CudaUtils()
         driver.CudaLauncher(binary.src, binary.metadata)
-    except (AssertionError, OSError, ImportError, RuntimeError):
+    except Exception:  # noqa: BLE001
         # The process that launches it builds it, or fails with the reason.
         return

@@ -54,6 +54,19 @@ def noting() -> Iterator[list[Noted]]:
         _notes.launches = None
 
 
+def settle_key(kernel: Any) -> None:
+    """Has Triton work out the key of a kernel, after those of all it calls. Triton 3.6 leaves the constants of a function out of
+    its caller's key if the caller's was asked for first: then the key would depend on what was compiled before."""
+    function = getattr(kernel, "fn", None)
+    if function is None or getattr(kernel, "hash", "") is not None:
+        return
+    for name in function.__code__.co_names:
+        called = function.__globals__.get(name)
+        if called is not kernel and isinstance(called, triton.runtime.jit.JITCallable):
+            settle_key(called)
+    kernel.cache_key  # noqa: B018
+
+
 class Launch:
     """A kernel with its grid, its scalars and its constants.
 
@@ -94,6 +107,8 @@ class Launch:
     def _by_triton(self, arguments: tuple[Any, ...]) -> None:
         if self._grid == 0:
             return
+        if not INTERPRETED:
+            settle_key(self._kernel)
         if _notes.launches is not None:
             _notes.launches.append(Noted(self._kernel, (*arguments, *self._rest), self._options))
             return
