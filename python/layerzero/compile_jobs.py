@@ -18,7 +18,6 @@ from importlib import import_module
 from typing import Any
 
 from layerzero import _native, devices, disk_caches, loading, running
-from layerzero.backends import BACKENDS
 
 #: What a child's context and library take of a GPU's memory, with room to spare.
 _CONTEXT_BYTES = 4 << 30
@@ -88,6 +87,8 @@ def came_out(kernel: str, elsewhere_ms: float, here_ms: float) -> None:
 
 
 def _ahead(backend: str) -> str | None:
+    from layerzero.backends import BACKENDS
+
     if backend not in BACKENDS:
         return None
     return getattr(import_module(f"layerzero.backends.{backend}"), "AHEAD", None)
