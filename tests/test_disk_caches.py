@@ -65,3 +65,21 @@ def test_a_folder_of_ones_own(variable: str, tmp_path: Path, monkeypatch: pytest
     assert disk_caches.changed_since(before) == []
     compiled(tmp_path / "mine" / "other")
     assert disk_caches.changed_since(before) == [str(tmp_path / "mine")]
+
+
+def test_what_was_compiled_before_is_held_by_the_backends_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process, or another size, had it compiled: nothing changes on disk, and it is kept all the same."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    assert disk_caches.of_backend("triton") == tmp_path / "triton"
+    assert disk_caches.holding("triton", disk_caches.states()) == [], "there is no such folder"
+    compiled(tmp_path / "triton")
+    before = disk_caches.states()
+    assert disk_caches.holding("triton", before) == [str(tmp_path / "triton")]
+    # Of others it is not known where they keep anything: what changed counts.
+    assert disk_caches.of_backend("cudnn") is None and disk_caches.of_backend("plugin") is None
+    assert disk_caches.of_backend("flash_attn_4") is None, "it is not told to keep anything"
+    assert disk_caches.holding("plugin", before) == []
+    compiled(tmp_path / "triton" / "more")
+    assert disk_caches.holding("plugin", before) == [str(tmp_path / "triton")]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import layerzero
@@ -118,6 +119,37 @@ print(json.dumps([versions, kernels["zentorch.linear"].dispatch, len(str(report)
     assert versions["quack"] == ["0.6.4", None, False]
     assert versions["torch"][2] is True
     assert dispatch == "foreign"
+
+
+def test_nothing_but_torch_is_imported_where_torch_serves(site: Path) -> None:
+    """Not even Triton, on a machine where torch sees a GPU: its kernels are known, and wait for their first use."""
+    said = run(
+        site,
+        """
+available, torch.cuda.is_available = torch.cuda.is_available, lambda: True
+before = set(sys.modules)
+def packages():
+    known = {*before, *sys.stdlib_module_names, "layerzero"}
+    return sorted({name.partition(".")[0] for name in set(sys.modules) - before} - known)
+with lz.avoid("zentorch", "apex"):
+    lz.rms_norm(x)
+    called = packages()
+    torch.cuda.is_available = available
+    lz.explain("rms_norm", x)
+    lz.health()
+    lz.readiness_check()
+    import io
+    lz.doctor(file=io.StringIO())
+    lz.warmup("norm.rms", shapes=[(2, 8)], dtype=torch.float32, device="cpu")
+state = next(b for b in json.loads(lz._native.backends()) if b["name"] == "triton")
+kernel = next(k for k in lz.list_kernels() if k.kernel_id == "triton.rms_norm")
+print(json.dumps([called, packages(), state["unavailable"], state["imported"], kernel.dispatch]))
+""",
+    )
+    assert len(said) == 1, said
+    if find_spec("triton") is None:
+        pytest.skip("Triton is not installed")
+    assert json.loads(said[0]) == [[], [], None, False, "foreign"]
 
 
 def test_what_cannot_be_imported_is_not_tried_until_it_is_used(site: Path) -> None:

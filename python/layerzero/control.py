@@ -11,7 +11,7 @@ import signal
 import threading
 from contextlib import ContextDecorator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -308,7 +308,8 @@ class Health:
     reloads: dict[str, Any]
     """Configurations taken over and refused, and why the last one was."""
     jit: dict[str, Any]
-    """Kernels that are compiled on first use: warm, cold, queued, dropped, failed."""
+    """Kernels that are compiled on first use: warm, cold, queued, dropped, failed, and the ``compiler``: who compiles in the
+    background (``by``: ``child``, ``thread`` or ``nobody``), ``why`` that is no child, children ``lost``."""
     perfdb: dict[str, Any]
     """The performance database: where, in what state, how many measurements count."""
     drifted: list[dict[str, Any]]
@@ -328,8 +329,14 @@ class Health:
 
 def health() -> Health:
     """How the process is doing: level, breakers, counters per kernel, rollouts, reloads, events."""
+    from layerzero.warming import compiler
+
     text, table, well = _native.health()
     data = json.loads(text)
+    by = compiler()
+    data["jit"]["compiler"] = asdict(by)
+    if by.why or by.lost:
+        table = f"{table.rstrip()}\n{by}\n"
     return Health(
         level=data["level"],
         score=data["score"],

@@ -274,6 +274,8 @@ class Diagnosis:
     unproven: list[dict[str, Any]] = field(default_factory=list)
     """What was never run on the hardware it is for: ``backend``, ``library``, ``kernels`` (none for all), ``installed``
     (a version, or ``None``), ``why``, and ``named`` (by the setting ``backends.unproven``)."""
+    compiler: str = ""
+    """Who compiles in the background, and why, where that is not a process of its own."""
 
     def __str__(self) -> str:
         lines = [f"LayerZero {self.layerzero}, Python {self.python}", "devices"]
@@ -292,6 +294,8 @@ class Diagnosis:
         lines.append(f"kernels: {self.kernels} known, {self.runnable} can run here")
         how, tensors = self.status["torch_state_by"], self.status["tensors_by"]
         lines.append(f"hot path: tensors by {tensors}, torch state by {how}")
+        if self.compiler:
+            lines.append(f"kernels that are compiled on first use: {self.compiler}")
         files = self.configuration["files"]
         lines.append(f"configuration: {', '.join(files) if files else 'no files'}")
         lines += [f"  warning: {warning}" for warning in self.configuration["warnings"]]
@@ -324,9 +328,17 @@ def doctor(*, file: Any = None) -> Diagnosis:
         },
         device=in_use(),
         unproven=_unproven(),
+        compiler=_compiler(),
     )
     print(found, file=file)
     return found
+
+
+def _compiler() -> str:
+    from layerzero.warming import compiler
+
+    by = compiler()
+    return str(by) if by.why or by.lost else ""
 
 
 def _unproven() -> list[dict[str, Any]]:

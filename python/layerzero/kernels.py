@@ -62,6 +62,7 @@ def register_kernel(
             "ops": {operation: [{"priority": priority, **kernel}]},
         }
         _native.register(to_json(document), (kernel_id, function, names), "vouched" if trusted else "unproven")
+        loading.note_registered([kernel_id], kernel_id.partition(".")[0])
         return function
 
     return register

@@ -33,6 +33,9 @@ _loading = False
 _names_known = False
 #: Warnings that wait until everything is loaded: where warnings are errors, none must keep the rest from being loaded.
 _untold: dict[str, None] = {}
+#: By kernel, the backend that loading brought: another process that loads has them, too. Those that the program registers by
+#: itself are not among them.
+_brought: dict[str, str] = {}
 #: What was there before the plugin that is being loaded.
 _before: _Before | None = None
 
@@ -134,6 +137,20 @@ def _tell() -> None:
             raised = raised or error
     if raised is not None:
         raise raised
+
+
+def brought(kernel: str) -> str | None:
+    """The backend of a kernel that every process has once it has loaded; ``None`` for one that this program registered."""
+    return _brought.get(kernel)
+
+
+def note_registered(kernels: Iterable[str], backend: str) -> None:
+    """Takes note of who registers kernels: loading, or the program itself."""
+    for kernel in kernels:
+        if _loading:
+            _brought[kernel] = backend
+        else:
+            _brought.pop(kernel, None)
 
 
 def torch_is_there() -> bool:
@@ -391,3 +408,4 @@ def _register(
         versions["torch"] = torch.__version__
     adapters = [(kernel, function, parameters(function)) for kernel, function in kernels.items()]
     _native.load_backend(name, text, versions, adapters, None, trust, sorted(lacks), importer)
+    note_registered(kernels, name)

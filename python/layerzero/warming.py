@@ -1,26 +1,29 @@
-"""Kernels that are compiled on first use, compiled before they are needed: ``lz.warmup``, and a thread in the background.
+"""Kernels that are compiled on first use, compiled before they are needed: ``lz.warmup``, and in the background.
 
 A call never waits for a compiler while another kernel can serve it. What would have served it, had it been compiled, is
-compiled here on one daemon thread, and serves from then on.
+compiled from the first call of its kind on, and serves as soon as it is. One daemon thread sees to that. It has a child
+process compile what that can (:mod:`layerzero.compile_jobs`), and loads it from the cache on disk; the rest it compiles
+by itself.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import signal
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from layerzero import _native, devices, disk_caches, graphs, loading
-from layerzero.checks import synchronize
+from layerzero import _native, compile_jobs, devices, disk_caches, events, graphs, loading, running
+from layerzero.compile_child import ChildError, CompileChild, NotCompiledError, Status, UnavailableError
 from layerzero.control import setting
 from layerzero.documents import to_json
 from layerzero.errors import InvalidCallError, LayerZeroError
@@ -30,6 +33,8 @@ from layerzero.printing import visible
 
 #: How long the end of the program waits for a compilation that does not let itself be stopped, in seconds.
 _PATIENCE = 60.0
+#: How many kernels are compiled at once at most.
+_TOGETHER = 16
 
 
 class WarmupReport:
@@ -227,6 +232,11 @@ def stop() -> None:
     _worker.stop()
 
 
+def compiler() -> Status:
+    """Who compiles in the background, and why, where that is not a child."""
+    return _worker.child.status()
+
+
 class _ProgramEnds(SystemExit):
     """Ends the thread that compiles, wherever it is. Python prints nothing about a thread that ends by it."""
 
@@ -275,6 +285,7 @@ class _Worker:
         self._reports: deque[WarmupReport] = deque()
         self._thread: threading.Thread | None = None
         self._stopped = False
+        self.child = CompileChild()
 
     def add(self, report: WarmupReport) -> bool:
         """Has a report filled; ``False`` when nobody is there to do so."""
@@ -304,6 +315,7 @@ class _Worker:
             self._stopped = True
             self._changed.notify_all()
             thread = self._thread
+        self.child.end()
         if thread is None or thread is threading.current_thread():
             return
         until = time.monotonic() + _PATIENCE
@@ -319,6 +331,7 @@ class _Worker:
     def forked(self) -> None:
         """In a child: the thread is the parent's, and so is whoever waits for a warm-up."""
         was_there = self._thread is not None
+        self.child.forked()
         self.__init__()  # type: ignore[misc]
         # Without the thread nothing was ever queued, and the engine may not even exist.
         if was_there and _native.jit_forked():
@@ -330,8 +343,7 @@ class _Worker:
                 if isinstance(work, WarmupReport):
                     _warm_up(work, lambda: self._stopped)
                 else:
-                    number, kernel, call, device = work
-                    _compile(number, kernel, call, device)
+                    _compile_all([work, *self._more(work)], self.child, lambda: self._stopped)
 
     def _next(self) -> WarmupReport | tuple[int, str, str, int] | None:
         while True:
@@ -344,6 +356,15 @@ class _Worker:
                 if job is not None:
                     return job
                 self._changed.wait()
+
+    def _more(self, first: tuple[int, str, str, int]) -> Iterator[tuple[int, str, str, int]]:
+        """What else waits to be compiled, if it may go together with the first."""
+        if not compile_jobs.is_ahead(first[1], first[3]):
+            return
+        for _ in range(_TOGETHER - 1):
+            if (job := _native.jit_next()) is None:
+                return
+            yield job
 
 
 def _warm_up(report: WarmupReport, stopped: Any) -> None:
@@ -409,54 +430,72 @@ def _told(call: str, device: str, **rest: Any) -> dict[str, Any]:
     return {"call": json.loads(call), "device": device, **rest}
 
 
-def _compile(number: int, kernel: str, call: str, device: int) -> tuple[str | None, float]:
-    """Runs a kernel once on inputs made up for a call. Gives what went wrong, and the milliseconds it took."""
+def _compile(
+    number: int, kernel: str, call: str, device: int, child: CompileChild | None = None
+) -> tuple[str | None, float]:
+    """Has the child compile a kernel, if there is one and it can, and runs the kernel once on inputs made up for a call. Gives
+    what went wrong, and the milliseconds it took."""
     begun = time.perf_counter()
     before = disk_caches.states()
+    elsewhere = 0.0
     try:
-        from layerzero.tuning import inputs
-
-        with _quietly(device):
-            made = inputs.make(call, device)
-            begun = time.perf_counter()
-            _native.Subject(made.function, made.copied()).run(kernel)
-            _synchronize(device)
-        ms = (time.perf_counter() - begun) * 1e3
-        _native.jit_done(number, ms, disk_caches.changed_since(before))
+        if child is not None:
+            elsewhere = _compile_in(child, kernel, call, device)
+        ms = running.once(kernel, call, device)
+        compile_jobs.came_out(kernel, elsewhere, ms)
+        caches = disk_caches.holding(loading.brought(kernel) or "", before)
+        _native.jit_done(number, elsewhere + ms, caches)
     except BaseException as error:  # noqa: BLE001
         # Whatever a compiler raises, no caller has anything to do with it.
-        told = _one_line(error)
+        told = str(error) if isinstance(error, ChildError) else _one_line(error)
         _native.jit_failed(number, told)
         return told, (time.perf_counter() - begun) * 1e3
-    return None, ms
+    return None, elsewhere + ms
+
+
+def _compile_all(jobs: list[tuple[int, str, str, int]], child: CompileChild, stopped: Callable[[], bool]) -> None:
+    """Compiles what calls would have used. Where the child can compile several at once, it does: each of them then finds what
+    it needs in the cache. One that spoils that is found when it is compiled by itself."""
+    if len(jobs) > 1 and child.start():
+        try:
+            if (request := compile_jobs.together(job[1:] for job in jobs)) is not None:
+                child.compile(f"{len(jobs)} kernels", **request)
+        except _ProgramEnds:
+            raise
+        except Exception as error:  # noqa: BLE001
+            # Each is tried by itself now, and what is wrong with it is said then.
+            _log(logging.INFO, "not_compiled_in_child", f"{len(jobs)} kernels", error)
+    for number, kernel, call, device in jobs:
+        if not stopped():
+            _compile(number, kernel, call, device, child)
+
+
+def _compile_in(child: CompileChild, kernel: str, call: str, device: int) -> float:
+    """Has the child compile a kernel, if it can: the milliseconds that took there. Raises where the child was lost over it:
+    what kills one process is not tried in this one."""
+    if not compile_jobs.can(kernel, call, device) or not child.start():
+        return 0.0
+    try:
+        # It starts while this is found out.
+        job = compile_jobs.job(kernel, call, device)
+        return child.compile(kernel, **job) if job is not None else 0.0
+    except (UnavailableError, NotCompiledError) as error:
+        # This process is the one that has to run it: what it says counts.
+        _log(logging.INFO, "not_compiled_in_child", kernel, error)
+        return 0.0
+    except ChildError as error:
+        _log(logging.WARNING, "compile_child_lost", kernel, error)
+        raise
+
+
+def _log(level: int, event: str, kernel: str, error: Exception) -> None:
+    text = f"{kernel} was not compiled in the background: {error}"
+    events.log(event, level, text, to_json({"kernel": kernel, "error": str(error)}), False)
 
 
 def _one_line(error: BaseException) -> str:
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-@contextmanager
-def _quietly(device: int) -> Iterator[None]:
-    """Without gradients, and on a stream of its own where there are streams."""
-    import torch
-
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        if (index := devices.cuda_index(device)) is not None:
-            stack.enter_context(torch.cuda.device(index))
-            stack.enter_context(torch.cuda.stream(torch.cuda.Stream(index)))  # type: ignore[no-untyped-call]
-        yield
-
-
-def _synchronize(device: int) -> None:
-    """An error of a kernel that runs later is an error of this one."""
-    import torch
-
-    if (index := devices.cuda_index(device)) is not None:
-        torch.cuda.current_stream(index).synchronize()
-    elif device > 0:
-        synchronize()
 
 
 def _tuned(done: list[tuple[str, str]]) -> list[Any]:

@@ -7,6 +7,7 @@ import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -64,9 +65,15 @@ def torch_build() -> Build:
     """The version of torch that would be imported, and what it was built for."""
     place = folder("torch")
     try:
-        text = (place / "version.py").read_text(encoding="utf-8") if place else ""
+        file = place / "version.py" if place else None
+        return _torch_build(file, file.stat().st_mtime_ns) if file else Build()
     except OSError:
         return Build()
+
+
+@lru_cache(maxsize=8)
+def _torch_build(file: Path, changed: int) -> Build:
+    text = file.read_text(encoding="utf-8")
     names = ("__version__", "cuda", "hip", "xpu")
     found = (re.search(rf"^{name}\b[^=]*= '([^']+)'", text, re.MULTILINE) for name in names)
     return Build(*(value and value[1] for value in found))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,14 @@ def forget() -> None:
 
 
 def document(backend: str) -> dict[str, Any]:
-    """The capabilities document of a backend that comes along."""
-    data: dict[str, Any] = json.loads((BACKENDS / backend / "capabilities.json").read_text(encoding="utf-8"))
+    """The capabilities document of a backend that comes along. It is shared: nobody changes it."""
+    file = BACKENDS / backend / "capabilities.json"
+    return _document(file, file.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=128)
+def _document(file: Path, changed: int) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return data
 
 

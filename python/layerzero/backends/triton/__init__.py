@@ -1,5 +1,8 @@
 """Kernels of our own, written in Triton."""
 
+AHEAD = "layerzero.backends.triton.ahead"
+"""What compiles them without a device."""
+
 
 def check() -> None:
     """Raises `RuntimeError` where torch sees no device Triton compiles for: then Triton is not imported."""

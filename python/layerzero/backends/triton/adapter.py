@@ -2,25 +2,79 @@
 
 Run on an H200 with Triton 3.6.0: every kernel against float64, and captured in graphs. Tests on other machines use
 Triton's interpreter.
+
+Importing Triton and these kernels takes the better part of a second. So nothing here does until a kernel runs or is
+compiled: the adapter knows where each kernel is and which arguments it has.
 """
 
 from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from inspect import Parameter, Signature
 from typing import Any
 
-import triton
+from layerzero.kernels import draws
 
-from . import activation, caching, check, norm, position
-from .decoding import decode, mla, paged
-from .quantization import dequantize, quantize
-from .sampling import sampling
+from . import check
 
-_MODULES: tuple[Any, ...] = (norm, activation, position, caching, sampling, decode, paged, mla, quantize, dequantize)
+_QUANTIZE = ("input", "scale", "dtype", "granularity", "group_size", "zero_point")
+_DEQUANTIZE = ("values", "scales", "zero_points", "dtype", "granularity", "group_size")
+_DECODE = ("query", "key", "value", "scale", "window_left", "softcap", "layout")
+_PAGED = (
+    *("query", "key_cache", "value_cache", "block_tables", "context_lens", "scale", "window_left", "softcap"),
+    "layout",
+)
+_MLA = ("q_nope", "q_pe", "ckv_cache", "kpe_cache", "block_tables", "context_lens", "scale")
+#: By kernel: the module that has it in its own `KERNELS`, and its arguments.
+PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "triton.rms_norm": ("norm", ("input", "weight", "eps")),
+    "triton.add_rms_norm": ("norm", ("input", "residual", "weight", "eps")),
+    "triton.layer_norm": ("norm", ("input", "weight", "bias", "eps")),
+    "triton.silu_mul": ("activation", ("gate", "up")),
+    "triton.gelu": ("activation", ("input", "approximate")),
+    "triton.rope": ("position", ("input", "cos", "sin", "positions", "interleaved", "layout")),
+    "triton.kv_append": ("caching", ("key", "value", "key_cache", "value_cache", "slot_mapping", "layout")),
+    "triton.topp": ("sampling.sampling", ("logits", "uniform", "p", "seed")),
+    "triton.topk": ("sampling.sampling", ("logits", "uniform", "k", "seed")),
+    **dict.fromkeys(("triton.decode", "triton.decode.gqa"), ("decoding.decode", _DECODE)),
+    **dict.fromkeys(("triton.paged.decode", "triton.paged.decode.gqa"), ("decoding.paged", _PAGED)),
+    "triton.mla.decode.paged": ("decoding.mla", _MLA),
+    **dict.fromkeys(("triton.quantize", "triton.quantize.packed"), ("quantization.quantize", _QUANTIZE)),
+    **dict.fromkeys(
+        ("triton.dequantize", *(f"triton.dequantize.{form}" for form in ("int4", "mxfp4", "nvfp4"))),
+        ("quantization.dequantize", _DEQUANTIZE),
+    ),
+}
 
 
 def detect() -> str:
-    """The version of Triton; raises `RuntimeError` where there is no device it compiles for."""
+    """The version of Triton, which is imported; raises `RuntimeError` where there is no device it compiles for."""
     check()
-    return str(triton.__version__)
+    return str(import_module("triton").__version__)
 
 
-KERNELS: dict[str, Callable[..., Any]] = {name: run for module in _MODULES for name, run in module.KERNELS.items()}
+def _imported_later(kernel: str, module: str, arguments: tuple[str, ...]) -> Callable[..., Any]:
+    """A kernel whose module is imported at its first call."""
+
+    @cache
+    def function() -> Callable[..., Any]:
+        found: Callable[..., Any] = import_module(f"{__package__}.{module}").KERNELS[kernel]
+        return found
+
+    def run(*given: Any, **named: Any) -> Any:
+        return function()(*given, **named)
+
+    def direct(*given: Any, **named: Any) -> Any:
+        plan = getattr(function(), "direct", None)
+        return plan(*given, **named) if plan else None
+
+    run.direct = direct  # type: ignore[attr-defined]
+    run.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in arguments])  # type: ignore[attr-defined]
+    run.__name__ = run.__qualname__ = kernel
+    # The kernels that draw do so from torch's generator where no seed is given.
+    return draws(run) if "seed" in arguments else run
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    kernel: _imported_later(kernel, module, arguments) for kernel, (module, arguments) in PLACES.items()
+}

@@ -2,13 +2,17 @@
 
 Everything but addresses is settled when a `Launch` is made: a kind of call has sizes, strides and scalars of its own, and
 tensors whose addresses are multiples of 16 or not. Triton's own launch costs the host about 10 µs, this one about 2.
+
+A launch can be noted instead of made (`noting`), for another process to compile what it needs: see `ahead`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -20,6 +24,47 @@ INTERPRETED = bool(triton.knobs.runtime.interpret) if hasattr(triton, "knobs") e
 #: How a binary is launched differs between versions; elsewhere Triton does it.
 KNOWN = triton.__version__.startswith("3.6.") and not INTERPRETED
 _Call = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+class Noted(NamedTuple):
+    """A launch that was not made."""
+
+    kernel: Any
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+class _Notes(threading.local):
+    """What this thread notes; `None` while it launches."""
+
+    launches: list[Noted] | None = None
+
+
+_notes = _Notes()
+
+
+@contextmanager
+def noting() -> Iterator[list[Noted]]:
+    """Has this thread note its launches instead of making them. One whose binary is loaded is made: it needs nothing."""
+    noted: list[Noted] = []
+    _notes.launches = noted
+    try:
+        yield noted
+    finally:
+        _notes.launches = None
+
+
+def settle_key(kernel: Any) -> None:
+    """Has Triton work out the key of a kernel, after those of all it calls. Triton 3.6 leaves the constants of a function out of
+    its caller's key if the caller's was asked for first: then the key would depend on what was compiled before."""
+    function = getattr(kernel, "fn", None)
+    if function is None or getattr(kernel, "hash", "") is not None:
+        return
+    for name in function.__code__.co_names:
+        called = function.__globals__.get(name)
+        if called is not kernel and isinstance(called, triton.runtime.jit.JITCallable):
+            settle_key(called)
+    kernel.cache_key  # noqa: B018
 
 
 class Launch:
@@ -61,6 +106,11 @@ class Launch:
 
     def _by_triton(self, arguments: tuple[Any, ...]) -> None:
         if self._grid == 0:
+            return
+        if not INTERPRETED:
+            settle_key(self._kernel)
+        if _notes.launches is not None:
+            _notes.launches.append(Noted(self._kernel, (*arguments, *self._rest), self._options))
             return
         if self._device < 0:
             self._kernel[(self._grid,)](*arguments, *self._rest, **self._options)
