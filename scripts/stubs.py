@@ -190,6 +190,8 @@ OTHERS: dict[str, tuple[str, ...]] = {
         "tuple[str, str]",
     ),
     "text_operation": ("kernel_id: str", "str | None"),
+    "hold_changes": ("None",),
+    "settle_changes": ("None",),
     "time_host_by_events": ("yes: bool", "None"),
     "tokenizer_settings": ("tuple[bool, int]",),
     "unpin": ("None",),

@@ -66,6 +66,7 @@ __all__ = [
     "graph_release",
     "graph_wanted",
     "health",
+    "hold_changes",
     "inner",
     "jit_begin",
     "jit_done",
@@ -116,6 +117,7 @@ __all__ = [
     "schema",
     "set_launch_limits",
     "settings",
+    "settle_changes",
     "settle_names",
     "silu_mul",
     "solve",
@@ -206,6 +208,8 @@ def attention(
     multiply it by zero.
 
     Edge cases:
+        When all scores of a query are NaN: it holds a NaN, or every key it attends to does: NaN for that query (except:
+            with fewer than 16 keys torch's fused kernel for the CPU gives zeros).
         When a score is plus infinity: of infinite queries or keys, or products beyond float32's range: NaN for that
             query (except: torch's fused kernel for the CPU gives zeros in float16 and bfloat16).
         When scale is closer to 0 than float32's smallest normal number, 2^-126: the scores by the definition, which in
@@ -258,6 +262,8 @@ def cross_attention(
     out = softmax(scale * q.k^T + mask).v with keys and values of another sequence (an encoder's); never causal
 
     Edge cases:
+        When all scores of a query are NaN: it holds a NaN, or every key it attends to does: NaN for that query (except:
+            with fewer than 16 keys torch's fused kernel for the CPU gives zeros).
         When a score is plus infinity: of infinite queries or keys, or products beyond float32's range: NaN for that
             query (except: torch's fused kernel for the CPU gives zeros in float16 and bfloat16).
         When scale is closer to 0 than float32's smallest normal number, 2^-126: the scores by the definition, which in
@@ -946,6 +952,7 @@ def graph_hold(call: str, device: int) -> str: ...
 def graph_release() -> None: ...
 def graph_wanted(call: str, device: int) -> str | None: ...
 def health() -> tuple[str, str, bool]: ...
+def hold_changes() -> None: ...
 def inner(name: str, *args: Any, **kwargs: Any) -> Any: ...
 def jit_begin(kernel: str, call: str, device: int) -> int: ...
 def jit_done(id: int, compile_ms: float, caches: Sequence[str | PathLike[str]]) -> None: ...
@@ -1005,6 +1012,7 @@ def set_launch_limits(
     device: int, max_grid: tuple[int, int, int] | None, max_threads_per_block: int | None
 ) -> None: ...
 def settings() -> str: ...
+def settle_changes() -> None: ...
 def settle_names() -> None: ...
 def solve(model_id: str, calls: Sequence[str], device: int, buckets: dict[str, list[int]]) -> tuple[str, str]: ...
 def status() -> dict[str, Any]: ...

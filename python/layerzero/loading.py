@@ -68,6 +68,8 @@ def _load(registering: bool) -> bool:
         finally:
             _loading = False
             hold(None)
+            # Interrupted, what was loaded so far counts.
+            _native.settle_changes()
         if not _names_known and not registering:
             _native.settle_names()
             _names_known = True
@@ -99,8 +101,11 @@ def _all_steps() -> list[Callable[[], object]]:
     return [
         # What the operator wants comes first: a file with a mistake must not be passed over.
         _configure,
+        # One state is built for all that comes along, instead of one for each.
+        _native.hold_changes,
         *(partial(_load_builtin, name) for name in BACKENDS),
         *(partial(_load_unproven, name) for name in UNPROVEN),
+        _native.settle_changes,
         *(partial(_load_plugin, entry) for entry in entry_points(group=GROUP)),
         # Only now is it known which kernels the measurements are of.
         _native.learn,

@@ -6,7 +6,6 @@ use std::sync::OnceLock;
 
 use layerzero::model::{Op, Query};
 use pyo3::ffi::{self, PyObject};
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -43,7 +42,11 @@ pub fn prepare(py: Python<'_>) -> bool {
     {
         let _ = QUANTIZED.set(class.unbind());
     }
-    COPY.get_or_init(|| intern!(py, "copy_").clone().unbind());
+    // Made before it is set: whoever makes something inside of a lock may give up the interpreter there, to a thread that
+    // waits for the lock.
+    if COPY.get().is_none() {
+        let _ = COPY.set(PyString::intern(py, "copy_").unbind());
+    }
     QUANTIZED.get().is_some()
 }
 

@@ -139,6 +139,8 @@ fn _native(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(functions, module)?)?;
     module.add_function(wrap_pyfunction!(allocations, module)?)?;
     module.add_function(wrap_pyfunction!(registry::load_backend, module)?)?;
+    module.add_function(wrap_pyfunction!(registry::hold_changes, module)?)?;
+    module.add_function(wrap_pyfunction!(registry::settle_changes, module)?)?;
     module.add_function(wrap_pyfunction!(registry::register, module)?)?;
     module.add_function(wrap_pyfunction!(registry::unregister, module)?)?;
     module.add_function(wrap_pyfunction!(registry::disable, module)?)?;

@@ -116,23 +116,33 @@ pub fn load_backend(
         let versions = kernels.iter().filter(|k| k.id == id).map(|k| k.version.clone());
         attached.extend(versions.map(|v| (id.clone(), v, Executable::Foreign(function.clone()))));
     }
-    engine.load_capabilities(name, document).map_err(raise)?;
     let backend = read.map_or_else(|| name.to_owned(), |d| d.backend.name);
     let reason = unavailable.map(|(code, detail)| self::unavailable(&code, detail, &backend));
     let trust = trusted(trust);
-    engine
-        .update(|spec| {
-            for kernel in spec.kernels.iter_mut().filter(|k| k.backend == backend && !k.standalone) {
-                Arc::make_mut(kernel).trust = trust;
-            }
-            spec.versions.extend(versions);
-            if let Some(state) = spec.backends.get_mut(&backend) {
-                state.unavailable = reason;
-                state.lacks = lacks;
-            }
-        })
-        .map_err(raise)?;
-    engine.attach_all(attached).map_err(raise)
+    let adjust = |spec: &mut layerzero::selection::SnapshotSpec| {
+        for kernel in spec.kernels.iter_mut().filter(|k| k.backend == backend && !k.standalone) {
+            Arc::make_mut(kernel).trust = trust;
+        }
+        spec.versions.extend(versions);
+        if let Some(state) = spec.backends.get_mut(&backend) {
+            // A document that was refused says why.
+            state.unavailable = reason.or_else(|| state.unavailable.take());
+            state.lacks = lacks;
+        }
+    };
+    engine.load_backend(name, document, adjust, attached).map_err(raise)
+}
+
+/// Has changes wait until they are settled: loading makes dozens of them.
+#[pyfunction]
+pub fn hold_changes() {
+    engine().hold_changes();
+}
+
+/// Puts into force what was changed since `hold_changes`.
+#[pyfunction]
+pub fn settle_changes(py: Python<'_>) -> PyResult<()> {
+    detached(py, || engine().settle_changes()).map_err(|e| error::engine(py, &e))
 }
 
 /// Why a backend cannot be used, by its code and what there is to say.

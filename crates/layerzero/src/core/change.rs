@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use lz_model::capabilities::{self, Capabilities, CapabilitiesError, Problem};
 use lz_model::{BackendDescriptor, GenerationTable, KernelDescriptor, PluginOrigin, Query};
@@ -72,7 +73,37 @@ impl Core {
     }
 
     fn change(&self, change: impl FnOnce(&mut Draft)) -> Result<(), Error> {
+        if self.holds_changes.load(Ordering::Acquire) {
+            self.change_draft(change);
+            return Ok(());
+        }
         self.change_warmed(change, |_| Ok(()), &[])
+    }
+
+    /// Changes what the next state is built from, and builds none.
+    fn change_draft(&self, change: impl FnOnce(&mut Draft)) {
+        let mut current = self.draft.lock();
+        let mut next = current.clone();
+        change(&mut next);
+        next.repin();
+        let before = std::mem::replace(&mut *current, next);
+        // As in `change_warmed`.
+        drop(current);
+        drop(before);
+    }
+
+    /// Has changes wait for [`Core::settle_changes`]: loading makes dozens of them, and building a state for each would take
+    /// most of its time. Only for changes that are known to fit.
+    pub fn hold_changes(&self) {
+        self.holds_changes.store(true, Ordering::Release);
+    }
+
+    /// Builds the state of everything that changed since [`Core::hold_changes`]. Nothing happens where nothing was held.
+    pub fn settle_changes(&self) -> Result<(), Error> {
+        match self.holds_changes.swap(false, Ordering::AcqRel) {
+            true => self.change(|_| {}),
+            false => Ok(()),
+        }
     }
 
     /// As [`Core::update`]; the new state is refused if `check` says so, and these queries are decided before anybody
@@ -216,6 +247,25 @@ impl Core {
         let document = self.read_capabilities(name, text)?;
         let refused = document.refusal();
         self.change(|draft| document.put(draft))?;
+        refused.map_or(Ok(()), Err)
+    }
+
+    /// Loads a document with what runs its kernels: id, version, and the executable. `adjust` changes what the document said.
+    /// One change, all or none; a document that is refused leaves its backend known and disabled.
+    pub fn load_backend(
+        &self,
+        name: &str,
+        text: &str,
+        adjust: impl FnOnce(&mut SnapshotSpec),
+        kernels: Vec<(String, String, Executable)>,
+    ) -> Result<(), Error> {
+        let document = self.read_capabilities(name, text)?;
+        let refused = document.refusal();
+        self.change(|draft| {
+            document.put(draft);
+            adjust(&mut draft.spec);
+            draft.executables.extend(kernels.into_iter().map(|(id, version, e)| ((id, version), e)));
+        })?;
         refused.map_or(Ok(()), Err)
     }
 

@@ -37,7 +37,7 @@ mod step;
 mod text;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
@@ -97,6 +97,8 @@ pub struct Core {
     recent: Mutex<VecDeque<Query>>,
     /// Threads of calls on the CPU that do not say theirs.
     threads: AtomicU16,
+    /// Whether changes wait until they are settled, all at once.
+    holds_changes: AtomicBool,
 }
 
 impl Core {
@@ -122,6 +124,7 @@ impl Core {
             live: Live::default(),
             recent: Mutex::default(),
             threads: AtomicU16::new(threads),
+            holds_changes: AtomicBool::new(false),
         }
     }
 
