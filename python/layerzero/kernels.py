@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from layerzero import _native, loading
+from layerzero import _native, fingerprints, loading
 from layerzero.documents import to_json
 from layerzero.errors import ConfigurationError
 
@@ -62,6 +62,7 @@ def register_kernel(
             "ops": {operation: [{"priority": priority, **kernel}]},
         }
         _native.register(to_json(document), (kernel_id, function, names), "vouched" if trusted else "unproven")
+        fingerprints.said("kernel", kernel_id, version, priority)
         return function
 
     return register
@@ -86,6 +87,7 @@ def direct(plan: Callable[..., tuple[Any, ...] | None]) -> Callable[[Function], 
 def unregister_kernel(kernel_id: str) -> None:
     """Removes a kernel; calls under way finish with it."""
     _native.unregister(kernel_id)
+    fingerprints.said("no kernel", kernel_id)
 
 
 def _describe(

@@ -16,6 +16,7 @@ from layerzero.kernels import direct
 
 from ..flash_attn.operands import is_positive, positive
 from .blocks import HALF
+from .traced import is_traced
 
 _sdpa = torch._C._nn.scaled_dot_product_attention
 _flash = torch._C._VariableFunctions._scaled_dot_product_flash_attention_for_cpu
@@ -60,7 +61,9 @@ def attend_flash(
 
 
 def _has_nan(tensor: Tensor) -> bool:
-    """Whether there may be a NaN: the sum of a tensor that holds one is NaN."""
+    """Whether there may be a NaN: the sum of a tensor that holds one is NaN. A compiler traces tensors without values."""
+    if is_traced():
+        return False
     return math.isnan(tensor.sum().item())
 
 

@@ -19,6 +19,7 @@ from layerzero.kernels import direct
 from ..flash_attn.operands import is_positive, positive, readable
 from ..flash_attn.seeding import seeded
 from ..torch.attention import distances, reachable, split_mask
+from ..torch.traced import start_of
 
 _sdpa = torch._C._nn.scaled_dot_product_attention
 _math = torch._C._VariableFunctions._scaled_dot_product_attention_math
@@ -38,7 +39,7 @@ _BIAS_STEP = 8
 
 def _fits(tensor: Tensor) -> bool:
     """Whether kernels can load from it as it lies; heads they cannot load at all are padded, or go to matrix products."""
-    if tensor.is_contiguous() and tensor.data_ptr() % _LOAD == 0:
+    if tensor.is_contiguous() and start_of(tensor) % _LOAD == 0:
         return True
     return tensor.shape[-1] * tensor.element_size() % _LOAD != 0 or readable(tensor)
 
@@ -203,7 +204,7 @@ def _mask(
 
 def _at_a_bound(mask: Tensor) -> Tensor:
     """The mask, or a copy where kernels could not load from it; boolean ones are copied by torch."""
-    if mask.dtype == torch.bool or (mask.stride(-1) == 1 and mask.data_ptr() % _LOAD == 0):
+    if mask.dtype == torch.bool or (mask.stride(-1) == 1 and start_of(mask) % _LOAD == 0):
         return mask
     return mask.clone(memory_format=torch.contiguous_format)
 
