@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from layerzero import _native, control, loading
 from layerzero.integrations.compositions import FUSED
 from layerzero.integrations.fakes import SEED_TENSOR
-from layerzero.integrations.operators import DEFAULT_LAYOUT, LOWERING, Operator
+from layerzero.integrations.operators import DEFAULT_LAYOUT, LOWERING, Argument, Operator
 
 #: Backends whose kernels are torch code.
 TORCH = frozenset(["torch", "torch_cuda", "torch_any", "torch_rocm"])
@@ -41,12 +41,14 @@ _MOST = 4096
 
 def choose(operator: Operator, args: tuple[Any, ...]) -> tuple[Choice, str]:
     """What a call becomes, and the call in words."""
+    loading.load()
     settings = _settings()
-    described = tuple(_described(name, value) for name, value in operator.values(args).items() if _counts(name))
+    given = zip(operator.arguments, operator.fill(args), strict=True)
+    described = tuple(_described(argument.name, value) for argument, value in given if _counts(argument, value))
     frames = control.frames()
     # The engine counts whatever may change a decision.
     state = (_native.status()["version"], frames[0].number if frames else 0, _without_host())
-    key = (operator.name, described, args[-1:] and torch.is_grad_enabled(), settings, state)
+    key = (operator.name, described, settings, state)
     choice = _remembered.get(key)
     if choice is None:
         if len(_remembered) >= _MOST:
@@ -55,8 +57,11 @@ def choose(operator: Operator, args: tuple[Any, ...]) -> tuple[Choice, str]:
     return choice, _words(described)
 
 
-def _counts(name: str) -> bool:
-    return name not in (LOWERING, DEFAULT_LAYOUT, SEED_TENSOR)
+def _counts(argument: Argument, value: Any) -> bool:
+    """Whether an argument says anything; layouts in force say something too."""
+    if argument.name in (LOWERING, DEFAULT_LAYOUT, SEED_TENSOR):
+        return False
+    return isinstance(value, Tensor) or value != argument.default
 
 
 def _settings() -> tuple[tuple[str, Any], ...]:
@@ -131,7 +136,6 @@ def _decided(operator: Operator, described: tuple[tuple[Any, ...], ...], setting
     looked_at += ["verify"] if settings["verify"] == "sample" else []
     if looked_at:
         return Choice("operator", None, f"{looked_at[0]} is on, and looks at every call")
-    loading.load()
     try:
         with _disable_current_modes(), FakeTensorMode(), torch.inference_mode(False):
             report = json.loads(_native.explain(name, **_stand_ins(described))[0])

@@ -277,6 +277,7 @@ def _recompiled() -> str:
     runs, another policy may be in force."""
     if torch.compiler.is_exporting():
         return ""
+    loading.load()
     fingerprints.begin()
     fingerprints.measured()
     return str(loading.setting("compile.recompile"))
