@@ -19,8 +19,10 @@ TORCH = frozenset(["torch", "torch_cuda", "torch_any", "torch_rocm"])
 #: What a kernel must gain to be worth an operator that the compiler cannot look into: a share of torch's time, and what
 #: the call of the operator costs the host, in µs. Under CUDA graphs the host is not there.
 SHARE, CALL_US = 0.1, 25.0
-#: Reasons why a kernel was chosen that are no ranking.
-_RANKINGS = frozenset(["ranking", "only"])
+#: Functions whose kernels are inlined as they are.
+ATTENTION = frozenset(["attention", "cross_attention"])
+#: What names a kernel, where the ranking did not choose it.
+_NAMED = frozenset(["lock", "override", "pin"])
 #: A size that is only known when a graph runs.
 _UNKNOWN_SIZE = 1024
 
@@ -141,11 +143,11 @@ def _decided(operator: Operator, described: tuple[tuple[Any, ...], ...], setting
             report = json.loads(_native.explain(name, **_stand_ins(described))[0])
     except Exception as error:  # noqa: BLE001 - the operator says it when it runs
         return Choice("operator", None, f"it cannot be decided yet: {error}".partition("\n")[0])
-    return _from(report, name in FUSED, lowering == "always")
+    return from_report(report, name, lowering == "always")
 
 
-def _from(report: dict[str, Any], fused: bool, always: bool) -> Choice:
-    """What the candidates say."""
+def from_report(report: dict[str, Any], name: str, always: bool) -> Choice:
+    """What a call becomes, by what its explanation says of the candidates."""
     chosen = report["chosen"]
     accepted = sorted((c for c in report["candidates"] if c["accepted"]), key=lambda c: int(c["rank"]))
     if chosen is None or not accepted:
@@ -155,15 +157,20 @@ def _from(report: dict[str, Any], fused: bool, always: bool) -> Choice:
     why = report["why"]["message"] if report["why"] else report["basis"]
     if report["pieces"]:
         return Choice("operator", chosen, f"its batch is split into {report['pieces']} pieces")
+    by = (report["why"] or {}).get("by")
+    if by == "rollout":
+        return Choice("operator", chosen, why)
+    named = by in _NAMED
     if first["backend"] in TORCH:
-        return _as_torch(first, why)
-    named = report["basis"] == "locked" or (report["why"] or {}).get("by") not in _RANKINGS
+        # A norm or a product is inlined as one writes it in torch; who names another of torch's kernels gets that one.
+        other = named and name not in ATTENTION and chosen != report["baseline"]
+        return _as_kernel(first, why) if other else _as_torch(first, why)
     if torchs is None or named or _policy(first) > _policy(torchs):
         return _as_kernel(first, why)
     if always:
         return _as_torch(torchs, "compile.lowering is always")
     gain = _gain(first, torchs)
-    if gain is None and not fused:
+    if gain is None and name not in FUSED:
         return _as_kernel(first, why)
     if gain is not None and gain > 0.0:
         return _as_kernel(first, f"{why}; torch's {torchs['kernel_id']} needs {torchs['time_us']:.1f} µs")

@@ -107,7 +107,8 @@ def _of_tokens(table: Tensor, input: Tensor, positions: Tensor | None, layout: s
     """The rows of a table that belong to the tokens of the input, broadcast over its heads."""
     if positions is None:
         tokens = input.shape[2] if layout == "BHSD" else input.shape[-3]
-        torch._check(tokens <= table.shape[0], lambda: f"rope: cos and sin have rows 0 to below {table.shape[0]}")
+        last = table.shape[0]
+        torch._check(tokens <= last, lambda: f"rope: cos and sin have rows 0 to below {last}")  # type: ignore[no-untyped-call]
         rows = table[:tokens]
     else:
         rows = table[positions]
@@ -141,7 +142,7 @@ def fused_mlp(
     activation: str = "silu",
 ) -> Tensor:
     """Up-projection, activation, down-projection."""
-    activate = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}[activation]
+    activate: Callable[[Tensor], Tensor] = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}[activation]
     if gate_weight is None:
         return F.linear(activate(F.linear(input, up_weight)), down_weight)
     return F.linear(activate(F.linear(input, gate_weight)) * F.linear(input, up_weight), down_weight)

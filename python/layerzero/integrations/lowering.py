@@ -17,12 +17,11 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from layerzero import _native, layouts, lowerings
 from layerzero.integrations import compositions, kernel_calls
-from layerzero.integrations.choices import Choice, choose
+from layerzero.integrations.choices import ATTENTION, Choice, choose
 from layerzero.integrations.fakes import SEED_TENSOR
 from layerzero.integrations.operators import DEFAULT_LAYOUT, LOWERING, SELECTED, Operator
 from layerzero.lowerings import LoweredCall
 
-_ATTENTION = frozenset(["attention", "cross_attention"])
 #: Kernels of fused_mlp that compute half-width floats in float32.
 _PLAIN_MLP = frozenset(["torch.mlp", "torch.cuda.mlp", "torch.any.mlp", "torch.rocm.mlp"])
 #: Kernels that ran once through the engine, which imports their library and proves that they take the call.
@@ -74,9 +73,7 @@ def _inlined(operator: Operator, args: tuple[Any, ...], choice: Choice) -> tuple
     return (shaped if len(operator.outputs) > 1 else shaped[0]), choice
 
 
-def _code(
-    operator: Operator, values: dict[str, Any], kernel: str
-) -> tuple[Callable[..., Any], dict[str, Any]] | str:
+def _code(operator: Operator, values: dict[str, Any], kernel: str) -> tuple[Callable[..., Any], dict[str, Any]] | str:
     """The torch code of a kernel and its arguments, or why there is none."""
     name = operator.name
     if name == "embedding" and values["weight"].requires_grad and values["weight"].dtype in _HALF:
@@ -102,7 +99,7 @@ _HALF = (torch.float16, torch.bfloat16)
 def heads_first(operator: Operator, args: tuple[Any, ...]) -> bool:
     """Whether a call of a compiled graph gives heads before the sequence: its result is then a view of memory in which the
     sequence comes first, as that of torch's own attention is."""
-    if operator.name not in _ATTENTION:
+    if operator.name not in ATTENTION:
         return False
     at = operator.place(LOWERING)
     if len(args) <= at or args[at] is None:

@@ -271,7 +271,7 @@ def _caller(operator: Operator) -> Callable[..., Any]:
     return call
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _recompiled() -> str:
     """What compiles a graph again: the setting, as it is while the graph is traced. An exported program says nothing: where it
     runs, another policy may be in force."""
@@ -283,7 +283,7 @@ def _recompiled() -> str:
     return str(loading.setting("compile.recompile"))
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _fingerprint() -> str:
     """What kernels are chosen by, as it is while the graph is traced."""
     return fingerprints.SEEN["policy"]

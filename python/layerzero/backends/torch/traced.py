@@ -14,4 +14,4 @@ def is_traced() -> bool:
 
 def start_of(tensor: Tensor) -> int:
     """The address of the first element. One of a graph counts from the start of its memory, which compilers align."""
-    return tensor.storage_offset() * tensor.element_size() if is_traced() else tensor.data_ptr()
+    return int(tensor.storage_offset()) * tensor.element_size() if is_traced() else tensor.data_ptr()
