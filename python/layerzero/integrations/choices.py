@@ -12,15 +12,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from layerzero import _native, control, loading
 from layerzero.integrations.compositions import FUSED
 from layerzero.integrations.fakes import SEED_TENSOR
-from layerzero.integrations.operators import DEFAULT_LAYOUT, LOWERING, Argument, Operator
+from layerzero.integrations.operators import ATTENTION, DEFAULT_LAYOUT, LOWERING, Argument, Operator
 
 #: Backends whose kernels are torch code.
 TORCH = frozenset(["torch", "torch_cuda", "torch_any", "torch_rocm"])
 #: What a kernel must gain to be worth an operator that the compiler cannot look into: a share of torch's time, and what
 #: the call of the operator costs the host, in µs. Under CUDA graphs the host is not there.
 SHARE, CALL_US = 0.1, 25.0
-#: Functions whose kernels are inlined as they are.
-ATTENTION = frozenset(["attention", "cross_attention"])
 #: What names a kernel, where the ranking did not choose it.
 _NAMED = frozenset(["lock", "override", "pin"])
 #: A size that is only known when a graph runs.

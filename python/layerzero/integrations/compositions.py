@@ -142,10 +142,11 @@ def fused_mlp(
     activation: str = "silu",
 ) -> Tensor:
     """Up-projection, activation, down-projection."""
-    activate: Callable[[Tensor], Tensor] = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}[activation]
+    activate: Any = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}[activation]
     if gate_weight is None:
         return F.linear(activate(F.linear(input, up_weight)), down_weight)
-    return F.linear(activate(F.linear(input, gate_weight)) * F.linear(input, up_weight), down_weight)
+    gate: Tensor = activate(F.linear(input, gate_weight))
+    return F.linear(gate * F.linear(input, up_weight), down_weight)
 
 
 def fused_mlp_wide(

@@ -6,21 +6,22 @@ then on is torch code, or the operator again with its kernel in the place of the
 by the choice.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch._C import _TorchDispatchModeKey
-from torch._subclasses.functional_tensor import FunctionalTensorMode
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from layerzero import _native, layouts, lowerings
-from layerzero.integrations import compositions, kernel_calls
-from layerzero.integrations.choices import ATTENTION, Choice, choose
+from layerzero import _native, layouts
+from layerzero.integrations import kernel_calls
 from layerzero.integrations.fakes import SEED_TENSOR
-from layerzero.integrations.operators import DEFAULT_LAYOUT, LOWERING, SELECTED, Operator
-from layerzero.lowerings import LoweredCall
+from layerzero.integrations.operators import ATTENTION, DEFAULT_LAYOUT, LOWERING, SELECTED, Operator
+
+if TYPE_CHECKING:
+    from layerzero.integrations.choices import Choice
 
 #: Kernels of fused_mlp that compute half-width floats in float32.
 _PLAIN_MLP = frozenset(["torch.mlp", "torch.cuda.mlp", "torch.any.mlp", "torch.rocm.mlp"])
@@ -30,14 +31,17 @@ _ran: set[str] = set()
 
 def lower(operator: Operator, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     """What a call becomes: its result, traced as torch code, or `NotImplemented` and the operator's arguments."""
+    # What only compilers need is imported when one is at work.
+    from layerzero import lowerings
+    from layerzero.integrations.choices import choose
+
     at = operator.place(LOWERING)
     args = operator.fill(args)
     choice, words = choose(operator, args)
     result: Any = NotImplemented
     if choice.how == "torch":
         result, choice = _inlined(operator, args, choice)
-    told = LoweredCall(operator.name, words, choice.how, choice.kernel, choice.why)
-    lowerings.note(told)
+    lowerings.note(lowerings.LoweredCall(operator.name, words, choice.how, choice.kernel, choice.why))
     said = f"={choice.kernel}" if choice.how == "kernel" else SELECTED
     return result, (*args[:at], said, *args[at + 1 :])
 
@@ -58,6 +62,10 @@ def wanted(operator: Operator, args: tuple[Any, ...]) -> bool:
 
 def _inlined(operator: Operator, args: tuple[Any, ...], choice: Choice) -> tuple[Any, Choice]:
     """The result of a call as torch code; `NotImplemented` and why, where torch code does not express it."""
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    from layerzero.integrations.choices import Choice
+
     values = kernel_calls.named(operator, args)
     code = _code(operator, values, str(choice.kernel))
     if isinstance(code, str):
@@ -75,6 +83,8 @@ def _inlined(operator: Operator, args: tuple[Any, ...], choice: Choice) -> tuple
 
 def _code(operator: Operator, values: dict[str, Any], kernel: str) -> tuple[Callable[..., Any], dict[str, Any]] | str:
     """The torch code of a kernel and its arguments, or why there is none."""
+    from layerzero.integrations import compositions
+
     name = operator.name
     if name == "embedding" and values["weight"].requires_grad and values["weight"].dtype in _HALF:
         return "its gradient is summed in float32"
@@ -142,7 +152,9 @@ def _public(operator: Operator, args: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def register(operator: Operator) -> None:
-    """Lowers calls that autograd does not see: those of inference mode."""
+    """Lowers calls that autograd does not see: those of inference mode. Calling it again changes nothing."""
+    from torch._subclasses.functional_tensor import FunctionalTensorMode
+
     op = getattr(torch.ops.layerzero, operator.name).default
 
     def functional(mode: Any, *args: Any, **kwargs: Any) -> Any:
@@ -153,7 +165,8 @@ def register(operator: Operator) -> None:
                     return result
         return mode.__torch_dispatch__(op, (), args, kwargs)
 
-    op.py_impl(FunctionalTensorMode)(functional)
+    if FunctionalTensorMode not in op.py_kernels and FunctionalTensorMode not in op.python_key_table:
+        op.py_impl(FunctionalTensorMode)(functional)
 
 
 def wanted_below(mode: Any, operator: Operator, args: tuple[Any, ...]) -> bool:

@@ -16,6 +16,8 @@ DEFAULT_LAYOUT = "default_layout"
 LOWERING = "lowering"
 #: The kernel is selected at every call.
 SELECTED = "selected"
+#: Functions on queries, keys and values that lie side by side; their results are in their layout.
+ATTENTION = frozenset(["attention", "cross_attention"])
 #: Functions whose kernel may be chosen while a graph is compiled.
 LOWERABLE = frozenset(
     [

@@ -42,10 +42,14 @@ def register() -> None:
 def register_tracing() -> None:
     """Lets torch's compiler trace the public functions, which are native: each becomes a call of its operator."""
     register()
+    for function in (_recompiled, _fingerprint):
+        torch.compiler.assume_constant_result(function)  # type: ignore[no-untyped-call]
     with _LOCK:
         for name in OPERATORS:
             if name not in _TRACED:
                 torch.compiler.substitute_in_graph(getattr(_native, name))(_CALLS[name])
+                if LOWERING in OPERATORS[name].names:
+                    lowering.register(OPERATORS[name])
                 _TRACED.add(name)
 
 
@@ -106,8 +110,6 @@ def _define(library: Any, operator: Operator) -> None:
     library.impl(name, gradients.autograd_kernel(operator), "Autograd", with_keyset=True)
     torch.library.register_vmap(f"layerzero::{name}", batching.vmap_rule(operator), lib=library)
     autocast.register_autocast(library, operator, name, lowered=name in autocast.LOWERED)
-    if LOWERING in operator.names:
-        lowering.register(operator)
     if operator.updates:
         library.impl(name, _version_kernel(operator), "ADInplaceOrView", with_keyset=True)
 
@@ -271,7 +273,6 @@ def _caller(operator: Operator) -> Callable[..., Any]:
     return call
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _recompiled() -> str:
     """What compiles a graph again: the setting, as it is while the graph is traced. An exported program says nothing: where it
     runs, another policy may be in force."""
@@ -283,7 +284,6 @@ def _recompiled() -> str:
     return str(loading.setting("compile.recompile"))
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _fingerprint() -> str:
     """What kernels are chosen by, as it is while the graph is traced."""
     return fingerprints.SEEN["policy"]
