@@ -225,6 +225,8 @@ REFUSED = {"plan_mode": True, "backend_isolation": "subprocess"}
 
 #: Settings with tests of their own: the file, and the test that changes it.
 TESTED = {
+    "compile.lowering": ("tests/test_compile_lowering.py", "test_lowering_can_be_turned_off"),
+    "compile.recompile": ("tests/test_compile_lowering.py", "test_what_compiles_a_graph_again"),
     "graph_strict_mode": ("crates/layerzero/tests/control/readiness.rs", "graph_strict_mode"),
     "checked": ("tests/test_settings_walk.py", "test_a_wrong_kernel_is_found_where_somebody_looks"),
     "verify": ("tests/test_settings_walk.py", "test_a_wrong_kernel_is_found_where_somebody_looks"),

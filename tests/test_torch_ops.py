@@ -100,8 +100,8 @@ def test_opcheck_of_every_format(dtype: str, options: dict[str, Any]) -> None:
 def test_arguments_are_the_functions_in_its_order(case: Case) -> None:
     own = [a.name for a in getattr(torch.ops.layerzero, case.function).default._schema.arguments]
     public = [name for name in inspect.signature(getattr(lz, case.function)).parameters if name != "out"]
-    # Where a graph carries its seed and the default layout along.
-    assert [name for name in own if name not in ("seed_tensor", "default_layout")] == public
+    # Where a graph carries its seed, the default layout and what its kernel was chosen by along.
+    assert [name for name in own if name not in ("seed_tensor", "default_layout", "lowering")] == public
 
 
 @pytest.mark.parametrize("case", EVERY_FUNCTION, ids=lambda case: case.function)

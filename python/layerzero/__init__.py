@@ -98,6 +98,7 @@ from layerzero.inspection import (
 )
 from layerzero.kernels import register_kernel, unregister_kernel
 from layerzero.loading import register_backend
+from layerzero.lowerings import CompileReport, LoweredCall, compile_report
 from layerzero.models import Call, DryRun, PlannedCall, UntraceableModelError, calls_of, dry_run, model_hash
 from layerzero.pinning import DispatchTable, load_lockfile, load_table, solve, unpin, write_lockfile
 from layerzero.recording import RecordedCall, Recording, capture
@@ -116,6 +117,7 @@ __all__ = [
     "Candidate",
     "CapabilitiesError",
     "Check",
+    "CompileReport",
     "ConfigurationError",
     "CudaGraphUnsafeError",
     "Diagnosis",
@@ -129,6 +131,7 @@ __all__ = [
     "LayerZeroError",
     "LayerZeroInternalError",
     "LayerZeroWarning",
+    "LoweredCall",
     "NoKernelFoundError",
     "OperationInfo",
     "Plan",
@@ -157,6 +160,7 @@ __all__ = [
     "calls_of",
     "capture",
     "compile",
+    "compile_report",
     "configure",
     "cross_attention",
     "dequantize",

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from layerzero import _native
+from layerzero import _native, fingerprints
 from layerzero.control import setting
 from layerzero.documents import to_json
 from layerzero.errors import LayerZeroError
@@ -225,6 +225,7 @@ def _measured(call: str, device: str, seconds: float, again: bool, stop: Callabl
     request = {"calls": [json.loads(call)], "device": _native.device_number(device)}
     samples = int(setting("perfdb.tune_samples"))
     answer = _native.measure(to_json(request), max(seconds, 0.01), samples, again, 0, False, None, stop)
+    fingerprints.measured()
     report: dict[str, Any] = json.loads(answer)
     return report
 

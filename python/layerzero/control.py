@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from layerzero import _native, layouts, loading
+from layerzero import _native, fingerprints, layouts, loading
 from layerzero.printing import visible
 
 
@@ -29,6 +29,7 @@ def configure(**settings: Any) -> None:
     loading.load()
     _native.configure({name.replace("__", "."): value for name, value in settings.items()})
     look_at_layouts()
+    fingerprints.said("configure", sorted(settings.items()))
     reload_on_hang_up()
 
 
@@ -41,6 +42,7 @@ def load_config(path: str | os.PathLike[str]) -> None:
     loading.load()
     _native.load_config(Path(path))
     look_at_layouts()
+    fingerprints.changed()
     reload_on_hang_up()
 
 
@@ -49,6 +51,7 @@ def reload() -> None:
     loading.load()
     _native.reload()
     look_at_layouts()
+    fingerprints.changed()
 
 
 def reset() -> None:
@@ -56,6 +59,7 @@ def reset() -> None:
     loading.load()
     _native.reset()
     look_at_layouts()
+    fingerprints.forgotten()
 
 
 def lock(operation: str, kernel_id: str, *, optional: bool = False) -> None:
@@ -66,12 +70,14 @@ def lock(operation: str, kernel_id: str, *, optional: bool = False) -> None:
     """
     loading.load()
     _native.lock(operation, kernel_id, optional)
+    fingerprints.said("lock", operation, kernel_id, optional)
 
 
 def unlock(operation: str) -> None:
     """Takes a lock back, wherever it was said."""
     loading.load()
     _native.unlock(operation)
+    fingerprints.said("unlock", operation)
 
 
 def reload_on_hang_up() -> None:
@@ -89,6 +95,8 @@ def _reload_quietly(*_: object) -> None:
     except LayerZeroError:
         # It was logged as an event, and is in the health.
         return
+    look_at_layouts()
+    fingerprints.changed()
 
 
 class Frame(NamedTuple):
@@ -136,6 +144,9 @@ def frames() -> tuple[Frame, ...]:
     return _frames.get()
 
 
+fingerprints.of_frames(frames)
+
+
 def stand_in(frames: tuple[Frame, ...]) -> None:
     """From here on calls are made inside of these."""
     before = _frames.get()
@@ -143,6 +154,7 @@ def stand_in(frames: tuple[Frame, ...]) -> None:
     _overlay.set(frames[0].number if frames else 0)
     if _layouts_of(frames) != _layouts_of(before):
         look_at_layouts()
+    fingerprints.look()
 
 
 def _layouts_of(frames: tuple[Frame, ...]) -> dict[str, str]:

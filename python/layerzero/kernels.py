@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from layerzero import _native, loading
+from layerzero import _native, fingerprints, loading
 from layerzero.documents import to_json
 from layerzero.errors import ConfigurationError
 
@@ -63,6 +63,7 @@ def register_kernel(
         }
         _native.register(to_json(document), (kernel_id, function, names), "vouched" if trusted else "unproven")
         loading.note_registered([kernel_id], kernel_id.partition(".")[0])
+        fingerprints.said("kernel", kernel_id, version, priority)
         return function
 
     return register
@@ -103,6 +104,7 @@ def draws(function: Function) -> Function:
 def unregister_kernel(kernel_id: str) -> None:
     """Removes a kernel; calls under way finish with it."""
     _native.unregister(kernel_id)
+    fingerprints.said("no kernel", kernel_id)
 
 
 def _describe(

@@ -242,6 +242,9 @@ def _entry(key: str) -> dict[str, Any]:
     return next(entry for entry in entries if entry["key"] == key)
 
 
+#: The functions of kernels that are Python code and come along, by kernel.
+FUNCTIONS: dict[str, Callable[..., Any]] = {}
+
 #: Why libraries cannot be used, by backend, as far as that was tried.
 _unusable: dict[str, str] = {}
 
@@ -412,5 +415,7 @@ def _register(
     if (torch := sys.modules.get("torch")) is not None:
         versions["torch"] = torch.__version__
     adapters = [(kernel, function, parameters(function)) for kernel, function in kernels.items()]
+    if trust == "built_in":
+        FUNCTIONS.update(kernels)
     _native.load_backend(name, text, versions, adapters, None, trust, sorted(lacks), importer)
     note_registered(kernels, name)

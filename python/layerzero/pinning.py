@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from layerzero import _native, devices, loading, models
+from layerzero import _native, devices, fingerprints, loading, models
 from layerzero.documents import to_json
 from layerzero.errors import ConfigurationError
 from layerzero.inspection import TensorSpec
@@ -48,6 +48,7 @@ class DispatchTable:
     def load(self) -> list[dict[str, Any]]:
         """Puts it in force in this process; gives the entries that cannot be kept, each with why."""
         mismatches: list[dict[str, Any]] = json.loads(_native.load_table(self._text, f"table of {self.model_id}"))
+        fingerprints.said("table", self._text)
         return mismatches
 
     def __str__(self) -> str:
@@ -142,6 +143,7 @@ def _resized(value: Any, at: Mapping[str, int]) -> Any:
 def load_table(path: str | Path) -> list[dict[str, Any]]:
     """Puts a dispatch table in force in this process; gives the entries that cannot be kept, each with why."""
     mismatches: list[dict[str, Any]] = json.loads(_native.load_table(_read(path), str(path)))
+    fingerprints.said("table", _read(path))
     return mismatches
 
 
@@ -159,12 +161,14 @@ def write_lockfile(
 def load_lockfile(path: str | Path = "layerzero.lock") -> list[dict[str, Any]]:
     """Puts the decisions of a lockfile in force in this process; gives those that cannot be kept, each with why."""
     mismatches: list[dict[str, Any]] = json.loads(_native.replay(_read(path), str(path)))
+    fingerprints.said("lockfile", _read(path))
     return mismatches
 
 
 def unpin() -> None:
     """Takes lockfiles and tables back that this process has put in force."""
     _native.unpin()
+    fingerprints.said("unpin")
 
 
 def _read(path: str | Path) -> str:

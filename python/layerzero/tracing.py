@@ -34,7 +34,7 @@ from torch.utils._pytree import tree_map
 from layerzero import devices, layouts
 from layerzero.inspection import TensorSpec
 from layerzero.integrations import autocast
-from layerzero.integrations.operators import DEFAULT_LAYOUT, OPERATORS
+from layerzero.integrations.operators import DEFAULT_LAYOUT, LOWERING, OPERATORS
 
 #: A call of ours: the function and its arguments; or why a call of torch's is none.
 Equivalent = tuple[str, dict[str, Any]] | str
@@ -268,7 +268,7 @@ class Recorder(TorchFunctionMode):
                 wanted = recorded and value.requires_grad
                 given[name] = Outline(tuple(value.shape), value.dtype, value.stride(), value.device, wanted)
                 device, grad = str(value.device), grad or wanted
-            elif value is not None and name != DEFAULT_LAYOUT:
+            elif value is not None and name not in (DEFAULT_LAYOUT, LOWERING):
                 given[name] = value
         if (layout := _layout_here(function, given)) is not None:
             given["layout"] = layout

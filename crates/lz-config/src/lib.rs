@@ -86,8 +86,9 @@ pub use problem::{ConfigError, ConfigWarning, Problem, ProblemKind};
 pub use reference::{reference_markdown, schema};
 pub use rollout::{Rollout, RolloutMode};
 pub use settings::{
-    BreakerSettings, CacheLayout, CacheSettings, DegradationSettings, DenseLayout, GraphSettings, HealthSettings,
-    InProcess, JitSettings, OneByOne, PerfDbSettings, SECTIONS, SETTINGS, Section, Settings, VARIABLES,
+    BreakerSettings, CacheLayout, CacheSettings, CompileSettings, DegradationSettings, DenseLayout, GraphSettings,
+    HealthSettings, InProcess, JitSettings, Lowering, OneByOne, PerfDbSettings, Recompile, SECTIONS, SETTINGS, Section,
+    Settings, VARIABLES,
 };
 pub use value::Value;
 pub use yaml::MAX_DEPTH;

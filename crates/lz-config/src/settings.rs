@@ -188,6 +188,18 @@ settings! {
         hub_lockfile: PathBuf = PathBuf::from("~/.cache/layerzero/hub_lock.json");
     }
 
+    /// What `torch.compile` makes of calls.
+    compile: CompileSettings {
+        /// How a call becomes part of a graph that torch compiles. `auto`: norms, activations and rotary embeddings as plain
+        /// torch code, which the compiler fuses with what is around them, and all else as the kernel that is chosen while
+        /// the graph is traced; a kernel that a lock, a rule or a preference puts first is kept. `always`: plain torch code
+        /// wherever it expresses the call, but for locks and rules. `off`: an operator that selects its kernel at every call.
+        lowering: Lowering = Lowering::Auto;
+        /// What compiles a graph again whose kernels were chosen while it was traced. `never`: nothing; `policy`: settings,
+        /// locks and `with` blocks that differ from those it was traced with; `measurements`: also new measurements.
+        recompile: Recompile = Recompile::Policy;
+    }
+
     /// Health counters.
     health: HealthSettings {
         /// One call in this many is timed.
@@ -270,6 +282,57 @@ macro_rules! declared_layouts {
 declared_layouts! {
     DenseLayout: Bshd "BSHD", Bhsd "BHSD";
     CacheLayout: Nhd "NHD", Hnd "HND";
+}
+
+/// Settings that are one of several words.
+macro_rules! declared_words {
+    ($($(#[doc = $doc:literal])+ $ty:ident { $($(#[$meta:meta])+ $variant:ident $word:literal,)+ })+) => {$(
+        $(#[doc = $doc])+
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub enum $ty {
+            $($(#[$meta])+ $variant,)+
+        }
+
+        impl Declared for $ty {
+            const KIND: Kind = Kind::Choice(&[$($word),+]);
+            fn to_value(&self) -> Value {
+                Value::from(match self {
+                    $($ty::$variant => $word,)+
+                })
+            }
+            fn receive(&mut self, value: &Value) {
+                if let Value::Str(word) = value {
+                    match word.as_str() {
+                        $($word => *self = $ty::$variant,)+
+                        _ => {}
+                    }
+                }
+            }
+        }
+    )+};
+}
+
+declared_words! {
+    /// How a call becomes part of a compiled graph.
+    Lowering {
+        /// Plain torch code for what the compiler fuses, the chosen kernel for the rest.
+        #[default]
+        Auto "auto",
+        /// Plain torch code wherever it expresses the call.
+        Always "always",
+        /// An operator that selects its kernel at every call.
+        Off "off",
+    }
+    /// What compiles a graph again.
+    Recompile {
+        /// Nothing.
+        Never "never",
+        /// Another policy.
+        #[default]
+        Policy "policy",
+        /// Another policy, or new measurements.
+        Measurements "measurements",
+    }
 }
 
 const LEVELS: [&str; CpuIsa::LEVELS.len()] = {

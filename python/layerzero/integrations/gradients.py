@@ -18,8 +18,9 @@ from torch.autograd.function import _SingleLevelFunction
 
 from layerzero import layouts
 from layerzero.errors import InvalidCallError, LayerZeroError, UnsupportedDerivativeError
+from layerzero.integrations import lowering
 from layerzero.integrations.fakes import SEED_TENSOR
-from layerzero.integrations.operators import DEFAULT_LAYOUT, Operator
+from layerzero.integrations.operators import DEFAULT_LAYOUT, LOWERING, Operator
 
 Evaluate = Callable[[Operator, tuple[Any, ...]], tuple[Tensor, ...]]
 
@@ -120,9 +121,13 @@ def autograd_kernel(operator: Operator) -> Callable[..., Any]:
     op = getattr(torch.ops.layerzero, operator.name).default
     backward = getattr(torch.ops.layerzero, f"{operator.name}_backward").default
     function = _function(operator, op, backward)
-    drops = SEED_TENSOR in operator.names
+    drops, lowers = SEED_TENSOR in operator.names, LOWERING in operator.names
 
     def kernel(keyset: Any, *args: Any) -> Any:
+        if lowers and lowering.wanted(operator, args):
+            result, args = lowering.lower(operator, args)
+            if result is not NotImplemented:
+                return result
         if not _records(args):
             return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
         values = _with_layout(operator, operator.fill(args))

@@ -11,6 +11,31 @@ from layerzero.integrations.fakes import RULES, SEED_TENSOR
 #: backward, and a graph, may run where another one is.
 DEFAULT_LAYOUT = "default_layout"
 
+#: How the call becomes part of a compiled graph, another such argument: the fingerprint of what its kernel is to be chosen
+#: by while the graph is compiled, `=` and the kernel that was chosen, or :data:`SELECTED`.
+LOWERING = "lowering"
+#: The kernel is selected at every call.
+SELECTED = "selected"
+#: Functions on queries, keys and values that lie side by side; their results are in their layout.
+ATTENTION = frozenset(["attention", "cross_attention"])
+#: Functions whose kernel may be chosen while a graph is compiled.
+LOWERABLE = frozenset(
+    [
+        "alibi_bias",
+        "attention",
+        "cross_attention",
+        "embedding",
+        "fused_add_rms_norm",
+        "fused_mlp",
+        "gelu",
+        "layer_norm",
+        "linear",
+        "rms_norm",
+        "rope",
+        "silu_mul",
+    ]
+)
+
 # How arguments that are neither tensors nor parameters of a schema enter an operator. `out` does not: an operator
 # gives new tensors, and the caller's is filled from them.
 _SPECIALS = {
@@ -133,6 +158,8 @@ def _operator(function: dict[str, Any]) -> Operator:
     setting = function["layout_setting"]
     if RULES[function["name"]].differentiable and setting is not None:
         arguments.append(Argument(DEFAULT_LAYOUT, "str?", required=False))
+    if function["name"] in LOWERABLE:
+        arguments.append(Argument(LOWERING, "str?", required=False))
     outputs = tuple(output["name"] for output in function["outputs"])
     return Operator(function["name"], tuple(arguments), outputs, tuple(function["updates"]), setting)
 

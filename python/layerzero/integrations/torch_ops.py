@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerzero import _native, control, layouts, lifecycle
+from layerzero import _native, control, fingerprints, layouts, lifecycle, loading
 from layerzero.arrays import Quantized
 from layerzero.errors import InvalidCallError, UnsupportedTensorError
-from layerzero.integrations import autocast, batching, fakes, gradients
+from layerzero.integrations import autocast, batching, fakes, gradients, lowering
 from layerzero.integrations.fakes import SEED_TENSOR
-from layerzero.integrations.operators import DEFAULT_LAYOUT, OPERATORS, Operator
+from layerzero.integrations.operators import DEFAULT_LAYOUT, LOWERING, OPERATORS, Operator
 
 __all__ = ["call_traced", "register", "register_tracing"]
 
@@ -42,10 +42,14 @@ def register() -> None:
 def register_tracing() -> None:
     """Lets torch's compiler trace the public functions, which are native: each becomes a call of its operator."""
     register()
+    for function in (_recompiled, _fingerprint):
+        torch.compiler.assume_constant_result(function)  # type: ignore[no-untyped-call]
     with _LOCK:
         for name in OPERATORS:
             if name not in _TRACED:
                 torch.compiler.substitute_in_graph(getattr(_native, name))(_CALLS[name])
+                if LOWERING in OPERATORS[name].names:
+                    lowering.register(OPERATORS[name])
                 _TRACED.add(name)
 
 
@@ -132,6 +136,8 @@ def _implementation(operator: Operator) -> Callable[..., Any]:
         else:
             results = _evaluate(operator, args)
         given = gradients.fresh(results, args)
+        if lowering.heads_first(operator, args):
+            given = [lowering.as_given(result, True) for result in given]
         return tuple(given) if len(given) > 1 else given[0] if given else None
 
     return run
@@ -140,9 +146,16 @@ def _implementation(operator: Operator) -> Callable[..., Any]:
 def _fake(operator: Operator) -> Callable[..., Any]:
     def give(*args: Any) -> Any:
         given = fakes.fake(operator.name, operator.values(args))
+        if lowering.heads_first(operator, args):
+            given = tuple(result.new_empty(_turned(result.shape)).transpose(1, 2) for result in given)
         return given if len(given) > 1 else given[0] if given else None
 
     return give
+
+
+def _turned(shape: torch.Size) -> tuple[Any, ...]:
+    first, second, third, *rest = shape
+    return (first, third, second, *rest)
 
 
 def _evaluate_again(operator: Operator, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
@@ -168,9 +181,13 @@ def _same_layout(operator: Operator, layout: str) -> None:
 def _evaluate(operator: Operator, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Runs the kernel selected for these arguments."""
     values = operator.values(args)
-    layout = values.pop(DEFAULT_LAYOUT, None)
+    layout, lowered = values.pop(DEFAULT_LAYOUT, None), values.pop(LOWERING, None)
     if layout is not None:
         _same_layout(operator, layout)
+    if lowered is not None and lowered.startswith("="):
+        result = lowering.run(operator, lowered[1:], args)
+        if result is not NotImplemented:
+            return result if isinstance(result, tuple) else (result,)
     seed = values.pop(SEED_TENSOR, None)
     if seed is not None:
         values["seed"] = int(seed)
@@ -223,6 +240,7 @@ def _caller(operator: Operator) -> Callable[..., Any]:
     lists = tuple((operator.place(name), name) for name in ("window", "normalized_shape") if name in operator.names)
     takes_dtype = "dtype" in operator.names
     setting = operator.layout_setting if DEFAULT_LAYOUT in operator.names else None
+    lowers = LOWERING in operator.names
 
     def call(*args: Any, **kwargs: Any) -> Any:
         out = kwargs.pop("out", None)
@@ -237,6 +255,15 @@ def _caller(operator: Operator) -> Callable[..., Any]:
         if setting is not None and kwargs.get("layout") is None and torch.compiler.is_dynamo_compiling():
             # Read here, it is guarded: another layout is another graph.
             kwargs[DEFAULT_LAYOUT] = layouts.SEEN[setting]
+        if lowers and torch.compiler.is_dynamo_compiling():
+            when = _recompiled()
+            # Read here, it is guarded: where another policy is in force, the graph is compiled again.
+            if when == "never":
+                kwargs[LOWERING] = _fingerprint()
+            elif when == "policy":
+                kwargs[LOWERING] = fingerprints.SEEN["policy"]
+            elif when == "measurements":
+                kwargs[LOWERING] = fingerprints.SEEN["policy"] + fingerprints.SEEN["measurements"]
         result = op(*args, **kwargs)
         if function == "quantize":
             given = kwargs.get("scale") if len(args) < 3 else args[2]
@@ -244,6 +271,22 @@ def _caller(operator: Operator) -> Callable[..., Any]:
         return result if out is None else _written(function, out, result)
 
     return call
+
+
+def _recompiled() -> str:
+    """What compiles a graph again: the setting, as it is while the graph is traced. An exported program says nothing: where it
+    runs, another policy may be in force."""
+    if torch.compiler.is_exporting():
+        return ""
+    loading.load()
+    fingerprints.begin()
+    fingerprints.measured()
+    return str(loading.setting("compile.recompile"))
+
+
+def _fingerprint() -> str:
+    """What kernels are chosen by, as it is while the graph is traced."""
+    return fingerprints.SEEN["policy"]
 
 
 def _as_list(sizes: Any) -> Any:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from layerzero import _native, devices
+from layerzero import _native, devices, fingerprints
 from layerzero.control import setting
 from layerzero.documents import to_json
 from layerzero.errors import ConfigurationError
@@ -299,6 +299,7 @@ def _measure(
         tell = _teller() if shown else None
         return json.loads(_native.measure(to_json(request), seconds(budget), samples, force, 0, regret, tell))
     finally:
+        fingerprints.measured()
         if shown and sys.stderr.isatty():
             sys.stderr.write("\r\x1b[2K")
             sys.stderr.flush()

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from ..torch.traced import start_of
+
 _LOAD = 16
 """Bytes the kernels load at a time."""
 
@@ -11,7 +13,7 @@ def readable(tensor: Tensor) -> bool:
     """Whether it can be loaded 16 bytes at a time: its start and its rows lie on such bounds. A row that does not stops
     the whole device with an error that cannot be recovered from, and the libraries do not look."""
     step = _LOAD // tensor.element_size()
-    if tensor.stride(-1) != 1 or tensor.data_ptr() % _LOAD:
+    if tensor.stride(-1) != 1 or start_of(tensor) % _LOAD:
         return False
     return all(stride % step == 0 for stride, size in zip(tensor.stride(), tensor.shape[:-1], strict=False) if size > 1)
 

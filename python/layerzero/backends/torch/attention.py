@@ -16,6 +16,7 @@ from layerzero.kernels import Turned, direct
 
 from ..flash_attn.operands import is_positive, positive
 from .blocks import HALF
+from .traced import is_traced
 
 _sdpa = torch._C._nn.scaled_dot_product_attention
 _flash = torch._C._VariableFunctions._scaled_dot_product_flash_attention_for_cpu
@@ -51,7 +52,7 @@ def attend_flash(
     if reach == EVERYWHERE and (not causal or seq_q == 1 or seq_q == seq_k):
         # The last query attends to every key: causal takes nothing from it.
         query, scale = positive(query, scale)
-        return _flash(query, key, value, 0.0, causal and seq_q != 1, scale=scale)[0]
+        return _flash(query, key, value, 0.0, bool(causal and seq_q != 1), scale=scale)[0]
     allowed = reachable(query, key, causal, reach)
     assert allowed is not None
     output = _flash(query, key, value, attn_mask=_additive(allowed, query), scale=scale)[0]
@@ -59,7 +60,9 @@ def attend_flash(
 
 
 def _has_nan(tensor: Tensor) -> bool:
-    """Whether there may be a NaN: the sum of a tensor that holds one is NaN."""
+    """Whether there may be a NaN: the sum of a tensor that holds one is NaN. A compiler traces tensors without values."""
+    if is_traced():
+        return False
     return math.isnan(tensor.sum().item())
 
 
@@ -207,7 +210,7 @@ def sdpa_flash(
             reach = (window_left, window_right)
             output = attend_flash(query.float(), key.float(), value.float(), causal, scale, reach).to(query.dtype)
         elif window_left < 0 and window_right < 0 and (not causal or seq_q == seq_k):
-            causal = causal and seq_q != 1
+            causal = bool(causal and seq_q != 1)
             if causal:
                 query, scale = positive(query, scale)
             if heads == kv_heads:
@@ -313,7 +316,7 @@ def sdpa_math(
             mask = bias
             if allowed is not None:
                 mask = _additive(allowed, query) if mask is None else mask.masked_fill(~allowed, -_INFINITY)
-    output = _math(query, key, value, mask, 0.0, top_left, scale=scale, enable_gqa=heads != key.shape[1])[0]
+    output = _math(query, key, value, mask, 0.0, top_left, scale=scale, enable_gqa=bool(heads != key.shape[1]))[0]
     if mask is not None and (attn_mask is not None or seq_q > key.shape[2]):
         output = _nothing_is_zero(output, mask != -_INFINITY)
     return output.transpose(1, 2).contiguous() if layout == "BSHD" else output

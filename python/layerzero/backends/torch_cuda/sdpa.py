@@ -19,6 +19,7 @@ from layerzero.kernels import Turned, direct
 from ..flash_attn.operands import is_positive, positive, readable
 from ..flash_attn.seeding import seeded
 from ..torch.attention import distances, reachable, split_mask
+from ..torch.traced import start_of
 
 _sdpa = torch._C._nn.scaled_dot_product_attention
 _math = torch._C._VariableFunctions._scaled_dot_product_attention_math
@@ -38,7 +39,7 @@ _BIAS_STEP = 8
 
 def _fits(tensor: Tensor) -> bool:
     """Whether kernels can load from it as it lies; heads they cannot load at all are padded, or go to matrix products."""
-    if tensor.is_contiguous() and tensor.data_ptr() % _LOAD == 0:
+    if tensor.is_contiguous() and start_of(tensor) % _LOAD == 0:
         return True
     return tensor.shape[-1] * tensor.element_size() % _LOAD != 0 or readable(tensor)
 
@@ -72,7 +73,7 @@ def _attend(
     seed: int,
 ) -> Tensor:
     """torch's function; heads first."""
-    grouped = query.shape[1] != key.shape[1]
+    grouped = bool(query.shape[1] != key.shape[1])
     if dropout_p > 0.0:
         with seeded(query.device, seed):
             return _sdpa(query, key, value, mask, dropout_p, causal, scale=scale, enable_gqa=grouped)
@@ -119,7 +120,7 @@ def sdpa(
     """`torch.nn.functional.scaled_dot_product_attention`, which chooses among its implementations."""
     query, scale = positive(query, scale)
     query, key, value = (_heads_first(tensor, layout) for tensor in (query, key, value))
-    output = _attend(query, key, value, None, causal and query.shape[2] != 1, scale, dropout_p, seed)
+    output = _attend(query, key, value, None, bool(causal and query.shape[2] != 1), scale, dropout_p, seed)
     return output.transpose(1, 2) if layout == "BSHD" else output
 
 
@@ -164,9 +165,8 @@ def masked(
     if _wants_gradients(mask):
         # Not every implementation has a gradient for the mask.
         with seeded(query.device, seed) if dropout_p > 0.0 else nullcontext():
-            output = _math(query, key, value, mask, dropout_p, scale=scale, enable_gqa=query.shape[1] != key.shape[1])[
-                0
-            ]
+            grouped = bool(query.shape[1] != key.shape[1])
+            output = _math(query, key, value, mask, dropout_p, scale=scale, enable_gqa=grouped)[0]
     else:
         output = _attend(query, key, value, _at_a_bound(mask), False, scale, dropout_p, seed)
     # By position alone every query reaches itself, unless there are more of them than keys.
@@ -214,7 +214,7 @@ def _mask(
 
 def _at_a_bound(mask: Tensor) -> Tensor:
     """The mask, or a copy where kernels could not load from it; boolean ones are copied by torch."""
-    if mask.dtype == torch.bool or (mask.stride(-1) == 1 and mask.data_ptr() % _LOAD == 0):
+    if mask.dtype == torch.bool or (mask.stride(-1) == 1 and start_of(mask) % _LOAD == 0):
         return mask
     return mask.clone(memory_format=torch.contiguous_format)
 
@@ -284,7 +284,7 @@ def cudnn(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float 
     """cuDNN's attention; it is aligned top-left, and reads shared heads once."""
     query, scale = positive(query, scale)
     query, key, value = (_heads_first(tensor, layout) for tensor in (query, key, value))
-    causal = causal and query.shape[2] != 1
+    causal = bool(causal and query.shape[2] != 1)
     wanted = _wants_gradients(query, key, value)
     output = _cudnn(query, key, value, None, wanted, 0.0, causal, False, scale=scale)[0]
     return output.transpose(1, 2) if layout == "BSHD" else output
@@ -322,7 +322,7 @@ def efficient(
         return output.transpose(1, 2) if layout == "BHSD" else output
     query, key, value = (_heads_first(tensor, layout) for tensor in (query, key, value))
     bias = None if attn_mask is None else _bias(attn_mask, query, seq_k)
-    output = _efficient(query, key, value, bias, wanted, 0.0, causal and seq_q != 1, scale=scale)[0]
+    output = _efficient(query, key, value, bias, wanted, 0.0, bool(causal and seq_q != 1), scale=scale)[0]
     if attn_mask is not None:
         output = _nothing_is_zero(output, attn_mask)
     return output.transpose(1, 2) if layout == "BSHD" else output

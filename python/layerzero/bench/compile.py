@@ -1,0 +1,148 @@
+"""``layerzero bench compile``: compiled blocks with LayerZero's functions against the same in torch.
+
+A decoder block of GPT-2, Llama and Qwen is compiled three times with `fullgraph=True`: in plain torch, with LayerZero's
+functions lowered into the graph, and with an operator for each of them that selects its kernel at every call
+(`compile.lowering: off`). The three run in interleaved rounds. A ratio above 1 says that torch needs longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import layerzero as lz
+from layerzero.bench import blocks
+from layerzero.bench.rounds import interleaved
+
+LENGTHS = {"cpu": (1, 16, 64, 512), "cuda": (1, 16, 64, 512, 1000)}
+#: How long one timing of a block is to take, in seconds.
+_TIMING_S = 0.02
+
+
+def _own(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function for the compiler to keep apart: it knows functions by their code."""
+    named = function.__code__.replace(co_name=f"{function.__name__}_")
+    return types.FunctionType(named, function.__globals__, function.__name__)
+
+
+def _compiled(function: Callable[..., Any], mode: str, lowering: str, args: tuple[Any, ...]) -> Callable[[], Any]:
+    made = torch.compile(_own(function), fullgraph=True, dynamic=False, mode=None if mode == "default" else mode)
+    lz.configure(compile={"lowering": lowering, "recompile": "never"})
+    try:
+        for _ in range(3):
+            made(*args)
+    finally:
+        lz.configure(compile=None)
+    return lambda: made(*args)
+
+
+def _repeated(call: Callable[[], Any], count: int, device: str) -> Callable[[], None]:
+    def run() -> None:
+        for _ in range(count):
+            call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return run
+
+
+def _row(family: str, length: int, device: str, dtype: torch.dtype, mode: str, rounds: int) -> dict[str, Any]:
+    ours, plain, small, published = blocks.FAMILIES[family]
+    sizes = published if device == "cuda" else small
+    weights = blocks.weights(sizes, length, dtype, device)
+    x = torch.randn(1, length, sizes.hidden, generator=torch.Generator().manual_seed(1)).to(device, dtype)
+    args = (x, weights, sizes)
+    torch.compiler.reset()
+    lz.compile_report(clear=True)
+    calls = {
+        "torch": _compiled(plain, mode, "auto", args),
+        "lowered": _compiled(ours, mode, "auto", args),
+    }
+    lowered = [call.to_dict() for call in lz.compile_report(clear=True).calls]
+    calls["operators"] = _compiled(ours, mode, "off", args)
+    error = max((calls["torch"]() - calls[name]()).abs().max().item() for name in ("lowered", "operators"))
+    seconds = _once(calls["torch"], device)
+    count = max(1, min(200, int(_TIMING_S / seconds)))
+    times = interleaved({name: _repeated(call, count, device) for name, call in calls.items()}, rounds=rounds, count=1)
+    medians = {name: statistics.median(of) / count for name, of in times.items()}
+
+    def ratio(name: str) -> float:
+        return statistics.median(a / b for a, b in zip(times["torch"], times[name], strict=True))
+
+    return {
+        "family": family,
+        "length": length,
+        **{f"{name}_us": median for name, median in medians.items()},
+        "lowered_times_torch": ratio("lowered"),
+        "operators_times_torch": ratio("operators"),
+        "largest_difference": error,
+        "calls": lowered,
+    }
+
+
+def _once(call: Callable[[], Any], device: str) -> float:
+    run = _repeated(call, 5, device)
+    run()
+    return min(interleaved({"once": run}, rounds=3, count=1)["once"]) / 5e6
+
+
+def measure(
+    families: list[str], lengths: list[int], device: str, dtype: torch.dtype, mode: str, rounds: int
+) -> dict[str, Any]:
+    """Compiles and times every block at every length."""
+    rows = []
+    with torch.no_grad():
+        for family in families:
+            for length in lengths:
+                rows.append(_row(family, length, device, dtype, mode, rounds))
+    return {
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "dtype": str(dtype).removeprefix("torch."),
+        "mode": mode,
+        "rounds": rounds,
+        "least_lowered": min(row["lowered_times_torch"] for row in rows),
+        "rows": rows,
+    }
+
+
+def _print(result: dict[str, Any]) -> None:
+    print(f"{result['device']}, {result['dtype']}, mode {result['mode']}; × torch: above 1 is faster than plain torch")
+    head = f"{'block':8}{'S':>6}{'torch':>12}{'lowered':>12}{'operators':>12}{'lowered ×':>11}{'operators ×':>13}"
+    print(head + "  kernels")
+    for row in result["rows"]:
+        times = "".join(f"{row[f'{name}_us']:9.1f} µs" for name in ("torch", "lowered", "operators"))
+        ratios = f"{row['lowered_times_torch']:11.3f}{row['operators_times_torch']:13.3f}"
+        kept = sorted({call["kernel"] or "?" for call in row["calls"] if call["lowered_to"] != "torch"})
+        print(f"{row['family']:8}{row['length']:6}{times}{ratios}  {', '.join(kept) or 'all torch code'}")
+    print(f"least: {result['least_lowered']:.3f}")
+
+
+def main(arguments: list[str]) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="layerzero bench compile", description=(__doc__ or "").partition("\n\n")[2])
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", help="float32 on the CPU, bfloat16 on GPUs if not given")
+    parser.add_argument("--mode", default="default", help="of torch.compile: default, reduce-overhead, …")
+    parser.add_argument("--families", default=",".join(blocks.FAMILIES), help="which blocks, with commas")
+    parser.add_argument("--lengths", help="how many tokens, with commas")
+    parser.add_argument("--rounds", type=int, default=21, help="interleaved rounds (default 21)")
+    options = parser.parse_args(arguments)
+    dtype = getattr(torch, options.dtype or ("bfloat16" if options.device == "cuda" else "float32"))
+    lengths = [int(n) for n in options.lengths.split(",")] if options.lengths else list(LENGTHS[options.device])
+    families = options.families.split(",")
+    unknown = [family for family in families if family not in blocks.FAMILIES]
+    if unknown:
+        parser.error(f"there is no block {unknown[0]!r}; there are {', '.join(blocks.FAMILIES)}")
+    result = measure(families, lengths, options.device, dtype, options.mode, options.rounds)
+    if options.json:
+        print(json.dumps(result, indent=1))
+    else:
+        _print(result)
+    return 0
