@@ -14,6 +14,7 @@ import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,13 +114,22 @@ class Costs(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if not func.is_view:
+        if _moves(func):
             made = result if isinstance(result, tuple | list) else (result,)
             given = [item for value in args for item in (value if isinstance(value, tuple | list) else (value,))]
             self.bytes += sum(value.nbytes for value in (*given, *made) if isinstance(value, Tensor))
             count = flop_registry.get(func._overloadpacket)
             self.flops += count(*args, **kwargs, out_val=result) if count is not None else 0
         return result
+
+
+@cache
+def _moves(func: OpOverload) -> bool:
+    """Whether an operator reads or writes memory: views do not, nor questions, nor making room."""
+    if func.namespace == "prim" or "empty" in func._schema.name:
+        return False
+    aliases = [result.alias_info for result in func._schema.returns]
+    return not any(alias is not None and not alias.is_write for alias in aliases)
 
 
 def _flops(function: str, arguments: Mapping[str, Any]) -> int:
