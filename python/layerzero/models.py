@@ -22,7 +22,7 @@ from layerzero.errors import InvalidCallError, LayerZeroError
 from layerzero.printing import visible
 
 if TYPE_CHECKING:
-    from layerzero.tracing import Obstacle, Seen
+    from layerzero.tracing import Obstacle, Seen, Share
 
 
 class UntraceableModelError(LayerZeroError, RuntimeError):
@@ -74,19 +74,22 @@ def calls_of(model: Any, *example_inputs: Any, **example_kwargs: Any) -> list[Ca
 
     Gradients count as they would here: under ``torch.no_grad()`` the calls are those of serving.
     """
-    return _traced(model, example_inputs, example_kwargs)[0]
+    return traced(model, example_inputs, example_kwargs)[0]
 
 
-def _traced(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Call], list[tuple[str, str, str]]]:
+def traced(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[Call], list[tuple[str, str, str]], Share]:
+    """As :func:`calls_of`, with the calls of torch's that are none of ours (function, module, why) and the share of ours."""
     from layerzero import tracing
 
     if not args and not kwargs:
-        args, kwargs = _examples(model)
+        args, kwargs = examples(model)
     found = tracing.trace(model, args, kwargs)
     if isinstance(found, tracing.Obstacle):
         raise untraceable(found)
     calls, skipped = ours(found.seen)
-    return calls, [*dict.fromkeys(found.skipped), *skipped]
+    return calls, [*dict.fromkeys(found.skipped), *skipped], found.share()
 
 
 def untraceable(found: Obstacle) -> UntraceableModelError:
@@ -127,7 +130,8 @@ def _why_not(call: Call) -> str | None:
     return None
 
 
-def _examples(model: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def examples(model: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a model says it is called with."""
     for name in ("dummy_inputs", "example_inputs"):
         given = getattr(model, name, None)
         given = given() if callable(given) else given
@@ -293,7 +297,7 @@ def _row(call: PlannedCall) -> tuple[str, ...]:
 def dry_run(model: Any, *args: Any, **kwargs: Any) -> DryRun:
     """Which kernel each call of a model would get, without running one. Inputs as for :func:`calls_of`."""
     loading.load()
-    calls, skipped = _traced(model, args, kwargs)
+    calls, skipped, _ = traced(model, args, kwargs)
     return DryRun([_planned(call) for call in calls], skipped)
 
 

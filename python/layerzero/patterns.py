@@ -383,7 +383,16 @@ def attention(node: Node, users: Callable[[Node], Sequence[Node]]) -> Found | No
     offset = 1 if scores.name == "baddbmm" else 0
     mask = scores(0).given if offset else mask
     scale *= scores.kwargs.get("alpha", 1.0) if offset else 1.0
-    query, key = scores(offset).given, scores(offset + 1).given
+    first, second = scores(offset, "batch1"), scores(offset + 1, "batch2")
+    if isinstance(value, Tensor) and all(
+        isinstance(one.given, Tensor) and one.given.dtype != value.dtype for one in (first, second)
+    ):
+        # Scores that are computed in another dtype.
+        swapped = second.made("transpose")
+        first = first.uncast(parts)
+        if swapped is not None and isinstance(before := swapped(0).uncast(parts).given, Tensor):
+            second = Value(before.transpose(-2, -1), None)
+    query, key = first.given, second.given
     if not all(isinstance(tensor, Tensor) and tensor.dim() in (3, 4) for tensor in (query, key, value)):
         return None
     if query.dim() != key.dim() or value.dim() != query.dim() or scores.result.shape[-1] != value.shape[-2]:

@@ -104,11 +104,11 @@ class Share(NamedTuple):
         return self.covered_bytes / self.bytes if self.bytes else 1.0
 
 
-class Costs(TorchDispatchMode):
+class Costs(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what torch's operators compute and move: operations on numbers, and bytes of tensors read and written."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.flops = self.bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -136,12 +136,12 @@ def _flops(function: str, arguments: Mapping[str, Any]) -> int:
     """The operations on numbers of a call of ours that has many."""
     if function == "linear":
         rows, inner = arguments["input"].shape[:-1], arguments["input"].shape[-1]
-        return 2 * math.prod(rows) * inner * arguments["weight"].shape[0]
+        return int(2 * math.prod(rows) * inner * arguments["weight"].shape[0])
     if function in ("attention", "cross_attention"):
         sizes, value = arguments["query"].shape, arguments["value"].shape
         by_heads = len(sizes) == 4 and arguments.get("layout") == "BHSD"
         keys = value[-2] if by_heads else value[-3]
-        return 2 * math.prod(sizes[:-1]) * int(keys) * (sizes[-1] + value[-1])
+        return int(2 * math.prod(sizes[:-1]) * keys * (sizes[-1] + value[-1]))
     return 0
 
 
@@ -295,6 +295,8 @@ class Recorder(TorchFunctionMode):
         self.alternatives: list[Seen] = []
         #: How often what is called now is called in all.
         self.times = 1
+        #: Whether a product with a stack of weights counts as one of each: experts that see every token.
+        self.stacks = False
         #: Every call of torch's.
         self.nodes: list[Node] = []
         self.costs = Costs()
@@ -421,6 +423,13 @@ class Recorder(TorchFunctionMode):
             elif found is not None:
                 function, arguments = found
                 self._record(function, _autocast(function, arguments), source, node)
+        elif func is torch.bmm and self.stacks and args[1].dim() == 3 and self._is_weight(args[1]):
+            rows, weights = args[0][0], args[1][0].t()
+            self.times *= args[1].shape[0]
+            flops = node.flops
+            self._record("linear", {"input": rows, "weight": weights}, "torch.bmm", node)
+            self.times //= args[1].shape[0]
+            node.flops = flops
         elif func in _SILU:
             self._gates[id(result)] = result, args[0] if args else kwargs["input"]
         elif func in _MULTIPLY and len(args) == 2:
@@ -439,6 +448,10 @@ class Recorder(TorchFunctionMode):
         if function == "rms_norm":
             self._norms.append((node, patterns.Found(function, {"weight": None, **arguments}, [])))
         self._placed.append((len(self.nodes) - 1, one))
+
+    def _is_weight(self, tensor: Tensor) -> bool:
+        """Whether it is the fake of a tensor the model has."""
+        return any(fake is tensor for _, fake in self._faked.values())
 
     def _seen(self, function: str, arguments: Mapping[str, Any], source: str, module: str, times: int) -> Seen:
         recorded = torch.is_grad_enabled()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
 
 from layerzero import models
 from layerzero.errors import ConfigurationError, LayerZeroError
+from layerzero.inspection import TensorSpec
 from layerzero.integrations import transformers_models
 from layerzero.integrations.transformers_models import Built, Phase
 
@@ -28,14 +29,70 @@ class Traced:
 
     calls: dict[str, int] = field(default_factory=dict)
     """Each call as it is written down, with how often the passes make it."""
+    others: dict[str, int] = field(default_factory=dict)
+    """Calls beside those of the passes: other ways to compute the same, and what serving does around a pass."""
     share: Share | None = None
     """How much of the passes is in calls of operations LayerZero knows."""
     left_out: list[str] = field(default_factory=list)
     """What is not among the calls, and why."""
+    made: list[models.Call] = field(default_factory=list)
+    """Of a module: its calls, with where they are made."""
+    run: Callable[[], Any] | None = None
+    """Of a module with memory: runs its forward pass."""
 
-    def add(self, call: str, count: int) -> None:
-        """Adds a call."""
-        self.calls[call] = self.calls.get(call, 0) + count
+    def specs(self) -> list[str]:
+        """Every call once."""
+        return list({**self.calls, **self.others})
+
+    def counts(self) -> list[int]:
+        """How often each is made, in the same order."""
+        return [self.calls.get(call, 0) or self.others[call] for call in self.specs()]
+
+    def coverage(self) -> dict[str, float] | None:
+        """Which share of the FLOPs and of the bytes moved these calls are."""
+        share = self.share
+        return None if share is None else {"flops": share.of_flops, "bytes": share.of_bytes}
+
+
+def of_module(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
+    """The calls a module makes for these inputs."""
+    if not callable(module):
+        raise _bad(
+            f"the model is a {type(module).__name__}",
+            "give a torch.nn.Module with inputs, a transformers config, or the path of a config.json",
+        )
+    if not args and not kwargs:
+        args, kwargs = models.examples(module)
+    calls, skipped, share = models.traced(module, args, kwargs)
+    traced = Traced(share=share, made=calls, run=forward_of(module, args, kwargs))
+    for call in calls:
+        traced.calls[call.spec] = traced.calls.get(call.spec, 0) + call.count
+    traced.left_out += [f"{name or 'the model'}: {function}: {why}" for function, name, why in skipped]
+    if not calls:
+        raise _bad(
+            f"{type(module).__name__} makes no call of an operation LayerZero knows",
+            "see 'layerzero ops' for those it knows",
+        )
+    return traced
+
+
+def forward_of(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+    """Runs a module; nothing where it or its inputs have no memory."""
+    from torch import Tensor, nn
+    from torch.utils._pytree import tree_leaves
+
+    weights = [*module.parameters(), *module.buffers()] if isinstance(module, nn.Module) else []
+    leaves = [*weights, *tree_leaves((args, kwargs))]
+    if any(isinstance(leaf, TensorSpec) or (isinstance(leaf, Tensor) and leaf.is_meta) for leaf in leaves):
+        return None
+    return lambda: module(*args, **kwargs)
+
+
+def for_command(model: str, dtype: str | None, batch: list[int], seq: list[int], context: list[int]) -> str:
+    """What a command measures of a model, as JSON."""
+    traced = of_model(model, dtype, batch, seq, context)
+    calls = [[json.loads(call), count] for call, count in zip(traced.specs(), traced.counts(), strict=True)]
+    return json.dumps({"calls": calls, "left_out": traced.left_out})
 
 
 def of_model(
@@ -44,7 +101,7 @@ def of_model(
     batch: Sequence[int] = (),
     seq: Sequence[int] = (),
     context: Sequence[int] = (),
-    phases: Sequence[str] = get_args(Phase),
+    phases: Sequence[Phase] = get_args(Phase),
 ) -> Traced:
     """The calls a transformers model makes at these sizes: every combination of batch and length.
 
@@ -84,6 +141,12 @@ def of_model(
             traced.left_out.append(f"{phase} of batch {size}, length {length}: {error.message}")
     if not done:
         raise failed[0]
+    share = traced.share
+    if share is not None and min(share.of_flops, share.of_bytes) < 0.995:
+        flops, moved = 1 - share.of_flops, 1 - share.of_bytes
+        traced.left_out.append(
+            f"{flops:.1%} of the FLOPs and {moved:.1%} of the bytes moved: no operation computes them"
+        )
     return traced
 
 
@@ -115,20 +178,27 @@ def _pass(built: Built, phase: Phase, batch: int, length: int, prompt: int, dtyp
         found = tracing.trace(built.model, (), given, transformers_models.run_of(built, phase, length))
     if isinstance(found, tracing.Obstacle):
         raise models.untraceable(found)
-    seen = [*found.seen, *found.alternatives]
-    if phase == "decode":
-        seen = [_at(one, batch, length) for one in seen]
-    calls, skipped = models.ours(seen)
+
+    def at(one: Seen) -> Seen:
+        return _at(one, batch, length) if phase == "decode" else one
+
+    calls, skipped = models.ours(at(one) for one in found.seen)
     for call in calls:
-        traced.add(call.spec, call.count)
-    for call, count in transformers_models.besides(built, phase, batch, length, dtype):
-        traced.add(json.dumps(call, separators=(",", ":")), count)
+        _add(traced.calls, call.spec, call.count)
+    for call in models.ours(at(one) for one in found.alternatives)[0]:
+        _add(traced.others, call.spec, call.count)
+    for data, count in transformers_models.besides(built, phase, batch, length, dtype):
+        _add(traced.others, json.dumps(data, separators=(",", ":")), count)
     for function, module, why in dict.fromkeys([*_alike(found), *skipped]):
         text = f"{module or built.name}: {function} is left to torch: {why}"
         if text not in traced.left_out:
             traced.left_out.append(text)
     share = found.share()
     traced.share = share if traced.share is None else traced.share + share
+
+
+def _add(calls: dict[str, int], call: str, count: int) -> None:
+    calls[call] = calls.get(call, 0) + count
 
 
 def _alike(found: Recorder) -> list[tuple[str, str, str]]:

@@ -23,7 +23,9 @@ Phase = Literal["prefill", "decode"]
 
 #: What transformers knows our functions as.
 NAME = "layerzero_calls"
-_HINT = "give the path of a config.json, a transformers config, or a torch.nn.Module with inputs: lz.tune(module, inputs)"
+_HINT = (
+    "give the path of a config.json, a transformers config, or a torch.nn.Module with inputs: lz.tune(module, inputs)"
+)
 
 
 def refused(text: str, hint: str = _HINT, code: str = "BAD_MODEL") -> ConfigurationError:
@@ -134,7 +136,7 @@ def config_of(model: Any) -> Any:
         return copy.deepcopy(data)
     kind = data.get("model_type")
     if not isinstance(kind, str):
-        raise refused(f"the configuration's 'model_type' is {kind!r}", "write it as transformers does, e.g. \"llama\"")
+        raise refused(f"the configuration's 'model_type' is {kind!r}", 'write it as transformers does, e.g. "llama"')
     from transformers import CONFIG_MAPPING
 
     if kind not in CONFIG_MAPPING:
@@ -147,6 +149,13 @@ def config_of(model: Any) -> Any:
     # Whatever its checks raise, it is what is wrong with the file.
     except Exception as error:
         raise refused(f"the configuration of '{kind}' is refused by transformers: {error}", "correct it") from error
+
+
+def name_of(model: Any) -> str:
+    """What to call the model of a configuration."""
+    data = written(model)
+    said = data.get if isinstance(data, Mapping) else lambda key: getattr(data, key, None)
+    return str(said("_name_or_path") or said("model_type") or type(model).__name__)
 
 
 def build(model: Any, dtype: Any) -> Built:
@@ -177,7 +186,9 @@ def build(model: Any, dtype: Any) -> Built:
             built = made._from_config(config, dtype=dtype, attn_implementation=_attention_of(made))
     # Whatever a constructor raises, it is what is wrong with the configuration.
     except Exception as error:
-        raise refused(f"{made.__name__} cannot be built from this configuration: {type(error).__name__}: {error}") from error
+        raise refused(
+            f"{made.__name__} cannot be built from this configuration: {type(error).__name__}: {error}"
+        ) from error
     for module in built.modules():
         if isinstance(getattr(module, "config", None), type(config)):
             module.config._experts_implementation = NAME
@@ -321,7 +332,11 @@ def positions_of(built: Built) -> int | None:
         most = getattr(config, key, None)
         if not isinstance(most, int):
             continue
-        tables = (m for name, m in built.model.named_modules() if isinstance(m, nn.Embedding) and "pos" in name or "wpe" in name)
+        tables = (
+            m
+            for name, m in built.model.named_modules()
+            if isinstance(m, nn.Embedding) and "pos" in name or "wpe" in name
+        )
         # Some keep a few rows to themselves.
         if any(most <= table.num_embeddings <= most + 8 for table in tables):
             return most
@@ -374,6 +389,7 @@ def run_of(built: Built, phase: Phase, context: int) -> Any:
         return torch.zeros(batch, length, dtype=torch.int64)
 
     def run(model: Any, recorder: Any, _: tuple[Any, ...], given: dict[str, Any]) -> None:
+        recorder.stacks = True
         batch = next(iter(given.values())).shape[0]
         if phase == "prefill":
             started = {"decoder_input_ids": ids(batch, 1)} if both else {}
@@ -388,7 +404,9 @@ def run_of(built: Built, phase: Phase, context: int) -> Any:
         past = {}
         if context > 1:
             out = model(input_ids=ids(batch, context - 1), **_empty_cache(accepted), **cached, **last)
-            past = {"past_key_values": out.past_key_values}
+            past = {
+                name: out[name] for name in ("past_key_values", "cache_params", "state") if out.get(name) is not None
+            }
             recorder.forget()
         model(input_ids=ids(batch, 1), **past, **cached, **last)
 
