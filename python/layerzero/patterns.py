@@ -320,7 +320,7 @@ def gelu(node: Node, users: Callable[[Node], Sequence[Node]]) -> Found | None:
                 continue
             parts = [node, shifted, bent]
             x = _halved(one, parts)
-            if x is not None and _depends(bent, x, parts):
+            if x is not None and (_cubic if bent.name == "tanh" else _by_root_two)(bent(0), x, parts):
                 return Found("gelu", {"input": x, "approximate": "tanh" if bent.name == "tanh" else "none"}, parts)
     return None
 
@@ -337,16 +337,37 @@ def _halved(value: Value, parts: list[Node]) -> Tensor | None:
     return None
 
 
-def _depends(node: Node, x: Tensor, parts: list[Node], depth: int = 6) -> bool:
-    """Whether a node is made of this tensor alone; what it is made of is added to the parts."""
-    for given in node.args:
-        if not isinstance(given, Tensor) or given is x:
-            continue
-        made = node.made_by.get(id(given))
-        if made is None or depth == 0 or not _depends(made, x, parts, depth - 1):
-            return False
-        parts.append(made)
-    return True
+def _times(value: Value, number: float, parts: list[Node]) -> Value | None:
+    """What this is so many times of."""
+    node = value.made(_MUL)
+    for one, other in node.pairs() if node is not None else ():
+        if other.is_number(number):
+            parts.append(node)  # type: ignore[arg-type]
+            return one
+    return None
+
+
+def _cubic(value: Value, x: Tensor, parts: list[Node]) -> bool:
+    """Whether this is ``sqrt(2 / pi) * (x + 0.044715 * x³)``."""
+    summed = _times(value, math.sqrt(2 / math.pi), parts)
+    added = summed.made(_ADD) if summed is not None else None
+    for one, other in added.pairs() if added is not None else ():
+        cube = _times(other, 0.044715, parts)
+        power = cube.made("pow") if cube is not None else None
+        if one.given is x and power is not None and power(0).given is x and power(1, "exponent").is_number(3):
+            parts += [added, power]  # type: ignore[list-item]
+            return True
+    return False
+
+
+def _by_root_two(value: Value, x: Tensor, parts: list[Node]) -> bool:
+    """Whether this is ``x / sqrt(2)``."""
+    divided = value.made(_DIV)
+    if divided is not None and divided(0).given is x and divided(1).is_number(math.sqrt(2)):
+        parts.append(divided)
+        return True
+    scaled = _times(value, math.sqrt(0.5), parts)
+    return scaled is not None and scaled.given is x
 
 
 def attention(node: Node, users: Callable[[Node], Sequence[Node]]) -> Found | None:
