@@ -226,7 +226,7 @@ def test_a_decode_step_has_a_cache_of_the_context(library: Any) -> None:
 
 
 def test_an_encoder_is_attended_to_by_its_decoder(library: Any) -> None:
-    lengths = lambda phase: {  # noqa: E731
+    lengths = lambda phase: {
         (tensors["query"][2], tensors["key"][2])
         for tensors in shapes(workloads.of_model(small("t5"), None, [1], [30], [12], [phase]), "attention")
     }

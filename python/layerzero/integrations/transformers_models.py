@@ -128,8 +128,8 @@ def _cached(name: str) -> Path | None:
 
 def config_of(model: Any) -> Any:
     """A transformers configuration of its own, made from what was given."""
-    transformers = _library()
     data = written(model)
+    transformers = _library()
     if not isinstance(data, Mapping):
         if not hasattr(data, "model_type"):
             raise refused(f"the model is a {type(model).__name__}")
@@ -162,7 +162,6 @@ def build(model: Any, dtype: Any) -> Built:
     """The model of a configuration, on the meta device."""
     import torch
 
-    _library()
     config = config_of(model)
     name = getattr(config, "_name_or_path", "") or config.model_type
     left_out: list[str] = []
