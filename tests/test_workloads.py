@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import layerzero as lz
 import pytest
 import torch
-from layerzero import workloads
+from layerzero import _native, workloads
 from layerzero.errors import ConfigurationError
 from layerzero.integrations import transformers_models
 from layerzero.models import UntraceableModelError
@@ -30,6 +31,16 @@ NO_LONGER = {
     ("deepseek-v3", "mlp.linear", 256),
 }
 FULL = SCALE == SCALES["full"]
+
+
+@pytest.fixture(autouse=True)
+def database(tmp_path: Path) -> Iterator[None]:
+    """A performance database of the test's own, and nothing learned after it."""
+    lz.configure(perfdb={"path": str(tmp_path / "perfdb.sqlite")})
+    yield
+    lz.configure(perfdb={"path": str(tmp_path / "none" / "perfdb.sqlite")})
+    _native.learn()
+    lz.reset()
 
 
 @pytest.fixture
