@@ -1,6 +1,6 @@
 """The story on the machine at hand: measure, remember, choose, explain, and see how good the choices are.
 
-`make demo` runs this. It needs torch, no GPU, and less than three minutes.
+`make demo` runs this. It needs torch and transformers, no GPU, and less than three minutes.
 """
 
 from __future__ import annotations

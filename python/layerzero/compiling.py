@@ -348,7 +348,7 @@ def compile(
         traced = [models.calls_of(model, *args, **kwargs)]
     else:
         if not args and not kwargs:
-            args, kwargs = models._examples(model)
+            args, kwargs = models.examples(model)
         traced, buckets = pinning.in_buckets(model, args, kwargs, shape_buckets)
     ours = [call for of_bucket in traced for call in of_bucket if call.source.startswith("layerzero.")]
     torchs: Counter[str] = Counter()

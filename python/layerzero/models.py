@@ -22,7 +22,7 @@ from layerzero.errors import InvalidCallError, LayerZeroError
 from layerzero.printing import visible
 
 if TYPE_CHECKING:
-    from layerzero.tracing import Seen
+    from layerzero.tracing import Obstacle, Seen, Share
 
 
 class UntraceableModelError(LayerZeroError, RuntimeError):
@@ -74,24 +74,40 @@ def calls_of(model: Any, *example_inputs: Any, **example_kwargs: Any) -> list[Ca
 
     Gradients count as they would here: under ``torch.no_grad()`` the calls are those of serving.
     """
-    return _traced(model, example_inputs, example_kwargs)[0]
+    return traced(model, example_inputs, example_kwargs)[0]
 
 
-def _traced(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Call], list[tuple[str, str, str]]]:
+def traced(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[Call], list[tuple[str, str, str]], Share]:
+    """As :func:`calls_of`, with the calls of torch's that are none of ours (function, module, why) and the share of ours."""
     from layerzero import tracing
 
     if not args and not kwargs:
-        args, kwargs = _examples(model)
+        args, kwargs = examples(model)
     found = tracing.trace(model, args, kwargs)
     if isinstance(found, tracing.Obstacle):
-        said = f"{type(found.error).__name__}: {str(found.error).strip().partition(chr(10))[0]}"
-        where = f" of '{found.module}'" if found.module else ""
-        text = f"the forward pass{where} ends at {found.location}: {found.line!r}: {said}"
-        raise UntraceableModelError(
-            text, module=found.module, location=found.location, code="UNTRACEABLE_MODEL", hint=found.hint
-        ) from found.error
-    calls, skipped = [], [*dict.fromkeys(found.skipped)]
-    for call in _counted(found.seen):
+        raise untraceable(found)
+    calls, skipped = ours(found.seen)
+    return calls, [*dict.fromkeys(found.skipped), *skipped], found.share()
+
+
+def untraceable(found: Obstacle) -> UntraceableModelError:
+    """The error that says where a forward pass ended."""
+    said = f"{type(found.error).__name__}: {str(found.error).strip().partition(chr(10))[0]}"
+    where = f" of '{found.module}'" if found.module else ""
+    text = f"the forward pass{where} ends at {found.location}: {found.line!r}: {said}"
+    error = UntraceableModelError(
+        text, module=found.module, location=found.location, code="UNTRACEABLE_MODEL", hint=found.hint
+    )
+    error.__cause__ = found.error
+    return error
+
+
+def ours(seen: Iterable[Seen]) -> tuple[list[Call], list[tuple[str, str, str]]]:
+    """The calls of operations LayerZero knows, counted, and those of torch's that are none of them: function, module, why."""
+    calls, skipped = [], []
+    for call in _counted(seen):
         why = None if call.source.startswith("layerzero.") else _why_not(call)
         if why is None:
             calls.append(call)
@@ -114,7 +130,8 @@ def _why_not(call: Call) -> str | None:
     return None
 
 
-def _examples(model: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def examples(model: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a model says it is called with."""
     for name in ("dummy_inputs", "example_inputs"):
         given = getattr(model, name, None)
         given = given() if callable(given) else given
@@ -134,11 +151,16 @@ def _counted(seen: Iterable[Seen]) -> list[Call]:
     """Calls that are alike and come from the same place in layers that are alike, as one each."""
     counts: dict[Call, int] = {}
     for one in seen:
-        module = re.sub(r"(?<![^.])\d+(?![^.])", "*", one.module)
+        module = without_numbers(one.module)
         spec = json.dumps(_spec(one.function, one.arguments), separators=(",", ":"))
         call = Call(spec, one.device, one.grad, module, one.source, 1, one.function, one.arguments)
-        counts[call] = counts.get(call, 0) + 1
+        counts[call] = counts.get(call, 0) + one.times
     return [replace(call, count=count) for call, count in counts.items()]
+
+
+def without_numbers(module: str) -> str:
+    """The name of a module with ``*`` for numbers: layers that are alike have the same."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", module)
 
 
 @cache
@@ -275,7 +297,7 @@ def _row(call: PlannedCall) -> tuple[str, ...]:
 def dry_run(model: Any, *args: Any, **kwargs: Any) -> DryRun:
     """Which kernel each call of a model would get, without running one. Inputs as for :func:`calls_of`."""
     loading.load()
-    calls, skipped = _traced(model, args, kwargs)
+    calls, skipped, _ = traced(model, args, kwargs)
     return DryRun([_planned(call) for call in calls], skipped)
 
 

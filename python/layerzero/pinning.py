@@ -8,10 +8,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from layerzero import _native, devices, fingerprints, loading, models
+from layerzero import _native, devices, fingerprints, loading, models, workloads
 from layerzero.documents import to_json
 from layerzero.errors import ConfigurationError
 from layerzero.inspection import TensorSpec
+from layerzero.integrations import transformers_models
 from layerzero.printing import visible
 
 
@@ -68,16 +69,20 @@ def solve(
     compile_jit: bool = True,
     model_id: str | None = None,
     device: Any = None,
+    dtype: Any = None,
     **example_kwargs: Any,
 ) -> DispatchTable:
     """Decides for every call of a model, by buckets of sizes, and gives the decisions as a table.
 
     The model is traced, without running a kernel, at the end of every bucket: ``seq_len`` is the second size of its
     inputs, ``batch`` the first. Without example inputs ``model.dummy_inputs`` or ``model.example_inputs`` are used.
+    A configuration of transformers is traced as by :func:`layerzero.tune`: a prompt and a context of each ``seq_len``.
 
     Args:
-        model: the module.
-        example_inputs: what it is called with, at any sizes.
+        model: the module; or a transformers configuration, the path of its ``config.json``, or a name (see
+            :func:`layerzero.tune`).
+        example_inputs: what the module is called with, at any sizes.
+        dtype: what the model of a configuration computes in; float32 when not given.
         shape_buckets: the upper ends of the buckets: ``{"seq_len": [128, 512], "batch": [1, 4]}``.
         compile_jit: compile kernels that are compiled on first use for these calls first.
         model_id: what to call the table; the name of the model's class by default.
@@ -86,12 +91,23 @@ def solve(
     """
     loading.load()
     args, kwargs = example_inputs, example_kwargs
-    if not args and not kwargs:
-        args, kwargs = models._examples(model)
-    traced, buckets = in_buckets(model, args, kwargs, shape_buckets)
-    made = [call for of_bucket in traced for call in of_bucket]
-    device = devices.resolve(device, made)
-    calls = list(dict.fromkeys(call.spec for call in made))
+    if transformers_models.named(model):
+        if args or kwargs:
+            raise ConfigurationError(
+                "a configuration and example inputs are given", code="BAD_REQUEST", hint="give one or the other"
+            )
+        calls, buckets, model_id = _of_configuration(model, shape_buckets, dtype, model_id)
+        device = devices.resolve(device)
+    else:
+        if dtype is not None:
+            # The module has a dtype; this is an argument of its own.
+            kwargs = {**kwargs, "dtype": dtype}
+        if not args and not kwargs:
+            args, kwargs = models.examples(model)
+        traced, buckets = in_buckets(model, args, kwargs, shape_buckets)
+        made = [call for of_bucket in traced for call in of_bucket]
+        device = devices.resolve(device, made)
+        calls = list(dict.fromkeys(call.spec for call in made))
     if compile_jit:
         from layerzero.warming import warmup
 
@@ -99,10 +115,7 @@ def solve(
     return decided(model_id or type(model).__name__, calls, device, buckets)
 
 
-def in_buckets(
-    model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], shape_buckets: Mapping[str, Sequence[int]]
-) -> tuple[list[list[models.Call]], dict[str, list[int]]]:
-    """The calls a model makes at the end of each bucket, the largest last, and the buckets of all their sizes."""
+def _axes(shape_buckets: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
     unknown = set(shape_buckets) - {"seq_len", "batch"}
     if unknown or not shape_buckets:
         raise ConfigurationError(
@@ -110,7 +123,28 @@ def in_buckets(
             code="BAD_BUCKETS",
             hint="give the upper ends of 'seq_len', 'batch' or both",
         )
-    axes = {name: sorted(set(ends)) for name, ends in shape_buckets.items()}
+    return {name: sorted(set(ends)) for name, ends in shape_buckets.items()}
+
+
+def _of_configuration(
+    model: Any, shape_buckets: Mapping[str, Sequence[int]], dtype: Any, model_id: str | None
+) -> tuple[list[str], dict[str, list[int]], str]:
+    """The calls of a transformers configuration at the ends of the buckets, the buckets of all their sizes, and a name."""
+    axes = _axes(shape_buckets)
+    batch, lengths = axes.get("batch", [1]), axes.get("seq_len") or [*workloads.SEQ]
+    traced = workloads.of_model(model, dtype, batch, lengths, lengths)
+    rows = {size * length for size in batch for length in (1, *lengths)}
+    name = (
+        model if isinstance(model, str) and not model.lstrip().startswith("{") else transformers_models.name_of(model)
+    )
+    return traced.specs(), {**axes, "rows": sorted(rows)}, model_id or name
+
+
+def in_buckets(
+    model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], shape_buckets: Mapping[str, Sequence[int]]
+) -> tuple[list[list[models.Call]], dict[str, list[int]]]:
+    """The calls a model makes at the end of each bucket, the largest last, and the buckets of all their sizes."""
+    axes = _axes(shape_buckets)
     calls: list[list[models.Call]] = []
     rows: set[int] = set()
     for sizes in product(*axes.values()):

@@ -7,11 +7,14 @@ its own is replaced by a fake one in each call that takes it, so other threads m
 from __future__ import annotations
 
 import linecache
+import math
 import sys
+import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C import DisableTorchFunction
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -29,12 +33,15 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import flop_registry
 
-from layerzero import devices, layouts
+from layerzero import devices, layouts, patterns
 from layerzero.inspection import TensorSpec
 from layerzero.integrations import autocast
 from layerzero.integrations.operators import DEFAULT_LAYOUT, LOWERING, OPERATORS
+from layerzero.patterns import Node
 
 #: A call of ours: the function and its arguments; or why a call of torch's is none.
 Equivalent = tuple[str, dict[str, Any]] | str
@@ -70,6 +77,72 @@ class Seen(NamedTuple):
     grad: bool
     module: str
     source: str
+    #: How many such calls.
+    times: int = 1
+
+
+class Share(NamedTuple):
+    """How much of a forward pass is in calls of operations LayerZero knows."""
+
+    flops: int
+    bytes: int
+    covered_flops: int
+    covered_bytes: int
+
+    def __add__(self, other: Any) -> Share:
+        """Of both together."""
+        return Share(*(one + another for one, another in zip(self, other, strict=True)))
+
+    @property
+    def of_flops(self) -> float:
+        """Between 0 and 1; 1 where there is nothing to compute."""
+        return self.covered_flops / self.flops if self.flops else 1.0
+
+    @property
+    def of_bytes(self) -> float:
+        """Between 0 and 1; 1 where nothing is moved."""
+        return self.covered_bytes / self.bytes if self.bytes else 1.0
+
+
+class Costs(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what torch's operators compute and move: operations on numbers, and bytes of tensors read and written."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if _moves(func):
+            made = result if isinstance(result, tuple | list) else (result,)
+            given = [item for value in args for item in (value if isinstance(value, tuple | list) else (value,))]
+            self.bytes += sum(value.nbytes for value in (*given, *made) if isinstance(value, Tensor))
+            count = flop_registry.get(func._overloadpacket)
+            self.flops += count(*args, **kwargs, out_val=result) if count is not None else 0
+        return result
+
+
+@cache
+def _moves(func: OpOverload) -> bool:
+    """Whether an operator reads or writes memory: views do not, nor questions, nor making room."""
+    if func.namespace == "prim" or "empty" in func._schema.name:
+        return False
+    aliases = [result.alias_info for result in func._schema.returns]
+    return not any(alias is not None and not alias.is_write for alias in aliases)
+
+
+def _flops(function: str, arguments: Mapping[str, Any]) -> int:
+    """The operations on numbers of a call of ours that has many."""
+    if function == "linear":
+        rows, inner = arguments["input"].shape[:-1], arguments["input"].shape[-1]
+        return int(2 * math.prod(rows) * inner * arguments["weight"].shape[0])
+    if function in ("attention", "cross_attention"):
+        sizes, value = arguments["query"].shape, arguments["value"].shape
+        by_heads = len(sizes) == 4 and arguments.get("layout") == "BHSD"
+        keys = value[-2] if by_heads else value[-3]
+        return int(2 * math.prod(sizes[:-1]) * keys * (sizes[-1] + value[-1]))
+    return 0
 
 
 def stand_ins(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,12 +229,25 @@ def _torch_embedding(weight: Tensor, indices: Tensor, *_: Any, **__: Any) -> Equ
     return "embedding", {"indices": indices, "weight": weight}
 
 
+def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Equivalent:
+    if beta != 1 or alpha != 1:
+        return "its product or its bias is scaled"
+    if input.shape != mat2.shape[1:]:
+        return "what is added is no bias"
+    return "linear", {"input": mat1, "weight": mat2.t(), "bias": input}
+
+
+def _matmul(input: Tensor, other: Tensor) -> Equivalent | None:
+    # Products of more matrices at once are none of a layer.
+    return ("linear", {"input": input, "weight": other.t()}) if input.dim() > 1 and other.dim() == 2 else None
+
+
 def _gelu(input: Tensor, approximate: str = "none") -> Equivalent:
     return "gelu", {"input": input, "approximate": approximate}
 
 
 #: torch's functions that compute what one of ours does, each with the call of ours it comes down to.
-EQUIVALENTS: Mapping[Any, Callable[..., Equivalent]] = {
+EQUIVALENTS: Mapping[Any, Callable[..., Equivalent | None]] = {
     F.scaled_dot_product_attention: _attention,
     F.linear: _linear,
     F.rms_norm: _rms_norm,
@@ -171,6 +257,18 @@ EQUIVALENTS: Mapping[Any, Callable[..., Equivalent]] = {
     F.embedding: _embedding,
     torch.embedding: _torch_embedding,
     F.gelu: _gelu,
+    torch.addmm: _addmm,
+    torch.mm: _matmul,
+    torch.matmul: _matmul,
+    Tensor.matmul: _matmul,
+    Tensor.__matmul__: _matmul,
+}
+
+#: Those that are no functions of torch.nn.functional.
+SOURCES: Mapping[Any, str] = {
+    torch.addmm: "torch.addmm",
+    torch.mm: "torch.mm",
+    **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__), "torch.matmul"),
 }
 
 _SILU = frozenset([F.silu, torch._C._nn.silu, torch._C._nn.silu_])
@@ -193,12 +291,25 @@ class Recorder(TorchFunctionMode):
         self.seen: list[Seen] = []
         #: Calls of torch's that look like one of ours and are none: function, module, why.
         self.skipped: list[tuple[str, str, str]] = []
+        #: Calls that compute the same as some of those seen, in another way: with an addition in a norm.
+        self.alternatives: list[Seen] = []
+        #: How often what is called now is called in all.
+        self.times = 1
+        #: Whether a product with a stack of weights counts as one of each: experts that see every token.
+        self.stacks = False
+        #: Every call of torch's.
+        self.nodes: list[Node] = []
+        self.costs = Costs()
         self._fake, self._device = fake, device
         modules = model.named_modules() if isinstance(model, nn.Module) else ()
         self._names = {id(module): name for name, module in modules}
         # Held, so that an id stays that of its tensor.
         self._faked: dict[int, tuple[Tensor, Tensor]] = {}
+        self._made: dict[int, Node] = {}
         self._gates: dict[int, tuple[Tensor, Tensor]] = {}
+        self._norms: list[tuple[Node, patterns.Found]] = []
+        #: What is seen, with its place among the calls of torch's.
+        self._placed: list[tuple[int, Seen]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -209,9 +320,71 @@ class Recorder(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             with self:
                 return _opened(func)(*args, **kwargs)
+        before = self.costs.flops, self.costs.bytes
         result = func(*args, **kwargs)
-        self._look(func, args, kwargs, result)
+        node = self._note(func, args, kwargs, result)
+        node.flops, node.bytes = self.costs.flops - before[0], self.costs.bytes - before[1]
+        self._look(func, args, kwargs, result, node)
         return result
+
+    def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> Node:
+        """Remembers a call, and what made the tensors it takes."""
+        made_by: dict[int, Node] = {}
+        for value in chain(args, kwargs.values()):
+            for item in value if isinstance(value, tuple | list) else (value,):
+                if isinstance(item, Tensor) and (maker := self._made.get(id(item))) is not None:
+                    made_by[id(item)] = maker
+        name = getattr(func, "__name__", "") or ""
+        node = Node(name, args, kwargs, result, made_by)
+        node.times = self.times
+        node.module = self._module() if name in patterns.ROOTS else ""
+        self.nodes.append(node)
+        for item in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(item, Tensor):
+                self._made[id(item)] = node
+        return node
+
+    def finish(self) -> None:
+        """Finds the calls that are written out, and the additions that a norm could have in it."""
+        places = {id(node): place for place, node in enumerate(self.nodes)}
+        written = [(places[id(node)], node, found) for node, found in patterns.find(self.nodes)]
+        for place, node, found in written:
+            one = self._seen(found.function, found.arguments, f"{found.function} written out", node.module, node.times)
+            self._placed.append((place, one))
+        for node, found in self._norms + [(node, found) for _, node, found in written if found.function == "rms_norm"]:
+            fused = patterns.add_before(found, lambda tensor: self._made.get(id(tensor)))
+            if fused is not None:
+                self.alternatives.append(
+                    self._seen(fused.function, fused.arguments, fused.function, node.module, node.times)
+                )
+        self.seen = [one for _, one in sorted(self._placed, key=lambda placed: placed[0])]
+
+    def forget(self) -> None:
+        """Starts anew: what was called so far only prepared the rest."""
+        for seen in (self.nodes, self._placed, self._norms, self.alternatives, self.skipped):
+            seen.clear()
+
+    def alternative(self, function: str, arguments: Mapping[str, Any], times: int = 1) -> None:
+        """Adds a call that computes the same as some of those seen."""
+        with DisableTorchFunction():
+            one = self._seen(function, arguments, function, self._module(), times * self.times)
+        self.alternatives.append(one)
+
+    def not_ours(self, source: str, why: str, flops: int, moved: int) -> None:
+        """Adds a call that no operation of ours computes."""
+        self.skipped.append((source, self._module(), why))
+        node = Node(source, (), {}, None, {})
+        node.flops, node.bytes, node.times = flops, moved, self.times
+        self.nodes.append(node)
+
+    def share(self) -> Share:
+        """How much of what was called is in calls of ours."""
+        flops = sum(node.flops * node.times for node in self.nodes)
+        moved = sum(node.bytes * node.times for node in self.nodes)
+        ours = [node for node in self.nodes if node.covered]
+        return Share(
+            flops, moved, sum(node.flops * node.times for node in ours), sum(node.bytes * node.times for node in ours)
+        )
 
     def faked(self, value: Any) -> Any:
         """A tensor without memory, of the same kind; anything else as it is."""
@@ -234,37 +407,61 @@ class Recorder(TorchFunctionMode):
             made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=self._device)
         return made.requires_grad_(value.requires_grad)
 
-    def _look(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def _look(self, func: Any, args: Any, kwargs: Any, result: Any, node: Node) -> None:
         if isinstance(func, OpOverload | OpOverloadPacket):
             namespace, _, name = str(getattr(func, "_qualified_op_name", func)).partition("::")
             name = name.partition(".")[0]
             if namespace == "layerzero" and name in OPERATORS:
                 operator = OPERATORS[name]
-                self._record(name, {**operator.values(args), **kwargs}, f"layerzero.{name}")
+                self._record(name, {**operator.values(args), **kwargs}, f"layerzero.{name}", node)
             return
         if (equivalent := EQUIVALENTS.get(func)) is not None:
-            source = f"torch.nn.functional.{func.__name__}"
+            source = SOURCES.get(func) or f"torch.nn.functional.{func.__name__}"
             found = equivalent(*args, **kwargs)
             if isinstance(found, str):
                 self.skipped.append((source, self._module(), found))
-            else:
+            elif found is not None:
                 function, arguments = found
-                self._record(function, _autocast(function, arguments), source)
+                self._record(function, _autocast(function, arguments), source, node)
+        elif func is torch.bmm and self.stacks and args[1].dim() == 3 and self._is_weight(args[1]):
+            rows, weights = args[0][0], args[1][0].t()
+            self.times *= args[1].shape[0]
+            flops = node.flops
+            self._record("linear", {"input": rows, "weight": weights}, "torch.bmm", node)
+            self.times //= args[1].shape[0]
+            node.flops = flops
         elif func in _SILU:
             self._gates[id(result)] = result, args[0] if args else kwargs["input"]
         elif func in _MULTIPLY and len(args) == 2:
             for one, other in (args, args[::-1]):
                 _, gate = self._gates.get(id(one), (None, None))
                 if gate is not None and isinstance(other, Tensor) and _alike(gate, other):
-                    self._record("silu_mul", {"gate": gate, "up": other}, "torch.nn.functional.silu")
+                    self._made[id(one)].covered = True
+                    self._record("silu_mul", {"gate": gate, "up": other}, "torch.nn.functional.silu", node)
                     break
 
-    def _record(self, function: str, arguments: dict[str, Any], source: str) -> None:
+    def _record(self, function: str, arguments: dict[str, Any], source: str, node: Node) -> None:
+        one = self._seen(function, arguments, source, self._module(), self.times)
+        node.covered = True
+        node.flops = _flops(function, one.arguments) or node.flops
+        node.module = one.module
+        if function == "rms_norm":
+            self._norms.append((node, patterns.Found(function, {"weight": None, **arguments}, [])))
+        self._placed.append((len(self.nodes) - 1, one))
+
+    def _is_weight(self, tensor: Tensor) -> bool:
+        """Whether it is the fake of a tensor the model has."""
+        return any(fake is tensor for _, fake in self._faked.values())
+
+    def _seen(self, function: str, arguments: Mapping[str, Any], source: str, module: str, times: int) -> Seen:
         recorded = torch.is_grad_enabled()
         device, grad = "cpu", False
         given: dict[str, Any] = {}
         for name, value in arguments.items():
-            if isinstance(value, Tensor):
+            if isinstance(value, patterns.Table):
+                strides = tuple(math.prod(value.shape[place + 1 :]) for place in range(len(value.shape)))
+                given[name] = Outline(value.shape, value.dtype, strides, value.like.device, False)
+            elif isinstance(value, Tensor):
                 wanted = recorded and value.requires_grad
                 given[name] = Outline(tuple(value.shape), value.dtype, value.stride(), value.device, wanted)
                 device, grad = str(value.device), grad or wanted
@@ -272,7 +469,7 @@ class Recorder(TorchFunctionMode):
                 given[name] = value
         if (layout := _layout_here(function, given)) is not None:
             given["layout"] = layout
-        self.seen.append(Seen(function, given, device, grad, self._module(), source))
+        return Seen(function, given, device, grad, module, source, times)
 
     def _module(self) -> str:
         """The innermost module whose code is being run."""
@@ -316,6 +513,10 @@ def _opened(function: Any) -> types.FunctionType:
     return copy
 
 
+#: Calls a model: it gets the model, what sees the calls, and the inputs.
+Run = Callable[[Any, Recorder, tuple[Any, ...], dict[str, Any]], object]
+
+
 class Obstacle(NamedTuple):
     """Why a forward pass cannot be run on tensors without memory."""
 
@@ -326,8 +527,11 @@ class Obstacle(NamedTuple):
     hint: str
 
 
-def trace(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorder | Obstacle:
-    """Runs a model on fakes of these inputs; gives what it called, or what stood in the way."""
+def trace(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run | None = None) -> Recorder | Obstacle:
+    """Runs a model on fakes of these inputs; gives what it called, or what stood in the way.
+
+    `run` calls the model where one call is not all of it: to fill a cache first.
+    """
     # What a compiler made of it cannot be looked into.
     model = getattr(model, "_orig_mod", model)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -338,13 +542,31 @@ def trace(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorder
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         args, kwargs = tree_map(recorder.faked, (args, kwargs))
         stack.enter_context(fake)
-        stack.enter_context(recorder)
         try:
-            model(*args, **kwargs)
+            with recorder.costs, recorder, _recording(recorder):
+                run(model, recorder, args, kwargs) if run is not None else model(*args, **kwargs)
         # Whatever a model raises, it is told with the line that did.
         except Exception as error:  # noqa: BLE001
             return _obstacle(error, recorder)
+        recorder.finish()
     return recorder
+
+
+_HERE = threading.local()
+
+
+def recorder_here() -> Recorder | None:
+    """What sees the calls of this thread, while a model is traced."""
+    return getattr(_HERE, "recorder", None)
+
+
+@contextmanager
+def _recording(recorder: Recorder) -> Iterator[None]:
+    before, _HERE.recorder = recorder_here(), recorder
+    try:
+        yield
+    finally:
+        _HERE.recorder = before
 
 
 def _device_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:

@@ -13,6 +13,7 @@ use crate::args::{BadText, Extents, Named};
 use crate::device;
 use crate::error::CliError;
 use crate::printer::Printer;
+use crate::program::ModelSizes;
 use crate::session::Session;
 use crate::surroundings::Surroundings;
 
@@ -37,7 +38,8 @@ pub struct MeasureArgs {
     /// The layout of the calls
     #[arg(long)]
     layout: Option<Layout>,
-    /// The calls a model makes: a known one (gpt2, llama-3-8b, …) or the path of a transformers config.json
+    /// The calls a model makes, traced without weights: the path of a transformers config.json, a name in the local
+    /// Hugging Face cache, or a published one (gpt2, llama-3-8b, …)
     #[arg(long, value_name = "NAME|FILE")]
     model: Option<String>,
     /// Batch sizes of the model's calls
@@ -108,20 +110,37 @@ impl FromStr for BudgetArg {
 
 impl MeasureArgs {
     /// The calls that are wanted.
-    pub fn wanted(&self, session: &Session, at: &Surroundings) -> Result<Vec<Wanted>, CliError> {
+    pub fn wanted(
+        &self,
+        session: &Session,
+        at: &Surroundings,
+        printer: &mut Printer<'_>,
+    ) -> Result<Vec<Wanted>, CliError> {
         let sizes = |given: &Option<Sizes>| given.as_ref().map_or_else(Vec::new, |s| s.0.clone());
+        let mut calls = self.read_calls()?;
+        let mut counts = vec![1; calls.len()];
+        if let Some(model) = &self.model {
+            let wanted = ModelSizes {
+                model: model.clone(),
+                dtype: self.dtype.clone(),
+                batch: sizes(&self.batch),
+                seq: sizes(&self.seq),
+                context: sizes(&self.context),
+            };
+            for (call, count) in model_calls(&wanted, at, printer)? {
+                calls.push(call);
+                counts.push(count);
+            }
+        }
         let request = Request {
-            calls: self.read_calls()?,
+            calls,
+            counts,
             op: self.op.clone(),
             dtype: self.dtype.clone(),
             shapes: self.shapes.iter().map(|s| s.0.clone()).collect(),
             dims: self.dims.iter().map(|d| (d.name.clone(), d.value.0.clone())).collect(),
             params: self.params.iter().map(|p| (p.name.clone(), param(&p.value))).collect(),
             layout: self.layout,
-            model: self.model.clone(),
-            batch: sizes(&self.batch),
-            seq: sizes(&self.seq),
-            context: sizes(&self.context),
             known: self.known,
             device: device::number(session, self.device.as_deref(), at)?.0,
             graph: self.graph,
@@ -147,6 +166,22 @@ impl MeasureArgs {
 fn param(text: &str) -> ParamSpec {
     let typed = text.parse().map(ParamSpec::Bool).or_else(|_| text.parse().map(ParamSpec::Int));
     typed.or_else(|_| text.parse().map(ParamSpec::Float)).unwrap_or_else(|_| ParamSpec::Str(text.to_owned()))
+}
+
+/// The calls of a model, each with how often it makes it. What is left out is a warning.
+pub fn model_calls(
+    wanted: &ModelSizes,
+    at: &Surroundings,
+    printer: &mut Printer<'_>,
+) -> Result<Vec<(CallSpec, u64)>, CliError> {
+    let hint = "run it by 'python -m layerzero' where torch and transformers are installed";
+    let program =
+        at.program.as_ref().ok_or_else(|| CliError::argument("there is nothing here to trace a model", hint))?;
+    let found = program.model_calls(wanted).map_err(|refusal| CliError::argument(refusal.what, refusal.hint))?;
+    for text in &found.left_out {
+        printer.warning(&format!("left out: {text}"));
+    }
+    Ok(found.calls)
 }
 
 /// What runs kernels in this program.

@@ -7,8 +7,8 @@ use std::fmt;
 
 use layerzero::perf::bench::Bench;
 use layerzero::{Engine, Reloads};
-use lz_model::DeviceSpec;
-use serde::Serialize;
+use lz_model::{CallSpec, DeviceSpec};
+use serde::{Deserialize, Serialize};
 
 /// How a command wants the libraries of the program it is a part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +39,40 @@ pub struct Unproven {
     pub named: bool,
 }
 
+/// A model whose calls are wanted, and over which sizes it runs: every combination of them. Lists that are empty stand for
+/// the usual sizes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ModelSizes {
+    /// The model: a name, the path of a transformers `config.json`, or its text.
+    pub model: String,
+    /// What it computes in.
+    pub dtype: Option<String>,
+    /// Sequences at once.
+    pub batch: Vec<i64>,
+    /// Tokens of a prompt.
+    pub seq: Vec<i64>,
+    /// Tokens a sequence has when the next one is generated, that one included.
+    pub context: Vec<i64>,
+}
+
+/// The calls of a model.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+pub struct ModelCalls {
+    /// Each call, with how often the model makes it.
+    pub calls: Vec<(CallSpec, u64)>,
+    /// What is not among them, and why.
+    pub left_out: Vec<String>,
+}
+
+/// Why a program cannot answer, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// What is wrong.
+    pub what: String,
+    /// What to do.
+    pub hint: String,
+}
+
 /// A program that runs commands inside of itself.
 pub trait Program: fmt::Debug + Send + Sync {
     /// Adds its kernels to an engine that a command opened. Gives the backends whose libraries were not imported for it, or
@@ -47,6 +81,9 @@ pub trait Program: fmt::Debug + Send + Sync {
 
     /// Makes what runs kernels to measure them, or says why it cannot.
     fn bench(&self) -> Result<Box<dyn Bench>, String>;
+
+    /// The calls a model makes. It is traced, and nothing of it runs.
+    fn model_calls(&self, wanted: &ModelSizes) -> Result<ModelCalls, Refusal>;
 
     /// What torch calls the device that calls are made on which do not say: its accelerator in use, else the CPU. `cuda`
     /// is how many CUDA devices the driver shows. Says why it cannot be told.

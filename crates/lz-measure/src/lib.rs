@@ -6,7 +6,7 @@
 //! | [`Contest`] | the candidates of one call, timed side by side in rounds until it is known who is fastest |
 //! | [`Timing`], [`order`], [`loss_of`] | what came of it: ranking with ties, and what is lost by stopping |
 //! | [`Schedule`] | many contests under one budget |
-//! | [`workload`] | which calls to measure: those of a model, a grid of sizes, shapes |
+//! | [`workload`] | which calls to measure: a grid of sizes, shapes |
 //!
 //! Machines are shared and noisy: times move by a factor of two between seconds, but for all candidates alike. So a round
 //! times every candidate once, in an order that changes, and what counts are times relative to the level of their round.

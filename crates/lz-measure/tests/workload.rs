@@ -1,13 +1,7 @@
-//! Which calls are measured: models against what their makers published, sizes against the catalog.
+//! Which calls are measured: sizes against the catalog.
 
-#[path = "workload/configs.rs"]
-mod configs;
 #[path = "workload/errors.rs"]
 mod errors;
-#[path = "workload/hf.rs"]
-mod hf;
-#[path = "workload/models.rs"]
-mod models;
 #[path = "workload/sizes.rs"]
 mod sizes;
 

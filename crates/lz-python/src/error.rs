@@ -182,6 +182,13 @@ pub fn one_line(py: Python<'_>, error: &PyErr) -> String {
     }
 }
 
+/// An exception as a command prints it: what it says and, where it is one of LayerZero's, its hint.
+pub fn refusal(py: Python<'_>, error: &PyErr) -> lz_cli::program::Refusal {
+    let text = |name: &str| error.value(py).getattr(name).and_then(|value| value.extract::<String>()).ok();
+    let what = text("message").unwrap_or_else(|| one_line(py, error));
+    lz_cli::program::Refusal { what, hint: text("hint").unwrap_or_else(|| "see docs/measure.md".into()) }
+}
+
 /// A panic: a defect of LayerZero's, told as an exception and never as an abort.
 pub fn internal(py: Python<'_>, panic: &(dyn Any + Send)) -> PyErr {
     let text = panic

@@ -62,7 +62,7 @@ use std::sync::Arc;
 
 use ::layerzero::perf::bench::Bench;
 use ::layerzero::{Engine, Reloads};
-use lz_cli::program::{Libraries, Program, Unproven};
+use lz_cli::program::{Libraries, ModelCalls, ModelSizes, Program, Refusal, Unproven};
 use lz_cli::surroundings::Surroundings;
 use pyo3::prelude::*;
 
@@ -91,6 +91,18 @@ impl Program for PythonProgram {
             Ok(bench) => Ok(Box::new(bench)),
             Err(raised) => Err(Python::attach(|py| error::one_line(py, &raised))),
         }
+    }
+
+    fn model_calls(&self, wanted: &ModelSizes) -> Result<ModelCalls, Refusal> {
+        Python::attach(|py| {
+            let traced = py.import("layerzero.workloads").and_then(|module| {
+                let ModelSizes { model, dtype, batch, seq, context } = wanted.clone();
+                module.call_method1("for_command", (model, dtype, batch, seq, context))?.extract::<String>()
+            });
+            let text = traced.map_err(|raised| error::refusal(py, &raised))?;
+            let unreadable = |e: serde_json::Error| Refusal { what: e.to_string(), hint: "report it".into() };
+            serde_json::from_str(&text).map_err(unreadable)
+        })
     }
 
     fn device_in_use(&self, cuda: usize) -> Result<String, String> {

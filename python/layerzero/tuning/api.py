@@ -9,23 +9,32 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from layerzero import _native, devices, fingerprints
+from layerzero import _native, devices, fingerprints, workloads
 from layerzero.control import setting
 from layerzero.documents import to_json
 from layerzero.errors import ConfigurationError
 from layerzero.inspection import SelectionReport
+from layerzero.integrations import transformers_models
 from layerzero.lifecycle import waited_for
 from layerzero.models import Call
 from layerzero.printing import visible
+from layerzero.tuning import forward
+from layerzero.tuning.forward import Forward
+from layerzero.workloads import Traced
 
 _UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 class TuneReport:
-    """What tuning found out: ``device``, ``tuned`` (one entry per call), ``left``, ``impossible``, ``known``, ``spent_s``."""
+    """What tuning found out: ``device``, ``tuned`` (one entry per call), ``left``, ``impossible``, ``known``, ``spent_s``;
+    of a model also ``forward`` and ``left_out``."""
 
-    def __init__(self, document: dict[str, Any]) -> None:
+    def __init__(self, document: dict[str, Any], forward: Forward | None = None, left_out: Sequence[str] = ()) -> None:
         self._document = document
+        #: Of a model: how long its calls take before and after.
+        self.forward = forward
+        #: Of a model: what is not among the calls, and why.
+        self.left_out = list(left_out)
         #: What torch calls the device it was measured on.
         self.device: str = document["device"]
         self.tuned: list[dict[str, Any]] = document["tuned"]
@@ -40,7 +49,9 @@ class TuneReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain data."""
-        return self._document
+        if self.forward is None:
+            return self._document
+        return {**self._document, "forward": self.forward.to_dict(), "left_out": self.left_out}
 
     def _rows(self) -> list[tuple[str, ...]]:
         rows: list[tuple[str, ...]] = [("call", "chosen", "runner-up", "×baseline")]
@@ -55,8 +66,10 @@ class TuneReport:
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         out = [f"out: {kernel}: {why}" for t in self.tuned for kernel, why in t["out"]]
         rest = [f"not measured: {call['op']}: {why}" for call, why in self.impossible]
-        last = f"{len(self.tuned)} measured on {self.device} in {self.spent_s:.1f} s, {self.known} known"
-        return visible("\n".join([*lines, *out, *rest, last]))
+        rest += [f"left out: {text}" for text in self.left_out]
+        last = [f"{len(self.tuned)} measured on {self.device} in {self.spent_s:.1f} s, {self.known} known"]
+        last += [str(self.forward)] if self.forward is not None else []
+        return visible("\n".join([*lines, *out, *rest, *last]))
 
     __repr__ = __str__
 
@@ -67,16 +80,23 @@ class TuneReport:
             return "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
 
         lines = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in body)
-        return f"<table><thead><tr>{cells(head, 'th')}</tr></thead><tbody>{lines}</tbody></table>"
+        last = f"<p>{html.escape(str(self.forward))}</p>" if self.forward is not None else ""
+        return f"<table><thead><tr>{cells(head, 'th')}</tr></thead><tbody>{lines}</tbody></table>{last}"
 
 
 class Workload(list[dict[str, Any]]):
-    """Calls as they are written down, and the device they would be made on."""
+    """Calls as they are written down, how often each is made, and the device they would be made on."""
 
-    def __init__(self, calls: Iterable[dict[str, Any]], device: str) -> None:
+    def __init__(self, calls: Iterable[dict[str, Any]], device: str, traced: Traced | None = None) -> None:
         super().__init__(calls)
         #: What torch calls the device.
         self.device = device
+        #: How often each call is made, in the same order; once where no model was traced.
+        self.counts: list[int] = traced.counts() if traced is not None else [1] * len(self)
+        #: Of a model: which share of its FLOPs and of the bytes it moves these calls are.
+        self.coverage: dict[str, float] | None = traced.coverage() if traced is not None else None
+        #: Of a model: what is not among the calls, and why.
+        self.left_out: list[str] = list(traced.left_out) if traced is not None else []
 
 
 def seconds(budget: float | str) -> float:
@@ -97,8 +117,8 @@ def _bad(text: str, hint: str) -> ConfigurationError:
 
 @waited_for
 def tune(
-    operation: str | None = None,
-    *,
+    operation: Any = None,
+    *inputs: Any,
     dtype: Any = None,
     shapes: Sequence[Sequence[int]] | None = None,
     calls: Iterable[str | Mapping[str, Any] | Call] | None = None,
@@ -115,7 +135,7 @@ def tune(
     params: Mapping[str, Any] | None = None,
     force: bool = False,
     progress: bool | None = None,
-    **dims: Sequence[int] | int,
+    **dims: Any,
 ) -> TuneReport:
     """Measures every kernel that can serve these calls, side by side, and goes by it from then on.
 
@@ -123,13 +143,20 @@ def tune(
     kept in the performance database as they come, so that stopping loses nothing.
 
     Args:
-        operation: an operation, alias or function, at ``shapes`` or over a grid of sizes.
+        operation: an operation, alias or function, at ``shapes`` or over a grid of sizes. Or a ``torch.nn.Module``: the calls
+            it makes for ``inputs``, weighted by how often it makes them. The report then ends with one line: how long these
+            calls take with torch's kernels and with the chosen ones, and which share of the module's time cannot be
+            improved. The module runs a few times to measure that, where it and its inputs have memory.
+        inputs: what the module is called with; keyword arguments that :func:`tune` does not have are its too. Without any,
+            ``module.dummy_inputs`` or ``module.example_inputs``.
         dtype: the dtype of its data; what a model computes in. ``float32`` when not given.
         shapes: shapes of its main input; of attention ``(batch, seq, heads, head_dim)``.
         calls: calls as they are written down (see :func:`layerzero.manifest`), as JSON or mappings, or as
             :func:`layerzero.calls_of` gives them.
-        model: a known model (``"gpt2"``, ``"llama-3-8b"``, …), the path of a transformers ``config.json``, or a
-            transformers config: the calls such a model makes at the lengths in ``batch``, ``seq`` and ``context``.
+        model: a transformers configuration: as an object, a mapping with ``model_type``, the path of a ``config.json``, a
+            name in the local Hugging Face cache, or a published one (``"gpt2"``, ``"llama-3-8b"``, …); or a transformers
+            model. It is built without weights and traced: the calls it makes for prompts of ``seq`` tokens, and for one
+            token more of ``context``, at each ``batch``. Needs transformers.
         known: every call that was measured before.
         budget: how long it may take: seconds, or text such as ``"60s"``. It is spent where the
             expected loss shrinks most for the time it takes.
@@ -143,15 +170,17 @@ def tune(
         progress: show how far it is: a bar on a terminal, a few lines elsewhere; by default on a terminal only.
         dims: sizes by dimension, of which every combination is measured: ``seq_lens=[512, 2048]``, ``head_dim=128``.
     """
-    request = _request(
-        operation, dtype, shapes, calls, model, batch, seq, context, known, device, graph, layout, params, dims
-    )
-    return TuneReport(_measure(request, budget, samples, force=force, regret=False, progress=progress))
+    operation, traced, dims = _subject(operation, inputs, dims, model, dtype, batch, seq, context)
+    request = _request(operation, dtype, shapes, calls, traced, known, device, graph, layout, params, dims)
+    document = _measure(request, budget, samples, force=force, regret=False, progress=progress)
+    if traced is None:
+        return TuneReport(document)
+    return TuneReport(document, forward.of(traced, request["device"]), traced.left_out)
 
 
 def workload(
-    operation: str | None = None,
-    *,
+    operation: Any = None,
+    *inputs: Any,
     dtype: Any = None,
     shapes: Sequence[Sequence[int]] | None = None,
     model: Any = None,
@@ -162,14 +191,17 @@ def workload(
     device: Any = None,
     layout: str | None = None,
     params: Mapping[str, Any] | None = None,
-    **dims: Sequence[int] | int,
+    **dims: Any,
 ) -> Workload:
-    """The calls :func:`tune` would measure for the same arguments, as they are written down; ``.device`` is where."""
-    request = _request(
-        operation, dtype, shapes, None, model, batch, seq, context, known, device, False, layout, params, dims
-    )
+    """The calls :func:`tune` would measure for the same arguments, as they are written down; ``.device`` is where.
+
+    Of a model ``.counts`` says how often each is made, ``.coverage`` how much of the model they are and ``.left_out`` what is
+    not among them.
+    """
+    operation, traced, dims = _subject(operation, inputs, dims, model, dtype, batch, seq, context)
+    request = _request(operation, dtype, shapes, None, traced, known, device, False, layout, params, dims)
     calls = [json.loads(call) for call in _native.requested_calls(to_json(request))]
-    return Workload(calls, _native.device_name(request["device"]))
+    return Workload(calls, _native.device_name(request["device"]), traced)
 
 
 def explain_call(call: str | Mapping[str, Any], device: Any = None) -> SelectionReport:
@@ -182,8 +214,8 @@ def explain_call(call: str | Mapping[str, Any], device: Any = None) -> Selection
 
 @waited_for
 def regret(
-    operation: str | None = None,
-    *,
+    operation: Any = None,
+    *inputs: Any,
     dtype: Any = None,
     shapes: Sequence[Sequence[int]] | None = None,
     calls: Iterable[str | Mapping[str, Any] | Call] | None = None,
@@ -198,16 +230,15 @@ def regret(
     layout: str | None = None,
     params: Mapping[str, Any] | None = None,
     progress: bool | None = None,
-    **dims: Sequence[int] | int,
+    **dims: Any,
 ) -> dict[str, Any]:
     """Measures every kernel of these calls and compares what is chosen with the best in hindsight; nothing is kept.
 
     Takes what :func:`tune` takes. Gives the ``device``, ``geomean`` and ``worst`` of chosen time ÷ best time, ``times_baseline`` (how
     many times faster than plain torch) and ``rows``.
     """
-    request = _request(
-        operation, dtype, shapes, calls, model, batch, seq, context, False, device, graph, layout, params, dims
-    )
+    operation, traced, dims = _subject(operation, inputs, dims, model, dtype, batch, seq, context)
+    request = _request(operation, dtype, shapes, calls, traced, False, device, graph, layout, params, dims)
     rows: dict[str, Any] = _measure(request, budget, samples, force=True, regret=True, progress=progress)
     return rows
 
@@ -218,15 +249,41 @@ def _written(call: str | Mapping[str, Any] | Call) -> Any:
     return json.loads(call) if isinstance(call, str) else dict(call)
 
 
+def _subject(
+    operation: Any,
+    inputs: tuple[Any, ...],
+    dims: dict[str, Any],
+    model: Any,
+    dtype: Any,
+    batch: Sequence[int] | int,
+    seq: Sequence[int] | int,
+    context: Sequence[int] | int,
+) -> tuple[str | None, Traced | None, dict[str, Any]]:
+    """What is asked about: an operation with its sizes, or the calls of a model."""
+    lengths = {"batch": _sizes(batch), "seq": _sizes(seq), "context": _sizes(context)}
+    if operation is not None and not isinstance(operation, str):
+        if model is not None:
+            raise _bad("two models are given", "give one of them, as the first argument or as model=")
+        if not transformers_models.named(operation):
+            return None, workloads.of_module(operation, inputs, dims), {}
+        model, operation = operation, None
+    if inputs:
+        raise _bad(f"inputs are given, but no module that takes them: {inputs!r:.80}", "give the module first")
+    if model is None:
+        # Of an operation they are dimensions like any other.
+        return operation, None, {**dims, **{name: sizes for name, sizes in lengths.items() if sizes}}
+    if callable(model) and not hasattr(getattr(model, "config", None), "model_type"):
+        # No configuration says what it is called with.
+        return operation, workloads.of_module(model, (), {}), dims
+    return operation, workloads.of_model(model, dtype, lengths["batch"], lengths["seq"], lengths["context"]), dims
+
+
 def _request(
     operation: str | None,
     dtype: Any,
     shapes: Sequence[Sequence[int]] | None,
     calls: Iterable[str | Mapping[str, Any] | Call] | None,
-    model: Any,
-    batch: Sequence[int] | int,
-    seq: Sequence[int] | int,
-    context: Sequence[int] | int,
+    traced: Traced | None,
     known: bool,
     device: Any,
     graph: bool,
@@ -234,25 +291,21 @@ def _request(
     params: Mapping[str, Any] | None,
     dims: Mapping[str, Sequence[int] | int],
 ) -> dict[str, Any]:
-    lengths = {"batch": _sizes(batch), "seq": _sizes(seq), "context": _sizes(context)}
-    sizes = {name: _sizes(given) for name, given in dims.items()}
-    if model is None:
-        # Of an operation they are dimensions like any other.
-        sizes |= {name: given for name, given in lengths.items() if given}
-        lengths = {}
+    counts = calls.counts if isinstance(calls, Workload) else []
     calls = list(calls or ())
+    counts = [*counts] or [call.count if isinstance(call, Call) else 1 for call in calls]
+    made = traced.made if traced is not None else []
     return {
-        "calls": [_written(call) for call in calls],
+        "calls": [_written(call) for call in (*calls, *(traced.specs() if traced is not None else ()))],
+        "counts": counts + (traced.counts() if traced is not None else []),
         "op": operation,
         "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
         "shapes": [list(shape) for shape in shapes or ()],
-        "dims": sizes,
+        "dims": {name: _sizes(given) for name, given in dims.items()},
         "params": dict(params or {}),
         "layout": layout,
-        "model": _model(model),
-        **lengths,
         "known": known,
-        "device": devices.number(device, _one_device(calls) if device is None else ()),
+        "device": devices.number(device, _one_device([*calls, *made]) if device is None else ()),
         "graph": graph,
     }
 
@@ -267,20 +320,6 @@ def _one_device(calls: Sequence[Any]) -> Sequence[Any]:
 
 def _sizes(given: Sequence[int] | int) -> list[int]:
     return [given] if isinstance(given, int) else list(given)
-
-
-def _model(model: Any) -> str | None:
-    if model is None or isinstance(model, str):
-        return model
-    config = getattr(model, "config", model)
-    if hasattr(config, "to_json_string"):
-        text: str = config.to_json_string(use_diff=False)
-        return text
-    if hasattr(model, "__fspath__"):
-        return str(model)
-    raise _bad(
-        f"the model is a {type(model).__name__}", "give a name, the path of a config.json, or a transformers config"
-    )
 
 
 def _measure(

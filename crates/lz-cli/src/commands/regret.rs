@@ -24,7 +24,7 @@ pub struct Args {
 pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     let session = Session::open(&EngineArgs::default(), at)?;
     session.engine.learn();
-    let wanted = args.measure.wanted(&session, at)?;
+    let wanted = args.measure.wanted(&session, at, printer)?;
     let mut bench = measuring::bench(at)?;
     let regret = session.engine.regret(&wanted, &args.measure.options(&session), &mut *bench, &mut |progress| {
         measuring::show(printer, progress);

@@ -4,15 +4,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use layerzero::{Buckets, Disagreement, DispatchTable, SolveRequest};
-use lz_model::CallSpec;
+use lz_model::{CallSpec, DeviceIx};
 use serde::Serialize;
 
 use super::lock::{LeftOut, calls, decisions, left_out, read_document, told, too_large, unfit, warn_of, write};
 use crate::args::{EngineArgs, Named};
 use crate::error::CliError;
 use crate::exit::Exit;
-use crate::measuring::Sizes;
+use crate::measuring::{self, Sizes};
 use crate::printer::Printer;
+use crate::program::ModelSizes;
 use crate::session::Session;
 use crate::surroundings::Surroundings;
 
@@ -23,7 +24,8 @@ use crate::surroundings::Surroundings;
 /// are selected at run time. A table is for one kind of device and one set of capabilities; elsewhere it is refused.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Example:\n  layerzero solve --calls calls.jsonl --buckets seq_len=128,512,2048 batch=1,4 rows=2048 -o \
+    after_help = "Examples:\n  layerzero solve --calls calls.jsonl --buckets seq_len=128,512,2048 batch=1,4 rows=2048 -o \
+                  table.json\n  layerzero solve --trace config.json --dtype bfloat16 --buckets seq_len=128,512 batch=1,4 -o \
                   table.json\n\nExits with 1 when --check finds decisions that cannot be kept."
 )]
 pub struct Args {
@@ -34,14 +36,21 @@ pub struct Args {
     /// The upper ends of the buckets of a size; sizes are named as in 'layerzero ops'
     #[arg(long, value_name = "SIZE=128,512,2048", num_args = 1.., required_unless_present = "check")]
     buckets: Vec<Named<Sizes>>,
-    /// What to call the workload
-    #[arg(long, value_name = "NAME", default_value = "unnamed")]
-    model: String,
+    /// What to call the workload; 'unnamed' when not given, or what --trace says
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// The calls a model makes at the ends of the buckets 'batch' and 'seq_len', traced without weights: the path of a
+    /// transformers config.json, a name in the local Hugging Face cache, or a published one (gpt2, llama-3-8b, …)
+    #[arg(long, value_name = "NAME|FILE", conflicts_with = "calls")]
+    trace: Option<String>,
+    /// What the traced model computes in; float32 when not given
+    #[arg(long, requires = "trace")]
+    dtype: Option<String>,
     /// The file to write; '-' prints it
     #[arg(short, long, value_name = "FILE", default_value = "dispatch_table.json")]
     output: PathBuf,
     /// Write nothing; say which decisions of this table cannot be kept here, and why
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["calls", "buckets"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["calls", "buckets", "trace"])]
     check: Option<PathBuf>,
     #[command(flatten)]
     engine: EngineArgs,
@@ -84,10 +93,13 @@ pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<
         return told(&status, printer);
     }
     let buckets = buckets(&args.buckets)?;
-    let mut calls = calls(args.calls.as_deref(), &session, at, printer)?;
+    let mut calls = match &args.trace {
+        Some(model) => traced(model, args, session.device, at, printer)?,
+        None => calls(args.calls.as_deref(), &session, at, printer)?,
+    };
     calls.retain(|(_, device)| *device == session.device);
     let request = SolveRequest {
-        model_id: args.model.clone(),
+        model_id: args.model.clone().or_else(|| args.trace.clone()).unwrap_or_else(|| "unnamed".into()),
         device: session.device,
         buckets,
         calls: calls.iter().map(|(call, _)| call.clone()).collect(),
@@ -132,6 +144,21 @@ pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<
     }
     print(&args.output, &session.device_name(), &solved.table, printer)?;
     Ok(Exit::Ok)
+}
+
+/// The calls of a model at the ends of the buckets: prompts and contexts are as long as a sequence may be.
+fn traced(
+    model: &str,
+    args: &Args,
+    device: DeviceIx,
+    at: &Surroundings,
+    printer: &mut Printer<'_>,
+) -> Result<Vec<(CallSpec, DeviceIx)>, CliError> {
+    let ends = |name: &str| args.buckets.iter().find(|b| b.name == name).map_or_else(Vec::new, |b| b.value.0.clone());
+    let (batch, seq) = (ends("batch"), ends("seq_len"));
+    let wanted = ModelSizes { model: model.to_owned(), dtype: args.dtype.clone(), batch, context: seq.clone(), seq };
+    let calls = measuring::model_calls(&wanted, at, printer)?;
+    Ok(calls.into_iter().map(|(call, _)| (call, device)).collect())
 }
 
 /// The axes as they were given, each once.

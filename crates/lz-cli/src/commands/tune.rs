@@ -31,7 +31,7 @@ pub struct Args {
 /// Measures and prints what is chosen now.
 pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<Exit, CliError> {
     let session = Session::open(&EngineArgs::default(), at)?;
-    let wanted = args.measure.wanted(&session, at)?;
+    let wanted = args.measure.wanted(&session, at, printer)?;
     let options = TuneOptions { force: args.force, ..args.measure.options(&session) };
     let mut bench = measuring::bench(at)?;
     let report = session.engine.tune(&wanted, &options, &mut *bench, &mut |progress| {

@@ -2,32 +2,11 @@
 
 use lz_model::{CallError, DType, DTypeSet, did_you_mean};
 
-/// Why sizes, shapes or a model make no calls.
+/// Why sizes or shapes make no calls.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)] // fields are what the messages say they are
 pub enum WorkloadError {
-    /// No built-in model of that name.
-    #[error("unknown model '{name}'{}", did_you_mean(.nearest))]
-    UnknownModel { name: String, nearest: Option<&'static str> },
-    /// A configuration that is no JSON object.
-    #[error("the model's configuration cannot be read: {problem}")]
-    Unreadable { problem: String },
-    /// A kind of model nobody has described.
-    #[error("model_type '{got}' is none that is known{}", did_you_mean(.nearest))]
-    UnknownModelType { got: String, nearest: Option<&'static str> },
-    /// A configuration without a key it needs.
-    #[error("the configuration of a '{model_type}' model has no '{key}'")]
-    MissingKey { model_type: String, key: &'static str },
-    /// A configuration with a value that makes no sense.
-    #[error("the configuration's '{key}' is {got}, expected {expected}")]
-    BadKey { key: &'static str, got: String, expected: String },
-    /// A model that does not generate was asked to.
-    #[error("'{model}' reads everything at once: it has no decode phase")]
-    NoDecode { model: String },
-    /// Longer than the model's table of positions.
-    #[error("'{model}' has {most} positions, {got} were asked for")]
-    TooLong { model: String, got: i64, most: i64 },
-    /// A dtype the data of the operation, or of a model, cannot have.
+    /// A dtype the data of the operation cannot have.
     #[error("{of} cannot be in {got}; it can be in {allowed}")]
     WrongDType { of: String, got: DType, allowed: DTypeSet },
     /// An operation without tensors, which shapes cannot say anything about.
@@ -76,19 +55,6 @@ impl WorkloadError {
     pub fn hint(&self) -> String {
         use WorkloadError::*;
         match self {
-            UnknownModel { .. } => {
-                let known: Vec<&str> = super::GEOMETRIES.iter().map(|g| &*g.name).collect();
-                format!("give the path of a config.json, or one of {}", known.join(", "))
-            }
-            Unreadable { .. } => "give the config.json of a transformers model".into(),
-            UnknownModelType { .. } => {
-                let known: Vec<&str> = super::hf::MODEL_TYPES.iter().map(|(name, _)| *name).collect();
-                format!("known are {}; tune single operations instead", known.join(", "))
-            }
-            MissingKey { key, .. } => format!("add '{key}' as transformers writes it"),
-            BadKey { key, expected, .. } => format!("make '{key}' {expected}"),
-            NoDecode { .. } => "ask for the prefill phase".into(),
-            TooLong { most, .. } => format!("ask for at most {most}"),
             WrongDType { allowed, .. } => format!("use one of {allowed}"),
             NoTensors { .. } => "name an operation on tensors; 'layerzero ops' lists them".into(),
             UnknownDim { op, .. } => format!("see its dimensions with 'layerzero ops {op}'"),

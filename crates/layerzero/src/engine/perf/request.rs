@@ -1,9 +1,8 @@
-//! Which calls somebody wants measured: a list, a grid of sizes, shapes, a model.
+//! Which calls somebody wants measured: a list, a grid of sizes, shapes.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
-use lz_measure::workload::{self, Geometry, Grid, Phase, Sizes, WorkloadError};
+use lz_measure::workload::{self, Grid, WorkloadError};
 use lz_model::{CallError, CallSpec, DType, DefaultLayouts, DeviceIx, Layout, ParamSpec};
 use lz_perfdb::Mode;
 use serde::Deserialize;
@@ -12,16 +11,17 @@ use super::tune::Wanted;
 use crate::core::Scope;
 use crate::engine::Engine;
 
-/// What to measure. Everything it says is measured: calls as they are, an operation at shapes or over a grid of sizes, and
-/// the calls a model makes.
+/// What to measure. Everything it says is measured: calls as they are, and an operation at shapes or over a grid of sizes.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Request {
     /// Calls, as they are written down.
     pub calls: Vec<CallSpec>,
+    /// How often each of them is made, in the same order; once where it is not said.
+    pub counts: Vec<u64>,
     /// An operation or alias.
     pub op: Option<String>,
-    /// The dtype of its data; of a model, what it computes in.
+    /// The dtype of its data.
     pub dtype: Option<String>,
     /// Shapes of its main input.
     pub shapes: Vec<Vec<i64>>,
@@ -31,14 +31,6 @@ pub struct Request {
     pub params: BTreeMap<String, ParamSpec>,
     /// The layout.
     pub layout: Option<Layout>,
-    /// A model: one that is known by name, the path of a transformers `config.json`, or its text.
-    pub model: Option<String>,
-    /// Batch sizes of the model's calls.
-    pub batch: Vec<i64>,
-    /// Lengths of its prompts.
-    pub seq: Vec<i64>,
-    /// Lengths of its contexts when it decodes.
-    pub context: Vec<i64>,
     /// What was called before: the calls in the performance database.
     pub known: bool,
     /// The device's number.
@@ -59,20 +51,12 @@ pub enum RequestError {
     /// A dtype nobody knows.
     #[error("{0}")]
     DType(String),
-    /// Sizes, shapes or a model that make no calls.
+    /// Sizes or shapes that make no calls.
     #[error(transparent)]
     Workload(#[from] WorkloadError),
     /// An operation nobody knows.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// A file that cannot be read.
-    #[error("'{path}' cannot be read: {source}")]
-    Unreadable {
-        /// Which.
-        path: String,
-        /// Why.
-        source: std::io::Error,
-    },
 }
 
 impl RequestError {
@@ -84,10 +68,6 @@ impl RequestError {
             RequestError::DType(_) => "name it as torch does, e.g. 'bfloat16'".into(),
             RequestError::Workload(_) => "see the documentation of lz.tune".into(),
             RequestError::Call(error) => error.hint(),
-            RequestError::Unreadable { .. } => {
-                let known: Vec<&str> = workload::GEOMETRIES.iter().map(|g| &*g.name).collect();
-                format!("give the path of a config.json, or one of {}", known.join(", "))
-            }
         }
     }
 }
@@ -98,7 +78,8 @@ impl Request {
         let mode = if self.graph { Mode::Graph } else { Mode::Eager };
         let device = DeviceIx(self.device);
         let want = |call: CallSpec, weight: f64| Wanted { call, device, mode, weight };
-        let mut wanted: Vec<Wanted> = self.calls.iter().map(|call| want(call.clone(), 1.0)).collect();
+        let counts = self.counts.iter().map(|count| *count as f64).chain(std::iter::repeat(1.0));
+        let mut wanted: Vec<Wanted> = self.calls.iter().zip(counts).map(|(call, n)| want(call.clone(), n)).collect();
         if self.known {
             let known = engine.known_calls().into_iter().filter(|(_, on)| *on == device);
             wanted.extend(known.map(|(call, _)| want(call, 1.0)));
@@ -117,14 +98,6 @@ impl Request {
             None if !self.shapes.is_empty() => return Err(RequestError::NoOperation("shapes")),
             None if !self.dims.is_empty() => return Err(RequestError::NoOperation("sizes")),
             None => {}
-        }
-        if let Some(model) = &self.model {
-            let or = |given: &[i64], usual: &[i64]| if given.is_empty() { usual.to_vec() } else { given.to_vec() };
-            let (batch, seq) = (or(&self.batch, &[1]), or(&self.seq, &[128, 512]));
-            let context = or(&self.context, &[512]);
-            let sizes = Sizes { batch: &batch, seq: &seq, context: &context };
-            let work = workload::calls(&geometry(model)?, &sizes, dtype, &[Phase::Prefill, Phase::Decode])?;
-            wanted.extend(work.into_iter().map(|work| want(work.call, f64::from(work.times))));
         }
         // They are made later, maybe where another default is in force.
         let defaults = default_layouts(scope);
@@ -164,19 +137,4 @@ impl Request {
 /// The layouts of calls that do not say theirs.
 fn default_layouts(scope: &Scope<'_>) -> DefaultLayouts {
     scope.snapshot().spec().settings.default_layouts
-}
-
-/// The model a name, a path or a text stands for.
-fn geometry(model: &str) -> Result<Geometry, RequestError> {
-    if model.trim_start().starts_with('{') {
-        return Ok(Geometry::from_hf_config(model)?);
-    }
-    let path = Path::new(model);
-    if path.is_file() || path.extension().is_some_and(|e| e == "json") || model.contains('/') {
-        let path = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
-        let unreadable = |source| RequestError::Unreadable { path: path.display().to_string(), source };
-        let text = std::fs::read_to_string(&path).map_err(unreadable)?;
-        return Ok(Geometry::from_hf_config(&text)?);
-    }
-    Ok(Geometry::named(model)?.clone())
 }
