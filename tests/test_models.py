@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from layerzero.equivalents import EQUIVALENTS
 from layerzero.models import Call, DryRun, UntraceableModelError, calls_of, dry_run, model_hash
-from layerzero.tracing import EQUIVALENTS
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -90,6 +90,7 @@ def test_a_norm_without_a_weight_has_none() -> None:
         lambda x: 0.5 * x * (1.0 + torch.tanh(torch.ones(4, 32))),
         lambda x: 0.5 * x * (1.0 + torch.tanh(x)),
         lambda x: 0.5 * x * (1.0 + torch.erf(x / 2)),
+        lambda x: 0.5 * x * (1.0 + torch.tanh(0.79788456 * x * (1 + 0.1 * x * x))),
     ],
 )
 def test_what_only_looks_like_one_is_not_found(body: Callable[..., Tensor]) -> None:
@@ -149,11 +150,15 @@ def tanh_gelu(x: Tensor) -> Tensor:
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
 
+def bloom_gelu(x: Tensor) -> Tensor:
+    return x * 0.5 * (1.0 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))
+
+
 def erf_gelu(x: Tensor) -> Tensor:
     return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
 
 
-@pytest.mark.parametrize(("gelu", "kind"), [(tanh_gelu, "tanh"), (erf_gelu, "none")])
+@pytest.mark.parametrize(("gelu", "kind"), [(tanh_gelu, "tanh"), (bloom_gelu, "tanh"), (erf_gelu, "none")])
 @torch.no_grad()
 def test_a_gelu_is_found(gelu: Callable[[Tensor], Tensor], kind: str) -> None:
     x = torch.randn(6, 32)

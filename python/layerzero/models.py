@@ -22,7 +22,8 @@ from layerzero.errors import InvalidCallError, LayerZeroError
 from layerzero.printing import visible
 
 if TYPE_CHECKING:
-    from layerzero.tracing import Obstacle, Seen, Share
+    from layerzero.costs import Share
+    from layerzero.tracing import Obstacle, Seen
 
 
 class UntraceableModelError(LayerZeroError, RuntimeError):

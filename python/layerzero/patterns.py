@@ -348,7 +348,14 @@ def _times(value: Value, number: float, parts: list[Node]) -> Value | None:
 
 
 def _cubic(value: Value, x: Tensor, parts: list[Node]) -> bool:
-    """Whether this is ``sqrt(2 / pi) * (x + 0.044715 * x³)``."""
+    """Whether this is ``sqrt(2 / pi) * (x + 0.044715 * x³)``, or the same with ``x`` before the bracket."""
+    product = value.made(_MUL)
+    for one, other in product.pairs() if product is not None else ():
+        scaled, bracket = _times(one, math.sqrt(2 / math.pi), parts), other.made(_ADD)
+        for square, unit in bracket.pairs() if bracket is not None else ():
+            if scaled is not None and scaled.given is x and unit.is_number(1) and _squared(square, x, parts):
+                parts += [product, bracket]  # type: ignore[list-item]
+                return True
     summed = _times(value, math.sqrt(2 / math.pi), parts)
     added = summed.made(_ADD) if summed is not None else None
     for one, other in added.pairs() if added is not None else ():
@@ -356,6 +363,17 @@ def _cubic(value: Value, x: Tensor, parts: list[Node]) -> bool:
         power = cube.made("pow") if cube is not None else None
         if one.given is x and power is not None and power(0).given is x and power(1, "exponent").is_number(3):
             parts += [added, power]  # type: ignore[list-item]
+            return True
+    return False
+
+
+def _squared(value: Value, x: Tensor, parts: list[Node]) -> bool:
+    """Whether this is ``0.044715 * x * x``."""
+    node = value.made(_MUL)
+    for one, other in node.pairs() if node is not None else ():
+        inner = _times(one, 0.044715, parts)
+        if other.given is x and inner is not None and inner.given is x:
+            parts.append(node)  # type: ignore[arg-type]
             return True
     return False
 

@@ -14,7 +14,6 @@ import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,18 +32,15 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
-from torch.utils.flop_counter import flop_registry
 
 from layerzero import devices, layouts, patterns
+from layerzero.costs import Costs, Share, flops_of
+from layerzero.equivalents import EQUIVALENTS, SOURCES
 from layerzero.inspection import TensorSpec
 from layerzero.integrations import autocast
 from layerzero.integrations.operators import DEFAULT_LAYOUT, LOWERING, OPERATORS
 from layerzero.patterns import Node
-
-#: A call of ours: the function and its arguments; or why a call of torch's is none.
-Equivalent = tuple[str, dict[str, Any]] | str
 
 
 class Outline(NamedTuple):
@@ -81,70 +77,6 @@ class Seen(NamedTuple):
     times: int = 1
 
 
-class Share(NamedTuple):
-    """How much of a forward pass is in calls of operations LayerZero knows."""
-
-    flops: int
-    bytes: int
-    covered_flops: int
-    covered_bytes: int
-
-    def __add__(self, other: Any) -> Share:
-        """Of both together."""
-        return Share(*(one + another for one, another in zip(self, other, strict=True)))
-
-    @property
-    def of_flops(self) -> float:
-        """Between 0 and 1; 1 where there is nothing to compute."""
-        return self.covered_flops / self.flops if self.flops else 1.0
-
-    @property
-    def of_bytes(self) -> float:
-        """Between 0 and 1; 1 where nothing is moved."""
-        return self.covered_bytes / self.bytes if self.bytes else 1.0
-
-
-class Costs(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what torch's operators compute and move: operations on numbers, and bytes of tensors read and written."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.flops = self.bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        if _moves(func):
-            made = result if isinstance(result, tuple | list) else (result,)
-            given = [item for value in args for item in (value if isinstance(value, tuple | list) else (value,))]
-            self.bytes += sum(value.nbytes for value in (*given, *made) if isinstance(value, Tensor))
-            count = flop_registry.get(func._overloadpacket)
-            self.flops += count(*args, **kwargs, out_val=result) if count is not None else 0
-        return result
-
-
-@cache
-def _moves(func: OpOverload) -> bool:
-    """Whether an operator reads or writes memory: views do not, nor questions, nor making room."""
-    if func.namespace == "prim" or "empty" in func._schema.name:
-        return False
-    aliases = [result.alias_info for result in func._schema.returns]
-    return not any(alias is not None and not alias.is_write for alias in aliases)
-
-
-def _flops(function: str, arguments: Mapping[str, Any]) -> int:
-    """The operations on numbers of a call of ours that has many."""
-    if function == "linear":
-        rows, inner = arguments["input"].shape[:-1], arguments["input"].shape[-1]
-        return int(2 * math.prod(rows) * inner * arguments["weight"].shape[0])
-    if function in ("attention", "cross_attention"):
-        sizes, value = arguments["query"].shape, arguments["value"].shape
-        by_heads = len(sizes) == 4 and arguments.get("layout") == "BHSD"
-        keys = value[-2] if by_heads else value[-3]
-        return int(2 * math.prod(sizes[:-1]) * keys * (sizes[-1] + value[-1]))
-    return 0
-
-
 def stand_ins(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments to ask about: for each outline a tensor without memory."""
 
@@ -155,121 +87,6 @@ def stand_ins(arguments: Mapping[str, Any]) -> dict[str, Any]:
     with FakeTensorMode():
         return {name: tensor(value) if isinstance(value, Outline) else value for name, value in arguments.items()}
 
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Equivalent:
-    if query.dim() not in (3, 4) or key.dim() != query.dim() or value.dim() != query.dim():
-        return f"its tensors have {query.dim()} dimensions; attention is over 3 or 4"
-    if is_causal and query.shape[-2] != key.shape[-2]:
-        # torch lets query i see the keys up to i, LayerZero those up to i + seq_k - seq_q.
-        return "is_causal with as many queries as keys is the only one that means the same here"
-    if query.dim() == 3:
-        query, key, value = (tensor.unsqueeze(1) for tensor in (query, key, value))
-        attn_mask = attn_mask.unsqueeze(1) if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
-    given = {"query": query, "key": key, "value": value, "causal": is_causal, "layout": "BHSD"}
-    return "attention", {**given, "attn_mask": attn_mask, "dropout_p": dropout_p, "scale": scale}
-
-
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Equivalent:
-    if input.dim() < 1 or weight.dim() != 2:
-        return "its weight is no matrix"
-    return "linear", {"input": input, "weight": weight, "bias": bias}
-
-
-def _over_last(input: Tensor, sizes: Any, *weights: Tensor | None) -> list[Tensor | None] | None:
-    """The tensors of a norm over several dimensions, as one over all of their elements in a row."""
-    sizes = [sizes] if isinstance(sizes, int) else list(sizes)
-    if not sizes or input.dim() < len(sizes) or list(input.shape[-len(sizes) :]) != sizes:
-        return None
-    return [input.flatten(-len(sizes)), *(weight if weight is None else weight.flatten() for weight in weights)]
-
-
-def _rms_norm(input: Tensor, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Equivalent:
-    flat = _over_last(input, normalized_shape, weight)
-    if flat is None:
-        return f"normalized_shape {normalized_shape} is not how the input {tuple(input.shape)} ends"
-    return "rms_norm", {
-        "input": flat[0],
-        "weight": flat[1],
-        "eps": torch.finfo(input.dtype).eps if eps is None else eps,
-    }
-
-
-def _layer_norm(
-    input: Tensor,
-    normalized_shape: Any,
-    weight: Any = None,
-    bias: Any = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
-) -> Equivalent:
-    flat = _over_last(input, normalized_shape, weight, bias)
-    if flat is None:
-        return f"normalized_shape {normalized_shape} is not how the input {tuple(input.shape)} ends"
-    return "layer_norm", {"input": flat[0], "weight": flat[1], "bias": flat[2], "eps": eps}
-
-
-def _embedding(
-    input: Tensor, weight: Tensor, padding_idx: Any = None, max_norm: Any = None, *_: Any, **__: Any
-) -> Equivalent:
-    if max_norm is not None:
-        return "max_norm changes the table"
-    return "embedding", {"indices": input, "weight": weight}
-
-
-def _torch_embedding(weight: Tensor, indices: Tensor, *_: Any, **__: Any) -> Equivalent:
-    return "embedding", {"indices": indices, "weight": weight}
-
-
-def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Equivalent:
-    if beta != 1 or alpha != 1:
-        return "its product or its bias is scaled"
-    if input.shape != mat2.shape[1:]:
-        return "what is added is no bias"
-    return "linear", {"input": mat1, "weight": mat2.t(), "bias": input}
-
-
-def _matmul(input: Tensor, other: Tensor) -> Equivalent | None:
-    # Products of more matrices at once are none of a layer.
-    return ("linear", {"input": input, "weight": other.t()}) if input.dim() > 1 and other.dim() == 2 else None
-
-
-def _gelu(input: Tensor, approximate: str = "none") -> Equivalent:
-    return "gelu", {"input": input, "approximate": approximate}
-
-
-#: torch's functions that compute what one of ours does, each with the call of ours it comes down to.
-EQUIVALENTS: Mapping[Any, Callable[..., Equivalent | None]] = {
-    F.scaled_dot_product_attention: _attention,
-    F.linear: _linear,
-    F.rms_norm: _rms_norm,
-    torch.rms_norm: _rms_norm,
-    F.layer_norm: _layer_norm,
-    torch.layer_norm: _layer_norm,
-    F.embedding: _embedding,
-    torch.embedding: _torch_embedding,
-    F.gelu: _gelu,
-    torch.addmm: _addmm,
-    torch.mm: _matmul,
-    torch.matmul: _matmul,
-    Tensor.matmul: _matmul,
-    Tensor.__matmul__: _matmul,
-}
-
-#: Those that are no functions of torch.nn.functional.
-SOURCES: Mapping[Any, str] = {
-    torch.addmm: "torch.addmm",
-    torch.mm: "torch.mm",
-    **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__), "torch.matmul"),
-}
 
 _SILU = frozenset([F.silu, torch._C._nn.silu, torch._C._nn.silu_])
 _MULTIPLY = frozenset(
@@ -443,7 +260,7 @@ class Recorder(TorchFunctionMode):
     def _record(self, function: str, arguments: dict[str, Any], source: str, node: Node) -> None:
         one = self._seen(function, arguments, source, self._module(), self.times)
         node.covered = True
-        node.flops = _flops(function, one.arguments) or node.flops
+        node.flops = flops_of(function, one.arguments) or node.flops
         node.module = one.module
         if function == "rms_norm":
             self._norms.append((node, patterns.Found(function, {"weight": None, **arguments}, [])))

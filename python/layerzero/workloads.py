@@ -14,7 +14,8 @@ from layerzero.integrations import transformers_models
 from layerzero.integrations.transformers_models import Built, Phase
 
 if TYPE_CHECKING:
-    from layerzero.tracing import Recorder, Seen, Share
+    from layerzero.costs import Share
+    from layerzero.tracing import Recorder, Seen
 
 #: Sizes where none are given.
 BATCH, SEQ, CONTEXT = (1,), (128, 512), (512,)

@@ -246,6 +246,7 @@ def _caches(made: _Made) -> Iterator[Case]:
         return (x / scale).round().clamp(-127, 127).to(torch.int8), scale
 
     values, scale = quantized()
+    scale = scale.float()
     keys, cache = made.tensor(2, made.rows, 2, 64), torch.zeros(2, 8, 16, 2, 64, dtype=made.dtype)
     slots = torch.arange(made.rows)
     flat = cache.view(2, 128, 2, 64)
