@@ -25,6 +25,11 @@ _base: list[str | None] = [None]
 _frames: list[Callable[[], Sequence[Any]]] = [lambda: ()]
 
 
+#: By the part that does not depend on blocks, and the overlay.
+_known: dict[tuple[str, int], str] = {}
+_MOST = 1024
+
+
 def of_frames(frames: Callable[[], Sequence[Any]]) -> None:
     """Says who knows what `with` blocks are open."""
     _frames[0] = frames
@@ -59,8 +64,19 @@ def look() -> None:
     base = _base[0]
     if base is None:
         return
-    blocks = [_block(frame) for frame in _frames[0]()]
-    SEEN["policy"] = _digest(base, *blocks) if blocks else base
+    frames = _frames[0]()
+    SEEN["policy"] = _inside(base, frames) if frames else base
+
+
+def _inside(base: str, frames: Sequence[Any]) -> str:
+    """Of what is in force inside of these blocks. An overlay is made of all of them, and does not change."""
+    key = base, frames[0].number
+    known = _known.get(key)
+    if known is None:
+        if len(_known) >= _MOST:
+            _known.clear()
+        known = _known[key] = _digest(base, *map(_block, frames))
+    return known
 
 
 def measured() -> None:
@@ -84,7 +100,7 @@ def _content(file: str) -> str:
 
 
 def _block(frame: Any) -> str:
-    plan = "" if frame.plan is None else frame.plan.table()
+    plan = frame.plan.table() if isinstance(frame.plan, _native.Plan) else ""
     return f"{sorted(frame.said.items(), key=lambda item: item[0])!r} {plan}"
 
 
