@@ -38,13 +38,8 @@ pub fn time_host_by_events(yes: bool) {
 }
 
 /// When sampled calls may be timed by events: one in 20 ms. Recording, polling and reading a pair of events costs the
-/// caller about 100 µs, so that this is at most 0.5% of its time, however fast it calls.
+/// caller about 100 µs, so that this is at most 0.5% of its time, however fast it calls. Not where every call is to be timed.
 static PACE: Pace = Pace::new(20);
-
-/// Whether a sampled call may be timed by events now.
-fn is_due() -> bool {
-    HOST_IS_GPU.load(Ordering::Relaxed) || PACE.allows(engine().now_ms())
-}
 
 impl By {
     fn of(query: &Query) -> By {
@@ -61,8 +56,8 @@ impl By {
 /// Why somebody wants to know how long a call took.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
-    /// It is one of the sampled ones: it is timed if that is due.
-    Sampled,
+    /// It is one of the sampled ones: it is timed if that is due, or if every call is to be.
+    Sampled { every: bool },
     /// It is compared with another kernel: it is timed in any case.
     Compared,
     /// Nobody does.
@@ -91,8 +86,8 @@ impl Stopwatch {
         let by = match wanted {
             Wanted::No => By::Nothing,
             Wanted::Compared => By::of(query),
-            Wanted::Sampled => match By::of(query) {
-                By::Events(_) if !is_due() => By::Nothing,
+            Wanted::Sampled { every } => match By::of(query) {
+                By::Events(_) if !every && !PACE.allows(engine().now_ms()) => By::Nothing,
                 by => by,
             },
         };

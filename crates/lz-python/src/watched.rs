@@ -40,7 +40,7 @@ pub unsafe fn call(
         let watching = Watching::begin(py, front, slots, route, at);
         let wanted = match (&watching, sampled) {
             (Some(_), _) => Wanted::Compared,
-            (None, true) => Wanted::Sampled,
+            (None, true) => Wanted::Sampled { every: route.sampled == 0 },
             (None, false) => Wanted::No,
         };
         let watch = Stopwatch::start(py, &route.query, wanted);
