@@ -98,13 +98,17 @@ def measure(
     families: list[str], lengths: list[int], device: str, dtype: torch.dtype, mode: str, rounds: int
 ) -> dict[str, Any]:
     """Compiles and times every block at every length."""
+    from torch._inductor.utils import fresh_cache
+
     rows = []
-    with torch.no_grad():
+    # A graph of an earlier run was compiled for its number of threads, and is not in the report.
+    with torch.no_grad(), fresh_cache():
         for family in families:
             for length in lengths:
                 rows.append(_row(family, length, device, dtype, mode, rounds))
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
         "dtype": str(dtype).removeprefix("torch."),
         "mode": mode,
         "rounds": rounds,
