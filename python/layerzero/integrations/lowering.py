@@ -128,7 +128,7 @@ def run(operator: Operator, kernel: str, args: tuple[Any, ...]) -> Any:
     values = kernel_calls.named(operator, args)
     function = kernel_calls.function_of(kernel)
     given = None if function is None else kernel_calls.arguments(function, values)
-    if function is None or given is None:
+    if function is None or given is None or _captures(args):
         return NotImplemented
     try:
         if kernel in _ran:
@@ -139,6 +139,12 @@ def run(operator: Operator, kernel: str, args: tuple[Any, ...]) -> Any:
         return NotImplemented
     _ran.add(kernel)
     return result
+
+
+def _captures(args: tuple[Any, ...]) -> bool:
+    """Whether a CUDA graph is being captured: only the engine knows which kernels may be part of one."""
+    on_cuda = any(isinstance(arg, Tensor) and arg.is_cuda for arg in args)
+    return on_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _public(operator: Operator, args: tuple[Any, ...]) -> dict[str, Any]:
