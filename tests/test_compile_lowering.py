@@ -363,18 +363,24 @@ def test_a_kernel_must_gain_more_than_its_operator_costs(
     ours: float | None, theirs: float | None, function: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(loading.FUNCTIONS, "fast.kernel", lambda: None)
-    asked = _asked(_candidate("fast.kernel", "fast", 1, ours), _candidate("torch.kernel", "torch", 2, theirs))
+    asked = _asked(_candidate("fast.kernel", "triton", 1, ours), _candidate("torch.kernel", "torch", 2, theirs))
     assert choices.from_report(asked, function, always=False).how == how
 
 
 def test_who_prefers_a_library_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(loading.FUNCTIONS, "fast.kernel", lambda: None)
-    preferred = _asked(_candidate("fast.kernel", "fast", 1, policy=50.0), _candidate("torch.kernel", "torch", 2))
+    preferred = _asked(_candidate("fast.kernel", "triton", 1, policy=50.0), _candidate("torch.kernel", "torch", 2))
     assert choices.from_report(preferred, "rms_norm", always=False).how == "kernel"
     assert choices.from_report(preferred, "rms_norm", always=True).how == "kernel"
-    ranked = _asked(_candidate("fast.kernel", "fast", 1), _candidate("torch.kernel", "torch", 2))
+    ranked = _asked(_candidate("fast.kernel", "triton", 1), _candidate("torch.kernel", "torch", 2))
     assert choices.from_report(ranked, "linear", always=False).how == "kernel"
     assert choices.from_report(ranked, "linear", always=True).how == "torch"
+
+
+def test_a_kernel_of_ones_own_is_called_in_compiled_graphs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(loading.FUNCTIONS, "own.kernel", lambda: None)
+    asked = _asked(_candidate("own.kernel", "own", 1), _candidate("torch.kernel", "torch", 2))
+    assert choices.from_report(asked, "rms_norm", always=False).how == "kernel"
 
 
 # --- export -----------------------------------------------------------------------------------------------------------

@@ -19,8 +19,9 @@ from torch import Tensor
 # Every edge case of every function: what has no test here or in `test_half_gradients` has no place in a schema.
 NORM_EDGES = {"small_eps", "large_numbers", "half_gradients"}
 EDGES = {
-    "attention": {"infinite_score", "tiny_scale", "half_gradients"},
-    "cross_attention": {"infinite_score", "tiny_scale", "half_gradients"},
+    # What becomes of scores that are all NaN is tested in test_contract.py.
+    "attention": {"nan_scores", "infinite_score", "tiny_scale", "half_gradients"},
+    "cross_attention": {"nan_scores", "infinite_score", "tiny_scale", "half_gradients"},
     "embedding": {"half_gradients"},
     "rms_norm": NORM_EDGES,
     "layer_norm": NORM_EDGES,

@@ -151,8 +151,10 @@ def test_the_gate_knows_right_from_wrong_in_place_and_when_drawing() -> None:
     for op in ("sample_topk", "sample_topp"):
         call = lz.workload(op, dtype="float32", shapes=[(2, 100)])[0]
         made = inputs.make(json.dumps(call))
-        kernel = "torch.topk" if op == "sample_topk" else "torch.topp"
-        assert Gate(made).judge(kernel)[1] is None
+        for kernel in (
+            ("torch.topk", "torch.topk.literal") if op == "sample_topk" else ("torch.topp.sorted", "torch.topp.literal")
+        ):
+            assert Gate(made).judge(kernel)[1] is None
 
     def last(logits: Tensor, k: int, seed: int = 0) -> Tensor:
         return logits.argmin(-1)

@@ -10,12 +10,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from layerzero import _native, control, loading
+from layerzero.backends import BACKENDS, UNPROVEN
 from layerzero.integrations.compositions import FUSED
 from layerzero.integrations.fakes import SEED_TENSOR
 from layerzero.integrations.operators import ATTENTION, DEFAULT_LAYOUT, LOWERING, Argument, Operator
 
 #: Backends whose kernels are torch code.
 TORCH = frozenset(["torch", "torch_cuda", "torch_any", "torch_rocm"])
+#: Backends that come along with LayerZero.
+SHIPPED = frozenset([*BACKENDS, *UNPROVEN, "lz_cpu"])
 #: What a kernel must gain to be worth an operator that the compiler cannot look into: a share of torch's time, and what
 #: the call of the operator costs the host, in µs. Under CUDA graphs the host is not there.
 SHARE, CALL_US = 0.1, 25.0
@@ -159,6 +162,9 @@ def from_report(report: dict[str, Any], name: str, always: bool) -> Choice:
     if by == "rollout":
         return Choice("operator", chosen, why)
     named = by in _NAMED
+    if first["backend"] not in SHIPPED:
+        # A plugin's or the program's own: who registers a kernel wants it, and its failures are to be counted.
+        return _as_kernel(first, why)
     if first["backend"] in TORCH:
         # A norm or a product is inlined as one writes it in torch; who names another of torch's kernels gets that one.
         other = named and name not in ATTENTION and chosen != report["baseline"]

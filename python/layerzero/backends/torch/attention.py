@@ -201,23 +201,21 @@ def sdpa_flash(
     layout: str,
 ) -> Tensor:
     """torch's flash attention for the CPU."""
+    plan = _sdpa_flash_call(query, key, value, attn_mask, causal, scale, window_left, window_right, layout)
     if layout == "BSHD":
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    if attn_mask is None:
-        # One `shape` is cheaper than one `size()`, and this is the path of every plain call.
-        (_, heads, seq_q, _), (_, kv_heads, seq_k, _) = query.shape, key.shape
+    if plan is not None:
+        # The same call as on the straight path: what autograd saves must not depend on the way a call took.
+        output = plan[0](query, key, value, **plan[2])
+    elif attn_mask is None:
+        seq_q, seq_k = query.shape[2], key.shape[2]
         if seq_q > MOST_ROWS and _wide_gradients(seq_q, query, key, value):
             reach = (window_left, window_right)
             output = attend_flash(query.float(), key.float(), value.float(), causal, scale, reach).to(query.dtype)
         elif window_left < 0 and window_right < 0 and (not causal or seq_q == seq_k):
-            causal = bool(causal and seq_q != 1)
-            if causal:
-                query, scale = positive(query, scale)
-            if heads == kv_heads:
-                # It chooses the flash kernel for what selection lets through, and makes no log-sum-exp for Python.
-                output = _sdpa(query, key, value, None, 0.0, causal, scale=scale)
-            else:
-                output = _flash(query, key, value, 0.0, causal, scale=scale)[0]
+            # Causal, with a scale that is not positive.
+            query, scale = positive(query, scale)
+            output = _sdpa(query, key, value, None, 0.0, causal, scale=scale, enable_gqa=query.shape[1] != key.shape[1])
         else:
             output = attend_flash(query, key, value, causal, scale, (window_left, window_right))
     else:

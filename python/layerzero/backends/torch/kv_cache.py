@@ -36,7 +36,7 @@ def append(
 
 def _writes(slots: Tensor, capacity: int) -> tuple[Tensor | None, Tensor]:
     """The tokens that are written (`None` for all) and their slots: no padding, and of each slot the last token."""
-    if slots.numel() <= _FEW:
+    if slots.numel() <= _FEW and not torch._is_functional_tensor(slots):
         # Few numbers are looked at sooner one by one than by operators.
         numbers: list[int] = slots.tolist()
         if not numbers or (0 <= min(numbers) and max(numbers) < capacity and len(set(numbers)) == len(numbers)):
