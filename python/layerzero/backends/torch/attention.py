@@ -206,7 +206,7 @@ def sdpa_flash(
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     if plan is not None:
         # The same call as on the straight path: what autograd saves must not depend on the way a call took.
-        output = plan[0](query, key, value, **plan[2])
+        output: Tensor = plan[0](query, key, value, **plan[2])
     elif attn_mask is None:
         seq_q, seq_k = query.shape[2], key.shape[2]
         if seq_q > MOST_ROWS and _wide_gradients(seq_q, query, key, value):
