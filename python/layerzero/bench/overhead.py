@@ -1,8 +1,9 @@
 """``layerzero bench overhead``: what a call through LayerZero costs beyond the kernel it runs.
 
-Each row is a public function against the direct call of the kernel it selected, and against a torch operator that
-does nothing with the same tensors. A second set of rows has a kernel that does nothing, which shows the overhead
-without the noise of a kernel.
+First every public function, in every form, against the literal torch code one would write (``bench/literal.py``), at sizes
+at which kernels cost next to nothing. Then some functions against the direct call of the kernel they selected, and against a
+torch operator that does nothing with the same tensors; and with a kernel that does nothing, which shows the overhead without
+the noise of a kernel.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import functools
 import json
 import platform
 import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
 import layerzero as lz
 from layerzero import _native
-from layerzero.bench import instructions
+from layerzero.bench import instructions, literal
 from layerzero.bench.rounds import difference, interleaved
 
 #: What the overhead may be, in microseconds, and as a part of a torch operator that does nothing.
@@ -148,11 +150,48 @@ def _among_others(rounds: int, count: int) -> dict[str, float]:
     return {name: difference(times, name, f"{name} direct") for name in cases}
 
 
-def measure(rounds: int = 41, count: int = 2000, count_instructions: bool = True) -> dict[str, Any]:
+#: How long kernels may be compiled in the background before the functions are timed, in seconds.
+_WARM_S = 60.0
+
+
+def against_torch(device: str, rounds: int, count: int) -> dict[str, dict[str, Any]]:
+    """Every public function against the literal torch code: both, and the median of their differences over rounds."""
+    import torch
+
+    rows: dict[str, dict[str, Any]] = {}
+    with torch.no_grad():
+        cases = literal.cases(device)
+        _compiled(cases)
+        for case in cases:
+            times = interleaved({"lz": case.lz, "torch": case.torch}, rounds=rounds, count=max(count // 20, 1))
+            rows[case.name] = {
+                "lz_us": statistics.median(times["lz"]),
+                "torch_us": statistics.median(times["torch"]),
+                "over_torch_us": difference(times, "lz", "torch"),
+            }
+    return rows
+
+
+def _compiled(cases: list[literal.Case]) -> None:
+    """Makes each call until nothing is left to compile for them."""
+    until = time.monotonic() + _WARM_S
+    while True:
+        for case in cases:
+            case.lz()
+        state = lz.health().jit
+        if not (state.get("queued") or state.get("running") or state.get("cold")) or time.monotonic() > until:
+            return
+        time.sleep(0.5)
+
+
+def measure(
+    rounds: int = 41, count: int = 2000, count_instructions: bool = True, device: str = "cpu"
+) -> dict[str, Any]:
     """Everything, as data. Times are microseconds per call, medians over interleaved rounds."""
     import torch
 
     torch.set_num_threads(1)
+    every = against_torch(device, rounds, count)
     rows = {}
     cases = _cases()
     for name, (call, direct, kernel) in cases.items():
@@ -175,6 +214,8 @@ def measure(rounds: int = 41, count: int = 2000, count_instructions: bool = True
         "rounds": rounds,
         "calls_per_round": count,
         "grad_enabled": torch.is_grad_enabled(),
+        "device": device,
+        "against_torch": every,
         "selected_kernel": rows,
         "kernel_that_does_nothing": _with_kernels_that_do_nothing(rounds, count, 1),
         "kernel_that_does_nothing_2_threads": _with_kernels_that_do_nothing(max(rounds // 4, 3), count, 2),
@@ -188,7 +229,11 @@ def measure(rounds: int = 41, count: int = 2000, count_instructions: bool = True
 
 
 def _print(result: dict[str, Any]) -> None:
-    print("overhead of a call, µs (median of interleaved rounds)")
+    print(f"every function against the literal torch code on {result['device']}, µs (median of interleaved rounds)")
+    print(f"  {'':<32}{'through lz':>12}{'torch':>10}{'over torch':>12}")
+    for name, row in result["against_torch"].items():
+        print(f"  {name:<32}{row['lz_us']:>12.2f}{row['torch_us']:>10.2f}{row['over_torch_us']:>12.2f}")
+    print("overhead of a call over its kernel on the CPU, µs (median of interleaved rounds)")
     print(f"  {'':<22}{'through lz':>12}{'direct':>10}{'overhead':>10}{'among others':>14}{'target':>9}   kernel")
     for name, row in result["selected_kernel"].items():
         target = result["targets_us"].get(name)
@@ -220,10 +265,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--rounds", type=int, default=41, help="interleaved rounds (41)")
     parser.add_argument("--count", type=int, default=2000, help="calls per round (2000)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the functions against torch (cpu)")
     parser.add_argument("--no-instructions", action="store_true", help="do not count instructions (ten short runs)")
     options = parser.parse_args(arguments)
     if options.rounds < 1 or options.count < 1:
         parser.error("rounds and count are at least 1")
-    result = measure(options.rounds, options.count, not options.no_instructions)
+    result = measure(options.rounds, options.count, not options.no_instructions, options.device)
     print(json.dumps(result, indent=2)) if options.json else _print(result)
     return 0
