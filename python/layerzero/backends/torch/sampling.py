@@ -158,11 +158,16 @@ def _draws(shape: tuple[int, ...], like: Tensor, seed: int | None) -> Tensor:
     return torch.rand(shape, dtype=torch.float64, device=like.device, generator=generator)
 
 
-def _seeded(device: torch.device, seed: int) -> torch.Generator:
+def check_seed(device: torch.device, seed: int) -> None:
+    """Raises where a CUDA graph is captured, which would keep the seed."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         text = f"seed is {seed}, and a CUDA graph is captured: every replay would draw the same numbers"
         hint = "leave seed out, or pass uniform= and change it between replays"
         raise InvalidCallError(text, code="SEED_IN_GRAPH", hint=hint)
+
+
+def _seeded(device: torch.device, seed: int) -> torch.Generator:
+    check_seed(device, seed)
     return torch.Generator(device).manual_seed(seed)
 
 

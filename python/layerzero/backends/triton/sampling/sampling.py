@@ -22,6 +22,7 @@ from layerzero.arrays import draw_seed
 from layerzero.kernels import draws
 
 from ...torch.blocks import rows_of
+from ...torch.sampling import check_seed
 from ..launching import Launch, power, processors
 from ..overlapping import overlaps
 from .choosing import choose
@@ -131,6 +132,8 @@ def _sampled(
             uniform = torch.rand(rows.shape[0], dtype=torch.float64, device=rows.device)
         elif uniform is None:
             seed = draw_seed()
+    elif uniform is None and rows.is_cuda:
+        check_seed(rows.device, seed)
     if uniform is not None:
         if uniform.dim() != 1:
             uniform = uniform.reshape(-1)
