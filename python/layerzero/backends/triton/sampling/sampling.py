@@ -127,7 +127,7 @@ def _sampled(
     kind = None
     if seed is None:
         seed = 0
-        if uniform is None and torch.cuda.is_current_stream_capturing():
+        if uniform is None and rows.is_cuda and torch.cuda.is_current_stream_capturing():
             # torch's generator gives other numbers in every replay; a seed would be part of the graph.
             uniform = torch.rand(rows.shape[0], dtype=torch.float64, device=rows.device)
         elif uniform is None:
