@@ -209,7 +209,8 @@ def attention(
 
     Edge cases:
         When all scores of a query are NaN: it holds a NaN, or every key it attends to does: NaN for that query (except:
-            with fewer than 16 keys torch's fused kernel for the CPU gives zeros).
+            with fewer than 16 keys torch's fused kernel for the CPU gives zeros; under a mask that leaves such a query
+            nothing it gives NaN instead of zeros).
         When a score is plus infinity: of infinite queries or keys, or products beyond float32's range: NaN for that
             query (except: torch's fused kernel for the CPU gives zeros in float16 and bfloat16).
         When scale is closer to 0 than float32's smallest normal number, 2^-126: the scores by the definition, which in
@@ -263,7 +264,8 @@ def cross_attention(
 
     Edge cases:
         When all scores of a query are NaN: it holds a NaN, or every key it attends to does: NaN for that query (except:
-            with fewer than 16 keys torch's fused kernel for the CPU gives zeros).
+            with fewer than 16 keys torch's fused kernel for the CPU gives zeros; under a mask that leaves such a query
+            nothing it gives NaN instead of zeros).
         When a score is plus infinity: of infinite queries or keys, or products beyond float32's range: NaN for that
             query (except: torch's fused kernel for the CPU gives zeros in float16 and bfloat16).
         When scale is closer to 0 than float32's smallest normal number, 2^-126: the scores by the definition, which in

@@ -117,7 +117,8 @@ const EDGES: &[Edge] = &[
         name: "nan_scores",
         when: "all scores of a query are NaN: it holds a NaN, or every key it attends to does",
         gives: "NaN for that query",
-        except: "with fewer than 16 keys torch's fused kernel for the CPU gives zeros",
+        except: "with fewer than 16 keys torch's fused kernel for the CPU gives zeros; under a mask that leaves such a \
+query nothing it gives NaN instead of zeros",
     },
     Edge {
         name: "infinite_score",
