@@ -153,17 +153,24 @@ struct Judge<'a> {
 }
 
 impl Judge<'_> {
-    /// Caution leaves nobody without a kernel (degradation, being switched off, memory that must stay free): where it has ruled out all that could serve the call, what plain torch runs
-    /// comes back, or, while LayerZero is not switched off, all that is out for no other reason.
+    /// Caution leaves nobody without a kernel (degradation, being switched off, memory that must stay free): where it has ruled
+    /// out all that could serve the call, what plain torch runs comes back, or, while LayerZero is not switched off, all that is
+    /// out for no other reason. What fits into memory comes before what does not.
     fn keep_a_last_one(&self, compiled: &[Compiled], candidates: &mut [Candidate]) {
-        // A kernel that only launch limits keep from the call takes it in pieces, which need less memory.
-        let by_limits = |r: &Reason| matches!(r, Reason::CudaGridDimExceeded { .. });
-        let splits =
-            self.case.op.can_be_cut() && candidates.iter().any(|c| !c.accepted() && c.reasons.iter().all(by_limits));
+        let allowed = |c: &Candidate| c.baseline || self.case.settings.enabled;
+        // A kernel that only launch limits (and caution) keep from the call takes it in pieces, which need less memory.
+        let by_limits = |c: &Candidate| {
+            let limits = c.reasons.iter().filter(|r| matches!(r, Reason::CudaGridDimExceeded { .. })).count();
+            limits > 0 && limits + c.cautions == c.reasons.len()
+        };
+        let splits = self.case.op.can_be_cut() && candidates.iter().any(|c| allowed(c) && by_limits(c));
         let too_large = |c: &Candidate| c.reasons.iter().any(|r| matches!(r, Reason::MemoryHeadroomExceeded { .. }));
         let spared = |c: &Candidate| c.cautions > 0 && c.reasons.len() == c.cautions && !(splits && too_large(c));
-        let plain = candidates.iter().any(|c| spared(c) && c.baseline);
-        let wanted = |c: &Candidate| spared(c) && (c.baseline || !plain && self.case.settings.enabled);
+        let may_come = |c: &Candidate| spared(c) && allowed(c);
+        let one_fits = candidates.iter().any(|c| may_come(c) && !too_large(c));
+        let comes = |c: &Candidate| may_come(c) && !(one_fits && too_large(c));
+        let plain = candidates.iter().any(|c| comes(c) && c.baseline);
+        let wanted = |c: &Candidate| comes(c) && (c.baseline || !plain);
         for (compiled, candidate) in compiled.iter().zip(candidates.iter_mut()) {
             if wanted(candidate) {
                 *candidate = self.candidate(compiled, true);
