@@ -112,6 +112,9 @@ pub struct Report {
     pub chosen: Option<String>,
     /// What the ranking went by.
     pub basis: Basis,
+    /// Where the times were measured, if that was not here: the device and the version of torch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prior: Option<String>,
     /// Why that kernel.
     pub why: Option<WhyReport>,
     /// What the order of the candidates follows.
@@ -249,6 +252,7 @@ impl Report {
                 .collect(),
             chosen: decision.chosen().map(|c| snapshot.kernel(c.kernel).id.clone()),
             basis: decision.basis,
+            prior: decision.prior.as_deref().map(str::to_owned),
             why: decision.why().map(|why| WhyReport { message: why.to_string(), why }),
             ranked_by: if decision.is_ranked_by_time() { RankedBy::Time } else { RankedBy::Score },
             rules: decision.rules.clone(),
@@ -316,11 +320,11 @@ impl fmt::Display for Report {
                 None => writeln!(f)?,
             }
         }
+        if let Some(prior) = &self.prior {
+            writeln!(f, "  prior    times marked '≈' were measured on {prior}; tune to measure them here")?;
+        }
         if self.beyond_measured {
-            writeln!(
-                f,
-                "  guessed  times marked '?' lie beyond the measured sizes and are not trusted; tune such sizes"
-            )?;
+            writeln!(f, "  guessed  times marked '?' lie beyond the measured sizes; tune such sizes to be certain")?;
         }
         let mut table = Table::new();
         // Where times decide, a score would contradict the rank beside it.
@@ -356,6 +360,7 @@ fn time_text(time_us: f64, candidate: &CandidateReport) -> String {
     let mark = match candidate.time_basis {
         Some(EstimateKind::Predicted) => "~",
         Some(EstimateKind::Extrapolated) => "?",
+        Some(EstimateKind::Prior) => "≈",
         _ => "",
     };
     let floor = candidate.times_floor.map(|times| format!("{times:.1}× floor"));

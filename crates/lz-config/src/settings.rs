@@ -81,6 +81,8 @@ settings! {
         enabled: bool = true;
         /// Where they are kept; `~` is the home directory, and a relative path is relative to the file that says it.
         path: PathBuf = PathBuf::from("~/.cache/layerzero/perfdb.sqlite");
+        /// Whether what was measured on other machines, and ships with LayerZero, decides where nothing was measured here.
+        priors: bool = true;
         /// Measure in the background what this process calls and was not measured yet: on a thread of its own, only while
         /// nobody calls, the calls that take the most time first.
         auto_tune: bool = false;

@@ -104,6 +104,19 @@ impl TensorFacts {
         )
     }
 
+    /// As it is most often given: see [`Query::most_usual`](crate::Query::most_usual).
+    pub(crate) fn most_usual(self) -> TensorFacts {
+        let Some(dtype) = self.dtype() else { return self };
+        let dtype = if dtype == DType::F16 { DType::Bf16 } else { dtype };
+        let layout = match self.layout() {
+            Layout::Bshd => Layout::Bhsd,
+            Layout::Hnd => Layout::Nhd,
+            other => other,
+        };
+        let flags = self.0 & Self::BROADCAST | Self::PRESENT | Self::CONTIGUOUS | Self::LAST_STRIDE_ONE | Self::ALIGNED;
+        TensorFacts(flags | (dtype as u16) << Self::DTYPE.0 | (layout as u16) << Self::LAYOUT)
+    }
+
     /// Whether the tensor was given.
     pub fn is_present(self) -> bool {
         self.0 & Self::PRESENT != 0

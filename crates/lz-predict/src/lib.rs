@@ -17,7 +17,11 @@
 //!    with the moment more than with the size: for it all points count alike, the lower quartile of times, the median of ratios.
 //! 5. How far a time may be off is found by leaving each point out in turn; how far a ratio may be, by how much it differs from what
 //!    its neighbours say, the less the nearer it is.
-//! 6. Beyond the measured sizes there is only a guess, which is said to be one and never trusted.
+//! 6. Beyond the measured sizes, as for another model's heads, the yardstick's time is its trend's, and another kernel's follows by
+//!    their ratio, which may be the further off the further away the nearest measured size is. Up to [`TRUSTED_BEYOND`] doublings it
+//!    is trusted.
+//! 7. What was measured on other machines and ships with LayerZero is a [`Prior`]: the same model, with what another machine and
+//!    other versions may change added to what a time may be off by.
 //!
 //! What each of these, and each constant, is worth in cross-validation is in `bench/results/ablation.md`.
 //!
@@ -51,6 +55,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod prior;
 mod ratio;
 mod sides;
 mod times;
@@ -62,12 +67,17 @@ use lz_model::schema::DimKey;
 use lz_model::{Catalog, DeviceSpec, Facts, KernelDescriptor, MAX_DIMS, OpIx, Query, Reason};
 use lz_select::{Compared, Covers, Estimate, EstimateKind, Evidence, KernelVersion, PerfSource, Rival, Side, Sides};
 
+pub use self::prior::{Prior, PriorError, PriorFile, PriorTime, PriorTimes};
+
 use self::times::{Kernel, Point, Times};
 use self::trend::Work;
 
 /// How far, in doublings of sizes, the nearest measured point may be for a prediction between points. It says which calls are
 /// predicted at all, so that cross-validation, which is about those, does not judge it.
 const REACH: f64 = 2.5;
+/// How many doublings beyond the sizes measured here times are still trusted. Further away what was measured elsewhere, at sizes
+/// that are nearer, says more.
+pub const TRUSTED_BEYOND: f64 = 3.0;
 /// What predictions are taken to be off by, relative, where there are too few points to find out: one ratio, or two times. Without it
 /// a single point would be certain. Cross-validation is the same with a third of it.
 const UNTESTED: f64 = 0.15;
@@ -118,13 +128,27 @@ pub struct Observation {
 }
 
 /// Read-only knowledge made of observations.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Model {
     classes: HashMap<u64, Vec<Class>>,
     edges: HashMap<OpIx, Vec<(usize, i64)>>,
     /// By operation and kernel: a call it was wrong for, in words, and how.
     wrong: HashMap<(OpIx, Id), (String, String)>,
     observations: usize,
+    /// How many doublings beyond the measured sizes times are trusted.
+    trusted_beyond: f64,
+}
+
+impl Default for Model {
+    fn default() -> Model {
+        Model {
+            classes: HashMap::new(),
+            edges: HashMap::new(),
+            wrong: HashMap::new(),
+            observations: 0,
+            trusted_beyond: TRUSTED_BEYOND,
+        }
+    }
 }
 
 /// Calls that are alike but for their sizes.
@@ -143,7 +167,16 @@ type Id = (String, String);
 impl Model {
     /// The knowledge in these observations. Those of devices or operations that are not here are left out.
     pub fn new(observations: impl IntoIterator<Item = Observation>, devices: &[DeviceSpec]) -> Model {
-        let mut model = Model::default();
+        Model::trusted_up_to(TRUSTED_BEYOND, observations, devices)
+    }
+
+    /// The knowledge in these observations, trusted so many doublings beyond the measured sizes.
+    pub fn trusted_up_to(
+        trusted_beyond: f64,
+        observations: impl IntoIterator<Item = Observation>,
+        devices: &[DeviceSpec],
+    ) -> Model {
+        let mut model = Model { trusted_beyond, ..Model::default() };
         for observation in observations {
             model.add(observation, devices);
         }
@@ -185,12 +218,9 @@ impl Model {
         let class = query.class();
         let known = self.classes.entry(class.fingerprint()).or_default();
         let at = known.iter().position(|c| c.class == class).unwrap_or_else(|| {
-            known.push(Class {
-                class,
-                times: Times::default(),
-                host: Times { says: Says::All, ..Times::default() },
-                device: Times::default(),
-            });
+            let times = || Times { trusted_beyond: self.trusted_beyond, ..Times::default() };
+            let host = Times { says: Says::All, ..times() };
+            known.push(Class { class, times: times(), host, device: times() });
             known.len() - 1
         });
         let class = &mut known[at];
@@ -218,6 +248,11 @@ impl Model {
         }
     }
 
+    /// The time of a version of a kernel.
+    fn estimate_of(&self, id: &Id, facts: &Facts<'_>) -> Option<Estimate> {
+        self.class(facts.query)?.estimate(id, facts)
+    }
+
     fn class(&self, query: &Query) -> Option<&Class> {
         let class = query.class();
         self.classes.get(&class.fingerprint())?.iter().find(|c| c.class == class)
@@ -230,7 +265,7 @@ impl Model {
 
 impl PerfSource for Model {
     fn estimate(&self, kernel: &KernelDescriptor, facts: &Facts<'_>) -> Option<Estimate> {
-        self.class(facts.query)?.estimate(&(kernel.id.clone(), kernel.version.clone()), facts)
+        self.estimate_of(&(kernel.id.clone(), kernel.version.clone()), facts)
     }
 
     fn verdict(&self, kernel: &KernelDescriptor, facts: &Facts<'_>) -> Option<Reason> {
@@ -282,15 +317,15 @@ impl PerfSource for Model {
 }
 
 impl Class {
-    /// Between measured sizes, host and device are predicted each by itself where both are known, and the slower counts: a
+    /// At sizes that were not measured, host and device are predicted each by itself where both are known, and the slower counts: a
     /// time that stays the same as long as the host sets the pace, and grows from then on, is no trend.
     fn estimate(&self, id: &Id, facts: &Facts<'_>) -> Option<Estimate> {
         let estimate = self.times.estimate(id, facts)?;
         let known = self.host.points(id).min(self.device.points(id));
-        if estimate.kind != EstimateKind::Predicted || known < self.times.points(id) {
+        if estimate.kind == EstimateKind::Measured || known < self.times.points(id) {
             return Some(estimate);
         }
-        let predicted = |times: &Times| times.estimate(id, facts).filter(|e| e.kind == EstimateKind::Predicted);
+        let predicted = |times: &Times| times.estimate(id, facts).filter(|e| e.kind == estimate.kind && e.trusted);
         let (Some(host), Some(device)) = (predicted(&self.host), predicted(&self.device)) else {
             return Some(estimate);
         };

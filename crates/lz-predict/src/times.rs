@@ -18,6 +18,8 @@ pub(super) struct Times {
     pub kernels: HashMap<Id, Kernel>,
     /// Which points say something about a size.
     pub says: Says,
+    /// How many doublings beyond the measured sizes a time is still trusted.
+    pub trusted_beyond: f64,
     pub yardstick: Option<Id>,
 }
 
@@ -74,8 +76,10 @@ impl Times {
     pub fn estimate(&self, id: &Id, facts: &Facts<'_>) -> Option<Estimate> {
         let kernel = self.kernels.get(id)?;
         let own = kernel.estimate(facts, self.says)?;
-        if own.kind != EstimateKind::Predicted {
-            return Some(own);
+        match own.kind {
+            EstimateKind::Predicted => {}
+            EstimateKind::Extrapolated => return Some(self.beyond(id, kernel, own, facts).unwrap_or(own)),
+            EstimateKind::Measured | EstimateKind::Prior => return Some(own),
         }
         let Some(yardstick) = self.yardstick.as_ref() else { return Some(own) };
         if yardstick == id {
@@ -90,6 +94,17 @@ impl Times {
         let median_us = by.median_us * ratio;
         let spread_us = median_us * (by.spread_us / by.median_us).hypot(off);
         Some(Estimate { median_us, spread_us, apart_us: Some(median_us * off), ..own })
+    }
+
+    /// Beyond the sizes at which a kernel was measured: the yardstick's time by its trend, and another kernel's by their ratio.
+    fn beyond(&self, id: &Id, kernel: &Kernel, own: Estimate, facts: &Facts<'_>) -> Option<Estimate> {
+        let (dims, yardstick) = (facts.query.dims(), self.yardstick.as_ref()?);
+        let (ratio, off) = if yardstick == id { (1.0, 0.0) } else { kernel.ratios.beyond(dims)? };
+        let by = self.kernels.get(yardstick)?.estimate(facts, self.says)?;
+        let median_us = by.median_us * ratio;
+        let spread_us = median_us * (by.spread_us / by.median_us).hypot(off);
+        let trusted = kernel.nearest(dims) <= self.trusted_beyond;
+        Some(Estimate { median_us, spread_us, apart_us: Some(median_us * off), trusted, ..own })
     }
 
     pub fn doubt(&self, dims: &[i64; MAX_DIMS]) -> f64 {
@@ -150,7 +165,7 @@ impl Kernel {
             });
         }
         let trend = self.trend.time_us(&Work::of(facts));
-        let nearest = self.points.iter().map(|p| distance(&p.dims, dims)).fold(f64::INFINITY, f64::min);
+        let nearest = self.nearest(dims);
         let inside = nearest <= REACH && self.is_between(dims);
         let residual = self.interpolate(dims, says, None)?;
         let median_us = trend * residual.exp();
@@ -164,6 +179,11 @@ impl Kernel {
             kind: if inside { EstimateKind::Predicted } else { EstimateKind::Extrapolated },
             trusted: inside,
         })
+    }
+
+    /// How far the nearest measured size is, in doublings.
+    fn nearest(&self, dims: &[i64; MAX_DIMS]) -> f64 {
+        self.points.iter().map(|p| distance(&p.dims, dims)).fold(f64::INFINITY, f64::min)
     }
 
     /// Whether every size lies between the least and the largest that were measured.

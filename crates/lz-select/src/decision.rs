@@ -123,6 +123,8 @@ pub enum Basis {
     Measured,
     /// Every candidate was measured or predicted: the fastest wins.
     Predicted,
+    /// Measured on other machines: what ships with LayerZero decides.
+    Prior,
     /// Not enough is known: the highest score wins.
     Declared,
     /// The operator locked the kernel.
@@ -140,6 +142,8 @@ pub struct Decision {
     pub ranking: Vec<usize>,
     /// What the ranking went by.
     pub basis: Basis,
+    /// Where the times were measured, if that was not here: the device and the version of torch.
+    pub prior: Option<Arc<str>>,
     /// How the ranking found its first kernel; overrides, pins and rollouts may have put another one before it.
     pub ranked_first: Option<Ranked>,
     /// The kernel the selection chose and that was struck out since, and why.

@@ -1,6 +1,8 @@
 //! What selection may ask about speed. Implemented by the performance model (`lz-predict`); empty by default.
 
-use lz_model::{Facts, KernelDescriptor, OpIx, Reason};
+use std::sync::Arc;
+
+use lz_model::{DeviceIx, Facts, KernelDescriptor, OpIx, Reason};
 use serde::Serialize;
 
 use crate::graphs::Covers;
@@ -19,8 +21,10 @@ pub enum EstimateKind {
     Measured,
     /// Interpolated between measured shapes.
     Predicted,
-    /// A guess beyond the measured shapes: never trusted.
+    /// Beyond the measured shapes: the less certain the further away.
     Extrapolated,
+    /// Measured on another machine, and shipped with LayerZero.
+    Prior,
 }
 
 /// A time of the host, or of the device.
@@ -182,6 +186,17 @@ pub trait PerfSource: Send + Sync {
         Vec::new()
     }
 
+    /// Whether it knows of no time at all.
+    fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Where it was measured, in words, if that was not here: the device and the version of torch.
+    fn origin(&self, device: DeviceIx) -> Option<Arc<str>> {
+        let _ = device;
+        None
+    }
+
     /// Sizes at which the knowledge changes: dimension index, and the first size that is different.
     fn edges(&self, op: OpIx) -> Vec<(usize, i64)>;
 }
@@ -193,6 +208,10 @@ pub struct NoPerfData;
 impl PerfSource for NoPerfData {
     fn estimate(&self, _: &KernelDescriptor, _: &Facts<'_>) -> Option<Estimate> {
         None
+    }
+
+    fn is_empty(&self) -> bool {
+        true
     }
 
     fn edges(&self, _: OpIx) -> Vec<(usize, i64)> {

@@ -28,11 +28,11 @@ pub(crate) fn score_speed(candidates: &mut [Candidate]) -> Basis {
     let all_measured = contenders().all(|c| c.estimate.is_some_and(|e| e.kind == EstimateKind::Measured));
     let any = contenders().next().is_some();
     for candidate in candidates.iter_mut().filter(|c| c.accepted()) {
-        if let Some(estimate) = candidate.estimate {
+        candidate.terms.perf = candidate.estimate.map_or(0.0, |estimate| {
             let slowdown = estimate.median_us / fastest.max(f64::MIN_POSITIVE);
             let weight = if estimate.trusted { 1.0 } else { 0.5 };
-            candidate.terms.perf = (weight * -10.0 * (slowdown - 1.0)).max(SLOWEST);
-        }
+            (weight * -10.0 * (slowdown - 1.0)).max(SLOWEST)
+        });
     }
     match (any && all_trusted, all_measured) {
         (true, true) => Basis::Measured,

@@ -9,7 +9,7 @@ use crate::check::{Case, call_reasons, workspace};
 use crate::constraint::Compiled;
 use crate::decision::{Basis, Candidate, Chain, Decision, KernelIx, Terms, Transforms};
 use crate::memory::MemoryRange;
-use crate::perf::{Estimate, EstimateKind};
+use crate::perf::{Estimate, EstimateKind, PerfSource};
 use crate::policy::{Applied, Rule};
 use crate::proof;
 use crate::rank::{baseline_of, rank, score_speed};
@@ -40,6 +40,7 @@ impl Snapshot {
                 candidates: Vec::new(),
                 ranking: Vec::new(),
                 basis: Basis::Declared,
+                prior: None,
                 ranked_first: None,
                 struck_out: None,
                 rules: Vec::new(),
@@ -72,8 +73,8 @@ impl Snapshot {
         if !candidates.iter().any(Candidate::accepted) {
             judge.keep_a_last_one(compiled, &mut candidates);
         }
-        let basis = score_speed(&mut candidates);
-        let (mut ranking, groups) = rank(&candidates, basis, &*self.spec.perf);
+        let (basis, source) = judge.score(&mut candidates);
+        let (mut ranking, groups) = rank(&candidates, basis, source);
         let ranked_first = Ranking {
             candidates: &candidates,
             order: &ranking,
@@ -94,12 +95,14 @@ impl Snapshot {
             && !judge.asks_for_proofs(compiled)
             && judge.is_uniform(cells, compiled, &candidates);
         let memory = judge.memory_range(cells, compiled, uniform);
+        let prior = (basis == Basis::Prior).then(|| source.origin(query.device())).flatten();
         let basis = if locked { Basis::Locked } else { basis };
         Decision {
             query: *query,
             candidates,
             ranking,
             basis,
+            prior,
             ranked_first,
             struck_out: None,
             locked_by,
@@ -222,7 +225,7 @@ impl Judge<'_> {
         Candidate {
             kernel: compiled.kernel,
             terms: if accepted { self.terms(entry, compiled, transforms) } else { Terms::default() },
-            estimate: if accepted { self.estimate(kernel) } else { None },
+            estimate: if accepted { self.estimate(kernel, &*self.snapshot.spec.perf) } else { None },
             transforms,
             reasons,
             cautions,
@@ -242,12 +245,36 @@ impl Judge<'_> {
         kernel.jit && self.snapshot.spec.warm.as_ref().map_or(entry.health.cold, |warm| !ready(warm))
     }
 
+    /// Scores the candidates by speed: by what was measured here, or, where that does not decide, by what was measured on other
+    /// machines, where that does. Gives what decides, and who knows the times.
+    fn score(&self, candidates: &mut [Candidate]) -> (Basis, &dyn PerfSource) {
+        let spec = &self.snapshot.spec;
+        let basis = score_speed(candidates);
+        if basis != Basis::Declared {
+            return (basis, &*spec.perf);
+        }
+        let kernel = |c: &Candidate| &*self.snapshot.entries[c.kernel.0 as usize].descriptor;
+        let told = |c: &Candidate| c.accepted().then(|| self.estimate(kernel(c), &*spec.prior)).flatten();
+        let told: Vec<Option<Estimate>> = candidates.iter().map(told).collect();
+        if told.iter().all(Option::is_none) {
+            return (basis, &*spec.perf);
+        }
+        let here: Vec<Option<Estimate>> = candidates.iter().map(|c| c.estimate).collect();
+        let mut score_by = |times: Vec<Option<Estimate>>| {
+            candidates.iter_mut().zip(times).for_each(|(candidate, time)| candidate.estimate = time);
+            score_speed(candidates)
+        };
+        if score_by(told) != Basis::Declared {
+            return (Basis::Prior, &*spec.prior);
+        }
+        (score_by(here), &*spec.perf)
+    }
+
     /// What is known of its speed; a time that is no number is not known.
-    fn estimate(&self, kernel: &KernelDescriptor) -> Option<Estimate> {
+    fn estimate(&self, kernel: &KernelDescriptor, perf: &dyn PerfSource) -> Option<Estimate> {
         if self.snapshot.spec.restriction.declared_only {
             return None;
         }
-        let perf = &self.snapshot.spec.perf;
         let here = perf.estimate(kernel, &self.at);
         // Who takes no notice of a promise is as fast without it.
         let without = || {

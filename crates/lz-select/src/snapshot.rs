@@ -151,8 +151,10 @@ pub struct SnapshotSpec {
     pub restriction: Restriction,
     /// Kernels in a rollout.
     pub rollouts: Vec<RolloutRule>,
-    /// What is known about speed.
+    /// What was measured here.
     pub perf: Arc<dyn PerfSource>,
+    /// What was measured on other machines: asked where what was measured here does not decide.
+    pub prior: Arc<dyn PerfSource>,
     /// What comparisons with the reference showed.
     pub proofs: Arc<Proofs>,
     /// Decisions that were made before.
@@ -177,6 +179,7 @@ impl Default for SnapshotSpec {
             restriction: Restriction::default(),
             rollouts: Vec::new(),
             perf: Arc::new(NoPerfData),
+            prior: Arc::new(NoPerfData),
             proofs: Arc::default(),
             pins: Arc::default(),
             warm: None,
@@ -360,7 +363,8 @@ impl SnapshotSpec {
         }
         let mut of_proofs = cells.clone();
         of_proofs.finish();
-        for (dim, at) in self.perf.edges(op.ix()).into_iter().chain(self.pins.edges(op.ix())) {
+        let measured = [&self.perf, &self.prior].into_iter().flat_map(|source| source.edges(op.ix()));
+        for (dim, at) in measured.chain(self.pins.edges(op.ix())) {
             cells.cut(dim, at);
         }
         cells.finish();

@@ -18,6 +18,8 @@ pub enum Times {
     Predicted,
     /// Some were measured, others predicted.
     Mixed,
+    /// All were measured on another machine.
+    Prior,
 }
 
 /// Why a candidate is behind one that is slower, or whose time is not known.
@@ -249,6 +251,7 @@ impl Ranking<'_> {
         let passed_over = self.passed_over(first, faster.map(|(i, us)| (i, us, us)));
         let kinds = || accepted().filter_map(|i| self.candidates[i].estimate).filter(|e| e.trusted).map(|e| e.kind);
         let times = match (kinds().any(|k| k == EstimateKind::Measured), kinds().any(|k| k != EstimateKind::Measured)) {
+            _ if kinds().any(|k| k == EstimateKind::Prior) => Times::Prior,
             (true, false) => Times::Measured,
             (true, true) => Times::Mixed,
             (false, _) => Times::Predicted,
@@ -364,6 +367,7 @@ impl fmt::Display for Ranked {
                     Times::Measured => "fastest measured",
                     Times::Predicted => "fastest predicted",
                     Times::Mixed => "fastest by measured and predicted times",
+                    Times::Prior => "fastest by what was measured on another machine",
                 };
                 match tie {
                     None => f.write_str(fastest)?,

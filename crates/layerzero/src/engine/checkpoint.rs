@@ -33,7 +33,7 @@ impl Engine {
             let mut draft = checkpoint.draft.clone();
             let known = draft.spec.devices.len();
             draft.spec.devices.extend(now.spec.devices.drain(known.min(now.spec.devices.len())..));
-            draft.spec.perf = now.spec.perf.clone();
+            (draft.spec.perf, draft.spec.prior) = (now.spec.perf.clone(), now.spec.prior.clone());
             draft.spec.warm = now.spec.warm.clone();
             draft.spec.restriction = now.spec.restriction.clone();
             removed.extend(now.spec.kernels.iter().map(|kernel| kernel.id.clone()));

@@ -54,6 +54,7 @@ fn basis(decision: &Decision) -> &'static str {
         _ if decision.pinned_by.is_some() => "pinned",
         Basis::Measured => "measured",
         Basis::Predicted => "predicted",
+        Basis::Prior => "prior",
         Basis::Declared => "declared",
         Basis::Locked => "locked",
     }

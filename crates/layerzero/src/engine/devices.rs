@@ -52,12 +52,15 @@ impl Engine {
             self,
             || self.config(),
             &devices,
-            |model| {
+            |learned| {
                 self.update(|spec| {
                     // Another thread may have been sooner.
                     spec.devices.extend(devices.iter().skip(spec.devices.len()).cloned());
-                    if let Some(model) = model {
+                    if let Some(model) = learned.model {
                         spec.perf = Arc::new(model);
+                    }
+                    if let Some(prior) = learned.prior {
+                        spec.prior = prior;
                     }
                 })
             },

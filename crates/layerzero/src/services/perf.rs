@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use lz_config::{Config, Origin};
 use lz_model::{BindRules, CallSpec, Catalog, Context, DeviceIx, DeviceSpec, KernelDescriptor};
 use lz_perfdb::{Filter, Mode, Options, Outcome, PerfDb, Provenance, Record, StoreError};
-use lz_predict::{Model, Observation, Seen};
-use lz_select::{NoPerfData, Restriction, Snapshot};
+use lz_predict::{Model, Observation, Prior, Seen};
+use lz_select::{NoPerfData, PerfSource, Restriction, Snapshot};
 use parking_lot::Mutex;
 use serde::Serialize;
 
@@ -27,8 +27,18 @@ pub(crate) struct Perf {
     unbiased: Mutex<Option<(u64, Arc<State>)>>,
     /// Whether anything was to be learned yet: from then on another database takes effect at once.
     consulted: AtomicBool,
+    /// What was measured elsewhere, of the devices there were when it was asked for.
+    prior: Mutex<Option<(Vec<DeviceSpec>, Arc<Prior>)>>,
     /// Held while what is known is read and put in force, so that what was read for fewer devices is not put in force last.
     learning: Mutex<()>,
+}
+
+/// What is put in force together with new devices. `None` stands for what is in force already.
+pub(crate) struct Learned {
+    /// What was measured on them here.
+    pub model: Option<Model>,
+    /// What was measured elsewhere.
+    pub prior: Option<Arc<dyn PerfSource>>,
 }
 
 /// How the performance database is doing.
@@ -117,7 +127,9 @@ impl Perf {
     pub fn learn(&self, core: &Core, config: impl Fn() -> Arc<Config>) -> usize {
         self.consulted.store(true, Ordering::Relaxed);
         let _one_at_a_time = self.learning.lock();
-        if let Some(model) = self.knowledge(core, &config(), &core.devices()) {
+        let config = config();
+        self.put_prior_in_force(core, &config);
+        if let Some(model) = self.knowledge(core, &config, &core.devices()) {
             self.put_in_force(core, model);
         }
         self.known()
@@ -128,6 +140,7 @@ impl Perf {
         self.consulted.store(true, Ordering::Relaxed);
         let _one_at_a_time = self.learning.lock();
         let config = config();
+        self.put_prior_in_force(core, &config);
         if !self.is_there(&config) {
             *self.db.lock() = None;
             self.forget(core);
@@ -144,25 +157,51 @@ impl Perf {
         self.known()
     }
 
-    /// Changes what selection depends on by what the database knows of devices that are new: both at once. `None` stands for
-    /// what is in force already.
+    /// Changes what selection depends on by what the database knows of devices that are new, and by what was measured on such
+    /// devices elsewhere: all at once.
     pub fn learning_of(
         &self,
         core: &Core,
         config: impl Fn() -> Arc<Config>,
         devices: &[DeviceSpec],
-        change: impl FnOnce(Option<Model>) -> Result<(), Error>,
+        change: impl FnOnce(Learned) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let _one_at_a_time = self.learning.lock();
         let config = config();
         let consulted = self.is_consulted() && self.is_there(&config);
         let model = consulted.then(|| self.knowledge(core, &config, devices)).flatten();
         let known = model.as_ref().map(Model::len).filter(|known| *known > 0);
-        change(model.filter(|model| !model.is_empty()))?;
+        let prior = self.is_consulted().then(|| self.prior(&config, devices));
+        change(Learned { model: model.filter(|model| !model.is_empty()), prior })?;
         if let Some(known) = known {
             self.known.store(known, Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    /// What was measured elsewhere of these devices, if that is wanted.
+    fn prior(&self, config: &Config, devices: &[DeviceSpec]) -> Arc<dyn PerfSource> {
+        if !config.settings.perfdb.priors {
+            return Arc::new(NoPerfData);
+        }
+        let mut known = self.prior.lock();
+        if let Some((_, prior)) = known.as_ref().filter(|(of, _)| of == devices) {
+            return prior.clone();
+        }
+        let prior = Arc::new(Prior::shipped(devices));
+        *known = Some((devices.to_vec(), prior.clone()));
+        prior
+    }
+
+    fn put_prior_in_force(&self, core: &Core, config: &Config) {
+        let prior = self.prior(config, &core.devices());
+        let is_in_force = core.with_snapshot(|snapshot| {
+            let now = &snapshot.spec().prior;
+            Arc::ptr_eq(now, &prior) || now.is_empty() && prior.is_empty()
+        });
+        if !is_in_force && let Err(error) = core.update(|spec| spec.prior = prior) {
+            tracing::warn!(target: "layerzero", "what was measured elsewhere cannot be put in force: {error}");
+        }
     }
 
     /// Whether the configuration names a database that exists, be it in memory alone.
@@ -261,7 +300,7 @@ impl Perf {
 /// What selection is made of, without anything that was measured, decided or suffered before.
 pub(crate) fn impartial(core: &Core) -> Draft {
     let mut draft = core.draft.lock().clone();
-    draft.spec.perf = Arc::new(NoPerfData);
+    (draft.spec.perf, draft.spec.prior) = (Arc::new(NoPerfData), Arc::new(NoPerfData));
     draft.spec.pins = Arc::default();
     draft.spec.restriction = Restriction::default();
     // Proof is what measuring gives.

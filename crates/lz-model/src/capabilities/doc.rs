@@ -295,6 +295,11 @@ pub(super) struct Kernel {
     /// like `norm.fused_add_rms`: a kernel for it is written against that.
     #[serde(default)]
     pub fuses_ops: Vec<String>,
+    /// Why it is faster than what one writes in plain torch, on any machine: one launch instead of several, pages that are
+    /// read where they are. Of the kernels that ship, only those that say so have a higher priority than plain torch's:
+    /// which of the others are faster is for times to say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub advantage: Option<String>,
     /// Points it loses, beyond what every kernel does, when arguments must be adapted to it.
     #[serde(default)]
     pub transform_cost_hint: i32,

@@ -164,6 +164,9 @@ impl KernelReader<'_> {
         kernel.baseline = doc.baseline;
         kernel.proven = doc.proven;
         kernel.transform_cost_hint = doc.transform_cost_hint;
+        if doc.advantage.as_ref().is_some_and(|why| why.trim().is_empty()) {
+            self.problems.add(&self.at("advantage"), "say what the advantage is, or leave it out".to_owned());
+        }
         for (i, fused) in doc.fuses_ops.iter().enumerate() {
             if let Err(error) = Catalog::get().find(fused) {
                 self.problems.add(&self.at(&format!("fuses_ops/{i}")), error.to_string());

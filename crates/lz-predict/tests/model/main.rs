@@ -59,13 +59,30 @@ fn what_was_replayed_in_a_graph_is_proven_there_at_sizes_that_are_covered() {
 }
 
 #[test]
-fn beyond_what_was_measured_it_is_a_guess() {
-    let points = [64, 256, 1024].map(|rows| took(rms(rows, 1024, DType::F32), "lib.a", rows as f64));
-    let model = Model::new(points, &devices());
-    let kind = |rows, hidden| ask(&model, "lib.a", &rms(rows, hidden, DType::F32)).map(|e| (e.2, e.3));
-    assert_eq!(kind(128, 1024), Some((EstimateKind::Predicted, true)));
-    assert_eq!(kind(4096, 1024), Some((EstimateKind::Extrapolated, false)));
-    assert_eq!(kind(128, 2048), Some((EstimateKind::Extrapolated, false)), "no other width was measured");
+fn beyond_what_was_measured_a_time_is_less_certain_the_further_away() {
+    let timed = |id: &'static str, per_row: f64| {
+        [64, 256, 1024].map(|rows| took(rms(rows, 1024, DType::F32), id, per_row * rows as f64))
+    };
+    let model = Model::new(timed("lib.a", 1.0).into_iter().chain(timed("lib.b", 0.5)), &devices());
+    let at = |rows, hidden| {
+        let query = rms(rows, hidden, DType::F32);
+        let devices = devices();
+        let facts = Facts { op: Catalog::get().op(query.op()), query: &query, device: &devices[0] };
+        ["lib.a", "lib.b"].map(|id| model.estimate(&kernel(id), &facts).unwrap())
+    };
+    assert!(at(128, 1024).iter().all(|e| (e.kind, e.trusted) == (EstimateKind::Predicted, true)));
+    let mut before = 0.0;
+    for (rows, hidden, trusted) in [(128, 2048, true), (4096, 1024, true), (4096, 4096, true), (65_536, 1024, false)] {
+        let [a, b] = at(rows, hidden);
+        for estimate in [a, b] {
+            assert_eq!((estimate.kind, estimate.trusted), (EstimateKind::Extrapolated, trusted), "{rows}×{hidden}");
+        }
+        // The ratio of the two is what was measured, and is the less certain the further away.
+        assert!((b.median_us / a.median_us - 0.5).abs() < 1e-9, "{rows}×{hidden}");
+        let off = a.noise_to(&b) / b.median_us;
+        assert!(off > before, "{rows}×{hidden}: {off} after {before}");
+        before = off;
+    }
 }
 
 #[test]

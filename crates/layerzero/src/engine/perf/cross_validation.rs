@@ -1,8 +1,9 @@
-//! Leave-one-out cross-validation: each measured call is left out in turn and decided by the others.
+//! Cross-validation: each measured call is left out in turn, by itself or with all calls of its model, and decided by the others.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
+use lz_model::schema::DimKey;
 use lz_model::{BindRules, CallSpec, Catalog, DeviceIx, Query};
 use lz_perfdb::{Mode, Outcome, Record, Timing};
 use lz_predict::{Model, Observation, Seen};
@@ -18,6 +19,16 @@ use crate::services::perf::{device_id, impartial, observed, provenances};
 /// What a measurement is of: the device, the mode, the number of threads, the call.
 type Of<'a> = (&'a str, Mode, u32, &'a str);
 
+/// What is left out with a call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LeaveOut {
+    /// The call alone: how good choices between measured sizes are.
+    #[default]
+    Call,
+    /// Every call with its heads, head size and width: how good choices are for a model that was never measured.
+    Model,
+}
+
 /// A measurement, as selection sees it.
 struct Measured<'a> {
     record: &'a Record,
@@ -30,6 +41,13 @@ impl Measured<'_> {
     fn of(&self) -> Of<'_> {
         let key = &self.record.key;
         (&key.device_id, key.mode, key.threads, &key.call)
+    }
+
+    /// The sizes that a model sets: those that kernels are compiled for.
+    fn geometry(&self) -> Vec<i64> {
+        let query = &self.observation.query;
+        let dims = Catalog::get().op(query.op()).schema().dims;
+        dims.iter().zip(query.dims()).filter(|(dim, _)| dim.key == DimKey::Exact).map(|(_, size)| *size).collect()
     }
 
     fn timing(&self) -> Option<&Timing> {
@@ -53,12 +71,17 @@ pub struct CrossValidation {
 }
 
 impl Engine {
-    /// Decides each call of these records by the others, as one that was not measured. The operator's rules hold, and kernels
+    /// Decides each call of these records by the others, as one that was not measured, or as one of a model that was not. The operator's rules hold, and kernels
     /// that were measured are taken to be there.
     ///
     /// Records are those of devices that are here, as far as they are not out of date; or those of `device`, or if there are
     /// none those of other devices like it.
-    pub fn cross_validate(&self, records: &[Record], device: Option<DeviceIx>) -> Result<CrossValidation, Error> {
+    pub fn cross_validate(
+        &self,
+        records: &[Record],
+        device: Option<DeviceIx>,
+        leave_out: LeaveOut,
+    ) -> Result<CrossValidation, Error> {
         let mut found = CrossValidation::default();
         let measured = self.measured(records, device, &mut found);
         let mut devices: BTreeMap<&str, Vec<&Measured<'_>>> = BTreeMap::new();
@@ -69,7 +92,7 @@ impl Engine {
         for of_device in devices.values() {
             let mut draft = impartial(self);
             take_for_granted(&mut draft.spec, of_device);
-            decide(&mut draft, of_device, &mut modes)?;
+            decide(&mut draft, of_device, leave_out, &mut modes)?;
         }
         modes.iter_mut().for_each(|(_, regret)| regret.sum_up());
         let is_there = |r: &Regret| !r.rows.is_empty() || r.left > 0 || !r.impossible.is_empty();
@@ -130,7 +153,12 @@ impl Engine {
 }
 
 /// Decides every call of a device by the others.
-fn decide(draft: &mut Draft, measured: &[&Measured<'_>], modes: &mut [(Mode, Regret)]) -> Result<(), Error> {
+fn decide(
+    draft: &mut Draft,
+    measured: &[&Measured<'_>],
+    leave_out: LeaveOut,
+    modes: &mut [(Mode, Regret)],
+) -> Result<(), Error> {
     let mut calls: BTreeMap<Of<'_>, Vec<&Measured<'_>>> = BTreeMap::new();
     for one in measured {
         calls.entry(one.of()).or_default().push(one);
@@ -139,7 +167,12 @@ fn decide(draft: &mut Draft, measured: &[&Measured<'_>], modes: &mut [(Mode, Reg
         let Some((_, regret)) = modes.iter_mut().find(|(mode, _)| *mode == of.1) else { continue };
         let (query, class) = (&here[0].observation.query, &here[0].class);
         let alike = || measured.iter().filter(|m| m.class == *class);
-        let others = alike().filter(|m| m.of() != *of).map(|m| m.observation.clone());
+        let geometry = here[0].geometry();
+        let is_left_out = |m: &Measured<'_>| match leave_out {
+            LeaveOut::Call => m.of() == *of,
+            LeaveOut::Model => m.geometry() == geometry,
+        };
+        let others = alike().filter(|m| !is_left_out(m)).map(|m| m.observation.clone());
         draft.spec.perf = Arc::new(Model::new(others, &draft.spec.devices));
         let snapshot = draft.spec.build(draft.epoch).map_err(Error::Snapshot)?;
         let decision = snapshot.select(query);

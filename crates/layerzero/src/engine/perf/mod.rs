@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod cross_validation;
+pub mod prior;
 pub mod regret;
 pub mod request;
 pub mod tune;

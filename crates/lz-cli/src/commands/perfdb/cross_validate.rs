@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use layerzero::perf::cross_validation::CrossValidation;
+use layerzero::perf::cross_validation::{CrossValidation, LeaveOut};
 use layerzero::perf::regret::Regret;
 use lz_model::DeviceIx;
 use lz_perfdb::Filter;
@@ -22,9 +22,31 @@ use crate::surroundings::Surroundings;
 pub struct CrossValidate {
     #[command(flatten)]
     engine: EngineArgs,
+    /// What is left out with a call: nothing else, or every call of its model (the same heads, head size and width)
+    #[arg(long, value_enum, default_value_t)]
+    leave_out: Left,
     /// So many calls at most, those that lose most first
     #[arg(long, default_value_t = 20)]
     limit: usize,
+}
+
+/// What is left out with a call.
+#[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
+enum Left {
+    /// Nothing else
+    #[default]
+    Call,
+    /// Every call of its model
+    Model,
+}
+
+impl From<Left> for LeaveOut {
+    fn from(left: Left) -> LeaveOut {
+        match left {
+            Left::Call => LeaveOut::Call,
+            Left::Model => LeaveOut::Model,
+        }
+    }
 }
 
 /// The answer.
@@ -55,7 +77,8 @@ pub fn run(args: &CrossValidate, path: &Path, at: &Surroundings, printer: &mut P
     let session = Session::open(&args.engine, at)?;
     let records = db.records(&Filter::all().valid()).map_err(refused)?;
     let device = args.engine.device.as_ref().map(|_| DeviceIx(0));
-    let CrossValidation { mut modes, unknown, outdated } = session.engine.cross_validate(&records, device)?;
+    let CrossValidation { mut modes, unknown, outdated } =
+        session.engine.cross_validate(&records, device, args.leave_out.into())?;
     session.print_warnings(printer);
     for (_, regret) in &mut modes {
         regret.rows.sort_by(|a, b| b.over_best.total_cmp(&a.over_best).then_with(|| a.label.cmp(&b.label)));

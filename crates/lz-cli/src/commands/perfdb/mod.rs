@@ -2,6 +2,7 @@
 
 mod cross_validate;
 mod keeping;
+mod prior;
 mod show;
 
 use std::path::{Path, PathBuf};
@@ -52,6 +53,8 @@ enum What {
     /// compared with what was measured of the call: chosen time ÷ best time, and times the baseline. Of a database of another
     /// machine, name the device it is of.
     CrossValidate(cross_validate::CrossValidate),
+    /// Priors: what was measured on other machines, and decides where nothing was measured here
+    Prior(prior::Args),
     /// Look for damage, and change nothing; exits with 1 when anything is wrong
     Verify,
 }
@@ -66,6 +69,7 @@ pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<
         What::Merge(merge) => keeping::merge(merge, &path, at, printer),
         What::Prune(prune) => keeping::prune(prune, &path, printer),
         What::CrossValidate(args) => cross_validate::run(args, &path, at, printer),
+        What::Prior(args) => prior::run(args, &path, at, printer),
         What::Verify => keeping::verify(&path, printer),
     }
 }

@@ -1,0 +1,122 @@
+//! Makes a prior out of measurements: what one machine measured, to ship to others.
+
+use std::collections::BTreeMap;
+
+use lz_model::{CallSpec, DeviceIx, DeviceSpec};
+use lz_perfdb::{Mode, Outcome, Record, Timing};
+pub use lz_predict::{PriorError, PriorFile, PriorTime, PriorTimes};
+
+use crate::engine::Engine;
+
+/// What a prior was made of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BuiltPrior {
+    /// The file.
+    pub file: PriorFile,
+    /// Times that are in it.
+    pub times: usize,
+    /// Measurements that are not: of other devices, of kernels that are not known here, wrong ones and failures.
+    pub left_out: usize,
+}
+
+/// Which call: in its own words, whether in a graph, with how many threads.
+type Of<'a> = (&'a str, bool, u32);
+
+impl Engine {
+    /// A prior of a device, made of the measurements of one or more runs on it: for each call and kernel the median over the
+    /// runs. Measurements count that were taken on the device, or, where none was, on one with its compute capability.
+    pub fn build_prior(&self, runs: &[Vec<Record>], device: DeviceIx) -> Option<BuiltPrior> {
+        let spec = self.devices().get(usize::from(device.0))?.clone();
+        let known: Vec<String> = self.with_snapshot(|s| s.kernels().map(|(_, kernel)| kernel.id.clone()).collect());
+        let id = super::device_id(&spec);
+        let all = || runs.iter().flatten().filter(|record| record.is_valid());
+        let by_id = all().any(|record| record.key.device_id == id);
+        let is_of = |record: &Record| match by_id {
+            true => record.key.device_id == id,
+            false => spec.sm.is_some_and(|sm| record.shape.sm_version == sm),
+        };
+        let is_wrong = |id: &str, op: &str| {
+            let of = |record: &&Record| record.key.kernel_id == id && record.key.operation == op && is_of(record);
+            all().filter(of).any(|record| matches!(record.outcome, Outcome::Wrong { .. }))
+        };
+        let mut calls: BTreeMap<Of<'_>, BTreeMap<&str, Vec<(&Record, &Timing)>>> = BTreeMap::new();
+        let mut left_out = runs.iter().map(Vec::len).sum::<usize>();
+        for record in all().filter(|record| is_of(record)) {
+            let (Outcome::Ok(timing), key) = (&record.outcome, &record.key) else { continue };
+            if !known.contains(&key.kernel_id) || is_wrong(&key.kernel_id, &key.operation) {
+                continue;
+            }
+            let of = (key.call.as_str(), key.mode == Mode::Graph, key.threads);
+            calls.entry(of).or_default().entry(&key.kernel_id).or_default().push((record, timing));
+            left_out -= 1;
+        }
+        let newest = calls.values().flat_map(|kernels| kernels.values().flatten()).map(|(r, _)| r.measured_at).max()?;
+        let mut file = PriorFile::new(anonymous(spec), newest, runs.len());
+        let mut times = 0;
+        for ((call, graph, threads), kernels) in &calls {
+            // One kernel alone says nothing about which is faster.
+            let (true, Ok(call)) = (kernels.len() > 1, call.parse::<CallSpec>()) else { continue };
+            let mut of_call = PriorTimes {
+                call,
+                graph: *graph,
+                threads: u16::try_from(*threads).unwrap_or(0),
+                baseline: None,
+                times: Vec::new(),
+            };
+            for (id, measured) in kernels {
+                let (record, _) = measured.last()?;
+                let version = record.provenance.kernel_version.clone().unwrap_or_default();
+                let at = place(&mut file.kernels, (*id).to_owned(), version);
+                of_call.times.push(merged(at, measured));
+                of_call.baseline = of_call.baseline.or(record.baseline.then_some(at));
+            }
+            times += of_call.times.len();
+            file.calls.push(of_call);
+        }
+        Some(BuiltPrior { file, times, left_out })
+    }
+}
+
+/// Where a kernel is in the list; it is added if it is not there. Of two versions the later one counts.
+fn place(kernels: &mut Vec<(String, String)>, id: String, version: String) -> usize {
+    match kernels.iter().position(|(known, _)| *known == id) {
+        Some(at) => {
+            kernels[at].1 = version;
+            at
+        }
+        None => {
+            kernels.push((id, version));
+            kernels.len() - 1
+        }
+    }
+}
+
+/// The median over runs; the spread is what one run says, or what the runs differ by, whichever is more.
+fn merged(kernel: usize, measured: &[(&Record, &Timing)]) -> PriorTime {
+    let over = |of: &dyn Fn(&Timing) -> f64| median(measured.iter().map(|(_, t)| of(t)).collect());
+    let median_us = over(&|t| t.median_us);
+    let spread_us = over(&|t| t.spread_us).max(over(&|t| (t.median_us - median_us).abs()));
+    let parts = measured.iter().all(|(_, t)| t.parts.is_some());
+    let part = |of: fn(lz_predict::Parts) -> f64| rounded(over(&|t| t.parts.map_or(0.0, of)));
+    match parts {
+        true => {
+            PriorTime::Parts(kernel, rounded(median_us), rounded(spread_us), part(|p| p.host_us), part(|p| p.device_us))
+        }
+        false => PriorTime::Whole(kernel, rounded(median_us), rounded(spread_us)),
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// To hundredths of a microsecond: more is noise, and makes the file long.
+fn rounded(us: f64) -> f64 {
+    ((us * 100.0).round() / 100.0).max(0.01)
+}
+
+/// The device as a product, not as this one.
+fn anonymous(device: DeviceSpec) -> DeviceSpec {
+    DeviceSpec { uuid: None, versions: BTreeMap::new(), ..device }
+}
