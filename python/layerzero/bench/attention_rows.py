@@ -176,7 +176,9 @@ def _paged(g: Geometry, batch: int, context: int) -> Make:
 
         def gathered() -> Tensor:
             k, v = (cache[tables].flatten(1, 2).transpose(1, 2) for cache in (keys, values))
-            return F.scaled_dot_product_attention(q[:, :, None], k, v, attn_mask=used, scale=scale, enable_gqa=gqa)[:, :, 0]
+            return F.scaled_dot_product_attention(q[:, :, None], k, v, attn_mask=used, scale=scale, enable_gqa=gqa)[
+                :, :, 0
+            ]
 
         return Pair(lambda lz: lz.paged_attention(q, keys, values, tables, lengths, scale), gathered)
 

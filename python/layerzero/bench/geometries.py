@@ -38,6 +38,8 @@ class Geometry:
     softcap: float = 0.0
     scale: float | None = None
     """Of the scores, where it is not 1/sqrt(head_dim)."""
+    positions: int | None = None
+    """How many tokens a sequence may have, where that is less than a row would take."""
     decodes: bool = True
     """Whether it makes tokens one by one."""
     mask: Literal["padding", "bias"] | None = None
@@ -181,7 +183,7 @@ def models() -> dict[str, Geometry]:
         return _of_config(name, family, configs[name], **more)
 
     rows = [
-        one("gpt2", "GPT-2", bias=True),
+        one("gpt2", "GPT-2", bias=True, positions=1024),
         one("llama-3-8b", "Llama", mask="padding"),
         one("llama-3.2-1b", "Llama"),
         one("qwen2.5-7b", "Qwen", bias=True, mask="padding"),
@@ -189,12 +191,12 @@ def models() -> dict[str, Geometry]:
         one("mistral-7b", "Mistral"),
         one("gemma-2-9b", "Gemma"),
         _deepseek(configs["deepseek-v3"]),
-        one("bert-base", "BERT", bias=True, decodes=False, mask="padding"),
+        one("bert-base", "BERT", bias=True, decodes=False, mask="padding", positions=512),
         one("falcon-7b", "Falcon", rotary=64),
         one("phi-3-mini", "Phi"),
         one("gpt-oss-20b", "gpt-oss", bias=True),
-        one("t5-base", "T5", rotary=0, scale=1.0, mask="bias", source=512),
-        one("whisper-large-v3", "Whisper", bias=True, source=1500),
+        one("t5-base", "T5", rotary=0, scale=1.0, mask="bias", source=512, positions=512),
+        one("whisper-large-v3", "Whisper", bias=True, source=1500, positions=448),
         one("glm-4-9b", "GLM", rotary=64, interleaved=True, bias=True),
         one("olmo-2-7b", "OLMo"),
         one("starcoder2-3b", "StarCoder", rotary=128, bias=True),

@@ -35,5 +35,5 @@ KINDS: tuple[Callable[[Geometry, Sizes], Iterable[Row]], ...] = (
 
 def rows(sizes: Sizes, names: Sequence[str] | None = None) -> list[Row]:
     """The rows of the models of these names, or of all. Those with weights beyond ``sizes.largest`` are among them."""
-    known = models()
-    return [row for name in names or known for kind in KINDS for row in kind(known[name], sizes)]
+    chosen = [models()[name] for name in names or models()]
+    return [row for model in chosen for kind in KINDS for row in kind(model, sizes.within(model.positions))]

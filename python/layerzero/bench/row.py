@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -27,6 +28,11 @@ class Sizes:
     """Elements of the largest tensor; rows with a larger one are left out."""
     longest: int
     """Tokens of the longest prompt, for windows."""
+
+    def within(self, positions: int | None) -> Sizes:
+        """The same for a model with so many positions."""
+        most = positions or max(self.seq, self.context)
+        return replace(self, seq=min(self.seq, most), context=min(self.context, most))
 
 
 CPU = Sizes(seq=64, batch=2, context=512, largest=1 << 26, longest=512)
