@@ -71,10 +71,10 @@ def _turned(g: Geometry, made: Maker, batch: int, seq_q: int, seq_k: int) -> tup
 
 
 def window(g: Geometry, sizes: Sizes) -> Iterator[Row]:
-    """Sliding windows: prompts longer than the window by half of it, where they are short enough; and decode steps."""
+    """Sliding windows: prompts longer than the window by half of it or more, unless too long; and decode steps."""
     if g.window is None:
         return
-    seq = g.window * 3 // 2
+    seq = max(g.window * 3 // 2, sizes.seq)
     if seq <= sizes.longest:
         make = _window_prefill(g, seq, g.window)
         yield Row(g.name, "window", "prefill", f"1×{seq} {_heads(g)} w{g.window}", make, "BHSD")

@@ -170,6 +170,7 @@ def _measured(row: Row, pair: Pair, device: str, seconds: float, first: bool) ->
     told["kernels"] = list(dict.fromkeys(filter(None, (before.chosen, after.chosen))))
     told |= {"basis": after.basis, "why": after.why, "baseline": after.baseline}
     if device == "cuda":
+        told["compiling"] = lz.health().jit["queued"] + lz.health().jit["running"]
         told["graph"] = _in_graphs(calls, explained, wait, seconds)
     return told
 
@@ -208,7 +209,8 @@ def _child(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     kept = next(setting.value for setting in lz.settings() if setting.key == "perfdb.path")
     if Path(kept).exists():
         raise RuntimeError(f"there are measurements in {kept}: this is not what a user gets at first")
-    yield {"torch": torch.__version__, "gpu": torch.cuda.get_device_name() if device == "cuda" else None}
+    gpu = torch.cuda.get_device_name() if device == "cuda" else None
+    yield {"torch": torch.__version__, "gpu": gpu, "threads": torch.get_num_threads()}
     wanted = [row for row in rows_of(sizes, request["models"]) if row.elements <= sizes.largest]
     with torch.no_grad():
         for row, moment, after_s in scheduled(wanted, moments, time.monotonic, time.sleep):
@@ -284,7 +286,7 @@ def measure(
     dtype = dtype or ("float32" if device == "cpu" else "bfloat16")
     sizes = sizes_of(device)
     every = rows_of(sizes, names)
-    rows = {
+    rows: dict[str, dict[str, Any]] = {
         row.name: {"name": row.name, "model": row.model, "kind": row.kind, "phase": row.phase, "moments": {}}
         for row in every
         if row.elements <= sizes.largest
@@ -293,6 +295,8 @@ def measure(
         "schema_version": "1.0",
         "versions": {"layerzero": lz.__version__, "python": platform.python_version()},
         "device": device,
+        "gpu": None,
+        "threads": None,
         "dtype": dtype,
         "moments_s": moments,
         "models": names,
@@ -307,7 +311,8 @@ def measure(
             if "row" in one:
                 rows[one.pop("row")]["moments"][f"{one.pop('moment'):g}"] = one
             elif "torch" in one:
-                result["versions"]["torch"], result["gpu"] = one["torch"], one["gpu"]
+                result["versions"]["torch"] = one.pop("torch")
+                result |= one
             else:
                 result.setdefault("jit", []).append(one["jit"])
         if ended is not None:
@@ -401,7 +406,7 @@ def show(result: dict[str, Any]) -> None:
         kernels = dict.fromkeys(f"{kernel} ({one['basis']})" for one in served for kernel in one["kernels"])
         print(f"  {row['name']:<{width}}{cells}   {' → '.join(kernels)}")
     for moment in moments:
-        _show_summary(moment, result["summary"][moment])
+        _show_summary(moment, result["summary"][moment], {row["name"]: row["moments"] for row in result["rows"]})
     if result["left_out"]:
         print(f"left out, for weights too large here: {len(result['left_out'])} rows")
     for problem in result["problems"]:
@@ -414,7 +419,7 @@ def _graph_cell(graph: dict[str, Any] | None) -> str:
     return f"{'refused':>8}" if "refused" in graph else f"{graph['times_torch']:>8.2f}"
 
 
-def _show_summary(moment: str, found: dict[str, Any]) -> None:
+def _show_summary(moment: str, found: dict[str, Any], rows: dict[str, Any]) -> None:
     if not found["rows"]:
         print(f"{moment} s: nothing was measured")
         return
@@ -423,7 +428,7 @@ def _show_summary(moment: str, found: dict[str, Any]) -> None:
     print(f"least {found['least']:.2f} ({found['least_row']}),", end=" ")
     print(f"{len(found['below'])} below {LEAST}, {len(found['below_beyond_noise'])} of them beyond noise")
     for name in found["below"]:
-        print(f"  below {LEAST}: {name}")
+        print(f"  {rows[name][moment]['times_torch']:.2f} {name}")
     graphs = found.get("graphs")
     if graphs is None:
         return
