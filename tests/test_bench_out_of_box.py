@@ -99,8 +99,10 @@ def check(row: Row, dtype: torch.dtype) -> None:
     tolerance = TOLERANCE[dtype]
     if name.startswith("sample"):
         allowed = may_be_drawn(name, args[0])
-        for drawn in (pair.ours(lz), pair.torch()):
-            assert drawn.shape == allowed.shape[:1] and allowed.gather(-1, drawn[:, None]).all()
+        # Many draws where they are cheap: a token in ten lies outside of what top-p keeps.
+        for _ in range(max(1, (1 << 20) // args[0].numel())):
+            for drawn in (pair.ours(lz), pair.torch()):
+                assert drawn.shape == allowed.shape[:1] and allowed.gather(-1, drawn[:, None]).all()
     elif name == "quantize":
         for values, scale in (pair.ours(lz)[:2], pair.torch()):
             reconstructs(values, scale, args[0])
