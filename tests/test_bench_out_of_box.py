@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import layerzero as lz
@@ -263,6 +266,38 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert one["kernels"] and one["basis"] == "declared"
     assert result["summary"]["0"] == out_of_box.summary(result["rows"], "0")
     assert "at the first call: 10 rows, geometric mean" in capsys.readouterr().out
+
+
+def test_a_process_that_ends_early_is_a_problem() -> None:
+    result = out_of_box.measure("cpu", ["gpt2"], dtype="no_dtype")
+    assert len(result["problems"]) == 1 and "ended early: status 1" in result["problems"][0]
+    assert "no_dtype" in result["problems"][0] and result["summary"]["0"]["rows"] == 0
+
+
+def test_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: a capture that gives the call itself, and one that is refused."""
+    made = []
+
+    def captured(call: Callable[[], Any]) -> Any:
+        made.append(call)
+        return SimpleNamespace(replay=call)
+
+    monkeypatch.setattr(out_of_box, "_captured", captured)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph: nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    pair: dict[str, Callable[[], Any]] = {"lz": lambda: None, "torch": lambda: time.sleep(0.001)}
+    found = out_of_box._in_graphs(pair, lambda: SimpleNamespace(chosen="a"), lambda: None, 0.01)
+    assert found["kernel"] == "a" and found["times_torch"] > 1 and made == list(pair.values())
+
+    def refused(call: Callable[[], Any]) -> Any:
+        if call is pair["lz"]:
+            raise lz.CudaGraphUnsafeError("not here\nwith more", code="CUDA_GRAPH_UNSAFE")
+        return captured(call)
+
+    monkeypatch.setattr(out_of_box, "_captured", refused)
+    found = out_of_box._in_graphs(pair, lambda: SimpleNamespace(chosen="a"), lambda: None, 0.01)
+    assert list(found) == ["refused"] and list(found["refused"]) == ["lz"]
+    assert found["refused"]["lz"].startswith("CudaGraphUnsafeError: ") and "\n" not in found["refused"]["lz"]
 
 
 def test_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,6 +160,7 @@ def _measured(row: Row, pair: Pair, device: str, seconds: float, first: bool) ->
     calls: dict[str, Call] = {"lz": partial(pair.ours, lz), "torch": pair.torch}
     told: dict[str, Any] = {}
     if first:
+        # torch goes first: what CUDA and its libraries take to start is none of LayerZero's time.
         told = {
             "torch_first_ms": _seconds(calls["torch"], wait) * 1e3,
             "lz_first_ms": _seconds(calls["lz"], wait) * 1e3,
