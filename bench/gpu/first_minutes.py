@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -29,18 +28,6 @@ from typing import Any
 FUNCTIONS = ("rms_norm", "layer_norm", "attention", "paged_attention", "silu_mul", "sample_topp", "rope")
 #: What our own Triton kernels may take to be steady, in seconds, and the first call beyond torch's.
 STEADY_S, FIRST_S = 10.0, 0.3
-#: Where compilers keep what they made, in a folder of the run.
-CACHES = {
-    "XDG_CACHE_HOME": "cache",
-    "XDG_STATE_HOME": "state",
-    "TRITON_CACHE_DIR": "triton",
-    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
-    "CUDA_CACHE_PATH": "nv",
-    "QUACK_CACHE_DIR": "quack",
-    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": "cute",
-    "TORCHINDUCTOR_CACHE_DIR": "inductor",
-    "LAYERZERO_JIT_MANIFEST_PATH": "manifest/shape_manifest.json",
-}
 
 
 def calls(device: str) -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -157,12 +144,14 @@ def await_steady(lz: Any, given: Any, told: dict[str, Any], limit_s: float, wait
 
 def run(folder: Path, **request: Any) -> dict[str, Any]:
     """Runs a program in a process of its own: what it told, and how it ended."""
-    environment = os.environ | {variable: str(folder / place) for variable, place in CACHES.items()}
-    for place in CACHES.values():
-        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+    # Not at the top: the programs themselves time the import of LayerZero.
+    from layerzero.bench import empty
+
     command = [sys.executable, str(Path(__file__).resolve()), "--program", json.dumps(request)]
     begun = time.monotonic()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(
+        command, env=empty.environment(folder), capture_output=True, text=True, timeout=900, check=False
+    )
     ended = time.monotonic()
     if done.returncode != 0 or not done.stdout.strip():
         return {"error": f"status {done.returncode}: {done.stderr.strip()[-1500:]}"}

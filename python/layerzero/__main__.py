@@ -7,15 +7,15 @@ from importlib import import_module
 
 from layerzero import _native
 
-#: Benchmarks that need Python: a module of that name in `layerzero.bench`.
-BENCHES = ("compile", "native", "overhead", "resilience", "start", "tokenize", "tuning")
+#: Benchmarks that need Python: a module of that name in `layerzero.bench`, with `_` for `-`.
+BENCHES = ("compile", "native", "out-of-box", "overhead", "resilience", "start", "tokenize", "tuning")
 
 
 def main() -> int:
     """Runs the command line with this process's arguments and gives its exit code."""
     arguments = sys.argv[1:]
     if arguments[:1] == ["bench"] and arguments[1:2] and arguments[1] in BENCHES:
-        bench = import_module(f"layerzero.bench.{arguments[1]}")
+        bench = import_module(f"layerzero.bench.{arguments[1].replace('-', '_')}")
         code: int = bench.main(arguments[2:])
         return code
     if arguments[:1] == ["compat"]:
