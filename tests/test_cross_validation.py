@@ -23,13 +23,13 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
-def cross_validated(run_of: str, folder: Path) -> dict[str, dict[str, Any]]:
+def cross_validated(run_of: str, folder: Path, *options: str) -> dict[str, dict[str, Any]]:
     """The answer for both modes, by the published measurements of a run."""
     text = folder / "measurements.csv"
     text.write_bytes(gzip.decompress((MEASUREMENTS / f"h200-{run_of}.csv.gz").read_bytes()))
     database = str(folder / "perfdb.sqlite")
     run("import", str(text), "--db", database)
-    answer = json.loads(run("cross-validate", "--device", "h200", "--json", "--db", database))
+    answer = json.loads(run("cross-validate", "--device", "h200", "--json", "--db", database, *options))
     return {mode["mode"]: mode for mode in answer["modes"]}
 
 

@@ -25,8 +25,8 @@ def registered() -> Iterator[None]:
         yield
 
 
-def chosen(row: dict[str, Any]) -> str:
-    """The choice for a call of the table, on a described device: nothing was measured on that."""
+def arguments(row: dict[str, Any]) -> list[str]:
+    """The command that explains the choice for a call of the table, on a described device: nothing was measured on that."""
     call = row["call"]
     arguments = ["explain", "--json", "--device", "h200", "--op", call["op"]]
     arguments += ["--capturing"] if row["mode"] == "graph" else []
@@ -40,7 +40,7 @@ def chosen(row: dict[str, Any]) -> str:
             arguments.append(f"--strides={name}={'x'.join(map(str, tensor['strides']))}")
     for name, value in call.get("params", {}).items():
         arguments.append(f"--param={name}={value}")
-    return str(json.loads(described.command(*arguments))["chosen"])
+    return arguments
 
 
 @pytest.mark.parametrize("family", ["paged", "gelu", "rms_norm", "layer_norm", "silu_mul", "rope", "topp"])
@@ -48,7 +48,7 @@ def test_what_goes_first_is_never_far_behind(family: str) -> None:
     rows = [row for row in json.loads(TABLE.read_text())["rows"] if row["family"] == family]
     assert rows
     for row in rows:
-        kernel, times = chosen(row), row["candidates"]
+        kernel, times = str(json.loads(described.command(*arguments(row)))["chosen"]), row["candidates"]
         where = f"{row['shape']} {row['mode']}: {kernel} of {times}"
         assert kernel in times, where
         assert times[kernel] <= WORST * row["best_us"], where

@@ -29,6 +29,9 @@ CHILDREN = """
     import layerzero as lz
     from layerzero import _native, loading
 
+    # A shell lets what it starts in the background ignore Ctrl-C, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
     class Stop(BaseException):
         pass
 

@@ -243,6 +243,7 @@ TESTED = {
     "perfdb.auto_tune_budget_s": ("tests/test_auto_tuning.py", "test_the_budget_is_kept"),
     "perfdb.auto_tune_share": ("tests/test_auto_tuning.py", "test_a_share_of_the_time_is_rest"),
     "perfdb.auto_tune_on_warmup": ("tests/test_warming.py", "test_tuning_comes_with_it_when_asked_for"),
+    "perfdb.priors": ("tests/test_priors.py", "test_they_can_be_turned_off"),
     "perfdb.ttl_days": ("tests/test_settings_walk.py", "test_old_measurements_do_not_count"),
     "jit.background_compile": ("tests/test_warming.py", "test_the_background_can_be_turned_off"),
     "jit.queue_size": ("tests/test_warming.py", "test_what_a_full_queue_drops_is_the_oldest"),

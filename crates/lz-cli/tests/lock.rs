@@ -73,7 +73,7 @@ impl Project {
 fn lock_writes_a_file_to_be_read_and_replayed() {
     let project = Project::new(&[attention(1, 1024), norm(1024)]);
     let said = project.lock();
-    assert_eq!(said.out, "layerzero.lock: 2 decisions (2 declared)\n");
+    assert_eq!(said.out, "layerzero.lock: 2 decisions (1 declared, 1 prior)\n");
     assert_snapshot!(project.read("layerzero.lock"));
     assert_eq!(project.on_h100("lock --calls calls.jsonl -o -").ended(0).out, project.read("layerzero.lock"));
     let json = project.on_h100("lock --calls calls.jsonl -o other.lock --json").ended(0).json();

@@ -33,7 +33,7 @@ const TITLE: &str = "\
 /// The version of the format.
 pub(crate) const FORMAT: u32 = 1;
 /// What a decision may have gone by.
-pub(crate) const BASES: &[&str] = &["measured", "predicted", "declared", "locked", "rule", "pinned"];
+pub(crate) const BASES: &[&str] = &["measured", "predicted", "prior", "declared", "locked", "rule", "pinned"];
 
 /// One decision.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -1,0 +1,78 @@
+"""Measures what a prior is made of: the calls of published models, every kernel that can serve them.
+
+``python bench/priors.py -o crates/lz-predict/priors/NAME.json`` runs the rows of ``layerzero bench out-of-box`` once to see which
+calls they are, tunes these calls with an empty database, and builds the prior: on a GPU with ``--device cuda``, also in CUDA
+graphs; on a CPU once for each number of ``--threads``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from layerzero.bench import empty
+
+
+def calls(models: list[str] | None, device: str, dtypes: list[str]) -> list[str]:
+    """The calls of the rows, each once."""
+    import layerzero as lz
+    import torch
+    from layerzero.bench.model_rows import rows
+    from layerzero.bench.out_of_box import sizes_of
+
+    sizes = sizes_of(device)
+    with torch.no_grad():
+        for row in (row for row in rows(sizes, models) if row.elements <= sizes.largest):
+            for dtype in dtypes:
+                try:
+                    row.made(device, getattr(torch, dtype)).ours(lz)
+                except lz.LayerZeroError as error:
+                    print(f"{row.name}, {dtype}: {error}", file=sys.stderr)
+    return [entry["call"] for entry in lz.manifest()]
+
+
+def tune(request: dict[str, Any]) -> None:
+    """In a process of its own: with so many threads, into the database of its environment."""
+    import layerzero as lz
+    import torch
+
+    torch.set_num_threads(request["threads"] or torch.get_num_threads())
+    found = calls(request["models"], request["device"], request["dtypes"])
+    graph = request["device"] != "cpu"
+    report = lz.tune(calls=found, budget=request["budget"], samples=request["samples"], device=request["device"], graph=graph)
+    print(f"{len(found)} calls: {report}".partition("\n")[0], file=sys.stderr)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", required=True, type=Path)
+    parser.add_argument("--models", type=lambda text: text.split(","))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtypes", type=lambda text: text.split(","), default=["float32", "bfloat16"])
+    parser.add_argument("--threads", type=lambda text: [int(one) for one in text.split(",")], default=[0])
+    parser.add_argument("--budget", default="300s", help="how long each number of threads may take")
+    parser.add_argument("--samples", type=int, default=5)
+    parser.add_argument("--request", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.request:
+        tune(json.loads(asked.request))
+        return 0
+    names = ("models", "device", "dtypes", "budget", "samples")
+    with tempfile.TemporaryDirectory() as folder:
+        environment = empty.environment(Path(folder))
+        for threads in asked.threads:
+            request = json.dumps({name: getattr(asked, name) for name in names} | {"threads": threads})
+            command = [sys.executable, __file__, "-o", str(asked.output), "--request", request]
+            subprocess.run(command, check=True, env={**environment, "OMP_NUM_THREADS": str(threads or os.cpu_count())})
+        build = [sys.executable, "-m", "layerzero", "perfdb", "prior", "build", "-o", str(asked.output.absolute())]
+        return subprocess.run(build, env=environment, check=False).returncode
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
