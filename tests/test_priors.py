@@ -27,7 +27,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("LAYERZERO_PERFDB_PRIORS", "true")
     lz.configure(perfdb={"priors": True})
     yield
-    lz.configure(perfdb={"priors": None})
+    lz.configure(perfdb={"priors": False})
 
 
 def shipped_kernels() -> Iterator[tuple[str, dict[str, Any], Any]]:
@@ -56,7 +56,7 @@ def test_only_a_declared_advantage_outranks_plain_torch_without_times() -> None:
     without = [
         kernel["kernel_id"]
         for op, kernel, platform in shipped_kernels()
-        if kernel["priority"] > plain.get((op, str(platform)), 100) and not kernel.get("baseline")
+        if kernel["priority"] >= plain.get((op, str(platform)), 101) and not kernel.get("baseline")
         if not kernel.get("advantage")
     ]
     assert not without, "say why they are faster on any machine, or give them a lower priority than plain torch's"
@@ -72,7 +72,8 @@ def test_they_decide_for_an_h200_and_lose_to_no_row_of_its_table(on: None) -> No
         for row in rows[::5]:
             report = json.loads(described.command(*arguments(row)))
             times = row["candidates"]
-            assert report["chosen"] in times, report["why"]["message"]
+            if report["chosen"] not in times:
+                continue  # It was not installed in that run.
             asked, by_prior = asked + 1, by_prior + (report["basis"] == "prior")
             taken = times[report["chosen"]]
             assert taken <= row["default_us"] / 0.95, f"{row['shape']} {row['mode']}: {report['why']['message']}"
@@ -80,7 +81,7 @@ def test_they_decide_for_an_h200_and_lose_to_no_row_of_its_table(on: None) -> No
             over_best.append(taken / min(here))
             if report["basis"] == "prior":
                 assert report["prior"] == "NVIDIA H200, torch 2.11.0"
-    assert by_prior > 0.9 * asked
+    assert asked > 0.9 * len(rows[::5]) and by_prior > 0.9 * asked
     assert math.exp(sum(map(math.log, over_best)) / len(over_best)) < 1.08
 
 

@@ -72,16 +72,16 @@ impl Field<'_> {
     }
 
     /// Nobody waits for a compiler while another can serve. A kernel that is not built in wins no tie: it must be given a
-    /// higher priority, or be measured.
+    /// higher priority, or be measured. What plain torch runs wins ties with those that are.
     fn by_score(&self) -> Vec<usize> {
         let key = |i: usize| {
             let c = &self.candidates[i];
-            (c.cold, c.terms.total(), !c.built_in, c.terms.priority, i)
+            (c.cold, c.terms.total(), !c.built_in, c.terms.priority, !c.baseline, i)
         };
         let mut keyed: Vec<_> = self.accepted().into_iter().map(key).collect();
         keyed.sort_unstable_by(|a, b| {
             let score = a.0.cmp(&b.0).then(descending(a.1, b.1));
-            score.then(a.2.cmp(&b.2)).then(descending(a.3, b.3)).then(a.4.cmp(&b.4))
+            score.then(a.2.cmp(&b.2)).then(descending(a.3, b.3)).then(a.4.cmp(&b.4)).then(a.5.cmp(&b.5))
         });
         keyed.into_iter().map(|(.., i)| i).collect()
     }

@@ -93,8 +93,8 @@ pub enum Known {
 pub struct EqualScore {
     /// The other one.
     pub kernel_id: String,
-    /// Whether the higher declared priority decided; otherwise the order of ids.
-    pub by_priority: bool,
+    /// What decided.
+    pub by: TieBreak,
 }
 
 /// How the ranking found its first kernel, before any rule moved another one there.
@@ -296,7 +296,11 @@ impl Ranking<'_> {
         let equal = second.filter(|(_, c)| c.terms.total() == score && c.cold == chosen.cold);
         let equal = equal.map(|(i, c)| EqualScore {
             kernel_id: (self.name)(i),
-            by_priority: chosen.terms.priority > c.terms.priority,
+            by: match chosen.terms.priority > c.terms.priority {
+                true => TieBreak::Priority,
+                false if chosen.baseline && !c.baseline => TieBreak::PlainTorch,
+                false => TieBreak::Order,
+            },
         });
         let higher = self.order.iter().map(|&i| (i, self.candidates[i].terms.total()));
         let higher = higher.filter(|&(_, other)| other > score);
@@ -397,9 +401,8 @@ impl fmt::Display for Ranked {
                     write!(f, " except {kernel_id} ({value:.1}), {}", because.words())?;
                     others(f, *more)?;
                 }
-                if let Some(EqualScore { kernel_id, by_priority }) = equal {
-                    let by = if *by_priority { "declared priority decides" } else { "the order of ids decides" };
-                    write!(f, ", equal to {kernel_id}: {by}")?;
+                if let Some(EqualScore { kernel_id, by }) = equal {
+                    write!(f, ", equal to {kernel_id}: {}", by.words())?;
                 }
                 f.write_str(match known {
                     Known::Nothing => "; no times known",

@@ -149,11 +149,12 @@ impl Told<'_> {
                 if let Some(equal) = equal {
                     let other = self.called(&equal.kernel_id)?;
                     prop_assert!(alike(&other));
-                    match equal.by_priority {
-                        true => prop_assert!(first.terms.priority > other.terms.priority),
-                        false => {
-                            prop_assert!(first.terms.priority == other.terms.priority && first.kernel < other.kernel)
-                        }
+                    let same_priority = first.terms.priority == other.terms.priority;
+                    match equal.by {
+                        TieBreak::Priority => prop_assert!(first.terms.priority > other.terms.priority),
+                        TieBreak::PlainTorch => prop_assert!(same_priority && first.baseline && !other.baseline),
+                        TieBreak::Order => prop_assert!(same_priority && first.kernel < other.kernel),
+                        TieBreak::AheadOfTorch => prop_assert!(false, "no time decided: {}", text),
                     }
                 }
             }

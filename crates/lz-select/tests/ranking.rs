@@ -78,6 +78,14 @@ fn without_data_declared_priority_decides_and_ties_go_by_name() {
 }
 
 #[test]
+fn without_data_plain_torch_wins_ties() {
+    let mut plain = kernel("b.plain", 50);
+    plain.baseline = true;
+    let spec = spec(vec![kernel("a.x", 50), plain, kernel("c.x", 51)]);
+    assert_eq!(ranking(&spec, &query()).0, ["c.x", "b.plain", "a.x"]);
+}
+
+#[test]
 fn a_measured_fact_overrules_a_declared_priority() {
     let mut spec = spec(vec![kernel("a.slow", 100), kernel("b.fast", 1)]);
     spec.perf = Arc::new(Times(BTreeMap::from([("a.slow", measured(20.0, 1.0)), ("b.fast", measured(10.0, 1.0))])));
