@@ -7,9 +7,9 @@ use super::{Point, REACH, Says, UNTESTED, distance, median};
 /// What a ratio is taken to be off by, relative, where it was not measured and its neighbours agree. Without it a single neighbour
 /// would be certain.
 const ELSEWHERE: f64 = 0.05;
-/// How much more a ratio may be off for each doubling of sizes between the call and the nearest that was measured. Leaving out
-/// one model's geometry at a time (`bench/results/ablation.md`), 0.1 loses 1.6% of speed against nothing, and no choice is slower than
-/// 0.99 of plain torch; without it 15 of 1,494 are below 0.95.
+/// How much more a ratio may be off for each doubling of sizes between the call and the nearest that was measured. Leaving out one
+/// model at a time, it costs 0.9% of speed eager and 1.4% in graphs, and 4 choices of 440 are slower than 0.95 of plain torch instead
+/// of 12 (`bench/results/ablation.md`).
 const PER_DOUBLING: f64 = 0.1;
 
 /// Ratios of times, at the sizes where both were measured. Some are the same at all sizes; others are when each time is taken
