@@ -194,30 +194,42 @@ def speculative(
 ) -> tuple[Tensor, Tensor]:
     """Accepts or rejects drafted tokens so that the result is distributed as the target model's."""
     batch, draft, vocab = draft_probs.shape
-    check_indices("draft_ids", draft_ids, vocab)
-    draft_ids = draft_ids.long()
     uniform = _draws((batch, draft + 1), draft_probs, seed) if uniform is None else checked_uniform(uniform)
+    try:
+        return verified(draft_ids, draft_probs, target_probs, uniform)
+    except RuntimeError:
+        # On the CPU `gather` refuses an id that is not in the vocabulary.
+        check_indices("draft_ids", draft_ids, vocab)
+        raise
 
+
+def verified(
+    draft_ids: Tensor, draft_probs: Tensor, target_probs: Tensor, uniform: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Verification by float64 numbers from 0 to below 1. No step waits for the device."""
+    batch, draft, vocab = draft_probs.shape
+    draft_ids = draft_ids.long()
     at_token = draft_ids[:, :, None]
-    drafted = draft_probs.gather(2, at_token)[:, :, 0].double()
-    wanted = target_probs[:, :draft].gather(2, at_token)[:, :, 0].double()
-    accepts = uniform[:, :draft] * drafted < wanted
-    accepted = accepts.long().cumprod(1).sum(1)
+    drafted, wanted = draft_probs.gather(2, at_token)[:, :, 0], target_probs.gather(2, at_token)[:, :, 0]
+    # 1 up to the first rejection, then 0.
+    kept = (uniform[:, :draft] * drafted < wanted).cumprod(1)
+    accepted = kept.sum(1)
 
     # Of each sequence one row is drawn from: no other is widened.
     sequence = torch.arange(batch, device=draft_ids.device)
-    target = target_probs[sequence, accepted].double()
-    weights = target
+    weights = target = target_probs[sequence, accepted].double()
     if draft > 0:
-        rest = target - draft_probs[sequence, accepted.clamp(max=draft - 1)].double()
-        # Not clamp, which some builds let swallow a NaN.
-        rest = torch.where(rest < 0.0, 0.0, rest)
-        usable = (accepted < draft) & (rest != 0.0).any(1)
+        rest = target - draft_probs[sequence, accepted.clamp(max=draft - 1)]
+        # Below 0 is 0. Not clamp, which some builds let swallow a NaN.
+        rest = torch.threshold(rest, 0.0, 0.0)
+        usable = rest.any(1).logical_and_(accepted < draft)
         weights = torch.where(usable[:, None], rest, target)
-    place, valid = _place(weights / weights.sum(1, keepdim=True), uniform[:, draft])
-    drawn = place.masked_fill(~valid, -1)
+    # The first place whose sum exceeds the number times the total. No sum does where the total is 0, infinite or NaN.
+    sums = weights.cumsum(1)
+    place = torch.searchsorted(sums, sums[:, -1:] * uniform[:, draft:], right=True)
+    drawn = place.masked_fill_(place == vocab, -1)
 
-    order = torch.arange(draft + 1, device=draft_ids.device).expand(batch, -1)
-    padded = torch.nn.functional.pad(draft_ids, (0, 1), value=-1)
-    ids = padded.masked_fill(order >= accepted[:, None], -1)
-    return ids.scatter(1, accepted[:, None], drawn[:, None]), accepted
+    ids = draft_ids.new_full((batch, draft + 1), -1)
+    # In bits, an id or 0 is the id, and an id or -1 is -1.
+    torch.bitwise_or(draft_ids, kept - 1, out=ids[:, :draft])
+    return ids.scatter_(1, accepted[:, None], drawn), accepted
