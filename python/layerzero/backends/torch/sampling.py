@@ -203,9 +203,7 @@ def speculative(
         raise
 
 
-def verified(
-    draft_ids: Tensor, draft_probs: Tensor, target_probs: Tensor, uniform: Tensor
-) -> tuple[Tensor, Tensor]:
+def verified(draft_ids: Tensor, draft_probs: Tensor, target_probs: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Verification by float64 numbers from 0 to below 1. No step waits for the device."""
     batch, draft, vocab = draft_probs.shape
     draft_ids = draft_ids.long()
