@@ -285,8 +285,9 @@ def _at_a_bound(mask: Tensor) -> Tensor:
 
 
 def _nothing_is_zero(output: Tensor, mask: Tensor) -> Tensor:
-    """A query that may attend to nothing gives zeros, which not all of torch's kernels do. For a boolean mask these are two
-    launches; whether there is such a query at all is not asked, since the host would wait for the answer."""
+    """A query that may attend to nothing gives zeros. cuDNN's kernel gives something else where torch writes a boolean mask as
+    0 and -65504, not minus infinity. For a boolean mask this is two launches; whether there is such a query at all is not
+    asked, since the host would wait for the answer."""
     if mask.dtype == torch.bool:
         reached = mask.any(-1, keepdim=True)
     else:
