@@ -73,7 +73,11 @@ def _plainly(input: Tensor, granularity: str) -> tuple[Tensor, Tensor, Tensor] |
         values = torch.empty(rows.shape, dtype=torch.int8, device=rows.device)
         for given, divisors, result in blocks(rows, _per_line(scales, rows), values, whole=1):
             result.copy_(given.double().div_(divisors).round_())
-    return values.view(input.shape), scales, torch.zeros_like(scales, dtype=torch.int32)
+    return (
+        (values if values.shape == input.shape else values.view(input.shape)),
+        scales,
+        torch.zeros_like(scales, dtype=torch.int32),
+    )
 
 
 def _all_within(numbers: Tensor, least: float, largest: float) -> bool:

@@ -19,6 +19,8 @@ from .selection import drawn_by_bins, largest
 _TRIED = 1024
 # How many of them are tried before bins, which take the same time however many are needed.
 _LIKELY = 128
+# How many weights race for a draw on a CPU. Beyond, random numbers for all of them cost more than sums and a search.
+_RACED = 512
 
 
 @draws
@@ -40,7 +42,8 @@ def topp_literal(logits: Tensor, p: float, seed: int | None) -> Tensor:
 
 def _one_of(weights: Tensor, ids: Tensor, seed: int | None) -> Tensor:
     """Of each row the id of one place, with a chance in proportion to its weight; -1 where weights are NaN."""
-    place = _searched(weights, seed) if weights.is_cpu else _raced(weights, seed)
+    searches = weights.is_cpu and weights.numel() > _RACED
+    place = _searched(weights, seed) if searches else _raced(weights, seed)
     return ids.gather(-1, place)[:, 0].masked_fill_(weights[:, 0].isnan(), -1)
 
 
