@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import adapter_cases
 import described
@@ -16,7 +16,9 @@ from attention_calls import Dense, attend, dense_calls, paged_calls
 from described import takes
 from fake_torch_cuda import Aten
 from layerzero.backends.torch_cuda import paged, sdpa, sparse, unfused
+from layerzero.kernels import Turned
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 KERNELS: dict[str, Callable[..., Any]] = described.adapter("torch_cuda").KERNELS
 PREFIX = "torch.cuda"
@@ -338,6 +340,70 @@ def test_masked_queries_of_any_kind_give_zeros(kernels: Aten) -> None:
         for name in (MASKED, EFFICIENT, UNFUSED):
             output = KERNELS[name](**call.arguments(KERNELS[name], tensors))
             assert not output[:, 3].any() and output[:, 4].any()
+
+
+def _unsafe_sdpa(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: Any = None, enable_gqa: Any = False
+) -> Tensor:
+    """What a kernel that promises nothing of masked queries makes of a call: NaN where all is masked."""
+    if enable_gqa:
+        key, value = (one.repeat_interleave(query.shape[1] // one.shape[1], 1) for one in (key, value))
+    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    return scores.softmax(-1) @ value
+
+
+@pytest.mark.parametrize("layout", ["BHSD", "BSHD"])
+@pytest.mark.parametrize("added", [False, True], ids=["bools", "numbers"])
+@pytest.mark.parametrize("shape", [(5, 7), (2, 1, 5, 7), (1, 4, 5, 7), (2, 4, 5, 7)], ids=str)
+def test_a_mask_alone_is_one_call_of_torch(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], added: bool, layout: str
+) -> None:
+    """The plan gives what the kernel gives: float64 arithmetic row by row, zeros where a query attends to nothing."""
+    monkeypatch.setattr(sdpa, "_sdpa", _unsafe_sdpa)
+    make = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(2, heads, seq, 8, generator=make, dtype=torch.float64) for heads, seq in ((4, 5), (2, 7), (2, 7))
+    )
+    mask = torch.rand(shape, generator=make) < 0.6
+    mask[..., 2, :] = False
+    mask[..., 3, 0] = True
+    given: Tensor = (
+        torch.randn(shape, generator=make, dtype=torch.float64).masked_fill(~mask, -torch.inf) if added else mask
+    )
+    want = torch.zeros(2, 4, 5, 8, dtype=torch.float64)
+    full = given.expand(2, 4, 5, 7)
+    for b, h, i in ((b, h, i) for b in range(2) for h in range(4) for i in range(5)):
+        there = [j for j in range(7) if mask.expand(2, 4, 5, 7)[b, h, i, j]]
+        if there:
+            scores = (k[b, h // 2, there] @ q[b, h, i]) * 0.3 + (full[b, h, i, there] if added else 0.0)
+            weights = torch.exp(scores - scores.max())
+            want[b, h, i] = (weights / weights.sum()) @ v[b, h // 2, there]
+    tensors = [one if layout == "BHSD" else one.transpose(1, 2).contiguous() for one in (q, k, v)]
+    arguments = (*tensors, given, None, False, 0.3, -1, -1, 0.0, 0, layout)
+    kernel = KERNELS[MASKED]
+    got = kernel(*arguments)
+    torch.testing.assert_close(got if layout == "BHSD" else got.transpose(1, 2), want, rtol=1e-12, atol=1e-12)
+    function, parts, keywords = kernel.direct(*arguments)
+    turned = [one.tensor.transpose(1, 2) if isinstance(one, Turned) else one for one in parts]
+    torch.testing.assert_close(function(*turned, **keywords), want, rtol=1e-12, atol=1e-12)
+    # Anything more than the mask is no single call.
+    for number, value in ((5, True), (7, 3), (9, 0.5), (6, -1.0)):
+        assert kernel.direct(*(value if at == number else one for at, one in enumerate(arguments))) is None
+
+
+def test_masked_queries_are_cleared_in_two_launches() -> None:
+    class Counted(TorchDispatchMode):
+        calls: ClassVar[list[str]] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.calls.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    output, mask = torch.randn(1, 4, 5, 8), torch.ones(5, 7, dtype=torch.bool)
+    with Counted():
+        sdpa._nothing_is_zero(output, mask)
+    assert [name for name in Counted.calls if name not in ("scalar_tensor", "lift_fresh")] == ["any", "where"]
 
 
 def test_half_width_products_are_widened_where_gradients_are_wanted() -> None:

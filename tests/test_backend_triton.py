@@ -236,6 +236,8 @@ def seeded() -> list[str]:
             "triton.silu_mul",
             "triton.gelu",
             "triton.rope",
+            "triton.alibi",
+            "triton.speculative",
         ],
         ["triton.paged.decode", "triton.paged.decode.gqa", "triton.quantize", "triton.dequantize"],
         pytest.param(["triton.topk", "triton.topp"], marks=pytest.mark.thorough),

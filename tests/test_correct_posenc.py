@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import reference
-from conftest import Expected, Family, agrees, is_refused, run_stored
+import torch
+from conftest import Expected, Family, agrees, everyone, is_refused, run_stored
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import FLOATS, Draw, Stored, array, draws, exact, examples, indices, put_nan, seldom, stored
@@ -91,6 +92,17 @@ def test_rope(kwargs: dict[str, Any], family: Family) -> None:
 @given(kwargs=biases())
 def test_alibi_bias(kwargs: dict[str, Any], family: Family) -> None:
     family.check("alibi_bias", kwargs, expected("alibi_bias", kwargs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("seq_q", "seq_k"), [(1000, 1000), (3, 5000), (1000, 3)])
+def test_distances_that_half_precision_does_not_have(seq_q: int, seq_k: int, dtype: torch.dtype) -> None:
+    """Distances are exact: only the product with the slope is rounded."""
+    slopes = torch.tensor([1.0, 2.0**-8], dtype=dtype)
+    places = torch.arange(seq_k - seq_q, seq_k)[:, None] - torch.arange(seq_k)
+    want = -slopes.double()[:, None, None] * places.abs().double()
+    for kernel, got in everyone("alibi_bias", slopes=slopes, seq_q=seq_q, seq_k=seq_k):
+        assert torch.equal(got, want.to(dtype)), kernel
 
 
 def test_the_family_was_tested(family: Family) -> None:

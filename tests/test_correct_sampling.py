@@ -193,6 +193,18 @@ def test_draws_follow_the_distribution(name: str) -> None:
         assert chi_square(counts, wanted / wanted.sum()) < 40.0, kernel
 
 
+@pytest.mark.parametrize("name", ["topk", "topp"])
+def test_draws_of_few_rows_follow_the_distribution(name: str) -> None:
+    """Few weights are drawn from in another way than many."""
+    torch.manual_seed(4)
+    rule = {"k": 4} if name == "topk" else {"p": 0.95}
+    drawn = [lz.run_kernel(f"torch.{name}.literal", LOGITS.expand(80, 6), **rule) for _ in range(250)]
+    probabilities = LOGITS.double().softmax(0)
+    kept = probabilities.argsort(descending=True)[: 4 if name == "topk" else 5]
+    wanted = torch.zeros(6, dtype=torch.float64).index_copy(0, kept, probabilities[kept])
+    assert chi_square(torch.bincount(torch.cat(drawn), minlength=6).double(), wanted / wanted.sum()) < 40.0
+
+
 def test_verified_tokens_are_distributed_as_the_target_says() -> None:
     draft = torch.tensor([0.5, 0.3, 0.1, 0.1])
     target = torch.tensor([0.1, 0.2, 0.3, 0.4])

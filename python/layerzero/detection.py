@@ -33,7 +33,8 @@ def unproven() -> list[tuple[str, str, list[str], str | None, str]]:
     """What was never run on the hardware it is for: backend, library, kernels (none for all of them), the version that is
     installed, and why it counts as unproven."""
     whole = "never run on its hardware; tried with recording fakes of the library"
-    some = "gradients were never run on its hardware; tried with recording fakes of the library"
+    gradients = "gradients were never run on its hardware; tried with recording fakes of the library"
+    some = "some kernels were never run on its hardware; tried in an interpreter"
     found = []
     for name in (*BACKENDS, *UNPROVEN):
         document = matrix.document(name)
@@ -45,7 +46,8 @@ def unproven() -> list[tuple[str, str, list[str], str | None, str]]:
             torch = builds.torch_build()
             of_torch = torch.torch if _missing(document["platform"], torch) is None else None
             version = of_torch if imported == "torch" else installed(imported)
-            why = whole if name in UNPROVEN else some
+            of_gradients = all(".train" in kernel for kernel in kernels)
+            why = whole if name in UNPROVEN else gradients if of_gradients else some
             found.append((name, str(document.get("library", name)), kernels, version, why))
     return found
 

@@ -43,6 +43,9 @@ def scaled_dot_product_attention(
             where there is one, which is broadcast.
     """
     q, k, v = query.shape, key.shape, value.shape
+    if q == k and k == v and attn_mask is None and len(q) == 4:
+        # As many heads, queries and keys: the call most models make, told by two comparisons.
+        return attention(query, key, value, is_causal, scale, dropout_p=dropout_p, layout="BHSD")
     if (
         len(q) == 4
         and q[0] == k[0] == v[0]

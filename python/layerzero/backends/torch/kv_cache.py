@@ -11,27 +11,33 @@ _FEW = 128
 """Slots that are checked one by one."""
 
 
-@torch.no_grad()
 def append(
     key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, layout: str
 ) -> None:
     """Writes new keys and values into their slots."""
+    if key.requires_grad or value.requires_grad or key_cache.requires_grad or value_cache.requires_grad:
+        # A cache is no part of a graph. `torch.no_grad` would take every call longer than this.
+        key, value, key_cache, value_cache = (one.detach() for one in (key, value, key_cache, value_cache))
     if layout == "HND":
         key_cache, value_cache = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
-    pages, block_size = key_cache.shape[:2]
-    tokens, slots = _writes(slot_mapping, pages * block_size)
+    pages, block_size, heads, head_dim = key_cache.shape
+    capacity = pages * block_size
+    tokens, slots = _writes(slot_mapping, capacity)
     if tokens is not None:
         key, value = key[tokens], value[tokens]
-    if slots.numel() == 0:
+    if slots.shape[0] == 0:
         return
+    key, value = rounded(key, key_cache.dtype), rounded(value, value_cache.dtype)
+    # Assigned to, not by `index_put_`: torch reads the arguments of an assignment in half the time.
     if layout == "NHD" and key_cache.is_contiguous() and value_cache.is_contiguous():
         # One row for each slot.
-        key_cache, value_cache = key_cache.flatten(0, 1), value_cache.flatten(0, 1)
-        place: tuple[Tensor, ...] = (slots,)
-    else:
-        place = slots.div(block_size, rounding_mode="floor"), slots.remainder(block_size)
-    key_cache.index_put_(place, rounded(key, key_cache.dtype))
-    value_cache.index_put_(place, rounded(value, value_cache.dtype))
+        rows = capacity, heads, head_dim
+        key_cache.view(rows)[slots] = key
+        value_cache.view(rows)[slots] = value
+        return
+    place = slots.div(block_size, rounding_mode="floor"), slots.remainder(block_size)
+    key_cache[place] = key
+    value_cache[place] = value
 
 
 def _writes(slots: Tensor, capacity: int) -> tuple[Tensor | None, Tensor]:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .blocks import ELEMENTS, blocks
+from .blocks import ELEMENTS, HALF, blocks
 from .faults import bad_data, bad_index
 
 _embedding = torch._C._VariableFunctions.embedding
@@ -169,13 +169,18 @@ def _beyond(table: Tensor) -> str:
 
 def alibi(slopes: Tensor, seq_q: int, seq_k: int) -> Tensor:
     """Linear bias by distance."""
-    work = torch.float64 if slopes.dtype == torch.float64 else torch.float32
-    keys = torch.arange(seq_k, dtype=work, device=slopes.device)
-    queries = (
-        keys[seq_k - seq_q :] if seq_q <= seq_k else torch.arange(seq_k - seq_q, seq_k, dtype=work, device=keys.device)
-    )
-    distance = (keys - queries[:, None]).abs_()
-    return (slopes.to(work).neg()[:, None, None] * distance).to(slopes.dtype)
+    dtype = slopes.dtype
+    if dtype in HALF:
+        # Distances are whole numbers that these dtypes do not have.
+        slopes = slopes.float()
+    keys = torch.arange(seq_k, dtype=slopes.dtype, device=slopes.device)
+    queries = keys
+    if seq_q < seq_k:
+        queries = keys[seq_k - seq_q :]
+    elif seq_q > seq_k:
+        queries = torch.arange(seq_k - seq_q, seq_k, dtype=keys.dtype, device=keys.device)
+    biases = slopes.neg()[:, None, None] * (keys - queries[:, None]).abs_()
+    return biases.to(dtype) if dtype in HALF else biases
 
 
 def alibi_unfolded(slopes: Tensor, seq_q: int, seq_k: int) -> Tensor:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .blocks import blocks, rows_of
+from .blocks import ELEMENTS, HALF, blocks, rows_of
+from .traced import is_traced
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ _FORMATS = {
 _EXACT = 2**24 - 128
 # How many elements share a scale where nothing is said.
 _GROUP = 32
+# Of float32: the least number with all its digits, and the largest.
+_LEAST_NORMAL, _LARGEST = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127
+# Scales that are looked at one by one.
+_FEW = 128
 _FLOATS = {
     "float32": torch.float32,
     "float16": torch.float16,
@@ -35,7 +40,6 @@ _FLOATS = {
 }
 
 
-@torch.no_grad()
 def quantize(
     input: Tensor,
     scale: Tensor | None,
@@ -45,6 +49,56 @@ def quantize(
     zero_point: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rounds to 8 bits with scales. Quotients are formed in float64: a tie is a tie only if it really is one."""
+    if scale is None and dtype == "int8" and not zero_point and granularity != "blockwise" and input.is_cpu:
+        found = _plainly(input.detach() if input.requires_grad else input, granularity)
+        if found is not None:
+            return found
+    return _quantize(input, scale, dtype, granularity, group_size, zero_point)
+
+
+def _plainly(input: Tensor, granularity: str) -> tuple[Tensor, Tensor, Tensor] | None:
+    """What one writes for 8-bit integers by the largest magnitude of a row, or of all rows. `None` where the data has to be looked
+    at element by element: a scale is not finite, or so small that quotients are not bounded by the format's range."""
+    if input.dtype == torch.float64 or input.numel() == 0 or is_traced():
+        return None
+    rows = input if input.dim() == 2 else rows_of(input)
+    largest = rows.abs()
+    largest = largest.amax().view(1, 1) if granularity == "per_tensor" else largest.amax(-1, keepdim=True)
+    scales = (largest.float() if largest.dtype in HALF else largest) / _FORMATS["int8"].largest
+    if not _all_within(scales, _LEAST_NORMAL, _LARGEST):
+        return None
+    if rows.numel() <= ELEMENTS:
+        values = rows.double().div_(scales).round_().to(torch.int8)
+    else:
+        values = torch.empty(rows.shape, dtype=torch.int8, device=rows.device)
+        for given, divisors, result in blocks(rows, _per_line(scales, rows), values, whole=1):
+            result.copy_(given.double().div_(divisors).round_())
+    return (
+        (values if values.shape == input.shape else values.view(input.shape)),
+        scales,
+        torch.zeros_like(scales, dtype=torch.int32),
+    )
+
+
+def _all_within(numbers: Tensor, least: float, largest: float) -> bool:
+    """Whether all of them lie within bounds; a NaN does not."""
+    if numbers.numel() <= _FEW:
+        # Few numbers are looked at sooner one by one than by operators.
+        return all(least <= number <= largest for (number,) in numbers.tolist())
+    low, high = numbers.aminmax()
+    return bool(least <= low.item() and high.item() <= largest)
+
+
+@torch.no_grad()
+def _quantize(
+    input: Tensor,
+    scale: Tensor | None,
+    dtype: str,
+    granularity: str,
+    group_size: int | None,
+    zero_point: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for every format, scale and number."""
     target = _FORMATS[dtype]
     # Rows of groups: every scale covers the last axis.
     groups = grouped(rows_of(input).double(), granularity, group_size)
@@ -86,7 +140,7 @@ def quantize_blocked(
     """The same to 8-bit integers, in float32 and piece by piece."""
     target, shape = _FORMATS[dtype], _shape_of_scales(input, granularity, group_size)
     if shape is None:
-        return quantize(input, scale, dtype, granularity, group_size, zero_point)
+        return _quantize(input, scale, dtype, granularity, group_size, zero_point)
     lines, offsets = _lines(input, shape), None
     if scale is not None:
         scales = per_group(scale, shape).clone(memory_format=torch.contiguous_format)
@@ -94,7 +148,7 @@ def quantize_blocked(
         axis = (0, 1) if granularity == "per_tensor" else 1
         lowest, largest = (end.double().reshape(shape) for end in (lines.amin(axis), lines.amax(axis)))
         if not bool((lowest.isfinite() & largest.isfinite()).all()):
-            return quantize(input, scale, dtype, granularity, group_size, zero_point)
+            return _quantize(input, scale, dtype, granularity, group_size, zero_point)
         scales, offsets = spread(lowest, largest, target, zero_point)
     # By infinity everything is zero units.
     divisors = _per_line(scales.masked_fill(scales == 0.0, torch.inf), lines)

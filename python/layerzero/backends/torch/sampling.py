@@ -19,6 +19,8 @@ from .selection import drawn_by_bins, largest
 _TRIED = 1024
 # How many of them are tried before bins, which take the same time however many are needed.
 _LIKELY = 128
+# How many weights race for a draw on a CPU. Beyond, random numbers for all of them cost more than sums and a search.
+_RACED = 512
 
 
 @draws
@@ -26,7 +28,7 @@ def topk_literal(logits: Tensor, k: int, seed: int | None) -> Tensor:
     """What one writes: the k most likely tokens, and one of them by chance."""
     rows = rows_of(logits)
     values, ids = torch.topk(rows, min(k, rows.shape[1]))
-    return _raced(values.softmax(-1, dtype=torch.float32), ids, seed).reshape(logits.shape[:-1])
+    return _one_of(values.softmax(-1, dtype=torch.float32), ids, seed).reshape(logits.shape[:-1])
 
 
 @draws
@@ -35,19 +37,31 @@ def topp_literal(logits: Tensor, p: float, seed: int | None) -> Tensor:
     values, ids = rows_of(logits).softmax(-1, dtype=torch.float32).sort(-1, descending=True)
     if p < 1.0:
         values.masked_fill_(values.cumsum(-1).sub_(values) >= p, 0.0)
-    return _raced(values, ids, seed).reshape(logits.shape[:-1])
+    return _one_of(values, ids, seed).reshape(logits.shape[:-1])
 
 
-def _raced(weights: Tensor, ids: Tensor, seed: int | None) -> Tensor:
-    """Of each row the id of one place, with a chance in proportion to its weight; -1 where weights are NaN.
+def _one_of(weights: Tensor, ids: Tensor, seed: int | None) -> Tensor:
+    """Of each row the id of one place, with a chance in proportion to its weight; -1 where weights are NaN."""
+    searches = weights.is_cpu and weights.numel() > _RACED
+    place = _searched(weights, seed) if searches else _raced(weights, seed)
+    return ids.gather(-1, place)[:, 0].masked_fill_(weights[:, 0].isnan(), -1)
 
-    The place with the largest w / e, where e is exponentially distributed, is place i with the chance w_i / sum(w): this is
-    how `torch.multinomial` draws one sample, without its checks, which on a GPU end the process.
-    """
+
+def _searched(weights: Tensor, seed: int | None) -> Tensor:
+    """The first place whose sum exceeds a part of the total: one random number for a row, where a race takes one for each
+    place. Most of a race's time on a CPU is spent on these."""
+    sums = weights.cumsum(-1, dtype=torch.float64)
+    wanted = _draws((weights.shape[0], 1), weights, seed).mul_(sums[:, -1:])
+    # Beyond the end is the place of a NaN.
+    return torch.searchsorted(sums, wanted, right=True).clamp_(max=weights.shape[1] - 1)
+
+
+def _raced(weights: Tensor, seed: int | None) -> Tensor:
+    """The place with the largest w / e, where e is exponentially distributed: it is place i with the chance w_i / sum(w). This is
+    how `torch.multinomial` draws one sample, without its checks, which on a GPU end the process."""
     generator = None if seed is None else _seeded(weights.device, seed)
     noise = torch.empty_like(weights).exponential_(generator=generator)
-    place = noise.reciprocal_().mul_(weights).argmax(-1, keepdim=True)
-    return ids.gather(-1, place)[:, 0].masked_fill_(weights[:, 0].isnan(), -1)
+    return noise.reciprocal_().mul_(weights).argmax(-1, keepdim=True)
 
 
 @draws
@@ -194,30 +208,40 @@ def speculative(
 ) -> tuple[Tensor, Tensor]:
     """Accepts or rejects drafted tokens so that the result is distributed as the target model's."""
     batch, draft, vocab = draft_probs.shape
-    check_indices("draft_ids", draft_ids, vocab)
-    draft_ids = draft_ids.long()
     uniform = _draws((batch, draft + 1), draft_probs, seed) if uniform is None else checked_uniform(uniform)
+    try:
+        return verified(draft_ids, draft_probs, target_probs, uniform)
+    except RuntimeError:
+        # On the CPU `gather` refuses an id that is not in the vocabulary.
+        check_indices("draft_ids", draft_ids, vocab)
+        raise
 
+
+def verified(draft_ids: Tensor, draft_probs: Tensor, target_probs: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Verification by float64 numbers from 0 to below 1. No step waits for the device."""
+    batch, draft, vocab = draft_probs.shape
+    draft_ids = draft_ids.long()
     at_token = draft_ids[:, :, None]
-    drafted = draft_probs.gather(2, at_token)[:, :, 0].double()
-    wanted = target_probs[:, :draft].gather(2, at_token)[:, :, 0].double()
-    accepts = uniform[:, :draft] * drafted < wanted
-    accepted = accepts.long().cumprod(1).sum(1)
+    drafted, wanted = draft_probs.gather(2, at_token)[:, :, 0], target_probs.gather(2, at_token)[:, :, 0]
+    # 1 up to the first rejection, then 0.
+    kept = (uniform[:, :draft] * drafted < wanted).cumprod(1)
+    accepted = kept.sum(1)
 
     # Of each sequence one row is drawn from: no other is widened.
     sequence = torch.arange(batch, device=draft_ids.device)
-    target = target_probs[sequence, accepted].double()
-    weights = target
+    weights = target = target_probs[sequence, accepted].double()
     if draft > 0:
-        rest = target - draft_probs[sequence, accepted.clamp(max=draft - 1)].double()
-        # Not clamp, which some builds let swallow a NaN.
-        rest = torch.where(rest < 0.0, 0.0, rest)
-        usable = (accepted < draft) & (rest != 0.0).any(1)
+        rest = target - draft_probs[sequence, accepted.clamp(max=draft - 1)]
+        # Below 0 is 0. Not clamp, which some builds let swallow a NaN.
+        rest = torch.threshold(rest, 0.0, 0.0)
+        usable = rest.any(1).logical_and_(accepted < draft)
         weights = torch.where(usable[:, None], rest, target)
-    place, valid = _place(weights / weights.sum(1, keepdim=True), uniform[:, draft])
-    drawn = place.masked_fill(~valid, -1)
+    # The first place whose sum exceeds the number times the total. No sum does where the total is 0, infinite or NaN.
+    sums = weights.cumsum(1)
+    place = torch.searchsorted(sums, sums[:, -1:] * uniform[:, draft:], right=True)
+    drawn = place.masked_fill_(place == vocab, -1)
 
-    order = torch.arange(draft + 1, device=draft_ids.device).expand(batch, -1)
-    padded = torch.nn.functional.pad(draft_ids, (0, 1), value=-1)
-    ids = padded.masked_fill(order >= accepted[:, None], -1)
-    return ids.scatter(1, accepted[:, None], drawn[:, None]), accepted
+    ids = draft_ids.new_full((batch, draft + 1), -1)
+    # In bits, an id or 0 is the id, and an id or -1 is -1.
+    torch.bitwise_or(draft_ids, kept - 1, out=ids[:, :draft])
+    return ids.scatter_(1, accepted[:, None], drawn), accepted

@@ -10,9 +10,11 @@ from torch import Tensor
 from layerzero.kernels import draws
 
 from ..torch.blocks import rows_of
-from ..torch.sampling import _draws, _place, _uniform
+from ..torch.sampling import _draws, _uniform, verified
 
 _LOW_BITS = 0x7FFFFFFF
+_BELOW_ONE = 1.0 - 2.0**-53
+"""The largest float64 below 1."""
 
 
 @draws
@@ -74,26 +76,9 @@ def speculative(
 ) -> tuple[Tensor, Tensor]:
     """Accepts or rejects drafted tokens so that the result is distributed as the target model's."""
     batch, draft, _ = draft_probs.shape
-    draft_ids = draft_ids.long()
-    # Below zero is as zero: what has no probability is never drawn.
-    uniform = _draws((batch, draft + 1), draft_probs, seed) if uniform is None else uniform.double().clamp(min=0.0)
-    at_token = draft_ids[:, :, None]
-    drafted = draft_probs.gather(2, at_token)[:, :, 0].double()
-    wanted = target_probs[:, :draft].gather(2, at_token)[:, :, 0].double()
-    accepts = uniform[:, :draft] * drafted < wanted
-    accepted = accepts.long().cumprod(1).sum(1)
-    # Of each sequence one row is drawn from: no other is widened.
-    sequence = torch.arange(batch, device=draft_ids.device)
-    target = target_probs[sequence, accepted].double()
-    weights = target
-    if draft > 0:
-        rest = target - draft_probs[sequence, accepted.clamp(max=draft - 1)].double()
-        rest = torch.where(rest < 0.0, 0.0, rest)
-        usable = (accepted < draft) & (rest != 0.0).any(1)
-        weights = torch.where(usable[:, None], rest, target)
-    place, valid = _place(weights / weights.sum(1, keepdim=True), uniform[:, draft])
-    drawn = place.masked_fill(~valid, -1)
-    order = torch.arange(draft + 1, device=draft_ids.device).expand(batch, -1)
-    padded = torch.nn.functional.pad(draft_ids, (0, 1), value=-1)
-    ids = padded.masked_fill(order >= accepted[:, None], -1)
-    return ids.scatter(1, accepted[:, None], drawn[:, None]), accepted
+    if uniform is None:
+        uniform = _draws((batch, draft + 1), draft_probs, seed)
+    else:
+        # A number outside [0, 1) counts as the nearest one inside, NaN as one beyond all.
+        uniform = uniform.double().nan_to_num(1.0).clamp(0.0, _BELOW_ONE)
+    return verified(draft_ids, draft_probs, target_probs, uniform)

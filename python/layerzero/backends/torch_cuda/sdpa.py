@@ -138,6 +138,48 @@ def sdpa_cross(
     return sdpa(query, key, value, False, scale, dropout_p, seed, layout)
 
 
+def _masked_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    alibi_slopes: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    window_right: int,
+    dropout_p: float,
+    seed: int,
+    layout: str,
+) -> tuple[Any, ...] | None:
+    """torch's own call under the mask that is given and nothing else, where no argument has to be copied and nothing is drawn."""
+    at, sequence = (1, 2) if layout == "BHSD" else (2, 1)
+    alone = alibi_slopes is None and window_left < 0 and window_right < 0 and (not causal or query.shape[sequence] == 1)
+    if attn_mask is None or not alone or dropout_p > 0.0 or not is_positive(query, scale):
+        return None
+    if (
+        _wants_gradients(attn_mask)
+        or not all(_fits(one) for one in (query, key, value))
+        or not _is_at_a_bound(attn_mask)
+    ):
+        return None
+    keywords: dict[str, Any] = {} if scale is None else {"scale": scale}
+    if query.shape[at] != key.shape[at]:
+        keywords["enable_gqa"] = True
+    given: tuple[Any, ...] = (query, key, value)
+    if layout == "BSHD":
+        given = Turned(query), Turned(key), Turned(value)
+    return _under_mask, (*given, attn_mask), keywords
+
+
+def _under_mask(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None = None, enable_gqa: bool = False
+) -> Tensor:
+    """torch's function under a mask; heads first."""
+    return _nothing_is_zero(_sdpa(query, key, value, mask, scale=scale, enable_gqa=enable_gqa), mask)
+
+
+@direct(_masked_call)
 def masked(
     query: Tensor,
     key: Tensor,
@@ -153,8 +195,15 @@ def masked(
     layout: str,
 ) -> Tensor:
     """The same under a mask: the one that is given, windows, causal bounds that are not square, linear biases."""
+    plan = _masked_call(
+        query, key, value, attn_mask, alibi_slopes, causal, scale, window_left, window_right, dropout_p, seed, layout
+    )
     query, scale = positive(query, scale)
     query, key, value = (_heads_first(tensor, layout) for tensor in (query, key, value))
+    if plan is not None:
+        # The same call as on the straight path: what autograd saves must not depend on the way a call took.
+        output: Tensor = plan[0](query, key, value, attn_mask, **plan[2])
+        return output.transpose(1, 2) if layout == "BSHD" else output
     seq_q, seq_k = query.shape[2], key.shape[2]
     if seq_q == 1 and attn_mask is None and alibi_slopes is None:
         # What the last position reaches is the end of the keys.
@@ -175,6 +224,20 @@ def masked(
     return output.transpose(1, 2) if layout == "BSHD" else output
 
 
+def _masked_cross_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    scale: float | None,
+    dropout_p: float,
+    seed: int,
+    layout: str,
+) -> tuple[Any, ...] | None:
+    return _masked_call(query, key, value, attn_mask, None, False, scale, -1, -1, dropout_p, seed, layout)
+
+
+@direct(_masked_cross_call)
 def masked_cross(
     query: Tensor,
     key: Tensor,
@@ -212,17 +275,24 @@ def _mask(
     return bias.to(query.dtype)
 
 
+def _is_at_a_bound(mask: Tensor) -> bool:
+    """Whether kernels can load from a mask as it lies; boolean ones are copied by torch."""
+    return mask.dtype == torch.bool or (mask.stride(-1) == 1 and start_of(mask) % _LOAD == 0)
+
+
 def _at_a_bound(mask: Tensor) -> Tensor:
-    """The mask, or a copy where kernels could not load from it; boolean ones are copied by torch."""
-    if mask.dtype == torch.bool or (mask.stride(-1) == 1 and start_of(mask) % _LOAD == 0):
-        return mask
-    return mask.clone(memory_format=torch.contiguous_format)
+    return mask if _is_at_a_bound(mask) else mask.clone(memory_format=torch.contiguous_format)
 
 
 def _nothing_is_zero(output: Tensor, mask: Tensor) -> Tensor:
-    """A query that may attend to nothing gives zeros."""
-    reached = mask if mask.dtype == torch.bool else mask != -_INFINITY
-    return output.masked_fill(~reached.any(-1, keepdim=True), 0.0)
+    """A query that may attend to nothing gives zeros. cuDNN's kernel gives something else where torch writes a boolean mask as
+    0 and -65504, not minus infinity. For a boolean mask this is two launches; whether there is such a query at all is not
+    asked, since the host would wait for the answer."""
+    if mask.dtype == torch.bool:
+        reached = mask.any(-1, keepdim=True)
+    else:
+        reached = mask.amax(-1, keepdim=True) != -_INFINITY
+    return torch.where(reached, output, 0.0)
 
 
 def grouped(query: Tensor, key: Tensor, value: Tensor, scale: float | None, window_left: int, layout: str) -> Tensor:

@@ -1,7 +1,7 @@
 """Kernels of our own in Triton (`triton`), written for version 3.6.
 
-Run on an H200 with Triton 3.6.0: every kernel against float64, and captured in graphs. Tests on other machines use
-Triton's interpreter.
+Run on an H200 with Triton 3.6.0: every kernel against float64, and captured in graphs, but those that are marked as not
+proven. Tests on other machines use Triton's interpreter.
 
 Importing Triton and these kernels takes the better part of a second. So nothing here does until a kernel runs or is
 compiled: the adapter knows where each kernel is and which arguments it has.
@@ -33,9 +33,14 @@ PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
     "triton.silu_mul": ("activation", ("gate", "up")),
     "triton.gelu": ("activation", ("input", "approximate")),
     "triton.rope": ("position", ("input", "cos", "sin", "positions", "interleaved", "layout")),
+    "triton.alibi": ("position", ("slopes", "seq_q", "seq_k")),
     "triton.kv_append": ("caching", ("key", "value", "key_cache", "value_cache", "slot_mapping", "layout")),
     "triton.topp": ("sampling.sampling", ("logits", "uniform", "p", "seed")),
     "triton.topk": ("sampling.sampling", ("logits", "uniform", "k", "seed")),
+    "triton.speculative": (
+        "sampling.verifying",
+        ("draft_ids", "draft_probs", "target_probs", "uniform", "seed"),
+    ),
     **dict.fromkeys(("triton.decode", "triton.decode.gqa"), ("decoding.decode", _DECODE)),
     **dict.fromkeys(("triton.paged.decode", "triton.paged.decode.gqa"), ("decoding.paged", _PAGED)),
     "triton.mla.decode.paged": ("decoding.mla", _MLA),

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-untyped, untyped-decorator, no-untyped-def"
-"""Rotary embedding.
+"""Rotary embedding, and linear bias by distance.
 
 A position that is not in the tables gives NaN: to raise, the host would have to wait for the device.
 """
@@ -17,6 +17,8 @@ from .launching import Launch, planned, power
 
 # How many pairs a block of threads turns.
 _BLOCK = 2048
+# How many biases a block of threads writes, at most.
+_BIASES = 4096
 
 
 @triton.jit
@@ -102,4 +104,39 @@ def rope(input: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, inte
     return call, (input, cos, sin, positions)
 
 
-KERNELS: dict[str, Callable[..., Any]] = {"triton.rope": rope}
+@triton.jit
+def _alibi(slopes_ptr, y_ptr, slope_step, seq_q, seq_k, parts, BLOCK: tl.constexpr):
+    row, part = tl.program_id(0) // parts, tl.program_id(0) % parts
+    head, query = row // seq_q, row % seq_q
+    slope = tl.load(slopes_ptr + head * slope_step).to(tl.float32)
+    key = part * BLOCK + tl.arange(0, BLOCK)
+    # Queries are aligned with the last keys.
+    distance = tl.abs(query + (seq_k - seq_q) - key).to(tl.float32)
+    bias = (-slope * distance).to(y_ptr.dtype.element_ty)
+    tl.store(y_ptr + row.to(tl.int64) * seq_k + key, bias, mask=key < seq_k)
+
+
+@planned
+def alibi(slopes: Tensor, seq_q: int, seq_k: int) -> Any:
+    """Linear bias by distance: every bias is written once, and nothing but the slopes is read."""
+    heads, device = slopes.shape[0], slopes.device
+    block = min(power(seq_k), _BIASES)
+    parts = -(-seq_k // block)
+    launch = Launch(
+        _alibi,
+        heads * seq_q * parts,
+        device,
+        (slopes.stride(0), seq_q, seq_k, parts),
+        (block,),
+        min(max(block // 256, 1), 8),
+    )
+
+    def call(slopes: Tensor) -> Tensor:
+        output = torch.empty((heads, seq_q, seq_k), dtype=slopes.dtype, device=device)
+        launch(slopes, output)
+        return output
+
+    return call, (slopes,)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {"triton.rope": rope, "triton.alibi": alibi}

@@ -12,16 +12,26 @@ NO_TOKEN = tl.constexpr(1 << 60)
 
 @triton.jit
 def uniform_number(uniform_ptr, row, step, seed, GIVEN: tl.constexpr):
-    """The number of a row, as float64 within 0 to 1: the one given, or the SplitMix64 stream of the seed."""
+    """The number of a row, as float64 within 0 to 1: the one given, or the one of the seed."""
     if GIVEN:
-        u = tl.load(uniform_ptr + row * step).to(tl.float64)
+        u = within(tl.load(uniform_ptr + row * step).to(tl.float64))
     else:
-        golden = 0x9E3779B97F4A7C15
-        z = _mixed(_mixed(seed.to(tl.uint64) + golden) + (row + 1).to(tl.uint64) * golden)
-        u = (z >> 11).to(tl.float64) * 1.1102230246251565e-16
-    # A NaN is exceeded by nothing, as a number beyond all.
-    u = tl.where(is_nan(u), 1.0, u)
-    return tl.minimum(tl.maximum(u, 0.0), 1.0)
+        u = number_of_seed(seed, row)
+    return u
+
+
+@triton.jit
+def within(u):
+    """A number within 0 to 1. A NaN is exceeded by nothing, as a number beyond all."""
+    return tl.minimum(tl.maximum(tl.where(is_nan(u), 1.0, u), 0.0), 1.0)
+
+
+@triton.jit
+def number_of_seed(seed, counter):
+    """A number of the SplitMix64 stream of a seed, from 0 to below 1."""
+    golden = 0x9E3779B97F4A7C15
+    z = _mixed(_mixed(seed.to(tl.uint64) + golden) + (counter + 1).to(tl.uint64) * golden)
+    return (z >> 11).to(tl.float64) * 1.1102230246251565e-16
 
 
 @triton.jit

@@ -120,20 +120,27 @@ def _plan(
     )
 
 
+def numbers_for(
+    device: torch.device, shape: tuple[int, ...], uniform: Tensor | None, seed: int | None
+) -> tuple[Tensor | None, int]:
+    """The numbers of a call: those given, or the seed that they follow from."""
+    if uniform is not None:
+        return uniform, 0
+    if seed is not None:
+        check_seed(device, seed)
+        return None, seed
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        # torch's generator gives other numbers in every replay; a seed would be part of the graph.
+        return torch.rand(shape, dtype=torch.float64, device=device), 0
+    return None, draw_seed()
+
+
 def _sampled(
     logits: Tensor, uniform: Tensor | None, wanted: int, seed: int | None, by_count: bool, all_kept: bool
 ) -> Tensor:
     rows = logits if logits.dim() == 2 else rows_of(logits)
     kind = None
-    if seed is None:
-        seed = 0
-        if uniform is None and rows.is_cuda and torch.cuda.is_current_stream_capturing():
-            # torch's generator gives other numbers in every replay; a seed would be part of the graph.
-            uniform = torch.rand(rows.shape[0], dtype=torch.float64, device=rows.device)
-        elif uniform is None:
-            seed = draw_seed()
-    elif uniform is None and rows.is_cuda:
-        check_seed(rows.device, seed)
+    uniform, number = numbers_for(rows.device, (rows.shape[0],), uniform, seed)
     if uniform is not None:
         if uniform.dim() != 1:
             uniform = uniform.reshape(-1)
@@ -146,9 +153,9 @@ def _sampled(
     plan = _plan(rows.shape, rows.stride(), rows.dtype, device, aligned, kind, by_count, all_kept)
     work = torch.empty(plan.room, dtype=torch.float64, device=device)
     plan.survey(rows, work)
-    plan.narrow(rows, uniform, work, wanted, seed)
-    plan.put_aside(rows, uniform, work, wanted, seed)
-    plan.choose(rows, uniform, work, ids, wanted, seed)
+    plan.narrow(rows, uniform, work, wanted, number)
+    plan.put_aside(rows, uniform, work, wanted, number)
+    plan.choose(rows, uniform, work, ids, wanted, number)
     return ids
 
 
