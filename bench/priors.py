@@ -45,7 +45,9 @@ def tune(request: dict[str, Any]) -> None:
     torch.set_num_threads(request["threads"] or torch.get_num_threads())
     found = calls(request["models"], request["device"], request["dtypes"])
     graph = request["device"] != "cpu"
-    report = lz.tune(calls=found, budget=request["budget"], samples=request["samples"], device=request["device"], graph=graph)
+    report = lz.tune(
+        calls=found, budget=request["budget"], samples=request["samples"], device=request["device"], graph=graph
+    )
     print(f"{len(found)} calls: {report}".partition("\n")[0], file=sys.stderr)
 
 

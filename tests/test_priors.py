@@ -22,12 +22,10 @@ DOCUMENTS = [json.loads(path.read_text()) for path in described.FOLDER.glob("*/c
 
 
 @pytest.fixture
-def on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Priors count, here and in commands."""
+def on(restored: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Priors count, here and in commands, and nothing is measured."""
     monkeypatch.setenv("LAYERZERO_PERFDB_PRIORS", "true")
-    lz.configure(perfdb={"priors": True})
-    yield
-    lz.configure(perfdb={"priors": False})
+    lz.configure(perfdb={"priors": True, "path": str(tmp_path / "perfdb.sqlite")})
 
 
 def shipped_kernels() -> Iterator[tuple[str, dict[str, Any], Any]]:
@@ -100,22 +98,27 @@ def test_models_that_were_never_measured_get_good_kernels(run_of: str, tmp_path:
         assert len(below) <= 1, below
 
 
+#: A call that ships with every prior of a CPU.
+CALL = {
+    "op": "norm.rms",
+    "tensors": {"input": {"dtype": "float32", "shape": [64, 4096]}, "weight": {"dtype": "float32", "shape": [4096]}},
+}
+
+
+def explained() -> lz.SelectionReport:
+    return lz.explain("rms_norm", torch.ones(64, 4096), torch.ones(4096))
+
+
 def test_they_can_be_turned_off(on: None) -> None:
-    x = torch.ones(64, 4096)
-    report = lz.explain("quantize", x)
+    report = explained()
     assert report.basis == "prior" and "≈" in str(report), str(report)
     assert "prior    times marked '≈' were measured on" in str(report)
     lz.configure(perfdb={"priors": False})
-    report = lz.explain("quantize", x)
+    report = explained()
     assert report.basis == "declared" and "≈" not in str(report), str(report)
 
 
-def test_what_is_measured_here_counts_for_more(on: None, tmp_path: Path) -> None:
-    lz.configure(perfdb={"path": str(tmp_path / "perfdb.sqlite")})
-    try:
-        assert lz.explain("quantize", torch.ones(64, 4096)).basis == "prior"
-        lz.tune("quantize", shapes=[(64, 4096)], dtype="float32", device="cpu", budget=5, samples=1, progress=False)
-        assert lz.explain("quantize", torch.ones(64, 4096)).basis == "measured"
-    finally:
-        lz.configure(perfdb={"path": None})
-        lz.reset()
+def test_what_is_measured_here_counts_for_more(on: None) -> None:
+    assert explained().basis == "prior"
+    lz.tune(calls=[CALL], device="cpu", budget=5, samples=1, progress=False)
+    assert explained().basis == "measured"

@@ -106,3 +106,39 @@ def test_large_tensors_are_cut_into_rows() -> None:
     values = (x.double() / scales.double()).round().to(torch.int8)
     for kernel, (got, found, _) in everyone("quantize", input=x, dtype="int8", granularity="per_channel"):
         assert torch.equal(got, values) and torch.equal(found, scales), kernel
+
+
+FLOATS = {"fp8_e4m3": (torch.float8_e4m3fn, 448.0), "fp8_e5m2": (torch.float8_e5m2, 57344.0)}
+
+
+def nearest_code(x: Fraction, codes: list[tuple[Fraction, int]]) -> int:
+    """The nearest of a format's numbers that are not negative; of two as near the one whose code is even."""
+    return min(codes, key=lambda one: (abs(one[0] - x), one[1] % 2))[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("format", FLOATS)
+def test_8_bit_floats_are_rounded_once(format: str, dtype: torch.dtype) -> None:
+    """Numbers at, and next to, the middle between two numbers of the format, by exact fractions over all of its codes."""
+    kind, largest = FLOATS[format]
+    all_codes = torch.arange(0, 128, dtype=torch.uint8).view(kind).double().tolist()
+    codes = [(Fraction(value), code) for code, value in enumerate(all_codes) if math.isfinite(value)]
+    finite = sorted(value for value, _ in codes)
+    make, rows = np.random.default_rng(3), []
+    for top in make.uniform(0.5, 2.0, 60).astype(np.float32):
+        scale = np.float32(np.float32(top) / np.float32(largest))
+        chosen = make.integers(0, len(finite) - 1, 8)
+        middles = np.float32([float((finite[i] + finite[i + 1]) / 2 * Fraction(float(scale))) for i in chosen])
+        beside = [np.nextafter(middles, np.float32(0)), np.nextafter(middles, np.float32(9))]
+        rows.append([top, *middles, *-middles, *beside[0], *beside[1]])
+    x = torch.from_numpy(np.array(rows, dtype=np.float32)).to(dtype)
+    seen = 0
+    for kernel, (got, scales, _) in everyone("quantize", input=x, dtype=format, granularity="per_channel"):
+        seen += 1
+        for row, scale, values in zip(
+            x.double().tolist(), scales[:, 0].tolist(), got.view(torch.uint8).tolist(), strict=True
+        ):
+            units = [Fraction(number) / Fraction(scale) for number in row]
+            want = [nearest_code(abs(unit), codes) | (128 if unit < 0 else 0) for unit in units]
+            assert values == want, kernel
+    assert seen >= 2

@@ -40,7 +40,10 @@ const PER_DOUBLING_OF_THREADS: f64 = 0.1;
 const PLAIN_TORCH: &str = "(what plain torch runs)";
 
 /// The files that ship, by what they are about.
-const SHIPPED: &[(&str, &str)] = &[("nvidia-h200", include_str!("../priors/nvidia-h200.json"))];
+const SHIPPED: &[(&str, &str)] = &[
+    ("intel-amx", include_str!("../priors/intel-amx.json")),
+    ("nvidia-h200", include_str!("../priors/nvidia-h200.json")),
+];
 
 /// Why a prior cannot be read.
 #[derive(Debug, thiserror::Error)]

@@ -30,6 +30,8 @@ _EXACT = 2**24 - 128
 _GROUP = 32
 # Of float32: the least number with all its digits, and the largest.
 _LEAST_NORMAL, _LARGEST = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127
+# The distance of float32 numbers just above 1.
+_ULP = 2.0**-23
 # Scales that are looked at one by one.
 _FEW = 128
 _FLOATS = {
@@ -49,25 +51,27 @@ def quantize(
     zero_point: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rounds to 8 bits with scales. Quotients are formed in float64: a tie is a tie only if it really is one."""
-    if scale is None and dtype == "int8" and not zero_point and granularity != "blockwise" and input.is_cpu:
-        found = _plainly(input.detach() if input.requires_grad else input, granularity)
+    if scale is None and not zero_point and granularity != "blockwise" and input.is_cpu:
+        found = _plainly(input.detach() if input.requires_grad else input, _FORMATS[dtype], granularity)
         if found is not None:
             return found
     return _quantize(input, scale, dtype, granularity, group_size, zero_point)
 
 
-def _plainly(input: Tensor, granularity: str) -> tuple[Tensor, Tensor, Tensor] | None:
-    """What one writes for 8-bit integers by the largest magnitude of a row, or of all rows. `None` where the data has to be looked
+def _plainly(input: Tensor, target: Format, granularity: str) -> tuple[Tensor, Tensor, Tensor] | None:
+    """What one writes for 8-bit numbers by the largest magnitude of a row, or of all rows. `None` where the data has to be looked
     at element by element: a scale is not finite, or so small that quotients are not bounded by the format's range."""
     if input.dtype == torch.float64 or input.numel() == 0 or is_traced():
         return None
     rows = input if input.dim() == 2 else rows_of(input)
     largest = rows.abs()
     largest = largest.amax().view(1, 1) if granularity == "per_tensor" else largest.amax(-1, keepdim=True)
-    scales = (largest.float() if largest.dtype in HALF else largest) / _FORMATS["int8"].largest
+    scales = (largest.float() if largest.dtype in HALF else largest) / target.largest
     if not _all_within(scales, _LEAST_NORMAL, _LARGEST):
         return None
-    if rows.numel() <= ELEMENTS:
+    if target.dtype != torch.int8:
+        values = _nearest_floats(rows.float() if rows.dtype in HALF else rows, scales, target)
+    elif rows.numel() <= ELEMENTS:
         values = rows.double().div_(scales).round_().to(torch.int8)
     else:
         values = torch.empty(rows.shape, dtype=torch.int8, device=rows.device)
@@ -78,6 +82,25 @@ def _plainly(input: Tensor, granularity: str) -> tuple[Tensor, Tensor, Tensor] |
         scales,
         torch.zeros_like(scales, dtype=torch.int32),
     )
+
+
+def _nearest_floats(rows: Tensor, scales: Tensor, target: Format) -> Tensor:
+    """Quotients to the nearest 8-bit float, half to even, as if they were exact.
+
+    A quotient is rounded to float32 before it is rounded to the format, which matters only next to the middle between two numbers of
+    the format: there the float32 numbers on its two sides round differently, and it is divided again in float64.
+    """
+    quotients = (rows / scales).clamp_(target.lowest, target.largest)
+    values = quotients.to(target.dtype)
+    below, above = (quotients * (1.0 - _ULP)).to(target.dtype), quotients.mul_(1.0 + _ULP).to(target.dtype)
+    doubtful = below.view(torch.uint8) != above.view(torch.uint8)
+    if doubtful.any():
+        line, column = doubtful.nonzero(as_tuple=True)
+        divisors = scales.expand(rows.shape[0], 1)[line, 0].double()
+        units = (rows[line, column].double() / divisors).clamp_(target.lowest, target.largest)
+        # What can be indexed are bytes.
+        values.view(torch.uint8)[line, column] = _rounded(units, target).view(torch.uint8)
+    return values
 
 
 def _all_within(numbers: Tensor, least: float, largest: float) -> bool:
