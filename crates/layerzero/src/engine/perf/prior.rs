@@ -1,6 +1,6 @@
 //! Makes a prior out of measurements: what one machine measured, to ship to others.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use lz_model::{CallSpec, DeviceIx, DeviceSpec};
 use lz_perfdb::{Mode, Outcome, Record, Timing};
@@ -21,60 +21,70 @@ pub struct BuiltPrior {
 
 /// Which call: in its own words, whether in a graph, with how many threads.
 type Of<'a> = (&'a str, bool, u32);
+/// What each kernel took for one call, run by run.
+type Kernels<'a> = BTreeMap<&'a str, Vec<(&'a Record, &'a Timing)>>;
 
 impl Engine {
     /// A prior of a device, made of the measurements of one or more runs on it: for each call and kernel the median over the
     /// runs. Measurements count that were taken on the device, or, where none was, on one with its compute capability.
     pub fn build_prior(&self, runs: &[Vec<Record>], device: DeviceIx) -> Option<BuiltPrior> {
         let spec = self.devices().get(usize::from(device.0))?.clone();
-        let known: Vec<String> = self.with_snapshot(|s| s.kernels().map(|(_, kernel)| kernel.id.clone()).collect());
-        let id = super::device_id(&spec);
-        let all = || runs.iter().flatten().filter(|record| record.is_valid());
-        let by_id = all().any(|record| record.key.device_id == id);
-        let is_of = |record: &Record| match by_id {
-            true => record.key.device_id == id,
-            false => spec.sm.is_some_and(|sm| record.shape.sm_version == sm),
-        };
-        let is_wrong = |id: &str, op: &str| {
-            let of = |record: &&Record| record.key.kernel_id == id && record.key.operation == op && is_of(record);
-            all().filter(of).any(|record| matches!(record.outcome, Outcome::Wrong { .. }))
-        };
-        let mut calls: BTreeMap<Of<'_>, BTreeMap<&str, Vec<(&Record, &Timing)>>> = BTreeMap::new();
-        let mut left_out = runs.iter().map(Vec::len).sum::<usize>();
-        for record in all().filter(|record| is_of(record)) {
+        let known: HashSet<String> = self.with_snapshot(|s| s.kernels().map(|(_, kernel)| kernel.id.clone()).collect());
+        let records = of_device(runs, &spec);
+        let wrong: HashSet<(&str, &str)> = records.iter().filter(|r| is_wrong(r)).map(|r| subject(r)).collect();
+        let mut calls: BTreeMap<Of<'_>, Kernels<'_>> = BTreeMap::new();
+        for &record in &records {
             let (Outcome::Ok(timing), key) = (&record.outcome, &record.key) else { continue };
-            if !known.contains(&key.kernel_id) || is_wrong(&key.kernel_id, &key.operation) {
-                continue;
+            if known.contains(&key.kernel_id) && !wrong.contains(&subject(record)) {
+                let of = (key.call.as_str(), key.mode == Mode::Graph, key.threads);
+                calls.entry(of).or_default().entry(&key.kernel_id).or_default().push((record, timing));
             }
-            let of = (key.call.as_str(), key.mode == Mode::Graph, key.threads);
-            calls.entry(of).or_default().entry(&key.kernel_id).or_default().push((record, timing));
-            left_out -= 1;
         }
-        let newest = calls.values().flat_map(|kernels| kernels.values().flatten()).map(|(r, _)| r.measured_at).max()?;
-        let mut file = PriorFile::new(anonymous(spec), newest, runs.len());
-        let mut times = 0;
-        for ((call, graph, threads), kernels) in &calls {
+        let used = || calls.values().flat_map(|kernels| kernels.values().flatten());
+        let mut file = PriorFile::new(anonymous(spec), used().map(|(r, _)| r.measured_at).max()?, runs.len());
+        for (&of, kernels) in &calls {
             // One kernel alone says nothing about which is faster.
-            let (true, Ok(call)) = (kernels.len() > 1, call.parse::<CallSpec>()) else { continue };
-            let mut of_call = PriorTimes {
-                call,
-                graph: *graph,
-                threads: u16::try_from(*threads).unwrap_or(0),
-                baseline: None,
-                times: Vec::new(),
-            };
-            for (id, measured) in kernels {
-                let (record, _) = measured.last()?;
-                let version = record.provenance.kernel_version.clone().unwrap_or_default();
-                let at = place(&mut file.kernels, (*id).to_owned(), version);
-                of_call.times.push(merged(at, measured));
-                of_call.baseline = of_call.baseline.or(record.baseline.then_some(at));
-            }
-            times += of_call.times.len();
-            file.calls.push(of_call);
+            let (true, Ok(call)) = (kernels.len() > 1, of.0.parse()) else { continue };
+            let times = times(call, of, kernels, &mut file.kernels);
+            file.calls.push(times);
         }
-        Some(BuiltPrior { file, times, left_out })
+        let times = file.calls.iter().map(|call| call.times.len()).sum();
+        Some(BuiltPrior { times, left_out: runs.iter().map(Vec::len).sum::<usize>() - used().count(), file })
     }
+}
+
+/// The measurements that count of a device, or of those like it.
+fn of_device<'a>(runs: &'a [Vec<Record>], device: &DeviceSpec) -> Vec<&'a Record> {
+    let id = super::device_id(device);
+    let valid = || runs.iter().flatten().filter(|record| record.is_valid());
+    let by_id: Vec<&Record> = valid().filter(|record| record.key.device_id == id).collect();
+    match by_id.is_empty() {
+        true => valid().filter(|record| device.sm.is_some_and(|sm| record.shape.sm_version == sm)).collect(),
+        false => by_id,
+    }
+}
+
+fn is_wrong(record: &Record) -> bool {
+    matches!(record.outcome, Outcome::Wrong { .. })
+}
+
+/// The kernel and the operation.
+fn subject(record: &Record) -> (&str, &str) {
+    (&record.key.kernel_id, &record.key.operation)
+}
+
+/// The line of one call. Kernels that are new are added to the list.
+fn times(call: CallSpec, of: Of<'_>, kernels: &Kernels<'_>, list: &mut Vec<(String, String)>) -> PriorTimes {
+    let (_, graph, threads) = of;
+    let threads = u16::try_from(threads).unwrap_or(0);
+    let mut found = PriorTimes { call, graph, threads, baseline: None, times: Vec::new() };
+    for (id, measured) in kernels {
+        let Some((last, _)) = measured.last() else { continue };
+        let at = place(list, (*id).to_owned(), last.provenance.kernel_version.clone().unwrap_or_default());
+        found.times.push(merged(at, measured));
+        found.baseline = found.baseline.or(last.baseline.then_some(at));
+    }
+    found
 }
 
 /// Where a kernel is in the list; it is added if it is not there. Of two versions the later one counts.
