@@ -72,7 +72,8 @@ def main() -> int:
             request = json.dumps({name: getattr(asked, name) for name in names} | {"threads": threads})
             command = [sys.executable, __file__, "-o", str(asked.output), "--request", request]
             subprocess.run(command, check=True, env={**environment, "OMP_NUM_THREADS": str(threads or os.cpu_count())})
-        build = [sys.executable, "-m", "layerzero", "perfdb", "prior", "build", "-o", str(asked.output.absolute())]
+        build = [sys.executable, "-m", "layerzero", "perfdb", "prior", "build", "--device", asked.device]
+        build += ["-o", str(asked.output.absolute())]
         return subprocess.run(build, env=environment, check=False).returncode
 
 

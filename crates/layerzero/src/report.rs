@@ -321,7 +321,10 @@ impl fmt::Display for Report {
             }
         }
         if let Some(prior) = &self.prior {
-            writeln!(f, "  prior    times marked '≈' were measured on {prior}; tune to measure them here")?;
+            writeln!(
+                f,
+                "  prior    times marked '≈' follow from what was measured on {prior}; tune to measure them here"
+            )?;
         }
         if self.beyond_measured {
             writeln!(f, "  guessed  times marked '?' lie beyond the measured sizes; tune such sizes to be certain")?;

@@ -376,7 +376,8 @@ impl Says {
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+/// The median; 0 of nothing.
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     match values.len() {
         0 => 0.0,

@@ -7,33 +7,36 @@
 //! | where the call, here, differs from what was measured | added |
 //! |---|---|
 //! | nothing: the same device, version and call | 5% |
-//! | another version of the kernel's library | 5% |
-//! | another layout, strides, or float16 for bfloat16 | 5% |
-//! | another device of the family, times scaled by the roofline | 10% |
-//! | a CPU of another family | 20% |
+//! | another version of the kernel's library, or another kernel that plain torch runs | 5% |
+//! | another layout, strides, or float16 for bfloat16 | 15% |
+//! | another device of the family, times scaled by the roofline where its peaks are known | 10% |
+//! | a CPU of another family | 30% |
 //! | each doubling of the number of threads of a CPU | 10% |
 //!
-//! Families are GPUs of one generation, and CPUs of one vendor whose best instruction set is the same. Nothing is said of GPUs of
-//! other generations; of CPUs of other families, because there kernels differ most in how much they compute.
+//! Families are GPUs of one compute capability, and CPUs of one vendor whose best instruction set is the same. Nothing is said of
+//! other GPUs, nor of CPUs of another architecture; of other CPUs, because there kernels differ most in how much they compute.
+//!
+//! 15% is what the ratio of two kernels differs by between the two layouts of one call, the median over 72 calls on a CPU. A kernel that has to copy
+//! operands which are not as they were measured has no time: the copy is in none.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use lz_model::{BindRules, CallSpec, Catalog, Context, DType, DeviceIx, DeviceSpec, Facts, KernelDescriptor, OpIx};
-use lz_model::{Platform, Query};
-use lz_select::{Compared, Estimate, EstimateKind, PerfSource, Rival};
+use lz_model::{Layout, MAX_INPUTS, Platform, Query, TensorFacts};
+use lz_select::{Estimate, EstimateKind, PerfSource};
 use serde::{Deserialize, Serialize};
 
-use super::{Model, Observation, Parts, Seen, sides};
+use super::{Model, Observation, Parts, Seen};
 
 /// The format this version writes and reads.
 const FORMAT: u32 = 1;
 /// Another machine of the same kind: what two runs on different days differ by.
 const SAME: f64 = 0.05;
 const OTHER_VERSION: f64 = 0.05;
-const OTHER_FORM: f64 = 0.05;
+const OTHER_FORM: f64 = 0.15;
 const OTHER_DEVICE: f64 = 0.1;
-const OTHER_FAMILY: f64 = 0.2;
+const OTHER_FAMILY: f64 = 0.3;
 const PER_DOUBLING_OF_THREADS: f64 = 0.1;
 
 /// What plain torch runs, whatever it is called: the kernel that is it may be another one here than where it was measured.
@@ -94,10 +97,13 @@ fn doubt(there: &DeviceSpec, here: &DeviceSpec) -> Option<f64> {
         Platform::Cpu => there.signature() == here.signature(),
         _ => there.name == here.name,
     };
+    // Hypervisors give many CPUs one name.
+    let alike = there.platform != Platform::Cpu || (there.cores, there.caches) == (here.cores, here.caches);
+    let same_architecture = there.supports("neon") == here.supports("neon");
     match (family, here.platform) {
-        (true, _) if there.name == here.name => Some(0.0),
+        (true, _) if there.name == here.name && alike => Some(0.0),
         (true, _) => Some(OTHER_DEVICE),
-        (false, Platform::Cpu) => Some(OTHER_FAMILY),
+        (false, Platform::Cpu) if same_architecture => Some(OTHER_FAMILY),
         (false, _) => None,
     }
 }
@@ -199,9 +205,17 @@ impl PriorFile {
         format!("{}{}", self.device.name, torch.unwrap_or_default())
     }
 
-    /// Its times, as they would be on a device of its family.
-    fn observations<'a>(&'a self, here: &'a DeviceSpec) -> impl Iterator<Item = Observation> + 'a {
-        self.calls.iter().flat_map(move |times| self.observed(times, here).unwrap_or_default())
+    /// Its times, as they would be on a device of its family: those of calls in their own form, and then the same as those of
+    /// calls in the usual form. Of two times of one size the first counts.
+    fn observations(&self, here: &DeviceSpec) -> impl Iterator<Item = Observation> {
+        let own: Vec<Observation> =
+            self.calls.iter().flat_map(|times| self.observed(times, here).unwrap_or_default()).collect();
+        let usual = |own: &Observation| {
+            let query = own.query.most_usual();
+            (query != own.query).then(|| Observation { query, ..own.clone() })
+        };
+        let usual: Vec<Observation> = own.iter().filter_map(usual).collect();
+        own.into_iter().chain(usual)
     }
 
     fn observed(&self, times: &PriorTimes, here: &DeviceSpec) -> Option<Vec<Observation>> {
@@ -225,13 +239,7 @@ impl PriorFile {
             };
             let spread_us = spread * median_us / median;
             let seen = Seen::Took { median_us, spread_us, samples: 1, parts };
-            (baseline || !as_plain).then(|| Observation {
-                query: query.most_usual(),
-                kernel: id,
-                version,
-                baseline,
-                seen,
-            })
+            (baseline || !as_plain).then(|| Observation { query, kernel: id, version, baseline, seen })
         };
         let observed = times.times.iter().flat_map(|time| [observation(time, false), observation(time, true)]);
         Some(observed.flatten().collect())
@@ -281,26 +289,19 @@ impl Told {
     }
 
     fn estimate(&self, kernel: &KernelDescriptor, facts: &Facts<'_>) -> Option<Estimate> {
-        let wanted = facts.query.context().threads;
-        let doublings = |threads: u16| (f64::from(threads.max(1)) / f64::from(wanted.max(1))).log2().abs();
-        let nearest = |a: &&u16, b: &&u16| doublings(**a).total_cmp(&doublings(**b));
-        let threads = self.threads.iter().min_by(nearest).copied()?;
-        let call = facts.query.with_device(DeviceIx(0)).with_threads(threads);
-        let usual = call.most_usual();
-        let at = Facts { query: &usual, ..*facts };
+        let Measured { query, is_own_form, mut off } = self.measured(facts.query)?;
+        if !is_own_form && copies(kernel, facts.query) {
+            return None;
+        }
+        let at = Facts { query: &query, ..*facts };
         let version = self.versions.get(&kernel.id);
         let named = version.and_then(|version| self.model.estimate_of(&(kernel.id.clone(), version.clone()), &at));
         let plain =
             || kernel.baseline.then(|| self.model.estimate_of(&(PLAIN_TORCH.into(), String::new()), &at)).flatten();
+        if named.is_none() || version != Some(&kernel.version) {
+            off += OTHER_VERSION;
+        }
         let found = named.or_else(plain)?;
-        let added = [
-            (true, SAME),
-            (version.is_some_and(|version| *version != kernel.version), OTHER_VERSION),
-            (usual.class() != call.class(), OTHER_FORM),
-            (true, self.doubt),
-            (threads > 0, PER_DOUBLING_OF_THREADS * doublings(threads)),
-        ];
-        let off: f64 = added.iter().filter(|(counts, _)| *counts).map(|(_, off)| off).sum();
         let apart = found.apart_us.unwrap_or(found.spread_us) + off * found.median_us;
         Some(Estimate {
             spread_us: found.spread_us + off * found.median_us,
@@ -310,6 +311,39 @@ impl Told {
             ..found
         })
     }
+
+    /// The call as it was measured: with the nearest number of threads, in its own form or else in the usual one.
+    fn measured(&self, query: &Query) -> Option<Measured> {
+        let wanted = query.context().threads;
+        let doublings = |threads: u16| (f64::from(threads.max(1)) / f64::from(wanted.max(1))).log2().abs();
+        let mut threads = self.threads.clone();
+        threads.sort_by(|a, b| doublings(*a).total_cmp(&doublings(*b)));
+        threads.into_iter().find_map(|threads| {
+            let by_threads = if threads > 0 { PER_DOUBLING_OF_THREADS * doublings(threads) } else { 0.0 };
+            let own = query.with_device(DeviceIx(0)).with_threads(threads);
+            let form = |query: Query, is_own_form: bool, off: f64| {
+                let off = SAME + self.doubt + by_threads + off;
+                self.model.class(&query).map(|_| Measured { query, is_own_form, off })
+            };
+            form(own, true, 0.0).or_else(|| form(own.most_usual(), false, OTHER_FORM))
+        })
+    }
+}
+
+/// A call as it was measured.
+struct Measured {
+    query: Query,
+    /// Whether layout, strides and dtype are those of the call.
+    is_own_form: bool,
+    /// How much less certain its times are here, relative.
+    off: f64,
+}
+
+/// Whether a kernel would have to copy an operand of a call that has gaps.
+fn copies(kernel: &KernelDescriptor, query: &Query) -> bool {
+    let has_gaps = |facts: TensorFacts| facts.is_present() && !facts.is_contiguous();
+    (kernel.requires_contiguous || kernel.layouts == [Layout::Contiguous])
+        && (0..MAX_INPUTS).any(|i| has_gaps(query.tensor(i)))
 }
 
 impl Prior {
@@ -318,7 +352,8 @@ impl Prior {
         let mut of: Vec<Option<Arc<Told>>> = Vec::new();
         for (at, device) in devices.iter().enumerate() {
             // A machine often has several of one kind.
-            let same = devices[..at].iter().position(|d| (d.platform, &d.name) == (device.platform, &device.name));
+            let product = |device: &DeviceSpec| DeviceSpec { uuid: None, ..device.clone() };
+            let same = devices[..at].iter().position(|earlier| product(earlier) == product(device));
             let about = files.iter().filter_map(|file| Some((doubt(&file.device, device)?, file)));
             let file = about.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, file)| file);
             of.push(same.map_or_else(|| file.map(|file| Arc::new(Told::new(file, device))), |same| of[same].clone()));
@@ -345,10 +380,6 @@ impl Prior {
 impl PerfSource for Prior {
     fn estimate(&self, kernel: &KernelDescriptor, facts: &Facts<'_>) -> Option<Estimate> {
         self.told(facts.query.device())?.estimate(kernel, facts)
-    }
-
-    fn compare(&self, a: &Rival<'_>, b: &Rival<'_>) -> Compared {
-        sides::compare(a, b)
     }
 
     fn is_empty(&self) -> bool {

@@ -42,6 +42,15 @@ struct Log {
     odd: f64,
 }
 
+/// A ratio beyond the measured sizes.
+pub(super) struct Beyond {
+    pub ratio: f64,
+    /// How far it may be off, relative.
+    pub off: f64,
+    /// How many doublings away the nearest size is at which both were measured.
+    pub nearest: f64,
+}
+
 /// Which of the two.
 type Kind = fn(&Ratio) -> &Log;
 const PLAIN: Kind = |r| &r.plain;
@@ -102,11 +111,11 @@ impl Ratios {
 
     /// The ratio beyond the measured sizes, and how far it may be off, relative: √(0.05² + σ²) + 0.1 · doublings to the nearest
     /// measured size. σ² is how much the ratios differ, the nearer the heavier.
-    pub fn beyond(&self, dims: &[i64; MAX_DIMS]) -> Option<(f64, f64)> {
-        let log = self.mean(|r| r.plain.ratio, dims, None)?;
+    pub fn beyond(&self, dims: &[i64; MAX_DIMS]) -> Option<Beyond> {
+        let log = self.said(PLAIN, dims, None)?;
         let variance = self.mean(|r| (r.plain.ratio - log).powi(2), dims, None)?;
         let nearest = self.at.iter().map(|r| distance(&r.dims, dims)).fold(f64::INFINITY, f64::min);
-        Some((log.exp(), (ELSEWHERE.powi(2) + variance).sqrt() + PER_DOUBLING * nearest))
+        Some(Beyond { ratio: log.exp(), off: (ELSEWHERE.powi(2) + variance).sqrt() + PER_DOUBLING * nearest, nearest })
     }
 
     /// How far the ratio measured at a size is from what its neighbours say, in log space and beyond what noise and

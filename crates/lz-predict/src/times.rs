@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use lz_model::{Facts, MAX_DIMS};
 use lz_select::{Estimate, EstimateKind};
 
-use super::ratio::Ratios;
+use super::ratio::{Beyond, Ratios};
 use super::trend::{Trend, Work};
 use super::{Id, REACH, Says, UNTESTED, distance};
 
@@ -99,11 +99,12 @@ impl Times {
     /// Beyond the sizes at which a kernel was measured: the yardstick's time by its trend, and another kernel's by their ratio.
     fn beyond(&self, id: &Id, kernel: &Kernel, own: Estimate, facts: &Facts<'_>) -> Option<Estimate> {
         let (dims, yardstick) = (facts.query.dims(), self.yardstick.as_ref()?);
-        let (ratio, off) = if yardstick == id { (1.0, 0.0) } else { kernel.ratios.beyond(dims)? };
+        let itself = || Beyond { ratio: 1.0, off: 0.0, nearest: kernel.nearest(dims) };
+        let Beyond { ratio, off, nearest } = if yardstick == id { itself() } else { kernel.ratios.beyond(dims)? };
         let by = self.kernels.get(yardstick)?.estimate(facts, self.says)?;
         let median_us = by.median_us * ratio;
         let spread_us = median_us * (by.spread_us / by.median_us).hypot(off);
-        let trusted = kernel.nearest(dims) <= self.trusted_beyond;
+        let trusted = nearest <= self.trusted_beyond;
         Some(Estimate { median_us, spread_us, apart_us: Some(median_us * off), trusted, ..own })
     }
 

@@ -23,7 +23,7 @@ pub enum EstimateKind {
     Predicted,
     /// Beyond the measured shapes: the less certain the further away.
     Extrapolated,
-    /// Measured on another machine, and shipped with LayerZero.
+    /// By what was measured on another machine, and ships with LayerZero.
     Prior,
 }
 

@@ -280,7 +280,8 @@ impl Judge<'_> {
         let without = || {
             let query = unpromised(kernel, &self.at)?;
             let estimate = perf.estimate(kernel, &Facts { query: &query, ..self.at }).filter(|e| e.trusted)?;
-            Some(Estimate { kind: EstimateKind::Predicted, ..estimate })
+            let kind = if estimate.kind == EstimateKind::Prior { EstimateKind::Prior } else { EstimateKind::Predicted };
+            Some(Estimate { kind, ..estimate })
         };
         let estimate = here.filter(|e| e.trusted).or_else(without).or(here)?;
         estimate.is_finite().then_some(estimate)

@@ -18,7 +18,7 @@ pub enum Times {
     Predicted,
     /// Some were measured, others predicted.
     Mixed,
-    /// All were measured on another machine.
+    /// All follow from what was measured on another machine.
     Prior,
 }
 

@@ -187,7 +187,8 @@ impl Look<'_> {
 fn perfdb(look: &Look<'_>) -> Answer {
     let health = look.engine.perf_health();
     if !look.config.settings.perfdb.enabled {
-        return skipped("switched off: selection goes by declared priorities");
+        let priors = if look.config.settings.perfdb.priors { "what was measured elsewhere, and else by " } else { "" };
+        return skipped(format!("switched off: selection goes by {priors}declared priorities"));
     }
     let measure = "'layerzero tune' measures";
     match (health.known, health.path.is_some() && !health.durable) {

@@ -33,9 +33,9 @@ pub(crate) struct Perf {
     learning: Mutex<()>,
 }
 
-/// What is put in force together with new devices. `None` stands for what is in force already.
+/// What is put in force together. `None` stands for what is in force already.
 pub(crate) struct Learned {
-    /// What was measured on them here.
+    /// What was measured here.
     pub model: Option<Model>,
     /// What was measured elsewhere.
     pub prior: Option<Arc<dyn PerfSource>>,
@@ -128,10 +128,8 @@ impl Perf {
         self.consulted.store(true, Ordering::Relaxed);
         let _one_at_a_time = self.learning.lock();
         let config = config();
-        self.put_prior_in_force(core, &config);
-        if let Some(model) = self.knowledge(core, &config, &core.devices()) {
-            self.put_in_force(core, model);
-        }
+        let model = self.knowledge(core, &config, &core.devices());
+        self.put_in_force(core, Learned { model, prior: Some(self.prior(&config, &core.devices())) });
         self.known()
     }
 
@@ -140,20 +138,20 @@ impl Perf {
         self.consulted.store(true, Ordering::Relaxed);
         let _one_at_a_time = self.learning.lock();
         let config = config();
-        self.put_prior_in_force(core, &config);
-        if !self.is_there(&config) {
+        let model = if self.is_there(&config) {
+            self.knowledge(core, &config, &core.devices())
+        } else {
             *self.db.lock() = None;
-            self.forget(core);
-        } else if let Some(model) = self.knowledge(core, &config, &core.devices()) {
-            self.put_in_force(core, model);
-        }
+            Some(Model::default())
+        };
+        self.put_in_force(core, Learned { model, prior: Some(self.prior(&config, &core.devices())) });
         self.known()
     }
 
     /// Puts what these records say in force, instead of what was there.
     pub fn learn_from(&self, core: &Core, records: &[Record]) -> usize {
         let _one_at_a_time = self.learning.lock();
-        self.put_in_force(core, model_of(records, &core.devices()));
+        self.put_in_force(core, Learned { model: Some(model_of(records, &core.devices())), prior: None });
         self.known()
     }
 
@@ -191,17 +189,6 @@ impl Perf {
         let prior = Arc::new(Prior::shipped(devices));
         *known = Some((devices.to_vec(), prior.clone()));
         prior
-    }
-
-    fn put_prior_in_force(&self, core: &Core, config: &Config) {
-        let prior = self.prior(config, &core.devices());
-        let is_in_force = core.with_snapshot(|snapshot| {
-            let now = &snapshot.spec().prior;
-            Arc::ptr_eq(now, &prior) || now.is_empty() && prior.is_empty()
-        });
-        if !is_in_force && let Err(error) = core.update(|spec| spec.prior = prior) {
-            tracing::warn!(target: "layerzero", "what was measured elsewhere cannot be put in force: {error}");
-        }
     }
 
     /// Whether the configuration names a database that exists, be it in memory alone.
@@ -248,20 +235,30 @@ impl Perf {
         self.open(config)
     }
 
-    fn put_in_force(&self, core: &Core, model: Model) {
-        let known = model.len();
-        if known == 0 {
-            self.forget(core);
-        } else if let Err(error) = core.update(|spec| spec.perf = Arc::new(model)) {
-            tracing::warn!(target: "layerzero", "what was measured cannot be put in force: {error}");
+    /// Puts what was learned in force, all of it at once, if it is anything new.
+    fn put_in_force(&self, core: &Core, learned: Learned) {
+        let known = learned.model.as_ref().map_or_else(|| self.known(), Model::len);
+        let model = learned.model.filter(|model| !model.is_empty() || self.known() > 0);
+        let prior = learned.prior.filter(|prior| {
+            let is_in_force = |now: &Arc<dyn PerfSource>| Arc::ptr_eq(now, prior) || now.is_empty() && prior.is_empty();
+            !core.with_snapshot(|snapshot| is_in_force(&snapshot.spec().prior))
+        });
+        if model.is_some() || prior.is_some() {
+            let put = core.update(|spec| {
+                match model {
+                    Some(model) if model.is_empty() => spec.perf = Arc::new(NoPerfData),
+                    Some(model) => spec.perf = Arc::new(model),
+                    None => {}
+                }
+                if let Some(prior) = prior {
+                    spec.prior = prior;
+                }
+            });
+            if let Err(error) = put {
+                tracing::warn!(target: "layerzero", "what was measured cannot be put in force: {error}");
+            }
         }
         self.known.store(known, Ordering::Relaxed);
-    }
-
-    fn forget(&self, core: &Core) {
-        if self.known.swap(0, Ordering::Relaxed) > 0 {
-            let _ = core.update(|spec| spec.perf = Arc::new(NoPerfData));
-        }
     }
 
     /// Keeps records. That they cannot be kept fails nobody; gives why.

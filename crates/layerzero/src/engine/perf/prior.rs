@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use lz_model::{CallSpec, DeviceIx, DeviceSpec};
+use lz_model::{DeviceIx, DeviceSpec};
 use lz_perfdb::{Mode, Outcome, Record, Timing};
 pub use lz_predict::{PriorError, PriorFile, PriorTime, PriorTimes};
 
@@ -40,16 +40,20 @@ impl Engine {
                 calls.entry(of).or_default().entry(&key.kernel_id).or_default().push((record, timing));
             }
         }
-        let used = || calls.values().flat_map(|kernels| kernels.values().flatten());
-        let mut file = PriorFile::new(anonymous(spec), used().map(|(r, _)| r.measured_at).max()?, runs.len());
+        let used = calls.values().flat_map(|kernels| kernels.values().flatten());
+        let mut file = PriorFile::new(anonymous(spec), used.map(|(r, _)| r.measured_at).max()?, runs.len());
+        let mut left_out = runs.iter().map(Vec::len).sum::<usize>();
         for (&of, kernels) in &calls {
             // One kernel alone says nothing about which is faster.
-            let (true, Ok(call)) = (kernels.len() > 1, of.0.parse()) else { continue };
-            let times = times(call, of, kernels, &mut file.kernels);
-            file.calls.push(times);
+            let (true, Ok(call), Ok(threads)) = (kernels.len() > 1, of.0.parse(), u16::try_from(of.2)) else {
+                continue;
+            };
+            let times = PriorTimes { call, graph: of.1, threads, baseline: None, times: Vec::new() };
+            file.calls.push(with_kernels(times, kernels, &mut file.kernels));
+            left_out -= kernels.values().map(Vec::len).sum::<usize>();
         }
         let times = file.calls.iter().map(|call| call.times.len()).sum();
-        Some(BuiltPrior { times, left_out: runs.iter().map(Vec::len).sum::<usize>() - used().count(), file })
+        Some(BuiltPrior { file, times, left_out })
     }
 }
 
@@ -73,18 +77,15 @@ fn subject(record: &Record) -> (&str, &str) {
     (&record.key.kernel_id, &record.key.operation)
 }
 
-/// The line of one call. Kernels that are new are added to the list.
-fn times(call: CallSpec, of: Of<'_>, kernels: &Kernels<'_>, list: &mut Vec<(String, String)>) -> PriorTimes {
-    let (_, graph, threads) = of;
-    let threads = u16::try_from(threads).unwrap_or(0);
-    let mut found = PriorTimes { call, graph, threads, baseline: None, times: Vec::new() };
+/// A call with the times of its kernels. Kernels that are new are added to the list.
+fn with_kernels(mut call: PriorTimes, kernels: &Kernels<'_>, list: &mut Vec<(String, String)>) -> PriorTimes {
     for (id, measured) in kernels {
         let Some((last, _)) = measured.last() else { continue };
         let at = place(list, (*id).to_owned(), last.provenance.kernel_version.clone().unwrap_or_default());
-        found.times.push(merged(at, measured));
-        found.baseline = found.baseline.or(last.baseline.then_some(at));
+        call.times.push(merged(at, measured));
+        call.baseline = call.baseline.or(last.baseline.then_some(at));
     }
-    found
+    call
 }
 
 /// Where a kernel is in the list; it is added if it is not there. Of two versions the later one counts.
@@ -103,7 +104,7 @@ fn place(kernels: &mut Vec<(String, String)>, id: String, version: String) -> us
 
 /// The median over runs; the spread is what one run says, or what the runs differ by, whichever is more.
 fn merged(kernel: usize, measured: &[(&Record, &Timing)]) -> PriorTime {
-    let over = |of: &dyn Fn(&Timing) -> f64| median(measured.iter().map(|(_, t)| of(t)).collect());
+    let over = |of: &dyn Fn(&Timing) -> f64| lz_predict::median(measured.iter().map(|(_, t)| of(t)).collect());
     let median_us = over(&|t| t.median_us);
     let spread_us = over(&|t| t.spread_us).max(over(&|t| (t.median_us - median_us).abs()));
     let parts = measured.iter().all(|(_, t)| t.parts.is_some());
@@ -114,11 +115,6 @@ fn merged(kernel: usize, measured: &[(&Record, &Timing)]) -> PriorTime {
         }
         false => PriorTime::Whole(kernel, rounded(median_us), rounded(spread_us)),
     }
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_unstable_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
 /// To hundredths of a microsecond: more is noise, and makes the file long.

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use layerzero::perf::prior::{BuiltPrior, PriorFile};
 use layerzero::perf::tune::label;
-use lz_model::DeviceIx;
 use lz_perfdb::{Filter, Record, read_records};
 use serde::Serialize;
 
@@ -172,7 +171,7 @@ fn build(args: &Build, path: &Path, at: &Surroundings, printer: &mut Printer<'_>
     };
     let runs: Vec<Vec<Record>> = files.iter().map(|file| records(file)).collect::<Result<_, _>>()?;
     let session = Session::asking(&args.engine, at)?;
-    let Some(BuiltPrior { file, times, left_out }) = session.engine.build_prior(&runs, DeviceIx(0)) else {
+    let Some(BuiltPrior { file, times, left_out }) = session.engine.build_prior(&runs, session.device) else {
         let what = "none of these measurements is of this device and of kernels that are known here";
         return Err(CliError::argument(what, "say which device they are of: --device h200"));
     };
