@@ -26,7 +26,7 @@ def said(key: str) -> lz.Setting:
 
 
 #: What conftest.py says, and test_isa.py.
-SAID_BY_THE_ENVIRONMENT = ("verify", "max_cpu_isa")
+SAID_BY_THE_ENVIRONMENT = ("verify", "max_cpu_isa", "perfdb.priors")
 
 
 def changed() -> dict[str, Any]:

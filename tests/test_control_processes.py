@@ -24,6 +24,7 @@ def process(code: str, **variables: str) -> Any:
     """What a fresh process with these variables answers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("LAYERZERO_VERIFY")
+        patch.delenv("LAYERZERO_PERFDB_PRIORS")
         for name, value in variables.items():
             patch.setenv(name, value)
         return answer(START.format(tests=os.path.dirname(__file__)) + code)
