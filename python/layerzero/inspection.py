@@ -129,8 +129,10 @@ class SelectionReport:
         self.device: str = data["device"]
         #: The kernel that would run, or ``None``.
         self.chosen: str | None = data["chosen"]
-        #: What the ranking went by: measured, predicted, declared or locked.
+        #: What the ranking went by: measured, predicted, prior, declared or locked.
         self.basis: str = data["basis"]
+        #: Where its times were measured, if that was another machine: the device and the version of torch.
+        self.prior: str | None = data.get("prior")
         #: Why that kernel, as a sentence; ``to_dict()["why"]`` has its figures.
         self.why: str | None = data["why"] and data["why"]["message"]
         #: What the order of the candidates follows: ``"time"`` or ``"score"``.
