@@ -46,7 +46,7 @@ class BakedCall:
     version: str | None
     """The kernel's version."""
     basis: str | None
-    """What the decision went by: measured, predicted, declared, locked, or a rule."""
+    """What the decision went by: measured, predicted, prior, declared, locked, or a rule."""
     time_us: float | None
     """How long one call takes, where that was known."""
     graph: bool
