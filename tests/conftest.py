@@ -97,6 +97,14 @@ def fresh() -> Iterator[None]:
 
 
 @pytest.fixture
+def nothing_measured() -> Iterator[None]:
+    """Nothing is known of times. One call in 64 is held against what was measured, and the first of a kind allocates for that."""
+    lz.configure(perfdb__enabled=False)
+    yield
+    lz.configure(perfdb__enabled=None)
+
+
+@pytest.fixture
 def restored() -> Iterator[None]:
     """The files and the environment of the tests themselves, and nothing said by code."""
     states.fresh()

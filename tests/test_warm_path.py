@@ -15,6 +15,7 @@ import torch
 from layerzero import _native
 from test_torch_cases import EVERY_FUNCTION, Case
 
+pytestmark = pytest.mark.usefixtures("nothing_measured")
 X = torch.linspace(-1.0, 1.0, 64).reshape(8, 8)
 REPEATS = 10_000
 
