@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -292,21 +291,21 @@ def test_captures(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def captured(call: Callable[[], Any]) -> Any:
         made.append(call)
-        return SimpleNamespace(replay=call)
+        return SimpleNamespace(replay=call), None
 
-    monkeypatch.setattr(out_of_box, "_captured", captured)
+    monkeypatch.setattr(out_of_box, "captured", captured)
     monkeypatch.setattr(torch.cuda, "graph", lambda graph: nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
-    pair: dict[str, Callable[[], Any]] = {"lz": lambda: None, "torch": lambda: time.sleep(0.001)}
+    pair: dict[str, Callable[[], Any]] = {"lz": lambda: None, "torch": lambda: None}
     found = out_of_box._in_graphs(pair, lambda: SimpleNamespace(chosen="a"), lambda: None, 0.01)
-    assert found["kernel"] == "a" and found["times_torch"] > 1 and made == list(pair.values())
+    assert found["kernel"] == "a" and found["times_torch"] > 0 and made == list(pair.values())
 
     def refused(call: Callable[[], Any]) -> Any:
         if call is pair["lz"]:
             raise lz.CudaGraphUnsafeError("not here\nwith more", code="CUDA_GRAPH_UNSAFE")
         return captured(call)
 
-    monkeypatch.setattr(out_of_box, "_captured", refused)
+    monkeypatch.setattr(out_of_box, "captured", refused)
     found = out_of_box._in_graphs(pair, lambda: SimpleNamespace(chosen="a"), lambda: None, 0.01)
     assert list(found) == ["refused"] and list(found["refused"]) == ["lz"]
     assert found["refused"]["lz"].startswith("CudaGraphUnsafeError: ") and "\n" not in found["refused"]["lz"]

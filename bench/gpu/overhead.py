@@ -12,6 +12,7 @@ from typing import Any
 import layerzero as lz
 import torch
 import torch.nn.functional as F
+from layerzero.bench.capturing import captured
 
 Call = Callable[[], Any]
 
@@ -93,19 +94,6 @@ def _pair(ours: Call, direct: Call, device: str) -> dict[str, float]:
     }
 
 
-def _captured(call: Call) -> Any:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph
-
-
 def _calls_of_ours(replay: Call) -> int:
     """How many functions of LayerZero are entered while a graph is replayed."""
     seen = 0
@@ -137,7 +125,7 @@ def _replay_us(graph: Any) -> float:
 
 
 def _replays(ours: Call, direct: Call) -> dict[str, float]:
-    graphs = [_captured(ours), _captured(direct)]
+    graphs = [captured(ours)[0], captured(direct)[0]]
     times: list[list[float]] = [[], []]
     for turn in range(21):
         for i in (0, 1) if turn % 2 else (1, 0):

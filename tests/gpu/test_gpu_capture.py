@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import layerzero as lz
 import pytest
 import torch
 import torch_references
+from layerzero.bench.capturing import captured
 from layerzero.bench.model_rows import rows
 from layerzero.bench.row import Maker, Row
 from test_bench_out_of_box import SMALL, Recording, is_right, may_be_drawn, reconstructs, tensors, wide
@@ -44,20 +44,6 @@ def one_of_each() -> list[Row]:
     """A row of every kind, phase and layout."""
     of = {(row.kind, row.phase, row.layout): row for row in rows(SMALL) if row.elements <= SMALL.largest}
     return list(of.values())
-
-
-def captured(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """The call in a graph, captured as torch's documentation says, and its result, which every replay writes."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = call()
-    return graph, result
 
 
 def here(value: Any) -> Any:

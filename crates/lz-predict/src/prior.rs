@@ -239,7 +239,7 @@ impl PriorFile {
             };
             let spread_us = spread * median_us / median;
             let seen = Seen::Took { median_us, spread_us, samples: 1, parts };
-            (baseline || !as_plain).then(|| Observation { query, kernel: id, version, baseline, seen })
+            (baseline || !as_plain).then_some(Observation { query, kernel: id, version, baseline, seen })
         };
         let observed = times.times.iter().flat_map(|time| [observation(time, false), observation(time, true)]);
         Some(observed.flatten().collect())

@@ -57,6 +57,8 @@ pub enum TieBreak {
     AheadOfTorch,
     /// The higher declared priority.
     Priority,
+    /// It comes with LayerZero: a kernel that does not wins no tie.
+    BuiltIn,
     /// Nothing: the order of ids.
     Order,
 }
@@ -277,6 +279,8 @@ impl Ranking<'_> {
             TieBreak::PlainTorch
         } else if chosen.terms.priority > quickest.terms.priority {
             TieBreak::Priority
+        } else if chosen.built_in && !quickest.built_in {
+            TieBreak::BuiltIn
         } else {
             TieBreak::Order
         };
@@ -296,10 +300,14 @@ impl Ranking<'_> {
         let equal = second.filter(|(_, c)| c.terms.total() == score && c.cold == chosen.cold);
         let equal = equal.map(|(i, c)| EqualScore {
             kernel_id: (self.name)(i),
-            by: match chosen.terms.priority > c.terms.priority {
-                true => TieBreak::Priority,
-                false if chosen.baseline && !c.baseline => TieBreak::PlainTorch,
-                false => TieBreak::Order,
+            by: if chosen.built_in && !c.built_in {
+                TieBreak::BuiltIn
+            } else if chosen.terms.priority > c.terms.priority {
+                TieBreak::Priority
+            } else if chosen.baseline && !c.baseline {
+                TieBreak::PlainTorch
+            } else {
+                TieBreak::Order
             },
         });
         let higher = self.order.iter().map(|&i| (i, self.candidates[i].terms.total()));
@@ -349,6 +357,7 @@ impl TieBreak {
             TieBreak::PlainTorch => "what plain torch runs wins ties",
             TieBreak::AheadOfTorch => "it is ahead of what plain torch runs beyond doubt",
             TieBreak::Priority => "it has the higher declared priority",
+            TieBreak::BuiltIn => "it comes with LayerZero, and what does not wins no tie",
             TieBreak::Order => "the order of ids decides",
         }
     }

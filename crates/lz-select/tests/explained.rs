@@ -109,6 +109,7 @@ impl Told<'_> {
                             prop_assert!(torch.median_us - time_us > mine.noise_to(&torch));
                         }
                         TieBreak::Priority => prop_assert!(first.terms.priority > fastest.terms.priority),
+                        TieBreak::BuiltIn => prop_assert!(first.built_in && !fastest.built_in),
                         TieBreak::Order => prop_assert!(first.kernel < fastest.kernel),
                     }
                 }
@@ -154,6 +155,7 @@ impl Told<'_> {
                         TieBreak::Priority => prop_assert!(first.terms.priority > other.terms.priority),
                         TieBreak::PlainTorch => prop_assert!(same_priority && first.baseline && !other.baseline),
                         TieBreak::Order => prop_assert!(same_priority && first.kernel < other.kernel),
+                        TieBreak::BuiltIn => prop_assert!(first.built_in && !other.built_in),
                         TieBreak::AheadOfTorch => prop_assert!(false, "no time decided: {}", text),
                     }
                 }

@@ -25,6 +25,7 @@ from typing import Any
 
 import layerzero as lz
 from layerzero.bench import empty
+from layerzero.bench.capturing import captured
 from layerzero.bench.geometries import models
 from layerzero.bench.model_rows import rows as rows_of
 from layerzero.bench.rounds import interleaved
@@ -42,8 +43,6 @@ MOST_CALLS = 200
 SECONDS = 0.2
 #: A call that takes so many seconds is slow enough to be timed alone.
 SLOW_S = 0.05
-#: Calls before a capture, on a side stream, as torch asks for.
-WARMUP_CALLS = 3
 
 
 class _Explaining:
@@ -107,22 +106,6 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
-def _captured(call: Call) -> Any:
-    """The call in a CUDA graph, captured as torch's documentation says."""
-    import torch
-
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(WARMUP_CALLS):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph
-
-
 def _in_graphs(pair: dict[str, Call], explained: Call, wait: Call, seconds: float) -> dict[str, Any]:
     """Both in a graph each: the times of their replays; or of whom the capture was refused, and why."""
     import torch
@@ -130,7 +113,7 @@ def _in_graphs(pair: dict[str, Call], explained: Call, wait: Call, seconds: floa
     graphs, refused = {}, {}
     for side, call in pair.items():
         try:
-            graphs[side] = _captured(call)
+            graphs[side], _ = captured(call)
         except Exception as error:  # noqa: BLE001 - whatever a capture is refused with is the figure
             refused[side] = _reason(error)
         wait()

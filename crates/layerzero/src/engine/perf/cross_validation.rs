@@ -71,8 +71,8 @@ pub struct CrossValidation {
 }
 
 impl Engine {
-    /// Decides each call of these records by the others, as one that was not measured, or as one of a model that was not. The operator's rules hold, and kernels
-    /// that were measured are taken to be there.
+    /// Decides each call of these records by the others, as one that was not measured, or as one of a model that was not. The
+    /// operator's rules hold, and kernels that were measured are taken to be there.
     ///
     /// Records are those of devices that are here, as far as they are not out of date; or those of `device`, or if there are
     /// none those of other devices like it.
