@@ -43,12 +43,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda", help="cuda")
     parser.add_argument("--models", help="some of them, separated by commas; all when not given")
     parser.add_argument("--moments", default="0,10,60", help="seconds after the first call of a row (0,10,60)")
+    parser.add_argument("--seconds", type=float, default=out_of_box.SECONDS, help="what the rounds of a row take")
     parser.add_argument("--apart", action="store_true", help="a process for each model: a minute more for each")
     options = parser.parse_args(arguments)
     names = options.models.split(",") if options.models else None
     moments = [float(moment) for moment in options.moments.split(",")]
     begun = time.monotonic()
-    result = out_of_box.measure(options.device, names, moments, apart=options.apart, progress=True)
+    result = out_of_box.measure(options.device, names, moments, seconds=options.seconds, apart=options.apart, progress=True)
     if options.out != "-":
         Path(options.out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     out_of_box.show(result)

@@ -14,17 +14,46 @@ use lz_model::{DimRule, Facts, MAX_DIMS, Op, Query};
 /// The most moduli one dimension can have and still be bucketed.
 const MAX_MODULI: usize = 16;
 
+/// Numbers of bits a size can have, none included.
+const BIT_LENGTHS: usize = 64;
+
 /// How one dimension is cut.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Axis {
     /// `None`: by exact value.
     cuts: Option<Vec<i64>>,
     moduli: Vec<i64>,
+    /// By number of bits: how many cuts are at most the least size with so many. The search for a size begins there; it is
+    /// on the path of every call that no thread has seen before.
+    below: [u32; BIT_LENGTHS],
+}
+
+impl Default for Axis {
+    fn default() -> Axis {
+        Axis { cuts: None, moduli: Vec::new(), below: [0; BIT_LENGTHS] }
+    }
 }
 
 impl Axis {
+    /// Sorts the cuts and the moduli. With too many moduli for a key, sizes are their own keys.
+    fn finish(&mut self) {
+        self.moduli.sort_unstable();
+        self.moduli.dedup();
+        self.cuts = self.cuts.take().filter(|_| self.moduli.len() <= MAX_MODULI);
+        let Some(cuts) = &mut self.cuts else { return };
+        cuts.sort_unstable();
+        cuts.dedup();
+        for (bits, below) in self.below.iter_mut().enumerate().skip(1) {
+            *below = cuts.partition_point(|&at| at <= 1 << (bits - 1)) as u32;
+        }
+    }
+
+    /// How many cuts are at most `size`.
     fn interval(&self, size: i64) -> usize {
-        self.cuts.as_ref().map_or(0, |cuts| cuts.partition_point(|&at| at <= size))
+        let Some(cuts) = &self.cuts else { return 0 };
+        let bits = i64::BITS - size.max(0).leading_zeros();
+        let from = self.below[bits as usize] as usize;
+        from + cuts[from..].iter().take_while(|&&at| at <= size).count()
     }
 
     /// The key of the cell `size` lies in.
@@ -32,7 +61,7 @@ impl Axis {
         if self.cuts.is_none() {
             return size;
         }
-        let divisible = self.moduli.iter().enumerate().fold(0, |bits, (i, m)| bits | i64::from(size % m == 0) << i);
+        let divisible = self.moduli.iter().enumerate().fold(0, |bits, (i, &m)| bits | i64::from(divides(m, size)) << i);
         (self.interval(size) as i64) << MAX_MODULI | divisible
     }
 
@@ -45,6 +74,11 @@ impl Axis {
         let low = if i == 0 { 0 } else { cuts[i - 1] };
         (low.min(size), cuts.get(i).map_or(i64::MAX, |&at| at - 1))
     }
+}
+
+/// Whether `size` is a multiple of `m`; without a division where `m` is a power of two, as most are.
+fn divides(m: i64, size: i64) -> bool {
+    if m.count_ones() == 1 { size & (m - 1) == 0 } else { size % m == 0 }
 }
 
 /// How one operation's shapes are cut into cells.
@@ -99,17 +133,7 @@ impl Cells {
     }
 
     pub fn finish(&mut self) {
-        for axis in &mut self.axes {
-            axis.moduli.sort_unstable();
-            axis.moduli.dedup();
-            if axis.moduli.len() > MAX_MODULI {
-                axis.cuts = None;
-            }
-            if let Some(cuts) = &mut axis.cuts {
-                cuts.sort_unstable();
-                cuts.dedup();
-            }
-        }
+        self.axes.iter_mut().for_each(Axis::finish);
     }
 
     /// The key of the cell a query lies in.
@@ -164,6 +188,8 @@ impl Bounds for CellBounds<'_> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use lz_model::{BindRules, CallSpec, Catalog, Context, DType, DeviceIx};
 
     use super::*;
@@ -192,5 +218,23 @@ mod tests {
         assert_eq!([0, 1, 3, 4].map(|size| judged(size, shared)), [0, 1, 4, 4]);
         assert_eq!([0, 1, 3, 4].map(|size| judged(size, batch)), [1, 1, 4, 4]);
         assert_ne!(cells.key(&at(0)).dim(shared), cells.key(&at(1)).dim(shared));
+    }
+
+    proptest! {
+        /// Found by bits or by looking at every cut: the same interval, and the same divisors.
+        #[test]
+        fn a_size_lies_between_the_cuts_around_it(
+            cuts in prop::collection::vec(prop_oneof![-3i64..80, (0u32..63).prop_map(|b| 1i64 << b), any::<i64>()], 0..40),
+            moduli in prop::collection::vec(2i64..70, 0..MAX_MODULI),
+            size in prop_oneof![-3i64..80, (0u32..63).prop_map(|b| 1i64 << b), any::<i64>()],
+        ) {
+            let mut axis = Axis { cuts: Some(cuts.clone()), moduli, ..Axis::default() };
+            axis.finish();
+            let distinct: std::collections::BTreeSet<i64> = cuts.into_iter().collect();
+            prop_assert_eq!(axis.interval(size), distinct.iter().filter(|&&at| at <= size).count());
+            for (bit, m) in axis.moduli.iter().enumerate() {
+                prop_assert_eq!(axis.code(size) >> bit & 1 == 1, size % m == 0, "{} by {}", size, m);
+            }
+        }
     }
 }
