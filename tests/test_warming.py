@@ -14,6 +14,7 @@ import layerzero as lz
 import pytest
 import torch
 import torch.nn.functional as F
+from layerzero import _native, running
 from layerzero.warming import WarmupReport, manifest, save_manifest, warmup
 from processes import answer, python
 from torch import Tensor
@@ -466,3 +467,21 @@ def test_the_end_of_a_compilation_is_not_printed_wherever_it_comes_up() -> None:
     """
     done = python("-c", textwrap.dedent(code))
     assert done.returncode == 0 and "the program's own" in done.stderr and "_ProgramEnds" not in done.stderr
+
+
+@pytest.mark.parametrize(("function", "params"), [("sampling.topp", {"p": 0.9}), ("sampling.topk", {"k": 3})])
+def test_what_runs_in_the_background_draws_nothing_of_the_programs(function: str, params: dict[str, Any]) -> None:
+    """What follows ``torch.manual_seed`` does not depend on what is compiled meanwhile."""
+    call = json.dumps({"op": function, "tensors": {"logits": {"dtype": "float32", "shape": [4, 100]}}, "params": params})
+    before = torch.get_rng_state()
+    for kernel in (kernel for kernel in kernels_of(call) if not kernel.startswith("lz_cpu.ref")):
+        running.once(kernel, call, 0)
+        assert torch.equal(torch.get_rng_state(), before), kernel
+
+
+def kernels_of(call: str) -> list[str]:
+    """Every kernel that can serve it here."""
+    report = json.loads(_native.explain_call(call, 0)[0])
+    kernels = [candidate["kernel_id"] for candidate in report["candidates"] if candidate["score"] is not None]
+    assert len(kernels) > 1
+    return kernels

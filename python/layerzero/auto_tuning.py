@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from layerzero import _native, fingerprints
+from layerzero import _native, devices, fingerprints
 from layerzero.control import setting
 from layerzero.documents import to_json
 from layerzero.errors import LayerZeroError
@@ -222,7 +222,10 @@ def _floor_us(call: str, device: str) -> float:
 
 @waited_for
 def _measured(call: str, device: str, seconds: float, again: bool, stop: Callable[[], bool]) -> dict[str, Any]:
-    request = {"calls": [json.loads(call)], "device": _native.device_number(device)}
+    number = _native.device_number(device)
+    if devices.cuda_index(number) is not None:
+        _native.leave_captures_alone()
+    request = {"calls": [json.loads(call)], "device": number}
     samples = int(setting("perfdb.tune_samples"))
     answer = _native.measure(to_json(request), max(seconds, 0.01), samples, again, 0, False, None, stop)
     fingerprints.measured()

@@ -58,7 +58,7 @@ def job(kernel: str, call: str, device: int) -> dict[str, Any] | None:
 
     with running.quietly(device):
         made = inputs.make(call, device)
-        subject = _native.Subject(made.function, made.copied())
+        subject = _native.Subject(made.function, made.drawn_apart())
         needed = import_module(module).launches(lambda: subject.run(kernel), index)
     return {"ahead": [module, needed]} if needed and needed["launches"] else None
 

@@ -57,7 +57,7 @@ class CudaEvents:
     def attend(self) -> bool:
         """Has the driver allow this thread to ask about events while another thread captures a graph: the default would
         break that capture."""
-        return _native.allow_queries_beside_captures()
+        return _native.leave_captures_alone()
 
     def mark(self, device: int) -> tuple[int, Any]:
         """Records an event on the current stream of a device."""

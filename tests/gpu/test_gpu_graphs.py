@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import layerzero as lz
 import pytest
 import torch
 import torch.nn.functional as F
+from layerzero import _native, running
 from torch import Tensor
 
 pytestmark = [
@@ -231,3 +234,32 @@ def test_what_breaks_in_a_graph_is_never_chosen_there(inputs: tuple[Tensor, Tens
             lz.rms_norm(x, weight, EPS)
     finally:
         lz.unregister_kernel("test.liar")
+
+
+def test_a_capture_is_not_broken_by_what_is_compiled_meanwhile(inputs: tuple[Tensor, Tensor]) -> None:
+    """Another thread of ours takes memory, loads code and waits for its stream while this one captures."""
+    x, weight = inputs
+    tensor = {"dtype": "bfloat16", "shape": [48 << 10, 1024]}
+    call = {"op": "norm.rms", "tensors": {"input": tensor, "weight": {"dtype": "bfloat16", "shape": [1024]}}}
+    found: list[BaseException] = []
+
+    def compiles() -> None:
+        try:
+            for kernel in ("triton.rms_norm", "torch.cuda.rms_norm"):
+                running.once(kernel, json.dumps(call), _native.device_number("cuda:0"))
+        except BaseException as error:  # noqa: BLE001 - it is looked at below
+            found.append(error)
+
+    lz.rms_norm(x, weight, EPS)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    graph, thread = torch.cuda.CUDAGraph(), threading.Thread(target=compiles)
+    with torch.cuda.graph(graph):
+        thread.start()
+        thread.join(60)
+        result = lz.rms_norm(x, weight, EPS)
+    assert not thread.is_alive() and not found, found
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    expected = F.rms_norm(x.double(), (1024,), weight.double(), EPS)
+    torch.testing.assert_close(result.double(), expected, rtol=1e-2, atol=1e-2)

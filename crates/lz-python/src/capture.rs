@@ -20,7 +20,7 @@ type StreamIsCapturing = unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int;
 /// `cudaThreadExchangeStreamCaptureMode(&mode)`: puts the calling thread's mode in force, and gives the one before.
 type ExchangeCaptureMode = unsafe extern "C" fn(*mut c_int) -> c_int;
 
-/// `cudaStreamCaptureModeRelaxed`: this thread may ask about events while another thread captures.
+/// `cudaStreamCaptureModeRelaxed`: what this thread does is nothing to the captures of other threads.
 const RELAXED: c_int = 2;
 
 /// A function of the CUDA runtime that is loaded, if one is.
@@ -38,10 +38,11 @@ unsafe fn of_runtime<T: Copy>(name: &[u8]) -> Option<T> {
     })
 }
 
-/// Has the CUDA runtime allow this thread to ask about events while another thread captures a graph: by default that would
-/// break the capture. `False` when there is no runtime to ask.
+/// Has the CUDA runtime allow this thread to ask about events, take memory and load code while another thread captures a
+/// graph. By default that fails, and breaks the capture. For threads of ours: it is so from then on. `False` when there is no
+/// runtime to ask.
 #[pyfunction]
-pub fn allow_queries_beside_captures() -> bool {
+pub fn leave_captures_alone() -> bool {
     let mut mode = RELAXED;
     // SAFETY: the signature is that of the runtime's C interface; it writes one number.
     unsafe {

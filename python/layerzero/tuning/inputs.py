@@ -44,6 +44,12 @@ class Inputs:
         """The arguments, with copies of those that are updated."""
         return {k: v.clone() if k in self.updated else v for k, v in self.kwargs.items()}
 
+    def drawn_apart(self) -> dict[str, Any]:
+        """As :meth:`copied`, with a seed where the call would draw from torch's generator: what the program draws after
+        ``torch.manual_seed`` must not depend on what happens in the background."""
+        draws = self.kind == "sampling" and "uniform" not in self.kwargs
+        return self.copied() | ({"seed": 0} if draws else {})
+
 
 def make(call: str, device: int = 0, seed: int = 0) -> Inputs:
     """Inputs for a call, given as JSON, on a device of the engine. The same seed gives the same numbers."""

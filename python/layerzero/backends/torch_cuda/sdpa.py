@@ -152,16 +152,13 @@ def _masked_call(
     seed: int,
     layout: str,
 ) -> tuple[Any, ...] | None:
-    """torch's own call under the mask that is given and nothing else, where no argument has to be copied and nothing is drawn."""
+    """torch's own call under the mask that is given and nothing else, or of one query in a window, where no argument has to be
+    copied and nothing is drawn."""
     at, sequence = (1, 2) if layout == "BHSD" else (2, 1)
-    alone = alibi_slopes is None and window_left < 0 and window_right < 0 and (not causal or query.shape[sequence] == 1)
-    if attn_mask is None or not alone or dropout_p > 0.0 or not is_positive(query, scale):
+    decodes = query.shape[sequence] == 1
+    if alibi_slopes is not None or dropout_p > 0.0 or not is_positive(query, scale):
         return None
-    if (
-        _wants_gradients(attn_mask)
-        or not all(_fits(one) for one in (query, key, value))
-        or not _is_at_a_bound(attn_mask)
-    ):
+    if not all(_fits(one) for one in (query, key, value)):
         return None
     keywords: dict[str, Any] = {} if scale is None else {"scale": scale}
     if query.shape[at] != key.shape[at]:
@@ -169,7 +166,27 @@ def _masked_call(
     given: tuple[Any, ...] = (query, key, value)
     if layout == "BSHD":
         given = Turned(query), Turned(key), Turned(value)
+    if attn_mask is None:
+        keywords["first"] = _first_reached(key.shape[sequence], window_left)
+        return (_of_the_last, given, keywords) if decodes else None
+    if window_left >= 0 or window_right >= 0 or (causal and not decodes):
+        return None
+    if _wants_gradients(attn_mask) or not _is_at_a_bound(attn_mask):
+        return None
     return _under_mask, (*given, attn_mask), keywords
+
+
+def _first_reached(seq_k: int, window_left: int) -> int:
+    """The first key that the last position reaches."""
+    return max(seq_k - 1 - window_left, 0) if window_left >= 0 else 0
+
+
+def _of_the_last(
+    query: Tensor, key: Tensor, value: Tensor, first: int, scale: float | None = None, enable_gqa: bool = False
+) -> Tensor:
+    """torch's function for the last position, which reaches the keys from `first` on; heads first."""
+    output: Tensor = _sdpa(query, key[:, :, first:], value[:, :, first:], scale=scale, enable_gqa=enable_gqa)
+    return output
 
 
 def _under_mask(
@@ -202,12 +219,12 @@ def masked(
     query, key, value = (_heads_first(tensor, layout) for tensor in (query, key, value))
     if plan is not None:
         # The same call as on the straight path: what autograd saves must not depend on the way a call took.
-        output: Tensor = plan[0](query, key, value, attn_mask, **plan[2])
+        given = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
+        output: Tensor = plan[0](*given, **plan[2])
         return output.transpose(1, 2) if layout == "BSHD" else output
     seq_q, seq_k = query.shape[2], key.shape[2]
     if seq_q == 1 and attn_mask is None and alibi_slopes is None:
-        # What the last position reaches is the end of the keys.
-        first = max(seq_k - 1 - window_left, 0) if window_left >= 0 else 0
+        first = _first_reached(seq_k, window_left)
         output = _attend(query, key[:, :, first:], value[:, :, first:], None, False, scale, dropout_p, seed)
         return output.transpose(1, 2) if layout == "BSHD" else output
     mask = _mask(query, key, attn_mask, alibi_slopes, causal, (window_left, window_right))
@@ -301,8 +318,7 @@ def grouped(query: Tensor, key: Tensor, value: Tensor, scale: float | None, wind
     query, scale = positive(query, scale)
     query, key, value = (_heads_first(tensor, layout) for tensor in (query, key, value))
     batch, heads, _, head_dim = query.shape
-    if 0 <= window_left < key.shape[2] - 1:
-        first = key.shape[2] - 1 - window_left
+    if first := _first_reached(key.shape[2], window_left):
         key, value = key[:, :, first:], value[:, :, first:]
     queries = query.reshape(batch, key.shape[1], -1, head_dim)
     output = _sdpa(queries, key, value, scale=scale).reshape(batch, heads, 1, value.shape[3])
