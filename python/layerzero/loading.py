@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,7 +66,8 @@ def _load(registering: bool) -> bool:
         try:
             _loading = True
             hold(_untold)
-            _go_on()
+            with _no_collections():
+                _go_on()
         finally:
             _loading = False
             hold(None)
@@ -75,6 +78,20 @@ def _load(registering: bool) -> bool:
             _names_known = True
         _tell()
     return True
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Without garbage collections. Reading documents makes thousands of objects, each few hundred of which have Python go
+    through all those of torch: half of the time of the first call."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _go_on() -> None:

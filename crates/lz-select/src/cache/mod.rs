@@ -76,7 +76,6 @@ pub struct SelectionCache {
     capacity: AtomicUsize,
     ttl_ms: AtomicU64,
     clock: Clock,
-    shared_hits: AtomicU64,
     misses: AtomicU64,
 }
 
@@ -96,7 +95,6 @@ impl SelectionCache {
             capacity: AtomicUsize::new(config.max_entries / shards),
             ttl_ms: AtomicU64::new(config.ttl_ms),
             clock: config.clock,
-            shared_hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
         }
     }
@@ -164,7 +162,7 @@ impl SelectionCache {
                     continue;
                 }
                 Some((Stored::Chain(chain), expires_ms)) => {
-                    self.shared_hits.fetch_add(1, Ordering::Relaxed);
+                    place.shard.hits.fetch_add(1, Ordering::Relaxed);
                     let (cache, epoch, shard) = (self.id, snapshot.epoch(), place.index);
                     front::remember(hash, query, chain, Origin { cache, epoch, shard, ticket, expires_ms });
                     return Some(chain);
@@ -248,7 +246,7 @@ impl SelectionCache {
     pub fn stats(&self) -> CacheStats {
         CacheStats {
             entries: self.shards.iter().map(Shard::len).sum(),
-            shared_hits: self.shared_hits.load(Ordering::Relaxed),
+            shared_hits: self.shards.iter().map(|shard| shard.hits.load(Ordering::Relaxed)).sum(),
             misses: self.misses.load(Ordering::Relaxed),
         }
     }

@@ -46,6 +46,8 @@ pub struct Shard {
     table: ArcSwap<Table>,
     writing: Mutex<()>,
     ticks: AtomicU64,
+    /// Lookups it answered: counted here, so that threads that look up different things count in different places.
+    pub hits: AtomicU64,
     pub generation: Generation,
     pub flights: Flights<Query>,
 }
