@@ -26,7 +26,7 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 demo: develop ## measure this machine, see what is chosen and why, and a report of it
-	@$(PYTHON) examples/demo.py
+	@env -u PYTHONPATH .venv/bin/python examples/demo.py
 
 test: test-rust test-python ## every test
 
@@ -83,11 +83,15 @@ check: venv ## everything the gate wants: format, lints, tests, licences, genera
 venv: $(LZ_VENV)/.ready
 $(LZ_VENV)/.ready:
 	mkdir -p "$(dir $(LZ_VENV))"
-	flock "$(LZ_VENV).lock" bash scripts/venv.sh "$(LZ_VENV)" "$(UV)"
-	@ln -sfn "$(LZ_VENV)" .venv
+	@flock "$(LZ_VENV).lock" bash scripts/venv.sh "$(LZ_VENV)" "$(UV)"
 
-develop: venv ## build the native module into the package (PROFILE=release for speed)
-	cargo build --quiet --profile $(PROFILE) -p lz-python
+# This clone's own environment, for you: `source .venv/bin/activate`, then `layerzero` and `import layerzero` are this tree's.
+.venv/bin/layerzero: $(LZ_VENV)/.ready scripts/clone_venv.sh
+	@bash scripts/clone_venv.sh "$(LZ_VENV)"
+
+develop: venv .venv/bin/layerzero ## build the native module into the package (PROFILE=release for speed)
+	@[ -e "$(BUILT)" ] || echo "Building the native module ($(PROFILE)): about 300 crates, four to six minutes on two cores."
+	cargo build --profile $(PROFILE) -p lz-python
 	@cmp -s "$(BUILT)" $(NATIVE) || (cp "$(BUILT)" $(NATIVE).new && mv $(NATIVE).new $(NATIVE))
 
 wheel: venv ## build the wheel into dist/

@@ -76,6 +76,8 @@ def main() -> None:
     print(f"open {page.resolve()}")
 
     heading("What next?")
+    if Path(".venv/bin/activate").exists():
+        print("  source .venv/bin/activate            use what was built here: the command and `import layerzero`")
     print("  layerzero tune --model gpt2          measure your model on your machine, for good")
     print("  layerzero lock                       write the decisions down, diffable, for production")
     print("  layerzero explain --op attention …   ask about any call; docs/measure.md has the rest")
