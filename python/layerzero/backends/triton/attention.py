@@ -153,7 +153,7 @@ def _go_over(
     return y, top, total
 
 
-@triton.jit(do_not_specialize=["lines", "heads", "group", "together", "blocks", "seq_q", "seq_k", "left", "right"])
+@triton.jit(do_not_specialize=["lines", "heads", "group", "together", "blocks", "seq_q", "left", "right"])
 def _attend(
     q_ptr, k_ptr, v_ptr, mask_ptr, y_ptr,
     lines, heads, group, together, blocks, seq_q, seq_k, left, right, scale, cap,
@@ -250,23 +250,32 @@ def _attend(
 
 
 def blocks_for(width: int, seq_q: int, bounded: bool, mask: int, shared: int) -> Blocks:
-    """Blocks for heads padded to `width` numbers and `seq_q` queries.
+    """Blocks for heads padded to `width` numbers and `seq_q` queries; `bench/gpu/attention_blocks.py` times others.
 
-    `bounded`: under a causal bound or a window, where wide blocks of keys would be masked in part. `mask`: 0 without one, 1
-    boolean, 2 added, which takes registers beside the scores. `shared`: bytes of shared memory that a block of threads may
-    have, of which queries take `rows * width * 2` and each stage `2 * keys * width * 2`.
+    `bounded`: under a causal bound or a window, which runs through fewer keys if blocks of them are small. `mask`: bytes of a
+    mask for each score, or 0 where one row is for all queries. `shared`: bytes of shared memory that a block of threads
+    may have; queries lie there, and for each stage keys, values and the mask.
     """
     if width <= 64:
         best = Blocks(128, 64, 4, 3) if bounded or mask else Blocks(128, 128, 8, 3)
     elif width <= 128:
         best = Blocks(128, 64, 8, 3)
     else:
-        best = Blocks(128, 64, 8, 2) if not mask else Blocks(64, 64, 4, 2)
+        best = Blocks(128, 64, 8, 2)
     if seq_q <= 64:
-        # Few queries: rows that are not there would be computed all the same.
+        # Rows past the last query would be computed all the same.
         best = best._replace(rows=max(power(seq_q), 16), warps=4)
-    while width * 2 * (best.rows + 2 * best.keys * best.stages) > shared and best.keys > 16:
-        best = best._replace(stages=2) if best.stages > 2 else best._replace(keys=best.keys // 2)
+    while best.rows * width * 2 + best.stages * best.keys * (4 * width + best.rows * mask) > shared:
+        if best.stages > 2:
+            best = best._replace(stages=best.stages - 1)
+        elif best.keys > 32:
+            best = best._replace(keys=best.keys // 2)
+        elif best.rows > 64:
+            best = best._replace(rows=best.rows // 2, warps=4)
+        elif best.keys > 16:
+            best = best._replace(keys=best.keys // 2)
+        else:
+            break
     return best
 
 
@@ -321,14 +330,15 @@ def plan(
     mask = _NONE if attn_mask is None else _BOOL if attn_mask.dtype == torch.bool else _ADDED
     # No window reaches further than from the first query to the last key.
     left, right = min(window_left, seq_q + seq_k), 0 if causal else min(window_right, seq_q + seq_k)
-    cut = blocks or blocks_for(max(dim, v_width), seq_q, left >= 0 or right >= 0, mask, shared_memory(device))
+    mask_strides = _mask_strides(attn_mask)
+    each = attn_mask.element_size() if attn_mask is not None and mask_strides[2] else 0
+    cut = blocks or blocks_for(max(dim, v_width), seq_q, left >= 0 or right >= 0, each, shared_memory(device))
     sign, factor, cap, capping = _factors(
         1.0 / math.sqrt(max(head_dim, 1)) if scale is None else float(scale), float(softcap), mask == _ADDED
     )
     y = torch.empty(shape, dtype=dtype, device="meta")
     (q_batch, q_head, q_token), (k_batch, k_head, k_token) = _strides(query, layout), _strides(key, layout)
     (v_batch, v_head, v_token), (y_batch, y_head, y_token) = _strides(value, layout), _strides(y, layout)
-    mask_strides = _mask_strides(attn_mask)
     group = heads // kv_heads
     many = -(-seq_q // cut.rows)
     together = max(_SHARED_BYTES // (seq_k * (head_dim + v_dim) * query.element_size()), 1) * group
