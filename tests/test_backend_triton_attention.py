@@ -80,8 +80,8 @@ def test_what_is_declared(
 def test_masks_that_are_declared(shape: tuple[int, ...], dtype: str, reason: str | None) -> None:
     shapes = {**CALL, "attn_mask": shape}
     for kernel, more in (("triton.attention.gqa", MASKED), ("triton.attention.cross", {})):
-        found = described.ask(OPS[kernel], "h200", shapes, "bfloat16", dtypes={"attn_mask": dtype}, layout="BHSD", **more)
-        reasons = found[kernel]
+        options = {"dtypes": {"attn_mask": dtype}, "layout": "BHSD", **more}
+        reasons = described.ask(OPS[kernel], "h200", shapes, "bfloat16", **options)[kernel]
         assert not reasons if reason is None else any(line.startswith(reason) for line in reasons), reasons
 
 
@@ -135,7 +135,8 @@ def wrong_cases(device: str) -> list[str]:
             behind = case.name in ("nan_value_behind_the_causal_bound", "nan_outside_the_window")
             if cases.reason_to_skip(kernel, case) or used & left_out or behind:
                 continue
-            wrong += [f"{name}: {case.name}: {one}" for one in cases.run(kernel, case, None if device == "cpu" else device)]
+            place = None if device == "cpu" else device
+            wrong += [f"{name}: {case.name}: {problem}" for problem in cases.run(kernel, case, place)]
             ran.add(case.name)
         least = {"cpu": 20, "cuda": 2}[device.partition(":")[0]]
         wrong += [] if len(ran) >= least else [f"{name}: only {sorted(ran)} ran"]
@@ -314,7 +315,7 @@ def device() -> str:
     """A device, if there is one."""
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    return "cuda"
+    return "cuda:0"
 
 
 def real(

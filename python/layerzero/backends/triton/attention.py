@@ -110,7 +110,8 @@ def _go_over(
             allowed = _mask_tile(mask_ptr, row, key, mask_row, mask_key, seq_k - start, 0, SHARED, BOUNDED)
             scores = tl.where(allowed != 0, scores, float("-inf"))
         elif MASK == 2:
-            bias = _mask_tile(mask_ptr, row, key, mask_row, mask_key, seq_k - start, 0.0, SHARED, BOUNDED).to(tl.float32)
+            bias = _mask_tile(mask_ptr, row, key, mask_row, mask_key, seq_k - start, 0.0, SHARED, BOUNDED)
+            bias = bias.to(tl.float32)
             # Where minus infinity is added there is no weight, even of a NaN.
             scores = tl.where(bias == float("-inf"), float("-inf"), scores + bias)
         if BOUNDED:
