@@ -257,9 +257,30 @@ def wrong_bounds(device: str) -> list[str]:
     for seq_k in range(23, 58):
         q, k = (torch.randn(1, n, 1, 16, device=device).half() for n in (40, seq_k))
         for left, right in ((-1, 0), (5, 0), (3, 7), (20, -1)):
-            call = {"query": q, "key": k, "value": k, "attn_mask": None, "causal": False, "scale": None}
-            call |= {"window_left": left, "window_right": right, "softcap": 0.0, "layout": "BSHD"}
+            call = simple(q, k) | {"window_left": left, "window_right": right}
             found.append(wrong(call, (16, 16, 4, 1, 16)))
+    return [problem for problem in found if problem is not None]
+
+
+def simple(query: Tensor, key: Tensor, mask: Tensor | None = None) -> dict[str, Any]:
+    """A call without bounds, with keys for values."""
+    call = {"query": query, "key": key, "value": key, "attn_mask": mask, "causal": False, "scale": None}
+    return call | {"window_left": -1, "window_right": -1, "softcap": 0.0, "layout": "BSHD"}
+
+
+def wrong_ends(device: str) -> list[str]:
+    """Keys that a mask leaves out at either end, and heads that take turns in the cache."""
+    cases.load_backends()
+    module, found = import_module(f"{cases.PACKAGE}.backends.triton.attention"), []
+    q, k = (torch.randn(1, 70, n, 16, device=device).half() for n in (6, 3))
+    key, usual = torch.arange(70, device=device), module._SHARED_BYTES
+    for first, last in ((0, 0), (0, 1), (0, 32), (31, 33), (32, 70), (33, 64), (64, 65), (69, 70)):
+        mask = (key >= first) & (key < last)
+        found += [wrong(simple(q, k, one), (32, 16, 4, 1, 32)) for one in (mask[None], mask.expand(70, 70).clone())]
+    for kv_heads in (1, 2):
+        module._SHARED_BYTES = kv_heads * 70 * 32 * 2
+        found.append(wrong(simple(q, k), (32, 16, 4, 1, 32)))
+    module._SHARED_BYTES = usual
     return [problem for problem in found if problem is not None]
 
 
@@ -297,7 +318,7 @@ def interpreted() -> list[str]:
     import_module("test_backend_triton").interpret()
     torch.manual_seed(0)
     search("cpu", 60)
-    return wrong_cases("cpu") + wrong_edges("cpu") + wrong_bounds("cpu")
+    return wrong_cases("cpu") + wrong_edges("cpu") + wrong_bounds("cpu") + wrong_ends("cpu")
 
 
 def test_the_interpreter_finds_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,5 +423,14 @@ def test_calls_of_models_on_a_device(device: str, name: str) -> None:
 @pytest.mark.gpu
 def test_on_a_device(device: str) -> None:
     torch.manual_seed(0)
-    assert wrong_cases(device) + wrong_edges(device) + wrong_bounds(device) == []
+    assert wrong_cases(device) + wrong_edges(device) + wrong_bounds(device) + wrong_ends(device) == []
     search(device, 25)
+
+
+@pytest.mark.gpu
+def test_tokens_that_lie_far_apart(device: str) -> None:
+    """Places in memory beyond what 32 bits tell apart, within one block of keys."""
+    apart, tokens = 1 << 26, 40
+    far = torch.empty(apart * (tokens - 1) + 64, dtype=torch.float16, device=device)
+    key = far.as_strided((1, tokens, 1, 64), (0, apart, 64, 1)).copy_(torch.randn(1, tokens, 1, 64))
+    assert wrong(simple(torch.randn(1, 40, 1, 64, device=device).half(), key)) is None
