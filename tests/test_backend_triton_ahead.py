@@ -44,6 +44,12 @@ def pages() -> Any:
     return decode(torch.ones(2, 4, 64, dtype=torch.float16), cache, cache, tables, lens, None, 7, 30.0, "NHD")
 
 
+def dense() -> Any:
+    q, k = (torch.ones(1, 64, heads, 64, dtype=torch.bfloat16) for heads in (4, 2))
+    attention = import_module("layerzero.backends.triton.attention").attention
+    return attention(q, k, k, None, True, None, -1, -1, 50.0, "BSHD")
+
+
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache, and Triton aimed at a Hopper GPU."""
@@ -94,7 +100,7 @@ def noted(run: Callable[[], Any]) -> list[Any]:
 def test_another_process_compiles_what_launches_look_for(cache: Path) -> None:
     """And nothing else would do: for a tensor of another alignment, Triton compiles anew."""
     ahead = import_module("layerzero.backends.triton.ahead")
-    launches = [launch for run in (norm, draw, pages) for launch in noted(run)]
+    launches = [launch for run in (norm, draw, pages, dense) for launch in noted(run)]
     needed = json.loads(json.dumps(ahead.merged(ahead.written(noted, HOPPER) for noted in ([launches[0]], launches))))
     assert len(needed["launches"]) == len(launches), "each once"
     told = answer(

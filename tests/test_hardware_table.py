@@ -70,7 +70,8 @@ def test_only_gradients_and_new_kernels_are_unproven_in_backends_that_were_run()
         for kernel in kernels
         if not kernel.get("proven", True)
     }
-    new = {"triton.alibi", "triton.speculative"}
+    attention = {"triton.attention", "triton.attention.gqa", "triton.attention.cross"}
+    new = {"triton.alibi", "triton.speculative", *attention}
     assert new < found and all(".train" in kernel for kernel in found - new)
     assert {kernel.rpartition(".train")[0] for kernel in found - new} == {
         "flash_attn.v2",

@@ -19,6 +19,10 @@ from . import check
 
 _QUANTIZE = ("input", "scale", "dtype", "granularity", "group_size", "zero_point")
 _DEQUANTIZE = ("values", "scales", "zero_points", "dtype", "granularity", "group_size")
+_CROSS = ("query", "key", "value", "attn_mask", "scale", "softcap", "layout")
+_ATTENTION = (
+    *("query", "key", "value", "attn_mask", "causal", "scale", "window_left", "window_right", "softcap", "layout"),
+)
 _DECODE = ("query", "key", "value", "scale", "window_left", "softcap", "layout")
 _PAGED = (
     *("query", "key_cache", "value_cache", "block_tables", "context_lens", "scale", "window_left", "softcap"),
@@ -41,6 +45,8 @@ PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
         "sampling.verifying",
         ("draft_ids", "draft_probs", "target_probs", "uniform", "seed"),
     ),
+    **dict.fromkeys(("triton.attention", "triton.attention.gqa"), ("attention", _ATTENTION)),
+    "triton.attention.cross": ("attention", _CROSS),
     **dict.fromkeys(("triton.decode", "triton.decode.gqa"), ("decoding.decode", _DECODE)),
     **dict.fromkeys(("triton.paged.decode", "triton.paged.decode.gqa"), ("decoding.paged", _PAGED)),
     "triton.mla.decode.paged": ("decoding.mla", _MLA),
