@@ -1,4 +1,4 @@
-# make demo · make test · make bench · make check: each sets up all it needs.
+# make demo · make test · make bench · make docs · make check: each sets up all it needs.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -8,6 +8,8 @@ CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/layerzero
 export CARGO_TARGET_DIR ?= $(CACHE)/target-$(shell sha256sum Cargo.lock | cut -c1-16)
 LZ_VENV ?= $(CACHE)/venv-$(shell sha256sum requirements-dev.txt | cut -c1-16)
 PYTHON := $(LZ_VENV)/bin/python
+# The tools that build the documentation have an environment of their own.
+LZ_DOCS_VENV ?= $(CACHE)/docs-$(shell sha256sum requirements-docs.txt | cut -c1-16)
 UV := uv==0.13.7
 
 # The package is used from the tree: the native module is built into it.
@@ -20,7 +22,7 @@ SOURCES := testdata python tests examples bench scripts
 
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 
-.PHONY: help demo test test-rust test-python test-full test-isa bench check loom venv develop wheel stubs fmt schemas testdata lock clean
+.PHONY: help demo test test-rust test-python test-full test-isa bench check docs reference loom venv develop wheel stubs fmt schemas testdata lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -76,14 +78,28 @@ check: venv ## everything the gate wants: format, lints, tests, licences, genera
 	$(PYTHON) -m mypy testdata python/layerzero
 	$(PYTHON) scripts/stubs.py --check
 	$(PYTHON) scripts/hardware.py --check
+	$(PYTHON) scripts/chart.py --check
+	$(PYTHON) scripts/reference.py --check
+	$(MAKE) --no-print-directory docs
 	cargo deny --version >/dev/null 2>&1 || cargo install --locked --quiet cargo-deny
 	cargo deny check --hide-inclusion-graph bans licenses sources
+
+docs: $(LZ_DOCS_VENV)/.ready ## build the documentation into site/, and fail on any warning
+	NO_MKDOCS_2_WARNING=1 $(LZ_DOCS_VENV)/bin/mkdocs build --strict
+
+$(LZ_DOCS_VENV)/.ready:
+	mkdir -p "$(dir $(LZ_DOCS_VENV))"
+	flock "$(LZ_DOCS_VENV).lock" bash scripts/venv.sh "$(LZ_DOCS_VENV)" "$(UV)" requirements-docs.txt
+
+reference: develop ## write the reference pages and the chart of the documentation
+	$(PYTHON) scripts/reference.py
+	$(PYTHON) scripts/chart.py
 
 # A half-made environment is never taken for a whole one, and two clones may make it at the same time.
 venv: $(LZ_VENV)/.ready
 $(LZ_VENV)/.ready:
 	mkdir -p "$(dir $(LZ_VENV))"
-	@flock "$(LZ_VENV).lock" bash scripts/venv.sh "$(LZ_VENV)" "$(UV)"
+	@flock "$(LZ_VENV).lock" bash scripts/venv.sh "$(LZ_VENV)" "$(UV)" requirements-dev.txt
 
 # This clone's own environment, for you: `source .venv/bin/activate`, then `layerzero` and `import layerzero` are this tree's.
 .venv/bin/layerzero: $(LZ_VENV)/.ready scripts/clone_venv.sh
@@ -116,8 +132,9 @@ schemas: ## write the generated JSON Schemas and the reference of settings
 testdata: venv ## write the expected results of every operation
 	$(PYTHON) testdata/generate.py
 
-lock: venv ## pin what requirements-dev.in asks for
+lock: venv ## pin what requirements-dev.in and requirements-docs.in ask for
 	$(LZ_VENV)/bin/uv pip compile --python $(PYTHON) --no-header --no-annotate requirements-dev.in -o requirements-dev.txt
+	$(LZ_VENV)/bin/uv pip compile --python $(PYTHON) --no-header --no-annotate requirements-docs.in -o requirements-docs.txt
 
 clean: ## remove this clone's build outputs
-	rm -rf target .venv dist $(NATIVE)
+	rm -rf target .venv dist site $(NATIVE)

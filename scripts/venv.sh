@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes the development environment VENV with the tool UV, unless another process just did. It is shared between clones.
+# Makes the environment VENV of what the file LOCK pins with the tool UV, unless another process just did. Clones share it.
 set -euo pipefail
-venv=$1 uv=$2
+venv=$1 uv=$2 lock=$3
 [ -e "$venv/.ready" ] && exit 0
-echo "Making the Python environment in $venv: $(grep -c == requirements-dev.txt) packages, torch among them."
+echo "Making the Python environment in $venv: $(grep -c == "$lock") packages of $lock."
 python3 -m venv "$venv"
 "$venv/bin/pip" install --quiet --disable-pip-version-check "$uv"
-"$venv/bin/uv" pip sync --python "$venv/bin/python" <(cat requirements-dev.txt; echo "$uv")
+"$venv/bin/uv" pip sync --python "$venv/bin/python" <(cat "$lock"; echo "$uv")
 touch "$venv/.ready"
