@@ -2,7 +2,8 @@
 
 ``python bench/priors.py -o crates/lz-predict/priors/NAME.json`` runs the rows of ``layerzero bench out-of-box`` once to see which
 calls they are, tunes these calls with an empty database, and builds the prior: on a GPU with ``--device cuda``, also in CUDA
-graphs; on a CPU once for each number of ``--threads``.
+graphs; on a CPU once for each number of ``--threads``. ``--measurements`` keeps what was measured, as CSV: ``layerzero perfdb prior
+build`` makes one prior of several such runs.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def main() -> int:
     parser.add_argument("--dtypes", type=lambda text: text.split(","), default=["float32", "bfloat16"])
     parser.add_argument("--threads", type=lambda text: [int(one) for one in text.split(",")], default=[0])
     parser.add_argument("--budget", default="300s", help="how long each number of threads may take")
+    parser.add_argument("--measurements", type=Path, help="where they go, too")
     parser.add_argument("--samples", type=int, default=5)
     parser.add_argument("--request", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -72,7 +74,11 @@ def main() -> int:
             request = json.dumps({name: getattr(asked, name) for name in names} | {"threads": threads})
             command = [sys.executable, __file__, "-o", str(asked.output), "--request", request]
             subprocess.run(command, check=True, env={**environment, "OMP_NUM_THREADS": str(threads or os.cpu_count())})
-        build = [sys.executable, "-m", "layerzero", "perfdb", "prior", "build", "--device", asked.device]
+        perfdb = [sys.executable, "-m", "layerzero", "perfdb"]
+        if asked.measurements:
+            export = ["export", "--format", "csv", "-o", str(asked.measurements.absolute())]
+            subprocess.run(perfdb + export, check=True, env=environment)
+        build = [*perfdb, "prior", "build", "--device", asked.device]
         build += ["-o", str(asked.output.absolute())]
         return subprocess.run(build, env=environment, check=False).returncode
 

@@ -263,7 +263,8 @@ def device() -> str:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", list(adapter("triton").KERNELS))
+# What updates its inputs has tests of its own (test_backend_triton_caching.py).
+@pytest.mark.parametrize("name", [name for name in adapter("triton").KERNELS if name != "triton.kv_append"])
 def test_the_cases_on_a_device(device: str, name: str) -> None:
     assert problems(name, device) == []
 
@@ -334,8 +335,9 @@ def test_calls_can_be_captured_and_go_straight(device: str) -> None:
     }
     for name, arguments in calls.items():
         first = run[name](*arguments)
-        if hasattr(run[name], "direct"):
-            function, tensors = run[name].direct(*arguments)
+        # Not every kernel comes down to one call.
+        if (plan := run[name].direct(*arguments)) is not None:
+            function, tensors = plan
             for _ in range(3):
                 assert same(function(*tensors), first), name
         stream = torch.cuda.Stream()

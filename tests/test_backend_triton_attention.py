@@ -98,11 +98,10 @@ def test_blocks_fit_into_shared_memory(shared: int) -> None:
     for width in (16, 32, 64, 128, 256):
         for seq_q in (1, 17, 64, 65, 4096):
             for mask in (0, 1, 2, 4):
-                for bounded in (False, True):
-                    cut = attention.blocks_for(width, seq_q, bounded, mask, shared)
-                    staged = cut.stages * cut.keys * (4 * width + cut.rows * mask)
-                    assert cut.rows * width * 2 + staged <= shared, cut
-                    assert cut.span % cut.keys == 0 and cut.rows >= min(seq_q, 64), cut
+                cut = attention.blocks_for(width, seq_q, mask, shared)
+                staged = cut.stages * cut.keys * (4 * width + cut.rows * mask)
+                assert cut.rows * width * 2 + staged <= shared, cut
+                assert cut.span % cut.keys == 0 and cut.rows >= min(seq_q, 64), cut
 
 
 # --- what is computed -------------------------------------------------------------------------------------------------

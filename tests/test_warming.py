@@ -472,7 +472,9 @@ def test_the_end_of_a_compilation_is_not_printed_wherever_it_comes_up() -> None:
 @pytest.mark.parametrize(("function", "params"), [("sampling.topp", {"p": 0.9}), ("sampling.topk", {"k": 3})])
 def test_what_runs_in_the_background_draws_nothing_of_the_programs(function: str, params: dict[str, Any]) -> None:
     """What follows ``torch.manual_seed`` does not depend on what is compiled meanwhile."""
-    call = json.dumps({"op": function, "tensors": {"logits": {"dtype": "float32", "shape": [4, 100]}}, "params": params})
+    call = json.dumps(
+        {"op": function, "tensors": {"logits": {"dtype": "float32", "shape": [4, 100]}}, "params": params}
+    )
     before = torch.get_rng_state()
     for kernel in (kernel for kernel in kernels_of(call) if not kernel.startswith("lz_cpu.ref")):
         running.once(kernel, call, 0)

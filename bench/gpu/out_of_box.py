@@ -49,7 +49,9 @@ def main(arguments: list[str]) -> int:
     names = options.models.split(",") if options.models else None
     moments = [float(moment) for moment in options.moments.split(",")]
     begun = time.monotonic()
-    result = out_of_box.measure(options.device, names, moments, seconds=options.seconds, apart=options.apart, progress=True)
+    result = out_of_box.measure(
+        options.device, names, moments, seconds=options.seconds, apart=options.apart, progress=True
+    )
     if options.out != "-":
         Path(options.out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     out_of_box.show(result)

@@ -37,9 +37,9 @@ pub fn time_host_by_events(yes: bool) {
     HOST_IS_GPU.store(yes, Ordering::Relaxed);
 }
 
-/// When sampled calls may be timed by events: one in 20 ms. Recording, polling and reading a pair of events costs the
-/// caller about 100 µs, so that this is at most 0.5% of its time, however fast it calls. Not where every call is to be timed.
-static PACE: Pace = Pace::new(20);
+/// When sampled calls may be timed by events: one in 100 ms. Recording, polling and reading a pair of events costs the
+/// caller about 100 µs, so that this is at most 0.1% of its time, however fast it calls. Not where every call is to be timed.
+static PACE: Pace = Pace::new(100);
 
 impl By {
     fn of(query: &Query) -> By {
