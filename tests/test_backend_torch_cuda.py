@@ -313,7 +313,7 @@ def test_what_kernels_cannot_load_from_is_copied(kernels: Aten) -> None:
             call.check(KERNELS[name](**call.arguments(KERNELS[name], tensors)), call.contract(tensors))
 
 
-@pytest.mark.parametrize("name", [f"{SDPA}.train", f"{MASKED}.train", UNFUSED])
+@pytest.mark.parametrize("name", [f"{SDPA}.train", f"{LITERAL}.train", f"{MASKED}.train", UNFUSED])
 def test_gradients(name: str) -> None:
     torch.manual_seed(4)
     calls = [
@@ -342,7 +342,7 @@ def test_masked_queries_of_any_kind_give_zeros(kernels: Aten) -> None:
         call = Dense(dtype=dtype, causal=False, mask="bool")
         tensors = call.tensors()
         tensors["attn_mask"][:, :, 3] = False
-        for name in (MASKED, EFFICIENT, UNFUSED):
+        for name in (LITERAL, MASKED, EFFICIENT, UNFUSED):
             output = KERNELS[name](**call.arguments(KERNELS[name], tensors))
             assert not output[:, 3].any() and output[:, 4].any()
 

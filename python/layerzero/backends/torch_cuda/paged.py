@@ -46,7 +46,7 @@ class Contexts:
         narrow = cache.dtype in _FLOAT8
         stored = cache.view(torch.uint8) if narrow else cache
         if stored.stride(0) == stored.shape[1] * stored.stride(1):
-            rows = stored.flatten(0, 1).index_select(0, self._slots(stored.shape[0]).view(-1))
+            rows = stored.flatten(0, 1).index_select(0, self._slots(stored.shape[0]).reshape(-1))
             found = rows.view(*self.is_there.shape, *stored.shape[2:])
         else:
             found = stored[self._pages_and_slots(stored.shape[0])]
@@ -58,7 +58,7 @@ class Contexts:
         if self._rows is None:
             tables = self.tables if pages * self.block_size <= _MOST_INT32 else self.tables.long()
             starts = tables * self.block_size
-            slots = (starts[:, :, None] + self.positions[: self.block_size]).view(-1, self.capacity)
+            slots = (starts[:, :, None] + self.positions[: self.block_size]).reshape(-1, self.capacity)
             self._rows = torch.where(self.is_there, slots, starts[:, :1].masked_fill(self.is_empty, 0))
         return self._rows
 
