@@ -84,8 +84,6 @@ def dequantize(
     wide = result.dtype == torch.float64 or zero_points is not None
     units = values.reshape(-1, shape[1], values.shape[-1] // shape[1])
     factors = composed.per_group(scales, shape)[..., None]
-    if granularity == "per_tensor":
-        units = units.view(1, 1, -1)
     if wide:
         factors = factors.double()
     if values.dtype != torch.int8:
