@@ -37,7 +37,8 @@ def rope(input: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, inte
     output = torch.empty(input.shape, dtype=input.dtype, device=input.device)
     first, second = _of_pairs(input, pairs, interleaved)
     turned_first, turned_second = _of_pairs(output, pairs, interleaved)
-    both = input[..., : 2 * pairs].unflatten(-1, (pairs, 2) if interleaved else (2, pairs))
+    # A view: the last dimension is cut in two.
+    both = input[..., : 2 * pairs].view(*input.shape[:-1], *((pairs, 2) if interleaved else (2, pairs)))
     beside = cos.unsqueeze(-1 if interleaved else -2)
     if cos.dtype == input.dtype and input.dtype in HALF:
         # Products of half-width floats are float32 numbers where they are added to one.

@@ -327,7 +327,8 @@ def _reaches(mask: Tensor) -> Tensor:
     """Which queries of a mask may attend to a key."""
     if mask.dtype != torch.bool:
         return mask.amax(-1, keepdim=True) != -_INFINITY
-    if mask.numel() >= _LARGE_MASK and mask.is_contiguous() and not (mask.shape[-1] | mask.storage_offset()) % 8:
+    whole = mask.is_contiguous() and mask.shape[-1] % 8 == int(mask.storage_offset()) % 8 == 0
+    if mask.numel() >= _LARGE_MASK and whole:
         # Eight at a time: a kernel that reads single bytes takes longer than the memory needs.
         mask = mask.view(torch.int64)
     return mask.any(-1, keepdim=True)
