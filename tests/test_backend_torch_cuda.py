@@ -67,6 +67,7 @@ def test_stand_ins_have_the_signatures_of_torch(name: str, schema: Any) -> None:
 
 PLAIN = Dense(seq_q=128, seq_k=128, head_dim=128, v_dim=128)
 SDPA, MASKED, FLASH = f"{PREFIX}.sdpa", f"{PREFIX}.sdpa.masked", f"{PREFIX}.sdpa.flash"
+LITERAL = f"{PREFIX}.sdpa.literal"
 CUDNN, EFFICIENT, UNFUSED = f"{PREFIX}.sdpa.cudnn", f"{PREFIX}.sdpa.efficient", f"{PREFIX}.attention.unfused"
 TRAINED = "--requires-grad"
 
@@ -117,8 +118,18 @@ def wide(head_dim: int, v_dim: int | None = None) -> Dense:
         (replace(PLAIN, causal=False, mask="bool"), "h200", (), FLASH, "[ATTN_MASK_UNSUPPORTED]"),
         (replace(PLAIN, causal=False, mask="bool"), "h200", (), CUDNN, "[ATTN_MASK_UNSUPPORTED]"),
         (replace(PLAIN, causal=False, mask="bool"), "h200", (), EFFICIENT, None),
-        (replace(PLAIN, causal=False, mask="float16"), "h200", (), MASKED, None),
-        (replace(PLAIN, causal=False, mask="float32"), "h200", (), MASKED, "[CONSTRAINT_FAILED] not attn_mask.present"),
+        (replace(PLAIN, causal=False, mask="float16"), "h200", (), LITERAL, None),
+        (replace(PLAIN, causal=False, mask="bool"), "h200", (), LITERAL, None),
+        (replace(PLAIN, causal=False, mask="bool"), "h200", (), MASKED, "[CONSTRAINT_FAILED] alibi_slopes.present or"),
+        (replace(PLAIN, causal=False, mask="bool", window_left=9), "h200", (), MASKED, None),
+        (
+            replace(PLAIN, causal=False, mask="bool", window_left=9),
+            "h200",
+            (),
+            LITERAL,
+            "[PARAM_UNSUPPORTED] window is",
+        ),
+        (replace(PLAIN, causal=False, mask="float32"), "h200", (), LITERAL, "[CONSTRAINT_FAILED] attn_mask.dtype =="),
         (replace(PLAIN, causal=False, mask="float32"), "h200", (), UNFUSED, None),
         (replace(PLAIN, window_left=64), "h200", (), SDPA, "[PARAM_UNSUPPORTED] window is"),
         (replace(PLAIN, window_left=64), "h200", (), MASKED, None),
@@ -136,7 +147,7 @@ def wide(head_dim: int, v_dim: int | None = None) -> Dense:
         (replace(PLAIN, seq_k=256), "h200", (), FLASH, None),
         (replace(PLAIN, seq_k=256), "h200", (), MASKED, None),
         (replace(PLAIN, seq_q=1), "h200", (), SDPA, None),
-        (PLAIN, "h200", (), MASKED, "[CONSTRAINT_FAILED] attn_mask.present or"),
+        (PLAIN, "h200", (), MASKED, "[CONSTRAINT_FAILED] alibi_slopes.present or"),
         # Gradients, determinism, graphs.
         (PLAIN, "h200", (TRAINED,), SDPA, "[AUTOGRAD_UNSUPPORTED]"),
         (PLAIN, "h200", (TRAINED,), f"{SDPA}.train", None),
@@ -308,7 +319,7 @@ def test_what_kernels_cannot_load_from_is_copied(kernels: Aten) -> None:
             call.check(KERNELS[name](**call.arguments(KERNELS[name], tensors)), call.contract(tensors))
 
 
-@pytest.mark.parametrize("name", [f"{SDPA}.train", f"{MASKED}.train", UNFUSED])
+@pytest.mark.parametrize("name", [f"{SDPA}.train", f"{LITERAL}.train", f"{MASKED}.train", UNFUSED])
 def test_gradients(name: str) -> None:
     torch.manual_seed(4)
     calls = [
@@ -337,7 +348,7 @@ def test_masked_queries_of_any_kind_give_zeros(kernels: Aten) -> None:
         call = Dense(dtype=dtype, causal=False, mask="bool")
         tensors = call.tensors()
         tensors["attn_mask"][:, :, 3] = False
-        for name in (MASKED, EFFICIENT, UNFUSED):
+        for name in (LITERAL, MASKED, EFFICIENT, UNFUSED):
             output = KERNELS[name](**call.arguments(KERNELS[name], tensors))
             assert not output[:, 3].any() and output[:, 4].any()
 

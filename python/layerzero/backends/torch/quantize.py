@@ -143,7 +143,7 @@ def _quantize(
 def spread(lowest: Tensor, largest: Tensor, target: Format, zero_point: bool) -> tuple[Tensor, Tensor | None]:
     """The scales under which numbers up to these fill the format, and what is added to units so that zero is exact."""
     if not zero_point:
-        return (torch.maximum(lowest.abs(), largest) / target.largest).float(), None
+        return (torch.maximum(lowest.abs(), largest.abs()) / target.largest).float(), None
     lowest, largest = lowest.clamp(max=0.0), largest.clamp(min=0.0)
     scales = ((largest - lowest) / (target.largest - target.lowest)).float()
     offsets = torch.round(target.lowest - lowest / scales.double())

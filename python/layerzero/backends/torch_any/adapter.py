@@ -24,6 +24,8 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "torch.any.sdpa.train": sdpa.sdpa,
     "torch.any.sdpa.cross": sdpa.sdpa_cross,
     "torch.any.sdpa.cross.train": sdpa.sdpa_cross,
+    "torch.any.sdpa.literal": sdpa.literal,
+    "torch.any.sdpa.literal.train": sdpa.literal,
     "torch.any.sdpa.masked": sdpa.masked,
     "torch.any.sdpa.masked.train": sdpa.masked,
     "torch.any.sdpa.masked.cross": sdpa.masked_cross,

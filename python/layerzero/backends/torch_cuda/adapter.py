@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ..torch import attention, feedforward, norm, position, quantize
+from ..torch import attention, feedforward, norm, position
 from ..torch.sampling import topk_literal, topp_literal
-from . import caches, fourbit, mla, paged, rows, sampling, sdpa, sparse, unfused
+from . import caches, eightbit, fourbit, mla, paged, rows, sampling, sdpa, sparse, unfused
 
 
 def detect() -> str:
@@ -27,6 +27,8 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "torch.cuda.sdpa.train": sdpa.sdpa,
     "torch.cuda.sdpa.cross": sdpa.sdpa_cross,
     "torch.cuda.sdpa.cross.train": sdpa.sdpa_cross,
+    "torch.cuda.sdpa.literal": sdpa.literal,
+    "torch.cuda.sdpa.literal.train": sdpa.literal,
     "torch.cuda.sdpa.masked": sdpa.masked,
     "torch.cuda.sdpa.masked.train": sdpa.masked,
     "torch.cuda.sdpa.masked.cross": sdpa.masked_cross,
@@ -64,7 +66,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "torch.cuda.sparse.block": sparse.block,
     "torch.cuda.sparse.variable_block": sparse.variable_block,
     "torch.cuda.embedding": rows.embedding,
-    "torch.cuda.rope": position.rope,
+    "torch.cuda.rope": rows.rope,
     "torch.cuda.rope.complex": rows.rope_complex,
     "torch.cuda.alibi": position.alibi,
     "torch.cuda.alibi.unfolded": position.alibi_unfolded,
@@ -85,9 +87,9 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "torch.cuda.topk.sorted": sampling.topk_sorted,
     "torch.cuda.topp": sampling.topp_sorted,
     "torch.cuda.speculative": sampling.speculative,
-    "torch.cuda.quantize": quantize.quantize,
+    "torch.cuda.quantize": eightbit.quantize,
     "torch.cuda.quantize.packed": fourbit.quantize,
-    "torch.cuda.dequantize": quantize.dequantize,
+    "torch.cuda.dequantize": eightbit.dequantize,
     "torch.cuda.dequantize.int4": fourbit.dequantize_int4,
     "torch.cuda.dequantize.mxfp4": fourbit.dequantize_mxfp4,
     "torch.cuda.dequantize.nvfp4": fourbit.dequantize_nvfp4,

@@ -1,7 +1,7 @@
 """Attention over a paged cache: the tokens of each sequence are gathered, then attended to as dense keys and values.
 
 Nothing waits for the device: every sequence is taken to be as long as its pages are, and what lies beyond its context is
-masked. In the place of a slot beyond the context its last token is read, so that no page is looked at that is not the
+masked. In the place of a slot beyond the context its first token is read, so that no page is looked at that is not the
 sequence's, and nothing that was never written reaches a result.
 """
 
@@ -13,6 +13,7 @@ from .unfused import attend
 
 _sdpa = torch._C._nn.scaled_dot_product_attention
 _flash_packed = torch.ops.aten._flash_attention_forward.default
+_MOST_INT32 = 2**31 - 1
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -20,38 +21,53 @@ class Contexts:
     """The tokens of every sequence, as many as its pages hold."""
 
     def __init__(self, block_tables: Tensor, context_lens: Tensor, block_size: int) -> None:
-        self.lengths = context_lens.long()[:, None]
+        self.lengths = context_lens[:, None]
         self.capacity = block_tables.shape[1] * block_size
-        self.positions = torch.arange(self.capacity, device=block_tables.device)
+        self.positions = torch.arange(self.capacity, dtype=block_tables.dtype, device=block_tables.device)
         """Where tokens stand in their sequence."""
         self.is_there = self.positions < self.lengths
-        tokens = torch.minimum(self.positions, (self.lengths - 1).clamp_(min=0))
-        pages = block_tables.gather(1, tokens // block_size)
-        # A sequence without tokens may have any pages.
-        self.pages = pages.long().masked_fill_(self.lengths == 0, 0)
-        self.slots = tokens % block_size
+        self.is_empty = self.lengths == 0
+        self.tables, self.block_size = block_tables, block_size
+        self._rows: Tensor | None = None
+        self._places: tuple[Tensor, Tensor] | None = None
 
     def within(self, window_left: int) -> Tensor:
         """Which tokens the last position of each sequence reaches."""
         if window_left < 0:
             return self.is_there
-        return self.is_there & (self.positions >= self.lengths - 1 - window_left)
+        return self.is_there & (self.positions >= self.lengths.long() - (1 + window_left))
 
     def nothing_is_zero(self, output: Tensor) -> Tensor:
         """A sequence without tokens gives zeros, whatever the first page holds."""
-        return output.masked_fill(self.lengths.view(-1, *(1,) * (output.dim() - 1)) == 0, 0.0)
+        return output.masked_fill(self.is_empty.view(-1, *(1,) * (output.dim() - 1)), 0.0)
 
     def read(self, cache: Tensor, dtype: torch.dtype) -> Tensor:
         """The tokens of a cache in the order page, slot, …: batch, token, …."""
         narrow = cache.dtype in _FLOAT8
         stored = cache.view(torch.uint8) if narrow else cache
-        size = stored.shape[1]
-        if stored.stride(0) == size * stored.stride(1):
-            rows = stored.flatten(0, 1).index_select(0, (self.pages * size + self.slots).view(-1))
-            found = rows.view(*self.slots.shape, *stored.shape[2:])
+        if stored.stride(0) == stored.shape[1] * stored.stride(1):
+            rows = stored.flatten(0, 1).index_select(0, self._slots(stored.shape[0]).reshape(-1))
+            found = rows.view(*self.is_there.shape, *stored.shape[2:])
         else:
-            found = stored[self.pages, self.slots]
+            found = stored[self._pages_and_slots(stored.shape[0])]
         return (found.view(cache.dtype) if narrow else found).to(dtype)
+
+    def _slots(self, pages: int) -> Tensor:
+        """The slots of all tokens, counted through the cache. What is not there is read from the sequence's first slot, and by
+        a sequence without tokens, which may have any pages, from the first of all."""
+        if self._rows is None:
+            tables = self.tables if pages * self.block_size <= _MOST_INT32 else self.tables.long()
+            starts = tables * self.block_size
+            slots = (starts[:, :, None] + self.positions[: self.block_size]).reshape(-1, self.capacity)
+            self._rows = torch.where(self.is_there, slots, starts[:, :1].masked_fill(self.is_empty, 0))
+        return self._rows
+
+    def _pages_and_slots(self, pages: int) -> tuple[Tensor, Tensor]:
+        """The same as page and slot within it."""
+        if self._places is None:
+            slots = self._slots(pages)
+            self._places = slots.div(self.block_size, rounding_mode="floor"), slots.remainder(self.block_size)
+        return self._places
 
 
 def _dtype(query: Tensor, cache: Tensor) -> torch.dtype:

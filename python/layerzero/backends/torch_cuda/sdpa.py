@@ -35,6 +35,8 @@ _LOAD = 16
 _CAUSAL_FROM_BOTTOM_RIGHT = 2
 # Rows of a bias begin on multiples of so many elements.
 _BIAS_STEP = 8
+# Boolean masks from this size on are read by words.
+_LARGE_MASK = 1 << 20
 
 
 def _fits(tensor: Tensor) -> bool:
@@ -269,6 +271,36 @@ def masked_cross(
     return masked(query, key, value, attn_mask, None, False, scale, -1, -1, dropout_p, seed, layout)
 
 
+def _literal_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    dropout_p: float,
+    seed: int,
+    layout: str,
+) -> tuple[Any, ...] | None:
+    return _masked_call(query, key, value, attn_mask, None, causal, scale, -1, -1, dropout_p, seed, layout)
+
+
+@direct(_literal_call)
+def literal(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    dropout_p: float,
+    seed: int,
+    layout: str,
+) -> Tensor:
+    """torch's function under the mask that is given, and nothing else."""
+    return masked(query, key, value, attn_mask, None, causal, scale, -1, -1, dropout_p, seed, layout)
+
+
 def _mask(
     query: Tensor,
     key: Tensor,
@@ -305,11 +337,18 @@ def _nothing_is_zero(output: Tensor, mask: Tensor) -> Tensor:
     """A query that may attend to nothing gives zeros. cuDNN's kernel gives something else where torch writes a boolean mask as
     0 and -65504, not minus infinity. For a boolean mask this is two launches; whether there is such a query at all is not
     asked, since the host would wait for the answer."""
-    if mask.dtype == torch.bool:
-        reached = mask.any(-1, keepdim=True)
-    else:
-        reached = mask.amax(-1, keepdim=True) != -_INFINITY
-    return torch.where(reached, output, 0.0)
+    return torch.where(_reaches(mask), output, 0.0)
+
+
+def _reaches(mask: Tensor) -> Tensor:
+    """Which queries of a mask may attend to a key."""
+    if mask.dtype != torch.bool:
+        return mask.amax(-1, keepdim=True) != -_INFINITY
+    whole = mask.is_contiguous() and mask.shape[-1] % 8 == int(mask.storage_offset()) % 8 == 0
+    if mask.numel() >= _LARGE_MASK and whole:
+        # Eight at a time: a kernel that reads single bytes takes longer than the memory needs.
+        mask = mask.view(torch.int64)
+    return mask.any(-1, keepdim=True)
 
 
 def grouped(query: Tensor, key: Tensor, value: Tensor, scale: float | None, window_left: int, layout: str) -> Tensor:
