@@ -167,7 +167,7 @@ def calls(draw: st.DrawFn, device: str) -> tuple[dict[str, Any], tuple[int, ...]
     head_dim, v_dim = one(1, 16, 24, 64, 80), one(5, 16, 32)
 
     def operand(heads: int, tokens: int, width: int) -> Tensor:
-        tokens_first, gap = one(True, False), one(0, 0, 8)
+        tokens_first, gap = one(True, False), one(0, 0, 8, 3)
         shape = (batch, tokens, heads) if tokens_first else (batch, heads, tokens)
         found = torch.randn(*shape, width + gap, generator=generator).to(dtype).to(device)[..., :width]
         return found if tokens_first == (layout == "BSHD") else found.transpose(1, 2)

@@ -68,8 +68,10 @@ def test_memory_that_torch_holds_unused_is_available() -> None:
 def test_a_full_device_leaves_no_workspace_and_the_call_is_right() -> None:
     q, k, v = decode_inputs(4)
     expected = decoded(q, k, v)
+    # What torch holds unused is available, too.
+    torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info()
-    filled = torch.empty(max(free - GIB // 2, 1), dtype=torch.uint8, device="cuda")
+    filled = torch.empty(max(free - GIB // 4, 1), dtype=torch.uint8, device="cuda")
     _native.refresh_memory()
     fits, available = accepted("triton.decode.gqa", q, k, v)
     assert not fits and available == 0

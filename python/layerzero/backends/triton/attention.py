@@ -24,6 +24,8 @@ from .decoding.splitting import tanh
 from .launching import Launch, planned, power, shared_memory
 
 _LOG2E = math.log2(math.e)
+# Numbers of 16 bits in the 16 bytes that are loaded at once.
+_LOAD = 8
 # The smallest normal float32: a smaller scale gives scores of 0.
 _TINY = 2.0**-126
 # Up to this cap, 1 - 2 / (1 + e^2x) for tanh is off by less than 1e-4 in a score; above it small scores would be lost.
@@ -181,7 +183,7 @@ def _attend(
 
     begin = first_row.to(tl.int64)
     dim, column = tl.arange(0, DIM), tl.arange(0, V_DIM)
-    q_at = q_ptr + batch * q_batch + head * q_head + begin * Q_TOKEN
+    q_at = q_ptr + (batch * q_batch + head * q_head) * 8 + begin * Q_TOKEN
     q_at = q_at + row.to(tl.int64)[:, None] * Q_TOKEN + dim[None, :]
     if HEAD_DIM == DIM:
         q = tl.load(q_at)
@@ -190,8 +192,8 @@ def _attend(
     # The factor of scores is positive: their largest is found before they are multiplied.
     if SIGN != 1:
         q = (q * SIGN).to(q_ptr.dtype.element_ty)
-    k_ptr += batch * k_batch + head // group * k_head
-    v_ptr += batch * v_batch + head // group * v_head
+    k_ptr += (batch * k_batch + head // group * k_head) * 8
+    v_ptr += (batch * v_batch + head // group * v_head) * 8
     if MASK != 0:
         mask_ptr += batch * mask_batch + head * mask_head + begin * mask_row
 
@@ -287,6 +289,26 @@ def _strides(tensor: Tensor, layout: str) -> tuple[int, int, int]:
     return stride[0] if shape[0] > 1 else 0, stride[head] if shape[head] > 1 else 0, stride[token]
 
 
+def _in_loads(strides: tuple[int, int, int]) -> tuple[int, int, int]:
+    """The same with batches and heads in loads of 16 bytes, so that Triton knows where rows begin. Where it has to read keys and
+    values number by number, the code it makes of their products gives wrong results (3.6 on sm_90)."""
+    batch, head, token = strides
+    return batch // _LOAD, head // _LOAD, token
+
+
+def _is_loadable(tensor: Tensor) -> bool:
+    """Whether its rows begin on multiples of 16 bytes."""
+    apart = zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
+    return tensor.data_ptr() % 16 == 0 and all(stride % _LOAD == 0 for stride, size in apart if size > 1)
+
+
+def _loadable(tensor: Tensor) -> Tensor:
+    """A copy whose rows begin on multiples of 16 bytes."""
+    width = tensor.shape[-1]
+    room = tensor.new_empty((*tensor.shape[:-1], -(-width // _LOAD) * _LOAD))[..., :width]
+    return room.copy_(tensor)
+
+
 def _mask_strides(mask: Tensor | None) -> tuple[int, int, int, int]:
     """How far apart the numbers of a mask are in batch, heads, queries and keys: 0 where it holds for all."""
     if mask is None:
@@ -338,8 +360,15 @@ def plan(
         1.0 / math.sqrt(max(head_dim, 1)) if scale is None else float(scale), float(softcap), mask == _ADDED
     )
     y = torch.empty(shape, dtype=dtype, device="meta")
-    (q_batch, q_head, q_token), (k_batch, k_head, k_token) = _strides(query, layout), _strides(key, layout)
-    (v_batch, v_head, v_token), (y_batch, y_head, y_token) = _strides(value, layout), _strides(y, layout)
+    # What cannot be loaded 16 bytes at a time is copied.
+    operands = (query, key, value)
+    copied = [not _is_loadable(one) for one in operands]
+    q, k, v = (_loadable(one.to("meta")) if copy else one for one, copy in zip(operands, copied, strict=True))
+    (q_batch, q_head, q_token), (k_batch, k_head, k_token) = (
+        _in_loads(_strides(q, layout)),
+        _in_loads(_strides(k, layout)),
+    )
+    (v_batch, v_head, v_token), (y_batch, y_head, y_token) = _in_loads(_strides(v, layout)), _strides(y, layout)
     group = heads // kv_heads
     many = -(-seq_q // cut.rows)
     together = max(_SHARED_BYTES // (seq_k * (head_dim + v_dim) * query.element_size()), 1) * group
@@ -362,6 +391,9 @@ def plan(
 
     def call(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None) -> Tensor:
         output = torch.empty(shape, dtype=dtype, device=device)
+        if any(copied):
+            given = zip((query, key, value), copied, strict=True)
+            query, key, value = (_loadable(one) if copy else one for one, copy in given)
         launch(query, key, value, attn_mask, output)
         return output
 
