@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import torch
-from layerzero.tuning import inputs
+from layerzero.tuning import gate, inputs
 
 
 def made(rows: int, hidden: int, dtype: str = "float32") -> torch.Tensor:
@@ -26,3 +26,16 @@ def test_the_same_call_gives_the_same_numbers_and_a_small_one_is_drawn_as_a_whol
     assert torch.equal(made(1024, 4096, "bfloat16"), made(1024, 4096, "bfloat16"))
     drawn = torch.randn((4, 8), generator=torch.Generator().manual_seed(0))
     assert torch.equal(made(4, 8), drawn)
+
+
+def test_what_is_right_of_large_integers_is_known() -> None:
+    """Scales are float32 whatever the result is, so that no call in float64 says what is right; and a result in half precision is
+    allowed what half precision is allowed, although the call is about integers."""
+    tensors = {"values": {"dtype": "int8", "shape": [6000, 6000]}, "scales": {"dtype": "float32", "shape": [6000, 1]}}
+    params = {"dtype": "bfloat16", "granularity": "per_channel"}
+    call = inputs.make(json.dumps({"op": "dequantize", "tensors": tensors, "params": params}))
+    assert call.tolerance == 1e-2 and call.flops > gate.REFERENCE_FLOPS
+    judged = gate.Gate(call)
+    assert judged.judge("torch.dequantize")[1] is None
+    wrong = call.kwargs["values"].to(torch.bfloat16) * (call.kwargs["scales"] * 1.1).to(torch.bfloat16)
+    assert judged.judge_results((wrong,))[1] is not None

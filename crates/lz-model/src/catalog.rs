@@ -12,7 +12,7 @@ use crate::ids::OpIx;
 use crate::ops::{ALIASES, OPS};
 use crate::param::{ParamRole, ParamType, ParamValue};
 use crate::query::{MAX_DIMS, MAX_INPUTS, MAX_PARAMS, Query};
-use crate::schema::{Alias, Check, OpSchema, Output, OutputDType};
+use crate::schema::{Alias, Check, OpSchema, Output, OutputDType, Tolerance};
 use crate::shape::{self, ShapePattern};
 
 /// Where an expression's field comes from.
@@ -210,6 +210,24 @@ impl Op {
         let data =
             dtypes().find(|(i, d)| !self.schema.inputs[*i].mask && (d.is_float() || DTypeSet::QUANTIZED.contains(*d)));
         data.or_else(|| dtypes().next()).map(|(_, d)| d)
+    }
+
+    /// How far the results of a call may be from the float64 ones: by the dtype the call is about, or, where that is of
+    /// integers (`dequantize`), by the one a parameter names for the result.
+    pub fn tolerance(&self, query: &Query) -> Tolerance {
+        let of = |dtype: Option<DType>| self.schema.tolerances.of(dtype.unwrap_or(DType::I64));
+        let about = self.dtype(query).filter(|&dtype| of(Some(dtype)).rtol > 0.0);
+        of(about.or_else(|| self.named_result(query)))
+    }
+
+    /// The dtype that a parameter names for a result.
+    fn named_result(&self, query: &Query) -> Option<DType> {
+        let named = |output: &Output| match *output {
+            Output::Fresh { dtype: OutputDType::Named(param), .. } => self.param_index(param),
+            _ => None,
+        };
+        let at = self.schema.outputs.iter().find_map(named)?;
+        query.param(at, &self.schema.params[at]).as_str()?.parse().ok()
     }
 }
 

@@ -206,8 +206,7 @@ pub fn call_inputs<'py>(py: Python<'py>, call: &str, device: u16) -> PyResult<Bo
     answer.set_item("params", params)?;
     answer.set_item("flops", flops)?;
     answer.set_item("reference", reference)?;
-    let dtype = op.dtype(&bound.query);
-    answer.set_item("tolerance", dtype.map(|d| schema.tolerances.of(d).rtol))?;
+    answer.set_item("tolerance", op.tolerance(&bound.query).rtol)?;
     Ok(answer)
 }
 

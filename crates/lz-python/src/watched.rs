@@ -201,9 +201,9 @@ fn differing(route: &Route, call: &str, other: &RouteStep, max_error: f64) -> Ev
     }
 }
 
-/// The operation's tolerance for the call's dtype.
+/// The operation's tolerance for the call, relative.
 fn tolerance(route: &Route) -> f64 {
-    route.op.dtype(&route.query).map_or(0.0, |dtype| route.op.schema().tolerances.of(dtype).rtol)
+    route.op.tolerance(&route.query).rtol
 }
 
 /// Arguments for another kernel: what is updated in place is a copy, or everything is.
