@@ -1,8 +1,8 @@
 """Measures what a prior is made of: the calls of published models, every kernel that can serve them.
 
 ``python bench/priors.py -o crates/lz-predict/priors/NAME.json`` runs the rows of ``layerzero bench out-of-box`` once to see which
-calls they are, tunes these calls with an empty database, and builds the prior: on a GPU with ``--device cuda``, also in CUDA
-graphs; on a CPU once for each number of ``--threads``. ``--measurements`` keeps what was measured, as CSV: ``layerzero perfdb prior
+calls they are, tunes these calls with an empty database, and builds the prior: on a GPU with ``--device cuda``, and in CUDA
+graphs as well; on a CPU once for each number of ``--threads``. ``--measurements`` keeps what was measured, as CSV: ``layerzero perfdb prior
 build`` makes one prior of several such runs.
 """
 
@@ -45,11 +45,10 @@ def tune(request: dict[str, Any]) -> None:
 
     torch.set_num_threads(request["threads"] or torch.get_num_threads())
     found = calls(request["models"], request["device"], request["dtypes"])
-    graph = request["device"] != "cpu"
-    report = lz.tune(
-        calls=found, budget=request["budget"], samples=request["samples"], device=request["device"], graph=graph
-    )
-    print(f"{len(found)} calls: {report}".partition("\n")[0], file=sys.stderr)
+    how = {"calls": found, "budget": request["budget"], "samples": request["samples"], "device": request["device"]}
+    for mode in request["modes"] if request["device"] != "cpu" else ["eager"]:
+        report = lz.tune(**how, graph=mode == "graph")
+        print(f"{len(found)} calls, {mode}: {len(report.tuned)} were measured", file=sys.stderr)
 
 
 def main() -> int:
@@ -58,8 +57,9 @@ def main() -> int:
     parser.add_argument("--models", type=lambda text: text.split(","))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtypes", type=lambda text: text.split(","), default=["float32", "bfloat16"])
+    parser.add_argument("--modes", type=lambda text: text.split(","), default=["eager", "graph"], help="on a GPU")
     parser.add_argument("--threads", type=lambda text: [int(one) for one in text.split(",")], default=[0])
-    parser.add_argument("--budget", default="300s", help="how long each number of threads may take")
+    parser.add_argument("--budget", default="300s", help="how long each mode or number of threads may take")
     parser.add_argument("--measurements", type=Path, help="where they go, too")
     parser.add_argument("--samples", type=int, default=5)
     parser.add_argument("--request", help=argparse.SUPPRESS)
@@ -67,7 +67,7 @@ def main() -> int:
     if asked.request:
         tune(json.loads(asked.request))
         return 0
-    names = ("models", "device", "dtypes", "budget", "samples")
+    names = ("models", "device", "dtypes", "modes", "budget", "samples")
     with tempfile.TemporaryDirectory() as folder:
         environment = empty.environment(Path(folder))
         for threads in asked.threads:

@@ -241,16 +241,24 @@ def _told_by(request: dict[str, Any], progress: bool) -> tuple[list[dict[str, An
             text=True,
         )
         with process:
-            for line in process.stdout or ():
-                if line.startswith("{"):
-                    told.append(json.loads(line))
-                    if progress and "row" in told[-1]:
-                        times = told[-1].get("times_torch")
-                        words = told[-1].get("error") if times is None else f"{times:.2f} × torch"
-                        print(f"{told[-1]['row']}, {told[-1]['moment']:g} s: {words}", file=sys.stderr, flush=True)
+            try:
+                for line in process.stdout or ():
+                    if line.startswith("{"):
+                        told.append(json.loads(line))
+                        if progress and "row" in told[-1]:
+                            _say(told[-1])
+            except KeyboardInterrupt:
+                # What was measured so far is a result.
+                process.kill()
         errors.seek(0)
         said = errors.read().strip()[-2000:]
     return told, None if process.returncode == 0 else f"status {process.returncode}: {said}"
+
+
+def _say(row: dict[str, Any]) -> None:
+    times = row.get("times_torch")
+    words = row.get("error") if times is None else f"{times:.2f} × torch"
+    print(f"{row['row']}, {row['moment']:g} s: {words}", file=sys.stderr, flush=True)
 
 
 def measure(

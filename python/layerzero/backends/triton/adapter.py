@@ -1,7 +1,7 @@
 """Kernels of our own in Triton (`triton`), written for version 3.6.
 
-Run on an H200 with Triton 3.6.0: every kernel against float64, and captured in graphs, but those that are marked as not
-proven. Tests on other machines use Triton's interpreter.
+Run on an H200 with Triton 3.6.0: every kernel against float64, and captured in graphs. Tests on other machines use
+Triton's interpreter.
 
 Importing Triton and these kernels takes the better part of a second. So nothing here does until a kernel runs or is
 compiled: the adapter knows where each kernel is and which arguments it has.

@@ -26,6 +26,9 @@ from .launching import Launch, planned, power, shared_memory
 _LOG2E = math.log2(math.e)
 # Numbers of 16 bits in the 16 bytes that are loaded at once.
 _LOAD = 8
+# Numbers of a row of keys or values at least, padded. On an H200, Triton 3.6 gave wrong products with rows of 16 that it did not
+# copy ahead of their use.
+_NARROWEST = 32
 # The smallest normal float32: a smaller scale gives scores of 0.
 _TINY = 2.0**-126
 # Up to this cap, 1 - 2 / (1 + e^2x) for tanh is off by less than 1e-4 in a score; above it small scores would be lost.
@@ -349,7 +352,7 @@ def plan(
     device, dtype, shape = query.device, query.dtype, (*query.shape[:-1], v_dim)
     if batch * heads * seq_q * v_dim * seq_k == 0:
         return lambda query: torch.zeros(shape, dtype=dtype, device=device), (query,)
-    dim, v_width = power(max(head_dim, 16)), power(max(v_dim, 16))
+    dim, v_width = power(max(head_dim, _NARROWEST)), power(max(v_dim, _NARROWEST))
     mask = _NONE if attn_mask is None else _BOOL if attn_mask.dtype == torch.bool else _ADDED
     # No window reaches further than from the first query to the last key.
     left, right = min(window_left, seq_q + seq_k), 0 if causal else min(window_right, seq_q + seq_k)
