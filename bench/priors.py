@@ -20,8 +20,8 @@ from typing import Any
 from layerzero.bench import empty
 
 
-def calls(models: list[str] | None, device: str, dtypes: list[str]) -> list[str]:
-    """The calls of the rows, each once."""
+def calls(models: list[str] | None, kinds: list[str] | None, device: str, dtypes: list[str]) -> list[str]:
+    """The calls of the rows, or of those of some kinds, each once."""
     import layerzero as lz
     import torch
     from layerzero.bench.model_rows import rows
@@ -29,7 +29,9 @@ def calls(models: list[str] | None, device: str, dtypes: list[str]) -> list[str]
 
     sizes = sizes_of(device)
     with torch.no_grad():
-        for row in (row for row in rows(sizes, models) if row.elements <= sizes.largest):
+        for row in (
+            row for row in rows(sizes, models) if row.elements <= sizes.largest and row.kind in (kinds or [row.kind])
+        ):
             for dtype in dtypes:
                 try:
                     row.made(device, getattr(torch, dtype)).ours(lz)
@@ -44,7 +46,7 @@ def tune(request: dict[str, Any]) -> None:
     import torch
 
     torch.set_num_threads(request["threads"] or torch.get_num_threads())
-    found = calls(request["models"], request["device"], request["dtypes"])
+    found = calls(request["models"], request["kinds"], request["device"], request["dtypes"])
     how = {"calls": found, "budget": request["budget"], "samples": request["samples"], "device": request["device"]}
     for mode in request["modes"] if request["device"] != "cpu" else ["eager"]:
         report = lz.tune(**how, graph=mode == "graph")
@@ -55,6 +57,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", required=True, type=Path)
     parser.add_argument("--models", type=lambda text: text.split(","))
+    parser.add_argument("--kinds", type=lambda text: text.split(","), help="of rows: window, mask, rope, …; all")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtypes", type=lambda text: text.split(","), default=["float32", "bfloat16"])
     parser.add_argument("--modes", type=lambda text: text.split(","), default=["eager", "graph"], help="on a GPU")
@@ -67,7 +70,7 @@ def main() -> int:
     if asked.request:
         tune(json.loads(asked.request))
         return 0
-    names = ("models", "device", "dtypes", "modes", "budget", "samples")
+    names = ("models", "kinds", "device", "dtypes", "modes", "budget", "samples")
     with tempfile.TemporaryDirectory() as folder:
         environment = empty.environment(Path(folder))
         for threads in asked.threads:

@@ -26,6 +26,9 @@ OPS = {
     "triton.attention": "attention.standard.prefill",
     "triton.attention.gqa": "attention.gqa.prefill",
     "triton.attention.cross": "attention.cross.prefill",
+    "triton.attention.masked": "attention.standard.prefill",
+    "triton.attention.masked.gqa": "attention.gqa.prefill",
+    "triton.attention.masked.cross": "attention.cross.prefill",
 }
 LEAST = torch.finfo(torch.float32).min
 
@@ -79,7 +82,7 @@ def test_what_is_declared(
 )
 def test_masks_that_are_declared(shape: tuple[int, ...], dtype: str, reason: str | None) -> None:
     shapes = {**CALL, "attn_mask": shape}
-    for kernel, more in (("triton.attention.gqa", MASKED), ("triton.attention.cross", {})):
+    for kernel, more in (("triton.attention.masked.gqa", MASKED), ("triton.attention.masked.cross", {})):
         options = {"dtypes": {"attn_mask": dtype}, "layout": "BHSD", **more}
         reasons = described.ask(OPS[kernel], "h200", shapes, "bfloat16", **options)[kernel]
         assert not reasons if reason is None else any(line.startswith(reason) for line in reasons), reasons
@@ -137,7 +140,7 @@ def wrong_cases(device: str) -> list[str]:
             place = None if device == "cpu" else device
             wrong += [f"{name}: {case.name}: {problem}" for problem in cases.run(kernel, case, place)]
             ran.add(case.name)
-        least = {"cpu": 20, "cuda": 2}[device.partition(":")[0]]
+        least = {"cpu": 15, "cuda": 2}[device.partition(":")[0]]
         wrong += [] if len(ran) >= least else [f"{name}: only {sorted(ran)} ran"]
     return wrong if set(found) == set(OPS) else [f"there are {sorted(found)}"]
 

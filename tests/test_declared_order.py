@@ -59,12 +59,13 @@ def test_what_goes_first_is_never_far_behind(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["bool", "bfloat16"])
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
-def test_under_a_mask_torch_chooses(family: str, graph: bool) -> None:
-    """Padding of BERT and the bias of T5: of torch's kernels its own choice goes first."""
+def test_who_goes_first_under_a_mask(family: str, graph: bool) -> None:
+    """Padding of BERT and the bias of T5: our kernel that reads the mask as it lies; of torch's kernels its own choice."""
     shape = "16x1x1x512" if family == "bool" else "1x12x512x512"
     words = ["explain", "--json", "--device", "h200", "--op", "attention", "--layout", "BHSD", "--param=causal=false"]
     for name in ("query", "key", "value"):
         words += [f"--shape={name}=16x12x512x64", f"--input-dtype={name}=bfloat16"]
     words += [f"--shape=attn_mask={shape}", f"--input-dtype=attn_mask={family}"]
-    answer = json.loads(described.command(*words, *(["--capturing"] if graph else [])))
-    assert answer["chosen"] == "torch.cuda.sdpa.literal"
+    words += ["--capturing"] if graph else []
+    assert json.loads(described.command(*words))["chosen"] == "triton.attention.masked"
+    assert json.loads(described.command(*words, "--assume", "torch"))["chosen"] == "torch.cuda.sdpa.literal"

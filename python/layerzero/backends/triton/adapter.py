@@ -45,8 +45,10 @@ PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
         "sampling.verifying",
         ("draft_ids", "draft_probs", "target_probs", "uniform", "seed"),
     ),
-    **dict.fromkeys(("triton.attention", "triton.attention.gqa"), ("attention", _ATTENTION)),
-    "triton.attention.cross": ("attention", _CROSS),
+    **dict.fromkeys(
+        (f"triton.attention{kind}" for kind in ("", ".gqa", ".masked", ".masked.gqa")), ("attention", _ATTENTION)
+    ),
+    **dict.fromkeys(("triton.attention.cross", "triton.attention.masked.cross"), ("attention", _CROSS)),
     **dict.fromkeys(("triton.decode", "triton.decode.gqa"), ("decoding.decode", _DECODE)),
     **dict.fromkeys(("triton.paged.decode", "triton.paged.decode.gqa"), ("decoding.paged", _PAGED)),
     "triton.mla.decode.paged": ("decoding.mla", _MLA),

@@ -434,8 +434,8 @@ def cross(
     return plan(query, key, value, attn_mask, False, scale, -1, -1, softcap, layout)
 
 
+#: Under a mask they are kernels of their own, since that is where they outrank torch's before anything is measured.
 KERNELS: dict[str, Callable[..., Any]] = {
-    "triton.attention": attention,
-    "triton.attention.gqa": attention,
-    "triton.attention.cross": cross,
+    **dict.fromkeys((f"triton.attention{kind}" for kind in ("", ".gqa", ".masked", ".masked.gqa")), attention),
+    **dict.fromkeys(("triton.attention.cross", "triton.attention.masked.cross"), cross),
 }
