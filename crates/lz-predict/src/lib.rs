@@ -253,6 +253,16 @@ impl Model {
         self.class(facts.query)?.estimate(id, facts)
     }
 
+    /// What a kernel takes of the host and of the device, measured or predicted.
+    fn sides_of(&self, id: &Id, facts: &Facts<'_>) -> Option<Sides> {
+        let class = self.class(facts.query)?;
+        let side = |times: &Times| {
+            let found = times.estimate(id, facts).filter(|e| e.trusted)?;
+            Some(Side { median_us: found.median_us, apart_us: found.apart_us.or(Some(found.spread_us)) })
+        };
+        Some(Sides { host: side(&class.host)?, device: side(&class.device)? })
+    }
+
     fn class(&self, query: &Query) -> Option<&Class> {
         let class = query.class();
         self.classes.get(&class.fingerprint())?.iter().find(|c| c.class == class)

@@ -24,10 +24,10 @@ use std::sync::Arc;
 
 use lz_model::{BindRules, CallSpec, Catalog, Context, DType, DeviceIx, DeviceSpec, Facts, KernelDescriptor, OpIx};
 use lz_model::{Layout, MAX_INPUTS, Platform, Query, TensorFacts};
-use lz_select::{Estimate, EstimateKind, PerfSource};
+use lz_select::{Compared, Estimate, EstimateKind, PerfSource, Rival, Side, Sides};
 use serde::{Deserialize, Serialize};
 
-use super::{Model, Observation, Parts, Seen};
+use super::{Model, Observation, Parts, Seen, sides};
 
 /// The format this version writes and reads.
 const FORMAT: u32 = 1;
@@ -295,18 +295,24 @@ impl Told {
         }
         let at = Facts { query: &query, ..*facts };
         let version = self.versions.get(&kernel.id);
-        let named = version.and_then(|version| self.model.estimate_of(&(kernel.id.clone(), version.clone()), &at));
-        let plain =
-            || kernel.baseline.then(|| self.model.estimate_of(&(PLAIN_TORCH.into(), String::new()), &at)).flatten();
-        if named.is_none() || version != Some(&kernel.version) {
+        let named = version.map(|version| (kernel.id.clone(), version.clone()));
+        let plain = kernel.baseline.then(|| (PLAIN_TORCH.to_owned(), String::new()));
+        let known = |id: &Option<_>| id.as_ref().and_then(|id| self.model.estimate_of(id, &at));
+        let (id, found) = match known(&named) {
+            Some(found) => (named?, found),
+            None => (plain.clone()?, known(&plain)?),
+        };
+        if version != Some(&kernel.version) || id.0 == PLAIN_TORCH {
             off += OTHER_VERSION;
         }
-        let found = named.or_else(plain)?;
         let apart = found.apart_us.unwrap_or(found.spread_us) + off * found.median_us;
+        // Hosts differ more than devices of a family do: a tie with plain torch is broken by what each takes the device.
+        let wider = |side: Side| Side { apart_us: side.apart_us.map(|us| us + off * side.median_us), ..side };
+        let sides = self.model.sides_of(&id, &at);
         Some(Estimate {
             spread_us: found.spread_us + off * found.median_us,
             apart_us: Some(apart),
-            sides: None,
+            sides: sides.map(|sides| Sides { host: wider(sides.host), device: wider(sides.device) }),
             kind: EstimateKind::Prior,
             ..found
         })
@@ -380,6 +386,10 @@ impl Prior {
 impl PerfSource for Prior {
     fn estimate(&self, kernel: &KernelDescriptor, facts: &Facts<'_>) -> Option<Estimate> {
         self.told(facts.query.device())?.estimate(kernel, facts)
+    }
+
+    fn compare(&self, a: &Rival<'_>, b: &Rival<'_>) -> Compared {
+        sides::compare(a, b)
     }
 
     fn is_empty(&self) -> bool {

@@ -3,7 +3,7 @@
 use lz_model::{BindRules, CallSpec, Catalog, Context, DType, DeviceIx, DeviceSpec, Facts, KernelDescriptor, Layout};
 use lz_model::{Platform, Query};
 use lz_predict::{Prior, PriorError, PriorFile, PriorTime, PriorTimes};
-use lz_select::{Estimate, EstimateKind, PerfSource};
+use lz_select::{Compared, Estimate, EstimateKind, PerfSource, Rival};
 
 fn gpu(name: &str, sm: u32, bandwidth_gbs: f64) -> DeviceSpec {
     let mut device = DeviceSpec::new(Platform::Cuda, name);
@@ -111,6 +111,29 @@ fn the_device_is_scaled_by_the_roofline_and_the_host_is_not() {
     };
     assert!((us("lib.other", 4096) - 60.0).abs() < 1e-9);
     assert!((us("lib.other", 1) - 6.0).abs() < 1e-9, "the host sets the pace here as there");
+}
+
+#[test]
+fn a_tie_with_plain_torch_is_broken_by_what_each_takes_the_device() {
+    let call = rms(64, 1024, DType::Bf16);
+    let here = gpu("Big", 90, 4000.0);
+    let asked = query(&call, Context::default());
+    let compared = |plain, other| {
+        let mut measured = times(call.clone(), plain, other);
+        for time in &mut measured.times {
+            if let PriorTime::Parts(_, _, spread, ..) = time {
+                *spread = 1.5;
+            }
+        }
+        let prior = Prior::new(&[file(vec![measured])], std::slice::from_ref(&here));
+        let estimates = [("torch.plain", "2.0"), ("lib.other", "1")]
+            .map(|(id, version)| ask(&prior, &here, &kernel(id, version), &asked).unwrap());
+        let rival = |at: usize| Rival { estimate: &estimates[at], baseline: at == 0 };
+        (rival(1).compare(&rival(0)), prior.compare(&rival(1), &rival(0)))
+    };
+    // Both wait for their hosts, and one keeps its device half as long.
+    assert_eq!(compared((10.0, 9.5), (8.5, 5.0)), (Compared::Tie, Compared::Ahead));
+    assert_eq!(compared((10.0, 9.5), (8.5, 9.3)), (Compared::Tie, Compared::Tie));
 }
 
 #[test]
