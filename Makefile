@@ -22,7 +22,7 @@ SOURCES := testdata python tests examples bench scripts
 
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 
-.PHONY: help demo test test-rust test-python test-full test-isa bench check docs reference loom venv develop wheel stubs fmt schemas testdata lock clean
+.PHONY: help demo test test-rust test-python test-full test-isa bench check docs reference loom venv clone-venv develop wheel check-wheel stubs fmt schemas testdata lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -102,16 +102,19 @@ $(LZ_VENV)/.ready:
 	@flock "$(LZ_VENV).lock" bash scripts/venv.sh "$(LZ_VENV)" "$(UV)" requirements-dev.txt
 
 # This clone's own environment, for you: `source .venv/bin/activate`, then `layerzero` and `import layerzero` are this tree's.
-.venv/bin/layerzero: $(LZ_VENV)/.ready scripts/clone_venv.sh
+clone-venv: venv
 	@bash scripts/clone_venv.sh "$(LZ_VENV)"
 
-develop: venv .venv/bin/layerzero ## build the native module into the package (PROFILE=release for speed)
+develop: venv clone-venv ## build the native module into the package (PROFILE=release for speed)
 	@[ -e "$(BUILT)" ] || echo "Building the native module ($(PROFILE)): about 300 crates, four to six minutes on two cores."
 	cargo build --profile $(PROFILE) -p lz-python
 	@cmp -s "$(BUILT)" $(NATIVE) || (cp "$(BUILT)" $(NATIVE).new && mv $(NATIVE).new $(NATIVE))
 
 wheel: venv ## build the wheel into dist/
 	$(LZ_VENV)/bin/maturin build --release --interpreter $(PYTHON) --out dist
+
+check-wheel: wheel ## install the wheel into fresh environments of several Pythons and use it (PYTHONS, TORCH)
+	bash scripts/check_wheel.sh $(LZ_VENV)/bin/uv $(or $(PYTHONS),3.11 3.12 3.13)
 
 stubs: develop ## write the type stubs of the native module
 	$(PYTHON) scripts/stubs.py

@@ -106,7 +106,7 @@ class TextCall:
 #: stubtest knows all else about them.
 OTHERS: dict[str, tuple[str, ...]] = {
     "allocations": ("int | None",),
-    "leave_captures_alone": ("bool",),
+    "exchange_capture_mode": ("mode: int", "int | None"),
     "backends": ("str",),
     "call_inputs": ("call: str", "device: int", "dict[str, Any]"),
     "device_name": ("device: int", "str"),

@@ -23,6 +23,7 @@ from layerzero.documents import to_json
 from layerzero.errors import LayerZeroError
 from layerzero.events import log
 from layerzero.lifecycle import start_thread, waited_for
+from layerzero.running import OF_THIS_THREAD
 
 #: Seconds without a call before a measurement starts.
 IDLE_S = 0.1
@@ -224,7 +225,7 @@ def _floor_us(call: str, device: str) -> float:
 def _measured(call: str, device: str, seconds: float, again: bool, stop: Callable[[], bool]) -> dict[str, Any]:
     number = _native.device_number(device)
     if devices.cuda_index(number) is not None:
-        _native.leave_captures_alone()
+        _native.exchange_capture_mode(OF_THIS_THREAD)
     request = {"calls": [json.loads(call)], "device": number}
     samples = int(setting("perfdb.tune_samples"))
     answer = _native.measure(to_json(request), max(seconds, 0.01), samples, again, 0, False, None, stop)

@@ -83,7 +83,8 @@ def _load(registering: bool) -> bool:
 @contextmanager
 def _no_collections() -> Iterator[None]:
     """Without garbage collections. Reading documents makes thousands of objects, each few hundred of which have Python go
-    through all those of torch: half of the time of the first call."""
+        through all those of torch: half of the time of the first call. The switch is one for all threads: nobody else's code runs under it
+    but imports."""
     if not gc.isenabled():
         yield
         return

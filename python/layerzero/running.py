@@ -10,6 +10,10 @@ from layerzero import _native, devices
 from layerzero.checks import synchronize
 
 
+#: `cudaStreamCaptureModeThreadLocal`: what other threads capture is nothing to this one.
+OF_THIS_THREAD = 1
+
+
 def once(kernel: str, call: str, device: int) -> float:
     """Runs a kernel and waits for it. Gives the milliseconds that took, its compilation among them."""
     from layerzero.tuning import inputs
@@ -24,17 +28,29 @@ def once(kernel: str, call: str, device: int) -> float:
 
 @contextmanager
 def quietly(device: int) -> Iterator[None]:
-    """Without gradients, and on a stream of its own where there are streams. For threads of ours: on CUDA, no capture of
-    another thread is disturbed by this one from then on."""
+    """Without gradients, and on a stream of its own where there are streams. On CUDA no capture of another thread is disturbed
+    meanwhile."""
     import torch
 
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         if (index := devices.cuda_index(device)) is not None:
-            _native.leave_captures_alone()
+            stack.enter_context(beside_captures())
             stack.enter_context(torch.cuda.device(index))
             stack.enter_context(torch.cuda.stream(torch.cuda.Stream(index)))  # type: ignore[no-untyped-call]
         yield
+
+
+@contextmanager
+def beside_captures() -> Iterator[None]:
+    """Has the driver let this thread take memory, load code and ask about events while another one captures a graph: by default
+    that fails, and breaks the capture. What this thread captures itself is checked as before."""
+    before = _native.exchange_capture_mode(OF_THIS_THREAD)
+    try:
+        yield
+    finally:
+        if before is not None:
+            _native.exchange_capture_mode(before)
 
 
 def _wait_for(device: int) -> None:

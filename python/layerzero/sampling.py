@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from layerzero import _native
 from layerzero.lifecycle import start_thread
+from layerzero.running import OF_THIS_THREAD
 
 #: Calls that are followed at a time. Each holds two events, a compared one four.
 MOST = 256
@@ -57,7 +58,7 @@ class CudaEvents:
     def attend(self) -> bool:
         """Has the driver allow this thread to ask about events while another thread captures a graph: the default would
         break that capture."""
-        return _native.leave_captures_alone()
+        return _native.exchange_capture_mode(OF_THIS_THREAD) is not None
 
     def mark(self, device: int) -> tuple[int, Any]:
         """Records an event on the current stream of a device."""

@@ -212,12 +212,11 @@ impl Op {
         data.or_else(|| dtypes().next()).map(|(_, d)| d)
     }
 
-    /// How far the results of a call may be from the float64 ones: by the dtype the call is about, or, where that is of
-    /// integers (`dequantize`), by the one a parameter names for the result.
+    /// How far the results of a call may be from the float64 ones: by the float a parameter names for the result
+    /// (`dequantize`), else by the dtype the call is about.
     pub fn tolerance(&self, query: &Query) -> Tolerance {
-        let of = |dtype: Option<DType>| self.schema.tolerances.of(dtype.unwrap_or(DType::I64));
-        let about = self.dtype(query).filter(|&dtype| of(Some(dtype)).rtol > 0.0);
-        of(about.or_else(|| self.named_result(query)))
+        let named = self.named_result(query).filter(|dtype| dtype.is_float() && dtype.bits() >= 16);
+        self.schema.tolerances.of(named.or_else(|| self.dtype(query)).unwrap_or(DType::I64))
     }
 
     /// The dtype that a parameter names for a result.

@@ -306,13 +306,14 @@ impl Told {
             off += OTHER_VERSION;
         }
         let apart = found.apart_us.unwrap_or(found.spread_us) + off * found.median_us;
-        // Hosts differ more than devices of a family do: a tie with plain torch is broken by what each takes the device.
-        let wider = |side: Side| Side { apart_us: side.apart_us.map(|us| us + off * side.median_us), ..side };
+        // A tie with plain torch is broken by what each takes the device. A host is another one here: it decides nothing.
+        let device = |side: Side| Side { apart_us: side.apart_us.map(|us| us + off * side.median_us), ..side };
+        let host = |side: Side| Side { apart_us: None, ..side };
         let sides = self.model.sides_of(&id, &at);
         Some(Estimate {
             spread_us: found.spread_us + off * found.median_us,
             apart_us: Some(apart),
-            sides: sides.map(|sides| Sides { host: wider(sides.host), device: wider(sides.device) }),
+            sides: sides.map(|sides| Sides { host: host(sides.host), device: device(sides.device) }),
             kind: EstimateKind::Prior,
             ..found
         })

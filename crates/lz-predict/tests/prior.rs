@@ -118,11 +118,11 @@ fn a_tie_with_plain_torch_is_broken_by_what_each_takes_the_device() {
     let call = rms(64, 1024, DType::Bf16);
     let here = gpu("Big", 90, 4000.0);
     let asked = query(&call, Context::default());
-    let compared = |plain, other| {
+    let compared = |plain, other, noise| {
         let mut measured = times(call.clone(), plain, other);
         for time in &mut measured.times {
             if let PriorTime::Parts(_, _, spread, ..) = time {
-                *spread = 1.5;
+                *spread = noise;
             }
         }
         let prior = Prior::new(&[file(vec![measured])], std::slice::from_ref(&here));
@@ -132,8 +132,10 @@ fn a_tie_with_plain_torch_is_broken_by_what_each_takes_the_device() {
         (rival(1).compare(&rival(0)), prior.compare(&rival(1), &rival(0)))
     };
     // Both wait for their hosts, and one keeps its device half as long.
-    assert_eq!(compared((10.0, 9.5), (8.5, 5.0)), (Compared::Tie, Compared::Ahead));
-    assert_eq!(compared((10.0, 9.5), (8.5, 9.3)), (Compared::Tie, Compared::Tie));
+    assert_eq!(compared((10.0, 9.5), (8.5, 5.0), 1.5), (Compared::Tie, Compared::Ahead));
+    assert_eq!(compared((10.0, 9.5), (8.5, 9.3), 1.5), (Compared::Tie, Compared::Tie));
+    // The host is another one here.
+    assert_eq!(compared((5.0, 20.0), (3.0, 19.9), 0.1), (Compared::Tie, Compared::Tie));
 }
 
 #[test]

@@ -20,9 +20,6 @@ type StreamIsCapturing = unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int;
 /// `cudaThreadExchangeStreamCaptureMode(&mode)`: puts the calling thread's mode in force, and gives the one before.
 type ExchangeCaptureMode = unsafe extern "C" fn(*mut c_int) -> c_int;
 
-/// `cudaStreamCaptureModeRelaxed`: what this thread does is nothing to the captures of other threads.
-const RELAXED: c_int = 2;
-
 /// A function of the CUDA runtime that is loaded, if one is.
 ///
 /// # Safety
@@ -38,17 +35,18 @@ unsafe fn of_runtime<T: Copy>(name: &[u8]) -> Option<T> {
     })
 }
 
-/// Has the CUDA runtime allow this thread to ask about events, take memory and load code while another thread captures a
-/// graph. By default that fails, and breaks the capture. For threads of ours: it is so from then on. `False` when there is no
-/// runtime to ask.
+/// Puts another mode of captures in force for this thread, and gives the one before: 0 global, 1 of this thread, 2 relaxed. `None` when
+/// there is no runtime to ask. Where it is global, a thread that takes memory, loads code or asks about an event while another
+/// captures a graph fails, and breaks the capture; with 1 only captures of its own count.
 #[pyfunction]
-pub fn leave_captures_alone() -> bool {
-    let mut mode = RELAXED;
+pub fn exchange_capture_mode(mode: c_int) -> Option<c_int> {
+    let mut mode = mode;
     // SAFETY: the signature is that of the runtime's C interface; it writes one number.
-    unsafe {
+    let exchanged = unsafe {
         of_runtime::<ExchangeCaptureMode>(b"cudaThreadExchangeStreamCaptureMode")
             .is_some_and(|exchange| exchange(&mut mode) == 0)
-    }
+    };
+    exchanged.then_some(mode)
 }
 
 /// Asks torch for the current stream and the CUDA runtime for its state: some ten nanoseconds, no synchronisation.

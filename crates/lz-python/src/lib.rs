@@ -199,7 +199,7 @@ fn _native(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(graphs::graph_release, module)?)?;
     module.add_function(wrap_pyfunction!(graphs::recording, module)?)?;
     module.add_function(wrap_pyfunction!(sampled::time_host_by_events, module)?)?;
-    module.add_function(wrap_pyfunction!(capture::leave_captures_alone, module)?)?;
+    module.add_function(wrap_pyfunction!(capture::exchange_capture_mode, module)?)?;
     module.add_class::<pinned::Plan>()?;
     module.add_function(wrap_pyfunction!(pinned::solve, module)?)?;
     module.add_function(wrap_pyfunction!(pinned::load_table, module)?)?;

@@ -46,6 +46,10 @@ SECONDS = 0.2
 SLOW_S = 0.05
 
 
+#: Why a run ended early, where somebody pressed Ctrl-C.
+INTERRUPTED = "interrupted: the rest was not measured"
+
+
 class _Explaining:
     """Stands in for LayerZero's module in a row: its functions explain the call instead of making it."""
 
@@ -248,8 +252,8 @@ def _told_by(request: dict[str, Any], progress: bool) -> tuple[list[dict[str, An
                         if progress and "row" in told[-1]:
                             _say(told[-1])
             except KeyboardInterrupt:
-                # What was measured so far is a result.
                 process.kill()
+                return told, INTERRUPTED
         errors.seek(0)
         said = errors.read().strip()[-2000:]
     return told, None if process.returncode == 0 else f"status {process.returncode}: {said}"
@@ -316,6 +320,10 @@ def measure(
                 result |= one
             else:
                 result.setdefault("jit", []).append(one["jit"])
+        if ended == INTERRUPTED:
+            # What was measured so far is a result.
+            result["problems"].append(INTERRUPTED)
+            break
         if ended is not None:
             result["problems"].append(f"the process for {', '.join(group)} ended early: {ended}")
     result["rows"] = list(rows.values())

@@ -59,10 +59,14 @@ def _floats(rows: Tensor, scales: Tensor, target: composed.Format) -> Tensor:
     beyond 20 digits of its mantissa only says on which side of a tie it is, and is replaced by a digit that float32 has."""
     nothing = scales == 0.0
     divisors = scales.double().masked_fill_(nothing, 1.0)
-    limits = torch.mul(scales, target.largest, out=torch.empty_like(scales, dtype=rows.dtype))
     # A scale of zero gives zeros without a sign.
     signless = torch.where(nothing, 0.0, -0.0)
-    quotients = torch.addcdiv(signless, rows.clamp(-limits, limits), divisors)
+    if target.dtype == torch.float8_e5m2:
+        # Its largest number times a scale below bfloat16's normal numbers may round up there, and what is above it is infinite.
+        quotients = torch.addcdiv(signless, rows, divisors).clamp_(-target.largest, target.largest)
+    else:
+        limits = torch.mul(scales, target.largest, out=torch.empty_like(scales, dtype=rows.dtype))
+        quotients = torch.addcdiv(signless, rows.clamp(-limits, limits), divisors)
     rest = quotients.view(torch.int32)[:, ::2]
     torch.mul(rest != 0, _SOMETHING, out=rest)
     return quotients.to(target.dtype)

@@ -58,7 +58,9 @@ class Contexts:
         if self._rows is None:
             tables = self.tables if pages * self.block_size <= _MOST_INT32 else self.tables.long()
             starts = tables * self.block_size
-            slots = (starts[:, :, None] + self.positions[: self.block_size]).reshape(-1, self.capacity)
+            slots = (starts[:, :, None] + self.positions[: self.block_size]).reshape(
+                self.tables.shape[0], self.capacity
+            )
             self._rows = torch.where(self.is_there, slots, starts[:, :1].masked_fill(self.is_empty, 0))
         return self._rows
 

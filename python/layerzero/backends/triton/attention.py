@@ -286,10 +286,12 @@ def blocks_for(width: int, seq_q: int, mask: int, shared: int) -> Blocks:
 
 
 def _strides(tensor: Tensor, layout: str) -> tuple[int, int, int]:
-    """How far apart batches, heads and tokens are. Of one batch or head that is 0, so that it is no further kind of call."""
+    """How far apart batches, heads and tokens are. Of one batch or head that is 0, so that it is no further kind of call; of one
+    token the width of a row, in whole loads."""
     head, token = (1, 2) if layout == "BHSD" else (2, 1)
     shape, stride = tensor.shape, tensor.stride()
-    return stride[0] if shape[0] > 1 else 0, stride[head] if shape[head] > 1 else 0, stride[token]
+    row = stride[token] if shape[token] > 1 else -(-shape[-1] // _LOAD) * _LOAD
+    return stride[0] if shape[0] > 1 else 0, stride[head] if shape[head] > 1 else 0, row
 
 
 def _in_loads(strides: tuple[int, int, int]) -> tuple[int, int, int]:
