@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from layerzero import _native, devices
 from layerzero.checks import synchronize
 
-
 #: `cudaStreamCaptureModeThreadLocal`: what other threads capture is nothing to this one.
 OF_THIS_THREAD = 1
 
