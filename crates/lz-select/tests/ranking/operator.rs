@@ -1,4 +1,4 @@
-//! What stands above speed: rules, locks, levels, what is not compiled, what does not fit into memory.
+//! What precedes speed: rules, locks, levels, what is not compiled, what does not fit into memory.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
