@@ -63,7 +63,7 @@ def main() -> int:
     parser.add_argument("--modes", type=lambda text: text.split(","), default=["eager", "graph"], help="on a GPU")
     parser.add_argument("--threads", type=lambda text: [int(one) for one in text.split(",")], default=[0])
     parser.add_argument("--budget", default="300s", help="how long each mode or number of threads may take")
-    parser.add_argument("--measurements", type=Path, help="where they go, too")
+    parser.add_argument("--measurements", type=Path, help="also write what was measured to this CSV file")
     parser.add_argument("--samples", type=int, default=5)
     parser.add_argument("--request", help=argparse.SUPPRESS)
     asked = parser.parse_args()

@@ -17,13 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from layerzero import _native, devices, fingerprints
+from layerzero import _native, fingerprints
 from layerzero.control import setting
 from layerzero.documents import to_json
 from layerzero.errors import LayerZeroError
 from layerzero.events import log
 from layerzero.lifecycle import start_thread, waited_for
-from layerzero.running import OF_THIS_THREAD
+from layerzero.running import beside_captures
 
 #: Seconds without a call before a measurement starts.
 IDLE_S = 0.1
@@ -224,11 +224,10 @@ def _floor_us(call: str, device: str) -> float:
 @waited_for
 def _measured(call: str, device: str, seconds: float, again: bool, stop: Callable[[], bool]) -> dict[str, Any]:
     number = _native.device_number(device)
-    if devices.cuda_index(number) is not None:
-        _native.exchange_capture_mode(OF_THIS_THREAD)
     request = {"calls": [json.loads(call)], "device": number}
     samples = int(setting("perfdb.tune_samples"))
-    answer = _native.measure(to_json(request), max(seconds, 0.01), samples, again, 0, False, None, stop)
+    with beside_captures(number):
+        answer = _native.measure(to_json(request), max(seconds, 0.01), samples, again, 0, False, None, stop)
     fingerprints.measured()
     report: dict[str, Any] = json.loads(answer)
     return report

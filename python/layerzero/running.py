@@ -34,17 +34,17 @@ def quietly(device: int) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         if (index := devices.cuda_index(device)) is not None:
-            stack.enter_context(beside_captures())
+            stack.enter_context(beside_captures(device))
             stack.enter_context(torch.cuda.device(index))
             stack.enter_context(torch.cuda.stream(torch.cuda.Stream(index)))  # type: ignore[no-untyped-call]
         yield
 
 
 @contextmanager
-def beside_captures() -> Iterator[None]:
-    """Has the driver let this thread take memory, load code and ask about events while another one captures a graph: by default
-    that fails, and breaks the capture. What this thread captures itself is checked as before."""
-    before = _native.exchange_capture_mode(OF_THIS_THREAD)
+def beside_captures(device: int) -> Iterator[None]:
+    """On a CUDA device, has the driver let this thread take memory, load code and ask about events while another one captures a
+    graph: by default that fails, and breaks the capture. What this thread captures itself is checked as before."""
+    before = None if devices.cuda_index(device) is None else _native.exchange_capture_mode(OF_THIS_THREAD)
     try:
         yield
     finally:

@@ -35,7 +35,7 @@ def append(
     # What slot 0 holds, then the tokens: of keys, and of values.
     rows = torch.cat((key_cache[0, :1], key, value_cache[0, :1], value))
     new_keys, new_values = rows.view(2, tokens + 1, heads, head_dim)[:, sources]
-    if _is_one_row_a_slot(key_cache) and _is_one_row_a_slot(value_cache):
+    if is_one_row_a_slot(key_cache) and is_one_row_a_slot(value_cache):
         # Assigned to, not by `index_put_`: torch reads the arguments of an assignment in half the time.
         key_cache.flatten(0, 1)[places] = new_keys
         value_cache.flatten(0, 1)[places] = new_values
@@ -57,7 +57,7 @@ def _sources(slots: Tensor, places: Tensor, capacity: int) -> Tensor:
     return last[places]
 
 
-def _is_one_row_a_slot(cache: Tensor) -> bool:
+def is_one_row_a_slot(cache: Tensor) -> bool:
     """Whether pages and slots are one dimension as they lie."""
     return cache.stride(0) == cache.shape[1] * cache.stride(1)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..flash_attn.operands import loadable, positive
+from .caches import is_one_row_a_slot
 from .unfused import attend
 
 _sdpa = torch._C._nn.scaled_dot_product_attention
@@ -45,7 +46,7 @@ class Contexts:
         """The tokens of a cache in the order page, slot, …: batch, token, …."""
         narrow = cache.dtype in _FLOAT8
         stored = cache.view(torch.uint8) if narrow else cache
-        if stored.stride(0) == stored.shape[1] * stored.stride(1):
+        if is_one_row_a_slot(stored):
             rows = stored.flatten(0, 1).index_select(0, self._slots(stored.shape[0]).reshape(-1))
             found = rows.view(*self.is_there.shape, *stored.shape[2:])
         else:
