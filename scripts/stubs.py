@@ -156,6 +156,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "disable": ("name: str", "why: str", "None"),
     "document": ("text: str", "version: str | None = None", "str"),
     "explain": ("op: str", "*args: Any", "**kwargs: Any", "tuple[str, str]"),
+    "explain_to_compile": ("op: str", "captured: bool", "*args: Any", "**kwargs: Any", "str"),
     "after_fork": ("None",),
     "after_fork_in_child": ("None",),
     "before_fork": ("None",),

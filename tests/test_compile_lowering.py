@@ -351,8 +351,10 @@ def _asked(*candidates: dict[str, Any], by: str = "ranking") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("ours", "theirs", "function", "how"),
     [
-        (10.0, 100.0, "rms_norm", "kernel"),
-        (80.0, 100.0, "rms_norm", "torch"),
+        (10.0, 100.0, "rms_norm", "torch"),
+        (10.0, 100.0, "rope", "torch"),
+        (10.0, 100.0, "attention", "kernel"),
+        (80.0, 100.0, "attention", "torch"),
         (1000.0, 1050.0, "linear", "torch"),
         (1000.0, 1500.0, "linear", "kernel"),
         (None, None, "linear", "kernel"),
@@ -364,23 +366,35 @@ def test_a_kernel_must_gain_more_than_its_operator_costs(
 ) -> None:
     monkeypatch.setitem(loading.FUNCTIONS, "fast.kernel", lambda: None)
     asked = _asked(_candidate("fast.kernel", "triton", 1, ours), _candidate("torch.kernel", "torch", 2, theirs))
-    assert choices.from_report(asked, function, always=False).how == how
+    assert choices.from_report(asked, function, always=False, device_us={}).how == how
+
+
+def test_the_time_of_the_device_counts_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(loading.FUNCTIONS, "fast.kernel", lambda: None)
+    asked = _asked(_candidate("fast.kernel", "triton", 1, 20.0), _candidate("torch.kernel", "torch", 2, 100.0))
+    # Most of torch's 100 µs are the host's, which a compiled graph does not need.
+    near = {"fast.kernel": 15.0, "torch.kernel": 30.0}
+    assert choices.from_report(asked, "attention", always=False, device_us=near).how == "torch"
+    far = {"fast.kernel": 15.0, "torch.kernel": 90.0}
+    assert choices.from_report(asked, "attention", always=False, device_us=far).how == "kernel"
+    half = {"fast.kernel": 15.0, "torch.kernel": None}
+    assert choices.from_report(asked, "attention", always=False, device_us=half).how == "kernel"
 
 
 def test_who_prefers_a_library_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(loading.FUNCTIONS, "fast.kernel", lambda: None)
     preferred = _asked(_candidate("fast.kernel", "triton", 1, policy=50.0), _candidate("torch.kernel", "torch", 2))
-    assert choices.from_report(preferred, "rms_norm", always=False).how == "kernel"
-    assert choices.from_report(preferred, "rms_norm", always=True).how == "kernel"
+    assert choices.from_report(preferred, "rms_norm", always=False, device_us={}).how == "kernel"
+    assert choices.from_report(preferred, "rms_norm", always=True, device_us={}).how == "kernel"
     ranked = _asked(_candidate("fast.kernel", "triton", 1), _candidate("torch.kernel", "torch", 2))
-    assert choices.from_report(ranked, "linear", always=False).how == "kernel"
-    assert choices.from_report(ranked, "linear", always=True).how == "torch"
+    assert choices.from_report(ranked, "linear", always=False, device_us={}).how == "kernel"
+    assert choices.from_report(ranked, "linear", always=True, device_us={}).how == "torch"
 
 
 def test_a_kernel_of_ones_own_is_called_in_compiled_graphs_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(loading.FUNCTIONS, "own.kernel", lambda: None)
     asked = _asked(_candidate("own.kernel", "own", 1), _candidate("torch.kernel", "torch", 2))
-    assert choices.from_report(asked, "rms_norm", always=False).how == "kernel"
+    assert choices.from_report(asked, "rms_norm", always=False, device_us={}).how == "kernel"
 
 
 # --- export -----------------------------------------------------------------------------------------------------------

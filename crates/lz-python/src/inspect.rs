@@ -1,6 +1,6 @@
 //! Questions: which kernel, why, what is there.
 
-use layerzero::model::{Catalog, Symbol};
+use layerzero::model::{Catalog, Context, Symbol};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
@@ -66,6 +66,27 @@ pub fn explain(
     let named = arguments.named(front, registry::context(py)?);
     let report = context::scope(py).report(name_of(op), &named).map_err(|e| error::engine(py, &e))?;
     Ok((json(&report), report.to_string()))
+}
+
+/// As [`explain`], JSON alone, for a program that is being compiled: what is compiled on first use counts as compiled.
+/// `captured`: as it is decided in a CUDA graph, with the times the device needs.
+#[pyfunction]
+#[pyo3(signature = (op, captured, *args, **kwargs))]
+pub fn explain_to_compile(
+    py: Python<'_>,
+    op: &str,
+    captured: bool,
+    args: &Bound<'_, PyTuple>,
+    kwargs: Option<&Bound<'_, PyDict>>,
+) -> PyResult<String> {
+    let _call = Call::enter(py);
+    registry::ensure_loaded(py)?;
+    let front = Front::find(py, op)?;
+    let arguments = slow::read(py, front, &slots(py, front, args, kwargs)?, Purpose::Ask)?;
+    let context = registry::context(py)?;
+    let named = arguments.named(front, Context { capturing: captured, ..context });
+    let report = engine().as_compiled(&context::scope(py)).and_then(|scope| scope.report(name_of(op), &named));
+    Ok(json(&report.map_err(|e| error::engine(py, &e))?))
 }
 
 /// Raises where the configuration switches explanations off.

@@ -161,6 +161,7 @@ fn _native(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(registry::restore, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::which, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::explain, module)?)?;
+    module.add_function(wrap_pyfunction!(inspect::explain_to_compile, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::may_explain, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::validate, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::run_kernel, module)?)?;

@@ -1,4 +1,4 @@
-"""One decoder block of three model families, each written twice: with LayerZero's functions, and as plain torch code."""
+"""One decoder block of four model families, each written twice: with LayerZero's functions, and as plain torch code."""
 
 from __future__ import annotations
 
@@ -127,11 +127,52 @@ def qwen_torch(x: Tensor, w: Weights, sizes: Sizes) -> Tensor:
     return x + F.linear(F.silu(F.linear(normed, w["gate"])) * F.linear(normed, w["up"]), w["down"])
 
 
+#: Of Gemma: scores are capped, and a query sees this many keys before its own.
+_SOFTCAP, _WINDOW = 50.0, 511
+
+
+def gemma(x: Tensor, w: Weights, sizes: Sizes) -> Tensor:
+    """Capped scores in a sliding window, norms before and after each part, a feed-forward block gated by gelu."""
+    batch, length, hidden = x.shape
+    normed = lz.rms_norm(x, w["norm"])
+    query = _split(normed, w["q"], None, sizes.heads, sizes.head_dim)
+    key = _split(normed, w["k"], None, sizes.kv_heads, sizes.head_dim)
+    value = _split(normed, w["v"], None, sizes.kv_heads, sizes.head_dim)
+    query, key = lz.rope(query, w["cos"], w["sin"]), lz.rope(key, w["cos"], w["sin"])
+    attended = lz.attention(query, key, value, softcap=_SOFTCAP, window=(_WINDOW, 0)).reshape(batch, length, hidden)
+    x = x + lz.rms_norm(lz.linear(attended, w["out"]), w["norm"])
+    normed = lz.rms_norm(x, w["norm2"])
+    gated = lz.gelu(lz.linear(normed, w["gate"]), "tanh") * lz.linear(normed, w["up"])
+    result: Tensor = x + lz.rms_norm(lz.linear(gated, w["down"]), w["norm2"])
+    return result
+
+
+def gemma_torch(x: Tensor, w: Weights, sizes: Sizes) -> Tensor:
+    """The same in torch."""
+    batch, length, hidden = x.shape
+    normed = F.rms_norm(x, (hidden,), w["norm"], 1e-6)
+    shape = batch, length, -1, sizes.head_dim
+    query, key, value = (F.linear(normed, w[name]).view(shape).transpose(1, 2) for name in "qkv")
+    query, key = _rotated(query, w["cos"], w["sin"]), _rotated(key, w["cos"], w["sin"])
+    key, value = (tensor.repeat_interleave(sizes.heads // sizes.kv_heads, 1) for tensor in (key, value))
+    scores = torch.matmul(query, key.transpose(2, 3)) * sizes.head_dim**-0.5
+    scores = torch.tanh(scores / _SOFTCAP) * _SOFTCAP
+    distance = torch.arange(length, device=x.device)[:, None] - torch.arange(length, device=x.device)
+    scores = scores.masked_fill((distance < 0) | (distance > _WINDOW), -torch.inf)
+    attended = torch.matmul(torch.softmax(scores, -1, dtype=torch.float32).to(x.dtype), value)
+    out = F.linear(attended.transpose(1, 2).reshape(batch, length, hidden), w["out"])
+    x = x + F.rms_norm(out, (hidden,), w["norm"], 1e-6)
+    normed = F.rms_norm(x, (hidden,), w["norm2"], 1e-6)
+    gated = F.gelu(F.linear(normed, w["gate"]), approximate="tanh") * F.linear(normed, w["up"])
+    return x + F.rms_norm(F.linear(gated, w["down"]), (hidden,), w["norm2"], 1e-6)
+
+
 #: By family: with LayerZero, in torch, sizes for a small CPU, sizes as published.
 FAMILIES: dict[str, tuple[Block, Block, Sizes, Sizes]] = {
     "gpt2": (gpt2, gpt2_torch, Sizes(384, 6, 6, 1536), Sizes(768, 12, 12, 3072)),
     "llama": (llama, llama_torch, Sizes(512, 8, 2, 1408), Sizes(2048, 32, 8, 8192)),
     "qwen": (qwen, qwen_torch, Sizes(384, 6, 2, 1024), Sizes(2048, 16, 8, 6144)),
+    "gemma": (gemma, gemma_torch, Sizes(384, 6, 2, 1024), Sizes(2048, 8, 4, 8192)),
 }
 
 

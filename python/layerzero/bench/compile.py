@@ -1,6 +1,6 @@
 """``layerzero bench compile``: compiled blocks with LayerZero's functions against the same in torch.
 
-A decoder block of GPT-2, Llama and Qwen is compiled with `fullgraph=True`: in plain torch, in plain torch again, with
+A decoder block of GPT-2, Llama, Qwen and Gemma is compiled with `fullgraph=True`: in plain torch, in plain torch again, with
 LayerZero's functions lowered into the graph, and with an operator for each of them that selects its kernel at every call
 (`compile.lowering: off`). They run in interleaved rounds. A ratio above 1 says that torch needs longer: the median over rounds,
 and that of the fastest rounds. The ratio of torch to itself says what a difference is worth.

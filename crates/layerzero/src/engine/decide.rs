@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use lz_model::{CallSpec, Context, DeviceIx, DeviceSpec, KernelDescriptor, Query};
-use lz_select::{Basis, Candidate, Decision, Restriction, Snapshot};
+use lz_select::{Basis, Candidate, Decision, Restriction, Snapshot, SnapshotSpec};
 
 use super::Engine;
 use crate::core::{Scope, no_kernel};
@@ -85,6 +85,14 @@ pub(super) fn decide_call(scope: &Scope<'_>, call: &CallSpec, device: DeviceIx) 
     Ok(DecidedCall { call: canonical(call, &bound), query: bound.query, decided, captured })
 }
 
+/// Takes every kernel that is compiled on first use for compiled, unless none may be.
+fn compile_all(spec: &mut SnapshotSpec) {
+    if spec.settings.allow_jit {
+        spec.warm = None;
+        spec.health.values_mut().for_each(|health| health.cold = false);
+    }
+}
+
 impl Engine {
     /// A scope as it would be without lockfiles, on a good day: nothing is degraded, and what is compiled on first use
     /// was used before.
@@ -93,10 +101,15 @@ impl Engine {
         draft.pinned.leave_out(leave_tables_out);
         draft.repin();
         draft.spec.restriction = Restriction::default();
-        if draft.spec.settings.allow_jit {
-            draft.spec.warm = None;
-            draft.spec.health.values_mut().for_each(|health| health.cold = false);
-        }
+        compile_all(&mut draft.spec);
+        Ok(Scope::of(self, Arc::new(draft.build()?), scope.overlay()))
+    }
+
+    /// A scope as it would be if all that is compiled on first use had been. A program that is itself being compiled
+    /// decides by it: it runs for longer than a kernel takes to compile.
+    pub fn as_compiled(&self, scope: &Scope<'_>) -> Result<Scope<'_>, Error> {
+        let mut draft = self.draft_in(scope.overlay());
+        compile_all(&mut draft.spec);
         Ok(Scope::of(self, Arc::new(draft.build()?), scope.overlay()))
     }
 
