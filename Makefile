@@ -49,7 +49,7 @@ test-full: develop ## every Python test at full size: ten times the cases, 1,000
 	LZ_TEST_SCALE=full $(PYTHON) -m pytest -n 2 --dist loadfile tests
 
 test-isa: develop ## the tests that run kernels or show texts, as on CPUs with fewer instruction sets (hours)
-	LZ_TEST_SCALE=full $(PYTHON) -m pytest tests/test_isa.py
+	LZ_TEST_SCALE=full $(PYTHON) -m pytest tests/ops/test_isa.py
 
 loom: ## models of the hand-written atomics
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$(CARGO_TARGET_DIR)/loom" \

@@ -18,7 +18,7 @@ os.environ.pop("XDG_STATE_HOME", None)
 # Many tests register kernels that tell by a wrong result who served a call. Comparing kernels with the reference has tests
 # of its own, which turn it on (test_proof.py).
 os.environ["LAYERZERO_VERIFY"] = "off"
-# What was measured on other machines is for tests/test_priors.py: the others see the declared order, the same on every CPU.
+# What was measured on other machines is for tests/tuning/test_priors.py: the others see the declared order, the same on every CPU.
 os.environ["LAYERZERO_PERFDB_PRIORS"] = "false"
 
 import layerzero as lz

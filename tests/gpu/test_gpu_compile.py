@@ -1,6 +1,6 @@
 """Compiled blocks on a GPU: the same results as in torch, in every mode; and the kernels that libraries bring.
 
-Run it with ``PYTHONPATH=python:tests pytest --confcutdir=tests/gpu tests/gpu/test_gpu_compile.py``.
+Run it with ``PYTHONPATH=python pytest --confcutdir=tests/gpu tests/gpu/test_gpu_compile.py``.
 """
 
 from __future__ import annotations

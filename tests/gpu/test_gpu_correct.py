@@ -1,6 +1,6 @@
 """Every kernel for the GPU, on calls at random, against float64; and in CUDA graphs.
 
-Run it with ``PYTHONPATH=python:tests pytest --confcutdir=tests/gpu tests/gpu``; LZ_GPU_SCALE multiplies the number of
+Run it with ``PYTHONPATH=python pytest --confcutdir=tests/gpu tests/gpu``; LZ_GPU_SCALE multiplies the number of
 calls, LZ_GPU_KERNELS names the beginnings of the ids to look at, LZ_GPU_KIND one kind of attention. LZ_GPU_SHARE=2/8 takes
 the third of eight shares of the calls: where kernels are compiled for each, processes side by side are sooner done.
 """

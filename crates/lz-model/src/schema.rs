@@ -333,7 +333,8 @@ pub struct Check {
 
 /// What an operation gives where arithmetic ends: infinities, numbers beyond float32's range, sums in half precision.
 ///
-/// Each is a promise with a test (`tests/test_edges.py`, `tests/test_half_gradients.py`); one without a test fails there.
+/// Each is a promise with a test (`tests/ops/test_edges.py`, `tests/ops/test_half_gradients.py`); one without a test fails
+/// there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Edge {
     /// Its name, unique in the operation.

@@ -1,7 +1,7 @@
 //! Every setting the engine acts on, changed: something that can be observed changes with it.
 //!
-//! Settings that act in Python, or on files and threads, are walked in `tests/test_settings_walk.py`, which also sees to it
-//! that no setting is left out of both.
+//! Settings that act in Python, or on files and threads, are walked in `tests/control/test_settings_walk.py`, which also
+//! sees to it that no setting is left out of both.
 
 use super::*;
 

@@ -1,5 +1,5 @@
 //! The call path on host tensors: sequences of failures, against the model in `testdata/cases/call_path.py`, which calls
-//! from Python are held to as well (`tests/test_call_path.py`).
+//! from Python are held to as well (`tests/control/test_call_path.py`).
 
 use std::collections::BTreeMap;
 

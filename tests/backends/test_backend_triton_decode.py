@@ -1,0 +1,353 @@
+"""One query per sequence in Triton: evenly lying keys, pages, latent vectors; in the interpreter and on a device."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import adapter_cases as cases
+import described
+import pytest
+import torch
+from processes import SUPPORT, answer
+from torch import Tensor
+
+if find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+MODULES = ("decode", "paged", "mla")
+KERNELS = (
+    "triton.decode",
+    "triton.decode.gqa",
+    "triton.paged.decode",
+    "triton.paged.decode.gqa",
+    "triton.mla.decode.paged",
+)
+Drawn = tuple[Callable[..., Tensor], dict[str, Any], Tensor]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered() -> Iterator[None]:
+    """As if a device were here."""
+    with described.registered("triton", "3.6.0"):
+        yield
+
+
+# --- what is declared -------------------------------------------------------------------------------------------------
+
+KEYS = (4, 8, 512, 128)
+DENSE = ("attention.gqa.decode", {"query": (4, 32, 1, 128), "key": KEYS, "value": KEYS})
+LATENT = (
+    "attention.mla.decode.paged",
+    {
+        "q_nope": (4, 128, 512),
+        "q_pe": (4, 128, 64),
+        "ckv_cache": (32, 64, 512),
+        "kpe_cache": (32, 64, 64),
+        "block_tables": (4, 8),
+        "context_lens": (4,),
+    },
+)
+INDICES = {"block_tables": "int32", "context_lens": "int32"}
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "flags", "more", "reason"),
+    [
+        ("h200", "bfloat16", (), {}, None),
+        ("h200", "bfloat16", ("--capturing", "--deterministic"), {}, None),
+        ("a100", "float32", (), {"window_left": 100, "softcap": 30.0, "scale": 0.1}, None),
+        ("h200", "float16", (), {"causal": False, "window_right": 3}, None),
+        ("h200", "float64", (), {}, "[DTYPE_UNSUPPORTED]"),
+        ("t4", "float16", (), {}, "[SM_TOO_OLD]"),
+        ("h200", "float16", ("--requires-grad",), {}, "[AUTOGRAD_UNSUPPORTED]"),
+        ("h200", "float16", (), {"dropout_p": 0.1}, "[PARAM_UNSUPPORTED]"),
+    ],
+)
+def test_what_is_declared(
+    device: str, dtype: str, flags: tuple[str, ...], more: dict[str, Any], reason: str | None
+) -> None:
+    for layout, order in (("BHSD", (0, 1, 2, 3)), ("BSHD", (0, 2, 1, 3))):
+        shapes = {name: tuple(shape[i] for i in order) for name, shape in DENSE[1].items()}
+        reasons = described.ask(DENSE[0], device, shapes, dtype, *flags, layout=layout, **more)["triton.decode.gqa"]
+        assert not reasons if reason is None else any(line.startswith(reason) for line in reasons), reasons
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cache", "reason"),
+    [
+        ("bfloat16", "bfloat16", None),
+        ("bfloat16", "float16", "[CONSTRAINT_FAILED] ckv_cache.dtype == q_nope.dtype"),
+        ("float32", "float32", "[DTYPE_UNSUPPORTED]"),
+    ],
+)
+def test_what_is_declared_of_latent_vectors(dtype: str, cache: str, reason: str | None) -> None:
+    dtypes = {**INDICES, "ckv_cache": cache, "kpe_cache": cache}
+    found = described.ask(LATENT[0], "h200", LATENT[1], dtype, "--capturing", dtypes=dtypes, scale=0.1)
+    reasons = found["triton.mla.decode.paged"]
+    assert not reasons if reason is None else any(line.startswith(reason) for line in reasons), reasons
+
+
+def test_how_many_parts() -> None:
+    """Short contexts and many sequences stay whole; a long context alone is spread over the device."""
+    splitting = import_module("layerzero.backends.triton.decoding.splitting")
+    device = torch.device("cpu")
+    many = splitting.processors(device)
+    assert splitting.parts_for(8, 0, device) == splitting.parts_for(8, 1, device) == 1
+    assert splitting.parts_for(100 * many, 64, device) == 1
+    assert splitting.parts_for(1, 512, device) >= many
+    assert splitting.parts_for(1, 512, device, weight=1000.0) == 1
+
+
+# --- what is computed -------------------------------------------------------------------------------------------------
+
+
+def kernels() -> dict[str, cases.Kernel]:
+    """The kernels, without conditions that are about devices."""
+    cases.load_backends()
+    found: dict[str, Callable[..., Any]] = {}
+    for module in MODULES:
+        found |= import_module(f"{cases.PACKAGE}.backends.triton.decoding.{module}").KERNELS
+    return {
+        rules["kernel_id"]: cases.Kernel({**rules, "conditions": []}, (op,), found[rules["kernel_id"]])
+        for op, listed in cases.document("triton")["ops"].items()
+        for rules in listed
+        if rules["kernel_id"] in found
+    }
+
+
+def wrong_cases(device: str) -> list[str]:
+    """What is wrong on the cases of the operations."""
+    wrong, found = [], kernels()
+    for name, kernel in found.items():
+        ran = 0
+        for case in cases.cases(kernel.ops[0]):
+            used = set(case.dtypes.values()) - {"int32", "int64"}
+            # What is in the data is not looked at: it gives NaN, not an error.
+            if cases.reason_to_skip(kernel, case) or case.name.startswith("error_"):
+                continue
+            mixed = len(used) > 1 and not any(dtype.startswith("float8") for dtype in used)
+            # The interpreter multiplies matrices of bfloat16 as if they were integers.
+            if mixed or (device == "cpu" and "bfloat16" in used):
+                continue
+            inputs = {key: tensor.to(device) for key, tensor in case.inputs().items()}
+            got = kernel.run(**dict(cases.arguments(kernel, case, inputs)))
+            problem = cases.difference(got.cpu(), next(iter((case.expect or {}).values())))
+            wrong += [] if problem is None else [f"{name}: {case.name}: {problem}"]
+            ran += 1
+        wrong += [] if ran else [f"{name}: nothing ran"]
+    return wrong if set(found) == set(KERNELS) else [f"there are {sorted(found)}"]
+
+
+class Draw:
+    """Calls at random, with what they must give."""
+
+    def __init__(self, seed: int, device: str) -> None:
+        self.random, self.device = random.Random(seed), device
+        self.one = self.random.choice
+        self.generator = torch.Generator().manual_seed(seed)
+        self.dtype = self.one((torch.float32, torch.float16) + ((torch.bfloat16,) if device != "cpu" else ()))
+
+    def floats(self, *shape: int) -> Tensor:
+        """Numbers between -1.5 and 1.5; rows may have gaps between them."""
+        gap = self.one((0, 0, 8))
+        wide = torch.rand(*shape[:-1], shape[-1] + gap, generator=self.generator) * 3.0 - 1.5
+        return wide.to(self.dtype).to(self.device)[..., : shape[-1]]
+
+    def extras(self) -> dict[str, Any]:
+        """Scales, windows and caps."""
+        return {
+            "scale": self.one((None, 0.3, -0.2)),
+            "window_left": self.one((-1, -1, 0, 9, 70, 1000)),
+            "softcap": self.one((0.0, 0.0, 2.0, 30.0, 1e20)),
+        }
+
+    def heads(self) -> tuple[int, int]:
+        """Query heads and key/value heads."""
+        kv_heads = self.one((1, 2))
+        return kv_heads * self.one((1, 1, 3, 4, 16, 17, 40)), kv_heads
+
+    def pages(self) -> tuple[list[int], Tensor, Tensor, int, int]:
+        """Lengths, page tables and lengths as tensors, pages in all and slots to a page."""
+        lengths = [self.one((0, 1, 15, 16, 33, 200, 300)) for _ in range(self.one((1, 2, 3)))]
+        slots = self.one((1, 3, 16, 16, 64, 128))
+        most = max(1, *(-(-n // slots) for n in lengths)) + self.one((0, 0, 3))
+        total = most * len(lengths) + 2
+        table = torch.randperm(total, generator=self.generator)[: most * len(lengths)].view(len(lengths), most)
+        for i, length in enumerate(lengths):
+            table[i, -(-length // slots) :] = 1 << 20
+        index = self.one((torch.int32, torch.int64))
+        tables, lens = table.to(index).to(self.device), torch.tensor(lengths, dtype=index, device=self.device)
+        return lengths, tables, lens, total, slots
+
+    def dense(self) -> Drawn:
+        """Keys that lie evenly."""
+        batch, (heads, kv_heads), layout = self.one((1, 2)), self.heads(), self.one(("BSHD", "BHSD"))
+        head_dim, v_dim, seq_k = self.one((8, 20, 64, 128)), self.one((16, 64)), self.one((1, 5, 64, 65, 200, 300))
+        sizes = ((1, heads, head_dim), (seq_k, kv_heads, head_dim), (seq_k, kv_heads, v_dim))
+        q, k, v = (
+            self.floats(batch, n, h, d) if layout == "BSHD" else self.floats(batch, h, n, d) for n, h, d in sizes
+        )
+        call = {"query": q, "key": k, "value": v, **self.extras(), "layout": layout}
+        query, key, value = (x if layout == "BSHD" else x.transpose(1, 2) for x in (q, k, v))
+        more = (call["scale"] or head_dim**-0.5, call["window_left"], call["softcap"])
+        want = torch.stack([attended(query[b, 0], key[b], value[b], *more) for b in range(batch)])
+        return kernels()["triton.decode.gqa"].run, call, want.view(*q.shape[:-1], v_dim)
+
+    def paged(self) -> Drawn:
+        """Keys in pages."""
+        (heads, kv_heads), head_dim, layout = self.heads(), self.one((8, 20, 64)), self.one(("NHD", "HND"))
+        lengths, tables, lens, total, slots = self.pages()
+        shape = (slots, kv_heads) if layout == "NHD" else (kv_heads, slots)
+        k, v = (self.floats(total, *shape, head_dim) for _ in range(2))
+        q = self.floats(len(lengths), *self.one(((), (1,))), heads, head_dim)
+        call = {"query": q, "key_cache": k, "value_cache": v, "block_tables": tables, "context_lens": lens}
+        call |= {**self.extras(), "layout": layout}
+        k, v = (x if layout == "NHD" else x.transpose(1, 2) for x in (k, v))
+        more = (call["scale"] or head_dim**-0.5, call["window_left"], call["softcap"])
+        rows = q.view(len(lengths), heads, head_dim)
+        want = [attended(rows[b], *(read(x, tables[b], n) for x in (k, v)), *more) for b, n in enumerate(lengths)]
+        if (window := call["window_left"]) >= 0:
+            for b, length in enumerate(lengths):
+                # Pages behind the window may have been given away.
+                tables[b, : max(length - 1 - window, 0) // slots] = self.one((-1, 1 << 20))
+        return kernels()["triton.paged.decode.gqa"].run, call, torch.stack(want).view(q.shape)
+
+    def latent(self) -> Drawn:
+        """Latent vectors in pages."""
+        self.dtype = self.dtype if self.dtype != torch.float32 else torch.float16
+        heads, (dim_ckv, dim_kpe) = self.one((1, 4, 16, 20, 70)), self.one(((64, 16), (24, 8), (128, 64)))
+        lengths, tables, lens, total, slots = self.pages()
+        n, p = self.floats(len(lengths), heads, dim_ckv), self.floats(len(lengths), heads, dim_kpe)
+        ckv, kpe = self.floats(total, slots, dim_ckv), self.floats(total, slots, dim_kpe)
+        call = {"q_nope": n, "q_pe": p, "ckv_cache": ckv, "kpe_cache": kpe, "block_tables": tables}
+        call |= {"context_lens": lens, "scale": self.one((0.05, 0.1))}
+        want = []
+        for b, length in enumerate(lengths):
+            latent, turned = (read(x[:, :, None], tables[b], length) for x in (ckv, kpe))
+            key, query = torch.cat((latent, turned), -1), torch.cat((n[b], p[b]), -1)
+            want.append(attended(query, key, latent, call["scale"], -1, 0.0))
+        return kernels()["triton.mla.decode.paged"].run, call, torch.stack(want)
+
+
+def read(cache: Tensor, table: Tensor, length: int) -> Tensor:
+    """The first tokens of a sequence, in order."""
+    slots = cache.shape[1]
+    pages = table[: -(-length // slots)].long()
+    return cache[pages].flatten(0, 1)[:length]
+
+
+def attended(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, softcap: float) -> Tensor:
+    """What one query gives, in float64: heads, then their numbers; keys and values have tokens first."""
+    first = max(key.shape[0] - 1 - window, 0) if window >= 0 else 0
+    group = query.shape[0] // key.shape[1]
+    q, k, v = query.double(), *(x[first:].double().repeat_interleave(group, 1) for x in (key, value))
+    scores = torch.einsum("hd,nhd->hn", q, k) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    return torch.einsum("hn,nhd->hd", torch.softmax(scores, -1), v)
+
+
+def wrong_draws(device: str, count: int) -> list[str]:
+    """What is wrong with calls at random, with as many parts as they would have and with some of their own."""
+    cases.load_backends()
+    splitting = import_module(f"{cases.PACKAGE}.backends.triton.decoding.splitting")
+    usual, wrong = splitting.parts_for, []
+    for seed in range(count):
+        draw = Draw(seed, device)
+        run, call, want = (draw.dense, draw.paged, draw.latent)[seed % 3]()
+        for parts in (0, 1, draw.one((2, 3, 5, 40))):
+            splitting.parts_for = (lambda *_, parts=parts: parts) if parts else usual
+            got = run(**call).double()
+            tolerance = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[draw.dtype]
+            worst = float((got - want.to(got.device)).abs().nan_to_num(math.inf).max())
+            shown = {k: tuple(v.shape) if isinstance(v, Tensor) else v for k, v in call.items()}
+            wrong += [] if worst <= tolerance else [f"{seed}: {parts} parts: off by {worst:.3g}: {draw.dtype} {shown}"]
+    splitting.parts_for = usual
+    return wrong
+
+
+def wrong_data(device: str) -> list[str]:
+    """Pages and lengths that cannot be give NaN, for the sequences that have them."""
+    q, cache = torch.randn(3, 4, 16, device=device), torch.randn(6, 4, 2, 16, device=device)
+    latent = torch.randn(6, 4, 16, device=device).half()
+    wrong = []
+    for index in (torch.int32, torch.int64):
+        for page, length in ((6, 7), (-1, 7), (1 << 30, 7), (2, 9), (2, -1)):
+            tables = torch.tensor([[0, 1], [3, page], [4, 5]], dtype=index, device=device)
+            lens = torch.tensor([8, length, 3], dtype=index, device=device)
+            given = (tables, lens)
+            results = {
+                "pages": kernels()["triton.paged.decode.gqa"].run(q, cache, cache, *given, None, -1, 0.0, "NHD"),
+                "latent": kernels()["triton.mla.decode.paged"].run(q.half(), q.half(), latent, latent, *given, 0.1),
+            }
+            for name, got in results.items():
+                lost = got.isnan().flatten(1)
+                if not bool(lost[1].all()) or bool(lost[0].any()) or bool(lost[2].any()):
+                    wrong.append(f"{name}, page {page}, length {length}: {lost.any(1).tolist()}")
+    return wrong + wrong_behind_the_window(device)
+
+
+def wrong_behind_the_window(device: str) -> list[str]:
+    """Pages a window does not reach may have been given away."""
+    q, cache = torch.randn(1, 4, 16, device=device), torch.randn(8, 16, 2, 16, device=device)
+    lens, run = torch.tensor([128], device=device), kernels()["triton.paged.decode.gqa"].run
+    whole = torch.arange(8, device=device)[None]
+    left = whole.clone().index_fill_(1, torch.arange(7, device=device), -1)
+    wanted, got = (run(q, cache, cache, tables, lens, None, 12, 0.0, "NHD") for tables in (whole, left))
+    return [] if torch.equal(wanted, got) else ["pages behind the window are looked at"]
+
+
+def interpreted() -> list[str]:
+    """What the interpreter finds wrong."""
+    import_module("test_backend_triton").interpret()
+    torch.manual_seed(0)
+    return wrong_cases("cpu") + wrong_data("cpu") + wrong_draws("cpu", 12)
+
+
+def test_the_interpreter_finds_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of its own: the interpreter is chosen when Triton is imported."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    code = "import warnings\nwarnings.simplefilter('ignore')\nimport test_backend_triton_decode as t\nanswer(t.interpreted())"
+    assert answer(code, path=[Path(__file__).parent, SUPPORT]) == []
+
+
+# --- on a device ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def device() -> str:
+    """A device, if there is one."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return "cuda"
+
+
+@pytest.mark.gpu
+def test_on_a_device(device: str) -> None:
+    assert wrong_cases(device) + wrong_data(device) + wrong_draws(device, 90) == []
+
+
+@pytest.mark.gpu
+def test_calls_can_be_captured_and_go_straight(device: str) -> None:
+    """Twice the same bits, replayed too, whatever the number of parts."""
+    for seed in range(30):
+        draw = Draw(seed, device)
+        run, call, _ = (draw.dense, draw.paged, draw.latent)[seed % 3]()
+        first = run(**call)
+        function, tensors = run.direct(**call)  # type: ignore[attr-defined]
+        assert all(torch.equal(function(*tensors), first) for _ in range(3)), seed
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            captured = function(*tensors)
+        for _ in range(3):
+            captured.zero_()
+            graph.replay()
+            assert torch.equal(captured, first), seed
