@@ -108,10 +108,9 @@ def needed() -> dict[str, set[str]]:
         if document["platform"] == "cpu":
             kernels = [kernel for listed in document["ops"].values() for kernel in listed]
             wanted |= {k["kernel_id"]: set(k.get("instruction_sets", ())) for k in kernels}
-    return wanted | {
-        "lz_cpu.rms_norm.avx2": {"avx2"},
-        "lz_cpu.rms_norm.avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
-    }
+    ours = ("rms_norm", "add_rms_norm", "silu_mul", "rope", "quantize")
+    wanted |= {f"lz_cpu.{name}.avx2": {"avx2"} for name in ours}
+    return wanted | {f"lz_cpu.{name}.avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"} for name in ours}
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -85,6 +85,12 @@ pub unsafe trait Scalar: Copy + Send + Sync + 'static {
     const DTYPES: &'static [DType];
 }
 
+/// The bytes of integers of 8 bits, in two's complement.
+pub fn as_unsigned(integers: &mut [i8]) -> &mut [u8] {
+    // SAFETY: both have one size and alignment, and any bits make one of either.
+    unsafe { std::slice::from_raw_parts_mut(integers.as_mut_ptr().cast(), integers.len()) }
+}
+
 macro_rules! scalars {
     ($($type:ty = $($dtype:ident)|+;)+) => {
         $(

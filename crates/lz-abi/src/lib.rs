@@ -41,7 +41,7 @@ mod view;
 pub use arena::{Arena, OutOfScratch, Workspace};
 pub use args::{Args, KernelError, Param, Span, SpanMut, Stream};
 pub use dtype::{DType, DTypeSet, UnknownDType};
-pub use element::{Device, Element, Scalar};
+pub use element::{Device, Element, Scalar, as_unsigned};
 pub use nearest::{did_you_mean, nearest};
 pub use overlap::{Bytes, overlap};
 pub use owned::Tensor;

@@ -351,6 +351,24 @@ impl<'a> TensorMut<'a> {
         Ok(unsafe { std::slice::from_raw_parts_mut(self.raw.start().cast(), self.len()) })
     }
 
+    /// The row of the last axis at an index of the others, if it is a slice of this type. Panics outside the shape.
+    pub fn row<T: Scalar>(&mut self, at: &[i64]) -> Result<&mut [T], NotASlice> {
+        self.holds::<T>()?;
+        let (shape, strides) = (self.shape(), self.strides());
+        let last = shape.len().saturating_sub(1);
+        let (len, step) = (shape.last().map_or(1, |&n| n as usize), strides.last().copied().unwrap_or(1));
+        if step != 1 && len > 1 && !self.is_empty() {
+            return Err(self.strided());
+        }
+        let place = place(&shape[..last], &strides[..last], at);
+        if len == 0 {
+            return Ok(&mut []);
+        }
+        // SAFETY: the row is inside the sizes, and its aligned elements of this very type follow each other; they are borrowed
+        // from this tensor for writing.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.raw.start().cast::<T>().offset(place), len) })
+    }
+
     /// Stores a number, rounded to the dtype. Panics outside the shape.
     pub fn set(&mut self, index: &[i64], value: f64) {
         let (dtype, at) = (self.dtype(), place(self.shape(), self.strides(), index));
@@ -443,6 +461,25 @@ mod tests {
         assert_eq!(none.as_ref().rows::<f32>().unwrap().count(), 0);
         let one = Tensor::from_f64(DType::F32, &[], &[5.0]);
         assert_eq!(one.view().as_ref().rows::<f32>().unwrap().get(0), [5.0]);
+    }
+
+    #[test]
+    fn a_row_is_written_where_the_strides_say() {
+        let mut t = Tensor::zeros(DType::F32, &[2, 3, 2]);
+        let mut view = t.view_mut().into_permuted(&[1, 0, 2]);
+        let mut tensor = view.as_mut();
+        tensor.row::<f32>(&[2, 1]).unwrap().copy_from_slice(&[7.0, 8.0]);
+        assert!(matches!(tensor.row::<i32>(&[0, 0]), Err(NotASlice::OtherType { .. })));
+        assert_eq!(t.to_f64()[10..], [7.0, 8.0]);
+        let mut view = t.view_mut().into_permuted(&[0, 2, 1]);
+        assert!(matches!(view.as_mut().row::<f32>(&[0, 0]), Err(NotASlice::Strided { .. })));
+        assert!(Tensor::zeros(DType::F32, &[2, 0]).view_mut().as_mut().row::<f32>(&[1]).unwrap().is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "index [2] is outside shape [2]")]
+    fn a_row_outside_the_shape_is_caught() {
+        let _ = Tensor::zeros(DType::F32, &[2, 2]).view_mut().as_mut().row::<f32>(&[2]);
     }
 
     #[test]

@@ -107,6 +107,27 @@ impl Threads<'_> {
     }
 }
 
+impl Threads<'_> {
+    /// Cuts two slices of one length into the same pieces, as [`Threads::each_chunk`], and runs `f` on each pair.
+    pub fn each_pair<T: Send, F: Fn(usize, &mut [T], &mut [T]) + Sync>(
+        &self,
+        (a, b): (&mut [T], &mut [T]),
+        len: usize,
+        f: F,
+    ) {
+        assert_eq!(a.len(), b.len(), "both are cut alike");
+        let (all, other) = (b.len(), Start(b.as_mut_ptr()));
+        let len = len.max(1);
+        self.each_chunk(a, len, |i, piece| {
+            let other = &other;
+            let first = i * len;
+            // SAFETY: as in `each_chunk`: pieces with different numbers do not overlap, and each is handed out once while `b`
+            // is borrowed.
+            f(i, piece, unsafe { std::slice::from_raw_parts_mut(other.0.add(first), len.min(all - first)) });
+        });
+    }
+}
+
 /// An address that may be used from several threads.
 struct Start<T>(*mut T);
 
@@ -183,6 +204,11 @@ mod tests {
                 .each_chunk(&mut numbers, len, |i, chunk| chunk.iter_mut().for_each(|n| *n += i + 1));
             let expected: Vec<usize> = (0..all).map(|at| at / len.max(1) + 1).collect();
             assert_eq!(numbers, expected);
+            let (mut a, mut b) = (vec![0usize; all], vec![0usize; all]);
+            Threads::of(&Scoped(3), 3).each_pair((&mut a, &mut b), len, |i, a, b| {
+                a.iter_mut().zip(b).for_each(|(a, b)| (*a, *b) = (*a + i + 1, *b + i + 1));
+            });
+            assert_eq!((&a, &b), (&expected, &expected));
         }
     }
 

@@ -26,6 +26,8 @@ pub struct Session {
     pub notes: Vec<lz_hardware::Note>,
     /// Backends whose libraries were not imported: found, or assumed, to be installed.
     pub not_imported: Vec<String>,
+    /// Whether the device is described, so that libraries are assumed.
+    pub is_described: bool,
     /// What the answer takes for granted.
     assumption: Option<String>,
     program: Option<Arc<dyn Program>>,
@@ -143,7 +145,8 @@ impl Session {
             _ => None,
         };
         let device = DeviceIx(0);
-        Ok(Session { engine, device, notes: Vec::new(), not_imported, assumption, program, warnings })
+        let is_described = matches!(libraries, Libraries::Assumed(_));
+        Ok(Session { engine, device, notes: Vec::new(), not_imported, is_described, assumption, program, warnings })
     }
 
     /// What torch calls the session's device: `cuda:0`.

@@ -56,23 +56,25 @@ pub fn call(
     params: &[(&str, ParamValue)],
     layout: Option<Layout>,
 ) -> Result<Vec<(&'static str, Tensor)>, CallRefError> {
-    call_into(name, inputs, params, layout, Tensor::zeros)
+    call_into(name, inputs, params, layout, Tensor::zeros, (None, 0, Threads::ONE))
 }
 
-/// [`call`], with results that start out as what `blank` makes of a dtype and a shape.
+/// [`call`], with results that start out as what `blank` makes of a dtype and a shape, by another kernel than the reference:
+/// which, bytes of scratch memory, and its threads.
 pub(crate) fn call_into(
     name: &str,
     inputs: &[(&str, TensorView<'_>)],
     params: &[(&str, ParamValue)],
     layout: Option<Layout>,
     blank: impl Fn(DType, &[i64]) -> Tensor,
+    (kernel, scratch, threads): (Option<Builtin>, usize, Threads<'_>),
 ) -> Result<Vec<(&'static str, Tensor)>, CallRefError> {
     let metas: Vec<(&str, TensorMeta<'_>)> =
         inputs.iter().map(|(name, view)| (*name, TensorMeta::of(view.as_ref()))).collect();
     let named = NamedCall { inputs: metas, params: params.to_vec(), layout, ..NamedCall::new() };
     let (ordered, bound) = Catalog::get().resolve(name, &named, &BindRules::default(), |_| None)?;
     let op = Catalog::get().op(bound.query.op());
-    let kernel = reference_of(op).ok_or(CallRefError::NoReference { op: op.id() })?;
+    let kernel = kernel.or_else(|| reference_of(op)).ok_or(CallRefError::NoReference { op: op.id() })?;
 
     let mut views: Vec<Option<TensorView<'_>>> = vec![None; op.schema().inputs.len()];
     for (name, view) in inputs {
@@ -99,7 +101,7 @@ pub(crate) fn call_into(
 
     let mut outputs: Vec<_> = results.iter_mut().map(|(_, tensor)| tensor.view_mut()).collect();
     let call = HostCall { query: &bound.query, inputs: &views, params: &params, outputs: &mut outputs };
-    call.run((&mut Arena::default(), 0), Threads::ONE, |args| kernel.run(args))?;
+    call.run((&mut Arena::default(), scratch), threads, |args| kernel.run(args))?;
     Ok(results)
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use lz_model::schema::{DTypeRule, Input, LayoutRule, OpKind, OpSchema, Sizes};
-use lz_model::{Catalog, DType, Layout, ParamRole, ParamType, ParamValue, Tensor, TensorView, indices};
+use lz_model::{Catalog, DType, Layout, ParamRole, ParamType, ParamValue, Tensor, TensorView, Threads, indices};
 
 use crate::CallRefError;
 use crate::call::call_into;
@@ -147,7 +147,7 @@ impl Case {
         blank: fn(DType, &[i64]) -> Tensor,
     ) -> Result<Vec<Tensor>, CallRefError> {
         let inputs: Vec<_> = self.inputs.iter().map(|(name, _)| *name).zip(views.iter().cloned()).collect();
-        let results = call_into(schema.id, &inputs, &self.params, self.layout, blank)?;
+        let results = call_into(schema.id, &inputs, &self.params, self.layout, blank, (None, 0, Threads::ONE))?;
         Ok(results.into_iter().map(|(_, tensor)| tensor).collect())
     }
 }

@@ -13,6 +13,7 @@ use crate::error;
 use crate::job::Job;
 use crate::tensors::{Meta, Purpose, storage};
 use crate::torch::Torch;
+use crate::written;
 
 /// Runs a native kernel on the tensors of a call, without holding the interpreter.
 pub fn run<'py>(job: &Job<'_, 'py>, step: &Step) -> PyResult<Bound<'py, PyAny>> {
@@ -86,6 +87,12 @@ pub fn run<'py>(job: &Job<'_, 'py>, step: &Step) -> PyResult<Bound<'py, PyAny>> 
     let threads = native_threads(Torch::known().map_or(usize::MAX, |torch| torch.threads().into()));
     let result = py.detach(|| step.executable.run(call, scratch, threads));
     result.map_err(|e| kernel_error(py, job.front.name(), &e))?;
+    let objects = job.front.updated.iter().filter_map(|&at| crate::slow::given(py, &job.slots, at));
+    let tensors: Vec<_> =
+        objects.filter(|object| Torch::known().is_some_and(|torch| torch.is_tensor(object))).collect();
+    if !tensors.is_empty() {
+        written::count(py, tensors.into_iter())?;
+    }
     Ok(match fresh.len() {
         0 => py.None().into_bound(py),
         1 => fresh.into_iter().next().map_or_else(|| py.None().into_bound(py), |(object, _)| object),

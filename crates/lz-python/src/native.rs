@@ -4,6 +4,7 @@
 use std::cell::Cell;
 
 use layerzero::abi::{Arena, Args, Param, TensorMut, TensorRef, Threads};
+use layerzero::model::schema::Output;
 use layerzero::model::{DType, Extents, KernelArgs, KernelError, OutputSpec, Query, row_major};
 use layerzero::{Executable, Step, native_threads};
 use pyo3::ffi::{self, PyObject};
@@ -14,6 +15,7 @@ use crate::allocator;
 use crate::front::{Front, Slots};
 use crate::host::kernel_error;
 use crate::torch::Torch;
+use crate::written;
 
 /// Bytes that are read and written from which on a call gives up the interpreter and may use several threads. Giving it up
 /// and taking it back costs 0.1 µs when nobody else wants it; when somebody does, taking it back can take 5 ms (Python's
@@ -30,12 +32,22 @@ pub struct NativeCall {
     executable: Executable,
     query: Query,
     params: Vec<Param>,
-    /// For every input of the schema the place of its argument, and its dtype; `None` where it is not given.
+    /// For every input of the schema the place of its argument, and its dtype; `None` where it is not given, or is updated.
     inputs: Vec<Option<(usize, DType)>>,
-    outputs: Vec<Fresh>,
+    outputs: Vec<Target>,
+    /// The places of the arguments that are updated.
+    updated: &'static [usize],
     scratch: usize,
     large: bool,
     function: &'static str,
+}
+
+/// What a kernel writes to.
+enum Target {
+    /// A tensor to be made.
+    Fresh(Fresh),
+    /// An argument, by its place and dtype.
+    Updated(usize, DType),
 }
 
 /// A tensor to be made.
@@ -67,28 +79,35 @@ impl NativeCall {
         scratch: i64,
     ) -> Option<NativeCall> {
         let op = layerzero::model::Catalog::get().op(query.op());
-        // An updated tensor is looked at more closely, and more than a few results make a long path anyway.
-        if !front.updated.is_empty() || expected.is_empty() || expected.len() != op.schema().outputs.len() {
-            return None;
-        }
-        let inputs: Vec<Option<(usize, DType)>> = (0..op.schema().inputs.len())
-            .map(|index| {
-                let dtype = query.tensor(index).dtype()?;
-                let is_it = |&at: &usize| op.input_index(front.signature.arguments[at].name) == Some(index);
-                front.tensors.iter().copied().find(is_it).map(|at| (at, dtype))
-            })
-            .collect();
+        let argument = |index: usize| {
+            let dtype = query.tensor(index).dtype()?;
+            let is_it = |&at: &usize| op.input_index(front.signature.arguments[at].name) == Some(index);
+            front.tensors.iter().copied().find(is_it).map(|at| (at, dtype))
+        };
+        let is_updated = |at: usize| front.updated.contains(&at);
+        let inputs: Vec<Option<(usize, DType)>> =
+            (0..op.schema().inputs.len()).map(|index| argument(index).filter(|(at, _)| !is_updated(*at))).collect();
         if inputs.iter().flatten().any(|(_, dtype)| dtype.is_sub_byte()) {
             return None;
         }
-        let outputs = expected.iter().map(Fresh::new).collect::<Option<Vec<_>>>()?;
+        let mut fresh = expected.iter();
+        let target = |output: &Output| match output {
+            Output::Fresh { .. } => Some(Target::Fresh(Fresh::new(fresh.next()?)?)),
+            Output::Updates(name) => {
+                let (at, dtype) = op.input_index(name).and_then(argument)?;
+                (is_updated(at) && !dtype.is_sub_byte()).then_some(Target::Updated(at, dtype))
+            }
+        };
+        let outputs = op.schema().outputs.iter().map(target).collect::<Option<Vec<_>>>()?;
+        let made = outputs.iter().map(|target| if let Target::Fresh(fresh) = target { fresh.bytes() } else { 0 });
         Some(NativeCall {
             executable: step.executable.clone(),
             query: *query,
             params: params.iter().map(|&value| value.into()).collect(),
             inputs,
-            large: outputs.iter().map(Fresh::bytes).sum::<usize>() * 2 >= LARGE,
+            large: made.sum::<usize>() * 2 >= LARGE,
             outputs,
+            updated: &front.updated,
             scratch: usize::try_from(scratch).unwrap_or(0),
             function: front.name(),
         })
@@ -97,7 +116,8 @@ impl NativeCall {
     /// Makes the call: a new reference, or null with an exception set. `None` when it has to be made the other way.
     ///
     /// # Safety
-    /// The slots hold what the route was found by, and this thread holds the interpreter.
+    /// The slots hold what the route was found by, and this thread holds the interpreter. A tensor that is updated shares no
+    /// memory with another ([`crate::written::apart`]).
     pub unsafe fn call(&self, slots: &Slots) -> Option<*mut PyObject> {
         let torch = Torch::known()?;
         let (fields, allocator) = (torch.fields.as_ref()?, torch.allocator?);
@@ -119,22 +139,35 @@ impl NativeCall {
         }
         let mut made: SmallVec<[Owned; 2]> = SmallVec::new();
         let mut outputs: SmallVec<[TensorMut<'_>; 2]> = SmallVec::new();
-        for fresh in &self.outputs {
-            // SAFETY: sizes of a result the engine has checked, and their strides.
-            let (object, address) = unsafe { allocator.empty(fresh.number, &fresh.shape, &fresh.strides)? };
-            made.push(Owned(object));
-            // SAFETY: new memory, which nobody else knows of.
-            outputs.push(unsafe { TensorMut::new(fresh.dtype, &fresh.shape, &fresh.strides, address) });
+        for target in &self.outputs {
+            outputs.push(match target {
+                Target::Fresh(fresh) => {
+                    // SAFETY: sizes of a result the engine has checked, and their strides.
+                    let (object, address) = unsafe { allocator.empty(fresh.number, &fresh.shape, &fresh.strides)? };
+                    made.push(Owned(object));
+                    // SAFETY: new memory, which nobody else knows of.
+                    unsafe { TensorMut::new(fresh.dtype, &fresh.shape, &fresh.strides, address) }
+                }
+                Target::Updated(at, dtype) => {
+                    // SAFETY: a live, plain tensor, held by the caller, whose memory no other tensor of the call shares.
+                    unsafe {
+                        let seen = fields.read(slots[*at])?;
+                        TensorMut::new(*dtype, seen.sizes, seen.strides, seen.start as *mut u8)
+                    }
+                }
+            });
         }
+        let moved = || inputs.iter().filter(|t| t.is_present()).map(|t| t.dtype().bytes_for(t.len())).sum::<usize>();
+        let large = self.large || !self.updated.is_empty() && moved() * 2 >= LARGE;
         let mut arena = if self.scratch == 0 { Arena::default() } else { SCRATCH.take() };
         let result = match arena.reserve(self.scratch) {
             Err(short) => Err(KernelError::OutOfMemory(format!("{} bytes of scratch memory", short.wanted))),
             Ok(()) => {
                 let mut workspace = arena.lend();
-                let threads = if self.large { native_threads(torch.threads().into()) } else { Threads::ONE };
+                let threads = if large { native_threads(torch.threads().into()) } else { Threads::ONE };
                 let args = Args::new(&inputs, &mut outputs, &self.params, self.query.dims(), &mut workspace);
                 let mut args = KernelArgs { query: &self.query, args: args.with_threads(threads) };
-                match self.large {
+                match large {
                     false => self.executable.call(&mut args),
                     // SAFETY: this thread holds the interpreter, and takes it back before anything of Python's is touched.
                     true => unsafe {
@@ -150,6 +183,19 @@ impl NativeCall {
             SCRATCH.set(arena);
         }
         Some(match result {
+            Ok(()) if made.is_empty() => Python::attach(|py| {
+                let object = |&at: &usize| {
+                    // SAFETY: the slot holds a live object.
+                    unsafe { Bound::from_borrowed_ptr(py, slots[at]) }
+                };
+                match written::count(py, self.updated.iter().map(object)) {
+                    Ok(()) => py.None().into_ptr(),
+                    Err(raised) => {
+                        raised.restore(py);
+                        std::ptr::null_mut()
+                    }
+                }
+            }),
             Ok(()) => handed_over(made),
             Err(error) => Python::attach(|py| {
                 drop(made);

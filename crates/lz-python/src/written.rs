@@ -5,6 +5,8 @@
 
 use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyList;
 
 use crate::error;
 use crate::front::{Front, Slots};
@@ -123,6 +125,13 @@ pub unsafe fn apart(front: &Front, slots: &Slots) -> bool {
         let mut others = front.tensors.iter().filter(|&&other| other != at && present(other));
         others.all(|&other| place(other).is_some_and(|other| !own.may_share(&other)))
     })
+}
+
+/// Tells torch that tensors were written to: a gradient that was to be computed from what they held is then refused.
+pub fn count<'py>(py: Python<'py>, tensors: impl Iterator<Item = Bound<'py, PyAny>>) -> PyResult<()> {
+    static INCREMENT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let increment = INCREMENT.import(py, "torch.autograd.graph", "increment_version")?;
+    increment.call1((PyList::new(py, tensors.collect::<Vec<_>>())?,)).map(|_| ())
 }
 
 /// Refuses a call that writes to a tensor it cannot write to, with why.

@@ -33,6 +33,8 @@ struct Answer {
     devices: Vec<DeviceSpec>,
     /// What torch calls the device that is meant where a call does not say.
     device: String,
+    /// Whether the device is described, so that libraries are assumed and nothing was looked for.
+    described: bool,
     notes: Vec<String>,
     backends: Vec<BackendReport>,
     /// What was never run on the hardware it is for.
@@ -66,6 +68,8 @@ struct BackendReport {
     unavailable: Option<String>,
     /// Whether its library was imported, so that it is known to load.
     imported: bool,
+    /// Whether it has kernels for one of the devices.
+    for_devices: bool,
 }
 
 /// One call that was selected for.
@@ -119,6 +123,7 @@ fn examine(session: &Session, refused: &[CliError]) -> Result<Answer, CliError> 
         version: env!("CARGO_PKG_VERSION"),
         usable: ready > 0 && !devices.is_empty(),
         device: session.device_name(),
+        described: session.is_described,
         backends: backends(session, &kernels),
         unproven: session.unproven(),
         operations: Catalog::get().ops().len(),
@@ -135,7 +140,9 @@ fn examine(session: &Session, refused: &[CliError]) -> Result<Answer, CliError> 
 fn backends(session: &Session, kernels: &[KernelInfo]) -> Vec<BackendReport> {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     kernels.iter().for_each(|k| *counts.entry(&k.backend).or_default() += 1);
+    let devices = session.engine.devices();
     let report = |state: lz_select::BackendState| BackendReport {
+        for_devices: devices.iter().any(|device| state.descriptor.platforms.contains(&device.platform)),
         kernels: counts.get(state.descriptor.name.as_str()).copied().unwrap_or(0),
         platforms: state.descriptor.platforms.iter().map(|p| p.name()).collect(),
         imported: state.unavailable.is_none() && !session.not_imported.contains(&state.descriptor.name),
@@ -183,11 +190,21 @@ fn print(answer: &Answer, printer: &mut Printer<'_>) -> Result<(), CliError> {
     }
     printer.heading("Backends")?;
     let row = |b: &BackendReport| {
-        let usable = if b.imported { "available" } else { "installed, not imported" };
+        let usable = match (b.imported, answer.described) {
+            (true, _) => "available",
+            (false, true) => "assumed to be installed",
+            (false, false) => "installed, not imported",
+        };
         let status = b.unavailable.clone().unwrap_or_else(|| usable.into());
         [b.name.clone(), b.version.clone(), b.platforms.join(", "), b.kernels.to_string(), status]
     };
-    printer.table(["backend", "version", "platforms", "kernels", "status"], answer.backends.iter().map(row))?;
+    // What is missing on this machine is worth a line each; what a described machine cannot use is not.
+    let (shown, others): (Vec<_>, Vec<_>) = answer.backends.iter().partition(|b| b.for_devices || !answer.described);
+    printer.table(["backend", "version", "platforms", "kernels", "status"], shown.into_iter().map(row))?;
+    if !others.is_empty() {
+        let names: Vec<&str> = others.iter().map(|b| b.name.as_str()).collect();
+        printer.line(format!("  for other hardware: {}", names.join(", ")))?;
+    }
     print_unproven(&answer.unproven, printer)?;
     printer.heading("Selection")?;
     let (ready, kernels) = (answer.kernels_ready, answer.kernels);

@@ -37,7 +37,7 @@ impl Reference for Append {
 }
 
 /// The tokens that have a slot, with it.
-fn slots(mapping: &TensorView<'_>, tokens: i64, capacity: i64) -> Result<Vec<(i64, i64)>, KernelError> {
+pub(crate) fn slots(mapping: &TensorView<'_>, tokens: i64, capacity: i64) -> Result<Vec<(i64, i64)>, KernelError> {
     let mut slots = Vec::new();
     for token in 0..tokens {
         let slot = mapping.get_int(&[token]);

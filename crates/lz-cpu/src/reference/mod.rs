@@ -14,7 +14,7 @@ use lz_model::{
 use crate::kernel::NativeKernel;
 use crate::{BACKEND, VERSION};
 
-mod arguments;
+pub(crate) mod arguments;
 mod indices;
 mod matrix;
 mod pages;

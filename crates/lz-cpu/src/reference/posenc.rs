@@ -54,7 +54,12 @@ impl Reference for Rope {
 }
 
 /// The position of each token of each sequence, all of them rows of the tables.
-fn positions(given: Option<TensorView<'_>>, batch: i64, seq: i64, table: i64) -> Result<Vec<Vec<usize>>, KernelError> {
+pub(crate) fn positions(
+    given: Option<TensorView<'_>>,
+    batch: i64,
+    seq: i64,
+    table: i64,
+) -> Result<Vec<Vec<usize>>, KernelError> {
     let rows = given.as_ref().filter(|p| p.shape().len() == 2).map_or(1, |p| p.shape()[0]);
     if rows != 1 && rows != batch {
         return Err(bad_data(

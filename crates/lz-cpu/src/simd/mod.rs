@@ -4,11 +4,83 @@
 //! compiles it again for each instruction set. Each is a kernel of its own, which declares the instruction sets it needs:
 //! which of them runs is decided, explained and limited (`max_cpu_isa`) like any other choice.
 
-use crate::reference::descriptor;
-use lz_model::{KernelDescriptor, Op};
+use std::collections::BTreeMap;
 
+use crate::reference::descriptor;
+use lz_model::{DType, DTypeSet, InputRule, KernelDescriptor, KernelError, Op, ParamRule, Scalar};
+
+pub mod add_rms_norm;
+#[cfg(test)]
+mod checking;
 pub mod half_floats;
+pub mod kv_append;
+pub mod quantize;
 pub mod rms_norm;
+pub mod rope;
+pub mod silu_mul;
+
+/// What they compute with, as float32.
+const FLOATS: DTypeSet = DTypeSet::of(&[DType::F32, DType::F16, DType::Bf16]);
+
+/// Numbers that are converted at a time: 2 KiB of float32, which stay in the first cache.
+const BLOCK: usize = 512;
+
+/// Bytes of a result below which one thread does all: two threads start within about 1 µs of each other, in which one reads
+/// about 16 KiB.
+const ONE_THREAD: usize = 64 << 10;
+
+/// How many rows each thread gets of a result of so many bytes.
+fn rows_per_thread(rows: usize, bytes: usize, threads: usize) -> usize {
+    rows.div_ceil(if bytes < ONE_THREAD { 1 } else { threads })
+}
+
+/// Nothing, to ask whether the instructions are there.
+struct Nothing;
+
+impl Work for Nothing {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {}
+}
+
+/// Fails where this CPU lacks the instructions.
+fn check<I: Isa>() -> Result<(), KernelError> {
+    let lacks = || KernelError::Failed(format!("this CPU lacks one of {}", I::FEATURES.join(", ")));
+    I::vectorize(Nothing).ok_or_else(lacks)
+}
+
+/// Rules for inputs that hold floats.
+fn floats(names: &[&str]) -> BTreeMap<String, InputRule> {
+    let rule = InputRule { dtypes: Some(FLOATS), ..InputRule::default() };
+    names.iter().map(|&name| (name.to_owned(), rule.clone())).collect()
+}
+
+/// A rule for a parameter that must have one of these values.
+fn one_of(name: &str, values: &[Scalar]) -> (String, ParamRule) {
+    (name.to_owned(), ParamRule { one_of: Some(values.to_vec()), ..ParamRule::default() })
+}
+
+/// Calls a function with the Rust type of a dtype of [`FLOATS`].
+macro_rules! with_float {
+    ($dtype:expr, $T:ident => $call:expr) => {
+        match $dtype {
+            lz_model::DType::F32 => {
+                type $T = f32;
+                $call
+            }
+            lz_model::DType::F16 => {
+                type $T = half::f16;
+                $call
+            }
+            lz_model::DType::Bf16 => {
+                type $T = half::bf16;
+                $call
+            }
+            other => Err(lz_model::KernelError::Failed(format!("does not take {other}"))),
+        }
+    };
+}
+use with_float;
 
 /// Work to be compiled for an instruction set. `run` and all it calls are `#[inline(always)]`, so that they become part of
 /// the function that has the instructions.

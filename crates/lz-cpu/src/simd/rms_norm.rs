@@ -6,10 +6,10 @@ use std::marker::PhantomData;
 
 use half::{bf16, f16};
 use lz_abi::{Args, Rows, TensorRef};
-use lz_model::{DType, DTypeSet, InputRule, KernelArgs, KernelDescriptor, KernelError, Op};
+use lz_model::{DType, KernelArgs, KernelDescriptor, KernelError, Op};
 
 use super::half_floats::Narrow;
-use super::{Isa, Work, describe};
+use super::{BLOCK, FLOATS, Isa, Work, check, describe, floats, rows_per_thread, with_float};
 use crate::kernel::NativeKernel;
 
 /// The kernel, for an instruction set.
@@ -20,13 +20,6 @@ const INPUT: usize = 0;
 const WEIGHT: usize = 1;
 const EPS: usize = 0;
 
-/// Numbers that are converted at a time: 2 KiB of float32, which stay in the first cache.
-const BLOCK: usize = 512;
-
-/// Bytes of input below which one thread does all: two threads start within about 1 µs of each other, in which one reads
-/// about 16 KiB.
-const ONE_THREAD: usize = 64 << 10;
-
 /// Factors that are numbers of float32 with room for the products: outside, products are taken in float64.
 const PLAIN: std::ops::RangeInclusive<f64> = 1e-30..=1e30;
 
@@ -34,11 +27,9 @@ impl<I: Isa> NativeKernel for RmsNorm<I> {
     const OPS: &'static [&'static str] = &["norm.rms"];
 
     fn descriptor(op: &'static Op) -> KernelDescriptor {
-        let floats = DTypeSet::of(&[DType::F32, DType::F16, DType::Bf16]);
-        let given = |dtypes| InputRule { dtypes: Some(dtypes), ..InputRule::default() };
         KernelDescriptor {
-            dtypes: floats,
-            inputs: [("input", floats), ("weight", floats)].map(|(name, set)| (name.to_owned(), given(set))).into(),
+            dtypes: FLOATS,
+            inputs: floats(&["input", "weight"]),
             requires_last_dim_stride1: true,
             // The weight as float32.
             workspace: Some("hidden * 4".into()),
@@ -50,19 +41,12 @@ impl<I: Isa> NativeKernel for RmsNorm<I> {
     fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
         let args = &mut args.args;
         let input = args.input(INPUT).ok_or_else(|| KernelError::Failed("no input".into()))?;
-        match input.dtype() {
-            DType::F32 => run::<I, f32>(args, input),
-            DType::F16 => run::<I, f16>(args, input),
-            DType::Bf16 => run::<I, bf16>(args, input),
-            other => Err(KernelError::Failed(format!("does not take {other}"))),
-        }
+        with_float!(input.dtype(), T => run::<I, T>(args, input))
     }
 }
 
 fn run<I: Isa, T: Narrow>(args: &mut Args<'_, '_>, input: TensorRef<'_>) -> Result<(), KernelError> {
-    if I::vectorize(Nothing).is_none() {
-        return Err(KernelError::Failed(format!("this CPU lacks one of {}", I::FEATURES.join(", "))));
-    }
+    check::<I>()?;
     let rows = input.rows::<T>()?;
     let hidden = rows.len();
     let eps = args.param(EPS).as_float().unwrap_or(1e-6);
@@ -75,8 +59,7 @@ fn run<I: Isa, T: Narrow>(args: &mut Args<'_, '_>, input: TensorRef<'_>) -> Resu
     if output.is_empty() {
         return Ok(());
     }
-    let parts = if size_of_val(output) < ONE_THREAD { 1 } else { threads.count() };
-    let per_part = rows.count().div_ceil(parts);
+    let per_part = rows_per_thread(rows.count(), size_of_val(output), threads.count());
     threads.each_chunk(output, per_part * hidden, |part, output| {
         let first = part * per_part;
         I::vectorize(Norm { rows, first, weight, eps, output, hidden });
@@ -85,7 +68,7 @@ fn run<I: Isa, T: Narrow>(args: &mut Args<'_, '_>, input: TensorRef<'_>) -> Resu
 }
 
 /// The weight as float32: as it is, or converted into scratch memory.
-fn as_f32<'a>(weight: TensorRef<'a>, args: &mut Args<'a, '_>) -> Result<&'a [f32], KernelError> {
+pub(super) fn as_f32<'a>(weight: TensorRef<'a>, args: &mut Args<'a, '_>) -> Result<&'a [f32], KernelError> {
     if weight.dtype() == DType::F32 && weight.is_contiguous() {
         return Ok(weight.as_slice()?);
     }
@@ -96,15 +79,6 @@ fn as_f32<'a>(weight: TensorRef<'a>, args: &mut Args<'a, '_>) -> Result<&'a [f32
         _ => wide.iter_mut().enumerate().for_each(|(i, w)| *w = weight.get(&[i as i64]) as f32),
     }
     Ok(wide)
-}
-
-/// Nothing, to ask whether the instructions are there.
-struct Nothing;
-
-impl Work for Nothing {
-    type Output = ();
-    #[inline(always)]
-    fn run(self) {}
 }
 
 /// Some rows.
@@ -145,7 +119,7 @@ impl<T: Narrow> Work for Norm<'_, T> {
 
 /// The squares of float32 numbers are exact in float64, and so many of them can be added that nothing is lost.
 #[inline(always)]
-fn sum_of_squares(x: &[f32]) -> f64 {
+pub(super) fn sum_of_squares(x: &[f32]) -> f64 {
     const LANES: usize = 32;
     let mut sums = [0f64; LANES];
     let mut chunks = x.chunks_exact(LANES);
@@ -158,8 +132,9 @@ fn sum_of_squares(x: &[f32]) -> f64 {
     sums.iter().sum::<f64>() + rest
 }
 
+/// y = x · factor · weight.
 #[inline(always)]
-fn scale(x: &[f32], weight: Option<&[f32]>, factor: f64, y: &mut [f32]) {
+pub(super) fn scale(x: &[f32], weight: Option<&[f32]>, factor: f64, y: &mut [f32]) {
     let plain = PLAIN.contains(&factor);
     let narrow = factor as f32;
     match weight {
@@ -175,7 +150,7 @@ fn scale(x: &[f32], weight: Option<&[f32]>, factor: f64, y: &mut [f32]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Avx2, Avx512, Portable};
+    use super::super::{Avx2, Avx512, Nothing, Portable};
     use super::*;
     use crate::call;
     use lz_model::{

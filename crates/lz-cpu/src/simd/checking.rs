@@ -1,0 +1,105 @@
+//! A kernel against the reference of its operation.
+
+use lz_model::{DType, Layout, ParamValue, Tensor, TensorView};
+
+use crate::call::call_into;
+use crate::{Builtin, CallRefError, call, descriptors};
+
+/// Which kernels are compared with the reference of which operation.
+pub struct Agreement {
+    op: &'static str,
+    kernel: &'static str,
+    exact: bool,
+}
+
+type Inputs<'a> = [(&'a str, TensorView<'a>)];
+type Params<'a> = [(&'a str, ParamValue)];
+
+impl Agreement {
+    /// All kernels of this name, one for each instruction set. Results may be off by what float32 is off.
+    pub fn of(op: &'static str, kernel: &'static str) -> Agreement {
+        Agreement { op, kernel, exact: false }
+    }
+
+    /// Results must be the same to the last bit.
+    pub fn exactly(self) -> Agreement {
+        Agreement { exact: true, ..self }
+    }
+
+    fn kernels(&self) -> Vec<(Builtin, String)> {
+        let is_it = |id: &str| id.strip_prefix(self.kernel).is_some_and(|isa| ["", ".avx2", ".avx512"].contains(&isa));
+        let found: Vec<_> = descriptors().filter(|(_, d)| is_it(&d.id)).map(|(kernel, d)| (kernel, d.id)).collect();
+        assert!(!found.is_empty(), "no kernel is called {}", self.kernel);
+        found
+    }
+
+    /// Calls every kernel this CPU has the instructions for, on one thread and on three.
+    fn each(
+        &self,
+        inputs: &Inputs<'_>,
+        params: &Params<'_>,
+        layout: Option<Layout>,
+        mut with: impl FnMut(&str, Result<Vec<(&'static str, Tensor)>, CallRefError>),
+    ) {
+        // Nothing of what is not written may look like a result.
+        let blank =
+            |dtype, shape: &[i64]| Tensor::from_f64(dtype, shape, &vec![-77.0; shape.iter().product::<i64>() as usize]);
+        for (kernel, id) in self.kernels() {
+            for threads in [1, 3] {
+                let by = (Some(kernel), 1 << 16, crate::threads(threads));
+                let result = call_into(self.op, inputs, params, layout, blank, by);
+                let lacks = |e: &CallRefError| e.to_string().starts_with("this CPU lacks");
+                if !result.as_ref().is_err_and(lacks) {
+                    with(&id, result);
+                }
+            }
+        }
+    }
+
+    /// All results are those of the reference.
+    pub fn check(&self, inputs: &Inputs<'_>, params: &Params<'_>, layout: Option<Layout>) {
+        let expected = call(self.op, inputs, params, layout).unwrap();
+        self.each(inputs, params, layout, |kernel, results| {
+            for ((name, got), (_, wanted)) in results.unwrap().iter().zip(&expected) {
+                assert_eq!((got.dtype(), got.shape()), (wanted.dtype(), wanted.shape()), "{kernel}: {name}");
+                let off = match got.dtype() {
+                    _ if self.exact => None,
+                    DType::F32 => Some(1e-6),
+                    DType::F16 => Some(1.1e-3),
+                    DType::Bf16 => Some(8e-3),
+                    _ => None,
+                };
+                for (i, (got, wanted)) in got.to_f64().into_iter().zip(wanted.to_f64()).enumerate() {
+                    let same = got == wanted || got.is_nan() && wanted.is_nan();
+                    let near = off.is_some_and(|off| (got - wanted).abs() <= off * wanted.abs() + 1e-6);
+                    assert!(same || near, "{kernel}: {name}[{i}] is {got}, not {wanted}");
+                }
+            }
+        });
+    }
+
+    /// What every kernel says of a call that is wrong.
+    pub fn fails(&self, inputs: &Inputs<'_>, params: &Params<'_>, layout: Option<Layout>) -> String {
+        let reference = call(self.op, inputs, params, layout).unwrap_err().to_string();
+        self.each(inputs, params, layout, |kernel, result| {
+            assert_eq!(result.unwrap_err().to_string(), reference, "{kernel}");
+        });
+        reference
+    }
+}
+
+/// Numbers from -1 to 1.
+pub fn drawn(dtype: DType, shape: &[i64], seed: u64) -> Tensor {
+    let mut state = seed | 1;
+    let numbers = (0..shape.iter().product::<i64>()).map(|_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f64 / f64::from(1u32 << 23) - 1.0
+    });
+    Tensor::from_f64(dtype, shape, &numbers.collect::<Vec<_>>())
+}
+
+/// The first elements of each row of a tensor with longer rows.
+pub fn strided<'a>(tensor: &'a Tensor, shape: &[i64]) -> TensorView<'a> {
+    let view = tensor.view();
+    TensorView::strided(tensor.dtype(), shape, view.strides(), 0, tensor.bytes()).unwrap()
+}
