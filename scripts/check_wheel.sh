@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # Installs a wheel into a clean environment for each Python and torch, and uses it there as a user would.
 #
-#   check_wheel.sh --uv UV [--wheel FILE] [--pythons "3.11 3.12"] [--torches "none 2.10.0 newest"] [--index URL]
+#   check_wheel.sh --uv UV [--wheel FILE] [--pythons "3.11 3.12"] [--torches "none 2.10.0 newest"] [--torch-backend cpu]
+#                  [--require-all yes]
 #
 # --wheel    the wheel; by default the newest one in dist/
-# --pythons  versions or paths of interpreters; uv looks for them here, and may download them
+# --pythons  versions or paths of interpreters; looked for here, or downloaded by uv
 # --torches  versions of torch: `none` is numpy alone, `newest` what the index has
-# --index    the index torch comes from; `https://download.pytorch.org/whl/cpu` has builds without CUDA, which are smaller
+# --torch-backend cpu  torch from its own index, built without CUDA: smaller than what PyPI has
+#
+# --require-all yes  a combination that is not available is a failure too: for machines that must have them all
 #
 # In each environment: every operation against results in float64 (scripts/try_wheel.py), `layerzero doctor`,
 # `layerzero explain`, and a wrong command, which must exit with 2. The table at the end has a line for each combination:
@@ -14,7 +17,7 @@
 # failed, or if none could be tried.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-uv=uv wheel='' pythons='3.11 3.12 3.13 3.14' torches='none 2.10.0 newest' index=()
+uv=uv wheel='' pythons='3.11 3.12 3.13 3.14' torches='none 2.10.0 newest' backend=() require_all=no
 while [ $# -gt 0 ]; do
   [ $# -gt 1 ] || { echo "$0: $1 needs a value" >&2; exit 2; }
   case $1 in
@@ -22,7 +25,8 @@ while [ $# -gt 0 ]; do
     --wheel) wheel=$2 ;;
     --pythons) pythons=$2 ;;
     --torches) torches=$2 ;;
-    --index) index=(--index "$2") ;;
+    --torch-backend) backend=(--torch-backend "$2") ;;
+    --require-all) require_all=$2 ;;
     *) echo "$0: unknown option $1; see the head of this file" >&2; exit 2 ;;
   esac
   shift 2
@@ -52,10 +56,22 @@ try() {
   [ "$status" = 2 ] || { echo "a wrong command exits with $status, not with 2"; return 1; }
 }
 
-rows=() failed=0 tried=0
-for python in $pythons; do
+# The interpreter for a version: pyenv's where it has one, since its commands on PATH only work for the chosen version;
+# otherwise what uv finds or downloads.
+interpreter() {
+  local found=''
+  if [[ $1 =~ ^[0-9.]+$ ]]; then
+    found=$(find "${PYENV_ROOT:-$HOME/.pyenv}/versions" -path "*/versions/$1*/bin/python" 2>/dev/null | sort -V | tail -1)
+  fi
+  echo "${found:-$1}"
+}
+
+rows=() failed=0 tried=0 missing=0
+for wanted in $pythons; do
+  python=$(interpreter "$wanted")
   if ! "$uv" venv --quiet --python "$python" "$folder/probe" >"$folder/log" 2>&1; then
-    rows+=("$python|all|not available here|no such interpreter: neither found nor downloaded")
+    rows+=("$wanted|all|not available here|no such interpreter: neither found nor downloaded")
+    missing=1
     continue
   fi
   version=$("$folder/probe/bin/python" -c 'import platform; print(platform.python_version())')
@@ -71,8 +87,9 @@ for python in $pythons; do
       *) packages+=("torch==$torch") ;;
     esac
     # What the wheel is installed beside comes first: a torch the index does not have is no failure of the wheel.
-    if ! "$uv" pip install --quiet --python "$place/bin/python" "${index[@]}" "${packages[@]}" >"$folder/log" 2>&1; then
-      rows+=("$version|$torch|not available here|$(grep -m1 -oE 'no version of .*|no wheels? .*|error.*|Because .*' "$folder/log" | cut -c1-100 || true)")
+    if ! "$uv" pip install --quiet --python "$place/bin/python" "${backend[@]}" "${packages[@]}" >"$folder/log" 2>&1; then
+      rows+=("$version|$torch|not available here|$(tr -s '\n ' ' ' <"$folder/log" | sed -E 's/.*cause: //' | cut -c1-110)")
+      missing=1
       continue
     fi
     tried=$((tried + 1))
@@ -99,7 +116,11 @@ for row in "${rows[@]}"; do
   printf '%-9s %-16s %-19s %s\n' "$python" "$torch" "$result" "$detail"
 done
 if [ "$tried" = 0 ]; then
-  echo "Nothing could be tried: no interpreter of $pythons is here." >&2
+  echo "Nothing could be tried: none of these combinations is available here." >&2
+  exit 1
+fi
+if [ "$require_all" = yes ] && [ "$missing" = 1 ]; then
+  echo "Some combinations are not available here, and --require-all wants them." >&2
   exit 1
 fi
 exit $failed
