@@ -14,6 +14,7 @@ ENV PATH="/opt/layerzero/bin:$PATH" \
     XDG_CACHE_HOME=/var/cache/layerzero \
     XDG_STATE_HOME=/var/lib/layerzero \
     TRITON_CACHE_DIR=/var/cache/layerzero/triton \
+    FLASHINFER_WORKSPACE_BASE=/var/cache/layerzero \
     PYTHONUNBUFFERED=1
 VOLUME ["/var/cache/layerzero", "/var/lib/layerzero"]
 USER 10001:10001

@@ -8,6 +8,7 @@ must serve calls on tensors, or nothing where only arrays are tried. Prints one 
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -55,10 +56,9 @@ def main(folder: Path, torch_version: str | None) -> None:
     """Calls every operation on numpy arrays, and on torch's tensors where a version of torch is given."""
     files = sorted(folder.glob("*.json"))
     assert files, f"no test data in {folder}"
-    torch = None
+    torch: Any = None
     if torch_version:
-        import torch as torch
-
+        torch = importlib.import_module("torch")
         assert torch.__version__.split("+")[0] == torch_version.split("+")[0], torch.__version__
     calls = 0
     for file in files:
