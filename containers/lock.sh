@@ -6,9 +6,8 @@ set -euo pipefail
 uv=$1
 cd "$(dirname "$0")"
 for image in cpu cuda12 cuda13 rocm; do
-  # Debian 13 has Python 3.13, Ubuntu 24.04 has 3.12.
-  python=$([ "$image" = cpu ] && echo 3.13 || echo 3.12)
-  "$uv" pip compile --quiet --no-header --no-annotate --python-version "$python" --python-platform x86_64-manylinux_2_28 \
+  # The oldest Python of the package: the pins then serve the images' (3.13 of Debian 13, 3.12 of Ubuntu 24.04) and yours.
+  "$uv" pip compile --quiet --no-header --no-annotate --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
     --output-file "$image.all" "$image.in"
   case $image in
     cpu | rocm) grep -vE '^(nvidia-|cuda-|triton==)' "$image.all" >"$image.txt" ;;
