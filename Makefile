@@ -22,7 +22,7 @@ SOURCES := testdata python tests examples bench scripts
 
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 
-.PHONY: help demo test test-rust test-python test-full test-isa bench check docs reference loom venv clone-venv develop wheel check-wheel stubs fmt schemas testdata lock clean
+.PHONY: help demo test test-rust test-python test-full test-isa bench check docs reference loom venv clone-venv develop wheel sdist check-wheel check-container lint-packaging stubs fmt schemas testdata lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -83,6 +83,9 @@ check: venv ## everything the gate wants: format, lints, tests, licences, genera
 	$(MAKE) --no-print-directory docs
 	cargo deny --version >/dev/null 2>&1 || cargo install --locked --quiet cargo-deny
 	cargo deny check --hide-inclusion-graph bans licenses sources
+	$(MAKE) --no-print-directory lint-packaging
+	$(MAKE) --no-print-directory check-wheel
+	$(MAKE) --no-print-directory check-container WHEEL="$$(ls -t dist/*.whl | head -1)"
 
 docs: $(LZ_DOCS_VENV)/.ready ## build the documentation into site/, and fail on any warning
 	NO_MKDOCS_2_WARNING=1 $(LZ_DOCS_VENV)/bin/mkdocs build --strict
@@ -113,8 +116,22 @@ develop: venv clone-venv ## build the native module into the package (PROFILE=re
 wheel: venv ## build the wheel into dist/
 	$(LZ_VENV)/bin/maturin build --release --interpreter $(PYTHON) --out dist
 
-check-wheel: wheel ## install the wheel into fresh environments of several Pythons and use it (PYTHONS, TORCH)
-	bash scripts/check_wheel.sh $(LZ_VENV)/bin/uv $(or $(PYTHONS),3.11 3.12 3.13)
+sdist: venv ## pack the sources into dist/
+	$(LZ_VENV)/bin/maturin sdist --out dist
+
+# The wheel that `make wheel` builds, or WHEEL=FILE. PYTHONS and TORCHES say which environments, TORCH_BACKEND=cpu takes torch
+# without CUDA, REQUIRE_ALL=yes fails where an interpreter is missing.
+UV_COMMAND ?= $(LZ_VENV)/bin/uv
+check-wheel: $(if $(WHEEL),,wheel) ## install the wheel into clean environments (PYTHONS, TORCHES) and call every operation
+	bash scripts/check_wheel.sh --uv $(UV_COMMAND) $(if $(WHEEL),--wheel "$(WHEEL)") \
+	  $(if $(PYTHONS),--pythons "$(PYTHONS)") $(if $(TORCHES),--torches "$(TORCHES)") \
+	  $(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND)) $(if $(REQUIRE_ALL),--require-all $(REQUIRE_ALL))
+
+check-container: $(if $(WHEEL),,wheel) ## build the CPU image where a builder is, else run its steps in a clean root
+	bash scripts/check_container.sh $(WHEEL)
+
+lint-packaging: venv ## lint the Dockerfiles, the shell scripts, the workflow and CITATION.cff
+	bash scripts/lint_packaging.sh $(LZ_VENV)/bin/uvx
 
 stubs: develop ## write the type stubs of the native module
 	$(PYTHON) scripts/stubs.py

@@ -22,6 +22,7 @@ PAGES = (
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "SECURITY.md",
     "bench/results/README.md",
     "bench/results/HISTORY.md",
     "bench/results/ablation.md",

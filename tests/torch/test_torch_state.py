@@ -21,11 +21,11 @@ with {surroundings}:
 torch.testing.assert_close(first.float(), expected, rtol=2e-2, atol=2e-2)
 for _ in range(3):
     torch.testing.assert_close(lz.rms_norm(x), expected)
-before = _native.allocations()
+before = _native.allocations() or 0  # not counted in a release build
 for _ in range(10):
     lz.rms_norm(x)
 status = _native.status()
-answer([status["torch_state_by"], status["tensors_by"], _native.allocations() - before])
+answer([status["torch_state_by"], status["tensors_by"], (_native.allocations() or 0) - before])
 """
 
 
