@@ -1,6 +1,6 @@
 //! Kernels on host memory: Rust functions on the memory of torch tensors and numpy arrays.
 
-use layerzero::abi::{Bytes, overlap};
+use layerzero::abi::Bytes;
 use layerzero::model::schema::Output;
 use layerzero::model::{HostCall, KernelError, OutputSpec, Tensor, TensorView, TensorViewMut};
 use layerzero::selection::Transforms;
@@ -40,12 +40,9 @@ pub fn run<'py>(job: &Job<'_, 'py>, step: &Step) -> PyResult<Bound<'py, PyAny>> 
     let updated = |index: usize| {
         schema.outputs.iter().any(|o| matches!(o, Output::Updates(n) if op.input_index(n) == Some(index)))
     };
-    let written: Vec<Bytes> = fresh
-        .iter()
-        .map(|(_, meta)| meta.bytes())
-        .chain((0..metas.len()).filter(|&i| updated(i)).filter_map(|i| metas[i].map(Meta::bytes)))
-        .collect();
-    distinct(job, &written)?;
+    let updates: Vec<&Meta> = (0..metas.len()).filter(|&i| updated(i)).filter_map(|i| metas[i]).collect();
+    distinct(job, &updates)?;
+    let written: Vec<Bytes> = fresh.iter().map(|(_, meta)| meta).chain(updates).map(Meta::bytes).collect();
     // What is read must not be what is written; a tensor that overlaps is copied first.
     // So is one that does not lie as the kernel wants it.
     let scattered = |meta: &Meta| step.transforms.has(Transforms::CONTIGUOUS) && !meta.is_row_major();
@@ -149,9 +146,10 @@ fn writable(job: &Job<'_, '_>) -> PyResult<()> {
     Ok(())
 }
 
-/// Two tensors to be written must not share memory.
-fn distinct(job: &Job<'_, '_>, written: &[Bytes]) -> PyResult<()> {
-    if overlap(written).is_none() {
+/// Two tensors to be updated must not share memory; keys and values of one page may lie beside each other.
+fn distinct(job: &Job<'_, '_>, updates: &[&Meta]) -> PyResult<()> {
+    let shares = |(i, one): (usize, &&Meta)| updates[i + 1..].iter().any(|other| written::may_share(one, other));
+    if !updates.iter().enumerate().any(shares) {
         return Ok(());
     }
     let text = format!("{}: two of the tensors to be updated share memory", job.front.name());

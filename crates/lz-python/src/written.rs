@@ -11,8 +11,10 @@ use pyo3::types::PyList;
 use crate::error;
 use crate::front::{Front, Slots};
 use crate::slow::given;
+use crate::tensors::Meta;
 use crate::torch::Torch;
 use layerzero::abi::RawTensor;
+use layerzero::model::row_major;
 
 /// Most dimensions of a tensor that are looked at; with more, tensors whose ranges meet are taken to share memory.
 const MAX_DIMS: usize = 8;
@@ -108,6 +110,16 @@ fn meets(distance: i64, dims: &[(i64, i64)]) -> bool {
     let steps = distance.div_euclid(stride);
     let fits = |steps: i64| steps.abs() < size && meets(distance - steps * stride, &dims[1..]);
     fits(steps) || fits(steps + 1)
+}
+
+/// Whether two tensors in host memory may have an element in common.
+pub fn may_share(one: &Meta, other: &Meta) -> bool {
+    let place = |meta: &Meta| {
+        let itemsize = i64::from(meta.dtype.bits()).div_euclid(8).max(1);
+        let strides = meta.strides.clone().unwrap_or_else(|| row_major(&meta.shape));
+        Place::new(meta.data as i64, itemsize, &meta.shape, &strides)
+    };
+    place(one).may_share(&place(other))
 }
 
 /// Whether nothing a call writes to lies where another of its tensors does. `false` also where that cannot be told.

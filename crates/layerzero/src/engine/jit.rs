@@ -95,17 +95,27 @@ impl Engine {
         if let Some(plan) = state.learner.upgrade() {
             plan.note(snapshot, query, &spec);
         }
-        if !self.jit.elsewhere || !snapshot.kernels_for(query.op()).any(|ix| snapshot.kernel(ix).jit) {
+        let is_compiled = |ix| snapshot.kernel(ix).jit && snapshot.static_reasons(ix, query.device()).is_empty();
+        if !self.jit.elsewhere || !snapshot.kernels_for(query.op()).any(is_compiled) {
+            return Ok(false);
+        }
+        // A sequence grows with every step, and most steps lie where the one before did.
+        let cell = snapshot.cell_key(query);
+        if state.own_cache.is_none() && self.jit.is_settled(snapshot.epoch(), &cell) {
             return Ok(false);
         }
         let decision = snapshot.select(query);
         let config = self.config();
         let settings = &config.settings.jit;
         let wanted = self.jit.wanted(state, &decision);
+        let nothing = wanted.is_none();
         let queued = wanted.is_some_and(|kernel| self.jit.enqueue(settings, &kernel, query, spec));
         let somebody_is_ready = decision.ranked().any(|candidate| !candidate.cold);
         if !somebody_is_ready && decision.chosen().is_some() && settings.fail_on_no_fallback {
             return Err(only_cold(snapshot, decision));
+        }
+        if nothing && state.own_cache.is_none() {
+            self.jit.settle(snapshot.epoch(), cell);
         }
         Ok(queued)
     }

@@ -4,6 +4,7 @@ mod queue;
 mod wanted;
 mod warm_file;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -63,11 +64,44 @@ pub(crate) struct Jit {
     ideal: Ideal,
     /// What earlier processes compiled for devices that are not known yet.
     absent: Mutex<Absent>,
+    settled: Mutex<Settled>,
 }
+
+/// Cells of calls for which nothing is to be compiled, in an epoch: what is compiled changes with it.
+#[derive(Default)]
+struct Settled {
+    epoch: u64,
+    /// By their fingerprint.
+    cells: HashMap<u64, Query>,
+}
+
+/// Cells that are remembered, 200 bytes each.
+const MOST_SETTLED: usize = 4096;
 
 impl Jit {
     pub fn new(elsewhere: bool) -> Jit {
-        Jit { elsewhere, queue: Mutex::default(), ideal: Ideal::default(), absent: Mutex::default() }
+        Jit {
+            elsewhere,
+            queue: Mutex::default(),
+            ideal: Ideal::default(),
+            absent: Mutex::default(),
+            settled: Mutex::default(),
+        }
+    }
+
+    /// Whether nothing is to be compiled for calls of a cell, as was found out in this epoch.
+    pub fn is_settled(&self, epoch: u64, cell: &Query) -> bool {
+        let settled = self.settled.lock();
+        settled.epoch == epoch && settled.cells.get(&cell.fingerprint()) == Some(cell)
+    }
+
+    /// Remembers that nothing is to be compiled for calls of a cell.
+    pub fn settle(&self, epoch: u64, cell: Query) {
+        let mut settled = self.settled.lock();
+        if settled.epoch != epoch || settled.cells.len() >= MOST_SETTLED {
+            *settled = Settled { epoch, cells: HashMap::new() };
+        }
+        settled.cells.insert(cell.fingerprint(), cell);
     }
 }
 
