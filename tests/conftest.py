@@ -81,12 +81,8 @@ LONG = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sweeps that take a minute and are rarely red run at full size only: ``make test-full``."""
+    """Long files first."""
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
-    if os.environ.get("LZ_TEST_SCALE") != "full":
-        for item in items:
-            if item.get_closest_marker("thorough"):
-                item.add_marker(pytest.mark.skip(reason="takes a minute; LZ_TEST_SCALE=full"))
 
 
 @pytest.fixture(autouse=True)

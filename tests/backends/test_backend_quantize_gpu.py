@@ -18,7 +18,7 @@ import layerzero as lz
 import pytest
 import torch
 from described import adapter
-from processes import SUPPORT, answer
+from processes import SUPPORT, forked
 from torch import Tensor
 
 FOUR_BIT = ("int4", "mxfp4", "nvfp4")
@@ -210,7 +210,7 @@ def test_our_kernels_give_what_the_reference_gives(monkeypatch: pytest.MonkeyPat
     """In a process of its own: the interpreter is chosen when Triton is imported."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     code = "import test_backend_quantize_gpu as t\nanswer(t.interpreted(180))"
-    assert answer(code, path=[Path(__file__).parent, SUPPORT]) == []
+    assert forked(code, path=[Path(__file__).parent, SUPPORT]) == []
 
 
 def test_packed_values_go_through_the_engine() -> None:

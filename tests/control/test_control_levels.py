@@ -14,7 +14,7 @@ import pytest
 import torch
 from faults.states import events, fresh, last_event
 from listening import Listening, listening
-from processes import SUPPORT, answer
+from processes import SUPPORT, forked
 from torch import Tensor
 
 pytestmark = pytest.mark.filterwarnings("ignore::layerzero.LayerZeroWarning")
@@ -301,7 +301,7 @@ MEDDLING = """
 
 def test_a_handler_may_ask_and_change_whatever_it_likes() -> None:
     """Events are told while nothing is held."""
-    found = answer(MEDDLING.format(tests=str(SUPPORT)))
+    found = forked(MEDDLING.format(tests=str(SUPPORT)))
     assert {"kernel_failed", "fell_back", "selected", "reload_succeeded"} <= set(found)
 
 

@@ -15,7 +15,7 @@ import layerzero as lz
 import numpy as np
 import pytest
 import torch
-from processes import SUPPORT, answer
+from processes import SUPPORT, forked
 
 Run = Callable[..., Any]
 NAN, INF = math.nan, math.inf
@@ -155,7 +155,7 @@ def test_the_interpreter_finds_nothing_wrong(monkeypatch: pytest.MonkeyPatch) ->
     code = (
         "import test_backend_triton as b, test_speculative as t\nb.interpret()\nanswer(t.triton_problems('cpu', 120))"
     )
-    assert answer(code, path=[Path(__file__).parent, SUPPORT, SUPPORT.parent / "backends"]) == []
+    assert forked(code, path=[Path(__file__).parent, SUPPORT, SUPPORT.parent / "backends"]) == []
 
 
 @pytest.mark.gpu
