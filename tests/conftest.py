@@ -298,9 +298,14 @@ class Family:
 
 
 @pytest.fixture(scope="module")
-def family() -> Iterator[Family]:
-    """One family per test module."""
-    yield Family()
+def family(request: pytest.FixtureRequest) -> Iterator[Family]:
+    """One family per test module. When all tests of the module have passed, they have been enough."""
+    made, failed = Family(), request.session.testsfailed
+    yield made
+    asked = request.config
+    whole = not asked.option.keyword and not any("::" in argument for argument in asked.args)
+    if whole and request.session.testsfailed == failed:
+        made.finish()
 
 
 def agrees(case: Stored, want: Sequence[Expected]) -> None:
