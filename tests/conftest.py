@@ -29,6 +29,7 @@ import torch
 from faults import states
 from hypothesis import HealthCheck, configuration, settings
 from layerzero import _native
+from levels import broken  # noqa: F401
 from strategies import LEAST_CASES, Array, Stored, array, filled
 
 configuration.set_hypothesis_home_dir(Path(tempfile.gettempdir()) / "layerzero-hypothesis")

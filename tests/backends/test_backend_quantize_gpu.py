@@ -196,7 +196,7 @@ def test_plain_torch_gives_what_the_reference_gives() -> None:
 
 def interpreted(count: int) -> list[str]:
     """What the interpreter finds wrong. It truncates where it makes bfloat16, and has no subnormal numbers of it."""
-    from test_backend_triton import interpret
+    from interpreting import interpret
 
     interpret()
     with warnings.catch_warnings():

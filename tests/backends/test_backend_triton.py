@@ -15,6 +15,7 @@ import layerzero as lz
 import pytest
 import torch
 from described import adapter
+from interpreting import interpret
 from processes import SUPPORT, forked
 from triton_draws import hard_draws, large_draws, wrong_asides
 
@@ -114,18 +115,6 @@ def test_a_kind_of_call_is_planned_once() -> None:
 
 
 # --- what is computed -------------------------------------------------------------------------------------------------
-
-
-def interpret() -> None:
-    """Makes Triton's interpreter work with a numpy that no longer turns arrays into integers."""
-    interpreter = import_module("triton.runtime.interpreter")
-    patch = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patched
 
 
 def kernels() -> dict[str, cases.Kernel]:

@@ -16,6 +16,7 @@ import torch
 import torch_references
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from interpreting import interpret
 from processes import SUPPORT, forked
 from torch import Tensor
 
@@ -320,7 +321,7 @@ def wrong_edges(device: str) -> list[str]:
 
 def interpreted() -> list[str]:
     """What the interpreter finds wrong."""
-    import_module("test_backend_triton").interpret()
+    interpret()
     torch.manual_seed(0)
     search("cpu", 60)
     return wrong_cases("cpu") + wrong_edges("cpu") + wrong_bounds("cpu") + wrong_ends("cpu")

@@ -14,6 +14,7 @@ import adapter_cases as cases
 import described
 import pytest
 import torch
+from interpreting import interpret
 from processes import SUPPORT, forked
 from torch import Tensor
 
@@ -305,7 +306,7 @@ def wrong_behind_the_window(device: str) -> list[str]:
 
 def interpreted() -> list[str]:
     """What the interpreter finds wrong."""
-    import_module("test_backend_triton").interpret()
+    interpret()
     torch.manual_seed(0)
     return wrong_cases("cpu") + wrong_data("cpu") + wrong_draws("cpu", 12)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch._inductor.config
 import torch_references as reference
-from test_torch_autograd import assert_same, gradients
+from gradients import assert_same, gradients
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.utils import fresh_cache
