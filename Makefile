@@ -17,12 +17,13 @@ export PYTHONPATH := $(CURDIR)/python
 PROFILE ?= dev
 BUILT := $(CARGO_TARGET_DIR)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/lib_native.so
 NATIVE := python/layerzero/_native.abi3.so
-# What ruff and mypy look at.
+# What ruff looks at, and what mypy looks at: typed_calls.py says of each call what its type is.
 SOURCES := testdata python tests examples bench scripts
+TYPED := testdata python/layerzero scripts examples/quickstart.py tests/support/typed_calls.py
 
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 
-.PHONY: help demo test test-rust test-python test-full test-isa bench check docs reference loom venv clone-venv develop wheel sdist check-wheel check-container lint-packaging stubs fmt schemas testdata lock clean
+.PHONY: help demo test test-rust test-python test-full test-isa bench lint generated check docs reference loom venv clone-venv develop wheel sdist check-wheel check-container lint-packaging stubs fmt schemas testdata lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,7 +31,7 @@ help: ## list the targets
 demo: develop ## measure this machine, see what is chosen and why, and a report of it
 	@env -u PYTHONPATH .venv/bin/python examples/demo.py
 
-test: test-rust test-python ## every test
+test: test-rust test-python ## every test but the slow ones
 
 test-rust: venv ## the Rust tests, the models of the atomics, the test data
 ifeq ($(NEXTEST),yes)
@@ -42,10 +43,10 @@ endif
 	$(MAKE) --no-print-directory loom
 	$(PYTHON) testdata/generate.py --check
 
-test-python: develop ## the Python tests
-	$(PYTHON) -m pytest -n 2 --dist loadfile tests
+test-python: develop ## the Python tests but those marked slow
+	$(PYTHON) -m pytest -n 2 --dist loadfile -m "not slow" tests
 
-test-full: develop ## every Python test at full size: ten times the cases, 1,000 exits, long sweeps (hours)
+test-full: develop ## every Python test, slow ones too, ten times the cases, 1,000 exits (hours)
 	LZ_TEST_SCALE=full $(PYTHON) -m pytest -n 2 --dist loadfile tests
 
 test-isa: develop ## the tests that run kernels or show texts, as on CPUs with fewer instruction sets (hours)
@@ -64,22 +65,29 @@ bench: ## what a call and a selection cost here, and what tuning is worth
 	$(PYTHON) -m layerzero bench native
 	$(PYTHON) -m layerzero bench tuning
 
-check: venv ## everything the gate wants: format, lints, tests, licences, generated files
+lint: venv ## formatting, lints, types, generated files: what needs no test; the quickest first
 	cargo fmt --all --check
+	$(PYTHON) -m ruff check $(SOURCES) && $(PYTHON) -m ruff format --check $(SOURCES)
+	$(PYTHON) scripts/chart.py --check
+	$(PYTHON) scripts/hardware.py --check
+	$(PYTHON) scripts/names.py --check
+	$(PYTHON) -m mypy $(TYPED)
 	cargo clippy --workspace --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
-	$(MAKE) --no-print-directory test
+	$(MAKE) --no-print-directory generated
+
+generated: develop ## are the files that the engine writes what it would write now?
 	cargo run --quiet -p lz-cli -- schema capabilities --check schemas/capabilities-1.0.schema.json
 	cargo run --quiet -p lz-cli -- schema device --check schemas/device.schema.json
 	cargo run --quiet -p lz-cli -- schema config --check schemas/config.schema.json
 	cargo run --quiet -p lz-cli -- schema dispatch-table --check schemas/dispatch-table-1.0.schema.json
 	cargo run --quiet -p lz-cli -- config reference | diff - docs/settings.md
-	$(PYTHON) -m ruff check $(SOURCES) && $(PYTHON) -m ruff format --check $(SOURCES)
-	$(PYTHON) -m mypy testdata python/layerzero
 	$(PYTHON) scripts/stubs.py --check
-	$(PYTHON) scripts/hardware.py --check
-	$(PYTHON) scripts/chart.py --check
+	$(PYTHON) -m mypy.stubtest layerzero._native --mypy-config-file scripts/stubtest.ini
 	$(PYTHON) scripts/reference.py --check
+
+check: lint ## everything a change must pass: lints, tests, licences, generated files, the documentation
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
+	$(MAKE) --no-print-directory test
 	$(MAKE) --no-print-directory docs
 	cargo deny --version >/dev/null 2>&1 || cargo install --locked --quiet cargo-deny
 	cargo deny check --hide-inclusion-graph bans licenses sources

@@ -1,9 +1,13 @@
 """Writes the names of all kernels that come along, read from their capabilities documents. A configuration may name them
-even where their library is not loaded."""
+even where their library is not loaded.
+
+With `--check` nothing is written; it ends with 1 when the file is out of date.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,4 +36,7 @@ def text() -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(text(), encoding="utf-8")
+    if "--check" not in sys.argv[1:]:
+        FILE.write_text(text(), encoding="utf-8")
+    elif text() != FILE.read_text(encoding="utf-8"):
+        sys.exit(f"{FILE} is not what the capabilities documents say: run scripts/names.py")

@@ -29,6 +29,7 @@ import torch
 from faults import states
 from hypothesis import HealthCheck, configuration, settings
 from layerzero import _native
+from levels import broken  # noqa: F401
 from strategies import LEAST_CASES, Array, Stored, array, filled
 
 configuration.set_hypothesis_home_dir(Path(tempfile.gettempdir()) / "layerzero-hypothesis")
@@ -81,12 +82,8 @@ LONG = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sweeps that take a minute and are rarely red run at full size only: ``make test-full``."""
+    """Long files first."""
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
-    if os.environ.get("LZ_TEST_SCALE") != "full":
-        for item in items:
-            if item.get_closest_marker("thorough"):
-                item.add_marker(pytest.mark.skip(reason="takes a minute; LZ_TEST_SCALE=full"))
 
 
 @pytest.fixture(autouse=True)
@@ -302,9 +299,14 @@ class Family:
 
 
 @pytest.fixture(scope="module")
-def family() -> Iterator[Family]:
-    """One family per test module."""
-    yield Family()
+def family(request: pytest.FixtureRequest) -> Iterator[Family]:
+    """One family per test module. When all tests of the module have passed, they have been enough."""
+    made, failed = Family(), request.session.testsfailed
+    yield made
+    asked = request.config
+    whole = not asked.option.keyword and not any("::" in argument for argument in asked.args)
+    if whole and request.session.testsfailed == failed:
+        made.finish()
 
 
 def agrees(case: Stored, want: Sequence[Expected]) -> None:

@@ -17,7 +17,7 @@ import fake_flash_attn as fakes
 import layerzero as lz
 import pytest
 import torch
-from attention_calls import Dense, Paged, dense_calls, paged_calls
+from attention_calls import Dense, Paged, dense_calls, least, paged_calls
 from described import SM, adapter, fits, takes
 
 VERSIONS = {"flash_attn": "2.8.3", "flash_attn_3": "3.0.0b1", "flash_attn_4": "4.0.0b27"}
@@ -249,7 +249,7 @@ def test_calls_the_engine_lets_through_are_right(monkeypatch: pytest.MonkeyPatch
             assert all(torch.equal(t, before[key]) for key, t in tensors.items()), "an argument was written to"
             ran[name] = ran.get(name, 0) + 1
     wanted = {name for name in kernels(backend) if ".paged." not in name and ".train" not in name}
-    assert set(ran) == wanted and min(ran.values()) >= 5, ran
+    assert set(ran) == wanted and min(ran.values()) >= least(5), ran
 
 
 @backends
@@ -269,7 +269,7 @@ def test_paged_calls_the_engine_lets_through_are_right(monkeypatch: pytest.Monke
             call.check(function(**call.arguments(function, tensors)), call.expected(tensors))
             ran[name] = ran.get(name, 0) + 1
     wanted = {name for name in kernels(backend) if ".paged." in name}
-    assert set(ran) == wanted and min(ran.values()) >= 3, ran
+    assert set(ran) == wanted and min(ran.values()) >= least(3), ran
 
 
 @backends

@@ -12,7 +12,7 @@ from typing import Any
 import described
 import pytest
 import torch
-from attention_calls import Dense, dense_calls
+from attention_calls import Dense, dense_calls, least
 from described import adapter, takes
 from torch import Tensor, nn
 
@@ -90,7 +90,7 @@ def test_which_calls_get_which_tiles() -> None:
         assert names(plain, device) == set(), "the tiles are those of Hopper kernels"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_calls_are_right_and_tiles_fit(library: Library) -> None:
     torch.manual_seed(0)
     kernels: dict[str, Callable[..., Any]] = adapter("flash_attn_4_tiles").KERNELS
@@ -111,7 +111,7 @@ def test_calls_are_right_and_tiles_fit(library: Library) -> None:
                 call.check(plan[0](*plan[1]), call.contract(tensors))
                 assert library.tiles[-1] == (rows, keys)
             ran[name] = ran.get(name, 0) + 1
-    assert set(ran) == set(kernels) and min(ran.values()) >= 5, ran
+    assert set(ran) == set(kernels) and min(ran.values()) >= least(5), ran
 
 
 def test_a_library_that_takes_no_tiles_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

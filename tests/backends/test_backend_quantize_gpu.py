@@ -18,7 +18,7 @@ import layerzero as lz
 import pytest
 import torch
 from described import adapter
-from processes import SUPPORT, answer
+from processes import SUPPORT, forked
 from torch import Tensor
 
 FOUR_BIT = ("int4", "mxfp4", "nvfp4")
@@ -196,7 +196,7 @@ def test_plain_torch_gives_what_the_reference_gives() -> None:
 
 def interpreted(count: int) -> list[str]:
     """What the interpreter finds wrong. It truncates where it makes bfloat16, and has no subnormal numbers of it."""
-    from test_backend_triton import interpret
+    from interpreting import interpret
 
     interpret()
     with warnings.catch_warnings():
@@ -210,7 +210,7 @@ def test_our_kernels_give_what_the_reference_gives(monkeypatch: pytest.MonkeyPat
     """In a process of its own: the interpreter is chosen when Triton is imported."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     code = "import test_backend_quantize_gpu as t\nanswer(t.interpreted(180))"
-    assert answer(code, path=[Path(__file__).parent, SUPPORT]) == []
+    assert forked(code, path=[Path(__file__).parent, SUPPORT]) == []
 
 
 def test_packed_values_go_through_the_engine() -> None:

@@ -109,7 +109,7 @@ def test_what_computes_in_float64_does_so_on_the_host_where_the_device_cannot(mo
     assert asked == ["cpu"]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_every_case_on_a_device_torch_does_not_know() -> None:
     done = processes.python(processes.SUPPORT / "open_device_cases.py", built(), path=[processes.SUPPORT])
     assert done.returncode == 0, done.stderr[-2000:]
@@ -119,7 +119,7 @@ def test_every_case_on_a_device_torch_does_not_know() -> None:
     assert sum(found["ran"].values()) > 1500
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_calls_on_a_device_torch_does_not_know() -> None:
     code = f"""
     import warnings

@@ -15,7 +15,8 @@ import layerzero as lz
 import pytest
 import torch
 from described import adapter
-from processes import SUPPORT, answer
+from interpreting import interpret
+from processes import SUPPORT, forked
 from triton_draws import hard_draws, large_draws, wrong_asides
 
 if find_spec("triton") is None:
@@ -114,18 +115,6 @@ def test_a_kind_of_call_is_planned_once() -> None:
 
 
 # --- what is computed -------------------------------------------------------------------------------------------------
-
-
-def interpret() -> None:
-    """Makes Triton's interpreter work with a numpy that no longer turns arrays into integers."""
-    interpreter = import_module("triton.runtime.interpreter")
-    patch = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patched
 
 
 def kernels() -> dict[str, cases.Kernel]:
@@ -240,7 +229,7 @@ def seeded() -> list[str]:
             "triton.speculative",
         ],
         ["triton.paged.decode", "triton.paged.decode.gqa", "triton.quantize", "triton.dequantize"],
-        pytest.param(["triton.topk", "triton.topp"], marks=pytest.mark.thorough),
+        pytest.param(["triton.topk", "triton.topp"], marks=pytest.mark.slow),
     ],
     ids=["rows", "blocks", "draws"],
 )
@@ -248,7 +237,7 @@ def test_the_interpreter_finds_nothing_wrong(monkeypatch: pytest.MonkeyPatch, na
     """In a process of its own: the interpreter is chosen when Triton is imported."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     code = f"import warnings\nwarnings.simplefilter('ignore')\nimport test_backend_triton as t\nanswer(t.interpreted({names}))"
-    assert answer(code, path=[Path(__file__).parent, SUPPORT]) == []
+    assert forked(code, path=[Path(__file__).parent, SUPPORT]) == []
 
 
 # --- on a device ------------------------------------------------------------------------------------------------------

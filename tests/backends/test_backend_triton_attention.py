@@ -16,7 +16,8 @@ import torch
 import torch_references
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from processes import SUPPORT, answer
+from interpreting import interpret
+from processes import SUPPORT, forked
 from torch import Tensor
 
 if find_spec("triton") is None:
@@ -320,7 +321,7 @@ def wrong_edges(device: str) -> list[str]:
 
 def interpreted() -> list[str]:
     """What the interpreter finds wrong."""
-    import_module("test_backend_triton").interpret()
+    interpret()
     torch.manual_seed(0)
     search("cpu", 60)
     return wrong_cases("cpu") + wrong_edges("cpu") + wrong_bounds("cpu") + wrong_ends("cpu")
@@ -330,7 +331,7 @@ def test_the_interpreter_finds_nothing_wrong(monkeypatch: pytest.MonkeyPatch) ->
     """In a process of its own: the interpreter is chosen when Triton is imported."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     code = "import warnings\nwarnings.simplefilter('ignore')\nimport test_backend_triton_attention as t\nanswer(t.interpreted())"
-    assert answer(code, path=[Path(__file__).parent, SUPPORT]) == []
+    assert forked(code, path=[Path(__file__).parent, SUPPORT]) == []
 
 
 # --- on a device ------------------------------------------------------------------------------------------------------

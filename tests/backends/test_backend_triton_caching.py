@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from processes import SUPPORT, answer
+from processes import SUPPORT, forked
 
 if find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
@@ -48,8 +48,8 @@ def wrong_writes(device: str, rounds: int) -> list[str]:
 def test_the_interpreter_writes_what_a_loop_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own: the interpreter is chosen when Triton is imported."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    code = "import test_backend_triton as b, test_backend_triton_caching as t\nb.interpret()\nanswer(t.wrong_writes('cpu', 60))"
-    assert answer(code, path=[Path(__file__).parent, SUPPORT]) == []
+    code = "import interpreting, test_backend_triton_caching as t\ninterpreting.interpret()\nanswer(t.wrong_writes('cpu', 60))"
+    assert forked(code, path=[Path(__file__).parent, SUPPORT]) == []
 
 
 def test_a_device_writes_what_a_loop_writes() -> None:

@@ -14,7 +14,8 @@ import adapter_cases as cases
 import described
 import pytest
 import torch
-from processes import SUPPORT, answer
+from interpreting import interpret
+from processes import SUPPORT, forked
 from torch import Tensor
 
 if find_spec("triton") is None:
@@ -305,7 +306,7 @@ def wrong_behind_the_window(device: str) -> list[str]:
 
 def interpreted() -> list[str]:
     """What the interpreter finds wrong."""
-    import_module("test_backend_triton").interpret()
+    interpret()
     torch.manual_seed(0)
     return wrong_cases("cpu") + wrong_data("cpu") + wrong_draws("cpu", 12)
 
@@ -314,7 +315,7 @@ def test_the_interpreter_finds_nothing_wrong(monkeypatch: pytest.MonkeyPatch) ->
     """In a process of its own: the interpreter is chosen when Triton is imported."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     code = "import warnings\nwarnings.simplefilter('ignore')\nimport test_backend_triton_decode as t\nanswer(t.interpreted())"
-    assert answer(code, path=[Path(__file__).parent, SUPPORT]) == []
+    assert forked(code, path=[Path(__file__).parent, SUPPORT]) == []
 
 
 # --- on a device ------------------------------------------------------------------------------------------------------

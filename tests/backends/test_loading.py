@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from layerzero import _native, loading
 from layerzero.control import frames
 from layerzero.tokenization import resolving
-from processes import answer
+from processes import forked
 from test_plugins import install
 
 FULL = os.environ.get("LZ_TEST_SCALE") in ("full", "soak")
@@ -86,7 +86,7 @@ def test_an_interrupt_at_any_step_is_made_up_for_by_the_next_call(
     (tmp_path / "perfdb.sqlite").touch()
     monkeypatch.setenv("LAYERZERO_PERFDB_PATH", str(tmp_path / "perfdb.sqlite"))
     install(tmp_path, "fine", "fine_plugin:register", BEHAVED)
-    found = answer(
+    found = forked(
         CHILDREN
         + f"""
     steps = child(lambda: (loading._all_steps() and len(loading._all_steps())))
@@ -165,7 +165,7 @@ def test_warnings_that_are_errors_are_raised_once_and_everything_is_loaded(tmp_p
     install(tmp_path, "broken", "broken_plugin:register", "def register():\n    raise RuntimeError('no licence')")
     install(tmp_path, "broken_too", "broken_plugin:register", "")
     (tmp_path / "broken_plugin.py").write_text("def register():\n    raise RuntimeError('no licence')")
-    found = answer(
+    found = forked(
         CHILDREN
         + """
     want = child(call)
@@ -203,7 +203,7 @@ def test_a_plugin_that_raises_anything_is_disabled_and_ctrl_c_is_not_its_fault(t
     install(tmp_path, "stops", "stops_plugin:register", code.format(raises="raise Stop('enough')"))
     again = "if not os.environ.pop('AGAIN', None):\n            os.environ['AGAIN'] = '1'\n            raise KeyboardInterrupt"
     install(tmp_path, "pressed", "pressed_plugin:register", code.format(raises=again))
-    found = answer(
+    found = forked(
         """
         import io, os, warnings
         import torch

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import SUPPORT, answer
+from processes import SUPPORT, forked
 
 PLUGIN = Path(__file__).parents[2] / "examples" / "plugin"
 
@@ -95,7 +95,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def served(installed: Path) -> dict[str, Any]:
     """What a program sees where the example is installed."""
-    found: dict[str, Any] = answer(SERVED.format(tests=str(SUPPORT)), path=[installed])
+    found: dict[str, Any] = forked(SERVED.format(tests=str(SUPPORT)), path=[installed])
     return found
 
 
@@ -167,7 +167,7 @@ def beside_broken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("broken")
     for name, (target, code) in BROKEN.items():
         install(folder, name, target, code)
-    found: dict[str, Any] = answer(
+    found: dict[str, Any] = forked(
         """
         import io, warnings
         import torch
@@ -225,7 +225,7 @@ def test_what_a_plugin_registered_before_it_broke_is_gone(beside_broken: dict[st
 
 def test_a_plugin_that_ends_the_program_does_not(tmp_path: Path) -> None:
     install(tmp_path, "exits", "exits:register", "def register():\n    raise SystemExit('no licence')")
-    found = answer(
+    found = forked(
         """
         import io, warnings
         import layerzero as lz

@@ -34,7 +34,7 @@ def site(tmp_path: Path) -> Path:
 
 
 def test_one_that_is_installed_says_how_it_is_used(site: Path) -> None:
-    (reasons,), imported = processes.answer(CODE.format(named=""), path=[site])
+    (reasons,), imported = processes.forked(CODE.format(named=""), path=[site])
     assert (
         "was never run on the hardware it is for; to use it, name 'torchao' in the setting backends.unproven"
         in reasons[-1]
@@ -43,7 +43,7 @@ def test_one_that_is_installed_says_how_it_is_used(site: Path) -> None:
 
 
 def test_one_that_is_named_is_loaded(site: Path) -> None:
-    (reasons,), _ = processes.answer(CODE.format(named="torchao"), path=[site])
+    (reasons,), _ = processes.forked(CODE.format(named="torchao"), path=[site])
     assert not any("never run" in reason for reason in reasons)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import layerzero as lz
 import pytest
 import torch
-from processes import SUPPORT, answer
+from processes import SUPPORT, forked
 from told_apart import X, served
 from torch import Tensor
 
@@ -262,14 +262,14 @@ def test_each_layer_stands_above_the_ones_below(by: str, tmp_path: Path, monkeyp
     if by in ("environment", "both"):
         monkeypatch.setenv("LAYERZERO_PREFER", "one" if by == "both" else "two")
         below, layer = ("one" if by == "both" else "two"), "environment"
-    said, origin = answer(LAYERS.format(tests=str(SUPPORT)), path=[SUPPORT])
+    said, origin = forked(LAYERS.format(tests=str(SUPPORT)), path=[SUPPORT])
     assert said == [below, "two", "one", "two", "two", below]
     assert origin["layer"] == layer
 
 
 def test_there_may_be_any_number_of_different_blocks() -> None:
     """Those nobody is inside of are forgotten; one that somebody is inside of stays in force."""
-    found = answer(
+    found = forked(
         """
         import layerzero as lz, torch
         from layerzero.control import Context

@@ -11,6 +11,7 @@ import pytest
 from faults.states import fresh
 from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from strategies import SCALE
 from told_apart import X, in_a_thread, served
 from torch import Tensor
 
@@ -177,4 +178,4 @@ class Contexts(RuleBasedStateMachine):
 class TestContexts(Contexts.TestCase):  # type: ignore[misc,name-defined]
     """With both kernels registered."""
 
-    settings = settings(max_examples=100, stateful_step_count=30)
+    settings = settings(max_examples=int(100 * SCALE), stateful_step_count=30)

@@ -18,7 +18,7 @@ import torch
 from faults import plugin
 from faults.kinds import BY_NAME, FAULTS, Fault
 from faults.states import breaker, events, failures, fresh, last_event
-from processes import SUPPORT, answer
+from processes import SUPPORT, forked
 from torch import Tensor
 from torch_cases import CASES, Case, _made, _paged, as_tuple, assert_right, copied, expected
 
@@ -371,7 +371,7 @@ def test_a_lost_device_puts_the_library_out_for_the_life_of_the_process(by: str,
         (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: lz_faults\nVersion: 1.0\n")
         (metadata / "entry_points.txt").write_text("[layerzero.backends]\nlz_faults = faults.plugin:register\n")
     code = textwrap.dedent(STICKY).format(tests=str(SUPPORT), register=by == "code")
-    found = answer(code, path=[tmp_path, SUPPORT])
+    found = forked(code, path=[tmp_path, SUPPORT])
     assert found["rights"] == [True] * 8 and found["made"] == found["later"] == 1
     for seen in (found["before"], found["after"]):
         assert seen["state"] == "disabled" and "illegal memory access" in seen["sticky"]

@@ -11,9 +11,9 @@ import pytest
 import torch
 from faults import plugin
 from faults.states import events, fresh, last_event
+from gradients import gradients
 from layerzero import _native
 from test_control_faults import OPERATIONS, sample_calls
-from test_torch_autograd import gradients
 from torch import Tensor
 from torch_cases import DIFFERENTIABLE, Case, as_tuple, assert_right, copied, doubled, expected
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from in_force import COMPOSED, REFERENCE
-from processes import SUPPORT, answer, python
+from processes import SUPPORT, forked, python
 
 START = """
     import sys
@@ -26,7 +26,7 @@ def process(code: str, **variables: str) -> Any:
         patch.delenv("LAYERZERO_PERFDB_PRIORS")
         for name, value in variables.items():
             patch.setenv(name, value)
-        return answer(START.format(tests=str(SUPPORT)) + code)
+        return forked(START.format(tests=str(SUPPORT)) + code)
 
 
 def test_sighup_reloads_once_a_file_was_loaded(tmp_path: Path) -> None:
@@ -239,10 +239,10 @@ answer([len(runs), circuit["state"], circuit["last_error"]["message"]])
 
 def test_failure_signatures_survive_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    (runs, state, error) = answer(_FAILING)
+    (runs, state, error) = forked(_FAILING)
     assert (runs, state) == (5, "open") and "no luck" in error
-    (runs, state, error) = answer(_FAILING)
+    (runs, state, error) = forked(_FAILING)
     assert (runs, state) == (0, "open") and "no luck" in error, "it was not even tried"
     # Elsewhere nothing is known of it.
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
-    assert answer(_FAILING)[0] == 5
+    assert forked(_FAILING)[0] == 5

@@ -11,7 +11,7 @@ import layerzero as lz
 import pytest
 import torch
 from faults.states import breaker, events, fresh, last_event
-from processes import SUPPORT, answer
+from processes import SUPPORT, forked
 from torch import Tensor
 
 pytestmark = pytest.mark.filterwarnings("ignore::layerzero.LayerZeroWarning")
@@ -331,7 +331,7 @@ def keys() -> list[Tensor]:
 
 def test_the_same_calls_are_the_canarys_in_every_process() -> None:
     code = SHARE.format(tests=[str(SUPPORT), os.path.dirname(__file__)])
-    (taken, served), (again, served_again) = answer(code), answer(code)
+    (taken, served), (again, served_again) = forked(code), forked(code)
     assert taken == again and served == served_again == taken["0.5 0"]
     few, half, other, every = (set(found) for found in taken.values())
     assert few < half < every and len(every) == len(keys()), "whoever is taken at 10% is taken at 50% too"

@@ -10,7 +10,7 @@ from exiting import ENDS
 from processes import SUPPORT, python
 
 #: How many programs end, by LZ_TEST_SCALE.
-EXITS = {"smoke": 5, "quick": 20, "full": 1000}[os.environ.get("LZ_TEST_SCALE", "quick")]
+EXITS = {"smoke": 5, "quick": 8, "full": 1000}[os.environ.get("LZ_TEST_SCALE", "quick")]
 
 
 def test_programs_end_as_they_say(tmp_path: Path) -> None:

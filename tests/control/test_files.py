@@ -17,7 +17,7 @@ import layerzero as lz
 import pytest
 import torch
 from layerzero import _native
-from processes import answer
+from processes import forked
 
 X = {"op": "norm.rms", "tensors": {"input": {"dtype": "float32", "shape": [4, 64]}}}
 
@@ -143,13 +143,13 @@ def test_a_hostile_checkout_moves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(checkout)
     before = everything(tmp_path)
-    first, second = answer(CALL)
+    first, second = forked(CALL)
     assert first == second and everything(tmp_path) == before
     for part in ("checkout/layerzero.yaml:1:10", "perfdb.path", ".ssh/authorized_keys", "allow_project_paths"):
         assert part in first
     # Named by the user, the path is used, and the file is still left alone.
     monkeypatch.setenv("LAYERZERO_PERFDB_PATH", str(keys))
-    first, second = answer(CALL)
+    first, second = forked(CALL)
     assert first[:2] == [[[0.0, 0.0]], False] and second == [[[0.0, 0.0]], False, []]
     (warning,) = first[2]
     assert f"'{keys}' is no LayerZero database" in warning and "set perfdb.path" in warning and "AAAA" not in warning
@@ -158,7 +158,7 @@ def test_a_hostile_checkout_moves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.delenv("LAYERZERO_PERFDB_PATH")
     (checkout / "layerzero.yaml").write_text("perfdb: {path: .perfdb.sqlite}\n")
     (checkout / ".perfdb.sqlite").touch()
-    assert answer(CALL) == [[[[0.0, 0.0]], True, []]] * 2
+    assert forked(CALL) == [[[[0.0, 0.0]], True, []]] * 2
     assert (checkout / ".perfdb.sqlite").read_bytes().startswith(b"SQLite format 3")
 
 

@@ -16,7 +16,7 @@ import layerzero as lz
 import pytest
 import torch
 from faults.states import events, fresh, last_event
-from test_torch_autograd import leaves, weighted_sum
+from gradients import leaves, weighted_sum
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode

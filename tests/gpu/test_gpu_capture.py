@@ -8,10 +8,10 @@ import layerzero as lz
 import pytest
 import torch
 import torch_references
+from bench_rows import SMALL, Recording, is_right, may_be_drawn, reconstructs, tensors, wide
 from layerzero.bench.capturing import captured
 from layerzero.bench.model_rows import rows
 from layerzero.bench.row import Maker, Row
-from test_bench_out_of_box import SMALL, Recording, is_right, may_be_drawn, reconstructs, tensors, wide
 from torch import Tensor
 
 pytestmark = [

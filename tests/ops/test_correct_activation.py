@@ -56,7 +56,3 @@ def test_silu_mul(kwargs: dict[str, Any], family: Family) -> None:
 def test_gelu(kwargs: dict[str, Any], approximate: str | None, family: Family) -> None:
     kwargs = kwargs if approximate is None else kwargs | {"approximate": approximate}
     family.check("gelu", kwargs, expected("gelu", kwargs))
-
-
-def test_the_family_was_tested(family: Family) -> None:
-    family.finish()

@@ -168,7 +168,3 @@ def test_dropout_drops_weights_and_keeps_the_expectation(name: str) -> None:
     torch.manual_seed(3)
     assert torch.equal(drawn, run(**call))
     assert not torch.equal(drawn, run(**call))
-
-
-def test_the_family_was_tested(family: Family) -> None:
-    family.finish()

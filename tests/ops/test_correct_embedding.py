@@ -63,7 +63,3 @@ def test_an_index_outside_the_table_is_an_error(kwargs: dict[str, Any], beyond: 
     wrong.view(-1)[-1] = beyond if beyond < 0 else kwargs["weight"].shape[0] + beyond
     with pytest.raises(lz.InvalidCallError, match="BAD_DATA.*indices"):
         lz.embedding(wrong, kwargs["weight"])
-
-
-def test_the_family_was_tested(family: Family) -> None:
-    family.finish()

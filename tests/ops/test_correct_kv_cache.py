@@ -152,7 +152,3 @@ def test_a_page_beyond_the_cache_is_an_error_and_nothing_is_written(
     if len(pairs):
         pairs[-1, side] = wrong if wrong < 0 else sizes_of(kwargs)[0] + wrong
         refused_untouched("kv_compact", kwargs | {"moves": pairs}, "moves")
-
-
-def test_the_family_was_tested(family: Family) -> None:
-    family.finish()

@@ -129,7 +129,3 @@ def test_contiguous(kwargs: dict[str, Any], family: Family) -> None:
 @given(kwargs=paged())
 def test_paged(kwargs: dict[str, Any], family: Family) -> None:
     family.check("mla_attention", kwargs, expected(kwargs))
-
-
-def test_the_family_was_tested(family: Family) -> None:
-    family.finish()

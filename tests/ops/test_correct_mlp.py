@@ -105,7 +105,3 @@ def test_wide_linear(kwargs: dict[str, Any], family: Family) -> None:
 @given(kwargs=blocks(wide=True))
 def test_wide_fused_mlp(kwargs: dict[str, Any], family: Family) -> None:
     family.check("fused_mlp", kwargs, expected("fused_mlp", kwargs))
-
-
-def test_the_family_was_tested(family: Family) -> None:
-    family.finish()

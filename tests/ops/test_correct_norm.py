@@ -91,7 +91,3 @@ def test_fused_add_rms_norm(kwargs: dict[str, Any], family: Family) -> None:
 def test_wide_rows(name: str, data: st.DataObject, family: Family) -> None:
     kwargs = data.draw(rows(name, wide=True))
     family.check(name, kwargs, expected(name, kwargs))
-
-
-def test_the_family_was_tested(family: Family) -> None:
-    family.finish()

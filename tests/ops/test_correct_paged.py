@@ -187,7 +187,3 @@ def test_a_kernel_that_asks_is_told_the_promise() -> None:
     finally:
         lz.unregister_kernel("mine.paged")
     assert told == [4, 8]
-
-
-def test_the_family_was_tested(family: Family) -> None:
-    family.finish()

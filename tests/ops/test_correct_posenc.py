@@ -103,7 +103,3 @@ def test_distances_that_half_precision_does_not_have(seq_q: int, seq_k: int, dty
     want = -slopes.double()[:, None, None] * places.abs().double()
     for kernel, got in everyone("alibi_bias", slopes=slopes, seq_q=seq_q, seq_k=seq_k):
         assert torch.equal(got, want.to(dtype)), kernel
-
-
-def test_the_family_was_tested(family: Family) -> None:
-    family.finish()

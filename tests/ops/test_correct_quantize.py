@@ -289,7 +289,3 @@ def test_dequantize(kwargs: dict[str, Any], family: Family) -> None:
 def test_an_odd_number_of_columns_cannot_be_packed(form: str) -> None:
     with pytest.raises(lz.InvalidCallError, match=f"WRONG_SHAPE.*{form}.*33"):
         lz.quantize(torch.ones(2, 33), form, granularity="blockwise")
-
-
-def test_the_family_was_tested(family: Family) -> None:
-    family.finish()

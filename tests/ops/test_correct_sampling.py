@@ -216,7 +216,3 @@ def test_verified_tokens_are_distributed_as_the_target_says() -> None:
         second = out[accepted == 1, 1]
         assert chi_square(torch.bincount(second, minlength=4).double(), target) < 40.0, kernel
         assert (out[accepted == 0, 1] == -1).all()
-
-
-def test_the_family_was_tested(family: Family) -> None:
-    family.finish()

@@ -124,7 +124,3 @@ def test_blocks_of_one_size(kwargs: dict[str, Any], family: Family) -> None:
 @given(kwargs=of_many_sizes())
 def test_blocks_of_many_sizes(kwargs: dict[str, Any], family: Family) -> None:
     family.check("sparse_attention", kwargs, expected(kwargs))
-
-
-def test_the_family_was_tested(family: Family) -> None:
-    family.finish()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import layerzero as lz
 import pytest
-from processes import SUPPORT, answer, python
+from processes import SUPPORT, forked, python
 
 #: Cases by LZ_TEST_SCALE, in processes of at most so many.
-CASES = {"smoke": 100, "quick": 400, "full": 10_000}[os.environ.get("LZ_TEST_SCALE", "quick")]
+CASES = {"smoke": 100, "quick": 200, "full": 10_000}[os.environ.get("LZ_TEST_SCALE", "quick")]
 PER_PROCESS = 1000
 SEED = 21
 
@@ -66,7 +66,7 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_containers_that_contain_themselves_are_refused(call: str) -> None:
-    assert "taken" not in answer(_SETTINGS.format(call=CALLS[call]))
+    assert "taken" not in forked(_SETTINGS.format(call=CALLS[call]))
 
 
 def test_a_setting_says_why_it_is_refused() -> None:

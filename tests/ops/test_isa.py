@@ -72,7 +72,9 @@ def child(arguments: list[str], cpu: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("cpu", ["Ice Lake", "AVX2", "no AVX"])
+@pytest.mark.parametrize(
+    "cpu", ["AVX2", pytest.param("Ice Lake", marks=pytest.mark.slow), pytest.param("no AVX", marks=pytest.mark.slow)]
+)
 @pytest.mark.skipif(FULL, reason="the whole matrix contains it")
 def test_what_depends_on_the_cpu_passes_on_others(cpu: str) -> None:
     done = child([*QUICK], cpu)

@@ -15,7 +15,7 @@ import layerzero as lz
 import numpy as np
 import pytest
 import torch
-from processes import SUPPORT, answer
+from processes import SUPPORT, forked
 
 Run = Callable[..., Any]
 NAN, INF = math.nan, math.inf
@@ -152,10 +152,8 @@ def triton_problems(device: str, rounds: int) -> list[str]:
 def test_the_interpreter_finds_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own: the interpreter is chosen when Triton is imported."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    code = (
-        "import test_backend_triton as b, test_speculative as t\nb.interpret()\nanswer(t.triton_problems('cpu', 120))"
-    )
-    assert answer(code, path=[Path(__file__).parent, SUPPORT, SUPPORT.parent / "backends"]) == []
+    code = "import interpreting, test_speculative as t\ninterpreting.interpret()\nanswer(t.triton_problems('cpu', 120))"
+    assert forked(code, path=[Path(__file__).parent, SUPPORT]) == []
 
 
 @pytest.mark.gpu

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from layerzero import _native, kernels, surroundings
-from processes import answer
+from processes import forked
 
 pytestmark = pytest.mark.filterwarnings("ignore::layerzero.LayerZeroWarning")
 
@@ -51,7 +51,7 @@ answer(_native.status()["tensors_by"])
 @pytest.mark.parametrize("how", ["list", "lie"])
 def test_without_knowing_the_fields_the_exchange_api_is_asked(how: str) -> None:
     """No specimens, or one that contradicts."""
-    assert answer(_READ.format(how=how)) == "exchange"
+    assert forked(_READ.format(how=how)) == "exchange"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -195,8 +196,21 @@ def _additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.randn(allowed.shape, device=allowed.device).masked_fill(~allowed, -torch.inf).to(dtype)
 
 
+FULL = os.environ.get("LZ_TEST_SCALE") == "full"
+
+
+def scaled(count: int) -> int:
+    """How many calls are drawn: a third of them unless LZ_TEST_SCALE is full, because the engine is made for each."""
+    return count if FULL else count // 3
+
+
+def least(count: int) -> int:
+    """How many of them each kernel must have served: one unless LZ_TEST_SCALE is full."""
+    return count if FULL else 1
+
+
 def dense_calls(seed: int, count: int, **fixed: Sequence[Any]) -> Iterator[Dense]:
-    """Calls at random; `fixed` gives what to choose from instead."""
+    """Calls at random, so many at full size; `fixed` gives what to choose from instead."""
     draw = random.Random(seed)
     choices: dict[str, Sequence[Any]] = {
         "batch": (1, 2, 3),
@@ -213,7 +227,7 @@ def dense_calls(seed: int, count: int, **fixed: Sequence[Any]) -> Iterator[Dense
         "cross": (False, False, False, True),
         **fixed,
     }
-    for _ in range(count):
+    for _ in range(scaled(count)):
         one = Dense(**{name: draw.choice(values) for name, values in choices.items()})
         kv_heads = draw.choice((1, 2, 3))
         group = draw.choice((1, 1, 2, 3))
@@ -362,7 +376,7 @@ class Paged:
 
 
 def paged_calls(seed: int, count: int, **fixed: Sequence[Any]) -> Iterator[Paged]:
-    """Calls at random; `fixed` gives what to choose from instead."""
+    """Calls at random, so many at full size; `fixed` gives what to choose from instead."""
     draw = random.Random(seed)
     choices: dict[str, Sequence[Any]] = {
         "prefill": (False, True),
@@ -381,7 +395,7 @@ def paged_calls(seed: int, count: int, **fixed: Sequence[Any]) -> Iterator[Paged
         "softcap": (0.0, 0.0, 4.0),
         **fixed,
     }
-    for _ in range(count):
+    for _ in range(scaled(count)):
         batch, kv_heads, group = draw.choice((1, 2, 4)), draw.choice((1, 2)), draw.choice((1, 2, 4, 5))
         lengths = tuple(draw.choice((0, 1, 15, 16, 33, 270)) for _ in range(batch))
         rows = tuple(draw.choice((0, 1, 1, 3, 18)) for _ in range(batch)) if draw.random() < 0.7 else (1,) * batch

@@ -18,7 +18,16 @@ import torch
 from attention_calls import attend
 from fake_flash_attn import HALF, loads, must
 from fake_flashinfer_pages import merge_state_in_place
-from fake_flashinfer_wrapper import HEADS, Wrapper, contract_of, indices, maps, scale_of, written_like
+from fake_flashinfer_wrapper import (
+    HEADS,
+    Wrapper,
+    check_indices,
+    contract_of,
+    maps,
+    not_imitated,
+    scale_of,
+    written_like,
+)
 from torch import Tensor
 
 VERSION = "0.6.18"
@@ -64,16 +73,45 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         kv_data_type: Any = None,
         o_data_type: Any = None,
         non_blocking: bool = True,
-        **more: Any,
+        prefix_len_ptr: Tensor | None = None,
+        token_pos_in_items_ptr: Tensor | None = None,
+        token_pos_in_items_len: int = 0,
+        max_item_len_ptr: Tensor | None = None,
+        fixed_split_size: int | None = None,
+        disable_split_kv: bool = False,
+        seq_lens: Tensor | None = None,
+        seq_lens_q: Tensor | None = None,
+        max_token_per_sequence: int | None = None,
+        max_sequence_kv: int | None = None,
+        v_indptr: Tensor | None = None,
+        o_indptr: Tensor | None = None,
     ) -> None:
-        indices(qo_indptr, kv_indptr)
-        must((head_dim_qk, head_dim_vo) in {(n, n) for n in HEADS} | {(192, 128)} and not more, "head_dim")
+        check_indices(qo_indptr, kv_indptr)
+        must((head_dim_qk, head_dim_vo) in {(n, n) for n in HEADS} | {(192, 128)}, "head_dim")
+        not_imitated(prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr)
+        not_imitated(fixed_split_size, disable_split_kv, seq_lens, seq_lens_q, v_indptr, o_indptr)
         scale, cap = scale_of(sm_scale, head_dim_qk), logits_soft_cap or 0.0
         self._plan(
             qo=qo_indptr, kv=kv_indptr, causal=causal, window=window_left, scale=scale, softcap=cap, q=q_data_type
         )
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any) -> Tensor:
+    def run(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *args: Any,
+        q_scale: float | None = None,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        o_scale: float | None = None,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        return_lse: bool = False,
+        enable_pdl: bool | None = None,
+        kv_cache_sf: Any = None,
+    ) -> Tensor:
+        not_imitated(*args, q_scale, k_scale, v_scale, o_scale, out, lse, return_lse, kv_cache_sf)
         plan = self._ran()
         maps(q, k, v)
         must(q.dtype == plan["q"] == k.dtype, "does not match the data type specified in plan")
@@ -118,7 +156,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         kv_data_type: torch.dtype,
         use_profiler: bool = False,
     ) -> None:
-        indices(qo_indptr, kv_indptr, kv_indices, kv_len_arr)
+        check_indices(qo_indptr, kv_indptr, kv_indices, kv_len_arr)
         must((head_dim_ckv, head_dim_kpe) == (512, 64) and kv_data_type in HALF, "only DeepSeek's")
         must(int(qo_indptr[0]) == 0, "queries begin at the first row")
         self._plan(
@@ -127,8 +165,25 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         )  # fmt: skip
 
     def run(
-        self, q_nope: Tensor, q_pe: Tensor, ckv_cache: Tensor, kpe_cache: Tensor, out: Tensor | None = None
+        self,
+        q_nope: Tensor,
+        q_pe: Tensor,
+        ckv_cache: Tensor,
+        kpe_cache: Tensor,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        return_lse: bool = False,
+        profiler_buffer: Tensor | None = None,
+        kv_len: Tensor | None = None,
+        page_table: Tensor | None = None,
+        return_lse_base_on_e: bool = False,
+        o_scale: float | None = None,
+        *,
+        ckv_scale: float | None = None,
+        ckv_scale_arr: Tensor | None = None,
+        kpe_scale: float | None = None,
     ) -> Tensor:
+        not_imitated(out, lse, return_lse, kv_len, page_table, o_scale, ckv_scale, ckv_scale_arr, kpe_scale)
         plan = self._ran()
         loads(q_nope, q_pe, ckv_cache, kpe_cache)
         must(q_nope.dtype == plan["q"] and ckv_cache.dtype == plan["kv"], "does not match the planned dtype")
@@ -154,7 +209,7 @@ class BlockSparseAttentionWrapper(Wrapper):
     def plan(
         self,
         indptr: Tensor,
-        indices_: Tensor,
+        indices: Tensor,
         M: int,
         N: int,
         R: int,
@@ -175,14 +230,29 @@ class BlockSparseAttentionWrapper(Wrapper):
         kv_data_type: Any = None,
         o_data_type: Any = "float16",
         non_blocking: bool = True,
+        block_mask: Tensor | None = None,
     ) -> None:
-        indices(indptr, indices_)
-        must(head_dim in HEADS and int(indices_.max()) * C < N and o_data_type == q_data_type, "indices out of bound")
+        check_indices(indptr, indices)
+        not_imitated(mask, packed_mask, block_mask)
+        must(head_dim in HEADS and int(indices.max()) * C < N and o_data_type == q_data_type, "indices out of bound")
         must(R == 1 or R * (num_qo_heads // num_kv_heads) >= 4, "one row is planned for each block, and all are run")
         scale = scale_of(sm_scale, head_dim)
-        self._plan(indptr=indptr, indices=indices_, R=R, C=C, scale=scale, q=q_data_type, rows=M)
+        self._plan(indptr=indptr, indices=indices, R=R, C=C, scale=scale, q=q_data_type, rows=M)
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any) -> Tensor:
+    def run(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale_q: Tensor | None = None,
+        scale_k: Tensor | None = None,
+        scale_v: Tensor | None = None,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        return_lse: bool = False,
+        enable_pdl: bool | None = None,
+    ) -> Tensor:
+        not_imitated(scale_q, scale_k, scale_v, out, lse, return_lse)
         plan = self._ran()
         loads(k, v)
         maps(q)
@@ -223,14 +293,24 @@ class VariableBlockSparseAttentionWrapper(Wrapper):
         q_data_type: Any = "float16",
         kv_data_type: Any = None,
     ) -> None:
-        indices(block_row_sz, block_col_sz)
+        check_indices(block_row_sz, block_col_sz)
         must(head_dim in HEADS and block_mask_map.dtype == torch.bool, "head_dim")
         must(bool((block_mask_map * block_col_sz[:, None]).any()), "index -1 is out of bounds for dimension 0")
         must(block_row_sz.numel() <= 32768, "_kv_lens_buffer has room for 32768")
         scale = scale_of(sm_scale, head_dim)
         self._plan(mask=block_mask_map, rows=block_row_sz, columns=block_col_sz, scale=scale, q=q_data_type)
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any) -> Tensor:
+    def run(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        return_lse: bool = False,
+        enable_pdl: bool | None = None,
+    ) -> Tensor:
+        not_imitated(out, lse, return_lse)
         plan = self._ran()
         loads(q, k, v)
         must(q.dtype == plan["q"], "does not match the plan")

@@ -6,7 +6,17 @@ from typing import Any
 
 import torch
 from fake_flash_attn import HALF, loads, must
-from fake_flashinfer_wrapper import HEADS, Wrapper, contract_of, indices, lse_of, maps, scale_of, written_like
+from fake_flashinfer_wrapper import (
+    HEADS,
+    Wrapper,
+    check_indices,
+    contract_of,
+    lse_of,
+    maps,
+    not_imitated,
+    scale_of,
+    written_like,
+)
 from torch import Tensor
 
 
@@ -39,12 +49,28 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
     def plan(
         self,
         indptr: Tensor,
-        indices_: Tensor,
+        indices: Tensor,
         last_page_len: Tensor,
         num_qo_heads: int,
         num_kv_heads: int,
         head_dim: int,
         page_size: int,
+        *deprecated_positional_args: Any,
+        **kwargs: Any,
+    ) -> None:
+        not_imitated(*deprecated_positional_args)
+        self._options(indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, **kwargs)
+
+    def _options(
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        last_page_len: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        *,
         pos_encoding_mode: str = "NONE",
         window_left: int = -1,
         logits_soft_cap: float | None = None,
@@ -61,17 +87,35 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         fixed_split_size: int | None = None,
         disable_split_kv: bool = False,
     ) -> None:
-        indices(indptr, indices_, last_page_len)
+        check_indices(indptr, indices, last_page_len)
         must(head_dim in HEADS, f"Unsupported head_dim: {head_dim}")
         must(self.tensor_cores or num_qo_heads // num_kv_heads in (1, 2, 3, 4, 8), "Unsupported group_size")
-        must(int(indptr[-1]) == len(indices_) and int(indptr[-1]) > 0, "indptr ends where indices do")
+        must(int(indptr[-1]) == len(indices) and int(indptr[-1]) > 0, "indptr ends where indices do")
         scale, cap = scale_of(sm_scale, head_dim), logits_soft_cap or 0.0
         self._plan(
-            indptr=indptr, indices=indices_, last=last_page_len, window=window_left, scale=scale, softcap=cap,
+            indptr=indptr, indices=indices, last=last_page_len, window=window_left, scale=scale, softcap=cap,
             page_size=page_size, q=q_data_type, kv=kv_data_type, sizes=(num_qo_heads, num_kv_heads, head_dim),
         )  # fmt: skip
 
-    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *args: Any, **keywords: Any) -> Tensor:
+    def run(
+        self,
+        q: Tensor,
+        paged_kv_cache: tuple[Tensor, Tensor],
+        *args: Any,
+        q_scale: float | None = None,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        return_lse: bool = False,
+        enable_pdl: bool | None = None,
+        window_left: int | None = None,
+        sinks: Tensor | None = None,
+        q_len_per_req: int | None = None,
+        skip_softmax_threshold_scale_factor: float | None = None,
+        kv_cache_sf: Any = None,
+    ) -> Tensor:
+        not_imitated(*args, q_scale, k_scale, v_scale, out, lse, return_lse, window_left, sinks, q_len_per_req)
         plan, (k, v) = self._ran(), paged_kv_cache
         loads(q, k, v)
         must(q.dtype == plan["q"] and k.dtype == plan["kv"], "does not match the data type specified in plan")
@@ -130,10 +174,22 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         kv_data_type: Any = None,
         o_data_type: Any = None,
         non_blocking: bool = True,
-        **more: Any,
+        prefix_len_ptr: Tensor | None = None,
+        token_pos_in_items_ptr: Tensor | None = None,
+        token_pos_in_items_len: int = 0,
+        max_item_len_ptr: Tensor | None = None,
+        seq_lens: Tensor | None = None,
+        seq_lens_q: Tensor | None = None,
+        block_tables: Tensor | None = None,
+        max_token_per_sequence: int | None = None,
+        max_sequence_kv: int | None = None,
+        fixed_split_size: int | None = None,
+        disable_split_kv: bool = False,
     ) -> None:
-        indices(qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
-        must(head_dim_qk in HEADS and not more, f"Unsupported head_dim: {head_dim_qk}")
+        check_indices(qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+        not_imitated(prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr, seq_lens)
+        not_imitated(seq_lens_q, block_tables, fixed_split_size, disable_split_kv)
+        must(head_dim_qk in HEADS, f"Unsupported head_dim: {head_dim_qk}")
         must(len(paged_kv_last_page_len) <= 32768, "_kv_lens_buffer has room for 32768")
         must(int(qo_indptr[0]) == 0, "queries begin at the first row")
         scale, cap = scale_of(sm_scale, head_dim_qk), logits_soft_cap or 0.0
@@ -143,8 +199,25 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         )  # fmt: skip
 
     def run(
-        self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *args: Any, return_lse: bool = False, **keywords: Any
+        self,
+        q: Tensor,
+        paged_kv_cache: tuple[Tensor, Tensor],
+        *args: Any,
+        q_scale: float | None = None,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        return_lse: bool = False,
+        enable_pdl: bool | None = None,
+        window_left: int | None = None,
+        sinks: Tensor | None = None,
+        kv_cache_sf: Any = None,
+        skip_softmax_threshold_scale_factor: float | None = None,
+        use_fp16_softmax: bool | None = None,
+        uses_spcompress: bool | None = None,
     ) -> Any:
+        not_imitated(*args, q_scale, k_scale, v_scale, out, lse, window_left, sinks, kv_cache_sf, use_fp16_softmax)
         plan, (k, v) = self._ran(), paged_kv_cache
         loads(q, k, v)
         must(q.dtype == plan["q"] and k.dtype == plan["kv"], "does not match the data type specified in plan")

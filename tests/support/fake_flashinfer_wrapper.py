@@ -60,7 +60,12 @@ def maps(*tensors: Tensor) -> None:
         must(all(stride > 0 and stride % 16 == 0 for stride in strides), "Failed to initialize the TMA descriptor")
 
 
-def indices(*tensors: Tensor) -> None:
+def not_imitated(*given: Any) -> None:
+    """Options of the library that no adapter uses: their defaults are the only values these fakes know."""
+    must(not any(isinstance(value, Tensor) or value for value in given), "an option that the fake does not know")
+
+
+def check_indices(*tensors: Tensor) -> None:
     """Index arrays are int32."""
     must(all(t.dtype == torch.int32 for t in tensors), "must be int32")
 

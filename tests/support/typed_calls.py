@@ -1,4 +1,4 @@
-"""Calls whose types a checker must get right. `test_stubs.py` has mypy read this; nothing runs it."""
+"""Calls whose types a checker must get right. `make lint` has mypy read this; nothing runs it."""
 
 from __future__ import annotations
 

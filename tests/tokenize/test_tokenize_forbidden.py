@@ -8,9 +8,8 @@ from typing import Any
 import layerzero as lz
 import pytest
 import small_tokenizers as small
-from test_control_levels import LEVELS, broken, degrade, right
+from levels import LEVELS, degrade, right
 
-__all__ = ["broken"]
 pytestmark = pytest.mark.filterwarnings("ignore::layerzero.LayerZeroWarning")
 
 ENCODE = "tokenize.encode"

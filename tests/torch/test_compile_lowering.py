@@ -10,10 +10,10 @@ import layerzero as lz
 import pytest
 import torch
 import torch_references as reference
+from gradients import assert_same, gradients
 from layerzero import loading
 from layerzero.integrations import choices
 from layerzero.integrations.operators import LOWERABLE
-from test_torch_autograd import assert_same, gradients
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch_cases import BY_ID, CASES, Case, assert_right, doubled, expected, run

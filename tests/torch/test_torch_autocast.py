@@ -52,6 +52,7 @@ def test_all_else_stays_as_it_is(case: Case, of: Any) -> None:
         assert_right(run(case, of(case)), expected(case))
 
 
+@pytest.mark.filterwarnings("ignore:CUDA is not available or torch_xla:UserWarning")
 def test_another_devices_autocast_changes_nothing(of: Any) -> None:
     with torch.autocast("cuda", dtype=torch.bfloat16):
         assert_right(run(BY_ID["linear"], of(BY_ID["linear"])), expected(BY_ID["linear"]))

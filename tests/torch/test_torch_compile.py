@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch._inductor.config
 import torch_references as reference
-from test_torch_autograd import assert_same, gradients
+from gradients import assert_same, gradients
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.utils import fresh_cache
@@ -114,6 +114,7 @@ def test_gradients_of_a_whole_layer() -> None:
     assert counter.frame_count == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("inductor")
 def test_inductor_serves_a_whole_layer() -> None:
     block, counter = Block(), CompileCounterWithBackend("inductor")
@@ -236,6 +237,7 @@ def test_activation_checkpointing_in_a_graph() -> None:
     assert_same(got, gradients(case, case.reference, doubled))
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin:UserWarning")
 def test_a_generator_breaks_the_graph_and_still_draws() -> None:
     logits = torch.zeros(64, 50)
     function = torch.compile(lambda x, g: lz.sample_topk(x, 50, generator=g), backend="eager")

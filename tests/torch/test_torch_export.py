@@ -98,6 +98,7 @@ def test_an_exported_program_survives_saving(tmp_path: Path) -> None:
     assert_right(run(case, replayed(loaded, model.places)), expected(case))
 
 
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
 def test_decompositions_leave_the_operator_whole() -> None:
     model = Model(BY_ID["fused_mlp"])
     program = torch.export.export(model, model.tensors()).run_decompositions()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from processes import answer
+from processes import forked
 
 _FIRST_CALL = """
 import torch, layerzero as lz
@@ -32,7 +32,7 @@ answer([status["torch_state_by"], status["tensors_by"], (_native.allocations() o
 @pytest.mark.parametrize("surroundings", ["torch.autocast('cpu')", "Mode()", "torch.no_grad()"])
 def test_a_special_first_call_does_not_cost_the_straight_path(surroundings: str) -> None:
     """What cannot be found out under autocast or a dispatch mode is found out by a later call."""
-    assert answer(_FIRST_CALL.format(surroundings=surroundings)) == ["symbols", "fields", 0]
+    assert forked(_FIRST_CALL.format(surroundings=surroundings)) == ["symbols", "fields", 0]
 
 
 _PROCESS_WIDE = """
@@ -50,7 +50,7 @@ answer([flips, _native.status()["torch_state_by"]])
 
 def test_determinism_is_never_flipped_to_find_out_how_it_is_read() -> None:
     """It belongs to the whole process: other threads would run with it."""
-    assert answer(_PROCESS_WIDE) == [[], "symbols"]
+    assert forked(_PROCESS_WIDE) == [[], "symbols"]
 
 
 _DETERMINISM = """
@@ -72,5 +72,5 @@ answer(told)
 
 
 def test_determinism_is_seen_whenever_it_is_turned_on_and_off() -> None:
-    seen = answer(_DETERMINISM)
+    seen = forked(_DETERMINISM)
     assert seen == [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0]

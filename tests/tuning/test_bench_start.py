@@ -21,7 +21,7 @@ def test_a_process_that_fails_is_said() -> None:
         start._run("torch", "no_such_device")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert start.main(["--rounds", "1", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import PACKAGE, answer
+from processes import PACKAGE, forked
 
 if sys.platform != "linux":
     pytest.skip("processes are waited for by pidfd", allow_module_level=True)
@@ -96,7 +96,7 @@ def ended(pid: int) -> bool:
 
 def test_a_kernel_serves_once_the_child_has_compiled_it(folder: Path) -> None:
     """And the next process has it at once."""
-    told: dict[str, Any] = answer(
+    told: dict[str, Any] = forked(
         PROGRAM
         + """
     x = torch.randn(2, 40)
@@ -114,14 +114,14 @@ def test_a_kernel_serves_once_the_child_has_compiled_it(folder: Path) -> None:
     [[size, pid, parent]] = compiled(folder)
     assert (size, parent) == (40, told["pid"]) and pid != parent
     assert ended(pid)
-    again = answer(PROGRAM + "    lz.rms_norm(torch.ones(2, 40))\n    answer([serves(40), settle()])", path=[folder])
+    again = forked(PROGRAM + "    lz.rms_norm(torch.ones(2, 40))\n    answer([serves(40), settle()])", path=[folder])
     assert again[0] is True and again[1]["restored"] == 1 and again[1]["compiler"]["by"] == "nobody"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_kernel_that_children_die_over_is_given_up(folder: Path) -> None:
     """It is never tried in the program itself, and another kernel serves."""
-    told: dict[str, Any] = answer(
+    told: dict[str, Any] = forked(
         PROGRAM
         + """
     lz.rms_norm(torch.ones(2, 48))
@@ -168,7 +168,7 @@ def test_a_program_ends_at_once_while_a_child_compiles(folder: Path) -> None:
 
 def test_where_no_child_can_be_started_a_thread_compiles(folder: Path) -> None:
     """So it does for kernels that only this program has."""
-    told = answer(
+    told = forked(
         PROGRAM
         + """
     import sys

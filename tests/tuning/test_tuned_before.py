@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import answer, python
+from processes import forked, python
 
 CALL = '{"op": "rms_norm", "tensors": {"input": {"dtype": "bfloat16", "shape": [64, 512]}}}'
 
@@ -22,7 +22,7 @@ def test_a_process_goes_by_what_another_one_measured(device: str, tmp_path: Path
         lz.configure(perfdb={{"path": {str(tmp_path / "perfdb.sqlite")!r}}})
         x = torch.randn(64, 512, dtype=torch.bfloat16, device={device!r})
     """
-    tuned = answer(
+    tuned = forked(
         code
         + f"""
         report = lz.tune(calls=[json.loads({CALL!r})], device={device!r}, budget=2, progress=False).to_dict()
@@ -31,7 +31,7 @@ def test_a_process_goes_by_what_another_one_measured(device: str, tmp_path: Path
     )
     kernel, basis = tuned
     assert basis == "measured"
-    asked = answer(
+    asked = forked(
         code
         + """
         first = lz.explain("rms_norm", x)
@@ -59,9 +59,9 @@ SETUP = """
 def test_a_forked_process_goes_by_what_was_measured(before: bool, tmp_path: Path) -> None:
     code = SETUP.replace("PATH", repr(str(tmp_path / "perfdb.sqlite")))
     if before:
-        assert answer(code + "    answer(before)") == "measured"
+        assert forked(code + "    answer(before)") == "measured"
         code = "\n".join(line for line in code.splitlines() if "lz.tune" not in line) + "\n"
-    found = answer(
+    found = forked(
         code
         + """
     reader, writer = os.pipe()
@@ -81,7 +81,7 @@ def test_what_cannot_be_kept_is_known_as_long_as_the_process_lives(tmp_path: Pat
     nowhere = tmp_path / "a file"
     nowhere.write_text("")
     code = SETUP.replace("PATH", repr(str(nowhere / "perfdb.sqlite")))
-    assert answer(
+    assert forked(
         code
         + """
     known = _native.learn()

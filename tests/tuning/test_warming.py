@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from layerzero import _native, running
 from layerzero.warming import WarmupReport, manifest, save_manifest, warmup
-from processes import answer, python
+from processes import forked, python
 from torch import Tensor
 
 #: Whoever waits longer than this has not been woken.
@@ -332,7 +332,7 @@ KERNEL = """
 
 
 def test_a_forked_child_compiles_by_itself() -> None:
-    told = answer(
+    told = forked(
         KERNEL
         + """
     lz.rms_norm(torch.ones(2, 8))
@@ -401,19 +401,19 @@ def test_a_restart_knows_what_the_caches_on_disk_hold(tmp_path: Path, monkeypatc
     answer([restored, compiled, len(report.compiled), serves(8), serves(16)])
     """
     tell = "\n    answer([restored, serves(8), serves(16), compiled])"
-    assert answer(first + compile_and_tell) == [0, [8], 1, True, False]
+    assert forked(first + compile_and_tell) == [0, [8], 1, True, False]
     # The package has restored it when it was loaded; asking again adds nothing.
-    assert answer(first + tell) == [0, True, False, []]
-    assert answer(LIBRARY.replace("VERSION", "'2'") + tell) == [0, False, False, []]
+    assert forked(first + tell) == [0, True, False, []]
+    assert forked(LIBRARY.replace("VERSION", "'2'") + tell) == [0, False, False, []]
     (tmp_path / "triton" / "8").rmdir()
-    assert answer(first + tell) == [0, False, False, []], "the cache was cleared"
+    assert forked(first + tell) == [0, False, False, []], "the cache was cleared"
     # What leaves nothing on disk has to be compiled anew: nothing is known of it.
     assert (tmp_path / ".cache" / "layerzero" / "warm.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_tuning_comes_with_it_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    told = answer(
+    told = forked(
         """
     import layerzero as lz
     from layerzero.warming import warmup
