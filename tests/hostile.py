@@ -339,7 +339,7 @@ def arguments(pick: random.Random, name: str) -> tuple[list[Any], dict[str, Any]
     if name in NEVER_EMPTY and not args and not kwargs:
         args = [hostile(pick)]
     if (
-        name in ("explain", "which", "validate", "run_kernel", "register_kernel", "lock")
+        name in ("explain", "which", "validate", "run_kernel", "register_kernel", "force_kernel")
         and args
         and pick.random() < 0.6
     ):

@@ -11,7 +11,7 @@ Importing it imports neither torch nor a GPU's driver; libraries are looked for 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+import typing
 
 from layerzero import integrations, lifecycle, renamed
 from layerzero._native import (
@@ -85,11 +85,11 @@ from layerzero.errors import (
 )
 from layerzero.inspection import (
     Candidate,
-    Choice,
     Diagnosis,
     KernelInfo,
     OperationInfo,
     Reason,
+    Selection,
     SelectionReport,
     TensorSpec,
     Validation,
@@ -144,7 +144,7 @@ from layerzero.tuning.reports import (
 from layerzero.warming import WarmedCall, WarmupReport, manifest, save_manifest, warmup
 from layerzero.workloads import ManifestEntry, Workload
 
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     from layerzero.renamed import lock as lock
     from layerzero.renamed import rearm as rearm
     from layerzero.renamed import unlock as unlock
@@ -172,7 +172,6 @@ __all__ = [
     "Candidate",
     "CapabilitiesError",
     "Check",
-    "Choice",
     "CompileReport",
     "ConfigurationError",
     "CudaGraphUnsafeError",
@@ -205,6 +204,7 @@ __all__ = [
     "RegretRow",
     "Result",
     "Rows",
+    "Selection",
     "SelectionReport",
     "Setting",
     "SkippedCall",

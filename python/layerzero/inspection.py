@@ -197,7 +197,7 @@ class SelectionReport(Result):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Choice(KeyedResult):
+class Selection(KeyedResult):
     """The kernel that would serve a call."""
 
     op: str
@@ -228,7 +228,7 @@ class Validation(Result, _Validity):
         return Table("valid" if self.valid else "not valid", (), [(r.code, r.message) for r in self.reasons])
 
 
-def which(op: str, *args: Any, **kwargs: Any) -> Choice:
+def which(op: str, *args: Any, **kwargs: Any) -> Selection:
     """The kernel that would serve a call: ``lz.which("attention", q, k, v).kernel_id``.
 
     ``op`` is any name of an operation: a function's (``"attention"``), an alias (``"attention.causal"``) or an
@@ -236,8 +236,8 @@ def which(op: str, *args: Any, **kwargs: Any) -> Choice:
     """
     if op in OPERATIONS:
         call, texts, longest = asked(op, args, kwargs)
-        return Choice(**call.which(len(texts), longest))
-    return Choice(**_native.which(op, *args, **kwargs))
+        return Selection(**call.which(len(texts), longest))
+    return Selection(**_native.which(op, *args, **kwargs))
 
 
 def explain(op: str, *args: Any, **kwargs: Any) -> SelectionReport:

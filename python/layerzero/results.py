@@ -154,30 +154,40 @@ class KeyedResult(Result):
     __slots__ = ()
 
     def __getitem__(self, name: str) -> Any:
-        self._was_dict(f'["{name}"]', f".{name}")
+        self._was_dict(name)
         return getattr(self, name) if name in _names(type(self)) else self.to_dict()[name]
 
     def __iter__(self) -> Iterator[str]:
-        self._was_dict("as a dict", ".to_dict()")
+        self._was_dict()
         return iter(self.to_dict())
 
     def __contains__(self, name: object) -> bool:
-        self._was_dict("as a dict", ".to_dict()")
+        self._was_dict()
         return name in self.to_dict()
 
     def keys(self) -> Iterable[str]:
-        """The names of the attributes: an answer that was a dict can be unpacked like one."""
-        self._was_dict("as a dict", ".to_dict()")
+        """Deprecated: use ``to_dict()``."""
+        self._was_dict()
         return self.to_dict().keys()
 
+    def values(self) -> Iterable[Any]:
+        """Deprecated: use ``to_dict()``."""
+        self._was_dict()
+        return self.to_dict().values()
+
+    def items(self) -> Iterable[tuple[str, Any]]:
+        """Deprecated: use ``to_dict()``."""
+        self._was_dict()
+        return self.to_dict().items()
+
     def get(self, name: str, default: Any = None) -> Any:
-        """The attribute, or the default where there is none of that name."""
-        self._was_dict(f'.get("{name}")', f".{name}")
+        """Deprecated: use the attribute."""
+        self._was_dict(name)
         return getattr(self, name) if name in _names(type(self)) else self.to_dict().get(name, default)
 
-    def _was_dict(self, old: str, new: str) -> None:
-        name = type(self).__name__
-        warn_once(f"{name} is no dict", f"{name} is no dict any more: write {new} instead of {old}", stacklevel=4)
+    def _was_dict(self, name: str = "to_dict()") -> None:
+        kind = type(self).__name__
+        warn_once(f"{kind} is no dict", f"{kind} is no dict any more: use .{name}", stacklevel=4)
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)

@@ -96,7 +96,20 @@ def tune(
         dims: sizes by dimension, of which every combination is measured: ``seq_lens=[512, 2048]``, ``head_dim=128``.
     """
     if isinstance(operation, Workload):
-        _alone(inputs, dims, dtype, shapes, calls, model, batch, seq, context, known, layout, params)
+        _alone(
+            dims,
+            inputs=inputs,
+            dtype=dtype,
+            shapes=shapes,
+            calls=calls,
+            model=model,
+            batch=batch,
+            seq=seq,
+            context=context,
+            known=known,
+            layout=layout,
+            params=params,
+        )
         operation, calls = None, operation
     operation, traced, dims = _subject(operation, inputs, dims, model, dtype, batch, seq, context)
     request = _request(operation, dtype, shapes, calls, traced, known, device, graph, layout, params, dims)
@@ -178,18 +191,35 @@ def regret(
     many times faster than plain torch) and ``rows``.
     """
     if isinstance(operation, Workload):
-        _alone(inputs, dims, dtype, shapes, calls, model, batch, seq, context, False, layout, params)
+        _alone(
+            dims,
+            inputs=inputs,
+            dtype=dtype,
+            shapes=shapes,
+            calls=calls,
+            model=model,
+            batch=batch,
+            seq=seq,
+            context=context,
+            layout=layout,
+            params=params,
+        )
         operation, calls = None, operation
     operation, traced, dims = _subject(operation, inputs, dims, model, dtype, batch, seq, context)
     request = _request(operation, dtype, shapes, calls, traced, False, device, graph, layout, params, dims)
     return RegretReport._from(_measure(request, budget, samples, force=True, regret=True, progress=progress))
 
 
-def _alone(*others: Any) -> None:
+def _alone(dims: Mapping[str, Any], **others: Any) -> None:
     """A workload says all there is to measure: which calls, of which dtype and sizes."""
-    if any(other is not None and other is not False and len(other) > 0 for other in others):
+    # By identity and type: comparing tensors and modules may do anything.
+    absent = {
+        n for n, value in others.items() if value is None or value is False or (type(value) is tuple and not value)
+    }
+    given = [*dims, *(name for name in others if name not in absent)]
+    if given:
         raise _bad(
-            "a workload is given, and other calls or sizes with it",
+            f"a workload is given, and with it {', '.join(given)}",
             "give the workload alone; device=, graph=, budget= and samples= may be added",
         )
 
