@@ -397,7 +397,7 @@ def main(seed: int, count: int, file: Path) -> int:
                 wrong.append(f"case {number}: lz.{name}: {error}")
             if number % 50 == 0:
                 lz.reset()
-                lz.unpin()
+                lz.release_pins()
                 lz.forget_failures()
     # Whatever happened, a call is served.
     lz.reset()
