@@ -10,8 +10,8 @@ Importing it imports neither torch nor a GPU's driver; libraries are looked for 
 
 from __future__ import annotations
 
-import sys
-import typing
+import sys as _sys
+import typing as _typing
 
 from layerzero import integrations, lifecycle, renamed
 from layerzero._native import (
@@ -144,7 +144,7 @@ from layerzero.tuning.reports import (
 from layerzero.warming import WarmedCall, WarmupReport, manifest, save_manifest, warmup
 from layerzero.workloads import ManifestEntry, Workload
 
-if typing.TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from layerzero.renamed import lock as lock
     from layerzero.renamed import rearm as rearm
     from layerzero.renamed import unlock as unlock
@@ -155,7 +155,7 @@ else:
         """Names of earlier releases."""
         if name in renamed.NAMES:
             return getattr(renamed, name)
-        raise AttributeError(f"module 'layerzero' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+        raise AttributeError(f"module 'layerzero' has no attribute {name!r}", name=name, obj=_sys.modules[__name__])
 
 
 def __dir__() -> list[str]:
