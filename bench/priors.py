@@ -37,7 +37,7 @@ def calls(models: list[str] | None, kinds: list[str] | None, device: str, dtypes
                     row.made(device, getattr(torch, dtype)).ours(lz)
                 except lz.LayerZeroError as error:
                     print(f"{row.name}, {dtype}: {error}", file=sys.stderr)
-    return [entry["call"] for entry in lz.manifest()]
+    return [entry.call for entry in lz.manifest()]
 
 
 def tune(request: dict[str, Any]) -> None:

@@ -56,17 +56,13 @@ def main() -> None:
     print(report)
 
     heading("3. Why that one? One decision in full")
-    tuned = max(report.tuned, key=lambda t: t["times_baseline"] or 0.0)
-    print(lz.explain_call(tuned["call"]))
+    tuned = max(report.tuned, key=lambda t: t.times_baseline or 0.0)
+    print(lz.explain_call(tuned))
 
     heading("4. How good are the choices for shapes nobody measured?")
     held_out = lz.regret(calls=calls(seq=[96], context=[320]), budget="30s", progress=True)
-    print(
-        f"{len(held_out['rows'])} calls: chosen ÷ best in hindsight: geomean {held_out['geomean']:.3f}, "
-        f"worst {held_out['worst']:.3f}; × plain torch: geomean {held_out['times_baseline']:.2f}, "
-        f"least {held_out['least_times_baseline']:.2f}"
-    )
-    (FOLDER / "regret.json").write_text(json.dumps(held_out), encoding="utf-8")
+    print(held_out)
+    (FOLDER / "regret.json").write_text(json.dumps(held_out.to_dict()), encoding="utf-8")
 
     heading("5. All of it as a page")
     page = FOLDER / "report.html"

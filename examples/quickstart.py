@@ -103,11 +103,11 @@ def main() -> None:
         return scaled if weight is None else scaled * weight
 
     difference = (lz.rms_norm(x, weight) - normed).abs().max().item()
-    print(f"  now chosen: {lz.which('rms_norm', x, weight)['kernel_id']}, off by {difference:.1g}")
+    print(f"  now chosen: {lz.which('rms_norm', x, weight).kernel_id}, off by {difference:.1g}")
     accepted, reasons = lz.validate("quickstart.rms_norm", torch.randn(4, 8192))
     print(f"  for wider rows: {accepted}, {'; '.join(map(str, reasons))}")
     lz.unregister_kernel("quickstart.rms_norm")
-    print(f"  taken away again: {lz.which('rms_norm', x, weight)['kernel_id']}")
+    print(f"  taken away again: {lz.which('rms_norm', x, weight).kernel_id}")
 
     heading("5. What an error looks like.")
     try:

@@ -106,7 +106,7 @@ def main() -> None:
     q = torch.randn(32, length - 1, 4, 16, requires_grad=True)
     kv = torch.randn(32, length - 1, 2, 16)
     chosen = lz.which("attention", q, kv, kv, layout="BSHD")
-    print(f"attention in training is {chosen['op']} by {chosen['kernel_id']}")
+    print(f"attention in training is {chosen.op} by {chosen.kernel_id}")
 
     compiled = torch.compile(model, fullgraph=True, backend=options.backend)
     ids = sequences(4, vocab, length)

@@ -207,7 +207,7 @@ def kernels(operation: str) -> tuple[str, ...]:
 
 def taking(name: str, *args: Any, **kwargs: Any) -> list[str]:
     """The kernels that take this call of a public function."""
-    operation = lz.which(FUNCTIONS[name].operation, *args, **kwargs)["op"]
+    operation = lz.which(FUNCTIONS[name].operation, *args, **kwargs).op
     return [kernel for kernel in kernels(operation) if lz.validate(kernel, *args, **kwargs)[0]]
 
 

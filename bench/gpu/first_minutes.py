@@ -120,7 +120,7 @@ def await_steady(lz: Any, given: Any, told: dict[str, Any], limit_s: float, wait
         jit = lz.health().to_dict()["jit"]
         for name, row in rows.items():
             args, kwargs = given[name]
-            kernel = lz.which(name, *args, **kwargs)["kernel_id"]
+            kernel = lz.which(name, *args, **kwargs).kernel_id
             if kernel != row.get("kernel"):
                 row.setdefault("kernels", []).append(kernel)
                 row["kernel"], row["steady_s"] = kernel, time.monotonic() - row["at"]

@@ -73,7 +73,7 @@ def strict() -> Rows:
     (x, weight), (large, _) = _norm(64), _norm(4096)
     before = _is_refused(lambda: lz.rms_norm(x, weight, EPS))
     report = lz.warmup("rms_norm", shapes=[(64, 1024)], dtype=torch.bfloat16, device="cuda")
-    proven = [one["kernel"] for one in report.proven]
+    proven = [one.kernel for one in report.proven]
     graph, result = _captured(lambda: lz.rms_norm(x, weight, EPS))
     x.copy_(torch.randn_like(x))
     graph.replay()
@@ -82,7 +82,12 @@ def strict() -> Rows:
     beyond = _is_refused(lambda: lz.rms_norm(large, weight, EPS))
     return [
         _row("a call without a proof is refused", before is not None and "lz.warmup" in before, (before or "")[:60]),
-        _row("a warm-up proves a kernel", bool(proven), ", ".join(proven), failed=report.failed),
+        _row(
+            "a warm-up proves a kernel",
+            bool(proven),
+            ", ".join(proven),
+            failed=[one.to_dict() for one in report.failed],
+        ),
         _row("then the capture replays right", error < 1e-2, f"error {error:.1e}", error=error),
         _row("a proof at 64 rows does not cover 4096", beyond is not None, "refused" if beyond else "served"),
     ]
@@ -93,7 +98,7 @@ def recorded() -> Rows:
     _settings()
     wanted = {"mlp.linear": "torch.cuda.linear", "attention": "torch.cuda.sdpa.cudnn", "norm.rms": "triton.rms_norm"}
     for operation, kernel in wanted.items():
-        lz.lock(operation, kernel, optional=True)
+        lz.force_kernel(operation, kernel, optional=True)
     x, weight = _norm(256)
     matrix = torch.randn(1024, 1024, device="cuda", dtype=torch.bfloat16) / 32
 
@@ -114,7 +119,7 @@ def recorded() -> Rows:
     right = F.scaled_dot_product_attention(q, q, q, is_causal=True).transpose(1, 2)
     error = _error(result, right)
     for operation in wanted:
-        lz.unlock(operation)
+        lz.unforce_kernel(operation)
     libraries = sorted(str(kernel) for kernel in held.values())
     return [
         _row("with lz.capture(), then a capture of three libraries", len(held) == 3, ", ".join(libraries), held=held),
@@ -162,7 +167,7 @@ def times() -> Rows:
     _settings(health={"sample_every": 1 << 32}, degradation={"enabled": False})
     x, weight = _norm(64)
     q = torch.randn(1, 8192, 16, 128, device="cuda", dtype=torch.bfloat16)
-    lz.lock("attention", "torch.cuda.sdpa.flash")
+    lz.force_kernel("attention", "torch.cuda.sdpa.flash")
 
     def small() -> Tensor:
         return lz.rms_norm(x, weight, EPS)
@@ -186,7 +191,7 @@ def times() -> Rows:
         large()
     told = _wait_for(lambda: lz.health().kernels[kernel]["latency_samples"] >= begun + 100)
     mean = (lz.health().kernels[kernel]["mean_ns"] or 0) / 1e3
-    lz.unlock("attention")
+    lz.unforce_kernel("attention")
     off = abs(mean / known - 1.0)
     cost = sampled - plain
     return [

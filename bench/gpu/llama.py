@@ -167,8 +167,7 @@ class Run:
         for step in steps:
             self._step(self._ours, *step)()
         kind = "cpu" if self._device == "cpu" else "cuda"
-        seen = [entry for entry in lz.manifest() if str(entry["device"]).startswith(kind)]
-        calls = [json.loads(e["call"]) if isinstance(e["call"], str) else e["call"] for e in seen]
+        calls = [entry.call for entry in lz.manifest() if entry.device.startswith(kind)]
         say(f"{len(calls)} kinds of calls")
         tuned, impossible = [], []
         until = time.perf_counter() + self._options.tune_seconds
@@ -179,9 +178,9 @@ class Run:
             except Exception as error:  # noqa: BLE001 - the other calls are tuned all the same
                 impossible.append([call["op"], _said(error)])
                 continue
-            impossible += [[one["op"], why] for one, why in report.impossible]
+            impossible += [[one.call["op"], one.why] for one in report.impossible]
             kept = ("op", "label", "baseline", "chosen", "times_baseline", "out")
-            tuned += [{key: t[key] for key in kept} for t in report.tuned]
+            tuned += [{key: row[key] for key in kept} for row in (t.to_dict() for t in report.tuned)]
         self.result["tuned"], self.result["impossible"] = tuned, impossible
 
     def _agree(self, batch: int, seq: int) -> None:

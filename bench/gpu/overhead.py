@@ -58,11 +58,11 @@ def _cases(device: str) -> dict[str, tuple[str, str, tuple[Any, ...], Call, Call
 
 @contextmanager
 def _locked(operation: str, kernel: str) -> Iterator[None]:
-    lz.lock(operation, kernel)
+    lz.force_kernel(operation, kernel)
     try:
         yield
     finally:
-        lz.unlock(operation)
+        lz.unforce_kernel(operation)
 
 
 def _wait(device: str) -> None:
@@ -155,7 +155,7 @@ def _pass(device: str) -> dict[str, Any]:
         try:
             if device == "cpu":
                 # There torch chooses among kernels that LayerZero knows by themselves.
-                kernel = row["kernel"] = lz.which(name, *arguments)["kernel_id"]
+                kernel = row["kernel"] = lz.which(name, *arguments).kernel_id
             with _locked(operation, kernel):
                 row.update(_pair(ours, direct, device))
                 if device != "cpu":

@@ -143,7 +143,7 @@ def _answer(question: dict[str, Any], device: str) -> dict[str, Any]:
         "progress": False,
     }
     if question["do"] == "regret":
-        return {"regret": lz.regret(**how)}
+        return {"regret": lz.regret(**how).to_dict()}
     return {"tune": lz.tune(**how, force=True).to_dict()}
 
 

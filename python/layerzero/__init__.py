@@ -10,7 +10,10 @@ Importing it imports neither torch nor a GPU's driver; libraries are looked for 
 
 from __future__ import annotations
 
-from layerzero import integrations, lifecycle
+import sys as _sys
+import typing as _typing
+
+from layerzero import integrations, lifecycle, renamed
 from layerzero._native import (
     __version__,
     alibi_bias,
@@ -37,7 +40,7 @@ from layerzero._native import (
     speculative_verify,
 )
 from layerzero.arrays import Quantized
-from layerzero.auto_tuning import AutoTuneStatus, auto_tune_status
+from layerzero.auto_tuning import AutoTunedCall, AutoTuneStatus, auto_tune_status
 from layerzero.compiling import BakedCall, Plan, compile
 from layerzero.control import (
     Check,
@@ -48,18 +51,18 @@ from layerzero.control import (
     configure,
     deterministic,
     disabled,
+    force_kernel,
     forget_failures,
     health,
     layout,
     load_config,
-    lock,
     prefer,
     readiness_check,
-    rearm,
     reload,
     reset,
+    restart_rollout,
     settings,
-    unlock,
+    unforce_kernel,
 )
 from layerzero.errors import (
     ArgumentTypeError,
@@ -86,8 +89,10 @@ from layerzero.inspection import (
     KernelInfo,
     OperationInfo,
     Reason,
+    Selection,
     SelectionReport,
     TensorSpec,
+    Validation,
     doctor,
     explain,
     list_kernels,
@@ -99,18 +104,68 @@ from layerzero.inspection import (
 from layerzero.kernels import register_kernel, unregister_kernel
 from layerzero.loading import register_backend
 from layerzero.lowerings import CompileReport, LoweredCall, compile_report
-from layerzero.models import Call, DryRun, PlannedCall, UntraceableModelError, calls_of, dry_run, model_hash
-from layerzero.pinning import DispatchTable, load_lockfile, load_table, solve, unpin, write_lockfile
+from layerzero.models import (
+    Call,
+    DryRun,
+    PlannedCall,
+    SkippedCall,
+    UntraceableModelError,
+    calls_of,
+    dry_run,
+    model_hash,
+)
+from layerzero.pinning import (
+    DispatchTable,
+    Mismatch,
+    UndecidedCall,
+    load_lockfile,
+    load_table,
+    release_pins,
+    solve,
+    write_lockfile,
+)
 from layerzero.recording import RecordedCall, Recording, capture
 from layerzero.recording import release as release_captures
+from layerzero.results import Result, Rows
 from layerzero.sdpa import scaled_dot_product_attention
 from layerzero.tokenization import detokenize, register_tokenizer, tokenize
-from layerzero.tuning import TuneReport, explain_call, regret, tune, workload
-from layerzero.warming import WarmupReport, manifest, save_manifest, warmup
+from layerzero.tuning import explain_call, regret, tune, workload
+from layerzero.tuning.forward import Forward
+from layerzero.tuning.reports import (
+    Excluded,
+    RegretReport,
+    RegretRow,
+    Timing,
+    TimingStats,
+    TuneReport,
+    TuneRow,
+    Unmeasured,
+)
+from layerzero.warming import WarmedCall, WarmupReport, manifest, save_manifest, warmup
+from layerzero.workloads import ManifestEntry, Workload
+
+if _typing.TYPE_CHECKING:
+    from layerzero.renamed import lock as lock
+    from layerzero.renamed import rearm as rearm
+    from layerzero.renamed import unlock as unlock
+    from layerzero.renamed import unpin as unpin
+else:
+
+    def __getattr__(name):
+        """Names of earlier releases."""
+        if name in renamed.NAMES:
+            return getattr(renamed, name)
+        raise AttributeError(f"module 'layerzero' has no attribute {name!r}", name=name, obj=_sys.modules[__name__])
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 __all__ = [
     "ArgumentTypeError",
     "AutoTuneStatus",
+    "AutoTunedCall",
     "BadTokenizerError",
     "BakedCall",
     "Call",
@@ -123,6 +178,8 @@ __all__ = [
     "Diagnosis",
     "DispatchTable",
     "DryRun",
+    "Excluded",
+    "Forward",
     "Health",
     "InputModifiedError",
     "InvalidCallError",
@@ -132,6 +189,8 @@ __all__ = [
     "LayerZeroInternalError",
     "LayerZeroWarning",
     "LoweredCall",
+    "ManifestEntry",
+    "Mismatch",
     "NoKernelFoundError",
     "OperationInfo",
     "Plan",
@@ -141,17 +200,31 @@ __all__ = [
     "Reason",
     "RecordedCall",
     "Recording",
+    "RegretReport",
+    "RegretRow",
+    "Result",
+    "Rows",
+    "Selection",
     "SelectionReport",
     "Setting",
+    "SkippedCall",
     "TensorSpec",
+    "Timing",
+    "TimingStats",
     "TuneReport",
+    "TuneRow",
+    "UndecidedCall",
     "UnknownKernelError",
     "UnknownOperationError",
     "UnknownTokenizerError",
+    "Unmeasured",
     "UnsupportedDerivativeError",
     "UnsupportedTensorError",
     "UntraceableModelError",
+    "Validation",
+    "WarmedCall",
     "WarmupReport",
+    "Workload",
     "__version__",
     "alibi_bias",
     "attention",
@@ -172,6 +245,7 @@ __all__ = [
     "embedding",
     "explain",
     "explain_call",
+    "force_kernel",
     "forget_failures",
     "fused_add_rms_norm",
     "fused_mlp",
@@ -186,7 +260,6 @@ __all__ = [
     "load_config",
     "load_lockfile",
     "load_table",
-    "lock",
     "manifest",
     "mla_attention",
     "model_hash",
@@ -195,14 +268,15 @@ __all__ = [
     "prefer",
     "quantize",
     "readiness_check",
-    "rearm",
     "register_backend",
     "register_kernel",
     "register_tokenizer",
     "regret",
     "release_captures",
+    "release_pins",
     "reload",
     "reset",
+    "restart_rollout",
     "rms_norm",
     "rope",
     "run_kernel",
@@ -217,8 +291,7 @@ __all__ = [
     "speculative_verify",
     "tokenize",
     "tune",
-    "unlock",
-    "unpin",
+    "unforce_kernel",
     "unregister_kernel",
     "validate",
     "warmup",

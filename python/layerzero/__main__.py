@@ -26,7 +26,8 @@ def main() -> int:
         from layerzero.backends.hub import command as hub
 
         return hub.main(arguments[1:])
-    if arguments[:1] == ["report"] and "--png" in arguments and "--help" not in arguments:
+    figures = any(argument.partition("=")[0] == "--png" for argument in arguments)
+    if arguments[:1] == ["report"] and figures and "--help" not in arguments:
         from layerzero import plots
 
         return plots.main(arguments)

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from layerzero import _native, fingerprints
@@ -23,6 +23,7 @@ from layerzero.documents import to_json
 from layerzero.errors import LayerZeroError
 from layerzero.events import log
 from layerzero.lifecycle import start_thread, waited_for
+from layerzero.results import KeyedResult, Result, Rows, rows
 from layerzero.running import beside_captures
 
 #: Seconds without a call before a measurement starts.
@@ -41,20 +42,50 @@ BYTES_PER_US, FLOPS_PER_US = 1e4, 1e5
 _INFO = 20
 
 
-@dataclass
-class AutoTuneStatus:
+@dataclass(frozen=True, slots=True, repr=False)
+class AutoTunedCall(KeyedResult):
+    """A call the auto-tuner looked at."""
+
+    call: dict[str, Any]
+    """The call, as it is written down."""
+    device: str
+    """Where it is made."""
+    chosen: str | None = None
+    """The kernel that serves it now."""
+    why: str | None = None
+    """Why it cannot be measured."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class AutoTuneStatus(Result):
     """What the auto-tuner did so far."""
 
-    #: Calls that were measured: ``call``, ``device``, ``chosen``.
-    measured: list[dict[str, Any]] = field(default_factory=list)
-    #: Calls that cannot be measured: ``call``, ``device``, ``why``.
-    impossible: list[dict[str, Any]] = field(default_factory=list)
-    #: How often a caller came while a call was being measured.
+    measured: Rows[AutoTunedCall] = field(default_factory=lambda: rows((), "calls"))
+    """Calls that were measured, with the kernel that serves each."""
+    impossible: Rows[AutoTunedCall] = field(default_factory=lambda: rows((), "calls"))
+    """Calls that cannot be measured, each with why."""
     interrupted: int = 0
-    #: Seconds spent measuring.
+    """How often a caller came while a call was being measured."""
     spent_s: float = 0.0
-    #: Whether anything is still to be measured within the budget.
+    """Seconds spent measuring."""
     waiting: bool = False
+    """Whether anything is still to be measured within the budget."""
+
+
+@dataclass
+class _Status:
+    """The same while it goes on."""
+
+    measured: list[AutoTunedCall] = field(default_factory=list)
+    impossible: list[AutoTunedCall] = field(default_factory=list)
+    interrupted: int = 0
+    spent_s: float = 0.0
+    waiting: bool = False
+
+    def now(self) -> AutoTuneStatus:
+        """What is so far."""
+        measured, impossible = rows(self.measured, "calls"), rows(self.impossible, "calls")
+        return AutoTuneStatus(measured, impossible, self.interrupted, self.spent_s, self.waiting)
 
 
 #: A call as it is written down, and its device.
@@ -75,7 +106,7 @@ class _Tuner:
         self._begun: dict[_Kind, int] = {}
         #: Lower bounds of latencies, in microseconds.
         self._floors: dict[_Kind, float] = {}
-        self.status = AutoTuneStatus()
+        self.status = _Status()
 
     def wake(self) -> None:
         """A call of a new kind was decided."""
@@ -195,7 +226,7 @@ class _Tuner:
     def _settle(self, kind: _Kind, report: dict[str, Any], came: bool) -> None:
         call, device = kind
         self._begun[kind] = self._begun.get(kind, 0) + 1
-        told = {"call": json.loads(call), "device": device}
+        told = AutoTunedCall(json.loads(call), device)
         self.status.interrupted += came
         found = report["tuned"] or report["impossible"] or report["known"]
         if came or (not found and self._begun[kind] < ATTEMPTS):
@@ -203,11 +234,12 @@ class _Tuner:
             return
         self._settled.add(kind)
         for tuned in report["tuned"]:
-            self.status.measured.append({**told, "chosen": tuned["chosen"]})
+            self.status.measured.append(replace(told, chosen=tuned["chosen"]))
             text = f"{tuned['label']} was measured in the background: {tuned['chosen']} serves it"
-            log("auto_tuned", _INFO, text, to_json(self.status.measured[-1]), setting("verbose"))
+            said = {"call": told.call, "device": device, "chosen": tuned["chosen"]}
+            log("auto_tuned", _INFO, text, to_json(said), setting("verbose"))
         for _, why in report["impossible"]:
-            self.status.impossible.append({**told, "why": why})
+            self.status.impossible.append(replace(told, why=why))
 
 
 def _floor_us(call: str, device: str) -> float:
@@ -250,7 +282,7 @@ def auto_tune_status(wait: float | None = 0.0) -> AutoTuneStatus:
     """What ``perfdb.auto_tune`` did so far. ``wait``: how many seconds to wait for the calls made so far to be measured;
     ``None`` waits until they are, or until the budget is spent."""
     _tuner.idle(wait)
-    return _tuner.status
+    return _tuner.status.now()
 
 
 def _forked() -> None:

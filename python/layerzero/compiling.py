@@ -14,25 +14,25 @@ import json
 import threading
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from layerzero import _native, control, devices, loading, models, pinning
 from layerzero.errors import ConfigurationError, InvalidCallError, warn
 from layerzero.lifecycle import open_in_forks
-from layerzero.pinning import DispatchTable
-from layerzero.printing import visible
+from layerzero.pinning import DispatchTable, Mismatch, UndecidedCall
+from layerzero.results import Result, Rows, Table, call_text, rows
 from layerzero.stepping import carried
 
 #: Contexts around a plan whose overlays it keeps.
 _FRAMES = 64
 
 
-@dataclass(frozen=True)
-class BakedCall:
+@dataclass(frozen=True, slots=True, repr=False)
+class BakedCall(Result):
     """A kind of call, and the kernel that was decided for it."""
 
     op: str
@@ -51,10 +51,6 @@ class BakedCall:
     """How long one call takes, where that was known."""
     graph: bool
     """Whether it is only for calls under CUDA graph capture."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same as data."""
-        return asdict(self)
 
 
 class Plan:
@@ -80,7 +76,7 @@ class Plan:
         table: str,
         *,
         learns: bool = False,
-        left_out: Sequence[dict[str, Any]] = (),
+        left_out: Iterable[UndecidedCall] = (),
         torch_calls: Mapping[str, int] | None = None,
         untraced: str = "",
     ) -> None:
@@ -203,12 +199,12 @@ class Plan:
     @property
     def table(self) -> DispatchTable:
         """The decisions as a dispatch table."""
-        return DispatchTable(self._now[0].table(), self._left_out)
+        return DispatchTable._from(self._now[0].table(), self._left_out)
 
     @property
-    def decisions(self) -> list[BakedCall]:
+    def decisions(self) -> Rows[BakedCall]:
         """What was decided, call by call."""
-        return [
+        found = (
             BakedCall(
                 op=op["op"],
                 call=op["call"],
@@ -222,12 +218,13 @@ class Plan:
             for plan in self.table.plans
             for op in plan["ops"]
             if op.get("call") is not None
-        ]
+        )
+        return rows(found, "decisions")
 
     @property
-    def left_out(self) -> list[dict[str, Any]]:
+    def left_out(self) -> Rows[UndecidedCall]:
         """Calls it does not decide, each with why: kernels are selected for them as always."""
-        return list(self._left_out)
+        return rows(self._left_out, "left_out")
 
     @property
     def torch_calls(self) -> dict[str, int]:
@@ -235,10 +232,9 @@ class Plan:
         return dict(self._torch_calls)
 
     @property
-    def mismatches(self) -> list[dict[str, Any]]:
+    def mismatches(self) -> Rows[Mismatch]:
         """The decisions that are not in force now, here, each with why."""
-        found: list[dict[str, Any]] = json.loads(self._now[0].mismatches())
-        return found
+        return pinning.mismatches(self._now[0].mismatches())
 
     def save(self, path: str | Path) -> Path:
         """Writes the decisions; :meth:`load` reads them. ``lz.load_table`` puts them in force for a whole process."""
@@ -253,20 +249,27 @@ class Plan:
             "hardware_signature": table.hardware_signature,
             "shape_buckets": table.shape_buckets,
             "learns": self._learns,
-            "decisions": [decision.to_dict() for decision in self.decisions],
-            "left_out": self.left_out,
             "torch_calls": self.torch_calls,
-            "mismatches": self.mismatches,
+            **self.decisions.to_dict(),
+            **self.left_out.to_dict(),
+            **self.mismatches.to_dict(),
         }
 
     def __repr__(self) -> str:
         return f"<Plan of {self.table.model_id}: {len(self.decisions)} decisions>"
 
     def __str__(self) -> str:
+        return self._table().text()
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
+
+    def _table(self) -> Table:
         table, decisions = self.table, self.decisions
-        head = [f"plan of {table.model_id} on {table.hardware_signature}"]
-        rows = models.aligned(_COLUMNS, map(_row, decisions), ("time",)) if decisions else ["nothing is decided"]
-        return visible("\n".join(head + rows + self._remarks()))
+        head, remarks = f"plan of {table.model_id} on {table.hardware_signature}", self._remarks()
+        if not decisions:
+            return Table(head, (), (), ["nothing is decided", *remarks])
+        return Table(head, _COLUMNS, [_row(one) for one in decisions], remarks, ("time",))
 
     def _remarks(self) -> list[str]:
         lines = [f"its dummy inputs were not followed: {self._untraced}"] if self._untraced else []
@@ -274,8 +277,8 @@ class Plan:
             lines.append("a kind of call that is not listed is decided when it is first made inside")
         for name, count in self._torch_calls.items():
             lines.append(f"{name} is called {count} time{'s' if count > 1 else ''} and stays torch's")
-        lines += [f"not decided: {_shown(json.loads(one['call']))}: {one['why']}" for one in self._left_out]
-        lines += [f"not in force: {one['kernel']} {one['message']}".replace("  ", " ") for one in self.mismatches]
+        lines += [f"not decided: {call_text(json.loads(one.call))}: {one.why}" for one in self._left_out]
+        lines += [f"not in force: {one.kernel} {one.message}".replace("  ", " ") for one in self.mismatches]
         return lines
 
 
@@ -294,13 +297,7 @@ def _row(one: BakedCall) -> tuple[str, ...]:
     bucket = " ".join(f"{name}≤{end}" for name, end in one.bucket.items())
     op = f"{one.op} (captured)" if one.graph else one.op
     time = "" if one.time_us is None else f"{one.time_us:.1f} µs"
-    return op, _shown(one.call, named=False), bucket, one.kernel_id, one.basis or "", time
-
-
-def _shown(call: Mapping[str, Any], named: bool = True) -> str:
-    tensors = (f"{name} {t['dtype']}{list(t['shape'])}" for name, t in call["tensors"].items())
-    params = (f"{name}={value}" for name, value in call.get("params", {}).items())
-    return " ".join([*([call["op"]] if named else []), *tensors, *params])
+    return op, call_text(one.call, named=False), bucket, one.kernel_id, one.basis or "", time
 
 
 def compile(
@@ -334,7 +331,7 @@ def compile(
     name = model_id or str(getattr(itself, "__name__", type(itself).__name__))
     args, kwargs = example_inputs, example_kwargs
     learns, untraced = not args and not kwargs and shape_buckets is None, ""
-    traced: list[list[models.Call]] = []
+    traced: list[Sequence[models.Call]] = []
     buckets: dict[str, list[int]] = {}
     if learns:
         try:
@@ -371,8 +368,8 @@ def _decided(name: str, calls: list[models.Call], buckets: dict[str, list[int]])
     table = pinning.decided(name, list(dict.fromkeys(call.spec for call in here)), device, buckets)
     elsewhere = {call.spec: call.device for call in calls if call not in here}
     why = "it is made on {}; the plan is for {}"
-    table.left_out += [{"call": spec, "why": why.format(on, device)} for spec, on in elsewhere.items()]
-    return table
+    others = (UndecidedCall(spec, why.format(on, device)) for spec, on in elsewhere.items())
+    return replace(table, left_out=rows([*table.left_out, *others], "left_out"))
 
 
 def _callable(model: Any) -> None:

@@ -1,4 +1,4 @@
-"""What an operator decides: settings, locks, preferences for a while; and how the process is doing.
+"""What an operator decides: settings, forced kernels, preferences for a while; and how the process is doing.
 
 Later ones win: defaults, the user's file, the project's file, the environment, code, a ``with`` block, the call itself.
 """
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from layerzero import _native, fingerprints, layouts, loading
 from layerzero.printing import visible
+from layerzero.results import Result, Rows, Table, cell, rows
 
 
 def configure(**settings: Any) -> None:
@@ -55,26 +56,26 @@ def reload() -> None:
 
 
 def reset() -> None:
-    """Forgets what `configure`, `lock` and `unlock` said in this process."""
+    """Forgets what `configure`, `force_kernel` and `unforce_kernel` said in this process."""
     loading.load()
     _native.reset()
     look_at_layouts()
     fingerprints.forgotten()
 
 
-def lock(operation: str, kernel_id: str, *, optional: bool = False) -> None:
+def force_kernel(operation: str, kernel_id: str, *, optional: bool = False) -> None:
     """Only this kernel may serve the operation. A call it cannot serve is an error that says why.
 
-    ``kernel_id`` may also be an alias, a backend, a library, or a glob of these; one that nobody knows is an error. With
-    ``optional`` the lock does nothing where the kernel is unknown or cannot run.
+    The same as ``locks`` in a configuration file. ``kernel_id`` may also be an alias, a backend, a library, or a glob of
+    these; one that nobody knows is an error. With ``optional`` nothing is forced where the kernel is unknown or cannot run.
     """
     loading.load()
     _native.lock(operation, kernel_id, optional)
     fingerprints.said("lock", operation, kernel_id, optional)
 
 
-def unlock(operation: str) -> None:
-    """Takes a lock back, wherever it was said."""
+def unforce_kernel(operation: str) -> None:
+    """No kernel is forced for the operation any more, whether :func:`force_kernel` or a configuration file did so."""
     loading.load()
     _native.unlock(operation)
     fingerprints.said("unlock", operation)
@@ -278,8 +279,8 @@ def layout(*names: str) -> Context:
     return Context(**said)
 
 
-@dataclass(frozen=True)
-class Setting:
+@dataclass(frozen=True, slots=True, repr=False)
+class Setting(Result):
     """A setting: its key, its value, and where that came from."""
 
     key: str
@@ -293,14 +294,15 @@ def setting(key: str) -> Any:
     return loading.setting(key)
 
 
-def settings() -> list[Setting]:
+def settings() -> Rows[Setting]:
     """Every setting in force."""
     loading.load()
-    return [Setting(e["key"], e["value"], e["origin"]) for e in json.loads(_native.settings())["entries"]]
+    entries = json.loads(_native.settings())["entries"]
+    return rows((Setting(e["key"], e["value"], e["origin"]) for e in entries), "settings")
 
 
-@dataclass(frozen=True)
-class Health:
+@dataclass(frozen=True, slots=True, repr=False)
+class Health(Result):
     """How the process is doing. ``str`` of it is for people, ``to_dict`` for machines."""
 
     level: str
@@ -338,6 +340,13 @@ class Health:
     def __str__(self) -> str:
         return visible(self._text)
 
+    def _table(self) -> Table:
+        state = "nothing is out of order" if self.well else "something is out of order"
+        names = ("kernel", "calls", "failures", "fallbacks", "last_error")
+        served = [[cell(kernel.get(name)) for name in names] for kernel in self.kernels.values()]
+        notes = [f"circuit: {cell(breaker)}" for breaker in self.breakers]
+        return Table(f"level {self.level}, score {self.score:g}: {state}", names, served, notes)
+
 
 def health() -> Health:
     """How the process is doing: level, breakers, counters per kernel, rollouts, reloads, events."""
@@ -367,8 +376,8 @@ def health() -> Health:
     )
 
 
-@dataclass(frozen=True)
-class Check:
+@dataclass(frozen=True, slots=True, repr=False)
+class Check(Result):
     """One thing production wants."""
 
     name: str
@@ -378,12 +387,12 @@ class Check:
     hint: str
 
 
-@dataclass(frozen=True)
-class Readiness:
+@dataclass(frozen=True, slots=True, repr=False)
+class Readiness(Result):
     """Whether the process is ready for production. ``str`` of it is for people, ``to_dict`` for machines."""
 
     ready: bool
-    checks: list[Check]
+    checks: Rows[Check]
     _text: str
     _data: dict[str, Any]
 
@@ -397,6 +406,10 @@ class Readiness:
     def __bool__(self) -> bool:
         return self.ready
 
+    def _table(self) -> Table:
+        found = [(check.name, check.status, check.detail, check.hint) for check in self.checks]
+        return Table("ready" if self.ready else "not ready", ("check", "status", "detail", "hint"), found)
+
 
 def readiness_check() -> Readiness:
     """Checks what production wants: configuration, capabilities, references, locks, memory, circuits, rollouts.
@@ -405,8 +418,8 @@ def readiness_check() -> Readiness:
     """
     text, table, ready = _native.readiness()
     data = json.loads(text)
-    checks = [Check(c["name"], c["status"], c["detail"], c["hint"]) for c in data["checks"]]
-    return Readiness(ready=ready, checks=checks, _text=table, _data=data)
+    checks = (Check(c["name"], c["status"], c["detail"], c["hint"]) for c in data["checks"])
+    return Readiness(ready=ready, checks=rows(checks, "checks"), _text=table, _data=data)
 
 
 def forget_failures() -> None:
@@ -416,8 +429,8 @@ def forget_failures() -> None:
     _native.forget_failures()
 
 
-def rearm(rollout: str) -> None:
-    """Gives a rollout that was rolled back its calls again."""
+def restart_rollout(rollout: str) -> None:
+    """Gives a rollout that was rolled back its share of the calls again: do so when its kernel is fixed."""
     from layerzero.errors import ConfigurationError
 
     if not _native.rearm(rollout):

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import html
 import inspect
 import json
 import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 from layerzero import _native
 from layerzero.printing import visible
+from layerzero.results import KeyedResult, Result, Rows, Table, cell, rows
 from layerzero.tokenization.api import OPERATIONS, asked, detokenize, tokenize
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(Result):
     """Why a kernel cannot serve a call: a stable code, its fields, and a sentence."""
 
     code: str
@@ -41,8 +41,8 @@ def _reason(data: dict[str, Any]) -> Reason:
     return Reason(data["code"], data["message"], rest)
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+@dataclass(frozen=True, slots=True, repr=False)
+class Candidate(Result):
     """One kernel that was considered."""
 
     kernel_id: str
@@ -78,10 +78,14 @@ class Candidate:
     def _from(cls, data: dict[str, Any]) -> Candidate:
         return cls(**{**data, "reasons": [_reason(r) for r in data["reasons"]]})
 
+    _columns: ClassVar[tuple[str, ...]] = ("rank", "kernel_id", "version", "score", "time_us", "time_basis", "reasons")
 
-@dataclass(frozen=True, slots=True)
-class KernelInfo:
+
+@dataclass(frozen=True, slots=True, repr=False)
+class KernelInfo(Result):
     """A registered kernel."""
+
+    _columns: ClassVar[tuple[str, ...]] = ("kernel_id", "version", "operation", "priority", "dtypes", "available")
 
     kernel_id: str
     version: str
@@ -106,9 +110,11 @@ class KernelInfo:
         return not self.unavailable and self.dispatch != "described"
 
 
-@dataclass(frozen=True, slots=True)
-class OperationInfo:
+@dataclass(frozen=True, slots=True, repr=False)
+class OperationInfo(Result):
     """An operation: its public function, and the operations its calls become."""
+
+    _columns: ClassVar[tuple[str, ...]] = ("function", "signature", "ops")
 
     function: str
     signature: str
@@ -117,38 +123,50 @@ class OperationInfo:
     doc: str
 
 
-class SelectionReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class SelectionReport(Result):
     """Everything about one choice. Prints as a table; in a notebook it draws one."""
 
-    def __init__(self, data: dict[str, Any], table: str) -> None:
-        self._data = data
-        self._table = table
-        #: The operation the call is.
-        self.op: str = data["op"]
-        #: The device it is about.
-        self.device: str = data["device"]
-        #: The kernel that would run, or ``None``.
-        self.chosen: str | None = data["chosen"]
-        #: What the ranking went by: measured, predicted, prior, declared or locked.
-        self.basis: str = data["basis"]
-        #: Where its times were measured, if that was another machine: the device and the version of torch.
-        self.prior: str | None = data.get("prior")
-        #: Why that kernel, as a sentence; ``to_dict()["why"]`` has its figures.
-        self.why: str | None = data["why"] and data["why"]["message"]
-        #: What the order of the candidates follows: ``"time"`` or ``"score"``.
-        self.ranked_by: str = data["ranked_by"]
-        #: What plain torch would run.
-        self.baseline: str | None = data["baseline"]
-        #: How many times faster than that the chosen kernel is, where both times are known.
-        self.times_baseline: float | None = data["times_baseline"]
-        #: Every registered kernel of the operation: accepted ones by rank, then the others.
-        self.candidates: list[Candidate] = [Candidate._from(c) for c in data["candidates"]]
-        #: The least time the work can take on this device, where its peaks are known.
-        self.floor_us: float | None = data["floor_us"]
-        #: What a workspace may take on the device beyond the headroom, in bytes, where its free memory is known.
-        self.available_bytes: int | None = data["available_bytes"]
-        #: Into how many pieces the batch is split, where no kernel can launch it as a whole.
-        self.pieces: int | None = data["pieces"]
+    op: str
+    """The operation the call is."""
+    device: str
+    """The device it is about."""
+    chosen: str | None
+    """The kernel that would run, or ``None``."""
+    basis: str
+    """What the ranking went by: measured, predicted, prior, declared or locked."""
+    prior: str | None
+    """Where its times were measured, if that was another machine: the device and the version of torch."""
+    why: str | None
+    """Why that kernel, as a sentence; ``to_dict()["why"]`` has its figures."""
+    ranked_by: str
+    """What the order of the candidates follows: ``"time"`` or ``"score"``."""
+    baseline: str | None
+    """What plain torch would run."""
+    times_baseline: float | None
+    """How many times faster than that the chosen kernel is, where both times are known."""
+    candidates: Rows[Candidate]
+    """Every registered kernel of the operation: accepted ones by rank, then the others."""
+    floor_us: float | None
+    """The least time the work can take on this device, where its peaks are known."""
+    available_bytes: int | None
+    """What a workspace may take on the device beyond the headroom, in bytes, where its free memory is known."""
+    pieces: int | None
+    """Into how many pieces the batch is split, where no kernel can launch it as a whole."""
+    _data: dict[str, Any] = field(compare=False)
+    _text: str = field(compare=False)
+
+    @classmethod
+    def _from(cls, data: dict[str, Any], text: str) -> SelectionReport:
+        same = ("op", "device", "chosen", "basis", "ranked_by", "baseline", "times_baseline", "floor_us")
+        return cls(
+            **{name: data[name] for name in (*same, "available_bytes", "pieces")},
+            prior=data.get("prior"),
+            why=data["why"] and data["why"]["message"],
+            candidates=rows(map(Candidate._from, data["candidates"]), "candidates"),
+            _data=data,
+            _text=text,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The same as data, as ``layerzero explain --json`` prints it."""
@@ -156,47 +174,70 @@ class SelectionReport:
         return copy
 
     def __str__(self) -> str:
-        return visible(self._table)
+        return visible(self._text)
 
-    def __repr__(self) -> str:
-        return f"<SelectionReport {self.op}: {self.chosen}, {len(self.candidates)} candidates>"
-
-    def _repr_html_(self) -> str:
-        def cell(value: object, tag: str = "td") -> str:
-            return f"<{tag}>{html.escape('' if value is None else str(value))}</{tag}>"
-
+    def _table(self) -> Table:
         # Where times decide, a score would contradict the rank beside it.
         by_time = self.ranked_by == "time"
         above_time = ("policy", "jit")
-        rows = []
+        shown, styles = [], []
         for c in self.candidates:
             terms = {k: v for k, v in (c.terms or {}).items() if v and (not by_time or k in above_time)}
             parts = [f"{k} {v:+.0f}" for k, v in terms.items()]
             parts += [f"ties with {c.tied_with}"] if c.tied_with else []
             parts += [c.moved_by] if c.moved_by else []
             why = "; ".join(map(str, c.reasons)) or ", ".join(parts)
-            time = None if c.time_us is None else f"{c.time_us:.1f} µs"
-            style = ' style="font-weight:bold"' if c.rank == 1 else ("" if c.accepted else ' style="opacity:.6"')
-            score = () if by_time else (c.score,)
-            cells = "".join(cell(v) for v in (c.rank or "✗", c.kernel_id, c.version, *score, time, why))
-            rows.append(f"<tr{style}>{cells}</tr>")
+            time = "" if c.time_us is None else f"{c.time_us:.1f} µs"
+            score = () if by_time else ("" if c.score is None else str(c.score),)
+            shown.append((str(c.rank or "✗"), c.kernel_id, c.version, *score, time, why))
+            styles.append("font-weight:bold" if c.rank == 1 else "" if c.accepted else "opacity:.6")
         titles = ("", "kernel", "version", *(() if by_time else ("score",)), "time", "why")
-        head = "".join(cell(h, "th") for h in titles)
-        why = f" ({self.why})" if self.why else ""
-        title = html.escape(f"{self.op} on {self.device}: {self.chosen or 'no kernel'}{why}")
-        return f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        because = f" ({self.why})" if self.why else ""
+        return Table(f"{self.op} on {self.device}: {self.chosen or 'no kernel'}{because}", titles, shown, styles=styles)
 
 
-def which(op: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """The kernel that would serve a call: ``{"op", "kernel_id", "version", "score"}``.
+@dataclass(frozen=True, slots=True, repr=False)
+class Selection(KeyedResult):
+    """The kernel that would serve a call."""
+
+    op: str
+    """The operation the call is."""
+    kernel_id: str
+    """The kernel."""
+    version: str
+    """Its version."""
+    score: float | None
+    """Its score, where scores decide."""
+
+
+class _Validity(NamedTuple):
+    valid: bool
+    reasons: Rows[Reason]
+
+
+class Validation(Result, _Validity):
+    """Whether a kernel can serve a call: ``valid``, and the ``reasons`` when it cannot. It is true where the kernel can, and
+    a tuple of the two: ``valid, reasons = lz.validate(…)``."""
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        return self.valid
+
+    def _table(self) -> Table:
+        return Table("valid" if self.valid else "not valid", (), [(r.code, r.message) for r in self.reasons])
+
+
+def which(op: str, *args: Any, **kwargs: Any) -> Selection:
+    """The kernel that would serve a call: ``lz.which("attention", q, k, v).kernel_id``.
 
     ``op`` is any name of an operation: a function's (``"attention"``), an alias (``"attention.causal"``) or an
     operation's own (``"norm.rms"``). The arguments are the function's; a :class:`TensorSpec` may stand for a tensor.
     """
     if op in OPERATIONS:
         call, texts, longest = asked(op, args, kwargs)
-        return call.which(len(texts), longest)
-    return _native.which(op, *args, **kwargs)
+        return Selection(**call.which(len(texts), longest))
+    return Selection(**_native.which(op, *args, **kwargs))
 
 
 def explain(op: str, *args: Any, **kwargs: Any) -> SelectionReport:
@@ -210,17 +251,17 @@ def explain(op: str, *args: Any, **kwargs: Any) -> SelectionReport:
         data, table = call.explain(len(texts), longest)
     else:
         data, table = _native.explain(op, *args, **kwargs)
-    return SelectionReport(json.loads(data), table)
+    return SelectionReport._from(json.loads(data), table)
 
 
-def validate(kernel_id: str, *args: Any, **kwargs: Any) -> tuple[bool, list[Reason]]:
-    """Whether a kernel can serve a call, and the reasons when it cannot."""
+def validate(kernel_id: str, *args: Any, **kwargs: Any) -> Validation:
+    """Whether a kernel can serve a call, and the reasons when it cannot: ``valid, reasons = lz.validate(…)``."""
     if (op := _text_operation(kernel_id)) is not None:
         call, texts, longest = asked(op, args, kwargs)
         reasons = call.validate(kernel_id, len(texts), longest)
     else:
         reasons = _native.validate(kernel_id, *args, **kwargs)
-    return not reasons, reasons
+    return Validation(not reasons, rows(reasons, "reasons"))
 
 
 def run_kernel(kernel_id: str, *args: Any, **kwargs: Any) -> Any:
@@ -236,12 +277,12 @@ def _text_operation(kernel_id: str) -> str | None:
     return _native.text_operation(kernel_id)
 
 
-def list_kernels(op: str | None = None) -> list[KernelInfo]:
+def list_kernels(op: str | None = None) -> Rows[KernelInfo]:
     """The registered kernels, of one operation (any of its names) or of all."""
-    return [KernelInfo(**info) for info in json.loads(_native.list_kernels(op))]
+    return rows((KernelInfo(**info) for info in json.loads(_native.list_kernels(op))), "kernels")
 
 
-def ops() -> list[OperationInfo]:
+def ops() -> Rows[OperationInfo]:
     """Every operation that can be called, with its signature and documentation."""
     found = []
     for f in _native.functions():
@@ -255,11 +296,11 @@ def ops() -> list[OperationInfo]:
                 name, f"{name}({written})", OPERATIONS[name], [OPERATIONS[name]], inspect.getdoc(function) or ""
             )
         )
-    return found
+    return rows(found, "operations")
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
+@dataclass(frozen=True, slots=True, repr=False)
+class Diagnosis(Result):
     """What :func:`doctor` found."""
 
     python: str
@@ -305,6 +346,19 @@ class Diagnosis:
             lines.append("  the last reload was refused, the one before it serves:")
             lines += [f"    {line}" for line in refused.splitlines()]
         return visible("\n".join(lines))
+
+    def _table(self) -> Table:
+        first, *notes = (line for line in str(self).splitlines() if not line.startswith("  ") and line != "backends")
+        known = [
+            (
+                "✗" if b["unavailable"] else "✓",
+                b["name"],
+                cell(b["version"]),
+                b["unavailable"]["message"] if b["unavailable"] else "" if b["imported"] else "not imported yet",
+            )
+            for b in self.backends
+        ]
+        return Table(first, ("", "backend", "version", "state"), known, [n for n in notes if n != "devices"])
 
 
 def doctor(*, file: Any = None) -> Diagnosis:

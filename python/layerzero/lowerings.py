@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from layerzero.lifecycle import open_in_forks
-from layerzero.models import aligned
-from layerzero.printing import visible
+from layerzero.results import Result, Rows, Table, rows
 
 #: Calls that are remembered, at most; the oldest are forgotten.
 _MOST = 1000
 _LOCK = open_in_forks(threading.Lock())
 
 
-@dataclass(frozen=True)
-class LoweredCall:
+@dataclass(frozen=True, slots=True, repr=False)
+class LoweredCall(Result):
     """A kind of call in a compiled graph, and what it became."""
 
     function: str
@@ -31,30 +30,23 @@ class LoweredCall:
     why: str
     """Why."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """The same as data."""
-        return asdict(self)
 
-
-class CompileReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class CompileReport(Result):
     """The calls of compiled graphs, in the order they were compiled in. Prints as a table."""
 
-    def __init__(self, calls: list[LoweredCall]) -> None:
-        #: The calls.
-        self.calls = calls
+    calls: Rows[LoweredCall]
+    """The calls."""
 
     def to_dict(self) -> dict[str, Any]:
         """The same as data."""
-        return {"schema_version": "1.0", "calls": [call.to_dict() for call in self.calls]}
+        return {"schema_version": "1.0", **self.calls.to_dict()}
 
-    def __repr__(self) -> str:
-        return f"<CompileReport of {len(self.calls)} calls>"
-
-    def __str__(self) -> str:
+    def _table(self) -> Table:
         if not self.calls:
-            return "no graph with LayerZero calls was compiled in this process"
-        rows = ((c.function, c.call, c.lowered_to, c.kernel or "", c.why) for c in self.calls)
-        return visible("\n".join(aligned(("function", "call", "as", "kernel", "why"), rows, ())))
+            return Table("no graph with LayerZero calls was compiled in this process", (), ())
+        lines = [(c.function, c.call, c.lowered_to, c.kernel or "", c.why) for c in self.calls]
+        return Table("", ("function", "call", "as", "kernel", "why"), lines)
 
 
 _calls: dict[LoweredCall, None] = {}
@@ -75,7 +67,7 @@ def compile_report(*, clear: bool = False) -> CompileReport:
     is forgotten.
     """
     with _LOCK:
-        calls = list(_calls)
+        calls = rows(_calls, "calls")
         if clear:
             _calls.clear()
     return CompileReport(calls)

@@ -8,18 +8,17 @@ A forward pass runs on tensors that have shapes and no memory; weights are not c
 from __future__ import annotations
 
 import hashlib
-import html
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from layerzero import _native, loading
 from layerzero.errors import InvalidCallError, LayerZeroError
-from layerzero.printing import visible
+from layerzero.results import Result, Rows, Table, cell, rows
 
 if TYPE_CHECKING:
     from layerzero.costs import Share
@@ -39,9 +38,11 @@ class UntraceableModelError(LayerZeroError, RuntimeError):
         return {**super().to_dict(), "module": self.module, "location": self.location}
 
 
-@dataclass(frozen=True)
-class Call:
+@dataclass(frozen=True, slots=True, repr=False)
+class Call(Result):
     """A call a model makes, as often as it makes it from one place."""
+
+    _columns: ClassVar[tuple[str, ...]] = ("module", "source", "call", "device", "grad", "count")
 
     spec: str
     """The call, written down: JSON of operation, tensors, parameters and layout."""
@@ -57,16 +58,25 @@ class Call:
     """How many times in one forward pass."""
     function: str
     """LayerZero's function for it."""
-    arguments: Mapping[str, Any] = field(compare=False, repr=False)
+    arguments: Mapping[str, Any] = field(compare=False)
     """That function's arguments, tensors as outlines of them."""
+
+    @property
+    def call(self) -> dict[str, Any]:
+        """The call as data."""
+        data: dict[str, Any] = json.loads(self.spec)
+        return data
 
     def to_dict(self) -> dict[str, Any]:
         """The same as data."""
-        given = {"call": json.loads(self.spec), "device": self.device, "grad": self.grad, "module": self.module}
+        given = {"call": self.call, "device": self.device, "grad": self.grad, "module": self.module}
         return {**given, "source": self.source, "count": self.count}
 
+    def _table(self) -> Table:
+        return Table("Call", (), [(name, cell(value)) for name, value in self.to_dict().items()])
 
-def calls_of(model: Any, *example_inputs: Any, **example_kwargs: Any) -> list[Call]:
+
+def calls_of(model: Any, *example_inputs: Any, **example_kwargs: Any) -> Rows[Call]:
     """The calls of operations LayerZero knows that a model makes for these inputs, its own and torch's.
 
     No kernel runs, and weights may be on any device, ``meta`` included: what has no device yet is taken to be where the
@@ -75,7 +85,7 @@ def calls_of(model: Any, *example_inputs: Any, **example_kwargs: Any) -> list[Ca
 
     Gradients count as they would here: under ``torch.no_grad()`` the calls are those of serving.
     """
-    return traced(model, example_inputs, example_kwargs)[0]
+    return rows(traced(model, example_inputs, example_kwargs)[0], "calls")
 
 
 def traced(
@@ -199,8 +209,8 @@ def _spec(function: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return spec | ({"layout": arguments["layout"]} if arguments.get("layout") else {})
 
 
-@dataclass(frozen=True)
-class PlannedCall:
+@dataclass(frozen=True, slots=True, repr=False)
+class PlannedCall(Result):
     """A call of a model, and the kernel it would get."""
 
     call: Call
@@ -225,30 +235,32 @@ class PlannedCall:
     reason: str | None
     """Why no kernel can serve it, when none can."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """The same as data."""
-        mine = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "call"}
-        return {**mine, "call": self.call.to_dict()}
-
 
 _COLUMNS = ("module", "op", "shape", "count", "kernel", "basis", "time", "torch")
 
 
-class DryRun:
+class SkippedCall(NamedTuple):
+    """A call of torch's that looks like one of LayerZero's and is none."""
+
+    function: str
+    """The function that was called."""
+    module: str
+    """The module it is made from."""
+    why: str
+    """Why it is left to torch."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DryRun(Result):
     """What a model would run: its calls, each with the kernel it would get. Prints as a table."""
 
-    def __init__(self, calls: list[PlannedCall], skipped: list[tuple[str, str, str]]) -> None:
-        #: Every call, in the order the model first makes it.
-        self.calls = calls
-        #: Calls of torch's that look like one of LayerZero's and are none: function, module, why.
-        self.skipped = skipped
+    calls: Rows[PlannedCall]
+    """Every call, in the order the model first makes it."""
+    skipped: list[SkippedCall]
+    """Calls of torch's that look like one of LayerZero's and are none."""
 
-    def __repr__(self) -> str:
-        return f"<DryRun: {sum(call.count for call in self.calls)} calls, {len(self.calls)} kinds>"
-
-    def __str__(self) -> str:
-        rows = aligned(_COLUMNS, map(_row, self.calls), ("count", "time", "torch"))
-        return visible("\n".join([*rows, *self._remarks()]))
+    def _table(self) -> Table:
+        return Table("", _COLUMNS, [_row(call) for call in self.calls], self._remarks(), ("count", "time", "torch"))
 
     def _remarks(self) -> list[str]:
         lines = [f"{c.module or 'the model'}: {c.op} has no kernel: {c.reason}" for c in self.calls if c.reason]
@@ -256,35 +268,12 @@ class DryRun:
         if timed:
             ours, torchs = (sum(getattr(c, of) * c.count for c in timed) for of in ("time_us", "baseline_us"))
             lines.append(f"{ours:.1f} µs where torch takes {torchs:.1f} µs, over the calls of which both are known")
-        lines += [
-            f"{module or 'the model'}: {function} is left to torch: {why}" for function, module, why in self.skipped
-        ]
-        return lines
+        return lines + [f"{s.module or 'the model'}: {s.function} is left to torch: {s.why}" for s in self.skipped]
 
     def to_dict(self) -> dict[str, Any]:
         """The same as data."""
-        skipped = [{"function": function, "module": module, "why": why} for function, module, why in self.skipped]
-        return {"schema_version": "1.0", "calls": [call.to_dict() for call in self.calls], "skipped": skipped}
-
-    def _repr_html_(self) -> str:
-        def row(cells: Iterable[str], tag: str = "td") -> str:
-            return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-        body = "".join(row(_row(call)) for call in self.calls)
-        remarks = "".join(f"<p>{html.escape(remark)}</p>" for remark in self._remarks())
-        return f"<table><thead>{row(_COLUMNS, 'th')}</thead><tbody>{body}</tbody></table>{remarks}"
-
-
-def aligned(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[str]) -> list[str]:
-    """The lines of a table; columns of numbers stand on the right."""
-    rows = [columns, *rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
-    at_right = {columns.index(name) for name in right}
-    lines = []
-    for row in rows:
-        cells = (c.rjust(w) if i in at_right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        lines.append("  ".join(cells).rstrip())
-    return lines
+        skipped = [skipped._asdict() for skipped in self.skipped]
+        return {"schema_version": "1.0", **self.calls.to_dict(), "skipped": skipped}
 
 
 def _row(call: PlannedCall) -> tuple[str, ...]:
@@ -299,7 +288,7 @@ def dry_run(model: Any, *args: Any, **kwargs: Any) -> DryRun:
     """Which kernel each call of a model would get, without running one. Inputs as for :func:`calls_of`."""
     loading.load()
     calls, skipped, _ = traced(model, args, kwargs)
-    return DryRun([_planned(call) for call in calls], skipped)
+    return DryRun(rows(map(_planned, calls), "calls"), [SkippedCall(*one) for one in skipped])
 
 
 def _planned(call: Call) -> PlannedCall:

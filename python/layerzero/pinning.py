@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from layerzero import _native, devices, fingerprints, loading, models, workloads
 from layerzero.documents import to_json
@@ -14,26 +15,75 @@ from layerzero.errors import ConfigurationError
 from layerzero.inspection import TensorSpec
 from layerzero.integrations import transformers_models
 from layerzero.printing import visible
+from layerzero.results import KeyedResult, Result, Rows, Table, rows
 
 
-class DispatchTable:
+@dataclass(frozen=True, slots=True, repr=False)
+class Mismatch(KeyedResult):
+    """A decision of a lockfile, a table or a plan that cannot be kept: a stable code, its fields, and a sentence."""
+
+    _columns: ClassVar[tuple[str, ...]] = ("entry", "call", "kernel", "code", "message")
+
+    entry: str
+    """Which one: ``call 12``, ``plans[0].ops[2]``; the document as a whole where it is empty."""
+    call: str
+    """The call in a few words; empty when there is none."""
+    kernel: str
+    """The kernel that was decided for; empty when it is about the document as a whole."""
+    code: str
+    """``KERNEL_GONE``, ``VERSION_CHANGED``, ``NOT_VALID``, …"""
+    message: str
+    """Why, as a sentence."""
+    fields: dict[str, Any]
+    """What else the code has."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as data."""
+        return {**{name: getattr(self, name) for name in self._columns}, **self.fields}
+
+
+def mismatches(text: str) -> Rows[Mismatch]:
+    """Decisions that cannot be kept, from the engine's JSON."""
+    found = []
+    for data in json.loads(text):
+        own = {name: data.pop(name) for name in Mismatch._columns}
+        found.append(Mismatch(**own, fields=data))
+    return rows(found, "mismatches")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class UndecidedCall(KeyedResult):
+    """A call that a table or a plan does not decide: its kernel is selected as always."""
+
+    call: str
+    """The call, as JSON."""
+    why: str
+    """Why it is not decided."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DispatchTable(Result):
     """Which kernel serves which calls, by buckets of sizes; outside of them kernels are selected as always."""
 
-    def __init__(self, text: str, left_out: list[dict[str, Any]], device: str | None = None) -> None:
-        self._text = text
-        #: What torch calls the device that was decided for.
-        self.device = device
+    model_id: str
+    """What the table is of."""
+    hardware_signature: str
+    """The hardware it is for."""
+    shape_buckets: dict[str, list[int]]
+    """The upper ends of the buckets."""
+    plans: list[dict[str, Any]]
+    """The decisions, by bucket."""
+    left_out: Rows[UndecidedCall]
+    """Calls that are not in it, each with why."""
+    device: str | None
+    """What torch calls the device that was decided for."""
+    _text: str
+
+    @classmethod
+    def _from(cls, text: str, left_out: Iterable[UndecidedCall], device: str | None = None) -> DispatchTable:
         data: dict[str, Any] = json.loads(text)
-        #: What the table is of.
-        self.model_id: str = data["model_id"]
-        #: The hardware it is for.
-        self.hardware_signature: str = data["hardware_signature"]
-        #: The upper ends of the buckets.
-        self.shape_buckets: dict[str, list[int]] = data["shape_buckets"]
-        #: The decisions, by bucket.
-        self.plans: list[dict[str, Any]] = data["plans"]
-        #: Calls that are not in it, each with why.
-        self.left_out = left_out
+        same = {name: data[name] for name in ("model_id", "hardware_signature", "shape_buckets", "plans")}
+        return cls(**same, left_out=rows(left_out, "left_out"), device=device, _text=text)
 
     def to_dict(self) -> dict[str, Any]:
         """The table as data, as its file holds it."""
@@ -46,20 +96,32 @@ class DispatchTable:
         _native.write_file(path, self._text)
         return path
 
-    def load(self) -> list[dict[str, Any]]:
+    def load(self) -> Rows[Mismatch]:
         """Puts it in force in this process; gives the entries that cannot be kept, each with why."""
-        mismatches: list[dict[str, Any]] = json.loads(_native.load_table(self._text, f"table of {self.model_id}"))
+        found = mismatches(_native.load_table(self._text, f"table of {self.model_id}"))
         fingerprints.said("table", self._text)
-        return mismatches
+        return found
 
     def __str__(self) -> str:
+        lines = [
+            f"  {bucket}: {op} → {kernel}" if bucket else f"  {op} → {kernel}" for bucket, op, kernel in self._ops()
+        ]
+        return visible("\n".join([self._caption(), *lines]))
+
+    def _caption(self) -> str:
         where = f" ({self.device})" if self.device else ""
-        lines = [f"{self.model_id} on {self.hardware_signature}{where}"]
+        return f"{self.model_id} on {self.hardware_signature}{where}"
+
+    def _ops(self) -> list[tuple[str, str, str]]:
+        """Each decision: its bucket, its operation, its kernel."""
+        found = []
         for plan in self.plans:
             bucket = ", ".join(f"{name} ≤ {end}" for name, end in plan["bucket"].items())
-            where = f"{bucket}: " if bucket else ""
-            lines += [f"  {where}{op['op']} → {op['kernel_id']}" for op in plan["ops"]]
-        return visible("\n".join(lines))
+            found += [(bucket, op["op"], op["kernel_id"]) for op in plan["ops"]]
+        return found
+
+    def _table(self) -> Table:
+        return Table(self._caption(), ("bucket", "op", "kernel"), self._ops())
 
 
 def solve(
@@ -133,33 +195,33 @@ def _of_configuration(
     axes = _axes(shape_buckets)
     batch, lengths = axes.get("batch", [1]), axes.get("seq_len") or [*workloads.SEQ]
     traced = workloads.of_model(model, dtype, batch, lengths, lengths)
-    rows = {size * length for size in batch for length in (1, *lengths)}
+    lines = {size * length for size in batch for length in (1, *lengths)}
     name = (
         model if isinstance(model, str) and not model.lstrip().startswith("{") else transformers_models.name_of(model)
     )
-    return traced.specs(), {**axes, "rows": sorted(rows)}, model_id or name
+    return traced.specs(), {**axes, "rows": sorted(lines)}, model_id or name
 
 
 def in_buckets(
     model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], shape_buckets: Mapping[str, Sequence[int]]
-) -> tuple[list[list[models.Call]], dict[str, list[int]]]:
+) -> tuple[list[Sequence[models.Call]], dict[str, list[int]]]:
     """The calls a model makes at the end of each bucket, the largest last, and the buckets of all their sizes."""
     axes = _axes(shape_buckets)
-    calls: list[list[models.Call]] = []
-    rows: set[int] = set()
+    calls: list[Sequence[models.Call]] = []
+    lines: set[int] = set()
     for sizes in product(*axes.values()):
         at = dict(zip(axes, sizes, strict=True))
         resized = [_resized(value, at) for value in args], {k: _resized(v, at) for k, v in kwargs.items()}
         calls.append(models.calls_of(model, *resized[0], **resized[1]))
-        rows.add(at.get("seq_len", 1) * at.get("batch", 1))
+        lines.add(at.get("seq_len", 1) * at.get("batch", 1))
     # What works on rows (norms, projections) sees all positions of all sequences at once.
-    return calls, {**axes, "rows": sorted(rows)}
+    return calls, {**axes, "rows": sorted(lines)}
 
 
 def decided(model_id: str, calls: Sequence[str], device: str, buckets: dict[str, list[int]]) -> DispatchTable:
     """The table of what selection decides for calls; sizes no bucket is about have those of their operation."""
     text, left_out = _native.solve(model_id, calls, _native.device_number(device), buckets)
-    return DispatchTable(text, json.loads(left_out), device)
+    return DispatchTable._from(text, (UndecidedCall(**one) for one in json.loads(left_out)), device)
 
 
 def _resized(value: Any, at: Mapping[str, int]) -> Any:
@@ -174,33 +236,35 @@ def _resized(value: Any, at: Mapping[str, int]) -> Any:
     return TensorSpec(tuple(sizes), str(value.dtype).removeprefix("torch."), device=str(value.device))
 
 
-def load_table(path: str | Path) -> list[dict[str, Any]]:
+def load_table(path: str | Path) -> Rows[Mismatch]:
     """Puts a dispatch table in force in this process; gives the entries that cannot be kept, each with why."""
-    mismatches: list[dict[str, Any]] = json.loads(_native.load_table(_read(path), str(path)))
+    found = mismatches(_native.load_table(_read(path), str(path)))
     fingerprints.said("table", _read(path))
-    return mismatches
+    return found
 
 
 def write_lockfile(
-    path: str | Path = "layerzero.lock", calls: Iterable[str | Mapping[str, Any]] = (), device: Any = None
+    path: str | Path = "layerzero.lock",
+    calls: Iterable[str | Mapping[str, Any] | Result] = (),
+    device: Any = None,
 ) -> Path:
     """Writes the decisions for these calls (all that were measured here when none are given), with their times."""
     loading.load()
-    texts = [call if isinstance(call, str) else to_json(call) for call in calls]
+    texts = [call if isinstance(call, str) else to_json(workloads.written(call)[0]) for call in calls]
     path = Path(path)
     _native.write_file(path, _native.lockfile(texts, devices.number(device)))
     return path
 
 
-def load_lockfile(path: str | Path = "layerzero.lock") -> list[dict[str, Any]]:
+def load_lockfile(path: str | Path = "layerzero.lock") -> Rows[Mismatch]:
     """Puts the decisions of a lockfile in force in this process; gives those that cannot be kept, each with why."""
-    mismatches: list[dict[str, Any]] = json.loads(_native.replay(_read(path), str(path)))
+    found = mismatches(_native.replay(_read(path), str(path)))
     fingerprints.said("lockfile", _read(path))
-    return mismatches
+    return found
 
 
-def unpin() -> None:
-    """Takes lockfiles and tables back that this process has put in force."""
+def release_pins() -> None:
+    """Takes back every lockfile and table that this process has put in force: kernels are selected as always again."""
     _native.unpin()
     fingerprints.said("unpin")
 

@@ -265,11 +265,16 @@ def _regret(report: Mapping[str, Any]) -> Any:
 
 
 def main(arguments: list[str]) -> int:
-    """``layerzero report … --png FOLDER``: the page as without ``--png``, then its figures."""
-    place = arguments.index("--png")
-    if len(arguments) < place + 2:
+    """``layerzero report … --png FOLDER`` or ``--png=FOLDER``: the page as without ``--png``, then its figures."""
+    place = next(at for at, argument in enumerate(arguments) if argument.partition("=")[0] == "--png")
+    _, given, folder = arguments[place].partition("=")
+    rest = arguments[place + 1 :]
+    if not given and rest:
+        folder, *rest = rest
+    if not folder:
+        # The command says what is missing.
         return _native.cli(["layerzero", *arguments])
-    folder, others = arguments[place + 1], arguments[:place] + arguments[place + 2 :]
+    others = arguments[:place] + rest
     try:
         # Before the page, so that nothing is half done.
         _matplotlib()

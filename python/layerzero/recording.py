@@ -15,10 +15,11 @@ from typing import Any
 
 from layerzero import _native, control, devices, graphs, loading, warming
 from layerzero.errors import InvalidCallError
+from layerzero.results import Result, Rows, Table, rows
 
 
-@dataclass(frozen=True)
-class RecordedCall:
+@dataclass(frozen=True, slots=True, repr=False)
+class RecordedCall(Result):
     """A kind of call that was made in a recording."""
 
     call: dict[str, Any]
@@ -31,16 +32,26 @@ class RecordedCall:
     """Why the kernel could not be run once more at the end; the call itself was made."""
 
 
-class Recording:
+class Recording(Result):
     """What ``with lz.capture() as recording`` gives. It fills when the block ends."""
 
-    def __init__(self) -> None:
-        #: The kinds of calls made inside, in the order of their first call.
-        self.calls: list[RecordedCall] = []
+    __slots__ = ("_calls",)
 
-    def __repr__(self) -> str:
+    def __init__(self) -> None:
+        self._calls: list[RecordedCall] = []
+
+    @property
+    def calls(self) -> Rows[RecordedCall]:
+        """The kinds of calls made inside, in the order of their first call."""
+        return rows(self._calls, "calls")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as data."""
+        return {"schema_version": "1.0", **self.calls.to_dict()}
+
+    def _table(self) -> Table:
         lines = [f"{one.call['op']} on {one.device}: {one.kernel or 'not captured there'}" for one in self.calls]
-        return "\n".join([f"{len(self.calls)} kinds of calls", *lines])
+        return Table(f"{len(lines)} kinds of calls", (), (), lines)
 
 
 def release() -> None:
@@ -61,7 +72,7 @@ class capture:
     given another. On the way out the kernel that a capture would choose for each call is compiled and run
     ``graph.warmup_iterations`` times on that stream, on made-up inputs of the same sizes, so that cuBLAS, cuDNN and the
     kernel's own library have allocated what they keep; with ``graph_strict_mode`` it is proven first. Its choice is held
-    for calls of just these sizes inside captures, until :func:`layerzero.release_captures` or :func:`layerzero.unpin`.
+    for calls of just these sizes inside captures, until :func:`layerzero.release_captures` or :func:`layerzero.release_pins`.
     The stream that was current then waits for ``stream``.
 
     Raises:
@@ -89,7 +100,7 @@ class capture:
         with self._streams:
             if raised is None:
                 for call, device in self._plan.noted():
-                    self._recording.calls.append(_ready(call, device, self._stream))
+                    self._recording._calls.append(_ready(call, device, self._stream))
 
     def _enter_stream(self) -> None:
         """Goes over to the side stream, where there is one."""

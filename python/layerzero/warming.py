@@ -17,10 +17,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from layerzero import _native, compile_jobs, devices, disk_caches, events, graphs, loading, running
 from layerzero.compile_child import ChildError, CompileChild, NotCompiledError, Status, UnavailableError
@@ -28,8 +29,12 @@ from layerzero.control import setting
 from layerzero.documents import to_json
 from layerzero.errors import InvalidCallError, LayerZeroError
 from layerzero.lifecycle import start_thread
-from layerzero.models import Call, calls_of, model_hash
-from layerzero.printing import visible
+from layerzero.models import calls_of, model_hash
+from layerzero.results import KeyedResult, Result, Rows, Table, plain, rows
+from layerzero.workloads import ManifestEntry, written
+
+if TYPE_CHECKING:
+    from layerzero.tuning.reports import TuneReport
 
 #: How long the end of the program waits for a compilation that does not let itself be stopped, in seconds.
 _PATIENCE = 60.0
@@ -37,7 +42,23 @@ _PATIENCE = 60.0
 _TOGETHER = 16
 
 
-class WarmupReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class WarmedCall(KeyedResult):
+    """What a warm-up did for one call."""
+
+    call: dict[str, Any]
+    """The call, as it is written down."""
+    device: str
+    """Its device."""
+    kernel: str | None
+    """The kernel: the one that was compiled or proven, or that serves the call; ``None`` when the call itself is at fault."""
+    ms: float | None = None
+    """How long compiling took."""
+    error: str | None = None
+    """What went wrong."""
+
+
+class WarmupReport(Result):
     """What a warm-up did. It fills while the warm-up is under way; :meth:`wait` waits for its end."""
 
     def __init__(self, wanted: list[tuple[str, str]], notes: list[str]) -> None:
@@ -45,19 +66,19 @@ class WarmupReport:
         self.pending: list[tuple[str, str]] = wanted
         #: What torch calls the devices the calls are made on.
         self.devices: list[str] = sorted({device for _, device in wanted})
-        #: Kernels that were compiled: ``kernel``, ``call``, ``device``, ``ms``.
-        self.compiled: list[dict[str, Any]] = []
-        #: Calls for which nothing had to be compiled: ``call``, ``device``, ``kernel`` that serves them.
-        self.already_warm: list[dict[str, Any]] = []
+        #: Kernels that were compiled.
+        self.compiled: list[WarmedCall] = []
+        #: Calls for which nothing had to be compiled.
+        self.already_warm: list[WarmedCall] = []
         #: With ``graph_strict_mode``, kernels that were captured in a CUDA graph and replayed, and are proven there for the
-        #: call: ``kernel``, ``call``, ``device``.
-        self.proven: list[dict[str, Any]] = []
-        #: What went wrong: ``call``, ``device``, ``kernel`` (``None`` when the call itself is at fault), ``error``.
-        self.failed: list[dict[str, Any]] = []
+        #: call.
+        self.proven: list[WarmedCall] = []
+        #: What went wrong.
+        self.failed: list[WarmedCall] = []
         #: What is to be said about it.
         self.notes = notes
         #: What tuning found, where ``auto_tune_on_warmup`` is set.
-        self.tuned: list[Any] = []
+        self.tuned: list[TuneReport] = []
         #: Seconds spent so far.
         self.seconds = 0.0
         self._begun = time.perf_counter()
@@ -74,14 +95,13 @@ class WarmupReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The same as data."""
-        names = ("devices", "compiled", "already_warm", "proven", "failed", "notes", "seconds")
+        names = ("devices", "compiled", "already_warm", "proven", "failed", "notes", "seconds", "tuned")
         pending = [{"call": json.loads(call), "device": device} for call, device in self.pending]
-        tuned = [report.to_dict() for report in self.tuned]
-        return {"schema_version": "1.0", "ok": self.ok, "pending": pending, "tuned": tuned} | {
-            name: getattr(self, name) for name in names
+        return {"schema_version": "1.0", "ok": self.ok, "pending": pending} | {
+            name: plain(getattr(self, name)) for name in names
         }
 
-    def __str__(self) -> str:
+    def _table(self) -> Table:
         counts = [
             f"{len(self.compiled)} compiled",
             f"{len(self.already_warm)} ready before",
@@ -90,12 +110,10 @@ class WarmupReport:
             f"{len(self.pending)} pending",
         ]
         where = f" on {', '.join(self.devices)}" if self.devices else ""
-        lines = [f"{', '.join(counts)}{where}, in {self.seconds:.1f} s", *self.notes]
-        lines += [f"compiled {c['kernel']} in {c['ms']:.0f} ms" for c in self.compiled]
-        lines += [f"failed {f['kernel'] or json.dumps(f['call'])}: {f['error']}" for f in self.failed]
-        return visible("\n".join(lines))
-
-    __repr__ = __str__
+        notes = [*self.notes]
+        notes += [f"compiled {c.kernel} in {c.ms:.0f} ms" for c in self.compiled]
+        notes += [f"failed {f.kernel or json.dumps(f.call)}: {f.error}" for f in self.failed]
+        return Table(f"{', '.join(counts)}{where}, in {self.seconds:.1f} s", (), (), notes)
 
 
 def warmup(
@@ -183,32 +201,17 @@ def _wanted(
 
 def _written(call: Any, device: Any) -> tuple[str, str]:
     """A call and its device: of one that was traced, an entry of a manifest, or one that is written down."""
-    if isinstance(call, Call):
-        return call.spec, call.device
-    try:
-        data = json.loads(call) if isinstance(call, str) else call
-    except ValueError:
-        data = None
-    if not isinstance(data, Mapping):
-        raise InvalidCallError(
-            f"{call!r} is no call",
-            code="BAD_CALL",
-            hint="pass what lz.calls_of or lz.manifest gives, or a mapping with 'op' and 'tensors'",
-        )
-    if isinstance(inner := data.get("call"), Mapping):
-        return to_json(inner), str(data.get("device") or devices.resolve(device))
-    return to_json(data), devices.resolve(device)
+    data, on = written(call)
+    return to_json(data), on or devices.resolve(device)
 
 
 def _dtype_name(dtype: Any) -> str | None:
     return None if dtype is None else str(dtype).removeprefix("torch.")
 
 
-def manifest() -> list[dict[str, Any]]:
-    """The kinds of calls this process made, the last one first: ``call``, ``device``, ``count``, ``first_seen`` and
-    ``last_seen`` (milliseconds since 1970)."""
-    entries: list[dict[str, Any]] = json.loads(_native.manifest())
-    return entries
+def manifest() -> Rows[ManifestEntry]:
+    """The kinds of calls this process made, the last one first. :func:`tune`, :func:`regret` and :func:`warmup` take them."""
+    return rows((ManifestEntry(**entry) for entry in json.loads(_native.manifest())), "calls")
 
 
 def save_manifest(path: str | os.PathLike[str] | None = None, *, model: Any = None) -> Path:
@@ -426,8 +429,8 @@ def compile_for_capture(call: str, device: int) -> None:
         pass
 
 
-def _told(call: str, device: str, **rest: Any) -> dict[str, Any]:
-    return {"call": json.loads(call), "device": device, **rest}
+def _told(call: str, device: str, kernel: str | None, ms: float | None = None, error: str | None = None) -> WarmedCall:
+    return WarmedCall(json.loads(call), device, kernel, ms, error)
 
 
 def _compile(
@@ -498,7 +501,7 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _tuned(done: list[tuple[str, str]]) -> list[Any]:
+def _tuned(done: list[tuple[str, str]]) -> list[TuneReport]:
     """Measures the calls, where the configuration says so."""
     if not setting("perfdb.auto_tune_on_warmup") or not done:
         return []

@@ -1,17 +1,19 @@
-"""Which calls a model makes, in prefill and in decode, each with how often: traced, without weights."""
+"""Calls and how often each is made: a :class:`Workload`; those of a model, in prefill and in decode, are traced without
+weights."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args, overload
 
 from layerzero import models
-from layerzero.errors import ConfigurationError, LayerZeroError
+from layerzero.errors import ConfigurationError, InvalidCallError, LayerZeroError
 from layerzero.inspection import TensorSpec
 from layerzero.integrations import transformers_models
 from layerzero.integrations.transformers_models import Built, Phase
+from layerzero.results import KeyedResult, Result, Table, call_text
 
 if TYPE_CHECKING:
     from layerzero.costs import Share
@@ -22,6 +24,103 @@ BATCH, SEQ, CONTEXT = (1,), (128, 512), (512,)
 #: No size is larger: products of two can be counted.
 MOST = 1 << 30
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ManifestEntry(KeyedResult):
+    """A kind of call that this process made."""
+
+    _columns: ClassVar[tuple[str, ...]] = ("call", "device", "count")
+
+    call: dict[str, Any]
+    """The call, as it is written down."""
+    device: str
+    """Where it was made: ``cpu``, ``cuda:0``."""
+    count: int
+    """How many times."""
+    first_seen: int
+    """When it was first made, in milliseconds since 1970."""
+    last_seen: int
+    """When it was last made."""
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Workload(Result, Sequence[dict[str, Any]]):
+    """Calls, how often each is made, and the device: what :func:`layerzero.tune` and :func:`layerzero.regret` measure.
+
+    A sequence of calls as they are written down. It equals another workload of the same calls, and a list of them.
+    """
+
+    calls: tuple[dict[str, Any], ...]
+    """Each call once: ``op``, ``tensors``, ``params``, ``layout``."""
+    counts: tuple[int, ...]
+    """How often each is made, in the same order; once where no model was traced."""
+    device: str
+    """What torch calls the device."""
+    coverage: dict[str, float] | None = None
+    """Of a model: which share of its FLOPs and of the bytes it moves these calls are."""
+    left_out: tuple[str, ...] = ()
+    """Of a model: what is not among the calls, and why."""
+    _passes: dict[str, int] | None = None
+    """Of a model: the calls of its forward passes alone, as JSON, with how often they are made."""
+
+    @overload
+    def __getitem__(self, at: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[dict[str, Any], ...]: ...
+    def __getitem__(self, at: int | slice) -> dict[str, Any] | tuple[dict[str, Any], ...]:
+        return self.calls[at]
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.calls)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Workload | list | tuple):
+            return self.calls == tuple(other)
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _table(self) -> Table:
+        lines = [
+            (call["op"], call_text(call, named=False), str(count))
+            for call, count in zip(self.calls, self.counts, strict=True)
+        ]
+        share = self.coverage
+        notes = [f"{share['flops']:.1%} of the FLOPs, {share['bytes']:.1%} of the bytes moved"] if share else []
+        notes += [f"left out: {text}" for text in self.left_out]
+        return Table(
+            f"{len(self)} call{'' if len(self) == 1 else 's'} on {self.device}",
+            ("op", "call", "count"),
+            lines,
+            notes,
+            ("count",),
+        )
+
+
+def written(call: Any) -> tuple[dict[str, Any], str | None]:
+    """A call as it is written down, and where it was made, if it says so: of JSON, a mapping, or an answer about a call (one
+    that was traced, an entry of a manifest, a row of a report)."""
+    if isinstance(call, models.PlannedCall):
+        call = call.call
+    if isinstance(call, Result) and isinstance(inner := getattr(call, "call", None), Mapping):
+        return dict(inner), getattr(call, "device", None)
+    try:
+        data = json.loads(call) if isinstance(call, str) else call
+    except ValueError:
+        data = None
+    if not isinstance(data, Mapping):
+        raise InvalidCallError(
+            f"{call!r} is no call",
+            code="BAD_CALL",
+            hint="pass what lz.calls_of, lz.manifest or lz.workload gives, or a mapping with 'op' and 'tensors'",
+        )
+    if isinstance(inner := data.get("call"), Mapping):
+        return dict(inner), str(data["device"]) if data.get("device") else None
+    return dict(data), None
 
 
 @dataclass

@@ -247,12 +247,12 @@ def test_packed_values_go_through_the_engine() -> None:
     try:
         x = torch.randn(6, 64)
         values, scales, _ = lz.quantize(x, "mxfp4", granularity="blockwise")
-        assert lz.which("quantize", x, "mxfp4", granularity="blockwise")["kernel_id"] == "halves.q"
+        assert lz.which("quantize", x, "mxfp4", granularity="blockwise").kernel_id == "halves.q"
         assert values.shape == (6, 32) and values.dtype == torch.uint8
         want = lz.run_kernel("lz_cpu.ref.dequantize", values, scales, granularity="blockwise", format="mxfp4")
         turned = values.t().contiguous().t()
         back = {"granularity": "blockwise", "format": "mxfp4"}
-        assert lz.which("dequantize", turned, scales, **back)["kernel_id"] == "halves.d"
+        assert lz.which("dequantize", turned, scales, **back).kernel_id == "halves.d"
         for _ in range(3):
             assert torch.equal(lz.dequantize(turned, scales, **back), want)
     finally:

@@ -141,8 +141,8 @@ def test_calls_on_a_device_torch_does_not_know() -> None:
     table = lz.solve(torch.nn.RMSNorm(8).to(on), far, shape_buckets={{"batch": [8]}}, compile_jit=True)
     tuned = lz.tune("rms_norm", shapes=[(4, 8)], budget="1s")
     answer([
-        str(normed.device), lz.which("rms_norm", far)["kernel_id"], devices.in_use(), lz.explain_call(call).device,
-        table.device, table.hardware_signature, tuned.device, tuned.tuned[0]["chosen"],
+        str(normed.device), lz.which("rms_norm", far).kernel_id, devices.in_use(), lz.explain_call(call).device,
+        table.device, table.hardware_signature, tuned.device, tuned.tuned[0].chosen,
     ])
     """
     told = processes.answer(code, path=[processes.SUPPORT])

@@ -89,7 +89,7 @@ def test_every_function_takes_the_accelerator_in_use() -> None:
 workload = lz.workload("rms_norm", shapes=[(4, 8)])
 report = lz.explain_call(CALL)
 warmed = lz.warmup(calls=[CALL])
-answer([devices.in_use(), workload.device, report.device, report.chosen, warmed.devices, warmed.already_warm[0]["device"],
+answer([devices.in_use(), workload.device, report.device, report.chosen, warmed.devices, warmed.already_warm[0].device,
         lz.explain_call(CALL, "cpu").chosen, lz.explain_call(CALL, "xpu").device])
         """
     )

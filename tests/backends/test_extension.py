@@ -66,7 +66,7 @@ def right(got: Tensor, *args: Any, tolerance: float = 1e-6, **kwargs: Any) -> No
 
 def test_a_kernel_is_chosen_and_given_what_it_names(mine: Callable[..., Seen]) -> None:
     seen = mine()
-    assert lz.which("rms_norm", X)["kernel_id"] == "mine.kernel"
+    assert lz.which("rms_norm", X).kernel_id == "mine.kernel"
     right(lz.rms_norm(X), X)
     assert seen[-1]["x"] is X and seen[-1]["weight"] is None and seen[-1]["eps"] == 1e-6
     right(lz.rms_norm(X, X[0], eps=0.5), X, X[0], eps=0.5)
@@ -89,7 +89,7 @@ def test_the_decorator_of_the_specification() -> None:
 
     try:
         half = torch.randn(1, 4, 2, 8, dtype=torch.bfloat16)
-        assert lz.which("attention.causal", half, half, half)["kernel_id"] == "my_org.custom_attention"
+        assert lz.which("attention.causal", half, half, half).kernel_id == "my_org.custom_attention"
         assert torch.equal(lz.attention(half, half, half), half + 1.0)
         # It takes neither other dtypes, nor larger heads, nor shared ones, nor what `causal=False` would ask of it.
         wide, grouped = torch.randn(1, 4, 2, 256, dtype=torch.bfloat16), half[:, :, :1]
@@ -131,7 +131,7 @@ def test_a_kernel_on_an_alias_serves_all_of_its_operations(mine: Callable[..., S
     seen = mine(operation="attention", supports_gqa=True)
     one = torch.randn(2, 1, 4, 8)
     for call in ((Q, K, V), (Q, Q, Q), (one, K, V), (one, Q, Q)):
-        assert lz.which("attention", *call)["kernel_id"] == "mine.kernel"
+        assert lz.which("attention", *call).kernel_id == "mine.kernel"
         lz.attention(*call)
     assert len(seen) == 4
 
@@ -228,7 +228,7 @@ def test_gaps_are_left_for_a_kernel_that_takes_them(mine: Callable[..., Seen]) -
 def test_versions_live_side_by_side(mine: Callable[..., Seen]) -> None:
     old, new = mine(version="1.9"), mine(version="1.10")
     chosen = lz.which("rms_norm", X)
-    assert (chosen["kernel_id"], chosen["version"]) == ("mine.kernel", "1.10")
+    assert (chosen.kernel_id, chosen.version) == ("mine.kernel", "1.10")
     lz.rms_norm(X)
     lz.run_kernel("mine.kernel@1.9", X)
     assert (len(old), len(new)) == (1, 1)
@@ -241,7 +241,7 @@ def test_one_version_can_be_taken_away(mine: Callable[..., Seen]) -> None:
     mine(version="1")
     mine(version="2")
     lz.unregister_kernel("mine.kernel@2")
-    assert lz.which("rms_norm", X)["version"] == "1"
+    assert lz.which("rms_norm", X).version == "1"
 
 
 def test_the_same_version_twice_is_refused_and_changes_nothing(mine: Callable[..., Seen]) -> None:
@@ -275,7 +275,7 @@ def test_a_kernel_may_take_itself_away_and_call_others() -> None:
         operation="norm.rms", kernel_id="once.kernel", platform="cpu", supported_dtypes=["float32"], priority=99
     )(once)
     right(lz.rms_norm(X), X)
-    assert lz.which("rms_norm", X)["kernel_id"] != "once.kernel"
+    assert lz.which("rms_norm", X).kernel_id != "once.kernel"
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -378,7 +378,7 @@ def test_a_document_comes_in_every_form(tmp_path: Path, kind: str) -> None:
     lz.register_backend(document, {"documented.norm": lambda input, eps: input + eps})
     try:
         chosen = lz.which("rms_norm", X)
-        assert (chosen["kernel_id"], chosen["version"]) == ("documented.norm", "3.1")
+        assert (chosen.kernel_id, chosen.version) == ("documented.norm", "3.1")
         assert torch.equal(lz.rms_norm(X, eps=2.0), X + 2.0)
         assert "documented" in {b["name"] for b in lz.doctor(file=io.StringIO()).backends}
     finally:
@@ -389,7 +389,7 @@ def test_a_document_comes_in_every_form(tmp_path: Path, kind: str) -> None:
 def test_the_version_that_was_found_replaces_the_documents(document: Any) -> None:
     lz.register_backend(document, {"documented.norm": lambda input, eps: input + eps}, version="3.2.dev1+local")
     try:
-        assert lz.which("rms_norm", X)["version"] == "3.2.dev1+local"
+        assert lz.which("rms_norm", X).version == "3.2.dev1+local"
     finally:
         lz.unregister_kernel("documented.norm")
 

@@ -40,7 +40,7 @@ CHILDREN = """
     def state():
         kernels = sorted(json.loads(_native.list_kernels()), key=lambda k: (k["kernel_id"], k["version"]))
         perfdb = lz.health().perfdb
-        return [lz.rms_norm(X).tolist(), lz.which("rms_norm", X)["kernel_id"], kernels, json.loads(_native.backends()),
+        return [lz.rms_norm(X).tolist(), lz.which("rms_norm", X).kernel_id, kernels, json.loads(_native.backends()),
                 _native.settings(), perfdb["durable"], perfdb["known"]]
 
     def child(case):
@@ -197,7 +197,7 @@ def test_a_plugin_that_raises_anything_is_disabled_and_ctrl_c_is_not_its_fault(t
     def register():
         import layerzero as lz
         lz.configure(strict_mode=True)
-        lz.lock("gelu", "torch.gelu")
+        lz.force_kernel("gelu", "torch.gelu")
         {raises}
     """
     install(tmp_path, "stops", "stops_plugin:register", code.format(raises="raise Stop('enough')"))
@@ -310,8 +310,8 @@ CHANGES: dict[str, Callable[[Path, int], object]] = {
     "configure": lambda _, n: lz.configure(memory_headroom_mb=n, breaker={"failure_threshold": n + 1}),
     "rules": lambda _, n: lz.configure(rules=[{"avoid": "torch"}]),
     "prefer_sources": lambda _, n: lz.configure(prefer_sources=["lz_cpu"], cache={"max_size": n + 1}),
-    "lock": lambda _, n: lz.lock("rms_norm", "torch.rms_norm"),
-    "unlock": lambda _, n: lz.unlock("rms_norm"),
+    "lock": lambda _, n: lz.force_kernel("rms_norm", "torch.rms_norm"),
+    "unlock": lambda _, n: lz.unforce_kernel("rms_norm"),
     "reset": lambda _, n: lz.reset(),
     "load_config": _file,
     "bad_config": _bad_file,
@@ -330,7 +330,7 @@ def _now() -> dict[str, Any]:
         "settings": json.loads(_native.settings()),
         "kernels": json.loads(_native.list_kernels()),
         "backends": backends,
-        "chosen": [lz.which("rms_norm", x)["kernel_id"], lz.which("silu_mul", x, x)["kernel_id"]],
+        "chosen": [lz.which("rms_norm", x).kernel_id, lz.which("silu_mul", x, x).kernel_id],
         "frames": frames(),
         "tokenizers": resolving.known(),
         "reloads": lz.health().reloads,
@@ -341,7 +341,7 @@ def _now() -> dict[str, Any]:
 def configured() -> Iterator[None]:
     """Something is said by code before."""
     lz.configure(memory_headroom_mb=512)
-    lz.lock("silu_mul", "torch.silu_mul")
+    lz.force_kernel("silu_mul", "torch.silu_mul")
     yield
     lz.reset()
     _native.load_sources()

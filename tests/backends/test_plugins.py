@@ -68,11 +68,11 @@ SERVED = """
     answer({{
         "backend": [b for b in diagnosis.backends if b["name"] == "lz_example"],
         "kernels": sorted(k.kernel_id for k in lz.list_kernels() if k.backend == "lz_example" and k.available),
-        "softcapped": lz.which("attention", q, q, q, softcap=30.0)["kernel_id"],
-        "plain": lz.which("attention", q, q, q)["kernel_id"],
+        "softcapped": lz.which("attention", q, q, q, softcap=30.0).kernel_id,
+        "plain": lz.which("attention", q, q, q).kernel_id,
         "agrees": bool(torch.allclose(lz.attention(q, q, q, softcap=30.0),
                                       lz.run_kernel("torch.attention.unfused", q, q, q, softcap=30.0), atol=1e-5)),
-        "gradients": lz.which("attention", q.requires_grad_(), q, q, softcap=30.0)["kernel_id"],
+        "gradients": lz.which("attention", q.requires_grad_(), q, q, softcap=30.0).kernel_id,
         "nan": [bool(poisoned[0, :5].isnan().any()), bool(poisoned[0, 5].isnan().all())],
         "off": off,
     }})
@@ -181,10 +181,10 @@ def beside_broken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "told": [(w.category.__name__, str(w.message)) for w in told],
             "doctor": text.getvalue(),
             "backends": {b["name"]: b["unavailable"] for b in diagnosis.backends},
-            "chosen": lz.which("rms_norm", x)["kernel_id"],
+            "chosen": lz.which("rms_norm", x).kernel_id,
             "right": bool(torch.equal(lz.rms_norm(x, eps=1.0), x + 1.0)),
             "kernels": [k.kernel_id for k in lz.list_kernels("gelu") if k.available],
-            "others": lz.which("silu_mul", x, x)["kernel_id"],
+            "others": lz.which("silu_mul", x, x).kernel_id,
         })
         """,
         path=[folder],

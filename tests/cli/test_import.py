@@ -139,7 +139,7 @@ NUMPY_ALONE = """
         "rms_norm": lambda: close(lz.rms_norm(x, w), normed),
         "backwards": lambda: close(lz.rms_norm(x[:, ::-1], w[::-1]), normed[:, ::-1]),
         "columns": lambda: close(lz.rms_norm(np.asfortranarray(x), w), normed),
-        "which": lambda: lz.which("layer_norm", x)["kernel_id"] == "lz_cpu.ref.norm.layer",
+        "which": lambda: lz.which("layer_norm", x).kernel_id == "lz_cpu.ref.norm.layer",
         "attention": attention, "append": append, "quantize": quantize, "seeds": seeds, "out": out,
         "several_dimensions": several_dimensions, "unaligned": unaligned, "read_only": read_only, "refused": refused,
     }
@@ -218,7 +218,7 @@ def test_neither_torch_nor_numpy_is_needed_to_ask() -> None:
             lz.rms_norm([1.0])
         except lz.ArgumentTypeError as error:
             refused = error.to_dict()
-        answer({"which": chosen["kernel_id"], "refused": refused["code"], "doctor": text.getvalue(),
+        answer({"which": chosen.kernel_id, "refused": refused["code"], "doctor": text.getvalue(),
                 "backends": {b["name"]: b["unavailable"] and b["unavailable"]["code"] for b in diagnosis.backends}})
         """,
         "-S",
@@ -236,7 +236,7 @@ LATER = """
     x = torch.arange(12.0).reshape(3, 4)
 
     def call(_):
-        return [lz.which("rms_norm", x)["kernel_id"], lz.rms_norm(x).double().sum().item()]
+        return [lz.which("rms_norm", x).kernel_id, lz.rms_norm(x).double().sum().item()]
 
     workers = multiprocessing.get_context("fork")
     with workers.Pool(1) as pool:

@@ -207,6 +207,10 @@ def test_the_command_draws_figures(tmp_path: Path) -> None:
     )
     assert "wrote" in done.stdout and (tmp_path / "page.html").stat().st_size > 10_000
     assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".png"}
+    together = f"--png={tmp_path / 'more figures'}"
+    subprocess.run([*command, together], capture_output=True, timeout=120, check=True)
+    drawn = [sorted(path.name for path in (tmp_path / folder).iterdir()) for folder in ("figures", "more figures")]
+    assert drawn[0] == drawn[1]
     done = subprocess.run([*command, "--png"], check=False, capture_output=True, text=True, timeout=120)
     assert done.returncode != 0 and "--png" in done.stderr
 

@@ -120,21 +120,21 @@ def test_everything_that_is_wrong_is_listed_at_once() -> None:
 
 def test_a_lock_leaves_one_kernel_and_unlocking_all_of_them() -> None:
     assert chosen() == PLAIN
-    lz.lock("rms_norm", COMPOSED)
+    lz.force_kernel("rms_norm", COMPOSED)
     assert chosen() == COMPOSED and changed() == {"locks.norm.rms": COMPOSED}
     report = lz.explain("rms_norm", X)
     assert report.basis == "locked" and f"lock norm.rms to {COMPOSED} (code)" in str(report)
-    lz.lock("norm.rms", REFERENCE)
+    lz.force_kernel("norm.rms", REFERENCE)
     assert chosen() == REFERENCE
-    lz.unlock("rms_norm")
+    lz.unforce_kernel("rms_norm")
     assert chosen() == PLAIN
-    lz.lock("rms_norm", COMPOSED)
+    lz.force_kernel("rms_norm", COMPOSED)
     lz.reset()
     assert chosen() == PLAIN
 
 
 def test_a_lock_on_a_kernel_that_cannot_serve_is_an_error_that_says_why() -> None:
-    lz.lock("rms_norm", "zentorch.rms_norm")
+    lz.force_kernel("rms_norm", "zentorch.rms_norm")
     for _ in range(3):
         with pytest.raises(lz.NoKernelFoundError) as caught:
             lz.rms_norm(X)
@@ -142,26 +142,26 @@ def test_a_lock_on_a_kernel_that_cannot_serve_is_an_error_that_says_why() -> Non
     # It also needs instruction sets that not every CPU has.
     assert "NOT_INSTALLED" in codes and codes <= {"NOT_INSTALLED", "INSTRUCTION_SET_MISMATCH"}
     assert "POLICY_LOCKED" in {r.code for r in caught.value.failures[PLAIN]}
-    lz.unlock("rms_norm")
+    lz.unforce_kernel("rms_norm")
     with pytest.raises(lz.ConfigurationError, match="no kernel is called 'nobody.at_all'"):
-        lz.lock("rms_norm", "nobody.at_all")
-    assert chosen() == PLAIN and lz.which("gelu", X)["kernel_id"] == "torch.gelu"
+        lz.force_kernel("rms_norm", "nobody.at_all")
+    assert chosen() == PLAIN and lz.which("gelu", X).kernel_id == "torch.gelu"
 
 
 def test_an_alias_is_locked_for_the_calls_it_is_about() -> None:
     q = torch.randn(1, 20, 2, 16)
-    lz.lock("attention.causal", "torch.attention.unfused")
-    assert lz.which("attention", q, q, q)["kernel_id"] == "torch.attention.unfused"
-    assert lz.which("attention", q, q, q, causal=False)["kernel_id"] != "torch.attention.unfused"
+    lz.force_kernel("attention.causal", "torch.attention.unfused")
+    assert lz.which("attention", q, q, q).kernel_id == "torch.attention.unfused"
+    assert lz.which("attention", q, q, q, causal=False).kernel_id != "torch.attention.unfused"
 
 
 @pytest.mark.parametrize("name", ["rms_nrm", "norm", ""])
 def test_a_lock_on_no_operation_is_refused(name: str) -> None:
     with pytest.raises(lz.ConfigurationError) as caught:
-        lz.lock(name, COMPOSED)
+        lz.force_kernel(name, COMPOSED)
     assert name in str(caught.value)
     with pytest.raises(lz.ConfigurationError):
-        lz.unlock(name)
+        lz.unforce_kernel(name)
     assert changed() == {}
 
 
@@ -232,7 +232,7 @@ def test_a_file_is_taken_with_where_everything_was_said(tmp_path: Path) -> None:
     assert at["cache.max_size"] == {"layer": "included", "path": str(tmp_path / "more.yaml"), "line": 3, "column": 3}
     assert said("memory_headroom_mb").value == 5, "the file stands above what it includes"
     assert chosen() == COMPOSED
-    lz.unlock("rms_norm")
+    lz.unforce_kernel("rms_norm")
     assert chosen() == PLAIN, "a lock of a file can be taken back"
     lz.reset()
     assert chosen() == COMPOSED

@@ -47,9 +47,9 @@ def test_the_calls_inside_and_no_others(context: Callable[[], Any], wanted: str)
             assert [served(), served(), served()] == [wanted] * 3
             assert served(X[:3]) == wanted
             # What is asked is answered for the calls made here.
-            asked = lz.which("rms_norm", X)["kernel_id"]
+            asked = lz.which("rms_norm", X).kernel_id
             assert asked == lz.explain("rms_norm", X).chosen and asked.startswith(wanted)
-        assert served() == "one" and lz.which("rms_norm", X)["kernel_id"] == "one.norm"
+        assert served() == "one" and lz.which("rms_norm", X).kernel_id == "one.norm"
 
 
 def test_preferring_is_by_order_and_only_by_points() -> None:
@@ -179,9 +179,9 @@ def test_a_change_from_code_reaches_the_calls_of_a_block_that_says_nothing_about
         assert served() == "one"
         lz.configure(prefer_sources=["two"])
         assert served() == "two"
-        lz.lock("rms_norm", "one.norm")
+        lz.force_kernel("rms_norm", "one.norm")
         assert served() == "one"
-        lz.unlock("rms_norm")
+        lz.unforce_kernel("rms_norm")
         lz.reset()
         assert served() == "one"
 
@@ -197,10 +197,10 @@ def test_a_block_stands_above_code() -> None:
 
 
 def test_the_call_itself_stands_above_all() -> None:
-    lz.lock("rms_norm", "one.norm")
+    lz.force_kernel("rms_norm", "one.norm")
     with lz.avoid("one"):
         assert served() == "one"
-    lz.unlock("rms_norm")
+    lz.unforce_kernel("rms_norm")
     with lz.prefer("two"):
         assert torch.equal(lz.run_kernel("one.norm", X), X + 1.0)
         # What torch is told of determinism is said of the call.
@@ -274,14 +274,14 @@ def test_there_may_be_any_number_of_different_blocks() -> None:
         import layerzero as lz, torch
         from layerzero.control import Context
         x = torch.ones(2, 8)
-        outside = lz.which("rms_norm", x)["kernel_id"]
+        outside = lz.which("rms_norm", x).kernel_id
         with lz.disabled():
-            inside = lz.which("rms_norm", x)["kernel_id"]
+            inside = lz.which("rms_norm", x).kernel_id
             for size in range(2000):
                 with Context(memory_headroom_mb=size):
                     pass
-            still = lz.which("rms_norm", x)["kernel_id"]
-        answer([outside, inside, still, lz.which("rms_norm", x)["kernel_id"]])
+            still = lz.which("rms_norm", x).kernel_id
+        answer([outside, inside, still, lz.which("rms_norm", x).kernel_id])
         """
     )
     outside, inside, still, after = found

@@ -140,12 +140,12 @@ class Contexts(RuleBasedStateMachine):
 
     @rule(kernel=strategies.sampled_from(["one", "two"]))
     def lock(self, kernel: str) -> None:
-        lz.lock("rms_norm", f"{kernel}.norm")
+        lz.force_kernel("rms_norm", f"{kernel}.norm")
         self.locked = kernel
 
     @rule()
     def unlock(self) -> None:
-        lz.unlock("norm.rms")
+        lz.unforce_kernel("norm.rms")
         self.locked = None
 
     @rule()

@@ -52,7 +52,7 @@ MORE = [
 def operation(case: Case) -> str:
     """The operation a call is."""
     args, kwargs = case.make(5)
-    return str(lz.which(case.function, *args, **kwargs)["op"])
+    return str(lz.which(case.function, *args, **kwargs).op)
 
 
 @cache
@@ -95,7 +95,7 @@ def test_every_operation_is_called_and_served_by_the_faulty_kernel() -> None:
     assert set(sample_calls()) == set(OPERATIONS)
     for op, case in sample_calls().items():
         args, kwargs = case.make(5)
-        assert lz.which(case.function, *args, **kwargs)["kernel_id"] == plugin.kernel_id(op)
+        assert lz.which(case.function, *args, **kwargs).kernel_id == plugin.kernel_id(op)
 
 
 def right_answer(op: str) -> tuple[Tensor, ...]:
@@ -261,9 +261,9 @@ def test_an_open_breaker_is_seen_everywhere() -> None:
     report = lz.explain("rms_norm", X)
     (reason,) = next(c.reasons for c in report.candidates if c.kernel_id == "lz_faults.norm.rms")
     assert reason.code == "BACKEND_ERROR" and "circuit of lz_faults.norm.rms is open" in reason.message
-    assert report.chosen == lz.which("rms_norm", X)["kernel_id"] == "torch.rms_norm"
+    assert report.chosen == lz.which("rms_norm", X).kernel_id == "torch.rms_norm"
     # Another operation of the library is another matter.
-    assert lz.which("gelu", X)["kernel_id"] == "lz_faults.activation.gelu"
+    assert lz.which("gelu", X).kernel_id == "lz_faults.activation.gelu"
 
 
 @pytest.mark.usefixtures("restored")

@@ -77,8 +77,8 @@ def test_every_gradient_is_there_at_every_level(case: Case, level: str) -> None:
 def test_switched_off_gradients_are_plain_torchs() -> None:
     fresh(enabled=False)
     x = X.clone().requires_grad_()
-    assert lz.which("gelu", X)["kernel_id"] == "lz_cpu.ref.activation.gelu"
-    assert lz.which("gelu", x)["kernel_id"] == "torch.gelu"
+    assert lz.which("gelu", X).kernel_id == "lz_cpu.ref.activation.gelu"
+    assert lz.which("gelu", x).kernel_id == "torch.gelu"
     lz.gelu(x).sum().backward()
     y = X.double().requires_grad_()
     torch.nn.functional.gelu(y).sum().backward()
@@ -221,17 +221,17 @@ def test_one_broken_kernel_among_good_ones_hurts_nobody(op: str) -> None:
     """Its circuit opens at five failures; the kernels beside it serve, and the level stays."""
     case = sample_calls()[op]
     args, kwargs = case.make(5)
-    good = lz.which(case.function, *args, **kwargs)["kernel_id"]
+    good = lz.which(case.function, *args, **kwargs).kernel_id
     since, calls = last_event(), list[str]()
     _broken_sibling(op, calls)
     try:
-        assert lz.which(case.function, *args, **kwargs)["kernel_id"] == f"torch.broken.{op}"
+        assert lz.which(case.function, *args, **kwargs).kernel_id == f"torch.broken.{op}"
         for _ in range(40):
             args, kwargs = copied(case.make(5))
             result = as_tuple(case.call(*args, **kwargs))
             assert_right((*result, *(args[at] for at in case.updates)), expected(case))
         assert len(calls) == 5
-        assert lz.which(case.function, *args, **kwargs)["kernel_id"] == good
+        assert lz.which(case.function, *args, **kwargs).kernel_id == good
         health = lz.health()
         opened = {b["kernel"] for b in health.breakers if b["state"] != "closed"}
         assert opened == {f"torch.broken.{op}"}

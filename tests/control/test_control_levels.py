@@ -44,7 +44,7 @@ def test_the_level_goes_down_and_every_decision_says_so(level: str) -> None:
     assert report.chosen == (REFERENCE if level == "minimal" else "torch.rms_norm")
     for x in (X, X, torch.ones(3, 16), torch.ones(3, 16)):
         right(x)
-    newly = lz.which("rms_norm", torch.ones(3, 24))["kernel_id"]
+    newly = lz.which("rms_norm", torch.ones(3, 24)).kernel_id
     assert newly == (REFERENCE if level in ("cached", "minimal") else "torch.rms_norm")
 
 
@@ -75,7 +75,7 @@ def test_calls_that_nobody_serves_weigh_twice_as_much() -> None:
     assert lz.health().level == "minimal", "a health of 0"
     for _ in range(3):
         right()
-    assert lz.which("rms_norm", X)["kernel_id"] == REFERENCE
+    assert lz.which("rms_norm", X).kernel_id == REFERENCE
 
 
 def test_it_goes_up_again_level_by_level(broken: list[bool]) -> None:
@@ -101,7 +101,7 @@ def test_it_goes_up_again_level_by_level(broken: list[bool]) -> None:
     assert [(e["from"], e["to"]) for e in risen] == list(itertools.pairwise(order))
     assert all(e["why"] in ("recovered", "quiet") for e in risen)
     right()
-    assert lz.which("rms_norm", X)["kernel_id"] == "broken.norm"
+    assert lz.which("rms_norm", X).kernel_id == "broken.norm"
 
 
 @pytest.mark.usefixtures("broken")

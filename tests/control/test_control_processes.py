@@ -38,16 +38,16 @@ def test_sighup_reloads_once_a_file_was_loaded(tmp_path: Path) -> None:
     file = Path({str(tmp_path)!r}) / "layerzero.yaml"
     file.write_text("locks: {{rms_norm: {COMPOSED}}}\\n")
     lz.load_config(file)
-    said = [lz.which("rms_norm", x)["kernel_id"]]
+    said = [lz.which("rms_norm", x).kernel_id]
     with listening() as heard:
         file.write_text("locks: {{rms_norm: {REFERENCE}}}\\n")
         os.kill(os.getpid(), signal.SIGHUP)
         said.append(wait_for(heard, "reload_succeeded").event)
-        said.append(lz.which("rms_norm", x)["kernel_id"])
+        said.append(lz.which("rms_norm", x).kernel_id)
         file.write_text("lokcs: 1\\n")
         os.kill(os.getpid(), signal.SIGHUP)
         said.append(wait_for(heard, "reload_refused").event)
-        said.append(lz.which("rms_norm", x)["kernel_id"])
+        said.append(lz.which("rms_norm", x).kernel_id)
     answer([said, lz.health().reloads["refused"]])
     """
     )
@@ -63,12 +63,12 @@ def test_sighup_reloads_a_file_that_was_found(tmp_path: Path, monkeypatch: pytes
     import os, signal
     from pathlib import Path
     from listening import listening, wait_for
-    said = [lz.which("rms_norm", x)["kernel_id"]]
+    said = [lz.which("rms_norm", x).kernel_id]
     with listening() as heard:
         Path("layerzero.yaml").write_text("locks: {{rms_norm: {REFERENCE}}}\\n")
         os.kill(os.getpid(), signal.SIGHUP)
         wait_for(heard, "reload_succeeded")
-    answer([*said, lz.which("rms_norm", x)["kernel_id"]])
+    answer([*said, lz.which("rms_norm", x).kernel_id])
     """
     )
     assert found == [COMPOSED, REFERENCE]
@@ -108,7 +108,7 @@ def test_a_broken_file_at_the_start_is_the_first_calls_error(tmp_path: Path, mon
             said.append(str(error))
     Path("layerzero.yaml").write_text("locks: {{rms_norm: {COMPOSED}}}\\n")
     lz.rms_norm(x)
-    answer([said, lz.which("rms_norm", x)["kernel_id"]])
+    answer([said, lz.which("rms_norm", x).kernel_id])
     """
     )
     assert all("layerzero.yaml:1:1: fallback_enabeld: unknown key" in text for text in found[0]), found
@@ -128,8 +128,8 @@ SEEN = """
         warnings.simplefilter("always")
         lz.rms_norm(x)
     answer({
-        "rms_norm": lz.which("rms_norm", x)["kernel_id"],
-        "attention": lz.which("attention", q, q, q)["kernel_id"],
+        "rms_norm": lz.which("rms_norm", x).kernel_id,
+        "attention": lz.which("attention", q, q, q).kernel_id,
         "settings": {s.key: s.value for s in lz.settings() if s.origin["layer"] == "environment"},
         "names": {s.key: s.origin["name"] for s in lz.settings() if s.origin["layer"] == "environment"},
         "logged": stream.getvalue(),
@@ -199,7 +199,7 @@ def test_the_variable_that_names_the_file(tmp_path: Path) -> None:
     found = process(
         """
     origin = {s.key: s.origin for s in lz.settings()}["locks.norm.rms"]
-    answer([lz.which("rms_norm", x)["kernel_id"], origin["path"]])
+    answer([lz.which("rms_norm", x).kernel_id, origin["path"]])
     """,
         LAYERZERO_CONFIG=str(tmp_path / "mine.yaml"),
     )

@@ -232,13 +232,13 @@ def test_one_that_was_rolled_back_is_rearmed_by_hand(kernels: Kernels) -> None:
     kernels.calls(5)
     assert kernels.tried == 5
     kernels.trying, since = right, last_event()
-    lz.rearm("trial")
+    lz.restart_rollout("trial")
     assert status()["verdict"]["state"] == "running" and status()["samples"] == 0
     kernels.calls(20)
     assert status()["verdict"]["state"] == "healthy" and lz.health().well
     assert [e["event"] for e in events(since)] == ["rearmed"]
     with pytest.raises(lz.ConfigurationError, match="there are: trial"):
-        lz.rearm("trail")
+        lz.restart_rollout("trail")
 
 
 # --- canary -----------------------------------------------------------------------------------------------------------
@@ -262,9 +262,9 @@ def test_a_canary_that_fails_goes_and_every_call_is_answered(kernels: Kernels) -
     for _ in range(20):
         assert torch.equal(lz.rms_norm(X), right(X))
     assert kernels.tried == 5 and status()["verdict"]["why"]["cause"] == "error_rate"
-    assert lz.which("rms_norm", X)["kernel_id"] == "steady.norm"
+    assert lz.which("rms_norm", X).kernel_id == "steady.norm"
     kernels.trying = right
-    lz.rearm("trial")
+    lz.restart_rollout("trial")
     fresh(rollouts=None)
 
 
@@ -313,7 +313,7 @@ SHARE = """
     taken = {{}}
     for fraction, seed in ((0.1, 0), (0.5, 0), (0.5, 1), (1.0, 0)):
         roll_out("canary", fraction=fraction, seed=seed)
-        taken[f"{{fraction}} {{seed}}"] = [n for n, x in enumerate(keys()) if lz.which("rms_norm", x)["kernel_id"] == "fresh.norm"]
+        taken[f"{{fraction}} {{seed}}"] = [n for n, x in enumerate(keys()) if lz.which("rms_norm", x).kernel_id == "fresh.norm"]
     roll_out("canary", fraction=0.5)
     served = []
     for n, x in enumerate(keys()):

@@ -63,9 +63,9 @@ def test_which_and_explain_say_the_same(case: Case) -> None:
     args, kwargs = case.make(5)
     chosen, report = lz.which(case.function, *args, **kwargs), lz.explain(case.function, *args, **kwargs)
     first = report.candidates[0]
-    assert set(chosen) == {"op", "kernel_id", "version", "score"}
-    assert (chosen["op"], chosen["kernel_id"]) == (report.op, report.chosen)
-    assert (first.kernel_id, first.version, first.score, first.rank) == (*list(chosen.values())[1:], 1)
+    assert set(chosen.to_dict()) == {"op", "kernel_id", "version", "score"}
+    assert (chosen.op, chosen.kernel_id) == (report.op, report.chosen)
+    assert (first.kernel_id, first.version, first.score, first.rank) == (*list(chosen.to_dict().values())[1:], 1)
     assert first.accepted and first.reasons == []
     assert report.basis in ("measured", "predicted", "declared", "locked")
 
@@ -109,8 +109,8 @@ def test_an_operation_is_known_by_all_of_its_names(case: Case) -> None:
     args, kwargs = case.make(5)
     chosen = lz.which(case.function, *args, **kwargs)
     (operation,) = (o for o in lz.ops() if o.function == case.function)
-    assert chosen["op"] in operation.ops
-    for name in (operation.target, chosen["op"]):
+    assert chosen.op in operation.ops
+    for name in (operation.target, chosen.op):
         assert lz.which(name, *args, **kwargs) == chosen
 
 
@@ -126,10 +126,10 @@ def test_an_alias_may_say_what_a_parameter_is(name: str) -> None:
 
 def test_the_operation_follows_from_the_arguments() -> None:
     one, equal = torch.randn(2, 1, 4, 8), torch.randn(2, 6, 4, 8)
-    assert lz.which("attention", Q, K, K)["op"] == "attention.gqa.prefill"
-    assert lz.which("attention", equal, equal, equal)["op"] == "attention.standard.prefill"
-    assert lz.which("attention", one, K, K)["op"] == "attention.gqa.decode"
-    assert lz.which("attention", one, equal, equal)["op"] == "attention.standard.decode"
+    assert lz.which("attention", Q, K, K).op == "attention.gqa.prefill"
+    assert lz.which("attention", equal, equal, equal).op == "attention.standard.prefill"
+    assert lz.which("attention", one, K, K).op == "attention.gqa.decode"
+    assert lz.which("attention", one, equal, equal).op == "attention.standard.decode"
 
 
 # --- what stands for a tensor -----------------------------------------------------------------------------------------
@@ -167,8 +167,8 @@ def test_whatever_stands_for_a_tensor_gets_its_answer(case: Case, kind: str) -> 
     args, kwargs = replaced(case, STAND_INS[kind])
     assert lz.which(case.function, *args, **kwargs) == wanted
     report = lz.explain(case.function, *args, **kwargs)
-    assert report.chosen == wanted["kernel_id"]
-    assert lz.validate(wanted["kernel_id"], *args, **kwargs) == (True, [])
+    assert report.chosen == wanted.kernel_id
+    assert lz.validate(wanted.kernel_id, *args, **kwargs) == (True, [])
 
 
 @every_case
@@ -230,7 +230,7 @@ def test_a_report_is_data() -> None:
         }
     ]
     data["candidates"].clear()
-    assert report.to_dict()["candidates"] and repr(report).startswith("<SelectionReport attention.gqa.prefill: torch.")
+    assert report.to_dict()["candidates"] and repr(report) == str(report)
 
 
 def test_a_report_prints_as_a_table() -> None:
@@ -309,15 +309,15 @@ def test_a_kernel_is_out_for_the_reason_it_gives(
         assert reason.message and not any(word in reason.message for word in ("Some(", "None)", "Str(", "DType"))
         assert reason.to_dict() == {"code": reason.code, "message": reason.message, **reason.fields}
         assert json.loads(json.dumps(reason.to_dict())) == reason.to_dict()
-    assert lz.which(operation, *args, **kwargs)["kernel_id"] != name
+    assert lz.which(operation, *args, **kwargs).kernel_id != name
 
 
 def test_determinism_is_demanded_and_given() -> None:
-    chosen = lz.which("rms_norm", X)["kernel_id"]
+    chosen = lz.which("rms_norm", X).kernel_id
     torch._C._set_deterministic_algorithms(True, warn_only=False)
     try:
         refused = [c for c in lz.explain("rms_norm", X).candidates if not c.accepted and c.backend != "inspected"]
-        assert lz.which("rms_norm", X)["kernel_id"] == chosen
+        assert lz.which("rms_norm", X).kernel_id == chosen
         lz.register_kernel(
             operation="norm.rms", kernel_id="inspected.random", platform="cpu", supported_dtypes=["float32"]
         )(norm)

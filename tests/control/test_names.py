@@ -113,7 +113,7 @@ def test_a_library_is_denied_on_the_command_line_as_a_whole(name: str, on_h100: 
 
 
 def test_libraries_for_a_while() -> None:
-    assert lz.which("rms_norm", X)["kernel_id"].startswith("torch.")
+    assert lz.which("rms_norm", X).kernel_id.startswith("torch.")
     with lz.disabled("torch"):
         report = lz.explain("rms_norm", X)
         assert report.chosen is not None and report.chosen.startswith("lz_cpu.rms_norm")
@@ -123,9 +123,9 @@ def test_libraries_for_a_while() -> None:
         with lz.disabled("lz_cpu"), pytest.raises(lz.NoKernelFoundError):
             lz.rms_norm(X)
     with lz.disabled():
-        assert lz.which("rms_norm", X)["kernel_id"] == "lz_cpu.ref.norm.rms"
+        assert lz.which("rms_norm", X).kernel_id == "lz_cpu.ref.norm.rms"
     with lz.prefer("lz_cpu"), lz.avoid("torch"):
-        assert lz.which("rms_norm", X)["kernel_id"].startswith("lz_cpu.rms_norm")
+        assert lz.which("rms_norm", X).kernel_id.startswith("lz_cpu.rms_norm")
 
 
 # --- names that nobody knows ------------------------------------------------------------------------------------------
@@ -133,12 +133,12 @@ def test_libraries_for_a_while() -> None:
 
 def test_a_name_that_nobody_knows_is_refused_with_the_nearest() -> None:
     with pytest.raises(lz.ConfigurationError, match="no kernel is called 'no.such.kernel'") as caught:
-        lz.lock("attention.causal", "no.such.kernel")
+        lz.force_kernel("attention.causal", "no.such.kernel")
     assert len(str(caught.value).splitlines()) <= 3 and caught.value.hint
     q = torch.randn(1, 8, 2, 16)
     assert lz.attention(q, q, q).shape == q.shape
     with pytest.raises(lz.ConfigurationError, match="did you mean 'torch.rms_norm'"):
-        lz.lock("rms_norm", "torch.rms_nrom")
+        lz.force_kernel("rms_norm", "torch.rms_nrom")
     with pytest.raises(lz.ConfigurationError, match="did you mean 'flashinfer'"):
         lz.configure(prefer_sources=["flashinferr"])
     with pytest.raises(lz.ConfigurationError, match="did you mean 'flash_attn.v3.causal'"):
@@ -150,28 +150,28 @@ def test_a_name_that_nobody_knows_is_refused_with_the_nearest() -> None:
 
 
 def test_what_is_optional_may_be_unknown() -> None:
-    before = lz.which("rms_norm", X)["kernel_id"]
-    lz.lock("rms_norm", "plugin.rms_norm", optional=True)
+    before = lz.which("rms_norm", X).kernel_id
+    lz.force_kernel("rms_norm", "plugin.rms_norm", optional=True)
     lz.configure(rules=[{"deny_sources": ["plugin_library"], "optional": True}])
-    assert lz.which("rms_norm", X)["kernel_id"] == before
+    assert lz.which("rms_norm", X).kernel_id == before
 
     @lz.register_kernel(operation="norm.rms", kernel_id="plugin.rms_norm", platform="cpu", supported_dtypes=["float32"])
     def kernel(input: torch.Tensor, eps: float) -> torch.Tensor:
         return torch.nn.functional.rms_norm(input, input.shape[-1:], None, eps)
 
     try:
-        assert lz.which("rms_norm", X)["kernel_id"] == "plugin.rms_norm"
+        assert lz.which("rms_norm", X).kernel_id == "plugin.rms_norm"
     finally:
         lz.unregister_kernel("plugin.rms_norm")
 
 
 def test_a_lock_that_denials_leave_nothing_of_is_refused() -> None:
-    lz.lock("rms_norm", "torch.rms_norm.composed")
+    lz.force_kernel("rms_norm", "torch.rms_norm.composed")
     with pytest.raises(lz.ConfigurationError, match="leaves no kernel for norm.rms"):
         lz.configure(rules=[{"name": "ban", "deny": "torch"}])
     with pytest.raises(lz.ConfigurationError, match="'torch.gelu' does not serve norm.rms"):
-        lz.lock("rms_norm", "torch.gelu")
-    assert lz.which("rms_norm", X)["kernel_id"] == "torch.rms_norm.composed"
+        lz.force_kernel("rms_norm", "torch.gelu")
+    assert lz.which("rms_norm", X).kernel_id == "torch.rms_norm.composed"
 
 
 def test_a_typing_error_in_a_file_keeps_the_last_good_configuration(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_typing_error_in_a_file_keeps_the_last_good_configuration(tmp_path: Pa
         file.write_text("locks: {rms_norm: torch.rms_norm.compsed}\n")
         with pytest.raises(lz.ConfigurationError, match="layerzero.yaml:1:.*did you mean 'torch.rms_norm.composed'"):
             lz.reload()
-        assert lz.which("rms_norm", X)["kernel_id"] == "torch.rms_norm.composed"
+        assert lz.which("rms_norm", X).kernel_id == "torch.rms_norm.composed"
         assert not lz.health().well and not lz.readiness_check()
     finally:
         _native.load_sources()
@@ -206,7 +206,7 @@ def own(input, eps):
 
 
 def test_a_file_may_name_a_kernel_that_the_program_registers_later(tmp_path: Path) -> None:
-    done = run(tmp_path, "locks: {rms_norm: own.rms_norm}\n", OWN + "print(lz.which('rms_norm', x)['kernel_id'])")
+    done = run(tmp_path, "locks: {rms_norm: own.rms_norm}\n", OWN + "print(lz.which('rms_norm', x).kernel_id)")
     assert done.returncode == 0 and done.stdout == "own.rms_norm\n", done.stderr
 
 
@@ -218,7 +218,7 @@ for _ in range(2):
     except lz.ConfigurationError as error:
         print(error.message)
 open("layerzero.yaml", "w").write("locks: {rms_norm: own.rms_norm}")
-print(lz.which("rms_norm", x)["kernel_id"])
+print(lz.which("rms_norm", x).kernel_id)
 """
     done = run(tmp_path, "locks: {rms_norm: own.rms_nrom}\n", OWN + program)
     assert done.returncode == 0, done.stderr

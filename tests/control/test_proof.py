@@ -43,7 +43,7 @@ def register(operation: str, function: Callable[..., Any], **more: Any) -> None:
 
 
 def served(function: str, *args: Any, **kwargs: Any) -> str:
-    return str(lz.which(function, *args, **kwargs)["kernel_id"])
+    return str(lz.which(function, *args, **kwargs).kernel_id)
 
 
 def rms(input: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -303,7 +303,7 @@ def test_sampling_finds_a_trusted_kernel_wrong() -> None:
 
 def test_a_lock_on_a_wrong_kernel_is_a_short_error() -> None:
     register("norm.rms", halved)
-    lz.lock("rms_norm", KERNEL)
+    lz.force_kernel("rms_norm", KERNEL)
     x = torch.randn(4, 64)
     for _ in range(2):
         with pytest.raises(lz.NoKernelFoundError, match="NUMERICAL_MISMATCH"):
@@ -429,7 +429,7 @@ def test_a_locked_kernel_is_waited_for() -> None:
         return rms(input, weight, eps)
 
     register("norm.rms", kernel)
-    lz.lock("rms_norm", KERNEL)
+    lz.force_kernel("rms_norm", KERNEL)
     x = torch.randn(4, 64)
     results: list[Tensor] = []
     threads = [threading.Thread(target=lambda: results.append(lz.rms_norm(x))) for _ in range(2)]
@@ -586,7 +586,7 @@ def test_what_tuning_finds_counts_without_a_database() -> None:
     lz.configure(perfdb={"enabled": False})
     call = {"op": "norm.rms", "tensors": {"input": {"dtype": "float32", "shape": [4, 64]}}}
     report = lz.tune(calls=[call], budget="2s")
-    assert KERNEL in dict(report.tuned[0]["out"])
+    assert KERNEL in dict(report.tuned[0].out)
     x = torch.randn(4, 64)
     assert reasons_of("rms_norm", x) == ["NUMERICAL_MISMATCH"]
     assert [wrong["kernel"] for wrong in lz.health().wrong_results] == [KERNEL]

@@ -127,7 +127,7 @@ def test_configuration(
 
         # Kernel locking
         lz.lock("attention.causal", "flash_attn.v3.causal")
-        assert lz.which("attention.causal", q, k, v)["kernel_id"] == FLASH
+        assert lz.which("attention.causal", q, k, v).kernel_id == FLASH
         lz.unlock("attention.causal")
         assert lz.explain("attention.causal", q, k, v).basis == "declared"
 
@@ -137,7 +137,7 @@ def test_configuration(
 
         with lz.disabled():
             # Uses fallback only
-            assert lz.which("attention.causal", q, k, v)["kernel_id"].startswith("lz_cpu.ref.")
+            assert lz.which("attention.causal", q, k, v).kernel_id.startswith("lz_cpu.ref.")
     finally:
         monkeypatch.undo()
         _native.load_sources()

@@ -57,7 +57,7 @@ def kernels(operation: str) -> tuple[str, ...]:
 
 def taking(call: Call) -> list[str]:
     """The kernels that take a call."""
-    operation = lz.which(OPERATIONS.get(call.function, call.function), **call.kwargs)["op"]
+    operation = lz.which(OPERATIONS.get(call.function, call.function), **call.kwargs).op
     return [kernel for kernel in kernels(operation) if lz.validate(kernel, **call.kwargs)[0]]
 
 
@@ -79,7 +79,7 @@ def wanted(call: Call) -> list[Want]:
     if call.want is not None:
         return call.want
     on_cpu = {k: v.cpu() if isinstance(v, Tensor) else v for k, v in fresh(call).items()}
-    operation = lz.which(OPERATIONS.get(call.function, call.function), **on_cpu)["op"]
+    operation = lz.which(OPERATIONS.get(call.function, call.function), **on_cpu).op
     given = results(call, lambda **kw: lz.run_kernel(f"lz_cpu.ref.{operation}", **kw), on_cpu)
     return [Want(one, exact=not one.is_floating_point() or one.element_size() == 1) for one in given]
 

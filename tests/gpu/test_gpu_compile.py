@@ -66,13 +66,13 @@ def test_a_locked_kernel_serves_compiled_calls(kernel: str) -> None:
     if not lz.validate(kernel, *made)[0]:
         pytest.skip("it does not take the call")
     exact = lz.attention(*(tensor.double().cpu() for tensor in made))
-    lz.lock("attention.standard.prefill", kernel)
+    lz.force_kernel("attention.standard.prefill", kernel)
     try:
         with torch.no_grad():
             function = torch.compile(lambda *tensors: lz.attention(*tensors), fullgraph=True)
             for _ in range(2):
                 torch.testing.assert_close(function(*made).double().cpu(), exact, rtol=3e-2, atol=3e-2)
     finally:
-        lz.unlock("attention.standard.prefill")
+        lz.unforce_kernel("attention.standard.prefill")
     (call,) = lz.compile_report().calls
     assert call.kernel == kernel

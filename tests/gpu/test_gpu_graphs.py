@@ -58,16 +58,16 @@ def test_capture_is_seen_by_questions_and_calls(inputs: tuple[Tensor, Tensor]) -
         for _ in range(3):
             # Remembered outside, and not gone by inside.
             lz.rms_norm(x, weight, EPS)
-            assert lz.which("rms_norm", x, weight, EPS)["kernel_id"] == "test.unsafe"
+            assert lz.which("rms_norm", x, weight, EPS).kernel_id == "test.unsafe"
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            inside = [lz.which("rms_norm", x, weight, EPS)["kernel_id"] for _ in range(2)]
+            inside = [lz.which("rms_norm", x, weight, EPS).kernel_id for _ in range(2)]
             results = [lz.rms_norm(x, weight, EPS) for _ in range(3)]
         assert "test.unsafe" not in inside
         graph.replay()
         for result in results:
             assert torch.allclose(result.float(), F.rms_norm(x.float(), (1024,), None, EPS), atol=0.05)
-        assert lz.which("rms_norm", x, weight, EPS)["kernel_id"] == "test.unsafe"
+        assert lz.which("rms_norm", x, weight, EPS).kernel_id == "test.unsafe"
     finally:
         lz.unregister_kernel("test.unsafe")
 
@@ -84,7 +84,7 @@ def test_strict_mode_wants_proof(inputs: tuple[Tensor, Tensor]) -> None:
     assert "lz.warmup" in str(refused.value)
     assert lz.rms_norm(x, weight, EPS).isfinite().all(), "outside nothing is missing"
     tuned = lz.tune("rms_norm", dtype=torch.bfloat16, shapes=[(64, 1024)], device="cuda", graph=True, budget="20s")
-    assert tuned.tuned[0]["chosen"] is not None
+    assert tuned.tuned[0].chosen is not None
     assert torch.allclose(captured(x, weight).float(), right(x), atol=0.05)
 
 
@@ -158,7 +158,7 @@ def test_a_proof_fails_for_a_reason(
         assert not valid and [(r.code, r.fields["why"]["kind"]) for r in reasons] == [("CUDA_GRAPH_UNSAFE", kind)]
         # A warm-up goes on to the next best, unless that was proven before.
         report = lz.warmup("rms_norm", shapes=[(64, 1024)], dtype=torch.bfloat16, device="cuda")
-        assert report.ok and "test.bad" not in [one["kernel"] for one in report.proven]
+        assert report.ok and "test.bad" not in [one.kernel for one in report.proven]
         assert torch.allclose(captured(x, weight).float(), right(x), atol=0.05)
     finally:
         _KEPT.clear()
@@ -171,7 +171,7 @@ def test_a_recording_makes_a_users_own_capture_safe(inputs: tuple[Tensor, Tensor
     lz.configure(jit={"fail_on_no_fallback": False})
     wanted = {"mlp.linear": "torch.cuda.linear", "attention": "torch.cuda.sdpa.cudnn", "norm.rms": "triton.rms_norm"}
     for operation, kernel in wanted.items():
-        lz.lock(operation, kernel, optional=True)
+        lz.force_kernel(operation, kernel, optional=True)
     matrix = torch.randn(1024, 1024, device="cuda", dtype=torch.bfloat16) / 32
 
     def model() -> Tensor:
@@ -184,7 +184,7 @@ def test_a_recording_makes_a_users_own_capture_safe(inputs: tuple[Tensor, Tensor
     held = {one.call["op"]: one.kernel for one in recorded.calls}
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        inside = lz.which("rms_norm", x, weight, EPS)["kernel_id"]
+        inside = lz.which("rms_norm", x, weight, EPS).kernel_id
         result = model()
     assert inside == held["norm.rms"]
     x.copy_(torch.randn_like(x))
@@ -227,10 +227,10 @@ def test_what_breaks_in_a_graph_is_never_chosen_there(inputs: tuple[Tensor, Tens
 
     try:
         report = lz.tune("rms_norm", dtype=torch.bfloat16, shapes=[(64, 1024)], device="cuda", graph=True, budget="20s")
-        assert "test.liar" in [kernel for kernel, _ in report.tuned[0]["out"]]
+        assert "test.liar" in [kernel for kernel, _ in report.tuned[0].out]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            assert lz.which("rms_norm", x, weight, EPS)["kernel_id"] != "test.liar"
+            assert lz.which("rms_norm", x, weight, EPS).kernel_id != "test.liar"
             lz.rms_norm(x, weight, EPS)
     finally:
         lz.unregister_kernel("test.liar")

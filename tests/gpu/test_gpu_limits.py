@@ -114,13 +114,13 @@ def test_calls_do_not_look_at_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kernel", ["torch.cuda.sdpa.flash", "torch.cuda.sdpa.efficient"])
 def test_a_batch_beyond_the_grid_is_split(kernel: str) -> None:
     q, k, v = (torch.randn(70_000, 2, 4, 64, dtype=torch.bfloat16, device="cuda") for _ in range(3))
-    lz.lock("attention.standard.prefill", kernel)
+    lz.force_kernel("attention.standard.prefill", kernel)
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             y = lz.attention(q, k, v, causal=False)
     finally:
-        lz.unlock("attention.standard.prefill")
+        lz.unforce_kernel("attention.standard.prefill")
     assert len(said) <= 1 and all("split into 2 pieces" in str(w.message) for w in said)
     rows = torch.tensor([0, 34_999, 35_000, 65_535, 65_536, 69_999], device="cuda")
     expected = decoded(q[rows], k[rows], v[rows])

@@ -137,7 +137,7 @@ def test_a_canary_that_is_slow_on_the_device_is_rolled_back(norms: None) -> None
     (found,) = lz.health().rollouts
     assert found["verdict"]["state"] == "rolled_back" and found["verdict"]["why"]["cause"] == "slowdown", found
     assert 2.0 < found["slowdown"] < 4.0
-    assert lz.which("rms_norm", x)["kernel_id"] == "steady.norm"
+    assert lz.which("rms_norm", x).kernel_id == "steady.norm"
 
 
 def test_a_capture_is_not_disturbed_by_what_is_timed(norms: None) -> None:

@@ -428,9 +428,9 @@ def test_every_function_of_the_interface_is_there_and_known_by_its_name() -> Non
 def test_the_chosen_kernel_is_valid_and_is_the_one_that_runs(name: str) -> None:
     call = SIMPLE[name]()
     chosen = lz.which(name, **call)
-    assert lz.validate(chosen["kernel_id"], **call) == (True, [])
-    assert lz.explain(name, **call).chosen == chosen["kernel_id"]
-    assert torch.equal(getattr(lz, name)(**call), lz.run_kernel(chosen["kernel_id"], **call))
+    assert lz.validate(chosen.kernel_id, **call) == (True, [])
+    assert lz.explain(name, **call).chosen == chosen.kernel_id
+    assert torch.equal(getattr(lz, name)(**call), lz.run_kernel(chosen.kernel_id, **call))
 
 
 @pytest.mark.parametrize("kernel", kernels("attention") + kernels("attention.cross"))

@@ -158,13 +158,13 @@ def test_the_environment_and_the_command_line_say_it_too() -> None:
 
 def test_questions_are_answered_for_the_layout_in_force() -> None:
     tensors = qkv(2, 6, 4, 8)
-    kernel = lz.which("attention", *tensors)["kernel_id"]
+    kernel = lz.which("attention", *tensors).kernel_id
     for layout, seq in (("BSHD", 6), ("BHSD", 4)):
         with lz.layout(layout):
             report = lz.explain("attention", *tensors)
             assert report.to_dict()["dims"]["seq_q"] == seq
             assert lz.validate(kernel, *tensors) == (True, [])
-            assert lz.which("attention", *tensors)["kernel_id"] == report.chosen
+            assert lz.which("attention", *tensors).kernel_id == report.chosen
             is_in(layout, lz.run_kernel(kernel, *tensors), tensors)
 
 

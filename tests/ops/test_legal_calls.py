@@ -38,7 +38,7 @@ def by_hand(
 def every_kernel(operation: str, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
     """The result of the function, and of each kernel that takes the call."""
     yield "chosen", getattr(lz, operation)(*args, **kwargs)
-    op = lz.which(operation, *args, **kwargs)["op"]
+    op = lz.which(operation, *args, **kwargs).op
     for kernel in lz.list_kernels(op):
         if kernel.available and lz.validate(kernel.kernel_id, *args, **kwargs)[0]:
             yield kernel.kernel_id, lz.run_kernel(kernel.kernel_id, *args, **kwargs)

@@ -40,7 +40,7 @@ def check(got: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, eps: 
 def kernel(restored: None, request: pytest.FixtureRequest) -> Iterator[str]:
     """Each native kernel in turn, as the one that serves; those this CPU cannot run are skipped."""
     name: str = request.param
-    lz.lock("norm.rms", name)
+    lz.force_kernel("norm.rms", name)
     try:
         lz.which("rms_norm", torch.ones(2, 8))
     except lz.NoKernelFoundError:
@@ -48,7 +48,7 @@ def kernel(restored: None, request: pytest.FixtureRequest) -> Iterator[str]:
     else:
         yield name
     finally:
-        lz.unlock("norm.rms")
+        lz.unforce_kernel("norm.rms")
 
 
 def python_calls(call: Callable[[], Any]) -> list[str]:
@@ -124,7 +124,7 @@ def test_nobody_who_records_misses_it(restored: None) -> None:
         pytest.skip("the kernel is not here")
     with lz.prefer("lz_cpu"), lz.avoid("torch"):
         for _ in range(2):
-            assert lz.which("rms_norm", x, w)["kernel_id"].startswith("lz_cpu")
+            assert lz.which("rms_norm", x, w).kernel_id.startswith("lz_cpu")
             lz.rms_norm(x, w)
         before = lz.health().kernels["lz_cpu.rms_norm"]["failures"]
         traced = torch.jit.trace(lambda x: lz.rms_norm(x, w), (x,), check_trace=False)

@@ -41,11 +41,11 @@ def only(op: str, function: Callable[..., Any], axis: str, formula: str, **capab
         workspace_bytes="0",
         **options,
     )(function)
-    lz.lock(op, name)
+    lz.force_kernel(op, name)
     try:
         yield
     finally:
-        lz.unlock(op)
+        lz.unforce_kernel(op)
         lz.unregister_kernel(name)
 
 

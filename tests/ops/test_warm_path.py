@@ -65,7 +65,7 @@ class Recorded:
 
     def chosen(self, x: torch.Tensor, **kwargs: Any) -> str:
         """The kernel that really runs, which must be the one `which` names, now and when the call is repeated."""
-        told = lz.which("rms_norm", x, **kwargs)["kernel_id"]
+        told = lz.which("rms_norm", x, **kwargs).kernel_id
         for _ in range(3):
             self.ran.clear()
             lz.rms_norm(x, **kwargs)
@@ -279,7 +279,7 @@ def test_calls_go_on_while_another_thread_registers() -> None:
                 supported_dtypes=["float32"],
                 priority=90 + i % 10,
             )(right)
-            assert lz.which("rms_norm", X)["kernel_id"] == f"coming.k{i}"
+            assert lz.which("rms_norm", X).kernel_id == f"coming.k{i}"
             lz.unregister_kernel(f"coming.k{i}")
         # Every thread has been at it meanwhile.
         while min(calls) == 0 and not wrong:
@@ -289,7 +289,7 @@ def test_calls_go_on_while_another_thread_registers() -> None:
         for thread in threads:
             thread.join(60)
     assert wrong == [] and not any(thread.is_alive() for thread in threads)
-    assert not lz.which("rms_norm", X)["kernel_id"].startswith("coming.")
+    assert not lz.which("rms_norm", X).kernel_id.startswith("coming.")
 
 
 # --- nothing is kept --------------------------------------------------------------------------------------------------

@@ -339,7 +339,7 @@ def arguments(pick: random.Random, name: str) -> tuple[list[Any], dict[str, Any]
     if name in NEVER_EMPTY and not args and not kwargs:
         args = [hostile(pick)]
     if (
-        name in ("explain", "which", "validate", "run_kernel", "register_kernel", "lock")
+        name in ("explain", "which", "validate", "run_kernel", "register_kernel", "force_kernel")
         and args
         and pick.random() < 0.6
     ):
@@ -397,7 +397,7 @@ def main(seed: int, count: int, file: Path) -> int:
                 wrong.append(f"case {number}: lz.{name}: {error}")
             if number % 50 == 0:
                 lz.reset()
-                lz.unpin()
+                lz.release_pins()
                 lz.forget_failures()
     # Whatever happened, a call is served.
     lz.reset()

@@ -53,8 +53,13 @@ def inspected(x: Tensor) -> None:
     """Answers."""
     report = lz.explain("rms_norm", x)
     assert_type(report.candidates[0].reasons[0].code, str)
-    assert_type(lz.validate("torch.rms_norm", x), tuple[bool, list[lz.Reason]])
-    assert_type(lz.which("rms_norm", lz.TensorSpec((2, 4), torch.bfloat16)), dict[str, Any])
+    valid, reasons = lz.validate("torch.rms_norm", x)
+    assert_type(valid, bool)
+    assert_type(reasons[0], lz.Reason)
+    assert_type(lz.which("rms_norm", lz.TensorSpec((2, 4), torch.bfloat16)).kernel_id, str)
+    assert_type(lz.list_kernels()[0], lz.KernelInfo)
+    assert_type(lz.regret(lz.workload("rms_norm")).rows[0].over_best, float)
+    lz.lock("rms_norm", "torch.rms_norm", optional=True)
 
 
 @lz.register_kernel(operation="rms_norm", kernel_id="typed.norm", platform="cpu", supported_dtypes=[torch.float32])

@@ -140,8 +140,8 @@ def test_offsets_are_only_there_when_asked_for() -> None:
     assert set(lz.tokenize("a", "gpt2")) == {"input_ids"}
     assert lz.tokenize([], "gpt2") == {"input_ids": []}
     assert lz.tokenize([], "gpt2", return_offsets=True) == {"input_ids": [], "offsets": []}
-    assert lz.which("tokenize", "a", "gpt2")["kernel_id"] == "tiktoken.encode"
-    assert lz.which("tokenize", "a", "gpt2", return_offsets=True)["kernel_id"] == "tokenizers.encode"
+    assert lz.which("tokenize", "a", "gpt2").kernel_id == "tiktoken.encode"
+    assert lz.which("tokenize", "a", "gpt2", return_offsets=True).kernel_id == "tokenizers.encode"
 
 
 def test_long_texts_and_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +310,7 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
     assert lz.tokenize("hello", str(path))["input_ids"] == directly("gpt2", "hello")
     small.word_level().save(str(path))
     assert lz.tokenize("hello", str(path))["input_ids"] == [1]
-    assert lz.which("tokenize", "hello", str(path))["kernel_id"] == "tokenizers.encode"
+    assert lz.which("tokenize", "hello", str(path)).kernel_id == "tokenizers.encode"
     path.unlink()
     with pytest.raises(lz.UnknownTokenizerError):
         lz.tokenize("hello", str(path))

@@ -39,7 +39,7 @@ def ids(text: str = TEXT) -> list[int]:
 
 def chosen(*args: Any) -> str:
     """The kernel that serves."""
-    return str(lz.which("tokenize", *(args or (TEXT,)), "two")["kernel_id"])
+    return str(lz.which("tokenize", *(args or (TEXT,)), "two").kernel_id)
 
 
 # --- policy -----------------------------------------------------------------------------------------------------------
@@ -55,20 +55,20 @@ def test_the_operator_decides() -> None:
         assert chosen() == "tokenizers.encode" and lz.tokenize(TEXT, "two")["input_ids"] == ids()
         assert lz.detokenize(ids(), "two") == TEXT
     assert chosen() == "tiktoken.encode"
-    lz.lock("tokenize.encode", "tokenizers.encode")
+    lz.force_kernel("tokenize.encode", "tokenizers.encode")
     try:
         assert chosen() == "tokenizers.encode"
         assert lz.explain("tokenize", TEXT, "two").basis == "locked"
     finally:
-        lz.unlock("tokenize.encode")
-    lz.lock("tokenize.encode", "sentencepiece.encode")
+        lz.unforce_kernel("tokenize.encode")
+    lz.force_kernel("tokenize.encode", "sentencepiece.encode")
     try:
         with pytest.raises(lz.NoKernelFoundError, match="sentencepiece"):
             lz.tokenize(TEXT, "two")
         with lz.disabled():
             assert lz.tokenize(TEXT, "two")["input_ids"] == ids()
     finally:
-        lz.unlock("tokenize.encode")
+        lz.unforce_kernel("tokenize.encode")
     assert chosen() == "tiktoken.encode"
 
 

@@ -35,17 +35,17 @@ def registered() -> Iterator[None]:
 @pytest.mark.filterwarnings("error::layerzero.LayerZeroWarning")
 def test_texts_that_are_too_long_for_tiktoken_go_to_the_tokenizers_own() -> None:
     most = limits.LONGEST_FOR_TIKTOKEN
-    assert lz.which("tokenize", "x" * most, "llama3")["kernel_id"] == "tiktoken.encode"
+    assert lz.which("tokenize", "x" * most, "llama3").kernel_id == "tiktoken.encode"
     for texts in ("x" * (most + 1), ["x", "x" * (most + 1)]):
-        assert lz.which("tokenize", texts, "llama3")["kernel_id"] == "tokenizers.encode"
+        assert lz.which("tokenize", texts, "llama3").kernel_id == "tokenizers.encode"
     wanted = small.llama3_like().encode(TOO_LONG).ids
     assert lz.tokenize(TOO_LONG, "llama3")["input_ids"] == wanted
     assert lz.tokenize(["x", TOO_LONG], "llama3")["input_ids"][1] == wanted
     lz.configure(tokenizer={"cache_mb": 64})
     assert lz.tokenize(TOO_LONG, "llama3")["input_ids"] == wanted
     # What it gives is right by definition for its own encodings, however long.
-    assert lz.which("tokenize", "x" * (most + 1), "encoding")["kernel_id"] == "tiktoken.encode"
-    assert lz.which("detokenize", [1] * (most + 1), "llama3")["kernel_id"] == "tiktoken.decode"
+    assert lz.which("tokenize", "x" * (most + 1), "encoding").kernel_id == "tiktoken.encode"
+    assert lz.which("detokenize", [1] * (most + 1), "llama3").kernel_id == "tiktoken.decode"
 
 
 @pytest.mark.filterwarnings("ignore::layerzero.LayerZeroWarning")

@@ -210,7 +210,7 @@ def test_why_not_is_in_the_explanation() -> None:
     assert not valid and "NFC" in why[0].message
     with pytest.raises(lz.NoKernelFoundError, match="NFC"):
         lz.run_kernel("tiktoken.encode", "a", "normalizing")
-    assert lz.which("tokenize", "a", "encoding")["kernel_id"] == "tiktoken.encode"
+    assert lz.which("tokenize", "a", "encoding").kernel_id == "tiktoken.encode"
 
 
 def test_patterns_of_known_encodings_are_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +311,7 @@ def test_identity_is_in_the_query() -> None:
         return [tokenizer.libraries["tokenizers"].encode(text).ids for text in texts]
 
     try:
-        assert lz.which("tokenize", "a", "ruled")["kernel_id"] == "mine.encode"
+        assert lz.which("tokenize", "a", "ruled").kernel_id == "mine.encode"
         assert lz.tokenize("hello", "ruled")["input_ids"] == small.gpt2_like().encode("hello").ids
         lz.register_tokenizer("ruled", swapped_vocab())
         valid, why = lz.validate("mine.encode", "a", "ruled")

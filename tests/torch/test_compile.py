@@ -218,7 +218,7 @@ def test_decisions_hold_inside_and_nowhere_else(two_kernels: dict[str, int]) -> 
         assert by(plan(X)) == "two" and by(plan.model(X)) == "one"
         with plan.inside():
             told = lz.explain("rms_norm", X)
-            assert told.chosen == "two.norm" == lz.which("rms_norm", X)["kernel_id"]
+            assert told.chosen == "two.norm" == lz.which("rms_norm", X).kernel_id
             assert told.to_dict()["pinned_by"] == "plan Norm" and by(lz.rms_norm(X)) == "two"
         told = lz.explain("rms_norm", X)
         assert told.chosen == "one.norm" and told.to_dict()["pinned_by"] is None
@@ -298,14 +298,12 @@ def test_a_denial_wins() -> None:
     lz.configure(rules=[{"deny": "two.norm"}])
     assert by(plan(X)) == "one" and rejected(plan) == ["POLICY_DENIED"]
     (mismatch,) = plan.mismatches
-    assert (
-        mismatch["code"] == "NOT_VALID" and mismatch["kernel"] == "two.norm" and "not in force: two.norm" in str(plan)
-    )
+    assert mismatch.code == "NOT_VALID" and mismatch.kernel == "two.norm" and "not in force: two.norm" in str(plan)
     lz.configure(rules=None)
     assert by(plan(X)) == "two"
-    lz.lock("norm.rms", "one.norm")
+    lz.force_kernel("norm.rms", "one.norm")
     assert by(plan(X)) == "one"
-    lz.unlock("norm.rms")
+    lz.unforce_kernel("norm.rms")
     with lz.disabled():
         assert by(plan(X)) == "another"
     assert by(plan(X)) == "two"
@@ -336,7 +334,7 @@ def test_a_kernel_that_cannot_serve_does_not() -> None:
     lz.unregister_kernel("two.norm")
     assert by(plan(X)) == "one"
     (mismatch,) = plan.mismatches
-    assert mismatch["code"] == "KERNEL_GONE"
+    assert mismatch.code == "KERNEL_GONE"
 
 
 # --- without inputs -----------------------------------------------------------------------------------------------------
@@ -426,7 +424,7 @@ def test_a_saved_plan_is_the_same_plan(tmp_path: Path) -> None:
     try:
         assert by(lz.rms_norm(X)) == "two"
     finally:
-        lz.unpin()
+        lz.release_pins()
     assert by(lz.rms_norm(X)) == "one"
 
 
@@ -449,8 +447,8 @@ def test_what_cannot_be_kept_is_told(tmp_path: Path) -> None:
     for other, code in zip(others, ("KERNEL_GONE", "VERSION_CHANGED"), strict=True):
         plan = lz.Plan.load(changed(plans=[{**data["plans"][0], "ops": [other]}]), Norm())
         (mismatch,) = plan.mismatches
-        assert (mismatch["code"], mismatch["entry"]) == (code, "plans[0].ops[0]")
-        assert by(plan(X)) == "one" and mismatch["message"] in str(plan)
+        assert (mismatch.code, mismatch.entry) == (code, "plans[0].ops[0]")
+        assert by(plan(X)) == "one" and mismatch.message in str(plan)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "none", '{"model_id": "m"}', '{"model_id": "m", "plans": 3}'])

@@ -48,7 +48,7 @@ def three_kernels() -> Iterator[None]:
 def served(x: Tensor = X) -> str:
     """Who serves a call made here."""
     name = NAMES[round((lz.rms_norm(x) - x).mean().item()) - 1]
-    assert lz.which("rms_norm", x)["kernel_id"] == f"{name}.norm"
+    assert lz.which("rms_norm", x).kernel_id == f"{name}.norm"
     return name
 
 
@@ -103,7 +103,7 @@ def test_contexts_and_plans_nest() -> None:
         with lz.avoid("two"):
             inside = served()
         with lz.disabled():
-            assert lz.which("rms_norm", X)["kernel_id"].startswith("lz_cpu.ref.")
+            assert lz.which("rms_norm", X).kernel_id.startswith("lz_cpu.ref.")
         return [served(), inside]
 
     found = plan(work)
@@ -112,7 +112,7 @@ def test_contexts_and_plans_nest() -> None:
     with lz.prefer("three"):
         assert found() == ["two", "two"] and served() == "three"
     with lz.disabled(), found.inside():
-        assert lz.which("rms_norm", X)["kernel_id"].startswith("lz_cpu.ref.")
+        assert lz.which("rms_norm", X).kernel_id.startswith("lz_cpu.ref.")
 
 
 def test_it_is_left_by_an_exception_too() -> None:
@@ -234,7 +234,7 @@ def test_a_block_of_a_generator_lasts_over_its_steps() -> None:
         return found
 
     def served_or_reference() -> str:
-        return "reference" if lz.which("rms_norm", X)["kernel_id"].startswith("lz_cpu.ref.") else served()
+        return "reference" if lz.which("rms_norm", X).kernel_id.startswith("lz_cpu.ref.") else served()
 
     left: list[str] = []
     inner, found = plan(served, "three"), plan(lambda: work())
@@ -280,9 +280,9 @@ def test_blocks_that_a_generator_enters_are_put_over_what_is_around_then() -> No
 
     def chosen() -> Iterator[str]:
         with lz.avoid("one"):
-            yield lz.which("rms_norm", X)["kernel_id"]
-            yield lz.which("rms_norm", X)["kernel_id"]
-            yield lz.which("rms_norm", X)["kernel_id"]
+            yield lz.which("rms_norm", X).kernel_id
+            yield lz.which("rms_norm", X).kernel_id
+            yield lz.which("rms_norm", X).kernel_id
 
     steps = lz.compile(chosen)()
     assert next(steps) == "two.norm"
@@ -293,7 +293,7 @@ def test_blocks_that_a_generator_enters_are_put_over_what_is_around_then() -> No
 
 def test_a_block_of_a_coroutine_lasts_over_its_awaits() -> None:
     def now() -> tuple[str, int]:
-        return lz.which("rms_norm", X)["kernel_id"], len(control.frames())
+        return lz.which("rms_norm", X).kernel_id, len(control.frames())
 
     async def one() -> list[tuple[str, int]]:
         seen = []

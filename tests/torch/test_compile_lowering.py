@@ -203,7 +203,7 @@ def test_autocast_is_followed() -> None:
 def test_a_lock_keeps_its_kernel() -> None:
     wanted = (reference.rms_norm(ROWS.double(), WEIGHT.double()),)
     for kernel, said in (("torch.rms_norm.composed", "=torch.rms_norm.composed"), ("lz_cpu.ref.norm.rms", "selected")):
-        lz.lock("norm.rms", kernel)
+        lz.force_kernel("norm.rms", kernel)
         function, graphs = compiled(lz.rms_norm)
         assert_right((function(ROWS, WEIGHT),), wanted)
         # A second call runs without the engine.
@@ -215,7 +215,7 @@ def test_a_lock_keeps_its_kernel() -> None:
 
 
 def test_a_lock_on_what_torch_would_run_is_torch_code() -> None:
-    lz.lock("norm.rms", "torch.rms_norm")
+    lz.force_kernel("norm.rms", "torch.rms_norm")
     function, graphs = compiled(lz.rms_norm)
     function(ROWS, WEIGHT)
     assert graphs.ours() == []
@@ -241,12 +241,12 @@ def test_a_kernel_of_ones_own_is_selected_at_every_call() -> None:
         return result if weight is None else result * weight
 
     try:
-        lz.lock("norm.rms", "own.norm")
+        lz.force_kernel("norm.rms", "own.norm")
         function, graphs = compiled(lz.rms_norm)
         assert_right((function(ROWS, WEIGHT),), (reference.rms_norm(ROWS.double(), WEIGHT.double()),))
         assert graphs.ours() == [("rms_norm", "selected")] and ROWS.shape in asked
     finally:
-        lz.unlock("norm.rms")
+        lz.unforce_kernel("norm.rms")
         lz.unregister_kernel("own.norm")
 
 
@@ -259,7 +259,7 @@ def test_who_looks_at_every_call_gets_every_call(said: dict[str, Any]) -> None:
 
 
 def test_a_kernel_that_fails_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    lz.lock("norm.rms", "torch.rms_norm.composed")
+    lz.force_kernel("norm.rms", "torch.rms_norm.composed")
     function, graphs = compiled(lz.rms_norm)
     wanted = (reference.rms_norm(ROWS.double(), WEIGHT.double()),)
     assert_right((function(ROWS, WEIGHT),), wanted)
@@ -294,10 +294,10 @@ def test_what_compiles_a_graph_again() -> None:
         for _ in range(2):
             function(ROWS, WEIGHT)
         assert graphs.traced == 1
-        lz.lock("norm.rms", "lz_cpu.ref.norm.rms")
+        lz.force_kernel("norm.rms", "lz_cpu.ref.norm.rms")
         function(ROWS, WEIGHT)
         assert graphs.traced == again
-        lz.unlock("norm.rms")
+        lz.unforce_kernel("norm.rms")
         lz.reset()
         torch._dynamo.reset()
 

@@ -201,7 +201,7 @@ def test_a_warm_up_proves_in_strict_mode(make: Callable[..., Norm], monkeypatch:
     assert lz.warmup(calls=[call], device="cpu").proven == [], "nobody asked for it"
     lz.configure(graph_strict_mode=True)
     report = lz.warmup(calls=[call], device="cpu")
-    assert report.ok and [one["kernel"] for one in report.proven] == ["test.norm"]
+    assert report.ok and [one.kernel for one in report.proven] == ["test.norm"]
     assert chosen(128) == "test.norm"
     assert lz.warmup(calls=[call], device="cpu").proven == [], "it is proven already"
 
@@ -235,7 +235,7 @@ def test_a_recording_makes_ready_and_holds_what_it_chose(
     make("test.better", 99)
     assert graphs.prove("test.better", call, 0, Device()) is None
     assert _native.graph_hold(call, 0) == "test.norm", "held for the capture, whatever comes along"
-    assert lz.which("rms_norm", torch.ones(100, 64))["kernel_id"] == "test.better", "outside nothing is held"
+    assert lz.which("rms_norm", torch.ones(100, 64)).kernel_id == "test.better", "outside nothing is held"
     lz.release_captures()
     assert _native.graph_hold(call, 0) == "test.better"
 
@@ -250,7 +250,7 @@ def test_a_block_that_fails_holds_nothing(make: Callable[..., Norm], monkeypatch
     assert recorded.calls == []
     with lz.capture():
         pass
-    assert lz.which("rms_norm", torch.ones(100, 64))["kernel_id"] == "test.norm", "its overlay is left"
+    assert lz.which("rms_norm", torch.ones(100, 64)).kernel_id == "test.norm", "its overlay is left"
 
 
 def test_a_recording_refuses_what_no_capture_may_record(

@@ -487,7 +487,7 @@ def test_a_dry_run_reads_well() -> None:
     lines = str(run).splitlines()
     assert lines[0].split() == ["module", "op", "shape", "count", "kernel", "basis", "time", "torch"]
     assert any(line.startswith("layers.*.qkv   mlp.linear") for line in lines)
-    assert repr(run) == "<DryRun: 19 calls, 11 kinds>"
+    assert repr(run) == str(run)
     shown = run._repr_html_()
     assert shown.count("<tr>") == len(run.calls) + 1 and "layers.*.qkv" in shown
     data = json.loads(json.dumps(run.to_dict()))

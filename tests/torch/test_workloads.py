@@ -382,7 +382,7 @@ class Block(nn.Module):
 def test_a_module_is_tuned_with_its_inputs() -> None:
     model = nn.Sequential(Block(), Block(), Block())
     report = lz.tune(model, torch.randn(4, 32), budget="5s", samples=3)
-    assert {entry["op"] for entry in report.tuned} == {"norm.layer", "mlp.linear"}
+    assert {entry.op for entry in report.tuned} == {"norm.layer", "mlp.linear"}
     forward = report.forward
     assert forward is not None and forward.module_us is not None
     assert (forward.calls + forward.unknown, forward.unknown) == (9, 0)

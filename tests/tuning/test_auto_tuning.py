@@ -45,7 +45,7 @@ def call(width: int) -> None:
 
 
 def measured_widths(status: auto_tuning.AutoTuneStatus) -> list[int]:
-    calls = [told["call"]["tensors"] for told in status.measured if told["call"]["op"] == "activation.gelu"]
+    calls = [told.call["tensors"] for told in status.measured if told.call["op"] == "activation.gelu"]
     return [tensors["input"]["shape"][-1] for tensors in calls]
 
 
@@ -168,7 +168,7 @@ def test_what_cannot_be_measured_disturbs_nobody(monkeypatch: pytest.MonkeyPatch
     on()
     call(67)
     status = auto_tune_status(wait=PATIENCE)
-    assert any(told["why"] == "RuntimeError: no clock" for told in status.impossible)
+    assert any(told.why == "RuntimeError: no clock" for told in status.impossible)
     call(67)
 
 

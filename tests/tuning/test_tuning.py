@@ -109,9 +109,9 @@ def test_what_is_wrong_is_never_timed_and_never_chosen(kernels: list[str], datab
     registered("mine.right", right, priority=10, dims={"hidden": {}})
     report = lz.tune(calls=[X], budget="5s")
     (tuned,) = report.tuned
-    assert [kernel for kernel, _ in tuned["out"]] == ["mine.wrong"]
-    assert "differs from the right result" in dict(tuned["out"])["mine.wrong"]
-    assert "mine.wrong" not in [t["candidate"] for t in tuned["timings"]]
+    assert [kernel for kernel, _ in tuned.out] == ["mine.wrong"]
+    assert "differs from the right result" in dict(tuned.out)["mine.wrong"]
+    assert "mine.wrong" not in [t.candidate for t in tuned.timings]
     assert len(seen) <= 3, "it was run to be checked, not to be timed"
     # Not for this shape, and not for others of the kind; for another dtype nothing is known.
     for rows in (4, 999):
@@ -135,10 +135,10 @@ def test_what_fails_is_kept_as_that(kernels: list[str], database: Path) -> None:
     kernels.append("mine.failing")
     registered("mine.failing", failing, priority=99, dims={"hidden": {}})
     report = lz.tune(calls=[X], budget="5s")
-    assert dict(report.tuned[0]["out"])["mine.failing"] == "RuntimeError: no such luck"
+    assert dict(report.tuned[0].out)["mine.failing"] == "RuntimeError: no such luck"
     row = json.loads(sqlite_text(database, "mine.failing"))
     assert row["outcome"] == "failed" and "no such luck" in row["error"]
-    assert lz.which("rms_norm", torch.ones(4, 64))["kernel_id"] != "mine.failing"
+    assert lz.which("rms_norm", torch.ones(4, 64)).kernel_id != "mine.failing"
 
 
 def test_the_gate_knows_right_from_wrong_in_place_and_when_drawing() -> None:
@@ -202,9 +202,9 @@ def test_the_fastest_is_chosen_and_remembered_by_other_processes(kernels: list[s
     kernels.append("mine.slow")
     registered("mine.slow", slow, priority=99, dims={"hidden": {}})
     x = torch.ones(4, 64)
-    assert lz.which("rms_norm", x)["kernel_id"] == "mine.slow", "nothing is measured yet: priority decides"
+    assert lz.which("rms_norm", x).kernel_id == "mine.slow", "nothing is measured yet: priority decides"
     report = lz.tune(calls=[X], budget="10s")
-    assert report.tuned[0]["chosen"] != "mine.slow"
+    assert report.tuned[0].chosen != "mine.slow"
     explained = lz.explain("rms_norm", x)
     assert explained.basis == "measured"
     (times,) = [c.time_us for c in explained.candidates if c.kernel_id == "mine.slow"]
@@ -258,7 +258,7 @@ def test_the_calls_of_a_model_are_tuned() -> None:
 
     calls = lz.calls_of(Model(), torch.empty(4, 64))
     tuned = lz.tune(calls=calls, budget="10s").tuned
-    assert {t["op"] for t in tuned} == {"norm.rms", "activation.silu_mul"} and len(calls) == 2
+    assert {t.op for t in tuned} == {"norm.rms", "activation.silu_mul"} and len(calls) == 2
 
 
 def test_a_call_is_made_between_before_and_after() -> None:
@@ -293,7 +293,7 @@ def test_stopping_loses_nothing(kernels: list[str], database: Path) -> None:
     # What is known may be gone on with, where it is not known well enough.
     missing = [call for call in calls if call != report["tuned"][0]["call"]]
     assert rest.known == 1 and not rest.left
-    assert len(missing) == 2 and all(call in [one["call"] for one in rest.tuned] for call in missing)
+    assert len(missing) == 2 and all(call in [one.call for one in rest.tuned] for call in missing)
 
 
 def test_an_interrupt_is_raised_and_what_was_measured_stays(kernels: list[str], database: Path) -> None:
@@ -315,9 +315,9 @@ def test_regret_keeps_nothing(database: Path) -> None:
         before = connection.execute("SELECT count(*) FROM perf_records").fetchone()
     other = {"op": "norm.rms", "tensors": {"input": {"dtype": "float32", "shape": [8, 64]}}}
     regret = lz.regret(calls=[other], budget="5s")
-    (row,) = regret["rows"]
-    assert row["over_best"] >= 1.0 and regret["worst"] == row["over_best"]
-    assert row["chosen_us"] / row["best_us"] == pytest.approx(row["over_best"])
+    (row,) = regret.rows
+    assert row.over_best >= 1.0 and regret.worst == row.over_best
+    assert row.chosen_us / row.best_us == pytest.approx(row.over_best)
     with sqlite3.connect(database) as connection:
         assert connection.execute("SELECT count(*) FROM perf_records").fetchone() == before
 
@@ -415,7 +415,7 @@ def test_a_place_where_nothing_can_be_kept_fails_nobody(tmp_path: Path) -> None:
     report = lz.tune(calls=[X], budget="5s")
     assert len(report.tuned) == 1
     assert lz.health().perfdb["durable"] is False
-    assert lz.which("rms_norm", torch.ones(4, 64))["kernel_id"]
+    assert lz.which("rms_norm", torch.ones(4, 64)).kernel_id
 
 
 def test_switched_off_nothing_is_kept(database: Path) -> None:

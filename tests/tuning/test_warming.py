@@ -57,7 +57,7 @@ class Compiler:
         return kernel
 
     def serves(self, size: int) -> bool:
-        return lz.which("rms_norm", torch.ones(2, size))["kernel_id"] == self.kernel_id
+        return lz.which("rms_norm", torch.ones(2, size)).kernel_id == self.kernel_id
 
 
 def settle() -> None:
@@ -163,7 +163,7 @@ def test_a_kernel_that_cannot_be_compiled_disturbs_nobody(slow: Compiler) -> Non
 
 
 def test_calls_nobody_else_can_serve(slow: Compiler) -> None:
-    lz.lock("norm.rms", "slow.rms")
+    lz.force_kernel("norm.rms", "slow.rms")
     with pytest.raises(lz.NoKernelFoundError) as error:
         run(8)
     assert [reason.code for reason in error.value.failures["slow.rms"]] == ["JIT_DISABLED"]
@@ -192,11 +192,11 @@ def test_the_background_can_be_turned_off(slow: Compiler) -> None:
 def test_a_warm_up_compiles_and_says_so(slow: Compiler) -> None:
     slow.go_on.set()
     report = warmup(calls=[rms(4, 8), rms(9, 8), json.dumps(rms(4, 16))], device="cpu", timeout=SOON)
-    assert [(c["kernel"], c["device"]) for c in report.compiled] == [("slow.rms", "cpu")] * 2
+    assert [(c.kernel, c.device) for c in report.compiled] == [("slow.rms", "cpu")] * 2
     assert [size for size, _ in slow.compiled] == [8, 16]
-    assert [c["kernel"] for c in report.already_warm] == ["slow.rms"], "the same but for its rows"
+    assert [c.kernel for c in report.already_warm] == ["slow.rms"], "the same but for its rows"
     assert report.ok and report.pending == [] and report.seconds > 0
-    assert all(c["ms"] >= 0 for c in report.compiled)
+    assert all(c.ms >= 0 for c in report.compiled)
     assert "2 compiled, 1 ready before, 0 failed, 0 pending" in str(report)
     data = json.loads(json.dumps(report.to_dict()))
     assert data["ok"] and len(data["compiled"]) == 2
@@ -212,8 +212,8 @@ def test_attention_by_its_shape() -> None:
     report = warmup(operation="attention.causal", shapes=shapes, dtype=torch.float32, device="cpu", timeout=SOON)
     assert report.ok, report
     [first, _] = report.already_warm
-    assert first["call"]["tensors"]["query"]["shape"] == [1, 32, 4, 16]
-    assert first["kernel"] in {kernel.kernel_id for kernel in lz.list_kernels("attention")}
+    assert first.call["tensors"]["query"]["shape"] == [1, 32, 4, 16]
+    assert first.kernel in {kernel.kernel_id for kernel in lz.list_kernels("attention")}
 
 
 def test_decisions_are_remembered(slow: Compiler) -> None:
@@ -246,7 +246,7 @@ def test_a_warm_up_with_mistakes_in_it(slow: Compiler) -> None:
     ]
     report = warmup(calls=calls, device="cpu", timeout=SOON)
     assert report.pending == [] and not report.ok
-    said = [(f["kernel"], f["error"]) for f in report.failed]
+    said = [(f.kernel, f.error) for f in report.failed]
     assert said[2] == ("slow.rms", "ValueError: no") and slow.calls == 3
     for at, words in ((0, "norm.rmz"), (1, "input"), (3, "cuda:77"), (4, "is no call")):
         assert said[at][0] is None and words in said[at][1], said[at]
@@ -288,8 +288,8 @@ def test_the_calls_of_one_process_warm_up_the_next(slow: Compiler, tmp_path: Pat
     slow.go_on.set()
     for _ in range(3):
         run(56, 5)
-    mine = [e for e in manifest() if e["call"].get("tensors", {}).get("input", {}).get("shape") == [5, 56]]
-    assert [(e["call"]["op"], e["device"]) for e in mine] == [("norm.rms", "cpu")] and mine[0]["count"] >= 1
+    mine = [e for e in manifest() if e.call.get("tensors", {}).get("input", {}).get("shape") == [5, 56]]
+    assert [(e.call["op"], e.device) for e in mine] == [("norm.rms", "cpu")] and mine[0].count >= 1
     path = save_manifest(tmp_path / "calls.json", model=Config(1))
     assert path == tmp_path / "calls.json" and path.stat().st_mode & 0o777 == 0o600
     lz.unregister_kernel("slow.rms")
@@ -322,7 +322,7 @@ KERNEL = """
         begun.set()
         assert go_on.wait(60)
         return F.rms_norm(input, input.shape[-1:], weight, eps)
-    def serves(size): return lz.which("rms_norm", torch.ones(2, size))["kernel_id"] == "slow.rms"
+    def serves(size): return lz.which("rms_norm", torch.ones(2, size)).kernel_id == "slow.rms"
     def settle():
         told = {"queued": 1}
         while told["queued"] or told["running"]:
@@ -387,7 +387,7 @@ LIBRARY = """
                        "priority": 99, "jit": True, "inputs": {"weight": {}}}]}}
     lz.register_backend(document, {"lib.rms": kernel})
     restored = lz._native.load_warm()
-    def serves(size): return lz.which("rms_norm", torch.ones(2, size))["kernel_id"] == "lib.rms"
+    def serves(size): return lz.which("rms_norm", torch.ones(2, size)).kernel_id == "lib.rms"
 """
 
 
@@ -420,7 +420,7 @@ def test_tuning_comes_with_it_when_asked_for(tmp_path: Path, monkeypatch: pytest
     lz.configure(auto_tune_on_warmup=True, tune_samples=2)
     report = warmup("norm.rms", shapes=[(2, 8)], dtype="float32", device="cpu", timeout=120)
     [tuned] = report.tuned
-    answer([report.ok, len(tuned.tuned), tuned.tuned[0]["op"]])
+    answer([report.ok, len(tuned.tuned), tuned.tuned[0].op])
     """
     )
     assert told == [True, 1, "norm.rms"]

@@ -35,7 +35,7 @@ def _row(dtype: str, rows: int, hidden: int, memory: str, rounds: int) -> dict[s
         "torch": lambda: F.rms_norm(x, (hidden,), w, 1e-6),
         "allocation": lambda: torch.empty_like(x),
     }
-    kernel = lz.which("rms_norm", x, w, 1e-6)["kernel_id"]
+    kernel = lz.which("rms_norm", x, w, 1e-6).kernel_id
     once = statistics.median(interleaved(calls, rounds=3, count=3)["torch"])
     times = interleaved(calls, rounds=rounds, count=max(int(ROUND_US / max(once, 1.0)), 1))
     median = {f"{name}_us": statistics.median(values) for name, values in times.items()}

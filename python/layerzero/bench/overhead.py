@@ -49,13 +49,13 @@ def _cases() -> dict[str, tuple[Callable[[], Any], Callable[[], Any], str]]:
         "attention": (
             lambda: lz.attention(q, k, v, layout="BHSD"),
             lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
-            lz.which("attention", q, k, v, layout="BHSD")["kernel_id"],
+            lz.which("attention", q, k, v, layout="BHSD").kernel_id,
         ),
-        "attention, BSHD": (lambda: lz.attention(a, b, c), direct_bshd, lz.which("attention", a, b, c)["kernel_id"]),
+        "attention, BSHD": (lambda: lz.attention(a, b, c), direct_bshd, lz.which("attention", a, b, c).kernel_id),
         "rms_norm": (
             lambda: lz.rms_norm(x, w, 1e-6),
             lambda: F.rms_norm(x, (64,), w, 1e-6),
-            lz.which("rms_norm", x, w, 1e-6)["kernel_id"],
+            lz.which("rms_norm", x, w, 1e-6).kernel_id,
         ),
     }
 

@@ -83,7 +83,7 @@ def _rows(native: Any, texts: Any, rounds: int, count: int) -> dict[str, Any]:
     median = {name: statistics.median(found) for name, found in {**times, **cached}.items()}
     direct = min(("tokenizers", "tiktoken", "tiktoken, one thread"), key=median.__getitem__)
     return {
-        "kernel_id": lz.which("tokenize", texts, "bench")["kernel_id"],
+        "kernel_id": lz.which("tokenize", texts, "bench").kernel_id,
         "texts": len(texts) if several else 1,
         "characters": sum(map(len, texts)) if several else len(texts),
         "lz_us": median["lz"],

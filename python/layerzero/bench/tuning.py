@@ -54,41 +54,41 @@ def calls(sizes: Sizes) -> list[dict[str, Any]]:
     return small
 
 
-def _tied(tuned: dict[str, Any]) -> frozenset[str]:
+def _tied(tuned: lz.TuneRow) -> frozenset[str]:
     """The fastest candidate and those within the noise of it, as the ranking sees them."""
-    stats = {t["candidate"]: t["stats"] for t in tuned["timings"] if t["stats"]}
-    fastest = min(stats.values(), key=lambda s: s["median_us"])
+    stats = {timing.candidate: timing.stats for timing in tuned.timings if timing.stats}
+    fastest = min(stats.values(), key=lambda s: s.median_us)
     return frozenset(
-        name
-        for name, s in stats.items()
-        if s["median_us"] - fastest["median_us"] <= max(s["spread_us"], fastest["spread_us"])
+        name for name, s in stats.items() if s.median_us - fastest.median_us <= max(s.spread_us, fastest.spread_us)
     )
 
 
-def _agreement(first: Iterable[dict[str, Any]], second: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def _agreement(first: Iterable[lz.TuneRow], second: Iterable[lz.TuneRow]) -> dict[str, Any]:
     """How often two tunes decide alike: where both see one winner beyond the noise, where both see the same tie, and
     where the noise lets them see different ones."""
-    other = {json.dumps(t["call"], sort_keys=True): t for t in second}
-    pairs = [(t, other[key]) for t in first if (key := json.dumps(t["call"], sort_keys=True)) in other]
+    other = {json.dumps(t.call, sort_keys=True): t for t in second}
+    pairs = [(t, other[key]) for t in first if (key := json.dumps(t.call, sort_keys=True)) in other]
     kinds: dict[str, list[bool]] = {"gaps": [], "ties": [], "between": []}
     differ = []
     for a, b in pairs:
         tied, tied_again = _tied(a), _tied(b)
-        same = a["chosen"] == b["chosen"]
+        same = a.chosen == b.chosen
         if len(tied) == 1 and len(tied_again) == 1:
             kind = "gaps"
         else:
             kind = "ties" if tied == tied_again else "between"
         kinds[kind].append(same)
         if not same:
-            differ.append({"call": a["label"], "first": a["chosen"], "second": b["chosen"], "kind": kind})
+            differ.append({"call": a.label, "first": a.chosen, "second": b.chosen, "kind": kind})
     return {
         **{kind: {"decisions": len(seen), "same": sum(seen)} for kind, seen in kinds.items()},
         "differ": differ,
     }
 
 
-def _tune(folder: Path, name: str, wanted: Sequence[dict[str, Any]], budget: str, progress: bool | None) -> Any:
+def _tune(
+    folder: Path, name: str, wanted: Sequence[dict[str, Any]], budget: str, progress: bool | None
+) -> lz.TuneReport:
     lz.configure(perfdb={"path": str(folder / f"{name}.sqlite")})
     return lz.tune(calls=wanted, budget=budget, progress=progress)
 
@@ -109,8 +109,9 @@ def measure(
             second = _tune(Path(folder), "second", wanted, budget, progress)
         finally:
             lz.configure(perfdb=None)
-    tuned_again = {json.dumps(t["call"], sort_keys=True) for t in first.tuned}
-    rows = [row for row in regret["rows"] if json.dumps(row["call"], sort_keys=True) not in tuned_again]
+    tuned_again = {json.dumps(t.call, sort_keys=True) for t in first.tuned}
+    found = regret.to_dict()
+    rows = [row for row in found["rows"] if json.dumps(row["call"], sort_keys=True) not in tuned_again]
     return {
         "tuned": {"calls": len(first.tuned), "seconds": first.spent_s, "left": len(first.left)},
         "held_out": {
@@ -119,13 +120,14 @@ def measure(
             "calls": len(rows),
             "operations": sorted({row["op"] for row in rows}),
         },
-        **{name: regret[name] for name in ("geomean", "worst", "times_baseline", "least_times_baseline")},
-        "times_baseline_where_other": regret["times_baseline_where_other"],
+        **{name: found[name] for name in ("geomean", "worst", "times_baseline", "least_times_baseline")},
+        "times_baseline_where_other": regret.times_baseline_where_other,
         "agreement": _agreement(first.tuned, second.tuned),
         "targets": TARGETS,
         "rows": rows,
         "decisions": [
-            {key: t[key] for key in ("label", "chosen", "runner_up", "baseline", "times_baseline")} for t in first.tuned
+            {key: getattr(t, key) for key in ("label", "chosen", "runner_up", "baseline", "times_baseline")}
+            for t in first.tuned
         ],
     }
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from layerzero.tuning.api import TuneReport, explain_call, regret, tune, workload
+from layerzero.tuning.api import explain_call, regret, tune, workload
 
-__all__ = ["TuneReport", "explain_call", "regret", "tune", "workload"]
+__all__ = ["explain_call", "regret", "tune", "workload"]

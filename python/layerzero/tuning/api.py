@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 import sys
@@ -16,87 +15,12 @@ from layerzero.errors import ConfigurationError
 from layerzero.inspection import SelectionReport
 from layerzero.integrations import transformers_models
 from layerzero.lifecycle import waited_for
-from layerzero.models import Call
-from layerzero.printing import visible
+from layerzero.results import Result
 from layerzero.tuning import forward
-from layerzero.tuning.forward import Forward
-from layerzero.workloads import Traced
+from layerzero.tuning.reports import RegretReport, TuneReport
+from layerzero.workloads import Traced, Workload
 
 _UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0}
-
-
-class TuneReport:
-    """What tuning found out: ``device``, ``tuned`` (one entry per call), ``left``, ``impossible``, ``known``, ``spent_s``;
-    of a model also ``forward`` and ``left_out``."""
-
-    def __init__(self, document: dict[str, Any], forward: Forward | None = None, left_out: Sequence[str] = ()) -> None:
-        self._document = document
-        #: Of a model: how long its calls take before and after.
-        self.forward = forward
-        #: Of a model: what is not among the calls, and why.
-        self.left_out = list(left_out)
-        #: What torch calls the device it was measured on.
-        self.device: str = document["device"]
-        self.tuned: list[dict[str, Any]] = document["tuned"]
-        #: Calls the budget did not suffice for.
-        self.left: list[dict[str, Any]] = document["left"]
-        #: Calls that could not be measured, each with why.
-        self.impossible: list[list[Any]] = document["impossible"]
-        #: How many calls were measured before, well enough.
-        self.known: int = document["known"]
-        #: Seconds spent.
-        self.spent_s: float = document["spent_s"]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything, as plain data."""
-        if self.forward is None:
-            return self._document
-        return {**self._document, "forward": self.forward.to_dict(), "left_out": self.left_out}
-
-    def _rows(self) -> list[tuple[str, ...]]:
-        rows: list[tuple[str, ...]] = [("call", "chosen", "runner-up", "×baseline")]
-        for t in self.tuned:
-            times = f"{t['times_baseline']:.2f}" if t["times_baseline"] else "–"
-            rows.append((t["label"], t["chosen"] or "–", t["runner_up"] or "–", times))
-        return rows
-
-    def __str__(self) -> str:
-        rows = self._rows()
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        out = [f"out: {kernel}: {why}" for t in self.tuned for kernel, why in t["out"]]
-        rest = [f"not measured: {call['op']}: {why}" for call, why in self.impossible]
-        rest += [f"left out: {text}" for text in self.left_out]
-        last = [f"{len(self.tuned)} measured on {self.device} in {self.spent_s:.1f} s, {self.known} known"]
-        last += [str(self.forward)] if self.forward is not None else []
-        return visible("\n".join([*lines, *out, *rest, *last]))
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        head, *body = self._rows()
-
-        def cells(row: tuple[str, ...], tag: str) -> str:
-            return "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
-
-        lines = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in body)
-        last = f"<p>{html.escape(str(self.forward))}</p>" if self.forward is not None else ""
-        return f"<table><thead><tr>{cells(head, 'th')}</tr></thead><tbody>{lines}</tbody></table>{last}"
-
-
-class Workload(list[dict[str, Any]]):
-    """Calls as they are written down, how often each is made, and the device they would be made on."""
-
-    def __init__(self, calls: Iterable[dict[str, Any]], device: str, traced: Traced | None = None) -> None:
-        super().__init__(calls)
-        #: What torch calls the device.
-        self.device = device
-        #: How often each call is made, in the same order; once where no model was traced.
-        self.counts: list[int] = traced.counts() if traced is not None else [1] * len(self)
-        #: Of a model: which share of its FLOPs and of the bytes it moves these calls are.
-        self.coverage: dict[str, float] | None = traced.coverage() if traced is not None else None
-        #: Of a model: what is not among the calls, and why.
-        self.left_out: list[str] = list(traced.left_out) if traced is not None else []
 
 
 def seconds(budget: float | str) -> float:
@@ -121,7 +45,7 @@ def tune(
     *inputs: Any,
     dtype: Any = None,
     shapes: Sequence[Sequence[int]] | None = None,
-    calls: Iterable[str | Mapping[str, Any] | Call] | None = None,
+    calls: Iterable[str | Mapping[str, Any] | Result] | None = None,
     model: Any = None,
     batch: Sequence[int] | int = (),
     seq: Sequence[int] | int = (),
@@ -143,7 +67,8 @@ def tune(
     kept in the performance database as they come, so that stopping loses nothing.
 
     Args:
-        operation: an operation, alias or function, at ``shapes`` or over a grid of sizes. Or a ``torch.nn.Module``: the calls
+        operation: an operation, alias or function, at ``shapes`` or over a grid of sizes. Or a :class:`layerzero.Workload`,
+            alone: its calls, by default on its device. Or a ``torch.nn.Module``: the calls
             it makes for ``inputs``, weighted by how often it makes them. The report then ends with one line: how long these
             calls take with torch's kernels and with the chosen ones, and which share of the module's time cannot be
             improved. The module runs a few times to measure that, where it and its inputs have memory.
@@ -151,8 +76,8 @@ def tune(
             ``module.dummy_inputs`` or ``module.example_inputs``.
         dtype: the dtype of its data; what a model computes in. ``float32`` when not given.
         shapes: shapes of its main input; of attention ``(batch, seq, heads, head_dim)``.
-        calls: calls as they are written down (see :func:`layerzero.manifest`), as JSON or mappings, or as
-            :func:`layerzero.calls_of` gives them.
+        calls: calls as they are written down, as JSON or mappings, or as :func:`layerzero.calls_of`,
+            :func:`layerzero.manifest` or :func:`workload` give them.
         model: a transformers configuration: as an object, a mapping with ``model_type``, the path of a ``config.json``, a
             name in the local Hugging Face cache, or a published one (``"gpt2"``, ``"llama-3-8b"``, …); or a transformers
             model. It is built without weights and traced: the calls it makes for prompts of ``seq`` tokens, and for one
@@ -170,12 +95,32 @@ def tune(
         progress: show how far it is: a bar on a terminal, a few lines elsewhere; by default on a terminal only.
         dims: sizes by dimension, of which every combination is measured: ``seq_lens=[512, 2048]``, ``head_dim=128``.
     """
+    if isinstance(operation, Workload):
+        _alone(
+            dims,
+            inputs=inputs,
+            dtype=dtype,
+            shapes=shapes,
+            calls=calls,
+            model=model,
+            batch=batch,
+            seq=seq,
+            context=context,
+            known=known,
+            layout=layout,
+            params=params,
+        )
+        operation, calls = None, operation
     operation, traced, dims = _subject(operation, inputs, dims, model, dtype, batch, seq, context)
     request = _request(operation, dtype, shapes, calls, traced, known, device, graph, layout, params, dims)
     document = _measure(request, budget, samples, force=force, regret=False, progress=progress)
-    if traced is None:
-        return TuneReport(document)
-    return TuneReport(document, forward.of(traced, request["device"]), traced.left_out)
+    if traced is not None:
+        times = forward.of(traced.calls, traced.coverage(), request["device"], traced.run)
+        return TuneReport._from(document, times, traced.left_out)
+    if isinstance(calls, Workload) and calls._passes is not None:
+        times = forward.of(calls._passes, calls.coverage, request["device"])
+        return TuneReport._from(document, times, calls.left_out)
+    return TuneReport._from(document)
 
 
 def workload(
@@ -193,23 +138,31 @@ def workload(
     params: Mapping[str, Any] | None = None,
     **dims: Any,
 ) -> Workload:
-    """The calls :func:`tune` would measure for the same arguments, as they are written down; ``.device`` is where.
+    """The calls :func:`tune` and :func:`regret` would measure for the same arguments. Both take it: ``lz.tune(workload)``.
 
     Of a model ``.counts`` says how often each is made, ``.coverage`` how much of the model they are and ``.left_out`` what is
     not among them.
     """
     operation, traced, dims = _subject(operation, inputs, dims, model, dtype, batch, seq, context)
     request = _request(operation, dtype, shapes, None, traced, known, device, False, layout, params, dims)
-    calls = [json.loads(call) for call in _native.requested_calls(to_json(request))]
-    return Workload(calls, _native.device_name(request["device"]), traced)
+    calls = tuple(json.loads(call) for call in _native.requested_calls(to_json(request)))
+    counts = tuple(request["counts"])
+    return Workload(
+        calls=calls,
+        counts=counts + (1,) * (len(calls) - len(counts)),
+        device=_native.device_name(request["device"]),
+        coverage=traced.coverage() if traced is not None else None,
+        left_out=tuple(traced.left_out) if traced is not None else (),
+        _passes=dict(traced.calls) if traced is not None else None,
+    )
 
 
-def explain_call(call: str | Mapping[str, Any], device: Any = None) -> SelectionReport:
+def explain_call(call: str | Mapping[str, Any] | Result, device: Any = None) -> SelectionReport:
     """As :func:`layerzero.explain`, for a call as it is written down, on a device (see :func:`tune`)."""
     _native.may_explain()
-    text = call if isinstance(call, str) else to_json(call)
+    text = call if isinstance(call, str) else to_json(workloads.written(call)[0])
     data, table = _native.explain_call(text, devices.number(device))
-    return SelectionReport(json.loads(data), table)
+    return SelectionReport._from(json.loads(data), table)
 
 
 @waited_for
@@ -218,7 +171,7 @@ def regret(
     *inputs: Any,
     dtype: Any = None,
     shapes: Sequence[Sequence[int]] | None = None,
-    calls: Iterable[str | Mapping[str, Any] | Call] | None = None,
+    calls: Iterable[str | Mapping[str, Any] | Result] | None = None,
     model: Any = None,
     batch: Sequence[int] | int = (),
     seq: Sequence[int] | int = (),
@@ -231,22 +184,44 @@ def regret(
     params: Mapping[str, Any] | None = None,
     progress: bool | None = None,
     **dims: Any,
-) -> dict[str, Any]:
+) -> RegretReport:
     """Measures every kernel of these calls and compares what is chosen with the best in hindsight; nothing is kept.
 
     Takes what :func:`tune` takes. Gives the ``device``, ``geomean`` and ``worst`` of chosen time ÷ best time, ``times_baseline`` (how
     many times faster than plain torch) and ``rows``.
     """
+    if isinstance(operation, Workload):
+        _alone(
+            dims,
+            inputs=inputs,
+            dtype=dtype,
+            shapes=shapes,
+            calls=calls,
+            model=model,
+            batch=batch,
+            seq=seq,
+            context=context,
+            layout=layout,
+            params=params,
+        )
+        operation, calls = None, operation
     operation, traced, dims = _subject(operation, inputs, dims, model, dtype, batch, seq, context)
     request = _request(operation, dtype, shapes, calls, traced, False, device, graph, layout, params, dims)
-    rows: dict[str, Any] = _measure(request, budget, samples, force=True, regret=True, progress=progress)
-    return rows
+    return RegretReport._from(_measure(request, budget, samples, force=True, regret=True, progress=progress))
 
 
-def _written(call: str | Mapping[str, Any] | Call) -> Any:
-    if isinstance(call, Call):
-        call = call.spec
-    return json.loads(call) if isinstance(call, str) else dict(call)
+def _alone(dims: Mapping[str, Any], **others: Any) -> None:
+    """A workload says all there is to measure: which calls, of which dtype and sizes."""
+    # By identity and type: comparing tensors and modules may do anything.
+    absent = {
+        n for n, value in others.items() if value is None or value is False or (type(value) is tuple and not value)
+    }
+    given = [*dims, *(name for name in others if name not in absent)]
+    if given:
+        raise _bad(
+            f"a workload is given, and with it {', '.join(given)}",
+            "give the workload alone; device=, graph=, budget= and samples= may be added",
+        )
 
 
 def _subject(
@@ -282,7 +257,7 @@ def _request(
     operation: str | None,
     dtype: Any,
     shapes: Sequence[Sequence[int]] | None,
-    calls: Iterable[str | Mapping[str, Any] | Call] | None,
+    calls: Iterable[str | Mapping[str, Any] | Result] | None,
     traced: Traced | None,
     known: bool,
     device: Any,
@@ -291,12 +266,20 @@ def _request(
     params: Mapping[str, Any] | None,
     dims: Mapping[str, Sequence[int] | int],
 ) -> dict[str, Any]:
-    counts = calls.counts if isinstance(calls, Workload) else []
+    counts: list[int] = []
+    if isinstance(calls, Workload):
+        counts, device = [*calls.counts], calls.device if device is None else device
+        # Only a workload of what was measured before may be empty.
+        known = known or not calls
     calls = list(calls or ())
-    counts = [*counts] or [call.count if isinstance(call, Call) else 1 for call in calls]
-    made = traced.made if traced is not None else []
+    counts = counts or [getattr(call, "count", 1) if isinstance(call, Result) else 1 for call in calls]
+    asked = [workloads.written(call) for call in calls]
+    places = [{"device": on} for _, on in asked if on is not None]
+    places += [{"device": call.device} for call in (traced.made if traced is not None else ())]
+    if device is None:
+        _agree(places)
     return {
-        "calls": [_written(call) for call in (*calls, *(traced.specs() if traced is not None else ()))],
+        "calls": [call for call, _ in asked] + [json.loads(call) for call in (traced.specs() if traced else ())],
         "counts": counts + (traced.counts() if traced is not None else []),
         "op": operation,
         "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
@@ -305,17 +288,16 @@ def _request(
         "params": dict(params or {}),
         "layout": layout,
         "known": known,
-        "device": devices.number(device, _one_device([*calls, *made]) if device is None else ()),
+        "device": devices.number(device, places if device is None else ()),
         "graph": graph,
     }
 
 
-def _one_device(calls: Sequence[Any]) -> Sequence[Any]:
-    """The calls, if those that say where they are made say the same."""
-    said = sorted({call.device for call in calls if isinstance(call, Call)})
+def _agree(places: Iterable[Mapping[str, str]]) -> None:
+    """Calls are measured on one device: those that say where they are made say the same."""
+    said = sorted({place["device"] for place in places})
     if len(said) > 1:
         raise _bad(f"the calls are made on {', '.join(said)}", "measure those of one device at a time, or give device=")
-    return [call for call in calls if isinstance(call, Call)]
 
 
 def _sizes(given: Sequence[int] | int) -> list[int]:

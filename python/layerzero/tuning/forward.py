@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from layerzero import _native
 from layerzero.errors import LayerZeroError
-from layerzero.workloads import Traced
+from layerzero.results import Result
 
 #: How often a forward pass is run to time it, and for how long at most (seconds).
 ROUNDS, MOST_S = 9, 5.0
 
 
-@dataclass(frozen=True)
-class Forward:
+@dataclass(frozen=True, slots=True, repr=False)
+class Forward(Result):
     """The calls of a model before and after, each weighted by how often it is made."""
 
     before_us: float
@@ -47,7 +47,7 @@ class Forward:
 
     def to_dict(self) -> dict[str, Any]:
         """The same as data."""
-        return {**asdict(self), "fixed": self.fixed}
+        return {**Result.to_dict(self), "fixed": self.fixed}
 
     def __str__(self) -> str:
         sums = f"forward: {_time(self.before_us)} by torch's kernels, {_time(self.after_us)} by the chosen ones"
@@ -60,11 +60,13 @@ def _time(us: float) -> str:
     return f"{us / 1e3:.2f} ms" if us >= 1e4 else f"{us:.1f} µs"
 
 
-def of(traced: Traced, device: int) -> Forward:
-    """What is known now of the calls of a model."""
+def of(
+    passes: Mapping[str, int], coverage: dict[str, float] | None, device: int, run: Callable[[], Any] | None = None
+) -> Forward:
+    """What is known now of the calls of a model's forward passes, each with how often it is made."""
     before = after = improved = 0.0
     calls = unknown = 0
-    for spec, count in traced.calls.items():
+    for spec, count in passes.items():
         known = _times(spec, device)
         if known is None:
             unknown += count
@@ -74,8 +76,8 @@ def of(traced: Traced, device: int) -> Forward:
         before += count * torchs
         after += count * chosen
         improved += 0.0 if same or chosen >= torchs else count * torchs
-    latency = module_us(traced.run) if traced.run is not None else None
-    return Forward(before, after, calls, unknown, improved, latency, traced.coverage())
+    latency = module_us(run) if run is not None else None
+    return Forward(before, after, calls, unknown, improved, latency, coverage)
 
 
 def _times(spec: str, device: int) -> tuple[float, float, bool] | None:

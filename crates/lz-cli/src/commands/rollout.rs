@@ -24,7 +24,7 @@ enum What {
     /// Show the configured rollouts, and their figures in every process of this user
     ///
     /// Figures are a second old at most. A rollout that was rolled back stays so in its process: give it its calls
-    /// again with lz.rearm(name) there, or in all processes by another 'seed' in the file.
+    /// again with lz.restart_rollout(name) there, or in all processes by another 'seed' in the file.
     Status,
 }
 

@@ -405,7 +405,7 @@ fn rollout_status_shows_the_figures_of_processes() {
 #[test]
 fn the_help_of_rollout_says_how_to_begin_anew() {
     let help = Project::new(&[]).run("rollout status --help").ended(0).out;
-    assert!(help.contains("lz.rearm(name)") && help.contains("'seed'"), "{help}");
+    assert!(help.contains("lz.restart_rollout(name)") && help.contains("'seed'"), "{help}");
 }
 
 /// What is wrong with a configuration is wrong in the eyes of every command that judges one.
