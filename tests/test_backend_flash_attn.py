@@ -403,7 +403,7 @@ def test_a_build_may_return_more_than_the_output(monkeypatch: pytest.MonkeyPatch
 def test_rows_are_read_once_and_again_after_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install(monkeypatch, "flash_attn")
     reads: list[int] = []
-    packed = importlib.import_module("layerzero.backends.flash_attn.packed")
+    packed = importlib.import_module("layerzero.backends._shared.packed_rows")
     read = packed._known._read
     monkeypatch.setattr(packed._known, "_read", lambda t: reads.append(1) or read(t))
     function = kernel("flash_attn", f"{V2}.paged.prefill.gqa")

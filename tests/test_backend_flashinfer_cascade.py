@@ -231,7 +231,7 @@ def test_one_wrapper_serves_plans_with_and_without_shared_pages(fake: FlashInfer
 
 
 def test_nothing_is_planned_while_a_graph_is_captured(fake: FlashInfer, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans = importlib.import_module("layerzero.backends.flashinfer.plans")
+    plans = importlib.import_module("layerzero.backends._shared.flashinfer.plans")
     monkeypatch.setattr(plans, "is_capturing", lambda device: True)
     with pytest.raises(RuntimeError, match="which a CUDA graph cannot capture"):
         run(TWO, TWO.tensors())

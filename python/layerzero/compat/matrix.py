@@ -96,8 +96,9 @@ def versions(backend: str) -> dict[str, str | None]:
 
 
 def _sources(backend: str) -> Iterable[bytes]:
-    files = (file for file in (BACKENDS / backend).rglob("*") if file.suffix in (".py", ".json"))
-    return (file.read_bytes() for file in sorted(files))
+    folders = (BACKENDS / "_shared", BACKENDS / backend)
+    files = (file for folder in folders for file in sorted(folder.rglob("*")) if file.suffix in (".py", ".json"))
+    return (file.read_bytes() for file in files)
 
 
 def _digest(parts: Iterable[bytes]) -> str:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..flash_attn.operands import bshd, positive
-from ..torch_rocm.processors import check_processor
+from .._shared.amd_processors import check_processor
+from .._shared.operands import bshd, positive
 
 _FUNCTIONS = (
     "flash_attn_func",

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..flash_attn.operands import positive, readable
+from .._shared.operands import positive, readable
 from .plans import Kind, Plans, operand
 
 _OLDEST = 91002

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from layerzero.kernels import direct
 
-from .builds import check_build
-from .operands import bshd, check_caches, is_plain, loadable, positive
-from .packed import rows_of
-from .seeding import seeded
+from .._shared.cuda_builds import check_build
+from .._shared.operands import bshd, check_caches, is_plain, loadable, positive
+from .._shared.packed_rows import rows_of
+from .._shared.seeded_dropout import seeded
 
 _FUNCTIONS = ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache")
 # The library's functions, once it is found.

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from layerzero.kernels import direct
 
-from ..flash_attn.builds import check_build
-from ..flash_attn.operands import check_caches, is_tileable, positive, tileable
-from ..flash_attn.packed import rows_of
+from .._shared.cuda_builds import check_build
+from .._shared.operands import check_caches, is_tileable, positive, tileable
+from .._shared.packed_rows import rows_of
 from . import operator
 
 _FUNCTIONS = ("flash_attn_func", "flash_attn_with_kvcache")

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from layerzero.kernels import direct
 
-from ..flash_attn.operands import positive
-from ..flash_attn_4 import adapter as library
-from ..flash_attn_4.adapter import operand, single_launch
+from .._shared.flash_attn_4 import attention as library
+from .._shared.flash_attn_4.attention import operand, single_launch
+from .._shared.operands import positive
 
 _ARGUMENTS = ("softmax_scale", "causal", "tile_mn")
 # The library's function, once it is found.

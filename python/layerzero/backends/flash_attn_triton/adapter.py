@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..flash_attn.operands import bshd, positive
-from ..flash_attn_ck.builds import find
-from ..torch_rocm.processors import check_processor
+from .._shared.amd_processors import check_processor
+from .._shared.operands import bshd, positive
+from .._shared.rocm_flash_attn import find
 
 # The library's function, once it is found.
 _dense: Any = None

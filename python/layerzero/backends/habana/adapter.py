@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..flash_attn.operands import positive
+from .._shared.operands import positive
 
 _DISTRIBUTION = "habana-torch-plugin"
 _NAMES = {

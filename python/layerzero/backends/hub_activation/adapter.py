@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..hub.cache import load
+from .._shared.hub.cache import load
 
 _REPOSITORY = "kernels-community/activation"
 # Its functions by the approximation they use, once it is found.

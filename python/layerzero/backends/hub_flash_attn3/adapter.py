@@ -10,8 +10,8 @@ from torch import Tensor
 
 from layerzero.kernels import direct
 
-from ..flash_attn.operands import bshd, is_plain, positive
-from ..hub.cache import load
+from .._shared.hub.cache import load
+from .._shared.operands import bshd, is_plain, positive
 
 _REPOSITORY = "kernels-community/flash-attn3"
 # Its function, once it is found.

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..hub.cache import load
+from .._shared.hub.cache import load
 
 _REPOSITORY = "kernels-community/rmsnorm"
 # Its function, once it is found.

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from ..torch import attention, feedforward, norm, position
-from ..torch_cuda import sdpa
-from .processors import check_processor
+from .._shared.amd_processors import check_processor
+from .._shared.torch_device_functions import sdpa
+from .._shared.torch_functions import attention, feedforward, norm, position
 
 
 def detect() -> str:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..flash_attn.operands import bshd, loadable, positive
-from ..flash_attn.seeding import seeded
+from .._shared.operands import bshd, loadable, positive
+from .._shared.seeded_dropout import seeded
 
 # What the library brings, once it is found.
 _attend: Any = None

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..flash_attn.operands import positive
-from ..torch import norm
+from .._shared.operands import positive
+from .._shared.torch_functions import norm
 
 _ops = torch.ops.zentorch
 _OPERATORS = ("zentorch_bmm", "zentorch_rms_norm", "zentorch_add_rms_norm_", "zentorch_sdpa")
