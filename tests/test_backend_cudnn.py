@@ -218,7 +218,7 @@ def test_what_cannot_be_used_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None
         adapter("cudnn").detect()
     assert "\n" not in str(caught.value)
     monkeypatch.setitem(sys.modules, "cudnn", type(sys)("cudnn"))
-    with pytest.raises(ImportError, match="this cudnn has no backend_version, .*; install nvidia-cudnn-frontend"):
+    with pytest.raises(ImportError, match="cudnn has no backend_version, .*; install nvidia-cudnn-frontend"):
         adapter("cudnn").detect()
     monkeypatch.setitem(sys.modules, "cudnn", fake_cudnn.Library(version=90800).module())
     with pytest.raises(RuntimeError, match="cuDNN 90800 is older than 91002"):

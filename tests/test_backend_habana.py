@@ -157,11 +157,11 @@ def test_what_is_missing_is_named(habana: Habana, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(RuntimeError, match="no HPU device"):
         adapter("habana").detect()
     del sys.modules["habana_frameworks.torch.hpex.normalization"].FusedRMSNorm
-    with pytest.raises(ImportError, match="hpex.normalization has no FusedRMSNorm"):
+    with pytest.raises(ImportError, match="hpex.normalization .* has no FusedRMSNorm"):
         adapter("habana").detect()
     monkeypatch.setitem(sys.modules, "habana_frameworks.torch.hpex.kernels", None)
     with pytest.raises(ImportError, match="hpex.kernels cannot be imported"):
         adapter("habana").detect()
     monkeypatch.undo()
-    with pytest.raises(ImportError, match="habana_frameworks is not installed"):
+    with pytest.raises(ImportError, match="cannot be imported: No module named 'habana_frameworks'"):
         adapter("habana").detect()

@@ -139,7 +139,7 @@ def _given(entry: str) -> tuple[str, str | None]:
 
 def _names(name: str, library: str) -> tuple[str, ...]:
     """What a library may be called: as a backend of it, as it is imported, as it is installed."""
-    return name, library, builds.DISTRIBUTIONS.get(library, library)
+    return name, library, builds.distribution_name(library)
 
 
 def _order(version: str) -> list[int]:

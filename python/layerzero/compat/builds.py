@@ -14,10 +14,13 @@ from pathlib import Path
 
 #: Distributions that are not called after what is imported.
 DISTRIBUTIONS = {
+    "aiter": "amd-aiter",
     "cudnn": "nvidia-cudnn-frontend",
     "flash_attn.cute": "flash-attn-4",
     "flash_attn_interface": "flash-attn-3",
     "flashinfer": "flashinfer-python",
+    "habana_frameworks": "habana-torch-plugin",
+    "liger_kernel": "liger-kernel",
     "quack": "quack-kernels",
 }
 #: The first versions whose builds take every later torch as well.
@@ -53,10 +56,15 @@ def folder(library: str) -> Path | None:
     return Path(places[0]) if places else Path(spec.origin).parent if spec.origin else None
 
 
+def distribution_name(library: str) -> str:
+    """What a library is installed as."""
+    return DISTRIBUTIONS.get(library) or DISTRIBUTIONS.get(top := library.partition(".")[0], top)
+
+
 def distribution(library: str) -> metadata.Distribution | None:
     """The installed distribution of a library."""
     try:
-        return metadata.distribution(DISTRIBUTIONS.get(library, library))
+        return metadata.distribution(distribution_name(library))
     except (metadata.PackageNotFoundError, ValueError):
         return None
 

@@ -8,47 +8,32 @@ one tensor, which the operation does not give, and is not used.
 """
 
 from collections.abc import Callable
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._shared.amd_processors import check_processor
+from .._shared.library import Library
 from .._shared.operands import bshd, positive
 
-_FUNCTIONS = (
-    "flash_attn_func",
-    "rmsnorm2d_fwd",
-    "rmsnorm2d_fwd_with_add",
-    "layernorm2d_fwd",
-    "rope_cached_fwd",
-    "rope_cached_positions_fwd",
+_library = Library(
+    "aiter",
+    *("flash_attn_func", "rmsnorm2d_fwd", "rmsnorm2d_fwd_with_add", "layernorm2d_fwd"),
+    *("rope_cached_fwd", "rope_cached_positions_fwd"),
 )
 _PROCESSORS = ("gfx942", "gfx950")
 # How rotary pairs lie: half a head apart, or next to each other.
 _NEOX, _GPTJ = 0, 1
 
-# The library's functions, once it is found.
-_found: dict[str, Any] = {}
-
 
 def detect() -> str:
     """The version of AITER; raises `ImportError` where it or a function is missing, `RuntimeError` on other processors."""
     check_processor("AITER", _PROCESSORS)
-    try:
-        version = metadata.version("amd-aiter")
-        library, attention = import_module("aiter"), import_module("aiter.ops.mha")
-    except metadata.PackageNotFoundError as error:
-        raise ImportError("aiter is not installed") from error
-    except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        raise ImportError(f"aiter cannot be imported: {' '.join(str(error).split())}") from error
-    missing = [name for name in _FUNCTIONS if not hasattr(library, name)]
-    if missing:
-        raise ImportError(f"this aiter has no {', '.join(missing)}")
-    if not getattr(attention, "ENABLE_CK", True):
+    version = _library.find()
+    if not getattr(import_module("aiter.ops.mha"), "ENABLE_CK", True):
         raise ImportError("this aiter was built without Composable Kernel; its Triton kernels read windows otherwise")
-    _found.update((name, getattr(library, name)) for name in _FUNCTIONS)
     return version
 
 
@@ -67,7 +52,7 @@ def attention(
     query, scale = positive(query, scale)
     # A causal bound is a window that ends at the query; the other end is its own.
     window = (window_left, -1 if causal else window_right, 0)
-    output: Tensor = _found["flash_attn_func"](
+    output: Tensor = _library.flash_attn_func(
         bshd(query, layout),
         bshd(key, layout),
         bshd(value, layout),
@@ -86,7 +71,7 @@ def cross(query: Tensor, key: Tensor, value: Tensor, scale: float | None, layout
 
 def rms_norm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm of rows."""
-    output: Tensor = _found["rmsnorm2d_fwd"](input.view(-1, input.shape[-1]), weight, eps)
+    output: Tensor = _library.rmsnorm2d_fwd(input.view(-1, input.shape[-1]), weight, eps)
     return output.view(input.shape)
 
 
@@ -94,7 +79,7 @@ def fused_add_rms_norm(input: Tensor, residual: Tensor, weight: Tensor, eps: flo
     """Adds the residual, then normalizes; both results are new."""
     output, total = torch.empty_like(input), torch.empty_like(input)
     rows = (-1, input.shape[-1])
-    _found["rmsnorm2d_fwd_with_add"](
+    _library.rmsnorm2d_fwd_with_add(
         output.view(rows), input.view(rows), residual.view(rows), total.view(rows), weight, eps
     )
     return output, total
@@ -102,7 +87,7 @@ def fused_add_rms_norm(input: Tensor, residual: Tensor, weight: Tensor, eps: flo
 
 def layer_norm(input: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Layer norm of rows."""
-    output: Tensor = _found["layernorm2d_fwd"](input.view(-1, input.shape[-1]), weight, bias, eps)
+    output: Tensor = _library.layernorm2d_fwd(input.view(-1, input.shape[-1]), weight, bias, eps)
     return output.view(input.shape)
 
 
@@ -117,11 +102,11 @@ def rope(input: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, inte
     output: Tensor
     if positions is None:
         tables = (_table(cos[:length], pairs), _table(sin[:length], pairs))
-        output = _found["rope_cached_fwd"](given, *tables, style, True, False)
+        output = _library.rope_cached_fwd(given, *tables, style, True, False)
     else:
         # It reads them by sequence, then batch, without strides.
         order = (positions if positions.dim() == 2 else positions.unsqueeze(0)).expand(batch, length).t().contiguous()
-        output = _found["rope_cached_positions_fwd"](
+        output = _library.rope_cached_positions_fwd(
             given, _table(cos, pairs), _table(sin, pairs), order, style, True, False
         )
     output = output.permute(back)

@@ -5,7 +5,6 @@ against functions of the same signatures.
 """
 
 from collections.abc import Callable
-from importlib import import_module, metadata
 from typing import Any
 
 import torch
@@ -14,40 +13,25 @@ from torch import Tensor
 from layerzero.kernels import direct
 
 from .._shared.cuda_builds import check_build
+from .._shared.library import Library
 from .._shared.operands import bshd, check_caches, is_plain, loadable, positive
 from .._shared.packed_rows import rows_of
 from .._shared.seeded_dropout import seeded
 
-_FUNCTIONS = ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache")
-# The library's functions, once it is found.
-_dense: Any = None
-_packed: Any = None
-_cached: Any = None
+_library = Library(
+    "flash_attn",
+    *("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"),
+    # flash-attn 4 puts its modules into a package of the same name.
+    advice="install flash-attn 2.8",
+)
 
 
 def detect() -> str:
     """The version of flash-attn; raises `ImportError` where it or a function is missing, `RuntimeError` for a wheel
     that was built for another CUDA."""
-    global _dense, _packed, _cached
-    try:
-        library = import_module("flash_attn")
-    except ImportError as error:
-        raise ImportError(f"flash_attn cannot be imported: {' '.join(str(error).split())}") from error
-    missing = [name for name in _FUNCTIONS if not hasattr(library, name)]
-    if missing:
-        # flash-attn 4 puts its modules into a package of the same name.
-        raise ImportError(f"this flash_attn has no {', '.join(missing)}; install flash-attn 2.8")
-    version = _installed_version(library)
+    version = _library.find()
     check_build("flash-attn", version)
-    _dense, _packed, _cached = (getattr(library, name) for name in _FUNCTIONS)
     return version
-
-
-def _installed_version(library: Any) -> str:
-    try:
-        return metadata.version("flash_attn")
-    except metadata.PackageNotFoundError:
-        return str(library.__version__)
 
 
 def _whole_call(
@@ -68,7 +52,7 @@ def _whole_call(
     if dropout_p > 0.0 or not is_plain(layout, scale, query, key, value) or _wants_slopes(alibi_slopes):
         return None
     window = (window_left, window_right)
-    return _dense, (query, key, value, 0.0, scale, causal, window, softcap, alibi_slopes)
+    return _library.flash_attn_func, (query, key, value, 0.0, scale, causal, window, softcap, alibi_slopes)
 
 
 @direct(_whole_call)
@@ -163,9 +147,11 @@ def _attend(
     output: Tensor
     if dropout_p > 0.0:
         with seeded(q.device, seed):
-            output = _dense(q, k, v, dropout_p, scale, causal, window, softcap, alibi_slopes, deterministic)
+            output = _library.flash_attn_func(
+                q, k, v, dropout_p, scale, causal, window, softcap, alibi_slopes, deterministic
+            )
     else:
-        output = _dense(q, k, v, 0.0, scale, causal, window, softcap, alibi_slopes, deterministic)
+        output = _library.flash_attn_func(q, k, v, 0.0, scale, causal, window, softcap, alibi_slopes, deterministic)
     return output.transpose(1, 2) if layout == "BHSD" else output
 
 
@@ -186,7 +172,7 @@ def paged_decode(
     check_caches(key_cache, value_cache)
     if layout == "HND":
         key_cache, value_cache = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
-    output: Tensor = _cached(
+    output: Tensor = _library.flash_attn_with_kvcache(
         rows,
         key_cache,
         value_cache,
@@ -222,7 +208,7 @@ def paged_prefill(
     # Told that no sequence has two queries, it takes for granted that each has one.
     each_has_one = rows.first == 0 and rows.end == query.shape[0] == context_lens.shape[0]
     longest = rows.longest if each_has_one else max(rows.longest, 2)
-    output: Tensor = _packed(
+    output: Tensor = _library.flash_attn_varlen_func(
         loadable(query),
         key_cache,
         value_cache,

@@ -6,7 +6,6 @@ functions of the same signatures.
 
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module, metadata
 from typing import Any
 
 from torch import Tensor
@@ -14,13 +13,18 @@ from torch import Tensor
 from layerzero.kernels import direct
 
 from .._shared.cuda_builds import check_build
+from .._shared.library import Library
 from .._shared.operands import check_caches, is_tileable, positive, tileable
 from .._shared.packed_rows import rows_of
 from . import operator
 
-_FUNCTIONS = ("flash_attn_func", "flash_attn_with_kvcache")
-# The library's functions, once it is found; and those for calls without gradients.
-_dense: Any = None
+_library = Library(
+    "flash_attn_interface",
+    *("flash_attn_func", "flash_attn_with_kvcache"),
+    usual_version="3.0.0b1",
+    advice="install FlashAttention 3",
+)
+# The functions for calls without gradients and for pages: the library's, or its operator itself.
 _quick: Any = None
 _cached: Any = None
 
@@ -28,21 +32,10 @@ _cached: Any = None
 def detect() -> str:
     """The version of FlashAttention 3; raises `ImportError` where it or a function is missing, `RuntimeError` for a
     wheel that was built for another CUDA."""
-    global _dense, _quick, _cached
-    try:
-        library = import_module("flash_attn_interface")
-    except ImportError as error:
-        raise ImportError(f"flash_attn_interface cannot be imported: {' '.join(str(error).split())}") from error
-    missing = [name for name in _FUNCTIONS if not hasattr(library, name)]
-    if missing:
-        raise ImportError(f"this flash_attn_interface has no {', '.join(missing)}; install FlashAttention 3")
-    try:
-        version = metadata.version("flash_attn_3")
-    except metadata.PackageNotFoundError:
-        version = "3.0.0b1"
+    global _quick, _cached
+    version = _library.find()
     check_build("FlashAttention 3", version)
-    _dense, _cached = (getattr(library, name) for name in _FUNCTIONS)
-    _quick = _call
+    _quick, _cached = _call, _library.flash_attn_with_kvcache
     if known := operator.find():
         _quick = _cached = operator.forward(known)
     return version
@@ -55,7 +48,7 @@ def _output(result: Any) -> Tensor:
 
 
 def _call(*args: Any, **keywords: Any) -> Tensor:
-    return _output(_dense(*args, **keywords))
+    return _output(_library.flash_attn_func(*args, **keywords))
 
 
 def _whole_call(

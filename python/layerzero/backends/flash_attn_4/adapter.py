@@ -11,9 +11,9 @@ for others too; hence what is required of versions, and the copies of expanded o
 from collections.abc import Callable
 from typing import Any
 
-from .._shared.flash_attn_4.attention import attention, cross, detect, trained, trained_cross, unpacked
+from .._shared.flash_attn_4.attention import attention, cross, library, trained, trained_cross, unpacked
 
-__all__ = ["KERNELS", "detect"]
+detect = library.find
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "flash_attn.v4": attention,

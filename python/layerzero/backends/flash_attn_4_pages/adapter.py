@@ -7,9 +7,9 @@ Priorities are below those of every other kernel, so that it serves only calls f
 from collections.abc import Callable
 from typing import Any
 
-from .._shared.flash_attn_4.attention import detect, paged_prefill
+from .._shared.flash_attn_4.attention import library, paged_prefill
 
-__all__ = ["KERNELS", "detect"]
+detect = library.find
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "flash_attn.v4.paged.prefill": paged_prefill,

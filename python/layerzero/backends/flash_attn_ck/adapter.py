@@ -12,17 +12,14 @@ from torch import Tensor
 
 from .._shared.amd_processors import check_processor
 from .._shared.operands import bshd, positive
-from .._shared.rocm_flash_attn import find
+from .._shared.rocm_flash_attn import find, library
 
 _PROCESSORS = ("gfx90a", "gfx942", "gfx950")
-# The library's function, once it is found.
-_dense: Any = None
 
 
 def detect() -> str:
     """The version of flash-attn; raises where it is missing, calls Triton, or the processor is another."""
-    global _dense
-    version, _dense = find(triton=False)
+    version = find(triton=False)
     check_processor("flash-attn on Composable Kernel", _PROCESSORS)
     return version
 
@@ -42,7 +39,7 @@ def attention(
     query, scale = positive(query, scale)
     window = (window_left, window_right)
     q, k, v = bshd(query, layout), bshd(key, layout), bshd(value, layout)
-    output: Tensor = _dense(q, k, v, 0.0, scale, causal, window, 0.0, alibi_slopes)
+    output: Tensor = library.flash_attn_func(q, k, v, 0.0, scale, causal, window, 0.0, alibi_slopes)
     return output.transpose(1, 2) if layout == "BHSD" else output
 
 

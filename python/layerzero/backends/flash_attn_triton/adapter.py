@@ -12,16 +12,12 @@ from torch import Tensor
 
 from .._shared.amd_processors import check_processor
 from .._shared.operands import bshd, positive
-from .._shared.rocm_flash_attn import find
-
-# The library's function, once it is found.
-_dense: Any = None
+from .._shared.rocm_flash_attn import find, library
 
 
 def detect() -> str:
     """The version of flash-attn; raises where it is missing, calls Composable Kernel, or there is no device."""
-    global _dense
-    version, _dense = find(triton=True)
+    version = find(triton=True)
     check_processor("flash-attn on Triton", ())
     return version
 
@@ -38,7 +34,7 @@ def attention(
     """Dense attention, aligned bottom-right."""
     query, scale = positive(query, scale)
     q, k, v = bshd(query, layout), bshd(key, layout), bshd(value, layout)
-    output: Tensor = _dense(q, k, v, 0.0, scale, causal, (-1, -1), 0.0, alibi_slopes)
+    output: Tensor = library.flash_attn_func(q, k, v, 0.0, scale, causal, (-1, -1), 0.0, alibi_slopes)
     return output.transpose(1, 2) if layout == "BHSD" else output
 
 

@@ -6,44 +6,31 @@ Not run on hardware: tested against functions of those signatures.
 
 import math
 from collections.abc import Callable
-from importlib import import_module, metadata
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._shared.library import Library
 from .._shared.operands import positive
 
-_DISTRIBUTION = "habana-torch-plugin"
-_NAMES = {
-    "habana_frameworks.torch.hpex.kernels": ("FusedSDPA", "RotaryPosEmbeddingMode", "apply_rotary_pos_emb"),
-    "habana_frameworks.torch.hpex.normalization": ("FusedRMSNorm",),
-}
+_library = Library(
+    "habana_frameworks",
+    modules={
+        "habana_frameworks.torch.hpex.kernels": ("FusedSDPA", "RotaryPosEmbeddingMode", "apply_rotary_pos_emb"),
+        "habana_frameworks.torch.hpex.normalization": ("FusedRMSNorm",),
+    },
+)
 # Softmax as it is, not the fast one that rounds more.
 _SOFTMAX = "None"
 # Scores are not kept, as in flash attention.
 _RECOMPUTE = True
 _INFINITY = math.inf
 
-# The framework's functions, once it is found.
-_found: dict[str, Any] = {}
-
 
 def detect() -> str:
     """The version of the framework; raises `ImportError` where it or a function is missing, `RuntimeError` without a device."""
-    try:
-        version = metadata.version(_DISTRIBUTION)
-    except metadata.PackageNotFoundError as error:
-        raise ImportError("habana_frameworks is not installed") from error
-    for module, names in _NAMES.items():
-        try:
-            library = import_module(module)
-        except (ImportError, OSError, RuntimeError) as error:
-            raise ImportError(f"{module} cannot be imported: {' '.join(str(error).split())}") from error
-        missing = [name for name in names if not hasattr(library, name)]
-        if missing:
-            raise ImportError(f"{module} has no {', '.join(missing)}")
-        _found.update((name, getattr(library, name)) for name in names)
+    version = _library.find()
     device = getattr(torch, "hpu", None)
     if device is None or not device.is_available():
         raise RuntimeError("no HPU device")
@@ -66,7 +53,7 @@ def attention(
     if attn_mask is not None:
         attn_mask = _four(attn_mask).expand(-1, -1, query.shape[2], key.shape[2])
     causal = causal and query.shape[2] != 1
-    output: Tensor = _found["FusedSDPA"].apply(query, key, value, attn_mask, 0.0, causal, scale, _SOFTMAX, _RECOMPUTE)
+    output: Tensor = _library.FusedSDPA.apply(query, key, value, attn_mask, 0.0, causal, scale, _SOFTMAX, _RECOMPUTE)
     if attn_mask is not None:
         output = output.masked_fill((attn_mask == -_INFINITY).all(-1, keepdim=True), 0.0)
     return output.transpose(1, 2) if layout == "BSHD" else output
@@ -85,7 +72,7 @@ def cross(
 
 def rms_norm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm; it takes tensors of three dimensions."""
-    output: Tensor = _found["FusedRMSNorm"].apply(input.view(1, -1, input.shape[-1]), weight, eps)
+    output: Tensor = _library.FusedRMSNorm.apply(input.view(1, -1, input.shape[-1]), weight, eps)
     return output.view(input.shape)
 
 
@@ -102,10 +89,10 @@ def rope(input: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, inte
     batch = input.shape[0] if layout == "BSHD" else 1
     pairs = head_dim // 2 if cos.shape[-1] == head_dim else cos.shape[-1]
     tables = (_table(table, pairs, positions, batch, length, interleaved) for table in (cos, sin))
-    modes = _found["RotaryPosEmbeddingMode"]
+    modes = _library.RotaryPosEmbeddingMode
     mode = modes.PAIRWISE if interleaved else modes.BLOCKWISE
     tokens = input.reshape(batch * length, heads, head_dim)
-    turned: Tensor = _found["apply_rotary_pos_emb"](tokens[..., : 2 * pairs], *tables, None, 0, mode)
+    turned: Tensor = _library.apply_rotary_pos_emb(tokens[..., : 2 * pairs], *tables, None, 0, mode)
     if 2 * pairs < head_dim:
         turned = torch.cat((turned, tokens[..., 2 * pairs :]), -1)
     return turned.reshape(input.shape)

@@ -17,7 +17,6 @@ float32: `dequantize_affine` forms one product, rounded once. The rest differs:
 """
 
 from collections.abc import Callable
-from importlib import import_module, metadata
 from typing import Any
 
 import torch
@@ -25,20 +24,10 @@ from torch import Tensor
 
 from layerzero.kernels import direct
 
-_MISFITS = (ImportError, AttributeError, OSError, RuntimeError, TypeError, ValueError)
+from .._shared.library import Library
 
-# The library's function, once it is found.
-_found: dict[str, Callable[..., Any]] = {}
-
-
-def detect() -> str:
-    """The version of torchao; raises `ImportError` where it or its function is missing."""
-    try:
-        primitives = import_module("torchao.quantization.quant_primitives")
-        _found["dequantize"] = primitives.dequantize_affine
-    except _MISFITS as error:
-        raise ImportError(f"torchao cannot be used: {' '.join(str(error).split())}") from error
-    return metadata.version("torchao")
+_library = Library("torchao", modules={"torchao.quantization.quant_primitives": ("dequantize_affine",)})
+detect = _library.find
 
 
 def _call(values: Tensor, scales: Tensor, granularity: str, group_size: int | None) -> tuple[Any, ...]:
@@ -50,7 +39,7 @@ def _call(values: Tensor, scales: Tensor, granularity: str, group_size: int | No
         width = (group_size or 32) if granularity == "blockwise" and scales.dim() == 2 else shape[-1]
         block = (*(1 for _ in shape[:-1]), min(width, shape[-1]))
     keywords = {"output_dtype": torch.float32}
-    return _found["dequantize"], (values, block, scales, None, values.dtype, None, None), keywords
+    return _library.dequantize_affine, (values, block, scales, None, values.dtype, None, None), keywords
 
 
 @direct(_call)

@@ -15,36 +15,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._shared.library import Library
 from .._shared.operands import bshd, loadable, positive
 from .._shared.seeded_dropout import seeded
 
-# What the library brings, once it is found.
-_attend: Any = None
-_biases: Any = None
+_library = Library(
+    "xformers",
+    modules={
+        "xformers": (),
+        "xformers.ops.fmha": ("memory_efficient_attention", "attn_bias", "flash", "cutlass"),
+        "xformers._cpp_lib": (),
+    },
+    own_version=True,
+)
+# Its operators, forward and backward, once it is found.
 _flash: Any = None
 _cutlass: Any = None
-_MISFITS = (ImportError, AttributeError, OSError, RuntimeError, TypeError, ValueError)
 
 
 def detect() -> str:
     """The version of xFormers; raises `ImportError` where it cannot be imported, `RuntimeError` where it has no
     operators: a wheel built for another torch is imported with a warning, and has none."""
-    global _attend, _biases, _flash, _cutlass
-    try:
-        library = import_module("xformers")
-        fmha = import_module("xformers.ops.fmha")
-        compiled = import_module("xformers._cpp_lib")
-    except _MISFITS as error:
-        raise ImportError(f"xformers cannot be imported: {' '.join(str(error).split())}") from error
-    version = str(library.__version__)
-    problem = getattr(compiled, "_cpp_library_load_exception", None)
+    global _flash, _cutlass
+    version = _library.find()
+    problem = getattr(import_module("xformers._cpp_lib"), "_cpp_library_load_exception", None)
     if problem is not None:
         raise RuntimeError(f"xformers {version} has no operators here: {' '.join(str(problem).split())}")
-    flash, cutlass = (fmha.flash.FwOp, fmha.flash.BwOp), (fmha.cutlass.FwOp, fmha.cutlass.BwOp)
+    flash, cutlass = ((kind.FwOp, kind.BwOp) for kind in (_library.flash, _library.cutlass))
     missing = [str(operator.NAME) for operator in (*flash, *cutlass) if not operator.is_available()]
     if missing:
         raise RuntimeError(f"xformers {version} has no operators {', '.join(missing)} with torch {torch.__version__}")
-    _attend, _biases, _flash, _cutlass = fmha.memory_efficient_attention, fmha.attn_bias, flash, cutlass
+    _flash, _cutlass = flash, cutlass
     return version
 
 
@@ -52,13 +53,13 @@ def _bias(causal: bool, window_left: int, window_right: int, seq_q: int, seq_k: 
     """What the library calls the keys a query reaches by position; all of these are aligned bottom-right."""
     if causal:
         if window_left < 0:
-            return _biases.LowerTriangularFromBottomRightMask()
+            return _library.attn_bias.LowerTriangularFromBottomRightMask()
         # Its window counts the query's own position.
-        return _biases.LowerTriangularFromBottomRightLocalAttentionMask(window_left + 1)
+        return _library.attn_bias.LowerTriangularFromBottomRightLocalAttentionMask(window_left + 1)
     if window_left < 0 and window_right < 0:
         return None
     left, right = (window_left if window_left >= 0 else seq_k), (window_right if window_right >= 0 else seq_q)
-    return _biases.LocalAttentionFromBottomRightMask(left, right)
+    return _library.attn_bias.LocalAttentionFromBottomRightMask(left, right)
 
 
 def _additive(attn_mask: Tensor, query: Tensor, layout: str, seq_k: int) -> Tensor:
@@ -95,9 +96,9 @@ def _run(
     output: Tensor
     if dropout_p > 0.0:
         with seeded(q.device, seed):
-            output = _attend(q, k, v, bias, dropout_p, scale, op=operators)
+            output = _library.memory_efficient_attention(q, k, v, bias, dropout_p, scale, op=operators)
     else:
-        output = _attend(q, k, v, bias, 0.0, scale, op=operators)
+        output = _library.memory_efficient_attention(q, k, v, bias, 0.0, scale, op=operators)
     output = output.reshape(shape)
     return output.transpose(1, 2) if layout == "BHSD" else output
 

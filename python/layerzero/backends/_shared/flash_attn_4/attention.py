@@ -2,41 +2,18 @@
 
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module, metadata
 from typing import Any
 
 from torch import Tensor
 
 from layerzero.kernels import direct
 
+from ..library import Library
 from ..operands import bshd, check_caches, loadable, positive, readable
 from ..packed_rows import rows_of
 from .launching import launch
 
-_FUNCTIONS = ("flash_attn_func", "flash_attn_varlen_func")
-# The library's functions, once it is found.
-_dense: Any = None
-_packed: Any = None
-# The DSL it is written in raises what it likes when it does not fit.
-_MISFITS = (ImportError, AttributeError, OSError, RuntimeError, TypeError, ValueError)
-
-
-def detect() -> str:
-    """The version of flash-attn-4; raises `ImportError` where it, a function, or what it is compiled with is missing."""
-    global _dense, _packed
-    try:
-        version = metadata.version("flash-attn-4")
-    except metadata.PackageNotFoundError as error:
-        raise ImportError("flash-attn-4 is not installed") from error
-    try:
-        library = import_module("flash_attn.cute")
-    except _MISFITS as error:
-        raise ImportError(f"flash_attn.cute {version} cannot be imported: {' '.join(str(error).split())}") from error
-    missing = [name for name in _FUNCTIONS if not hasattr(library, name)]
-    if missing:
-        raise ImportError(f"flash_attn.cute {version} has no {', '.join(missing)}")
-    _dense, _packed = (getattr(library, name) for name in _FUNCTIONS)
-    return version
+library = Library("flash_attn.cute", "flash_attn_func", "flash_attn_varlen_func")
 
 
 def _side(window: int) -> int | None:
@@ -54,13 +31,13 @@ def operand(tensor: Tensor, layout: str) -> Tensor:
 
 
 def single_launch(
-    library: Callable[..., Any], operands: tuple[Tensor, ...], layout: str, **keywords: Any
+    function: Callable[..., Any], operands: tuple[Tensor, ...], layout: str, **keywords: Any
 ) -> tuple[Any, ...] | None:
     """The whole call as one launch, where no argument has to be copied."""
     scale = keywords["softmax_scale"]
     if (scale is not None and scale <= 0.0) or not all(readable(t) and not _is_expanded(t) for t in operands):
         return None
-    return launch(library, operands, layout == "BHSD", **keywords), operands
+    return launch(function, operands, layout == "BHSD", **keywords), operands
 
 
 def _whole_call(
@@ -76,7 +53,7 @@ def _whole_call(
     **more: Any,
 ) -> tuple[Any, ...] | None:
     keywords = _keywords(causal, scale, window_left, window_right, softcap)
-    return single_launch(_dense, (query, key, value), layout, **keywords, **more)
+    return single_launch(library.flash_attn_func, (query, key, value), layout, **keywords, **more)
 
 
 def _keywords(causal: bool, scale: float | None, window_left: int, window_right: int, softcap: float) -> dict[str, Any]:
@@ -93,7 +70,7 @@ def _attended(
 ) -> Tensor:
     query, scale = positive(operands[0], scale)
     turned = (operand(tensor, layout) for tensor in (query, *operands[1:]))
-    output: Tensor = _dense(*turned, **{**more, "softmax_scale": scale})[0]
+    output: Tensor = library.flash_attn_func(*turned, **{**more, "softmax_scale": scale})[0]
     return output.transpose(1, 2) if layout == "BHSD" else output
 
 
@@ -184,7 +161,7 @@ def paged_prefill(
     check_caches(key_cache, value_cache)
     if layout == "HND":
         key_cache, value_cache = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
-    output: Tensor = _packed(
+    output: Tensor = library.flash_attn_varlen_func(
         loadable(query),
         key_cache,
         value_cache,

@@ -3,24 +3,21 @@
 from importlib import import_module
 from typing import Any
 
+from ..library import Library
 from . import attention, cascade, mla, norm, paged, rope, sampling, sparse
 
 _MODULES: tuple[Any, ...] = (attention, paged, cascade, mla, sparse, norm, rope, sampling)
-_MISFITS = (ImportError, AttributeError, OSError, RuntimeError, TypeError, ValueError)
+_library = Library("flashinfer", own_version=True)
 
 
 def detect() -> str:
     """The version of FlashInfer; raises `ImportError` where it or a function is missing, `RuntimeError` where nothing
     can compile its kernels."""
-    try:
-        library = import_module("flashinfer")
-    except _MISFITS as error:
-        raise ImportError(f"flashinfer cannot be imported: {' '.join(str(error).split())}") from error
-    version = str(library.__version__)
+    version = _library.find()
     _check_compiler()
     try:
         for module in _MODULES:
-            module.bind(library)
+            module.bind(import_module("flashinfer"))
     except AttributeError as error:
         raise ImportError(f"flashinfer {version} has no {error.name}; install 0.6 or newer") from error
     return version

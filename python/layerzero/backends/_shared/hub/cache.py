@@ -16,7 +16,6 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module, metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
@@ -24,8 +23,10 @@ from typing import Any
 
 from layerzero import loading
 
+from ..library import Library
 from . import lockfile, variants
 
+_kernels = Library("kernels", "install_kernel", "get_local_kernel", advice="install 0.14 or newer")
 SETTING = "backends.hub_allow"
 _ENTRY = re.compile(r"([\w.-]+/[\w.-]+)@([0-9a-f]{40})")
 
@@ -43,17 +44,10 @@ def allowed() -> dict[str, str]:
     return found
 
 
-def library() -> Any:
+def library() -> Library:
     """The `kernels` package; raises `ImportError` where it, or a function, is missing."""
-    try:
-        package = import_module("kernels")
-        found = metadata.version("kernels")
-    except (ImportError, metadata.PackageNotFoundError) as error:
-        raise ImportError(f"kernels cannot be imported: {' '.join(str(error).split())}") from error
-    missing = [name for name in ("install_kernel", "get_local_kernel") if not hasattr(package, name)]
-    if missing:
-        raise ImportError(f"kernels {found} has no {', '.join(missing)}; install 0.14 or newer")
-    return package
+    _kernels.find()
+    return _kernels
 
 
 def variant(package: Any, repository: str, commit: str) -> Path:
