@@ -141,7 +141,7 @@ def adapter(backend: str) -> ModuleType:
 @cache
 def document(backend: str) -> dict[str, Any]:
     """A backend's capabilities document."""
-    text = (BACKENDS / backend / "capabilities.json").read_text(encoding="utf-8")
+    text = next(BACKENDS.glob(f"**/{backend}/capabilities.json")).read_text(encoding="utf-8")
     parsed: dict[str, Any] = json.loads(text, object_pairs_hook=_unique)
     return parsed
 

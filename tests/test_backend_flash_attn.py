@@ -19,6 +19,7 @@ import pytest
 import torch
 from attention_calls import Dense, Paged, dense_calls, paged_calls
 from described import SM, adapter, fits, takes
+from layerzero import backend_files
 
 VERSIONS = {"flash_attn": "2.8.3", "flash_attn_3": "3.0.0b1", "flash_attn_4": "4.0.0b27"}
 FAKES: dict[str, Any] = {
@@ -211,7 +212,7 @@ def test_versions_are_asked_for(backend: str, version: str, taken: bool) -> None
         assert (not reasons) is taken and all(line.startswith("[VERSION_UNSUPPORTED]") for line in reasons)
     # The document of this test run again.
     lz.register_backend(
-        described.FOLDER / backend / "capabilities.json", adapter(backend).KERNELS, version=VERSIONS[backend]
+        backend_files.folder(backend) / "capabilities.json", adapter(backend).KERNELS, version=VERSIONS[backend]
     )
 
 

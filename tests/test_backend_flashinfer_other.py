@@ -16,6 +16,7 @@ import pytest
 import torch
 from described import adapter
 from fake_flashinfer import FlashInfer
+from layerzero import backend_files
 from torch import Tensor
 
 BACKEND, VERSION = "flashinfer", "0.6.18"
@@ -249,7 +250,7 @@ def test_sampling_wants_a_library_that_keeps_within_rows() -> None:
     with described.registered(BACKEND, "0.6.4"):
         reasons = described.ask("sampling.topp", "h200", LOGITS, "float32", p=0.9)["flashinfer.topp"]
         assert reasons[0].startswith("[VERSION_UNSUPPORTED]")
-    lz.register_backend(described.FOLDER / BACKEND / "capabilities.json", adapter(BACKEND).KERNELS, version=VERSION)
+    lz.register_backend(backend_files.folder(BACKEND) / "capabilities.json", adapter(BACKEND).KERNELS, version=VERSION)
 
 
 def test_norms(fake: Rows) -> None:

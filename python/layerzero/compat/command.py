@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from layerzero import backend_files
 from layerzero.compat import builds, matrix
 from layerzero.compat.processes import Outcome, probe
 
@@ -57,7 +58,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     def names(text: str) -> list[str]:
         chosen = [name for name in text.split(",") if name]
         for name in chosen:
-            if not (matrix.BACKENDS / name / "capabilities.json").is_file():
+            if not (backend_files.folder(name) / "capabilities.json").is_file():
                 raise argparse.ArgumentTypeError(f"there is no backend '{name}'; there are {', '.join(known)}")
         return [name for name in known if name in chosen]
 
@@ -119,7 +120,7 @@ def examine(backends: Sequence[str], timeout: float, tell: Tell = lambda _: None
 
 def alone(backend: str, timeout: float, stop: threading.Event | None = None) -> dict[str, Any]:
     """What becomes of one backend in a process of its own, which ends when `stop` is set."""
-    versions, library = matrix.versions(backend), matrix.library(backend)
+    versions, library = matrix.versions(backend), backend_files.library(backend)
     build = None if library == "torch" else builds.mismatch(library)
     if builds.folder(library) is None:
         missing = {"message": f"{library} is not installed"}
@@ -133,7 +134,7 @@ def alone(backend: str, timeout: float, stop: threading.Event | None = None) -> 
     kernels = outcome.kernels
     if outcome.kernel is not None:
         kernels[outcome.kernel] = {"status": "failed", "why": outcome.died}
-    for operation in matrix.document(backend)["ops"].values():
+    for operation in backend_files.document(backend)["ops"].values():
         for kernel in operation:
             kernels.setdefault(kernel["kernel_id"], {"status": "not tried", "why": reason})
     return {

@@ -1,0 +1,49 @@
+"""FlashAttention 2 for ROCm on Triton (`flash_attn`), read from its sources at v2.8.3.
+
+Not run on hardware: tested against a function of the same signature.
+
+Windows and a softcap are taken and then passed over in silence: they are not declared.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from ..._shared.amd_processors import check_processor
+from ..._shared.operands import bshd, positive
+from ..._shared.rocm_flash_attn import find, library
+
+
+def detect() -> str:
+    """The version of flash-attn; raises where it is missing, calls Composable Kernel, or there is no device."""
+    version = find(triton=True)
+    check_processor("flash-attn on Triton", ())
+    return version
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alibi_slopes: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    layout: str,
+) -> Tensor:
+    """Dense attention, aligned bottom-right."""
+    query, scale = positive(query, scale)
+    q, k, v = bshd(query, layout), bshd(key, layout), bshd(value, layout)
+    output: Tensor = library.flash_attn_func(q, k, v, 0.0, scale, causal, (-1, -1), 0.0, alibi_slopes)
+    return output.transpose(1, 2) if layout == "BHSD" else output
+
+
+def cross(query: Tensor, key: Tensor, value: Tensor, scale: float | None, layout: str) -> Tensor:
+    """Attention to another sequence."""
+    return attention(query, key, value, None, False, scale, layout)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "flash_attn.triton": attention,
+    "flash_attn.triton.cross": cross,
+}
