@@ -59,8 +59,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """The calls of the library's function, which computes what the reference does."""
     noted: list[tuple[Any, ...]] = []
 
-    def {function}({arguments}):
-        noted.append(({arguments},))
+    def {function}({untyped}) -> Any:
+        noted.append({noted})
         return lz.run_kernel("lz_cpu.ref.{op}", {keywords})
 
     module = ModuleType("{module}")
@@ -80,9 +80,12 @@ def test_every_case_it_takes_is_right(calls: list[tuple[Any, ...]], kernel: adap
 '''
 
 
-def arguments_of(schema: dict[str, Any]) -> list[str]:
-    """What every kernel of an operation is given: its required tensors, the parameters that are not optional, its layout."""
-    names = [name for kind in ("inputs", "params") for name, optional in schema[kind].items() if not optional]
+def arguments_of(op: str, schema: dict[str, Any], takes: Sequence[str]) -> list[str]:
+    """What the kernel is given: the tensors and parameters that are not optional, those it ``takes``, its layout."""
+    optional = {name: is_optional for kind in ("inputs", "params") for name, is_optional in schema[kind].items()}
+    if unknown := [name for name in takes if name not in optional]:
+        sys.exit(f"{op} has no {', '.join(unknown)}; it has {', '.join(optional)}")
+    names = [name for name in optional if name in takes or not optional[name] and name != "seed"]
     return names + (["layout"] if schema["layouts"] else [])
 
 
@@ -92,11 +95,12 @@ def files(options: argparse.Namespace) -> dict[str, str]:
     from layerzero.kernels import _describe
 
     schema = _native.schema(options.op)
-    names = arguments_of(schema)
+    names = arguments_of(options.op, schema, options.takes)
     kernel = options.op.replace(".", "_")
     kernel_id = f"{options.name}.{kernel}"
     kinds = {name: "Tensor" if name in schema["inputs"] else "str" if name == "layout" else "Any" for name in names}
-    described = _describe(options.op, kernel_id, options.platform, options.dtypes, None, names, {})
+    shared = {"supports_gqa": True} if ".gqa." in options.op else {}
+    described = _describe(options.op, kernel_id, options.platform, options.dtypes, None, names, shared)
     capabilities = {
         "schema_version": "1.0",
         "backend": options.name,
@@ -124,7 +128,9 @@ def files(options: argparse.Namespace) -> dict[str, str]:
         "does": f"`{options.op}` by the library's `{options.function}`.",
         "version": options.version,
         "parameters": ", ".join(f"{name}: {kind}" for name, kind in kinds.items()),
+        "untyped": ", ".join(f"{name}: Any" for name in names),
         "arguments": ", ".join(names),
+        "noted": f"({', '.join(names)}{',' if len(names) == 1 else ''})",
         "keywords": ", ".join(f"{name}={name}" for name in names),
     }
     return {
@@ -156,6 +162,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--function", help="the library's function (the operation's last word)")
     parser.add_argument("--platform", default="cuda", help="where its kernel runs (cuda)")
     parser.add_argument("--dtypes", type=lambda text: text.split(","), default=["float32", "float16", "bfloat16"])
+    parser.add_argument("--takes", type=lambda text: text.split(","), default=[], help="what it takes that is optional")
     parser.add_argument("--version", default="0", help="the version that its sources were read at (0)")
     parser.add_argument("--package", type=Path, default=ROOT / "python" / "layerzero", help=argparse.SUPPRESS)
     parser.add_argument("--tests", type=Path, default=ROOT / "tests", help=argparse.SUPPRESS)
