@@ -5,16 +5,17 @@ against functions of the same signatures.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from layerzero.kernels import direct
-
 from .._shared.cuda_builds import check_build
+from .._shared.dense_attention import Call, dense
 from .._shared.library import Library
-from .._shared.operands import bshd, check_caches, is_plain, loadable, positive
+from .._shared.operands import check_caches, loadable, positive
 from .._shared.packed_rows import rows_of
 from .._shared.seeded_dropout import seeded
 
@@ -34,125 +35,34 @@ def detect() -> str:
     return version
 
 
-def _whole_call(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alibi_slopes: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    dropout_p: float,
-    seed: int,
-    layout: str,
-) -> tuple[Any, ...] | None:
+def _wants_slopes(call: Call) -> bool:
+    slopes = call.alibi_slopes
+    return slopes is not None and slopes.requires_grad and torch.is_grad_enabled()
+
+
+def _whole(call: Call) -> tuple[Any, ...] | None:
     """The library's own call, where no argument has to be turned or copied and nothing is drawn."""
-    if dropout_p > 0.0 or not is_plain(layout, scale, query, key, value) or _wants_slopes(alibi_slopes):
+    if call.dropout_p > 0.0 or not call.is_plain() or _wants_slopes(call):
         return None
-    window = (window_left, window_right)
-    return _library.flash_attn_func, (query, key, value, 0.0, scale, causal, window, softcap, alibi_slopes)
+    options = (0.0, call.scale, call.causal, call.window, call.softcap, call.alibi_slopes)
+    return _library.flash_attn_func, (*call.operands, *options)
 
 
-@direct(_whole_call)
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alibi_slopes: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    dropout_p: float,
-    seed: int,
-    layout: str,
-) -> Tensor:
-    """Dense attention; its backward adds in any order."""
-    window = (window_left, window_right)
-    return _attend(query, key, value, alibi_slopes, causal, scale, window, softcap, dropout_p, seed, layout, False)
-
-
-def attention_deterministic(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alibi_slopes: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    dropout_p: float,
-    seed: int,
-    layout: str,
-) -> Tensor:
-    """Dense attention whose backward adds in a fixed order, which takes more time and memory."""
-    window = (window_left, window_right)
-    return _attend(query, key, value, alibi_slopes, causal, scale, window, softcap, dropout_p, seed, layout, True)
-
-
-def cross(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float | None,
-    softcap: float,
-    dropout_p: float,
-    seed: int,
-    layout: str,
-) -> Tensor:
-    """Attention to another sequence."""
-    return _attend(query, key, value, None, False, scale, (-1, -1), softcap, dropout_p, seed, layout, False)
-
-
-def cross_deterministic(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float | None,
-    softcap: float,
-    dropout_p: float,
-    seed: int,
-    layout: str,
-) -> Tensor:
-    """Attention to another sequence whose backward adds in a fixed order."""
-    return _attend(query, key, value, None, False, scale, (-1, -1), softcap, dropout_p, seed, layout, True)
-
-
-def _wants_slopes(alibi_slopes: Tensor | None) -> bool:
-    return alibi_slopes is not None and alibi_slopes.requires_grad and torch.is_grad_enabled()
-
-
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alibi_slopes: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    window: tuple[int, int],
-    softcap: float,
-    dropout_p: float,
-    seed: int,
-    layout: str,
-    deterministic: bool,
-) -> Tensor:
-    if _wants_slopes(alibi_slopes):
+def _attend(call: Call, deterministic: bool = False) -> Tensor:
+    if _wants_slopes(call):
         raise RuntimeError("flash-attn gives no gradient for alibi_slopes")
-    query, scale = positive(query, scale)
-    q, k, v = bshd(query, layout), bshd(key, layout), bshd(value, layout)
-    output: Tensor
-    if dropout_p > 0.0:
-        with seeded(q.device, seed):
-            output = _library.flash_attn_func(
-                q, k, v, dropout_p, scale, causal, window, softcap, alibi_slopes, deterministic
-            )
-    else:
-        output = _library.flash_attn_func(q, k, v, 0.0, scale, causal, window, softcap, alibi_slopes, deterministic)
-    return output.transpose(1, 2) if layout == "BHSD" else output
+    options = (call.dropout_p, call.scale, call.causal, call.window, call.softcap, call.alibi_slopes, deterministic)
+    with seeded(call.query.device, call.seed) if call.dropout_p > 0.0 else nullcontext():
+        output: Tensor = _library.flash_attn_func(*call.operands, *options)
+    return output
+
+
+_OPTIONS = ("alibi_slopes", "causal", "window_left", "window_right", "softcap", "dropout_p", "seed")
+_CROSS = ("softcap", "dropout_p", "seed")
+# Its backward adds in any order; in a fixed one, it needs more time and memory.
+_in_order = partial(_attend, deterministic=True)
+attention = dense(_attend, *_OPTIONS, whole=_whole)
+cross = dense(_attend, *_CROSS)
 
 
 def paged_decode(
@@ -228,10 +138,10 @@ def paged_prefill(
 KERNELS: dict[str, Callable[..., Any]] = {
     "flash_attn.v2": attention,
     "flash_attn.v2.train": attention,
-    "flash_attn.v2.train.deterministic": attention_deterministic,
+    "flash_attn.v2.train.deterministic": dense(_in_order, *_OPTIONS),
     "flash_attn.v2.cross": cross,
     "flash_attn.v2.cross.train": cross,
-    "flash_attn.v2.cross.train.deterministic": cross_deterministic,
+    "flash_attn.v2.cross.train.deterministic": dense(_in_order, *_CROSS),
     "flash_attn.v2.paged.decode": paged_decode,
     "flash_attn.v2.paged.decode.gqa": paged_decode,
     "flash_attn.v2.paged.prefill": paged_prefill,

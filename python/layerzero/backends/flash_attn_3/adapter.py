@@ -10,9 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from layerzero.kernels import direct
-
 from .._shared.cuda_builds import check_build
+from .._shared.dense_attention import Call, dense
 from .._shared.library import Library
 from .._shared.operands import check_caches, is_tileable, positive, tileable
 from .._shared.packed_rows import rows_of
@@ -51,102 +50,32 @@ def _call(*args: Any, **keywords: Any) -> Tensor:
     return _output(_library.flash_attn_func(*args, **keywords))
 
 
-def _whole_call(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    layout: str,
-) -> tuple[Any, ...] | None:
+def _options(call: Call) -> dict[str, Any]:
+    return {"softmax_scale": call.scale, "causal": call.causal, "window_size": call.window, "softcap": call.softcap}
+
+
+def _whole(call: Call) -> tuple[Any, ...] | None:
     """The library's own call, where no argument has to be turned or copied."""
-    tensors = (query, key, value)
-    if layout != "BSHD" or (scale is not None and scale <= 0.0) or not all(map(is_tileable, tensors)):
+    negative = call.scale is not None and call.scale <= 0.0
+    if call.layout != "BSHD" or negative or not all(map(is_tileable, call.operands)):
         return None
-    keywords = {
-        "softmax_scale": scale,
-        "causal": causal,
-        "window_size": (window_left, window_right),
-        "softcap": softcap,
-    }
-    return _quick, tensors, keywords
+    return _quick, call.operands, _options(call)
 
 
-@direct(_whole_call)
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    layout: str,
-) -> Tensor:
-    """Dense attention, without gradients."""
-    return _attend(_quick, query, key, value, causal, scale, (window_left, window_right), softcap, layout)
+def _operand(tensor: Tensor, layout: str) -> Tensor:
+    return tileable(tensor.transpose(1, 2) if layout == "BHSD" else tensor)
 
 
-def attention_train(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    layout: str,
-) -> Tensor:
-    """Dense attention whose backward adds in any order."""
-    return _attend(_call, query, key, value, causal, scale, (window_left, window_right), softcap, layout)
+def _attend(call: Call) -> Tensor:
+    output: Tensor = _quick(*call.operands, **_options(call))
+    return output
 
 
-def attention_deterministic(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    layout: str,
-) -> Tensor:
-    """Dense attention whose backward adds in a fixed order."""
-    window = (window_left, window_right)
-    return _attend(partial(_call, deterministic=True), query, key, value, causal, scale, window, softcap, layout)
+def _trained(call: Call, **more: Any) -> Tensor:
+    return _call(*call.operands, **_options(call), **more)
 
 
-def cross(query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float, layout: str) -> Tensor:
-    """Attention to another sequence, without gradients."""
-    return _attend(_quick, query, key, value, False, scale, (-1, -1), softcap, layout)
-
-
-def cross_train(query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float, layout: str) -> Tensor:
-    """Attention to another sequence."""
-    return _attend(_call, query, key, value, False, scale, (-1, -1), softcap, layout)
-
-
-def _attend(
-    attend: Callable[..., Tensor],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    causal: bool,
-    scale: float | None,
-    window: tuple[int, int],
-    softcap: float,
-    layout: str,
-) -> Tensor:
-    query, scale = positive(query, scale)
-    turned = (t.transpose(1, 2) if layout == "BHSD" else t for t in (query, key, value))
-    output = attend(*map(tileable, turned), softmax_scale=scale, causal=causal, window_size=window, softcap=softcap)
-    return output.transpose(1, 2) if layout == "BHSD" else output
+_OPTIONS = ("causal", "window_left", "window_right", "softcap")
 
 
 def paged_decode(
@@ -218,11 +147,12 @@ def paged_prefill(
 
 
 KERNELS: dict[str, Callable[..., Any]] = {
-    "flash_attn.v3": attention,
-    "flash_attn.v3.train": attention_train,
-    "flash_attn.v3.train.deterministic": attention_deterministic,
-    "flash_attn.v3.cross": cross,
-    "flash_attn.v3.cross.train": cross_train,
+    "flash_attn.v3": dense(_attend, *_OPTIONS, operand=_operand, whole=_whole),
+    # Its backward adds in any order, or in a fixed one.
+    "flash_attn.v3.train": dense(_trained, *_OPTIONS, operand=_operand),
+    "flash_attn.v3.train.deterministic": dense(partial(_trained, deterministic=True), *_OPTIONS, operand=_operand),
+    "flash_attn.v3.cross": dense(_attend, "softcap", operand=_operand),
+    "flash_attn.v3.cross.train": dense(_trained, "softcap", operand=_operand),
     "flash_attn.v3.paged.decode": paged_decode,
     "flash_attn.v3.paged.decode.gqa": paged_decode,
     "flash_attn.v3.paged.prefill": paged_prefill,

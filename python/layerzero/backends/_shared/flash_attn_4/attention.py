@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from layerzero.kernels import direct
-
+from ..dense_attention import Call, dense
 from ..library import Library
 from ..operands import bshd, check_caches, loadable, positive, readable
 from ..packed_rows import rows_of
@@ -40,106 +39,32 @@ def single_launch(
     return launch(function, operands, layout == "BHSD", **keywords), operands
 
 
-def _whole_call(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    layout: str,
-    **more: Any,
-) -> tuple[Any, ...] | None:
-    keywords = _keywords(causal, scale, window_left, window_right, softcap)
-    return single_launch(library.flash_attn_func, (query, key, value), layout, **keywords, **more)
-
-
-def _keywords(causal: bool, scale: float | None, window_left: int, window_right: int, softcap: float) -> dict[str, Any]:
+def _options(call: Call) -> dict[str, Any]:
     return {
-        "softmax_scale": scale,
-        "causal": causal,
-        "window_size": (_side(window_left), _side(window_right)),
-        "softcap": softcap,
+        "softmax_scale": call.scale,
+        "causal": call.causal,
+        "window_size": (_side(call.window_left), _side(call.window_right)),
+        "softcap": call.softcap,
     }
 
 
-def _attended(
-    operands: tuple[Tensor, Tensor, Tensor], scale: float | None, layout: str, more: dict[str, Any]
-) -> Tensor:
-    query, scale = positive(operands[0], scale)
-    turned = (operand(tensor, layout) for tensor in (query, *operands[1:]))
-    output: Tensor = library.flash_attn_func(*turned, **{**more, "softmax_scale": scale})[0]
-    return output.transpose(1, 2) if layout == "BHSD" else output
+def _whole(call: Call, **more: Any) -> tuple[Any, ...] | None:
+    return single_launch(library.flash_attn_func, call.operands, call.layout, **_options(call), **more)
 
 
-def trained(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    layout: str,
-) -> Tensor:
-    """Dense attention, with gradients."""
-    keywords = _keywords(causal, scale, window_left, window_right, softcap)
-    return _attended((query, key, value), scale, layout, keywords)
+def _attend(call: Call, **more: Any) -> Tensor:
+    output: Tensor = library.flash_attn_func(*call.operands, **_options(call), **more)[0]
+    return output
 
 
-@direct(_whole_call)
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    layout: str,
-) -> Tensor:
-    """Dense attention."""
-    return trained(query, key, value, causal, scale, window_left, window_right, softcap, layout)
-
-
-@direct(partial(_whole_call, pack_gqa=False))
-def unpacked(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    layout: str,
-) -> Tensor:
-    """Dense attention, each head by itself: the library would work on the heads of a group together."""
-    keywords = {**_keywords(causal, scale, window_left, window_right, softcap), "pack_gqa": False}
-    return _attended((query, key, value), scale, layout, keywords)
-
-
-def _whole_cross(
-    query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float, layout: str
-) -> tuple[Any, ...] | None:
-    return _whole_call(query, key, value, False, scale, -1, -1, softcap, layout)
-
-
-def trained_cross(
-    query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float, layout: str
-) -> Tensor:
-    """Attention to another sequence, with gradients."""
-    return trained(query, key, value, False, scale, -1, -1, softcap, layout)
-
-
-@direct(_whole_cross)
-def cross(query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float, layout: str) -> Tensor:
-    """Attention to another sequence."""
-    return trained_cross(query, key, value, scale, softcap, layout)
+_OPTIONS = ("causal", "window_left", "window_right", "softcap")
+attention = dense(_attend, *_OPTIONS, operand=operand, whole=_whole)
+# Each head by itself: the library would work on the heads of a group together.
+unpacked = dense(partial(_attend, pack_gqa=False), *_OPTIONS, operand=operand, whole=partial(_whole, pack_gqa=False))
+cross = dense(_attend, "softcap", operand=operand, whole=_whole)
+# With gradients.
+trained = dense(_attend, *_OPTIONS, operand=operand)
+trained_cross = dense(_attend, "softcap", operand=operand)
 
 
 def paged_prefill(

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..._shared.amd_processors import check_processor
+from ..._shared.dense_attention import Call, dense
 from ..._shared.library import Library
-from ..._shared.operands import bshd, positive
 
 _library = Library(
     "aiter",
@@ -37,36 +37,16 @@ def detect() -> str:
     return version
 
 
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alibi_slopes: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    layout: str,
-) -> Tensor:
-    """Dense attention, aligned bottom-right."""
-    query, scale = positive(query, scale)
-    # A causal bound is a window that ends at the query; the other end is its own.
-    window = (window_left, -1 if causal else window_right, 0)
+def _attend(call: Call) -> Tensor:
     output: Tensor = _library.flash_attn_func(
-        bshd(query, layout),
-        bshd(key, layout),
-        bshd(value, layout),
-        softmax_scale=scale,
-        causal=causal,
-        window_size=window,
-        alibi_slopes=alibi_slopes,
+        *call.operands,
+        softmax_scale=call.scale,
+        causal=call.causal,
+        # A causal bound is a window that ends at the query; the other end is its own.
+        window_size=(call.window_left, -1 if call.causal else call.window_right, 0),
+        alibi_slopes=call.alibi_slopes,
     )
-    return output.transpose(1, 2) if layout == "BHSD" else output
-
-
-def cross(query: Tensor, key: Tensor, value: Tensor, scale: float | None, layout: str) -> Tensor:
-    """Attention to another sequence."""
-    return attention(query, key, value, None, False, scale, -1, -1, layout)
+    return output
 
 
 def rms_norm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -127,8 +107,8 @@ def _table(table: Tensor, pairs: int) -> Tensor:
 
 
 KERNELS: dict[str, Callable[..., Any]] = {
-    "aiter.flash_attn": attention,
-    "aiter.flash_attn.cross": cross,
+    "aiter.flash_attn": dense(_attend, "alibi_slopes", "causal", "window_left", "window_right"),
+    "aiter.flash_attn.cross": dense(_attend),
     "aiter.rms_norm": rms_norm,
     "aiter.add_rms_norm": fused_add_rms_norm,
     "aiter.layer_norm": layer_norm,

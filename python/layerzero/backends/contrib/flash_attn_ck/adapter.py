@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ..._shared.amd_processors import check_processor
-from ..._shared.operands import bshd, positive
+from ..._shared.dense_attention import Call, dense
 from ..._shared.rocm_flash_attn import find, library
 
 _PROCESSORS = ("gfx90a", "gfx942", "gfx950")
@@ -24,31 +24,13 @@ def detect() -> str:
     return version
 
 
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alibi_slopes: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    layout: str,
-) -> Tensor:
-    """Dense attention, aligned bottom-right."""
-    query, scale = positive(query, scale)
-    window = (window_left, window_right)
-    q, k, v = bshd(query, layout), bshd(key, layout), bshd(value, layout)
-    output: Tensor = library.flash_attn_func(q, k, v, 0.0, scale, causal, window, 0.0, alibi_slopes)
-    return output.transpose(1, 2) if layout == "BHSD" else output
-
-
-def cross(query: Tensor, key: Tensor, value: Tensor, scale: float | None, layout: str) -> Tensor:
-    """Attention to another sequence."""
-    return attention(query, key, value, None, False, scale, -1, -1, layout)
+def _attend(call: Call) -> Tensor:
+    options = (0.0, call.scale, call.causal, call.window, 0.0, call.alibi_slopes)
+    output: Tensor = library.flash_attn_func(*call.operands, *options)
+    return output
 
 
 KERNELS: dict[str, Callable[..., Any]] = {
-    "flash_attn.ck": attention,
-    "flash_attn.ck.cross": cross,
+    "flash_attn.ck": dense(_attend, "alibi_slopes", "causal", "window_left", "window_right"),
+    "flash_attn.ck.cross": dense(_attend),
 }

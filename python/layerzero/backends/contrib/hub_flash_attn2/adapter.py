@@ -8,10 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from layerzero.kernels import direct
-
+from ..._shared.dense_attention import Call, dense
 from ..._shared.hub.cache import load
-from ..._shared.operands import bshd, is_plain, positive
 
 _REPOSITORY = "kernels-community/flash-attn2"
 # Its function, once it is found.
@@ -26,51 +24,23 @@ def detect() -> str:
     return version
 
 
-def _whole_call(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alibi_slopes: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    layout: str,
-) -> tuple[Any, ...] | None:
+def _arguments(call: Call) -> tuple[Any, ...]:
+    return (*call.operands, 0.0, call.scale, call.causal, call.window, call.softcap, call.alibi_slopes)
+
+
+def _whole(call: Call) -> tuple[Any, ...] | None:
     """The kernel's own call, where no argument has to be turned or copied."""
-    if not is_plain(layout, scale, query, key, value):
-        return None
-    return _dense, (query, key, value, 0.0, scale, causal, (window_left, window_right), softcap, alibi_slopes)
+    return (_dense, _arguments(call)) if call.is_plain() else None
 
 
-@direct(_whole_call)
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alibi_slopes: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    layout: str,
-) -> Tensor:
-    """Dense attention, aligned bottom-right."""
-    query, scale = positive(query, scale)
-    q, k, v = bshd(query, layout), bshd(key, layout), bshd(value, layout)
-    window = (window_left, window_right)
-    output: Tensor = _dense(q, k, v, 0.0, scale, causal, window, softcap, alibi_slopes)
-    return output.transpose(1, 2) if layout == "BHSD" else output
+def _attend(call: Call) -> Tensor:
+    output: Tensor = _dense(*_arguments(call))
+    return output
 
 
-def cross(query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float, layout: str) -> Tensor:
-    """Attention to another sequence."""
-    return attention(query, key, value, None, False, scale, -1, -1, softcap, layout)
-
+_OPTIONS = ("alibi_slopes", "causal", "window_left", "window_right", "softcap")
 
 KERNELS: dict[str, Callable[..., Any]] = {
-    "hub.flash_attn2": attention,
-    "hub.flash_attn2.cross": cross,
+    "hub.flash_attn2": dense(_attend, *_OPTIONS, whole=_whole),
+    "hub.flash_attn2.cross": dense(_attend, "softcap"),
 }

@@ -8,10 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from layerzero.kernels import direct
-
+from ..._shared.dense_attention import Call, dense
 from ..._shared.hub.cache import load
-from ..._shared.operands import bshd, is_plain, positive
 
 _REPOSITORY = "kernels-community/flash-attn3"
 # Its function, once it is found.
@@ -33,53 +31,22 @@ def _call(*args: Any, **keywords: Any) -> Tensor:
     return output
 
 
-def _options(causal: bool, scale: float | None, window_left: int, window_right: int, softcap: float) -> dict[str, Any]:
-    window = (window_left, window_right)
-    return {"softmax_scale": scale, "causal": causal, "window_size": window, "softcap": softcap}
+def _options(call: Call) -> dict[str, Any]:
+    return {"softmax_scale": call.scale, "causal": call.causal, "window_size": call.window, "softcap": call.softcap}
 
 
-def _whole_call(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    layout: str,
-) -> tuple[Any, ...] | None:
+def _whole(call: Call) -> tuple[Any, ...] | None:
     """The kernel's own call, where no argument has to be turned or copied."""
-    if not is_plain(layout, scale, query, key, value):
-        return None
-    return _call, (query, key, value), _options(causal, scale, window_left, window_right, softcap)
+    return (_call, call.operands, _options(call)) if call.is_plain() else None
 
 
-@direct(_whole_call)
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    layout: str,
-) -> Tensor:
-    """Dense attention, aligned bottom-right."""
-    query, scale = positive(query, scale)
-    q, k, v = bshd(query, layout), bshd(key, layout), bshd(value, layout)
-    output = _call(q, k, v, **_options(causal, scale, window_left, window_right, softcap))
-    return output.transpose(1, 2) if layout == "BHSD" else output
+def _attend(call: Call) -> Tensor:
+    return _call(*call.operands, **_options(call))
 
 
-def cross(query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float, layout: str) -> Tensor:
-    """Attention to another sequence."""
-    return attention(query, key, value, False, scale, -1, -1, softcap, layout)
-
+_OPTIONS = ("causal", "window_left", "window_right", "softcap")
 
 KERNELS: dict[str, Callable[..., Any]] = {
-    "hub.flash_attn3": attention,
-    "hub.flash_attn3.cross": cross,
+    "hub.flash_attn3": dense(_attend, *_OPTIONS, whole=_whole),
+    "hub.flash_attn3.cross": dense(_attend, "softcap"),
 }
