@@ -15,8 +15,8 @@ from torch import Tensor
 from .._shared.cuda_builds import check_build
 from .._shared.dense_attention import Call, dense
 from .._shared.library import Library
-from .._shared.operands import check_caches, loadable, positive
-from .._shared.packed_rows import rows_of
+from .._shared.packed_rows import Rows
+from .._shared.paged_attention import Pages, decode, prefill
 from .._shared.seeded_dropout import seeded
 
 _library = Library(
@@ -65,75 +65,43 @@ attention = dense(_attend, *_OPTIONS, whole=_whole)
 cross = dense(_attend, *_CROSS)
 
 
-def paged_decode(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    scale: float | None,
-    window_left: int,
-    softcap: float,
-    layout: str,
-) -> Tensor:
-    """One query per sequence over pages."""
-    query, scale = positive(query, scale)
-    rows = loadable(query if query.dim() == 4 else query.unsqueeze(1))
-    check_caches(key_cache, value_cache)
-    if layout == "HND":
-        key_cache, value_cache = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
+def _decode(query: Tensor, pages: Pages) -> Tensor:
     output: Tensor = _library.flash_attn_with_kvcache(
-        rows,
-        key_cache,
-        value_cache,
-        cache_seqlens=context_lens,
-        block_table=block_tables,
-        softmax_scale=scale,
+        query,
+        pages.key_cache,
+        pages.value_cache,
+        cache_seqlens=pages.context_lens,
+        block_table=pages.block_tables,
+        softmax_scale=pages.scale,
         # A single query is the last position: nothing lies behind it.
-        window_size=(window_left, -1),
-        softcap=softcap,
+        window_size=(pages.window_left, -1),
+        softcap=pages.softcap,
     )
-    return output.view(query.shape)
+    return output
 
 
-def paged_prefill(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    cu_seqlens_q: Tensor,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    softcap: float,
-    layout: str,
-) -> Tensor:
-    """Packed queries over pages."""
-    rows = rows_of(cu_seqlens_q, query)
-    query, scale = positive(query, scale)
-    check_caches(key_cache, value_cache)
-    if layout == "HND":
-        key_cache, value_cache = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
+def _prefill(query: Tensor, pages: Pages, rows: Rows, cu_seqlens_q: Tensor, causal: bool) -> Tensor:
     # Told that no sequence has two queries, it takes for granted that each has one.
-    each_has_one = rows.first == 0 and rows.end == query.shape[0] == context_lens.shape[0]
+    each_has_one = rows.first == 0 and rows.end == query.shape[0] == pages.context_lens.shape[0]
     longest = rows.longest if each_has_one else max(rows.longest, 2)
     output: Tensor = _library.flash_attn_varlen_func(
-        loadable(query),
-        key_cache,
-        value_cache,
+        query,
+        pages.key_cache,
+        pages.value_cache,
         cu_seqlens_q,
-        torch.nn.functional.pad(context_lens.cumsum(0, dtype=torch.int32), (1, 0)),
+        torch.nn.functional.pad(pages.context_lens.cumsum(0, dtype=torch.int32), (1, 0)),
         longest,
-        block_tables.shape[1] * key_cache.shape[1],
-        softmax_scale=scale,
+        pages.slots,
+        softmax_scale=pages.scale,
         causal=causal,
-        window_size=(window_left, -1),
-        softcap=softcap,
-        block_table=block_tables,
+        window_size=(pages.window_left, -1),
+        softcap=pages.softcap,
+        block_table=pages.block_tables,
     )
-    return rows.zero_others(output)
+    return output
 
+
+paged_decode, paged_prefill = decode(_decode), prefill(_prefill)
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "flash_attn.v2": attention,

@@ -13,8 +13,9 @@ from torch import Tensor
 from .._shared.cuda_builds import check_build
 from .._shared.dense_attention import Call, dense
 from .._shared.library import Library
-from .._shared.operands import check_caches, is_tileable, positive, tileable
-from .._shared.packed_rows import rows_of
+from .._shared.operands import is_tileable, tileable
+from .._shared.packed_rows import Rows
+from .._shared.paged_attention import Pages, decode, prefill
 from . import operator
 
 _library = Library(
@@ -78,73 +79,27 @@ def _trained(call: Call, **more: Any) -> Tensor:
 _OPTIONS = ("causal", "window_left", "window_right", "softcap")
 
 
-def paged_decode(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    scale: float | None,
-    window_left: int,
-    softcap: float,
-    layout: str,
-) -> Tensor:
-    """One query per sequence over pages."""
-    query, scale = positive(query, scale)
-    rows = tileable(query if query.dim() == 4 else query.unsqueeze(1))
-    check_caches(key_cache, value_cache)
-    if layout == "HND":
-        key_cache, value_cache = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
+def _paged(query: Tensor, pages: Pages, **more: Any) -> Tensor:
     output = _cached(
-        rows,
-        key_cache,
-        value_cache,
-        cache_seqlens=context_lens,
-        page_table=block_tables,
-        softmax_scale=scale,
+        query,
+        pages.key_cache,
+        pages.value_cache,
+        cache_seqlens=pages.context_lens,
+        page_table=pages.block_tables,
+        softmax_scale=pages.scale,
         # A single query is the last position: nothing lies behind it.
-        window_size=(window_left, -1),
-        softcap=softcap,
+        window_size=(pages.window_left, -1),
+        softcap=pages.softcap,
+        **more,
     )
-    return _output(output).view(query.shape)
+    return _output(output)
 
 
-def paged_prefill(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    cu_seqlens_q: Tensor,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    softcap: float,
-    layout: str,
-) -> Tensor:
-    """Packed queries over pages."""
-    rows = rows_of(cu_seqlens_q, query)
-    query, scale = positive(query, scale)
-    check_caches(key_cache, value_cache)
-    if layout == "HND":
-        key_cache, value_cache = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
-    output = _output(
-        _cached(
-            tileable(query),
-            key_cache,
-            value_cache,
-            cache_seqlens=context_lens,
-            page_table=block_tables,
-            cu_seqlens_q=cu_seqlens_q,
-            max_seqlen_q=max(rows.longest, 1),
-            softmax_scale=scale,
-            causal=causal,
-            window_size=(window_left, -1),
-            softcap=softcap,
-        )
-    )
-    return rows.zero_others(output)
+def _prefill(query: Tensor, pages: Pages, rows: Rows, cu_seqlens_q: Tensor, causal: bool) -> Tensor:
+    return _paged(query, pages, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max(rows.longest, 1), causal=causal)
 
+
+paged_decode, paged_prefill = decode(_paged, tileable), prefill(_prefill, tileable)
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "flash_attn.v3": dense(_attend, *_OPTIONS, operand=_operand, whole=_whole),

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from ..dense_attention import Call, dense
 from ..library import Library
-from ..operands import bshd, check_caches, loadable, positive, readable
-from ..packed_rows import rows_of
+from ..operands import bshd, readable
+from ..packed_rows import Rows
+from ..paged_attention import Pages, prefill
 from .launching import launch
 
 library = Library("flash_attn.cute", "flash_attn_func", "flash_attn_varlen_func")
@@ -67,37 +68,22 @@ trained = dense(_attend, *_OPTIONS, operand=operand)
 trained_cross = dense(_attend, "softcap", operand=operand)
 
 
-def paged_prefill(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    cu_seqlens_q: Tensor,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    softcap: float,
-    layout: str,
-) -> Tensor:
-    """Packed queries over pages."""
-    rows = rows_of(cu_seqlens_q, query)
-    query, scale = positive(query, scale)
-    check_caches(key_cache, value_cache)
-    if layout == "HND":
-        key_cache, value_cache = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
+def _prefill(query: Tensor, pages: Pages, rows: Rows, cu_seqlens_q: Tensor, causal: bool) -> Tensor:
     output: Tensor = library.flash_attn_varlen_func(
-        loadable(query),
-        key_cache,
-        value_cache,
+        query,
+        pages.key_cache,
+        pages.value_cache,
         cu_seqlens_q=cu_seqlens_q,
         max_seqlen_q=max(rows.longest, 1),
-        max_seqlen_k=block_tables.shape[1] * key_cache.shape[1],
-        seqused_k=context_lens,
-        page_table=block_tables,
-        softmax_scale=scale,
+        max_seqlen_k=pages.slots,
+        seqused_k=pages.context_lens,
+        page_table=pages.block_tables,
+        softmax_scale=pages.scale,
         causal=causal,
-        window_size=(_side(window_left), None),
-        softcap=softcap,
+        window_size=(_side(pages.window_left), None),
+        softcap=pages.softcap,
     )[0]
-    return rows.zero_others(output)
+    return output
+
+
+paged_prefill = prefill(_prefill)
