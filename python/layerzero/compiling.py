@@ -24,7 +24,7 @@ from layerzero import _native, control, devices, loading, models, pinning
 from layerzero.errors import ConfigurationError, InvalidCallError, warn
 from layerzero.lifecycle import open_in_forks
 from layerzero.pinning import DispatchTable
-from layerzero.printing import visible
+from layerzero.printing import aligned, visible
 from layerzero.stepping import carried
 
 #: Contexts around a plan whose overlays it keeps.
@@ -265,7 +265,7 @@ class Plan:
     def __str__(self) -> str:
         table, decisions = self.table, self.decisions
         head = [f"plan of {table.model_id} on {table.hardware_signature}"]
-        rows = models.aligned(_COLUMNS, map(_row, decisions), ("time",)) if decisions else ["nothing is decided"]
+        rows = aligned(_COLUMNS, map(_row, decisions), ("time",)) if decisions else ["nothing is decided"]
         return visible("\n".join(head + rows + self._remarks()))
 
     def _remarks(self) -> list[str]:

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from layerzero.lifecycle import open_in_forks
-from layerzero.models import aligned
-from layerzero.printing import visible
+from layerzero.printing import aligned, visible
 
 #: Calls that are remembered, at most; the oldest are forgotten.
 _MOST = 1000

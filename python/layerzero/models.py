@@ -12,14 +12,14 @@ import html
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from layerzero import _native, loading
 from layerzero.errors import InvalidCallError, LayerZeroError
-from layerzero.printing import visible
+from layerzero.printing import aligned, visible
 
 if TYPE_CHECKING:
     from layerzero.costs import Share
@@ -273,18 +273,6 @@ class DryRun:
         body = "".join(row(_row(call)) for call in self.calls)
         remarks = "".join(f"<p>{html.escape(remark)}</p>" for remark in self._remarks())
         return f"<table><thead>{row(_COLUMNS, 'th')}</thead><tbody>{body}</tbody></table>{remarks}"
-
-
-def aligned(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[str]) -> list[str]:
-    """The lines of a table; columns of numbers stand on the right."""
-    rows = [columns, *rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
-    at_right = {columns.index(name) for name in right}
-    lines = []
-    for row in rows:
-        cells = (c.rjust(w) if i in at_right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        lines.append("  ".join(cells).rstrip())
-    return lines
 
 
 def _row(call: PlannedCall) -> tuple[str, ...]:

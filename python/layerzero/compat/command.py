@@ -17,6 +17,7 @@ from typing import Any
 from layerzero import backend_files
 from layerzero.compat import builds, matrix
 from layerzero.compat.processes import Outcome, probe
+from layerzero.printing import aligned, show_status
 
 #: How many kernels of a backend are tried again beside another.
 QUICK = 4
@@ -37,9 +38,9 @@ def main(arguments: Sequence[str]) -> int:
     except SystemExit as exit:
         return int(exit.code or 0)
     try:
-        found = examine(options.backends, options.timeout, _tell)
+        found = examine(options.backends, options.timeout, show_status)
     except KeyboardInterrupt:
-        _tell("")
+        show_status("")
         print("stopped; nothing was written", file=sys.stderr)
         return STOPPED
     file = options.output or matrix.path()
@@ -91,11 +92,6 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     if options.backends is None:
         options.backends = known if options.unproven else list(BACKENDS)
     return options
-
-
-def _tell(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\x1b[2K{text}", end="" if text else "\r", file=sys.stderr, flush=True)
 
 
 def examine(backends: Sequence[str], timeout: float, tell: Tell = lambda _: None) -> dict[str, Any]:
@@ -239,17 +235,14 @@ def has_problems(found: dict[str, Any]) -> bool:
 
 def table(found: dict[str, Any]) -> list[str]:
     """What was found, for people."""
-    rows = [("backend", "version", "status", "right", "wrong", "not tried", "why")]
+    rows = []
     for entry in found["entries"]:
         states = [kernel["status"] for kernel in entry["kernels"].values()]
         counts = (states.count("right"), sum(state in BAD for state in states), states.count("not tried"))
         version = entry["found"]["version"] or entry["versions"]["library"] or "–"
         rows.append((entry["backend"], version, entry["status"], *map(str, counts), entry["reason"] or ""))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    lines = []
-    for row in rows:
-        cells = [c.rjust(w) if 3 <= i <= 5 else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=False))]
-        lines.append("  ".join([*cells, row[-1]]).rstrip())
+    counted = ("right", "wrong", "not tried")
+    lines = aligned(("backend", "version", "status", *counted, "why"), rows, counted)
     for entry in found["entries"]:
         bad = ((name, kernel) for name, kernel in entry["kernels"].items() if kernel["status"] in BAD)
         # What a probe ended with is said already.

@@ -17,7 +17,7 @@ from layerzero.inspection import SelectionReport
 from layerzero.integrations import transformers_models
 from layerzero.lifecycle import waited_for
 from layerzero.models import Call
-from layerzero.printing import visible
+from layerzero.printing import aligned, show_status, visible
 from layerzero.tuning import forward
 from layerzero.tuning.forward import Forward
 from layerzero.workloads import Traced
@@ -62,8 +62,7 @@ class TuneReport:
 
     def __str__(self) -> str:
         rows = self._rows()
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines = aligned(rows[0], rows[1:])
         out = [f"out: {kernel}: {why}" for t in self.tuned for kernel, why in t["out"]]
         rest = [f"not measured: {call['op']}: {why}" for call, why in self.impossible]
         rest += [f"left out: {text}" for text in self.left_out]
@@ -339,9 +338,8 @@ def _measure(
         return json.loads(_native.measure(to_json(request), seconds(budget), samples, force, 0, regret, tell))
     finally:
         fingerprints.measured()
-        if shown and sys.stderr.isatty():
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
+        if shown:
+            show_status("")
 
 
 def _teller() -> Callable[[str], bool]:
@@ -356,11 +354,10 @@ def _teller() -> Callable[[str], bool]:
         left = max(int(p["left_s"] + 0.999), 0)
         line = f"{p['done']}/{p['calls']} calls, {left // 60}:{left % 60:02} left"
         if moves:
-            sys.stderr.write(f"\r\x1b[2K{'█' * full + '░' * (24 - full)} {line}  {p['current']}")
+            show_status(f"{'█' * full + '░' * (24 - full)} {line}  {p['current']}")
         elif full // 6 > told:
-            sys.stderr.write(line + "\n")
+            print(line, file=sys.stderr, flush=True)
         told = max(told, full // 6)
-        sys.stderr.flush()
         return True
 
     return tell
