@@ -471,7 +471,7 @@ def test_a_library_that_is_not_there_is_said_so_in_one_line(monkeypatch: pytest.
 
 def test_the_package_of_version_4_is_not_taken_for_version_2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flash_attn", type(sys)("flash_attn"))
-    with pytest.raises(ImportError, match="flash_attn 2.8.3 has no flash_attn_func, .*; install flash-attn 2.8"):
+    with pytest.raises(ImportError, match="flash_attn has no flash_attn_func, .*; install flash-attn 2.8"):
         adapter("flash_attn").detect()
 
 

@@ -45,7 +45,7 @@ def registered() -> Iterator[None]:
 
 def repository(backend: str) -> str:
     """What it is called on the hub."""
-    return str(adapter(backend)._REPOSITORY)
+    return str(adapter(backend)._repository.name)
 
 
 class Kernels:

@@ -62,6 +62,23 @@ def variant(package: Any, repository: str, commit: str) -> Path:
     return folder
 
 
+class Repository:
+    """A repository of the hub, as :class:`~..library.Library` is a library: after :meth:`find` its functions are attributes."""
+
+    def __init__(self, name: str, *functions: str) -> None:
+        self.name = name
+        self._functions = functions
+
+    def find(self) -> str:
+        """The commit that is used, as a version. Raises where it may not be used, or is not in the cache."""
+        version, module = load(self.name, self._functions)
+        vars(self).update((name, getattr(module, name)) for name in self._functions)
+        return version
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{self.name} was not loaded yet, or {name} is not among what it must have", name=name)
+
+
 def load(repository: str, functions: tuple[str, ...]) -> tuple[str, ModuleType]:
     """A repository's version and module; raises `RuntimeError` where it may not run or is not in the cache, `ImportError`
     where the `kernels` package or a function is missing."""

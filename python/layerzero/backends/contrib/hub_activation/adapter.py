@@ -11,24 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._shared.hub.cache import load
+from ..._shared.hub.cache import Repository
 
-_REPOSITORY = "kernels-community/activation"
-# Its functions by the approximation they use, once it is found.
-_gelu: dict[str, Any] = {}
-
-
-def detect() -> str:
-    """The commit that is used, as a version; raises where it may not be, or is not in the cache."""
-    version, module = load(_REPOSITORY, ("gelu", "gelu_tanh"))
-    _gelu.update(none=module.gelu, tanh=module.gelu_tanh)
-    return version
+_repository = Repository("kernels-community/activation", "gelu", "gelu_tanh")
+detect = _repository.find
 
 
 def gelu(input: Tensor, approximate: str) -> Tensor:
     """Gaussian error linear unit."""
     output = torch.empty_like(input)
-    _gelu[approximate](output, input)
+    run = _repository.gelu_tanh if approximate == "tanh" else _repository.gelu
+    run(output, input)
     return output
 
 

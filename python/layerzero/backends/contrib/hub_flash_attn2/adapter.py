@@ -9,19 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from ..._shared.dense_attention import Call, dense
-from ..._shared.hub.cache import load
+from ..._shared.hub.cache import Repository
 
-_REPOSITORY = "kernels-community/flash-attn2"
-# Its function, once it is found.
-_dense: Any = None
-
-
-def detect() -> str:
-    """The commit that is used, as a version; raises where it may not be, or is not in the cache."""
-    global _dense
-    version, module = load(_REPOSITORY, ("flash_attn_func",))
-    _dense = module.flash_attn_func
-    return version
+_repository = Repository("kernels-community/flash-attn2", "flash_attn_func")
+detect = _repository.find
 
 
 def _arguments(call: Call) -> tuple[Any, ...]:
@@ -30,11 +21,11 @@ def _arguments(call: Call) -> tuple[Any, ...]:
 
 def _whole(call: Call) -> tuple[Any, ...] | None:
     """The kernel's own call, where no argument has to be turned or copied."""
-    return (_dense, _arguments(call)) if call.is_plain() else None
+    return (_repository.flash_attn_func, _arguments(call)) if call.is_plain() else None
 
 
 def _attend(call: Call) -> Tensor:
-    output: Tensor = _dense(*_arguments(call))
+    output: Tensor = _repository.flash_attn_func(*_arguments(call))
     return output
 
 

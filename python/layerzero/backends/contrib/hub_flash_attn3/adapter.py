@@ -9,24 +9,15 @@ from typing import Any
 from torch import Tensor
 
 from ..._shared.dense_attention import Call, dense
-from ..._shared.hub.cache import load
+from ..._shared.hub.cache import Repository
 
-_REPOSITORY = "kernels-community/flash-attn3"
-# Its function, once it is found.
-_dense: Any = None
-
-
-def detect() -> str:
-    """The commit that is used, as a version; raises where it may not be, or is not in the cache."""
-    global _dense
-    version, module = load(_REPOSITORY, ("flash_attn_func",))
-    _dense = module.flash_attn_func
-    return version
+_repository = Repository("kernels-community/flash-attn3", "flash_attn_func")
+detect = _repository.find
 
 
 def _call(*args: Any, **keywords: Any) -> Tensor:
     """The output out of what a build returns: that, or a tuple that begins with it."""
-    result = _dense(*args, **keywords)
+    result = _repository.flash_attn_func(*args, **keywords)
     output: Tensor = result[0] if isinstance(result, tuple) else result
     return output
 

@@ -8,24 +8,15 @@ from typing import Any
 
 from torch import Tensor
 
-from ..._shared.hub.cache import load
+from ..._shared.hub.cache import Repository
 
-_REPOSITORY = "kernels-community/rmsnorm"
-# Its function, once it is found.
-_apply: Any = None
-
-
-def detect() -> str:
-    """The commit that is used, as a version; raises where it may not be, or is not in the cache."""
-    global _apply
-    version, module = load(_REPOSITORY, ("apply_rms_norm",))
-    _apply = module.apply_rms_norm
-    return version
+_repository = Repository("kernels-community/rmsnorm", "apply_rms_norm")
+detect = _repository.find
 
 
 def rms_norm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm."""
-    output: Tensor = _apply(input, weight, eps)
+    output: Tensor = _repository.apply_rms_norm(input, weight, eps)
     return output
 
 
