@@ -16,6 +16,13 @@ from typing import Any
 FOLDER = Path(__file__).parent / "backends"
 
 
+def names() -> tuple[str, ...]:
+    """All backends, in the order in which they are looked at."""
+    from layerzero.backends import BACKENDS, UNPROVEN
+
+    return (*BACKENDS, *UNPROVEN)
+
+
 def package(backend: str) -> str:
     """The package of a backend: ``layerzero.backends.flash_attn``, ``layerzero.backends.contrib.aiter``."""
     from layerzero.backends import UNPROVEN
@@ -60,9 +67,7 @@ def described(library: str) -> dict[str, Any]:
 
 @cache
 def _by_import() -> dict[str, dict[str, Any]]:
-    from layerzero.backends import BACKENDS, UNPROVEN
-
     found: dict[str, dict[str, Any]] = {}
-    for backend in (*BACKENDS, *UNPROVEN):
+    for backend in names():
         found.setdefault(library(backend), description(backend))
     return found

@@ -9,8 +9,7 @@ from getpass import getuser
 from pathlib import Path
 from typing import Any
 
-from layerzero.backend_files import description
-from layerzero.backends import BACKENDS, UNPROVEN
+from layerzero.backend_files import description, names
 
 #: How deep below a cache's folder a compiler makes folders of its own.
 _DEPTH = 4
@@ -26,7 +25,7 @@ _COMMON = (
 def of_backend(backend: str) -> Path | None:
     """The folder where what is compiled for a backend is kept; ``None`` where that is not known, or not at all: cuDNN's
     plans and Habana's graphs are in the memory of a process."""
-    cache = description(backend).get("cache") if backend in (*BACKENDS, *UNPROVEN) else None
+    cache = description(backend).get("cache") if backend in names() else None
     if isinstance(cache, str):
         # What it is compiled with has a backend of its own.
         return of_backend(cache)
@@ -35,7 +34,7 @@ def of_backend(backend: str) -> Path | None:
 
 def folders() -> list[Path]:
     """The folders of the compilers LayerZero's kernels come with, as far as they are there."""
-    found = (*(of_backend(backend) for backend in (*BACKENDS, *UNPROVEN)), *(_place(cache) for cache in _COMMON))
+    found = (*(of_backend(backend) for backend in names()), *(_place(cache) for cache in _COMMON))
     return list(dict.fromkeys(folder for folder in found if folder is not None and folder.is_dir()))
 
 
