@@ -69,16 +69,19 @@ def dense(
         raise TypeError(f"dense attention has no {', '.join(sorted(unknown))}")
     names = [name for name in Call._fields if name in always or name in takes]
 
-    def call_of(given: tuple[Any, ...], named: dict[str, Any]) -> Call:
-        return Call(**dict(zip(names, given, strict=False)), **named)
-
     def run(*given: Any, **named: Any) -> Tensor:
-        call = call_of(given, named)
-        query, scale = positive(call.query, call.scale)
-        q, k, v = (operand(tensor, call.layout) for tensor in (query, call.key, call.value))
-        output = attend(call._replace(query=q, key=k, value=v, scale=scale))
-        return output.transpose(1, 2) if call.layout == "BHSD" else output
+        arguments = dict(zip(names, given, strict=False), **named)
+        layout = arguments["layout"]
+        query, arguments["scale"] = positive(arguments["query"], arguments["scale"])
+        arguments["query"] = operand(query, layout)
+        arguments["key"] = operand(arguments["key"], layout)
+        arguments["value"] = operand(arguments["value"], layout)
+        output = attend(Call(**arguments))
+        return output.transpose(1, 2) if layout == "BHSD" else output
+
+    def plan(*given: Any, **named: Any) -> tuple[Any, ...] | None:
+        return whole(Call(**dict(zip(names, given, strict=False), **named))) if whole is not None else None
 
     signature = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])
     run.__signature__ = signature  # type: ignore[attr-defined]
-    return direct(lambda *given, **named: whole(call_of(given, named)))(run) if whole is not None else run
+    return direct(plan)(run) if whole is not None else run

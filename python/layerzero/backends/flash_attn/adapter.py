@@ -62,7 +62,7 @@ _CROSS = ("softcap", "dropout_p", "seed")
 # Its backward adds in any order; in a fixed one, it needs more time and memory.
 _in_order = partial(_attend, deterministic=True)
 attention = dense(_attend, *_OPTIONS, whole=_whole)
-cross = dense(_attend, *_CROSS)
+cross = dense(_attend, *_CROSS, whole=_whole)
 
 
 def _decode(query: Tensor, pages: Pages) -> Tensor:

@@ -106,7 +106,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     # Its backward adds in any order, or in a fixed one.
     "flash_attn.v3.train": dense(_trained, *_OPTIONS, operand=_operand),
     "flash_attn.v3.train.deterministic": dense(partial(_trained, deterministic=True), *_OPTIONS, operand=_operand),
-    "flash_attn.v3.cross": dense(_attend, "softcap", operand=_operand),
+    "flash_attn.v3.cross": dense(_attend, "softcap", operand=_operand, whole=_whole),
     "flash_attn.v3.cross.train": dense(_trained, "softcap", operand=_operand),
     "flash_attn.v3.paged.decode": paged_decode,
     "flash_attn.v3.paged.decode.gqa": paged_decode,

@@ -33,5 +33,5 @@ _OPTIONS = ("alibi_slopes", "causal", "window_left", "window_right", "softcap")
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "hub.flash_attn2": dense(_attend, *_OPTIONS, whole=_whole),
-    "hub.flash_attn2.cross": dense(_attend, "softcap"),
+    "hub.flash_attn2.cross": dense(_attend, "softcap", whole=_whole),
 }

@@ -39,5 +39,5 @@ _OPTIONS = ("causal", "window_left", "window_right", "softcap")
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "hub.flash_attn3": dense(_attend, *_OPTIONS, whole=_whole),
-    "hub.flash_attn3.cross": dense(_attend, "softcap"),
+    "hub.flash_attn3.cross": dense(_attend, "softcap", whole=_whole),
 }
