@@ -18,7 +18,8 @@ FILE = ROOT / "crates" / "layerzero" / "data" / "names.json"
 def names() -> list[dict[str, object]]:
     """One entry per kernel id: its aliases, its backend, its library."""
     found: dict[str, dict[str, object]] = {}
-    for path in sorted(BACKENDS.glob("*/capabilities.json")):
+    files = [*BACKENDS.glob("*/capabilities.json"), *BACKENDS.glob("contrib/*/capabilities.json")]
+    for path in sorted(files, key=lambda file: file.parent.name):
         document = json.loads(path.read_text(encoding="utf-8"))
         backend = document["backend"]
         for kernels in document["ops"].values():

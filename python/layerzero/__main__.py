@@ -23,7 +23,7 @@ def main() -> int:
 
         return command.main(arguments[1:])
     if arguments[:1] == ["hub"]:
-        from layerzero.backends.hub import command as hub
+        from layerzero.backends._shared.hub import command as hub
 
         return hub.main(arguments[1:])
     figures = any(argument.partition("=")[0] == "--png" for argument in arguments)

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
-from layerzero import _native, devices, disk_caches, loading, running
+from layerzero import _native, backend_files, devices, disk_caches, loading, running
 
 #: What a child's context and library take of a GPU's memory, with room to spare.
 _CONTEXT_BYTES = 4 << 30
@@ -91,7 +91,7 @@ def _ahead(backend: str) -> str | None:
 
     if backend not in BACKENDS:
         return None
-    return getattr(import_module(f"layerzero.backends.{backend}"), "AHEAD", None)
+    return getattr(import_module(backend_files.package(backend)), "AHEAD", None)
 
 
 def _has_room(call: str, device: int) -> bool:

@@ -7,7 +7,7 @@ import re
 from difflib import get_close_matches
 from typing import Any
 
-from layerzero import _native
+from layerzero import _native, backend_files
 from layerzero.backends import BACKENDS, UNPROVEN
 from layerzero.compat import builds, matrix
 
@@ -37,7 +37,7 @@ def unproven() -> list[tuple[str, str, list[str], str | None, str]]:
     some = "some kernels were never run on its hardware; tried in an interpreter"
     found = []
     for name in (*BACKENDS, *UNPROVEN):
-        document = matrix.document(name)
+        document = backend_files.document(name)
         kernels = [
             one["kernel_id"] for of_op in document["ops"].values() for one in of_op if not one.get("proven", True)
         ]
@@ -55,7 +55,7 @@ def unproven() -> list[tuple[str, str, list[str], str | None, str]]:
 def look(name: str) -> Found:
     """A backend that comes along, as it is installed here."""
     torch = builds.torch_build()
-    document = matrix.document(name)
+    document = backend_files.document(name)
     library = str(document.get("import_name", name))
     versions = {"torch": torch.torch} if torch.torch else {}
     version = torch.torch if library == "torch" else installed(library)
@@ -104,7 +104,7 @@ def assumed(wanted: list[str]) -> list[Found]:
     newest version a document of theirs names. torch is always assumed. Raises ``ValueError`` for a library that is not
     known.
     """
-    documents = {name: matrix.document(name) for name in (*BACKENDS, *UNPROVEN)}
+    documents = {name: backend_files.document(name) for name in (*BACKENDS, *UNPROVEN)}
     given = dict(_given(entry) for entry in wanted)
     libraries = {name: str(document.get("import_name", name)) for name, document in documents.items()}
     called = {alias: library for name, library in libraries.items() for alias in _names(name, library)}
@@ -139,7 +139,7 @@ def _given(entry: str) -> tuple[str, str | None]:
 
 def _names(name: str, library: str) -> tuple[str, ...]:
     """What a library may be called: as a backend of it, as it is imported, as it is installed."""
-    return name, library, builds.DISTRIBUTIONS.get(library, library)
+    return name, library, builds.distribution_name(library)
 
 
 def _order(version: str) -> list[int]:

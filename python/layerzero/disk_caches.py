@@ -4,71 +4,54 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Mapping
 from getpass import getuser
 from pathlib import Path
+from typing import Any
+
+from layerzero.backend_files import description, names
 
 #: How deep below a cache's folder a compiler makes folders of its own.
 _DEPTH = 4
 
 
-def _folder(variable: str, usual: Path) -> Path:
-    return Path(os.environ.get(variable) or usual)
-
-
-def _triton() -> Path:
-    return _folder("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache")
-
-
-def _flashinfer() -> Path:
-    return _folder("FLASHINFER_WORKSPACE_BASE", Path.home()) / ".cache" / "flashinfer"
-
-
-def _cute_dsl() -> Path | None:
-    """FlashAttention 4 keeps what it compiled only when told to."""
-    if os.environ.get("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "0") != "1":
-        return None
-    usual = Path(tempfile.gettempdir()) / _user() / "flash_attention_cute_dsl_cache"
-    return _folder("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", usual)
-
-
-def _quack() -> Path | None:
-    """quack keeps it unless told not to."""
-    if os.environ.get("QUACK_CACHE_ENABLED", "1") != "1":
-        return None
-    return _folder("QUACK_CACHE_DIR", Path(tempfile.gettempdir()) / _user() / "quack_cache")
-
-
-def _inductor() -> Path:
-    user = os.environ.get("USER") or str(os.getuid())
-    return _folder("TORCHINDUCTOR_CACHE_DIR", Path(tempfile.gettempdir()) / f"torchinductor_{user}")
-
-
-def _driver() -> Path:
-    return _folder("CUDA_CACHE_PATH", Path.home() / ".nv" / "ComputeCache")
-
-
-#: Where the compiler of a backend keeps what it made. Backends that are not here are not known to keep anything: cuDNN's
-#: plans and Habana's graphs are in the memory of a process.
-_OF_BACKENDS: dict[str, Callable[[], Path | None]] = {
-    **dict.fromkeys(("triton", "liger", "flash_attn_triton"), _triton),
-    **dict.fromkeys(("flashinfer", "flashinfer_prefill"), _flashinfer),
-    **dict.fromkeys(("flash_attn_4", "flash_attn_4_tiles", "flash_attn_4_pages"), _cute_dsl),
-    "quack": _quack,
-}
+#: Compilers that are not those of one backend: torch's own, and the driver's.
+_COMMON = (
+    {"variable": "TORCHINDUCTOR_CACHE_DIR", "folder": "{temporary}/torchinductor_{account}"},
+    {"variable": "CUDA_CACHE_PATH", "folder": "~/.nv/ComputeCache"},
+)
 
 
 def of_backend(backend: str) -> Path | None:
-    """The folder where what is compiled for a backend is kept; ``None`` where that is not known, or not at all."""
-    find = _OF_BACKENDS.get(backend)
-    return find() if find else None
+    """The folder where what is compiled for a backend is kept; ``None`` where that is not known, or not at all: cuDNN's
+    plans and Habana's graphs are in the memory of a process."""
+    cache = description(backend).get("cache") if backend in names() else None
+    if isinstance(cache, str):
+        # What it is compiled with has a backend of its own.
+        return of_backend(cache)
+    return _place(cache) if cache else None
 
 
 def folders() -> list[Path]:
     """The folders of the compilers LayerZero's kernels come with, as far as they are there."""
-    finders = dict.fromkeys((_triton, _inductor, _driver, _flashinfer, _cute_dsl, _quack))
-    found = (find() for find in finders)
-    return [folder for folder in found if folder is not None and folder.is_dir()]
+    found = (*(of_backend(backend) for backend in names()), *(_place(cache) for cache in _COMMON))
+    return list(dict.fromkeys(folder for folder in found if folder is not None and folder.is_dir()))
+
+
+def _place(cache: Mapping[str, Any]) -> Path | None:
+    """The folder of a cache as a ``library.json`` describes it: where its ``variable`` says, else in ``folder``; ``below``
+    is part of both. With a ``switch``, nothing is kept unless that variable is 1; ``on`` says what it is where it is not
+    set."""
+    if (switch := cache.get("switch")) and os.environ.get(switch, "1" if cache["on"] else "0") != "1":
+        return None
+    usual = os.path.expanduser(cache["folder"]).format(
+        temporary=tempfile.gettempdir(), user=_user(), account=_account()
+    )
+    return Path(os.environ.get(cache["variable"]) or usual) / str(cache.get("below", ""))
+
+
+def _account() -> str:
+    return os.environ.get("USER") or str(os.getuid())
 
 
 def _user() -> str:

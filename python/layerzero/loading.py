@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerzero import _native
+from layerzero import _native, backend_files
 from layerzero.documents import to_json
 from layerzero.errors import ConfigurationError, hold, warn
 from layerzero.lifecycle import taken_around_forks, waited_for
@@ -202,10 +202,10 @@ def _load_builtin(name: str) -> None:
     """Registers the kernels of a backend that comes along. torch is imported for that, and no other library: whether one
     is installed is seen without, and importing it may take seconds, print, or fail."""
     from layerzero import detection
-    from layerzero.compat import matrix, problem
+    from layerzero.compat import problem
 
-    document = json.dumps(matrix.document(name))
-    library = matrix.library(name)
+    document = json.dumps(backend_files.document(name))
+    library = backend_files.library(name)
     if library == "torch" or detection.is_unlabelled(library):
         if (why := problem(name)) is not None:
             _native.load_backend(name, document, {}, [], ("BACKEND_IMPORT_FAILED", why), "built_in")
@@ -217,10 +217,10 @@ def _load_builtin(name: str) -> None:
         _native.load_backend(name, document, {}, [], unavailable, "built_in")
         return
     try:
-        package = importlib.import_module(f"layerzero.backends.{name}")
+        package = importlib.import_module(backend_files.package(name))
         if hasattr(package, "check"):
             package.check()
-        kernels = importlib.import_module(f"layerzero.backends.{name}.adapter").KERNELS
+        kernels = importlib.import_module(f"{backend_files.package(name)}.adapter").KERNELS
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -233,9 +233,8 @@ def _load_unproven(name: str) -> None:
     """As `_load_builtin`, for a backend that was never run on the hardware it is for: only where the configuration names it
     or its library. Where it does not, its kernels are known with that reason, if they could run here otherwise."""
     from layerzero import detection
-    from layerzero.compat import matrix
 
-    document = matrix.document(name)
+    document = backend_files.document(name)
     if {name, str(document.get("library", name))} & set(setting("backends.unproven")):
         _load_builtin(name)
     elif detection.look(name)[3] is None:
@@ -293,19 +292,19 @@ def _import_library(name: str) -> None:
 def detect(name: str) -> str:
     """The version of the library of a backend, which is imported for that. Raises where it is missing, or was built for
     another torch or CUDA than there is: then it is not imported."""
-    from layerzero.compat import builds, matrix
+    from layerzero.compat import builds
 
-    library = matrix.library(name)
+    library = backend_files.library(name)
     if library != "torch" and (other := builds.mismatch(library)) is not None:
         raise RuntimeError(other)
-    version: str = importlib.import_module(f"layerzero.backends.{name}.adapter").detect()
+    version: str = importlib.import_module(f"{backend_files.package(name)}.adapter").detect()
     return version
 
 
 def import_backend(name: str, document: str) -> None:
     """Imports the adapter of a backend that comes along, and registers its kernels, or why they cannot run."""
     try:
-        adapter = importlib.import_module(f"layerzero.backends.{name}.adapter")
+        adapter = importlib.import_module(f"{backend_files.package(name)}.adapter")
         version = detect(name)
         lacks = adapter.lacks() if hasattr(adapter, "lacks") else ()
     except KeyboardInterrupt:

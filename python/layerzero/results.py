@@ -13,7 +13,7 @@ from os import PathLike, fspath
 from typing import Any, ClassVar, TypeVar, overload
 
 from layerzero.deprecations import warn_once
-from layerzero.printing import visible
+from layerzero.printing import aligned, visible
 
 R = TypeVar("R", bound="Result")
 
@@ -60,18 +60,6 @@ def _html_row(cells: Iterable[str], tag: str, style: str = "") -> str:
 
 def _escaped(text: str) -> str:
     return html.escape(visible(text))
-
-
-def aligned(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[str] = ()) -> list[str]:
-    """The lines of a table. Columns of numbers are aligned right."""
-    rows = [columns, *rows] if columns else [*rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    at_right = {columns.index(name) for name in right}
-    lines = []
-    for row in rows:
-        cells = (c.rjust(w) if i in at_right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        lines.append("  ".join(cells).rstrip())
-    return lines
 
 
 def call_text(call: Mapping[str, Any], *, named: bool = True) -> str:

@@ -55,7 +55,7 @@ def test_document_and_adapter_name_the_same_kernels(backend: str) -> None:
 
 
 def test_every_folder_is_a_backend() -> None:
-    folders = {path.parent.name for path in BACKENDS.glob("*/capabilities.json")}
+    folders = {path.parent.name for path in BACKENDS.glob("**/capabilities.json")}
     known = adapter_cases.load_backends()
     assert folders == {*known.BACKENDS, *known.UNPROVEN}
     assert not set(known.BACKENDS) & set(known.UNPROVEN)

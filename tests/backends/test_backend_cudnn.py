@@ -16,6 +16,7 @@ import pytest
 import torch
 from attention_calls import Dense, dense_calls, least
 from described import SM, adapter, takes
+from layerzero import backend_files
 
 VERSION = "1.23.0"
 PLAIN = Dense(seq_q=128, seq_k=128, head_dim=128, v_dim=128)
@@ -96,7 +97,7 @@ def test_older_frontends_are_not_used() -> None:
     with described.registered("cudnn", "1.9.0"):
         reasons = PLAIN.ask("h100")["cudnn.sdpa"]
     assert reasons and all(line.startswith("[VERSION_UNSUPPORTED]") for line in reasons)
-    lz.register_backend(described.FOLDER / "cudnn" / "capabilities.json", adapter("cudnn").KERNELS, version=VERSION)
+    lz.register_backend(backend_files.folder("cudnn") / "capabilities.json", adapter("cudnn").KERNELS, version=VERSION)
 
 
 # --- what is called ---------------------------------------------------------------------------------------------------
@@ -218,7 +219,7 @@ def test_what_cannot_be_used_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None
         adapter("cudnn").detect()
     assert "\n" not in str(caught.value)
     monkeypatch.setitem(sys.modules, "cudnn", type(sys)("cudnn"))
-    with pytest.raises(ImportError, match="this cudnn has no backend_version, .*; install nvidia-cudnn-frontend"):
+    with pytest.raises(ImportError, match="cudnn has no backend_version, .*; install nvidia-cudnn-frontend"):
         adapter("cudnn").detect()
     monkeypatch.setitem(sys.modules, "cudnn", fake_cudnn.Library(version=90800).module())
     with pytest.raises(RuntimeError, match="cuDNN 90800 is older than 91002"):

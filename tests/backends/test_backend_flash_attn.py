@@ -19,6 +19,7 @@ import pytest
 import torch
 from attention_calls import Dense, Paged, dense_calls, least, paged_calls
 from described import SM, adapter, fits, takes
+from layerzero import backend_files
 
 VERSIONS = {"flash_attn": "2.8.3", "flash_attn_3": "3.0.0b1", "flash_attn_4": "4.0.0b27"}
 FAKES: dict[str, Any] = {
@@ -211,7 +212,7 @@ def test_versions_are_asked_for(backend: str, version: str, taken: bool) -> None
         assert (not reasons) is taken and all(line.startswith("[VERSION_UNSUPPORTED]") for line in reasons)
     # The document of this test run again.
     lz.register_backend(
-        described.FOLDER / backend / "capabilities.json", adapter(backend).KERNELS, version=VERSIONS[backend]
+        backend_files.folder(backend) / "capabilities.json", adapter(backend).KERNELS, version=VERSIONS[backend]
     )
 
 
@@ -403,7 +404,7 @@ def test_a_build_may_return_more_than_the_output(monkeypatch: pytest.MonkeyPatch
 def test_rows_are_read_once_and_again_after_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install(monkeypatch, "flash_attn")
     reads: list[int] = []
-    packed = importlib.import_module("layerzero.backends.flash_attn.packed")
+    packed = importlib.import_module("layerzero.backends._shared.packed_rows")
     read = packed._known._read
     monkeypatch.setattr(packed._known, "_read", lambda t: reads.append(1) or read(t))
     function = kernel("flash_attn", f"{V2}.paged.prefill.gqa")
@@ -470,7 +471,7 @@ def test_a_library_that_is_not_there_is_said_so_in_one_line(monkeypatch: pytest.
 
 def test_the_package_of_version_4_is_not_taken_for_version_2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flash_attn", type(sys)("flash_attn"))
-    with pytest.raises(ImportError, match="this flash_attn has no flash_attn_func, .*; install flash-attn 2.8"):
+    with pytest.raises(ImportError, match="flash_attn has no flash_attn_func, .*; install flash-attn 2.8"):
         adapter("flash_attn").detect()
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from layerzero.backends.flash_attn_4.launching import Launch
+from layerzero.backends._shared.flash_attn_4.launching import Launch
 from torch import Tensor, nn
 
 

@@ -278,7 +278,7 @@ def test_what_decides_a_plan_besides_tensors_is_part_of_it(fake: FlashInfer) -> 
 
 
 def test_streams_and_threads_have_plans_of_their_own(fake: FlashInfer, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans = importlib.import_module("layerzero.backends.flashinfer.plans")
+    plans = importlib.import_module("layerzero.backends._shared.flashinfer.plans")
     planning = Planning(fake, CORES, Paged(lengths=(40, 50), block_size=16))
     assert [planning.run(), planning.run()] == [1, 0]
     monkeypatch.setattr(plans, "stream_of", lambda device: 77)
@@ -292,7 +292,7 @@ def test_streams_and_threads_have_plans_of_their_own(fake: FlashInfer, monkeypat
 
 
 def test_no_more_wrappers_are_kept_than_that(fake: FlashInfer, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans = importlib.import_module("layerzero.backends.flashinfer.plans")
+    plans = importlib.import_module("layerzero.backends._shared.flashinfer.plans")
     monkeypatch.setattr(plans, "MOST", 3)
     planning = Planning(fake, CORES, Paged(lengths=(40, 50), block_size=16))
     scales = (0.1, 0.2, 0.3)
@@ -304,7 +304,7 @@ def test_no_more_wrappers_are_kept_than_that(fake: FlashInfer, monkeypatch: pyte
 
 
 def test_nothing_is_planned_while_a_graph_is_captured(fake: FlashInfer, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans = importlib.import_module("layerzero.backends.flashinfer.plans")
+    plans = importlib.import_module("layerzero.backends._shared.flashinfer.plans")
     planning = Planning(fake, CORES, Paged(lengths=(40, 50), block_size=16))
     planning.run()
     monkeypatch.setattr(plans, "is_capturing", lambda device: True)

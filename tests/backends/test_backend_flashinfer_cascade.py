@@ -19,6 +19,7 @@ from described import adapter, takes
 from fake_flashinfer import FlashInfer, install
 from hypothesis import given
 from hypothesis import strategies as st
+from layerzero import backend_files
 from layerzero.compat import probe
 from layerzero.compat.calls import candidates
 from layerzero.tuning import inputs
@@ -231,7 +232,7 @@ def test_one_wrapper_serves_plans_with_and_without_shared_pages(fake: FlashInfer
 
 
 def test_nothing_is_planned_while_a_graph_is_captured(fake: FlashInfer, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans = importlib.import_module("layerzero.backends.flashinfer.plans")
+    plans = importlib.import_module("layerzero.backends._shared.flashinfer.plans")
     monkeypatch.setattr(plans, "is_capturing", lambda device: True)
     with pytest.raises(RuntimeError, match="which a CUDA graph cannot capture"):
         run(TWO, TWO.tensors())
@@ -339,7 +340,7 @@ def test_the_documents_have_the_kernels() -> None:
 def test_compat_has_a_call_for_each_of_them() -> None:
     """And no kernel gets another than before for it: the first that a kernel takes is tried."""
     for backend in (BACKEND, PREFILLS):
-        document = json.loads((described.FOLDER / backend / "capabilities.json").read_text())
+        document = json.loads((backend_files.folder(backend) / "capabilities.json").read_text())
         for op, kernels in document["ops"].items():
             for one in kernels:
                 tried = list(itertools.islice(candidates(one, op), probe.TRIES)) if "paged" in op else []

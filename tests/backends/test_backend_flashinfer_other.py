@@ -16,6 +16,7 @@ import pytest
 import torch
 from described import adapter
 from fake_flashinfer import FlashInfer
+from layerzero import backend_files
 from torch import Tensor
 
 BACKEND, VERSION = "flashinfer", "0.6.18"
@@ -249,7 +250,7 @@ def test_sampling_wants_a_library_that_keeps_within_rows() -> None:
     with described.registered(BACKEND, "0.6.4"):
         reasons = described.ask("sampling.topp", "h200", LOGITS, "float32", p=0.9)["flashinfer.topp"]
         assert reasons[0].startswith("[VERSION_UNSUPPORTED]")
-    lz.register_backend(described.FOLDER / BACKEND / "capabilities.json", adapter(BACKEND).KERNELS, version=VERSION)
+    lz.register_backend(backend_files.folder(BACKEND) / "capabilities.json", adapter(BACKEND).KERNELS, version=VERSION)
 
 
 def test_norms(fake: Rows) -> None:
@@ -282,7 +283,7 @@ def test_rope(fake: Rows, layout: str, interleaved: bool, rot: int, positions: s
     if positions is not None:
         rows = shape[0] if layout == "BSHD" else 1
         given = torch.randint(20, (rows, 6) if positions == "rows" else (6,))
-    plain = import_module("layerzero.backends.torch.position").rope
+    plain = import_module("layerzero.backends._shared.torch_functions.position").rope
     arguments = (x, cos, sin, given, interleaved, layout)
     before = x.clone()
     got = kernel("flashinfer.rope")(*arguments)
@@ -350,7 +351,7 @@ def test_the_library_itself_is_right(found: str) -> None:
         want = torch.nn.functional.layer_norm(x.double(), shape[-1:], w.double(), b.double(), 1e-5)
         got = kernel("flashinfer.layer_norm")(x, w, b, 1e-5)
         torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-2)
-    plain = import_module("layerzero.backends.torch.position").rope
+    plain = import_module("layerzero.backends._shared.torch_functions.position").rope
     for head_dim, rot in ((128, 64), (128, 128), (64, 16), (256, 128), (512, 256)):
         cos, sin = torch.randn(64, rot, device="cuda"), torch.randn(64, rot, device="cuda")
         positions = torch.randint(64, (2, 33), device="cuda")

@@ -15,6 +15,7 @@ import torch
 from attention_calls import Dense, dense_calls, least
 from described import adapter, takes
 from fake_habana import Habana
+from layerzero import backend_files
 from row_calls import Rope, Rows, ropes
 
 VERSION = "1.22.0.740"
@@ -92,7 +93,9 @@ def test_what_is_declared_of_rows(call: Rows | Rope, kernel_id: str, reason: str
 def test_older_frameworks_are_not_used() -> None:
     with described.registered("habana", "1.15.1"):
         assert PLAIN.ask("gaudi3")[SDPA][0].startswith("[VERSION_UNSUPPORTED]")
-    lz.register_backend(described.FOLDER / "habana" / "capabilities.json", adapter("habana").KERNELS, version=VERSION)
+    lz.register_backend(
+        backend_files.folder("habana") / "capabilities.json", adapter("habana").KERNELS, version=VERSION
+    )
 
 
 # --- what is called ---------------------------------------------------------------------------------------------------
@@ -157,11 +160,11 @@ def test_what_is_missing_is_named(habana: Habana, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(RuntimeError, match="no HPU device"):
         adapter("habana").detect()
     del sys.modules["habana_frameworks.torch.hpex.normalization"].FusedRMSNorm
-    with pytest.raises(ImportError, match="hpex.normalization has no FusedRMSNorm"):
+    with pytest.raises(ImportError, match="hpex.normalization .* has no FusedRMSNorm"):
         adapter("habana").detect()
     monkeypatch.setitem(sys.modules, "habana_frameworks.torch.hpex.kernels", None)
     with pytest.raises(ImportError, match="hpex.kernels cannot be imported"):
         adapter("habana").detect()
     monkeypatch.undo()
-    with pytest.raises(ImportError, match="habana_frameworks is not installed"):
+    with pytest.raises(ImportError, match="cannot be imported: No module named 'habana_frameworks'"):
         adapter("habana").detect()

@@ -45,7 +45,7 @@ def registered() -> Iterator[None]:
 
 def repository(backend: str) -> str:
     """What it is called on the hub."""
-    return str(adapter(backend)._REPOSITORY)
+    return str(adapter(backend)._repository.name)
 
 
 class Kernels:
@@ -234,7 +234,7 @@ def test_a_lockfile_that_is_none_is_refused(
 def test_the_command_writes_the_lockfile_and_checks_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from layerzero.backends.hub import command
+    from layerzero.backends._shared.hub import command
 
     package = install(monkeypatch, tmp_path, hub_activation=Activation(), hub_rmsnorm=Norm())
     file = lock(tmp_path, {})
@@ -282,7 +282,7 @@ def test_a_variant_for_something_else_is_refused(
 
 
 def test_a_later_cuda_of_the_same_major_version_runs_earlier_builds(monkeypatch: pytest.MonkeyPatch) -> None:
-    from layerzero.backends.hub import variants
+    from layerzero.backends._shared.hub import variants
 
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     name = HERE.replace(BACKEND, "{}")

@@ -15,7 +15,7 @@ import torch
 from attention_calls import Dense, attend, dense_calls, least, paged_calls
 from described import takes
 from fake_torch_cuda import Aten
-from layerzero.backends.torch_cuda import paged, sdpa, sparse, unfused
+from layerzero.backends._shared.torch_device_functions import paged, sdpa, sparse, unfused
 from layerzero.kernels import Turned
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -176,7 +176,7 @@ def draws(rows: int, vocab: int, device: str = "cpu") -> Iterator[tuple[str, tor
 
 def wrong_draws(rows: int, vocab: int, device: str, few: bool = False) -> list[str]:
     """Draws that are not those of the sorted vocabulary."""
-    sampling = import_module(f"{cases.PACKAGE}.backends.torch.sampling")
+    sampling = import_module(f"{cases.PACKAGE}.backends._shared.torch_functions.sampling")
     found, wrong = kernels(), []
     topp, topk = found["triton.topp"].run, found["triton.topk"].run
     for kind, logits in list(draws(rows, vocab, device))[:: 4 if few else 1]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from layerzero import backend_files
 from layerzero.backends import BACKENDS, UNPROVEN
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "python" / "layerzero" / "backends"
-DATA = json.loads((FOLDER / "hardware.json").read_text(encoding="utf-8"))
+DATA = {name: backend_files.description(name) for name in (*BACKENDS, *UNPROVEN)}
 
 
 def script() -> object:
@@ -42,17 +41,16 @@ def test_a_page_that_is_out_of_date_is_found(monkeypatch: pytest.MonkeyPatch, tm
     assert "| `triton` |" in page.read_text(encoding="utf-8")
 
 
-def test_every_backend_is_in_it() -> None:
-    assert set(DATA) == {*BACKENDS, *UNPROVEN}
+def test_every_backend_describes_its_library() -> None:
     for name, entry in DATA.items():
-        assert entry["serves"] and (entry["run"] or entry["why"]), name
+        assert entry["distribution"] and entry["serves"] and (entry["run"] or entry["why"]), name
         assert all(one["on"] and one["with"] for one in entry["run"]), name
 
 
 @pytest.mark.parametrize("name", sorted({*BACKENDS, *UNPROVEN}))
 def test_documents_adapters_and_table_agree(name: str) -> None:
-    document = json.loads((FOLDER / name / "capabilities.json").read_text(encoding="utf-8"))
-    text = " ".join((FOLDER / name / "adapter.py").read_text(encoding="utf-8").split())
+    document = backend_files.document(name)
+    text = " ".join((backend_files.folder(name) / "adapter.py").read_text(encoding="utf-8").split())
     assert document.get("proven", True) == (name in BACKENDS)
     # Plain torch serves on devices nobody has tried it on: nothing else could.
     assert bool(DATA[name]["run"]) == (name in BACKENDS and name != "torch_any")
@@ -66,7 +64,7 @@ def test_only_gradients_are_unproven_in_backends_that_were_run() -> None:
     found = {
         kernel["kernel_id"]
         for name in BACKENDS
-        for kernels in json.loads((FOLDER / name / "capabilities.json").read_text(encoding="utf-8"))["ops"].values()
+        for kernels in backend_files.document(name)["ops"].values()
         for kernel in kernels
         if not kernel.get("proven", True)
     }

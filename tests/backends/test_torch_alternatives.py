@@ -25,8 +25,8 @@ from torch import Tensor
 
 KERNELS: dict[str, Callable[..., Any]] = adapter_cases.adapter("torch").KERNELS
 blocks, position, selection = (
-    importlib.import_module(f"{adapter_cases.PACKAGE}.backends.torch.{name}")
-    for name in ("blocks", "position", "selection")
+    importlib.import_module(f"{adapter_cases.PACKAGE}.backends._shared.{name}")
+    for name in ("blocks", "torch_functions.position", "torch_functions.selection")
 )
 HALVES = (torch.float16, torch.bfloat16)
 

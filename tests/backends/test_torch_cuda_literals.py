@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from layerzero.backends.torch_cuda import caches, sdpa
+from layerzero.backends._shared.torch_device_functions import caches, sdpa
 from strategies import examples
 from torch import Tensor
 

@@ -9,7 +9,7 @@ import described
 import layerzero as lz
 import processes
 import pytest
-from layerzero import detection
+from layerzero import backend_files, detection
 from layerzero.backends import BACKENDS, UNPROVEN
 
 CODE = """
@@ -69,7 +69,7 @@ def test_gradients_of_flash_attention_are_used_by_name() -> None:
             allowed = described.ask("attention", "h100", shapes, "float16", "--requires-grad")
             assert allowed[kernel] == []
         lz.list_kernels()
-        lz.register_backend(described.FOLDER / backend / "capabilities.json", {}, version=version[backend])
+        lz.register_backend(backend_files.folder(backend) / "capabilities.json", {}, version=version[backend])
         try:
             refused = described.ask("attention", "h100", shapes, "float16", "--requires-grad")
             assert [reason.partition("]")[0] for reason in refused[kernel]] == ["[UNPROVEN"]

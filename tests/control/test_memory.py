@@ -173,7 +173,7 @@ def test_memory_is_looked_at_by_a_call_only_when_it_ran_out(monkeypatch: pytest.
 
 def test_every_kernel_for_a_gpu_says_how_much_workspace_it_takes() -> None:
     silent, told = [], 0
-    for path in sorted(FOLDER.glob("*/capabilities.json")):
+    for path in sorted(FOLDER.glob("**/capabilities.json")):
         document = json.loads(path.read_text())
         platforms = document["platform"]
         if platforms in ("cpu", ["cpu"]):

@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 pytestmark = pytest.mark.filterwarnings("ignore::layerzero.errors.LayerZeroWarning")
 
 DOCUMENTS: dict[str, dict[str, Any]] = {
-    path.parent.name: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*/capabilities.json"))
+    path.parent.name: json.loads(path.read_text()) for path in sorted(FOLDER.glob("**/capabilities.json"))
 }
 X = torch.randn(4, 64)
 #: Libraries of several backends, by hand, with versions that suit their documents.

@@ -10,8 +10,8 @@ from typing import Any
 import layerzero as lz
 import pytest
 import torch
-from described import FOLDER, command, registered
-from layerzero import _native, loading
+from described import command, registered
+from layerzero import _native, backend_files, loading
 from torch import Tensor, nn
 
 FLASH = "flash_attn.v3"
@@ -21,7 +21,7 @@ BACKENDS = ("flash_attn_3", "flashinfer_prefill", "xformers")
 
 def for_the_cpu(backend: str) -> dict[str, Any]:
     """A library's own document, with all its names; its kernels for dense attention run on the CPU, in float32."""
-    document: dict[str, Any] = json.loads((FOLDER / backend / "capabilities.json").read_text())
+    document: dict[str, Any] = json.loads((backend_files.folder(backend) / "capabilities.json").read_text())
     kernels = document["ops"]["attention"]
     for kernel in kernels:
         for key in ("min_sm", "max_sm", "requires", "jit", "workspace_bytes", "supported_generations"):

@@ -107,7 +107,7 @@ def test_the_kernel_of_the_cpu() -> None:
 
 def test_the_kernel_of_devices() -> None:
     """On tensors of the CPU."""
-    kernel = import_module("layerzero.backends.torch_cuda.sampling").speculative
+    kernel = import_module("layerzero.backends._shared.torch_device_functions.sampling").speculative
     assert differences(lambda *given: kernel(*given, None), 400, BEYOND) == []
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,7 +19,9 @@ import torch
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
-BACKENDS = ROOT / "python" / "layerzero" / "backends"
+_PLACE = find_spec("layerzero")
+assert _PLACE is not None and _PLACE.origin is not None
+BACKENDS = Path(_PLACE.origin).parent / "backends"
 PACKAGE = "layerzero_without_native"
 
 DTYPES = {
@@ -135,13 +138,14 @@ def load_backends() -> ModuleType:
 def adapter(backend: str) -> ModuleType:
     """The adapter of a backend, imported afresh if it is not there."""
     load_backends()
-    return importlib.import_module(f"{PACKAGE}.backends.{backend}.adapter")
+    place = next(BACKENDS.glob(f"**/{backend}/adapter.py")).relative_to(BACKENDS).with_suffix("")
+    return importlib.import_module(f"{PACKAGE}.backends.{'.'.join(place.parts)}")
 
 
 @cache
 def document(backend: str) -> dict[str, Any]:
     """A backend's capabilities document."""
-    text = (BACKENDS / backend / "capabilities.json").read_text(encoding="utf-8")
+    text = next(BACKENDS.glob(f"**/{backend}/capabilities.json")).read_text(encoding="utf-8")
     parsed: dict[str, Any] = json.loads(text, object_pairs_hook=_unique)
     return parsed
 

@@ -27,7 +27,7 @@ class Place:
                 (package / entry.name).symlink_to(entry)
         (package / "backends").mkdir()
         (package / "backends" / "__init__.py").write_text(f"BACKENDS = {tuple(backends)!r}\nUNPROVEN = ('unproven',)\n")
-        (package / "backends" / "unproven").mkdir()
+        (package / "backends" / "contrib" / "unproven").mkdir(parents=True)
         document = {
             "schema_version": "1.0",
             "backend": "unproven",
@@ -35,7 +35,7 @@ class Place:
             "platform": "cpu",
             "ops": {},
         }
-        (package / "backends" / "unproven" / "capabilities.json").write_text(json.dumps(document))
+        (package / "backends" / "contrib" / "unproven" / "capabilities.json").write_text(json.dumps(document))
 
     def add(self, name: str, imports: str, kernels: dict[str, str], version: str = "1.0") -> None:
         """A library and its backend."""

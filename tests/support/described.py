@@ -16,7 +16,7 @@ from typing import Any
 import layerzero as lz
 import pytest
 import torch
-from layerzero import _native, loading
+from layerzero import _native, backend_files, loading
 from layerzero.backends import BACKENDS
 
 FOLDER = Path(lz.__file__).parent / "backends"
@@ -27,7 +27,7 @@ SM = {"t4": 75, "a100": 80, "l40s": 89, "h100": 90, "h200": 90, "b200": 100}
 
 def adapter(backend: str) -> ModuleType:
     """The adapter of a backend."""
-    return importlib.import_module(f"layerzero.backends.{backend}.adapter")
+    return importlib.import_module(f"{backend_files.package(backend)}.adapter")
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def registered(backend: str, version: str) -> Iterator[ModuleType]:
     """A backend as if its library were installed in that version; afterwards as it was."""
     lz.list_kernels()
     module = adapter(backend)
-    document = FOLDER / backend / "capabilities.json"
+    document = backend_files.folder(backend) / "capabilities.json"
     with unproven(backend):
         lz.register_backend(document, module.KERNELS, version=version)
         try:

@@ -411,7 +411,7 @@ def install(monkeypatch: pytest.MonkeyPatch, library: FlashInfer) -> FlashInfer:
     for name, module in library.modules().items():
         monkeypatch.setitem(sys.modules, name, module)
     assert importlib.import_module("layerzero.backends.flashinfer.adapter").detect() == VERSION
-    plans = importlib.import_module("layerzero.backends.flashinfer.plans")
+    plans = importlib.import_module("layerzero.backends._shared.flashinfer.plans")
     plans.plans.__dict__.clear()
     plans.plans.__init__()
     return library

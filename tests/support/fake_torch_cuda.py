@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from attention_calls import attend, positions
-from layerzero.backends.flash_attn.operands import readable
+from layerzero.backends._shared.operands import readable
 from torch import Tensor
 
 HALVES = (torch.float16, torch.bfloat16)

@@ -91,7 +91,7 @@ def hard_draws(topp: Run, topk: Run, count: int) -> list[str]:
 
 def large_draws(topp: Run) -> list[str]:
     """Draws from a large vocabulary, and that they depend on their row alone."""
-    sampling = import_module("layerzero.backends.torch.sampling")
+    sampling = import_module("layerzero.backends._shared.torch_functions.sampling")
     logits, uniform = torch.randn(2, 128256), torch.rand(2, dtype=torch.float64)
     got, want = topp(logits, uniform, 0.9, 0), sampling.topp_sorted(logits, uniform, 0.9, 0)
     alone = topp(logits[1:], uniform[1:], 0.9, 0)

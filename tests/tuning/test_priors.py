@@ -18,7 +18,7 @@ from test_declared_order import LIBRARIES, TABLE, arguments
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "crates" / "lz-predict" / "priors").glob("*.json"))
-DOCUMENTS = [json.loads(path.read_text()) for path in described.FOLDER.glob("*/capabilities.json")]
+DOCUMENTS = [json.loads(path.read_text()) for path in described.FOLDER.glob("**/capabilities.json")]
 
 
 @pytest.fixture

@@ -12,18 +12,8 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-#: Distributions that are not called after what is imported.
-DISTRIBUTIONS = {
-    "cudnn": "nvidia-cudnn-frontend",
-    "flash_attn.cute": "flash-attn-4",
-    "flash_attn_interface": "flash-attn-3",
-    "flashinfer": "flashinfer-python",
-    "quack": "quack-kernels",
-}
-#: The first versions whose builds take every later torch as well.
-STABLE = {"xformers": (0, 0, 34)}
-#: Libraries whose version begins with that of the torch they are built for.
-NAMED_AFTER_TORCH = ("zentorch",)
+from layerzero.backend_files import described
+
 # How many shared objects of a library are looked into.
 _OBJECTS = 32
 _CUDA_RUNTIME = re.compile(r"libcudart(?:-[0-9a-f]+)?\.so\.(\d+)")
@@ -53,10 +43,15 @@ def folder(library: str) -> Path | None:
     return Path(places[0]) if places else Path(spec.origin).parent if spec.origin else None
 
 
+def distribution_name(library: str) -> str:
+    """What a library is installed as: as the backend that imports it says, else as it is called."""
+    return str(described(library).get("distribution") or library.partition(".")[0])
+
+
 def distribution(library: str) -> metadata.Distribution | None:
     """The installed distribution of a library."""
     try:
-        return metadata.distribution(DISTRIBUTIONS.get(library, library))
+        return metadata.distribution(distribution_name(library))
     except (metadata.PackageNotFoundError, ValueError):
         return None
 
@@ -88,7 +83,7 @@ def built_for(library: str) -> Build:
         return Build()
     label = found.version.partition("+")[2]
     torch = re.search(r"(?:torch|pt)(\d+\.\d+)", label)
-    if library in NAMED_AFTER_TORCH:
+    if described(library).get("torch_in_version"):
         torch = re.match(r"(\d+\.\d+)", found.version)
     cuda = re.search(r"cu(\d{2})(\d?)", label)
     rocm = re.search(r"rocm(\d+(?:\.\d+)?)", label)
@@ -124,8 +119,9 @@ def _fits(library: str, version: str | None, built: str, here: str) -> bool:
     one, other = _numbers(built)[:2], _numbers(here)[:2]
     if one == other:
         return True
-    stable = STABLE.get(library)
-    return stable is not None and version is not None and _numbers(version) >= stable and other > one
+    # From this version on, its builds work with every later torch, too.
+    stable = described(library).get("stable_since")
+    return stable is not None and version is not None and _numbers(version) >= _numbers(stable) and other > one
 
 
 def _numbers(version: str) -> tuple[int, ...]:

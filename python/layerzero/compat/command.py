@@ -14,8 +14,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from layerzero import backend_files
 from layerzero.compat import builds, matrix
 from layerzero.compat.processes import Outcome, probe
+from layerzero.printing import aligned, show_status
 
 #: How many kernels of a backend are tried again beside another.
 QUICK = 4
@@ -36,9 +38,9 @@ def main(arguments: Sequence[str]) -> int:
     except SystemExit as exit:
         return int(exit.code or 0)
     try:
-        found = examine(options.backends, options.timeout, _tell)
+        found = examine(options.backends, options.timeout, show_status)
     except KeyboardInterrupt:
-        _tell("")
+        show_status("")
         print("stopped; nothing was written", file=sys.stderr)
         return STOPPED
     file = options.output or matrix.path()
@@ -57,7 +59,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     def names(text: str) -> list[str]:
         chosen = [name for name in text.split(",") if name]
         for name in chosen:
-            if not (matrix.BACKENDS / name / "capabilities.json").is_file():
+            if not (backend_files.folder(name) / "capabilities.json").is_file():
                 raise argparse.ArgumentTypeError(f"there is no backend '{name}'; there are {', '.join(known)}")
         return [name for name in known if name in chosen]
 
@@ -92,11 +94,6 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _tell(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\x1b[2K{text}", end="" if text else "\r", file=sys.stderr, flush=True)
-
-
 def examine(backends: Sequence[str], timeout: float, tell: Tell = lambda _: None) -> dict[str, Any]:
     """Tries backends alone, then those that work together, and gives the matrix of it."""
     entries = {}
@@ -119,7 +116,7 @@ def examine(backends: Sequence[str], timeout: float, tell: Tell = lambda _: None
 
 def alone(backend: str, timeout: float, stop: threading.Event | None = None) -> dict[str, Any]:
     """What becomes of one backend in a process of its own, which ends when `stop` is set."""
-    versions, library = matrix.versions(backend), matrix.library(backend)
+    versions, library = matrix.versions(backend), backend_files.library(backend)
     build = None if library == "torch" else builds.mismatch(library)
     if builds.folder(library) is None:
         missing = {"message": f"{library} is not installed"}
@@ -133,7 +130,7 @@ def alone(backend: str, timeout: float, stop: threading.Event | None = None) -> 
     kernels = outcome.kernels
     if outcome.kernel is not None:
         kernels[outcome.kernel] = {"status": "failed", "why": outcome.died}
-    for operation in matrix.document(backend)["ops"].values():
+    for operation in backend_files.document(backend)["ops"].values():
         for kernel in operation:
             kernels.setdefault(kernel["kernel_id"], {"status": "not tried", "why": reason})
     return {
@@ -238,17 +235,14 @@ def has_problems(found: dict[str, Any]) -> bool:
 
 def table(found: dict[str, Any]) -> list[str]:
     """What was found, for people."""
-    rows = [("backend", "version", "status", "right", "wrong", "not tried", "why")]
+    rows = []
     for entry in found["entries"]:
         states = [kernel["status"] for kernel in entry["kernels"].values()]
         counts = (states.count("right"), sum(state in BAD for state in states), states.count("not tried"))
         version = entry["found"]["version"] or entry["versions"]["library"] or "–"
         rows.append((entry["backend"], version, entry["status"], *map(str, counts), entry["reason"] or ""))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    lines = []
-    for row in rows:
-        cells = [c.rjust(w) if 3 <= i <= 5 else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=False))]
-        lines.append("  ".join([*cells, row[-1]]).rstrip())
+    counted = ("right", "wrong", "not tried")
+    lines = aligned(("backend", "version", "status", *counted, "why"), rows, counted)
     for entry in found["entries"]:
         bad = ((name, kernel) for name, kernel in entry["kernels"].items() if kernel["status"] in BAD)
         # What a probe ended with is said already.

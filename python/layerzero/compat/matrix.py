@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from layerzero import _native
+from layerzero import _native, backend_files
 
 #: The form of the file. One of another form is ignored, and written anew by the next probe.
 SCHEMA_VERSION = 1
 #: How many results of a backend are kept: of this installation and of others that share the file.
 KEPT = 8
-
-BACKENDS = Path(__file__).parents[1] / "backends"
 
 # Incompatible entries by backend, once the file was read.
 _known: dict[str, list[dict[str, Any]]] | None = None
@@ -54,23 +51,6 @@ def forget() -> None:
     _known = None
 
 
-def document(backend: str) -> dict[str, Any]:
-    """The capabilities document of a backend that comes along. It is shared: nobody changes it."""
-    file = BACKENDS / backend / "capabilities.json"
-    return _document(file, file.stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=128)
-def _document(file: Path, changed: int) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return data
-
-
-def library(backend: str) -> str:
-    """What is imported for a backend."""
-    return str(document(backend).get("import_name", backend))
-
-
 def versions(backend: str) -> dict[str, str | None]:
     """All a result depends on; where one of them changes, it is no longer known."""
     import platform
@@ -78,7 +58,7 @@ def versions(backend: str) -> dict[str, str | None]:
     from layerzero import _native
     from layerzero.compat import builds
 
-    imported, torch = library(backend), builds.torch_build()
+    imported, torch = backend_files.library(backend), builds.torch_build()
     found = builds.distribution(imported)
     of_torch = imported == "torch"
     return {
@@ -96,8 +76,9 @@ def versions(backend: str) -> dict[str, str | None]:
 
 
 def _sources(backend: str) -> Iterable[bytes]:
-    files = (file for file in (BACKENDS / backend).rglob("*") if file.suffix in (".py", ".json"))
-    return (file.read_bytes() for file in sorted(files))
+    folders = (backend_files.FOLDER / "_shared", backend_files.folder(backend))
+    files = (file for folder in folders for file in sorted(folder.rglob("*")) if file.suffix in (".py", ".json"))
+    return (file.read_bytes() for file in files)
 
 
 def _digest(parts: Iterable[bytes]) -> str:

@@ -71,13 +71,13 @@ def _prepare() -> None:
 
 
 def _load(backend: str, report: Report) -> bool:
-    from layerzero import _native, loading
-    from layerzero.compat import builds, matrix
+    from layerzero import _native, backend_files, loading
+    from layerzero.compat import builds
 
     report("import", backend=backend)
-    folder, library = matrix.BACKENDS / backend, matrix.library(backend)
+    folder, library = backend_files.folder(backend), backend_files.library(backend)
     loading.import_backend(backend, (folder / "capabilities.json").read_text(encoding="utf-8"))
-    state = next(b for b in json.loads(_native.backends()) if b["name"] == matrix.document(backend)["backend"])
+    state = next(b for b in json.loads(_native.backends()) if b["name"] == backend_files.document(backend)["backend"])
     unavailable = state["unavailable"]
     torch = sys.modules.get("torch")
     report(
@@ -95,9 +95,9 @@ def _load(backend: str, report: Report) -> bool:
 
 def _search(backend: str, report: Report) -> None:
     """Every kernel of a backend, each with a small call that it takes."""
-    from layerzero.compat import matrix
+    from layerzero import backend_files
 
-    for operation, kernels in matrix.document(backend)["ops"].items():
+    for operation, kernels in backend_files.document(backend)["ops"].items():
         for kernel in kernels:
             name = kernel["kernel_id"]
             # Looking for a call runs nothing of the library, but may hang or die as anything may.

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from layerzero.backends.torch.norm import LEAST_EPS
+from layerzero.backends._shared.torch_functions.norm import LEAST_EPS
 
 
 def _work(tensor: Tensor) -> torch.dtype:

@@ -15,6 +15,7 @@ from layerzero.errors import ConfigurationError
 from layerzero.inspection import SelectionReport
 from layerzero.integrations import transformers_models
 from layerzero.lifecycle import waited_for
+from layerzero.printing import show_status
 from layerzero.results import Result
 from layerzero.tuning import forward
 from layerzero.tuning.reports import RegretReport, TuneReport
@@ -321,9 +322,8 @@ def _measure(
         return json.loads(_native.measure(to_json(request), seconds(budget), samples, force, 0, regret, tell))
     finally:
         fingerprints.measured()
-        if shown and sys.stderr.isatty():
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
+        if shown:
+            show_status("")
 
 
 def _teller() -> Callable[[str], bool]:
@@ -338,11 +338,10 @@ def _teller() -> Callable[[str], bool]:
         left = max(int(p["left_s"] + 0.999), 0)
         line = f"{p['done']}/{p['calls']} calls, {left // 60}:{left % 60:02} left"
         if moves:
-            sys.stderr.write(f"\r\x1b[2K{'█' * full + '░' * (24 - full)} {line}  {p['current']}")
+            show_status(f"{'█' * full + '░' * (24 - full)} {line}  {p['current']}")
         elif full // 6 > told:
-            sys.stderr.write(line + "\n")
+            print(line, file=sys.stderr, flush=True)
         told = max(told, full // 6)
-        sys.stderr.flush()
         return True
 
     return tell

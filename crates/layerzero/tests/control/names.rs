@@ -49,7 +49,8 @@ fn documents() -> BTreeMap<String, String> {
         let path = entry.unwrap().path();
         Some((path.file_name()?.to_str()?.to_owned(), fs::read_to_string(path.join("capabilities.json")).ok()?))
     };
-    fs::read_dir(folder).unwrap().filter_map(document).collect()
+    let contrib = fs::read_dir(folder.join("contrib")).unwrap();
+    fs::read_dir(folder).unwrap().chain(contrib).filter_map(document).collect()
 }
 
 /// An engine for an H100 that has every library.

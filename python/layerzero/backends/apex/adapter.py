@@ -4,37 +4,25 @@ It launches on the device that is the current one, whatever the tensors are on.
 """
 
 from collections.abc import Callable
-from importlib import import_module, metadata
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_MISFITS = (ImportError, AttributeError, OSError, RuntimeError, TypeError, ValueError)
-_FUNCTIONS = (
-    "FusedRMSNormFunction",
-    "FusedRMSNormAffineFunction",
-    "FusedLayerNormFunction",
-    "FusedLayerNormAffineFunction",
+from .._shared.library import Library
+
+_library = Library(
+    "apex",
+    # Another package of that name has none of them.
+    modules={
+        "apex.normalization.fused_layer_norm": (
+            *("FusedRMSNormFunction", "FusedRMSNormAffineFunction"),
+            *("FusedLayerNormFunction", "FusedLayerNormAffineFunction"),
+        ),
+        "fused_layer_norm_cuda": (),
+    },
 )
-
-# The library's module, once it is found.
-_norms: Any = None
-
-
-def detect() -> str:
-    """The version of Apex; raises `ImportError` where it, its extension or a function is missing. Another package of that
-    name has none of them."""
-    global _norms
-    try:
-        module = import_module("apex.normalization.fused_layer_norm")
-        import_module("fused_layer_norm_cuda")
-        for name in _FUNCTIONS:
-            getattr(module, name)
-    except _MISFITS as error:
-        raise ImportError(f"apex cannot be used: {' '.join(str(error).split())}") from error
-    _norms = module
-    return metadata.version("apex")
+detect = _library.find
 
 
 def rms_norm(input: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -43,9 +31,9 @@ def rms_norm(input: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     output: Tensor
     with torch.cuda.device_of(input):  # type: ignore[no-untyped-call]
         if weight is None:
-            output = _norms.FusedRMSNormFunction.apply(input, shape, eps, False)
+            output = _library.FusedRMSNormFunction.apply(input, shape, eps, False)
         else:
-            output = _norms.FusedRMSNormAffineFunction.apply(input, weight, shape, eps, False)
+            output = _library.FusedRMSNormAffineFunction.apply(input, weight, shape, eps, False)
     return output
 
 
@@ -55,9 +43,9 @@ def layer_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: f
     output: Tensor
     with torch.cuda.device_of(input):  # type: ignore[no-untyped-call]
         if weight is None:
-            output = _norms.FusedLayerNormFunction.apply(input, shape, eps, False)
+            output = _library.FusedLayerNormFunction.apply(input, shape, eps, False)
         else:
-            output = _norms.FusedLayerNormAffineFunction.apply(input, weight, bias, shape, eps, False)
+            output = _library.FusedLayerNormAffineFunction.apply(input, weight, bias, shape, eps, False)
     return output
 
 

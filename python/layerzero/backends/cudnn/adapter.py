@@ -13,22 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..flash_attn.operands import positive, readable
+from .._shared.library import Library
+from .._shared.operands import positive, readable
 from .plans import Kind, Plans, operand
 
 _OLDEST = 91002
 """cuDNN 9.10.2: earlier ones get lengths, windows or heads wrong that later ones serve."""
 
-_NEEDED = (
-    "backend_version",
-    "create_handle",
-    "data_type",
-    "diagonal_alignment",
-    "heur_mode",
-    "pygraph",
-    "set_stream",
+_library = Library(
+    "cudnn",
+    *("backend_version", "create_handle", "data_type", "diagonal_alignment", "heur_mode", "pygraph", "set_stream"),
+    own_version=True,
+    advice="install nvidia-cudnn-frontend 1.10 or newer",
 )
-
 # The plans of the library, once it is found.
 _plans: Any = None
 
@@ -36,18 +33,12 @@ _plans: Any = None
 def detect() -> str:
     """The version of the frontend; raises `ImportError` where it is missing, `RuntimeError` for a cuDNN that is too old."""
     global _plans
-    try:
-        library = import_module("cudnn")
-    except (ImportError, OSError, AssertionError, AttributeError) as error:
-        raise ImportError(f"cudnn cannot be imported: {' '.join(str(error).split())}") from error
-    missing = [name for name in _NEEDED if not hasattr(library, name)]
-    if missing:
-        raise ImportError(f"this cudnn has no {', '.join(missing)}; install nvidia-cudnn-frontend 1.10 or newer")
-    found = int(library.backend_version())
+    version = _library.find()
+    found = int(_library.backend_version())
     if found < _OLDEST:
         raise RuntimeError(f"cuDNN {found} is older than {_OLDEST}")
-    _plans = Plans(library)
-    return str(library.__version__)
+    _plans = Plans(import_module("cudnn"))
+    return version
 
 
 def attention(

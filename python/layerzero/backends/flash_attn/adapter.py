@@ -5,247 +5,111 @@ against functions of the same signatures.
 """
 
 from collections.abc import Callable
-from importlib import import_module, metadata
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from layerzero.kernels import direct
+from .._shared.cuda_builds import check_build
+from .._shared.dense_attention import Call, dense
+from .._shared.library import Library
+from .._shared.packed_rows import Rows
+from .._shared.paged_attention import Pages, decode, prefill
+from .._shared.seeded_dropout import seeded
 
-from .builds import check_build
-from .operands import bshd, check_caches, is_plain, loadable, positive
-from .packed import rows_of
-from .seeding import seeded
-
-_FUNCTIONS = ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache")
-# The library's functions, once it is found.
-_dense: Any = None
-_packed: Any = None
-_cached: Any = None
+_library = Library(
+    "flash_attn",
+    *("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"),
+    # flash-attn 4 puts its modules into a package of the same name.
+    advice="install flash-attn 2.8",
+)
 
 
 def detect() -> str:
     """The version of flash-attn; raises `ImportError` where it or a function is missing, `RuntimeError` for a wheel
     that was built for another CUDA."""
-    global _dense, _packed, _cached
-    try:
-        library = import_module("flash_attn")
-    except ImportError as error:
-        raise ImportError(f"flash_attn cannot be imported: {' '.join(str(error).split())}") from error
-    missing = [name for name in _FUNCTIONS if not hasattr(library, name)]
-    if missing:
-        # flash-attn 4 puts its modules into a package of the same name.
-        raise ImportError(f"this flash_attn has no {', '.join(missing)}; install flash-attn 2.8")
-    version = _installed_version(library)
+    version = _library.find()
     check_build("flash-attn", version)
-    _dense, _packed, _cached = (getattr(library, name) for name in _FUNCTIONS)
     return version
 
 
-def _installed_version(library: Any) -> str:
-    try:
-        return metadata.version("flash_attn")
-    except metadata.PackageNotFoundError:
-        return str(library.__version__)
+def _wants_slopes(call: Call) -> bool:
+    slopes = call.alibi_slopes
+    return slopes is not None and slopes.requires_grad and torch.is_grad_enabled()
 
 
-def _whole_call(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alibi_slopes: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    dropout_p: float,
-    seed: int,
-    layout: str,
-) -> tuple[Any, ...] | None:
+def _whole(call: Call) -> tuple[Any, ...] | None:
     """The library's own call, where no argument has to be turned or copied and nothing is drawn."""
-    if dropout_p > 0.0 or not is_plain(layout, scale, query, key, value) or _wants_slopes(alibi_slopes):
+    if call.dropout_p > 0.0 or not call.is_plain() or _wants_slopes(call):
         return None
-    window = (window_left, window_right)
-    return _dense, (query, key, value, 0.0, scale, causal, window, softcap, alibi_slopes)
+    options = (0.0, call.scale, call.causal, call.window, call.softcap, call.alibi_slopes)
+    return _library.flash_attn_func, (*call.operands, *options)
 
 
-@direct(_whole_call)
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alibi_slopes: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    dropout_p: float,
-    seed: int,
-    layout: str,
-) -> Tensor:
-    """Dense attention; its backward adds in any order."""
-    window = (window_left, window_right)
-    return _attend(query, key, value, alibi_slopes, causal, scale, window, softcap, dropout_p, seed, layout, False)
-
-
-def attention_deterministic(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alibi_slopes: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    dropout_p: float,
-    seed: int,
-    layout: str,
-) -> Tensor:
-    """Dense attention whose backward adds in a fixed order, which takes more time and memory."""
-    window = (window_left, window_right)
-    return _attend(query, key, value, alibi_slopes, causal, scale, window, softcap, dropout_p, seed, layout, True)
-
-
-def cross(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float | None,
-    softcap: float,
-    dropout_p: float,
-    seed: int,
-    layout: str,
-) -> Tensor:
-    """Attention to another sequence."""
-    return _attend(query, key, value, None, False, scale, (-1, -1), softcap, dropout_p, seed, layout, False)
-
-
-def cross_deterministic(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float | None,
-    softcap: float,
-    dropout_p: float,
-    seed: int,
-    layout: str,
-) -> Tensor:
-    """Attention to another sequence whose backward adds in a fixed order."""
-    return _attend(query, key, value, None, False, scale, (-1, -1), softcap, dropout_p, seed, layout, True)
-
-
-def _wants_slopes(alibi_slopes: Tensor | None) -> bool:
-    return alibi_slopes is not None and alibi_slopes.requires_grad and torch.is_grad_enabled()
-
-
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alibi_slopes: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    window: tuple[int, int],
-    softcap: float,
-    dropout_p: float,
-    seed: int,
-    layout: str,
-    deterministic: bool,
-) -> Tensor:
-    if _wants_slopes(alibi_slopes):
+def _attend(call: Call, deterministic: bool = False) -> Tensor:
+    if _wants_slopes(call):
         raise RuntimeError("flash-attn gives no gradient for alibi_slopes")
-    query, scale = positive(query, scale)
-    q, k, v = bshd(query, layout), bshd(key, layout), bshd(value, layout)
-    output: Tensor
-    if dropout_p > 0.0:
-        with seeded(q.device, seed):
-            output = _dense(q, k, v, dropout_p, scale, causal, window, softcap, alibi_slopes, deterministic)
-    else:
-        output = _dense(q, k, v, 0.0, scale, causal, window, softcap, alibi_slopes, deterministic)
-    return output.transpose(1, 2) if layout == "BHSD" else output
+    options = (call.dropout_p, call.scale, call.causal, call.window, call.softcap, call.alibi_slopes, deterministic)
+    with seeded(call.query.device, call.seed) if call.dropout_p > 0.0 else nullcontext():
+        output: Tensor = _library.flash_attn_func(*call.operands, *options)
+    return output
 
 
-def paged_decode(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    scale: float | None,
-    window_left: int,
-    softcap: float,
-    layout: str,
-) -> Tensor:
-    """One query per sequence over pages."""
-    query, scale = positive(query, scale)
-    rows = loadable(query if query.dim() == 4 else query.unsqueeze(1))
-    check_caches(key_cache, value_cache)
-    if layout == "HND":
-        key_cache, value_cache = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
-    output: Tensor = _cached(
-        rows,
-        key_cache,
-        value_cache,
-        cache_seqlens=context_lens,
-        block_table=block_tables,
-        softmax_scale=scale,
+_OPTIONS = ("alibi_slopes", "causal", "window_left", "window_right", "softcap", "dropout_p", "seed")
+_CROSS = ("softcap", "dropout_p", "seed")
+# Its backward adds in any order; in a fixed one, it needs more time and memory.
+_in_order = partial(_attend, deterministic=True)
+attention = dense(_attend, *_OPTIONS, whole=_whole)
+cross = dense(_attend, *_CROSS, whole=_whole)
+
+
+def _decode(query: Tensor, pages: Pages) -> Tensor:
+    output: Tensor = _library.flash_attn_with_kvcache(
+        query,
+        pages.key_cache,
+        pages.value_cache,
+        cache_seqlens=pages.context_lens,
+        block_table=pages.block_tables,
+        softmax_scale=pages.scale,
         # A single query is the last position: nothing lies behind it.
-        window_size=(window_left, -1),
-        softcap=softcap,
+        window_size=(pages.window_left, -1),
+        softcap=pages.softcap,
     )
-    return output.view(query.shape)
+    return output
 
 
-def paged_prefill(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    cu_seqlens_q: Tensor,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    softcap: float,
-    layout: str,
-) -> Tensor:
-    """Packed queries over pages."""
-    rows = rows_of(cu_seqlens_q, query)
-    query, scale = positive(query, scale)
-    check_caches(key_cache, value_cache)
-    if layout == "HND":
-        key_cache, value_cache = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
+def _prefill(query: Tensor, pages: Pages, rows: Rows, cu_seqlens_q: Tensor, causal: bool) -> Tensor:
     # Told that no sequence has two queries, it takes for granted that each has one.
-    each_has_one = rows.first == 0 and rows.end == query.shape[0] == context_lens.shape[0]
+    each_has_one = rows.first == 0 and rows.end == query.shape[0] == pages.context_lens.shape[0]
     longest = rows.longest if each_has_one else max(rows.longest, 2)
-    output: Tensor = _packed(
-        loadable(query),
-        key_cache,
-        value_cache,
+    output: Tensor = _library.flash_attn_varlen_func(
+        query,
+        pages.key_cache,
+        pages.value_cache,
         cu_seqlens_q,
-        torch.nn.functional.pad(context_lens.cumsum(0, dtype=torch.int32), (1, 0)),
+        torch.nn.functional.pad(pages.context_lens.cumsum(0, dtype=torch.int32), (1, 0)),
         longest,
-        block_tables.shape[1] * key_cache.shape[1],
-        softmax_scale=scale,
+        pages.slots,
+        softmax_scale=pages.scale,
         causal=causal,
-        window_size=(window_left, -1),
-        softcap=softcap,
-        block_table=block_tables,
+        window_size=(pages.window_left, -1),
+        softcap=pages.softcap,
+        block_table=pages.block_tables,
     )
-    return rows.zero_others(output)
+    return output
 
+
+paged_decode, paged_prefill = decode(_decode), prefill(_prefill)
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "flash_attn.v2": attention,
     "flash_attn.v2.train": attention,
-    "flash_attn.v2.train.deterministic": attention_deterministic,
+    "flash_attn.v2.train.deterministic": dense(_in_order, *_OPTIONS),
     "flash_attn.v2.cross": cross,
     "flash_attn.v2.cross.train": cross,
-    "flash_attn.v2.cross.train.deterministic": cross_deterministic,
+    "flash_attn.v2.cross.train.deterministic": dense(_in_order, *_CROSS),
     "flash_attn.v2.paged.decode": paged_decode,
     "flash_attn.v2.paged.decode.gqa": paged_decode,
     "flash_attn.v2.paged.prefill": paged_prefill,

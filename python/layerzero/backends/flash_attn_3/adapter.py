@@ -6,21 +6,25 @@ functions of the same signatures.
 
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module, metadata
 from typing import Any
 
 from torch import Tensor
 
-from layerzero.kernels import direct
-
-from ..flash_attn.builds import check_build
-from ..flash_attn.operands import check_caches, is_tileable, positive, tileable
-from ..flash_attn.packed import rows_of
+from .._shared.cuda_builds import check_build
+from .._shared.dense_attention import Call, dense
+from .._shared.library import Library
+from .._shared.operands import is_tileable, tileable
+from .._shared.packed_rows import Rows
+from .._shared.paged_attention import Pages, decode, prefill
 from . import operator
 
-_FUNCTIONS = ("flash_attn_func", "flash_attn_with_kvcache")
-# The library's functions, once it is found; and those for calls without gradients.
-_dense: Any = None
+_library = Library(
+    "flash_attn_interface",
+    *("flash_attn_func", "flash_attn_with_kvcache"),
+    usual_version="3.0.0b1",
+    advice="install FlashAttention 3",
+)
+# The functions for calls without gradients and for pages: the library's, or its operator itself.
 _quick: Any = None
 _cached: Any = None
 
@@ -28,21 +32,10 @@ _cached: Any = None
 def detect() -> str:
     """The version of FlashAttention 3; raises `ImportError` where it or a function is missing, `RuntimeError` for a
     wheel that was built for another CUDA."""
-    global _dense, _quick, _cached
-    try:
-        library = import_module("flash_attn_interface")
-    except ImportError as error:
-        raise ImportError(f"flash_attn_interface cannot be imported: {' '.join(str(error).split())}") from error
-    missing = [name for name in _FUNCTIONS if not hasattr(library, name)]
-    if missing:
-        raise ImportError(f"this flash_attn_interface has no {', '.join(missing)}; install FlashAttention 3")
-    try:
-        version = metadata.version("flash_attn_3")
-    except metadata.PackageNotFoundError:
-        version = "3.0.0b1"
+    global _quick, _cached
+    version = _library.find()
     check_build("FlashAttention 3", version)
-    _dense, _cached = (getattr(library, name) for name in _FUNCTIONS)
-    _quick = _call
+    _quick, _cached = _call, _library.flash_attn_with_kvcache
     if known := operator.find():
         _quick = _cached = operator.forward(known)
     return version
@@ -55,181 +48,66 @@ def _output(result: Any) -> Tensor:
 
 
 def _call(*args: Any, **keywords: Any) -> Tensor:
-    return _output(_dense(*args, **keywords))
+    return _output(_library.flash_attn_func(*args, **keywords))
 
 
-def _whole_call(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    layout: str,
-) -> tuple[Any, ...] | None:
+def _options(call: Call) -> dict[str, Any]:
+    return {"softmax_scale": call.scale, "causal": call.causal, "window_size": call.window, "softcap": call.softcap}
+
+
+def _whole(call: Call) -> tuple[Any, ...] | None:
     """The library's own call, where no argument has to be turned or copied."""
-    tensors = (query, key, value)
-    if layout != "BSHD" or (scale is not None and scale <= 0.0) or not all(map(is_tileable, tensors)):
+    negative = call.scale is not None and call.scale <= 0.0
+    if call.layout != "BSHD" or negative or not all(map(is_tileable, call.operands)):
         return None
-    keywords = {
-        "softmax_scale": scale,
-        "causal": causal,
-        "window_size": (window_left, window_right),
-        "softcap": softcap,
-    }
-    return _quick, tensors, keywords
+    return _quick, call.operands, _options(call)
 
 
-@direct(_whole_call)
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    layout: str,
-) -> Tensor:
-    """Dense attention, without gradients."""
-    return _attend(_quick, query, key, value, causal, scale, (window_left, window_right), softcap, layout)
+def _operand(tensor: Tensor, layout: str) -> Tensor:
+    return tileable(tensor.transpose(1, 2) if layout == "BHSD" else tensor)
 
 
-def attention_train(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    layout: str,
-) -> Tensor:
-    """Dense attention whose backward adds in any order."""
-    return _attend(_call, query, key, value, causal, scale, (window_left, window_right), softcap, layout)
+def _attend(call: Call) -> Tensor:
+    output: Tensor = _quick(*call.operands, **_options(call))
+    return output
 
 
-def attention_deterministic(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    layout: str,
-) -> Tensor:
-    """Dense attention whose backward adds in a fixed order."""
-    window = (window_left, window_right)
-    return _attend(partial(_call, deterministic=True), query, key, value, causal, scale, window, softcap, layout)
+def _trained(call: Call, **more: Any) -> Tensor:
+    return _call(*call.operands, **_options(call), **more)
 
 
-def cross(query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float, layout: str) -> Tensor:
-    """Attention to another sequence, without gradients."""
-    return _attend(_quick, query, key, value, False, scale, (-1, -1), softcap, layout)
+_OPTIONS = ("causal", "window_left", "window_right", "softcap")
 
 
-def cross_train(query: Tensor, key: Tensor, value: Tensor, scale: float | None, softcap: float, layout: str) -> Tensor:
-    """Attention to another sequence."""
-    return _attend(_call, query, key, value, False, scale, (-1, -1), softcap, layout)
-
-
-def _attend(
-    attend: Callable[..., Tensor],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    causal: bool,
-    scale: float | None,
-    window: tuple[int, int],
-    softcap: float,
-    layout: str,
-) -> Tensor:
-    query, scale = positive(query, scale)
-    turned = (t.transpose(1, 2) if layout == "BHSD" else t for t in (query, key, value))
-    output = attend(*map(tileable, turned), softmax_scale=scale, causal=causal, window_size=window, softcap=softcap)
-    return output.transpose(1, 2) if layout == "BHSD" else output
-
-
-def paged_decode(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    scale: float | None,
-    window_left: int,
-    softcap: float,
-    layout: str,
-) -> Tensor:
-    """One query per sequence over pages."""
-    query, scale = positive(query, scale)
-    rows = tileable(query if query.dim() == 4 else query.unsqueeze(1))
-    check_caches(key_cache, value_cache)
-    if layout == "HND":
-        key_cache, value_cache = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
+def _paged(query: Tensor, pages: Pages, **more: Any) -> Tensor:
     output = _cached(
-        rows,
-        key_cache,
-        value_cache,
-        cache_seqlens=context_lens,
-        page_table=block_tables,
-        softmax_scale=scale,
+        query,
+        pages.key_cache,
+        pages.value_cache,
+        cache_seqlens=pages.context_lens,
+        page_table=pages.block_tables,
+        softmax_scale=pages.scale,
         # A single query is the last position: nothing lies behind it.
-        window_size=(window_left, -1),
-        softcap=softcap,
+        window_size=(pages.window_left, -1),
+        softcap=pages.softcap,
+        **more,
     )
-    return _output(output).view(query.shape)
+    return _output(output)
 
 
-def paged_prefill(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    cu_seqlens_q: Tensor,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    softcap: float,
-    layout: str,
-) -> Tensor:
-    """Packed queries over pages."""
-    rows = rows_of(cu_seqlens_q, query)
-    query, scale = positive(query, scale)
-    check_caches(key_cache, value_cache)
-    if layout == "HND":
-        key_cache, value_cache = key_cache.transpose(1, 2), value_cache.transpose(1, 2)
-    output = _output(
-        _cached(
-            tileable(query),
-            key_cache,
-            value_cache,
-            cache_seqlens=context_lens,
-            page_table=block_tables,
-            cu_seqlens_q=cu_seqlens_q,
-            max_seqlen_q=max(rows.longest, 1),
-            softmax_scale=scale,
-            causal=causal,
-            window_size=(window_left, -1),
-            softcap=softcap,
-        )
-    )
-    return rows.zero_others(output)
+def _prefill(query: Tensor, pages: Pages, rows: Rows, cu_seqlens_q: Tensor, causal: bool) -> Tensor:
+    return _paged(query, pages, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max(rows.longest, 1), causal=causal)
 
+
+paged_decode, paged_prefill = decode(_paged, tileable), prefill(_prefill, tileable)
 
 KERNELS: dict[str, Callable[..., Any]] = {
-    "flash_attn.v3": attention,
-    "flash_attn.v3.train": attention_train,
-    "flash_attn.v3.train.deterministic": attention_deterministic,
-    "flash_attn.v3.cross": cross,
-    "flash_attn.v3.cross.train": cross_train,
+    "flash_attn.v3": dense(_attend, *_OPTIONS, operand=_operand, whole=_whole),
+    # Its backward adds in any order, or in a fixed one.
+    "flash_attn.v3.train": dense(_trained, *_OPTIONS, operand=_operand),
+    "flash_attn.v3.train.deterministic": dense(partial(_trained, deterministic=True), *_OPTIONS, operand=_operand),
+    "flash_attn.v3.cross": dense(_attend, "softcap", operand=_operand, whole=_whole),
+    "flash_attn.v3.cross.train": dense(_trained, "softcap", operand=_operand),
     "flash_attn.v3.paged.decode": paged_decode,
     "flash_attn.v3.paged.decode.gqa": paged_decode,
     "flash_attn.v3.paged.prefill": paged_prefill,

@@ -4,7 +4,14 @@ Run on an H200 at 4.0.0b36 with bfloat16 and heads of 128, and float16 and heads
 Priorities are below those of every other kernel, so that it serves only calls for which it was measured.
 """
 
-from ..flash_attn_4.adapter import PAGES as KERNELS
-from ..flash_attn_4.adapter import detect
+from collections.abc import Callable
+from typing import Any
 
-__all__ = ["KERNELS", "detect"]
+from .._shared.flash_attn_4.attention import library, paged_prefill
+
+detect = library.find
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "flash_attn.v4.paged.prefill": paged_prefill,
+    "flash_attn.v4.paged.prefill.gqa": paged_prefill,
+}

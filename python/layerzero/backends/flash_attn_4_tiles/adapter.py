@@ -7,20 +7,18 @@ library does not publish, so that this is a backend of its own, which is there w
 
 import inspect
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 from torch import Tensor
 
 from layerzero.kernels import direct
 
-from ..flash_attn.operands import positive
-from ..flash_attn_4 import adapter as library
-from ..flash_attn_4.adapter import operand, single_launch
+from .._shared.flash_attn_4.attention import library, operand, single_launch
+from .._shared.library import Library
+from .._shared.operands import positive
 
 _ARGUMENTS = ("softmax_scale", "causal", "tile_mn")
-# The library's function, once it is found.
-_forward: Any = None
+_interface = Library("flash_attn.cute", modules={"flash_attn.cute.interface": ("_flash_attn_fwd",)})
 
 #: The queries and keys of a tile, for a query and a key in the given layout.
 _Tile = Callable[[Tensor, Tensor, str], tuple[int, int]]
@@ -28,14 +26,12 @@ _Tile = Callable[[Tensor, Tensor, str], tuple[int, int]]
 
 def detect() -> str:
     """The version of flash-attn-4; raises `ImportError` where it is missing or does not take tiles."""
-    global _forward
-    version = library.detect()
-    forward = getattr(import_module("flash_attn.cute.interface"), "_flash_attn_fwd", None)
-    taken = inspect.signature(forward).parameters if callable(forward) else {}
+    library.find()
+    version = _interface.find()
+    taken = inspect.signature(_interface._flash_attn_fwd).parameters
     missing = [name for name in _ARGUMENTS if name not in taken]
     if missing:
         raise ImportError(f"flash_attn.cute {version} does not take {', '.join(missing)} for its forward pass")
-    _forward = forward
     return version
 
 
@@ -55,14 +51,14 @@ def _dense(tile: _Tile) -> Callable[..., Tensor]:
         query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None, layout: str
     ) -> tuple[Any, ...] | None:
         keywords = {"softmax_scale": scale, "causal": causal, "tile_mn": tile(query, key, layout)}
-        return single_launch(_forward, (query, key, value), layout, **keywords)
+        return single_launch(_interface._flash_attn_fwd, (query, key, value), layout, **keywords)
 
     @direct(whole)
     def attention(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None, layout: str) -> Tensor:
         size = tile(query, key, layout)
         query, scale = positive(query, scale)
         operands = (operand(tensor, layout).detach() for tensor in (query, key, value))
-        output: Tensor = _forward(*operands, softmax_scale=scale, causal=causal, tile_mn=size)[0]
+        output: Tensor = _interface._flash_attn_fwd(*operands, softmax_scale=scale, causal=causal, tile_mn=size)[0]
         return output.transpose(1, 2) if layout == "BHSD" else output
 
     return attention

@@ -6,14 +6,14 @@ those of every other kernel, so that these serve only calls for which they were 
 on the machine at hand.
 
 The library's kernel for Hopper takes sizes for those of the other layout when keys come heads first, and ends the process
-(see `flashinfer.attention.single`). It is not asked for that layout.
+(see `_shared/flashinfer/attention.py`, `single`). It is not asked for that layout.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from ..flashinfer import attention, cascade, mla, paged, sparse
-from ..flashinfer.adapter import detect
+from .._shared.flashinfer import attention, cascade, mla, paged, sparse
+from .._shared.flashinfer.detection import detect
 
 __all__ = ["KERNELS", "detect"]
 

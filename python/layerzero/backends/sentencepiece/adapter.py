@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from layerzero.tokenization.identity import Identity, digest
 from layerzero.tokenization.tokenizer import Loaded, Tokenizer
 
+from .._shared.library import Library
+
 #: What a processor may be told to do to every text.
 _OPTIONS = ("add_bos", "add_eos", "reverse")
 
 
-def detect() -> str:
-    """The version of SentencePiece; raises `ImportError` where it is missing."""
-    try:
-        return metadata.version("sentencepiece")
-    except metadata.PackageNotFoundError as error:
-        raise ImportError("sentencepiece is not installed") from error
+detect = Library("sentencepiece").installed
 
 
 def is_mine(given: Any) -> bool:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,14 @@ from layerzero.errors import InvalidCallError
 from layerzero.tokenization.identity import Identity, digest
 from layerzero.tokenization.tokenizer import Loaded, Tokenizer
 
+from .._shared.library import Library
+
 #: So many characters are worth threads: some ten milliseconds of work, against less than one to start them.
 _WORTH_THREADS = 1 << 15
 _MOST_THREADS = 8
 
 
-def detect() -> str:
-    """The version of tiktoken; raises `ImportError` where it is missing."""
-    try:
-        return metadata.version("tiktoken")
-    except metadata.PackageNotFoundError as error:
-        raise ImportError("tiktoken is not installed") from error
+detect = Library("tiktoken").installed
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from layerzero.tokenization.identity import Identity, digest
 from layerzero.tokenization.tokenizer import Loaded, Tokenizer
 
+from .._shared.library import Library
 
-def detect() -> str:
-    """The version of tokenizers; raises `ImportError` where it is missing."""
-    try:
-        return metadata.version("tokenizers")
-    except metadata.PackageNotFoundError as error:
-        raise ImportError("tokenizers is not installed") from error
+detect = Library("tokenizers").installed
 
 
 def is_mine(given: Any) -> bool:

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from . import attention, feedforward, kv_cache, norm, paged, position, quantize, sampling, sparse
+from .._shared.torch_functions import attention, feedforward, kv_cache, norm, paged, position, quantize, sampling
+from . import sparse
 
 
 def detect() -> str:

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from .attention import EVERYWHERE, attend, attend_flash
-from .faults import bad_data, check_indices
-from .paged import check_segments
+from .._shared.data_errors import bad_data, check_indices
+from .._shared.torch_functions.attention import EVERYWHERE, attend, attend_flash
+from .._shared.torch_functions.paged import check_segments
 
 
 def block_gathered(

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ..torch import attention, feedforward, norm, position, quantize
-from ..torch_cuda import caches, fourbit, mla, paged, rows, sampling, sdpa, sparse, unfused
+from .._shared.torch_device_functions import caches, fourbit, mla, paged, rows, sampling, sdpa, sparse, unfused
+from .._shared.torch_functions import attention, feedforward, norm, position, quantize
 from .host import wide
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..torch.norm import needs_float64
+from .._shared.torch_functions.norm import needs_float64
 
 
 @cache

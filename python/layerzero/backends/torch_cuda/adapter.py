@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from ..torch import attention, feedforward, norm, position
-from ..torch.sampling import topk_literal, topp_literal
-from . import caches, eightbit, fourbit, mla, paged, rows, sampling, sdpa, sparse, unfused
+from .._shared.torch_device_functions import caches, fourbit, mla, paged, rows, sampling, sdpa, sparse, unfused
+from .._shared.torch_functions import attention, feedforward, norm, position
+from .._shared.torch_functions.sampling import topk_literal, topp_literal
+from . import eightbit
 
 
 def detect() -> str:

@@ -9,9 +9,9 @@ import math
 import torch
 from torch import Tensor
 
-from ..torch import quantize as composed
-from ..torch.blocks import rows_of
-from ..torch.traced import is_traced
+from .._shared.blocks import rows_of
+from .._shared.torch_functions import quantize as composed
+from .._shared.traced_tensors import is_traced
 
 _INTEGERS = 1.5 * 2.0**52
 """float64 numbers of this size are integers: adding it rounds half to even, and the lowest bits of the sum are the integer in

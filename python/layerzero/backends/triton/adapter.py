@@ -15,6 +15,7 @@ from typing import Any
 
 from layerzero.kernels import draws
 
+from .._shared.library import Library
 from . import check
 
 _QUANTIZE = ("input", "scale", "dtype", "granularity", "group_size", "zero_point")
@@ -63,7 +64,7 @@ PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
 def detect() -> str:
     """The version of Triton, which is imported; raises `RuntimeError` where there is no device it compiles for."""
     check()
-    return str(import_module("triton").__version__)
+    return Library("triton", own_version=True).find()
 
 
 def _imported_later(kernel: str, module: str, arguments: tuple[str, ...]) -> Callable[..., Any]:

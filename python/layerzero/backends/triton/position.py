@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..torch.faults import bad_data
+from .._shared.data_errors import bad_data
 from .launching import Launch, planned, power
 
 # How many pairs a block of threads turns.

@@ -6,29 +6,27 @@ Run on an Intel Xeon with AVX-512 at 2.11.0.3, with torch 2.11: every kernel ove
 
 import math
 from collections.abc import Callable
-from importlib import import_module, metadata
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..flash_attn.operands import positive
-from ..torch import norm
+from .._shared.library import Library
+from .._shared.operands import positive
+from .._shared.torch_functions import norm
 
 _ops = torch.ops.zentorch
 _OPERATORS = ("zentorch_bmm", "zentorch_rms_norm", "zentorch_add_rms_norm_", "zentorch_sdpa")
+_library = Library("zentorch", own_version=True)
 
 
 def detect() -> str:
     """The version of zentorch; raises `ImportError` where it, or an operator, is missing."""
-    try:
-        library = import_module("zentorch")
-    except ImportError as error:
-        raise ImportError(f"zentorch cannot be imported: {' '.join(str(error).split())}") from error
+    version = _library.find()
     missing = [name for name in _OPERATORS if not hasattr(_ops, name)]
     if missing:
-        raise ImportError(f"this zentorch has no {', '.join(missing)}; install zentorch 2.11 or newer")
-    return str(getattr(library, "__version__", None) or metadata.version("zentorch"))
+        raise ImportError(f"zentorch {version} has no {', '.join(missing)}; install zentorch 2.11 or newer")
+    return version
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

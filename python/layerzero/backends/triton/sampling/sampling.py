@@ -21,8 +21,8 @@ from torch import Tensor
 from layerzero.arrays import draw_seed
 from layerzero.kernels import draws
 
-from ...torch.blocks import rows_of
-from ...torch.sampling import check_seed
+from ..._shared.blocks import rows_of
+from ..._shared.torch_functions.sampling import check_seed
 from ..launching import Launch, power, processors
 from ..overlapping import overlaps
 from .choosing import choose

@@ -1,0 +1,87 @@
+"""Kernels of dense attention, of a function that makes one library's call.
+
+What differs between libraries is the call itself. That a scale is positive, that operands are in the order batch,
+sequence, heads, element and can be loaded from, and that the result is in the caller's layout, is the same for all.
+"""
+
+from collections.abc import Callable
+from inspect import Parameter, Signature
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from layerzero.kernels import direct
+
+from .operands import bshd, is_plain, positive
+
+
+class Call(NamedTuple):
+    """The arguments of a call. What a kernel does not take has its default."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None = None
+    alibi_slopes: Tensor | None = None
+    causal: bool = False
+    scale: float | None = None
+    window_left: int = -1
+    window_right: int = -1
+    softcap: float = 0.0
+    dropout_p: float = 0.0
+    seed: int = 0
+    layout: str = "BSHD"
+
+    @property
+    def operands(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value."""
+        return self.query, self.key, self.value
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """How many earlier and later keys a query attends to; -1 for all."""
+        return self.window_left, self.window_right
+
+    def is_plain(self) -> bool:
+        """Whether the library can be called with the arguments as they are."""
+        return is_plain(self.layout, self.scale, *self.operands)
+
+
+def dense(
+    attend: Callable[[Call], Tensor],
+    *takes: str,
+    operand: Callable[[Tensor, str], Tensor] = bshd,
+    whole: Callable[[Call], tuple[Any, ...] | None] | None = None,
+) -> Callable[..., Tensor]:
+    """A kernel of dense attention.
+
+    Args:
+        attend: makes the library's call. Its operands are in the order batch, sequence, heads, element, and its scale is
+            positive; so is the order of its result.
+        takes: which arguments the kernel takes, besides query, key, value, scale and layout.
+        operand: makes an operand out of a tensor and its layout.
+        whole: the library's call alone, of the arguments as they are given (see :func:`layerzero.kernels.direct`); ``None``
+            where they have to be changed first.
+    """
+    always = ("query", "key", "value", "scale", "layout")
+    unknown = set(takes).difference(Call._fields)
+    if unknown:
+        raise TypeError(f"dense attention has no {', '.join(sorted(unknown))}")
+    names = [name for name in Call._fields if name in always or name in takes]
+
+    def run(*given: Any, **named: Any) -> Tensor:
+        arguments = dict(zip(names, given, strict=False), **named)
+        layout = arguments["layout"]
+        query, arguments["scale"] = positive(arguments["query"], arguments["scale"])
+        arguments["query"] = operand(query, layout)
+        arguments["key"] = operand(arguments["key"], layout)
+        arguments["value"] = operand(arguments["value"], layout)
+        output = attend(Call(**arguments))
+        return output.transpose(1, 2) if layout == "BHSD" else output
+
+    def plan(*given: Any, **named: Any) -> tuple[Any, ...] | None:
+        return whole(Call(**dict(zip(names, given, strict=False), **named))) if whole is not None else None
+
+    signature = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    return direct(plan)(run) if whole is not None else run

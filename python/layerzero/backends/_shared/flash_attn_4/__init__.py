@@ -1,0 +1,1 @@
+"""FlashAttention 4: what its three backends share."""

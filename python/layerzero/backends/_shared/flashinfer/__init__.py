@@ -1,0 +1,1 @@
+"""FlashInfer: what its two backends share."""

@@ -1,0 +1,1 @@
+"""Operations by torch's functions, on any device: what the backends of torch share."""
