@@ -96,10 +96,12 @@ from layerzero.inspection import (
     validate,
     which,
 )
+from layerzero.integrations.registering import register_with_transformers
 from layerzero.kernels import register_kernel, unregister_kernel
 from layerzero.loading import register_backend
 from layerzero.lowerings import CompileReport, LoweredCall, compile_report
 from layerzero.models import Call, DryRun, PlannedCall, UntraceableModelError, calls_of, dry_run, model_hash
+from layerzero.optimizing import Kept, Optimized, OptimizeReport, Replaced, optimize, patched
 from layerzero.pinning import DispatchTable, load_lockfile, load_table, solve, unpin, write_lockfile
 from layerzero.recording import RecordedCall, Recording, capture
 from layerzero.recording import release as release_captures
@@ -126,6 +128,7 @@ __all__ = [
     "Health",
     "InputModifiedError",
     "InvalidCallError",
+    "Kept",
     "KernelExecutionError",
     "KernelInfo",
     "LayerZeroError",
@@ -134,6 +137,8 @@ __all__ = [
     "LoweredCall",
     "NoKernelFoundError",
     "OperationInfo",
+    "OptimizeReport",
+    "Optimized",
     "Plan",
     "PlannedCall",
     "Quantized",
@@ -141,6 +146,7 @@ __all__ = [
     "Reason",
     "RecordedCall",
     "Recording",
+    "Replaced",
     "SelectionReport",
     "Setting",
     "TensorSpec",
@@ -191,7 +197,9 @@ __all__ = [
     "mla_attention",
     "model_hash",
     "ops",
+    "optimize",
     "paged_attention",
+    "patched",
     "prefer",
     "quantize",
     "readiness_check",
@@ -199,6 +207,7 @@ __all__ = [
     "register_backend",
     "register_kernel",
     "register_tokenizer",
+    "register_with_transformers",
     "regret",
     "release_captures",
     "reload",

@@ -4,63 +4,11 @@
 
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="layerzero")
 
-Importing this module registers it, as :func:`register_with_transformers` does.
+Importing this module registers it, as :func:`layerzero.register_with_transformers` does.
 """
 
-from __future__ import annotations
-
-import re
-from typing import Any
-
-from layerzero.errors import ConfigurationError
+from layerzero.integrations.registering import NAME, register_with_transformers
 
 __all__ = ["NAME", "register_with_transformers"]
-
-#: What ``attn_implementation=`` is called. transformers searches names for "sdpa", "flash" and "flex_attention".
-NAME = "layerzero"
-
-#: The first version with mask functions by name.
-OLDEST = (4, 53)
-
-
-def register_with_transformers() -> None:
-    """Makes ``attn_implementation="layerzero"`` known to transformers. Calling it again changes nothing.
-
-    Models that do not name it are not affected.
-
-    Raises:
-        ConfigurationError: transformers is not installed, or older than 4.53.
-    """
-    theirs = _library()
-    # A name without a mask function would silently get no mask, so it comes first.
-    from transformers.masking_utils import AttentionMaskInterface
-    from transformers.modeling_utils import AttentionInterface
-
-    from layerzero.integrations.transformers_attention import attend
-    from layerzero.integrations.transformers_masks import mask
-
-    AttentionMaskInterface.register(NAME, mask)
-    AttentionInterface.register(NAME, attend)
-    del theirs
-
-
-def _library() -> Any:
-    try:
-        import transformers
-    except ImportError as error:
-        raise ConfigurationError(
-            f"transformers cannot be imported: {error}",
-            code="NO_TRANSFORMERS",
-            hint="install it: pip install transformers",
-        ) from error
-    version = tuple(int(part) for part in re.findall(r"\d+", transformers.__version__)[:2])
-    if version < OLDEST:
-        raise ConfigurationError(
-            f"transformers {transformers.__version__} has no mask functions by name, which attention needs",
-            code="OLD_TRANSFORMERS",
-            hint=f"install transformers {OLDEST[0]}.{OLDEST[1]} or newer",
-        )
-    return transformers
-
 
 register_with_transformers()

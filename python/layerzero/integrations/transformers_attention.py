@@ -22,10 +22,35 @@ __all__ = ["attend", "own_attention"]
 
 #: Arguments that say nothing about the result: the mask has it already, or they are for other functions.
 _KNOWN = frozenset(
-    "attention_mask cache cache_position cu_seq_lens_k cu_seq_lens_q deterministic index_k index_q input_ids "
-    "is_causal labels layer_idx logits_to_keep max_length_k max_length_q max_seqlen num_items_in_batch "
-    "output_attentions output_hidden_states output_router_logits past_key_values position_embeddings position_ids "
-    "return_dict seq_idx sliding_window use_cache".split()
+    [
+        "attention_mask",
+        "cache",
+        "cache_position",
+        "cu_seq_lens_k",
+        "cu_seq_lens_q",
+        "deterministic",
+        "index_k",
+        "index_q",
+        "input_ids",
+        "is_causal",
+        "labels",
+        "layer_idx",
+        "logits_to_keep",
+        "max_length_k",
+        "max_length_q",
+        "max_seqlen",
+        "num_items_in_batch",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "past_key_values",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "seq_idx",
+        "sliding_window",
+        "use_cache",
+    ]
 )
 
 _said: set[tuple[str, str]] = set()
@@ -112,10 +137,12 @@ def _described(
                 code="WRONG_SHAPE",
                 hint='load the model with attn_implementation="sdpa"',
             )
-        out: torch.Tensor = scaled_dot_product_attention(
-            query, key, value, real[..., :keys], scale=scaling, enable_gqa=True
-        ) if not softcap else attention(
-            query, key, value, False, scaling, attn_mask=real[..., :keys], softcap=softcap, layout="BHSD"
+        out: torch.Tensor = (
+            scaled_dot_product_attention(query, key, value, real[..., :keys], scale=scaling, enable_gqa=True)
+            if not softcap
+            else attention(
+                query, key, value, False, scaling, attn_mask=real[..., :keys], softcap=softcap, layout="BHSD"
+            )
         )
         return out
     earlier, later = m.earlier, m.later
@@ -197,7 +224,9 @@ def _merged(
         if real is None:
             real = chosen
         else:
-            real = real & chosen if real.dtype == torch.bool else real.masked_fill(~chosen, torch.finfo(query.dtype).min)
+            real = (
+                real & chosen if real.dtype == torch.bool else real.masked_fill(~chosen, torch.finfo(query.dtype).min)
+            )
     if position_bias is not None:
         bias = position_bias[..., :keys]
         if real is None:
@@ -208,7 +237,9 @@ def _merged(
             real = real + bias
         real = real.to(query.dtype)
     if not dropout:
-        return _masked(module, query, key, value, real, scaling, False, softcap or 0.0).transpose(1, 2).contiguous(), None
+        return _masked(module, query, key, value, real, scaling, False, softcap or 0.0).transpose(
+            1, 2
+        ).contiguous(), None
     # The draws are torch's, so that a seed means what it means for "sdpa".
     groups = query.shape[1] // key.shape[1]
     key, value = (t.repeat_interleave(groups, dim=1) if groups > 1 else t for t in (key, value))
