@@ -287,5 +287,5 @@ def bind(module: nn.Module, forward: Forward) -> None:
 
 def unbind(module: nn.Module) -> None:
     """The forward of the class again."""
-    module.__dict__.pop("forward", None)
-    module.__dict__.pop("_lz_scale", None)
+    for name in ("forward", "_lz_scale", "_lz_sum_and_norm"):
+        module.__dict__.pop(name, None)

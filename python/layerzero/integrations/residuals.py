@@ -20,6 +20,7 @@ import ast
 import inspect
 import sys
 import textwrap
+import types
 from functools import cache
 from typing import Any
 
@@ -30,7 +31,7 @@ from layerzero.integrations.replacing import Forward, scale_of
 
 __all__ = ["fused"]
 
-#: What the copied functions call the fused operation.
+#: What a norm calls its fused form: a name of the module, since the copied functions have the globals of their file.
 _NAME = "_lz_sum_and_norm"
 #: What transformers wraps the forward of a layer in, so that it can be recomputed in the backward pass.
 _CHECKPOINTING = "forward_with_checkpointing"
@@ -44,8 +45,12 @@ def fused(module: torch.nn.Module) -> Forward | None:
     if found is None:
         return None
     forward, norms = found
-    known = (scale_of(getattr(module, norm, None)) for norm in norms)
-    return None if any(scale is None for scale in known) else forward
+    known = [getattr(module, norm, None) for norm in norms]
+    if any(scale_of(norm) is None for norm in known):
+        return None
+    for norm in known:
+        norm.__dict__[_NAME] = types.MethodType(_sum_and_norm, norm)  # type: ignore[union-attr]
+    return forward
 
 
 def _sum_and_norm(norm: Any, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,10 +98,13 @@ def _rewritten(kind: type) -> tuple[Forward, tuple[str, ...]] | None:
             argument.annotation = None
     definition.returns = None
     ast.fix_missing_locations(tree)
-    names = dict(vars(sys.modules[kind.__module__])) | {_NAME: _sum_and_norm}
     space: dict[str, Any] = {}
     # The file's own source, with three statements replaced: nothing from outside the process is run.
-    exec(compile(tree, f"<{kind.__qualname__}.forward with sums and norms fused>", "exec"), names, space)  # noqa: S102
+    exec(
+        compile(tree, f"<{kind.__qualname__}.forward with sums and norms fused>", "exec"),
+        vars(sys.modules[kind.__module__]),
+        space,
+    )
     rewritten: Forward = space[definition.name]
     rewritten.__defaults__, rewritten.__kwdefaults__ = function.__defaults__, function.__kwdefaults__  # type: ignore[attr-defined]
 
@@ -137,7 +145,7 @@ class _Rewriter:
         if not isinstance(norm, ast.Attribute) or not _is_name(norm.value, "self"):
             return None
         self.norms.append(norm.attr)
-        return ast.parse(f"{x}, {residual} = {_NAME}(self.{norm.attr}, {x}, {residual})").body[0]
+        return ast.parse(f"{x}, {residual} = self.{norm.attr}.{_NAME}({x}, {residual})").body[0]
 
 
 def _assigned(statement: ast.stmt) -> tuple[str, ast.expr] | None:

@@ -21,7 +21,9 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensor
 from torch.utils._pytree import tree_map
+from transformers import masking_utils as theirs
 
 __all__ = ["Described", "DescribedMask", "Written", "additive", "mask", "written"]
 
@@ -145,8 +147,6 @@ def _window_of(function: Callable[..., Any]) -> tuple[int | None, int | None] | 
 
     They are closures: a window and a causal mask, in an intersection. Nothing is guessed from names of arguments.
     """
-    from transformers import masking_utils as theirs
-
     if function is theirs.causal_mask_function:
         return None, 0
     if function is getattr(theirs, "bidirectional_mask_function", _window_of):
@@ -176,8 +176,6 @@ def _inside(function: Any, maker: str) -> Mapping[str, Any]:
 
 def _tracing(*tensors: Any) -> bool:
     """Whether numbers cannot be read: a graph is being recorded, or the tensors have none."""
-    from torch._subclasses import FakeTensor
-
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return True
     return any(isinstance(t, FakeTensor) or isinstance(t, torch.Tensor) and t.is_meta for t in tensors)
@@ -198,8 +196,6 @@ def mask(
     **given: Any,
 ) -> torch.Tensor | None:
     """The mask function for transformers' ``AttentionMaskInterface``. Arguments are those of its ``sdpa_mask``."""
-    from transformers import masking_utils as theirs
-
     function = theirs.causal_mask_function if mask_function is None else mask_function
     same: dict[str, Any] = {"batch_size": batch_size, "kv_length": kv_length, "kv_offset": kv_offset, **given}
     same |= {"mask_function": function, "attention_mask": attention_mask}
@@ -262,8 +258,6 @@ def _plain(
     cache_position: Any,
 ) -> bool:
     """Whether a graph may be recorded without a mask: a causal call of all positions at once, nothing padded."""
-    from transformers import masking_utils as theirs
-
     if attention_mask is not None or cache_position is not None or function is not theirs.causal_mask_function:
         return False
     return not isinstance(q_offset, torch.Tensor) and q_offset == 0 and kv_offset == 0 and queries == keys
