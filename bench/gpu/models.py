@@ -9,8 +9,8 @@ Llama-3-8B's geometry, random weights, bfloat16. The variants are the same model
     layerzero  attn_implementation="layerzero", the rest as it is
     optimize   lz.optimize(model): attention, norms, rotary embedding, MLP
 
-and each of them compiled by ``torch.compile``. Every step is timed from an idle device, in turn with the others, and the
-median is given. A variant that runs out of memory or cannot be compiled is a failure of its own, and named.
+and each of them compiled by ``torch.compile``. Every step is timed from an idle device, and the
+median is given. Compiled variants come last, within ``--compile-seconds``. What fails is named, and the others go on.
 """
 
 from __future__ import annotations
@@ -144,6 +144,8 @@ class Run:
         self.rows: list[dict[str, Any]] = []
         self.failures: dict[str, str] = {}
         self.report: dict[str, Any] = {}
+        self._right: dict[str, torch.Tensor] = {}
+        self._compiling_left: float = options.compile_seconds
 
     def steps(self) -> list[tuple[str, int, int]]:
         """(kind, batch, tokens of the prompt or the context)."""
@@ -163,75 +165,71 @@ class Run:
             self.report = done.report.to_dict()
             say(str(done.report))
         for kind, batch, length in self.steps():
-            times: dict[str, float] = {}
-            right: torch.Tensor | None = None
-            for variant in self._options.variants:
-                for compiled in (False, True) if self._options.compile else (False,):
-                    name = f"{variant} compiled" if compiled else variant
-                    if self._skipped(name, kind, batch, length):
-                        continue
-                    ms, logits = self._time(name, variant, compiled, kind, batch, length)
-                    if ms is None or logits is None:
-                        continue
-                    times[name] = ms
-                    right = logits if right is None else right
-                    self._agree(name, kind, batch, length, logits, right)
-            self.rows.append({"kind": kind, "batch": batch, "tokens": length, "ms": times})
-            shown = ", ".join(f"{name} {ms:.2f} ms" for name, ms in times.items())
-            say(f"{kind} batch {batch} tokens {length}: {shown}")
-            self._write()
+            self.rows.append({"kind": kind, "batch": batch, "tokens": length, "ms": {}})
+        # Compiling may take long, so it comes last, within its time.
+        for compiled in (False, True) if self._options.compile_seconds > 0 else (False,):
+            for row in reversed(self.rows) if compiled else self.rows:
+                for variant in self._options.variants:
+                    self._measure(row, variant, compiled)
+                say(f"{self._named(row)}: {', '.join(f'{name} {ms:.2f} ms' for name, ms in row['ms'].items())}")
+                self._write()
         return self.result()
 
-    def _skipped(self, name: str, kind: str, batch: int, length: int) -> bool:
-        """Written-out attention of a long prompt is its square of scores: 32 heads, float32, several copies."""
-        if name.startswith("eager") and kind == "prefill" and length > 8192 and not self._options.all:
-            self.failures[f"{name} {kind} {batch} {length}"] = (
-                "left out: its scores alone are tens of gigabytes (--all)"
-            )
-            return True
-        return False
+    @staticmethod
+    def _named(row: dict[str, Any]) -> str:
+        return f"{row['kind']} batch {row['batch']} tokens {row['tokens']}"
+
+    def _measure(self, row: dict[str, Any], variant: str, compiled: bool) -> None:
+        """One variant of one step."""
+        name = f"{variant} compiled" if compiled else variant
+        where = f"{name}, {self._named(row)}"
+        if variant == "eager" and row["kind"] == "prefill" and row["tokens"] > 8192 and not self._options.all:
+            # Of 16k tokens and 32 heads: 17 GB as bfloat16, 34 GB as float32.
+            self.failures[where] = "left out: the scores of its softmax are 50 GB (--all)"
+            return
+        if compiled and self._compiling_left <= 0:
+            self.failures[where] = f"left out: {self._options.compile_seconds:.0f} s of compiling are used up"
+            return
+        begun = time.perf_counter()
+        try:
+            row["ms"][name], logits = self._time(variant, compiled, row["kind"], row["batch"], row["tokens"])
+            self._agree(where, row, logits)
+        except Exception as error:  # noqa: BLE001 - the other variants go on
+            self.failures[where] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:300]
+        finally:
+            gc.collect()
+            if self._device != "cpu":
+                torch.cuda.empty_cache()
+        took = time.perf_counter() - begun
+        if compiled:
+            self._compiling_left -= took
+        say(f"  {where}: {self.failures.get(where, f'{took:.1f} s')}")
 
     def _tokens(self, batch: int, length: int) -> torch.Tensor:
         generator = torch.Generator(device=self._device).manual_seed(batch * 100003 + length)
         vocabulary = self._model.config.vocab_size
         return torch.randint(0, vocabulary, (batch, length), generator=generator, device=self._device)
 
-    def _time(
-        self, name: str, variant: str, compiled: bool, kind: str, batch: int, length: int
-    ) -> tuple[float | None, torch.Tensor | None]:
-        begun = time.perf_counter()
-        try:
-            with served(self._model, variant):
-                call: Any = self._model
-                if compiled:
-                    torch._dynamo.reset()
-                    call = torch.compile(self._model, dynamic=False)
-                tokens = self._tokens(batch, length)
-                step = prefill(call, tokens) if kind == "prefill" else decode(call, self._model, tokens)
-                for _ in range(3):
-                    logits = step()
-                logits = logits.float().clone()
-                times = [self._clock.ms(step) for _ in range(self._options.rounds)]
-        except Exception as error:  # noqa: BLE001 - the other variants go on
-            self.failures[f"{name} {kind} {batch} {length}"] = (
-                f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:300]
-            )
-            say(f"  {name} {kind} {batch} {length} failed: {type(error).__name__}: {str(error)[:200]}")
-            return None, None
-        finally:
-            gc.collect()
-            if self._device != "cpu":
-                torch.cuda.empty_cache()
-        say(f"  {name} {kind} {batch} {length}: {time.perf_counter() - begun:.1f} s")
-        return statistics.median(times), logits
+    def _time(self, variant: str, compiled: bool, kind: str, batch: int, length: int) -> tuple[float, torch.Tensor]:
+        """Milliseconds of a step, and its logits."""
+        with served(self._model, variant):
+            call: Any = self._model
+            if compiled:
+                torch._dynamo.reset()
+                call = torch.compile(self._model, dynamic=False)
+            tokens = self._tokens(batch, length)
+            step = prefill(call, tokens) if kind == "prefill" else decode(call, self._model, tokens)
+            for _ in range(3):
+                logits = step()
+            logits = logits.float().clone()
+            return statistics.median(self._clock.ms(step) for _ in range(self._options.rounds)), logits
 
-    def _agree(self, name: str, kind: str, batch: int, length: int, logits: torch.Tensor, right: torch.Tensor) -> None:
-        """Whether the logits are those of the first variant, up to the rounding of bfloat16."""
-        apart = float((logits - right).abs().max() / right.abs().max())
+    def _agree(self, where: str, row: dict[str, Any], logits: torch.Tensor) -> None:
+        """Whether the logits are those of the step's first variant, up to the rounding of bfloat16."""
+        right = self._right.setdefault(self._named(row), logits.cpu())
+        apart = float((logits.cpu() - right).abs().max() / right.abs().max())
         if apart > 0.1:
-            self.failures[f"{name} {kind} {batch} {length} agreement"] = (
-                f"logits are {apart:.2f} of the largest one apart from those of {self._options.variants[0]}"
-            )
+            self.failures[f"{where}, agreement"] = f"logits are {apart:.2f} of the largest one apart from the first's"
 
     def _tune(self) -> None:
         """Measures the kernels for the calls that the steps make."""
@@ -304,7 +302,7 @@ def options(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=32, help="how many of the 32 layers to build")
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument("--rounds", type=int, default=20, help="timed steps of each")
-    parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave out torch.compile")
+    parser.add_argument("--compile-seconds", type=float, default=900.0, help="time for torch.compile; 0 leaves it out")
     parser.add_argument("--tune-seconds", type=float, default=0.0, help="measure kernels for these calls first")
     parser.add_argument("--all", action="store_true", help="also eager attention of 16k tokens")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and short prompts, to test the script")

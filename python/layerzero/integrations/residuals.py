@@ -100,11 +100,8 @@ def _rewritten(kind: type) -> tuple[Forward, tuple[str, ...]] | None:
     ast.fix_missing_locations(tree)
     space: dict[str, Any] = {}
     # The file's own source, with three statements replaced: nothing from outside the process is run.
-    exec(
-        compile(tree, f"<{kind.__qualname__}.forward with sums and norms fused>", "exec"),
-        vars(sys.modules[kind.__module__]),
-        space,
-    )
+    code = compile(tree, f"<{kind.__qualname__}.forward with sums and norms fused>", "exec")
+    exec(code, vars(sys.modules[kind.__module__]), space)  # noqa: S102
     rewritten: Forward = space[definition.name]
     rewritten.__defaults__, rewritten.__kwdefaults__ = function.__defaults__, function.__kwdefaults__  # type: ignore[attr-defined]
 
