@@ -85,7 +85,12 @@ class DescribedMask(torch.Tensor):
 
 def _getters() -> set[Any]:
     names = ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda", "is_meta", "grad_fn", "is_leaf")
-    return {getattr(torch.Tensor, name).__get__ for name in names} | {torch.Tensor.dim, torch.Tensor.size}
+    return {getattr(torch.Tensor, name).__get__ for name in names} | {
+        torch.Tensor.dim,
+        torch.Tensor.size,
+        torch.Tensor.stride,
+        torch.Tensor.storage_offset,
+    }
 
 
 #: What can be asked of a mask without making it.
@@ -135,11 +140,6 @@ def written(module: str) -> Written:
         elif isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute):
             compares |= node.left.attr == "_attn_implementation"
     return Written("ALL_ATTENTION_FUNCTIONS" in vars(found), compares, frozenset(arguments))
-
-
-def _modeling_file(config: Any) -> Written:
-    """What the modeling file of a configuration says. The two are neighbours, by transformers' rule for names."""
-    return written(type(config).__module__.replace("configuration_", "modeling_"))
 
 
 def _window_of(function: Callable[..., Any]) -> tuple[int | None, int | None] | None:
@@ -209,14 +209,16 @@ def mask(
     if device is not None:
         same["device"] = device
     assert q_length is not None
-    own = _own_attention(given.get("config"))
-    if own:
+    # A configuration and its model are neighbours, by transformers' rule for names of files.
+    file = type(given.get("config")).__module__.replace("configuration_", "modeling_")
+    if "config" in given and _computes_itself(file):
         # What computes its scores itself adds the mask to them.
         return theirs.eager_mask(**same)  # type: ignore[no-any-return]
     same |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     skips = allow_is_causal_skip or allow_is_bidirectional_skip
     if _tracing(attention_mask, cache_position, q_offset):
-        if skips and _plain(function, attention_mask, q_length, kv_length, q_offset, kv_offset, cache_position):
+        plain = skips and _plain(function, attention_mask, q_length, kv_length, q_offset, kv_offset, cache_position)
+        if plain and not _compares(file):
             return None
         return theirs.sdpa_mask(**same)  # type: ignore[no-any-return]
     window = _window_of(function) if skips else None
@@ -230,7 +232,18 @@ def mask(
         seen = attention_mask[:, kv_offset : kv_offset + end]
         if seen.shape[1] < end or not bool(seen.all()):
             return theirs.sdpa_mask(**same)  # type: ignore[no-any-return]
-    return DescribedMask.of(described, batch_size, device)
+    if not _compiles():
+        return DescribedMask.of(described, batch_size, device)
+    unbounded = described.earlier is None or described.earlier >= kv_length - 1
+    if described.later == 0 and described.offset == 0 and q_length == kv_length and unbounded and not _compares(file):
+        return None
+    return described.tensor(device).expand(batch_size, 1, q_length, kv_length)
+
+
+def _compiles() -> bool:
+    """Whether this program compiles: a layer that is compiled by itself cannot be given a mask without memory."""
+    dynamo = sys.modules.get("torch._dynamo.convert_frame")
+    return dynamo is not None and getattr(dynamo, "FRAME_COUNTER", 1) > 0
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -241,11 +254,6 @@ def _computes_itself(module: str) -> bool:
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _compares(module: str) -> bool:
     return written(module).compares
-
-
-def _own_attention(config: Any) -> bool:
-    """Whether the model of a configuration computes attention itself, whatever implementation is set."""
-    return config is not None and _computes_itself(type(config).__module__.replace("configuration_", "modeling_"))
 
 
 def _plain(
@@ -260,4 +268,7 @@ def _plain(
     """Whether a graph may be recorded without a mask: a causal call of all positions at once, nothing padded."""
     if attention_mask is not None or cache_position is not None or function is not theirs.causal_mask_function:
         return False
-    return not isinstance(q_offset, torch.Tensor) and q_offset == 0 and kv_offset == 0 and queries == keys
+    if isinstance(q_offset, torch.Tensor):
+        return False
+    # A single query attends to every key that a growing cache has.
+    return bool((q_offset == 0 and kv_offset == 0 and queries == keys) or (queries == 1 and q_offset + 1 == keys))
