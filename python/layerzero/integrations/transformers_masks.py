@@ -111,7 +111,7 @@ def additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 class Written:
     """What the source of a modeling file says about its attention."""
 
-    #: Attention is looked up by its name. Otherwise the file computes it itself, whatever the name.
+    #: Attention is looked up by its name, or is that of other files. Otherwise it is computed here, whatever the name.
     by_name: bool
     #: It compares the name with others, and does something else for those.
     compares: bool
@@ -133,13 +133,16 @@ def written(module: str) -> Written:
     except (OSError, TypeError, SyntaxError):
         return _UNKNOWN
     arguments: set[str] = set()
-    compares = False
+    compares, computes = False, False
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "attention_interface":
+        if isinstance(node, ast.ClassDef):
+            computes |= "Attention" in node.name
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "attention_interface":
             arguments.update(keyword.arg for keyword in node.keywords if keyword.arg is not None)
         elif isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute):
             compares |= node.left.attr == "_attn_implementation"
-    return Written("ALL_ATTENTION_FUNCTIONS" in vars(found), compares, frozenset(arguments))
+    by_name = "ALL_ATTENTION_FUNCTIONS" in vars(found) or not computes
+    return Written(by_name, compares, frozenset(arguments))
 
 
 def _window_of(function: Callable[..., Any]) -> tuple[int | None, int | None] | None:

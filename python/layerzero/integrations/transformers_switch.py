@@ -40,7 +40,7 @@ def switch(model: Any) -> tuple[list[tuple[Any, str | None]], Attentions]:
     configs: dict[int, tuple[Any, str | None]] = {}
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
-            if written(type(module).__module__).by_name or not _computes(type(module).__module__):
+            if written(type(module).__module__).by_name:
                 configs.setdefault(id(module.config), (module.config, module.config._attn_implementation))
         elif _is_attention(module):
             name, file = type(module).__name__, written(type(module).__module__)
@@ -86,12 +86,6 @@ _SERVED = frozenset(
         "head_mask",
     ]
 )
-
-
-def _computes(file: str) -> bool:
-    """Whether a file has attention modules of its own."""
-    found = vars(sys.modules.get(file, sys))
-    return any("Attention" in name and isinstance(x, type) and x.__module__ == file for name, x in found.items())
 
 
 def _is_attention(module: Any) -> bool:
