@@ -59,7 +59,7 @@ class OptimizeReport:
         """What is known about the gain, as a sentence."""
         known = [gain for one in self.replaced for gain in one.gain.values()]
         if not known:
-            return "not measured; run lz.tune on the model, then the gain of each operation is known"
+            return "not measured; run lz.tune(model, inputs)"
         return (
             f"{min(known):.2f} to {max(known):.2f} times as fast per operation, against torch's own kernel for it; "
             "where the model wrote an operation out in several, more"
@@ -150,13 +150,13 @@ def optimize(model: nn.Module, *, only: tuple[str, ...] | list[str] | None = Non
     if not isinstance(model, torch.nn.Module):
         raise ArgumentTypeError(
             f"optimize: the model is a {type(model).__name__}, not a torch.nn.Module",
-            code="BAD_TYPE",
+            code="NOT_A_MODEL",
             hint="build the model first, then lz.optimize(model)",
         )
     parts = PARTS if only is None else tuple(only)
     if unknown := [part for part in parts if part not in PARTS]:
         raise ConfigurationError(
-            f"optimize: there is no part {unknown[0]!r}", code="BAD_VALUE", hint=f"choose from {', '.join(PARTS)}"
+            f"optimize: there is no part {unknown[0]!r}", code="BAD_PARAM", hint=f"choose from {', '.join(PARTS)}"
         )
     done = Optimized(model)
     try:

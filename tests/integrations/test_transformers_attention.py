@@ -84,6 +84,24 @@ def test_packed_sequences_do_not_see_each_other(pair: tuple[Any, Any]) -> None:
     assert apart(packed[:, 8:], alone) < CLOSE
 
 
+@torch.no_grad()
+def test_sequences_packed_by_their_starts_do_not_see_each_other() -> None:
+    model, ids = decoder("mistral", "layerzero"), tokens(1, 20)
+    positions = torch.cat([torch.arange(8), torch.arange(12)])[None]
+    starts = torch.tensor([0, 8, 20], dtype=torch.int32)
+    # A mask of ones: then transformers does not look at the positions.
+    given = {"position_ids": positions, "attention_mask": torch.ones_like(ids), "use_cache": False}
+    packed = model(ids, **given, cu_seq_lens_q=starts, cu_seq_lens_k=starts, max_length_q=12, max_length_k=12).logits
+    assert apart(packed[:, :8], model(ids[:, :8], use_cache=False).logits) < CLOSE
+    assert apart(packed[:, 8:], model(ids[:, 8:], use_cache=False).logits) < CLOSE
+
+
+def test_a_paged_cache_is_refused() -> None:
+    query, key, value = _states()
+    with pytest.raises(lz.InvalidCallError, match=r"paged cache"):
+        transformers_attention.attend(_Module(), query, key, value, None, cache=object())
+
+
 @pytest.mark.filterwarnings("ignore::layerzero.LayerZeroWarning")
 @torch.no_grad()
 def test_a_prompt_in_chunks_is_the_prompt_at_once(pair: tuple[Any, Any]) -> None:

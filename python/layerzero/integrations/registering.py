@@ -41,7 +41,7 @@ def _check() -> None:
     except ImportError as error:
         raise ConfigurationError(
             f"transformers cannot be imported: {error}",
-            code="NO_TRANSFORMERS",
+            code="MISSING_LIBRARY",
             hint="install it: pip install transformers",
         ) from error
     version = tuple(int(part) for part in re.findall(r"\d+", transformers.__version__)[:2])

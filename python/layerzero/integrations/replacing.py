@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,6 +129,10 @@ def _device(module: nn.Module) -> torch.device:
     return next((p.device for p in module.parameters()), torch.device("cpu"))
 
 
+def _has(things: Iterator[object]) -> bool:
+    return next(things, None) is not None
+
+
 def _one_argument(module: nn.Module) -> bool:
     """Whether forward is a function of one tensor."""
     parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
@@ -148,7 +152,8 @@ def _layer_norm(module: nn.Module) -> list[Match] | None:
 
 
 def _layer_norm_forward(self: Any, input: torch.Tensor) -> torch.Tensor:
-    return layer_norm(input, None, self.weight, self.bias, self.eps)
+    out: torch.Tensor = layer_norm(input, None, self.weight, self.bias, self.eps)
+    return out
 
 
 def _rms_norm(module: nn.Module) -> list[Match] | str | None:
@@ -156,7 +161,7 @@ def _rms_norm(module: nn.Module) -> list[Match] | str | None:
     if "norm" not in name or type(module).__module__.startswith("torch.nn.modules.") and "rms" not in name:
         return None
     own = dict(module.named_parameters(recurse=False))
-    if list(module.children()) or not own.keys() <= {"weight"} or list(module.buffers(recurse=False)):
+    if _has(module.children()) or not own.keys() <= {"weight"} or _has(module.buffers(recurse=False)):
         return None
     epsilons = [name for name in _EPSILONS if isinstance(vars(module).get(name), float)]
     if "weight" not in own or own["weight"].dim() != 1 or len(epsilons) != 1:
@@ -175,7 +180,8 @@ def _scaled_by_weight(epsilon: str) -> Forward:
         if hidden_states.dtype is not weight.dtype:
             # Modules differ in the dtype they give then.
             return type(self).forward(self, hidden_states)  # type: ignore[no-any-return]
-        return rms_norm(hidden_states, weight, getattr(self, epsilon))
+        out: torch.Tensor = rms_norm(hidden_states, weight, getattr(self, epsilon))
+        return out
 
     forward.scale = lambda self: (self.weight, getattr(self, epsilon))  # type: ignore[attr-defined]
     return forward
@@ -215,7 +221,7 @@ def _one_plus(module: Any, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _gelu(module: nn.Module) -> list[Match] | None:
-    if "gelu" not in type(module).__name__.lower() or list(module.parameters()) or list(module.children()):
+    if "gelu" not in type(module).__name__.lower() or _has(module.parameters()) or _has(module.children()):
         return None
     if not _one_argument(module):
         return None
@@ -247,7 +253,7 @@ def _swiglu(module: nn.Module) -> list[Match] | str | None:
         return f"its projections are {type(linears[0]).__name__}, not Linear"
     if not _one_argument(module):
         return "a gated MLP of more than one argument"
-    width = linears[0].in_features
+    width = int(linears[0].in_features)  # type: ignore[arg-type]
     if up is not None:
         return [Match("SwiGLU", "silu_mul", _gated(gate, up, down), width)]
     return [Match("SwiGLU", "silu_mul", _gated_halves(gate, down, first), width) for first in (True, False)]

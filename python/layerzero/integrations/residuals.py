@@ -41,7 +41,8 @@ def fused(module: torch.nn.Module) -> Forward | None:
     """A forward for the module with its sums and norms fused; None where there are none, or the norm is another."""
     if "forward" in vars(module):
         return None
-    found = _rewritten(type(module))
+    kind: type = type(module)
+    found = _rewritten(kind)
     if found is None:
         return None
     forward, norms = found
@@ -49,7 +50,7 @@ def fused(module: torch.nn.Module) -> Forward | None:
     if any(scale_of(norm) is None for norm in known):
         return None
     for norm in known:
-        norm.__dict__[_NAME] = types.MethodType(_sum_and_norm, norm)  # type: ignore[union-attr]
+        norm.__dict__[_NAME] = types.MethodType(_sum_and_norm, norm)
     return forward
 
 
@@ -75,10 +76,9 @@ def _rewritten(kind: type) -> tuple[Forward, tuple[str, ...]] | None:
     function = kind.__dict__.get("forward")
     if inspect.isfunction(function) and function.__qualname__ != f"{kind.__qualname__}.forward":
         return None
-    checkpoints = getattr(function, "__code__", None) is not None and function.__code__.co_name == _CHECKPOINTING
-    if checkpoints:
+    if inspect.isfunction(function) and function.__code__.co_name == _CHECKPOINTING:
         # It calls this one outside of training; in training the class's own forward runs.
-        function = function.__wrapped__  # type: ignore[union-attr]
+        function = function.__wrapped__  # type: ignore[attr-defined]
     if not inspect.isfunction(function) or function.__closure__ is not None:
         return None
     try:
@@ -103,7 +103,7 @@ def _rewritten(kind: type) -> tuple[Forward, tuple[str, ...]] | None:
     code = compile(tree, f"<{kind.__qualname__}.forward with sums and norms fused>", "exec")
     exec(code, vars(sys.modules[kind.__module__]), space)  # noqa: S102
     rewritten: Forward = space[definition.name]
-    rewritten.__defaults__, rewritten.__kwdefaults__ = function.__defaults__, function.__kwdefaults__  # type: ignore[attr-defined]
+    rewritten.__defaults__, rewritten.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
 
     def forward(self: Any, *args: Any, **named: Any) -> Any:
         return type(self).forward(self, *args, **named) if self.training else rewritten(self, *args, **named)

@@ -89,6 +89,10 @@ def attend(
         indices: the only keys each query may attend to, (batch, queries, count).
         given: what else a model hands to its attention function.
     """
+    if given.get("cache") is not None:
+        raise _refused(module, "the paged cache of continuous batching")
+    if (starts := given.get("cu_seq_lens_q")) is not None and starts.shape[0] > 2:
+        attention_mask = _packed(module, query, key, attention_mask, starts, is_causal)
     if s_aux is not None:
         why = "attention sinks"
     elif given.get("output_attentions"):
@@ -115,6 +119,23 @@ def attend(
     arguments = {"position_bias": position_bias, "softcap": softcap, "s_aux": s_aux}
     given |= {name: argument for name, argument in arguments.items() if argument is not None}
     return own_attention(module, query, key, value, attention_mask, dropout, scaling, bool(causal), why, given)
+
+
+def _packed(
+    module: Any, query: torch.Tensor, key: torch.Tensor, mask: Any, starts: torch.Tensor, is_causal: bool | None
+) -> Any:
+    """The mask of sequences that begin at these positions of one row, where the mask does not separate them yet."""
+    if isinstance(mask, torch.Tensor) and type(mask) is not DescribedMask:
+        return mask
+    length = query.shape[2]
+    if query.shape[0] != 1 or key.shape[2] != length:
+        raise _refused(module, f"cu_seq_lens_q with {query.shape[0]} rows, {length} queries and {key.shape[2]} keys")
+    at = torch.bucketize(torch.arange(length, device=query.device), starts[1:].to(query.device), right=True)
+    same = (at[:, None] == at[None, :])[None, None]
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if type(mask) is DescribedMask:
+        return mask.tensor() & same
+    return same & Described(length, length, 0, None, 0).tensor(query.device) if causal else same
 
 
 def _described(

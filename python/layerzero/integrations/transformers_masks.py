@@ -179,7 +179,7 @@ def _inside(function: Any, maker: str) -> Mapping[str, Any]:
 
 def _tracing(*tensors: Any) -> bool:
     """Whether numbers cannot be read: a graph is being recorded, or the tensors have none."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
         return True
     return any(isinstance(t, FakeTensor) or isinstance(t, torch.Tensor) and t.is_meta for t in tensors)
 

@@ -44,7 +44,8 @@ def switch(model: Any) -> tuple[list[tuple[Any, str | None]], Attentions]:
                 configs.setdefault(id(module.config), (module.config, module.config._attn_implementation))
         elif _is_attention(module):
             name, file = type(module).__name__, written(type(module).__module__)
-            if file.by_name and hasattr(config := getattr(module, "config", None), "_attn_implementation"):
+            config: Any = getattr(module, "config", None)
+            if file.by_name and hasattr(config, "_attn_implementation"):
                 # Some keep a copy of the model's.
                 configs.setdefault(id(config), (config, config._attn_implementation))
             if not file.by_name:
