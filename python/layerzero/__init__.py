@@ -101,6 +101,7 @@ from layerzero.inspection import (
     validate,
     which,
 )
+from layerzero.integrations.registering import register_with_transformers
 from layerzero.kernels import register_kernel, unregister_kernel
 from layerzero.loading import register_backend
 from layerzero.lowerings import CompileReport, LoweredCall, compile_report
@@ -114,6 +115,7 @@ from layerzero.models import (
     dry_run,
     model_hash,
 )
+from layerzero.optimizing import Kept, Optimized, OptimizeReport, Replaced, optimize, patched
 from layerzero.pinning import (
     DispatchTable,
     Mismatch,
@@ -183,6 +185,7 @@ __all__ = [
     "Health",
     "InputModifiedError",
     "InvalidCallError",
+    "Kept",
     "KernelExecutionError",
     "KernelInfo",
     "LayerZeroError",
@@ -193,6 +196,8 @@ __all__ = [
     "Mismatch",
     "NoKernelFoundError",
     "OperationInfo",
+    "OptimizeReport",
+    "Optimized",
     "Plan",
     "PlannedCall",
     "Quantized",
@@ -202,6 +207,7 @@ __all__ = [
     "Recording",
     "RegretReport",
     "RegretRow",
+    "Replaced",
     "Result",
     "Rows",
     "Selection",
@@ -264,13 +270,16 @@ __all__ = [
     "mla_attention",
     "model_hash",
     "ops",
+    "optimize",
     "paged_attention",
+    "patched",
     "prefer",
     "quantize",
     "readiness_check",
     "register_backend",
     "register_kernel",
     "register_tokenizer",
+    "register_with_transformers",
     "regret",
     "release_captures",
     "release_pins",

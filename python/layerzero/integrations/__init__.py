@@ -1,5 +1,7 @@
 """What other libraries see of LayerZero. Nothing here imports them: each is met when the program imports it."""
 
+import os
+
 from layerzero.integrations.import_hook import after_import
 
 __all__ = ["install"]
@@ -12,6 +14,9 @@ def install() -> None:
     """
     after_import("torch", _meet_torch)
     after_import("torch._dynamo", _meet_compiler)
+    if os.environ.get("LAYERZERO_TRANSFORMERS", "").strip().lower() in ("1", "true", "yes", "on"):
+        # Attention functions are looked up there; whoever builds a model imports it.
+        after_import("transformers.modeling_utils", _meet_transformers)
 
 
 def _meet_torch() -> None:
@@ -26,3 +31,9 @@ def _meet_compiler() -> None:
     control.look_at_layouts()
     torch_ops.register_tracing()
     compiling.stay_out_of_graphs()
+
+
+def _meet_transformers() -> None:
+    from layerzero.integrations.registering import register_with_transformers
+
+    register_with_transformers()

@@ -1,0 +1,163 @@
+"""The sum before a norm, computed with the norm: one pass over memory instead of two.
+
+A layer of a transformer writes, in its ``forward``:
+
+    hidden_states = residual + hidden_states
+    residual = hidden_states
+    hidden_states = self.post_attention_layernorm(hidden_states)
+
+These three statements, one after the other, are found in the source of the layer's ``forward`` and replaced by
+
+    hidden_states, residual = fused_add_rms_norm(hidden_states, residual, weight, eps)
+
+in a copy of the function. Everything else in it stays as written. That is the same by the meaning of the statements, so
+nothing has to be compared, provided that the norm is one that `lz.rms_norm` replaces (its own check).
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import textwrap
+import types
+from functools import cache
+from typing import Any
+
+import torch
+
+from layerzero._native import fused_add_rms_norm
+from layerzero.integrations.replacing import Forward, scale_of
+
+__all__ = ["fused"]
+
+#: What a norm calls its fused form: a name of the module, since the copied functions have the globals of their file.
+_NAME = "_lz_sum_and_norm"
+#: What transformers wraps the forward of a layer in, so that it can be recomputed in the backward pass.
+_CHECKPOINTING = "forward_with_checkpointing"
+
+
+def fused(module: torch.nn.Module) -> Forward | None:
+    """A forward for the module with its sums and norms fused; None where there are none, or the norm is another."""
+    if "forward" in vars(module):
+        return None
+    kind: type = type(module)
+    found = _rewritten(kind)
+    if found is None:
+        return None
+    forward, norms = found
+    known = [getattr(module, norm, None) for norm in norms]
+    if any(scale_of(norm) is None for norm in known):
+        return None
+    for norm in known:
+        norm.__dict__[_NAME] = types.MethodType(_sum_and_norm, norm)
+    return forward
+
+
+def _sum_and_norm(norm: Any, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The normalized sum, and the sum."""
+    scale = scale_of(norm)
+    if scale is None or x.dtype is not residual.dtype or x.dtype is not norm.weight.dtype or _watched(norm):
+        total = residual + x
+        return norm(total), total
+    weight, eps = scale(norm)
+    out, total = fused_add_rms_norm(x, residual, weight, eps)
+    return out, total
+
+
+def _watched(norm: Any) -> bool:
+    """Whether somebody looks at the norm's input or output, which the fused operation does not show."""
+    return bool(norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks)
+
+
+@cache
+def _rewritten(kind: type) -> tuple[Forward, tuple[str, ...]] | None:
+    """The forward of a class with its sums and norms fused, and the names of those norms."""
+    function = kind.__dict__.get("forward")
+    if inspect.isfunction(function) and function.__qualname__ != f"{kind.__qualname__}.forward":
+        return None
+    if inspect.isfunction(function) and function.__code__.co_name == _CHECKPOINTING:
+        # It calls this one outside of training; in training the class's own forward runs.
+        function = function.__wrapped__  # type: ignore[attr-defined]
+    if not inspect.isfunction(function) or function.__closure__ is not None:
+        return None
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    definition = tree.body[0]
+    if not isinstance(definition, ast.FunctionDef) or definition.decorator_list:
+        return None
+    rewriter = _Rewriter()
+    definition.body = rewriter.statements(definition.body)
+    if not rewriter.norms:
+        return None
+    # Annotations may name what is not there at run time.
+    for argument in ast.walk(definition.args):
+        if isinstance(argument, ast.arg):
+            argument.annotation = None
+    definition.returns = None
+    ast.fix_missing_locations(tree)
+    space: dict[str, Any] = {}
+    # The file's own source, with three statements replaced: nothing from outside the process is run.
+    code = compile(tree, f"<{kind.__qualname__}.forward with sums and norms fused>", "exec")
+    exec(code, vars(sys.modules[kind.__module__]), space)  # noqa: S102
+    rewritten: Forward = space[definition.name]
+    rewritten.__defaults__, rewritten.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+
+    def forward(self: Any, *args: Any, **named: Any) -> Any:
+        return type(self).forward(self, *args, **named) if self.training else rewritten(self, *args, **named)
+
+    return forward, tuple(rewriter.norms)
+
+
+class _Rewriter:
+    """Finds the three statements in a list of statements."""
+
+    def __init__(self) -> None:
+        self.norms: list[str] = []
+
+    def statements(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        result: list[ast.stmt] = []
+        at = 0
+        while at < len(body):
+            found = self._fused(body[at : at + 3])
+            result.append(body[at] if found is None else found)
+            at += 1 if found is None else 3
+        return result
+
+    def _fused(self, three: list[ast.stmt]) -> ast.stmt | None:
+        if len(three) < 3:
+            return None
+        total, kept, normed = (_assigned(statement) for statement in three)
+        if total is None or kept is None or normed is None:
+            return None
+        x, residual = total[0], kept[0]
+        if not _is_sum(total[1], x, residual) or not _is_name(kept[1], x) or normed[0] != x or x == residual:
+            return None
+        call = normed[1]
+        if not isinstance(call, ast.Call) or call.keywords or len(call.args) != 1 or not _is_name(call.args[0], x):
+            return None
+        norm = call.func
+        if not isinstance(norm, ast.Attribute) or not _is_name(norm.value, "self"):
+            return None
+        self.norms.append(norm.attr)
+        return ast.parse(f"{x}, {residual} = self.{norm.attr}.{_NAME}({x}, {residual})").body[0]
+
+
+def _assigned(statement: ast.stmt) -> tuple[str, ast.expr] | None:
+    """(name, value) of ``name = value``."""
+    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+        return None
+    target = statement.targets[0]
+    return (target.id, statement.value) if isinstance(target, ast.Name) else None
+
+
+def _is_name(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _is_sum(node: ast.expr, a: str, b: str) -> bool:
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
+        return False
+    return (_is_name(node.left, a) and _is_name(node.right, b)) or (_is_name(node.left, b) and _is_name(node.right, a))

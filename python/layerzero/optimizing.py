@@ -1,0 +1,309 @@
+"""`lz.optimize`: LayerZero's operations in a model that somebody else wrote, without changing its code."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+from layerzero.errors import ArgumentTypeError, ConfigurationError, LayerZeroError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Kept", "OptimizeReport", "Optimized", "Replaced", "optimize", "patched"]
+
+#: What can be replaced.
+PARTS = ("attention", "norms", "activations", "rope", "residuals")
+_PART_OF = {"RMS norm": "norms", "layer norm": "norms", "GELU": "activations", "SwiGLU": "activations"}
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """Modules of one class that now run an operation of LayerZero."""
+
+    #: What they are: "RMS norm", "SwiGLU", "attention", …
+    kind: str
+    #: The name of their class, or of the function.
+    name: str
+    count: int
+    #: The function of LayerZero they call.
+    operation: str
+    #: How many times faster than torch's own kernel the chosen one is, by rows, where both times are known.
+    gain: dict[int, float] = field(default_factory=dict)
+    #: What else is to be known.
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Modules of one class that stay as they were, and why."""
+
+    name: str
+    count: int
+    why: str
+
+
+@dataclass(frozen=True)
+class OptimizeReport:
+    """What :func:`optimize` replaced, what it did not and why. Prints as a table."""
+
+    model: str
+    replaced: list[Replaced]
+    kept: list[Kept]
+
+    @property
+    def expected_gain(self) -> str:
+        """What is known about the gain, as a sentence."""
+        known = [gain for one in self.replaced for gain in one.gain.values()]
+        if not known:
+            return "not measured; run lz.tune(model, inputs)"
+        return (
+            f"{min(known):.2f} to {max(known):.2f} times as fast per operation, against torch's own kernel for it; "
+            "where the model wrote an operation out in several, more"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as data."""
+        from dataclasses import asdict
+
+        return {**asdict(self), "expected_gain": self.expected_gain}
+
+    def __str__(self) -> str:
+        lines = [f"{self.model}: {sum(one.count for one in self.replaced)} parts run LayerZero's operations"]
+        rows = [
+            (f"{one.count}x", one.name, f"lz.{one.operation}", "; ".join(_said(one)))
+            for one in sorted(self.replaced, key=lambda one: -one.count)
+        ]
+        rows += [
+            (f"{one.count}x", one.name, "as it was", one.why) for one in sorted(self.kept, key=lambda one: -one.count)
+        ]
+        widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
+        for row in rows:
+            cells = "  ".join(cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True))
+            lines.append(f"  {cells}  {row[3]}".rstrip())
+        lines.append(f"expected gain: {self.expected_gain}")
+        return "\n".join(lines)
+
+
+def _said(one: Replaced) -> Iterator[str]:
+    yield one.kind
+    if one.gain:
+        yield ", ".join(f"{gain:.2f}x torch at {rows} rows" for rows, gain in one.gain.items())
+    if one.note:
+        yield one.note
+
+
+class Optimized:
+    """A model that :func:`optimize` has changed. :meth:`undo` brings the model back as it was."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.report = OptimizeReport(type(model).__name__, [], [])
+        self._undo: list[Callable[[], None]] = []
+
+    def undo(self) -> None:
+        """Every module, configuration and function as before. Calling it again changes nothing."""
+        while self._undo:
+            self._undo.pop()()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+
+    def __str__(self) -> str:
+        return str(self.report)
+
+    def __repr__(self) -> str:
+        return f"<Optimized {self.report.model}: {sum(one.count for one in self.report.replaced)} parts>"
+
+
+def optimize(model: nn.Module, *, only: tuple[str, ...] | list[str] | None = None) -> Optimized:
+    """Replaces parts of a model by operations of LayerZero: attention, norms, rotary embedding, gated MLPs.
+
+    A part is found by its structure and replaced only if LayerZero's operation gives its result on random numbers, in
+    its dtype and on its device, up to rounding. Weights are not copied. Parts that are no operation of LayerZero stay as
+    they were, and the report lists them.
+
+        with lz.optimize(model) as optimized:
+            print(optimized.report)
+            model.generate(...)
+
+    Args:
+        model: a module; of transformers or any other.
+        only: which parts to replace, of "attention", "norms", "activations", "rope" and "residuals" (the sum before a
+            norm, with the norm); all when not given. Attention and rope are replaced in models of transformers.
+
+    Returns:
+        An object with ``report`` and ``undo()``; as a context manager it undoes at the end.
+
+    Raises:
+        ArgumentTypeError: the model is no ``torch.nn.Module``.
+        ConfigurationError: ``only`` names something else.
+    """
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentTypeError(
+            f"optimize: the model is a {type(model).__name__}, not a torch.nn.Module",
+            code="NOT_A_MODEL",
+            hint="build the model first, then lz.optimize(model)",
+        )
+    parts = PARTS if only is None else tuple(only)
+    if unknown := [part for part in parts if part not in PARTS]:
+        raise ConfigurationError(
+            f"optimize: there is no part {unknown[0]!r}", code="BAD_PARAM", hint=f"choose from {', '.join(PARTS)}"
+        )
+    done = Optimized(model)
+    try:
+        _Work(done, parts).run()
+    except BaseException:
+        done.undo()
+        raise
+    return done
+
+
+@contextmanager
+def patched(model: nn.Module, *, only: tuple[str, ...] | list[str] | None = None) -> Iterator[Optimized]:
+    """:func:`optimize` for the length of a block.
+
+        with lz.patched(model) as optimized:
+            model.generate(...)
+
+    Args:
+        model: a module; of transformers or any other.
+        only: which parts to replace; all when not given.
+    """
+    with optimize(model, only=only) as done:
+        yield done
+
+
+class _Work:
+    """One run of :func:`optimize`."""
+
+    def __init__(self, done: Optimized, parts: tuple[str, ...]) -> None:
+        self._done = done
+        self._model = done.model
+        self._parts = parts
+        self._replaced: Counter[tuple[str, str, str, str]] = Counter()
+        self._widths: dict[tuple[str, str], set[int]] = {}
+        self._kept: Counter[tuple[str, str]] = Counter()
+
+    def run(self) -> None:
+        """All parts. Residuals come after the norms that they are fused with."""
+        self._modules()
+        if "residuals" in self._parts:
+            self._residuals()
+        if "attention" in self._parts:
+            self._attention()
+        if "rope" in self._parts:
+            self._rope()
+        replaced = [
+            Replaced(kind, name, count, operation, self._gain(operation, kind, name), note)
+            for (kind, name, operation, note), count in self._replaced.items()
+        ]
+        kept = [Kept(name, count, why) for (name, why), count in self._kept.items()]
+        self._done.report = OptimizeReport(type(self._model).__name__, replaced, kept)
+
+    def _modules(self) -> None:
+        from torch import nn
+
+        from layerzero.integrations import replacing
+
+        for module in self._model.modules():
+            name = type(module).__name__
+            found = replacing.match(module)
+            if isinstance(found, str):
+                self._kept[name, found] += 1
+            elif found is not None and _PART_OF[found.kind] in self._parts:
+                replacing.bind(module, found.forward)
+                self._done._undo.append(lambda module=module: replacing.unbind(module))  # type: ignore[misc]
+                self._replaced[found.kind, name, found.operation, ""] += 1
+                self._widths.setdefault((found.kind, name), set()).add(found.width)
+            elif found is None and isinstance(module, nn.Linear | nn.Embedding):
+                self._kept[name, "torch runs one kernel for it already"] += 1
+            elif found is None and type(module).__name__.endswith("Experts"):
+                self._kept[name, "LayerZero has no operation for experts"] += 1
+            elif found is None and isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+                self._kept[name, "LayerZero has no convolutions"] += 1
+
+    def _residuals(self) -> None:
+        from layerzero.integrations import replacing, residuals
+
+        for module in self._model.modules():
+            forward = residuals.fused(module)
+            if forward is None:
+                continue
+            replacing.bind(module, forward)
+            self._done._undo.append(lambda module=module: replacing.unbind(module))  # type: ignore[misc]
+            self._replaced["sum and norm", type(module).__name__, "fused_add_rms_norm", ""] += 1
+
+    def _attention(self) -> None:
+        from layerzero.integrations import transformers_switch as switch
+
+        if not switch.of_transformers(self._model):
+            self._kept[type(self._model).__name__, "attention: not a model of transformers"] += 1
+            return
+        try:
+            configs, refused = switch.switch(self._model)
+        except LayerZeroError as error:
+            self._kept[type(self._model).__name__, f"attention: {error.message}"] += 1
+            return
+        self._done._undo.append(lambda: switch.restore(configs))
+        for name, count in refused.served.items():
+            self._replaced["attention", name, "attention", ""] += count
+        for (name, why), count in refused.kept.items():
+            self._kept[name, why] += count
+        if self._model.__class__.__dict__.get("generate") or hasattr(self._model, "generate"):
+            self._kept["sampling", "generate() draws its tokens itself"] += 1
+
+    def _rope(self) -> None:
+        from layerzero.integrations import rotary_functions
+
+        parameter = next(self._model.parameters(), None)
+        if parameter is None or parameter.is_meta:
+            return
+        dtype = parameter.dtype if parameter.dtype.is_floating_point else None
+        if dtype is None:
+            return
+        for file in rotary_functions.files_of(self._model):
+            name = f"{file.rpartition('.')[2]}.{rotary_functions.NAME}"
+            why = rotary_functions.take(file, dtype, parameter.device)
+            if why is not None:
+                self._kept[name, why] += 1
+                continue
+            self._done._undo.append(lambda file=file: rotary_functions.release(file))  # type: ignore[misc]
+            self._replaced["rotary embedding", name, "rope", "of the whole file, until undo()"] += 1
+
+    def _gain(self, operation: str, kind: str, name: str) -> dict[int, float]:
+        """How many times torch's kernel the chosen one is, at a row of decoding and at a prompt's."""
+        import torch
+
+        from layerzero.inspection import explain
+
+        parameter = next(self._model.parameters(), None)
+        widths = self._widths.get((kind, name))
+        if operation not in ("rms_norm", "layer_norm", "silu_mul", "gelu") or not widths or parameter is None:
+            return {}
+        gain = {}
+        for rows in (1, 512):
+            # Only its shape counts, so its numbers are not set.
+            x = torch.empty(rows, max(widths), dtype=parameter.dtype, device=parameter.device)
+            row = torch.empty(max(widths), dtype=parameter.dtype, device=parameter.device)
+            given: dict[str, tuple[Any, ...]] = {
+                "rms_norm": (x, row, 1e-6),
+                "layer_norm": (x, None, row, row),
+                "silu_mul": (x, x),
+                "gelu": (x,),
+            }
+            try:
+                times = explain(operation, *given[operation]).times_baseline
+            except LayerZeroError:
+                continue
+            if times is not None:
+                gain[rows] = round(times, 2)
+        return gain

@@ -1,0 +1,272 @@
+"""`lz.optimize`: the model's own results by LayerZero's operations, and the model as it was afterwards."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import layerzero as lz
+import pytest
+import torch
+from layerzero.integrations import replacing, rotary_functions
+from torch import nn
+from transformers_models_built import DECODERS, decoder, tokens
+
+CLOSE = 2e-5
+pytestmark = pytest.mark.filterwarnings("ignore::layerzero.LayerZeroWarning")
+
+
+def counts(report: Any) -> dict[str, int]:
+    """How many parts each operation serves."""
+    found: dict[str, int] = {}
+    for one in report.replaced:
+        found[one.operation] = found.get(one.operation, 0) + one.count
+    return found
+
+
+def state(model: nn.Module) -> list[Any]:
+    """What a module has besides its parameters: changes of `optimize` show."""
+    held = [(name, sorted(vars(module)), type(module)) for name, module in model.named_modules()]
+    return [held, model.config._attn_implementation]
+
+
+@pytest.mark.parametrize("name", sorted(DECODERS))
+@torch.no_grad()
+def test_the_model_gives_the_same_and_is_the_same_afterwards(name: str) -> None:
+    model, ids = decoder(name, "eager"), tokens(2, 16)
+    padding = torch.ones_like(ids)
+    padding[1, :5] = 0
+    how: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    before, text = model(ids).logits, model.generate(ids, attention_mask=padding, **how)
+    was = state(model)
+    with lz.patched(model) as optimized:
+        assert sum(counts(optimized.report).values()) > 0
+        assert state(model) != was
+        inside = model(ids).logits
+        assert torch.equal(model.generate(ids, attention_mask=padding, **how), text)
+    assert float((inside - before).abs().max()) < CLOSE
+    assert state(model) == was
+    assert torch.equal(model(ids).logits, before)
+
+
+def test_the_report_of_a_llama() -> None:
+    model = decoder("llama", "sdpa")
+    optimized = lz.optimize(model)
+    expected = {"rms_norm": 5, "silu_mul": 2, "attention": 2, "rope": 1, "fused_add_rms_norm": 2}
+    assert counts(optimized.report) == expected
+    assert {kept.name for kept in optimized.report.kept} == {"Linear", "Embedding", "sampling"}
+    assert model.config._attn_implementation == "layerzero"
+    text = str(optimized.report)
+    assert "5x   LlamaRMSNorm" in text
+    assert "lz.fused_add_rms_norm" in text
+    assert "expected gain: " in text
+    assert optimized.report.to_dict()["model"] == "LlamaForCausalLM"
+    optimized.undo()
+    optimized.undo()
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_only_what_was_asked_for() -> None:
+    model = decoder("llama", "sdpa")
+    with lz.patched(model, only=("norms",)) as optimized:
+        assert counts(optimized.report) == {"rms_norm": 5}
+        assert model.config._attn_implementation == "sdpa"
+    with pytest.raises(lz.ConfigurationError, match=r"no part 'speed'"):
+        lz.optimize(model, only=("speed",))
+    with pytest.raises(lz.ArgumentTypeError, match=r"the model is a str"):
+        lz.optimize("gpt2")  # type: ignore[arg-type]
+
+
+def test_sinks_and_experts_are_listed_as_they_were() -> None:
+    with lz.patched(decoder("gpt_oss", "eager")) as optimized:
+        kept = {one.name: one.why for one in optimized.report.kept}
+    assert "attention sinks" in kept["GptOssAttention"]
+    assert "experts" in kept["GptOssExperts"]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+def test_gradients_are_the_models_own(name: str) -> None:
+    ids = tokens(2, 10)
+    gradients = []
+    for optimized in (False, True):
+        model = decoder(name, "eager").train()
+        done = lz.optimize(model) if optimized else None
+        model(ids, labels=ids).loss.backward()
+        gradients.append([p.grad for p in model.parameters()])
+        if done is not None:
+            done.undo()
+    for a, b in zip(*gradients, strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or float((a - b).abs().max()) < 2e-5
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "phi3"])
+@torch.no_grad()
+def test_bfloat16_differs_by_rounding(name: str) -> None:
+    model, ids = decoder(name, "eager", torch.bfloat16), tokens(2, 16)
+    right = decoder(name, "eager", torch.float64)
+    right.load_state_dict(model.state_dict())
+    exact, before = right(ids).logits, model(ids).logits.double()
+    with lz.patched(model):
+        after = model(ids).logits.double()
+    assert after.dtype == torch.float64
+    # As near the exact result as the model itself is, give or take.
+    assert float((after - exact).abs().mean()) < 1.5 * float((before - exact).abs().mean())
+
+
+@torch.no_grad()
+def test_compiled_as_one_graph() -> None:
+    model, ids = decoder("llama", "eager"), tokens(2, 12)
+    before = model(ids).logits
+    torch.compiler.reset()
+    with lz.patched(model):
+        compiled = torch.compile(model, fullgraph=True, backend="eager")
+        assert float((compiled(ids).logits - before).abs().max()) < CLOSE
+    torch.compiler.reset()
+
+
+@torch.no_grad()
+def test_a_copy_of_an_optimized_model_is_a_model_of_its_own() -> None:
+    model, ids = decoder("gemma3", "eager"), tokens(2, 12)
+    before = model(ids).logits
+    with lz.patched(model):
+        other = copy.deepcopy(model)
+        norm = other.model.layers[0].input_layernorm
+        assert norm.forward.__self__ is norm
+        # A weight that changes is seen, though 1 + weight is kept.
+        other.model.norm.weight.mul_(2.0).add_(1.0)
+        assert float((model(ids).logits - before).abs().max()) < CLOSE
+        changed = other(ids).logits
+        model.model.norm.weight.mul_(2.0).add_(1.0)
+        assert torch.allclose(model(ids).logits, changed, atol=1e-5)
+    assert torch.allclose(model(ids).logits, changed, atol=1e-4)
+
+
+# Which modules are replaced.
+
+
+class ScaledNorm(nn.Module):
+    """Looks like an RMS norm and is another function of its weight, the same for a weight of ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+        self.eps = 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight**2
+
+
+class RMSNorm(ScaledNorm):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+class GatedNorm(RMSNorm):
+    def forward(self, x: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(x) * (1 if gate is None else gate)
+
+
+def test_a_norm_that_computes_something_else_is_kept() -> None:
+    assert isinstance(replacing.match(ScaledNorm()), str)
+    assert "something else" in str(replacing.match(ScaledNorm()))
+    assert "more than one argument" in str(replacing.match(GatedNorm()))
+    found = replacing.match(RMSNorm())
+    assert isinstance(found, replacing.Match)
+    assert found.operation == "rms_norm"
+    assert "meta" in str(replacing.match(RMSNorm().to("meta")))
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, swapped: bool = False) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = (nn.Linear(8, 8) for _ in range(3))
+        self.act_fn = nn.SiLU()
+        self.swapped = swapped
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        return self.down_proj(self.act_fn(up) * gate if self.swapped else self.act_fn(gate) * up)
+
+
+def test_an_mlp_is_compared_before_it_is_replaced() -> None:
+    torch.manual_seed(0)
+    assert isinstance(replacing.match(SwiGLU()), replacing.Match)
+    assert "something else" in str(replacing.match(SwiGLU(swapped=True)))
+
+
+def test_any_module_of_torch_can_be_optimized() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), RMSNorm(), SwiGLU(), nn.GELU())
+    x = torch.randn(3, 8)
+    before = model(x)
+    with lz.optimize(model) as optimized:
+        assert counts(optimized.report) == {"layer_norm": 1, "rms_norm": 1, "silu_mul": 1, "gelu": 1}
+        assert torch.allclose(model(x), before, atol=1e-5)
+    assert [kept.why for kept in optimized.report.kept if "attention" in kept.why] == [
+        "attention: not a model of transformers"
+    ]
+
+
+def test_hooks_of_a_norm_see_their_tensors() -> None:
+    """The sum and the norm are fused only while nobody looks at the norm."""
+    model, ids = decoder("llama", "eager"), tokens(1, 6)
+    seen: list[torch.Tensor] = []
+    norm = model.model.layers[0].post_attention_layernorm
+    norm.register_forward_hook(lambda module, given, out: seen.append(given[0].clone()))
+    with torch.no_grad():
+        model(ids)
+        with lz.patched(model):
+            model(ids)
+    assert len(seen) == 2
+    assert torch.allclose(seen[0], seen[1], atol=1e-5)
+
+
+# The rotary function of a file.
+
+
+def test_the_rotary_function_comes_back_with_the_last_model() -> None:
+    from transformers.models.llama import modeling_llama
+
+    theirs = modeling_llama.apply_rotary_pos_emb
+    first, second = decoder("llama", "eager"), decoder("llama", "eager")
+    one, two = lz.optimize(first, only=("rope",)), lz.optimize(second, only=("rope",))
+    ours = modeling_llama.apply_rotary_pos_emb
+    assert ours is not theirs
+    one.undo()
+    assert modeling_llama.apply_rotary_pos_emb is ours
+    two.undo()
+    assert modeling_llama.apply_rotary_pos_emb is theirs
+    assert rotary_functions._taken == {}
+
+
+@torch.no_grad()
+def test_the_rotary_function_calls_the_old_one_for_other_shapes() -> None:
+    from transformers.models.llama import modeling_llama
+
+    theirs = modeling_llama.apply_rotary_pos_emb
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 5, 4, 16, generator=generator), torch.randn(2, 5, 2, 16, generator=generator)
+    angles = torch.randn(2, 5, 8, generator=generator).repeat(1, 1, 2)
+    with lz.patched(decoder("llama", "eager"), only=("rope",)):
+        ours = modeling_llama.apply_rotary_pos_emb(q, k, angles.cos(), angles.sin(), unsqueeze_dim=2)
+        by_position = modeling_llama.apply_rotary_pos_emb(
+            q.transpose(1, 2), k.transpose(1, 2), angles.cos(), angles.sin()
+        )
+    expected = theirs(q, k, angles.cos(), angles.sin(), unsqueeze_dim=2)
+    for a, b, c in zip(ours, expected, by_position, strict=True):
+        assert torch.equal(a, b)
+        assert torch.allclose(c.transpose(1, 2), b, atol=1e-5)
+
+
+def test_a_failure_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = decoder("llama", "eager")
+    was = state(model)
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(rotary_functions, "take", fails)
+    with pytest.raises(RuntimeError, match="no"):
+        lz.optimize(model)
+    assert state(model) == was

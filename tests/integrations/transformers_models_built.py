@@ -1,0 +1,83 @@
+"""Models of transformers with seeded random weights, small enough for a test, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+
+VOCABULARY = 99
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+}
+_IDS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_SHARED = {**_SIZES, **_IDS, "num_key_value_heads": 2}
+
+
+def _mla() -> Any:
+    sizes = {**_SIZES, **_IDS, "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8}
+    sizes |= {"v_head_dim": 16, "qk_nope_head_dim": 16, "first_k_dense_replace": 1, "moe_intermediate_size": 32}
+    return transformers.DeepseekV3Config(**sizes, n_routed_experts=8, num_experts_per_tok=2, n_group=2, topk_group=1)
+
+
+#: Models that generate text, decoder only. Windows are shorter than the texts of the tests.
+DECODERS: dict[str, Callable[[], Any]] = {
+    "gpt2": lambda: transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_embd=64, n_layer=2, n_head=4, n_positions=128, **_IDS
+    ),
+    "llama": lambda: transformers.LlamaConfig(**_SHARED),
+    "qwen2": lambda: transformers.Qwen2Config(**_SHARED),
+    "qwen3": lambda: transformers.Qwen3Config(**_SHARED, head_dim=16),
+    "mistral": lambda: transformers.MistralConfig(**_SHARED, sliding_window=7),
+    "gemma2": lambda: transformers.Gemma2Config(**_SHARED, head_dim=16, sliding_window=7),
+    "gemma3": lambda: transformers.Gemma3TextConfig(
+        **_SHARED, head_dim=16, sliding_window=7, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "phi": lambda: transformers.PhiConfig(**_SIZES, **_IDS),
+    "phi3": lambda: transformers.Phi3Config(**_SHARED),
+    "gpt_oss": lambda: transformers.GptOssConfig(
+        **{**_SHARED, "intermediate_size": 32},
+        head_dim=16,
+        sliding_window=7,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+    "deepseek_v3": _mla,
+    "mixtral": lambda: transformers.MixtralConfig(**{**_SHARED, "intermediate_size": 32}, num_local_experts=4),
+}
+
+
+def randomized(model: Any, dtype: torch.dtype = torch.float32) -> Any:
+    """A model whose weights are not those of a new one, which are too small for attention to matter."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name.lower() and name.endswith("weight"):
+                parameter.uniform_(0.5, 1.5)
+            elif "sinks" in name:
+                parameter.normal_()
+            elif parameter.dim() >= 2:
+                parameter.normal_(std=0.15)
+    return model.to(dtype).eval()
+
+
+def decoder(name: str, implementation: str, dtype: torch.dtype = torch.float32) -> Any:
+    """A decoder by name, with an attention implementation."""
+    config = DECODERS[name]()
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation)
+    return randomized(model, dtype)
+
+
+def tokens(batch: int, length: int, seed: int = 3) -> torch.Tensor:
+    """Tokens, none of them special."""
+    return torch.randint(3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
