@@ -41,9 +41,9 @@ def kernel(restored: None, request: pytest.FixtureRequest) -> Iterator[str]:
     if not listed[f"lz_cpu.{name}"]:
         pytest.skip("this CPU lacks the instructions")
     op = OPS[name.partition(".")[0]]
-    lz.lock(op, f"lz_cpu.{name}")
+    lz.force_kernel(op, f"lz_cpu.{name}")
     yield name.partition(".")[0]
-    lz.unlock(op)
+    lz.unforce_kernel(op)
 
 
 def drawn(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -163,7 +163,7 @@ def test_no_python_code_runs_between_the_call_and_the_kernel(kernel: str) -> Non
 
 
 def test_torch_knows_that_a_cache_was_written_to(restored: None) -> None:
-    lz.lock("kv_cache.append", "lz_cpu.kv_append")
+    lz.force_kernel("kv_cache.append", "lz_cpu.kv_append")
     weight = torch.ones(4, 4, 2, 16, requires_grad=True)
     cache, other, new = torch.zeros(4, 4, 2, 16), torch.zeros(4, 4, 2, 16), torch.ones(1, 2, 16)
     for _ in range(3):
@@ -178,11 +178,11 @@ def test_torch_knows_that_a_cache_was_written_to(restored: None) -> None:
         for _ in range(3):
             lz.kv_append(new, new, *made, torch.tensor([1]))
         assert made[0][0, 1].eq(1.0).all()
-    lz.unlock("kv_cache.append")
+    lz.unforce_kernel("kv_cache.append")
 
 
 def test_a_wrong_slot_leaves_the_cache_as_it_was(restored: None) -> None:
-    lz.lock("kv_cache.append", "lz_cpu.kv_append")
+    lz.force_kernel("kv_cache.append", "lz_cpu.kv_append")
     caches, new = (torch.zeros(4, 4, 2, 16), torch.zeros(4, 4, 2, 16)), torch.ones(2, 2, 16)
     for _ in range(3):
         with pytest.raises(lz.InvalidCallError, match=r"slot_mapping\[1\] is 16, but the cache has 16 slots"):
@@ -190,4 +190,4 @@ def test_a_wrong_slot_leaves_the_cache_as_it_was(restored: None) -> None:
         assert not caches[0].any() and not caches[1].any()
     with pytest.raises(lz.InvalidCallError, match="shares memory"):
         lz.kv_append(new, new, caches[0], caches[0], torch.tensor([0, 1]))
-    lz.unlock("kv_cache.append")
+    lz.unforce_kernel("kv_cache.append")
