@@ -37,6 +37,9 @@ def fresh_tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     lz.configure(perfdb={"path": str(tmp_path / "perfdb.sqlite")})
     yield
     auto_tuning.stop()
+    # What was measured here decides nothing in the tests after it.
+    lz.configure(perfdb={"path": str(tmp_path / "none" / "perfdb.sqlite")})
+    _native.learn()
 
 
 def call(width: int) -> None:
