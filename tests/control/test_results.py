@@ -17,7 +17,7 @@ from typing import Any
 import layerzero as lz
 import pytest
 import torch
-from layerzero import deprecations
+from layerzero import _native, deprecations
 from layerzero.results import KeyedResult
 from torch import nn
 
@@ -39,6 +39,7 @@ def database(tmp_path: Path) -> Iterator[None]:
     lz.configure(perfdb={"path": str(tmp_path / "perfdb.sqlite")})
     yield
     lz.configure(perfdb={"path": str(tmp_path / "none" / "perfdb.sqlite")})
+    _native.learn()
     lz.release_pins()
     lz.reset()
 

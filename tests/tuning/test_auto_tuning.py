@@ -23,7 +23,7 @@ PATIENCE = 60
 
 
 @pytest.fixture(autouse=True)
-def fresh_tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fresh_tuner(restored: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A database of its own, and a tuner that did nothing yet."""
     monkeypatch.setattr(auto_tuning, "_tuner", auto_tuning._Tuner())
     manifest = _native.manifest
@@ -37,6 +37,9 @@ def fresh_tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     lz.configure(perfdb={"path": str(tmp_path / "perfdb.sqlite")})
     yield
     auto_tuning.stop()
+    # What was measured here decides nothing in the tests after it.
+    lz.configure(perfdb={"path": str(tmp_path / "none" / "perfdb.sqlite")})
+    _native.learn()
 
 
 def call(width: int) -> None:
