@@ -44,10 +44,10 @@ endif
 	$(PYTHON) testdata/generate.py --check
 
 test-python: develop ## the Python tests but those marked slow
-	$(PYTHON) -m pytest -n 2 --dist loadfile -m "not slow" tests
+	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" tests
 
 test-full: develop ## every Python test, slow ones too, ten times the cases, 1,000 exits (hours)
-	LZ_TEST_SCALE=full $(PYTHON) -m pytest -n 2 --dist loadfile tests
+	LZ_TEST_SCALE=full $(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests
 
 test-isa: develop ## the tests that run kernels or show texts, as on CPUs with fewer instruction sets (hours)
 	LZ_TEST_SCALE=full $(PYTHON) -m pytest tests/ops/test_isa.py

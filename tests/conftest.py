@@ -65,25 +65,45 @@ class Function:
     out: bool = True
 
 
-#: Files that take a minute or more. They go first, so that no worker begins one when the others are done.
+#: Files that take longest. They go first, so that no worker begins one when the others are done.
 LONG = (
-    "test_backend_rocm",
     "test_backend_torch_cuda",
-    "test_backend_flash_attn",
-    "test_backend_xpu",
-    "test_isa",
-    "test_backend_flashinfer_attention",
-    "test_layout_matrix",
-    "test_tuned_before",
+    "test_docs",
     "test_compat",
-    "test_backend_xformers",
+    "test_interruptions",
+    "test_backend_flash_attn",
+    "test_control_faults",
+    "test_tuning",
+    "test_backend_rocm",
+    "test_torch_compile",
+    "test_isa",
+    "test_compile_lowering",
+    "test_adapters",
+    "test_correct_attention",
+    "test_backend_triton_decode",
+    "test_backend_flashinfer_attention",
     "test_warming",
+    "test_tuned_before",
+    "test_loading",
+    "test_exits",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first."""
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says how long the tests of each folder took, all workers together."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[Path(report.nodeid.partition("::")[0]).parent.name] += report.duration
+    if len(seconds) > 1:
+        listed = ", ".join(f"{folder} {spent:.0f} s" for folder, spent in seconds.most_common())
+        terminalreporter.write_line(f"time by folder: {listed}")
 
 
 @pytest.fixture(autouse=True)

@@ -334,7 +334,7 @@ def test_the_plan_is_the_call(monkeypatch: pytest.MonkeyPatch, backend: str) -> 
             assert all(any(t is given for given in tensors.values()) for t in positional if isinstance(t, torch.Tensor))
             call.check(run(*positional, **keywords), call.contract(tensors))
             planned += 1
-    assert planned >= 5
+    assert planned >= least(5)
     if backend == "flash_attn_4":
         call = Dense(batch=2)
         one, other = (function.direct(*call.arguments(function, call.tensors()).values()) for _ in range(2))
