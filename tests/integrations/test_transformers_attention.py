@@ -104,11 +104,13 @@ def test_a_paged_cache_is_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore::layerzero.LayerZeroWarning")
 @torch.no_grad()
-def test_a_prompt_in_chunks_is_the_prompt_at_once(pair: tuple[Any, Any]) -> None:
+@pytest.mark.parametrize("keeps", ["window", "everything"])
+def test_a_prompt_in_chunks_is_the_prompt_at_once(pair: tuple[Any, Any], keeps: str) -> None:
     ids = tokens(2, 20)
     whole = pair[1](ids).logits
     for model in pair:
-        cache = transformers.DynamicCache(config=model.config)
+        # Without a configuration it keeps keys beyond a layer's window.
+        cache = transformers.DynamicCache(**({"config": model.config} if keeps == "window" else {}))
         chunks = [
             model(ids[:, begin:end], past_key_values=cache, use_cache=True).logits
             for begin, end in ((0, 9), (9, 15), (15, 16), (16, 20))
