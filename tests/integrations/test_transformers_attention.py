@@ -106,6 +106,8 @@ def test_a_paged_cache_is_refused() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("keeps", ["window", "everything"])
 def test_a_prompt_in_chunks_is_the_prompt_at_once(pair: tuple[Any, Any], keeps: str) -> None:
+    if keeps == "everything" and pair[0].config.model_type == "deepseek_v32":
+        pytest.skip("its cache must hold the indexer's keys too")
     ids = tokens(2, 20)
     whole = pair[1](ids).logits
     for model in pair:

@@ -22,10 +22,10 @@ _IDS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _SHARED = {**_SIZES, **_IDS, "num_key_value_heads": 2}
 
 
-def _mla() -> Any:
+def _mla(kind: Any, **more: Any) -> Any:
     sizes = {**_SIZES, **_IDS, "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8}
     sizes |= {"v_head_dim": 16, "qk_nope_head_dim": 16, "first_k_dense_replace": 1, "moe_intermediate_size": 32}
-    return transformers.DeepseekV3Config(**sizes, n_routed_experts=8, num_experts_per_tok=2, n_group=2, topk_group=1)
+    return kind(**sizes, **more, n_routed_experts=8, num_experts_per_tok=2, n_group=2, topk_group=1)
 
 
 #: Models that generate text, decoder only. Windows are shorter than the texts of the tests.
@@ -51,9 +51,20 @@ DECODERS: dict[str, Callable[[], Any]] = {
         num_experts_per_tok=2,
         layer_types=["sliding_attention", "full_attention"],
     ),
-    "deepseek_v3": _mla,
+    "deepseek_v3": lambda: _mla(transformers.DeepseekV3Config),
+    # Of chunks, each of which sees only itself.
+    "llama4": lambda: transformers.Llama4TextConfig(
+        **_SHARED, head_dim=16, attention_chunk_size=6, num_local_experts=2, intermediate_size_mlp=96
+    ),
     "mixtral": lambda: transformers.MixtralConfig(**{**_SHARED, "intermediate_size": 32}, num_local_experts=4),
 }
+
+if hasattr(transformers, "DeepseekV32Config"):
+    # An indexer chooses six keys for each query. With few heads several keys have a score of exactly 0, and which of
+    # them are chosen is a matter of sorting.
+    DECODERS["deepseek_v32"] = lambda: _mla(
+        transformers.DeepseekV32Config, index_topk=6, index_n_heads=16, index_head_dim=16
+    )
 
 
 def randomized(model: Any, dtype: torch.dtype = torch.float32) -> Any:
