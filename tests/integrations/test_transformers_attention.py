@@ -238,6 +238,20 @@ def test_a_mask_of_an_unknown_form_is_never_used() -> None:
     assert torch.equal(out, expected)
 
 
+@pytest.mark.parametrize("rest", [{}, {"output_attentions": True}, {"s_aux": torch.zeros(4)}])
+def test_an_argument_that_nobody_knows_is_refused(rest: dict[str, Any]) -> None:
+    """Its own attention would compute the result of a call without that argument."""
+    pytest.importorskip("transformers.models.minimax_m3_vl")
+    from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import MiniMaxM3VLAttention
+
+    module = MiniMaxM3VLAttention.__new__(MiniMaxM3VLAttention)
+    torch.nn.Module.__init__(module)
+    query, key, value = _states()
+    blocks = torch.zeros(2, 2, 4, 1, dtype=torch.int64)
+    with pytest.raises(lz.InvalidCallError, match=r"does not serve the argument block_indices"):
+        transformers_attention.attend(module, query, key, value, None, scaling=0.3, block_indices=blocks, **rest)
+
+
 def test_sparse_indices_are_the_only_keys() -> None:
     query, key, value = _states(queries=4, keys=4)
     indices = torch.tensor([[[0, 0], [0, 1], [1, 2], [0, 3]]]).expand(2, -1, -1)
