@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 from layerzero.integrations import transformers_attention, transformers_masks
-from transformers_models_built import DECODERS, decoder, randomized, tokens
+from transformers_models_built import DECODERS, OTHERS, decoder, randomized, tokens
 
 #: Attention of these runs in the model's own function: LayerZero has no sinks.
 SINKS = {"gpt_oss"}
@@ -104,11 +104,15 @@ def test_a_paged_cache_is_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore::layerzero.LayerZeroWarning")
 @torch.no_grad()
-def test_a_prompt_in_chunks_is_the_prompt_at_once(pair: tuple[Any, Any]) -> None:
+@pytest.mark.parametrize("keeps", ["window", "everything"])
+def test_a_prompt_in_chunks_is_the_prompt_at_once(pair: tuple[Any, Any], keeps: str) -> None:
+    if keeps == "everything" and pair[0].config.model_type == "deepseek_v32":
+        pytest.skip("its cache must hold the indexer's keys too")
     ids = tokens(2, 20)
     whole = pair[1](ids).logits
     for model in pair:
-        cache = transformers.DynamicCache(config=model.config)
+        # Without a configuration it keeps keys beyond a layer's window.
+        cache = transformers.DynamicCache(**({"config": model.config} if keeps == "window" else {}))
         chunks = [
             model(ids[:, begin:end], past_key_values=cache, use_cache=True).logits
             for begin, end in ((0, 9), (9, 15), (15, 16), (16, 20))
@@ -234,6 +238,20 @@ def test_a_mask_of_an_unknown_form_is_never_used() -> None:
     assert torch.equal(out, expected)
 
 
+@pytest.mark.parametrize("rest", [{}, {"output_attentions": True}, {"s_aux": torch.zeros(4)}])
+def test_an_argument_that_nobody_knows_is_refused(rest: dict[str, Any]) -> None:
+    """Its own attention would compute the result of a call without that argument."""
+    pytest.importorskip("transformers.models.minimax_m3_vl")
+    from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import MiniMaxM3VLAttention
+
+    module = MiniMaxM3VLAttention.__new__(MiniMaxM3VLAttention)
+    torch.nn.Module.__init__(module)
+    query, key, value = _states()
+    blocks = torch.zeros(2, 2, 4, 1, dtype=torch.int64)
+    with pytest.raises(lz.InvalidCallError, match=r"does not serve the argument block_indices"):
+        transformers_attention.attend(module, query, key, value, None, scaling=0.3, block_indices=blocks, **rest)
+
+
 def test_sparse_indices_are_the_only_keys() -> None:
     query, key, value = _states(queries=4, keys=4)
     indices = torch.tensor([[[0, 0], [0, 1], [1, 2], [0, 3]]]).expand(2, -1, -1)
@@ -279,54 +297,6 @@ def test_dropout_draws_as_sdpa_does() -> None:
 
 
 # Encoders, encoder-decoders, pictures and speech.
-
-
-def _bert() -> tuple[Any, dict[str, Any]]:
-    config = transformers.BertConfig(
-        vocab_size=99, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96
-    )
-    padding = torch.ones(2, 14, dtype=torch.int64)
-    padding[1, 9:] = 0
-    return (config, transformers.BertForMaskedLM), {"input_ids": tokens(2, 14), "attention_mask": padding}
-
-
-def _t5() -> tuple[Any, dict[str, Any]]:
-    config = transformers.T5Config(
-        vocab_size=99,
-        d_model=64,
-        d_kv=16,
-        d_ff=96,
-        num_layers=2,
-        num_heads=4,
-        feed_forward_proj="gated-gelu",
-        decoder_start_token_id=0,
-    )
-    padding = torch.ones(2, 14, dtype=torch.int64)
-    padding[1, 9:] = 0
-    given = {"input_ids": tokens(2, 14), "attention_mask": padding, "decoder_input_ids": tokens(2, 6, seed=4)}
-    return (config, transformers.T5ForConditionalGeneration), given
-
-
-def _whisper() -> tuple[Any, dict[str, Any]]:
-    sizes = {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
-    sizes |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "num_mel_bins": 8}
-    sizes |= {"max_source_positions": 20, "max_target_positions": 32, "vocab_size": 99}
-    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
-    config = transformers.WhisperConfig(**sizes, **ids)
-    features = torch.randn(2, 8, 40, generator=torch.Generator().manual_seed(2))
-    given = {"input_features": features, "decoder_input_ids": tokens(2, 6)}
-    return (config, transformers.WhisperForConditionalGeneration), given
-
-
-def _vit() -> tuple[Any, dict[str, Any]]:
-    config = transformers.ViTConfig(
-        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96, image_size=32, patch_size=8
-    )
-    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(2))
-    return (config, transformers.ViTForImageClassification), {"pixel_values": pixels}
-
-
-OTHERS = {"bert": _bert, "t5": _t5, "whisper": _whisper, "vit": _vit}
 
 
 @pytest.mark.parametrize("name", OTHERS)

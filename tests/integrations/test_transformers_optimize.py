@@ -10,7 +10,7 @@ import pytest
 import torch
 from layerzero.integrations import replacing, rotary_functions
 from torch import nn
-from transformers_models_built import DECODERS, decoder, tokens
+from transformers_models_built import DECODERS, OTHERS, decoder, randomized, tokens
 
 CLOSE = 2e-5
 pytestmark = pytest.mark.filterwarnings("ignore::layerzero.LayerZeroWarning")
@@ -47,6 +47,29 @@ def test_the_model_gives_the_same_and_is_the_same_afterwards(name: str) -> None:
     assert float((inside - before).abs().max()) < CLOSE
     assert state(model) == was
     assert torch.equal(model(ids).logits, before)
+
+
+@pytest.mark.parametrize(
+    ("name", "operations"),
+    [
+        ("bert", {"layer_norm", "gelu", "attention"}),
+        ("t5", {"rms_norm", "gelu", "attention"}),
+        ("whisper", {"layer_norm", "gelu", "attention"}),
+        ("vit", {"layer_norm", "gelu", "attention"}),
+    ],
+)
+@torch.no_grad()
+def test_other_models_give_the_same(name: str, operations: set[str]) -> None:
+    (config, kind), given = OTHERS[name]()
+    torch.manual_seed(0)
+    model = randomized(kind._from_config(config, attn_implementation="eager"))
+    before, was = model(**given).logits, state(model)
+    with lz.patched(model) as optimized:
+        assert set(counts(optimized.report)) == operations
+        after = model(**given).logits
+    where = given["attention_mask"][..., None] if name == "bert" else 1
+    assert float(((after - before) * where).abs().max()) < CLOSE
+    assert state(model) == was
 
 
 def test_the_report_of_a_llama() -> None:

@@ -22,10 +22,10 @@ _IDS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _SHARED = {**_SIZES, **_IDS, "num_key_value_heads": 2}
 
 
-def _mla() -> Any:
+def _mla(kind: Any, **more: Any) -> Any:
     sizes = {**_SIZES, **_IDS, "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8}
     sizes |= {"v_head_dim": 16, "qk_nope_head_dim": 16, "first_k_dense_replace": 1, "moe_intermediate_size": 32}
-    return transformers.DeepseekV3Config(**sizes, n_routed_experts=8, num_experts_per_tok=2, n_group=2, topk_group=1)
+    return kind(**sizes, **more, n_routed_experts=8, num_experts_per_tok=2, n_group=2, topk_group=1)
 
 
 #: Models that generate text, decoder only. Windows are shorter than the texts of the tests.
@@ -51,9 +51,20 @@ DECODERS: dict[str, Callable[[], Any]] = {
         num_experts_per_tok=2,
         layer_types=["sliding_attention", "full_attention"],
     ),
-    "deepseek_v3": _mla,
+    "deepseek_v3": lambda: _mla(transformers.DeepseekV3Config),
+    # Of chunks, each of which sees only itself.
+    "llama4": lambda: transformers.Llama4TextConfig(
+        **_SHARED, head_dim=16, attention_chunk_size=6, num_local_experts=2, intermediate_size_mlp=96
+    ),
     "mixtral": lambda: transformers.MixtralConfig(**{**_SHARED, "intermediate_size": 32}, num_local_experts=4),
 }
+
+if hasattr(transformers, "DeepseekV32Config"):
+    # An indexer chooses six keys for each query. With few heads several keys have a score of exactly 0, and which of
+    # them are chosen is a matter of sorting.
+    DECODERS["deepseek_v32"] = lambda: _mla(
+        transformers.DeepseekV32Config, index_topk=6, index_n_heads=16, index_head_dim=16
+    )
 
 
 def randomized(model: Any, dtype: torch.dtype = torch.float32) -> Any:
@@ -81,3 +92,52 @@ def decoder(name: str, implementation: str, dtype: torch.dtype = torch.float32) 
 def tokens(batch: int, length: int, seed: int = 3) -> torch.Tensor:
     """Tokens, none of them special."""
     return torch.randint(3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def _bert() -> tuple[Any, dict[str, Any]]:
+    config = transformers.BertConfig(
+        vocab_size=99, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96
+    )
+    padding = torch.ones(2, 14, dtype=torch.int64)
+    padding[1, 9:] = 0
+    return (config, transformers.BertForMaskedLM), {"input_ids": tokens(2, 14), "attention_mask": padding}
+
+
+def _t5() -> tuple[Any, dict[str, Any]]:
+    config = transformers.T5Config(
+        vocab_size=99,
+        d_model=64,
+        d_kv=16,
+        d_ff=96,
+        num_layers=2,
+        num_heads=4,
+        feed_forward_proj="gated-gelu",
+        decoder_start_token_id=0,
+    )
+    padding = torch.ones(2, 14, dtype=torch.int64)
+    padding[1, 9:] = 0
+    given = {"input_ids": tokens(2, 14), "attention_mask": padding, "decoder_input_ids": tokens(2, 6, seed=4)}
+    return (config, transformers.T5ForConditionalGeneration), given
+
+
+def _whisper() -> tuple[Any, dict[str, Any]]:
+    sizes = {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
+    sizes |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "num_mel_bins": 8}
+    sizes |= {"max_source_positions": 20, "max_target_positions": 32, "vocab_size": 99}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    config = transformers.WhisperConfig(**sizes, **ids)
+    features = torch.randn(2, 8, 40, generator=torch.Generator().manual_seed(2))
+    given = {"input_features": features, "decoder_input_ids": tokens(2, 6)}
+    return (config, transformers.WhisperForConditionalGeneration), given
+
+
+def _vit() -> tuple[Any, dict[str, Any]]:
+    config = transformers.ViTConfig(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96, image_size=32, patch_size=8
+    )
+    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+    return (config, transformers.ViTForImageClassification), {"pixel_values": pixels}
+
+
+#: Encoders, encoder-decoders, speech and pictures: a configuration with its class, and what the model is called with.
+OTHERS = {"bert": _bert, "t5": _t5, "whisper": _whisper, "vit": _vit}

@@ -440,5 +440,8 @@ pub(crate) static ALIASES: &[(&str, &str)] =
 pub static VARIABLES: &[(&str, &str)] = &[
     ("LAYERZERO_CONFIG", "Path of the project file; `layerzero.yaml` in the current directory when not given."),
     ("LAYERZERO_LOCK_<OP>", "Locks an operation, alias or function (upper case, dots as underscores) to a kernel."),
-    ("LAYERZERO_TRANSFORMERS", "`1` makes `attn_implementation=\"layerzero\"` known to transformers when it is imported."),
+    (
+        "LAYERZERO_TRANSFORMERS",
+        "`1` makes `attn_implementation=\"layerzero\"` known to transformers when it is imported.",
+    ),
 ];

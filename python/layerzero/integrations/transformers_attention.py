@@ -93,12 +93,13 @@ def attend(
         raise _refused(module, "the paged cache of continuous batching")
     if (starts := given.get("cu_seq_lens_q")) is not None and starts.shape[0] > 2:
         attention_mask = _packed(module, query, key, attention_mask, starts, is_causal)
-    if s_aux is not None:
+    unknown = None if given.keys() <= _KNOWN else _unknown(module, given)
+    if unknown is not None:
+        why = f"the argument {unknown}"
+    elif s_aux is not None:
         why = "attention sinks"
     elif given.get("output_attentions"):
         why = "output_attentions=True"
-    elif not given.keys() <= _KNOWN and (unknown := _unknown(module, given)):
-        why = f"the argument {unknown}"
     elif softcap is not None and dropout:
         why = "softcap with dropout"
     elif type(attention_mask) is not DescribedMask and not _usable(attention_mask, query, key):
@@ -286,10 +287,17 @@ def _form(mask: Any) -> str:
 
 
 def _unknown(module: Any, given: dict[str, Any]) -> str | None:
-    """An argument that the modeling file itself gives to attention functions and that is not known here."""
+    """An argument that the modeling file itself gives to attention functions and that is not known here.
+
+    Refused where the model's own function does not know it either: the result would be that of a call without it.
+    """
     source = written(type(module).__module__)
-    names = (n for n, x in given.items() if n not in _KNOWN and x is not None)
-    return next((name for name in names if name in source.arguments), None)
+    names = [n for n, x in given.items() if n not in _KNOWN and x is not None and n in source.arguments]
+    own = inspect.signature(function).parameters if (function := _eager_of(type(module))) is not None else {}
+    for name in names:
+        if name not in own:
+            raise _refused(module, f"the argument {name}")
+    return next(iter(names), None)
 
 
 def own_attention(
@@ -308,8 +316,6 @@ def own_attention(
     function = _eager_of(type(module))
     if function is None:
         raise _refused(module, f"{why}, and its file has no eager_attention_forward")
-    if why.startswith("the argument ") and why.rpartition(" ")[2] not in inspect.signature(function).parameters:
-        raise _refused(module, why)
     if not torch.compiler.is_compiling() and (type(module).__qualname__, why) not in _said:
         _said.add((type(module).__qualname__, why))
         warn(f"{type(module).__name__}: {why} is not served by LayerZero; the model's own attention runs")
