@@ -353,7 +353,7 @@ def _asked(*candidates: dict[str, Any], by: str = "ranking") -> dict[str, Any]:
     [
         (10.0, 100.0, "rms_norm", "torch"),
         (10.0, 100.0, "rope", "torch"),
-        (10.0, 100.0, "attention", "kernel"),
+        (10.0, 200.0, "attention", "kernel"),
         (80.0, 100.0, "attention", "torch"),
         (1000.0, 1050.0, "linear", "torch"),
         (1000.0, 1500.0, "linear", "kernel"),
@@ -371,14 +371,22 @@ def test_a_kernel_must_gain_more_than_its_operator_costs(
 
 def test_the_time_of_the_device_counts_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(loading.FUNCTIONS, "fast.kernel", lambda: None)
-    asked = _asked(_candidate("fast.kernel", "triton", 1, 20.0), _candidate("torch.kernel", "torch", 2, 100.0))
-    # Most of torch's 100 µs are the host's, which a compiled graph does not need.
+    asked = _asked(_candidate("fast.kernel", "triton", 1, 20.0), _candidate("torch.kernel", "torch", 2, 300.0))
+    # Most of torch's 300 µs are the host's, which a compiled graph does not need.
     near = {"fast.kernel": 15.0, "torch.kernel": 30.0}
     assert choices.from_report(asked, "attention", always=False, device_us=near).how == "torch"
-    far = {"fast.kernel": 15.0, "torch.kernel": 90.0}
+    far = {"fast.kernel": 15.0, "torch.kernel": 190.0}
     assert choices.from_report(asked, "attention", always=False, device_us=far).how == "kernel"
     half = {"fast.kernel": 15.0, "torch.kernel": None}
     assert choices.from_report(asked, "attention", always=False, device_us=half).how == "kernel"
+
+
+def test_attention_that_nobody_timed_must_have_many_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(loading.FUNCTIONS, "fast.kernel", lambda: None)
+    asked = _asked(_candidate("fast.kernel", "triton", 1), _candidate("torch.kernel", "torch", 2))
+    assert choices.from_report(asked, "attention", always=False, device_us={}, scores=8 * 1000.0**2).how == "torch"
+    assert choices.from_report(asked, "attention", always=False, device_us={}, scores=8 * 4096.0**2).how == "kernel"
+    assert choices.from_report(asked, "attention", always=False, device_us={}).how == "kernel"
 
 
 def test_who_prefers_a_library_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,10 @@ SHIPPED = frozenset([*BACKENDS, *UNPROVEN, "lz_cpu"])
 #: the call of the operator costs the host, in µs. Under CUDA graphs the host is not there. Norms, activations and rope are
 #: not asked for a gain: what is known is the time of torch's code before it is compiled, and compiled it is one pass over
 #: memory, like the kernel. On an H200, blocks with `triton.rope` in them ran at 0.47 of torch's, and at 0.93 to 1.01 in graphs.
-SHARE, CALL_US = 0.1, 25.0
+SHARE, CALL_US = 0.1, 100.0
+#: What attention written in torch costs beyond a kernel that keeps no scores, where neither was timed: the scores are
+#: written and read about four times as float32, at this many bytes per µs (4 TB/s, an H200).
+_SCORE_BYTES, _BYTES_PER_US = 16.0, 4e6
 #: What names a kernel, where the ranking did not choose it.
 _NAMED = frozenset(["lock", "override", "pin"])
 #: A size that is only known when a graph runs.
@@ -151,12 +154,28 @@ def _decided(operator: Operator, described: tuple[tuple[Any, ...], ...], setting
     except Exception as error:  # noqa: BLE001 - the operator says it when it runs
         return Choice("operator", None, f"it cannot be decided yet: {error}".partition("\n")[0])
     times = {candidate["kernel_id"]: candidate["time_us"] for candidate in alone["candidates"]}
-    return from_report(report, name, lowering == "always", times)
+    return from_report(report, name, lowering == "always", times, None if on_host else _scores(operator, given))
 
 
-def from_report(report: dict[str, Any], name: str, always: bool, device_us: dict[str, float | None]) -> Choice:
+def _scores(operator: Operator, given: dict[str, Any]) -> float | None:
+    """How many scores attention has: batch · heads · queries · keys. `None` of anything else."""
+    query, key = given.get("query"), given.get("key")
+    if operator.name != "attention" or not isinstance(query, Tensor) or not isinstance(key, Tensor):
+        return None
+    # Of the two sizes in the middle, one is the heads and one the sequence; those of the query count both.
+    keys = key.shape[2] if given.get("layout") == "BHSD" else key.shape[1]
+    return float(query.shape[:3].numel() * keys)
+
+
+def from_report(
+    report: dict[str, Any],
+    name: str,
+    always: bool,
+    device_us: dict[str, float | None],
+    scores: float | None = None,
+) -> Choice:
     """What a call becomes, by what its explanation says of the candidates. `device_us`: by kernel, what the device needs,
-    in µs; a compiled graph keeps it busy, so that the host's time does not count."""
+    in µs; a compiled graph keeps it busy, so that the host's time does not count. `scores`: how many attention has, on a GPU."""
     chosen = report["chosen"]
     accepted = sorted((c for c in report["candidates"] if c["accepted"]), key=lambda c: int(c["rank"]))
     if chosen is None or not accepted:
@@ -185,6 +204,9 @@ def from_report(report: dict[str, Any], name: str, always: bool, device_us: dict
         return _as_torch(torchs, f"the compiler fuses it with its neighbours, {chosen} would be apart from them")
     times = _times(first, torchs, device_us)
     if times is None:
+        saved = None if scores is None else scores * _SCORE_BYTES / _BYTES_PER_US
+        if saved is not None and not _without_host() and saved < CALL_US:
+            return _as_torch(torchs, f"{chosen} was not timed, and saves about {saved:.0f} µs of the scores' traffic")
         return _as_kernel(first, why)
     ours, theirs = times
     if theirs * (1.0 - SHARE) - ours > (0.0 if _without_host() else CALL_US):

@@ -99,6 +99,8 @@ pub trait Isa {
     const FEATURES: &'static [&'static str];
     /// More than the others of its kernel: declared first while nothing is measured.
     const PRIORITY: i32;
+    /// Whether a product and a sum are one instruction: `mul_add` is a slow call where they are not.
+    const FUSED: bool;
 
     /// Does the work with these instructions; `None` when this CPU does not have them.
     fn vectorize<W: Work>(work: W) -> Option<W::Output>;
@@ -111,6 +113,7 @@ impl Isa for Portable {
     const SUFFIX: &'static str = "";
     const FEATURES: &'static [&'static str] = &[];
     const PRIORITY: i32 = 0;
+    const FUSED: bool = cfg!(target_arch = "aarch64");
 
     fn vectorize<W: Work>(work: W) -> Option<W::Output> {
         Some(work.run())
@@ -127,6 +130,7 @@ macro_rules! isas {
                 const SUFFIX: &'static str = $suffix;
                 const FEATURES: &'static [&'static str] = &[$($feature),+];
                 const PRIORITY: i32 = $priority;
+                const FUSED: bool = true;
 
                 #[cfg(target_arch = "x86_64")]
                 fn vectorize<W: Work>(work: W) -> Option<W::Output> {

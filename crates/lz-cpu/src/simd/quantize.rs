@@ -279,11 +279,12 @@ fn float_code<const MANTISSA: u32, const BIAS: u32>(magnitude: f32) -> u32 {
     let bits = magnitude.to_bits();
     let dropped = 23 - MANTISSA;
     // To nearest, half to even: half of what is dropped, less one unless the last bit kept is one.
-    let rounded = (bits + (1 << (dropped - 1)) - 1 + (bits >> dropped & 1)) >> dropped;
+    // Nothing overflows; a check for it would keep the compiler from doing many numbers at once.
+    let rounded = bits.wrapping_add((1 << (dropped - 1)) - 1).wrapping_add(bits >> dropped & 1) >> dropped;
     let normal = rounded.wrapping_sub((127 - BIAS) << MANTISSA);
     // Below the least normal number, 2^(1 - BIAS), values are 2^(1 - BIAS - MANTISSA) apart, as float32 numbers from this one on.
     let steps = f32::from_bits((127 + 24 - BIAS - MANTISSA) << 23);
-    let subnormal = (magnitude + steps).to_bits() - steps.to_bits();
+    let subnormal = (magnitude + steps).to_bits().wrapping_sub(steps.to_bits());
     if bits < (128 - BIAS) << 23 { subnormal } else { normal }
 }
 

@@ -46,20 +46,25 @@ fn run<I: Isa, T: Narrow>(args: &mut Args<'_, '_>, gate: TensorRef<'_>, up: Tens
     }
     let per_part = rows_per_thread(gate.count(), size_of_val(output), threads.count());
     threads.each_chunk(output, per_part * width, |part, output| {
-        I::vectorize(Gated { gate, up, first: part * per_part, output });
+        let first = part * per_part;
+        if I::FUSED {
+            I::vectorize(Gated::<T, true> { gate, up, first, output });
+        } else {
+            I::vectorize(Gated::<T, false> { gate, up, first, output });
+        }
     });
     Ok(())
 }
 
-/// Some rows.
-struct Gated<'a, T: Narrow> {
+/// Some rows. `FUSED`: as of [`Isa`].
+struct Gated<'a, T: Narrow, const FUSED: bool> {
     gate: Rows<'a, T>,
     up: Rows<'a, T>,
     first: usize,
     output: &'a mut [T],
 }
 
-impl<T: Narrow> Work for Gated<'_, T> {
+impl<T: Narrow, const FUSED: bool> Work for Gated<'_, T, FUSED> {
     type Output = ();
 
     #[inline(always)]
@@ -71,7 +76,7 @@ impl<T: Narrow> Work for Gated<'_, T> {
                 let (x, y) = (&mut x[..gate.len()], &mut y[..gate.len()]);
                 T::widen(gate, x);
                 T::widen(up, y);
-                x.iter_mut().zip(&*y).for_each(|(x, up)| *x = silu(*x) * up);
+                x.iter_mut().zip(&*y).for_each(|(x, up)| *x = silu::<FUSED>(*x) * up);
                 T::narrow(x, output);
             }
         }
@@ -80,8 +85,8 @@ impl<T: Narrow> Work for Gated<'_, T> {
 
 /// x / (1 + exp(-x)); 0 at minus infinity, its limit.
 #[inline(always)]
-fn silu(x: f32) -> f32 {
-    let found = x / (1.0 + exp(-x));
+fn silu<const FUSED: bool>(x: f32) -> f32 {
+    let found = x / (1.0 + exp::<FUSED>(-x));
     if x == f32::NEG_INFINITY { 0.0 } else { found }
 }
 
@@ -89,19 +94,22 @@ fn silu(x: f32) -> f32 {
 /// x = n ln 2 + r with an integer n and |r| ≤ ln 2 / 2: e^x = 2^n e^r, and e^r by its series up to r^7. Below -87 it is
 /// e^-87, and above 88 infinity.
 #[inline(always)]
-fn exp(x: f32) -> f32 {
+fn exp<const FUSED: bool>(x: f32) -> f32 {
+    /// a · b + c.
+    #[inline(always)]
+    fn sum<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
+        if FUSED { a.mul_add(b, c) } else { a * b + c }
+    }
     /// Added to a number below 2^22, it leaves the nearest integer in the lowest bits.
     const INTEGERS: f32 = 12_582_912.0;
     /// ln 2 in two parts, the first of few digits: n times it is exact.
     const LN_2: (f32, f32) = (0.693_359_4, -2.121_944_4e-4);
     let within = if x.is_nan() { x } else { x.clamp(-87.0, 88.0) };
-    let shifted = within * std::f32::consts::LOG2_E + INTEGERS;
+    let shifted = sum::<FUSED>(within, std::f32::consts::LOG2_E, INTEGERS);
     let n = shifted - INTEGERS;
-    let r = (within - n * LN_2.0) - n * LN_2.1;
-    let series = 1.0
-        + r * (1.0
-            + r * (1.0 / 2.0
-                + r * (1.0 / 6.0 + r * (1.0 / 24.0 + r * (1.0 / 120.0 + r * (1.0 / 720.0 + r * (1.0 / 5040.0)))))));
+    let r = sum::<FUSED>(n, -LN_2.1, sum::<FUSED>(n, -LN_2.0, within));
+    const FACTORIALS: [f32; 7] = [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 1.0 / 2.0, 1.0, 1.0];
+    let series = FACTORIALS.into_iter().fold(1.0 / 5040.0, |series, factor| sum::<FUSED>(series, r, factor));
     let power = (shifted.to_bits().wrapping_sub(INTEGERS.to_bits()).wrapping_add(127)) << 23;
     if x > 88.0 { f32::INFINITY } else { series * f32::from_bits(power) }
 }
@@ -117,11 +125,13 @@ mod tests {
     fn powers_of_e_are_right_to_the_last_places() {
         for i in -870_000..=880_000 {
             let x = i as f32 * 1e-4;
-            let (got, wanted) = (f64::from(exp(x)), f64::from(x).exp());
-            assert!((got - wanted).abs() <= 2.5e-7 * wanted, "{x}: {got} {wanted}");
+            let wanted = f64::from(x).exp();
+            for got in [exp::<false>(x), exp::<true>(x)].map(f64::from) {
+                assert!((got - wanted).abs() <= 2.5e-7 * wanted, "{x}: {got} {wanted}");
+            }
         }
-        assert!(exp(f32::NAN).is_nan());
-        assert!(exp(-1e30) < 2e-38 && exp(f32::INFINITY) == f32::INFINITY);
+        assert!(exp::<true>(f32::NAN).is_nan() && exp::<false>(f32::NAN).is_nan());
+        assert!(exp::<true>(-1e30) < 2e-38 && exp::<true>(f32::INFINITY) == f32::INFINITY);
     }
 
     proptest! {
