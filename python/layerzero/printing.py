@@ -16,9 +16,10 @@ def visible(text: str) -> str:
 
 
 def aligned(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[str] = ()) -> list[str]:
-    """The lines of a table. The columns named in ``right``, those of numbers, are aligned on the right."""
-    rows = [columns, *rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
+    """The lines of a table. The columns named in ``right``, those of numbers, are aligned on the right. Without names of
+    columns there is no line of them."""
+    rows = [columns, *rows] if columns else list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     at_right = {columns.index(name) for name in right}
     lines = []
     for row in rows:

@@ -12,15 +12,16 @@ import pytest
 from layerzero.compat import builds
 
 
-def install(site: Path, name: str, version: str, files: dict[str, bytes]) -> None:
-    """A distribution as an installer leaves it, with a package of its name."""
+def install(site: Path, name: str, version: str, files: dict[str, bytes], distribution: str | None = None) -> None:
+    """A distribution as an installer leaves it, with a package of its name, or of another."""
     (site / name).mkdir(parents=True)
     (site / name / "__init__.py").write_text("raise SystemExit('it must not be imported')")
     for file, data in files.items():
         (site / file).write_bytes(data)
-    noted = site / f"{name}-{version}.dist-info"
+    named = distribution or name
+    noted = site / f"{named.replace('-', '_')}-{version}.dist-info"
     noted.mkdir()
-    (noted / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (noted / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {named}\nVersion: {version}\n")
     (noted / "RECORD").write_text("".join(f"{file},,\n" for file in (f"{name}/__init__.py", *files)))
     importlib.invalidate_caches()
 
@@ -75,7 +76,7 @@ def test_what_was_built_for_something_else_is_never_imported(
     from layerzero import detection, loading
 
     linked = {name: elf("libcudart.so.12") if data == b"cuda12" else data for name, data in files.items()}
-    install(site, library, version, linked)
+    install(site, library, version, linked, builds.distribution_name(library))
     line = f"{library} {version} was built for {built_for}; there is torch 2.11.0+cu130 with CUDA 13.0"
     assert detection.look(backend)[3] == ("BACKEND_IMPORT_FAILED", line)
     with pytest.raises(RuntimeError) as caught:

@@ -156,7 +156,7 @@ gpu = [devices.in_use_by_files(0), devices.in_use_by_files(2)]
 builds.torch_build = lambda: builds.Build("2.11.0")
 answer([there, gpu, devices.in_use_by_files(2), "torch" in sys.modules])
 """
-    assert processes.forked(code) == [False, ["cpu", "cuda:0"], "cpu", False]
+    assert processes.answer(code) == [False, ["cpu", "cuda:0"], "cpu", False]
     # A torch for ROCm or XPU, or one that loads another vendor's backend, is asked.
     monkeypatch.setattr(devices, "in_use", lambda: "asked")
     monkeypatch.setattr(builds, "torch_build", lambda: builds.Build("2.11.0", hip="6.3"))

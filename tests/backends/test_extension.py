@@ -25,6 +25,8 @@ Seen = list[dict[str, Any]]
 def mine() -> Iterator[Callable[..., Seen]]:
     """Registers kernels that note what they are given; takes them away again."""
     known: list[str] = []
+    # Kernels that other tests made fail may have lowered the process's health: then new ones do not serve.
+    lz.forget_failures()
 
     def add(kernel_id: str = "mine.kernel", **given: Any) -> Seen:
         seen: Seen = []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import SUPPORT, forked
+from processes import SUPPORT, answer, forked
 
 PLUGIN = Path(__file__).parents[2] / "examples" / "plugin"
 
@@ -215,7 +215,7 @@ def test_a_broken_plugin_is_disabled_with_its_reason(beside_broken: dict[str, An
 
 def test_everything_else_works_beside_it(beside_broken: dict[str, Any]) -> None:
     assert beside_broken["chosen"] == "fine.norm" and beside_broken["right"]
-    assert beside_broken["others"] == "torch.silu_mul" and beside_broken["backends"]["torch"] is None
+    assert beside_broken["others"].startswith(("torch.", "lz_cpu.")) and beside_broken["backends"]["torch"] is None
     assert len(beside_broken["told"]) == len(BROKEN) - 1
 
 
@@ -225,7 +225,7 @@ def test_what_a_plugin_registered_before_it_broke_is_gone(beside_broken: dict[st
 
 def test_a_plugin_that_ends_the_program_does_not(tmp_path: Path) -> None:
     install(tmp_path, "exits", "exits:register", "def register():\n    raise SystemExit('no licence')")
-    found = forked(
+    found = answer(
         """
         import io, warnings
         import layerzero as lz

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 import yaml
+from layerzero import backend_files
 from layerzero.backends import BACKENDS, UNPROVEN
-from layerzero.compat import matrix
-from layerzero.compat.builds import DISTRIBUTIONS
+from layerzero.compat import builds
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -62,9 +62,9 @@ def pythons() -> list[str]:
 
 @pytest.mark.parametrize("backend", [*BACKENDS, *UNPROVEN])
 def test_each_library_has_an_extra_with_the_bounds_of_its_document(backend: str) -> None:
-    document = matrix.document(backend)
+    document = backend_files.document(backend)
     library = str(document.get("import_name", backend))
-    distribution = canonicalize_name(DISTRIBUTIONS.get(library, library))
+    distribution = canonicalize_name(builds.distribution_name(library))
     found = [one for all_of in extras().values() for one in all_of if canonicalize_name(one.name) == distribution]
     if library in ELSEWHERE or backend in ("flash_attn_ck", "flash_attn_triton"):
         # The builds of flash-attn for ROCm are made from its sources, and have versions of the same extra.

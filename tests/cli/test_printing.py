@@ -23,3 +23,11 @@ def test_a_status_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, t
     show_status("half")
     show_status("")
     assert shown.getvalue() == ("\r\x1b[2Khalf\r\x1b[2K" if terminal else "")
+
+
+def test_names_and_values_need_no_line_of_titles() -> None:
+    assert aligned((), [("kernel", "torch.rms_norm"), ("op", "norm.rms")]) == [
+        "kernel  torch.rms_norm",
+        "op      norm.rms",
+    ]
+    assert aligned((), []) == []

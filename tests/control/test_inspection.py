@@ -78,7 +78,9 @@ def test_every_candidate_is_a_registered_kernel_with_a_rank_or_reasons(case: Cas
     refused = [c for c in report.candidates if not c.accepted]
     assert report.candidates == accepted + refused
     assert [c.rank for c in accepted] == list(range(1, len(accepted) + 1))
-    assert [c.score for c in accepted] == sorted((c.score or 0.0 for c in accepted), reverse=True)
+    if all(c.time_us is None for c in accepted):
+        # Otherwise times decide: those that come along with the package, and what another test has measured.
+        assert [c.score for c in accepted] == sorted((c.score or 0.0 for c in accepted), reverse=True)
     for candidate in accepted:
         assert candidate.score == pytest.approx(sum((candidate.terms or {}).values()))
         assert candidate.reasons == []

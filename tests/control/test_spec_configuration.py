@@ -18,6 +18,9 @@ FLASH = "flash_attn.v3"
 #: Libraries that the specification prefers, avoids and locks, by the backends that have their causal attention.
 BACKENDS = ("flash_attn_3", "flashinfer_prefill", "xformers")
 
+#: The specification has the names of before, which warn.
+SPEC_NAMES = pytest.mark.filterwarnings("ignore:lz.(un)?lock is now:DeprecationWarning")
+
 
 def for_the_cpu(backend: str) -> dict[str, Any]:
     """A library's own document, with all its names; its kernels for dense attention run on the CPU, in float32."""
@@ -63,6 +66,7 @@ def heads_of_64() -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(2, 16, 8, 64), torch.randn(2, 16, 2, 64), torch.randn(2, 16, 2, 64)
 
 
+@SPEC_NAMES
 def test_programmatic_configuration(heads_of_64: tuple[Tensor, Tensor, Tensor], flash_attention: list[str]) -> None:
     """§6.3."""
     q, k, v = heads_of_64
@@ -91,6 +95,7 @@ def test_programmatic_configuration(heads_of_64: tuple[Tensor, Tensor, Tensor], 
     assert flash_attention.pop().startswith("flashinfer.") and output.shape == q.shape
 
 
+@SPEC_NAMES
 def test_configuration(
     heads_of_64: tuple[Tensor, Tensor, Tensor],
     flash_attention: list[str],

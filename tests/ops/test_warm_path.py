@@ -97,10 +97,13 @@ def test_a_call_seen_before_allocates_nothing(case: Case) -> None:
     repeats = 100 if case.function in ("paged_attention", "mla_attention", "sparse_attention") else 1000
     for _ in range(3):
         function(*args, **kwargs)
-    before = _native.allocations()
-    for _ in range(repeats):
-        function(*args, **kwargs)
-    made = _native.allocations() - before
+    made = repeats
+    for _ in range(3):
+        before = _native.allocations()
+        for _ in range(repeats):
+            function(*args, **kwargs)
+        # Threads in the background allocate now and then, calls would every time.
+        made = min(made, _native.allocations() - before)
     if case.function in NOT_STRAIGHT:
         assert made > 0, "it is on the straight path now: take it out of the list"
     else:

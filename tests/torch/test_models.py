@@ -223,6 +223,8 @@ def tensors_in(value: Any) -> Iterator[Any]:
         yield value
 
 
+# Keeping what a module held looks at tensors that are no leaves.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_the_model_is_as_it_was() -> None:
     model = Cached()
     model(torch.randn(3, 4))

@@ -137,8 +137,8 @@ impl NativeCall {
                 }
             });
         }
-        let mut made: SmallVec<[Owned; 2]> = SmallVec::new();
-        let mut outputs: SmallVec<[TensorMut<'_>; 2]> = SmallVec::new();
+        let mut made: SmallVec<[Owned; 4]> = SmallVec::new();
+        let mut outputs: SmallVec<[TensorMut<'_>; 4]> = SmallVec::new();
         for target in &self.outputs {
             outputs.push(match target {
                 Target::Fresh(fresh) => {
@@ -225,7 +225,7 @@ impl Drop for Owned {
 }
 
 /// The one result, or a tuple of them: a new reference, or null with an exception set.
-fn handed_over(mut made: SmallVec<[Owned; 2]>) -> *mut PyObject {
+fn handed_over(mut made: SmallVec<[Owned; 4]>) -> *mut PyObject {
     if made.len() == 1 {
         return made.pop().map_or(std::ptr::null_mut(), Owned::into_ptr);
     }

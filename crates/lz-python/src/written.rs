@@ -140,10 +140,10 @@ pub unsafe fn apart(front: &Front, slots: &Slots) -> bool {
 }
 
 /// Tells torch that tensors were written to: a gradient that was to be computed from what they held is then refused.
-pub fn count<'py>(py: Python<'py>, tensors: impl Iterator<Item = Bound<'py, PyAny>>) -> PyResult<()> {
+pub fn count<'py>(py: Python<'py>, tensors: impl ExactSizeIterator<Item = Bound<'py, PyAny>>) -> PyResult<()> {
     static INCREMENT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let increment = INCREMENT.import(py, "torch.autograd.graph", "increment_version")?;
-    increment.call1((PyList::new(py, tensors.collect::<Vec<_>>())?,)).map(|_| ())
+    increment.call1((PyList::new(py, tensors)?,)).map(|_| ())
 }
 
 /// Refuses a call that writes to a tensor it cannot write to, with why.

@@ -9,7 +9,7 @@ from torch import SymInt, Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from layerzero import _native, control, loading
+from layerzero import _native, control, layouts, loading
 from layerzero.backends import BACKENDS, UNPROVEN
 from layerzero.integrations.compositions import FUSED
 from layerzero.integrations.fakes import SEED_TENSOR
@@ -27,6 +27,8 @@ SHARE, CALL_US = 0.1, 100.0
 #: What attention written in torch costs beyond a kernel that keeps no scores, where neither was timed: the scores are
 #: written and read about four times as float32, at this many bytes per µs (4 TB/s, an H200).
 _SCORE_BYTES, _BYTES_PER_US = 16.0, 4e6
+#: What a kernel that nobody timed loses in a CUDA graph, because nothing is fused with it, in µs.
+_APART_US = 10.0
 #: What names a kernel, where the ranking did not choose it.
 _NAMED = frozenset(["lock", "override", "pin"])
 #: A size that is only known when a graph runs.
@@ -163,7 +165,8 @@ def _scores(operator: Operator, given: dict[str, Any]) -> float | None:
     if operator.name != "attention" or not isinstance(query, Tensor) or not isinstance(key, Tensor):
         return None
     # Of the two sizes in the middle, one is the heads and one the sequence; those of the query count both.
-    keys = key.shape[2] if given.get("layout") == "BHSD" else key.shape[1]
+    layout = given.get("layout") or layouts.here(str(operator.layout_setting))
+    keys = key.shape[2] if layout == "BHSD" else key.shape[1]
     return float(query.shape[:3].numel() * keys)
 
 
@@ -205,7 +208,7 @@ def from_report(
     times = _times(first, torchs, device_us)
     if times is None:
         saved = None if scores is None else scores * _SCORE_BYTES / _BYTES_PER_US
-        if saved is not None and not _without_host() and saved < CALL_US:
+        if saved is not None and saved < (_APART_US if _without_host() else CALL_US):
             return _as_torch(torchs, f"{chosen} was not timed, and saves about {saved:.0f} µs of the scores' traffic")
         return _as_kernel(first, why)
     ours, theirs = times

@@ -1,6 +1,7 @@
 //! Upkeep of a paged key/value cache.
 
-use lz_model::{KernelArgs, KernelError, Layout, TensorMut, TensorView, indices};
+use lz_abi::TensorRef;
+use lz_model::{KernelArgs, KernelError, Layout, TensorMut, indices};
 
 use super::Reference;
 use super::arguments::Arguments;
@@ -20,13 +21,14 @@ impl Reference for Append {
 
     fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
         let new = [args.tensor("key"), args.tensor("value")];
-        let [tokens, num_blocks, block_size] = ["tokens", "num_blocks", "block_size"].map(|name| args.dim(name));
-        let slots = slots(&args.tensor("slot_mapping"), tokens, num_blocks.saturating_mul(block_size))?;
+        let [num_blocks, block_size] = ["num_blocks", "block_size"].map(|name| args.dim(name));
+        let mapping = args.tensor("slot_mapping");
+        let slots = slots(mapping.as_ref(), num_blocks.saturating_mul(block_size))?;
         // In the order page, slot, head, element.
         let order = if args.layout("key_cache") == Layout::Hnd { [0, 2, 1, 3] } else { [0, 1, 2, 3] };
         for (which, new) in CACHES.into_iter().zip(new) {
             let mut cache = args.outputs[which].view_mut().into_permuted(&order);
-            for (token, slot) in slots.iter().copied() {
+            for (token, slot) in slots.clone() {
                 for at in indices(&new.shape()[1..]) {
                     cache.set(&[slot / block_size, slot % block_size, at[0], at[1]], new.get(&[token, at[0], at[1]]));
                 }
@@ -36,19 +38,17 @@ impl Reference for Append {
     }
 }
 
-/// The tokens that have a slot, with it.
-pub(crate) fn slots(mapping: &TensorView<'_>, tokens: i64, capacity: i64) -> Result<Vec<(i64, i64)>, KernelError> {
-    let mut slots = Vec::new();
-    for token in 0..tokens {
-        let slot = mapping.get_int(&[token]);
-        if slot >= capacity {
-            return Err(bad_data("slot_mapping", &[token], slot, format!("but the cache has {capacity} slots")));
-        }
-        if slot >= 0 {
-            slots.push((token, slot));
-        }
+/// The tokens that have a slot, with it. All slots are checked first.
+pub(crate) fn slots<'a>(
+    mapping: TensorRef<'a>,
+    capacity: i64,
+) -> Result<impl Iterator<Item = (i64, i64)> + Clone + 'a, KernelError> {
+    let tokens = mapping.shape()[0];
+    let all = (0..tokens).map(move |token| (token, mapping.get_int(&[token])));
+    if let Some((token, slot)) = all.clone().find(|(_, slot)| *slot >= capacity) {
+        return Err(bad_data("slot_mapping", &[token], slot, format!("but the cache has {capacity} slots")));
     }
-    Ok(slots)
+    Ok(all.filter(|(_, slot)| *slot >= 0))
 }
 
 impl Reference for Compact {

@@ -1,5 +1,6 @@
 //! Positional encodings.
 
+use lz_abi::TensorRef;
 use lz_model::{Extents, KernelArgs, KernelError, Layout, TensorView};
 
 use super::Reference;
@@ -29,13 +30,15 @@ impl Reference for Rope {
                 _ => [b, s, h, d].into_iter().collect(),
             }
         };
-        let positions = positions(args.optional_tensor("positions"), batch, seq, args.dim("table"))?;
+        let given = args.optional_tensor("positions");
+        let positions = Positions::of(given.as_ref().map(TensorView::as_ref), batch, seq, args.dim("table"))?;
         let pairs = if rot == head_dim { head_dim / 2 } else { rot };
         let interleaved = args.flag("interleaved");
         let output = &mut args.outputs[0];
 
-        for (b, row) in (0..batch).zip(&positions) {
-            for ((s, &position), h) in (0..seq).zip(row).flat_map(|at| (0..heads).map(move |h| (at, h))) {
+        for b in 0..batch {
+            for (s, h) in (0..seq).flat_map(|s| (0..heads).map(move |h| (s, h))) {
+                let position = positions.get(b, s);
                 let (cos, sin) = (cos.row(position), sin.row(position));
                 for pair in 0..pairs {
                     let (first, second) = if interleaved { (2 * pair, 2 * pair + 1) } else { (pair, pair + pairs) };
@@ -54,35 +57,48 @@ impl Reference for Rope {
 }
 
 /// The position of each token of each sequence, all of them rows of the tables.
-pub(crate) fn positions(
-    given: Option<TensorView<'_>>,
-    batch: i64,
-    seq: i64,
-    table: i64,
-) -> Result<Vec<Vec<usize>>, KernelError> {
-    let rows = given.as_ref().filter(|p| p.shape().len() == 2).map_or(1, |p| p.shape()[0]);
-    if rows != 1 && rows != batch {
-        return Err(bad_data(
-            "positions",
-            &[],
-            rows,
-            format!("expected 1 or {batch} rows, one per sequence of the input"),
-        ));
-    }
-    let position = |b: i64, s: i64| {
-        let (value, at) = match &given {
-            None => (s, vec![s]),
-            Some(positions) => {
-                let at = if positions.shape().len() == 1 { vec![s] } else { vec![if rows == 1 { 0 } else { b }, s] };
-                (positions.get_int(&at), at)
-            }
-        };
-        if (0..table).contains(&value) {
-            return Ok(value as usize);
+#[derive(Clone, Copy)]
+pub(crate) struct Positions<'a> {
+    given: Option<TensorRef<'a>>,
+    /// How many rows are given; 1 for all sequences.
+    rows: i64,
+}
+
+impl<'a> Positions<'a> {
+    /// Checks them.
+    pub fn of(given: Option<TensorRef<'a>>, batch: i64, seq: i64, table: i64) -> Result<Positions<'a>, KernelError> {
+        let rows = given.filter(|p| p.shape().len() == 2).map_or(1, |p| p.shape()[0]);
+        if rows != 1 && rows != batch {
+            let expected = format!("expected 1 or {batch} rows, one per sequence of the input");
+            return Err(bad_data("positions", &[], rows, expected));
         }
-        Err(bad_data("positions", &at, value, format!("but cos and sin have rows 0 to below {table}")))
-    };
-    (0..batch).map(|b| (0..seq).map(|s| position(b, s)).collect()).collect()
+        let positions = Positions { given, rows };
+        let beyond = |value: i64| !(0..table).contains(&value);
+        let mut all = (0..rows.min(batch)).flat_map(|b| (0..seq).map(move |s| (b, s)));
+        match all.find(|&(b, s)| beyond(positions.value(b, s))) {
+            None => Ok(positions),
+            Some((b, s)) => {
+                let at = if given.is_some_and(|p| p.shape().len() == 2) { vec![b, s] } else { vec![s] };
+                let expected = format!("but cos and sin have rows 0 to below {table}");
+                Err(bad_data("positions", &at, positions.value(b, s), expected))
+            }
+        }
+    }
+
+    /// Of a token of a sequence.
+    #[inline]
+    pub fn get(&self, b: i64, s: i64) -> usize {
+        self.value(b, s) as usize
+    }
+
+    #[inline]
+    fn value(&self, b: i64, s: i64) -> i64 {
+        match &self.given {
+            None => s,
+            Some(given) if given.shape().len() == 1 => given.get_int(&[s]),
+            Some(given) => given.get_int(&[if self.rows == 1 { 0 } else { b }, s]),
+        }
+    }
 }
 
 impl Reference for Alibi {

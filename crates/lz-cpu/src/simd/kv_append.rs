@@ -6,7 +6,6 @@ use lz_model::{InputRule, KernelArgs, KernelDescriptor, KernelError, KvStrategy,
 use super::half_floats::Narrow;
 use super::{BLOCK, FLOATS, Portable, describe, with_float};
 use crate::kernel::NativeKernel;
-use crate::reference::arguments::Arguments;
 use crate::reference::kv_cache::slots;
 
 /// The kernel. It moves memory, which every instruction set does alike.
@@ -14,6 +13,7 @@ pub struct KvAppend;
 
 /// The places of its arguments in the schema, and of the caches among the results.
 const NEW: [usize; 2] = [0, 1];
+const SLOTS: usize = 4;
 const CACHES: [usize; 2] = [0, 1];
 
 impl NativeKernel for KvAppend {
@@ -35,17 +35,18 @@ impl NativeKernel for KvAppend {
     }
 
     fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
-        let [tokens, num_blocks, block_size] = ["tokens", "num_blocks", "block_size"].map(|name| args.dim(name));
-        let slots = slots(&args.tensor("slot_mapping"), tokens, num_blocks.saturating_mul(block_size))?;
+        let [num_blocks, block_size] = ["num_blocks", "block_size"].map(|name| args.dim(name));
+        let mapping = args.args.input(SLOTS).ok_or_else(|| KernelError::Failed("no slots".into()))?;
+        let slots = slots(mapping, num_blocks.saturating_mul(block_size))?;
         let heads_first = args.layout("key_cache") == Layout::Hnd;
         for (new, cache) in NEW.into_iter().zip(CACHES) {
             let new = args.args.input(new).ok_or_else(|| KernelError::Failed("no input".into()))?;
             let cache = &mut args.args.outputs[cache];
             let place = Place { block_size, heads_first };
             if new.dtype() == cache.dtype() {
-                with_float!(new.dtype(), T => append(new, cache, &slots, place, <[T]>::copy_from_slice))?;
+                with_float!(new.dtype(), T => append(new, cache, slots.clone(), place, <[T]>::copy_from_slice))?;
             } else {
-                with_float!(new.dtype(), T => with_float!(cache.dtype(), U => append(new, cache, &slots, place, round::<T, U>)))?;
+                with_float!(new.dtype(), T => with_float!(cache.dtype(), U => append(new, cache, slots.clone(), place, round::<T, U>)))?;
             }
         }
         Ok(())
@@ -71,7 +72,7 @@ impl Place {
 fn append<T: Narrow, U: Narrow>(
     new: TensorRef<'_>,
     cache: &mut TensorMut<'_>,
-    slots: &[(i64, i64)],
+    slots: impl Iterator<Item = (i64, i64)>,
     place: Place,
     store: impl Fn(&mut [U], &[T]),
 ) -> Result<(), KernelError> {
@@ -79,7 +80,7 @@ fn append<T: Narrow, U: Narrow>(
     if rows.count() == 0 {
         return Ok(());
     }
-    for &(token, slot) in slots {
+    for (token, slot) in slots {
         for head in 0..heads {
             store(cache.row::<U>(&place.of(slot, head))?, rows.get((token * heads + head) as usize));
         }

@@ -13,7 +13,7 @@ use super::half_floats::Narrow;
 use super::{FLOATS, Isa, Work, check, describe, floats, rows_per_thread, with_float};
 use crate::kernel::NativeKernel;
 use crate::reference::arguments::Arguments;
-use crate::reference::posenc::positions;
+use crate::reference::posenc::Positions;
 
 /// The kernel, for an instruction set.
 pub struct Rope<I>(PhantomData<I>);
@@ -22,6 +22,7 @@ pub struct Rope<I>(PhantomData<I>);
 const INPUT: usize = 0;
 const COS: usize = 1;
 const SIN: usize = 2;
+const POSITIONS: usize = 3;
 
 /// Pairs that are turned at a time: with halves of a head, sines and cosines, 4 KiB of float32.
 const PAIRS: usize = 128;
@@ -50,7 +51,7 @@ fn run<I: Isa, T: Narrow>(args: &mut KernelArgs<'_, '_>, input: TensorRef<'_>) -
     let [seq, heads, head_dim, rot] = ["seq", "heads", "head_dim", "rot"].map(|name| args.dim(name));
     let layout = args.layout("input");
     let batch = if layout == Layout::Nhd { 1 } else { input.shape()[0] };
-    let positions = positions(args.optional_tensor("positions"), batch, seq, args.dim("table"))?;
+    let positions = Positions::of(args.args.input(POSITIONS), batch, seq, args.dim("table"))?;
     let pairs = if rot == head_dim { head_dim / 2 } else { rot } as usize;
     let interleaved = args.flag("interleaved");
     let rows = input.rows::<T>()?;
@@ -62,9 +63,9 @@ fn run<I: Isa, T: Narrow>(args: &mut KernelArgs<'_, '_>, input: TensorRef<'_>) -
     let (seq, heads, head_dim) = (seq as usize, heads as usize, head_dim as usize);
     let per_part = rows_per_thread(rows.count(), size_of_val(output), threads.count());
     threads.each_chunk(output, per_part * head_dim, |part, output| {
-        let position = |row: usize| match layout {
-            Layout::Bhsd => positions[row / (heads * seq)][row % seq],
-            _ => positions[row / (heads * seq)][row / heads % seq],
+        let position = |row: usize| {
+            let at = if layout == Layout::Bhsd { row % seq } else { row / heads % seq };
+            positions.get((row / (heads * seq)) as i64, at as i64)
         };
         I::vectorize(Turned { rows, cos, sin, position, pairs, interleaved, first: part * per_part, output });
     });
