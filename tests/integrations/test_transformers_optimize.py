@@ -101,7 +101,10 @@ def test_only_what_was_asked_for() -> None:
 
 
 def test_sinks_and_experts_are_listed_as_they_were() -> None:
-    with lz.patched(decoder("gpt_oss", "eager")) as optimized:
+    model = decoder("gpt_oss", "eager")
+    with lz.patched(model) as optimized:
+        # What is listed as it was is not switched either.
+        assert model.config._attn_implementation == "eager"
         kept = {one.name: one.why for one in optimized.report.kept}
     assert "attention sinks" in kept["GptOssAttention"]
     assert "experts" in kept["GptOssExperts"]
