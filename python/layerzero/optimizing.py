@@ -137,7 +137,8 @@ def optimize(model: nn.Module, *, only: tuple[str, ...] | list[str] | None = Non
     Args:
         model: a module; of transformers or any other.
         only: which parts to replace, of "attention", "norms", "activations", "rope" and "residuals" (the sum before a
-            norm, with the norm); all when not given. Attention and rope are replaced in models of transformers.
+            norm, with the norm); all when not given. Attention is replaced in models of transformers, rope where
+            the file of a module's class has a function ``apply_rotary_pos_emb``.
 
     Returns:
         An object with ``report`` and ``undo()``; as a context manager it undoes at the end.

@@ -142,7 +142,7 @@ def _depends_on_training(module: nn.Module) -> bool:
     return (
         source is None
         or "training" in source
-        or "dropout" in source.lower()
+        or "drop" in source.lower()
         or any("drop" in name.lower() for name in names)
     )
 
@@ -331,7 +331,7 @@ def _does_more(module: nn.Module, known: set[str]) -> str | None:
     called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
     names = [node.attr if isinstance(node, ast.Attribute) else ast.unparse(node) for node in called]
     # Dropout does nothing outside of training.
-    other = [name for name in names if name not in known | _HARMLESS and "dropout" not in name.lower()]
+    other = [name for name in names if name not in known | _HARMLESS and "drop" not in name.lower()]
     return f"a gated MLP that also calls {other[0]}" if other else None
 
 
