@@ -125,9 +125,10 @@ class Optimized:
 def optimize(model: nn.Module, *, only: tuple[str, ...] | list[str] | None = None) -> Optimized:
     """Replaces parts of a model by operations of LayerZero: attention, norms, rotary embedding, gated MLPs.
 
-    A part is found by its structure and replaced only if LayerZero's operation gives its result on random numbers, in
-    its dtype and on its device, up to rounding. Weights are not copied. Parts that are no operation of LayerZero stay as
-    they were, and the report lists them.
+    A part is found by its structure. Norms, activations, gated MLPs and rotary embedding are replaced only if LayerZero's
+    operation gives their result on random numbers, in their dtype and on their device, up to rounding. Attention and the
+    sum before a norm are found in the model's source. Weights are not copied. Parts that are no operation of LayerZero
+    stay as they were, and the report lists them.
 
         with lz.optimize(model) as optimized:
             print(optimized.report)
@@ -136,7 +137,8 @@ def optimize(model: nn.Module, *, only: tuple[str, ...] | list[str] | None = Non
     Args:
         model: a module; of transformers or any other.
         only: which parts to replace, of "attention", "norms", "activations", "rope" and "residuals" (the sum before a
-            norm, with the norm); all when not given. Attention and rope are replaced in models of transformers.
+            norm, with the norm); all when not given. Attention is replaced in models of transformers, rope where
+            the file of a module's class has a function ``apply_rotary_pos_emb``.
 
     Returns:
         An object with ``report`` and ``undo()``; as a context manager it undoes at the end.
@@ -223,7 +225,8 @@ class _Work:
                 replacing.bind(module, found.forward)
                 self._done._undo.append(lambda module=module: replacing.unbind(module))  # type: ignore[misc]
                 self._replaced[found.kind, name, found.operation, ""] += 1
-                self._widths.setdefault((found.kind, name), set()).add(found.width)
+                if found.operated is not None:
+                    self._widths.setdefault((found.kind, name), set()).add(found.operated)
             elif found is None and isinstance(module, nn.Linear | nn.Embedding):
                 self._kept[name, "torch runs one kernel for it already"] += 1
             elif found is None and type(module).__name__.endswith("Experts"):
@@ -237,6 +240,9 @@ class _Work:
         for module in self._model.modules():
             forward = residuals.fused(module)
             if forward is None:
+                continue
+            if isinstance(forward, str):
+                self._kept[type(module).__name__, f"sum and norm: {forward}"] += 1
                 continue
             replacing.bind(module, forward)
             self._done._undo.append(lambda module=module: replacing.unbind(module))  # type: ignore[misc]

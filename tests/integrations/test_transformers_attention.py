@@ -404,3 +404,100 @@ def test_an_old_transformers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(sys.modules["transformers"], "__version__", "4.50.3")
     with pytest.raises(lz.ConfigurationError, match=r"transformers 4\.50\.3 has no mask functions"):
         lz.register_with_transformers()
+
+
+# Models whose file has both kinds of attention.
+
+
+def _git() -> tuple[Any, dict[str, Any]]:
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.GitConfig(
+        vision_config={**vision, "image_size": 16, "patch_size": 8},
+        vocab_size=99,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    pixels = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(2))
+    return (config, transformers.GitForCausalLM), {"input_ids": tokens(2, 10), "pixel_values": pixels}
+
+
+def _bigbird_pegasus() -> tuple[Any, dict[str, Any]]:
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    sizes |= {"encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "vocab_size": 99, "d_model": 32}
+    config = transformers.BigBirdPegasusConfig(**sizes, attention_type="original_full", max_position_embeddings=64)
+    padding = torch.ones(2, 10, dtype=torch.int64)
+    padding[0, :3] = 0
+    given = {"input_ids": tokens(2, 10), "attention_mask": padding, "decoder_input_ids": tokens(2, 6, seed=4)}
+    return (config, transformers.BigBirdPegasusForConditionalGeneration), given
+
+
+@pytest.mark.parametrize("build", [_git, _bigbird_pegasus])
+@torch.no_grad()
+def test_a_file_with_both_kinds_of_attention_gives_what_eager_gives(build: Any) -> None:
+    (config, kind), given = build()
+    torch.manual_seed(0)
+    model = randomized(kind._from_config(config, attn_implementation="eager"))
+    right = model(**given).logits
+    with lz.patched(model, only=("attention",)) as optimized:
+        assert apart(right, model(**given).logits) == 0
+        assert model.config._attn_implementation == "eager"
+    assert [one.operation for one in optimized.report.replaced] == []
+    assert any("computes attention itself" in one.why for one in optimized.report.kept)
+    model.set_attn_implementation("layerzero")
+    assert apart(right, model(**given).logits) < CLOSE
+
+
+def test_a_class_of_another_configuration_does_not_count() -> None:
+    """Gemma 4's audio attention computes its scores itself; its text model looks the function up."""
+    pytest.importorskip("transformers.models.gemma4")
+    from transformers.models.gemma4 import configuration_gemma4 as configs
+    from transformers.models.gemma4 import modeling_gemma4
+
+    file = transformers_masks.written(modeling_gemma4.__name__)
+    assert file.serves(configs.Gemma4TextConfig)
+    assert not file.serves(configs.Gemma4AudioConfig)
+    assert not file.serves(configs.Gemma4Config)
+
+
+@torch.no_grad()
+def test_writing_into_a_described_mask_is_seen() -> None:
+    query, key, value = _states(batch=1)
+    mask = transformers_masks.DescribedMask.of(transformers_masks.Described(4, 4, 0, None, 0), 1, "cpu")
+    mask[..., 2:, 0] = False
+    expected = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]], dtype=torch.bool)[None, None]
+    out, _ = transformers_attention.attend(_Module(), query, key, value, mask)
+    assert apart(_by_hand(query, key, value, expected), out.double()) < 1e-5
+
+
+@pytest.mark.parametrize(("offset", "earlier"), [(2, None), (2, 1), (1, 3), (0, 1)])
+@torch.no_grad()
+def test_a_described_mask_that_ends_after_the_keys(offset: int, earlier: int | None) -> None:
+    query, key, value = _states(batch=1)
+    described = transformers_masks.Described(4, 4, offset, earlier, 0)
+    allowed = described.tensor("cpu")
+    mask = transformers_masks.DescribedMask.of(described, 1, "cpu")
+    out, _ = transformers_attention.attend(_Module(), query, key, value, mask)
+    # Of a query without a key nothing is said.
+    some = allowed[0, 0].any(-1)
+    assert apart(_by_hand(query, key, value, allowed)[:, some], out.double()[:, some]) < 1e-5
+
+
+@torch.no_grad()
+def test_a_described_mask_that_begins_before_the_keys() -> None:
+    query, key, value = _states(batch=1)
+    described = transformers_masks.Described(4, 4, -1, None, 0)
+    mask = transformers_masks.DescribedMask.of(described, 1, "cpu")
+    out, _ = transformers_attention.attend(_Module(), query, key, value, mask)
+    expected = _by_hand(query, key, value, described.tensor("cpu"))
+    # The first query has no key.
+    assert apart(expected[:, 1:], out.double()[:, 1:]) < 1e-5
+
+
+def _by_hand(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+    """Attention in float64 with two query heads for each of the keys', sequence first."""
+    q, k, v = (t.double() for t in (query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)))
+    scores = (q @ k.transpose(-1, -2) * query.shape[-1] ** -0.5).masked_fill(~allowed, -torch.inf)
+    return (scores.softmax(-1) @ v).transpose(1, 2)

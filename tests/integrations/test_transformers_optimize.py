@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import layerzero as lz
@@ -101,7 +103,10 @@ def test_only_what_was_asked_for() -> None:
 
 
 def test_sinks_and_experts_are_listed_as_they_were() -> None:
-    with lz.patched(decoder("gpt_oss", "eager")) as optimized:
+    model = decoder("gpt_oss", "eager")
+    with lz.patched(model) as optimized:
+        # What is listed as it was is not switched either.
+        assert model.config._attn_implementation == "eager"
         kept = {one.name: one.why for one in optimized.report.kept}
     assert "attention sinks" in kept["GptOssAttention"]
     assert "experts" in kept["GptOssExperts"]
@@ -156,7 +161,7 @@ def test_a_copy_of_an_optimized_model_is_a_model_of_its_own() -> None:
         other = copy.deepcopy(model)
         norm = other.model.layers[0].input_layernorm
         assert norm.forward.__self__ is norm
-        # A weight that changes is seen, though 1 + weight is kept.
+        # A weight that changes is seen.
         other.model.norm.weight.mul_(2.0).add_(1.0)
         assert float((model(ids).logits - before).abs().max()) < CLOSE
         changed = other(ids).logits
@@ -216,6 +221,176 @@ def test_an_mlp_is_compared_before_it_is_replaced() -> None:
     torch.manual_seed(0)
     assert isinstance(replacing.match(SwiGLU()), replacing.Match)
     assert "something else" in str(replacing.match(SwiGLU(swapped=True)))
+
+
+# What a comparison of usual numbers outside of training does not show.
+
+
+class LimitedSwiGLU(SwiGLU):
+    """With a limit that usual numbers do not reach."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x).clamp(max=50)) * self.up_proj(x))
+
+
+class HiddenLimit(SwiGLU):
+    """The same, without a call."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate = self.gate_proj(x)
+        return self.down_proj(self.act_fn(gate * (gate < 50)) * self.up_proj(x))
+
+
+class LimitedGELU(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(x).clamp(-10, 10)
+
+
+class EpsilonOutsideRMSNorm(RMSNorm):
+    """1 / (sqrt(mean square) + eps), not 1 / sqrt(mean square + eps)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x / (x.pow(2).mean(-1, keepdim=True).sqrt() + self.eps)
+
+
+def test_a_limit_that_usual_numbers_do_not_reach_is_seen() -> None:
+    torch.manual_seed(0)
+    assert replacing.match(LimitedSwiGLU()) == "a gated MLP that also calls clamp"
+    assert "something else" in str(replacing.match(HiddenLimit()))
+    assert "something else" in str(replacing.match(LimitedGELU()))
+    from transformers.activations import ACT2FN
+
+    assert "something else" in str(replacing.match(nn.Sequential(ACT2FN["gelu_10"])[0]))
+
+
+def test_a_limit_of_a_model_of_transformers_is_seen() -> None:
+    pytest.importorskip("transformers.models.deepseek_v4")
+    from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4MLP
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "mlp_bias": False, "hidden_act": "silu"}
+    model, x = DeepseekV4MLP(SimpleNamespace(**sizes, swiglu_limit=10.0)).eval(), torch.randn(1, 64) * 60
+    with torch.no_grad():
+        before = model(x)
+        with lz.patched(model):
+            assert torch.equal(model(x), before)
+
+
+def test_another_use_of_epsilon_is_seen() -> None:
+    assert "something else" in str(replacing.match(EpsilonOutsideRMSNorm()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_what_is_an_operation_is_one_in_every_dtype(dtype: torch.dtype) -> None:
+    from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+
+    torch.manual_seed(0)
+    for module in (LlamaRMSNorm(64), LlamaMLP(DECODERS["llama"]()), nn.LayerNorm(64), nn.GELU()):
+        found = replacing.match(module.to(dtype))
+        assert isinstance(found, replacing.Match), found
+
+
+class DroppedSwiGLU(SwiGLU):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dropout(self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)))
+
+
+def test_dropout_stays_in_training() -> None:
+    torch.manual_seed(0)
+    model, x = DroppedSwiGLU(), torch.randn(40, 8)
+    expected = model.eval()(x)
+    model.train()
+    with lz.optimize(model) as optimized:
+        assert counts(optimized.report) == {"silu_mul": 1}
+        assert 0.3 < float((model(x) == 0).float().mean()) < 0.7
+        model.eval()
+        assert torch.allclose(model(x), expected, atol=1e-6)
+        # A part in training is enough.
+        model.dropout.train()
+        assert 0.3 < float((model(x) == 0).float().mean()) < 0.7
+
+
+def test_a_comparison_leaves_the_mode_of_every_module() -> None:
+    model = DroppedSwiGLU().train()
+    model.dropout.eval()
+    with lz.optimize(model):
+        assert model.training
+        assert not model.dropout.training
+
+
+@torch.no_grad()
+def test_a_weight_written_through_data_is_seen() -> None:
+    from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+
+    model, x = GemmaRMSNorm(8), torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
+    with lz.optimize(model, only=("norms",)) as optimized:
+        assert counts(optimized.report) == {"rms_norm": 1}
+        model(x)
+        model.weight.data.copy_(torch.full((8,), 3.0))
+        after = model(x)
+    assert torch.allclose(after, model(x), atol=1e-5)
+
+
+class ImageRMSNorm(RMSNorm):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, channels, _, _ = x.shape
+        return x * self.weight.view(1, channels, 1, 1) / batch
+
+
+def test_a_module_that_raises_is_listed() -> None:
+    with lz.optimize(nn.Sequential(ImageRMSNorm(), nn.LayerNorm(8))) as optimized:
+        assert counts(optimized.report) == {"layer_norm": 1}
+    kept = {one.name: one.why for one in optimized.report.kept}
+    assert "could not be compared: ValueError: not enough values" in kept["ImageRMSNorm"]
+
+
+@torch.no_grad()
+def test_norms_are_undone_before_the_sums_they_are_fused_with() -> None:
+    model, ids = decoder("llama", "eager"), tokens(1, 6)
+    before = model(ids).logits
+    norms, sums = lz.optimize(model, only=("norms",)), lz.optimize(model, only=("residuals",))
+    assert counts(sums.report) == {"fused_add_rms_norm": 2}
+    norms.undo()
+    assert torch.equal(model(ids).logits, before)
+    sums.undo()
+    assert torch.equal(model(ids).logits, before)
+
+
+def test_sums_alone_say_why_they_are_not_fused() -> None:
+    with lz.optimize(decoder("llama", "eager"), only=("residuals",)) as optimized:
+        assert optimized.report.replaced == []
+    kept = {one.name: one.why for one in optimized.report.kept}
+    assert kept["LlamaDecoderLayer"] == (
+        'sum and norm: its post_attention_layernorm does not run lz.rms_norm: replace "norms" too'
+    )
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+@torch.no_grad()
+def test_an_optimized_model_can_be_pickled(name: str) -> None:
+    """What is loaded runs the model's own forwards, and can be optimized again."""
+    model, ids = decoder(name, "eager"), tokens(1, 6)
+    before = model(ids).logits
+    with lz.patched(model, only=("norms", "activations", "residuals")) as optimized:
+        other = pickle.loads(pickle.dumps(model))
+    assert torch.equal(other(ids).logits, before)
+    with lz.patched(other, only=("norms", "activations", "residuals")) as again:
+        assert counts(again.report) == counts(optimized.report)
+        assert float((other(ids).logits - before).abs().max()) < CLOSE
+
+
+def test_the_width_is_that_of_the_operation() -> None:
+    torch.manual_seed(0)
+    model = SwiGLU()
+    model.gate_proj, model.up_proj, model.down_proj = nn.Linear(8, 24), nn.Linear(8, 24), nn.Linear(24, 8)
+    found = replacing.match(model)
+    assert isinstance(found, replacing.Match)
+    assert (found.width, found.operated) == (8, 24)
+    assert replacing.match(nn.GELU()).operated is None  # type: ignore[union-attr]
 
 
 def test_any_module_of_torch_can_be_optimized() -> None:

@@ -1,17 +1,20 @@
 """Modules of a model that are an operation of LayerZero: found by what they are made of, proven by numbers.
 
 A module becomes a candidate by its structure: which parameters, children and constants it has. It is replaced only if
-the operation gives the module's own result on random numbers, in the module's dtype and on its device. What is replaced
-is the ``forward`` of the instance: hooks, parameters and the class stay as they are.
+the operation gives the module's own result on random numbers of several sizes, in the module's dtype and on its device,
+outside of training. Where the module depends on training, its own forward runs in training. What is replaced is the ``forward`` of the instance: hooks, parameters and the class stay as they are.
 """
 
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
+import math
+import textwrap
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +22,7 @@ from torch import nn
 
 from layerzero._native import gelu, layer_norm, rms_norm, silu_mul
 
-__all__ = ["Match", "bind", "close", "match", "scale_of", "unbind"]
+__all__ = ["Match", "bind", "close", "is_replaced", "match", "scale_of", "unbind"]
 
 Forward = Callable[..., torch.Tensor]
 
@@ -27,6 +30,8 @@ Forward = Callable[..., torch.Tensor]
 _EPSILONS = ("variance_epsilon", "eps", "epsilon", "norm_eps")
 #: Names of a gated MLP's projections: gate, up, down. One of None: gate and up are the halves of the first.
 _GATED = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("gate_up_proj", None, "down_proj"))
+#: What the forward of a gated MLP may call besides: gate and up are halves, and the activation may be a function.
+_HARMLESS = frozenset(["chunk", "silu"])
 _ACTIVATIONS = ("act_fn", "activation_fn", "act", "activation")
 
 #: Relative difference that rounding explains: some modules round twice where the operation rounds once.
@@ -42,8 +47,10 @@ class Match:
     #: The operation's function.
     operation: str
     forward: Forward
-    #: Size of the last dimension.
+    #: Size of the last dimension of the module's input.
     width: int
+    #: Size of the last dimension of the operation's operands; None where the module does not say it.
+    operated: int | None
 
 
 def match(module: nn.Module) -> Match | str | None:
@@ -54,7 +61,7 @@ def match(module: nn.Module) -> Match | str | None:
             continue
         if isinstance(forms, str):
             return forms
-        if "forward" in vars(module):
+        if is_replaced(module):
             return "its forward was replaced before"
         if (why := _not_checkable(module)) is not None:
             return why
@@ -66,10 +73,16 @@ def _proven(module: nn.Module, forms: list[Match]) -> Match | str:
     """The form that gives the module's own numbers."""
     worst = float("inf")
     for form in forms:
-        apart = _apart(module, form)
-        if apart is not None and apart <= 1.0:
-            return form
-        worst = worst if apart is None else min(worst, apart)
+        try:
+            apart = _apart(module, form)
+        # A forward for other shapes raises whatever it raises.
+        except Exception as error:  # noqa: BLE001
+            return f"could not be compared: {type(error).__name__}: {error}"
+        if apart is None:
+            return "gives no numbers that could be compared"
+        if apart <= 1.0:
+            return replace(form, forward=_own_in_training(form.forward)) if _depends_on_training(module) else form
+        worst = min(worst, apart)
     dtype = str(_dtype(module)).removeprefix("torch.")
     return f"computes something else: {worst:.1e} times the tolerance of {dtype} apart"
 
@@ -89,20 +102,70 @@ def _apart(module: nn.Module, form: Match) -> float | None:
         probe = copy.deepcopy(module)
         for parameter in probe.parameters():
             parameter.copy_(numbers(*parameter.shape) * 0.5 + 0.7)
-    was = probe.training
+    was = [(part, part.training) for part in probe.modules()]
     probe.eval()
     try:
-        x = numbers(2, 3, form.width) * 2
-        theirs, ours = type(probe).forward(probe, x), form.forward(probe, x)
+        found = [_difference(probe, form, numbers(2, 3, form.width) * size) for size in _sizes(module)]
     finally:
-        probe.train(was)
+        for part, training in was:
+            part.training = training
+    compared = [apart for apart in found if apart is not None]
+    return max(compared) if compared else None
+
+
+def _sizes(module: nn.Module) -> tuple[float, ...]:
+    """Standard deviations of the inputs: where epsilon counts, usual ones, and where a limit would be reached."""
+    epsilon = next((vars(module)[name] for name in _EPSILONS if isinstance(vars(module).get(name), float)), 0.0)
+    return (*([math.sqrt(epsilon)] if epsilon > 0 else []), 2.0, 1e2, 1e4)
+
+
+def _difference(probe: nn.Module, form: Match, x: torch.Tensor) -> float | None:
+    """The largest difference for one input, in tolerances; None where the module's own result is not finite."""
+    theirs, ours = type(probe).forward(probe, x), form.forward(probe, x)
     if not isinstance(theirs, torch.Tensor) or theirs.shape != ours.shape or theirs.dtype != ours.dtype:
-        return None
+        return float("inf")
     a, b = theirs.double(), ours.double()
-    largest = float(a.abs().max())
-    if largest == 0 or not bool(a.isfinite().all()):
+    if not bool(a.isfinite().all()):
         return None
-    return float(((a - b).abs() / (a.abs() + 0.05 * largest)).max()) / _TOLERANCE[dtype]
+    largest = float(a.abs().max())
+    if largest == 0 or not bool(b.isfinite().all()):
+        return 0.0 if torch.equal(a, b) else float("inf")
+    # After a matrix product rounding errors are those of its terms, whatever is left of their sum.
+    floor = 0.5 if form.kind == "SwiGLU" else 0.05
+    return float(((a - b).abs() / (a.abs() + floor * largest)).max()) / _TOLERANCE[x.dtype]
+
+
+def _depends_on_training(module: nn.Module) -> bool:
+    """Whether its result may be another one in training: it was compared outside of it."""
+    source = _source(module)
+    names = [type(part).__name__ for part in module.modules()]
+    return (
+        source is None
+        or "training" in source
+        or "drop" in source.lower()
+        or any("drop" in name.lower() for name in names)
+    )
+
+
+def _own_in_training(forward: Forward) -> Forward:
+    """A forward that is the class's own while the module, or a part of it, is in training."""
+
+    def evaluated(self: Any, x: torch.Tensor) -> torch.Tensor:
+        if any(part.training for part in self.modules()):
+            return type(self).forward(self, x)  # type: ignore[no-any-return]
+        return forward(self, x)
+
+    if (scale := getattr(forward, "scale", None)) is not None:
+        evaluated.scale = scale  # type: ignore[attr-defined]
+    return evaluated
+
+
+def _source(module: nn.Module) -> str | None:
+    """The source of its class's forward, without indentation."""
+    try:
+        return textwrap.dedent(inspect.getsource(type(module).forward))
+    except (OSError, TypeError):
+        return None
 
 
 def close(theirs: torch.Tensor, ours: torch.Tensor) -> bool:
@@ -148,7 +211,7 @@ def _one_argument(module: nn.Module) -> bool:
 def _layer_norm(module: nn.Module) -> list[Match] | None:
     if type(module) is not nn.LayerNorm or len(module.normalized_shape) != 1:
         return None
-    return [Match("layer norm", "layer_norm", _layer_norm_forward, module.normalized_shape[0])]
+    return [Match("layer norm", "layer_norm", _layer_norm_forward, *module.normalized_shape * 2)]
 
 
 def _layer_norm_forward(self: Any, input: torch.Tensor) -> torch.Tensor:
@@ -170,7 +233,8 @@ def _rms_norm(module: nn.Module) -> list[Match] | str | None:
         return "a norm of more than one argument"
     width = own["weight"].shape[0]
     return [
-        Match("RMS norm", "rms_norm", make(epsilons[0]), width) for make in (_scaled_by_weight, _scaled_by_one_plus)
+        Match("RMS norm", "rms_norm", make(epsilons[0]), width, width)
+        for make in (_scaled_by_weight, _scaled_by_one_plus)
     ]
 
 
@@ -192,9 +256,9 @@ def _scaled_by_one_plus(epsilon: str) -> Forward:
         weight = self.weight
         if hidden_states.dtype is not weight.dtype:
             return type(self).forward(self, hidden_states)  # type: ignore[no-any-return]
-        return rms_norm(hidden_states, _one_plus(self, weight), getattr(self, epsilon))
+        return rms_norm(hidden_states, _one_plus(weight), getattr(self, epsilon))
 
-    forward.scale = lambda self: (_one_plus(self, self.weight), getattr(self, epsilon))  # type: ignore[attr-defined]
+    forward.scale = lambda self: (_one_plus(self.weight), getattr(self, epsilon))  # type: ignore[attr-defined]
     return forward
 
 
@@ -204,17 +268,9 @@ def scale_of(module: Any) -> Callable[[Any], tuple[torch.Tensor, float]] | None:
     return getattr(function, "scale", None)
 
 
-def _one_plus(module: Any, weight: torch.Tensor) -> torch.Tensor:
-    """1 + weight in float32, kept until the weight changes."""
-    wide = torch.float64 if weight.dtype is torch.float64 else torch.float32
-    if torch.compiler.is_compiling() or (weight.requires_grad and torch.is_grad_enabled()):
-        return 1.0 + weight.to(wide)
-    kept = module.__dict__.get("_lz_scale")
-    key = (weight.data_ptr(), weight._version)
-    if kept is None or kept[0] != key:
-        kept = (key, 1.0 + weight.detach().to(wide))
-        module.__dict__["_lz_scale"] = kept
-    return kept[1]  # type: ignore[no-any-return]
+def _one_plus(weight: torch.Tensor) -> torch.Tensor:
+    """1 + weight in float32 or wider. Not kept: a write to ``weight.data`` leaves no trace."""
+    return 1.0 + weight.to(torch.float64 if weight.dtype is torch.float64 else torch.float32)
 
 
 # Activations and gated MLPs.
@@ -225,7 +281,7 @@ def _gelu(module: nn.Module) -> list[Match] | None:
         return None
     if not _one_argument(module):
         return None
-    return [Match("GELU", "gelu", forward, 64) for forward in (_gelu_exact, _gelu_tanh)]
+    return [Match("GELU", "gelu", forward, 64, None) for forward in (_gelu_exact, _gelu_tanh)]
 
 
 def _gelu_exact(self: Any, input: torch.Tensor) -> torch.Tensor:
@@ -253,10 +309,30 @@ def _swiglu(module: nn.Module) -> list[Match] | str | None:
         return f"its projections are {type(linears[0]).__name__}, not Linear"
     if not _one_argument(module):
         return "a gated MLP of more than one argument"
-    width = int(linears[0].in_features)  # type: ignore[arg-type]
+    known = {name for name in (gate, up, down, *_ACTIVATIONS) if name is not None}
+    if (more := _does_more(module, known)) is not None:
+        return more
+    width, inner = linears[0].in_features, linears[-1].in_features
+    assert isinstance(width, int) and isinstance(inner, int)
     if up is not None:
-        return [Match("SwiGLU", "silu_mul", _gated(gate, up, down), width)]
-    return [Match("SwiGLU", "silu_mul", _gated_halves(gate, down, first), width) for first in (True, False)]
+        return [Match("SwiGLU", "silu_mul", _gated(gate, up, down), width, inner)]
+    return [Match("SwiGLU", "silu_mul", _gated_halves(gate, down, first), width, inner) for first in (True, False)]
+
+
+def _does_more(module: nn.Module, known: set[str]) -> str | None:
+    """What the source of a gated MLP does besides its products and activation: a limit may lie beyond every comparison."""
+    source = _source(module)
+    if source is None:
+        return "a gated MLP whose source cannot be read"
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return "a gated MLP whose source cannot be read"
+    called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    names = [node.attr if isinstance(node, ast.Attribute) else ast.unparse(node) for node in called]
+    # Dropout does nothing outside of training.
+    other = [name for name in names if name not in known | _HARMLESS and "drop" not in name.lower()]
+    return f"a gated MLP that also calls {other[0]}" if other else None
 
 
 def _is_silu(activation: Any) -> bool:
@@ -287,11 +363,20 @@ def _gated_halves(both: str, down: str, first: bool) -> Forward:
 
 
 def bind(module: nn.Module, forward: Forward) -> None:
-    """Gives an instance a forward of its own. A method, so that a copy of the module gets one of its own too."""
+    """Gives an instance a forward of its own. A method, so that a copy of the module gets one of its own too.
+
+    pickle stores a method by its name, and looks the name up when it is loaded: then the module runs its class's forward.
+    """
+    forward.__name__ = "forward"
     module.__dict__["forward"] = types.MethodType(forward, module)
 
 
 def unbind(module: nn.Module) -> None:
     """The forward of the class again."""
-    for name in ("forward", "_lz_scale", "_lz_sum_and_norm"):
-        module.__dict__.pop(name, None)
+    module.__dict__.pop("forward", None)
+
+
+def is_replaced(module: nn.Module) -> bool:
+    """Whether an instance has a forward of its own. One that was pickled has that of its class."""
+    forward = vars(module).get("forward")
+    return forward is not None and getattr(forward, "__func__", None) is not type(module).forward

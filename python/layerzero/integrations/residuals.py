@@ -11,7 +11,8 @@ These three statements, one after the other, are found in the source of the laye
     hidden_states, residual = fused_add_rms_norm(hidden_states, residual, weight, eps)
 
 in a copy of the function. Everything else in it stays as written. That is the same by the meaning of the statements, so
-nothing has to be compared, provided that the norm is one that `lz.rms_norm` replaces (its own check).
+the layer is not compared, provided that the norm is one that `lz.rms_norm` replaces (which is). In bfloat16 and float16
+the rounding differs: the norm is that of the sum before it is rounded.
 """
 
 from __future__ import annotations
@@ -20,42 +21,39 @@ import ast
 import inspect
 import sys
 import textwrap
-import types
 from functools import cache
 from typing import Any
 
 import torch
 
 from layerzero._native import fused_add_rms_norm
-from layerzero.integrations.replacing import Forward, scale_of
+from layerzero.integrations.replacing import Forward, is_replaced, scale_of
 
 __all__ = ["fused"]
 
-#: What a norm calls its fused form: a name of the module, since the copied functions have the globals of their file.
+#: What the copied functions call the fused form.
 _NAME = "_lz_sum_and_norm"
 #: What transformers wraps the forward of a layer in, so that it can be recomputed in the backward pass.
 _CHECKPOINTING = "forward_with_checkpointing"
 
 
-def fused(module: torch.nn.Module) -> Forward | None:
-    """A forward for the module with its sums and norms fused; None where there are none, or the norm is another."""
-    if "forward" in vars(module):
-        return None
+def fused(module: torch.nn.Module) -> Forward | str | None:
+    """A forward for the module with its sums and norms fused; why not; None where it has no such sums."""
     kind: type = type(module)
     found = _rewritten(kind)
     if found is None:
         return None
     forward, norms = found
-    known = [getattr(module, norm, None) for norm in norms]
-    if any(scale_of(norm) is None for norm in known):
-        return None
-    for norm in known:
-        norm.__dict__[_NAME] = types.MethodType(_sum_and_norm, norm)
+    if is_replaced(module):
+        return "its forward was replaced before"
+    for norm in norms:
+        if scale_of(getattr(module, norm, None)) is None:
+            return f'its {norm} does not run lz.rms_norm: replace "norms" too'
     return forward
 
 
 def _sum_and_norm(norm: Any, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The normalized sum, and the sum."""
+    """The normalized sum, and the sum. The norm's replacement may have been undone since."""
     scale = scale_of(norm)
     if scale is None or x.dtype is not residual.dtype or x.dtype is not norm.weight.dtype or _watched(norm):
         total = residual + x
@@ -97,12 +95,16 @@ def _rewritten(kind: type) -> tuple[Forward, tuple[str, ...]] | None:
         if isinstance(argument, ast.arg):
             argument.annotation = None
     definition.returns = None
-    ast.fix_missing_locations(tree)
+    # Its globals are those of the file, so the fused form is a variable of a function around it.
+    around = ast.parse(f"def around({_NAME}):\n    return {definition.name}")
+    assert isinstance(around.body[0], ast.FunctionDef)
+    around.body[0].body.insert(0, definition)
+    ast.fix_missing_locations(around)
     space: dict[str, Any] = {}
     # The file's own source, with three statements replaced: nothing from outside the process is run.
-    code = compile(tree, f"<{kind.__qualname__}.forward with sums and norms fused>", "exec")
+    code = compile(around, f"<{kind.__qualname__}.forward with sums and norms fused>", "exec")
     exec(code, vars(sys.modules[kind.__module__]), space)  # noqa: S102
-    rewritten: Forward = space[definition.name]
+    rewritten: Forward = space["around"](_sum_and_norm)
     rewritten.__defaults__, rewritten.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
 
     def forward(self: Any, *args: Any, **named: Any) -> Any:
@@ -142,7 +144,7 @@ class _Rewriter:
         if not isinstance(norm, ast.Attribute) or not _is_name(norm.value, "self"):
             return None
         self.norms.append(norm.attr)
-        return ast.parse(f"{x}, {residual} = self.{norm.attr}.{_NAME}({x}, {residual})").body[0]
+        return ast.parse(f"{x}, {residual} = {_NAME}(self.{norm.attr}, {x}, {residual})").body[0]
 
 
 def _assigned(statement: ast.stmt) -> tuple[str, ast.expr] | None:

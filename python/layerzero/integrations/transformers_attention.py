@@ -93,6 +93,9 @@ def attend(
         raise _refused(module, "the paged cache of continuous batching")
     if (starts := given.get("cu_seq_lens_q")) is not None and starts.shape[0] > 2:
         attention_mask = _packed(module, query, key, attention_mask, starts, is_causal)
+    if type(attention_mask) is DescribedMask and attention_mask.made is not None:
+        # Somebody may have written into it since.
+        attention_mask = attention_mask.made
     unknown = None if given.keys() <= _KNOWN else _unknown(module, given)
     if unknown is not None:
         why = f"the argument {unknown}"
@@ -170,9 +173,9 @@ def _described(
     earlier, later = m.earlier, m.later
     if later is None and earlier is None:
         return attention(query, key, value, False, scaling, softcap=softcap, layout="BHSD")
-    if later == 0:
-        # Keys after the last query's position: room in a static cache.
-        end = m.offset + queries
+    # Keys from here on are after the last query's position: room in a static cache.
+    end = m.offset + queries
+    if later == 0 and m.offset >= 0 and end <= keys:
         # The first key that the first query may attend to.
         begin = 0 if earlier is None else max(m.offset - earlier, 0)
         if end != keys or begin:
@@ -182,7 +185,7 @@ def _described(
         if earlier is None or earlier >= end - begin - 1:
             return attention(query, key, value, True, scaling, softcap=softcap, layout="BHSD")
         return attention(query, key, value, True, scaling, window=earlier, softcap=softcap, layout="BHSD")
-    if m.offset == keys - queries and earlier is not None and later is not None:
+    if m.offset == keys - queries >= 0 and earlier is not None and later is not None:
         if earlier >= keys and later >= keys:
             return attention(query, key, value, False, scaling, softcap=softcap, layout="BHSD")
         return attention(query, key, value, False, scaling, window=(earlier, later), softcap=softcap, layout="BHSD")

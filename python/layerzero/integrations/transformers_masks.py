@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -113,13 +114,29 @@ class Written:
 
     #: Attention is looked up by its name, or is that of other files. Otherwise it is computed here, whatever the name.
     by_name: bool
+    #: Of each attention class that computes its scores itself from a mask: the names in the annotation of its ``config``.
+    computing: tuple[frozenset[str], ...]
+    #: The same of each attention class that looks the function up by name.
+    looking_up: tuple[frozenset[str], ...]
     #: It compares the name with others, and does something else for those.
     compares: bool
     #: Arguments it gives to the attention function by name.
     arguments: frozenset[str]
 
+    def serves(self, config: type) -> bool:
+        """Whether all attention of a kind of configuration is looked up by name, so that none adds the mask to its scores itself.
 
-_UNKNOWN = Written(False, True, frozenset())
+        A file may have both kinds, as GIT does. Then only annotations that name another configuration exclude a class.
+        """
+        if not self.by_name or not self.computing:
+            return self.by_name
+        names = {kind.__name__ for kind in config.__mro__}
+        if any(not known or known & names for known in self.computing):
+            return False
+        return any(known & names for known in self.looking_up)
+
+
+_UNKNOWN = Written(False, (), (), True, frozenset())
 
 
 @cache
@@ -133,16 +150,57 @@ def written(module: str) -> Written:
     except (OSError, TypeError, SyntaxError):
         return _UNKNOWN
     arguments: set[str] = set()
-    compares, computes = False, False
+    compares, attends = False, False
+    computing, looking_up = [], []
+    # Functions of the file that classes may call for their scores.
+    scoring = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and _scores(_names(node))}
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
-            computes |= "Attention" in node.name
+            attends |= "Attention" in node.name
+            if "atten" not in node.name.lower() and "attn" not in node.name.lower():
+                continue
+            names = _names(node)
+            if names & {"attention_interface", "ALL_ATTENTION_FUNCTIONS"}:
+                looking_up.append(_config_of(node))
+            elif (_scores(names) or names & scoring) and _is_given_a_mask(node):
+                computing.append(_config_of(node))
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "attention_interface":
             arguments.update(keyword.arg for keyword in node.keywords if keyword.arg is not None)
         elif isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute):
             compares |= node.left.attr == "_attn_implementation"
-    by_name = "ALL_ATTENTION_FUNCTIONS" in vars(found) or not computes
-    return Written(by_name, compares, frozenset(arguments))
+    by_name = "ALL_ATTENTION_FUNCTIONS" in vars(found) or not attends
+    return Written(by_name, tuple(computing), tuple(looking_up), compares, frozenset(arguments))
+
+
+def _names(node: ast.AST) -> set[str]:
+    """Every name and attribute in a piece of source."""
+    found = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    return found | {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
+
+
+def _scores(names: set[str]) -> bool:
+    """Whether source with these names computes attention."""
+    return any("softmax" in name.lower() or name == "scaled_dot_product_attention" for name in names)
+
+
+def _functions(node: ast.ClassDef) -> dict[str, list[ast.arg]]:
+    """The arguments of a class's functions, by name."""
+    functions = [part for part in node.body if isinstance(part, ast.FunctionDef)]
+    return {part.name: [*part.args.posonlyargs, *part.args.args, *part.args.kwonlyargs] for part in functions}
+
+
+def _is_given_a_mask(node: ast.ClassDef) -> bool:
+    """Whether ``forward`` has a mask among its arguments; of a class that inherits ``forward`` nobody knows: yes."""
+    arguments = _functions(node).get("forward")
+    return arguments is None or any("mask" in argument.arg for argument in arguments)
+
+
+def _config_of(node: ast.ClassDef) -> frozenset[str]:
+    """The names in the annotation of the configuration that a class is built with; none where it has no annotation."""
+    for argument in _functions(node).get("__init__", []):
+        if argument.arg == "config" and argument.annotation is not None:
+            return frozenset(re.findall(r"\w+", ast.unparse(argument.annotation)))
+    return frozenset()
 
 
 def _window_of(function: Callable[..., Any]) -> tuple[int | None, int | None] | None:
@@ -213,8 +271,9 @@ def mask(
         same["device"] = device
     assert q_length is not None
     # A configuration and its model are neighbours, by transformers' rule for names of files.
-    file = type(given.get("config")).__module__.replace("configuration_", "modeling_")
-    if "config" in given and _computes_itself(file):
+    config = type(given.get("config"))
+    file = config.__module__.replace("configuration_", "modeling_")
+    if "config" in given and _computes_itself(file, config):
         # What computes its scores itself adds the mask to them.
         return theirs.eager_mask(**same)  # type: ignore[no-any-return]
     same |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
@@ -250,8 +309,8 @@ def _compiles() -> bool:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _computes_itself(module: str) -> bool:
-    return not written(module).by_name
+def _computes_itself(module: str, config: type) -> bool:
+    return not written(module).serves(config)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
