@@ -25,8 +25,6 @@ Seen = list[dict[str, Any]]
 def mine() -> Iterator[Callable[..., Seen]]:
     """Registers kernels that note what they are given; takes them away again."""
     known: list[str] = []
-    # Kernels that other tests made fail may have lowered the process's health: then new ones do not serve.
-    lz.forget_failures()
 
     def add(kernel_id: str = "mine.kernel", **given: Any) -> Seen:
         seen: Seen = []
@@ -66,6 +64,7 @@ def right(got: Tensor, *args: Any, tolerance: float = 1e-6, **kwargs: Any) -> No
 # --- register_kernel --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("nothing_measured")
 def test_a_kernel_is_chosen_and_given_what_it_names(mine: Callable[..., Seen]) -> None:
     seen = mine()
     assert lz.which("rms_norm", X).kernel_id == "mine.kernel"

@@ -125,6 +125,7 @@ def test_a_right_kernel_serves_after_it_was_compared() -> None:
     assert calls[-1] == (5, 4096)
 
 
+@pytest.mark.usefixtures("nothing_measured")
 @pytest.mark.parametrize(
     ("fault", "fine", "caught"),
     [

@@ -85,7 +85,12 @@ def test_packed_sequences_do_not_see_each_other(pair: tuple[Any, Any]) -> None:
 
 
 @torch.no_grad()
-def test_sequences_packed_by_their_starts_do_not_see_each_other() -> None:
+@pytest.mark.parametrize("compiles", [False, True])
+def test_sequences_packed_by_their_starts_do_not_see_each_other(
+    compiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In a program that compiles, masks are in memory.
+    monkeypatch.setattr(transformers_masks, "_compiles", lambda: compiles)
     model, ids = decoder("mistral", "layerzero"), tokens(1, 20)
     positions = torch.cat([torch.arange(8), torch.arange(12)])[None]
     starts = torch.tensor([0, 8, 20], dtype=torch.int32)
@@ -161,6 +166,7 @@ def test_no_mask_is_made_where_numbers_say_it(calls: list[dict[str, Any]], monke
         raise AssertionError("a mask was made")
 
     monkeypatch.setattr(transformers_masks.Described, "tensor", never)
+    monkeypatch.setattr(transformers_masks, "_compiles", lambda: False)
     model, ids = decoder("gemma3", "layerzero"), tokens(2, 20)
     cache = transformers.DynamicCache(config=model.config)
     model(ids, past_key_values=cache, use_cache=True, attention_mask=torch.ones_like(ids))

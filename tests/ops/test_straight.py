@@ -11,7 +11,11 @@ import torch.nn.functional as F
 from layerzero import _native, kernels, surroundings
 from processes import forked
 
-pytestmark = pytest.mark.filterwarnings("ignore::layerzero.LayerZeroWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::layerzero.LayerZeroWarning"),
+    # A kernel with times goes before one without.
+    pytest.mark.usefixtures("nothing_measured"),
+]
 
 
 def norm(x: torch.Tensor) -> torch.Tensor:

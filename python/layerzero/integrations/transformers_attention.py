@@ -128,15 +128,18 @@ def attend(
 def _packed(
     module: Any, query: torch.Tensor, key: torch.Tensor, mask: Any, starts: torch.Tensor, is_causal: bool | None
 ) -> Any:
-    """The mask of sequences that begin at these positions of one row, where the mask does not separate them yet."""
-    if isinstance(mask, torch.Tensor) and type(mask) is not DescribedMask:
-        return mask
+    """The mask of sequences that begin at these positions of one row, whether it separates them already or not."""
     length = query.shape[2]
+    is_real = isinstance(mask, torch.Tensor) and type(mask) is not DescribedMask
+    if is_real and (query.shape[0] != 1 or mask.shape[-2:] != (length, length)):
+        return mask
     if query.shape[0] != 1 or key.shape[2] != length:
         raise _refused(module, f"cu_seq_lens_q with {query.shape[0]} rows, {length} queries and {key.shape[2]} keys")
     at = torch.bucketize(torch.arange(length, device=query.device), starts[1:].to(query.device), right=True)
     same = (at[:, None] == at[None, :])[None, None]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if is_real:
+        return mask & same if mask.dtype == torch.bool else mask.masked_fill(~same, torch.finfo(mask.dtype).min)
     if type(mask) is DescribedMask:
         return mask.tensor() & same
     return same & Described(length, length, 0, None, 0).tensor(query.device) if causal else same
