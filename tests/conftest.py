@@ -106,6 +106,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"time by folder: {listed}")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def nothing_learned(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What the tests of another file have measured is forgotten: a kernel with times goes before one without."""
+    lz.configure(perfdb={"path": str(tmp_path_factory.mktemp("none") / "none" / "perfdb.sqlite")})
+    _native.learn()
+    lz.reset()
+
+
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """What failed in one test is not held against the kernels of the next."""
