@@ -95,7 +95,7 @@ def files(options: argparse.Namespace) -> dict[str, str]:
     from layerzero.kernels import _describe
 
     schema = _native.schema(options.op)
-    names = arguments_of(options.op, schema, options.takes)
+    names = arguments_of(options.op, schema, options.optional)
     kernel = options.op.replace(".", "_")
     kernel_id = f"{options.name}.{kernel}"
     kinds = {name: "Tensor" if name in schema["inputs"] else "str" if name == "layout" else "Any" for name in names}
@@ -162,7 +162,12 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--function", help="the library's function (the operation's last word)")
     parser.add_argument("--platform", default="cuda", help="where its kernel runs (cuda)")
     parser.add_argument("--dtypes", type=lambda text: text.split(","), default=["float32", "float16", "bfloat16"])
-    parser.add_argument("--takes", type=lambda text: text.split(","), default=[], help="what it takes that is optional")
+    parser.add_argument(
+        "--optional",
+        type=lambda text: text.split(","),
+        default=[],
+        help="optional arguments that its kernel supports, with commas",
+    )
     parser.add_argument("--version", default="0", help="the version that its sources were read at (0)")
     parser.add_argument("--package", type=Path, default=ROOT / "python" / "layerzero", help=argparse.SUPPRESS)
     parser.add_argument("--tests", type=Path, default=ROOT / "tests", help=argparse.SUPPRESS)

@@ -99,7 +99,7 @@ def places_of_support() -> list[Path]:
     [
         (("--op", "norm.rm"), "'norm.rm' is not an operation; one of: norm.rms"),
         (("--op", "norm.rms", "--function", "a-b"), "'a-b' is not the name of a function"),
-        (("--op", "norm.rms", "--takes", "wait"), "norm.rms has no wait; it has input, weight, eps"),
+        (("--op", "norm.rms", "--optional", "wait"), "norm.rms has no wait; it has input, weight, eps"),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_is_written(site: Path, options: tuple[str, ...], said: str) -> None:
