@@ -85,7 +85,7 @@ pub(super) fn decide_call(scope: &Scope<'_>, call: &CallSpec, device: DeviceIx) 
     Ok(DecidedCall { call: canonical(call, &bound), query: bound.query, decided, captured })
 }
 
-/// Takes every kernel that is compiled on first use for compiled, unless none may be.
+/// Counts every kernel that is compiled on first use as compiled, unless the settings forbid compiling.
 fn compile_all(spec: &mut SnapshotSpec) {
     if spec.settings.allow_jit {
         spec.warm = None;

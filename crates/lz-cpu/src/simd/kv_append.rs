@@ -1,10 +1,10 @@
 //! Writes new keys and values into their slots: one copy for each head of each token.
 
 use lz_abi::{TensorMut, TensorRef};
-use lz_model::{InputRule, KernelArgs, KernelDescriptor, KernelError, KvStrategy, Layout, Op};
+use lz_model::{KernelArgs, KernelDescriptor, KernelError, KvStrategy, Layout, Op};
 
 use super::half_floats::Narrow;
-use super::{BLOCK, FLOATS, Portable, describe, with_float};
+use super::{BLOCK, FLOATS, Portable, describe, floats, with_float};
 use crate::kernel::NativeKernel;
 use crate::reference::kv_cache::slots;
 
@@ -22,8 +22,7 @@ impl NativeKernel for KvAppend {
     fn descriptor(op: &'static Op) -> KernelDescriptor {
         let reference = describe::<Portable>(op, "kv_append", 55);
         let mut inputs = reference.inputs.clone();
-        let floats = InputRule { dtypes: Some(FLOATS), ..InputRule::default() };
-        inputs.extend(["key", "value", "key_cache", "value_cache"].map(|name| (name.to_owned(), floats.clone())));
+        inputs.extend(floats(&["key", "value", "key_cache", "value_cache"]));
         KernelDescriptor {
             dtypes: FLOATS,
             inputs,
