@@ -324,7 +324,10 @@ mod tests {
                         let x = f32::from_bits(upper << 16 | lower);
                         let (code, exact) = (F::nearest::<I>(x, scale), F::exact(x, scale));
                         let nan = |code: u8| numeric::load(F::DTYPE, &[code], 0).is_nan();
-                        assert!(code == exact || nan(code) && nan(exact), "{x:e} / {scale:e}: {code:#x}, not {exact:#x}");
+                        assert!(
+                            code == exact || nan(code) && nan(exact),
+                            "{x:e} / {scale:e}: {code:#x}, not {exact:#x}"
+                        );
                     }
                 }
             }
