@@ -23,8 +23,8 @@ class LoweredCall(Result):
     call: str
     """Its tensors and parameters. A size that varies is shown as it was while the graph was compiled, with ``~`` before."""
     lowered_to: str
-    """``torch``: plain torch code, part of the graph; ``kernel``: one kernel, called without selection; ``operator``: an
-    operator that selects its kernel at every call."""
+    """``torch``: plain torch code, part of the graph; ``launch``: a Triton kernel that the compiled code launches by itself;
+    ``kernel``: one kernel, called without selection; ``operator``: an operator that selects its kernel at every call."""
     kernel: str | None
     """The kernel that was chosen, or whose torch code was inlined."""
     why: str

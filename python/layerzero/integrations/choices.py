@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from layerzero import _native, control, layouts, loading
 from layerzero.backends import BACKENDS, UNPROVEN
+from layerzero.integrations import kernel_calls
 from layerzero.integrations.compositions import FUSED
 from layerzero.integrations.fakes import SEED_TENSOR
 from layerzero.integrations.operators import ATTENTION, DEFAULT_LAYOUT, LOWERING, Argument, Operator
@@ -20,14 +21,15 @@ TORCH = frozenset(["torch", "torch_cuda", "torch_any", "torch_rocm"])
 #: Backends that come along with LayerZero.
 SHIPPED = frozenset([*BACKENDS, *UNPROVEN, "lz_cpu"])
 #: What a kernel must gain to be worth an operator that the compiler cannot look into: a share of torch's time, and what
-#: the call of the operator costs the host, in µs. Under CUDA graphs the host is not there. Norms, activations and rope are
+#: the call of the operator costs the host, in µs. Under CUDA graphs the host is not there, and a launch that the compiler makes
+#: costs it what one of the compiler's own kernels does. Norms, activations and rope are
 #: not asked for a gain: what is known is the time of torch's code before it is compiled, and compiled it is one pass over
 #: memory, like the kernel. On an H200, blocks with `triton.rope` in them ran at 0.47 of torch's, and at 0.93 to 1.01 in graphs.
 SHARE, CALL_US = 0.1, 100.0
 #: What attention written in torch costs beyond a kernel that keeps no scores, where neither was timed: the scores are
 #: written and read about four times as float32, at this many bytes per µs (4 TB/s, an H200).
 _SCORE_BYTES, _BYTES_PER_US = 16.0, 4e6
-#: What a kernel that nobody timed loses in a CUDA graph, because nothing is fused with it, in µs.
+#: What a kernel that nobody timed loses where the host does not count, because nothing is fused with it, in µs.
 _APART_US = 10.0
 #: What names a kernel, where the ranking did not choose it.
 _NAMED = frozenset(["lock", "override", "pin"])
@@ -40,7 +42,7 @@ class Choice:
     """What a call becomes."""
 
     how: str
-    """``torch``, ``kernel`` or ``operator``."""
+    """``torch``, ``launch``, ``kernel`` or ``operator``."""
     kernel: str | None
     why: str
 
@@ -205,14 +207,15 @@ def from_report(
         return _as_torch(torchs, "compile.lowering is always")
     if name in FUSED:
         return _as_torch(torchs, f"the compiler fuses it with its neighbours, {chosen} would be apart from them")
+    free = _without_host() or kernel_calls.traced_of(chosen) is not None
     times = _times(first, torchs, device_us)
     if times is None:
         saved = None if scores is None else scores * _SCORE_BYTES / _BYTES_PER_US
-        if saved is not None and saved < (_APART_US if _without_host() else CALL_US):
+        if saved is not None and saved < (_APART_US if free else CALL_US):
             return _as_torch(torchs, f"{chosen} was not timed, and saves about {saved:.0f} µs of the scores' traffic")
         return _as_kernel(first, why)
     ours, theirs = times
-    if theirs * (1.0 - SHARE) - ours > (0.0 if _without_host() else CALL_US):
+    if theirs * (1.0 - SHARE) - ours > (0.0 if free else CALL_US):
         return _as_kernel(first, f"{why}; torch's {torchs['kernel_id']} needs {theirs:.1f} µs, it {ours:.1f} µs")
     return _as_torch(torchs, f"{chosen} gains too little over it: {ours:.1f} µs instead of {theirs:.1f} µs")
 

@@ -1,6 +1,7 @@
 """One kernel of a call, by itself: the function that runs it, and its arguments."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from layerzero import layouts, loading
@@ -12,6 +13,12 @@ _EVERYWHERE = -1
 def function_of(kernel: str) -> Callable[..., Any] | None:
     """The Python function of a kernel; `None` where it is native code."""
     return loading.FUNCTIONS.get(kernel)
+
+
+def traced_of(kernel: str) -> Callable[..., Any] | None:
+    """What a kernel's function offers to compilers: the same call, whose launches become part of the graph."""
+    found: Callable[..., Any] | None = getattr(function_of(kernel), "traced", None)
+    return found
 
 
 def named(operator: Operator, args: tuple[Any, ...]) -> dict[str, Any]:
@@ -40,7 +47,13 @@ def layout_of(operator: Operator, values: dict[str, Any], default: str | None) -
 
 def arguments(function: Callable[..., Any], values: dict[str, Any]) -> dict[str, Any] | None:
     """The arguments of a kernel's function; `None` where it takes one that the call does not have."""
-    names = loading.parameters(function)
-    if not set(names) <= values.keys():
+    names = _parameters(function)
+    if any(name not in values for name in names):
         return None
     return {name: values[name] for name in names}
+
+
+@lru_cache(maxsize=256)
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Their names: asked once, since a graph asks at every call."""
+    return tuple(loading.parameters(function))

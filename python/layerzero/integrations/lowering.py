@@ -41,6 +41,8 @@ def lower(operator: Operator, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ..
     result: Any = NotImplemented
     if choice.how == "torch":
         result, choice = _inlined(operator, args, choice)
+    elif choice.how == "kernel":
+        result, choice = _traced(operator, args, choice)
     lowerings.note(lowerings.LoweredCall(operator.name, words, choice.how, choice.kernel, choice.why))
     said = f"={choice.kernel}" if choice.how == "kernel" else SELECTED
     return result, (*args[:at], said, *args[at + 1 :])
@@ -75,10 +77,37 @@ def _inlined(operator: Operator, args: tuple[Any, ...], choice: Choice) -> tuple
         result = function(**given)
     except GuardOnDataDependentSymNode:
         return NotImplemented, Choice("operator", choice.kernel, "a size it depends on is only known at run time")
+    return _results(operator, args, result), choice
+
+
+def _traced(operator: Operator, args: tuple[Any, ...], choice: Choice) -> tuple[Any, Choice]:
+    """The result of a kernel whose launches are part of the graph; `NotImplemented` where it is called as it is."""
+    from layerzero.integrations.choices import Choice
+
+    trace = kernel_calls.traced_of(str(choice.kernel))
+    given = None if trace is None else _given(operator, args, str(choice.kernel))
+    if trace is None or given is None:
+        return NotImplemented, choice
+    try:
+        result = trace(**given)
+    except Exception as error:  # noqa: BLE001 - the kernel is called as outside of graphs, where it says what is wrong
+        said = f"{error}".partition("\n")[0]
+        return NotImplemented, Choice("kernel", choice.kernel, f"{choice.why}; its launch cannot be traced: {said}")
+    return _results(operator, args, result), Choice("launch", choice.kernel, choice.why)
+
+
+def _given(operator: Operator, args: tuple[Any, ...], kernel: str) -> dict[str, Any] | None:
+    """The arguments of a kernel's function, if it is one and the call has them."""
+    function = kernel_calls.function_of(kernel)
+    return None if function is None else kernel_calls.arguments(function, kernel_calls.named(operator, args))
+
+
+def _results(operator: Operator, args: tuple[Any, ...], result: Any) -> Any:
+    """The results of a call in the memory order the operator promises."""
     first = heads_first(operator, args)
     many = result if isinstance(result, tuple) else (result,)
     shaped = tuple(as_given(tensor, first) for tensor in many)
-    return (shaped if len(operator.outputs) > 1 else shaped[0]), choice
+    return shaped if len(operator.outputs) > 1 else shaped[0]
 
 
 def _code(operator: Operator, values: dict[str, Any], kernel: str) -> tuple[Callable[..., Any], dict[str, Any]] | str:

@@ -61,6 +61,11 @@ PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
+#: Kernels that torch's compiler can make part of a graph. The others are calls that it would rather fuse, or that it keeps as
+#: operators.
+TRACED = frozenset(kernel for kernel, (module, _) in PLACES.items() if module in ("attention", "decoding.decode"))
+
+
 def detect() -> str:
     """The version of Triton, which is imported; raises `RuntimeError` where there is no device it compiles for."""
     check()
@@ -82,7 +87,14 @@ def _imported_later(kernel: str, module: str, arguments: tuple[str, ...]) -> Cal
         plan = getattr(function(), "direct", None)
         return plan(*given, **named) if plan else None
 
+    def traced(*given: Any, **named: Any) -> Any:
+        found = function()
+        with import_module(f"{__package__}.launching").traced():
+            return found(*given, **named)
+
     run.direct = direct  # type: ignore[attr-defined]
+    if kernel in TRACED:
+        run.traced = traced  # type: ignore[attr-defined]
     run.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in arguments])  # type: ignore[attr-defined]
     run.__name__ = run.__qualname__ = kernel
     # The kernels that draw do so from torch's generator where no seed is given.

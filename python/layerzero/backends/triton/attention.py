@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .decoding.splitting import tanh
-from .launching import Launch, planned, power, shared_memory
+from .launching import Launch, UntraceableError, aligned, is_traced, planned, power, shared_memory
 
 _LOG2E = math.log2(math.e)
 # Numbers of 16 bits in the 16 bytes that are loaded at once.
@@ -170,6 +170,8 @@ def _attend(
     DIM: tl.constexpr, V_DIM: tl.constexpr, SIGN: tl.constexpr, CAP: tl.constexpr, MASK: tl.constexpr,
     SHARED: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
 ):  # fmt: skip
+    # Launched by compiled code, numbers come as float64.
+    scale, cap = tl.cast(scale, tl.float32), tl.cast(cap, tl.float32)
     # Heads whose keys fit into the cache together, and of those the last queries first: under a causal bound they take longest.
     crowd = tl.program_id(0) // (together * blocks)
     within = tl.program_id(0) % (together * blocks)
@@ -270,7 +272,7 @@ def blocks_for(width: int, seq_q: int, mask: int, shared: int) -> Blocks:
         best = Blocks(128, 64, 8, 2)
     if seq_q <= 64:
         # Rows past the last query would be computed all the same.
-        best = best._replace(rows=max(power(seq_q), 16), warps=4)
+        best = best._replace(rows=next(rows for rows in (16, 32, 64) if seq_q <= rows), warps=4)
     while best.rows * width * 2 + best.stages * best.keys * (4 * width + best.rows * mask) > shared:
         if best.stages > 2:
             best = best._replace(stages=best.stages - 1)
@@ -304,7 +306,7 @@ def _in_loads(strides: tuple[int, int, int]) -> tuple[int, int, int]:
 def _is_loadable(tensor: Tensor) -> bool:
     """Whether its rows begin on multiples of 16 bytes."""
     apart = zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
-    return tensor.data_ptr() % 16 == 0 and all(stride % _LOAD == 0 for stride, size in apart if size > 1)
+    return aligned(tensor) and all(stride % _LOAD == 0 for stride, size in apart if size > 1)
 
 
 def _loadable(tensor: Tensor) -> Tensor:
@@ -352,6 +354,8 @@ def plan(
     batch, heads, seq_q, head_dim = query.shape[0], query.shape[head], query.shape[token], query.shape[3]
     kv_heads, seq_k, v_dim = key.shape[head], key.shape[token], value.shape[3]
     device, dtype, shape = query.device, query.dtype, (*query.shape[:-1], v_dim)
+    # In a graph, the sequence comes first in memory, as in results of torch's own attention.
+    turned = is_traced() and layout == "BHSD"
     if batch * heads * seq_q * v_dim * seq_k == 0:
         return lambda query: torch.zeros(shape, dtype=dtype, device=device), (query,)
     dim, v_width = power(max(head_dim, _NARROWEST)), power(max(v_dim, _NARROWEST))
@@ -364,16 +368,19 @@ def plan(
     sign, factor, cap, capping = _factors(
         1.0 / math.sqrt(max(head_dim, 1)) if scale is None else float(scale), float(softcap), mask == _ADDED
     )
-    y = torch.empty(shape, dtype=dtype, device="meta")
     # What cannot be loaded 16 bytes at a time is copied.
     operands = (query, key, value)
     copied = [not _is_loadable(one) for one in operands]
+    if is_traced() and any(copied):
+        raise UntraceableError("rows of its tensors do not begin on multiples of 16 bytes")
     q, k, v = (_loadable(one.to("meta")) if copy else one for one, copy in zip(operands, copied, strict=True))
     (q_batch, q_head, q_token), (k_batch, k_head, k_token) = (
         _in_loads(_strides(q, layout)),
         _in_loads(_strides(k, layout)),
     )
-    (v_batch, v_head, v_token), (y_batch, y_head, y_token) = _in_loads(_strides(v, layout)), _strides(y, layout)
+    v_batch, v_head, v_token = _in_loads(_strides(v, layout))
+    y_head, y_token = (seq_q * v_dim, v_dim) if layout == "BHSD" and not turned else (v_dim, heads * v_dim)
+    y_batch = heads * seq_q * v_dim
     group = heads // kv_heads
     many = -(-seq_q // cut.rows)
     together = max(_SHARED_BYTES // (seq_k * (head_dim + v_dim) * query.element_size()), 1) * group
@@ -395,12 +402,12 @@ def plan(
     )
 
     def call(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None) -> Tensor:
-        output = torch.empty(shape, dtype=dtype, device=device)
+        output = torch.empty((batch, seq_q, heads, v_dim) if turned else shape, dtype=dtype, device=device)
         if any(copied):
             given = zip((query, key, value), copied, strict=True)
             query, key, value = (_loadable(one) if copy else one for one, copy in given)
         launch(query, key, value, attn_mask, output)
-        return output
+        return output.transpose(1, 2) if turned else output
 
     return call, (query, key, value, attn_mask)
 

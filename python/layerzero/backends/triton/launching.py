@@ -3,7 +3,8 @@
 Everything but addresses is settled when a `Launch` is made: a kind of call has sizes, strides and scalars of its own, and
 tensors whose addresses are multiples of 16 or not. Triton's own launch costs the host about 10 µs, this one about 2.
 
-A launch can be noted instead of made (`noting`), for another process to compile what it needs: see `ahead`.
+A launch can be noted instead of made (`noting`), for another process to compile what it needs: see `ahead`. It can also
+become part of a graph that torch's compiler traces (`traced`), which then makes it like the kernels of its own.
 """
 
 from __future__ import annotations
@@ -35,9 +36,16 @@ class Noted(NamedTuple):
 
 
 class _Notes(threading.local):
-    """What this thread notes; `None` while it launches."""
+    """What this thread does with launches."""
 
     launches: list[Noted] | None = None
+    """Those it notes; `None` while it makes them."""
+    traced: bool = False
+    """Whether they become part of a graph."""
+
+
+class UntraceableError(Exception):
+    """A call that cannot become part of a graph."""
 
 
 _notes = _Notes()
@@ -52,6 +60,42 @@ def noting() -> Iterator[list[Noted]]:
         yield noted
     finally:
         _notes.launches = None
+
+
+@contextmanager
+def traced() -> Iterator[None]:
+    """Has the launches of this thread become part of the graph that torch traces."""
+    _notes.traced = True
+    try:
+        yield
+    finally:
+        _notes.traced = False
+
+
+def is_traced() -> bool:
+    """Whether launches become part of a graph. Its tensors have no memory, and its sizes may be symbols."""
+    return _notes.traced
+
+
+def aligned(tensor: Tensor) -> bool:
+    """Whether its memory begins on a multiple of 16 bytes. Of a traced tensor the compiler aligns what it is a view of, and must
+    know where in it the view begins."""
+    if not _notes.traced:
+        return tensor.data_ptr() % 16 == 0
+    at = tensor.storage_offset()
+    return isinstance(at, int) and at * tensor.element_size() % 16 == 0
+
+
+def hint(size: Any) -> int:
+    """A size; of one that varies, what it is while the graph is traced. For what changes speed alone: it guards nothing."""
+    if isinstance(size, torch.SymInt):
+        found = size.node.hint
+        return _UNKNOWN_SIZE if found is None else int(found)
+    return int(size)
+
+
+#: A size that is only known when a graph runs.
+_UNKNOWN_SIZE = 1024
 
 
 def settle_key(kernel: Any) -> None:
@@ -107,8 +151,12 @@ class Launch:
     def _by_triton(self, arguments: tuple[Any, ...]) -> None:
         if self._grid == 0:
             return
-        if not INTERPRETED:
+        if not INTERPRETED and not _notes.traced:
             settle_key(self._kernel)
+        if _notes.traced:
+            warps = {name: self._options[name] for name in ("num_warps", "num_stages")}
+            torch.library.wrap_triton(self._kernel)[(self._grid,)](*arguments, *self._rest, **warps)
+            return
         if _notes.launches is not None:
             _notes.launches.append(Noted(self._kernel, (*arguments, *self._rest), self._options))
             return

@@ -14,13 +14,17 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from .launching import KNOWN
+from .launching import KNOWN, is_traced
+
+
+def overlaps(device: torch.device) -> bool:
+    """Whether launches can overlap on a device: on Hopper, where they were run, and on Blackwell for data centres, by versions of
+    Triton whose launcher is known. Those that a compiler makes do not."""
+    return not is_traced() and _can_overlap(device)
 
 
 @cache
-def overlaps(device: torch.device) -> bool:
-    """Whether launches can overlap on a device: on Hopper, where they were run, and on Blackwell for data centres, by versions of
-    Triton whose launcher is known."""
+def _can_overlap(device: torch.device) -> bool:
     if not KNOWN or device.type != "cuda" or torch.version.cuda is None:
         return False
     return torch.cuda.get_device_capability(device)[0] in (9, 10)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..launching import Launch, planned, power
+from ..launching import Launch, hint, planned, power
 from ..overlapping import go_on, overlaps
 from . import splitting
 from .splitting import dot, give, weigh
@@ -28,6 +28,8 @@ def _attend(
     V_DIM: tl.constexpr, CAPPED: tl.constexpr, SPLIT: tl.constexpr, EXACT: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     go_on(OVERLAPS)
+    # Launched by compiled code, numbers come as float64.
+    scale, cap = tl.cast(scale, tl.float32), tl.cast(cap, tl.float32)
     # Neighbours read what lies side by side.
     block = tl.program_id(0) % blocks
     kv_head = (tl.program_id(0) // blocks % kv_heads).to(tl.int64)
@@ -42,8 +44,8 @@ def _attend(
     inside = (row < group)[:, None] & (dim < head_dim)[None, :]
     q = tl.load(q_ptr + batch * q_batch + head[:, None] * q_head + dim[None, :], mask=inside, other=0.0)
     token = tl.arange(0, TOKENS)
-    k_at = k_ptr + batch * k_batch + kv_head * k_head + start.to(tl.int64) * K_TOKEN
-    v_at = v_ptr + batch * v_batch + kv_head * v_head + start.to(tl.int64) * V_TOKEN
+    k_at = k_ptr + batch * k_batch + kv_head * k_head + tl.cast(start, tl.int64) * K_TOKEN
+    v_at = v_ptr + batch * v_batch + kv_head * v_head + tl.cast(start, tl.int64) * V_TOKEN
     k_at = k_at + token.to(tl.int64)[:, None] * K_TOKEN + dim[None, :]
     v_at = v_at + token.to(tl.int64)[:, None] * V_TOKEN + v_column[None, :]
     top = tl.full([ROWS], float("-inf"), tl.float32)
@@ -83,11 +85,15 @@ def decode(
     dim, v_width = power(max(head_dim, 16)), power(max(v_dim, 16))
     rows = splitting.rows_for(group, exact, max(dim, v_width))
     blocks = -(-group // rows)
-    tokens, warps, stages = splitting.tiling(exact, max(dim, v_width), batch * kv_heads * blocks, device)
+    crowd = hint(batch * kv_heads * blocks)
+    tokens, warps, stages = splitting.tiling(exact, max(dim, v_width), crowd, device)
     first = max(seq_k - 1 - window_left, 0) if window_left >= 0 else 0
     tiles = -(-(seq_k - first) // tokens)
-    share = -(-tiles // splitting.parts_for(batch * kv_heads * blocks, tiles, device))
-    parts = max(-(-tiles // max(share, 1)), 1)
+    parts = splitting.parts_for(crowd, hint(tiles), device)
+    share = -(-tiles // parts)
+    if isinstance(tiles, int):
+        # None is empty; in a graph of contexts that vary, some may be.
+        parts = max(-(-tiles // max(share, 1)), 1)
     scalars = (
         *(kv_heads, group, blocks, head_dim, v_dim, first, seq_k, share * tokens, parts, batch * heads * parts),
         *splitting.factors(1.0 / math.sqrt(max(head_dim, 1)) if scale is None else float(scale), float(softcap)),

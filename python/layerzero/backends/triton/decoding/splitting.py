@@ -71,7 +71,7 @@ def give(y_ptr, y, top, total, line, some, sound, width, parts, part, lines,
     inside = some[:, None] & (column < width)[None, :]
     if SPLIT:
         place = line * parts + part
-        sums = y_ptr + lines.to(tl.int64) * width + place * 2
+        sums = y_ptr + tl.cast(lines, tl.int64) * width + place * 2
         tl.store(y_ptr + place[:, None] * width + column[None, :], y, mask=inside & (total != 0.0)[:, None])
         tl.store(sums, top, mask=some)
         tl.store(sums + 1, tl.where(sound, total, float("nan")), mask=some)
@@ -90,7 +90,7 @@ def _join(parts_ptr, y_ptr, width, pieces, parts, lines,
     column = tl.program_id(0) % pieces * WIDTH + tl.arange(0, WIDTH)
     part = tl.arange(0, PARTS)
     place = row * parts + part
-    sums = parts_ptr + lines.to(tl.int64) * width + place * 2
+    sums = parts_ptr + tl.cast(lines, tl.int64) * width + place * 2
     top = tl.load(sums, mask=part < parts, other=float("-inf"))
     total = tl.load(sums + 1, mask=part < parts, other=0.0)
     # Parts that are empty have no largest score, and nothing was stored for them; a NaN is one all the same.
