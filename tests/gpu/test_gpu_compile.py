@@ -89,7 +89,7 @@ def test_a_locked_kernel_serves_compiled_calls(kernel: str) -> None:
 LAUNCHED = {
     "window": ("triton.attention.gqa", 8, 2, 96, 96, {"causal": True, "window": 40}),
     "softcap": ("triton.attention.gqa", 8, 2, 96, 96, {"causal": True, "softcap": 20.0}),
-    "plain": ("triton.attention", 4, 4, 70, 130, {}),
+    "plain": ("triton.attention", 4, 4, 70, 130, {"causal": False}),
     "decode": ("triton.decode.gqa", 8, 2, 1, 700, {}),
     "capped decode": ("triton.decode", 4, 4, 1, 300, {"softcap": 20.0, "window": 128}),
 }
