@@ -1,6 +1,6 @@
 //! What people read about a function, made from its schema: docstring, signature, defaults.
 
-use layerzero::model::schema::{Edge, LayoutRule, Output};
+use layerzero::model::schema::{Edge, LayoutRule, Output, OutputDType};
 use layerzero::model::{Argument, ArgumentKind, DTypeSet, DefaultLayouts, ParamDefault, ParamType, Signature, Special};
 use pyo3::prelude::*;
 use pyo3::{IntoPyObjectExt, types::PyDict, types::PyList};
@@ -176,6 +176,25 @@ pub fn docstring(signature: &Signature) -> String {
     text
 }
 
+/// The sets of tensors a function can be called with, one per operation that differs: for each argument its shape, in
+/// the notation of [`Input::shape`](layerzero::model::schema::Input::shape), and whether it must be given.
+fn forms(signature: &Signature) -> Vec<Vec<(&'static str, &'static str, bool)>> {
+    let mut forms = Vec::new();
+    for op in signature.ops() {
+        let tensors = signature.arguments.iter().filter(|argument| matches!(argument.kind, ArgumentKind::Input(_)));
+        let form: Vec<_> = tensors
+            .filter_map(|argument| {
+                let input = &op.schema().inputs[op.input_index(argument.name)?];
+                Some((argument.name, input.shape, !input.optional))
+            })
+            .collect();
+        if !forms.contains(&form) {
+            forms.push(form);
+        }
+    }
+    forms
+}
+
 /// Every function as data: for the torch operators, the stubs and the reference pages.
 pub fn functions(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
     let list = PyList::empty(py);
@@ -217,12 +236,16 @@ pub fn functions(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
                 let out = PyDict::new(py);
                 out.set_item("name", name)?;
                 out.set_item("shape", shape)?;
-                out.set_item("dtype", format!("{dtype:?}"))?;
+                // None of the two: the dtype is what one of the arguments says.
+                out.set_item("dtype_of", if let OutputDType::Of(input) = dtype { Some(input) } else { None })?;
+                out.set_item("dtype", if let OutputDType::Fixed(dtype) = dtype { Some(dtype.name()) } else { None })?;
                 outputs.append(out)?;
             }
         }
         entry.set_item("outputs", outputs)?;
         entry.set_item("updates", signature.updates())?;
+        entry.set_item("family", signature.ops().next().map(|op| op.schema().family.name()))?;
+        entry.set_item("forms", forms(signature))?;
         let setting = signature.ops().find_map(|op| op.schema().layout.setting());
         entry.set_item("layout_setting", setting)?;
         list.append(entry)?;

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from layerzero import layouts, loading
-from layerzero.integrations.operators import DEFAULT_LAYOUT, LOWERING, Operator
+from layerzero.integrations.fakes import DEFAULT_LAYOUT
+from layerzero.integrations.operators import LOWERING, Operator
 
 _EVERYWHERE = -1
 
