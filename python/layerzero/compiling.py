@@ -20,12 +20,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from layerzero import _native, control, devices, loading, models, pinning
+from layerzero import _native, control, devices, dispatch_table, loading, models
+from layerzero.coroutines import carried
+from layerzero.dispatch_table import DispatchTable, Mismatch, UndecidedCall
 from layerzero.errors import ConfigurationError, InvalidCallError, warn
 from layerzero.lifecycle import open_in_forks
-from layerzero.pinning import DispatchTable, Mismatch, UndecidedCall
 from layerzero.results import Result, Rows, Table, call_text, rows
-from layerzero.stepping import carried
 
 #: Contexts around a plan whose overlays it keeps.
 _FRAMES = 64
@@ -97,7 +97,7 @@ class Plan:
         """
         loading.load()
         _callable(model)
-        text = pinning._read(path)
+        text = dispatch_table._read(path)
         try:
             json.loads(text)["model_id"]
         except (ValueError, KeyError, TypeError) as error:
@@ -234,7 +234,7 @@ class Plan:
     @property
     def mismatches(self) -> Rows[Mismatch]:
         """The decisions that are not in force now, here, each with why."""
-        return pinning.mismatches(self._now[0].mismatches())
+        return dispatch_table.mismatches(self._now[0].mismatches())
 
     def save(self, path: str | Path) -> Path:
         """Writes the decisions; :meth:`load` reads them. ``lz.load_table`` puts them in force for a whole process."""
@@ -346,7 +346,7 @@ def compile(
     else:
         if not args and not kwargs:
             args, kwargs = models.examples(model)
-        traced, buckets = pinning.in_buckets(model, args, kwargs, shape_buckets)
+        traced, buckets = dispatch_table.in_buckets(model, args, kwargs, shape_buckets)
     ours = [call for of_bucket in traced for call in of_bucket if call.source.startswith("layerzero.")]
     torchs: Counter[str] = Counter()
     for call in traced[-1] if traced else ():
@@ -361,11 +361,11 @@ def _decided(name: str, calls: list[models.Call], buckets: dict[str, list[int]])
     kinds = Counter(call.device.partition(":")[0] for call in calls)
     here = [call for call in calls if call.device.partition(":")[0] == kinds.most_common(1)[0][0]]
     if here:
-        from layerzero.warming import warmup
+        from layerzero.warm_up import warmup
 
         warmup(calls=here)
     device = devices.resolve(of=here)
-    table = pinning.decided(name, list(dict.fromkeys(call.spec for call in here)), device, buckets)
+    table = dispatch_table.decided(name, list(dict.fromkeys(call.spec for call in here)), device, buckets)
     elsewhere = {call.spec: call.device for call in calls if call not in here}
     why = "it is made on {}; the plan is for {}"
     others = (UndecidedCall(spec, why.format(on, device)) for spec, on in elsewhere.items())

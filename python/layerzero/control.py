@@ -350,7 +350,7 @@ class Health(Result):
 
 def health() -> Health:
     """How the process is doing: level, breakers, counters per kernel, rollouts, reloads, events."""
-    from layerzero.warming import compiler
+    from layerzero.warm_up import compiler
 
     text, table, well = _native.health()
     data = json.loads(text)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerzero import _native, compile_jobs, devices, disk_caches, events, graphs, loading, running
+from layerzero import _native, compile_jobs, devices, disk_caches, events, graphs, kernel_runs, loading
 from layerzero.compile_child import ChildError, CompileChild, NotCompiledError, Status, UnavailableError
 from layerzero.control import setting
 from layerzero.documents import to_json
@@ -444,7 +444,7 @@ def _compile(
     try:
         if child is not None:
             elsewhere = _compile_in(child, kernel, call, device)
-        ms = running.once(kernel, call, device)
+        ms = kernel_runs.once(kernel, call, device)
         compile_jobs.came_out(kernel, elsewhere, ms)
         caches = disk_caches.holding(loading.brought(kernel) or "", before)
         _native.jit_done(number, elsewhere + ms, caches)

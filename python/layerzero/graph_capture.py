@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from layerzero import _native, control, devices, graphs, loading, warming
+from layerzero import _native, control, devices, graphs, loading, warm_up
 from layerzero.errors import InvalidCallError
 from layerzero.results import Result, Rows, Table, rows
 
@@ -138,7 +138,7 @@ def _ready(call: str, device: int, stream: Any) -> RecordedCall:
     told, name = json.loads(call), _native.device_name(device)
     if not graphs.captures(device):
         return RecordedCall(told, name, None, None)
-    warming.compile_for_capture(call, device)
+    warm_up.compile_for_capture(call, device)
     if graphs.limits().strict:
         for _ in graphs.prove_wanted(call, device):
             pass

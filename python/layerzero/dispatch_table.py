@@ -171,7 +171,7 @@ def solve(
         device = devices.resolve(device, made)
         calls = list(dict.fromkeys(call.spec for call in made))
     if compile_jit:
-        from layerzero.warming import warmup
+        from layerzero.warm_up import warmup
 
         warmup(calls=calls, device=device)
     return decided(model_id or type(model).__name__, calls, device, buckets)
