@@ -57,8 +57,13 @@ class Page(HTMLParser):
         """Looks for Markdown in text."""
         if "title" in self.inside and "svg" not in self.inside:
             self.title += data
-        if "article" in self.inside and LITERAL.isdisjoint(self.inside):
+        if "article" not in self.inside:
+            return
+        if LITERAL.isdisjoint(self.inside):
             self.raw += [found[0] for found in RAW.finditer(data)]
+        elif "code" in self.inside and "pre" not in self.inside and data.strip().count("\n") > 1:
+            # A fence that was not understood becomes a code span of many lines.
+            self.raw.append(data.strip().partition("\n")[0])
 
 
 def problems(site: Path) -> list[str]:

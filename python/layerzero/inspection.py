@@ -216,8 +216,8 @@ class _Validity(NamedTuple):
 
 
 class Validation(Result, _Validity):
-    """Whether a kernel can serve a call: ``valid``, and the ``reasons`` when it cannot. It is true where the kernel can, and
-    a tuple of the two: ``valid, reasons = lz.validate(…)``."""
+    """Whether a kernel can serve a call: ``valid``, and the ``reasons`` if it cannot. As a truth value it is ``valid``, and
+    it unpacks into both: ``valid, reasons = lz.validate(…)``."""
 
     __slots__ = ()
 

@@ -128,10 +128,10 @@ def warmup(
     block: bool = True,
     timeout: float | None = None,
 ) -> WarmupReport:
-    """Compiles what these calls would use and decides them, so that the first of them in earnest is as fast as any.
+    """Compiles the kernels of these calls and decides the calls, so that your first real call is as fast as later ones.
 
-    Kernels are compiled that would serve a call were they compiled; where several would, the best. Nothing raises because
-    a kernel cannot be compiled: that is in the report, and another kernel serves. With ``auto_tune_on_warmup`` the calls
+    For each call the best kernel is compiled. A kernel that cannot be compiled is no error: it is in the report, and
+    another kernel serves. With ``auto_tune_on_warmup`` the calls
     are measured as well. With ``graph_strict_mode`` the kernel that a CUDA graph would record for a call is captured and
     replayed, and proven for the call's cell of sizes; no graph may be captured elsewhere in the process meanwhile.
 

@@ -38,6 +38,7 @@ def test_a_whole_site_passes(tmp_path: Path) -> None:
         ("<p>see [this](two.md)</p>", "one.html: Markdown that was not rendered: '](two.md)'"),
         ("<p>a **bold word** here</p>", "one.html: Markdown that was not rendered: '**bold word**'"),
         ("<p>```python</p>", "one.html: Markdown that was not rendered: '```'"),
+        ("<p><code>mermaid\nflowchart TD\na --> b</code></p>", "one.html: Markdown that was not rendered: 'mermaid'"),
         ("<p>a\n| b | c |\n</p>", "one.html: Markdown that was not rendered: '| b | c |'"),
     ],
 )

@@ -131,12 +131,18 @@ pub fn docstring(signature: &Signature) -> String {
     let mut capital = summary.chars();
     let summary: String = capital.next().into_iter().flat_map(char::to_uppercase).chain(capital).collect();
     text.push_str(&format!("{summary}.\n\n"));
-    let mut told: Vec<&str> = Vec::new();
+    // What an operation does, once for all operations that do the same, which are named where there are several.
+    let mut meanings: Vec<(&str, Vec<&str>)> = Vec::new();
     for op in signature.ops() {
-        if !told.contains(&op.schema().semantics) {
-            told.push(op.schema().semantics);
-            text.push_str(&format!("{}\n\n", op.schema().semantics));
+        match meanings.iter_mut().find(|(meaning, _)| *meaning == op.schema().semantics) {
+            Some((_, ops)) => ops.push(op.id()),
+            None => meanings.push((op.schema().semantics, vec![op.id()])),
         }
+    }
+    let several = meanings.len() > 1;
+    for (meaning, ops) in meanings {
+        let of = if several { format!("{}: ", ops.join(", ")) } else { String::new() };
+        text.push_str(&format!("{of}{meaning}\n\n"));
     }
     let mut edges: Vec<&Edge> = Vec::new();
     for edge in signature.ops().flat_map(|op| op.schema().edges) {
@@ -147,8 +153,10 @@ pub fn docstring(signature: &Signature) -> String {
     if !edges.is_empty() {
         text.push_str("Edge cases:\n");
         for edge in edges {
-            let except = if edge.except.is_empty() { String::new() } else { format!(" (except: {})", edge.except) };
-            text.push_str(&format!("    When {}: {}{except}.\n", edge.when, edge.gives));
+            let lines = [("- Case", edge.when), ("  Result", edge.gives), ("  Exception", edge.except)];
+            for (name, said) in lines.iter().filter(|(_, said)| !said.is_empty()) {
+                text.push_str(&format!("    {name}: {said}.\n"));
+            }
         }
         text.push('\n');
     }
