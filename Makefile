@@ -95,8 +95,9 @@ check: lint ## everything a change must pass: lints, tests, licences, generated 
 	$(MAKE) --no-print-directory check-wheel
 	$(MAKE) --no-print-directory check-container WHEEL="$$(ls -t dist/*.whl | head -1)"
 
-docs: $(LZ_DOCS_VENV)/.ready ## build the documentation into site/, and fail on any warning
+docs: $(LZ_DOCS_VENV)/.ready ## build the documentation into site/, fail on any warning, and check its links
 	NO_MKDOCS_2_WARNING=1 $(LZ_DOCS_VENV)/bin/mkdocs build --strict
+	$(LZ_DOCS_VENV)/bin/python scripts/check_site.py site
 
 $(LZ_DOCS_VENV)/.ready:
 	mkdir -p "$(dir $(LZ_DOCS_VENV))"

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from layerzero.printing import aligned
+
 Row = dict[str, Any]
 
 
@@ -187,14 +189,7 @@ def _us(value: float | None) -> str:
 
 def _aligned(lines: Sequence[Sequence[str]], left: int) -> list[str]:
     """Columns; so many of the first are aligned left."""
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
+    return aligned(lines[0], lines[1:], lines[0][left:])
 
 
 def family_table(family: str, rows: Sequence[Row]) -> str:

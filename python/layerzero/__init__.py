@@ -64,6 +64,16 @@ from layerzero.control import (
     settings,
     unforce_kernel,
 )
+from layerzero.dispatch_table import (
+    DispatchTable,
+    Mismatch,
+    UndecidedCall,
+    load_lockfile,
+    load_table,
+    release_pins,
+    solve,
+    write_lockfile,
+)
 from layerzero.errors import (
     ArgumentTypeError,
     BadTokenizerError,
@@ -83,6 +93,8 @@ from layerzero.errors import (
     UnsupportedDerivativeError,
     UnsupportedTensorError,
 )
+from layerzero.graph_capture import RecordedCall, Recording, capture
+from layerzero.graph_capture import release as release_captures
 from layerzero.inspection import (
     Candidate,
     Diagnosis,
@@ -116,18 +128,6 @@ from layerzero.models import (
     model_hash,
 )
 from layerzero.optimizing import Kept, Optimized, OptimizeReport, Replaced, optimize, patched
-from layerzero.pinning import (
-    DispatchTable,
-    Mismatch,
-    UndecidedCall,
-    load_lockfile,
-    load_table,
-    release_pins,
-    solve,
-    write_lockfile,
-)
-from layerzero.recording import RecordedCall, Recording, capture
-from layerzero.recording import release as release_captures
 from layerzero.results import Result, Rows
 from layerzero.sdpa import scaled_dot_product_attention
 from layerzero.tokenization import detokenize, register_tokenizer, tokenize
@@ -143,7 +143,7 @@ from layerzero.tuning.reports import (
     TuneRow,
     Unmeasured,
 )
-from layerzero.warming import WarmedCall, WarmupReport, manifest, save_manifest, warmup
+from layerzero.warm_up import WarmedCall, WarmupReport, manifest, save_manifest, warmup
 from layerzero.workloads import ManifestEntry, Workload
 
 if _typing.TYPE_CHECKING:

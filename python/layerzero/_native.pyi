@@ -209,16 +209,20 @@ def attention(
     multiply it by zero.
 
     Edge cases:
-        When all scores of a query are NaN: it holds a NaN, or every key it attends to does: NaN for that query (except:
-            with fewer than 16 keys torch's fused kernel for the CPU gives zeros; under a mask that leaves such a query
-            nothing it gives NaN instead of zeros).
-        When a score is plus infinity: of infinite queries or keys, or products beyond float32's range: NaN for that
-            query (except: torch's fused kernel for the CPU gives zeros in float16 and bfloat16).
-        When scale is closer to 0 than float32's smallest normal number, 2^-126: the scores by the definition, which in
-            float32 or narrower are 0: keys that may be attended to weigh the same.
-        When gradients of key and value are wanted in float16 or bfloat16: sums over more than 4096 queries are made in
-            float32 (except: fused kernels round weights to the dtype first; torch's for the CPU also rounds the sum
-            after every 256 of up to 4096 queries).
+        - Case: all scores of a query are NaN: it holds a NaN, or every key it attends to does.
+          Result: NaN for that query.
+          Exception: with fewer than 16 keys torch's fused kernel for the CPU gives zeros; under a mask that leaves such
+              a query nothing it gives NaN instead of zeros.
+        - Case: a score is plus infinity: of infinite queries or keys, or products beyond float32's range.
+          Result: NaN for that query.
+          Exception: torch's fused kernel for the CPU gives zeros in float16 and bfloat16.
+        - Case: scale is closer to 0 than float32's smallest normal number, 2^-126.
+          Result: the scores by the definition, which in float32 or narrower are 0: keys that may be attended to weigh
+              the same.
+        - Case: gradients of key and value are wanted in float16 or bfloat16.
+          Result: sums over more than 4096 queries are made in float32.
+          Exception: fused kernels round weights to the dtype first; torch's for the CPU also rounds the sum after every
+              256 of up to 4096 queries.
 
     Args:
         query: tensor (batch, seq_q, heads, head_dim) as BSHD or (batch, heads, seq_q, head_dim) as BHSD; float64,
@@ -264,16 +268,20 @@ def cross_attention(
     out = softmax(scale * q.k^T + mask).v with keys and values of another sequence (an encoder's); never causal
 
     Edge cases:
-        When all scores of a query are NaN: it holds a NaN, or every key it attends to does: NaN for that query (except:
-            with fewer than 16 keys torch's fused kernel for the CPU gives zeros; under a mask that leaves such a query
-            nothing it gives NaN instead of zeros).
-        When a score is plus infinity: of infinite queries or keys, or products beyond float32's range: NaN for that
-            query (except: torch's fused kernel for the CPU gives zeros in float16 and bfloat16).
-        When scale is closer to 0 than float32's smallest normal number, 2^-126: the scores by the definition, which in
-            float32 or narrower are 0: keys that may be attended to weigh the same.
-        When gradients of key and value are wanted in float16 or bfloat16: sums over more than 4096 queries are made in
-            float32 (except: fused kernels round weights to the dtype first; torch's for the CPU also rounds the sum
-            after every 256 of up to 4096 queries).
+        - Case: all scores of a query are NaN: it holds a NaN, or every key it attends to does.
+          Result: NaN for that query.
+          Exception: with fewer than 16 keys torch's fused kernel for the CPU gives zeros; under a mask that leaves such
+              a query nothing it gives NaN instead of zeros.
+        - Case: a score is plus infinity: of infinite queries or keys, or products beyond float32's range.
+          Result: NaN for that query.
+          Exception: torch's fused kernel for the CPU gives zeros in float16 and bfloat16.
+        - Case: scale is closer to 0 than float32's smallest normal number, 2^-126.
+          Result: the scores by the definition, which in float32 or narrower are 0: keys that may be attended to weigh
+              the same.
+        - Case: gradients of key and value are wanted in float16 or bfloat16.
+          Result: sums over more than 4096 queries are made in float32.
+          Exception: fused kernels round weights to the dtype first; torch's for the CPU also rounds the sum after every
+              256 of up to 4096 queries.
 
     Args:
         query: tensor (batch, seq_q, heads, head_dim) as BSHD or (batch, heads, seq_q, head_dim) as BHSD; float64,
@@ -315,15 +323,16 @@ def paged_attention(
 ) -> _Array:
     """Softmax attention over a paged cache: standard or grouped-query, decode or packed prefill.
 
-    sequence b's keys are the first context_lens[b] slots of the pages block_tables[b, 0..]; its one query attends to
-    all of them (within the window); no key comes after it, so causal and the right side of the window change nothing. A
-    context length of 0 gives zeros. Page indices beyond the context are not read. shared_prefix promises that no
-    context is shorter than that, and that the first shared_prefix // block_size columns of block_tables are the same in
-    all rows; a kernel that relies on it refuses a call that breaks it.
+    attention.standard.decode.paged, attention.gqa.decode.paged: sequence b's keys are the first context_lens[b] slots
+    of the pages block_tables[b, 0..]; its one query attends to all of them (within the window); no key comes after it,
+    so causal and the right side of the window change nothing. A context length of 0 gives zeros. Page indices beyond
+    the context are not read. shared_prefix promises that no context is shorter than that, and that the first
+    shared_prefix // block_size columns of block_tables are the same in all rows; a kernel that relies on it refuses a
+    call that breaks it.
 
-    queries are packed along the first dimension; sequence b owns rows cu_seqlens_q[b] .. cu_seqlens_q[b+1], which are
-    the last positions of its context_lens[b] cached tokens (bottom-right aligned). shared_prefix is the promise it is
-    in decoding.
+    attention.standard.prefill.paged, attention.gqa.prefill.paged: queries are packed along the first dimension;
+    sequence b owns rows cu_seqlens_q[b] .. cu_seqlens_q[b+1], which are the last positions of its context_lens[b]
+    cached tokens (bottom-right aligned). shared_prefix is the promise it is in decoding.
 
     Args:
         query: tensor (batch, heads, head_dim) or (batch, 1, heads, head_dim) or (seq_q, heads, head_dim); float64,
@@ -367,12 +376,13 @@ def mla_attention(
 ) -> _Array:
     """Multi-head latent attention over compressed keys and values, contiguous or paged.
 
-    as attention.mla.decode, one query per sequence; sequence b's latent keys are the first context_lens[b] slots of the
-    pages block_tables[b, 0..]
+    attention.mla.decode.paged: as attention.mla.decode, one query per sequence; sequence b's latent keys are the first
+    context_lens[b] slots of the pages block_tables[b, 0..]
 
-    scores = scale * (q_nope.ckv^T + q_pe.kpe^T), out = softmax(scores).ckv, with the projections absorbed into q_nope.
-    Without indptrs all tokens belong to one sequence; with them sequence b owns query rows qo_indptr[b].. and key rows
-    kv_indptr[b]... Causal is bottom-right aligned within each sequence.
+    attention.mla.decode, attention.mla.prefill: scores = scale * (q_nope.ckv^T + q_pe.kpe^T), out =
+    softmax(scores).ckv, with the projections absorbed into q_nope. Without indptrs all tokens belong to one sequence;
+    with them sequence b owns query rows qo_indptr[b].. and key rows kv_indptr[b]... Causal is bottom-right aligned
+    within each sequence.
 
     Args:
         q_nope: tensor (batch, heads, dim_ckv) or (seq_q, heads, dim_ckv); float64, float32, float16, bfloat16.
@@ -414,11 +424,12 @@ def sparse_attention(
 ) -> _Array:
     """Softmax attention within blocks: listed ones of one size, or a mask of blocks of many sizes.
 
-    query rows [i*R, (i+1)*R) attend to key rows [j*C, (j+1)*C) for the block columns j listed in indices[indptr[i] ..
-    indptr[i+1]], and to nothing else; a row with no block gives zeros
+    attention.sparse.block: query rows [i*R, (i+1)*R) attend to key rows [j*C, (j+1)*C) for the block columns j listed
+    in indices[indptr[i] .. indptr[i+1]], and to nothing else; a row with no block gives zeros
 
-    for key/value head h, block row i covers the next block_row_sizes[h, i] queries and block column j the next
-    block_col_sizes[h, j] keys; they attend exactly where block_mask[h, i, j] is true; a row with no block gives zeros
+    attention.sparse.variable_block: for key/value head h, block row i covers the next block_row_sizes[h, i] queries and
+    block column j the next block_col_sizes[h, j] keys; they attend exactly where block_mask[h, i, j] is true; a row
+    with no block gives zeros
 
     Args:
         query: tensor (seq_q, heads, head_dim) or (heads, seq_q, head_dim) as HND or (seq_q, heads, head_dim) as NHD;
@@ -451,9 +462,10 @@ def embedding(indices: _Array, weight: _Array, *, out: _Array | None = None) -> 
     out[i] = weight[indices[i]]; an index outside the table is an error
 
     Edge cases:
-        When the gradient of weight is wanted in float16 or bfloat16: the gradients of equal indices are summed in
-            float32 and rounded once (except: torch's backward for CUDA rounds the sum more than once for small numbers
-            of indices (seen at 2048, not at 4096)).
+        - Case: the gradient of weight is wanted in float16 or bfloat16.
+          Result: the gradients of equal indices are summed in float32 and rounded once.
+          Exception: torch's backward for CUDA rounds the sum more than once for small numbers of indices (seen at 2048,
+              not at 4096).
 
     Args:
         indices: tensor (...,); int64, int32.
@@ -521,13 +533,15 @@ def rms_norm(input: _Array, weight: _Array | None = None, eps: float = 1e-06, *,
     out = x / sqrt(mean(x^2) + eps) * weight, over the last dimension
 
     Edge cases:
-        When eps is below 1e-30, and squares of the numbers are below float32's range: the result by the definition,
-            computed in float64 (except: kernels for GPUs square in float32, where a mean square below 1e-38 may become
-            0).
-        When squares of the numbers of a row are beyond float32's range: numbers from about 1e19: the result by the
-            definition (except: kernels that square in float32 give zeros or NaN in that row).
-        When gradients are wanted in float16 or bfloat16: sums over the rows (the gradients of weight and bias) are made
-            in float32 and rounded once (except: kernels of other libraries for GPUs sum as these do).
+        - Case: eps is below 1e-30, and squares of the numbers are below float32's range.
+          Result: the result by the definition, computed in float64.
+          Exception: kernels for GPUs square in float32, where a mean square below 1e-38 may become 0.
+        - Case: squares of the numbers of a row are beyond float32's range: numbers from about 1e19.
+          Result: the result by the definition.
+          Exception: kernels that square in float32 give zeros or NaN in that row.
+        - Case: gradients are wanted in float16 or bfloat16.
+          Result: sums over the rows (the gradients of weight and bias) are made in float32 and rounded once.
+          Exception: kernels of other libraries for GPUs sum as these do.
 
     Args:
         input: tensor (..., hidden); float64, float32, float16, bfloat16.
@@ -555,13 +569,15 @@ def layer_norm(
     out = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, over the last dimension, biased variance
 
     Edge cases:
-        When eps is below 1e-30, and squares of the numbers are below float32's range: the result by the definition,
-            computed in float64 (except: kernels for GPUs square in float32, where a mean square below 1e-38 may become
-            0).
-        When squares of the numbers of a row are beyond float32's range: numbers from about 1e19: the result by the
-            definition (except: kernels that square in float32 give zeros or NaN in that row).
-        When gradients are wanted in float16 or bfloat16: sums over the rows (the gradients of weight and bias) are made
-            in float32 and rounded once (except: kernels of other libraries for GPUs sum as these do).
+        - Case: eps is below 1e-30, and squares of the numbers are below float32's range.
+          Result: the result by the definition, computed in float64.
+          Exception: kernels for GPUs square in float32, where a mean square below 1e-38 may become 0.
+        - Case: squares of the numbers of a row are beyond float32's range: numbers from about 1e19.
+          Result: the result by the definition.
+          Exception: kernels that square in float32 give zeros or NaN in that row.
+        - Case: gradients are wanted in float16 or bfloat16.
+          Result: sums over the rows (the gradients of weight and bias) are made in float32 and rounded once.
+          Exception: kernels of other libraries for GPUs sum as these do.
 
     Args:
         input: tensor (..., hidden); float64, float32, float16, bfloat16.
@@ -585,13 +601,15 @@ def fused_add_rms_norm(
     s = input + residual; output = s / sqrt(mean(s^2) + eps) * weight; residual_out = s, rounded to the input's dtype
 
     Edge cases:
-        When eps is below 1e-30, and squares of the numbers are below float32's range: the result by the definition,
-            computed in float64 (except: kernels for GPUs square in float32, where a mean square below 1e-38 may become
-            0).
-        When squares of the numbers of a row are beyond float32's range: numbers from about 1e19: the result by the
-            definition (except: kernels that square in float32 give zeros or NaN in that row).
-        When gradients are wanted in float16 or bfloat16: sums over the rows (the gradients of weight and bias) are made
-            in float32 and rounded once (except: kernels of other libraries for GPUs sum as these do).
+        - Case: eps is below 1e-30, and squares of the numbers are below float32's range.
+          Result: the result by the definition, computed in float64.
+          Exception: kernels for GPUs square in float32, where a mean square below 1e-38 may become 0.
+        - Case: squares of the numbers of a row are beyond float32's range: numbers from about 1e19.
+          Result: the result by the definition.
+          Exception: kernels that square in float32 give zeros or NaN in that row.
+        - Case: gradients are wanted in float16 or bfloat16.
+          Result: sums over the rows (the gradients of weight and bias) are made in float32 and rounded once.
+          Exception: kernels of other libraries for GPUs sum as these do.
 
     Args:
         input: tensor (..., hidden); float64, float32, float16, bfloat16.
@@ -612,8 +630,9 @@ def linear(input: _Array, weight: _Array, bias: _Array | None = None, *, out: _A
     out = input . weight^T + bias
 
     Edge cases:
-        When the dtype is float16 or bfloat16, and bias is given: the product is not rounded before the bias is added,
-            whatever the strides (except: torch's kernel for CUDA rounds it for a single row of bfloat16).
+        - Case: the dtype is float16 or bfloat16, and bias is given.
+          Result: the product is not rounded before the bias is added, whatever the strides.
+          Exception: torch's kernel for CUDA rounds it for a single row of bfloat16.
 
     Args:
         input: tensor (..., in_features); float64, float32, float16, bfloat16.
@@ -661,8 +680,9 @@ def silu_mul(gate: _Array, up: _Array, *, out: _Array | None = None) -> _Array:
     out = gate / (1 + exp(-gate)) * up
 
     Edge cases:
-        When a number of gate is infinite: the limit: infinity of infinity, 0 of minus infinity (except: kernels but the
-            reference may give NaN).
+        - Case: a number of gate is infinite.
+          Result: the limit: infinity of infinity, 0 of minus infinity.
+          Exception: kernels but the reference may give NaN.
 
     Args:
         gate: tensor (..., width); float64, float32, float16, bfloat16.
@@ -681,8 +701,9 @@ def gelu(input: _Array, approximate: str = "none", *, out: _Array | None = None)
     out = x/2 (1 + erf(x/sqrt(2))), or with approximate = tanh: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
 
     Edge cases:
-        When a number is infinite: the limit: infinity of infinity, 0 of minus infinity (except: kernels but the
-            reference may give NaN).
+        - Case: a number is infinite.
+          Result: the limit: infinity of infinity, 0 of minus infinity.
+          Exception: kernels but the reference may give NaN.
 
     Args:
         input: tensor (..., width); float64, float32, float16, bfloat16.
@@ -711,8 +732,10 @@ def sample_topk(
     id -1.
 
     Edge cases:
-        When a uniform number is NaN or outside [0, 1): an error on the CPU (BAD_DATA) (except: other devices are not
-            waited for: a number below 0 counts as 0, and 1 or more or NaN draws the last token that can be drawn).
+        - Case: a uniform number is NaN or outside [0, 1).
+          Result: an error on the CPU (BAD_DATA).
+          Exception: other devices are not waited for: a number below 0 counts as 0, and 1 or more or NaN draws the last
+              token that can be drawn.
 
     Args:
         logits: tensor (..., vocab); float64, float32, float16, bfloat16.
@@ -744,8 +767,10 @@ def sample_topp(
     cumulative probability exceeds the row's uniform number. A NaN among the logits gives id -1.
 
     Edge cases:
-        When a uniform number is NaN or outside [0, 1): an error on the CPU (BAD_DATA) (except: other devices are not
-            waited for: a number below 0 counts as 0, and 1 or more or NaN draws the last token that can be drawn).
+        - Case: a uniform number is NaN or outside [0, 1).
+          Result: an error on the CPU (BAD_DATA).
+          Exception: other devices are not waited for: a number below 0 counts as 0, and 1 or more or NaN draws the last
+              token that can be drawn.
 
     Args:
         logits: tensor (..., vocab); float64, float32, float16, bfloat16.
@@ -778,8 +803,10 @@ def speculative_verify(
     exceeds uniform[draft]. ids holds the accepted tokens, the drawn one, then -1; accepted counts the accepted ones.
 
     Edge cases:
-        When a uniform number is NaN or outside [0, 1): an error on the CPU (BAD_DATA) (except: other devices are not
-            waited for: a number below 0 counts as 0, and 1 or more or NaN draws the last token that can be drawn).
+        - Case: a uniform number is NaN or outside [0, 1).
+          Result: an error on the CPU (BAD_DATA).
+          Exception: other devices are not waited for: a number below 0 counts as 0, and 1 or more or NaN draws the last
+              token that can be drawn.
 
     Args:
         draft_ids: tensor (batch, draft); int64, int32.
@@ -815,9 +842,10 @@ def quantize(
     round(lowest - min / scale), values = round(x / scale) + zero_point. A scale of one dimension covers whole rows.
 
     Edge cases:
-        When an infinity is among the numbers a computed scale covers: an infinite scale (of int8, int4 and float8):
-            finite numbers are 0 units, infinities 0 of an integer and NaN of a float8. The zero point is the format's
-            lowest number where the infinity is positive, and 0 where there is a negative one.
+        - Case: an infinity is among the numbers a computed scale covers.
+          Result: an infinite scale (of int8, int4 and float8): finite numbers are 0 units, infinities 0 of an integer
+              and NaN of a float8. The zero point is the format's lowest number where the infinity is positive, and 0
+              where there is a negative one.
 
     Args:
         input: tensor (..., cols); float64, float32, float16, bfloat16.

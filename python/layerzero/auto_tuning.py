@@ -22,9 +22,9 @@ from layerzero.control import setting
 from layerzero.documents import to_json
 from layerzero.errors import LayerZeroError
 from layerzero.events import log
+from layerzero.kernel_runs import beside_captures
 from layerzero.lifecycle import start_thread, waited_for
 from layerzero.results import KeyedResult, Result, Rows, rows
-from layerzero.running import beside_captures
 
 #: Seconds without a call before a measurement starts.
 IDLE_S = 0.1

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
-from layerzero import _native, backend_files, devices, disk_caches, loading, running
+from layerzero import _native, backend_files, devices, disk_caches, kernel_runs, loading
 
 #: What a child's context and library take of a GPU's memory, with room to spare.
 _CONTEXT_BYTES = 4 << 30
@@ -56,7 +56,7 @@ def job(kernel: str, call: str, device: int) -> dict[str, Any] | None:
         return {"call": call, "device": _native.device_name(device)}
     from layerzero.tuning import inputs
 
-    with running.quietly(device):
+    with kernel_runs.quietly(device):
         made = inputs.make(call, device)
         subject = _native.Subject(made.function, made.drawn_apart())
         needed = import_module(module).launches(lambda: subject.run(kernel), index)

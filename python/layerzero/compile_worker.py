@@ -51,10 +51,10 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
             module, needed = request["ahead"]
             import_module(module).compile(needed)
         else:
-            from layerzero import _native, loading, running
+            from layerzero import _native, kernel_runs, loading
 
             loading.load()
-            running.once(request["kernel"], request["call"], _native.device_number(request["device"]))
+            kernel_runs.once(request["kernel"], request["call"], _native.device_number(request["device"]))
     except BaseException as error:  # noqa: BLE001
         # Whatever a compiler raises is said, and the next kernel has nothing to do with it.
         return {"id": request["id"], "error": _one_line(error)}

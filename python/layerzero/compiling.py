@@ -20,12 +20,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from layerzero import _native, control, devices, loading, models, pinning
+from layerzero import _native, control, devices, dispatch_table, loading, models
+from layerzero.coroutines import carried
+from layerzero.dispatch_table import DispatchTable, Mismatch, UndecidedCall
 from layerzero.errors import ConfigurationError, InvalidCallError, warn
 from layerzero.lifecycle import open_in_forks
-from layerzero.pinning import DispatchTable, Mismatch, UndecidedCall
 from layerzero.results import Result, Rows, Table, call_text, rows
-from layerzero.stepping import carried
 
 #: Contexts around a plan whose overlays it keeps.
 _FRAMES = 64
@@ -54,15 +54,14 @@ class BakedCall(Result):
 
 
 class Plan:
-    """A model whose calls are decided. Called as the model is; prints as a table.
+    """A model whose calls are decided. You call it as you call the model. Prints as a table.
 
-    Everything the model has can be asked of its plan; methods of the model run inside of it as well, so that
-    ``plan.generate(…)`` follows it, and ``plan.eval()`` gives the plan again. To set an attribute, set it on
-    ``plan.model``. What is executed is the model itself, with its own parameters and in its own mode.
+    A plan has all attributes of its model. The model's methods follow the plan too: ``plan.generate(…)`` does, and
+    ``plan.eval()`` returns the plan. To set an attribute, set it on ``plan.model``. The model itself runs, with its own
+    parameters and in its own mode.
 
-    Calls made elsewhere are not affected, nor are those of other threads, threads the model starts itself included. What
-    a generator or a coroutine of the model does later is done inside, in the ``with`` blocks it has entered. A backward pass
-    is outside.
+    Only calls that the model makes on the calling thread follow the plan; those of threads that the model starts do not.
+    Generators and coroutines of the model follow it at each step. The backward pass does not follow it.
     """
 
     __slots__ = ("__weakref__", "_learns", "_left_out", "_lock", "_now", "_torch_calls", "_untraced", "model")
@@ -97,7 +96,7 @@ class Plan:
         """
         loading.load()
         _callable(model)
-        text = pinning._read(path)
+        text = dispatch_table._read(path)
         try:
             json.loads(text)["model_id"]
         except (ValueError, KeyError, TypeError) as error:
@@ -150,8 +149,8 @@ class Plan:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """``with plan.inside():`` puts the decisions in force for the calls made there: to ask :func:`layerzero.explain`
-        about them, or to run parts of the model."""
+        """``with plan.inside():`` applies the decisions to the calls made there: to ask :func:`layerzero.explain` about
+        them, or to run parts of the model."""
         around = control.frames()
         frame = self._frame(around)
         entered = control.Frame({}, *frame[1:])
@@ -223,21 +222,21 @@ class Plan:
 
     @property
     def left_out(self) -> Rows[UndecidedCall]:
-        """Calls it does not decide, each with why: kernels are selected for them as always."""
+        """Calls it does not decide, each with the reason. Kernels are selected for them as usual."""
         return rows(self._left_out, "left_out")
 
     @property
     def torch_calls(self) -> dict[str, int]:
-        """Calls of torch's own functions that LayerZero could serve, and how many. They stay torch's."""
+        """Calls of torch's own functions that LayerZero could serve, and how many. torch serves them."""
         return dict(self._torch_calls)
 
     @property
     def mismatches(self) -> Rows[Mismatch]:
-        """The decisions that are not in force now, here, each with why."""
-        return pinning.mismatches(self._now[0].mismatches())
+        """The decisions that do not apply now, each with the reason."""
+        return dispatch_table.mismatches(self._now[0].mismatches())
 
     def save(self, path: str | Path) -> Path:
-        """Writes the decisions; :meth:`load` reads them. ``lz.load_table`` puts them in force for a whole process."""
+        """Writes the decisions to a file. :meth:`load` reads it; ``lz.load_table`` applies it to a whole process."""
         return self.table.save(path)
 
     def to_dict(self) -> dict[str, Any]:
@@ -309,14 +308,14 @@ def compile(
 ) -> Plan:
     """A model with the kernels of its calls decided once: ``plan = lz.compile(model, inputs)``, then ``plan(inputs)``.
 
-    The model is traced on the inputs, without running a kernel, and for every call of a LayerZero function the kernel
-    is decided as selection would decide now; what is measured later does not change it. Calls of torch's own functions
-    stay torch's (``plan.torch_calls``). A decision holds for the sizes in the same bucket; outside of the buckets kernels
-    are selected as always. Denials, locks, overrides and rollouts stand above a plan, and a kernel that cannot serve a
-    call, or whose circuit is open, does not.
+    The model is traced on the inputs, without running a kernel. For every call of a LayerZero function the kernel that
+    selection would choose now is decided; later measurements do not change it. Calls of torch's own functions stay
+    torch's (``plan.torch_calls``). A decision is for the sizes in the same bucket; outside the buckets kernels are
+    selected as usual. Denials, locks, overrides and rollouts take precedence over a plan. A decided kernel that cannot
+    serve a call, or whose circuit is open, is not used for it.
 
-    Without inputs the plan learns: every kind of call is decided when it is first made inside, and stays decided. What
-    ``model.dummy_inputs`` or ``model.example_inputs`` would call is decided at once.
+    Without inputs the plan learns: every kind of call is decided when it is first made, and stays decided. If the model
+    has ``dummy_inputs`` or ``example_inputs``, their calls are decided at once.
 
     Args:
         model: a module, or anything else that can be called.
@@ -346,7 +345,7 @@ def compile(
     else:
         if not args and not kwargs:
             args, kwargs = models.examples(model)
-        traced, buckets = pinning.in_buckets(model, args, kwargs, shape_buckets)
+        traced, buckets = dispatch_table.in_buckets(model, args, kwargs, shape_buckets)
     ours = [call for of_bucket in traced for call in of_bucket if call.source.startswith("layerzero.")]
     torchs: Counter[str] = Counter()
     for call in traced[-1] if traced else ():
@@ -361,11 +360,11 @@ def _decided(name: str, calls: list[models.Call], buckets: dict[str, list[int]])
     kinds = Counter(call.device.partition(":")[0] for call in calls)
     here = [call for call in calls if call.device.partition(":")[0] == kinds.most_common(1)[0][0]]
     if here:
-        from layerzero.warming import warmup
+        from layerzero.warm_up import warmup
 
         warmup(calls=here)
     device = devices.resolve(of=here)
-    table = pinning.decided(name, list(dict.fromkeys(call.spec for call in here)), device, buckets)
+    table = dispatch_table.decided(name, list(dict.fromkeys(call.spec for call in here)), device, buckets)
     elsewhere = {call.spec: call.device for call in calls if call not in here}
     why = "it is made on {}; the plan is for {}"
     others = (UndecidedCall(spec, why.format(on, device)) for spec, on in elsewhere.items())

@@ -25,7 +25,7 @@ def configure(**settings: Any) -> None:
     """Sets settings for this process, all or none.
 
     Sections are given as dicts (``breaker={"failure_threshold": 3}``) or with two underscores
-    (``breaker__failure_threshold=3``); ``None`` takes a setting back. What there is: ``layerzero config reference``.
+    (``breaker__failure_threshold=3``); ``None`` removes a setting. ``layerzero config reference`` lists all of them.
     """
     loading.load()
     _native.configure({name.replace("__", "."): value for name, value in settings.items()})
@@ -35,10 +35,10 @@ def configure(**settings: Any) -> None:
 
 
 def load_config(path: str | os.PathLike[str]) -> None:
-    """Takes this file for the project's, instead of ``$LAYERZERO_CONFIG`` or ``./layerzero.yaml``.
+    """Uses this file as the project's file, instead of ``$LAYERZERO_CONFIG`` or ``./layerzero.yaml``.
 
-    A file with a mistake changes nothing, and every mistake is in the error. With ``watch: true`` in it, it is read
-    again whenever it changes.
+    A file with a mistake changes nothing, and the error lists every mistake. If the file says ``watch: true``, it is
+    read again whenever it changes.
     """
     loading.load()
     _native.load_config(Path(path))
@@ -48,7 +48,7 @@ def load_config(path: str | os.PathLike[str]) -> None:
 
 
 def reload() -> None:
-    """Reads the configuration's files again. What is refused leaves the last good one in force."""
+    """Reads the configuration's files again. If they are refused, the last good configuration stays."""
     loading.load()
     _native.reload()
     look_at_layouts()
@@ -56,7 +56,7 @@ def reload() -> None:
 
 
 def reset() -> None:
-    """Forgets what `configure`, `force_kernel` and `unforce_kernel` said in this process."""
+    """Removes everything that `configure`, `force_kernel` and `unforce_kernel` have set in this process."""
     loading.load()
     _native.reset()
     look_at_layouts()
@@ -67,7 +67,7 @@ def force_kernel(operation: str, kernel_id: str, *, optional: bool = False) -> N
     """Only this kernel may serve the operation. A call it cannot serve is an error that says why.
 
     The same as ``locks`` in a configuration file. ``kernel_id`` may also be an alias, a backend, a library, or a glob of
-    these; one that nobody knows is an error. With ``optional`` nothing is forced where the kernel is unknown or cannot run.
+    these. An unknown name is an error. With ``optional`` nothing is forced if the kernel is unknown or cannot run.
     """
     loading.load()
     _native.lock(operation, kernel_id, optional)
@@ -303,7 +303,7 @@ def settings() -> Rows[Setting]:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Health(Result):
-    """How the process is doing. ``str`` of it is for people, ``to_dict`` for machines."""
+    """The state of the process. ``print`` shows it, ``to_dict`` gives it as data."""
 
     level: str
     """``full``, ``reduced``, ``cached``, ``rule_based`` or ``minimal``."""
@@ -349,8 +349,8 @@ class Health(Result):
 
 
 def health() -> Health:
-    """How the process is doing: level, breakers, counters per kernel, rollouts, reloads, events."""
-    from layerzero.warming import compiler
+    """The state of the process: level, breakers, counters per kernel, rollouts, reloads, events."""
+    from layerzero.warm_up import compiler
 
     text, table, well = _native.health()
     data = json.loads(text)
@@ -378,7 +378,7 @@ def health() -> Health:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Check(Result):
-    """One thing production wants."""
+    """One of the checks of :func:`readiness_check`."""
 
     name: str
     status: str
@@ -389,7 +389,7 @@ class Check(Result):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Readiness(Result):
-    """Whether the process is ready for production. ``str`` of it is for people, ``to_dict`` for machines."""
+    """Whether the process is ready for production. ``print`` shows it, ``to_dict`` gives it as data."""
 
     ready: bool
     checks: Rows[Check]
@@ -412,7 +412,7 @@ class Readiness(Result):
 
 
 def readiness_check() -> Readiness:
-    """Checks what production wants: configuration, capabilities, references, locks, memory, circuits, rollouts.
+    """Checks whether the process is ready for production: configuration, capabilities, references, locks, memory, circuits, rollouts.
 
     ``layerzero ready`` is the same as a command, a gate with an exit code.
     """

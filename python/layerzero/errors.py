@@ -20,7 +20,7 @@ def visible(text: str) -> str:
 
 
 class LayerZeroError(Exception):
-    """The base of all of them."""
+    """The base of all exceptions of LayerZero. It has a stable ``code``, a message, and a ``hint``."""
 
     def __init__(self, message: str, *, code: str = "ERROR", hint: str = "") -> None:
         message, hint = visible(message), visible(hint)
@@ -110,7 +110,7 @@ class BadTokenizerError(LayerZeroError, ValueError):
 
 
 class ConfigurationError(LayerZeroError, ValueError):
-    """What was registered or configured does not fit together. Nothing was changed."""
+    """A setting, a file or a registration is wrong. Nothing was changed."""
 
 
 class CapabilitiesError(ConfigurationError):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from layerzero import _native
-from layerzero.printing import visible
+from layerzero.printing import aligned, visible
 from layerzero.results import KeyedResult, Result, Rows, Table, cell, rows
 from layerzero.tokenization.api import OPERATIONS, asked, detokenize, tokenize
 
@@ -216,8 +216,8 @@ class _Validity(NamedTuple):
 
 
 class Validation(Result, _Validity):
-    """Whether a kernel can serve a call: ``valid``, and the ``reasons`` when it cannot. It is true where the kernel can, and
-    a tuple of the two: ``valid, reasons = lz.validate(…)``."""
+    """Whether a kernel can serve a call: ``valid``, and the ``reasons`` if it cannot. As a truth value it is ``valid``, and
+    it unpacks into both: ``valid, reasons = lz.validate(…)``."""
 
     __slots__ = ()
 
@@ -326,11 +326,12 @@ class Diagnosis(Result):
         if len(self.devices) > 1:
             lines.append(f"  calls that do not say are made on {self.device}")
         lines.append("backends")
-        width = max(len(b["name"]) for b in self.backends)
+        rows = []
         for b in self.backends:
             known = f"version {b['version']}" + ("" if b["imported"] else ", not imported yet")
             state = b["unavailable"]["message"].partition("\n")[0] if b["unavailable"] else known
-            lines.append(f"  {'✗' if b['unavailable'] else '✓'} {b['name']:<{width}}  {state}")
+            rows.append((f"{'✗' if b['unavailable'] else '✓'} {b['name']}", state))
+        lines += [f"  {line}" for line in aligned((), rows)]
         rest = [f"{one['backend']}{'' if one['installed'] else ' (not installed)'}" for one in self.unproven]
         if rest:
             lines.append(f"unproven, used where backends.unproven names them: {', '.join(rest)}")
@@ -391,7 +392,7 @@ def doctor(*, file: Any = None) -> Diagnosis:
 
 
 def _compiler() -> str:
-    from layerzero.warming import compiler
+    from layerzero.warm_up import compiler
 
     by = compiler()
     return str(by) if by.why or by.lost else ""

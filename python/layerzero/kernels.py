@@ -29,9 +29,9 @@ def register_kernel(
 ) -> Callable[[Function], Function]:
     """Registers the decorated function as a kernel of an operation.
 
-    The function takes the operation's arguments by name, in any order, and only those it uses; an optional tensor or a
-    parameter it names is one it honours, any other is at its default whenever it is called, but for promises
-    (``shared_prefix``), on which no result depends. It returns the operation's result in the layout of its inputs.
+    The names of its parameters say which arguments of the operation it uses, in any order. It is not called if an
+    argument that it does not name differs from its default. (Promises like ``shared_prefix`` are an exception, because no
+    result depends on them.) It returns the operation's result in the layout of its inputs.
 
     Args:
         operation: the operation or alias it serves, e.g. ``"attention.causal"``.
@@ -43,8 +43,8 @@ def register_kernel(
         version: its version; several versions of one id may be registered.
         priority: 0 to 100; higher is preferred while nothing is measured. With equal scores a kernel that is built in
             goes first.
-        trusted: you vouch for it: it serves without being compared with the reference. By default it is compared at its
-            first use for each class of call, and serves if it is right.
+        trusted: use it without comparing it with the reference, because you vouch for it. By default it is compared at
+            its first use for each class of call, and serves if it is right.
         capabilities: anything else a capabilities document may say of a kernel (``min_sm``, ``max_head_dim``,
             ``deterministic``, ``autograd``, ``dims``, ``conditions``, …). What is not said is not supported.
     """

@@ -86,7 +86,7 @@ def _forked() -> None:
 
 
 def _end() -> None:
-    for name in ("layerzero.auto_tuning", "layerzero.warming", "layerzero.sampling"):
+    for name in ("layerzero.auto_tuning", "layerzero.warm_up", "layerzero.device_times"):
         if (module := sys.modules.get(name)) is not None:
             module.stop()
     _native.end()

@@ -40,7 +40,7 @@ class UntraceableModelError(LayerZeroError, RuntimeError):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Call(Result):
-    """A call a model makes, as often as it makes it from one place."""
+    """A call that a model makes from one place, and how often."""
 
     _columns: ClassVar[tuple[str, ...]] = ("module", "source", "call", "device", "grad", "count")
 
@@ -77,13 +77,13 @@ class Call(Result):
 
 
 def calls_of(model: Any, *example_inputs: Any, **example_kwargs: Any) -> Rows[Call]:
-    """The calls of operations LayerZero knows that a model makes for these inputs, its own and torch's.
+    """The calls that a model makes for these inputs: of LayerZero's functions, and of torch's that LayerZero has too.
 
-    No kernel runs, and weights may be on any device, ``meta`` included: what has no device yet is taken to be where the
-    inputs are. An input may be a :class:`layerzero.TensorSpec`. Without inputs ``model.dummy_inputs`` (transformers) or
+    No kernel runs. Weights may be on any device. Weights on ``meta`` count as if they were on the device of the
+    inputs. An input may be a :class:`layerzero.TensorSpec`. Without inputs ``model.dummy_inputs`` (transformers) or
     ``model.example_inputs`` are used.
 
-    Gradients count as they would here: under ``torch.no_grad()`` the calls are those of serving.
+    As in a real call, gradients are needed unless you call this under ``torch.no_grad()``.
     """
     return rows(traced(model, example_inputs, example_kwargs)[0], "calls")
 
@@ -240,7 +240,7 @@ _COLUMNS = ("module", "op", "shape", "count", "kernel", "basis", "time", "torch"
 
 
 class SkippedCall(NamedTuple):
-    """A call of torch's that looks like one of LayerZero's and is none."""
+    """A call of a torch function that looks like an operation of LayerZero, but is not one."""
 
     function: str
     """The function that was called."""
@@ -323,8 +323,8 @@ _VOLATILE = frozenset(["_name_or_path", "name_or_path", "transformers_version", 
 
 
 def model_hash(model: Any) -> str:
-    """What tells models apart whose calls differ: a hash of the configuration, where the model has one (transformers),
-    else of its structure, with the shapes and dtypes of its parameters. Values of weights do not count."""
+    """A hash that differs between models whose calls differ: of the configuration if the model has one (transformers),
+    else of its structure, with the shapes and dtypes of its parameters. The values of weights are not part of it."""
     config: Any = getattr(model, "config", None)
     data = config.to_dict() if callable(getattr(config, "to_dict", None)) else config
     if isinstance(data, Mapping):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from layerzero.errors import ArgumentTypeError, ConfigurationError, LayerZeroError
+from layerzero.printing import aligned
 
 if TYPE_CHECKING:
     from torch import nn
@@ -80,10 +81,7 @@ class OptimizeReport:
         rows += [
             (f"{one.count}x", one.name, "as it was", one.why) for one in sorted(self.kept, key=lambda one: -one.count)
         ]
-        widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
-        for row in rows:
-            cells = "  ".join(cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True))
-            lines.append(f"  {cells}  {row[3]}".rstrip())
+        lines += [f"  {line}" for line in aligned((), rows)]
         lines.append(f"expected gain: {self.expected_gain}")
         return "\n".join(lines)
 

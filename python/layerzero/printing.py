@@ -28,6 +28,14 @@ def aligned(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterab
     return lines
 
 
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[str] | None = None) -> None:
+    """Prints a table, two spaces in. Fractions have two digits. All columns but the first are aligned on the right, or
+    those named in ``right``."""
+    cells = [[f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
+    for line in aligned(columns, cells, columns[1:] if right is None else right):
+        print(f"  {line}".rstrip())
+
+
 def show_status(text: str) -> None:
     """Shows a line on the terminal instead of the last one; an empty one removes it. Does nothing without a terminal."""
     if sys.stderr.isatty():

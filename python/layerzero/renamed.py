@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from layerzero.control import force_kernel, restart_rollout, unforce_kernel
 from layerzero.deprecations import renamed
-from layerzero.pinning import release_pins
+from layerzero.dispatch_table import release_pins
 
 lock = renamed("lock", force_kernel)
 unlock = renamed("unlock", unforce_kernel)

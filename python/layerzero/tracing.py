@@ -39,7 +39,8 @@ from layerzero.costs import Costs, Share, flops_of
 from layerzero.equivalents import EQUIVALENTS, SOURCES
 from layerzero.inspection import TensorSpec
 from layerzero.integrations import autocast
-from layerzero.integrations.operators import DEFAULT_LAYOUT, LOWERING, OPERATORS
+from layerzero.integrations.fakes import DEFAULT_LAYOUT
+from layerzero.integrations.operators import LOWERING, OPERATORS
 from layerzero.patterns import Node
 
 

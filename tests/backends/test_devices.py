@@ -103,9 +103,9 @@ def test_a_model_is_solved_for_the_device_it_is_on() -> None:
     device, calls, compiled = on_the_accelerator(
         """
 from torch._subclasses.fake_tensor import FakeTensorMode
-from layerzero import pinning, warming
+from layerzero import dispatch_table, warm_up
 seen = []
-warming.warmup = lambda **given: seen.append(given["device"])
+warm_up.warmup = lambda **given: seen.append(given["device"])
 with FakeTensorMode():
     model = torch.nn.RMSNorm(8, device="xpu:0")
 with torch.no_grad():

@@ -11,7 +11,7 @@ import layerzero as lz
 import pytest
 import torch
 import torch.nn.functional as F
-from layerzero import _native, running
+from layerzero import _native, kernel_runs
 from torch import Tensor
 
 pytestmark = [
@@ -246,7 +246,7 @@ def test_a_capture_is_not_broken_by_what_is_compiled_meanwhile(inputs: tuple[Ten
     def compiles() -> None:
         try:
             for kernel in ("triton.rms_norm", "torch.cuda.rms_norm"):
-                running.once(kernel, json.dumps(call), _native.device_number("cuda:0"))
+                kernel_runs.once(kernel, json.dumps(call), _native.device_number("cuda:0"))
         except BaseException as error:  # noqa: BLE001 - it is looked at below
             found.append(error)
 

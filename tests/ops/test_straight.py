@@ -8,7 +8,7 @@ import layerzero as lz
 import pytest
 import torch
 import torch.nn.functional as F
-from layerzero import _native, kernels, surroundings
+from layerzero import _native, kernels, torch_state
 from processes import forked
 
 pytestmark = [
@@ -36,14 +36,14 @@ def test_tensors_are_read_in_place_with_this_torch() -> None:
 
 _READ = """
 import torch
-from layerzero import _native, surroundings
+from layerzero import _native, torch_state
 import layerzero as lz
-old = surroundings.specimens
+old = torch_state.specimens
 def lie():
     made = old()
     made[3].offset += 1
     return made
-surroundings.specimens = {how}
+torch_state.specimens = {how}
 x = torch.randn(4, 8)
 expected = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
 for _ in range(3):
@@ -63,7 +63,7 @@ def test_without_knowing_the_fields_the_exchange_api_is_asked(how: str) -> None:
 )
 def test_every_field_is_looked_for(field: str) -> None:
     """A specimen knows what it says it knows, so that a wrong place would be found out."""
-    for specimen in surroundings.specimens():
+    for specimen in torch_state.specimens():
         tensor = specimen.tensor
         told = {
             "address": tensor._cdata,
@@ -77,7 +77,7 @@ def test_every_field_is_looked_for(field: str) -> None:
             "requires_grad": tensor.requires_grad,
         }
         assert getattr(specimen, field) == told[field]
-    values = {str(getattr(s, field)) for s in surroundings.specimens()}
+    values = {str(getattr(s, field)) for s in torch_state.specimens()}
     assert len(values) > 1, "all the same: any place would do"
 
 

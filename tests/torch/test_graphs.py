@@ -11,7 +11,7 @@ import layerzero as lz
 import pytest
 import torch
 import torch.nn.functional as F
-from layerzero import _native, graphs, recording
+from layerzero import _native, graph_capture, graphs
 from torch import Tensor
 
 FORBIDDEN = "CUDA error: operation not permitted when stream is capturing"
@@ -224,7 +224,7 @@ def test_a_recording_makes_ready_and_holds_what_it_chose(
 ) -> None:
     kernel, device = make("test.norm"), Device()
     monkeypatch.setattr(graphs, "captures", lambda _: True)
-    monkeypatch.setattr(recording, "side", lambda *_: device)
+    monkeypatch.setattr(graph_capture, "side", lambda *_: device)
     monkeypatch.setattr(graphs, "CudaGraphs", lambda _: Device())
     lz.configure(graph_strict_mode=True, graph={"warmup_iterations": 5})
     with lz.capture() as recorded:

@@ -35,6 +35,33 @@ def test_a_special_first_call_does_not_cost_the_straight_path(surroundings: str)
     assert forked(_FIRST_CALL.format(surroundings=surroundings)) == ["symbols", "fields", 0]
 
 
+_FIRST_IN_A_TRANSFORM = """
+import torch, layerzero as lz
+from layerzero import _native
+
+x = torch.randn(4, 8)
+expected = torch.autograd.functional.jacobian(lambda x: torch.nn.functional.gelu(x).sum(), x)
+torch.testing.assert_close({first}, expected)
+for _ in range(3):
+    lz.gelu(x)
+status = _native.status()
+answer([status["torch_state_by"], status["tensors_by"]])
+"""
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "torch.func.grad(lambda x: lz.gelu(x).sum())(x)",
+        "torch.vmap(torch.func.grad(lambda x: lz.gelu(x).sum()))(x)",
+        "torch.func.vjp(lz.gelu, x)[1](torch.ones(4, 8))[0]",
+    ],
+)
+def test_the_first_call_may_be_inside_of_a_transform(first: str) -> None:
+    """New tensors are wrappers there, in whose memory nothing can be searched."""
+    assert forked(_FIRST_IN_A_TRANSFORM.format(first=first)) == ["symbols", "fields"]
+
+
 _PROCESS_WIDE = """
 import torch, layerzero as lz
 from layerzero import _native

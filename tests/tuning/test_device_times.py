@@ -10,7 +10,7 @@ import layerzero as lz
 import pytest
 import torch
 from faults.states import fresh
-from layerzero import _native, sampling
+from layerzero import _native, device_times
 from torch import Tensor
 
 pytestmark = pytest.mark.filterwarnings("ignore::layerzero.LayerZeroWarning")
@@ -46,7 +46,7 @@ class Device:
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """The host as a GPU, with one call in one timed."""
     made = Device()
-    monkeypatch.setattr(sampling, "_follower", sampling.Follower(made, polls=False))
+    monkeypatch.setattr(device_times, "_follower", device_times.Follower(made, polls=False))
     _native.time_host_by_events(True)
     fresh(health__sample_every=1, degradation__enabled=False)
     yield made
@@ -75,7 +75,7 @@ def register(device: Device) -> Iterator[Callable[[str, int, float], None]]:
 def go_on(device: Device) -> int:
     """The device is done with everything; gives how many calls that was."""
     device.passes = True
-    over = sampling._follower.poll()
+    over = device_times._follower.poll()
     device.passes = False
     return over
 
@@ -99,13 +99,13 @@ def test_a_sampled_call_takes_what_the_device_takes(
         lz.rms_norm(X)
     assert samples("timed.one")[0] == before, "nobody waited, so nothing is known yet"
     assert go_on(device) == 20 and samples("timed.one") == (before + 20, 50_000)
-    assert sampling._follower.dropped == 0
+    assert device_times._follower.dropped == 0
 
 
 def test_beyond_the_queue_calls_are_made_and_not_timed(
     device: Device, register: Callable[[str, int, float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling, "_follower", sampling.Follower(device, most=4, polls=False))
+    monkeypatch.setattr(device_times, "_follower", device_times.Follower(device, most=4, polls=False))
     register("timed.two", 95, 50.0)
     for _ in range(20):
         assert lz.rms_norm(X).isfinite().all()

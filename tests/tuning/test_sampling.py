@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from layerzero import sampling
+from layerzero import device_times
 
 
 class Events:
@@ -51,13 +51,13 @@ class Clock:
         return self.now
 
 
-def followed(most: int = sampling.MOST) -> tuple[sampling.Follower, Events, Clock, list[Any]]:
+def followed(most: int = device_times.MOST) -> tuple[device_times.Follower, Events, Clock, list[Any]]:
     """Somebody who follows calls, one round at a time, with what was handed on."""
     events, clock = Events(), Clock()
-    return sampling.Follower(events, most=most, clock=clock, polls=False), events, clock, []
+    return device_times.Follower(events, most=most, clock=clock, polls=False), events, clock, []
 
 
-def span(follower: sampling.Follower) -> tuple[Any, Any]:
+def span(follower: device_times.Follower) -> tuple[Any, Any]:
     """A call between two marks."""
     return follower.mark(0), follower.mark(0)
 
@@ -89,10 +89,10 @@ def test_two_kernels_of_one_call_are_timed_together() -> None:
 def test_an_event_that_never_passes_is_given_up() -> None:
     follower, events, clock, told = followed(most=1)
     assert follower.follow([span(follower)], told.append)
-    clock.now = sampling.PATIENCE_S - 1.0
+    clock.now = device_times.PATIENCE_S - 1.0
     assert follower.poll() == 0
     assert follower.mark(0) is None and follower.dropped == 1, "the queue is full"
-    clock.now = sampling.PATIENCE_S
+    clock.now = device_times.PATIENCE_S
     assert follower.poll() == 1 and told == [None]
     assert events.reused == [], "an event that may still pass is not used again"
     assert follower.mark(0) is not None, "there is room again"
@@ -127,7 +127,7 @@ def test_a_full_queue_drops_and_a_mark_that_fails_is_none() -> None:
 
 def test_a_thread_of_its_own_asks() -> None:
     events, passed = Events(), threading.Event()
-    follower = sampling.Follower(events)
+    follower = device_times.Follower(events)
     one = span(follower)
     events.at_us = {1: 0.0, 2: 4.0}
     told: list[Any] = []
@@ -146,7 +146,7 @@ def test_a_thread_of_its_own_asks() -> None:
 def test_where_asking_would_break_captures_nothing_is_timed() -> None:
     over = threading.Event()
     told: list[Any] = []
-    follower = sampling.Follower(Events(attends=False))
+    follower = device_times.Follower(Events(attends=False))
 
     def done(times: list[float] | None) -> None:
         told.append(times)

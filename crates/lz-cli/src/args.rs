@@ -63,8 +63,8 @@ pub struct EngineArgs {
     /// A capabilities document whose kernels are considered too; may be repeated
     #[arg(long, value_name = "FILE")]
     pub capabilities: Vec<PathBuf>,
-    /// For a described device: assume that this library is installed, and of the known ones no other but torch; may be
-    /// repeated. By default all known libraries are assumed to be installed
+    /// A library that a described device has, beside torch; may be repeated. If none is named, it has all known
+    /// libraries
     #[arg(long, value_name = "LIB[=VERSION]")]
     pub assume: Vec<String>,
 }
@@ -76,7 +76,7 @@ pub struct PolicyArgs {
     /// Only this kernel may serve the call; a glob, or id@version
     #[arg(long, value_name = "KERNEL")]
     pub lock: Option<String>,
-    /// This kernel may not; a glob, or id@version; may be repeated
+    /// This kernel may not serve the call; a glob, or id@version; may be repeated
     #[arg(long, value_name = "KERNEL")]
     pub deny: Vec<String>,
     /// Prefer the kernels of this backend; may be repeated
@@ -100,7 +100,7 @@ pub struct CallArgs {
     /// A tensor of the call and its shape; repeated for each
     #[arg(long = "shape", value_name = "TENSOR=2x8x64")]
     pub shapes: Vec<Named<Extents>>,
-    /// The dtype of the data: bf16, float16, fp8_e4m3, … (default: float32 where it is taken)
+    /// The dtype of the data: bf16, float16, fp8_e4m3, … (default: float32 if the operation has it)
     #[arg(long)]
     pub dtype: Option<DType>,
     /// The dtype of one tensor; may be repeated
@@ -131,7 +131,7 @@ pub struct CallArgs {
     /// How the weights lie in memory: plain, blocked_32x1, …
     #[arg(long, default_value_t)]
     pub packing: Packing,
-    /// How exactly it must be computed, at least: bf16, tf32, split_bf16_2, split_bf16_3, standard
+    /// The least accuracy of the computation: bf16, tf32, split_bf16_2, split_bf16_3, standard
     #[arg(long, value_name = "CLASS", default_value_t)]
     pub accuracy: Accuracy,
     /// Threads a kernel on the CPU may use (default: one per core)

@@ -54,7 +54,7 @@ impl Allocator {
     /// Finds the functions and tries them; `None` where they are not there or do not do what they should.
     pub fn find(py: Python<'_>) -> PyResult<Option<Allocator>> {
         let Some(found) = Allocator::look() else { return Ok(None) };
-        let surroundings = py.import("layerzero.surroundings")?;
+        let torch_state = py.import("layerzero.torch_state")?;
         for dtype in DType::all() {
             let Some(number) = number(dtype) else { continue };
             // SAFETY: sizes and strides are two each.
@@ -62,17 +62,17 @@ impl Allocator {
             // SAFETY: a new reference.
             let tensor = unsafe { Bound::from_owned_ptr(py, object) };
             let arguments = (tensor, dtype.name(), address as usize);
-            if !surroundings.call_method1("is_new_tensor", arguments)?.extract::<bool>()? {
+            if !torch_state.call_method1("is_new_tensor", arguments)?.extract::<bool>()? {
                 return Ok(None);
             }
         }
-        let specimen = surroundings.call_method0("to_turn")?;
+        let specimen = torch_state.call_method0("to_turn")?;
         // SAFETY: a live tensor of four dimensions, whose sizes and strides these are.
         let turned = unsafe { found.turned(specimen.as_ptr(), &[2, 3, 4, 5], &[60, 20, 5, 1]) };
         let Some(turned) = turned else { return Ok(None) };
         // SAFETY: a new reference.
         let turned = unsafe { Bound::from_owned_ptr(py, turned) };
-        let agrees: bool = surroundings.call_method1("is_turned", (specimen, turned))?.extract()?;
+        let agrees: bool = torch_state.call_method1("is_turned", (specimen, turned))?.extract()?;
         Ok(agrees.then_some(found))
     }
 

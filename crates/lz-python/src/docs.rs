@@ -1,6 +1,6 @@
 //! What people read about a function, made from its schema: docstring, signature, defaults.
 
-use layerzero::model::schema::{Edge, LayoutRule, Output};
+use layerzero::model::schema::{Edge, LayoutRule, Output, OutputDType};
 use layerzero::model::{Argument, ArgumentKind, DTypeSet, DefaultLayouts, ParamDefault, ParamType, Signature, Special};
 use pyo3::prelude::*;
 use pyo3::{IntoPyObjectExt, types::PyDict, types::PyList};
@@ -131,12 +131,18 @@ pub fn docstring(signature: &Signature) -> String {
     let mut capital = summary.chars();
     let summary: String = capital.next().into_iter().flat_map(char::to_uppercase).chain(capital).collect();
     text.push_str(&format!("{summary}.\n\n"));
-    let mut told: Vec<&str> = Vec::new();
+    // What an operation does, once for all operations that do the same, which are named where there are several.
+    let mut meanings: Vec<(&str, Vec<&str>)> = Vec::new();
     for op in signature.ops() {
-        if !told.contains(&op.schema().semantics) {
-            told.push(op.schema().semantics);
-            text.push_str(&format!("{}\n\n", op.schema().semantics));
+        match meanings.iter_mut().find(|(meaning, _)| *meaning == op.schema().semantics) {
+            Some((_, ops)) => ops.push(op.id()),
+            None => meanings.push((op.schema().semantics, vec![op.id()])),
         }
+    }
+    let several = meanings.len() > 1;
+    for (meaning, ops) in meanings {
+        let of = if several { format!("{}: ", ops.join(", ")) } else { String::new() };
+        text.push_str(&format!("{of}{meaning}\n\n"));
     }
     let mut edges: Vec<&Edge> = Vec::new();
     for edge in signature.ops().flat_map(|op| op.schema().edges) {
@@ -147,8 +153,10 @@ pub fn docstring(signature: &Signature) -> String {
     if !edges.is_empty() {
         text.push_str("Edge cases:\n");
         for edge in edges {
-            let except = if edge.except.is_empty() { String::new() } else { format!(" (except: {})", edge.except) };
-            text.push_str(&format!("    When {}: {}{except}.\n", edge.when, edge.gives));
+            let lines = [("- Case", edge.when), ("  Result", edge.gives), ("  Exception", edge.except)];
+            for (name, said) in lines.iter().filter(|(_, said)| !said.is_empty()) {
+                text.push_str(&format!("    {name}: {said}.\n"));
+            }
         }
         text.push('\n');
     }
@@ -174,6 +182,25 @@ pub fn docstring(signature: &Signature) -> String {
     }
     text.push_str(&format!("\nOperations: {}. See which kernel runs with lz.which and lz.explain.", ids.join(", ")));
     text
+}
+
+/// The sets of tensors a function can be called with, one per operation that differs: for each argument its shape, in
+/// the notation of [`Input::shape`](layerzero::model::schema::Input::shape), and whether it must be given.
+fn forms(signature: &Signature) -> Vec<Vec<(&'static str, &'static str, bool)>> {
+    let mut forms = Vec::new();
+    for op in signature.ops() {
+        let tensors = signature.arguments.iter().filter(|argument| matches!(argument.kind, ArgumentKind::Input(_)));
+        let form: Vec<_> = tensors
+            .filter_map(|argument| {
+                let input = &op.schema().inputs[op.input_index(argument.name)?];
+                Some((argument.name, input.shape, !input.optional))
+            })
+            .collect();
+        if !forms.contains(&form) {
+            forms.push(form);
+        }
+    }
+    forms
 }
 
 /// Every function as data: for the torch operators, the stubs and the reference pages.
@@ -217,12 +244,16 @@ pub fn functions(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
                 let out = PyDict::new(py);
                 out.set_item("name", name)?;
                 out.set_item("shape", shape)?;
-                out.set_item("dtype", format!("{dtype:?}"))?;
+                // None of the two: the dtype is what one of the arguments says.
+                out.set_item("dtype_of", if let OutputDType::Of(input) = dtype { Some(input) } else { None })?;
+                out.set_item("dtype", if let OutputDType::Fixed(dtype) = dtype { Some(dtype.name()) } else { None })?;
                 outputs.append(out)?;
             }
         }
         entry.set_item("outputs", outputs)?;
         entry.set_item("updates", signature.updates())?;
+        entry.set_item("family", signature.ops().next().map(|op| op.schema().family.name()))?;
+        entry.set_item("forms", forms(signature))?;
         let setting = signature.ops().find_map(|op| op.schema().layout.setting());
         entry.set_item("layout_setting", setting)?;
         list.append(entry)?;

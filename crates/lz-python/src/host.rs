@@ -118,7 +118,7 @@ pub fn recorder(py: Python<'_>) -> PyResult<Option<String>> {
     if Torch::known().is_none_or(|torch| !torch.is_recording()) {
         return Ok(None);
     }
-    py.import("layerzero.surroundings")?.call_method0("recorder")?.extract()
+    py.import("layerzero.torch_state")?.call_method0("recorder")?.extract()
 }
 
 /// Nobody may be recording torch's operations: this one would be missing from the record.

@@ -73,7 +73,7 @@ impl Seen<'_> {
     }
 }
 
-/// A tensor all of whose fields are known, to search by. Made by `surroundings.specimens`.
+/// A tensor all of whose fields are known, to search by. Made by `torch_state.specimens`.
 #[derive(FromPyObject)]
 struct Specimen {
     tensor: Py<PyAny>,
@@ -114,10 +114,10 @@ fn search(range: std::ops::Range<usize>, step: usize, fits: impl Fn(usize) -> bo
 impl Fields {
     /// Finds the fields, or `None` where torch does not keep them as this file can read.
     pub fn find(py: Python<'_>) -> PyResult<Option<Fields>> {
-        let made = py.import("layerzero.surroundings")?.call_method0("specimens")?;
+        let made = py.import("layerzero.torch_state")?.call_method0("specimens")?;
         let specimens: Vec<Specimen> = made.extract()?;
         let Some(requires_grad) = requires_grad_symbol() else { return Ok(None) };
-        let negative: u64 = py.import("layerzero.surroundings")?.call_method0("negative_keys")?.extract()?;
+        let negative: u64 = py.import("layerzero.torch_state")?.call_method0("negative_keys")?.extract()?;
         let bytes: Vec<Bound<'_, PyBytes>> = specimens.iter().map(|s| s.bytes(py)).collect();
         let all = || specimens.iter().zip(bytes.iter().map(|b| b.as_bytes()));
         // SAFETY: live tensors.

@@ -1,6 +1,6 @@
 //! Proof before trust: a kernel that is not built in is compared with the reference before it serves.
 //!
-//! It happens on the slow path, on inputs made for it; `layerzero.proving` does the comparing. What is found out becomes
+//! It happens on the slow path, on inputs made for it; `layerzero.proof` does the comparing. What is found out becomes
 //! part of the engine's state, so that the next decision goes by it.
 
 use layerzero::Proven;
@@ -51,11 +51,11 @@ pub fn prove(job: &Job<'_, '_>, step: &RouteStep, alone: bool) -> PyResult<Prove
     let versioned = format!("{}@{}", kernel.id, kernel.version);
     let arguments =
         (versioned, small.to_string(), call.to_string(), query.device().0, query.context().requires_grad, wanted);
-    let proving = py.import("layerzero.proving")?;
-    let compared = proving.call_method1("compare", arguments);
+    let proof = py.import("layerzero.proof")?;
+    let compared = proof.call_method1("compare", arguments);
     let (max_error, wrong, tolerance, compared) = match compared {
         Ok(answer) => answer.extract::<(f64, Option<String>, f64, String)>()?,
-        Err(raised) if raised.is_instance(py, &proving.getattr("CannotCompare")?) => {
+        Err(raised) if raised.is_instance(py, &proof.getattr("CannotCompare")?) => {
             let text = error::one_line(py, &raised);
             return Ok(Proven::Later(format!("was not compared with the reference: {text}")));
         }

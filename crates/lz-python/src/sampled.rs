@@ -1,8 +1,8 @@
 //! How long a call took that somebody looks at: by the host's clock on the CPU, by events on a GPU.
 //!
 //! What the host takes to launch a kernel says nothing of what the device takes to run it. On a GPU an event is recorded
-//! before the call and one after it, on the stream it uses; `layerzero.sampling` polls them on a thread of its own, and
-//! brings the times here when the device is done. The thread of the caller never waits.
+//! before the call and one after it, on the stream it uses; `layerzero.device_times` polls them on a thread of its own,
+//! and brings the times here when the device is done. The thread of the caller never waits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -68,7 +68,7 @@ pub enum Wanted {
 type Mark = Option<Py<PyAny>>;
 
 fn mark(py: Python<'_>, number: i32) -> Mark {
-    let marked = py.import("layerzero.sampling").and_then(|m| m.call_method1("mark", (number,)));
+    let marked = py.import("layerzero.device_times").and_then(|m| m.call_method1("mark", (number,)));
     marked.ok().filter(|mark| !mark.is_none()).map(Bound::unbind)
 }
 
@@ -192,7 +192,7 @@ pub fn note(
     let follow = |spans: Vec<(Py<PyAny>, Py<PyAny>)>, sample: DeviceSample| -> PyResult<bool> {
         let spans = PyList::new(py, spans)?;
         let sample = Bound::new(py, sample)?;
-        let followed = py.import("layerzero.sampling")?.call_method1("follow", (spans, &sample))?.is_truthy()?;
+        let followed = py.import("layerzero.device_times")?.call_method1("follow", (spans, &sample))?.is_truthy()?;
         if !followed {
             sample.get().__call__(None);
         }

@@ -134,7 +134,7 @@ fn decide(
         Err(error) => return Err(raise(error)),
     };
     if engine().decided(scope, &named, &bound).map_err(raise)? {
-        py.import("layerzero.warming")?.call_method0("wake")?;
+        py.import("layerzero.warm_up")?.call_method0("wake")?;
     }
     if engine().with_config(|c| c.settings.perfdb.auto_tune && c.settings.perfdb.enabled) {
         py.import("layerzero.auto_tuning")?.call_method0("wake")?;

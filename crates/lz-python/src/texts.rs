@@ -191,19 +191,19 @@ impl TextCall {
         texts: &Bound<'_, PyList>,
         query: &Query,
     ) -> PyResult<Proven> {
-        let proving = py.import("layerzero.proving")?;
+        let proof = py.import("layerzero.proof")?;
         let Some(own) = scope.text_own_step(&self.call, query) else {
             let why = "the tokenizer's own library cannot run, so that nothing can be compared with it";
             return Ok(Proven::Later(why.into()));
         };
-        let given = proving.call_method1("hard_texts", (step.op, texts))?.cast_into::<PyList>()?;
+        let given = proof.call_method1("hard_texts", (step.op, texts))?.cast_into::<PyList>()?;
         let Ok(right) = self.run_step(py, &own, &given) else {
             let why = format!("{} failed, so that nothing could be compared with it", own.kernel.id);
             return Ok(Proven::Later(why));
         };
         // What it raises is left to the call itself.
         let Ok(found) = self.run_step(py, step, &given) else { return Ok(Proven::Passed) };
-        let wrong: Option<String> = proving.call_method1("texts_differ", (given, found, right))?.extract()?;
+        let wrong: Option<String> = proof.call_method1("texts_differ", (given, found, right))?.extract()?;
         let Some(wrong) = wrong else {
             engine().proved(&step.kernel, query);
             return Ok(Proven::Passed);

@@ -309,7 +309,7 @@ impl Torch {
             (seen.grad, seen.deterministic, seen.special, unsafe { (symbols.threads)() })
         };
         let look = pyo3::types::PyCFunction::new_closure(py, None, None, move |_, _| read())?;
-        py.import("layerzero.surroundings")?.call_method1("symbols_agree", (look,))?.extract()
+        py.import("layerzero.torch_state")?.call_method1("symbols_agree", (look,))?.extract()
     }
 
     /// Whether symbols or Python functions are asked.

@@ -20,6 +20,7 @@ import torch
 import layerzero as lz
 from layerzero.bench import blocks
 from layerzero.bench.rounds import interleaved
+from layerzero.printing import print_table
 
 LENGTHS = {"cpu": (1, 16, 64, 512), "cuda": (1, 16, 64, 512, 1000)}
 #: How long one timing of a block is to take, in seconds.
@@ -127,14 +128,26 @@ def measure(
 
 def _print(result: dict[str, Any]) -> None:
     print(f"{result['device']}, {result['dtype']}, mode {result['mode']}; × torch: above 1 is faster than plain torch")
-    head = f"{'block':8}{'S':>6}{'torch':>12}{'lowered':>12}{'operators':>12}{'lowered ×':>11}{'operators ×':>13}{'fastest ×':>11}{'torch ×':>9}"
-    print(head + "  kernels")
+    columns = (
+        "block",
+        "S",
+        "torch",
+        "lowered",
+        "operators",
+        "lowered ×",
+        "operators ×",
+        "fastest ×",
+        "torch ×",
+        "kernels",
+    )
+    cells = []
     for row in result["rows"]:
-        times = "".join(f"{row[f'{name}_us']:9.1f} µs" for name in ("torch", "lowered", "operators"))
-        ratios = f"{row['lowered_times_torch']:11.3f}{row['operators_times_torch']:13.3f}"
-        ratios += f"{row['fastest_lowered_times_torch']:11.3f}{row['again_times_torch']:9.3f}"
+        times = (f"{row[f'{name}_us']:.1f} µs" for name in ("torch", "lowered", "operators"))
+        ratios = ("lowered_times_torch", "operators_times_torch", "fastest_lowered_times_torch", "again_times_torch")
         kept = sorted({call["kernel"] or "?" for call in row["calls"] if call["lowered_to"] != "torch"})
-        print(f"{row['family']:8}{row['length']:6}{times}{ratios}  {', '.join(kept) or 'all torch code'}")
+        told = (*times, *(f"{row[name]:.3f}" for name in ratios), ", ".join(kept) or "all torch code")
+        cells.append((row["family"], row["length"], *told))
+    print_table(columns, cells, columns[1:-1])
     print(f"least: {result['least_lowered']:.3f}")
 
 

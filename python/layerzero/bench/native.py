@@ -15,6 +15,7 @@ from typing import Any
 
 import layerzero as lz
 from layerzero.bench.rounds import difference, interleaved
+from layerzero.printing import print_table
 
 SHAPES = ((1, 64), (4, 64), (1, 4096), (16, 4096), (128, 4096), (1024, 4096))
 DTYPES = ("float32", "bfloat16", "float16")
@@ -63,13 +64,14 @@ def measure(rounds: int = 15) -> dict[str, Any]:
 
 def _print(result: dict[str, Any]) -> None:
     print(f"rms_norm by a native kernel, µs (median of {result['rounds']} rounds, {result['threads']} threads)")
-    print(f"  {'':<34}{'lz':>9}{'F.rms_norm':>12}{'speed-up':>10}{'empty_like':>12}{'lz - empty':>12}")
-    for row in result["rows"]:
-        name = f"{row['dtype']} {row['rows']}x{row['hidden']} {row['memory']}"
-        print(
-            f"  {name:<34}{row['lz_us']:>9.2f}{row['torch_us']:>12.2f}{row['speedup']:>10.2f}"
-            f"{row['allocation_us']:>12.2f}{row['over_allocation_us']:>12.2f}"
-        )
+    figures = ("lz_us", "torch_us", "speedup", "allocation_us", "over_allocation_us")
+    print_table(
+        ("", "lz", "F.rms_norm", "speed-up", "empty_like", "lz - empty"),
+        [
+            (f"{row['dtype']} {row['rows']}x{row['hidden']} {row['memory']}", *(row[key] for key in figures))
+            for row in result["rows"]
+        ],
+    )
     print(f"kernel: {', '.join(sorted({row['kernel_id'] for row in result['rows']}))}")
 
 

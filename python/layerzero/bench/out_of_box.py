@@ -31,6 +31,7 @@ from layerzero.bench.geometries import models
 from layerzero.bench.model_rows import rows as rows_of
 from layerzero.bench.rounds import interleaved
 from layerzero.bench.row import CPU, GPU, Pair, Row, Sizes
+from layerzero.printing import print_table
 
 Call = Callable[[], Any]
 
@@ -392,8 +393,8 @@ def _refusals(graphs: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def _cell(one: dict[str, Any] | None) -> str:
     if one is None or "error" in one:
-        return f"{'–' if one is None else 'error':>8}"
-    return f"{one['times_torch']:>8.2f}"
+        return "–" if one is None else "error"
+    return f"{one['times_torch']:.2f}"
 
 
 def show(result: dict[str, Any]) -> None:
@@ -402,18 +403,18 @@ def show(result: dict[str, Any]) -> None:
     print(f"out of the box on {where}, {result['dtype']}, torch {result['versions'].get('torch')}:", end=" ")
     print("how many times as fast as the torch code, by seconds after the first call (g: in a CUDA graph)")
     graphs = any("graph" in one for row in result["rows"] for one in row["moments"].values())
-    width = max((len(row["name"]) for row in result["rows"]), default=0)
-    titles = "".join(f"{moment + ' s':>8}" + (f"{'g ' + moment:>8}" if graphs else "") for moment in moments)
-    print(f"  {'':<{width}}{titles}   kernel (basis)")
+    titles = [title for moment in moments for title in (f"{moment} s", *([f"g {moment}"] if graphs else []))]
+    table = []
     for row in result["rows"]:
-        cells = ""
+        cells = []
         for moment in moments:
             one = row["moments"].get(moment)
             graph = (one or {}).get("graph")
-            cells += _cell(one) + (_graph_cell(graph) if graphs else "")
+            cells += [_cell(one), *([_graph_cell(graph)] if graphs else [])]
         served = [one for one in row["moments"].values() if "error" not in one]
         kernels = dict.fromkeys(f"{kernel} ({one['basis']})" for one in served for kernel in one["kernels"])
-        print(f"  {row['name']:<{width}}{cells}   {' → '.join(kernels)}")
+        table.append((row["name"], *cells, " → ".join(kernels)))
+    print_table(("", *titles, "kernel (basis)"), table, titles)
     for moment in moments:
         _show_summary(moment, result["summary"][moment], {row["name"]: row["moments"] for row in result["rows"]})
     if result["left_out"]:
@@ -424,8 +425,8 @@ def show(result: dict[str, Any]) -> None:
 
 def _graph_cell(graph: dict[str, Any] | None) -> str:
     if graph is None:
-        return f"{'–':>8}"
-    return f"{'refused':>8}" if "refused" in graph else f"{graph['times_torch']:>8.2f}"
+        return "–"
+    return "refused" if "refused" in graph else f"{graph['times_torch']:.2f}"
 
 
 def _show_summary(moment: str, found: dict[str, Any], rows: dict[str, Any]) -> None:

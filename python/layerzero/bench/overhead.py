@@ -21,6 +21,7 @@ import layerzero as lz
 from layerzero import _native
 from layerzero.bench import instructions, literal
 from layerzero.bench.rounds import difference, interleaved
+from layerzero.printing import print_table
 
 #: What the overhead may be, in microseconds, and as a part of a torch operator that does nothing.
 TARGETS = {"attention": 0.5, "rms_norm": 0.4}
@@ -230,24 +231,28 @@ def measure(
 
 def _print(result: dict[str, Any]) -> None:
     print(f"every function against the literal torch code on {result['device']}, µs (median of interleaved rounds)")
-    print(f"  {'':<32}{'through lz':>12}{'torch':>10}{'over torch':>12}")
-    for name, row in result["against_torch"].items():
-        print(f"  {name:<32}{row['lz_us']:>12.2f}{row['torch_us']:>10.2f}{row['over_torch_us']:>12.2f}")
+    against = result["against_torch"].items()
+    print_table(
+        ("", "through lz", "torch", "over torch"),
+        [(name, row["lz_us"], row["torch_us"], row["over_torch_us"]) for name, row in against],
+    )
     print("overhead of a call over its kernel on the CPU, µs (median of interleaved rounds)")
-    print(f"  {'':<22}{'through lz':>12}{'direct':>10}{'overhead':>10}{'among others':>14}{'target':>9}   kernel")
-    for name, row in result["selected_kernel"].items():
-        target = result["targets_us"].get(name)
-        print(
-            f"  {name:<22}{row['lz_us']:>12.2f}{row['direct_us']:>10.2f}{row['overhead_us']:>10.2f}"
-            f"{row['overhead_among_others_us']:>14.2f}{target if target is not None else '':>9}   {row['kernel_id']}"
-        )
+    columns = ("", "through lz", "direct", "overhead", "among others", "target", "kernel")
+    figures = ("lz_us", "direct_us", "overhead_us", "overhead_among_others_us")
+    rows = [
+        (name, *(row[key] for key in figures), str(result["targets_us"].get(name, "")), row["kernel_id"])
+        for name, row in result["selected_kernel"].items()
+    ]
+    print_table(columns, rows, columns[1:-1])
     for title, key in (("one thread", ""), ("two threads", "_2_threads")):
         print(f"with a kernel that does nothing, {title}")
-        for name, row in result[f"kernel_that_does_nothing{key}"].items():
-            print(
-                f"  {name:<22}{row['overhead_us']:>12.2f}   {row['of_noop']:.2f} of a torch operator that does nothing"
-                f" ({row['torch_ops_noop_us']:.2f} µs)"
-            )
+        print_table(
+            ("", "overhead", "÷ a torch operator that does nothing", "that operator"),
+            [
+                (name, row["overhead_us"], row["of_noop"], row["torch_ops_noop_us"])
+                for name, row in result[f"kernel_that_does_nothing{key}"].items()
+            ],
+        )
     print(f"native allocations in 1000 calls: {result['native_allocations_in_1000_calls']}")
     counts = result["instructions_per_call"]
     if isinstance(counts, str):

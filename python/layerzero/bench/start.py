@@ -20,6 +20,7 @@ from typing import Any
 
 import layerzero as lz
 from layerzero import _native
+from layerzero.printing import print_table
 
 #: What the first call may cost beyond torch's own, import of LayerZero included, in seconds.
 TARGET_S = 0.3
@@ -135,11 +136,11 @@ def _torch_version() -> str | None:
 
 def _print(result: dict[str, Any]) -> None:
     print(f"the first call in a fresh process on {result['device']}, s (median of {result['rounds']} rounds)")
-    print(f"  {'':<20}{'torch':>8}{'import':>9}{'call':>8}{'beyond torch':>14}{'of it CPU':>11}{'exit':>8}")
-    for name, row in result["rows"].items():
-        names = {"import_s": 9, "call_s": 8, "beyond_torch_s": 14, "beyond_torch_cpu_s": 11}
-        rest = "".join(f"{row[key]:>{width}.3f}" if key in row else " " * width for key, width in names.items())
-        print(f"  {name:<20}{row['torch_s']:>8.3f}{rest}{row['exit_s']:>8.3f}")
+    figures = ("torch_s", "import_s", "call_s", "beyond_torch_s", "beyond_torch_cpu_s", "exit_s")
+    print_table(
+        ("", "torch", "import", "call", "beyond torch", "of it CPU", "exit"),
+        [(name, *(f"{row[key]:.3f}" if key in row else "" for key in figures)) for name, row in result["rows"].items()],
+    )
     row = result["rows"]["layerzero"]
     print(f"kernel: {row['kernel']}; packages imported beside torch's: {', '.join(row['packages']) or 'none'}")
     print(f"beyond torch's own first call: {row['beyond_torch_s']:.3f} s, target {result['target_s']} s")

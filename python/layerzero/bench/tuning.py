@@ -3,6 +3,9 @@
 Tunes the operations of GPT-2 and a small Llama in a database of its own, asks for the regret at sizes between those,
 tunes again from nothing and compares the decisions. The sizes between are drawn anew for every run, so that nothing can
 have been fitted to them. Nothing of the user's is read or written.
+
+The calls that lose most are measured once more, with a control: the chosen kernel is timed against itself in the same
+rounds. A loss that comes again, beyond what the control shows, is the choice's. Any other is the machine's.
 """
 
 from __future__ import annotations
@@ -12,12 +15,16 @@ import json
 import math
 import random
 import secrets
+import statistics
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import layerzero as lz
+from layerzero import _native
+from layerzero.printing import print_table
+from layerzero.tuning.bench import Bench
 
 #: Whose operations, and in which dtype.
 MODELS = {"gpt2": "float32", "llama-3.2-1b": "bfloat16"}
@@ -29,6 +36,9 @@ TUNED: Sizes = ([1, 2, 4], [64, 131], [71, 509])
 DRAWN = 2
 #: Larger tensors than this would take the whole budget (elements).
 LARGEST = 1 << 24
+#: How many of the calls that lose most are measured once more, with a control, in how many rounds, for how long each time
+#: (µs). A loss is the choice's if it is beyond what the control shows and 3%, the margin of selection.
+CONTROLS, ROUNDS, SAMPLE_US, BEYOND = 6, 24, 2000.0, 1.03
 #: What the issue of choosing is held to.
 TARGETS = {"geomean": 1.05, "worst": 1.25, "least_times_baseline": 0.97, "agreement": 0.95, "agreement_on_ties": 1.0}
 
@@ -86,6 +96,46 @@ def _agreement(first: Iterable[lz.TuneRow], second: Iterable[lz.TuneRow]) -> dic
     }
 
 
+def controlled(rows: Sequence[dict[str, Any]], bench: Any = None, rounds: int = ROUNDS) -> list[dict[str, Any]]:
+    """The rows that lose most against the best kernel or against plain torch, measured once more.
+
+    `itself` is the time of the chosen kernel ÷ the time of the same kernel, timed as if it were another one: what the
+    machine alone does to a ratio. `again` is chosen ÷ best, and `baseline_again` plain torch ÷ chosen, of the same rounds.
+    """
+    bench = Bench() if bench is None else bench
+    by_best = sorted(rows, key=lambda row: -row["over_best"])[:CONTROLS]
+    by_torch = sorted((row for row in rows if row["times_baseline"]), key=lambda row: row["times_baseline"])[:CONTROLS]
+    lost = [row for row in by_best if row["over_best"] > 1.0]
+    lost += [row for row in by_torch if row["times_baseline"] < 1.0 and row not in lost]
+    found = []
+    for row in lost:
+        device = _native.device_number(row.get("device", "cpu"))
+        bench.prepare(json.dumps(row["call"]), device, "eager")
+        kernels = {"chosen": row["chosen"], "itself": row["chosen"], "best": row["best"], "baseline": row["baseline"]}
+        count = max(1, round(SAMPLE_US / max(row["chosen_us"], 1.0)))
+        times: dict[str, list[float]] = {name: [] for name, kernel in kernels.items() if kernel is not None}
+        orders = random.Random(0)
+        for _ in range(rounds):
+            for name in orders.sample(list(times), len(times)):
+                times[name].append(bench.time(kernels[name], count))
+        middle = {name: statistics.median(taken) for name, taken in times.items()}
+        itself = middle["chosen"] / middle["itself"]
+        again = middle["chosen"] / middle["best"]
+        against = middle["baseline"] / middle["chosen"] if "baseline" in middle else None
+        noise = max(itself, 1 / itself) * BEYOND
+        slower = again > noise or (against is not None and against < 1 / noise)
+        found.append(
+            {
+                **{key: row[key] for key in ("label", "chosen", "best", "baseline", "over_best", "times_baseline")},
+                "again": again,
+                "baseline_again": against,
+                "itself": itself,
+                "cause": "the choice" if slower else "the machine",
+            }
+        )
+    return found
+
+
 def _tune(
     folder: Path, name: str, wanted: Sequence[dict[str, Any]], budget: str, progress: bool | None
 ) -> lz.TuneReport:
@@ -106,12 +156,13 @@ def measure(
         try:
             first = _tune(Path(folder), "first", wanted, budget, progress)
             regret = lz.regret(calls=unseen, budget=regret_budget, samples=24, progress=progress)
+            found = regret.to_dict()
+            tuned_again = {json.dumps(t.call, sort_keys=True) for t in first.tuned}
+            rows = [row for row in found["rows"] if json.dumps(row["call"], sort_keys=True) not in tuned_again]
+            control = controlled(rows)
             second = _tune(Path(folder), "second", wanted, budget, progress)
         finally:
             lz.configure(perfdb=None)
-    tuned_again = {json.dumps(t.call, sort_keys=True) for t in first.tuned}
-    found = regret.to_dict()
-    rows = [row for row in found["rows"] if json.dumps(row["call"], sort_keys=True) not in tuned_again]
     return {
         "tuned": {"calls": len(first.tuned), "seconds": first.spent_s, "left": len(first.left)},
         "held_out": {
@@ -124,6 +175,7 @@ def measure(
         "times_baseline_where_other": regret.times_baseline_where_other,
         "agreement": _agreement(first.tuned, second.tuned),
         "targets": TARGETS,
+        "control": control,
         "rows": rows,
         "decisions": [
             {key: getattr(t, key) for key in ("label", "chosen", "runner_up", "baseline", "times_baseline")}
@@ -134,11 +186,11 @@ def measure(
 
 def _print(result: dict[str, Any]) -> None:
     rows = sorted(result["rows"], key=lambda row: -row["over_best"])
-    width = max((len(row["label"]) for row in rows), default=4)
-    print(f"{'held-out call':{width}}  ÷best  ×baseline  noise  chosen")
-    for row in rows:
-        times = f"{row['times_baseline']:8.2f}" if row["times_baseline"] else f"{'–':>8}"
-        print(f"{row['label']:{width}}  {row['over_best']:5.2f}  {times}  {row['noise']:5.2f}  {row['chosen']}")
+    columns = ("held-out call", "÷best", "×baseline", "noise", "chosen")
+    cells = [
+        (row["label"], row["over_best"], row["times_baseline"] or "–", row["noise"], row["chosen"]) for row in rows
+    ]
+    print_table(columns, cells, columns[1:-1])
     tuned, agreement = result["tuned"], result["agreement"]
     print(f"\n{tuned['calls']} calls tuned in {tuned['seconds']:.1f} s, {tuned['left']} left; ", end="")
     print(f"held-out sizes of seed {result['held_out']['seed']}")
@@ -146,6 +198,22 @@ def _print(result: dict[str, Any]) -> None:
     print(f"worst {result['worst']:.3f} (≤ {TARGETS['worst']})")
     print(f"× plain torch: geomean {result['times_baseline']:.2f}, least {result['least_times_baseline']:.2f} ", end="")
     print(f"(≥ {TARGETS['least_times_baseline']}), where another was chosen {result['times_baseline_where_other']:.2f}")
+    if result["control"]:
+        print("\nthe calls that lost most, measured once more; ÷itself: the chosen kernel against itself")
+        again = ("held-out call", "÷best", "again", "×baseline", "again ", "÷itself", "cause")
+        lost = [
+            (
+                row["label"],
+                row["over_best"],
+                row["again"],
+                row["times_baseline"] or "–",
+                row["baseline_again"] or "–",
+                row["itself"],
+                row["cause"],
+            )
+            for row in result["control"]
+        ]
+        print_table(again, lost, again[1:-1])
     said = {"gaps": "one winner in both", "ties": "the same tie in both", "between": "different ties"}
     same = [f"{agreement[kind]['same']} of {agreement[kind]['decisions']} with {text}" for kind, text in said.items()]
     print(f"a second tune decides alike: {', '.join(same)}")

@@ -16,17 +16,7 @@ from layerzero.integrations.operators import Operator
 
 # Matrix products, as in torch's own policy. All else stays in the dtype it comes in: norms and activations are limited
 # by memory, and accumulate in float32 inside.
-LOWERED = frozenset(
-    [
-        "attention",
-        "cross_attention",
-        "paged_attention",
-        "mla_attention",
-        "sparse_attention",
-        "linear",
-        "fused_mlp",
-    ]
-)
+LOWERED = frozenset(f["name"] for f in _native.functions() if f["family"] in ("attention", "mlp"))
 # Slopes are multiplied by distances, so their error grows with them; kernels take them in float32.
 _KEPT = frozenset(["alibi_slopes"])
 _CASTABLE = frozenset([torch.float32, torch.float16, torch.bfloat16])

@@ -13,8 +13,8 @@ from layerzero import _native, control, layouts, loading
 from layerzero.backends import BACKENDS, UNPROVEN
 from layerzero.integrations import kernel_calls
 from layerzero.integrations.compositions import FUSED
-from layerzero.integrations.fakes import SEED_TENSOR
-from layerzero.integrations.operators import ATTENTION, DEFAULT_LAYOUT, LOWERING, Argument, Operator
+from layerzero.integrations.fakes import DEFAULT_LAYOUT, SEED_TENSOR
+from layerzero.integrations.operators import ATTENTION, LOWERING, Argument, Operator
 
 #: Backends whose kernels are torch code.
 TORCH = frozenset(["torch", "torch_cuda", "torch_any", "torch_rocm"])

@@ -1,21 +1,26 @@
 """What each operator will give, from shapes and dtypes alone: for tracing, and for tensors on the meta device.
 
-A shape is written as the names of its sizes: a name means the same size wherever it stands, `d+1` one more than `d`,
-`...rows` any number of leading sizes. A name that is an argument of the operator has that argument's value.
+The shapes are those of the operations' schemas (`crates/lz-model/src/ops`): names of sizes, where a name means the same
+size in every tensor of a call. `d+1` is one more than `d`, `d?` is `d` or 1, `...rows` is any number of leading sizes.
+`BSHD: …` is the shape in that layout. A size that no tensor shows is the value of the argument with its name.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from layerzero import _native, layouts
 from layerzero.errors import InvalidCallError
 
 #: A seed as a tensor: an argument of operators that drop, beside those of the function.
 SEED_TENSOR = "seed_tensor"
+#: The default layout that was in force when a call was made: another such argument. A backward, and a graph, may run
+#: where another one is.
+DEFAULT_LAYOUT = "default_layout"
 
 # A size, or what stands for it while a graph is traced.
 Size = Any
@@ -33,31 +38,69 @@ _FOUR_BITS = {"int4": 32, "mxfp4": 32, "nvfp4": 16}
 
 
 @dataclass(frozen=True)
-class Rule:
-    """The shapes an operator takes and gives."""
+class Shape:
+    """The shapes a tensor may have: one for each layout, or one for each number of dimensions."""
 
-    # Of inputs whose shape is known; others are checked when the operator runs.
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    # Shapes of the results, and the input whose dtype they have, or the dtype.
-    outputs: tuple[tuple[str, str | torch.dtype], ...] = ()
-    # Gives the results where shapes alone do not tell.
-    give: Callable[..., tuple[Tensor, ...]] | None = None
-    differentiable: bool = False
+    text: str
+
+    @property
+    def like(self) -> str | None:
+        """The input whose shape it is, whatever that is."""
+        return self.text.removeprefix("like:") if self.text.startswith("like:") else None
+
+    def axes(self, layout: str | None, rank: int | None = None) -> list[str]:
+        """Its sizes by name, in a layout if the shape has that layout, and with so many dimensions if there is one."""
+        alternatives = []
+        for alternative in self.text.split("|"):
+            tag, colon, names = alternative.partition(":")
+            alternatives.append((tag.strip() if colon else None, names.split() if colon else alternative.split()))
+        found = [names for tag, names in alternatives if tag == layout and tag is not None]
+        found = found or [names for _, names in alternatives]
+        return next((names for names in found if _fits(names, rank)), found[0])
+
+
+def _fits(names: list[str], rank: int | None) -> bool:
+    return rank is None or (rank >= len(names) - 1 if names[0].startswith("...") else rank == len(names))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The tensors an operator takes and gives."""
+
+    name: str
+    # The sets of tensors it can be called with, one per operation that differs: shapes by argument, and which are required.
+    forms: tuple[dict[str, Shape], ...]
+    required: tuple[frozenset[str], ...]
+    # Shapes of the results, and either the input whose dtype they have or the dtype.
+    outputs: tuple[tuple[Shape, str | None, torch.dtype | None], ...]
+    # The setting that says the layout of a call that does not.
+    layout_setting: str | None
 
     @property
     def row_inputs(self) -> frozenset[str]:
         """Inputs whose leading sizes are rows that are worked on one by one."""
-        return frozenset(name for name, shape in self.inputs.items() if shape.startswith("...rows"))
+        if self.name in _COMPUTED:
+            return frozenset()
+        return frozenset(name for name, shape in self.forms[0].items() if shape.text.startswith("...rows"))
 
+    @property
+    def differentiable(self) -> bool:
+        """Whether gradients can flow through it: results have the dtype of an input, or are floats again."""
+        return self.name == "dequantize" or any(like is not None for _, like, _ in self.outputs)
 
-def _like(shape: str, dtype: str, **inputs: str) -> Rule:
-    """One result with the dtype of an input."""
-    return Rule(inputs, ((shape, dtype),), differentiable=True)
+    def form(self, values: dict[str, Any]) -> dict[str, Shape]:
+        """The shapes of the operation that has all these tensors."""
+        given = frozenset(name for name, value in values.items() if isinstance(value, Tensor))
+        known = frozenset(name for form in self.forms for name in form)
+        fitting = zip(self.forms, self.required, strict=True)
+        return next(
+            (form for form, needed in fitting if needed <= given and given & known <= form.keys()), self.forms[0]
+        )
 
-
-def _ids(shapes: list[str], **inputs: str) -> Rule:
-    """Results that are token ids or counts."""
-    return Rule(inputs, tuple((shape, torch.int64) for shape in shapes))
+    def layout(self, values: dict[str, Any]) -> str | None:
+        """The layout of a call."""
+        said = values.get("layout") or values.get(DEFAULT_LAYOUT)
+        return said or (layouts.here(self.layout_setting) if self.layout_setting is not None else None)
 
 
 def _quantized(
@@ -94,66 +137,73 @@ def _dequantized(
     return (values.new_empty(shape, dtype=floats[dtype]),)
 
 
-_CACHE = "p x y d"
-_DENSE = {"query": "b m n d", "key": "b x y d", "value": "b x y e"}
+#: Results whose sizes are computed from the values of arguments.
+_COMPUTED: dict[str, Callable[..., tuple[Tensor, ...]]] = {"quantize": _quantized, "dequantize": _dequantized}
 
-RULES: dict[str, Rule] = {
-    # The layout does not matter here: result and query agree in all but the last size.
-    "attention": _like("b m n e", "query", **_DENSE),
-    "cross_attention": _like("b m n e", "query", **_DENSE),
-    "paged_attention": _like(
-        "...query",
-        "query",
-        query="...query",
-        key_cache=_CACHE,
-        value_cache=_CACHE,
-        block_tables="b t",
-        context_lens="b",
-    ),
-    "mla_attention": _like("t h c", "q_nope", q_nope="t h c", q_pe="t h r"),
-    "sparse_attention": _like("m n d", "query", query="m n d", key="x y d", value="x y d"),
-    "embedding": _like("...rows h", "weight", indices="...rows", weight="v h"),
-    "rope": _like("...input", "input", input="...input", cos="t r", sin="t r"),
-    "alibi_bias": _like("h seq_q seq_k", "slopes", slopes="h"),
-    "rms_norm": _like("...rows h", "input", input="...rows h", weight="h"),
-    "layer_norm": _like("...rows h", "input", input="...rows h"),
-    "fused_add_rms_norm": Rule(
-        {"input": "...rows h", "residual": "...rows h", "weight": "h"},
-        (("...rows h", "input"), ("...rows h", "input")),
-        differentiable=True,
-    ),
-    "linear": _like("...rows n", "input", input="...rows k", weight="n k", bias="n"),
-    "fused_mlp": _like("...rows h", "input", input="...rows h", up_weight="f h", down_weight="h f", gate_weight="f h"),
-    "silu_mul": _like("...rows h", "gate", gate="...rows h", up="...rows h"),
-    "gelu": _like("...rows h", "input", input="...rows h"),
-    "sample_topk": _ids(["...rows"], logits="...rows v", uniform="...rows"),
-    "sample_topp": _ids(["...rows"], logits="...rows v", uniform="...rows"),
-    "speculative_verify": _ids(
-        ["b d+1", "b"], draft_ids="b d", draft_probs="b d v", target_probs="b d+1 v", uniform="b d+1"
-    ),
-    "quantize": Rule(give=_quantized),
-    "dequantize": Rule(give=_dequantized, differentiable=True),
-    "kv_append": Rule(
-        {"key": "t h d", "value": "t h d", "key_cache": _CACHE, "value_cache": _CACHE, "slot_mapping": "t"}
-    ),
-    "kv_compact": Rule({"key_cache": _CACHE, "value_cache": _CACHE, "moves": "m 2"}),
-}
+
+def _rule(function: dict[str, Any]) -> Rule:
+    forms = function["forms"]
+    return Rule(
+        function["name"],
+        tuple({name: Shape(shape) for name, shape, _ in form} for form in forms),
+        tuple(frozenset(name for name, _, required in form if required) for form in forms),
+        tuple(
+            (Shape(output["shape"]), output["dtype_of"], output["dtype"] and getattr(torch, output["dtype"]))
+            for output in function["outputs"]
+        ),
+        function["layout_setting"],
+    )
+
+
+RULES: dict[str, Rule] = {function["name"]: _rule(function) for function in _native.functions()}
 
 
 def fake(name: str, values: dict[str, Any]) -> tuple[Tensor, ...]:
     """The results of an operator, with shapes, dtypes and devices but nothing in them. They are contiguous."""
     rule = RULES[name]
     _on_one_device(name, values)
-    if rule.give is not None:
-        return rule.give(**values)
-    named = {symbol for shape, _ in rule.outputs for symbol in shape.split()}
+    if name in _COMPUTED:
+        return _COMPUTED[name](**values)
+    layout, form = rule.layout(values), rule.form(values)
+    if values.get("normalized_shape") is not None:
+        # Weights of a norm over several dimensions have as many; they are checked when the operator runs.
+        form = {"input": form["input"]}
+    named = {symbol for shape, _, _ in rule.outputs if not shape.like for symbol in shape.axes(layout)}
     sizes = {argument: values[argument] for argument in named & values.keys()}
     groups: dict[str, tuple[Size, ...]] = {}
-    for argument, shape in rule.inputs.items():
+    for argument, shape in form.items():
         tensor = values.get(argument)
         if tensor is not None:
-            _match(name, argument, tensor, shape, sizes, groups)
-    return tuple(_new(name, values, shape, dtype, sizes, groups) for shape, dtype in rule.outputs)
+            _match(name, argument, tensor, shape.axes(layout, tensor.dim()), sizes, groups)
+    first = next(iter(form))
+    results = []
+    for shape, like, dtype in rule.outputs:
+        if like is not None and not values[like].dtype.is_floating_point:
+            text = f"{name}: '{like}' is {values[like].dtype}, expected a float dtype"
+            raise InvalidCallError(text, code="WRONG_DTYPE")
+        made = _sizes(shape, layout, values, sizes, groups)
+        results.append(values[like or first].new_empty(made, dtype=dtype))
+    return tuple(results)
+
+
+def _sizes(
+    shape: Shape,
+    layout: str | None,
+    values: dict[str, Any],
+    sizes: dict[str, Size],
+    groups: dict[str, tuple[Size, ...]],
+) -> list[Size]:
+    """The sizes of a result."""
+    if shape.like:
+        return list(values[shape.like].shape)
+    result: list[Size] = []
+    for symbol in shape.axes(layout):
+        if symbol.startswith("..."):
+            result += groups[symbol]
+        else:
+            known = symbol.removesuffix("+1")
+            result.append(sizes[known] + 1 if known != symbol else sizes[known])
+    return result
 
 
 def _on_one_device(name: str, values: dict[str, Any]) -> None:
@@ -171,28 +221,32 @@ def _match(
     name: str,
     argument: str,
     tensor: Tensor,
-    shape: str,
+    symbols: list[str],
     sizes: dict[str, Size],
     groups: dict[str, tuple[Size, ...]],
 ) -> None:
     """Gives names their sizes, and compares those that have one."""
 
     def wrong() -> str:
-        return f"{name}: '{argument}' has shape {list(tensor.shape)}, which does not fit ({', '.join(shape.split())})"
+        return f"{name}: '{argument}' has shape {list(tensor.shape)}, which does not fit ({', '.join(symbols)})"
 
-    first, *rest = shape.split()
-    given = tuple(tensor.shape)
-    if first.startswith("..."):
+    given, rest = tuple(tensor.shape), symbols
+    if symbols[0].startswith("..."):
+        first, *rest = symbols
         split = len(given) - len(rest)
         if split < 0:
             raise InvalidCallError(wrong(), code="WRONG_RANK")
         _same(groups.setdefault(first, given[:split]), given[:split], wrong)
         given = given[split:]
-    else:
-        rest = [first, *rest]
     if len(given) != len(rest):
         raise InvalidCallError(wrong(), code="WRONG_RANK")
     for size, symbol in zip(given, rest, strict=True):
+        if symbol.endswith("?"):
+            expected = sizes.get(symbol.removesuffix("?"))
+            # Symbols are compared when the operator runs: a graph must not depend on which of the two a size is.
+            if isinstance(size, int) and size != 1 and isinstance(expected, int):
+                _same((expected,), (size,), wrong)
+            continue
         known = symbol.removesuffix("+1")
         expected = int(known) if known.isdigit() else sizes.setdefault(known, size if known == symbol else size - 1)
         _same((expected if known == symbol else expected + 1,), (size,), wrong)
@@ -208,27 +262,3 @@ def _same(expected: tuple[Size, ...], given: tuple[Size, ...], wrong: Callable[[
         if same is not True:
             # Symbols: sizes only known at run time are compared then.
             torch._check_value(same, wrong)  # type: ignore[no-untyped-call]
-
-
-def _new(
-    name: str,
-    values: dict[str, Any],
-    shape: str,
-    dtype: str | torch.dtype,
-    sizes: dict[str, Size],
-    groups: dict[str, tuple[Size, ...]],
-) -> Tensor:
-    like: Tensor = values[dtype if isinstance(dtype, str) else next(iter(RULES[name].inputs))]
-    if isinstance(dtype, str):
-        if not like.dtype.is_floating_point:
-            raise InvalidCallError(f"{name}: '{dtype}' is {like.dtype}, expected a float dtype", code="WRONG_DTYPE")
-        dtype = like.dtype
-    result: list[Size] = []
-    for symbol in shape.split():
-        if symbol.startswith("..."):
-            result += groups[symbol]
-        elif symbol.endswith("+1"):
-            result.append(sizes[symbol.removesuffix("+1")] + 1)
-        else:
-            result.append(sizes[symbol])
-    return like.new_empty(result, dtype=dtype)

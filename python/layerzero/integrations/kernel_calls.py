@@ -5,7 +5,8 @@ from functools import lru_cache
 from typing import Any
 
 from layerzero import layouts, loading
-from layerzero.integrations.operators import DEFAULT_LAYOUT, LOWERING, Operator
+from layerzero.integrations.fakes import DEFAULT_LAYOUT
+from layerzero.integrations.operators import LOWERING, Operator
 
 _EVERYWHERE = -1
 

@@ -17,8 +17,8 @@ from torch._C import _TorchDispatchModeKey
 
 from layerzero import _native, layouts
 from layerzero.integrations import kernel_calls
-from layerzero.integrations.fakes import SEED_TENSOR
-from layerzero.integrations.operators import ATTENTION, DEFAULT_LAYOUT, LOWERING, SELECTED, Operator
+from layerzero.integrations.fakes import DEFAULT_LAYOUT, SEED_TENSOR
+from layerzero.integrations.operators import ATTENTION, LOWERING, SELECTED, Operator
 
 if TYPE_CHECKING:
     from layerzero.integrations.choices import Choice

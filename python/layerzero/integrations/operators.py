@@ -5,13 +5,9 @@ from functools import cached_property
 from typing import Any
 
 from layerzero import _native
-from layerzero.integrations.fakes import RULES, SEED_TENSOR
+from layerzero.integrations.fakes import DEFAULT_LAYOUT, RULES, SEED_TENSOR
 
-#: The default layout that was in force when a call was made: an argument of operators beside those of the function. A
-#: backward, and a graph, may run where another one is.
-DEFAULT_LAYOUT = "default_layout"
-
-#: How the call becomes part of a compiled graph, another such argument: the fingerprint of what its kernel is to be chosen
+#: How the call becomes part of a compiled graph, an argument of operators beside those of the function: the fingerprint of what its kernel is to be chosen
 #: by while the graph is compiled, `=` and the kernel that was chosen, or :data:`SELECTED`.
 LOWERING = "lowering"
 #: The kernel is selected at every call.
@@ -164,6 +160,4 @@ def _operator(function: dict[str, Any]) -> Operator:
     return Operator(function["name"], tuple(arguments), outputs, tuple(function["updates"]), setting)
 
 
-OPERATORS: dict[str, Operator] = {
-    function["name"]: _operator(function) for function in _native.functions() if function["name"] in RULES
-}
+OPERATORS: dict[str, Operator] = {function["name"]: _operator(function) for function in _native.functions()}

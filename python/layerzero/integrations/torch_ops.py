@@ -15,8 +15,8 @@ from layerzero import _native, control, fingerprints, layouts, lifecycle, loadin
 from layerzero.arrays import Quantized
 from layerzero.errors import InvalidCallError, UnsupportedTensorError
 from layerzero.integrations import autocast, batching, fakes, gradients, lowering
-from layerzero.integrations.fakes import SEED_TENSOR
-from layerzero.integrations.operators import DEFAULT_LAYOUT, LOWERING, OPERATORS, Operator
+from layerzero.integrations.fakes import DEFAULT_LAYOUT, SEED_TENSOR
+from layerzero.integrations.operators import LOWERING, OPERATORS, Operator
 
 __all__ = ["call_traced", "register", "register_tracing"]
 
@@ -58,7 +58,7 @@ def call_traced(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     register()
     if name not in _CALLS:
         text = f"layerzero.{name} has no torch operator, so torch cannot trace it or see its tensor subclasses"
-        hint = "call it on plain tensors outside of tracing; to add an operator, give it a rule in layerzero.integrations.fakes"
+        hint = "call it on plain tensors outside of tracing"
         raise UnsupportedTensorError(text, hint=hint)
     # A subclass that overrides functions is to see the operator, not these questions.
     with torch._C.DisableTorchFunctionSubclass():

@@ -56,7 +56,7 @@ def detokenize(tokens: Sequence[int], tokenizer_id: str) -> str: ...
 @overload
 def detokenize(tokens: Sequence[Sequence[int]], tokenizer_id: str) -> list[str]: ...
 def detokenize(tokens: Any, tokenizer_id: str) -> str | list[str]:
-    """The text of token ids, or of each of several lists of them; no ids are the empty text.
+    """The text of token ids, or of each of several lists of them. An empty list gives the empty text.
 
     The text is that of the tokenizer's own library, which for Hugging Face's leaves special tokens out. Arrays and tensors
     of integers are taken as well. See `tokenize` for ``tokenizer_id``.

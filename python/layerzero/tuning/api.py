@@ -62,7 +62,7 @@ def tune(
     progress: bool | None = None,
     **dims: Any,
 ) -> TuneReport:
-    """Measures every kernel that can serve these calls, side by side, and goes by it from then on.
+    """Measures every kernel that can serve these calls, side by side. From then on the fastest ones are used.
 
     Each kernel is first compared with the reference: one that is wrong is never timed and never chosen. Results are
     kept in the performance database as they come, so that stopping loses nothing.
@@ -141,8 +141,8 @@ def workload(
 ) -> Workload:
     """The calls :func:`tune` and :func:`regret` would measure for the same arguments. Both take it: ``lz.tune(workload)``.
 
-    Of a model ``.counts`` says how often each is made, ``.coverage`` how much of the model they are and ``.left_out`` what is
-    not among them.
+    For a model, ``.counts`` has how often each call is made, ``.coverage`` which share of the model the calls are, and
+    ``.left_out`` what is missing.
     """
     operation, traced, dims = _subject(operation, inputs, dims, model, dtype, batch, seq, context)
     request = _request(operation, dtype, shapes, None, traced, known, device, False, layout, params, dims)

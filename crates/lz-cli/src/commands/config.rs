@@ -28,8 +28,8 @@ enum What {
     Show(Show),
     /// Check a configuration file, or the configuration in force: every problem with its line and column
     ///
-    /// Kernels and libraries that are named must be known; what is wrong about rules is what 'policy check' and 'ready'
-    /// find wrong. Exits with 3 when anything is wrong.
+    /// Names of kernels and libraries must be known. Rules are checked as by 'policy check' and 'ready'. Exits with 3 when
+    /// anything is wrong.
     Check(Box<CheckArgs>),
     /// Print the reference of all settings, in Markdown
     Reference,

@@ -19,9 +19,9 @@ use crate::surroundings::Surroundings;
 
 /// Write down which kernel serves each call, with times, in a file that can be kept, compared and replayed
 ///
-/// LAYERZERO_LOCKFILE (or `lockfile:` in layerzero.yaml) puts the file in force: the same calls get the same kernels on
-/// every machine of the kind, whatever is measured there. A lockfile in force is left aside, so that locking anew is
-/// deciding anew.
+/// LAYERZERO_LOCKFILE (or `lockfile:` in layerzero.yaml) applies the file: the same calls get the same kernels on every
+/// machine of the same kind, whatever is measured there. A lockfile that applies now is ignored while the new one is
+/// written.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Exits with 1 when --check finds decisions that cannot be kept.")]
 pub struct Args {

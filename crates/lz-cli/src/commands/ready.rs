@@ -12,8 +12,8 @@ use crate::surroundings::Surroundings;
 
 /// Check that this machine and its configuration are fit for production
 ///
-/// Exits with 0 when ready, with 1 when not, with 2 when that cannot be told. Warnings do not keep it from being ready.
-/// What a running process alone knows (its breakers, its telemetry), lz.readiness_check() tells there.
+/// Exits with 0 if it is ready, with 1 if not, with 2 if that cannot be found out. Warnings do not count. Only a running
+/// process knows its own breakers and telemetry: call lz.readiness_check() there.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]

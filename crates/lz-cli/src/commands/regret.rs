@@ -12,7 +12,7 @@ use crate::surroundings::Surroundings;
 
 /// Measure every kernel of these calls and compare what is chosen with the best in hindsight
 ///
-/// Give calls that were not tuned: nothing of it is kept. Prints chosen time ÷ best time, and how many times faster than
+/// Give calls that were not tuned. Nothing is stored. Prints chosen time ÷ best time, and how many times faster than
 /// plain torch the choice is; geometric means, the worst, and a histogram.
 #[derive(Debug, clap::Args)]
 pub struct Args {

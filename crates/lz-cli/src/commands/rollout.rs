@@ -11,7 +11,7 @@ use crate::exit::Exit;
 use crate::printer::Printer;
 use crate::surroundings::Surroundings;
 
-/// Show the kernels in a rollout and how they do
+/// Show the kernels in a rollout, and their figures
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]

@@ -22,7 +22,7 @@ pub struct Args {
     call: CallArgs,
     #[command(flatten)]
     policy: PolicyArgs,
-    /// Inputs are a function of it
+    /// The seed of the random inputs
     #[arg(long, default_value_t = 0)]
     seed: u64,
 }

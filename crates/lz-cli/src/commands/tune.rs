@@ -10,7 +10,7 @@ use crate::printer::Printer;
 use crate::session::Session;
 use crate::surroundings::Surroundings;
 
-/// Measure every kernel that can serve these calls, side by side, and go by it from then on
+/// Measure every kernel that can serve these calls, side by side; the fastest are used from then on
 ///
 /// Each is first compared with the reference: one that is wrong is never timed and never chosen. Results are kept in
 /// the performance database as they come, so that stopping loses nothing; what was measured before is not measured

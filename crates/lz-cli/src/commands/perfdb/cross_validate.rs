@@ -25,7 +25,7 @@ pub struct CrossValidate {
     /// What is left out with a call: nothing else, or every call of its model (the same heads, head size and width)
     #[arg(long, value_enum, default_value_t)]
     leave_out: Left,
-    /// So many calls at most, those that lose most first
+    /// Show at most this many calls, those that lose most first
     #[arg(long, default_value_t = 20)]
     limit: usize,
 }

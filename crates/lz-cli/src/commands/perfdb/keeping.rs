@@ -55,13 +55,13 @@ pub struct Prune {
     /// What was measured longer ago than this: 90s, 45m, 12h, 30d, 8w
     #[arg(long, value_name = "AGE")]
     older_than: Option<Age>,
-    /// What does not count any more
+    /// Measurements that no longer count: made with another version of a library or driver
     #[arg(long)]
     invalid: bool,
-    /// All but the newest so many
+    /// All but this many of the newest
     #[arg(long, value_name = "ROWS")]
     keep: Option<usize>,
-    /// What is not as it was written
+    /// Damaged rows
     #[arg(long)]
     damaged: bool,
 }

@@ -36,24 +36,24 @@ enum What {
     ///
     /// One row per line, with the columns of the database. What is not known is null in JSON and empty in CSV.
     Export(keeping::Export),
-    /// Take the rows of an exported file; of two measurements of the same thing the newer one stays
+    /// Import the rows of an exported file; if a measurement exists already, the newer one is kept
     ///
     /// A file with a mistake anywhere is refused as a whole.
     Import(keeping::Import),
-    /// Take the rows of other databases or exported files; what has more behind it stays
+    /// Merge other databases or exported files into this one; the better measurement is kept
     ///
-    /// More samples, then less noise, then the newer one. A kernel found wrong stays found wrong. The other files are
-    /// only read.
+    /// That is the one with more samples, then with less noise, then the newer one. A kernel that one of them found wrong
+    /// stays excluded. The other files are only read.
     Merge(keeping::Merge),
     /// Remove measurements: everything that one of the options names
     Prune(keeping::Prune),
     /// Cross-validate predictions by leaving each measured call out; nothing is run
     ///
-    /// Each call is left out in turn, decided by the others as a call that was never measured is, and what would be chosen is
-    /// compared with what was measured of the call: chosen time ÷ best time, and times the baseline. Of a database of another
-    /// machine, name the device it is of.
+    /// Each call is left out in turn, and decided by the measurements of the others. The choice is compared with the
+    /// measurements of the call: chosen time ÷ best time, and baseline time ÷ chosen time. For the database of another
+    /// machine, name its device.
     CrossValidate(cross_validate::CrossValidate),
-    /// Priors: what was measured on other machines, and decides where nothing was measured here
+    /// Show or build priors: times from other machines, used where nothing was measured here
     Prior(prior::Args),
     /// Look for damage, and change nothing; exits with 1 when anything is wrong
     Verify,

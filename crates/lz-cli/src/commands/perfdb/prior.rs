@@ -30,8 +30,8 @@ enum What {
     Show(Show),
     /// Make a prior of a device: for each call and kernel the median over the runs
     ///
-    /// Give the databases or exported files of the runs; without any it is the database itself. A file made here can be read by
-    /// 'show'; those that ship are built into the program.
+    /// Give the databases or exported files of the runs; without any, the configured database is used. 'show' reads the
+    /// file. The priors that LayerZero uses are built into the program.
     Build(Build),
 }
 
@@ -40,7 +40,7 @@ enum What {
 struct Show {
     /// The name of one that ships, or a file; by default a list of those that ship
     prior: Option<String>,
-    /// So many calls at most
+    /// Show at most this many calls
     #[arg(long, default_value_t = 20)]
     limit: usize,
 }

@@ -19,10 +19,10 @@ use crate::printer::Printer;
 pub struct Show {
     #[command(flatten)]
     which: Which,
-    /// Also those that do not count any more, and why
+    /// Also those that no longer count, and why
     #[arg(long)]
     invalid: bool,
-    /// So many at most
+    /// Show at most this many
     #[arg(long, default_value_t = 100)]
     limit: usize,
 }

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerzero import _native, compile_jobs, devices, disk_caches, events, graphs, loading, running
+from layerzero import _native, compile_jobs, devices, disk_caches, events, graphs, kernel_runs, loading
 from layerzero.compile_child import ChildError, CompileChild, NotCompiledError, Status, UnavailableError
 from layerzero.control import setting
 from layerzero.documents import to_json
@@ -128,10 +128,10 @@ def warmup(
     block: bool = True,
     timeout: float | None = None,
 ) -> WarmupReport:
-    """Compiles what these calls would use and decides them, so that the first of them in earnest is as fast as any.
+    """Compiles the kernels of these calls and decides the calls, so that your first real call is as fast as later ones.
 
-    Kernels are compiled that would serve a call were they compiled; where several would, the best. Nothing raises because
-    a kernel cannot be compiled: that is in the report, and another kernel serves. With ``auto_tune_on_warmup`` the calls
+    For each call the best kernel is compiled. A kernel that cannot be compiled is no error: it is in the report, and
+    another kernel serves. With ``auto_tune_on_warmup`` the calls
     are measured as well. With ``graph_strict_mode`` the kernel that a CUDA graph would record for a call is captured and
     replayed, and proven for the call's cell of sizes; no graph may be captured elsewhere in the process meanwhile.
 
@@ -444,7 +444,7 @@ def _compile(
     try:
         if child is not None:
             elsewhere = _compile_in(child, kernel, call, device)
-        ms = running.once(kernel, call, device)
+        ms = kernel_runs.once(kernel, call, device)
         compile_jobs.came_out(kernel, elsewhere, ms)
         caches = disk_caches.holding(loading.brought(kernel) or "", before)
         _native.jit_done(number, elsewhere + ms, caches)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from layerzero import _native, control, devices, graphs, loading, warming
+from layerzero import _native, control, devices, graphs, loading, warm_up
 from layerzero.errors import InvalidCallError
 from layerzero.results import Result, Rows, Table, rows
 
@@ -55,7 +55,7 @@ class Recording(Result):
 
 
 def release() -> None:
-    """Lets go of the choices that recordings hold: the next capture chooses anew."""
+    """Forgets the kernels that :class:`capture` has fixed: the next capture selects again."""
     _native.graph_release()
 
 
@@ -69,11 +69,11 @@ class capture:
             y = model(x)
 
     The block runs once, eagerly, on ``stream``: by default the one that ``torch.cuda.graph`` captures on when it is not
-    given another. On the way out the kernel that a capture would choose for each call is compiled and run
-    ``graph.warmup_iterations`` times on that stream, on made-up inputs of the same sizes, so that cuBLAS, cuDNN and the
-    kernel's own library have allocated what they keep; with ``graph_strict_mode`` it is proven first. Its choice is held
-    for calls of just these sizes inside captures, until :func:`layerzero.release_captures` or :func:`layerzero.release_pins`.
-    The stream that was current then waits for ``stream``.
+    given another. When the block ends, the kernel that a capture would choose for each call is compiled and run
+    ``graph.warmup_iterations`` times on that stream, on made-up inputs of the same sizes. So cuBLAS, cuDNN and the
+    kernel's own library have allocated what they keep. With ``graph_strict_mode`` the kernel is proven first. Captures use
+    it for calls of exactly these sizes, until :func:`layerzero.release_captures` or :func:`layerzero.release_pins`. At the
+    end the stream that was current waits for ``stream``.
 
     Raises:
         CudaGraphUnsafeError: no kernel may be captured for one of the calls.
@@ -138,7 +138,7 @@ def _ready(call: str, device: int, stream: Any) -> RecordedCall:
     told, name = json.loads(call), _native.device_name(device)
     if not graphs.captures(device):
         return RecordedCall(told, name, None, None)
-    warming.compile_for_capture(call, device)
+    warm_up.compile_for_capture(call, device)
     if graphs.limits().strict:
         for _ in graphs.prove_wanted(call, device):
             pass

@@ -14,8 +14,8 @@ import layerzero as lz
 import pytest
 import torch
 import torch.nn.functional as F
-from layerzero import _native, running
-from layerzero.warming import WarmupReport, manifest, save_manifest, warmup
+from layerzero import _native, kernel_runs
+from layerzero.warm_up import WarmupReport, manifest, save_manifest, warmup
 from processes import forked, python
 from torch import Tensor
 
@@ -313,7 +313,7 @@ def test_the_calls_of_one_process_warm_up_the_next(slow: Compiler, tmp_path: Pat
 KERNEL = """
     import os, pathlib, threading
     import layerzero as lz, torch, torch.nn.functional as F
-    from layerzero.warming import warmup
+    from layerzero.warm_up import warmup
     go_on, begun, calls = threading.Event(), threading.Event(), []
     @lz.register_kernel(operation="norm.rms", kernel_id="slow.rms", platform="cpu", supported_dtypes=["float32"],
                         priority=99, jit=True)
@@ -373,7 +373,7 @@ def test_a_program_ends_while_a_compiler_is_at_work() -> None:
 LIBRARY = """
     import os, pathlib
     import layerzero as lz, torch, torch.nn.functional as F
-    from layerzero.warming import warmup
+    from layerzero.warm_up import warmup
     cache = pathlib.Path(os.environ["TRITON_CACHE_DIR"])
     compiled = []
     def kernel(input, weight=None, eps=1e-6):
@@ -416,7 +416,7 @@ def test_tuning_comes_with_it_when_asked_for(tmp_path: Path, monkeypatch: pytest
     told = forked(
         """
     import layerzero as lz
-    from layerzero.warming import warmup
+    from layerzero.warm_up import warmup
     lz.configure(auto_tune_on_warmup=True, tune_samples=2)
     report = warmup("norm.rms", shapes=[(2, 8)], dtype="float32", device="cpu", timeout=120)
     [tuned] = report.tuned
@@ -453,7 +453,7 @@ def test_many_threads_and_one_compiler(slow: Compiler) -> None:
 def test_the_end_of_a_compilation_is_not_printed_wherever_it_comes_up() -> None:
     code = """
     import sys
-    from layerzero import warming
+    from layerzero import warm_up
 
     class Dies:
         def __init__(self, error):
@@ -461,8 +461,8 @@ def test_the_end_of_a_compilation_is_not_printed_wherever_it_comes_up() -> None:
         def __del__(self):
             raise self.error
 
-    warming._say_nothing_of_ends()
-    Dies(warming._ProgramEnds())
+    warm_up._say_nothing_of_ends()
+    Dies(warm_up._ProgramEnds())
     Dies(ValueError("the program's own"))
     """
     done = python("-c", textwrap.dedent(code))
@@ -477,7 +477,7 @@ def test_what_runs_in_the_background_draws_nothing_of_the_programs(function: str
     )
     before = torch.get_rng_state()
     for kernel in (kernel for kernel in kernels_of(call) if not kernel.startswith("lz_cpu.ref")):
-        running.once(kernel, call, 0)
+        kernel_runs.once(kernel, call, 0)
         assert torch.equal(torch.get_rng_state(), before), kernel
 
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from layerzero import _native
+from layerzero.kernel_runs import OF_THIS_THREAD
 from layerzero.lifecycle import start_thread
-from layerzero.running import OF_THIS_THREAD
 
 #: Calls that are followed at a time. Each holds two events, a compared one four.
 MOST = 256

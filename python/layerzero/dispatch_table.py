@@ -53,7 +53,7 @@ def mismatches(text: str) -> Rows[Mismatch]:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class UndecidedCall(KeyedResult):
-    """A call that a table or a plan does not decide: its kernel is selected as always."""
+    """A call that a table or a plan does not decide. Its kernel is selected as usual."""
 
     call: str
     """The call, as JSON."""
@@ -63,7 +63,7 @@ class UndecidedCall(KeyedResult):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DispatchTable(Result):
-    """Which kernel serves which calls, by buckets of sizes; outside of them kernels are selected as always."""
+    """Which kernel serves which calls, by buckets of sizes. Outside the buckets kernels are selected as usual."""
 
     model_id: str
     """What the table is of."""
@@ -74,7 +74,7 @@ class DispatchTable(Result):
     plans: list[dict[str, Any]]
     """The decisions, by bucket."""
     left_out: Rows[UndecidedCall]
-    """Calls that are not in it, each with why."""
+    """Calls that are not in it, each with the reason."""
     device: str | None
     """What torch calls the device that was decided for."""
     _text: str
@@ -91,13 +91,14 @@ class DispatchTable(Result):
         return data
 
     def save(self, path: str | Path) -> Path:
-        """Writes it; ``LAYERZERO_DISPATCH_TABLE`` or the setting ``dispatch_table`` puts it in force."""
+        """Writes it to a file. A process applies it if ``LAYERZERO_DISPATCH_TABLE`` or the setting ``dispatch_table`` names
+        the file."""
         path = Path(path)
         _native.write_file(path, self._text)
         return path
 
     def load(self) -> Rows[Mismatch]:
-        """Puts it in force in this process; gives the entries that cannot be kept, each with why."""
+        """Applies it in this process. Returns the entries that cannot be kept, each with the reason."""
         found = mismatches(_native.load_table(self._text, f"table of {self.model_id}"))
         fingerprints.said("table", self._text)
         return found
@@ -171,7 +172,7 @@ def solve(
         device = devices.resolve(device, made)
         calls = list(dict.fromkeys(call.spec for call in made))
     if compile_jit:
-        from layerzero.warming import warmup
+        from layerzero.warm_up import warmup
 
         warmup(calls=calls, device=device)
     return decided(model_id or type(model).__name__, calls, device, buckets)
@@ -237,7 +238,7 @@ def _resized(value: Any, at: Mapping[str, int]) -> Any:
 
 
 def load_table(path: str | Path) -> Rows[Mismatch]:
-    """Puts a dispatch table in force in this process; gives the entries that cannot be kept, each with why."""
+    """Applies a dispatch table in this process. Returns the entries that cannot be kept, each with the reason."""
     found = mismatches(_native.load_table(_read(path), str(path)))
     fingerprints.said("table", _read(path))
     return found
@@ -257,14 +258,14 @@ def write_lockfile(
 
 
 def load_lockfile(path: str | Path = "layerzero.lock") -> Rows[Mismatch]:
-    """Puts the decisions of a lockfile in force in this process; gives those that cannot be kept, each with why."""
+    """Applies the decisions of a lockfile in this process. Returns those that cannot be kept, each with the reason."""
     found = mismatches(_native.replay(_read(path), str(path)))
     fingerprints.said("lockfile", _read(path))
     return found
 
 
 def release_pins() -> None:
-    """Takes back every lockfile and table that this process has put in force: kernels are selected as always again."""
+    """Removes every lockfile and table that this process has loaded. Kernels are selected as usual again."""
     _native.unpin()
     fingerprints.said("unpin")
 

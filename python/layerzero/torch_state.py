@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import torch
+
+Made = TypeVar("Made")
 
 #: torch's numbers for the dtypes LayerZero has (``c10::ScalarType``).
 _NUMBERS = {
@@ -87,6 +90,21 @@ class Specimen:
     requires_grad: bool
 
 
+def _plain(make: Callable[[], Made]) -> Callable[[], Made]:
+    """A function that makes tensors, run as if there were no transform of ``torch.func`` around it: inside of one, new tensors
+    are wrappers, which have no memory to look at."""
+
+    @functools.wraps(make)
+    def outside() -> Made:
+        from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+        with temporarily_clear_interpreter_stack():
+            return make()
+
+    return outside
+
+
+@_plain
 def specimens() -> list[Specimen]:
     """Tensors whose every field is known, by which the native side finds out where torch keeps the fields.
 
@@ -135,6 +153,7 @@ def _specimen(tensor: torch.Tensor, number: int) -> Specimen:
     )
 
 
+@_plain
 def negative_keys() -> int:
     """The dispatch keys that say that a tensor's memory holds the negative, or the conjugate, of what the tensor is."""
     import torch
@@ -168,6 +187,7 @@ def is_new_tensor(tensor: Any, dtype: str, address: int) -> bool:
     )
 
 
+@_plain
 def to_turn() -> torch.Tensor:
     """A tensor of four dimensions that does not begin where its memory does."""
     import torch
