@@ -135,10 +135,10 @@ def optimize(model: nn.Module, *, only: tuple[str, ...] | list[str] | None = Non
             model.generate(...)
 
     Args:
-        model: a module; of transformers or any other.
+        model: a module; of transformers, diffusers or any other.
         only: which parts to replace, of "attention", "norms", "activations", "rope" and "residuals" (the sum before a
-            norm, with the norm); all when not given. Attention is replaced in models of transformers, rope where
-            the file of a module's class has a function ``apply_rotary_pos_emb``.
+            norm, with the norm); all when not given. Attention is replaced in models of transformers and diffusers, rope
+            where the file of a module's class has a function ``apply_rotary_pos_emb``.
 
     Returns:
         An object with ``report`` and ``undo()``; as a context manager it undoes at the end.
@@ -177,7 +177,7 @@ def patched(model: nn.Module, *, only: tuple[str, ...] | list[str] | None = None
             model.generate(...)
 
     Args:
-        model: a module; of transformers or any other.
+        model: a module; of transformers, diffusers or any other.
         only: which parts to replace; all when not given.
     """
     with optimize(model, only=only) as done:
@@ -249,22 +249,27 @@ class _Work:
             self._replaced["sum and norm", type(module).__name__, "fused_add_rms_norm", ""] += 1
 
     def _attention(self) -> None:
-        from layerzero.integrations import transformers_switch as switch
+        from layerzero.integrations import diffusers_switch, transformers_switch
 
-        if not switch.of_transformers(self._model):
-            self._kept[type(self._model).__name__, "attention: not a model of transformers"] += 1
-            return
+        name = type(self._model).__name__
         try:
-            configs, refused = switch.switch(self._model)
+            if transformers_switch.of_transformers(self._model):
+                configs, found = transformers_switch.switch(self._model)
+                self._done._undo.append(lambda: transformers_switch.restore(configs))
+            elif diffusers_switch.of_diffusers(self._model):
+                undo, found = diffusers_switch.switch(self._model)
+                self._done._undo.extend(undo)
+            else:
+                self._kept[name, "attention: not a model of transformers or diffusers"] += 1
+                return
         except LayerZeroError as error:
-            self._kept[type(self._model).__name__, f"attention: {error.message}"] += 1
+            self._kept[name, f"attention: {error.message}"] += 1
             return
-        self._done._undo.append(lambda: switch.restore(configs))
-        for name, count in refused.served.items():
-            self._replaced["attention", name, "attention", ""] += count
-        for (name, why), count in refused.kept.items():
-            self._kept[name, why] += count
-        if self._model.__class__.__dict__.get("generate") or hasattr(self._model, "generate"):
+        for attention, count in found.served.items():
+            self._replaced["attention", attention, "attention", ""] += count
+        for (attention, why), count in found.kept.items():
+            self._kept[attention, why] += count
+        if hasattr(self._model, "generate"):
             self._kept["sampling", "generate() draws its tokens itself"] += 1
 
     def _rope(self) -> None:
