@@ -233,6 +233,10 @@ class _Work:
                 self._kept[name, "LayerZero has no operation for experts"] += 1
             elif found is None and isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
                 self._kept[name, "LayerZero has no convolutions"] += 1
+            elif found is None and isinstance(module, nn.GroupNorm):
+                self._kept[name, "LayerZero has no group norm"] += 1
+            elif found is None and isinstance(module, nn.LayerNorm):
+                self._kept[name, "a layer norm with a forward of its own, or of several dimensions"] += 1
 
     def _residuals(self) -> None:
         from layerzero.integrations import replacing, residuals

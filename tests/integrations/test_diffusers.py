@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("diffusers", reason="diffusers is not installed")
 
-from diffusers.models import attention_dispatch
+from diffusers.models import activations, attention_dispatch
 from diffusers.models import attention_processor as theirs
 from diffusers_models_built import MODELS, unet, unet_inputs
 from layerzero.integrations import diffusers_attention, diffusers_backend
@@ -263,6 +263,36 @@ def test_a_processor_that_somebody_sets_meanwhile_is_kept() -> None:
     optimized.undo()
     assert module.processor is mine
     assert set(processors(model)) == {theirs.AttnProcessor2_0}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("build", "operation"),
+    [
+        (lambda: activations.GELU(16, 24), "gelu"),
+        (lambda: activations.GELU(16, 24, approximate="tanh"), "gelu"),
+        (lambda: activations.SwiGLU(16, 24), "silu_mul"),
+    ],
+    ids=["exact", "tanh", "gated"],
+)
+@torch.no_grad()
+def test_activations_with_their_projection(build: Any, operation: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    module = build().to(dtype)
+    x = torch.randn(3, 5, 16, dtype=dtype)
+    before = module(x)
+    with lz.patched(module) as optimized:
+        assert [one.operation for one in optimized.report.replaced] == [operation]
+        assert apart(module(x).float(), before.float()) < (CLOSE if dtype is torch.float32 else 2e-2)
+    assert torch.equal(module(x), before)
+
+
+def test_what_has_no_operation_is_listed() -> None:
+    with lz.patched(unet()) as optimized:
+        why = {one.name: one.why for one in optimized.report.kept}
+    assert why["GEGLU"].startswith("LayerZero has no operation for GEGLU")
+    assert why["GroupNorm"] == "LayerZero has no group norm"
+    assert why["Conv2d"] == "LayerZero has no convolutions"
 
 
 # The function of the backend.
