@@ -378,15 +378,18 @@ def _of_diffusers(module: nn.Module) -> list[Match] | str | None:
 
 def _projected_swiglu(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
     up, gate = self.proj(hidden_states).chunk(2, dim=-1)
-    return silu_mul(gate, up)
+    out: torch.Tensor = silu_mul(gate, up)
+    return out
 
 
 def _projected_gelu(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-    return gelu(self.proj(hidden_states))
+    out: torch.Tensor = gelu(self.proj(hidden_states))
+    return out
 
 
 def _projected_gelu_tanh(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-    return gelu(self.proj(hidden_states), "tanh")
+    out: torch.Tensor = gelu(self.proj(hidden_states), "tanh")
+    return out
 
 
 # Instances.
