@@ -30,6 +30,26 @@ def methods(wrapper: str) -> tuple[str, ...]:
 #: By library: the module a caller imports them from, the files that may define them, and the functions and methods that
 #: adapters call.
 LIBRARIES: dict[str, tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]] = {
+    # It calls a function of ours, and ours stands in for its own: see tests/integrations/test_diffusers_signatures.py.
+    "diffusers": (
+        (
+            "diffusers.models.attention_dispatch",
+            ("diffusers/models/attention_dispatch.py",),
+            ("_native_attention", "dispatch_attention_fn", "_AttentionBackendRegistry.register"),
+        ),
+        (
+            "diffusers.models.attention_processor",
+            ("diffusers/models/attention_processor.py",),
+            (
+                "Attention.forward",
+                "Attention.prepare_attention_mask",
+                "Attention.set_processor",
+                "AttnProcessor2_0.__call__",
+                "FusedAttnProcessor2_0.__call__",
+                "JointAttnProcessor2_0.__call__",
+            ),
+        ),
+    ),
     "flash_attn": (
         (
             "flash_attn",

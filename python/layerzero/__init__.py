@@ -113,6 +113,7 @@ from layerzero.inspection import (
     validate,
     which,
 )
+from layerzero.integrations.diffusers_backend import register_with_diffusers
 from layerzero.integrations.registering import register_with_transformers
 from layerzero.kernels import register_kernel, unregister_kernel
 from layerzero.loading import register_backend
@@ -279,6 +280,7 @@ __all__ = [
     "register_backend",
     "register_kernel",
     "register_tokenizer",
+    "register_with_diffusers",
     "register_with_transformers",
     "regret",
     "release_captures",

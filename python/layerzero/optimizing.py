@@ -120,7 +120,7 @@ class Optimized:
         return f"<Optimized {self.report.model}: {sum(one.count for one in self.report.replaced)} parts>"
 
 
-def optimize(model: nn.Module, *, only: tuple[str, ...] | list[str] | None = None) -> Optimized:
+def optimize(model: nn.Module, *, only: tuple[str, ...] | list[str] | None = None, fuse_qkv: bool = False) -> Optimized:
     """Replaces parts of a model by operations of LayerZero: attention, norms, rotary embedding, gated MLPs.
 
     A part is found by its structure. Norms, activations, gated MLPs and rotary embedding are replaced only if LayerZero's
@@ -133,10 +133,13 @@ def optimize(model: nn.Module, *, only: tuple[str, ...] | list[str] | None = Non
             model.generate(...)
 
     Args:
-        model: a module; of transformers or any other.
+        model: a module; of transformers, diffusers or any other.
         only: which parts to replace, of "attention", "norms", "activations", "rope" and "residuals" (the sum before a
-            norm, with the norm); all when not given. Attention is replaced in models of transformers, rope where
-            the file of a module's class has a function ``apply_rotary_pos_emb``.
+            norm, with the norm); all when not given. Attention is replaced in models of transformers and diffusers, rope
+            where the file of a module's class has a function ``apply_rotary_pos_emb``.
+        fuse_qkv: also compute the projections of query, key and value as one product, outside of training. Their weights
+            move into one block of memory; the parameters stay, as parts of it. Weights that are quantized, wrapped by an
+            adapter or tied stay as they are, and are listed.
 
     Returns:
         An object with ``report`` and ``undo()``; as a context manager it undoes at the end.
@@ -160,7 +163,7 @@ def optimize(model: nn.Module, *, only: tuple[str, ...] | list[str] | None = Non
         )
     done = Optimized(model)
     try:
-        _Work(done, parts).run()
+        _Work(done, parts, fuse_qkv).run()
     except BaseException:
         done.undo()
         raise
@@ -168,33 +171,41 @@ def optimize(model: nn.Module, *, only: tuple[str, ...] | list[str] | None = Non
 
 
 @contextmanager
-def patched(model: nn.Module, *, only: tuple[str, ...] | list[str] | None = None) -> Iterator[Optimized]:
+def patched(
+    model: nn.Module, *, only: tuple[str, ...] | list[str] | None = None, fuse_qkv: bool = False
+) -> Iterator[Optimized]:
     """:func:`optimize` for the length of a block.
 
         with lz.patched(model) as optimized:
             model.generate(...)
 
     Args:
-        model: a module; of transformers or any other.
+        model: a module; of transformers, diffusers or any other.
         only: which parts to replace; all when not given.
+        fuse_qkv: also compute the projections of query, key and value as one product.
     """
-    with optimize(model, only=only) as done:
+    with optimize(model, only=only, fuse_qkv=fuse_qkv) as done:
         yield done
 
 
 class _Work:
     """One run of :func:`optimize`."""
 
-    def __init__(self, done: Optimized, parts: tuple[str, ...]) -> None:
+    def __init__(self, done: Optimized, parts: tuple[str, ...], fuse_qkv: bool) -> None:
         self._done = done
         self._model = done.model
         self._parts = parts
+        self._fuse_qkv = fuse_qkv
+        #: Projections that are computed together.
+        self._fused: set[nn.Module] = set()
         self._replaced: Counter[tuple[str, str, str, str]] = Counter()
         self._widths: dict[tuple[str, str], set[int]] = {}
         self._kept: Counter[tuple[str, str]] = Counter()
 
     def run(self) -> None:
         """All parts. Residuals come after the norms that they are fused with."""
+        if self._fuse_qkv:
+            self._projections()
         self._modules()
         if "residuals" in self._parts:
             self._residuals()
@@ -208,6 +219,23 @@ class _Work:
         ]
         kept = [Kept(name, count, why) for (name, why), count in self._kept.items()]
         self._done.report = OptimizeReport(type(self._model).__name__, replaced, kept)
+
+    def _projections(self) -> None:
+        from layerzero.integrations import projections, replacing
+
+        owners = projections.owners_of(self._model)
+        for module in self._model.modules():
+            forward = projections.fuse(module, owners)
+            if forward is None:
+                continue
+            if isinstance(forward, str):
+                self._kept[type(module).__name__, forward] += 1
+                continue
+            self._done._undo.append(lambda module=module: projections.separate(module))  # type: ignore[misc]
+            replacing.bind(module, forward)
+            self._done._undo.append(lambda module=module: replacing.unbind(module))  # type: ignore[misc]
+            self._fused.update(projections.of(module))
+            self._replaced["QKV projections", type(module).__name__, "linear", "one product for three"] += 1
 
     def _modules(self) -> None:
         from torch import nn
@@ -225,12 +253,18 @@ class _Work:
                 self._replaced[found.kind, name, found.operation, ""] += 1
                 if found.operated is not None:
                     self._widths.setdefault((found.kind, name), set()).add(found.operated)
+            elif module in self._fused:
+                continue
             elif found is None and isinstance(module, nn.Linear | nn.Embedding):
                 self._kept[name, "torch runs one kernel for it already"] += 1
             elif found is None and type(module).__name__.endswith("Experts"):
                 self._kept[name, "LayerZero has no operation for experts"] += 1
             elif found is None and isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
                 self._kept[name, "LayerZero has no convolutions"] += 1
+            elif found is None and isinstance(module, nn.GroupNorm):
+                self._kept[name, "LayerZero has no group norm"] += 1
+            elif found is None and isinstance(module, nn.LayerNorm):
+                self._kept[name, "a layer norm with a forward of its own, or of several dimensions"] += 1
 
     def _residuals(self) -> None:
         from layerzero.integrations import replacing, residuals
@@ -247,22 +281,27 @@ class _Work:
             self._replaced["sum and norm", type(module).__name__, "fused_add_rms_norm", ""] += 1
 
     def _attention(self) -> None:
-        from layerzero.integrations import transformers_switch as switch
+        from layerzero.integrations import diffusers_switch, transformers_switch
 
-        if not switch.of_transformers(self._model):
-            self._kept[type(self._model).__name__, "attention: not a model of transformers"] += 1
-            return
+        name = type(self._model).__name__
         try:
-            configs, refused = switch.switch(self._model)
+            if transformers_switch.of_transformers(self._model):
+                configs, found = transformers_switch.switch(self._model)
+                self._done._undo.append(lambda: transformers_switch.restore(configs))
+            elif diffusers_switch.of_diffusers(self._model):
+                undo, found = diffusers_switch.switch(self._model)
+                self._done._undo.extend(undo)
+            else:
+                self._kept[name, "attention: not a model of transformers or diffusers"] += 1
+                return
         except LayerZeroError as error:
-            self._kept[type(self._model).__name__, f"attention: {error.message}"] += 1
+            self._kept[name, f"attention: {error.message}"] += 1
             return
-        self._done._undo.append(lambda: switch.restore(configs))
-        for name, count in refused.served.items():
-            self._replaced["attention", name, "attention", ""] += count
-        for (name, why), count in refused.kept.items():
-            self._kept[name, why] += count
-        if self._model.__class__.__dict__.get("generate") or hasattr(self._model, "generate"):
+        for attention, count in found.served.items():
+            self._replaced["attention", attention, "attention", ""] += count
+        for (attention, why), count in found.kept.items():
+            self._kept[attention, why] += count
+        if hasattr(self._model, "generate"):
             self._kept["sampling", "generate() draws its tokens itself"] += 1
 
     def _rope(self) -> None:

@@ -98,7 +98,7 @@ ANSWERS: dict[str, Callable[[Path], Any]] = {
 #: What the others give.
 NOTHING = {
     *("configure", "force_kernel", "forget_failures", "load_config", "register_backend", "register_tokenizer"),
-    "register_with_transformers",
+    *("register_with_diffusers", "register_with_transformers"),
     *("release_captures", "release_pins", "reload", "reset", "restart_rollout", "unforce_kernel", "unregister_kernel"),
 }
 CONTEXTS = {"avoid", "deterministic", "disabled", "layout", "patched", "prefer"}

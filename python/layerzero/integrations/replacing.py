@@ -55,7 +55,7 @@ class Match:
 
 def match(module: nn.Module) -> Match | str | None:
     """What to replace a module by; why it is not replaced; None where it is no operation at all."""
-    for recognize in (_layer_norm, _rms_norm, _gelu, _swiglu):
+    for recognize in (_layer_norm, _rms_norm, _gelu, _swiglu, _of_diffusers):
         forms = recognize(module)
         if forms is None:
             continue
@@ -131,7 +131,7 @@ def _difference(probe: nn.Module, form: Match, x: torch.Tensor) -> float | None:
     if largest == 0 or not bool(b.isfinite().all()):
         return 0.0 if torch.equal(a, b) else float("inf")
     # After a matrix product rounding errors are those of its terms, whatever is left of their sum.
-    floor = 0.5 if form.kind == "SwiGLU" else 0.05
+    floor = 0.5 if _has(probe.children()) else 0.05
     return float(((a - b).abs() / (a.abs() + floor * largest)).max()) / _TOLERANCE[x.dtype]
 
 
@@ -357,6 +357,39 @@ def _gated_halves(both: str, down: str, first: bool) -> Forward:
         return getattr(self, down)(silu_mul(a, b) if first else silu_mul(b, a))  # type: ignore[no-any-return]
 
     return forward
+
+
+def _of_diffusers(module: nn.Module) -> list[Match] | str | None:
+    """Activations of diffusers, each with the projection before it."""
+    if type(module).__module__ != "diffusers.models.activations":
+        return None
+    name, proj = type(module).__name__, getattr(module, "proj", None)
+    if name not in ("GELU", "GEGLU", "SwiGLU"):
+        return None
+    if name == "GEGLU":
+        return "LayerZero has no operation for GEGLU: torch's GELU and product run"
+    if not isinstance(proj, nn.Linear):
+        return f"its projection is {type(proj).__name__}, not Linear"
+    width, inner = proj.in_features, proj.out_features
+    if name == "SwiGLU":
+        return [Match("SwiGLU", "silu_mul", _projected_swiglu, width, inner // 2)]
+    return [Match("GELU", "gelu", forward, width, inner) for forward in (_projected_gelu, _projected_gelu_tanh)]
+
+
+def _projected_swiglu(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    up, gate = self.proj(hidden_states).chunk(2, dim=-1)
+    out: torch.Tensor = silu_mul(gate, up)
+    return out
+
+
+def _projected_gelu(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = gelu(self.proj(hidden_states))
+    return out
+
+
+def _projected_gelu_tanh(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = gelu(self.proj(hidden_states), "tanh")
+    return out
 
 
 # Instances.
