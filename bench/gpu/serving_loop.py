@@ -140,8 +140,7 @@ def tune(model: Any, options: argparse.Namespace) -> None:
         count = 1 + row["batch"] * (-(-(row["prefix"] + row["prompt"] + row["answer"]) // options.page_size))
         loop = serving.Loop(model, pages=count, page_size=options.page_size, max_batch=row["batch"], graphs=False)
         timed(loop, asked({**row, "answer": 2}, model.config.vocab, 0))
-    seen = [entry for entry in lz.manifest() if str(entry["device"]).startswith(model.device.type)]
-    calls = [json.loads(e["call"]) if isinstance(e["call"], str) else e["call"] for e in seen]
+    calls = [entry.call for entry in lz.manifest() if entry.device.startswith(model.device.type)]
     for index, call in enumerate(calls):
         share = (options.tune_seconds - (time.perf_counter() - begun)) / (len(calls) - index)
         try:
