@@ -137,6 +137,41 @@ LIBRARIES: dict[str, tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]] =
             ),
         ),
     ),
+    # What the plugin calls.
+    "vllm": (
+        (
+            "vllm.v1.attention.backend",
+            ("vllm/v1/attention/backend.py",),
+            ("AttentionMetadataBuilder._init_reorder_batch_threshold",),
+        ),
+        ("vllm.v1.attention.backends.utils", ("vllm/v1/attention/backends/utils.py",), ("split_decodes_and_prefills",)),
+        (
+            "vllm.v1.attention.backends.registry",
+            ("vllm/v1/attention/backends/registry.py",),
+            ("register_backend", "AttentionBackendEnum.get_path", "AttentionBackendEnum.is_overridden"),
+        ),
+        ("vllm.config", ("vllm/config/vllm.py",), ("get_current_vllm_config_or_none",)),
+    ),
+    # What vLLM calls of the plugin.
+    "vllm_backend": (
+        (
+            "vllm.v1.attention.backend",
+            ("vllm/v1/attention/backend.py",),
+            (
+                "AttentionBackend.get_name",
+                "AttentionBackend.get_impl_cls",
+                "AttentionBackend.get_builder_cls",
+                "AttentionImpl.__init__",
+                "AttentionImpl.forward",
+                "AttentionMetadataBuilder.__init__",
+                "AttentionMetadataBuilder.build",
+            ),
+        ),
+    ),
+    "vllm_ir": (
+        ("vllm.ir.op", ("vllm/ir/op.py",), ("IrOp.register_impl",)),
+        ("vllm.ir.ops", ("vllm/ir/ops/layernorm.py",), ("rms_norm", "fused_add_rms_norm")),
+    ),
     "cudnn": (
         (
             "cudnn",

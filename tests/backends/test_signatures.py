@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import enum
 import importlib.util
 import inspect
 import json
@@ -14,6 +15,7 @@ import fake_flash_attn
 import fake_flashinfer
 import fake_flashinfer_pages
 import fake_rocm
+import fake_vllm
 import fake_xformers
 import pytest
 import test_backend_flashinfer_other
@@ -94,6 +96,35 @@ FAKES: dict[str, dict[str, dict[str, Callable[..., Any]]]] = {
             "rope_cached_positions_fwd",
         )
     },
+    "vllm": {
+        "vllm.v1.attention.backend": {
+            "AttentionMetadataBuilder._init_reorder_batch_threshold": (
+                fake_vllm.AttentionMetadataBuilder._init_reorder_batch_threshold
+            )
+        },
+        "vllm.v1.attention.backends.utils": members(fake_vllm, "split_decodes_and_prefills"),
+        "vllm.v1.attention.backends.registry": {
+            **members(fake_vllm, "register_backend"),
+            "AttentionBackendEnum.get_path": fake_vllm.Registered.get_path,
+            "AttentionBackendEnum.is_overridden": fake_vllm.Registered.is_overridden,
+        },
+        "vllm.config": members(fake_vllm, "get_current_vllm_config_or_none"),
+    },
+    "vllm_backend": {
+        "vllm.v1.attention.backend": {
+            f"{owner.__name__}.{name}": getattr(owner, name)
+            for owner, names in (
+                (fake_vllm.AttentionBackend, ("get_name", "get_impl_cls", "get_builder_cls")),
+                (fake_vllm.AttentionImpl, ("__init__", "forward")),
+                (fake_vllm.AttentionMetadataBuilder, ("__init__", "build")),
+            )
+            for name in names
+        },
+    },
+    "vllm_ir": {
+        "vllm.ir.op": {"IrOp.register_impl": fake_vllm.IrOp.register_impl},
+        "vllm.ir.ops": members(fake_vllm, "rms_norm", "fused_add_rms_norm"),
+    },
 }
 
 
@@ -108,6 +139,9 @@ IMITATED = {
     "xformers": "0.0.35",
     "torchao": "0.18.0",
     "aiter": "0.1.20",
+    "vllm": "0.17.1",
+    "vllm_backend": fake_vllm.VERSION,
+    "vllm_ir": fake_vllm.VERSION,
 }
 
 
@@ -149,7 +183,7 @@ def has(fake: Callable[..., Any]) -> list[inspect.Parameter]:
     """The parameters of a fake, without `self` and types."""
     parameters = [p.replace(annotation=inspect.Parameter.empty) for p in inspect.signature(fake).parameters.values()]
     return [
-        p.replace(default=str(p.default)) if isinstance(p.default, torch.dtype) else p
+        p.replace(default=str(p.default)) if isinstance(p.default, (torch.dtype, enum.Enum)) else p
         for p in parameters
         if p.name != "self"
     ]
