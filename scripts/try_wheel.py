@@ -22,6 +22,7 @@ FUNCTIONS = (
     ("attention.cross", "cross_attention"),
     ("attention.mla", "mla_attention"),
     ("attention.sparse", "sparse_attention"),
+    ("varlen", "varlen_attention"),
     ("paged", "paged_attention"),
     ("attention", "attention"),
     ("activation.gelu", "gelu"),

@@ -25,10 +25,11 @@ from cases import (
     quantize,
     sampling,
     sparse,
+    varlen,
 )
 from cases.case import Case
 
-FAMILIES = [attention, paged, mla, sparse, embedding, posenc, norm, mlp, activation, sampling, quantize, kv_cache]
+FAMILIES = [attention, varlen, paged, mla, sparse, embedding, posenc, norm, mlp, activation, sampling, quantize, kv_cache]
 
 OPS = [
     "attention.standard.prefill",
@@ -37,6 +38,8 @@ OPS = [
     "attention.gqa.decode",
     "attention.cross.prefill",
     "attention.cross.decode",
+    "attention.standard.prefill.varlen",
+    "attention.gqa.prefill.varlen",
     "attention.standard.prefill.paged",
     "attention.standard.decode.paged",
     "attention.gqa.prefill.paged",

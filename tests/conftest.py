@@ -152,6 +152,9 @@ QKV = ("query", "key", "value")
 FUNCTIONS = {
     "attention": Function("attention", (*QKV, "causal", "scale")),
     "cross_attention": Function("attention.cross", (*QKV, "scale")),
+    "varlen_attention": Function(
+        "attention.varlen", (*QKV, "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+    ),
     "paged_attention": Function(
         "attention.paged", ("query", "key_cache", "value_cache", "block_tables", "context_lens", "scale")
     ),

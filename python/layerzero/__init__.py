@@ -38,6 +38,7 @@ from layerzero._native import (
     silu_mul,
     sparse_attention,
     speculative_verify,
+    varlen_attention,
 )
 from layerzero.arrays import Quantized
 from layerzero.auto_tuning import AutoTunedCall, AutoTuneStatus, auto_tune_status
@@ -303,6 +304,7 @@ __all__ = [
     "unforce_kernel",
     "unregister_kernel",
     "validate",
+    "varlen_attention",
     "warmup",
     "which",
     "workload",

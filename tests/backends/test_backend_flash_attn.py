@@ -17,7 +17,7 @@ import fake_flash_attn as fakes
 import layerzero as lz
 import pytest
 import torch
-from attention_calls import Dense, Paged, dense_calls, least, paged_calls
+from attention_calls import Dense, Paged, Varlen, dense_calls, least, paged_calls, varlen_calls
 from described import SM, adapter, fits, takes
 from layerzero import backend_files
 
@@ -249,7 +249,8 @@ def test_calls_the_engine_lets_through_are_right(monkeypatch: pytest.MonkeyPatch
             call.check(function(**call.arguments(function, tensors)), call.contract(tensors))
             assert all(torch.equal(t, before[key]) for key, t in tensors.items()), "an argument was written to"
             ran[name] = ran.get(name, 0) + 1
-    wanted = {name for name in kernels(backend) if ".paged." not in name and ".train" not in name}
+    others = (".paged.", ".train", ".varlen")
+    wanted = {name for name in kernels(backend) if not any(other in name for other in others)}
     assert set(ran) == wanted and min(ran.values()) >= least(5), ran
 
 
@@ -271,6 +272,34 @@ def test_paged_calls_the_engine_lets_through_are_right(monkeypatch: pytest.Monke
             ran[name] = ran.get(name, 0) + 1
     wanted = {name for name in kernels(backend) if ".paged." in name}
     assert set(ran) == wanted and min(ran.values()) >= least(3), ran
+
+
+@backends
+def test_packed_calls_the_engine_lets_through_are_right(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    fake = install(monkeypatch, backend)
+    torch.manual_seed(1)
+    ran: dict[str, int] = {}
+    for call in varlen_calls(3, 120):
+        device = DEVICES[backend][0] if backend != "flash_attn_4" else "h100"
+        fake.sm = SM[device]
+        for name in takes(call.ask(device), PREFIX[backend]):
+            tensors = call.tensors()
+            function = kernel(backend, name)
+            call.check(function(**call.arguments(function, tensors)), call.expected(tensors))
+            ran[name] = ran.get(name, 0) + 1
+    assert set(ran) == {f"{PREFIX[backend]}.varlen"} and min(ran.values()) >= least(20), ran
+
+
+@backends
+def test_packed_calls_name_the_longest_sequence(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    fake = install(monkeypatch, backend)
+    function, call = kernel(backend, f"{PREFIX[backend]}.varlen"), Varlen(rows=(2, 4), lengths=(5, 9))
+    tensors = call.tensors()
+    function(**call.arguments(function, tensors))
+    assert (fake.calls[-1]["max_seqlen_q"], fake.calls[-1]["max_seqlen_k"]) == (4, 9)
+    wrong = {**call.arguments(function, tensors), "max_seqlen_k": 8}
+    with pytest.raises(lz.InvalidCallError, match="max_seqlen_k is 8, expected at least 9"):
+        function(**wrong)
 
 
 @backends

@@ -26,6 +26,7 @@ TOLERANCE = {
 }
 OPERATIONS = {
     "cross_attention": "attention.cross",
+    "varlen_attention": "attention.varlen",
     "paged_attention": "attention.paged",
     "mla_attention": "attention.mla",
     "sparse_attention": "attention.sparse",

@@ -151,6 +151,36 @@ def paged_attention(
     return Answer(out.reshape(query.shape), growth.reshape(query.shape))
 
 
+def varlen_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    window: tuple[int, int] = UNBOUNDED,
+    softcap: float = 0.0,
+) -> Answer:
+    """Attention within packed sequences."""
+    scale = 1.0 / math.sqrt(query.shape[2]) if scale is None else scale
+    out = np.zeros((*query.shape[:2], value.shape[2]))
+    growth = np.zeros_like(out)
+    may_be_nan = np.zeros(out.shape, dtype=bool)
+    group = query.shape[1] // max(key.shape[1], 1)
+    for b in range(len(cu_seqlens_q) - 1):
+        start, end, first, last = (int(x[b + i]) for x in (cu_seqlens_q, cu_seqlens_k) for i in (0, 1))
+        for t in range(start, end):
+            seen = _reach(t + (last - first) - end, last - first, causal, window)
+            for h in range(query.shape[1]):
+                k, v = key[first:last, h // group], value[first:last, h // group]
+                out[t, h], growth[t, h] = attend(query[t, h], k[seen], v[seen], scale, softcap)
+                # Within a sequence, as of dense attention.
+                may_be_nan[t, h] = ~np.isfinite(v).all(0) | ~np.isfinite(k).all()
+    return Answer(out, growth, may_be_nan)
+
+
 def mla_attention(
     q_nope: Array,
     q_pe: Array,

@@ -94,6 +94,29 @@ def paged_attention(
     return torch.cat(rows)
 
 
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    softcap: float = 0.0,
+) -> Tensor:
+    """Attention within packed sequences that own every row, each as dense attention."""
+    rows = []
+    starts, firsts = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    for i in range(len(starts) - 1):
+        own = query[starts[i] : starts[i + 1]][None]
+        keys, values = (t[firsts[i] : firsts[i + 1]][None] for t in (key, value))
+        rows.append(attention(own, keys, values, causal, scale, softcap=softcap)[0])
+    return torch.cat(rows)
+
+
 def mla_attention(
     q_nope: Tensor,
     q_pe: Tensor,

@@ -85,6 +85,7 @@ macro_rules! kernels {
 
 kernels! {
     DenseAttention = reference::attention::Dense;
+    VarlenAttention = reference::varlen::Varlen;
     PagedAttention = reference::paged::Paged;
     LatentAttention = reference::mla::Latent;
     PagedLatentAttention = reference::mla::PagedLatent;

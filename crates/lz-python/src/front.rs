@@ -39,6 +39,8 @@ pub struct Front {
     pub signature: &'static Signature,
     /// The names of its arguments, interned.
     names: Vec<Py<PyString>>,
+    /// Other names of arguments, and their places.
+    others: Vec<(Py<PyString>, usize)>,
     /// How many arguments may be given by position.
     positional: usize,
     /// What a kernel is given for an argument the caller left out.
@@ -85,6 +87,10 @@ impl Front {
             index,
             signature,
             names: arguments.iter().map(|a| PyString::intern(py, a.name).unbind()).collect(),
+            others: {
+                let others = arguments.iter().enumerate().flat_map(|(at, a)| a.also().into_iter().map(move |name| (name, at)));
+                others.map(|(name, at)| (PyString::intern(py, name).unbind(), at)).collect()
+            },
             defaults: arguments.iter().map(|a| docs::default_object(py, a)).collect(),
             positional: arguments.iter().filter(|a| !a.keyword_only).count(),
             tensors: places(tensor_bits).collect(),
@@ -174,13 +180,15 @@ impl Front {
         Ok(())
     }
 
-    /// The place of an argument: names are interned almost always, so that comparing addresses finds them.
+    /// The place of an argument: names are interned almost always, so that comparing addresses finds them. Other names are
+    /// looked at last.
     #[inline]
     fn place(&self, name: *mut PyObject) -> Option<usize> {
         let same = |own: &Py<PyString>| ptr::eq(own.as_ptr(), name);
         // SAFETY: both are live strings.
         let equal = |own: &Py<PyString>| unsafe { ffi::PyUnicode_Compare(own.as_ptr(), name) == 0 };
-        self.names.iter().position(same).or_else(|| self.names.iter().position(equal))
+        let own = self.names.iter().position(same).or_else(|| self.names.iter().position(equal));
+        own.or_else(|| self.others.iter().find(|(other, _)| equal(other)).map(|&(_, at)| at))
     }
 
     #[cold]

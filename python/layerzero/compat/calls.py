@@ -40,6 +40,8 @@ SIZES: tuple[tuple[str, tuple[dict[str, int], ...]], ...] = (
             {"batch": 2, "seq_k": 64, "heads": 8, "head_dim": 64, "shared_prefix": 32},
         ),
     ),
+    ("attention.standard.prefill.varlen", ({"batch": 2, "seq_q": 64, "heads": 4, "head_dim": 64},)),
+    ("attention.gqa.prefill.varlen", ({"batch": 2, "seq_q": 64, "heads": 8, "head_dim": 64},)),
     ("attention.mla.decode.paged", ({"batch": 2, "seq_k": 64, "heads": 16}, {"batch": 2, "seq_k": 64, "heads": 128})),
     ("attention.mla.decode", ({"seq_k": 64, "heads": 16}, {"seq_k": 64, "heads": 128})),
     ("attention.mla", ({"seq_q": 16, "seq_k": 16, "heads": 16}, {"seq_q": 16, "seq_k": 16, "heads": 128})),

@@ -20,6 +20,7 @@ LOWERED = frozenset(
     [
         "attention",
         "cross_attention",
+        "varlen_attention",
         "paged_attention",
         "mla_attention",
         "sparse_attention",

@@ -101,6 +101,9 @@ RULES: dict[str, Rule] = {
     # The layout does not matter here: result and query agree in all but the last size.
     "attention": _like("b m n e", "query", **_DENSE),
     "cross_attention": _like("b m n e", "query", **_DENSE),
+    "varlen_attention": _like(
+        "t h e", "query", query="t h d", key="x y d", value="x y e", cu_seqlens_q="b+1", cu_seqlens_k="b+1"
+    ),
     "paged_attention": _like(
         "...query",
         "query",

@@ -1,6 +1,7 @@
 """The public functions as torch operators: names, order and types of their arguments, derived from the schemas."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -85,6 +86,8 @@ class Operator:
     updates: tuple[str, ...]
     layout_setting: str | None = None
     """The setting that says the layout of a call that does not."""
+    others: Mapping[str, str] = field(default_factory=dict)
+    """Other names of the function's arguments, and the arguments they name."""
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -161,7 +164,8 @@ def _operator(function: dict[str, Any]) -> Operator:
     if function["name"] in LOWERABLE:
         arguments.append(Argument(LOWERING, "str?", required=False))
     outputs = tuple(output["name"] for output in function["outputs"])
-    return Operator(function["name"], tuple(arguments), outputs, tuple(function["updates"]), setting)
+    others = {other: argument["name"] for argument in function["args"] for other in argument["also"]}
+    return Operator(function["name"], tuple(arguments), outputs, tuple(function["updates"]), setting, others)
 
 
 OPERATORS: dict[str, Operator] = {

@@ -241,8 +241,10 @@ def _caller(operator: Operator) -> Callable[..., Any]:
     takes_dtype = "dtype" in operator.names
     setting = operator.layout_setting if DEFAULT_LAYOUT in operator.names else None
     lowers = LOWERING in operator.names
+    others = operator.others
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        kwargs = {others.get(name, name): value for name, value in kwargs.items()}
         out = kwargs.pop("out", None)
         for at, name in lists:
             if name in kwargs:

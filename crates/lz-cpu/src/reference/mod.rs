@@ -35,6 +35,7 @@ pub mod posenc;
 pub mod quantize;
 pub mod sampling;
 pub mod sparse;
+pub mod varlen;
 
 /// A kernel that is the definition of its operations, and therefore takes every call of them.
 pub trait Reference {

@@ -82,6 +82,8 @@ const SIZES: &[(&str, Rule)] = &[
     ("draft", |_| Some(4)),
     ("k", |_| Some(50)),
     ("shared_prefix", |_| Some(0)),
+    ("max_seqlen_q", |_| Some(0)),
+    ("max_seqlen_k", |_| Some(0)),
 ];
 
 /// Optional tensors that calls usually have: operation and input.

@@ -8,6 +8,7 @@ pub mod attention;
 pub mod attention_mla;
 pub mod attention_paged;
 pub mod attention_sparse;
+pub mod attention_varlen;
 pub mod embedding;
 pub mod kv_cache;
 pub mod mlp;
@@ -25,6 +26,8 @@ pub static OPS: &[&OpSchema] = &[
     &attention::GQA_DECODE,
     &attention::CROSS_PREFILL,
     &attention::CROSS_DECODE,
+    &attention_varlen::STANDARD_PREFILL_VARLEN,
+    &attention_varlen::GQA_PREFILL_VARLEN,
     &attention_paged::STANDARD_PREFILL_PAGED,
     &attention_paged::STANDARD_DECODE_PAGED,
     &attention_paged::GQA_PREFILL_PAGED,
@@ -73,6 +76,11 @@ pub static ALIASES: &[Alias] = &[
         ],
         fixes: &[],
     },
+    Alias {
+        name: "attention.varlen",
+        ops: &["attention.standard.prefill.varlen", "attention.gqa.prefill.varlen"],
+        fixes: &[],
+    },
     Alias { name: "attention.cross", ops: &["attention.cross.decode", "attention.cross.prefill"], fixes: &[] },
     Alias {
         name: "attention.mla",
@@ -108,6 +116,12 @@ pub static FUNCTIONS: &[Function] = &[
         "query key value scale * attn_mask softcap dropout_p seed layout out",
     )
     .about("softmax attention to another sequence, prefill or decode by query length"),
+    function(
+        "varlen_attention",
+        "attention.varlen",
+        "query key value cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k * causal scale window softcap out",
+    )
+    .about("softmax attention within packed sequences of different lengths, standard or grouped-query"),
     function(
         "paged_attention",
         "attention.paged",

@@ -18,6 +18,7 @@ from .._shared.library import Library
 from .._shared.packed_rows import Rows
 from .._shared.paged_attention import Pages, decode, prefill
 from .._shared.seeded_dropout import seeded
+from .._shared.varlen_attention import Packed, varlen
 
 _library = Library(
     "flash_attn",
@@ -101,6 +102,25 @@ def _prefill(query: Tensor, pages: Pages, rows: Rows, cu_seqlens_q: Tensor, caus
     return output
 
 
+def _varlen(call: Packed) -> Tensor:
+    # Told that no sequence has two queries, it takes for granted that each has one.
+    longest = call.rows.longest if call.each_has_one else max(call.rows.longest, 2)
+    output: Tensor = _library.flash_attn_varlen_func(
+        call.query,
+        call.key,
+        call.value,
+        call.cu_seqlens_q,
+        call.cu_seqlens_k,
+        longest,
+        call.tokens.longest,
+        softmax_scale=call.scale,
+        causal=call.causal,
+        window_size=call.window,
+        softcap=call.softcap,
+    )
+    return output
+
+
 paged_decode, paged_prefill = decode(_decode), prefill(_prefill)
 
 KERNELS: dict[str, Callable[..., Any]] = {
@@ -110,6 +130,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "flash_attn.v2.cross": cross,
     "flash_attn.v2.cross.train": cross,
     "flash_attn.v2.cross.train.deterministic": dense(_in_order, *_CROSS),
+    "flash_attn.v2.varlen": varlen(_varlen),
     "flash_attn.v2.paged.decode": paged_decode,
     "flash_attn.v2.paged.decode.gqa": paged_decode,
     "flash_attn.v2.paged.prefill": paged_prefill,

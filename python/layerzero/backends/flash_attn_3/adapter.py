@@ -16,11 +16,12 @@ from .._shared.library import Library
 from .._shared.operands import is_tileable, tileable
 from .._shared.packed_rows import Rows
 from .._shared.paged_attention import Pages, decode, prefill
+from .._shared.varlen_attention import Packed, varlen
 from . import operator
 
 _library = Library(
     "flash_attn_interface",
-    *("flash_attn_func", "flash_attn_with_kvcache"),
+    *("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"),
     usual_version="3.0.0b1",
     advice="install FlashAttention 3",
 )
@@ -99,6 +100,23 @@ def _prefill(query: Tensor, pages: Pages, rows: Rows, cu_seqlens_q: Tensor, caus
     return _paged(query, pages, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max(rows.longest, 1), causal=causal)
 
 
+def _varlen(call: Packed) -> Tensor:
+    output = _library.flash_attn_varlen_func(
+        call.query,
+        call.key,
+        call.value,
+        cu_seqlens_q=call.cu_seqlens_q,
+        cu_seqlens_k=call.cu_seqlens_k,
+        max_seqlen_q=call.rows.longest,
+        max_seqlen_k=call.tokens.longest,
+        softmax_scale=call.scale,
+        causal=call.causal,
+        window_size=call.window,
+        softcap=call.softcap,
+    )
+    return _output(output)
+
+
 paged_decode, paged_prefill = decode(_paged, tileable), prefill(_prefill, tileable)
 
 KERNELS: dict[str, Callable[..., Any]] = {
@@ -108,6 +126,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "flash_attn.v3.train.deterministic": dense(partial(_trained, deterministic=True), *_OPTIONS, operand=_operand),
     "flash_attn.v3.cross": dense(_attend, "softcap", operand=_operand, whole=_whole),
     "flash_attn.v3.cross.train": dense(_trained, "softcap", operand=_operand),
+    "flash_attn.v3.varlen": varlen(_varlen, tileable),
     "flash_attn.v3.paged.decode": paged_decode,
     "flash_attn.v3.paged.decode.gqa": paged_decode,
     "flash_attn.v3.paged.prefill": paged_prefill,

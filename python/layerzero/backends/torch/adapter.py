@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from .._shared.torch_functions import attention, feedforward, kv_cache, norm, paged, position, quantize, sampling
+from .._shared.torch_functions import attention, feedforward, kv_cache, norm, paged, position, quantize, sampling, varlen
 from . import sparse
 
 
@@ -29,6 +29,8 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "torch.sdpa.math.cross": attention.sdpa_math_cross,
     "torch.attention.unfused": attention.unfused,
     "torch.attention.unfused.cross": attention.unfused_cross,
+    "torch.varlen.flash": varlen.flash,
+    "torch.varlen.unfused": varlen.unfused,
     "torch.paged.flash.decode": paged.decode_flash,
     "torch.paged.flash.decode.gqa": paged.decode_flash,
     "torch.paged.flash.prefill": paged.prefill_flash,

@@ -11,6 +11,7 @@ from ..library import Library
 from ..operands import bshd, readable
 from ..packed_rows import Rows
 from ..paged_attention import Pages, prefill
+from ..varlen_attention import Packed, varlen
 from .launching import launch
 
 library = Library("flash_attn.cute", "flash_attn_func", "flash_attn_varlen_func")
@@ -86,4 +87,22 @@ def _prefill(query: Tensor, pages: Pages, rows: Rows, cu_seqlens_q: Tensor, caus
     return output
 
 
+def _varlen(call: Packed) -> Tensor:
+    output: Tensor = library.flash_attn_varlen_func(
+        call.query,
+        call.key,
+        call.value,
+        cu_seqlens_q=call.cu_seqlens_q,
+        cu_seqlens_k=call.cu_seqlens_k,
+        max_seqlen_q=call.rows.longest,
+        max_seqlen_k=call.tokens.longest,
+        softmax_scale=call.scale,
+        causal=call.causal,
+        window_size=(_side(call.window[0]), _side(call.window[1])),
+        softcap=call.softcap,
+    )[0]
+    return output
+
+
 paged_prefill = prefill(_prefill)
+packed = varlen(_varlen)
