@@ -16,6 +16,7 @@ from cases import (
     call_path,
     embedding,
     kv_cache,
+    lse,
     mla,
     mlp,
     norm,
@@ -29,7 +30,22 @@ from cases import (
 )
 from cases.case import Case
 
-FAMILIES = [attention, varlen, paged, mla, sparse, embedding, posenc, norm, mlp, activation, sampling, quantize, kv_cache]
+FAMILIES = [
+    attention,
+    varlen,
+    paged,
+    lse,
+    mla,
+    sparse,
+    embedding,
+    posenc,
+    norm,
+    mlp,
+    activation,
+    sampling,
+    quantize,
+    kv_cache,
+]
 
 OPS = [
     "attention.standard.prefill",
@@ -44,6 +60,10 @@ OPS = [
     "attention.standard.decode.paged",
     "attention.gqa.prefill.paged",
     "attention.gqa.decode.paged",
+    "attention.lse",
+    "attention.lse.varlen",
+    "attention.lse.paged",
+    "attention.merge",
     "attention.mla.prefill",
     "attention.mla.decode",
     "attention.mla.decode.paged",

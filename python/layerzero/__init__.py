@@ -18,6 +18,7 @@ from layerzero._native import (
     __version__,
     alibi_bias,
     attention,
+    attention_lse,
     cross_attention,
     dequantize,
     embedding,
@@ -28,8 +29,10 @@ from layerzero._native import (
     kv_compact,
     layer_norm,
     linear,
+    merge_states,
     mla_attention,
     paged_attention,
+    paged_attention_lse,
     quantize,
     rms_norm,
     rope,
@@ -39,6 +42,7 @@ from layerzero._native import (
     sparse_attention,
     speculative_verify,
     varlen_attention,
+    varlen_attention_lse,
 )
 from layerzero.arrays import Quantized
 from layerzero.auto_tuning import AutoTunedCall, AutoTuneStatus, auto_tune_status
@@ -117,6 +121,7 @@ from layerzero.models import (
     model_hash,
 )
 from layerzero.optimizing import Kept, Optimized, OptimizeReport, Replaced, optimize, patched
+from layerzero.paging import PageTables, page_tables
 from layerzero.pinning import (
     DispatchTable,
     Mismatch,
@@ -199,6 +204,7 @@ __all__ = [
     "OperationInfo",
     "OptimizeReport",
     "Optimized",
+    "PageTables",
     "Plan",
     "PlannedCall",
     "Quantized",
@@ -235,6 +241,7 @@ __all__ = [
     "__version__",
     "alibi_bias",
     "attention",
+    "attention_lse",
     "auto_tune_status",
     "avoid",
     "calls_of",
@@ -268,11 +275,14 @@ __all__ = [
     "load_lockfile",
     "load_table",
     "manifest",
+    "merge_states",
     "mla_attention",
     "model_hash",
     "ops",
     "optimize",
+    "page_tables",
     "paged_attention",
+    "paged_attention_lse",
     "patched",
     "prefer",
     "quantize",
@@ -305,6 +315,7 @@ __all__ = [
     "unregister_kernel",
     "validate",
     "varlen_attention",
+    "varlen_attention_lse",
     "warmup",
     "which",
     "workload",

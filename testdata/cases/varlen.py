@@ -7,7 +7,20 @@ from typing import Any
 import numpy as np
 
 from .attention import attend, dense, reachable
-from .case import NAN, Case, Draw, Expected, Tensor, bad_data, every_other, padded_rows, tensor, transposed, with_value
+from .case import (
+    INF,
+    NAN,
+    Case,
+    Draw,
+    Expected,
+    Tensor,
+    bad_data,
+    every_other,
+    padded_rows,
+    tensor,
+    transposed,
+    with_value,
+)
 from .number import FLOATS
 
 
@@ -23,6 +36,7 @@ def varlen(
     window_left: int = -1,
     window_right: int = -1,
     softcap: float = 0.0,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
     """Sequence b owns the rows from starts[b] to starts[b + 1] and the keys from firsts[b] to firsts[b + 1]."""
     out = np.zeros((*q.shape[:2], v.shape[2]))
@@ -34,7 +48,10 @@ def varlen(
         )
         for h in range(q.shape[1]):
             kv = h // (q.shape[1] // k.shape[1])
-            out[rows, h] = attend(q[rows, h], k[keys, kv], v[keys, kv], allowed, softcap=softcap, scale=scale)
+            sink = -INF if sinks is None else float(sinks[h])
+            out[rows, h] = attend(
+                q[rows, h], k[keys, kv], v[keys, kv], allowed, softcap=softcap, scale=scale, sink=sink
+            )
     return out
 
 
@@ -58,6 +75,7 @@ class Varlen:
         call: str | None = None,
         index: str = "int32",
         full_precision: bool = False,
+        sinks: Tensor | None = None,
         edit: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
         view: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
         error: bool = False,
@@ -79,8 +97,11 @@ class Varlen:
             return bad_data(name, self.op, inputs, params, None)
         x = {n: t.values for n, t in inputs.items()}
         promises = ("max_seqlen_q", "max_seqlen_k")
-        out = varlen(*x.values(), **{n: v for n, v in params.items() if n not in promises})
+        said = {n: v for n, v in params.items() if n not in promises}
+        out = varlen(*x.values(), sinks=None if sinks is None else sinks.values, **said)
         inputs = view(inputs) if view else inputs
+        if sinks is not None:
+            inputs["sinks"] = sinks
         return Case(name, call or self.op, inputs, {"output": Expected(dtype, out)}, params, None)
 
     def all(self) -> Iterator[Case]:
@@ -133,6 +154,10 @@ class Varlen:
         yield self.case("everything", "float64", scale=0.9, softcap=1.5, window_left=2, max_seqlen_q=2)
         yield self.case("longest_promised", max_seqlen_q=2, max_seqlen_k=5)
         yield self.case("longer_promised", max_seqlen_q=9, max_seqlen_k=70, index="int64")
+        sinks = tensor("float32", [0.5 - 0.75 * i for i in range(self.heads)])
+        yield self.case("sinks", sinks=sinks)
+        yield self.case("sinks_long", "bfloat16", queries=(3, 17), lengths=(4, 19), sinks=sinks, causal=False)
+        yield self.case("sinks_no_keys", queries=(2, 2, 1), lengths=(4, 0, 3), rest=(1, 0), sinks=sinks, softcap=2.0)
         yield self.case("alias_varlen", call="attention.varlen")
         yield self.case(
             "nan_outside_the_sequences",

@@ -26,6 +26,10 @@ TOLERANCE = {
 }
 OPERATIONS = {
     "cross_attention": "attention.cross",
+    "attention_lse": "attention.lse",
+    "varlen_attention_lse": "attention.lse.varlen",
+    "paged_attention_lse": "attention.lse.paged",
+    "merge_states": "attention.merge",
     "varlen_attention": "attention.varlen",
     "paged_attention": "attention.paged",
     "mla_attention": "attention.mla",

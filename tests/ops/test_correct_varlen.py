@@ -42,6 +42,7 @@ def expected(kwargs: dict[str, Any]) -> list[Expected]:
         scale=kwargs.get("scale"),
         window=(-1, -1) if window is None else (window, -1) if isinstance(window, int) else window,
         softcap=kwargs.get("softcap", 0.0),
+        sinks=None if kwargs.get("sinks") is None else array(kwargs["sinks"]),
     )
     return [Expected(answer.values, kwargs["query"].dtype, answer.growth, answer.may_be_nan)]
 
@@ -84,12 +85,14 @@ def packed(draw: st.DrawFn, long: bool = False) -> dict[str, Any]:
     if draw(seldom(2)):
         kwargs["max_seqlen_q"] = max(counts, default=0) + draw(st.integers(0, 3))
         kwargs["max_seqlen_k"] = max(lengths, default=0) + draw(st.integers(0, 3))
+    if draw(seldom(3)):
+        kwargs["sinks"] = d.floats(heads, dtype=draw(st.sampled_from((torch.float32, dtype))))
     if draw(seldom()):
         kwargs["query"] = put_nan(kwargs["query"], d.rng)
     return kwargs
 
 
-@examples(1000)
+@examples(2000)
 @given(kwargs=packed())
 def test_packed_sequences(kwargs: dict[str, Any], family: Family) -> None:
     family.check("varlen_attention", kwargs, expected(kwargs))
@@ -126,7 +129,9 @@ def test_flash_attentions_names_and_order_work() -> None:
     )  # fmt: skip
     assert torch.equal(got, want)
     # flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, ...)
-    got = lz.varlen_attention(q, k, v, rows, keys, 4, 4, softmax_scale=0.3, causal=True, window_size=(2, 0), softcap=5.0)
+    got = lz.varlen_attention(
+        q, k, v, rows, keys, 4, 4, softmax_scale=0.3, causal=True, window_size=(2, 0), softcap=5.0
+    )
     assert torch.equal(got, want)
     # torch.nn.attention.varlen.varlen_attn and FlashInfer.
     got = lz.varlen_attention(q, k, v, cu_seq_q=rows, cu_seq_k=keys, max_q=4, max_k=4, is_causal=True)

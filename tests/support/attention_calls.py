@@ -334,6 +334,7 @@ class Paged:
         known = {
             "scale": None,
             "shared_prefix": 0,
+            "sinks": None,
             "window_right": -1,
             "causal": True,
             **self.params,
@@ -469,14 +470,16 @@ class Varlen:
 
     def arguments(self, kernel: Callable[..., Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
         """What the engine would hand to a kernel's function."""
-        known = {"scale": None, "max_seqlen_q": 0, "max_seqlen_k": 0, **self.params, **tensors}
+        known = {"scale": None, "sinks": None, "max_seqlen_q": 0, "max_seqlen_k": 0, **self.params, **tensors}
         return {name: known[name] for name in inspect.signature(kernel).parameters}
 
     def expected(self, tensors: dict[str, Tensor]) -> Tensor:
         """What the contract demands, by the loops of `reference`."""
-        arrays = [t.cpu().double().numpy() for t in tensors.values()]
+        arrays = {name: t.cpu().double().numpy() for name, t in tensors.items()}
+        sinks = arrays.pop("sinks", None)
         answer = reference.varlen_attention(
-            *arrays,
+            *arrays.values(),
+            sinks=sinks,
             causal=self.causal,
             scale=self.scale,
             window=(self.window_left, self.window_right),

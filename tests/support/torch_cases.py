@@ -157,6 +157,28 @@ CASES = [
         reference.varlen_attention,
         (0, 1, 2),
     ),
+    Case(
+        "attention-sinks",
+        "attention",
+        _made(
+            lambda randn, n: (
+                (randn(2, n, 4, 8), randn(2, n, 2, 8), randn(2, n, 2, 8)),
+                {"sinks": torch.tensor([0.5, -0.25, 1.0, 0.0])},
+            )
+        ),
+        reference.attention,
+        (0, 1, 2, "sinks"),
+    ),
+    Case("attention_lse", "attention_lse", _dense(), reference.attention_lse, (0, 1, 2)),
+    Case("varlen_attention_lse", "varlen_attention_lse", _made(_varlen), reference.varlen_attention_lse, (0, 1, 2)),
+    Case("paged_attention_lse", "paged_attention_lse", _made(_paged), reference.paged_attention_lse),
+    Case(
+        "merge_states",
+        "merge_states",
+        _made(lambda randn, n: ((randn(n, 4, 8), randn(n, 4), randn(n, 4, 8), randn(n, 4)), {})),
+        reference.merge_states,
+        (0, 1, 2, 3),
+    ),
     Case("paged_attention", "paged_attention", _made(_paged), reference.paged_attention),
     Case("paged_attention-prefill", "paged_attention", _made(_packed), reference.paged_attention),
     Case(

@@ -35,6 +35,8 @@ pub enum Special {
     NormalizedShape,
     /// `format`: what packed bytes are.
     Format,
+    /// `return_lse`: the call is one of the function of the same name with `_lse` behind it.
+    ReturnLse,
 }
 
 impl Special {
@@ -54,6 +56,11 @@ impl Special {
             "sizes of the trailing dimensions to normalize over; the last one when not given",
         ),
         ("format", Special::Format, "the format of packed 4-bit values (int4, mxfp4, nvfp4)"),
+        (
+            "return_lse",
+            Special::ReturnLse,
+            "whether to give (output, lse): with the natural logarithm of each softmax's sum, in float32",
+        ),
     ];
 
     /// Its name.

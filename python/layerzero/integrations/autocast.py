@@ -20,8 +20,11 @@ LOWERED = frozenset(
     [
         "attention",
         "cross_attention",
+        "attention_lse",
         "varlen_attention",
+        "varlen_attention_lse",
         "paged_attention",
+        "paged_attention_lse",
         "mla_attention",
         "sparse_attention",
         "linear",
@@ -29,7 +32,7 @@ LOWERED = frozenset(
     ]
 )
 # Slopes are multiplied by distances, so their error grows with them; kernels take them in float32.
-_KEPT = frozenset(["alibi_slopes"])
+_KEPT = frozenset(["alibi_slopes", "sinks"])
 _CASTABLE = frozenset([torch.float32, torch.float16, torch.bfloat16])
 
 # The dispatch keys of autocast, by device type; a device type of another library's has the name it was given.

@@ -113,6 +113,22 @@ RULES: dict[str, Rule] = {
         block_tables="b t",
         context_lens="b",
     ),
+    "attention_lse": Rule(_DENSE, (("b m n e", "query"), ("b m n", torch.float32)), differentiable=True),
+    "varlen_attention_lse": Rule(
+        {"query": "t h d", "key": "x y d", "value": "x y e", "cu_seqlens_q": "b+1", "cu_seqlens_k": "b+1"},
+        (("t h e", "query"), ("t h", torch.float32)),
+        differentiable=True,
+    ),
+    "paged_attention_lse": Rule(
+        {"query": "t h d", "key_cache": _CACHE, "value_cache": _CACHE, "block_tables": "b w", "context_lens": "b"},
+        (("t h d", "query"), ("t h", torch.float32)),
+        differentiable=True,
+    ),
+    "merge_states": Rule(
+        {"out_a": "...rows d", "lse_a": "...rows", "out_b": "...rows d", "lse_b": "...rows"},
+        (("...rows d", "out_a"), ("...rows", torch.float32)),
+        differentiable=True,
+    ),
     "mla_attention": _like("t h c", "q_nope", q_nope="t h c", q_pe="t h r"),
     "sparse_attention": _like("m n d", "query", query="m n d", key="x y d", value="x y d"),
     "embedding": _like("...rows h", "weight", indices="...rows", weight="v h"),

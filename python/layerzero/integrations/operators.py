@@ -38,7 +38,7 @@ LOWERABLE = frozenset(
 )
 
 # How arguments that are neither tensors nor parameters of a schema enter an operator. `out` does not: an operator
-# gives new tensors, and the caller's is filled from them.
+# gives new tensors, and the caller's is filled from them. `return_lse` names another operator.
 _SPECIALS = {
     "window": "SymInt[]?",
     "layout": "str?",
@@ -153,7 +153,7 @@ def _argument(declared: dict[str, Any], updates: list[str]) -> Argument:
 
 
 def _operator(function: dict[str, Any]) -> Operator:
-    declared = [argument for argument in function["args"] if argument["name"] != "out"]
+    declared = [argument for argument in function["args"] if argument["name"] not in ("out", "return_lse")]
     arguments = [_argument(argument, function["updates"]) for argument in declared]
     if RULES[function["name"]].differentiable and any(argument.name == "seed" for argument in arguments):
         # A backward must drop what the forward dropped, so the seed is drawn before both, and is part of a graph.

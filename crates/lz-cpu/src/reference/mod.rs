@@ -27,6 +27,7 @@ pub mod activation;
 pub mod attention;
 pub mod embedding;
 pub mod kv_cache;
+pub mod merge;
 pub mod mla;
 pub mod mlp;
 pub mod norm;

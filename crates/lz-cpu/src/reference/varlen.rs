@@ -6,29 +6,30 @@ use lz_model::{KernelArgs, KernelError};
 
 use super::Reference;
 use super::arguments::Arguments;
-use super::indices::{bad_data, clear, read_segments};
+use super::indices::{bad_data, cleared, read_segments};
 use super::matrix::Matrix;
 use super::reach::Reach;
-use super::softmax::{Scoring, weighted_sum, weights};
+use super::softmax::{Scoring, attend, weighted_sum};
 
 /// Attention of the rows of each sequence to its keys.
 pub struct Varlen;
 
 impl Reference for Varlen {
-    const OPS: &'static [&'static str] = &["attention.standard.prefill.varlen", "attention.gqa.prefill.varlen"];
+    const OPS: &'static [&'static str] =
+        &["attention.standard.prefill.varlen", "attention.gqa.prefill.varlen", "attention.lse.varlen"];
 
     fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
         let [query, key, value] = ["query", "key", "value"].map(|name| args.tensor(name));
         let [heads, kv_heads, head_dim, v_dim] = ["heads", "kv_heads", "head_dim", "v_dim"].map(|name| args.dim(name));
         let (reach, scoring) = (Reach::of(args), Scoring::of(args, head_dim));
+        let sinks = args.optional_tensor("sinks");
         let group = heads / kv_heads.max(1);
         let rows = read_segments(&args.tensor("cu_seqlens_q"), "cu_seqlens_q", args.dim("seq_q"))?;
         let tokens = read_segments(&args.tensor("cu_seqlens_k"), "cu_seqlens_k", args.dim("seq_k"))?;
         check_longest("max_seqlen_q", args.int("max_seqlen_q"), &rows)?;
         check_longest("max_seqlen_k", args.int("max_seqlen_k"), &tokens)?;
 
-        let output = &mut args.outputs[0];
-        clear(output);
+        let (output, mut logarithms) = cleared(args);
         for (rows, tokens) in rows.into_iter().zip(tokens) {
             let length = tokens.end - tokens.start;
             for kv in 0..kv_heads {
@@ -38,7 +39,11 @@ impl Reference for Varlen {
                     let numbers: Vec<f64> = (0..head_dim).map(|d| query.get(&[row, h, d])).collect();
                     let position = length - (rows.end - row);
                     let bias = |j: usize| reach.covers(position, j as i64).then_some(0.0);
-                    let weights = weights(&numbers, &keys, scoring, bias);
+                    let sink = sinks.as_ref().map(|sinks| sinks.get(&[h]));
+                    let (weights, lse) = attend(&numbers, &keys, scoring, sink, bias);
+                    if let Some(logarithms) = &mut logarithms {
+                        logarithms.set(&[row, h], lse);
+                    }
                     for (d, x) in weighted_sum(&weights, &values).into_iter().enumerate() {
                         output.set(&[row, h, d as i64], x);
                     }
@@ -53,7 +58,12 @@ impl Reference for Varlen {
 fn check_longest(name: &'static str, promised: i64, segments: &[Range<i64>]) -> Result<(), KernelError> {
     let longest = segments.iter().map(|segment| segment.end - segment.start).max().unwrap_or(0);
     if promised > 0 && promised < longest {
-        return Err(bad_data(name, &[], promised, format!("expected at least {longest}, the length of the longest sequence")));
+        return Err(bad_data(
+            name,
+            &[],
+            promised,
+            format!("expected at least {longest}, the length of the longest sequence"),
+        ));
     }
     Ok(())
 }
