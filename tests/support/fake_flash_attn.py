@@ -47,6 +47,14 @@ def pages(cache: Tensor, table: Tensor, length: int) -> Tensor:
     return gathered.transpose(0, 1)
 
 
+def log_sums(q: Tensor, k: Tensor, allowed: Tensor, scale: float, softcap: float, nothing: float) -> Tensor:
+    """The logarithms of the softmaxes' sums, heads first, in float32; `nothing` where a query attends to nothing."""
+    scores = q.double() @ k.double().repeat_interleave(q.shape[-3] // k.shape[-3], -3).transpose(-1, -2) * scale
+    scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+    lse = scores.masked_fill(~allowed, -torch.inf).logsumexp(-1).float()
+    return lse.masked_fill(lse == -torch.inf, nothing)
+
+
 def tokens(tensor: Tensor, bounds: Tensor, sequence: int) -> Tensor:
     """The packed keys or values of a sequence, heads first."""
     start, end = bounds[sequence : sequence + 2].tolist()
@@ -106,7 +114,7 @@ class FlashAttention2:
         alibi_slopes: Tensor | None = None,
         deterministic: bool = False,
         return_attn_probs: bool = False,
-    ) -> Tensor:
+    ) -> Any:
         self.calls.append(dict(locals()))
         scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
         self._check(q, k, v, softcap, dropout_p, scale)
@@ -125,8 +133,11 @@ class FlashAttention2:
             drawn = torch.rand(q.shape[0], q.shape[2], seq_q, seq_k)
             kept = (drawn >= dropout_p) / (1.0 - dropout_p)
         allowed = self._reach(seq_q, seq_k, seq_k, causal, window_size, alibi_slopes is not None)
-        heads_first = (t.transpose(1, 2) for t in (q, k, v))
-        return attend(*heads_first, allowed, scale, softcap, bias, kept).transpose(1, 2).to(q.dtype)
+        heads_first = [t.transpose(1, 2) for t in (q, k, v)]
+        output = attend(*heads_first, allowed, scale, softcap, bias, kept).transpose(1, 2).to(q.dtype)
+        if not return_attn_probs:
+            return output
+        return output, log_sums(*heads_first[:2], allowed, scale, softcap, torch.inf), None
 
     def flash_attn_varlen_func(
         self,
@@ -146,7 +157,7 @@ class FlashAttention2:
         deterministic: bool = False,
         return_attn_probs: bool = False,
         block_table: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Any:
         self.calls.append(dict(locals()))
         scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
         self._check(q, k, v, softcap, dropout_p, scale)
@@ -162,6 +173,7 @@ class FlashAttention2:
             q.reshape(len(lengths), k.shape[-2], -1, q.shape[2])
             starts = list(range(len(lengths) + 1))
         output = torch.full(q.shape, torch.nan, dtype=torch.float64)
+        sums = torch.full((q.shape[1], q.shape[0]), torch.nan)
         for b, length in enumerate(lengths):
             start, end = starts[b], min(starts[b + 1], starts[b] + max_seqlen_q)
             allowed = self._reach(end - start, length, max_seqlen_k, causal, window_size, False)
@@ -170,8 +182,10 @@ class FlashAttention2:
             else:
                 must(length <= max_seqlen_k, "keys beyond max_seqlen_k are not read")
                 kb, vb = tokens(k, cu_seqlens_k, b), tokens(v, cu_seqlens_k, b)
-            output[start:end] = attend(q[start:end].transpose(0, 1), kb, vb, allowed, scale, softcap).transpose(0, 1)
-        return output.to(q.dtype)
+            rows = q[start:end].transpose(0, 1)
+            output[start:end] = attend(rows, kb, vb, allowed, scale, softcap).transpose(0, 1)
+            sums[:, start:end] = log_sums(rows, kb, allowed, scale, softcap, torch.inf)
+        return (output.to(q.dtype), sums, None) if return_attn_probs else output.to(q.dtype)
 
     def flash_attn_with_kvcache(
         self,
@@ -286,8 +300,10 @@ class FlashAttention3:
         must(not deterministic or q.shape[-1] <= 192, "Deterministic backward not supported for hdim 256.")
         seq_q, seq_k = q.shape[1], k.shape[1]
         allowed = self._reach(seq_q, seq_k, seq_q, seq_k, causal, window_size)
-        heads_first = (t.transpose(1, 2) for t in (q, k, v))
+        heads_first = [t.transpose(1, 2) for t in (q, k, v)]
         output = attend(*heads_first, allowed, scale, softcap).transpose(1, 2).to(q.dtype)
+        if return_attn_probs:
+            return output, log_sums(*heads_first[:2], allowed, scale, softcap, -torch.inf)
         return (output, torch.zeros(1)) if self.returns_tuple else output
 
     def flash_attn_varlen_func(
@@ -323,14 +339,18 @@ class FlashAttention3:
             must(bounds.dtype == torch.int32 and bounds.is_contiguous(), "cu_seqlens must be contiguous int32")
         must(max_seqlen_q > 0 and max_seqlen_k > 0, "invalid grid")
         output = torch.full((*q.shape[:2], v.shape[2]), torch.nan, dtype=torch.float64)
+        sums = torch.full((q.shape[1], q.shape[0]), torch.nan)
         starts = cu_seqlens_q.tolist()
         for b, length in enumerate(cu_seqlens_k.diff().tolist()):
             must(length <= max_seqlen_k, "keys beyond max_seqlen_k are not read")
             start, end = starts[b], min(starts[b + 1], starts[b] + max_seqlen_q)
             allowed = self._reach(end - start, length, max_seqlen_q, max_seqlen_k, causal, window_size)
             kb, vb = tokens(k, cu_seqlens_k, b), tokens(v, cu_seqlens_k, b)
-            rows = attend(q[start:end].transpose(0, 1), kb, vb, allowed, scale, softcap)
-            output[start:end] = rows.transpose(0, 1)
+            rows = q[start:end].transpose(0, 1)
+            output[start:end] = attend(rows, kb, vb, allowed, scale, softcap).transpose(0, 1)
+            sums[:, start:end] = log_sums(rows, kb, allowed, scale, softcap, -torch.inf)
+        if return_attn_probs:
+            return output.to(q.dtype), sums
         return (output.to(q.dtype), torch.zeros(1)) if self.returns_tuple else output.to(q.dtype)
 
     def flash_attn_with_kvcache(
@@ -462,8 +482,9 @@ class FlashAttention4:
             q, k, v, scale, softcap, window_size != (None, None) and not causal or window_size[0] is not None, False
         )
         allowed = self._reach(q.shape[1], k.shape[1], causal, window_size)
-        heads_first = (t.transpose(1, 2) for t in (q, k, v))
-        return attend(*heads_first, allowed, scale, softcap).transpose(1, 2).to(q.dtype), None
+        heads_first = [t.transpose(1, 2) for t in (q, k, v)]
+        sums = log_sums(*heads_first[:2], allowed, scale, softcap, -torch.inf) if return_lse else None
+        return attend(*heads_first, allowed, scale, softcap).transpose(1, 2).to(q.dtype), sums
 
     def flash_attn_varlen_func(
         self,
@@ -511,6 +532,7 @@ class FlashAttention4:
             assert t.dtype == torch.int32 and t.stride(0) == 1, "must be int32 and contiguous"
         starts, most = cu_seqlens_q.tolist(), max_seqlen_q or q.shape[0]
         output = torch.full((*q.shape[:2], v.shape[-1]), torch.nan, dtype=torch.float64)
+        sums = torch.full((q.shape[1], q.shape[0]), torch.nan)
         for b, length in enumerate(bounds.tolist() if page_table is not None else bounds.diff().tolist()):
             start, end = starts[b], min(starts[b + 1], starts[b] + most)
             allowed = self._reach(end - start, length, causal, window_size)
@@ -519,5 +541,7 @@ class FlashAttention4:
             else:
                 assert max_seqlen_k is None or length <= max_seqlen_k, "keys beyond max_seqlen_k are not read"
                 kb, vb = tokens(k, bounds, b), tokens(v, bounds, b)
-            output[start:end] = attend(q[start:end].transpose(0, 1), kb, vb, allowed, scale, softcap).transpose(0, 1)
-        return output.to(q.dtype), None
+            rows = q[start:end].transpose(0, 1)
+            output[start:end] = attend(rows, kb, vb, allowed, scale, softcap).transpose(0, 1)
+            sums[:, start:end] = log_sums(rows, kb, allowed, scale, softcap, -torch.inf)
+        return output.to(q.dtype), sums if return_lse else None

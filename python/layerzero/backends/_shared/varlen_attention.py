@@ -32,9 +32,28 @@ class Packed(NamedTuple):
         return self.rows.first == 0 and self.rows.end == self.query.shape[0] == self.cu_seqlens_q.shape[0] - 1
 
 
+def packed_call(
+    operands: tuple[Tensor, Tensor, Tensor],
+    bounds: tuple[Tensor, Tensor, int, int],
+    options: tuple[bool, float | None, tuple[int, int], float],
+    operand: Callable[[Tensor], Tensor],
+) -> Packed | None:
+    """What a library is given; `None` where no sequence has both queries and keys. The lengths are read once for all layers
+    of a model (see `tensor_contents`)."""
+    query, key, value = operands
+    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = bounds
+    rows = rows_of("cu_seqlens_q", cu_seqlens_q, query.shape[0], max_seqlen_q)
+    tokens = rows_of("cu_seqlens_k", cu_seqlens_k, key.shape[0], max_seqlen_k)
+    if rows.longest == 0 or tokens.longest == 0:
+        return None
+    causal, scale, window, softcap = options
+    query, scale = positive(query, scale)
+    loaded = operand(query), operand(key), operand(value)
+    return Packed(*loaded, cu_seqlens_q, cu_seqlens_k, rows, tokens, causal, scale, window, softcap)
+
+
 def varlen(attend: Callable[[Packed], Tensor], operand: Callable[[Tensor], Tensor] = loadable) -> Callable[..., Tensor]:
-    """A kernel for packed sequences. The lengths are read once for all layers of a model (see `tensor_contents`); rows of
-    no sequence are zeros."""
+    """A kernel for packed sequences. Rows of no sequence are zeros."""
 
     def packed(
         query: Tensor,
@@ -50,14 +69,11 @@ def varlen(attend: Callable[[Packed], Tensor], operand: Callable[[Tensor], Tenso
         max_seqlen_q: int,
         max_seqlen_k: int,
     ) -> Tensor:
-        rows = rows_of("cu_seqlens_q", cu_seqlens_q, query.shape[0], max_seqlen_q)
-        tokens = rows_of("cu_seqlens_k", cu_seqlens_k, key.shape[0], max_seqlen_k)
-        if rows.longest == 0 or tokens.longest == 0:
+        bounds = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        options = (causal, scale, (window_left, window_right), softcap)
+        call = packed_call((query, key, value), bounds, options, operand)
+        if call is None:
             return torch.zeros(*query.shape[:2], value.shape[2], dtype=query.dtype, device=query.device)
-        query, scale = positive(query, scale)
-        operands = operand(query), operand(key), operand(value)
-        window = (window_left, window_right)
-        call = Packed(*operands, cu_seqlens_q, cu_seqlens_k, rows, tokens, causal, scale, window, softcap)
-        return rows.zero_others(attend(call))
+        return call.rows.zero_others(attend(call))
 
     return packed
