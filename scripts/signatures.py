@@ -61,7 +61,7 @@ LIBRARIES: dict[str, tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]] =
         (
             "flash_attn_interface",
             ("hopper/flash_attn_interface.py", "flash_attn_interface.py"),
-            ("flash_attn_func", "flash_attn_with_kvcache"),
+            ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"),
         ),
     ),
     "flash_attn_4": (

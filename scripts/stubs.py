@@ -23,7 +23,7 @@ HEADER = '''\
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from os import PathLike
-from typing import Any, Protocol, TypeAlias, TypeVar, final, overload
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, final, overload
 
 from numpy.typing import NDArray
 from torch import Generator, Tensor
@@ -228,6 +228,7 @@ SPECIALS = {
     "layout": "str",
     "normalized_shape": "int | Sequence[int]",
     "out": "_Array",
+    "return_lse": "bool",
     "window": "int | tuple[int, int]",
 }
 TYPES = {"tensor": "_Array", "bool": "bool", "int": "int", "float": "float", "str": "str"}
@@ -286,6 +287,11 @@ def operation(function: dict[str, Any]) -> str:
         chosen = arguments(function, scale="scale: None = None")
         first = definition(name, given, "_Array", docstring(name), "@overload")
         return first + definition(name, chosen, "Quantized", decorator="@overload")
+    if any(declared["name"] == "return_lse" for declared in function["args"]):
+        alone = arguments(function, return_lse="return_lse: Literal[False] | None = None")
+        both = arguments(function, return_lse="return_lse: Literal[True]")
+        first = definition(name, alone, "_Array", docstring(name), "@overload")
+        return first + definition(name, both, "tuple[_Array, _Array]", decorator="@overload")
     results = ", ".join("_Array" for _ in outputs)
     result = "None" if not outputs else "_Array" if len(outputs) == 1 else f"tuple[{results}]"
     return definition(name, arguments(function), result, docstring(name))

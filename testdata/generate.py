@@ -16,6 +16,7 @@ from cases import (
     call_path,
     embedding,
     kv_cache,
+    lse,
     mla,
     mlp,
     norm,
@@ -25,10 +26,26 @@ from cases import (
     quantize,
     sampling,
     sparse,
+    varlen,
 )
 from cases.case import Case
 
-FAMILIES = [attention, paged, mla, sparse, embedding, posenc, norm, mlp, activation, sampling, quantize, kv_cache]
+FAMILIES = [
+    attention,
+    varlen,
+    paged,
+    lse,
+    mla,
+    sparse,
+    embedding,
+    posenc,
+    norm,
+    mlp,
+    activation,
+    sampling,
+    quantize,
+    kv_cache,
+]
 
 OPS = [
     "attention.standard.prefill",
@@ -37,10 +54,16 @@ OPS = [
     "attention.gqa.decode",
     "attention.cross.prefill",
     "attention.cross.decode",
+    "attention.standard.prefill.varlen",
+    "attention.gqa.prefill.varlen",
     "attention.standard.prefill.paged",
     "attention.standard.decode.paged",
     "attention.gqa.prefill.paged",
     "attention.gqa.decode.paged",
+    "attention.lse",
+    "attention.lse.varlen",
+    "attention.lse.paged",
+    "attention.merge",
     "attention.mla.prefill",
     "attention.mla.decode",
     "attention.mla.decode.paged",

@@ -152,9 +152,22 @@ QKV = ("query", "key", "value")
 FUNCTIONS = {
     "attention": Function("attention", (*QKV, "causal", "scale")),
     "cross_attention": Function("attention.cross", (*QKV, "scale")),
+    "varlen_attention": Function(
+        "attention.varlen", (*QKV, "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+    ),
     "paged_attention": Function(
         "attention.paged", ("query", "key_cache", "value_cache", "block_tables", "context_lens", "scale")
     ),
+    "attention_lse": Function("attention.lse", (*QKV, "causal", "scale"), out=False),
+    "varlen_attention_lse": Function(
+        "attention.lse.varlen", (*QKV, "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"), out=False
+    ),
+    "paged_attention_lse": Function(
+        "attention.lse.paged",
+        ("query", "key_cache", "value_cache", "block_tables", "context_lens", "scale"),
+        out=False,
+    ),
+    "merge_states": Function("attention.merge", ("out_a", "lse_a", "out_b", "lse_b"), out=False),
     "mla_attention": Function("attention.mla", ("q_nope", "q_pe", "ckv", "kpe", "scale")),
     "sparse_attention": Function("attention.sparse", QKV),
     "embedding": Function("embedding", ("indices", "weight")),
@@ -188,6 +201,8 @@ class Expected:
     may_be_nan: Array | bool = False
     exact: bool = False
     decode: Callable[[torch.Tensor], Array] | None = None
+    #: The dtype whose tolerance it has, where that is not its own: the first input's, as the engine has it.
+    like: torch.dtype | None = None
 
 
 def difference(got: torch.Tensor, want: Expected) -> str | None:
@@ -203,12 +218,14 @@ def difference(got: torch.Tensor, want: Expected) -> str | None:
         if want.exact:
             wrong = ~((values == want.values) | (np.isnan(values) & np.isnan(want.values)))
         else:
-            tolerance = TOLERANCE[want.dtype]
+            tolerance = TOLERANCE[want.like or want.dtype]
             unit = 2.0**-53 if want.dtype == torch.float64 else 2.0**-24
             growth = np.nan_to_num(want.growth, nan=0.0, posinf=0.0)
             allowed = tolerance * (1.0 + np.abs(want.values)) + unit * growth
             off = (np.isnan(values) != np.isnan(want.values)) & ~(np.isnan(values) & want.may_be_nan)
             wrong = off | (np.abs(values - want.values) > allowed)
+            # Nothing but minus infinity is close to it.
+            wrong |= np.isneginf(want.values) & ~np.isneginf(values)
     if not wrong.any():
         return None
     at = tuple(int(i) for i in np.argwhere(wrong)[0])

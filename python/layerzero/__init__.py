@@ -18,6 +18,7 @@ from layerzero._native import (
     __version__,
     alibi_bias,
     attention,
+    attention_lse,
     cross_attention,
     dequantize,
     embedding,
@@ -28,8 +29,10 @@ from layerzero._native import (
     kv_compact,
     layer_norm,
     linear,
+    merge_states,
     mla_attention,
     paged_attention,
+    paged_attention_lse,
     quantize,
     rms_norm,
     rope,
@@ -38,6 +41,8 @@ from layerzero._native import (
     silu_mul,
     sparse_attention,
     speculative_verify,
+    varlen_attention,
+    varlen_attention_lse,
 )
 from layerzero.arrays import Quantized
 from layerzero.auto_tuning import AutoTunedCall, AutoTuneStatus, auto_tune_status
@@ -129,6 +134,7 @@ from layerzero.models import (
     model_hash,
 )
 from layerzero.optimizing import Kept, Optimized, OptimizeReport, Replaced, optimize, patched
+from layerzero.paging import PageTables, page_tables
 from layerzero.results import Result, Rows
 from layerzero.sdpa import scaled_dot_product_attention
 from layerzero.tokenization import detokenize, register_tokenizer, tokenize
@@ -199,6 +205,7 @@ __all__ = [
     "OperationInfo",
     "OptimizeReport",
     "Optimized",
+    "PageTables",
     "Plan",
     "PlannedCall",
     "Quantized",
@@ -235,6 +242,7 @@ __all__ = [
     "__version__",
     "alibi_bias",
     "attention",
+    "attention_lse",
     "auto_tune_status",
     "avoid",
     "calls_of",
@@ -268,11 +276,14 @@ __all__ = [
     "load_lockfile",
     "load_table",
     "manifest",
+    "merge_states",
     "mla_attention",
     "model_hash",
     "ops",
     "optimize",
+    "page_tables",
     "paged_attention",
+    "paged_attention_lse",
     "patched",
     "prefer",
     "quantize",
@@ -305,6 +316,8 @@ __all__ = [
     "unforce_kernel",
     "unregister_kernel",
     "validate",
+    "varlen_attention",
+    "varlen_attention_lse",
     "warmup",
     "which",
     "workload",

@@ -4,7 +4,7 @@
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from os import PathLike
-from typing import Any, Protocol, TypeAlias, TypeVar, final, overload
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, final, overload
 
 from numpy.typing import NDArray
 from torch import Generator, Tensor
@@ -35,6 +35,7 @@ __all__ = [
     "alibi_bias",
     "allocations",
     "attention",
+    "attention_lse",
     "backends",
     "before_fork",
     "busy",
@@ -91,9 +92,11 @@ __all__ = [
     "manifest",
     "may_explain",
     "measure",
+    "merge_states",
     "mla_attention",
     "overlay",
     "paged_attention",
+    "paged_attention_lse",
     "perfdb_warnings",
     "pin_warnings",
     "plan_call",
@@ -133,6 +136,8 @@ __all__ = [
     "unregister",
     "use_context_variable",
     "validate",
+    "varlen_attention",
+    "varlen_attention_lse",
     "which",
     "write_file",
 ]
@@ -183,6 +188,7 @@ class TextCall:
     def explain(self, texts: int, length: int) -> tuple[str, str]: ...
     def validate(self, kernel: str, texts: int, length: int) -> list[Reason]: ...
 
+@overload
 def attention(
     query: _Array,
     key: _Array,
@@ -192,10 +198,12 @@ def attention(
     *,
     attn_mask: _Array | None = None,
     alibi_slopes: _Array | None = None,
+    sinks: _Array | None = None,
     window: int | tuple[int, int] | None = None,
     softcap: float = 0.0,
     dropout_p: float = 0.0,
     seed: int | None = None,
+    return_lse: Literal[False] | None = None,
     layout: str | None = None,
     out: _Array | None = None,
 ) -> _Array:
@@ -204,9 +212,10 @@ def attention(
     scores = scale * q.k^T (softcapped, plus slope * -|distance|, plus or masked by attn_mask); keys outside the causal
     bound or the window get no weight; out = softmax(scores).v. Causal and windows are aligned bottom-right: query i
     stands at key position i + seq_k - seq_q, and a causal call has at least as many keys as queries. A query that may
-    attend to nothing gives zeros. Each group of heads/kv_heads query heads shares one key/value head. A NaN that takes
-    part gives NaN; a NaN or infinity among keys or values that get no weight may reach further rows, since kernels
-    multiply it by zero.
+    attend to nothing gives zeros. sinks is a score per head that joins the softmax and has no value: weights are
+    exp(scores) / (sum(exp(scores)) + exp(sink)). Each group of heads/kv_heads query heads shares one key/value head. A
+    NaN that takes part gives NaN; a NaN or infinity among keys or values that get no weight may reach further rows,
+    since kernels multiply it by zero.
 
     Edge cases:
         - Case: all scores of a query are NaN: it holds a NaN, or every key it attends to does.
@@ -226,20 +235,22 @@ def attention(
 
     Args:
         query: tensor (batch, seq_q, heads, head_dim) as BSHD or (batch, heads, seq_q, head_dim) as BHSD; float64,
-            float32, float16, bfloat16, float8_e4m3fn, float8_e5m2.
+            float32, float16, bfloat16, float8_e4m3fn, float8_e5m2. Also: q.
         key: tensor (batch, seq_k, kv_heads, head_dim) as BSHD or (batch, kv_heads, seq_k, head_dim) as BHSD; the dtype
-            of query.
+            of query. Also: k.
         value: tensor (batch, seq_k, kv_heads, v_dim) as BSHD or (batch, kv_heads, seq_k, v_dim) as BHSD; the dtype of
-            query.
-        causal: query i attends to keys up to i + seq_k - seq_q.
-        scale: softmax scale; 1/sqrt(head_dim) when not given.
+            query. Also: v.
+        causal: query i attends to keys up to i + seq_k - seq_q. Also: is_causal.
+        scale: softmax scale; 1/sqrt(head_dim) when not given. Also: sm_scale, softmax_scale.
         attn_mask: tensor (batch or 1, heads or 1, seq_q or 1, seq_k) or (seq_q or 1, seq_k); float64, float32, float16,
             bfloat16, bool, optional.
         alibi_slopes: tensor (heads,); float64, float32, float16, bfloat16, optional.
-        window: how many earlier keys a query may attend to, or (earlier, later); all when not given.
+        sinks: tensor (heads,); float64, float32, float16, bfloat16, optional. Also: s_aux, learnable_sink.
+        window: how many earlier keys a query may attend to, or (earlier, later); all when not given. Also: window_size.
         softcap: scores become softcap * tanh(scores / softcap); 0 turns it off.
         dropout_p: probability that an attention weight is dropped (training).
         seed: seed of the draws.
+        return_lse: whether to give (output, lse): with the natural logarithm of each softmax's sum, in float32.
         layout: the order of the dimensions; BSHD when not given, or what default_layout says.
         out: tensor the result is written to; a new one when not given.
 
@@ -250,6 +261,25 @@ def attention(
     which kernel runs with lz.which and lz.explain.
     """
 
+@overload
+def attention(
+    query: _Array,
+    key: _Array,
+    value: _Array,
+    causal: bool = True,
+    scale: float | None = None,
+    *,
+    attn_mask: _Array | None = None,
+    alibi_slopes: _Array | None = None,
+    sinks: _Array | None = None,
+    window: int | tuple[int, int] | None = None,
+    softcap: float = 0.0,
+    dropout_p: float = 0.0,
+    seed: int | None = None,
+    return_lse: Literal[True],
+    layout: str | None = None,
+    out: _Array | None = None,
+) -> tuple[_Array, _Array]: ...
 def cross_attention(
     query: _Array,
     key: _Array,
@@ -285,12 +315,12 @@ def cross_attention(
 
     Args:
         query: tensor (batch, seq_q, heads, head_dim) as BSHD or (batch, heads, seq_q, head_dim) as BHSD; float64,
-            float32, float16, bfloat16, float8_e4m3fn, float8_e5m2.
+            float32, float16, bfloat16, float8_e4m3fn, float8_e5m2. Also: q.
         key: tensor (batch, seq_k, kv_heads, head_dim) as BSHD or (batch, kv_heads, seq_k, head_dim) as BHSD; the dtype
-            of query.
+            of query. Also: k.
         value: tensor (batch, seq_k, kv_heads, v_dim) as BSHD or (batch, kv_heads, seq_k, v_dim) as BHSD; the dtype of
-            query.
-        scale: softmax scale; 1/sqrt(head_dim) when not given.
+            query. Also: v.
+        scale: softmax scale; 1/sqrt(head_dim) when not given. Also: sm_scale, softmax_scale.
         attn_mask: tensor (batch or 1, heads or 1, seq_q or 1, seq_k) or (seq_q or 1, seq_k); float64, float32, float16,
             bfloat16, bool, optional.
         softcap: scores become softcap * tanh(scores / softcap); 0 turns it off.
@@ -305,7 +335,235 @@ def cross_attention(
     Operations: attention.cross.decode, attention.cross.prefill. See which kernel runs with lz.which and lz.explain.
     """
 
+@overload
+def varlen_attention(
+    query: _Array,
+    key: _Array,
+    value: _Array,
+    cu_seqlens_q: _Array,
+    cu_seqlens_k: _Array,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    sinks: _Array | None = None,
+    window: int | tuple[int, int] | None = None,
+    softcap: float = 0.0,
+    return_lse: Literal[False] | None = None,
+    out: _Array | None = None,
+) -> _Array:
+    """Softmax attention within packed sequences of different lengths, standard or grouped-query.
+
+    sequences are packed along the first dimension, without padding: sequence b owns the query rows cu_seqlens_q[b] ..
+    cu_seqlens_q[b+1] and the key and value rows cu_seqlens_k[b] .. cu_seqlens_k[b+1]. Each is attended to as by dense
+    attention: scores = scale * q.k^T (softcapped), keys outside the causal bound or the window get no weight, out =
+    softmax(scores).v. Causal and windows are aligned bottom-right within each sequence. A query that may attend to
+    nothing gives zeros, and so does a row of no sequence. sinks join the softmax as in dense attention. max_seqlen_q
+    and max_seqlen_k promise that no sequence is longer; a call that breaks them is refused, but not in a CUDA graph,
+    where the lengths cannot be read.
+
+    Args:
+        query: tensor (seq_q, heads, head_dim); float64, float32, float16, bfloat16. Also: q.
+        key: tensor (seq_k, kv_heads, head_dim); the dtype of query. Also: k.
+        value: tensor (seq_k, kv_heads, v_dim); the dtype of query. Also: v.
+        cu_seqlens_q: tensor (batch + 1,); int64, int32. Also: qo_indptr, cu_seq_q.
+        cu_seqlens_k: tensor (batch + 1,); int64, int32. Also: kv_indptr, cu_seq_k.
+        max_seqlen_q: no sequence has more queries than this; 0 if not known. A promise that kernels may use, and on
+            which no result depends. Also: max_q.
+        max_seqlen_k: no sequence has more keys than this; 0 if not known. A promise that kernels may use, and on which
+            no result depends. Also: max_k.
+        causal: query i attends to keys up to i + seq_k - seq_q. Also: is_causal.
+        scale: softmax scale; 1/sqrt(head_dim) when not given. Also: sm_scale, softmax_scale.
+        sinks: tensor (heads,); float64, float32, float16, bfloat16, optional. Also: s_aux, learnable_sink.
+        window: how many earlier keys a query may attend to, or (earlier, later); all when not given. Also: window_size.
+        softcap: scores become softcap * tanh(scores / softcap); 0 turns it off.
+        return_lse: whether to give (output, lse): with the natural logarithm of each softmax's sum, in float32.
+        out: tensor the result is written to; a new one when not given.
+
+    Returns:
+        output: tensor (seq_q, heads, v_dim).
+
+    Operations: attention.standard.prefill.varlen, attention.gqa.prefill.varlen. See which kernel runs with lz.which and
+    lz.explain.
+    """
+
+@overload
+def varlen_attention(
+    query: _Array,
+    key: _Array,
+    value: _Array,
+    cu_seqlens_q: _Array,
+    cu_seqlens_k: _Array,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    sinks: _Array | None = None,
+    window: int | tuple[int, int] | None = None,
+    softcap: float = 0.0,
+    return_lse: Literal[True],
+    out: _Array | None = None,
+) -> tuple[_Array, _Array]: ...
+@overload
 def paged_attention(
+    query: _Array,
+    key_cache: _Array,
+    value_cache: _Array,
+    block_tables: _Array,
+    context_lens: _Array,
+    scale: float | None = None,
+    *,
+    cu_seqlens_q: _Array | None = None,
+    causal: bool = True,
+    sinks: _Array | None = None,
+    window: int | tuple[int, int] | None = None,
+    softcap: float = 0.0,
+    shared_prefix: int = 0,
+    return_lse: Literal[False] | None = None,
+    layout: str | None = None,
+    out: _Array | None = None,
+) -> _Array:
+    """Softmax attention over a paged cache: standard or grouped-query, decode or packed prefill.
+
+    sequence b's keys are the first context_lens[b] slots of the pages block_tables[b, 0..]; its one query attends to
+    all of them (within the window); no key comes after it, so causal and the right side of the window change nothing. A
+    context length of 0 gives zeros. sinks join the softmax as in dense attention. Page indices beyond the context are
+    not read. shared_prefix promises that no context is shorter than that, and that the first shared_prefix //
+    block_size columns of block_tables are the same in all rows; a kernel that relies on it refuses a call that breaks
+    it.
+
+    queries are packed along the first dimension; sequence b owns rows cu_seqlens_q[b] .. cu_seqlens_q[b+1], which are
+    the last positions of its context_lens[b] cached tokens (bottom-right aligned). sinks join the softmax as in dense
+    attention. shared_prefix is the promise it is in decoding.
+
+    Args:
+        query: tensor (batch, heads, head_dim) or (batch, 1, heads, head_dim) or (seq_q, heads, head_dim); float64,
+            float32, float16, bfloat16, float8_e4m3fn, float8_e5m2. Also: q.
+        key_cache: tensor (num_blocks, block_size, kv_heads, head_dim) as NHD or (num_blocks, kv_heads, block_size,
+            head_dim) as HND; float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2.
+        value_cache: tensor (num_blocks, block_size, kv_heads, head_dim) as NHD or (num_blocks, kv_heads, block_size,
+            head_dim) as HND; the dtype of key_cache.
+        block_tables: tensor (batch, max_blocks); int64, int32.
+        context_lens: tensor (batch,); int64, int32. Also: seq_lens.
+        scale: softmax scale; 1/sqrt(head_dim) when not given. Also: sm_scale, softmax_scale.
+        cu_seqlens_q: tensor (batch + 1,); int64, int32. Also: qo_indptr.
+        causal: query i attends to keys up to i + seq_k - seq_q. Also: is_causal.
+        sinks: tensor (heads,); float64, float32, float16, bfloat16, optional. Also: s_aux, learnable_sink.
+        window: how many earlier keys a query may attend to, or (earlier, later); all when not given. Also: window_size.
+        softcap: scores become softcap * tanh(scores / softcap); 0 turns it off.
+        shared_prefix: how many cached tokens all sequences begin with, in the same pages; a promise that kernels may
+            use, and on which no result depends.
+        return_lse: whether to give (output, lse): with the natural logarithm of each softmax's sum, in float32.
+        layout: the order of the dimensions; NHD when not given, or what default_cache_layout says.
+        out: tensor the result is written to; a new one when not given.
+
+    Returns:
+        output: tensor shaped like query.
+
+    Operations: attention.standard.decode.paged, attention.standard.prefill.paged, attention.gqa.decode.paged,
+    attention.gqa.prefill.paged. See which kernel runs with lz.which and lz.explain.
+    """
+
+@overload
+def paged_attention(
+    query: _Array,
+    key_cache: _Array,
+    value_cache: _Array,
+    block_tables: _Array,
+    context_lens: _Array,
+    scale: float | None = None,
+    *,
+    cu_seqlens_q: _Array | None = None,
+    causal: bool = True,
+    sinks: _Array | None = None,
+    window: int | tuple[int, int] | None = None,
+    softcap: float = 0.0,
+    shared_prefix: int = 0,
+    return_lse: Literal[True],
+    layout: str | None = None,
+    out: _Array | None = None,
+) -> tuple[_Array, _Array]: ...
+def attention_lse(
+    query: _Array,
+    key: _Array,
+    value: _Array,
+    causal: bool = True,
+    scale: float | None = None,
+    *,
+    window: int | tuple[int, int] | None = None,
+    softcap: float = 0.0,
+    layout: str | None = None,
+) -> tuple[_Array, _Array]:
+    """Dense attention with the log-sum-exp of the scores, standard or grouped-query.
+
+    as dense attention, and lse = log(sum(exp(scores))) of each query and head: the natural logarithm, in float32, in
+    the order of the output without its last dimension. A query that may attend to nothing gives zeros and minus
+    infinity.
+
+    Args:
+        query: tensor (batch, seq_q, heads, head_dim) as BSHD or (batch, heads, seq_q, head_dim) as BHSD; float64,
+            float32, float16, bfloat16, float8_e4m3fn, float8_e5m2. Also: q.
+        key: tensor (batch, seq_k, kv_heads, head_dim) as BSHD or (batch, kv_heads, seq_k, head_dim) as BHSD; the dtype
+            of query. Also: k.
+        value: tensor (batch, seq_k, kv_heads, v_dim) as BSHD or (batch, kv_heads, seq_k, v_dim) as BHSD; the dtype of
+            query. Also: v.
+        causal: query i attends to keys up to i + seq_k - seq_q. Also: is_causal.
+        scale: softmax scale; 1/sqrt(head_dim) when not given. Also: sm_scale, softmax_scale.
+        window: how many earlier keys a query may attend to, or (earlier, later); all when not given. Also: window_size.
+        softcap: scores become softcap * tanh(scores / softcap); 0 turns it off.
+        layout: the order of the dimensions; BSHD when not given, or what default_layout says.
+
+    Returns:
+        output: tensor (batch, seq_q, heads, v_dim) as BSHD or (batch, heads, seq_q, v_dim) as BHSD.
+        lse: tensor (batch, seq_q, heads) as BSHD or (batch, heads, seq_q) as BHSD.
+
+    Operations: attention.lse. See which kernel runs with lz.which and lz.explain.
+    """
+
+def varlen_attention_lse(
+    query: _Array,
+    key: _Array,
+    value: _Array,
+    cu_seqlens_q: _Array,
+    cu_seqlens_k: _Array,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    window: int | tuple[int, int] | None = None,
+    softcap: float = 0.0,
+) -> tuple[_Array, _Array]:
+    """Attention within packed sequences with the log-sum-exp of the scores.
+
+    as attention within packed sequences, and lse = log(sum(exp(scores))) of each query and head, the natural logarithm
+    in float32. A query that may attend to nothing, and a row of no sequence, gives zeros and minus infinity.
+
+    Args:
+        query: tensor (seq_q, heads, head_dim); float64, float32, float16, bfloat16. Also: q.
+        key: tensor (seq_k, kv_heads, head_dim); the dtype of query. Also: k.
+        value: tensor (seq_k, kv_heads, v_dim); the dtype of query. Also: v.
+        cu_seqlens_q: tensor (batch + 1,); int64, int32. Also: qo_indptr, cu_seq_q.
+        cu_seqlens_k: tensor (batch + 1,); int64, int32. Also: kv_indptr, cu_seq_k.
+        max_seqlen_q: no sequence has more queries than this; 0 if not known. A promise that kernels may use, and on
+            which no result depends. Also: max_q.
+        max_seqlen_k: no sequence has more keys than this; 0 if not known. A promise that kernels may use, and on which
+            no result depends. Also: max_k.
+        causal: query i attends to keys up to i + seq_k - seq_q. Also: is_causal.
+        scale: softmax scale; 1/sqrt(head_dim) when not given. Also: sm_scale, softmax_scale.
+        window: how many earlier keys a query may attend to, or (earlier, later); all when not given. Also: window_size.
+        softcap: scores become softcap * tanh(scores / softcap); 0 turns it off.
+
+    Returns:
+        output: tensor (seq_q, heads, v_dim).
+        lse: tensor (seq_q, heads).
+
+    Operations: attention.lse.varlen. See which kernel runs with lz.which and lz.explain.
+    """
+
+def paged_attention_lse(
     query: _Array,
     key_cache: _Array,
     value_cache: _Array,
@@ -317,11 +575,9 @@ def paged_attention(
     causal: bool = True,
     window: int | tuple[int, int] | None = None,
     softcap: float = 0.0,
-    shared_prefix: int = 0,
     layout: str | None = None,
-    out: _Array | None = None,
-) -> _Array:
-    """Softmax attention over a paged cache: standard or grouped-query, decode or packed prefill.
+) -> tuple[_Array, _Array]:
+    """Attention over a paged cache with the log-sum-exp of the scores.
 
     attention.standard.decode.paged, attention.gqa.decode.paged: sequence b's keys are the first context_lens[b] slots
     of the pages block_tables[b, 0..]; its one query attends to all of them (within the window); no key comes after it,
@@ -335,29 +591,47 @@ def paged_attention(
     cached tokens (bottom-right aligned). shared_prefix is the promise it is in decoding.
 
     Args:
-        query: tensor (batch, heads, head_dim) or (batch, 1, heads, head_dim) or (seq_q, heads, head_dim); float64,
-            float32, float16, bfloat16, float8_e4m3fn, float8_e5m2.
+        query: tensor (seq_q, heads, head_dim); float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2. Also:
+            q.
         key_cache: tensor (num_blocks, block_size, kv_heads, head_dim) as NHD or (num_blocks, kv_heads, block_size,
             head_dim) as HND; float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2.
         value_cache: tensor (num_blocks, block_size, kv_heads, head_dim) as NHD or (num_blocks, kv_heads, block_size,
             head_dim) as HND; the dtype of key_cache.
         block_tables: tensor (batch, max_blocks); int64, int32.
-        context_lens: tensor (batch,); int64, int32.
-        scale: softmax scale; 1/sqrt(head_dim) when not given.
-        cu_seqlens_q: tensor (batch + 1,); int64, int32.
-        causal: query i attends to keys up to i + seq_k - seq_q.
-        window: how many earlier keys a query may attend to, or (earlier, later); all when not given.
+        context_lens: tensor (batch,); int64, int32. Also: seq_lens.
+        scale: softmax scale; 1/sqrt(head_dim) when not given. Also: sm_scale, softmax_scale.
+        cu_seqlens_q: tensor (batch + 1,); int64, int32, optional. Also: qo_indptr.
+        causal: query i attends to keys up to i + seq_k - seq_q. Also: is_causal.
+        window: how many earlier keys a query may attend to, or (earlier, later); all when not given. Also: window_size.
         softcap: scores become softcap * tanh(scores / softcap); 0 turns it off.
-        shared_prefix: how many cached tokens all sequences begin with, in the same pages; a promise that kernels may
-            use, and on which no result depends.
         layout: the order of the dimensions; NHD when not given, or what default_cache_layout says.
-        out: tensor the result is written to; a new one when not given.
 
     Returns:
         output: tensor shaped like query.
+        lse: tensor (seq_q, heads).
 
-    Operations: attention.standard.decode.paged, attention.standard.prefill.paged, attention.gqa.decode.paged,
-    attention.gqa.prefill.paged. See which kernel runs with lz.which and lz.explain.
+    Operations: attention.lse.paged. See which kernel runs with lz.which and lz.explain.
+    """
+
+def merge_states(out_a: _Array, lse_a: _Array, out_b: _Array, lse_b: _Array) -> tuple[_Array, _Array]:
+    """One attention out of two over different keys, each with its log-sum-exp.
+
+    lse = log(exp(lse_a) + exp(lse_b)), out = exp(lse_a - lse) * out_a + exp(lse_b - lse) * out_b: what attention to
+    both sets of keys gives. The logarithms are natural, as attention gives them with return_lse; logarithms to base 2,
+    as FlashInfer's, must be multiplied by ln(2) first. A part with lse minus infinity takes no part; where both have
+    it, the result is zeros and minus infinity.
+
+    Args:
+        out_a: tensor (..., v_dim); float64, float32, float16, bfloat16.
+        lse_a: tensor (...,); float32.
+        out_b: tensor (..., v_dim); the dtype of out_a.
+        lse_b: tensor (...,); float32.
+
+    Returns:
+        output: tensor shaped like out_a.
+        lse: tensor shaped like lse_a.
+
+    Operations: attention.merge. See which kernel runs with lz.which and lz.explain.
     """
 
 def mla_attention(
@@ -391,12 +665,12 @@ def mla_attention(
             float16, bfloat16, float8_e4m3fn, float8_e5m2.
         kpe: tensor (num_blocks, block_size, dim_kpe) or (seq_k, 1, dim_kpe) or (seq_k, dim_kpe); the dtype of
             ckv_cache.
-        scale: softmax scale; 1/sqrt(head_dim) when not given.
-        causal: query i attends to keys up to i + seq_k - seq_q.
+        scale: softmax scale; 1/sqrt(head_dim) when not given. Also: sm_scale, softmax_scale.
+        causal: query i attends to keys up to i + seq_k - seq_q. Also: is_causal.
         qo_indptr: tensor (batch + 1,); int64, int32, optional.
         kv_indptr: tensor (batch + 1,); int64, int32, optional.
         block_tables: tensor (batch, max_blocks); int64, int32.
-        context_lens: tensor (batch,); int64, int32.
+        context_lens: tensor (batch,); int64, int32. Also: seq_lens.
         out: tensor the result is written to; a new one when not given.
 
     Returns:
@@ -433,19 +707,19 @@ def sparse_attention(
 
     Args:
         query: tensor (seq_q, heads, head_dim) or (heads, seq_q, head_dim) as HND or (seq_q, heads, head_dim) as NHD;
-            float64, float32, float16, bfloat16.
+            float64, float32, float16, bfloat16. Also: q.
         key: tensor (seq_k, kv_heads, head_dim) or (kv_heads, seq_k, head_dim) as HND or (seq_k, kv_heads, head_dim) as
-            NHD; the dtype of query.
+            NHD; the dtype of query. Also: k.
         value: tensor (seq_k, kv_heads, head_dim) or (kv_heads, seq_k, head_dim) as HND or (seq_k, kv_heads, head_dim)
-            as NHD; the dtype of query.
+            as NHD; the dtype of query. Also: v.
         indptr: tensor (row_blocks + 1,); int64, int32.
         indices: tensor (nnz,); int64, int32.
-        block_rows: query rows per block.
-        block_cols: key rows per block.
+        block_rows: query rows per block. Also: R.
+        block_cols: key rows per block. Also: C.
         block_mask: tensor (kv_heads, row_blocks, col_blocks); bool.
         block_row_sizes: tensor (kv_heads, row_blocks); int64, int32.
         block_col_sizes: tensor (kv_heads, col_blocks); int64, int32.
-        scale: softmax scale; 1/sqrt(head_dim) when not given.
+        scale: softmax scale; 1/sqrt(head_dim) when not given. Also: sm_scale, softmax_scale.
         layout: the order of the dimensions; HND when not given.
         out: tensor the result is written to; a new one when not given.
 
@@ -468,7 +742,7 @@ def embedding(indices: _Array, weight: _Array, *, out: _Array | None = None) -> 
               not at 4096).
 
     Args:
-        indices: tensor (...,); int64, int32.
+        indices: tensor (...,); int64, int32. Also: input, input_ids.
         weight: tensor (vocab, hidden); float64, float32, float16, bfloat16.
         out: tensor the result is written to; a new one when not given.
 
@@ -496,11 +770,11 @@ def rope(
 
     Args:
         input: tensor (batch, seq, heads, head_dim) as BSHD or (batch, heads, seq, head_dim) as BHSD or (seq, heads,
-            head_dim) as NHD; float64, float32, float16, bfloat16.
+            head_dim) as NHD; float64, float32, float16, bfloat16. Also: x.
         cos: tensor (table, rot); float64, float32, float16, bfloat16.
         sin: tensor (table, rot); the dtype of cos.
         interleaved: pairs are neighbours instead of half a head apart.
-        positions: tensor (batch or 1, seq) or (seq,); int64, int32, optional.
+        positions: tensor (batch or 1, seq) or (seq,); int64, int32, optional. Also: position_ids.
         layout: the order of the dimensions; BSHD when not given, or what default_layout says.
         out: tensor the result is written to; a new one when not given.
 
@@ -544,7 +818,7 @@ def rms_norm(input: _Array, weight: _Array | None = None, eps: float = 1e-06, *,
           Exception: kernels of other libraries for GPUs sum as these do.
 
     Args:
-        input: tensor (..., hidden); float64, float32, float16, bfloat16.
+        input: tensor (..., hidden); float64, float32, float16, bfloat16. Also: x.
         weight: tensor (hidden,); float64, float32, float16, bfloat16, optional.
         eps: added to the mean square.
         out: tensor the result is written to; a new one when not given.
@@ -580,7 +854,7 @@ def layer_norm(
           Exception: kernels of other libraries for GPUs sum as these do.
 
     Args:
-        input: tensor (..., hidden); float64, float32, float16, bfloat16.
+        input: tensor (..., hidden); float64, float32, float16, bfloat16. Also: x.
         normalized_shape: sizes of the trailing dimensions to normalize over; the last one when not given.
         weight: tensor (hidden,); float64, float32, float16, bfloat16, optional.
         bias: tensor (hidden,); float64, float32, float16, bfloat16, optional.
@@ -612,7 +886,7 @@ def fused_add_rms_norm(
           Exception: kernels of other libraries for GPUs sum as these do.
 
     Args:
-        input: tensor (..., hidden); float64, float32, float16, bfloat16.
+        input: tensor (..., hidden); float64, float32, float16, bfloat16. Also: x.
         residual: tensor (..., hidden); the dtype of input.
         weight: tensor (hidden,); float64, float32, float16, bfloat16, optional.
         eps: added to the mean square.
@@ -635,7 +909,7 @@ def linear(input: _Array, weight: _Array, bias: _Array | None = None, *, out: _A
           Exception: torch's kernel for CUDA rounds it for a single row of bfloat16.
 
     Args:
-        input: tensor (..., in_features); float64, float32, float16, bfloat16.
+        input: tensor (..., in_features); float64, float32, float16, bfloat16. Also: x.
         weight: tensor (out_features, in_features); the dtype of input.
         bias: tensor (out_features,); the dtype of input, optional.
         out: tensor the result is written to; a new one when not given.
@@ -661,7 +935,7 @@ def fused_mlp(
     down_weight^T; gelu is the exact one
 
     Args:
-        input: tensor (..., hidden); float64, float32, float16, bfloat16.
+        input: tensor (..., hidden); float64, float32, float16, bfloat16. Also: x.
         up_weight: tensor (intermediate, hidden); the dtype of input.
         down_weight: tensor (hidden, intermediate); the dtype of input.
         gate_weight: tensor (intermediate, hidden); the dtype of input, optional.
@@ -685,8 +959,8 @@ def silu_mul(gate: _Array, up: _Array, *, out: _Array | None = None) -> _Array:
           Exception: kernels but the reference may give NaN.
 
     Args:
-        gate: tensor (..., width); float64, float32, float16, bfloat16.
-        up: tensor (..., width); the dtype of gate.
+        gate: tensor (..., width); float64, float32, float16, bfloat16. Also: a.
+        up: tensor (..., width); the dtype of gate. Also: b.
         out: tensor the result is written to; a new one when not given.
 
     Returns:
@@ -706,7 +980,7 @@ def gelu(input: _Array, approximate: str = "none", *, out: _Array | None = None)
           Exception: kernels but the reference may give NaN.
 
     Args:
-        input: tensor (..., width); float64, float32, float16, bfloat16.
+        input: tensor (..., width); float64, float32, float16, bfloat16. Also: x.
         approximate: which form: none, tanh.
         out: tensor the result is written to; a new one when not given.
 
@@ -890,8 +1164,8 @@ def dequantize(
     points of 0 for formats that have none, so that dequantize takes all it returns
 
     Args:
-        values: tensor (..., cols); float8_e4m3fn, float8_e5m2, mxfp4, nvfp4, int8, int4.
-        scales: tensor (scale_rows, scale_cols) or (scale_rows,) or (1,); float32.
+        values: tensor (..., cols); float8_e4m3fn, float8_e5m2, mxfp4, nvfp4, int8, int4. Also: input.
+        scales: tensor (scale_rows, scale_cols) or (scale_rows,) or (1,); float32. Also: scale.
         zero_points: tensor (scale_rows, scale_cols) or (scale_rows,) or (1,); int32, optional.
         dtype: the dtype of the result: float32, float16, bfloat16, float64.
         granularity: what one scale covers: everything, a row, or group_size elements of a row: per_tensor, per_channel,

@@ -32,8 +32,9 @@ def attend(
     scale: float,
     softcap: float = 0.0,
     bias: np.ndarray | None = None,
+    sink: float = -INF,
 ) -> np.ndarray:
-    """One head: queries [s, d], keys [t, d], values [t, e], which key each query may see [s, t]."""
+    """One head: queries [s, d], keys [t, d], values [t, e], which key each query may see [s, t]; a score without a value."""
     out = np.zeros((q.shape[0], v.shape[1]))
     for i in range(q.shape[0]):
         keys = [j for j in range(k.shape[0]) if allowed[i, j] and (bias is None or bias[i, j] != -INF)]
@@ -47,10 +48,11 @@ def attend(
         if any(map(math.isnan, scores)):
             out[i] = NAN
             continue
-        top = max(scores)
+        top = max(*scores, sink)
         weights = [exp(s - top) for s in scores]
-        norm = total(weights)
-        assert abs(total(w / norm for w in weights) - 1) < 1e-14
+        rest = exp(sink - top) if sink != -INF else 0.0
+        norm = total([*weights, rest])
+        assert abs(total(w / norm for w in [*weights, rest]) - 1) < 1e-14
         out[i] = [dot(weights, v[keys, e]) / norm for e in range(v.shape[1])]
     return out
 
@@ -81,6 +83,7 @@ def dense(
     window_left: int = -1,
     window_right: int = -1,
     softcap: float = 0.0,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
     """BSHD in, BSHD out."""
     batch, seq_q, heads, dim = q.shape
@@ -107,6 +110,7 @@ def dense(
                 softcap=softcap,
                 bias=bias,
                 scale=1 / math.sqrt(dim) if scale is None else scale,
+                sink=-INF if sinks is None else float(sinks[h]),
             )
     return out
 
@@ -137,6 +141,7 @@ class Dense:
         full_precision: bool = False,
         mask: Tensor | None = None,
         slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
         edit: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
         view: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
         **params: Any,
@@ -162,6 +167,7 @@ class Dense:
             inputs["value"].values,
             mask,
             slopes.values if slopes else None,
+            sinks=None if sinks is None else sinks.values,
             **known,
         )
         if layout == "BHSD":
@@ -172,6 +178,8 @@ class Dense:
             inputs["attn_mask"] = mask
         if slopes is not None:
             inputs["alibi_slopes"] = slopes
+        if sinks is not None:
+            inputs["sinks"] = sinks
         return Case(name, call or self.op, inputs, {"output": Expected(dtype, out)}, params, layout)
 
     def dtypes(self) -> Iterator[Case]:
@@ -292,6 +300,24 @@ class Dense:
             window_left=2,
             window_right=1,
             layout="BHSD",
+            mask=tensor("float64", [[0.5, -1.0, -INF, 0.25]]),
+        )
+        sinks = tensor("float32", [0.5 * i - 0.25 for i in range(self.heads)])
+        yield self.case("sinks", sinks=sinks)
+        yield self.case("sinks_full_bhsd", causal=False, sinks=sinks, layout="BHSD", seq_k=18)
+        yield self.case("sinks_bfloat16", "bfloat16", sinks=tensor("bfloat16", sinks.values), window_left=2)
+        yield self.case("sinks_float32_on_float16", "float16", sinks=sinks)
+        yield self.case("sinks_alone_count", sinks=tensor("float32", [90.0] * self.heads))
+        yield self.case("sinks_none", sinks=tensor("float32", [-INF] * self.heads))
+        yield self.case(
+            "sinks_and_everything",
+            "float64",
+            causal=False,
+            sinks=tensor("float64", sinks.values),
+            slopes=tensor("float64", slopes.values),
+            scale=0.7,
+            softcap=1.25,
+            window_left=2,
             mask=tensor("float64", [[0.5, -1.0, -INF, 0.25]]),
         )
         yield self.case("mask_and_window", causal=False, window_left=2, mask=tensor("bool", [[1, 1, 0, 1]]))

@@ -7,7 +7,20 @@ from typing import Any
 import numpy as np
 
 from .attention import attend, dense, reachable
-from .case import NAN, Case, Draw, Expected, Tensor, bad_data, every_other, padded_rows, tensor, transposed, with_value
+from .case import (
+    INF,
+    NAN,
+    Case,
+    Draw,
+    Expected,
+    Tensor,
+    bad_data,
+    every_other,
+    padded_rows,
+    tensor,
+    transposed,
+    with_value,
+)
 from .number import FLOATS_AND_FP8
 
 
@@ -29,6 +42,7 @@ def paged(
     scale: float | None = None,
     window_left: int = -1,
     softcap: float = 0.0,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
     """Packed queries [rows, heads, d], caches as NHD; sequence b owns the rows from starts[b] to starts[b + 1]."""
     out = np.zeros(q.shape)
@@ -46,6 +60,7 @@ def paged(
                 allowed,
                 softcap=softcap,
                 scale=1 / math.sqrt(dim) if scale is None else scale,
+                sink=-INF if sinks is None else float(sinks[h]),
             )
     return out
 
@@ -83,6 +98,7 @@ class Paged:
         full_precision: bool = False,
         pages: int = 4,
         width: int = 3,
+        sinks: Tensor | None = None,
         edit: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
         view: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
         error: bool = False,
@@ -114,6 +130,7 @@ class Paged:
             x["block_tables"],
             x["context_lens"],
             starts,
+            sinks=None if sinks is None else sinks.values,
             **({"causal": not self.decode} | {n: v for n, v in params.items() if n != "shared_prefix"}),
         )
         if rank_4:
@@ -123,6 +140,8 @@ class Paged:
             for n in ("key_cache", "value_cache"):
                 inputs[n] = tensor(inputs[n].dtype, inputs[n].values.swapaxes(1, 2))
         inputs = view(inputs) if view else inputs
+        if sinks is not None:
+            inputs["sinks"] = sinks
         return Case(name, call or self.op, inputs, {"output": Expected(dtype, out)}, params, layout)
 
     def layouts(self) -> Iterator[Case]:
@@ -189,6 +208,10 @@ class Paged:
             queries=[],
             edit=lambda x: x | {"block_tables": tensor("int32", np.zeros((0, 3), dtype=np.int64))},
         )
+        sinks = tensor("float32", [0.5 - 0.75 * i for i in range(self.heads)])
+        yield self.case("sinks", sinks=sinks)
+        yield self.case("sinks_long", "bfloat16", lengths=[17, 3], size=4, pages=7, width=5, sinks=sinks, layout="HND")
+        yield self.case("sinks_no_context", lengths=[0, 3], sinks=sinks, softcap=0.75)
         yield self.case("alias_paged", call="attention.paged", lengths=[3, 4])
         yield self.case(
             "error_page_beyond_the_cache",

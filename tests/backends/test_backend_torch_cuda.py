@@ -12,10 +12,10 @@ import adapter_cases
 import described
 import pytest
 import torch
-from attention_calls import Dense, attend, dense_calls, least, paged_calls
+from attention_calls import Dense, Paged, Varlen, attend, dense_calls, least, paged_calls, varlen_calls
 from described import takes
 from fake_torch_cuda import Aten
-from layerzero.backends._shared.torch_device_functions import paged, sdpa, sparse, unfused
+from layerzero.backends._shared.torch_device_functions import paged, sdpa, sparse, unfused, varlen
 from layerzero.kernels import Turned
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -42,6 +42,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Aten:
     monkeypatch.setattr(sdpa, "_flash_in_window", stand_ins.flash_forward)
     monkeypatch.setattr(sdpa, "_efficient_in_window", stand_ins.efficient_forward)
     monkeypatch.setattr(paged, "_flash_packed", stand_ins.flash_forward)
+    monkeypatch.setattr(varlen, "_flash_packed", stand_ins.flash_forward)
     return stand_ins
 
 
@@ -182,7 +183,9 @@ def test_dropout_cannot_be_captured_and_sampling_can() -> None:
 def test_a_graph_can_hold_every_kernel_that_does_not_draw() -> None:
     listed = [rules for kernels in adapter_cases.document("torch_cuda")["ops"].values() for rules in kernels]
     assert {rules["kernel_id"] for rules in listed} == set(KERNELS)
-    assert all(rules["is_cuda_graph_safe"] for rules in listed)
+    # Kernels that work on each sequence by itself read where they are.
+    reads = {rules["kernel_id"] for rules in listed if not rules.get("is_cuda_graph_safe")}
+    assert reads == {f"{PREFIX}.{name}" for name in ("varlen.sdpa", "varlen.unfused", "lse.varlen.unfused")}
 
 
 def test_without_a_device_detection_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +224,8 @@ def test_calls_the_engine_lets_through_are_right(kernels: Aten) -> None:
             call.check(output, call.contract(tensors))
             assert all(torch.equal(t, before[key]) for key, t in tensors.items()), "an argument was written to"
             ran[name] = ran.get(name, 0) + 1
-    dense = {n for n in KERNELS if ".sdpa" in n and ".paged" not in n or ".attention" in n}
+    others = (".paged", ".varlen", ".lse", ".sinks")
+    dense = {n for n in KERNELS if (".sdpa" in n or ".attention" in n) and not any(other in n for other in others)}
     assert set(ran) == {n for n in dense if not n.endswith(".train")} and min(ran.values()) >= least(5), ran
 
 
@@ -243,7 +247,9 @@ def test_paged_calls_the_engine_lets_through_are_right(kernels: Aten) -> None:
             function = KERNELS[name]
             call.check(function(**call.arguments(function, tensors)), call.expected(tensors))
             ran[name] = ran.get(name, 0) + 1
-    assert set(ran) == {n for n in KERNELS if ".paged." in n and "mla" not in n} and min(ran.values()) >= least(3), ran
+    assert set(ran) == {n for n in KERNELS if ".paged." in n and "mla" not in n and ".lse." not in n} and min(
+        ran.values()
+    ) >= least(3), ran
 
 
 def _spoil(tensors: dict[str, Tensor], layout: str) -> None:
@@ -258,6 +264,43 @@ def _spoil(tensors: dict[str, Tensor], layout: str) -> None:
             cache.view(torch.uint8)[~kept] = 0x7F
         else:
             cache[~kept] = torch.nan
+
+
+def test_packed_calls_the_engine_lets_through_are_right(kernels: Aten) -> None:
+    torch.manual_seed(2)
+    ran: dict[str, int] = {}
+    for number, call in enumerate(varlen_calls(5, 90, dtype=("float16", "bfloat16", "float32"))):
+        for name in takes(call.ask("h200"), PREFIX):
+            function, tensors = KERNELS[name], call.tensors()
+            if number % 2 and "sinks" in inspect.signature(function).parameters:
+                tensors["sinks"] = torch.randn(call.heads)
+            call.check(function(**call.arguments(function, tensors)), call.expected(tensors))
+            ran[name] = ran.get(name, 0) + 1
+    assert set(ran) == {f"{PREFIX}.varlen.{kind}" for kind in ("flash", "sdpa", "unfused")}, ran
+    assert min(ran.values()) >= least(5), ran
+
+
+def test_logarithms_and_sinks_of_fused_kernels_are_those_of_matrix_products(kernels: Aten) -> None:
+    torch.manual_seed(3)
+    lengths = {"rows": (2, 7, 1), "lengths": (5, 30, 9), "head_dim": 64, "v_dim": 64}
+    calls: list[tuple[str, Any]] = [
+        ("lse", Dense(seq_q=5, seq_k=9, head_dim=64, v_dim=64, causal=causal, window_left=left, layout=layout))
+        for causal, left, layout in ((True, -1, "BSHD"), (False, -1, "BHSD"), (True, 3, "BSHD"))
+    ]
+    calls += [("lse.varlen", Varlen(**lengths, causal=causal, tail=(2, 0))) for causal in (True, False)]
+    calls += [("lse.paged", Paged(True, (5, 30, 0), (2, 7, 3), block_size=16, window_left=left)) for left in (-1, 4)]
+    for op, call in calls:
+        tensors = call.tensors()
+        flash, unfused = (KERNELS[f"{PREFIX}.{op}.{kind}"] for kind in ("flash", "unfused"))
+        got, want = (run(**call.arguments(run, tensors)) for run in (flash, unfused))
+        for one, other in zip(got, want, strict=True):
+            torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-3)
+        assert got[1].dtype == torch.float32 and got[1].shape == got[0].shape[:-1]
+    call = Dense(seq_q=5, seq_k=9, head_dim=64, v_dim=64)
+    tensors = {**call.tensors(), "sinks": torch.randn(call.heads)}
+    flash, unfused = KERNELS[f"{FLASH}.sinks"], KERNELS[UNFUSED]
+    got, want = (run(**call.arguments(run, tensors)) for run in (flash, unfused))
+    torch.testing.assert_close(got, want, rtol=2e-3, atol=2e-3)
 
 
 OPERATIONS = sorted({op for kernel in adapter_cases.kernels("torch_cuda") for op in kernel.ops})

@@ -52,7 +52,9 @@ FAKES: dict[str, dict[str, dict[str, Callable[..., Any]]]] = {
         )
     },
     "flash_attn_3": {
-        "flash_attn_interface": members(fake_flash_attn.FlashAttention3(), "flash_attn_func", "flash_attn_with_kvcache")
+        "flash_attn_interface": members(
+            fake_flash_attn.FlashAttention3(), "flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"
+        )
     },
     "flash_attn_4": {
         "flash_attn.cute": members(fake_flash_attn.FlashAttention4(), "flash_attn_func", "flash_attn_varlen_func")

@@ -213,6 +213,33 @@ def paged(draw: Draw) -> Call:
     return Call("paged_attention", kwargs, [Want(*references.paged_attention(**kwargs))])
 
 
+def varlen(draw: Draw) -> Call:
+    """Attention within packed sequences: empty ones, more queries than keys, rows of no sequence."""
+    (heads, kv_heads), head_dim = draw.heads(), draw.one((64, 128, 128, 8, 80))
+    dtype, index = draw.one((*HALVES, torch.float32)), draw.one((torch.int32, torch.int32, torch.int64))
+    batch, same = draw.one((1, 2, 5)), draw.random.random() < 0.4
+    lengths = [draw.one((0, 1, 7, 64, 130, 300)) for _ in range(batch)]
+    counts = lengths if same else [draw.one((0, 1, 1, 3, 18, 70, 200)) for _ in range(batch)]
+    lead, tail = draw.one((0, 0, 2)), draw.one((0, 0, 3, 1))
+    ends, lasts = torch.tensor([lead, *counts]).cumsum(0), torch.tensor([draw.one((0, 0, 4)), *lengths]).cumsum(0)
+    kwargs: dict[str, Any] = {
+        "query": draw.floats(max(int(ends[-1]) + tail, 1), heads, head_dim, dtype=dtype),
+        "key": draw.floats(max(int(lasts[-1]) + tail, 1), kv_heads, head_dim, dtype=dtype),
+        "value": draw.floats(max(int(lasts[-1]) + tail, 1), kv_heads, head_dim, dtype=dtype),
+        "cu_seqlens_q": draw.ints(ends, index),
+        "cu_seqlens_k": draw.ints(lasts, index),
+        "causal": draw.one((True, True, False)),
+        "scale": draw.one((None, 0.2)),
+    }
+    if draw.random.random() < 0.5:
+        kwargs |= {"max_seqlen_q": max(counts), "max_seqlen_k": max(lengths) + draw.one((0, 9))}
+    if draw.random.random() < 0.3:
+        kwargs["window"] = draw.one(((0, -1), (9, -1), (100, 3)))
+    if draw.random.random() < 0.2:
+        kwargs["softcap"] = draw.one((2.0, 30.0))
+    return Call("varlen_attention", kwargs, [Want(*references.varlen_attention(**kwargs))])
+
+
 def mla(draw: Draw) -> Call:
     """Latent attention: one sequence, packed ones, pages."""
     heads, width, turned = draw.one((1, 4, 16)), *draw.one(((512, 64), (512, 64), (64, 16), (24, 8)))
@@ -281,6 +308,7 @@ def by_plain(function: str, kwargs: dict[str, Any], growth: Tensor | float = 0.0
 
 FAMILIES: dict[str, tuple[Callable[[Draw], Call], int]] = {
     "attention": (attention, 800),
+    "varlen": (varlen, 260),
     "paged": (paged, 260),
     "mla": (mla, 120),
     "sparse": (sparse, 120),

@@ -26,6 +26,11 @@ TOLERANCE = {
 }
 OPERATIONS = {
     "cross_attention": "attention.cross",
+    "attention_lse": "attention.lse",
+    "varlen_attention_lse": "attention.lse.varlen",
+    "paged_attention_lse": "attention.lse.paged",
+    "merge_states": "attention.merge",
+    "varlen_attention": "attention.varlen",
     "paged_attention": "attention.paged",
     "mla_attention": "attention.mla",
     "sparse_attention": "attention.sparse",

@@ -131,6 +131,36 @@ def paged_attention(
     return values.reshape(query.shape), growth.reshape(query.shape)
 
 
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    causal: bool = True,
+    scale: float | None = None,
+    window: tuple[int, int] | None = None,
+    softcap: float = 0.0,
+) -> Answer:
+    """Attention within packed sequences; rows of no sequence are zeros."""
+    shape = (*query.shape[:2], value.shape[2])
+    values, growth = (torch.zeros(shape, dtype=torch.float64, device=query.device) for _ in range(2))
+    ends, lasts = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    left, right = (-1, -1) if window is None else window
+    for i in range(len(ends) - 1):
+        own, keys = slice(ends[i], ends[i + 1]), slice(lasts[i], lasts[i + 1])
+        rows, length = own.stop - own.start, keys.stop - keys.start
+        if length == 0 or rows == 0:
+            continue
+        allowed = reach(rows, length, causal, left, right, query.device)
+        got = attend(*(t.transpose(0, 1) for t in (query[own], key[keys], value[keys])), allowed, scale, softcap)
+        values[own], growth[own] = (t.transpose(0, 1) for t in got)
+    return values, growth
+
+
 def mla_attention(
     q_nope: Tensor,
     q_pe: Tensor,

@@ -16,8 +16,6 @@ import transformers
 from layerzero.integrations import transformers_attention, transformers_masks
 from transformers_models_built import DECODERS, OTHERS, decoder, randomized, tokens
 
-#: Attention of these runs in the model's own function: LayerZero has no sinks.
-SINKS = {"gpt_oss"}
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 CLOSE = 2e-5
 
@@ -77,7 +75,7 @@ def test_packed_sequences_do_not_see_each_other(pair: tuple[Any, Any]) -> None:
     positions = torch.cat([torch.arange(8), torch.arange(12)])[None]
     packed = ours(ids, position_ids=positions, use_cache=False).logits
     assert apart(eager(ids, position_ids=positions, use_cache=False).logits, packed) < CLOSE
-    if eager.config.model_type in SINKS:
+    if eager.config.model_type == "gpt_oss":
         # transformers itself does not separate them in this model.
         return
     alone = ours(ids[:, 8:], use_cache=False).logits
@@ -206,13 +204,30 @@ def test_masks_of_the_user_are_respected() -> None:
 
 
 @torch.no_grad()
-def test_sinks_run_in_the_models_own_attention_with_a_warning() -> None:
-    model, ids = decoder("gpt_oss", "layerzero"), tokens(1, 8)
-    with pytest.warns(lz.LayerZeroWarning, match=r"attention sinks"):
-        model(ids)
+def test_sinks_join_the_softmax(calls: list[dict[str, Any]]) -> None:
+    eager, ours, ids = decoder("gpt_oss", "eager"), decoder("gpt_oss", "layerzero"), tokens(1, 8)
+    right = eager(ids).logits
     with warnings.catch_warnings():
         warnings.simplefilter("error", lz.LayerZeroWarning)
-        model(ids)
+        assert apart(right, ours(ids).logits) < CLOSE
+    assert calls and all(call["sinks"] is not None for call in calls)
+    # They make a difference.
+    for layer in ours.model.layers:
+        layer.self_attn.sinks.zero_()
+    assert apart(right, ours(ids).logits) > 100 * CLOSE
+
+
+def test_sinks_with_dropout_or_of_another_shape_run_in_the_models_own_attention() -> None:
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
+
+    attention = GptOssAttention(DECODERS["gpt_oss"](), 0).eval()
+    with torch.no_grad():
+        attention.sinks.normal_()
+    query, key, value = _states()
+    with pytest.warns(lz.LayerZeroWarning, match=r"attention sinks with dropout"):
+        transformers_attention.attend(attention, query, key, value, None, 0.5, 0.3, s_aux=attention.sinks)
+    with pytest.warns(lz.LayerZeroWarning, match=r"attention sinks of shape \[4, 1\]"):
+        transformers_attention.attend(attention, query, key, value, None, 0.0, 0.3, s_aux=attention.sinks[:4, None])
 
 
 class _Module(torch.nn.Module):

@@ -51,6 +51,7 @@ def expected(name: str, kwargs: dict[str, Any]) -> list[Expected]:
         window=window_of(kwargs.get("window")),
         softcap=kwargs.get("softcap", 0.0),
         layout=kwargs.get("layout", "BSHD"),
+        sinks=exact(kwargs.get("sinks")),
     )
     return [Expected(answer.values, kwargs["query"].dtype, answer.growth, answer.may_be_nan)]
 
@@ -111,6 +112,8 @@ def dense(draw: st.DrawFn, name: str, long: bool = False) -> dict[str, Any]:
             kwargs["window"] = draw(st.one_of(size.filter(lambda n: n >= 0), st.tuples(size, size)))
         if draw(seldom(4)):
             kwargs["alibi_slopes"] = d.floats(heads, dtype=draw(st.sampled_from(FLOATS)))
+        if draw(seldom(4)):
+            kwargs["sinks"] = d.floats(heads, dtype=draw(st.sampled_from(FLOATS)))
     if not kwargs.get("causal", False) and draw(st.booleans()):
         kwargs["attn_mask"] = mask(draw, d, (batch, heads, seq_q, seq_k))
     kwargs["scale"], kwargs["softcap"] = draw(scales), draw(softcaps)

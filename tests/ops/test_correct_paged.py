@@ -46,6 +46,7 @@ def expected(kwargs: dict[str, Any]) -> list[Expected]:
         window_left=-1 if kwargs.get("window") is None else kwargs["window"],
         softcap=kwargs.get("softcap", 0.0),
         layout=kwargs.get("layout", "NHD"),
+        sinks=None if kwargs.get("sinks") is None else array(kwargs["sinks"]),
     )
     return [Expected(answer.values, kwargs["query"].dtype, answer.growth)]
 
@@ -112,6 +113,8 @@ def paged(draw: st.DrawFn, packed: bool, long: bool = False) -> dict[str, Any]:
         kwargs["shared_prefix"] = shared
     if draw(seldom(3)):
         kwargs["window"] = draw(st.sampled_from((0, 1, 2, 7)))
+    if draw(seldom(3)):
+        kwargs["sinks"] = d.floats(heads, dtype=draw(st.sampled_from((torch.float32, dtype))))
     if packed:
         counts = [length if draw(seldom(4)) else draw(st.integers(0, 4)) for length in lengths]
         starts = np.concatenate([[0], np.cumsum(np.array(counts, dtype=np.int64))])

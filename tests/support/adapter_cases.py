@@ -59,7 +59,12 @@ DENSE = (
     "attention.gqa.decode",
     "attention.gqa.prefill",
 )
-ALIASES = {"attention": DENSE, "attention.cross": ("attention.cross.decode", "attention.cross.prefill")}
+PACKED = ("attention.standard.prefill.varlen", "attention.gqa.prefill.varlen")
+ALIASES = {
+    "attention": DENSE,
+    "attention.cross": ("attention.cross.decode", "attention.cross.prefill"),
+    "attention.varlen": PACKED,
+}
 
 # What a parameter is when a case does not give it.
 DEFAULTS: dict[str, Any] = {
@@ -76,14 +81,29 @@ DEFAULTS: dict[str, Any] = {
     "granularity": "per_tensor",
     "group_size": None,
     "zero_point": False,
+    "max_seqlen_q": 0,
+    "max_seqlen_k": 0,
 }
 # Every kernel takes any value of these.
-UNIVERSAL = {"shared_prefix", "seed", "eps", "p", "k", "seq_q", "seq_k", "block_rows", "block_cols"}
+UNIVERSAL = {
+    "max_seqlen_q",
+    "max_seqlen_k",
+    "shared_prefix",
+    "seed",
+    "eps",
+    "p",
+    "k",
+    "seq_q",
+    "seq_k",
+    "block_rows",
+    "block_cols",
+}
 FIXED_BY_ALIAS = {"attention.causal": True, "attention.full": False}
 
 OPTIONAL = {
     "attn_mask",
     "alibi_slopes",
+    "sinks",
     "positions",
     "uniform",
     "zero_points",
@@ -98,14 +118,18 @@ _QKV = {
     "key": "BSHD: batch seq_k kv_heads head_dim | BHSD: batch kv_heads seq_k head_dim",
     "value": "BSHD: batch seq_k kv_heads v_dim | BHSD: batch kv_heads seq_k v_dim",
 }
+_PACKED = {"query": "seq_q heads head_dim", "key": "seq_k kv_heads head_dim", "value": "seq_k kv_heads v_dim"}
 _CACHE = "NHD: num_blocks block_size kv_heads head_dim | HND: num_blocks kv_heads block_size head_dim"
 _PAGED_DECODE = {"query": "batch heads head_dim | batch 1 heads head_dim", "key_cache": _CACHE}
 _PAGED_PREFILL = {"query": "seq_q heads head_dim", "key_cache": _CACHE}
 # The shapes that show the dimensions rules are about.
 SHAPES: dict[str, dict[str, str]] = {
-    **dict.fromkeys((*DENSE, *ALIASES["attention.cross"]), _QKV),
+    **dict.fromkeys((*DENSE, *ALIASES["attention.cross"], "attention.lse"), _QKV),
+    **dict.fromkeys((*PACKED, "attention.lse.varlen"), _PACKED),
     **{f"attention.{kind}.decode.paged": _PAGED_DECODE for kind in ("standard", "gqa")},
     **{f"attention.{kind}.prefill.paged": _PAGED_PREFILL for kind in ("standard", "gqa")},
+    "attention.lse.paged": _PAGED_PREFILL,
+    "attention.merge": {"out_a": "...rows v_dim"},
     "attention.sparse.block": {"query": "seq_q heads head_dim", "key": "seq_k kv_heads head_dim"},
     "attention.sparse.variable_block": {
         "query": "HND: heads seq_q head_dim | NHD: seq_q heads head_dim",
@@ -249,7 +273,7 @@ def cases(op: str) -> list[Case]:
         dtypes = {name: stored["dtype"] for name, stored in case["inputs"].items()}
         if any(one["dtype"] in FOUR_BIT and one["shape"][-1] % 2 for one in case["inputs"].values()):
             continue
-        dense = op.startswith(("attention.standard.", "attention.gqa.", "attention.cross"))
+        dense = op in (*DENSE, *ALIASES["attention.cross"], "attention.lse")
         otherwise = "NHD" if op.endswith(".paged") else "BSHD" if dense else None
         layout = case["layout"] or LAYOUT_WHEN_NOT_SAID.get(op, otherwise)
         one = Case(op, case["name"], layout, dtypes, case["inputs"], params, case.get("expect"))
@@ -285,7 +309,7 @@ def reason_to_skip(kernel: Kernel, case: Case) -> str | None:
     if kernel.id.startswith(FUSED) and case.name.startswith("nan"):
         return "fused kernels multiply what gets no weight by zero; another test holds their NaN to what they keep"
     named = {"BSHD", "BHSD", "NHD", "HND"} & set(rules["requires_layouts"])
-    dense = case.op in (*DENSE, *ALIASES, *ALIASES["attention.cross"])
+    dense = case.op in (*DENSE, *ALIASES["attention.cross"], "attention.lse")
     layout = "BSHD" if case.layout is None and dense else case.layout
     if layout is not None and named and layout not in named:
         return "layout"
@@ -364,8 +388,8 @@ def arguments(kernel: Kernel, case: Case, inputs: Mapping[str, Tensor]) -> Itera
             yield name, DEFAULTS.get(name)
 
 
-def difference(got: Tensor, expected: Mapping[str, Any]) -> str | None:
-    """How a result is wrong, if it is."""
+def difference(got: Tensor, expected: Mapping[str, Any], first: str | None = None) -> str | None:
+    """How a result is wrong, if it is. `first`: the dtype of the first input, if a wider result is no more exact than that."""
     if expected["dtype"] in FOUR_BIT and got.dtype == torch.uint8:
         expected, got = {**expected, "dtype": "float64"}, unpacked(got, expected["dtype"])
     dtype = DTYPES[expected["dtype"]]
@@ -375,6 +399,8 @@ def difference(got: Tensor, expected: Mapping[str, Any]) -> str | None:
         return f"shape {list(got.shape)}, expected {expected['shape']}"
     values = got.double().reshape(-1).tolist()
     tolerance = 0.0 if expected.get("exact") else TOLERANCES.get(dtype, 0.0)
+    if first is not None:
+        tolerance = max(tolerance, TOLERANCES[DTYPES[first]])
     for place, (value, wanted) in enumerate(zip(values, _numbers(expected["data"]), strict=True)):
         if math.isnan(wanted) and math.isnan(value) or value == wanted:
             continue
@@ -408,7 +434,8 @@ def run(kernel: Kernel, case: Case, place: str | None = None) -> list[str]:
     for name, expected in case.expect.items():
         if place is not None and str(outputs[name].device) != place:
             problems.append(f"{name}: on {outputs[name].device}")
-        wrong = difference(outputs[name].cpu(), expected)
+        first = next(iter(case.dtypes.values())) if name == "lse" else None
+        wrong = difference(outputs[name].cpu(), expected, first)
         if wrong is not None:
             problems.append(f"{name}: {wrong}")
     return problems

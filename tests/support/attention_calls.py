@@ -334,6 +334,7 @@ class Paged:
         known = {
             "scale": None,
             "shared_prefix": 0,
+            "sinks": None,
             "window_right": -1,
             "causal": True,
             **self.params,
@@ -402,3 +403,122 @@ def paged_calls(seed: int, count: int, **fixed: Sequence[Any]) -> Iterator[Paged
         chosen = {name: draw.choice(values) for name, values in choices.items()}
         one = Paged(lengths=lengths, rows=rows, heads=kv_heads * group, kv_heads=kv_heads, **chosen)
         yield one if one.lead + sum(one.rows) + one.tail else replace(one, tail=1)
+
+
+@dataclass(frozen=True)
+class Varlen:
+    """A call of attention within packed sequences."""
+
+    rows: tuple[int, ...] = (2, 7, 3)
+    lengths: tuple[int, ...] = (5, 30, 0)
+    lead: tuple[int, int] = (0, 0)
+    tail: tuple[int, int] = (0, 0)
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    v_dim: int = 64
+    dtype: str = "float16"
+    index_dtype: str = "int32"
+    causal: bool = True
+    scale: float | None = None
+    window_left: int = -1
+    window_right: int = -1
+    softcap: float = 0.0
+    promised: bool = False
+
+    @property
+    def op(self) -> str:
+        """The operation it is."""
+        return f"attention.{'standard' if self.heads == self.kv_heads else 'gqa'}.prefill.varlen"
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of its tensors."""
+        rows = self.lead[0] + sum(self.rows) + self.tail[0]
+        keys = self.lead[1] + sum(self.lengths) + self.tail[1]
+        bounds = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), (len(self.rows) + 1,))
+        found = {"query": (rows, self.heads, self.head_dim), "key": (keys, self.kv_heads, self.head_dim)}
+        return {**found, "value": (keys, self.kv_heads, self.v_dim), **bounds}
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Its parameters."""
+        names = ("causal", "window_left", "window_right", "softcap")
+        given: dict[str, Any] = {name: getattr(self, name) for name in names}
+        if self.scale is not None:
+            given["scale"] = self.scale
+        if self.promised:
+            given |= {"max_seqlen_q": max(self.rows), "max_seqlen_k": max(self.lengths) + 3}
+        return given
+
+    def ask(self, device: str, *flags: str) -> dict[str, list[str]]:
+        """What the engine says about it."""
+        indices = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), self.index_dtype)
+        return ask(self.op, device, self.shapes, self.dtype, *flags, dtypes=indices, **self.params)
+
+    def tensors(self, device: str = "cpu") -> dict[str, Tensor]:
+        """Tensors for it. What belongs to no sequence is NaN."""
+        shapes, index = self.shapes, DTYPES[self.index_dtype]
+        made = {name: torch.randn(shapes[name]).to(DTYPES[self.dtype]) for name in ("query", "key", "value")}
+        for at, names in enumerate((("query",), ("key", "value"))):
+            for name in names:
+                made[name][: self.lead[at]] = torch.nan
+                made[name][made[name].shape[0] - self.tail[at] :] = torch.nan
+        for name, at, counts in (("cu_seqlens_q", 0, self.rows), ("cu_seqlens_k", 1, self.lengths)):
+            made[name] = torch.tensor([self.lead[at], *counts], dtype=index).cumsum(0, dtype=index)
+        return {name: t.to(device) for name, t in made.items()}
+
+    def arguments(self, kernel: Callable[..., Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
+        """What the engine would hand to a kernel's function."""
+        known = {"scale": None, "sinks": None, "max_seqlen_q": 0, "max_seqlen_k": 0, **self.params, **tensors}
+        return {name: known[name] for name in inspect.signature(kernel).parameters}
+
+    def expected(self, tensors: dict[str, Tensor]) -> Tensor:
+        """What the contract demands, by the loops of `reference`."""
+        arrays = {name: t.cpu().double().numpy() for name, t in tensors.items()}
+        sinks = arrays.pop("sinks", None)
+        answer = reference.varlen_attention(
+            *arrays.values(),
+            sinks=sinks,
+            causal=self.causal,
+            scale=self.scale,
+            window=(self.window_left, self.window_right),
+            softcap=self.softcap,
+        )
+        return torch.from_numpy(np.ascontiguousarray(answer.values))
+
+    def check(self, got: Tensor, want: Tensor) -> None:
+        """The result is what is wanted, to the tolerance of the dtype."""
+        assert got.dtype == DTYPES[self.dtype]
+        tolerance = TOLERANCES[got.dtype]
+        torch.testing.assert_close(
+            got.cpu().double(), want, rtol=tolerance, atol=tolerance, msg=lambda m: f"{self}: {m}"
+        )
+
+
+def varlen_calls(seed: int, count: int, **fixed: Sequence[Any]) -> Iterator[Varlen]:
+    """Calls at random, so many at full size; `fixed` gives what to choose from instead."""
+    draw = random.Random(seed)
+    choices: dict[str, Sequence[Any]] = {
+        "head_dim": (8, 20, 64, 128),
+        "lead": ((0, 0), (0, 0), (1, 2)),
+        "tail": ((0, 0), (0, 0), (3, 1)),
+        "dtype": ("float16", "bfloat16"),
+        "index_dtype": ("int32", "int32", "int64"),
+        "causal": (False, True, True),
+        "scale": (None, 0.3, -0.2),
+        "window_left": (-1, -1, -1, 0, 9),
+        "window_right": (-1, -1, -1, 2),
+        "softcap": (0.0, 0.0, 4.0),
+        "promised": (False, True),
+        **fixed,
+    }
+    for _ in range(scaled(count)):
+        batch, kv_heads, group = draw.choice((1, 2, 4)), draw.choice((1, 2)), draw.choice((1, 2, 5))
+        lengths = tuple(draw.choice((0, 1, 5, 16, 33)) for _ in range(batch))
+        rows = tuple(draw.choice((0, 1, 1, 3, 18)) for _ in range(batch)) if draw.random() < 0.5 else lengths
+        rows = (1,) * batch if draw.random() < 0.2 else rows
+        chosen = {name: draw.choice(values) for name, values in choices.items()}
+        chosen["v_dim"] = chosen["head_dim"] if draw.random() < 0.8 else 64
+        one = Varlen(rows=rows, lengths=lengths, heads=kv_heads * group, kv_heads=kv_heads, **chosen)
+        yield replace(one, tail=(max(one.tail[0], 1), max(one.tail[1], 1))) if not sum(rows) * sum(lengths) else one

@@ -47,6 +47,20 @@ def pages(cache: Tensor, table: Tensor, length: int) -> Tensor:
     return gathered.transpose(0, 1)
 
 
+def log_sums(q: Tensor, k: Tensor, allowed: Tensor, scale: float, softcap: float, nothing: float) -> Tensor:
+    """The logarithms of the softmaxes' sums, heads first, in float32; `nothing` where a query attends to nothing."""
+    scores = q.double() @ k.double().repeat_interleave(q.shape[-3] // k.shape[-3], -3).transpose(-1, -2) * scale
+    scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+    lse = scores.masked_fill(~allowed, -torch.inf).logsumexp(-1).float()
+    return lse.masked_fill(lse == -torch.inf, nothing)
+
+
+def tokens(tensor: Tensor, bounds: Tensor, sequence: int) -> Tensor:
+    """The packed keys or values of a sequence, heads first."""
+    start, end = bounds[sequence : sequence + 2].tolist()
+    return tensor[start:end].transpose(0, 1)
+
+
 class FlashAttention2:
     """v2.8.3: flash_attn/flash_attn_interface.py and csrc/flash_attn/flash_api.cpp."""
 
@@ -100,7 +114,7 @@ class FlashAttention2:
         alibi_slopes: Tensor | None = None,
         deterministic: bool = False,
         return_attn_probs: bool = False,
-    ) -> Tensor:
+    ) -> Any:
         self.calls.append(dict(locals()))
         scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
         self._check(q, k, v, softcap, dropout_p, scale)
@@ -119,8 +133,11 @@ class FlashAttention2:
             drawn = torch.rand(q.shape[0], q.shape[2], seq_q, seq_k)
             kept = (drawn >= dropout_p) / (1.0 - dropout_p)
         allowed = self._reach(seq_q, seq_k, seq_k, causal, window_size, alibi_slopes is not None)
-        heads_first = (t.transpose(1, 2) for t in (q, k, v))
-        return attend(*heads_first, allowed, scale, softcap, bias, kept).transpose(1, 2).to(q.dtype)
+        heads_first = [t.transpose(1, 2) for t in (q, k, v)]
+        output = attend(*heads_first, allowed, scale, softcap, bias, kept).transpose(1, 2).to(q.dtype)
+        if not return_attn_probs:
+            return output
+        return output, log_sums(*heads_first[:2], allowed, scale, softcap, torch.inf), None
 
     def flash_attn_varlen_func(
         self,
@@ -140,27 +157,35 @@ class FlashAttention2:
         deterministic: bool = False,
         return_attn_probs: bool = False,
         block_table: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Any:
         self.calls.append(dict(locals()))
-        assert block_table is not None, "only pages are used"
         scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
         self._check(q, k, v, softcap, dropout_p, scale)
         loads(q, k, v)
-        self._check_pages(k, block_table, cu_seqlens_q, cu_seqlens_k)
+        must(all(t.dtype == torch.int32 for t in (cu_seqlens_q, cu_seqlens_k)), "must have dtype int32")
+        if block_table is not None:
+            self._check_pages(k, block_table, cu_seqlens_q, cu_seqlens_k)
         must(cu_seqlens_q.is_contiguous() and cu_seqlens_k.is_contiguous(), "must be contiguous")
         must(max_seqlen_q > 0, "invalid grid")
         lengths, starts = cu_seqlens_k.diff().tolist(), cu_seqlens_q.tolist()
-        if max_seqlen_q == 1 and q.shape[1] > k.shape[2] and window_size == (-1, -1):
+        if max_seqlen_q == 1 and q.shape[1] > k.shape[-2] and window_size == (-1, -1):
             # Heads that share keys stand where queries would: row b is taken for the query of sequence b.
-            q.reshape(len(lengths), k.shape[2], -1, q.shape[2])
+            q.reshape(len(lengths), k.shape[-2], -1, q.shape[2])
             starts = list(range(len(lengths) + 1))
         output = torch.full(q.shape, torch.nan, dtype=torch.float64)
+        sums = torch.full((q.shape[1], q.shape[0]), torch.nan)
         for b, length in enumerate(lengths):
             start, end = starts[b], min(starts[b + 1], starts[b] + max_seqlen_q)
             allowed = self._reach(end - start, length, max_seqlen_k, causal, window_size, False)
-            kb, vb = pages(k, block_table[b], length), pages(v, block_table[b], length)
-            output[start:end] = attend(q[start:end].transpose(0, 1), kb, vb, allowed, scale, softcap).transpose(0, 1)
-        return output.to(q.dtype)
+            if block_table is not None:
+                kb, vb = pages(k, block_table[b], length), pages(v, block_table[b], length)
+            else:
+                must(length <= max_seqlen_k, "keys beyond max_seqlen_k are not read")
+                kb, vb = tokens(k, cu_seqlens_k, b), tokens(v, cu_seqlens_k, b)
+            rows = q[start:end].transpose(0, 1)
+            output[start:end] = attend(rows, kb, vb, allowed, scale, softcap).transpose(0, 1)
+            sums[:, start:end] = log_sums(rows, kb, allowed, scale, softcap, torch.inf)
+        return (output.to(q.dtype), sums, None) if return_attn_probs else output.to(q.dtype)
 
     def flash_attn_with_kvcache(
         self,
@@ -219,7 +244,9 @@ class FlashAttention3:
         """The module `flash_attn_interface`."""
         module = types.ModuleType("flash_attn_interface")
         module.__dict__.update(
-            flash_attn_func=self.flash_attn_func, flash_attn_with_kvcache=self.flash_attn_with_kvcache
+            flash_attn_func=self.flash_attn_func,
+            flash_attn_varlen_func=self.flash_attn_varlen_func,
+            flash_attn_with_kvcache=self.flash_attn_with_kvcache,
         )
         return module
 
@@ -273,9 +300,58 @@ class FlashAttention3:
         must(not deterministic or q.shape[-1] <= 192, "Deterministic backward not supported for hdim 256.")
         seq_q, seq_k = q.shape[1], k.shape[1]
         allowed = self._reach(seq_q, seq_k, seq_q, seq_k, causal, window_size)
-        heads_first = (t.transpose(1, 2) for t in (q, k, v))
+        heads_first = [t.transpose(1, 2) for t in (q, k, v)]
         output = attend(*heads_first, allowed, scale, softcap).transpose(1, 2).to(q.dtype)
+        if return_attn_probs:
+            return output, log_sums(*heads_first[:2], allowed, scale, softcap, -torch.inf)
         return (output, torch.zeros(1)) if self.returns_tuple else output
+
+    def flash_attn_varlen_func(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        seqused_q: Tensor | None = None,
+        seqused_k: Tensor | None = None,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        qv: Tensor | None = None,
+        q_descale: Tensor | None = None,
+        k_descale: Tensor | None = None,
+        v_descale: Tensor | None = None,
+        window_size: tuple[int, int] = (-1, -1),
+        attention_chunk: int = 0,
+        softcap: float = 0.0,
+        num_splits: int = 1,
+        pack_gqa: bool | None = None,
+        deterministic: bool = False,
+        sm_margin: int = 0,
+        return_attn_probs: bool = False,
+    ) -> Any:
+        self.calls.append(dict(locals()))
+        scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+        self._check(q, k, v, scale)
+        for bounds in (cu_seqlens_q, cu_seqlens_k):
+            must(bounds.dtype == torch.int32 and bounds.is_contiguous(), "cu_seqlens must be contiguous int32")
+        must(max_seqlen_q > 0 and max_seqlen_k > 0, "invalid grid")
+        output = torch.full((*q.shape[:2], v.shape[2]), torch.nan, dtype=torch.float64)
+        sums = torch.full((q.shape[1], q.shape[0]), torch.nan)
+        starts = cu_seqlens_q.tolist()
+        for b, length in enumerate(cu_seqlens_k.diff().tolist()):
+            must(length <= max_seqlen_k, "keys beyond max_seqlen_k are not read")
+            start, end = starts[b], min(starts[b + 1], starts[b] + max_seqlen_q)
+            allowed = self._reach(end - start, length, max_seqlen_q, max_seqlen_k, causal, window_size)
+            kb, vb = tokens(k, cu_seqlens_k, b), tokens(v, cu_seqlens_k, b)
+            rows = q[start:end].transpose(0, 1)
+            output[start:end] = attend(rows, kb, vb, allowed, scale, softcap).transpose(0, 1)
+            sums[:, start:end] = log_sums(rows, kb, allowed, scale, softcap, -torch.inf)
+        if return_attn_probs:
+            return output.to(q.dtype), sums
+        return (output.to(q.dtype), torch.zeros(1)) if self.returns_tuple else output.to(q.dtype)
 
     def flash_attn_with_kvcache(
         self,
@@ -406,8 +482,9 @@ class FlashAttention4:
             q, k, v, scale, softcap, window_size != (None, None) and not causal or window_size[0] is not None, False
         )
         allowed = self._reach(q.shape[1], k.shape[1], causal, window_size)
-        heads_first = (t.transpose(1, 2) for t in (q, k, v))
-        return attend(*heads_first, allowed, scale, softcap).transpose(1, 2).to(q.dtype), None
+        heads_first = [t.transpose(1, 2) for t in (q, k, v)]
+        sums = log_sums(*heads_first[:2], allowed, scale, softcap, -torch.inf) if return_lse else None
+        return attend(*heads_first, allowed, scale, softcap).transpose(1, 2).to(q.dtype), sums
 
     def flash_attn_varlen_func(
         self,
@@ -444,17 +521,27 @@ class FlashAttention4:
         disable_scheduler_metadata: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         self.calls.append(dict(locals()))
-        assert page_table is not None and cu_seqlens_q is not None and seqused_k is not None, "only pages are used"
+        assert cu_seqlens_q is not None and (seqused_k is None) == (page_table is None), "only what is used"
         scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-        self._check(q, k, v, scale, softcap, False, True)
-        assert page_table.dtype == torch.int32 and page_table.stride(-1) == 1, "page_table must be int32"
-        for t in (cu_seqlens_q, seqused_k):
+        self._check(q, k, v, scale, softcap, False, page_table is not None)
+        if page_table is not None:
+            assert page_table.dtype == torch.int32 and page_table.stride(-1) == 1, "page_table must be int32"
+        bounds = seqused_k if cu_seqlens_k is None else cu_seqlens_k
+        assert bounds is not None
+        for t in (cu_seqlens_q, bounds):
             assert t.dtype == torch.int32 and t.stride(0) == 1, "must be int32 and contiguous"
         starts, most = cu_seqlens_q.tolist(), max_seqlen_q or q.shape[0]
-        output = torch.full(q.shape, torch.nan, dtype=torch.float64)
-        for b, length in enumerate(seqused_k.tolist()):
+        output = torch.full((*q.shape[:2], v.shape[-1]), torch.nan, dtype=torch.float64)
+        sums = torch.full((q.shape[1], q.shape[0]), torch.nan)
+        for b, length in enumerate(bounds.tolist() if page_table is not None else bounds.diff().tolist()):
             start, end = starts[b], min(starts[b + 1], starts[b] + most)
             allowed = self._reach(end - start, length, causal, window_size)
-            kb, vb = pages(k, page_table[b], length), pages(v, page_table[b], length)
-            output[start:end] = attend(q[start:end].transpose(0, 1), kb, vb, allowed, scale, softcap).transpose(0, 1)
-        return output.to(q.dtype), None
+            if page_table is not None:
+                kb, vb = pages(k, page_table[b], length), pages(v, page_table[b], length)
+            else:
+                assert max_seqlen_k is None or length <= max_seqlen_k, "keys beyond max_seqlen_k are not read"
+                kb, vb = tokens(k, bounds, b), tokens(v, bounds, b)
+            rows = q[start:end].transpose(0, 1)
+            output[start:end] = attend(rows, kb, vb, allowed, scale, softcap).transpose(0, 1)
+            sums[:, start:end] = log_sums(rows, kb, allowed, scale, softcap, -torch.inf)
+        return output.to(q.dtype), sums if return_lse else None

@@ -33,8 +33,16 @@ def _dense(query: Tensor, key: Tensor, value: Tensor, scale: float | None, **opt
     return attend(query, key, value, allowed, scale, **options).to(query.dtype)
 
 
-def _tuple(output: Tensor, length: int) -> tuple[Any, ...]:
-    return output, *(None for _ in range(length - 1))
+def _tuple(output: Tensor, length: int, lse: Tensor | None = None) -> tuple[Any, ...]:
+    return output, lse, *(None for _ in range(length - 2))
+
+
+def _lse(query: Tensor, key: Tensor, scale: float | None, allowed: Tensor) -> Tensor:
+    """The logarithms as FlashAttention 2 gives them: plus infinity where a query attends to nothing."""
+    group, scale = query.shape[1] // key.shape[1], query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query.double() @ key.double().repeat_interleave(group, 1).transpose(-1, -2) * scale
+    lse = scores.masked_fill(~allowed, -torch.inf).logsumexp(-1).float()
+    return lse.masked_fill(lse == -torch.inf, torch.inf)
 
 
 class Aten:
@@ -51,7 +59,7 @@ class Aten:
         _check(query, key, value, HALVES)
         assert query.shape[-1] == value.shape[-1] <= 256 and query.shape[1] % key.shape[1] == 0
         allowed = _reached(query.shape[2], key.shape[2], -1, 0 if is_causal else -1)
-        return _tuple(_dense(query, key, value, scale, allowed=allowed), 9)
+        return _tuple(_dense(query, key, value, scale, allowed=allowed), 9, _lse(query, key, scale, allowed))
 
     def cudnn(
         self, query: Any, key: Any, value: Any, attn_bias: Any, compute_log_sumexp: Any, dropout_p: Any = 0.0,
@@ -93,12 +101,15 @@ class Aten:
             _check(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), HALVES)
             q, k, v = (t.transpose(1, 2) for t in (query, key, value))
             allowed = _reached(q.shape[2], k.shape[2], left, right)
-            return _tuple(_dense(q, k, v, scale, allowed=allowed).transpose(1, 2), 5)
-        assert all(t.dtype == torch.int32 and t.is_contiguous() for t in (cum_seq_q, cum_seq_k, seqused_k))
+            lse = _lse(q, k, scale, allowed)
+            return _tuple(_dense(q, k, v, scale, allowed=allowed).transpose(1, 2), 5, lse)
+        lengths = cum_seq_k.diff().int() if seqused_k is None else seqused_k
+        assert all(t.dtype == torch.int32 and t.is_contiguous() for t in (cum_seq_q, cum_seq_k, lengths))
         assert query.dtype == key.dtype == value.dtype and query.dtype in HALVES
         assert all(readable(t) for t in (query, key, value))
         output = torch.full_like(query, torch.nan)
-        for i, used in enumerate(seqused_k.tolist()):
+        logarithms = torch.full((query.shape[1], query.shape[0]), torch.nan)
+        for i, used in enumerate(lengths.tolist()):
             rows = slice(int(cum_seq_q[i]), int(cum_seq_q[i + 1]))
             assert rows.stop - rows.start <= max_q and used <= max_k
             first = int(cum_seq_k[i])
@@ -106,7 +117,8 @@ class Aten:
             allowed = _reached(q.shape[0], used, left, right)
             q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
             output[rows] = _dense(q, k, v, scale, allowed=allowed)[0].transpose(0, 1) if used else 0.0
-        return _tuple(output, 5)
+            logarithms[:, rows] = _lse(q, k, scale, allowed)[0] if used else torch.inf
+        return _tuple(output, 5, logarithms)
 
     def efficient_forward(
         self, query: Any, key: Any, value: Any, bias: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: Any,

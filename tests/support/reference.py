@@ -33,9 +33,16 @@ class Answer:
 
 
 def attend(
-    q: Array, keys: Array, values: Array, scale: float, softcap: float = 0.0, bias: Array | None = None
+    q: Array,
+    keys: Array,
+    values: Array,
+    scale: float,
+    softcap: float = 0.0,
+    bias: Array | None = None,
+    sink: float = -np.inf,
 ) -> tuple[Array, Array]:
-    """One query over the keys that take part in it, all of them; and the growth of the result."""
+    """One query over the keys that take part in it, all of them; and the growth of the result. A sink is a score without a
+    value."""
     if len(keys) == 0:
         zeros = np.zeros(values.shape[-1])
         return zeros, zeros
@@ -44,8 +51,9 @@ def attend(
         scores = softcap * np.tanh(scores / softcap)
     if bias is not None:
         scores = scores + bias
-    weights = np.exp(scores - scores.max())
-    weights = weights / weights.sum()
+    top = max(scores.max(), sink)
+    weights = np.exp(scores - top)
+    weights = weights / (weights.sum() + np.exp(sink - top))
     with np.errstate(invalid="ignore"):
         out = weights @ values
         # A score is off by d = head_dim * u * sum|q k| (and its own magnitude for each rounding on the way to the
@@ -80,6 +88,7 @@ def attention(
     window: Window = UNBOUNDED,
     softcap: float = 0.0,
     layout: str = "BSHD",
+    sinks: Array | None = None,
 ) -> Answer:
     """Dense attention; a boolean mask says who may attend, any other is added to the scores."""
     if layout == "BSHD":
@@ -104,7 +113,11 @@ def attention(
             seen &= mask[b, h, i] != -np.inf
             bias = bias + mask[b, h, i]
         keys, values = key[b, h // group], value[b, h // group]
-        out[b, h, i], growth[b, h, i] = attend(query[b, h, i], keys[seen], values[seen], scale, softcap, bias[seen])
+        sink = -np.inf if sinks is None else float(sinks[h])
+        seen_values = values[seen]
+        out[b, h, i], growth[b, h, i] = attend(
+            query[b, h, i], keys[seen], seen_values, scale, softcap, bias[seen], sink
+        )
         # What gets no weight may be multiplied by zero: a value spoils its column that way, a key the whole row.
         may_be_nan[b, h, i] = ~np.isfinite(values).all(0) | ~np.isfinite(keys).all()
     if layout == "BSHD":
@@ -133,6 +146,7 @@ def paged_attention(
     window_left: int = -1,
     softcap: float = 0.0,
     layout: str = "NHD",
+    sinks: Array | None = None,
 ) -> Answer:
     """Attention over pages: one query per sequence, or packed ones that are the last positions of their sequences."""
     rows = query.reshape(-1, *query.shape[-2:])
@@ -147,8 +161,41 @@ def paged_attention(
             seen = _reach(t + length - int(starts[b + 1]), length, causal, (window_left, -1))
             for h in range(rows.shape[1]):
                 k, v = keys[seen, h // group], values[seen, h // group]
-                out[t, h], growth[t, h] = attend(rows[t, h], k, v, scale, softcap)
+                sink = -np.inf if sinks is None else float(sinks[h])
+                out[t, h], growth[t, h] = attend(rows[t, h], k, v, scale, softcap, sink=sink)
     return Answer(out.reshape(query.shape), growth.reshape(query.shape))
+
+
+def varlen_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    window: tuple[int, int] = UNBOUNDED,
+    softcap: float = 0.0,
+    sinks: Array | None = None,
+) -> Answer:
+    """Attention within packed sequences."""
+    scale = 1.0 / math.sqrt(query.shape[2]) if scale is None else scale
+    out = np.zeros((*query.shape[:2], value.shape[2]))
+    growth = np.zeros_like(out)
+    may_be_nan = np.zeros(out.shape, dtype=bool)
+    group = query.shape[1] // max(key.shape[1], 1)
+    for b in range(len(cu_seqlens_q) - 1):
+        start, end, first, last = (int(x[b + i]) for x in (cu_seqlens_q, cu_seqlens_k) for i in (0, 1))
+        for t in range(start, end):
+            seen = _reach(t + (last - first) - end, last - first, causal, window)
+            for h in range(query.shape[1]):
+                k, v = key[first:last, h // group], value[first:last, h // group]
+                sink = -np.inf if sinks is None else float(sinks[h])
+                out[t, h], growth[t, h] = attend(query[t, h], k[seen], v[seen], scale, softcap, sink=sink)
+                # Within a sequence, as of dense attention.
+                may_be_nan[t, h] = ~np.isfinite(v).all(0) | ~np.isfinite(k).all()
+    return Answer(out, growth, may_be_nan)
 
 
 def mla_attention(

@@ -265,7 +265,7 @@ def stored(function: str, *operations: str) -> list[Stored]:
             kwargs = {RENAMED.get(n, n): _stored_tensor(t) for n, t in case["inputs"].items()} | case["params"]
             left, right = kwargs.pop("window_left", -1), kwargs.pop("window_right", -1)
             if (left, right) != (-1, -1):
-                kwargs["window"] = (left, right) if function == "attention" else left
+                kwargs["window"] = left if function.startswith("paged") else (left, right)
             if case["call"] in ("attention.full", "attention.causal"):
                 kwargs["causal"] = case["call"] == "attention.causal"
             if case["layout"] is not None:

@@ -62,6 +62,11 @@ def _packed(randn: Callable[..., Tensor], n: int) -> Arguments:
     return (randn(6, 4, 8), *rest), {"cu_seqlens_q": torch.tensor([0, 2, 6], dtype=torch.int32)}
 
 
+def _varlen(randn: Callable[..., Tensor], n: int, **options: Any) -> Arguments:
+    rows, keys = (torch.tensor([0, *ends], dtype=torch.int32) for ends in ([2, n + 1], [3, n + 4]))
+    return (randn(n + 1, 4, 8), randn(n + 4, 2, 8), randn(n + 4, 2, 8), rows, keys), options
+
+
 def _mla_paged(randn: Callable[..., Tensor], n: int) -> Arguments:
     (_, _, _, tables, lens), _ = _paged(randn, n)
     caches = randn(n, 4, 16), randn(n, 4, 8)
@@ -143,6 +148,36 @@ CASES = [
         _made(lambda randn, n: ((randn(2, 3, 4, 8), randn(2, n, 4, 8), randn(2, n, 4, 8)), {"layout": "BSHD"})),
         reference.cross_attention,
         (0, 1, 2),
+    ),
+    Case("varlen_attention", "varlen_attention", _made(_varlen), reference.varlen_attention, (0, 1, 2)),
+    Case(
+        "varlen_attention-softcap",
+        "varlen_attention",
+        _made(lambda randn, n: _varlen(randn, n, causal=False, softcap=3.0, scale=0.3)),
+        reference.varlen_attention,
+        (0, 1, 2),
+    ),
+    Case(
+        "attention-sinks",
+        "attention",
+        _made(
+            lambda randn, n: (
+                (randn(2, n, 4, 8), randn(2, n, 2, 8), randn(2, n, 2, 8)),
+                {"sinks": torch.tensor([0.5, -0.25, 1.0, 0.0])},
+            )
+        ),
+        reference.attention,
+        (0, 1, 2, "sinks"),
+    ),
+    Case("attention_lse", "attention_lse", _dense(), reference.attention_lse, (0, 1, 2)),
+    Case("varlen_attention_lse", "varlen_attention_lse", _made(_varlen), reference.varlen_attention_lse, (0, 1, 2)),
+    Case("paged_attention_lse", "paged_attention_lse", _made(_paged), reference.paged_attention_lse),
+    Case(
+        "merge_states",
+        "merge_states",
+        _made(lambda randn, n: ((randn(n, 4, 8), randn(n, 4), randn(n, 4, 8), randn(n, 4)), {})),
+        reference.merge_states,
+        (0, 1, 2, 3),
     ),
     Case("paged_attention", "paged_attention", _made(_paged), reference.paged_attention),
     Case("paged_attention-prefill", "paged_attention", _made(_packed), reference.paged_attention),

@@ -37,11 +37,13 @@ def attention(
     window: Any = None,
     softcap: float = 0.0,
     layout: str = "BSHD",
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Dense attention."""
     if layout == "BSHD":
         query, key, value = (t.transpose(1, 2) for t in (query, key, value))
         options: dict[str, Any] = {"attn_mask": attn_mask, "alibi_slopes": alibi_slopes, "softcap": softcap}
+        options["sinks"] = sinks
         return attention(query, key, value, causal, scale, window=window, layout="BHSD", **options).transpose(1, 2)
     distance = _distance(query.shape[2], key.shape[2])
     left, right = (-1, -1) if window is None else (window, -1) if isinstance(window, int) else window
@@ -61,7 +63,58 @@ def attention(
         group = query.shape[1] // key.shape[1]
         scores = query @ key.repeat_interleave(group, 1).transpose(-1, -2) * scale
         bias = bias + softcap * torch.tanh(scores / softcap) - scores
+    if sinks is not None:
+        # A key and a value of zeros more for each head, whose score is the sink.
+        group = query.shape[1] // key.shape[1]
+        key, value = (torch.nn.functional.pad(t.repeat_interleave(group, 1), (0, 0, 0, 1)) for t in (key, value))
+        scores = sinks[:, None, None].expand(*query.shape[:3], 1)
+        bias = torch.cat((torch.zeros(*query.shape[:3], key.shape[2] - 1) + bias, scores), -1)
+        may = torch.nn.functional.pad(may, (0, 1), value=True)
     return _attend(query, key, value, scale, may, bias)
+
+
+def attention_lse(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool = True, scale: float | None = None, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """Dense attention, sequence first, and the logarithms of the softmaxes' sums."""
+    group = query.shape[2] // key.shape[2]
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = torch.einsum("bqhd,bkhd->bqhk", query, key.repeat_interleave(group, 2)) * scale
+    if causal:
+        scores = scores.masked_fill((_distance(query.shape[1], key.shape[1]) > 0)[:, None], -torch.inf)
+    return attention(query, key, value, causal, scale, **options), scores.logsumexp(-1).float()
+
+
+def varlen_attention_lse(
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor
+) -> tuple[Tensor, ...]:
+    """Attention within packed sequences that own every row, with logarithms."""
+    starts, firsts = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    each = []
+    for i in range(len(starts) - 1):
+        own, keys = slice(starts[i], starts[i + 1]), slice(firsts[i], firsts[i + 1])
+        each.append(attention_lse(query[own][None], key[keys][None], value[keys][None]))
+    return tuple(torch.cat([part[i][0] for part in each]) for i in range(2))
+
+
+def paged_attention_lse(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, context_lens: Tensor
+) -> tuple[Tensor, ...]:
+    """Attention of one query per sequence over pages, with logarithms."""
+    each = []
+    for i, length in enumerate(context_lens.tolist()):
+        keys, values = (
+            cache[block_tables[i].long()].flatten(0, 1)[:length][None] for cache in (key_cache, value_cache)
+        )
+        each.append(attention_lse(query[i : i + 1][None], keys, values))
+    return tuple(torch.cat([part[i][0] for part in each]) for i in range(2))
+
+
+def merge_states(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    """Two results as one."""
+    both = torch.stack((lse_a, lse_b))
+    weights = both.softmax(0).to(out_a.dtype)[..., None]
+    return weights[0] * out_a + weights[1] * out_b, both.logsumexp(0)
 
 
 def cross_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, **options: Any) -> Tensor:
@@ -91,6 +144,29 @@ def paged_attention(
         distance = _distance(own.shape[1], length)
         may = distance <= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
         rows.append(_attend(own, keys, values, scale, may).transpose(0, 1))
+    return torch.cat(rows)
+
+
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    softcap: float = 0.0,
+) -> Tensor:
+    """Attention within packed sequences that own every row, each as dense attention."""
+    rows = []
+    starts, firsts = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    for i in range(len(starts) - 1):
+        own = query[starts[i] : starts[i + 1]][None]
+        keys, values = (t[firsts[i] : firsts[i + 1]][None] for t in (key, value))
+        rows.append(attention(own, keys, values, causal, scale, softcap=softcap)[0])
     return torch.cat(rows)
 
 

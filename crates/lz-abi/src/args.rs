@@ -248,7 +248,7 @@ impl<'a, 't> Args<'a, 't> {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum KernelError {
     /// The data itself is invalid (an index outside its table, …). No other kernel would fare better.
-    #[error("{input}{at:?} is {value}, {expected}")]
+    #[error("{input}{} is {value}, {expected}", place(at))]
     BadData {
         /// Which input.
         input: &'static str,
@@ -284,6 +284,11 @@ impl KernelError {
     pub fn is_callers_fault(&self) -> bool {
         matches!(self, KernelError::BadData { .. } | KernelError::BadNumber { .. })
     }
+}
+
+/// Where in an input; nothing for a number that is no element of one.
+fn place(at: &[i64]) -> String {
+    if at.is_empty() { String::new() } else { format!("{at:?}") }
 }
 
 impl From<crate::NotASlice> for KernelError {

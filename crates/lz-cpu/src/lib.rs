@@ -85,7 +85,9 @@ macro_rules! kernels {
 
 kernels! {
     DenseAttention = reference::attention::Dense;
+    VarlenAttention = reference::varlen::Varlen;
     PagedAttention = reference::paged::Paged;
+    MergeStates = reference::merge::Merge;
     LatentAttention = reference::mla::Latent;
     PagedLatentAttention = reference::mla::PagedLatent;
     BlockSparseAttention = reference::sparse::Block;

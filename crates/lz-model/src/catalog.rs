@@ -445,6 +445,8 @@ mod tests {
             "quantize",
             "attention.standard.prefill",
             "attention.standard.prefill.paged",
+            "attention.standard.prefill.varlen",
+            "attention.gqa.prefill.varlen",
             "attention.standard.decode",
             "attention.standard.decode.paged",
             "attention.mla.prefill",

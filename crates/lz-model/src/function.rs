@@ -35,6 +35,8 @@ pub enum Special {
     NormalizedShape,
     /// `format`: what packed bytes are.
     Format,
+    /// `return_lse`: the call is one of the function of the same name with `_lse` behind it.
+    ReturnLse,
 }
 
 impl Special {
@@ -54,6 +56,11 @@ impl Special {
             "sizes of the trailing dimensions to normalize over; the last one when not given",
         ),
         ("format", Special::Format, "the format of packed 4-bit values (int4, mxfp4, nvfp4)"),
+        (
+            "return_lse",
+            Special::ReturnLse,
+            "whether to give (output, lse): with the natural logarithm of each softmax's sum, in float32",
+        ),
     ];
 
     /// Its name.
@@ -169,6 +176,17 @@ impl Signature {
 }
 
 impl Argument {
+    /// Other names it may be given by: those of other libraries for the same thing.
+    pub fn also(&self) -> Vec<&'static str> {
+        let names = match self.kind {
+            ArgumentKind::Input(input) => input.also,
+            ArgumentKind::Param(param) => param.also,
+            ArgumentKind::Special(Special::Window) => &["window_size"],
+            ArgumentKind::Special(_) => &[],
+        };
+        names.iter().copied().filter(|name| *name != self.name).collect()
+    }
+
     /// Whether its value can decide which kernel runs.
     pub fn decides(&self) -> bool {
         !matches!(self.kind, ArgumentKind::Param(p) if p.role == ParamRole::Ignored)
@@ -198,6 +216,18 @@ mod tests {
                     assert!(has(&mut [covered].into_iter()), "{}: {}", signature.function.name, param.name);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_name_means_one_argument() {
+        for signature in Signature::all() {
+            let names = signature.arguments.iter().flat_map(|a| [a.name].into_iter().chain(a.also()));
+            let mut names: Vec<&str> = names.collect();
+            let count = names.len();
+            names.sort_unstable();
+            names.dedup();
+            assert_eq!(names.len(), count, "{}", signature.function.name);
         }
     }
 

@@ -122,6 +122,7 @@ const MEANINGS: &[(&str, Rule)] = &[
         }
     }),
     ("cu_seqlens_q", |n| Meaning::Bounds(n(&Limit::Dim("seq_q")))),
+    ("cu_seqlens_k", |n| Meaning::Bounds(n(&Limit::Dim("seq_k")))),
     ("qo_indptr", |n| Meaning::Bounds(n(&Limit::Dim("seq_q")))),
     ("kv_indptr", |n| Meaning::Bounds(n(&Limit::Dim("seq_k")))),
     ("indptr", |n| Meaning::Bounds(n(&Limit::Dim("nnz")))),

@@ -162,7 +162,9 @@ pub fn docstring(signature: &Signature) -> String {
     }
     text.push_str("Args:\n");
     for argument in &signature.arguments {
-        text.push_str(&format!("    {}: {}.\n", argument.name, argument_text(signature, argument)));
+        let also = argument.also();
+        let also = if also.is_empty() { String::new() } else { format!(" Also: {}.", also.join(", ")) };
+        text.push_str(&format!("    {}: {}.{also}\n", argument.name, argument_text(signature, argument)));
     }
     text.push_str("\nReturns:\n");
     let outputs = signature.outputs();
@@ -235,6 +237,7 @@ pub fn functions(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
             arg.set_item("default", default_object(py, argument))?;
             arg.set_item("default_text", default_text(argument))?;
             arg.set_item("keyword_only", argument.keyword_only)?;
+            arg.set_item("also", argument.also())?;
             args.append(arg)?;
         }
         entry.set_item("args", args)?;

@@ -39,6 +39,8 @@ pub struct Front {
     pub signature: &'static Signature,
     /// The names of its arguments, interned.
     names: Vec<Py<PyString>>,
+    /// Other names of arguments, and their places.
+    others: Vec<(Py<PyString>, usize)>,
     /// How many arguments may be given by position.
     positional: usize,
     /// What a kernel is given for an argument the caller left out.
@@ -57,6 +59,8 @@ pub struct Front {
     out_bits: u32,
     /// A call with one of these takes the slow path; a bit each.
     careful_bits: u32,
+    /// The place of `return_lse`, and the function such a call is one of.
+    with_lse: Option<(usize, usize)>,
 }
 
 /// The places of bits that are set, in order.
@@ -85,6 +89,11 @@ impl Front {
             index,
             signature,
             names: arguments.iter().map(|a| PyString::intern(py, a.name).unbind()).collect(),
+            others: {
+                let others =
+                    arguments.iter().enumerate().flat_map(|(at, a)| a.also().into_iter().map(move |name| (name, at)));
+                others.map(|(name, at)| (PyString::intern(py, name).unbind(), at)).collect()
+            },
             defaults: arguments.iter().map(|a| docs::default_object(py, a)).collect(),
             positional: arguments.iter().filter(|a| !a.keyword_only).count(),
             tensors: places(tensor_bits).collect(),
@@ -97,6 +106,12 @@ impl Front {
             sizes_bits,
             out_bits,
             careful_bits,
+            with_lse: {
+                let at = arguments.iter().position(|a| matches!(a.kind, ArgumentKind::Special(Special::ReturnLse)));
+                let name = format!("{}_lse", signature.function.name);
+                let other = Signature::all().iter().position(|s| s.function.name == name);
+                at.map(|at| (at, other.expect("a function with return_lse has one of the same name with _lse")))
+            },
         }
     }
 
@@ -174,13 +189,15 @@ impl Front {
         Ok(())
     }
 
-    /// The place of an argument: names are interned almost always, so that comparing addresses finds them.
+    /// The place of an argument: names are interned almost always, so that comparing addresses finds them. Other names are
+    /// looked at last.
     #[inline]
     fn place(&self, name: *mut PyObject) -> Option<usize> {
         let same = |own: &Py<PyString>| ptr::eq(own.as_ptr(), name);
         // SAFETY: both are live strings.
         let equal = |own: &Py<PyString>| unsafe { ffi::PyUnicode_Compare(own.as_ptr(), name) == 0 };
-        self.names.iter().position(same).or_else(|| self.names.iter().position(equal))
+        let own = self.names.iter().position(same).or_else(|| self.names.iter().position(equal));
+        own.or_else(|| self.others.iter().find(|(other, _)| equal(other)).map(|&(_, at)| at))
     }
 
     #[cold]
@@ -229,6 +246,14 @@ impl Front {
                 return Err(self.misfit(py, &Misfit::Twice(at)));
             }
             slots[at] = value.as_ptr();
+        }
+        if let Some((at, other)) = self.with_lse {
+            let asked = std::mem::replace(&mut slots[at], ptr::null_mut());
+            if !asked.is_null() && asked == true.into_pyobject(py)?.as_ptr() {
+                let other = Signature::all()[other].function.name;
+                let text = format!("{}: calls with return_lse=True are those of '{other}'", self.name());
+                return Err(error::argument(py, "BAD_ARGUMENTS", &text, &format!("ask about '{other}'")));
+            }
         }
         Ok(slots)
     }
@@ -363,8 +388,58 @@ unsafe fn call(front: &'static Front, args: *const *mut PyObject, count: usize, 
     if let Err(misfit) = unsafe { front.parse(args, count, names, &mut slots) } {
         return front.refuse(&misfit);
     }
+    if let Some((at, other)) = front.with_lse
+        && !slots[at].is_null()
+    {
+        let asked = std::mem::replace(&mut slots[at], ptr::null_mut());
+        // SAFETY: both are static objects.
+        if asked != unsafe { ffi::Py_False() } && asked != unsafe { ffi::Py_None() } {
+            // SAFETY: the caller holds the arguments.
+            return unsafe { with_lse(front, &FRONTS.get().expect("made with the functions")[other], asked, &slots) };
+        }
+    }
     // SAFETY: the caller holds the arguments.
     unsafe { run(front, &slots, true) }
+}
+
+/// A call with `return_lse=True`: the same arguments for the function that gives the logarithms too. One that it does not
+/// take must be at its default.
+///
+/// # Safety
+/// As [`run`].
+#[inline(never)]
+unsafe fn with_lse(front: &Front, other: &'static Front, asked: *mut PyObject, slots: &Slots) -> *mut PyObject {
+    let refuse = |text: &str, hint: &str| {
+        Python::attach(|py| error::argument(py, "BAD_ARGUMENTS", text, hint).restore(py));
+        ptr::null_mut()
+    };
+    // SAFETY: a static object.
+    if asked != unsafe { ffi::Py_True() } {
+        return refuse(&format!("{}(): 'return_lse' is neither True nor False", front.name()), "pass True or False");
+    }
+    let mut theirs: Slots = [ptr::null_mut(); MAX_ARGUMENTS];
+    for (at, argument) in front.signature.arguments.iter().enumerate() {
+        // SAFETY: a static object.
+        if slots[at].is_null() || slots[at] == unsafe { ffi::Py_None() } {
+            continue;
+        }
+        if let Some(place) = other.place(front.names[at].as_ptr()) {
+            theirs[place] = slots[at];
+            continue;
+        }
+        let scalar = front.scalar_bits & 1 << at != 0;
+        // SAFETY: both are live objects, and numbers or texts compare without surprises; an error counts as different.
+        let same =
+            scalar && unsafe { ffi::PyObject_RichCompareBool(slots[at], front.defaults[at].as_ptr(), ffi::Py_EQ) } == 1;
+        if !same {
+            // SAFETY: this thread holds the interpreter.
+            unsafe { ffi::PyErr_Clear() };
+            let text = format!("{}() with return_lse=True has no argument '{}'", front.name(), argument.name);
+            return refuse(&text, &format!("leave it out; see help(lz.{})", other.name()));
+        }
+    }
+    // SAFETY: passed on.
+    unsafe { run(other, &theirs, true) }
 }
 
 /// Runs a call whose arguments are in order. `outside`: what surrounds it counts; the torch operators, which are called

@@ -18,7 +18,7 @@ from layerzero.integrations.operators import Operator
 # by memory, and accumulate in float32 inside.
 LOWERED = frozenset(f["name"] for f in _native.functions() if f["family"] in ("attention", "mlp"))
 # Slopes are multiplied by distances, so their error grows with them; kernels take them in float32.
-_KEPT = frozenset(["alibi_slopes"])
+_KEPT = frozenset(["alibi_slopes", "sinks"])
 _CASTABLE = frozenset([torch.float32, torch.float16, torch.bfloat16])
 
 # The dispatch keys of autocast, by device type; a device type of another library's has the name it was given.

@@ -1,6 +1,7 @@
 """The public functions as torch operators: names, order and types of their arguments, derived from the schemas."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -33,7 +34,7 @@ LOWERABLE = frozenset(
 )
 
 # How arguments that are neither tensors nor parameters of a schema enter an operator. `out` does not: an operator
-# gives new tensors, and the caller's is filled from them.
+# gives new tensors, and the caller's is filled from them. `return_lse` names another operator.
 _SPECIALS = {
     "window": "SymInt[]?",
     "layout": "str?",
@@ -81,6 +82,8 @@ class Operator:
     updates: tuple[str, ...]
     layout_setting: str | None = None
     """The setting that says the layout of a call that does not."""
+    others: Mapping[str, str] = field(default_factory=dict)
+    """Other names of the function's arguments, and the arguments they name."""
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -146,7 +149,7 @@ def _argument(declared: dict[str, Any], updates: list[str]) -> Argument:
 
 
 def _operator(function: dict[str, Any]) -> Operator:
-    declared = [argument for argument in function["args"] if argument["name"] != "out"]
+    declared = [argument for argument in function["args"] if argument["name"] not in ("out", "return_lse")]
     arguments = [_argument(argument, function["updates"]) for argument in declared]
     if RULES[function["name"]].differentiable and any(argument.name == "seed" for argument in arguments):
         # A backward must drop what the forward dropped, so the seed is drawn before both, and is part of a graph.
@@ -157,7 +160,8 @@ def _operator(function: dict[str, Any]) -> Operator:
     if function["name"] in LOWERABLE:
         arguments.append(Argument(LOWERING, "str?", required=False))
     outputs = tuple(output["name"] for output in function["outputs"])
-    return Operator(function["name"], tuple(arguments), outputs, tuple(function["updates"]), setting)
+    others = {other: argument["name"] for argument in function["args"] for other in argument["also"]}
+    return Operator(function["name"], tuple(arguments), outputs, tuple(function["updates"]), setting, others)
 
 
 OPERATORS: dict[str, Operator] = {function["name"]: _operator(function) for function in _native.functions()}

@@ -241,8 +241,12 @@ def _caller(operator: Operator) -> Callable[..., Any]:
     takes_dtype = "dtype" in operator.names
     setting = operator.layout_setting if DEFAULT_LAYOUT in operator.names else None
     lowers = LOWERING in operator.names
+    others = operator.others
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        kwargs = {others.get(name, name): value for name, value in kwargs.items()}
+        if kwargs.pop("return_lse", None):
+            return getattr(torch.ops.layerzero, f"{function}_lse")(*args, **_lists(kwargs))
         out = kwargs.pop("out", None)
         for at, name in lists:
             if name in kwargs:
@@ -271,6 +275,11 @@ def _caller(operator: Operator) -> Callable[..., Any]:
         return result if out is None else _written(function, out, result)
 
     return call
+
+
+def _lists(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Keywords as an operator takes them."""
+    return {name: _as_list(value) if name == "window" else value for name, value in kwargs.items()}
 
 
 def _recompiled() -> str:

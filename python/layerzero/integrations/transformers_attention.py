@@ -85,7 +85,7 @@ def attend(
         is_causal: what a missing mask means; the module's own ``is_causal`` when not given.
         position_bias: added to the scores, (batch or 1, heads, queries, keys).
         softcap: scores become softcap · tanh(scores / softcap).
-        s_aux: a sink per head: runs in the model's own attention.
+        s_aux: a sink per head, which joins the softmax and has no value.
         indices: the only keys each query may attend to, (batch, queries, count).
         given: what else a model hands to its attention function.
     """
@@ -99,8 +99,10 @@ def attend(
     unknown = None if given.keys() <= _KNOWN else _unknown(module, given)
     if unknown is not None:
         why = f"the argument {unknown}"
-    elif s_aux is not None:
-        why = "attention sinks"
+    elif s_aux is not None and dropout:
+        why = "attention sinks with dropout"
+    elif s_aux is not None and s_aux.shape != query.shape[1:2]:
+        why = f"attention sinks of shape {list(s_aux.shape)}"
     elif given.get("output_attentions"):
         why = "output_attentions=True"
     elif softcap is not None and dropout:
@@ -109,13 +111,24 @@ def attend(
         why = f"a mask of the form {_form(attention_mask)}"
     elif position_bias is None and indices is None and not dropout:
         if type(attention_mask) is DescribedMask:
-            out = _described(query, key, value, attention_mask, scaling, softcap or 0.0)
+            out = _described(query, key, value, attention_mask, scaling, softcap or 0.0, s_aux)
         else:
-            out = _masked(module, query, key, value, attention_mask, scaling, is_causal, softcap or 0.0)
+            out = _masked(module, query, key, value, attention_mask, scaling, is_causal, softcap or 0.0, s_aux)
         return out.transpose(1, 2).contiguous(), None
     else:
         return _merged(
-            module, query, key, value, attention_mask, dropout, scaling, is_causal, position_bias, softcap, indices
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout,
+            scaling,
+            is_causal,
+            position_bias,
+            softcap,
+            s_aux,
+            indices,
         )
     if indices is not None:
         raise _refused(module, f"{why} together with sparse indices")
@@ -152,6 +165,7 @@ def _described(
     mask: DescribedMask,
     scaling: float | None,
     softcap: float,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attention under a mask in numbers."""
     m: Described = mask.described
@@ -167,15 +181,23 @@ def _described(
             )
         out: torch.Tensor = (
             scaled_dot_product_attention(query, key, value, real[..., :keys], scale=scaling, enable_gqa=True)
-            if not softcap
+            if not softcap and sinks is None
             else attention(
-                query, key, value, False, scaling, attn_mask=real[..., :keys], softcap=softcap, layout="BHSD"
+                query,
+                key,
+                value,
+                False,
+                scaling,
+                attn_mask=real[..., :keys],
+                softcap=softcap,
+                sinks=sinks,
+                layout="BHSD",
             )
         )
         return out
     earlier, later = m.earlier, m.later
     if later is None and earlier is None:
-        return attention(query, key, value, False, scaling, softcap=softcap, layout="BHSD")
+        return attention(query, key, value, False, scaling, softcap=softcap, sinks=sinks, layout="BHSD")
     # Keys from here on are after the last query's position: room in a static cache.
     end = m.offset + queries
     if later == 0 and m.offset >= 0 and end <= keys:
@@ -184,15 +206,19 @@ def _described(
         if end != keys or begin:
             key, value = key[:, :, begin:end], value[:, :, begin:end]
         if queries == 1:
-            return attention(query, key, value, False, scaling, softcap=softcap, layout="BHSD")
+            return attention(query, key, value, False, scaling, softcap=softcap, sinks=sinks, layout="BHSD")
         if earlier is None or earlier >= end - begin - 1:
-            return attention(query, key, value, True, scaling, softcap=softcap, layout="BHSD")
-        return attention(query, key, value, True, scaling, window=earlier, softcap=softcap, layout="BHSD")
+            return attention(query, key, value, True, scaling, softcap=softcap, sinks=sinks, layout="BHSD")
+        return attention(query, key, value, True, scaling, window=earlier, softcap=softcap, sinks=sinks, layout="BHSD")
     if m.offset == keys - queries >= 0 and earlier is not None and later is not None:
         if earlier >= keys and later >= keys:
-            return attention(query, key, value, False, scaling, softcap=softcap, layout="BHSD")
-        return attention(query, key, value, False, scaling, window=(earlier, later), softcap=softcap, layout="BHSD")
-    return attention(query, key, value, False, scaling, attn_mask=mask.tensor(), softcap=softcap, layout="BHSD")
+            return attention(query, key, value, False, scaling, softcap=softcap, sinks=sinks, layout="BHSD")
+        return attention(
+            query, key, value, False, scaling, window=(earlier, later), softcap=softcap, sinks=sinks, layout="BHSD"
+        )
+    return attention(
+        query, key, value, False, scaling, attn_mask=mask.tensor(), softcap=softcap, sinks=sinks, layout="BHSD"
+    )
 
 
 def _masked(
@@ -204,6 +230,7 @@ def _masked(
     scaling: float | None,
     is_causal: bool | None,
     softcap: float,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attention under a mask in memory, or none."""
     queries, keys = query.shape[2], key.shape[2]
@@ -219,9 +246,11 @@ def _masked(
             # An empty static cache: the keys after the last query's are not written yet.
             key, value = key[:, :, :queries], value[:, :, :queries]
     if query.shape[0] == key.shape[0] and (not causal or keys >= queries):
-        return attention(query, key, value, causal, scaling, attn_mask=mask, softcap=softcap, layout="BHSD")
-    if softcap:
-        raise _refused(module, "softcap with a broadcast batch")
+        return attention(
+            query, key, value, causal, scaling, attn_mask=mask, softcap=softcap, sinks=sinks, layout="BHSD"
+        )
+    if softcap or sinks is not None:
+        raise _refused(module, f"{'softcap' if softcap else 'attention sinks'} with a broadcast batch")
     return scaled_dot_product_attention(query, key, value, mask, is_causal=causal, scale=scaling, enable_gqa=True)
 
 
@@ -236,6 +265,7 @@ def _merged(
     is_causal: bool | None,
     position_bias: torch.Tensor | None,
     softcap: float | None,
+    sinks: torch.Tensor | None,
     indices: torch.Tensor | None,
 ) -> tuple[torch.Tensor, None]:
     """Attention whose mask must be put together first, or with dropout."""
@@ -265,9 +295,8 @@ def _merged(
             real = real + bias
         real = real.to(query.dtype)
     if not dropout:
-        return _masked(module, query, key, value, real, scaling, False, softcap or 0.0).transpose(
-            1, 2
-        ).contiguous(), None
+        out = _masked(module, query, key, value, real, scaling, False, softcap or 0.0, sinks)
+        return out.transpose(1, 2).contiguous(), None
     # The draws are torch's, so that a seed means what it means for "sdpa".
     groups = query.shape[1] // key.shape[1]
     key, value = (t.repeat_interleave(groups, dim=1) if groups > 1 else t for t in (key, value))

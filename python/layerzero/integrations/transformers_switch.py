@@ -101,8 +101,6 @@ def _not_served(module: Any, config: Any) -> str | None:
         return "its file computes attention itself"
     if not file.serves(type(config)):
         return "its file has a class that computes attention itself, with the same mask"
-    if "sinks" in dict(module.named_parameters(recurse=False)):
-        return "attention sinks: the model's own attention runs"
     if unknown := file.arguments - _SERVED:
         return f"attention with {', '.join(sorted(unknown))}, which LayerZero does not know"
     return None

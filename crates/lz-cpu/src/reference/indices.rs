@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use lz_model::{KernelError, TensorMut, TensorView, indices};
+use lz_model::{KernelArgs, KernelError, TensorMut, TensorView, indices};
 
 /// The error for a number that cannot stand where it stands.
 pub fn bad_data(input: &'static str, at: &[i64], value: i64, expected: impl Into<String>) -> KernelError {
@@ -38,6 +38,21 @@ pub fn clear(output: &mut TensorMut<'_>) {
     for index in indices(output.shape()) {
         output.set(&index, 0.0);
     }
+}
+
+/// The output of attention, zeros everywhere, and its logarithms if it gives them, all minus infinity: what rows that belong
+/// to no sequence keep.
+pub fn cleared<'a, 't>(args: &'a mut KernelArgs<'_, 't>) -> (&'a mut TensorMut<'t>, Option<&'a mut TensorMut<'t>>) {
+    let mut outputs = args.outputs.iter_mut();
+    let output = outputs.next().expect("the schema has it");
+    clear(output);
+    let mut logarithms = outputs.next();
+    if let Some(lse) = &mut logarithms {
+        for index in indices(lse.shape()) {
+            lse.set(&index, f64::NEG_INFINITY);
+        }
+    }
+    (output, logarithms)
 }
 
 #[cfg(test)]

@@ -27,6 +27,7 @@ pub mod activation;
 pub mod attention;
 pub mod embedding;
 pub mod kv_cache;
+pub mod merge;
 pub mod mla;
 pub mod mlp;
 pub mod norm;
@@ -35,6 +36,7 @@ pub mod posenc;
 pub mod quantize;
 pub mod sampling;
 pub mod sparse;
+pub mod varlen;
 
 /// A kernel that is the definition of its operations, and therefore takes every call of them.
 pub trait Reference {

@@ -6,11 +6,11 @@ use lz_model::{Extents, KernelArgs, KernelError, Layout};
 
 use super::Reference;
 use super::arguments::Arguments;
-use super::indices::{clear, read_segments};
+use super::indices::{cleared, read_segments};
 use super::matrix::Matrix;
 use super::pages::{Context, PageTable};
 use super::reach::Reach;
-use super::softmax::{Scoring, weighted_sum, weights};
+use super::softmax::{Scoring, attend, weighted_sum};
 
 /// Decode, which is one query at the end of each sequence, and prefill, which is several.
 pub struct Paged;
@@ -21,6 +21,7 @@ impl Reference for Paged {
         "attention.standard.decode.paged",
         "attention.gqa.prefill.paged",
         "attention.gqa.decode.paged",
+        "attention.lse.paged",
     ];
 
     fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
@@ -37,8 +38,8 @@ impl Reference for Paged {
         let group = heads / kv_heads.max(1);
         let sequences = sequences(args, reach)?;
 
-        let output = &mut args.outputs[0];
-        clear(output);
+        let sinks = args.optional_tensor("sinks");
+        let (output, mut logarithms) = cleared(args);
         for (rows, context) in sequences {
             for kv in 0..kv_heads {
                 let gather = |cache: &lz_model::TensorView<'_>| {
@@ -52,7 +53,11 @@ impl Reference for Paged {
                     let numbers: Vec<f64> = (0..head_dim).map(|d| query.get(&at(row, h, d))).collect();
                     let position = context.len - (rows.end - row);
                     let bias = |j: usize| reach.covers(position, context.first + j as i64).then_some(0.0);
-                    let weights = weights(&numbers, &keys, scoring, bias);
+                    let sink = sinks.as_ref().map(|sinks| sinks.get(&[h]));
+                    let (weights, lse) = attend(&numbers, &keys, scoring, sink, bias);
+                    if let Some(logarithms) = &mut logarithms {
+                        logarithms.set(&[row, h], lse);
+                    }
                     for (d, x) in weighted_sum(&weights, &values).into_iter().enumerate() {
                         output.set(&at(row, h, d as i64), x);
                     }

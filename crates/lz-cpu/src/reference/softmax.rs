@@ -26,24 +26,41 @@ impl Scoring {
     }
 }
 
-/// The weights of one query over `keys`. `bias` is what is added to a key's score, or `None` where
-/// the query may not attend.
-pub fn weights(query: &[f64], keys: &Matrix, scoring: Scoring, bias: impl Fn(usize) -> Option<f64>) -> Vec<f64> {
+/// The weights of one query over `keys`, and the logarithm of the sum of the exponentials of its scores. `bias` is what is
+/// added to a key's score, or `None` where the query may not attend. A `sink` joins the sum of the weights, not the
+/// logarithm.
+pub fn attend(
+    query: &[f64],
+    keys: &Matrix,
+    scoring: Scoring,
+    sink: Option<f64>,
+    bias: impl Fn(usize) -> Option<f64>,
+) -> (Vec<f64>, f64) {
     let score = |j: usize| match bias(j) {
         None => f64::NEG_INFINITY,
         Some(bias) => scoring.score(dot(query, keys.row(j))) + bias,
     };
     let mut scores: Vec<f64> = (0..keys.rows()).map(score).collect();
-    softmax(&mut scores);
-    scores
+    let lse = softmax(&mut scores);
+    if let Some(sink) = sink {
+        // exp(lse) / (exp(lse) + exp(sink))
+        let share = 1.0 / (1.0 + (sink - lse).exp());
+        scores.iter_mut().filter(|weight| **weight != 0.0).for_each(|weight| *weight *= share);
+    }
+    (scores, lse)
 }
 
-/// Scores to weights that sum to 1. Minus infinity has no weight; where there is nothing else, all
-/// weights are zero. A NaN, or plus infinity, makes every weight NaN.
-pub fn softmax(scores: &mut [f64]) {
+/// The same without a sink, the weights alone.
+pub fn weights(query: &[f64], keys: &Matrix, scoring: Scoring, bias: impl Fn(usize) -> Option<f64>) -> Vec<f64> {
+    attend(query, keys, scoring, None, bias).0
+}
+
+/// Scores to weights that sum to 1, and the logarithm of the sum of their exponentials. Minus infinity has no weight; where
+/// there is nothing else, all weights are zero. A NaN, or plus infinity, makes every weight NaN.
+pub fn softmax(scores: &mut [f64]) -> f64 {
     if scores.iter().all(|&s| s == f64::NEG_INFINITY) {
         scores.fill(0.0);
-        return;
+        return f64::NEG_INFINITY;
     }
     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let mut total = 0.0;
@@ -60,6 +77,7 @@ pub fn softmax(scores: &mut [f64]) {
     for score in scores {
         *score /= total;
     }
+    max + total.ln()
 }
 
 /// The sum of the rows of `values` by weight. A row without weight takes no part, whatever it holds.
@@ -101,6 +119,26 @@ mod tests {
         assert!(of(&[none, f64::NAN])[1].is_nan());
         assert!(of(&[f64::INFINITY, 0.0])[0].is_nan());
         assert!(of(&[]).is_empty());
+    }
+
+    #[test]
+    fn the_logarithm_of_the_sum() {
+        let lse = |scores: &[f64]| softmax(&mut scores.to_vec());
+        assert!((lse(&[3f64.ln(), 0.0]) - 4f64.ln()).abs() < 1e-12);
+        assert!((lse(&[1000.0, 1000.0]) - 1000.0 - 2f64.ln()).abs() < 1e-12);
+        assert_eq!(lse(&[f64::NEG_INFINITY]), f64::NEG_INFINITY);
+        assert!(lse(&[f64::NAN, 0.0]).is_nan());
+    }
+
+    #[test]
+    fn a_sink_is_a_score_without_a_value() {
+        let keys = Matrix::gather(2, 1, |r, _| r as f64 * 3f64.ln());
+        let scoring = Scoring { scale: 1.0, softcap: 0.0 };
+        // exp: 1, 3 and the sink's 4.
+        let (weights, lse) = attend(&[1.0], &keys, scoring, Some(4f64.ln()), |_| Some(0.0));
+        assert!((weights[0] - 0.125).abs() < 1e-12 && (weights[1] - 0.375).abs() < 1e-12);
+        assert!((lse - 4f64.ln()).abs() < 1e-12);
+        assert_eq!(attend(&[1.0], &keys, scoring, Some(0.0), |_| None).0, [0.0, 0.0]);
     }
 
     #[test]

@@ -25,8 +25,15 @@ pub static FORMS: &[(&str, &[&str])] = &[
     ("attention.cross.decode", CONTEXT),
     ("attention.standard.decode.paged", CONTEXT),
     ("attention.gqa.decode.paged", CONTEXT),
+    ("attention.varlen", PACKED),
+    ("attention.standard.prefill.varlen", PACKED),
+    ("attention.gqa.prefill.varlen", PACKED),
     ("attention.standard.prefill.paged", &["seq_q heads head_dim"]),
     ("attention.gqa.prefill.paged", &["seq_q heads head_dim", "seq_q heads kv_heads head_dim"]),
+    ("attention.lse", DENSE),
+    ("attention.lse.varlen", PACKED),
+    ("attention.lse.paged", PACKED),
+    ("attention.merge", &["...rows v_dim"]),
     ("attention.mla.prefill", &["seq_q heads dim_ckv"]),
     ("attention.mla.decode", &["seq_k heads dim_ckv"]),
     ("attention.mla.decode.paged", &["batch seq_k heads dim_ckv"]),
@@ -53,6 +60,8 @@ pub static FORMS: &[(&str, &[&str])] = &[
 
 /// Queries, and as many keys; key/value heads where they are fewer.
 const DENSE: &[&str] = &["batch seq_q heads head_dim", "batch seq_q heads kv_heads head_dim"];
+/// Packed queries, and as many keys; key/value heads where they are fewer.
+const PACKED: &[&str] = &["seq_q heads head_dim", "seq_q heads kv_heads head_dim"];
 /// One query per sequence over a context.
 const CONTEXT: &[&str] = &["batch seq_k heads head_dim", "batch seq_k heads kv_heads head_dim"];
 

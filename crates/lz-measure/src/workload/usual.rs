@@ -46,7 +46,7 @@ const SIZES: &[(&str, Rule)] = &[
         None => Some(8),
     }),
     ("head_dim", |_| Some(128)),
-    ("v_dim", |k| k.get("head_dim")),
+    ("v_dim", |k| if k.has("head_dim") { k.get("head_dim") } else { Some(128) }),
     ("dim_ckv", |_| Some(512)),
     ("dim_kpe", |_| Some(64)),
     // Keys alone are a context: one query goes over it.
@@ -82,6 +82,8 @@ const SIZES: &[(&str, Rule)] = &[
     ("draft", |_| Some(4)),
     ("k", |_| Some(50)),
     ("shared_prefix", |_| Some(0)),
+    ("max_seqlen_q", |_| Some(0)),
+    ("max_seqlen_k", |_| Some(0)),
 ];
 
 /// Optional tensors that calls usually have: operation and input.

@@ -25,6 +25,8 @@ const DROPOUT: Param = Param::float("dropout_p", 0.0, "probability that an atten
 
 const MASK: Input =
     Input::new("attn_mask", "batch? heads? seq_q? seq_k | seq_q? seq_k", DTypeSet::MASKS).optional().mask();
+/// A learned score per head that joins the softmax and has no value.
+pub const SINKS: Input = Input::new("sinks", "heads", DTypeSet::FLOATS).optional().also(&["s_aux", "learnable_sink"]);
 const SLOPES: Input = Input::new("alibi_slopes", "heads", DTypeSet::FLOATS).optional();
 
 /// Groups of query heads share a key/value head.
@@ -49,7 +51,7 @@ const MASK_OR_CAUSAL: Check = Check {
 };
 /// Under the bottom-right alignment the first queries would attend to nothing: almost always the tensors are in the
 /// other layout.
-const QUERIES_FIT: Check = Check {
+pub(super) const QUERIES_FIT: Check = Check {
     holds: "not causal or seq_q <= seq_k",
     code: CheckCode::CausalMoreQueries,
     message: "causal attention with more queries than keys",
@@ -80,7 +82,7 @@ const DROPOUT_VALID: Check = Check {
 };
 
 /// The dimensions of dense attention.
-const DIMS: &[Dim] = &[
+pub(super) const DIMS: &[Dim] = &[
     Dim::bucketed("batch", DimKind::Batch).also(&["batch_size"]),
     Dim::bucketed("seq_q", DimKind::Seq).also(&["seq_len", "seq_len_q"]),
     Dim::bucketed("seq_k", DimKind::Seq).also(&["seq_len_k", "kv_len"]),
@@ -90,24 +92,25 @@ const DIMS: &[Dim] = &[
     Dim::exact("v_dim", DimKind::Other),
 ];
 
-const QUERY: Input = Input::new(
+pub(super) const QUERY: Input = Input::new(
     "query",
     "BSHD: batch seq_q heads head_dim | BHSD: batch heads seq_q head_dim",
     DTypeSet::FLOATS_AND_FP8,
 )
 .also(&["q"]);
-const KEY: Input =
+pub(super) const KEY: Input =
     Input::same("key", "BSHD: batch seq_k kv_heads head_dim | BHSD: batch kv_heads seq_k head_dim", "query")
         .also(&["k"]);
-const VALUE: Input =
+pub(super) const VALUE: Input =
     Input::same("value", "BSHD: batch seq_k kv_heads v_dim | BHSD: batch kv_heads seq_k v_dim", "query").also(&["v"]);
 
-const SELF_INPUTS: &[Input] = &[QUERY, KEY, VALUE, MASK, SLOPES];
+const SELF_INPUTS: &[Input] = &[QUERY, KEY, VALUE, MASK, SLOPES, SINKS];
 const SELF_PARAMS: &[Param] = &[CAUSAL, SCALE, WINDOW_LEFT, WINDOW_RIGHT, SOFTCAP, DROPOUT, Param::seed()];
 
 const SEMANTICS: &str = "scores = scale * q.k^T (softcapped, plus slope * -|distance|, plus or masked by attn_mask); \
 keys outside the causal bound or the window get no weight; out = softmax(scores).v. Causal and windows are aligned \
-bottom-right: query i stands at key position i + seq_k - seq_q, and a causal call has at least as many keys as queries. A query that may attend to nothing gives zeros. Each \
+bottom-right: query i stands at key position i + seq_k - seq_q, and a causal call has at least as many keys as queries. A query that may attend to nothing gives zeros. \
+sinks is a score per head that joins the softmax and has no value: weights are exp(scores) / (sum(exp(scores)) + exp(sink)). Each \
 group of heads/kv_heads query heads shares one key/value head. A NaN that takes part gives NaN; a NaN or \
 infinity among keys or values that get no weight may reach further rows, since kernels multiply it by zero.";
 

@@ -3,7 +3,7 @@
 use lz_abi::DTypeSet;
 
 use super::attention::{
-    CAUSAL, HEADS_DIVIDE, HEADS_EQUAL, SCALE, SOFTCAP, SOFTCAP_VALID, WINDOW_LEFT, WINDOW_RIGHT, WINDOWS_VALID,
+    CAUSAL, HEADS_DIVIDE, HEADS_EQUAL, SCALE, SINKS, SOFTCAP, SOFTCAP_VALID, WINDOW_LEFT, WINDOW_RIGHT, WINDOWS_VALID,
 };
 use crate::param::Param;
 use crate::schema::*;
@@ -13,28 +13,28 @@ pub const BLOCK_TABLES: Input = Input::new("block_tables", "batch max_blocks", D
 /// Tokens of each sequence in the cache.
 pub const CONTEXT_LENS: Input = Input::new("context_lens", "batch", DTypeSet::INDICES).cache().also(&["seq_lens"]);
 
-const KEY_CACHE: Input = Input::new(
+pub(super) const KEY_CACHE: Input = Input::new(
     "key_cache",
     "NHD: num_blocks block_size kv_heads head_dim | HND: num_blocks kv_heads block_size head_dim",
     DTypeSet::FLOATS_AND_FP8,
 )
 .cache();
-const VALUE_CACHE: Input = Input::same(
+pub(super) const VALUE_CACHE: Input = Input::same(
     "value_cache",
     "NHD: num_blocks block_size kv_heads head_dim | HND: num_blocks kv_heads block_size head_dim",
     "key_cache",
 )
 .cache();
 
-const BATCH: Dim = Dim::bucketed("batch", DimKind::Batch).also(&["batch_size"]);
-const TOKENS: Dim = Dim::bucketed("seq_q", DimKind::Seq).also(&["seq_len", "seq_len_q", "tokens"]);
-const MAX_BLOCKS: Dim = Dim::bucketed("max_blocks", DimKind::Other);
-const NUM_BLOCKS: Dim = Dim::bucketed("num_blocks", DimKind::Other);
-const BLOCK_SIZE: Dim = Dim::exact("block_size", DimKind::Other).also(&["page_size"]);
-const HEADS: Dim = Dim::exact("heads", DimKind::Heads).also(&["num_heads"]);
-const KV_HEADS: Dim = Dim::exact("kv_heads", DimKind::KvHeads).also(&["num_kv_heads"]);
-const HEAD_DIM: Dim = Dim::exact("head_dim", DimKind::HeadDim).must_constrain();
-const MAX_CONTEXT: Dim = Dim::bucketed("seq_k", DimKind::Seq)
+pub(super) const BATCH: Dim = Dim::bucketed("batch", DimKind::Batch).also(&["batch_size"]);
+pub(super) const TOKENS: Dim = Dim::bucketed("seq_q", DimKind::Seq).also(&["seq_len", "seq_len_q", "tokens"]);
+pub(super) const MAX_BLOCKS: Dim = Dim::bucketed("max_blocks", DimKind::Other);
+pub(super) const NUM_BLOCKS: Dim = Dim::bucketed("num_blocks", DimKind::Other);
+pub(super) const BLOCK_SIZE: Dim = Dim::exact("block_size", DimKind::Other).also(&["page_size"]);
+pub(super) const HEADS: Dim = Dim::exact("heads", DimKind::Heads).also(&["num_heads"]);
+pub(super) const KV_HEADS: Dim = Dim::exact("kv_heads", DimKind::KvHeads).also(&["num_kv_heads"]);
+pub(super) const HEAD_DIM: Dim = Dim::exact("head_dim", DimKind::HeadDim).must_constrain();
+pub(super) const MAX_CONTEXT: Dim = Dim::bucketed("seq_k", DimKind::Seq)
     .also(&["seq_len_k", "max_context"])
     .derived(|sizes| sizes.dim("max_blocks").saturating_mul(sizes.dim("block_size")));
 const SHARED: Dim = Dim::bucketed_or_none("shared_prefix", DimKind::Other);
@@ -53,7 +53,7 @@ const DECODE: OpSchema = OpSchema {
     family: Family::Attention,
     semantics: "sequence b's keys are the first context_lens[b] slots of the pages block_tables[b, 0..]; its one query \
 attends to all of them (within the window); no key comes after it, so causal and the right side of the window change \
-nothing. A context length of 0 gives zeros. Page indices beyond the context are not read. \
+nothing. A context length of 0 gives zeros. sinks join the softmax as in dense attention. Page indices beyond the context are not read. \
 shared_prefix promises that no context is shorter than that, and that the first shared_prefix // block_size columns of \
 block_tables are the same in all rows; a kernel that relies on it refuses a call that breaks it.",
     dims: &[BATCH, MAX_BLOCKS, NUM_BLOCKS, MAX_CONTEXT, BLOCK_SIZE, HEADS, KV_HEADS, HEAD_DIM, SHARED],
@@ -63,6 +63,7 @@ block_tables are the same in all rows; a kernel that relies on it refuses a call
         VALUE_CACHE,
         BLOCK_TABLES,
         CONTEXT_LENS,
+        SINKS,
     ],
     params: &[SCALE, WINDOW_LEFT, SOFTCAP, SHARED_PREFIX, DECODE_CAUSAL, DECODE_WINDOW_RIGHT],
     outputs: &[Output::like("output", "like:query", "query")],
@@ -76,7 +77,8 @@ block_tables are the same in all rows; a kernel that relies on it refuses a call
 
 const PREFILL: OpSchema = OpSchema {
     semantics: "queries are packed along the first dimension; sequence b owns rows cu_seqlens_q[b] .. cu_seqlens_q[b+1], \
-which are the last positions of its context_lens[b] cached tokens (bottom-right aligned). shared_prefix is the promise it is \
+which are the last positions of its context_lens[b] cached tokens (bottom-right aligned). sinks join the softmax as in \
+dense attention. shared_prefix is the promise it is \
 in decoding.",
     dims: &[BATCH, TOKENS, MAX_BLOCKS, NUM_BLOCKS, MAX_CONTEXT, BLOCK_SIZE, HEADS, KV_HEADS, HEAD_DIM, SHARED],
     inputs: &[
@@ -86,6 +88,7 @@ in decoding.",
         BLOCK_TABLES,
         CONTEXT_LENS,
         Input::new("cu_seqlens_q", "batch+1", DTypeSet::INDICES).also(&["qo_indptr"]),
+        SINKS,
     ],
     params: &[CAUSAL, SCALE, WINDOW_LEFT, SOFTCAP, SHARED_PREFIX, WINDOW_RIGHT],
     flops: "4 * seq_q * heads * seq_k * head_dim",

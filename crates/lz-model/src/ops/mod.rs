@@ -5,9 +5,11 @@ use crate::schema::{Alias, OpSchema};
 
 pub mod activation;
 pub mod attention;
+pub mod attention_lse;
 pub mod attention_mla;
 pub mod attention_paged;
 pub mod attention_sparse;
+pub mod attention_varlen;
 pub mod embedding;
 pub mod kv_cache;
 pub mod mlp;
@@ -25,10 +27,16 @@ pub static OPS: &[&OpSchema] = &[
     &attention::GQA_DECODE,
     &attention::CROSS_PREFILL,
     &attention::CROSS_DECODE,
+    &attention_varlen::STANDARD_PREFILL_VARLEN,
+    &attention_varlen::GQA_PREFILL_VARLEN,
     &attention_paged::STANDARD_PREFILL_PAGED,
     &attention_paged::STANDARD_DECODE_PAGED,
     &attention_paged::GQA_PREFILL_PAGED,
     &attention_paged::GQA_DECODE_PAGED,
+    &attention_lse::DENSE,
+    &attention_lse::VARLEN,
+    &attention_lse::PAGED,
+    &attention_lse::MERGE,
     &attention_mla::PREFILL,
     &attention_mla::DECODE,
     &attention_mla::DECODE_PAGED,
@@ -73,6 +81,11 @@ pub static ALIASES: &[Alias] = &[
         ],
         fixes: &[],
     },
+    Alias {
+        name: "attention.varlen",
+        ops: &["attention.standard.prefill.varlen", "attention.gqa.prefill.varlen"],
+        fixes: &[],
+    },
     Alias { name: "attention.cross", ops: &["attention.cross.decode", "attention.cross.prefill"], fixes: &[] },
     Alias {
         name: "attention.mla",
@@ -99,7 +112,7 @@ pub static FUNCTIONS: &[Function] = &[
     function(
         "attention",
         "attention",
-        "query key value causal scale * attn_mask alibi_slopes window softcap dropout_p seed layout out",
+        "query key value causal scale * attn_mask alibi_slopes sinks window softcap dropout_p seed return_lse layout out",
     )
     .about("softmax attention: standard or grouped-query by head counts, prefill or decode by query length"),
     function(
@@ -109,12 +122,30 @@ pub static FUNCTIONS: &[Function] = &[
     )
     .about("softmax attention to another sequence, prefill or decode by query length"),
     function(
+        "varlen_attention",
+        "attention.varlen",
+        "query key value cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k * causal scale sinks window softcap return_lse out",
+    )
+    .about("softmax attention within packed sequences of different lengths, standard or grouped-query"),
+    function(
         "paged_attention",
         "attention.paged",
-        "query key_cache value_cache block_tables context_lens scale * cu_seqlens_q causal window softcap shared_prefix layout \
-out",
+        "query key_cache value_cache block_tables context_lens scale * cu_seqlens_q causal sinks window softcap shared_prefix \
+return_lse layout out",
     )
     .about("softmax attention over a paged cache: standard or grouped-query, decode or packed prefill"),
+    function("attention_lse", "attention.lse", "query key value causal scale * window softcap layout"),
+    function(
+        "varlen_attention_lse",
+        "attention.lse.varlen",
+        "query key value cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k * causal scale window softcap",
+    ),
+    function(
+        "paged_attention_lse",
+        "attention.lse.paged",
+        "query key_cache value_cache block_tables context_lens scale * cu_seqlens_q causal window softcap layout",
+    ),
+    function("merge_states", "attention.merge", "out_a lse_a out_b lse_b"),
     function(
         "mla_attention",
         "attention.mla",

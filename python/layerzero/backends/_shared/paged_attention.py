@@ -78,7 +78,7 @@ def prefill(attend: Prefill, operand: Callable[[Tensor], Tensor] = loadable) -> 
         softcap: float,
         layout: str,
     ) -> Tensor:
-        rows = rows_of(cu_seqlens_q, query)
+        rows = rows_of("cu_seqlens_q", cu_seqlens_q, query.shape[0])
         query, scale = positive(query, scale)
         pages = _in_order(
             Pages(key_cache, value_cache, block_tables, context_lens, scale, window_left, softcap), layout

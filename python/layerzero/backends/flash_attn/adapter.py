@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._shared.attention_lse import dense_lse, dense_sinks, varlen_lse
 from .._shared.cuda_builds import check_build
 from .._shared.dense_attention import Call, dense
 from .._shared.library import Library
 from .._shared.packed_rows import Rows
 from .._shared.paged_attention import Pages, decode, prefill
 from .._shared.seeded_dropout import seeded
+from .._shared.varlen_attention import Packed, varlen
 
 _library = Library(
     "flash_attn",
@@ -101,6 +103,40 @@ def _prefill(query: Tensor, pages: Pages, rows: Rows, cu_seqlens_q: Tensor, caus
     return output
 
 
+def _attend_lse(call: Call) -> tuple[Tensor, Tensor]:
+    options = (0.0, call.scale, call.causal, call.window, call.softcap, None, False, True)
+    output, lse, _ = _library.flash_attn_func(*call.operands, *options)
+    return output, lse
+
+
+def _varlen(call: Packed) -> Tensor:
+    return _packed(call, False)
+
+
+def _varlen_lse(call: Packed) -> tuple[Tensor, Tensor]:
+    output, lse, _ = _packed(call, True)
+    return output, lse
+
+
+def _packed(call: Packed, with_lse: bool) -> Any:
+    # Told that no sequence has two queries, it takes for granted that each has one.
+    longest = call.rows.longest if call.each_has_one else max(call.rows.longest, 2)
+    return _library.flash_attn_varlen_func(
+        call.query,
+        call.key,
+        call.value,
+        call.cu_seqlens_q,
+        call.cu_seqlens_k,
+        longest,
+        call.tokens.longest,
+        softmax_scale=call.scale,
+        causal=call.causal,
+        window_size=call.window,
+        softcap=call.softcap,
+        return_attn_probs=with_lse,
+    )
+
+
 paged_decode, paged_prefill = decode(_decode), prefill(_prefill)
 
 KERNELS: dict[str, Callable[..., Any]] = {
@@ -110,6 +146,10 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "flash_attn.v2.cross": cross,
     "flash_attn.v2.cross.train": cross,
     "flash_attn.v2.cross.train.deterministic": dense(_in_order, *_CROSS),
+    "flash_attn.v2.sinks": dense_sinks(_attend_lse),
+    "flash_attn.v2.lse": dense_lse(_attend_lse),
+    "flash_attn.v2.lse.varlen": varlen_lse(_varlen_lse),
+    "flash_attn.v2.varlen": varlen(_varlen),
     "flash_attn.v2.paged.decode": paged_decode,
     "flash_attn.v2.paged.decode.gqa": paged_decode,
     "flash_attn.v2.paged.prefill": paged_prefill,

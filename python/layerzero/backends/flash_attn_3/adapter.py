@@ -10,17 +10,19 @@ from typing import Any
 
 from torch import Tensor
 
+from .._shared.attention_lse import dense_lse, dense_sinks, varlen_lse
 from .._shared.cuda_builds import check_build
 from .._shared.dense_attention import Call, dense
 from .._shared.library import Library
 from .._shared.operands import is_tileable, tileable
 from .._shared.packed_rows import Rows
 from .._shared.paged_attention import Pages, decode, prefill
+from .._shared.varlen_attention import Packed, varlen
 from . import operator
 
 _library = Library(
     "flash_attn_interface",
-    *("flash_attn_func", "flash_attn_with_kvcache"),
+    *("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"),
     usual_version="3.0.0b1",
     advice="install FlashAttention 3",
 )
@@ -99,6 +101,37 @@ def _prefill(query: Tensor, pages: Pages, rows: Rows, cu_seqlens_q: Tensor, caus
     return _paged(query, pages, cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max(rows.longest, 1), causal=causal)
 
 
+def _attend_lse(call: Call) -> tuple[Tensor, Tensor]:
+    output, lse, *_ = _library.flash_attn_func(*call.operands, **_options(call), return_attn_probs=True)
+    return output, lse
+
+
+def _varlen(call: Packed) -> Tensor:
+    return _output(_packed(call, False))
+
+
+def _varlen_lse(call: Packed) -> tuple[Tensor, Tensor]:
+    output, lse, *_ = _packed(call, True)
+    return output, lse
+
+
+def _packed(call: Packed, with_lse: bool) -> Any:
+    return _library.flash_attn_varlen_func(
+        call.query,
+        call.key,
+        call.value,
+        cu_seqlens_q=call.cu_seqlens_q,
+        cu_seqlens_k=call.cu_seqlens_k,
+        max_seqlen_q=call.rows.longest,
+        max_seqlen_k=call.tokens.longest,
+        softmax_scale=call.scale,
+        causal=call.causal,
+        window_size=call.window,
+        softcap=call.softcap,
+        return_attn_probs=with_lse,
+    )
+
+
 paged_decode, paged_prefill = decode(_paged, tileable), prefill(_prefill, tileable)
 
 KERNELS: dict[str, Callable[..., Any]] = {
@@ -108,6 +141,10 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "flash_attn.v3.train.deterministic": dense(partial(_trained, deterministic=True), *_OPTIONS, operand=_operand),
     "flash_attn.v3.cross": dense(_attend, "softcap", operand=_operand, whole=_whole),
     "flash_attn.v3.cross.train": dense(_trained, "softcap", operand=_operand),
+    "flash_attn.v3.sinks": dense_sinks(_attend_lse, _operand),
+    "flash_attn.v3.lse": dense_lse(_attend_lse, _operand),
+    "flash_attn.v3.lse.varlen": varlen_lse(_varlen_lse, tileable),
+    "flash_attn.v3.varlen": varlen(_varlen, tileable),
     "flash_attn.v3.paged.decode": paged_decode,
     "flash_attn.v3.paged.decode.gqa": paged_decode,
     "flash_attn.v3.paged.prefill": paged_prefill,

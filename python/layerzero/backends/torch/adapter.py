@@ -5,7 +5,18 @@ from typing import Any
 
 import torch
 
-from .._shared.torch_functions import attention, feedforward, kv_cache, norm, paged, position, quantize, sampling
+from .._shared.torch_functions import (
+    attention,
+    feedforward,
+    kv_cache,
+    merge,
+    norm,
+    paged,
+    position,
+    quantize,
+    sampling,
+    varlen,
+)
 from . import sparse
 
 
@@ -29,6 +40,16 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "torch.sdpa.math.cross": attention.sdpa_math_cross,
     "torch.attention.unfused": attention.unfused,
     "torch.attention.unfused.cross": attention.unfused_cross,
+    "torch.sdpa.flash.sinks": attention.sdpa_flash_sinks,
+    "torch.lse.flash": attention.flash_lse,
+    "torch.lse.unfused": attention.unfused_lse,
+    "torch.lse.varlen.flash": varlen.flash_lse,
+    "torch.lse.varlen.unfused": varlen.unfused_lse,
+    "torch.lse.paged.flash": paged.flash_lse,
+    "torch.lse.paged.unfused": paged.unfused_lse,
+    "torch.merge_states": merge.merge_states,
+    "torch.varlen.flash": varlen.flash,
+    "torch.varlen.unfused": varlen.unfused,
     "torch.paged.flash.decode": paged.decode_flash,
     "torch.paged.flash.decode.gqa": paged.decode_flash,
     "torch.paged.flash.prefill": paged.prefill_flash,

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from .._shared.torch_device_functions import caches, fourbit, mla, paged, rows, sampling, sdpa, sparse, unfused
-from .._shared.torch_functions import attention, feedforward, norm, position, quantize
+from .._shared.torch_device_functions import caches, fourbit, mla, paged, rows, sampling, sdpa, sparse, unfused, varlen
+from .._shared.torch_functions import attention, feedforward, merge, norm, position, quantize
 from .host import wide
 
 
@@ -34,6 +34,12 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "torch.any.sdpa.math.cross": attention.sdpa_math_cross,
     "torch.any.attention.unfused": unfused.unfused,
     "torch.any.attention.unfused.cross": unfused.unfused_cross,
+    "torch.any.lse.unfused": unfused.unfused_lse,
+    "torch.any.lse.varlen.unfused": varlen.unfused_lse,
+    "torch.any.lse.paged.unfused": paged.unfused_lse,
+    "torch.any.merge_states": merge.merge_states,
+    "torch.any.varlen.sdpa": varlen.by_sdpa,
+    "torch.any.varlen.unfused": varlen.unfused,
     "torch.any.paged.sdpa.decode": paged.decode_sdpa,
     "torch.any.paged.sdpa.decode.gqa": paged.decode_sdpa,
     "torch.any.paged.unfused.decode": paged.decode_unfused,

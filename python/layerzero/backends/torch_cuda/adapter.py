@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from .._shared.torch_device_functions import caches, fourbit, mla, paged, rows, sampling, sdpa, sparse, unfused
-from .._shared.torch_functions import attention, feedforward, norm, position
+from .._shared.torch_device_functions import caches, fourbit, mla, paged, rows, sampling, sdpa, sparse, unfused, varlen
+from .._shared.torch_functions import attention, feedforward, merge, norm, position
 from .._shared.torch_functions.sampling import topk_literal, topp_literal
 from . import eightbit
 
@@ -51,6 +51,17 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "torch.cuda.sdpa.math.cross": attention.sdpa_math_cross,
     "torch.cuda.attention.unfused": unfused.unfused,
     "torch.cuda.attention.unfused.cross": unfused.unfused_cross,
+    "torch.cuda.sdpa.flash.sinks": sdpa.flash_sinks,
+    "torch.cuda.lse.flash": sdpa.flash_lse,
+    "torch.cuda.lse.unfused": unfused.unfused_lse,
+    "torch.cuda.lse.varlen.flash": varlen.flash_lse,
+    "torch.cuda.lse.varlen.unfused": varlen.unfused_lse,
+    "torch.cuda.lse.paged.flash": paged.flash_lse,
+    "torch.cuda.lse.paged.unfused": paged.unfused_lse,
+    "torch.cuda.merge_states": merge.merge_states,
+    "torch.cuda.varlen.flash": varlen.flash,
+    "torch.cuda.varlen.sdpa": varlen.by_sdpa,
+    "torch.cuda.varlen.unfused": varlen.unfused,
     "torch.cuda.paged.sdpa.decode": paged.decode_sdpa,
     "torch.cuda.paged.sdpa.decode.gqa": paged.decode_sdpa,
     "torch.cuda.paged.flash.decode": paged.decode_flash,

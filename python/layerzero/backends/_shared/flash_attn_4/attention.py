@@ -6,11 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
+from ..attention_lse import dense_lse, dense_sinks, varlen_lse
 from ..dense_attention import Call, dense
 from ..library import Library
 from ..operands import bshd, readable
 from ..packed_rows import Rows
 from ..paged_attention import Pages, prefill
+from ..varlen_attention import Packed, varlen
 from .launching import launch
 
 library = Library("flash_attn.cute", "flash_attn_func", "flash_attn_varlen_func")
@@ -86,4 +88,39 @@ def _prefill(query: Tensor, pages: Pages, rows: Rows, cu_seqlens_q: Tensor, caus
     return output
 
 
+def _attend_lse(call: Call) -> tuple[Tensor, Tensor]:
+    output, lse = library.flash_attn_func(*call.operands, **_options(call), return_lse=True)
+    return output, lse
+
+
+def _varlen(call: Packed) -> Tensor:
+    output: Tensor = _packed(call)[0]
+    return output
+
+
+def _varlen_lse(call: Packed) -> tuple[Tensor, Tensor]:
+    output, lse = _packed(call, return_lse=True)
+    return output, lse
+
+
+def _packed(call: Packed, **more: Any) -> Any:
+    return library.flash_attn_varlen_func(
+        call.query,
+        call.key,
+        call.value,
+        cu_seqlens_q=call.cu_seqlens_q,
+        cu_seqlens_k=call.cu_seqlens_k,
+        max_seqlen_q=call.rows.longest,
+        max_seqlen_k=call.tokens.longest,
+        softmax_scale=call.scale,
+        causal=call.causal,
+        window_size=(_side(call.window[0]), _side(call.window[1])),
+        softcap=call.softcap,
+        **more,
+    )
+
+
 paged_prefill = prefill(_prefill)
+packed = varlen(_varlen)
+attention_lse, packed_lse = dense_lse(_attend_lse, operand), varlen_lse(_varlen_lse)
+sinks = dense_sinks(_attend_lse, operand)

@@ -1,4 +1,4 @@
-"""Dense attention: one sequence by the kernel for a single one, several as sequences of one length."""
+"""Dense attention: one sequence by the kernel for a single one, several as sequences of one length. Packed sequences."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 
 from ..operands import positive, tileable
+from ..packed_rows import check_longest
+from ..torch_functions.paged import check_segments
 from .plans import plans
+from .rows import Rows, rows_of
 
 # The library's function and class, once it is found.
 _single: Any = None
@@ -94,9 +97,64 @@ def ragged_cross(query: Tensor, key: Tensor, value: Tensor, scale: float | None,
     return ragged(query, key, value, False, scale, -1, softcap)
 
 
+def packed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    softcap: float,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+) -> Tensor:
+    """Packed sequences. The plan is made from their bounds."""
+    rows, heads, head_dim = query.shape
+    tokens, kv_heads, v_dim = value.shape
+    query, scale = positive(query, scale)
+
+    def plan(wrapper: Any) -> Rows | None:
+        of_rows = check_segments("cu_seqlens_q", cu_seqlens_q, rows)
+        of_keys = check_segments("cu_seqlens_k", cu_seqlens_k, tokens)
+        lengths = [end - start for start, end in of_keys]
+        check_longest("max_seqlen_q", max_seqlen_q, max(end - start for start, end in of_rows))
+        check_longest("max_seqlen_k", max_seqlen_k, max(lengths))
+        ends = [of_rows[0][0], *(end for _, end in of_rows)]
+        computed = rows_of(ends, lengths, causal, query.device)
+        if computed is not None:
+            wrapper.plan(
+                torch.tensor(ends, dtype=torch.int32) - computed.first,
+                torch.tensor([of_keys[0][0], *(end for _, end in of_keys)], dtype=torch.int32),
+                heads,
+                kv_heads,
+                head_dim,
+                head_dim_vo=v_dim,
+                causal=causal,
+                window_left=window_left,
+                logits_soft_cap=softcap,
+                sm_scale=scale,
+                q_data_type=query.dtype,
+                kv_data_type=key.dtype,
+            )
+        return computed
+
+    sizes = (rows, tokens, cu_seqlens_q.shape[0], heads, kv_heads, head_dim, v_dim)
+    kind = ("varlen", sizes, query.dtype, causal, scale, window_left, softcap)
+    bounds = (cu_seqlens_q, cu_seqlens_k)
+    planned = plans.get(kind, query.device, _Ragged, plan, bounds, (max_seqlen_q, max_seqlen_k))
+    if planned.found is None:
+        return torch.zeros(rows, heads, v_dim, dtype=query.dtype, device=query.device)
+    computed: Rows = planned.found
+    output = planned.wrapper.run(tileable(computed.of(query)), tileable(key), tileable(value))
+    return computed.whole(output, rows)
+
+
 PREFILL: dict[str, Callable[..., Any]] = {
     "flashinfer.single_prefill": single,
     "flashinfer.single_prefill.cross": single_cross,
     "flashinfer.ragged_prefill": ragged,
+    "flashinfer.ragged_prefill.varlen": packed,
     "flashinfer.ragged_prefill.cross": ragged_cross,
 }

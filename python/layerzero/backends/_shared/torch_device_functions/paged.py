@@ -5,12 +5,15 @@ masked. In the place of a slot beyond the context its first token is read, so th
 sequence's, and nothing that was never written reaches a result.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from ..operands import loadable, positive
+from ..torch_functions.attention import with_sinks
 from .caches import is_one_row_a_slot
-from .unfused import attend
+from .unfused import attend, attend_lse
 
 _sdpa = torch._C._nn.scaled_dot_product_attention
 _flash_packed = torch.ops.aten._flash_attention_forward.default
@@ -120,6 +123,7 @@ def decode_flash(
     value_cache: Tensor,
     block_tables: Tensor,
     context_lens: Tensor,
+    sinks: Tensor | None,
     scale: float | None,
     window_left: int,
     layout: str,
@@ -130,8 +134,8 @@ def decode_flash(
     batch = context_lens.shape[0]
     rows = loadable(query.reshape(batch, query.shape[-2], query.shape[-1]))
     ends = torch.arange(batch + 1, dtype=torch.int32, device=query.device)
-    output = _packed(rows, key, value, ends, context_lens, 1, contexts.capacity, False, scale, window_left)
-    return output.reshape(query.shape)
+    output, lse = _packed(rows, key, value, ends, context_lens, 1, contexts.capacity, False, scale, window_left)
+    return (output if sinks is None else with_sinks(output, lse, sinks)).reshape(query.shape)
 
 
 def _packed(
@@ -145,10 +149,11 @@ def _packed(
     causal: bool,
     scale: float | None,
     window_left: int,
-) -> Tensor:
-    """Packed rows over gathered keys and values, each sequence of which has its own length."""
+) -> tuple[Tensor, Tensor]:
+    """Packed rows over gathered keys and values, each sequence of which has its own length; and the logarithms of the
+    softmaxes' sums, in the order row, head."""
     starts = torch.arange(key.shape[0] + 1, dtype=torch.int32, device=rows.device) * capacity
-    output: Tensor = _flash_packed(
+    output, lse = _flash_packed(
         rows,
         loadable(key.flatten(0, 1)),
         loadable(value.flatten(0, 1)),
@@ -163,8 +168,10 @@ def _packed(
         window_size_left=window_left,
         window_size_right=-1,
         seqused_k=context_lens.to(torch.int32).contiguous(),
-    )[0]
-    return output
+    )[:2]
+    lse = lse.reshape(rows.shape[1], rows.shape[0]).transpose(0, 1)
+    # It gives plus infinity for a query that attends to nothing.
+    return output, lse.masked_fill(lse == torch.inf, -torch.inf)
 
 
 def decode_unfused(
@@ -173,6 +180,7 @@ def decode_unfused(
     value_cache: Tensor,
     block_tables: Tensor,
     context_lens: Tensor,
+    sinks: Tensor | None,
     scale: float | None,
     window_left: int,
     softcap: float,
@@ -182,7 +190,9 @@ def decode_unfused(
     contexts, key, value = _gathered(query, key_cache, value_cache, block_tables, context_lens, layout)
     queries = _by_shared_head(query, key.shape[2], key.dtype)
     reached = contexts.within(window_left)[:, None, None]
-    output = attend(queries, key.transpose(1, 2), value.transpose(1, 2), scale, reached, softcap=softcap)
+    columns = None if sinks is None else sinks.view(key.shape[2], -1)[..., None]
+    heads_first = queries, key.transpose(1, 2), value.transpose(1, 2)
+    output = attend(*heads_first, scale, reached, softcap=softcap, sinks=columns)
     return contexts.nothing_is_zero(output).reshape(query.shape).to(query.dtype)
 
 
@@ -193,22 +203,57 @@ def prefill_flash(
     block_tables: Tensor,
     context_lens: Tensor,
     cu_seqlens_q: Tensor,
+    sinks: Tensor | None,
     causal: bool,
     scale: float | None,
     window_left: int,
     layout: str,
 ) -> Tensor:
     """Packed queries: gathers each sequence's tokens, then torch's FlashAttention 2 for packed sequences."""
+    gathered = _gathered(query, key_cache, value_cache, block_tables, context_lens, layout)
+    output, lse = _prefill_flash(query, *gathered, context_lens, cu_seqlens_q, causal, scale, window_left)
+    return output if sinks is None else with_sinks(output, lse, sinks)
+
+
+def _prefill_flash(
+    query: Tensor,
+    contexts: Contexts,
+    key: Tensor,
+    value: Tensor,
+    context_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+) -> tuple[Tensor, Tensor]:
     query, scale = positive(query, scale)
-    contexts, key, value = _gathered(query, key_cache, value_cache, block_tables, context_lens, layout)
     ends = cu_seqlens_q.to(torch.int32).contiguous()
     # Told that no sequence has two queries, it takes for granted that each has one.
     longest = max(query.shape[0], 2)
     rows = loadable(query)
-    output = _packed(rows, key, value, ends, context_lens, longest, contexts.capacity, causal, scale, window_left)
+    output, lse = _packed(rows, key, value, ends, context_lens, longest, contexts.capacity, causal, scale, window_left)
     # Rows of no sequence are left as they were.
     row = torch.arange(query.shape[0], device=query.device)
-    return output.masked_fill_(((row < ends[0]) | (row >= ends[-1]))[:, None, None], 0.0)
+    outside = ((row < ends[0]) | (row >= ends[-1]))[:, None]
+    return output.masked_fill_(outside[..., None], 0.0), lse.masked_fill(outside, -torch.inf)
+
+
+def flash_lse(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    cu_seqlens_q: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    layout: str,
+) -> tuple[Tensor, Tensor]:
+    """Gathers each sequence's tokens, then torch's FlashAttention 2 with the logarithms of the softmaxes' sums."""
+    gathered = _gathered(query, key_cache, value_cache, block_tables, context_lens, layout)
+    ends = torch.arange(query.shape[0] + 1, device=query.device) if cu_seqlens_q is None else cu_seqlens_q
+    return _prefill_flash(query, *gathered, context_lens, ends, causal, scale, window_left)
 
 
 def prefill_unfused(
@@ -218,6 +263,7 @@ def prefill_unfused(
     block_tables: Tensor,
     context_lens: Tensor,
     cu_seqlens_q: Tensor,
+    sinks: Tensor | None,
     causal: bool,
     scale: float | None,
     window_left: int,
@@ -226,12 +272,56 @@ def prefill_unfused(
     layout: str,
 ) -> Tensor:
     """Packed queries: gathers each sequence's tokens, then matrix products of all rows with each sequence."""
-    contexts, key, value = _gathered(query, key_cache, value_cache, block_tables, context_lens, layout)
+    columns = None if sinks is None else sinks[:, None, None]
+    output = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
+    gathered = _gathered(query, key_cache, value_cache, block_tables, context_lens, layout)
+    for own, reached, queries, keys, values in _each(query, *gathered, cu_seqlens_q, causal, window_left, window_right):
+        attended = attend(queries, keys, values, scale, reached, softcap=softcap, sinks=columns)[0].transpose(0, 1)
+        output = torch.where(own[:, :, None], attended.to(query.dtype), output)
+    return output
+
+
+def unfused_lse(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    cu_seqlens_q: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    layout: str,
+) -> tuple[Tensor, Tensor]:
+    """The same with the logarithms of the softmaxes' sums. Without bounds each sequence has one query."""
+    ends = torch.arange(query.shape[0] + 1, device=query.device) if cu_seqlens_q is None else cu_seqlens_q
+    output = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
+    logarithms = query.new_full(query.shape[:2], -torch.inf, dtype=torch.float32)
+    gathered = _gathered(query, key_cache, value_cache, block_tables, context_lens, layout)
+    for own, reached, queries, keys, values in _each(query, *gathered, ends, causal, window_left, window_right):
+        attended, lse = attend_lse(queries, keys, values, scale, reached, softcap)
+        output = torch.where(own[:, :, None], attended[0].transpose(0, 1).to(query.dtype), output)
+        logarithms = torch.where(own, lse[0].transpose(0, 1), logarithms)
+    return output, logarithms
+
+
+def _each(
+    query: Tensor,
+    contexts: Contexts,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
+    """For each sequence: which rows are its own, what each of them reaches; all queries, its keys and values, heads first."""
     queries = query.to(key.dtype).transpose(0, 1)[None]
     ends = cu_seqlens_q.long()
     row = torch.arange(query.shape[0], device=query.device)[:, None]
-    output = torch.zeros(query.shape, dtype=key.dtype, device=query.device)
-    for sequence in range(context_lens.shape[0]):
+    for sequence in range(key.shape[0]):
         own = (row >= ends[sequence]) & (row < ends[sequence + 1]) & (contexts.lengths[sequence] > 0)
         # The rows of a sequence are its last positions.
         position = row - ends[sequence + 1] + contexts.lengths[sequence]
@@ -242,7 +332,4 @@ def prefill_unfused(
             reached &= contexts.positions >= position - window_left
         if window_right >= 0:
             reached &= contexts.positions <= position + window_right
-        keys, values = key[sequence].transpose(0, 1)[None], value[sequence].transpose(0, 1)[None]
-        attended = attend(queries, keys, values, scale, reached, softcap=softcap)[0].transpose(0, 1)
-        output = torch.where(own[:, :, None], attended, output)
-    return output.to(query.dtype)
+        yield own, reached, queries, key[sequence].transpose(0, 1)[None], value[sequence].transpose(0, 1)[None]

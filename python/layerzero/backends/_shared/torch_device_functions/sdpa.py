@@ -18,7 +18,7 @@ from layerzero.kernels import Turned, direct
 
 from ..operands import is_positive, positive, readable
 from ..seeded_dropout import seeded
-from ..torch_functions.attention import distances, reachable, split_mask
+from ..torch_functions.attention import as_given, distances, reachable, split_mask, with_sinks
 from ..traced_tensors import start_of
 
 _sdpa = torch._C._nn.scaled_dot_product_attention
@@ -375,14 +375,28 @@ def flash(
     layout: str,
 ) -> Tensor:
     """torch's FlashAttention 2, windows included. It is aligned bottom-right, and reads shared heads once."""
+    output, _ = _flash_heads_first(query, key, value, causal, scale, window_left, window_right, layout)
+    return output.transpose(1, 2) if layout == "BSHD" else output
+
+
+def _flash_heads_first(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    window_right: int,
+    layout: str,
+) -> tuple[Tensor, Tensor]:
+    """What it gives, and the logarithms of the softmaxes' sums; heads first."""
     query, scale = positive(query, scale)
-    output: Tensor
     if window_left < 0 and window_right < 0:
         query, key, value = (_heads_first(tensor, layout) for tensor in (query, key, value))
-        output = _flash(query, key, value, 0.0, causal, False, scale=scale)[0]
-        return output.transpose(1, 2) if layout == "BSHD" else output
+        output, lse = _flash(query, key, value, 0.0, causal, False, scale=scale)[:2]
+        return output, lse
     query, key, value = (_sequence_first(tensor, layout) for tensor in (query, key, value))
-    output = _flash_in_window(
+    output, lse = _flash_in_window(
         query,
         key,
         value,
@@ -396,8 +410,40 @@ def flash(
         scale=scale,
         window_size_left=window_left,
         window_size_right=window_right,
-    )[0]
-    return output.transpose(1, 2) if layout == "BHSD" else output
+    )[:2]
+    return output.transpose(1, 2), lse
+
+
+def flash_lse(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    window_right: int,
+    layout: str,
+) -> tuple[Tensor, Tensor]:
+    """torch's FlashAttention 2 with the logarithms of the softmaxes' sums. Every query attends to a key."""
+    given = _flash_heads_first(query, key, value, causal, scale, window_left, window_right, layout)
+    return as_given(*given, layout)
+
+
+def flash_sinks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sinks: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    window_right: int,
+    layout: str,
+) -> Tensor:
+    """torch's FlashAttention 2, whose result is made smaller by the share of the sinks."""
+    output, lse = _flash_heads_first(query, key, value, causal, scale, window_left, window_right, layout)
+    output = output if sinks is None else with_sinks(output, lse, sinks[:, None])
+    return output.transpose(1, 2) if layout == "BSHD" else output
 
 
 def flash_cross(query: Tensor, key: Tensor, value: Tensor, scale: float | None, layout: str) -> Tensor:

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..torch_functions.attention import distances, reachable, split_mask
+from ..torch_functions.attention import as_given, distances, log_sum, reachable, split_mask
 
 _safe_softmax = torch._C._VariableFunctions._safe_softmax
 _INFINITY = math.inf
@@ -43,17 +43,49 @@ def attend(
     softcap: float = 0.0,
     dropout_p: float = 0.0,
     seed: int = 0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of tensors in the order batch, heads, sequence, element.
 
-    `allowed` (boolean) and `bias` (added to the scores) broadcast to batch, heads, queries, keys.
+    `allowed` (boolean) and `bias` (added to the scores) broadcast to batch, heads, queries, keys; `sinks` to the same, with
+    one key.
     """
+    scores = _scores(query, key, scale, allowed, bias, softcap)
+    if sinks is not None:
+        joined = torch.cat((scores, sinks.to(scores.dtype).expand(*scores.shape[:3], 1)), -1)
+        weights = _safe_softmax(joined, -1)[..., :-1]
+    else:
+        weights = torch.softmax(scores, -1) if allowed is None and bias is None else _safe_softmax(scores, -1)
+    if dropout_p > 0.0:
+        generator = torch.Generator(query.device).manual_seed(seed)
+        kept = torch.rand(weights.shape, dtype=weights.dtype, device=query.device, generator=generator) >= dropout_p
+        weights = weights * kept / (1.0 - dropout_p)
+    return _output(weights, query, key, value, bias)
+
+
+def attend_lse(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float | None = None,
+    allowed: Tensor | None = None,
+    softcap: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """The same, and the logarithms of the softmaxes' sums: batch, heads, queries."""
+    scores = _scores(query, key, scale, allowed, None, softcap)
+    return _output(_safe_softmax(scores, -1), query, key, value, None), log_sum(scores)
+
+
+def _scores(
+    query: Tensor, key: Tensor, scale: float | None, allowed: Tensor | None, bias: Tensor | None, softcap: float
+) -> Tensor:
+    """Scores in float32 or wider, minus infinity where a query may not attend."""
     batch, heads, seq_q, head_dim = query.shape
-    kv_heads, seq_k, v_dim = key.shape[1], key.shape[2], value.shape[3]
+    kv_heads, seq_k = key.shape[1], key.shape[2]
     rows = heads // max(kv_heads, 1) * seq_q
     if scale is None:
         scale = 1.0 / math.sqrt(max(head_dim, 1))
-    narrow = stays_narrow(query, key, value, bias) and key.numel() > 0 and value.numel() > 0
+    narrow = stays_narrow(query, key, bias) and key.numel() > 0
     # Queries that share a key/value head are rows of one product.
     queries = query.reshape(batch * kv_heads, rows, head_dim)
     keys = key.reshape(batch * kv_heads, seq_k, head_dim)
@@ -66,12 +98,15 @@ def attend(
         scores = scores.add_(bias.to(scores.dtype)).masked_fill_(bias == -_INFINITY, -_INFINITY)
     if allowed is not None:
         scores = scores.masked_fill_(~allowed, -_INFINITY)
-    weights = torch.softmax(scores, -1) if allowed is None and bias is None else _safe_softmax(scores, -1)
-    if dropout_p > 0.0:
-        generator = torch.Generator(query.device).manual_seed(seed)
-        kept = torch.rand(weights.shape, dtype=weights.dtype, device=query.device, generator=generator) >= dropout_p
-        weights = weights * kept / (1.0 - dropout_p)
-    weights = weights.view(batch * kv_heads, rows, seq_k)
+    return scores
+
+
+def _output(weights: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+    """The sum of values by weight."""
+    batch, heads, seq_q, seq_k = weights.shape
+    kv_heads, v_dim = value.shape[1], value.shape[3]
+    narrow = stays_narrow(query, key, value, bias) and key.numel() > 0 and value.numel() > 0
+    weights = weights.reshape(batch * kv_heads, heads // max(kv_heads, 1) * seq_q, seq_k)
     values = value.reshape(batch * kv_heads, seq_k, v_dim)
     output = torch.bmm(weights.to(query.dtype), values) if narrow else torch.bmm(weights, values.to(weights.dtype))
     return output.view(batch, heads, seq_q, v_dim).to(query.dtype)
@@ -87,6 +122,7 @@ def unfused(
     value: Tensor,
     attn_mask: Tensor | None,
     alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
     causal: bool,
     scale: float | None,
     window_left: int,
@@ -107,8 +143,27 @@ def unfused(
         distance = distances(query.shape[2], key.shape[2], query.device).to(work)
         slopes = alibi_slopes.to(work)[:, None, None] * -distance
         bias = slopes if bias is None else bias + slopes
-    output = attend(query, key, value, scale, allowed, bias, softcap, dropout_p, seed)
+    columns = None if sinks is None else sinks[:, None, None]
+    output = attend(query, key, value, scale, allowed, bias, softcap, dropout_p, seed, columns)
     return output.transpose(1, 2).contiguous() if layout == "BSHD" else output
+
+
+def unfused_lse(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    layout: str,
+) -> tuple[Tensor, Tensor]:
+    """Dense attention with the logarithms of the softmaxes' sums; takes every argument."""
+    if layout == "BSHD":
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    allowed = reachable(query, key, causal, (window_left, window_right))
+    return as_given(*attend_lse(query, key, value, scale, allowed, softcap), layout)
 
 
 def _reaches_all(query: Tensor, key: Tensor, causal: bool, reach: tuple[int, int]) -> bool:
@@ -129,4 +184,4 @@ def unfused_cross(
     layout: str,
 ) -> Tensor:
     """Attention to another sequence; takes every argument."""
-    return unfused(query, key, value, attn_mask, None, False, scale, -1, -1, softcap, dropout_p, seed, layout)
+    return unfused(query, key, value, attn_mask, None, None, False, scale, -1, -1, softcap, dropout_p, seed, layout)

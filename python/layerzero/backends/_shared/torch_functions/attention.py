@@ -43,20 +43,47 @@ def _wide_gradients(seq_q: int, query: Tensor, key: Tensor, value: Tensor) -> bo
 
 
 def attend_flash(
-    query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None, reach: tuple[int, int]
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    scale: float | None,
+    reach: tuple[int, int],
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Flash attention without a mask argument; `reach` is the window to the left and to the right."""
+    """Flash attention without a mask argument; `reach` is the window to the left and to the right. `sinks` broadcast to
+    batch, heads, queries; they have no gradient."""
+    if key.shape[2] < FEWEST_KEYS:
+        allowed = reachable(query, key, causal, reach)
+        return attend(query, key, value, scale, allowed, sinks=None if sinks is None else sinks[..., None])
+    output, lse = attend_flash_lse(query, key, value, causal, scale, reach)
+    return output if sinks is None else with_sinks(output, lse, sinks)
+
+
+def with_sinks(output: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+    """What attention with sinks gives, from what it gives without: exp(lse) / (exp(lse) + exp(sink)) of it."""
+    share = torch.sigmoid(lse.float() - sinks.float())
+    return (output * share[..., None]).to(output.dtype)
+
+
+def attend_flash_lse(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None, reach: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """The same, and the logarithms of the softmaxes' sums: batch, heads, queries."""
     seq_q, seq_k = query.shape[2], key.shape[2]
     if seq_k < FEWEST_KEYS:
-        return attend(query, key, value, scale, reachable(query, key, causal, reach))
+        return attend_lse(query, key, value, scale, reachable(query, key, causal, reach))
     if reach == EVERYWHERE and (not causal or seq_q == 1 or seq_q == seq_k):
         # The last query attends to every key: causal takes nothing from it.
         query, scale = positive(query, scale)
-        return _flash(query, key, value, 0.0, bool(causal and seq_q != 1), scale=scale)[0]
+        output, lse = _flash(query, key, value, 0.0, bool(causal and seq_q != 1), scale=scale)
+        return output, lse
     allowed = reachable(query, key, causal, reach)
     assert allowed is not None
-    output = _flash(query, key, value, attn_mask=_additive(allowed, query), scale=scale)[0]
-    return output if seq_q <= seq_k else _nothing_is_zero(output, allowed)
+    output, lse = _flash(query, key, value, attn_mask=_additive(allowed, query), scale=scale)
+    if seq_q <= seq_k:
+        return output, lse
+    return _nothing_is_zero(output, allowed), lse.masked_fill(~allowed.any(-1), -_INFINITY)
 
 
 def _has_nan(tensor: Tensor) -> bool:
@@ -104,18 +131,56 @@ def attend(
     softcap: float = 0.0,
     dropout_p: float = 0.0,
     seed: int = 0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention composed of matrix products, in float32 or wider.
 
-    `allowed` (boolean) and `bias` (added to the scores) broadcast to batch, heads, queries, keys.
+    `allowed` (boolean) and `bias` (added to the scores) broadcast to batch, heads, queries, keys; `sinks` to the same, with
+    one key.
     """
+    scores = _scores(query, key, scale, allowed, bias, softcap)
+    if sinks is None:
+        weights = _safe_softmax(scores, -1)
+    else:
+        joined = torch.cat((scores, sinks.to(scores.dtype).expand(*scores.shape[:3], 1)), -1)
+        weights = _safe_softmax(joined, -1)[..., :-1]
+    kept = None
+    if dropout_p > 0.0:
+        generator = torch.Generator(query.device).manual_seed(seed)
+        kept = torch.rand(weights.shape, dtype=weights.dtype, device=query.device, generator=generator) >= dropout_p
+        weights = weights * kept / (1.0 - dropout_p)
+    return _output(weights, scores, kept, value, query.dtype)
+
+
+def attend_lse(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float | None = None,
+    allowed: Tensor | None = None,
+    softcap: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """The same, and the logarithms of the softmaxes' sums: batch, heads, queries."""
+    scores = _scores(query, key, scale, allowed, None, softcap)
+    return _output(_safe_softmax(scores, -1), scores, None, value, query.dtype), log_sum(scores)
+
+
+def log_sum(scores: Tensor) -> Tensor:
+    """The logarithm of the sum of the exponentials of scores; minus infinity, without a gradient, where there are none."""
+    nothing = (scores == -_INFINITY).all(-1)
+    return torch.logsumexp(scores.masked_fill(nothing[..., None], 0.0), -1).masked_fill(nothing, -_INFINITY).float()
+
+
+def _scores(
+    query: Tensor, key: Tensor, scale: float | None, allowed: Tensor | None, bias: Tensor | None, softcap: float
+) -> Tensor:
+    """Scores in float32 or wider, minus infinity where a query may not attend."""
     batch, heads, seq_q, head_dim = query.shape
     kv_heads, seq_k = key.shape[1], key.shape[2]
     rows = heads // max(kv_heads, 1) * seq_q
     work = torch.float64 if query.dtype == torch.float64 else torch.float32
     if scale is None:
         scale = 1.0 / math.sqrt(max(head_dim, 1))
-    values = value.to(work)
     # Queries that share a key/value head are rows of one product.
     queries = (query.to(work) * scale).reshape(batch, kv_heads, rows, head_dim)
     scores = torch.matmul(queries, key.to(work).transpose(2, 3)).view(batch, heads, seq_q, seq_k)
@@ -126,18 +191,19 @@ def attend(
         scores.add_(bias.to(work)).masked_fill_(bias == -_INFINITY, -_INFINITY)
     if allowed is not None:
         scores.masked_fill_(~allowed, -_INFINITY)
-    weights = _safe_softmax(scores, -1)
-    kept = None
-    if dropout_p > 0.0:
-        generator = torch.Generator(query.device).manual_seed(seed)
-        kept = torch.rand(weights.shape, dtype=work, device=query.device, generator=generator) >= dropout_p
-        weights = weights * kept / (1.0 - dropout_p)
-    weights = weights.view(batch, kv_heads, rows, seq_k)
+    return scores
+
+
+def _output(weights: Tensor, scores: Tensor, kept: Tensor | None, value: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum of values by weight. `kept`: which weights were not dropped."""
+    batch, heads, seq_q, seq_k = weights.shape
+    values = value.to(weights.dtype)
+    weights = weights.reshape(batch, value.shape[1], heads // max(value.shape[1], 1) * seq_q, seq_k)
     output = torch.matmul(weights, values)
     if _has_nan(output):
         takes_part = (scores != -_INFINITY) if kept is None else (scores != -_INFINITY) & kept
-        output = _weighted_sum(weights, takes_part.view(weights.shape).to(work), values)
-    return output.view(batch, heads, seq_q, value.shape[3]).to(query.dtype)
+        output = _weighted_sum(weights, takes_part.view(weights.shape).to(weights.dtype), values)
+    return output.view(batch, heads, seq_q, value.shape[3]).to(dtype)
 
 
 def _weighted_sum(weights: Tensor, takes_part: Tensor, values: Tensor) -> Tensor:
@@ -333,6 +399,7 @@ def unfused(
     value: Tensor,
     attn_mask: Tensor | None,
     alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
     causal: bool,
     scale: float | None,
     window_left: int,
@@ -351,8 +418,69 @@ def unfused(
         distance = distances(query.shape[2], key.shape[2], query.device).to(work)
         slopes = alibi_slopes.to(work)[:, None, None] * -distance
         bias = slopes if bias is None else bias + slopes
-    output = attend(query, key, value, scale, allowed, bias, softcap, dropout_p, seed)
+    columns = None if sinks is None else sinks[:, None, None]
+    output = attend(query, key, value, scale, allowed, bias, softcap, dropout_p, seed, columns)
     return output.transpose(1, 2).contiguous() if layout == "BSHD" else output
+
+
+def sdpa_flash_sinks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sinks: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    window_right: int,
+    layout: str,
+) -> Tensor:
+    """torch's flash attention for the CPU, whose result is made smaller by the share of the sinks."""
+    if layout == "BSHD":
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    rows = None if sinks is None else sinks[:, None]
+    output = attend_flash(query, key, value, causal, scale, (window_left, window_right), rows)
+    return output.transpose(1, 2) if layout == "BSHD" else output
+
+
+def flash_lse(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    window_right: int,
+    layout: str,
+) -> tuple[Tensor, Tensor]:
+    """torch's flash attention for the CPU, with its logarithms."""
+    if layout == "BSHD":
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    return as_given(*attend_flash_lse(query, key, value, causal, scale, (window_left, window_right)), layout)
+
+
+def unfused_lse(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    layout: str,
+) -> tuple[Tensor, Tensor]:
+    """Matrix products, with the logarithms of the softmaxes' sums; takes every argument."""
+    if layout == "BSHD":
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    allowed = reachable(query, key, causal, (window_left, window_right))
+    return as_given(*attend_lse(query, key, value, scale, allowed, softcap), layout)
+
+
+def as_given(output: Tensor, lse: Tensor, layout: str) -> tuple[Tensor, Tensor]:
+    """Result and logarithms, heads first, in the order of the call's layout."""
+    if layout == "BSHD":
+        output, lse = output.transpose(1, 2), lse.transpose(1, 2)
+    return output.contiguous(), lse.float().contiguous()
 
 
 def unfused_cross(
@@ -367,7 +495,7 @@ def unfused_cross(
     layout: str,
 ) -> Tensor:
     """Attention to another sequence, composed of matrix products; takes every argument."""
-    return unfused(query, key, value, attn_mask, None, False, scale, -1, -1, softcap, dropout_p, seed, layout)
+    return unfused(query, key, value, attn_mask, None, None, False, scale, -1, -1, softcap, dropout_p, seed, layout)
 
 
 def distances(seq_q: int, seq_k: int, device: torch.device) -> Tensor:

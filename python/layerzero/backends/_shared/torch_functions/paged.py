@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..data_errors import bad_data, bad_index
-from .attention import EVERYWHERE, attend, attend_flash, reachable
+from .attention import EVERYWHERE, attend, attend_flash, attend_flash_lse, attend_lse, reachable
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -90,12 +90,15 @@ def decode_flash(
     value_cache: Tensor,
     block_tables: Tensor,
     context_lens: Tensor,
+    sinks: Tensor | None,
     scale: float | None,
     window_left: int,
     layout: str,
 ) -> Tensor:
     """One query per sequence: gathers its pages, then torch's flash attention."""
-    return _decode(query, key_cache, value_cache, block_tables, context_lens, scale, window_left, 0.0, layout, True)
+    return _decode(
+        query, key_cache, value_cache, block_tables, context_lens, sinks, scale, window_left, 0.0, layout, True
+    )
 
 
 def decode_unfused(
@@ -104,6 +107,7 @@ def decode_unfused(
     value_cache: Tensor,
     block_tables: Tensor,
     context_lens: Tensor,
+    sinks: Tensor | None,
     scale: float | None,
     window_left: int,
     softcap: float,
@@ -111,7 +115,7 @@ def decode_unfused(
 ) -> Tensor:
     """One query per sequence: gathers its pages, then matrix products."""
     return _decode(
-        query, key_cache, value_cache, block_tables, context_lens, scale, window_left, softcap, layout, False
+        query, key_cache, value_cache, block_tables, context_lens, sinks, scale, window_left, softcap, layout, False
     )
 
 
@@ -121,6 +125,7 @@ def _decode(
     value_cache: Tensor,
     block_tables: Tensor,
     context_lens: Tensor,
+    sinks: Tensor | None,
     scale: float | None,
     window_left: int,
     softcap: float,
@@ -133,14 +138,16 @@ def _decode(
     output = torch.zeros(batch, heads, head_dim, dtype=query.dtype, device=query.device)
     # The query heads that share a key/value head stand where its queries would.
     queries = query.contiguous().view(batch, 1, kv_heads, heads // max(kv_heads, 1), head_dim).to(contexts.dtype)
+    rows = None if sinks is None else sinks.view(kv_heads, -1)
     for sequence, length in enumerate(contexts.lengths):
         if length == 0:
             continue
         key, value = contexts.read(sequence, _first_key(length, 1, window_left))
         if flash:
-            attended = attend_flash(queries[sequence], key, value, False, scale, EVERYWHERE)
+            attended = attend_flash(queries[sequence], key, value, False, scale, EVERYWHERE, rows)
         else:
-            attended = attend(queries[sequence], key, value, scale, softcap=softcap)
+            columns = None if rows is None else rows[..., None]
+            attended = attend(queries[sequence], key, value, scale, softcap=softcap, sinks=columns)
         output[sequence] = attended.reshape(heads, head_dim)
     return output.view(query.shape)
 
@@ -152,6 +159,7 @@ def prefill_flash(
     block_tables: Tensor,
     context_lens: Tensor,
     cu_seqlens_q: Tensor,
+    sinks: Tensor | None,
     causal: bool,
     scale: float | None,
     window_left: int,
@@ -162,7 +170,8 @@ def prefill_flash(
     contexts = _Contexts(query, key_cache, value_cache, block_tables, context_lens, layout == "HND")
     output = torch.zeros_like(query, memory_format=torch.contiguous_format)
     for rows, queries, key, value in _segments(query, cu_seqlens_q, contexts, window_left):
-        attended = attend_flash(queries, key, value, causal, scale, (window_left, window_right))
+        heads = None if sinks is None else sinks[:, None]
+        attended = attend_flash(queries, key, value, causal, scale, (window_left, window_right), heads)
         output[rows] = attended[0].transpose(0, 1)
     return output
 
@@ -174,6 +183,7 @@ def prefill_unfused(
     block_tables: Tensor,
     context_lens: Tensor,
     cu_seqlens_q: Tensor,
+    sinks: Tensor | None,
     causal: bool,
     scale: float | None,
     window_left: int,
@@ -186,17 +196,74 @@ def prefill_unfused(
     output = torch.zeros_like(query, memory_format=torch.contiguous_format)
     for rows, queries, key, value in _segments(query, cu_seqlens_q, contexts, window_left):
         allowed = reachable(queries, key, causal, (window_left, window_right))
-        attended = attend(queries, key, value, scale, allowed, softcap=softcap)
+        columns = None if sinks is None else sinks[:, None, None]
+        attended = attend(queries, key, value, scale, allowed, softcap=softcap, sinks=columns)
         output[rows] = attended[0].transpose(0, 1)
     return output
 
 
+def flash_lse(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    cu_seqlens_q: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    window_right: int,
+    layout: str,
+) -> tuple[Tensor, Tensor]:
+    """Gathers each sequence's pages, then torch's flash attention with its logarithms."""
+    contexts = _Contexts(query, key_cache, value_cache, block_tables, context_lens, layout == "HND")
+    output, logarithms = _nothing(query)
+    for rows, queries, key, value in _segments(query, cu_seqlens_q, contexts, window_left):
+        attended, lse = attend_flash_lse(queries, key, value, causal, scale, (window_left, window_right))
+        output[rows], logarithms[rows] = attended[0].transpose(0, 1), lse[0].transpose(0, 1)
+    return output, logarithms
+
+
+def unfused_lse(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    cu_seqlens_q: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    layout: str,
+) -> tuple[Tensor, Tensor]:
+    """Gathers each sequence's pages, then matrix products with the logarithms of the softmaxes' sums."""
+    contexts = _Contexts(query, key_cache, value_cache, block_tables, context_lens, layout == "HND")
+    output, logarithms = _nothing(query)
+    for rows, queries, key, value in _segments(query, cu_seqlens_q, contexts, window_left):
+        allowed = reachable(queries, key, causal, (window_left, window_right))
+        attended, lse = attend_lse(queries, key, value, scale, allowed, softcap)
+        output[rows], logarithms[rows] = attended[0].transpose(0, 1), lse[0].transpose(0, 1)
+    return output, logarithms
+
+
+def _nothing(query: Tensor) -> tuple[Tensor, Tensor]:
+    """What rows give that attend to nothing."""
+    output = torch.zeros_like(query, memory_format=torch.contiguous_format)
+    return output, query.new_full(query.shape[:2], -torch.inf, dtype=torch.float32)
+
+
 def _segments(
-    query: Tensor, cu_seqlens_q: Tensor, contexts: _Contexts, window_left: int
+    query: Tensor, cu_seqlens_q: Tensor | None, contexts: _Contexts, window_left: int
 ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-    """The rows of each sequence that has queries and a context, with their queries, keys and values."""
+    """The rows of each sequence that has queries and a context, with their queries, keys and values. Without bounds each
+    sequence has one row."""
     queries = query.contiguous().to(contexts.dtype).transpose(0, 1)[None]
-    for sequence, (start, end) in enumerate(check_segments("cu_seqlens_q", cu_seqlens_q, query.shape[0])):
+    bounds = [(row, row + 1) for row in range(query.shape[0])]
+    if cu_seqlens_q is not None:
+        bounds = check_segments("cu_seqlens_q", cu_seqlens_q, query.shape[0])
+    for sequence, (start, end) in enumerate(bounds):
         length = contexts.lengths[sequence]
         if start == end or length == 0:
             continue

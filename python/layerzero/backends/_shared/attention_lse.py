@@ -1,0 +1,109 @@
+"""Kernels of attention that also give the logarithms of the softmaxes' sums, of a function that makes one library's call.
+
+With them come sinks: a result without sinks is exp(lse) / (exp(lse) + exp(sink)) times too large.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .dense_attention import Call
+from .operands import bshd, loadable, positive
+from .torch_functions.attention import with_sinks
+from .varlen_attention import Packed, packed_call
+
+#: Makes a library's call: the output in the order batch, sequence, heads, element, and logarithms as batch, heads, sequence.
+DenseLse = Callable[[Call], tuple[Tensor, Tensor]]
+#: The same for packed sequences: rows, heads, element, and logarithms as heads, rows.
+PackedLse = Callable[[Packed], tuple[Tensor, Tensor]]
+
+
+def natural(lse: Tensor) -> Tensor:
+    """Logarithms in the order of the output, minus infinity where a query attends to nothing: some libraries give plus."""
+    return lse.masked_fill(lse == torch.inf, -torch.inf)
+
+
+def dense_lse(
+    attend: DenseLse, operand: Callable[[Tensor, str], Tensor] = bshd
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """A kernel of dense attention with logarithms."""
+
+    def attention_lse(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        causal: bool,
+        scale: float | None,
+        window_left: int,
+        window_right: int,
+        softcap: float,
+        layout: str,
+    ) -> tuple[Tensor, Tensor]:
+        query, scale = positive(query, scale)
+        operands = (operand(tensor, layout) for tensor in (query, key, value))
+        reach = {"window_left": window_left, "window_right": window_right}
+        output, lse = attend(Call(*operands, causal=causal, scale=scale, softcap=softcap, **reach))
+        if layout == "BHSD":
+            return output.transpose(1, 2).contiguous(), natural(lse).contiguous()
+        return output, natural(lse).transpose(1, 2).contiguous()
+
+    return attention_lse
+
+
+def dense_sinks(attend: DenseLse, operand: Callable[[Tensor, str], Tensor] = bshd) -> Callable[..., Tensor]:
+    """A kernel of dense attention with sinks."""
+    run = dense_lse(attend, operand)
+
+    def attention_sinks(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None,
+        causal: bool,
+        scale: float | None,
+        window_left: int,
+        window_right: int,
+        softcap: float,
+        layout: str,
+    ) -> Tensor:
+        output, lse = run(query, key, value, causal, scale, window_left, window_right, softcap, layout)
+        if sinks is None:
+            return output
+        return with_sinks(output, lse, sinks[:, None] if layout == "BHSD" else sinks)
+
+    return attention_sinks
+
+
+def varlen_lse(
+    attend: PackedLse, operand: Callable[[Tensor], Tensor] = loadable
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """A kernel for packed sequences with logarithms. Rows of no sequence are zeros and minus infinity."""
+
+    def packed_lse(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        causal: bool,
+        scale: float | None,
+        window_left: int,
+        window_right: int,
+        softcap: float,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+    ) -> tuple[Tensor, Tensor]:
+        bounds = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        options = (causal, scale, (window_left, window_right), softcap)
+        call = packed_call((query, key, value), bounds, options, operand)
+        if call is None:
+            output = torch.zeros(*query.shape[:2], value.shape[2], dtype=query.dtype, device=query.device)
+            return output, query.new_full(query.shape[:2], -torch.inf, dtype=torch.float32)
+        output, lse = attend(call)
+        logarithms = natural(lse).transpose(0, 1).contiguous()
+        logarithms[: call.rows.first] = -torch.inf
+        logarithms[call.rows.end :] = -torch.inf
+        return call.rows.zero_others(output), logarithms
+
+    return packed_lse
