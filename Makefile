@@ -63,6 +63,7 @@ bench: ## what a call and a selection cost here, and what tuning is worth
 	$(PYTHON) -m layerzero bench select
 	$(PYTHON) -m layerzero bench overhead
 	$(PYTHON) -m layerzero bench native
+	OMP_NUM_THREADS=1 $(PYTHON) -m layerzero bench cpu
 	$(PYTHON) -m layerzero bench tuning
 
 lint: venv ## formatting, lints, types, generated files: what needs no test; the quickest first

@@ -20,30 +20,35 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 STEP = {torch.float32: (1e-6, 2e-6), torch.float16: (1.1e-3, 1e-5), torch.bfloat16: (8e-3, 1e-5)}
 OPS = {
     "rope": "posenc.rope",
+    "layer_norm": "norm.layer",
+    "gelu": "activation.gelu",
+    "dequantize": "dequantize",
+    "embedding": "embedding.lookup",
+    "attention.standard.decode": "attention.standard.decode",
+    "attention.gqa.decode": "attention.gqa.decode",
+    "attention.cross.decode": "attention.cross.decode",
+    "attention.standard.decode.paged": "attention.standard.decode.paged",
+    "attention.gqa.decode.paged": "attention.gqa.decode.paged",
     "silu_mul": "activation.silu_mul",
     "add_rms_norm": "norm.fused_add_rms",
     "quantize": "quantize",
     "kv_append": "kv_cache.append",
 }
-NAMES = [
-    name if isa == "" else f"{name}.{isa}"
-    for name in OPS
-    for isa in ("", "avx2", "avx512")
-    if isa == "" or name != "kv_append"
-]
+#: Those that move memory, which every instruction set does alike.
+PLAIN = ("kv_append", "embedding")
+NAMES = [(name, isa) for name in OPS for isa in ("", ".avx2", ".avx512") if isa == "" or name not in PLAIN]
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=NAMES, ids="".join)
 def kernel(restored: None, request: pytest.FixtureRequest) -> Iterator[str]:
     """Each native kernel in turn, as the one that serves; those this CPU cannot run are skipped."""
-    name: str = request.param
+    name, isa = request.param
     listed = {kernel.kernel_id: kernel.available for kernel in lz.list_kernels()}
-    if not listed[f"lz_cpu.{name}"]:
+    if not listed[f"lz_cpu.{name}{isa}"]:
         pytest.skip("this CPU lacks the instructions")
-    op = OPS[name.partition(".")[0]]
-    lz.force_kernel(op, f"lz_cpu.{name}")
-    yield name.partition(".")[0]
-    lz.unforce_kernel(op)
+    lz.force_kernel(OPS[name], f"lz_cpu.{name}{isa}")
+    yield name
+    lz.unforce_kernel(OPS[name])
 
 
 def drawn(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -76,6 +81,78 @@ def _silu_mul(seed: int, dtype: torch.dtype, _: torch.dtype) -> None:
     # The two halves of one projection, as models have them.
     gate, up = drawn(seed, 4, 2 * 600, dtype=dtype).mul(4.0).chunk(2, -1)
     near(lz.silu_mul(gate, up), F.silu(gate.double()) * up.double())
+
+
+def _layer_norm(seed: int, dtype: torch.dtype, weight: torch.dtype) -> None:
+    x = drawn(seed, 3, 700, dtype=dtype) + 5
+    w, b = drawn(seed + 1, 700, dtype=weight), drawn(seed + 2, 700, dtype=weight)
+    want = F.layer_norm(x.double(), (700,), w.double(), b.double(), 1e-5)
+    near(lz.layer_norm(x, weight=w, bias=b), want)
+    near(lz.layer_norm(x, (700,), w, b, 1e-5), want)
+    near(lz.layer_norm(x), F.layer_norm(x.double(), (700,)))
+
+
+def _gelu(seed: int, dtype: torch.dtype, _: torch.dtype) -> None:
+    x = drawn(seed, 3, 700, dtype=dtype).mul(4.0)
+    for form in ("none", "tanh"):
+        near(lz.gelu(x, form), F.gelu(x.double(), approximate=form))
+
+
+def _embedding(seed: int, dtype: torch.dtype, _: torch.dtype) -> None:
+    table, make = drawn(seed, 11, 70, dtype=dtype), torch.Generator().manual_seed(seed)
+    ids = torch.randint(11, (3, 4), generator=make, dtype=(torch.int32, torch.int64)[seed % 2])
+    ids = ids.t() if seed % 3 == 0 else ids
+    assert torch.equal(lz.embedding(ids, table), table[ids.long()])
+
+
+def _dequantize(seed: int, dtype: torch.dtype, _: torch.dtype) -> None:
+    values = drawn(seed, 3, 64).mul(20.0).to((torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)[seed % 3])
+    scales, zeros = drawn(seed + 1, 3, 2).contiguous(), torch.tensor([[0, 3], [-7, 0], [1, 2]], dtype=torch.int32)
+    name, wide = str(dtype).removeprefix("torch."), values.double().unflatten(-1, (2, 32))
+    got = lz.dequantize(values, scales, zeros, dtype=name, granularity="blockwise", group_size=32)
+    near(got, ((wide - zeros[..., None]) * scales.double()[..., None]).flatten(-2))
+    got = lz.dequantize(values, scales[:, :1].contiguous(), dtype=name, granularity="per_channel")
+    near(got, values.double() * scales[:, :1].double())
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, softcap: float) -> Tensor:
+    """Attention by its definition, in float64, of tensors in the order batch, heads, tokens, width."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (one.double().repeat_interleave(group, 1) for one in (k, v))
+    scores = q.double() @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+    return torch.softmax(scores, -1) @ v
+
+
+def _decode(seed: int, dtype: torch.dtype, group: int, function: Callable[..., Tensor], **how: Any) -> None:
+    layout, tokens, softcap = ("BSHD", "BHSD")[seed % 2], 1 + seed % 150, (0.0, 20.0)[seed % 3 == 0]
+    # A part of a longer cache, as decoding sees it.
+    k, v = (drawn(seed + i, 2, 3, 160, 40, dtype=dtype)[:, :, :tokens] for i in (1, 2))
+    q = drawn(seed, 2, 3 * group, 1, 40, dtype=dtype)
+    turned = layout == "BSHD"
+    tensors = [one.transpose(1, 2) if turned else one for one in (q, k, v)]
+
+    def check(got: Tensor, wanted: Tensor) -> None:
+        near(got.transpose(1, 2) if turned else got, wanted)
+
+    check(function(*tensors, softcap=softcap, layout=layout, **how), _attend(q, k, v, softcap))
+    if function is lz.attention:
+        left = seed % 70
+        near_keys, near_values = k[:, :, -left - 1 :], v[:, :, -left - 1 :]
+        check(lz.attention(*tensors, window=(left, 0), layout=layout), _attend(q, near_keys, near_values, 0.0))
+
+
+def _paged(seed: int, dtype: torch.dtype, group: int) -> None:
+    layout, lens = ("NHD", "HND")[seed % 2], [seed % 60, 1 + seed % 7]
+    keys, values = (drawn(seed + i, 9, 8, 3, 40, dtype=dtype) for i in (1, 2))
+    tables = torch.tensor([[8, 0, 3, 5, 1, 7, 2, 4], [6, 2, 0, 0, 0, 0, 0, 0]], dtype=torch.int32)
+    q, context = drawn(seed, 2, 3 * group, 40, dtype=dtype), torch.tensor(lens, dtype=torch.int32)
+    caches = [one.transpose(1, 2) if layout == "HND" else one for one in (keys, values)]
+    got = lz.paged_attention(q, *caches, tables, context, layout=layout)
+    for row, length in enumerate(lens):
+        k, v = (one[tables[row]].flatten(0, 1)[:length].transpose(0, 1)[None] for one in (keys, values))
+        wanted = _attend(q[row, :, None][None], k, v, 0.0)[0, :, 0] if length else torch.zeros(3 * group, 40).double()
+        near(got[row], wanted)
 
 
 def _add_rms_norm(seed: int, dtype: torch.dtype, weight: torch.dtype) -> None:
@@ -121,6 +198,15 @@ def _kv_append(seed: int, dtype: torch.dtype, stored: torch.dtype) -> None:
 
 CALLS: dict[str, Callable[[int, torch.dtype, torch.dtype], None]] = {
     "rope": _rope,
+    "layer_norm": _layer_norm,
+    "gelu": _gelu,
+    "embedding": _embedding,
+    "dequantize": _dequantize,
+    "attention.standard.decode": lambda seed, dtype, _: _decode(seed, dtype, 1, lz.attention, causal=True),
+    "attention.gqa.decode": lambda seed, dtype, _: _decode(seed, dtype, 2 + seed % 8, lz.attention, causal=True),
+    "attention.cross.decode": lambda seed, dtype, _: _decode(seed, dtype, 1 + seed % 5, lz.cross_attention),
+    "attention.standard.decode.paged": lambda seed, dtype, _: _paged(seed, dtype, 1),
+    "attention.gqa.decode.paged": lambda seed, dtype, _: _paged(seed, dtype, 2 + seed % 8),
     "silu_mul": _silu_mul,
     "add_rms_norm": _add_rms_norm,
     "quantize": _quantize,
@@ -140,9 +226,22 @@ def test_results_are_the_definitions(kernel: str) -> None:
 
 def test_no_python_code_runs_between_the_call_and_the_kernel(kernel: str) -> None:
     x, cache = torch.randn(2, 3, 2, 16), torch.zeros(4, 4, 2, 16)
-    table, slots = torch.randn(3, 8), torch.tensor([1, 2, 3])
+    table, slots = torch.randn(4, 8), torch.tensor([1, 2, 3])
+    q, k, one = torch.randn(2, 4, 1, 16), torch.randn(2, 2, 9, 16), torch.randn(2, 4, 16)
+    pages, lens = torch.tensor([[0, 1], [2, 3]], dtype=torch.int32), torch.tensor([5, 8], dtype=torch.int32)
+    wide, bytes_ = torch.randn(2, 4, 9, 16), torch.ones(2, 16, dtype=torch.int8)
+    weight, scales = torch.randn(16), torch.ones(2, 1)
     calls: dict[str, Callable[[], Any]] = {
-        "rope": lambda: lz.rope(x, table, table),
+        "rope": lambda: lz.rope(x, table[:3], table[:3]),
+        "layer_norm": lambda: (lz.layer_norm(x, weight=weight, bias=weight), lz.layer_norm(x, (16,), weight, weight)),
+        "gelu": lambda: lz.gelu(x, "tanh"),
+        "embedding": lambda: lz.embedding(slots, table),
+        "dequantize": lambda: lz.dequantize(bytes_, scales, granularity="per_channel"),
+        "attention.standard.decode": lambda: lz.attention(q, wide, wide, layout="BHSD"),
+        "attention.gqa.decode": lambda: lz.attention(q, k, k, layout="BHSD"),
+        "attention.cross.decode": lambda: lz.cross_attention(q, k, k, layout="BHSD"),
+        "attention.standard.decode.paged": lambda: lz.paged_attention(one[:, :2], cache, cache, pages, lens),
+        "attention.gqa.decode.paged": lambda: lz.paged_attention(one, cache, cache, pages, lens),
         "silu_mul": lambda: lz.silu_mul(x, x),
         "add_rms_norm": lambda: lz.fused_add_rms_norm(x, x),
         "quantize": lambda: lz.quantize(x, "int8"),

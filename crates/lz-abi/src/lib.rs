@@ -46,6 +46,6 @@ pub use nearest::{did_you_mean, nearest};
 pub use overlap::{Bytes, overlap};
 pub use owned::Tensor;
 pub use raw::RawTensor;
-pub use tensor::{NotASlice, Rows, TensorMut, TensorRef};
+pub use tensor::{Line, NotASlice, Rows, TensorMut, TensorRef};
 pub use threads::{ParallelFor, Threads};
 pub use view::{Extents, TensorError, TensorView, TensorViewMut, indices, row_major};

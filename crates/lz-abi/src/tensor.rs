@@ -125,6 +125,60 @@ impl<'a, T: Scalar> Rows<'a, T> {
         // SAFETY: the row is inside the sizes, its elements follow each other, and they are aligned values of this type.
         unsafe { std::slice::from_raw_parts(self.start.offset(place), self.len) }
     }
+
+    /// The rows along one of the axes before the last, at a place of the other axes. What `at` says of that axis is not looked at.
+    pub fn along(&self, axis: usize, at: &[usize]) -> Line<'a, T> {
+        assert_eq!(at.len(), self.shape.len(), "an index for each axis but the last");
+        let mut place = 0;
+        for (i, (&at, (&n, &stride))) in at.iter().zip(self.shape.iter().zip(self.strides)).enumerate() {
+            if i != axis {
+                assert!((at as i64) < n, "{at} of {n} along axis {i}");
+                place += at as i64 * stride;
+            }
+        }
+        // Without an element there are no rows to be looked at.
+        let count = if self.count == 0 { 0 } else { self.shape[axis] as usize };
+        // Only if there are rows, the place is inside the memory.
+        let start = if count == 0 { self.start } else { self.start.wrapping_offset(place as isize) };
+        Line { start, step: self.strides[axis] as isize, len: self.len, count, memory: PhantomData }
+    }
+}
+
+/// The rows of a tensor along one of its axes, evenly apart.
+pub struct Line<'a, T> {
+    start: *const T,
+    step: isize,
+    len: usize,
+    count: usize,
+    memory: PhantomData<&'a [T]>,
+}
+
+impl<T> Clone for Line<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Line<'_, T> {}
+
+// SAFETY: a shared borrow of plain values.
+unsafe impl<T: Scalar> Send for Line<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Scalar> Sync for Line<'_, T> {}
+
+impl<'a, T: Scalar> Line<'a, T> {
+    /// How many rows there are.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// A row by its number.
+    #[inline(always)]
+    pub fn get(&self, row: usize) -> &'a [T] {
+        assert!(row < self.count, "row {row} of {}", self.count);
+        // SAFETY: the row is inside the sizes, its elements follow each other, and they are aligned values of this type.
+        unsafe { std::slice::from_raw_parts(self.start.offset(row as isize * self.step), self.len) }
+    }
 }
 
 /// The place of an element, in elements from the first. Panics when the index is outside the sizes.
@@ -474,6 +528,39 @@ mod tests {
         let mut view = t.view_mut().into_permuted(&[0, 2, 1]);
         assert!(matches!(view.as_mut().row::<f32>(&[0, 0]), Err(NotASlice::Strided { .. })));
         assert!(Tensor::zeros(DType::F32, &[2, 0]).view_mut().as_mut().row::<f32>(&[1]).unwrap().is_empty());
+    }
+
+    #[test]
+    fn lines_are_the_rows_along_an_axis() {
+        let numbers: Vec<f64> = (0..24).map(f64::from).collect();
+        let t = Tensor::from_f64(DType::F32, &[2, 3, 4], &numbers);
+        for order in [[0, 1, 2], [1, 0, 2]] {
+            let turned = t.view().permuted(&order);
+            let tensor = turned.as_ref();
+            let (rows, sizes) =
+                (tensor.rows::<f32>().unwrap(), (tensor.shape()[0] as usize, tensor.shape()[1] as usize));
+            for (i, j) in (0..sizes.0).flat_map(|i| (0..sizes.1).map(move |j| (i, j))) {
+                assert_eq!(rows.along(1, &[i, 99]).get(j), rows.get(i * sizes.1 + j));
+                assert_eq!(rows.along(0, &[99, j]).get(i), rows.get(i * sizes.1 + j));
+            }
+            assert_eq!((rows.along(1, &[0, 0]).count(), rows.along(0, &[0, 0]).count()), (sizes.1, sizes.0));
+        }
+        let empty = Tensor::zeros(DType::F32, &[2, 3, 0]);
+        assert_eq!(empty.view().as_ref().rows::<f32>().unwrap().along(1, &[1, 0]).count(), 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "2 of 2 along axis 0")]
+    fn a_line_outside_the_shape_is_caught() {
+        let t = Tensor::zeros(DType::F32, &[2, 3, 4]);
+        t.view().as_ref().rows::<f32>().unwrap().along(1, &[2, 0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "row 3 of 3")]
+    fn a_row_beyond_a_line_is_caught() {
+        let t = Tensor::zeros(DType::F32, &[2, 3, 4]);
+        t.view().as_ref().rows::<f32>().unwrap().along(1, &[1, 0]).get(3);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::written;
 /// Bytes that are read and written from which on a call gives up the interpreter and may use several threads. Giving it up
 /// and taking it back costs 0.1 µs when nobody else wants it; when somebody does, taking it back can take 5 ms (Python's
 /// switch interval). 256 KiB take a core about 20 µs.
-const LARGE: usize = 256 << 10;
+const LARGE: f64 = 262_144.0;
 
 thread_local! {
     /// Scratch memory of this thread's calls. It stays as large as the largest of them needed.
@@ -63,20 +63,17 @@ impl Fresh {
         let (number, strides) = (allocator::number(spec.dtype)?, row_major(&spec.shape));
         Some(Fresh { dtype: spec.dtype, number, shape: spec.shape.clone(), strides })
     }
-
-    fn bytes(&self) -> usize {
-        self.dtype.bytes_for(self.shape.iter().product::<i64>().max(0) as usize)
-    }
 }
 
 impl NativeCall {
-    /// Settles a call; `None` where it cannot go straight. `scratch`: bytes of scratch memory the kernel takes.
+    /// Settles a call; `None` where it cannot go straight. `scratch`: bytes of scratch memory the kernel takes; `moved`: bytes it
+    /// reads and writes.
     pub fn new(
         front: &'static Front,
         step: &Step,
         query: &Query,
         (params, expected): (&[layerzero::model::ParamValue], &[OutputSpec]),
-        scratch: i64,
+        (scratch, moved): (i64, f64),
     ) -> Option<NativeCall> {
         let op = layerzero::model::Catalog::get().op(query.op());
         let argument = |index: usize| {
@@ -99,13 +96,12 @@ impl NativeCall {
             }
         };
         let outputs = op.schema().outputs.iter().map(target).collect::<Option<Vec<_>>>()?;
-        let made = outputs.iter().map(|target| if let Target::Fresh(fresh) = target { fresh.bytes() } else { 0 });
         Some(NativeCall {
             executable: step.executable.clone(),
             query: *query,
             params: params.iter().map(|&value| value.into()).collect(),
             inputs,
-            large: made.sum::<usize>() * 2 >= LARGE,
+            large: moved >= LARGE,
             outputs,
             updated: &front.updated,
             scratch: usize::try_from(scratch).unwrap_or(0),
@@ -157,8 +153,7 @@ impl NativeCall {
                 }
             });
         }
-        let moved = || inputs.iter().filter(|t| t.is_present()).map(|t| t.dtype().bytes_for(t.len())).sum::<usize>();
-        let large = self.large || !self.updated.is_empty() && moved() * 2 >= LARGE;
+        let large = self.large;
         let mut arena = if self.scratch == 0 { Arena::default() } else { SCRATCH.take() };
         let result = match arena.reserve(self.scratch) {
             Err(short) => Err(KernelError::OutOfMemory(format!("{} bytes of scratch memory", short.wanted))),

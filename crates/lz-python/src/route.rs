@@ -333,9 +333,9 @@ impl Route {
             match &mut step.runner {
                 Runner::Python(call) => call.shorten(py, slots, draws, requires_grad),
                 Runner::Host(call) => {
-                    let scratch = scope.workspace_of(&step.step, &query);
+                    let memory = (scope.workspace_of(&step.step, &query), scope.bytes_of(&query));
                     *call =
-                        settled.as_ref().and_then(|(p, o)| NativeCall::new(front, &step.step, &query, (p, o), scratch));
+                        settled.as_ref().and_then(|(p, o)| NativeCall::new(front, &step.step, &query, (p, o), memory));
                 }
                 Runner::Nothing => {}
             }

@@ -31,6 +31,8 @@ SHARE, CALL_US = 0.1, 100.0
 _SCORE_BYTES, _BYTES_PER_US = 16.0, 4e6
 #: What a kernel that nobody timed loses where the host does not count, because nothing is fused with it, in µs.
 _APART_US = 10.0
+#: What is left to the compiler on a CPU unless it was timed: torch's code for them is few passes over memory once compiled.
+_LEFT_ON_HOST = frozenset([*ATTENTION, "dequantize"])
 #: What names a kernel, where the ranking did not choose it.
 _NAMED = frozenset(["lock", "override", "pin"])
 #: A size that is only known when a graph runs.
@@ -209,6 +211,8 @@ def from_report(
         return _as_torch(torchs, f"the compiler fuses it with its neighbours, {chosen} would be apart from them")
     free = _without_host() or kernel_calls.traced_of(chosen) is not None
     times = _times(first, torchs, device_us)
+    if times is None and first["backend"] == "lz_cpu" and name in _LEFT_ON_HOST:
+        return _as_torch(torchs, f"{chosen} was not timed, and an operator costs the host about {CALL_US:.0f} µs")
     if times is None:
         saved = None if scores is None else scores * _SCORE_BYTES / _BYTES_PER_US
         if saved is not None and saved < (_APART_US if free else CALL_US):

@@ -1,8 +1,8 @@
 //! What one can ask an engine: which kernel, why, what is there.
 
 use lz_model::{
-    BindRules, Bound, CallSpec, Catalog, Context, DeviceIx, DeviceSpec, KernelDescriptor, NamedCall, OrderedCall,
-    Query, Reason, nearest,
+    BindRules, Bound, CallSpec, Catalog, Context, DeviceIx, DeviceSpec, Facts, KernelDescriptor, NamedCall,
+    OrderedCall, Query, Reason, nearest,
 };
 use lz_resilience::{BreakerReport, BreakerState, Event};
 use lz_select::{BackendState, CacheStats, Candidate, Chain, Decision, KernelIx, MemoryRange, Snapshot};
@@ -178,6 +178,12 @@ impl Scope<'_> {
         let is_it = |k: &KernelDescriptor| k.id == step.kernel.id && k.version == step.kernel.version;
         let found = state.snapshot.kernels().find(|(_, k)| is_it(k));
         found.map_or(0, |(ix, _)| state.snapshot.workspace(ix, query))
+    }
+
+    /// How many bytes a call reads and writes at least.
+    pub fn bytes_of(&self, query: &Query) -> f64 {
+        let op = Catalog::get().op(query.op());
+        self.state.snapshot.device(query.device()).map_or(0.0, |device| op.bytes(&Facts { op, query, device }))
     }
 
     /// Warns when the reference serves a query although other kernels are registered.

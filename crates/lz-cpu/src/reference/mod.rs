@@ -15,12 +15,12 @@ use crate::kernel::NativeKernel;
 use crate::{BACKEND, VERSION};
 
 pub(crate) mod arguments;
-mod indices;
+pub(crate) mod indices;
 mod matrix;
-mod pages;
+pub(crate) mod pages;
 mod random;
-mod reach;
-mod rows;
+pub(crate) mod reach;
+pub(crate) mod rows;
 mod softmax;
 
 pub mod activation;

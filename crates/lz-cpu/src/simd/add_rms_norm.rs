@@ -86,35 +86,34 @@ impl<T: Narrow> Work for AddNorm<'_, T> {
     #[inline(always)]
     fn run(self) {
         let hidden = self.input.len();
-        let (mut x, mut y) = ([0f32; BLOCK], [0f32; BLOCK]);
+        let (mut x, mut y, mut z) = ([0f32; BLOCK], [0f32; BLOCK], [0f32; BLOCK]);
         let rows = self.normed.chunks_exact_mut(hidden).zip(self.sums.chunks_exact_mut(hidden));
         for (i, (normed, sums)) in rows.enumerate() {
             let (a, b) = (self.input.get(self.first + i), self.residual.get(self.first + i));
             let mut squares = 0.0;
             for ((a, b), sums) in a.chunks(BLOCK).zip(b.chunks(BLOCK)).zip(sums.chunks_mut(BLOCK)) {
-                let (x, y) = (&mut x[..a.len()], &mut y[..a.len()]);
-                added(a, b, x, y);
+                let x = &mut x[..a.len()];
+                added(a, b, x, (&mut y, &mut z));
                 squares += sum_of_squares(x);
                 T::narrow(x, sums);
             }
             let factor = 1.0 / (squares / hidden as f64 + self.eps).sqrt();
             for (n, ((a, b), normed)) in a.chunks(BLOCK).zip(b.chunks(BLOCK)).zip(normed.chunks_mut(BLOCK)).enumerate()
             {
-                let (x, y) = (&mut x[..a.len()], &mut y[..a.len()]);
-                added(a, b, x, y);
-                scale(x, self.weight.map(|w| &w[n * BLOCK..n * BLOCK + a.len()]), factor, y);
-                T::narrow(y, normed);
+                let x = &mut x[..a.len()];
+                added(a, b, x, (&mut y, &mut z));
+                let weight = self.weight.map(|w| &w[n * BLOCK..n * BLOCK + a.len()]);
+                T::write(normed, &mut y, |y| scale(x, weight, factor, y));
             }
         }
     }
 }
 
-/// The sum of two pieces of a row, into `x`; `y` is scratch.
+/// The sum of two pieces of a row, into `x`; the others are scratch.
 #[inline(always)]
-fn added<T: Narrow>(a: &[T], b: &[T], x: &mut [f32], y: &mut [f32]) {
-    T::widen(a, x);
-    T::widen(b, y);
-    x.iter_mut().zip(&*y).for_each(|(x, y)| *x += y);
+fn added<T: Narrow>(a: &[T], b: &[T], x: &mut [f32], (y, z): (&mut [f32], &mut [f32])) {
+    let (a, b) = (T::wide(a, y), T::wide(b, z));
+    x.iter_mut().zip(a.iter().zip(b)).for_each(|(x, (a, b))| *x = a + b);
 }
 
 #[cfg(test)]

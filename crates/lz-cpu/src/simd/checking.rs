@@ -10,6 +10,8 @@ pub struct Agreement {
     op: &'static str,
     kernel: &'static str,
     exact: bool,
+    /// How far float32 results may be off, of their size and beside it.
+    off: f64,
 }
 
 type Inputs<'a> = [(&'a str, TensorView<'a>)];
@@ -18,12 +20,17 @@ type Params<'a> = [(&'a str, ParamValue)];
 impl Agreement {
     /// All kernels of this name, one for each instruction set. Results may be off by what float32 is off.
     pub fn of(op: &'static str, kernel: &'static str) -> Agreement {
-        Agreement { op, kernel, exact: false }
+        Agreement { op, kernel, exact: false, off: 1e-6 }
     }
 
     /// Results must be the same to the last bit.
     pub fn exactly(self) -> Agreement {
         Agreement { exact: true, ..self }
+    }
+
+    /// float32 results may be off by so much, of their size and beside it.
+    pub fn within(self, off: f64) -> Agreement {
+        Agreement { off, ..self }
     }
 
     fn kernels(&self) -> Vec<(Builtin, String)> {
@@ -64,14 +71,14 @@ impl Agreement {
                 assert_eq!((got.dtype(), got.shape()), (wanted.dtype(), wanted.shape()), "{kernel}: {name}");
                 let off = match got.dtype() {
                     _ if self.exact => None,
-                    DType::F32 => Some(1e-6),
+                    DType::F32 => Some(self.off),
                     DType::F16 => Some(1.1e-3),
                     DType::Bf16 => Some(8e-3),
                     _ => None,
                 };
                 for (i, (got, wanted)) in got.to_f64().into_iter().zip(wanted.to_f64()).enumerate() {
                     let same = got == wanted || got.is_nan() && wanted.is_nan();
-                    let near = off.is_some_and(|off| (got - wanted).abs() <= off * wanted.abs() + 1e-6);
+                    let near = off.is_some_and(|off| (got - wanted).abs() <= off * wanted.abs() + self.off);
                     assert!(same || near, "{kernel}: {name}[{i}] is {got}, not {wanted}");
                 }
             }

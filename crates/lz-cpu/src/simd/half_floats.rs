@@ -10,6 +10,22 @@ pub trait Narrow: Scalar {
     fn widen(from: &[Self], to: &mut [f32]);
     /// Rounds to nearest, half to even. Both slices have one length.
     fn narrow(from: &[f32], to: &mut [Self]);
+
+    /// The same numbers as float32: where they are, or in a buffer that is at least as long.
+    #[inline(always)]
+    fn wide<'a>(from: &'a [Self], buffer: &'a mut [f32]) -> &'a [f32] {
+        let buffer = &mut buffer[..from.len()];
+        Self::widen(from, buffer);
+        buffer
+    }
+
+    /// Has float32 numbers written: to where they belong, or to a buffer that is at least as long, from which they are rounded.
+    #[inline(always)]
+    fn write(to: &mut [Self], buffer: &mut [f32], with: impl FnOnce(&mut [f32])) {
+        let buffer = &mut buffer[..to.len()];
+        with(buffer);
+        Self::narrow(buffer, to);
+    }
 }
 
 impl Narrow for f32 {
@@ -22,17 +38,80 @@ impl Narrow for f32 {
     fn narrow(from: &[f32], to: &mut [f32]) {
         to.copy_from_slice(from);
     }
+
+    #[inline(always)]
+    fn wide<'a>(from: &'a [f32], _: &'a mut [f32]) -> &'a [f32] {
+        from
+    }
+
+    #[inline(always)]
+    fn write(to: &mut [f32], _: &mut [f32], with: impl FnOnce(&mut [f32])) {
+        with(to);
+    }
 }
 
 impl Narrow for f16 {
     #[inline(always)]
     fn widen(from: &[f16], to: &mut [f32]) {
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("f16c") {
+            // SAFETY: this CPU has the instructions.
+            #[allow(unsafe_code)]
+            return unsafe { f16c::widen(from, to) };
+        }
         from.convert_to_f32_slice(to);
     }
 
     #[inline(always)]
     fn narrow(from: &[f32], to: &mut [f16]) {
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("f16c") {
+            // SAFETY: this CPU has the instructions.
+            #[allow(unsafe_code)]
+            return unsafe { f16c::narrow(from, to) };
+        }
         to.convert_from_f32_slice(from);
+    }
+}
+
+/// Eight at a time. In a function that is compiled for these instructions, they become part of it.
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+mod f16c {
+    use std::arch::x86_64::{
+        _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128, _mm_storeu_si128, _mm256_cvtph_ps, _mm256_cvtps_ph,
+        _mm256_loadu_ps, _mm256_storeu_ps,
+    };
+
+    use half::f16;
+
+    #[inline]
+    #[target_feature(enable = "avx,f16c")]
+    pub fn widen(from: &[f16], to: &mut [f32]) {
+        let ((from, from_rest), (to, to_rest)) = (from.as_chunks::<8>(), to.as_chunks_mut::<8>());
+        for (from, to) in from.iter().zip(to) {
+            // SAFETY: eight numbers are read and eight are written, at any alignment.
+            unsafe { _mm256_storeu_ps(to.as_mut_ptr(), _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast()))) };
+        }
+        for (from, to) in from_rest.iter().zip(to_rest) {
+            *to = from.to_f32();
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx,f16c")]
+    pub fn narrow(from: &[f32], to: &mut [f16]) {
+        let ((from, from_rest), (to, to_rest)) = (from.as_chunks::<8>(), to.as_chunks_mut::<8>());
+        for (from, to) in from.iter().zip(to) {
+            // SAFETY: eight numbers are read and eight are written, at any alignment.
+            unsafe {
+                let rounded = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm256_loadu_ps(from.as_ptr()));
+                _mm_storeu_si128(to.as_mut_ptr().cast(), rounded);
+            }
+        }
+        for (from, to) in from_rest.iter().zip(to_rest) {
+            *to = f16::from_f32(*from);
+        }
     }
 }
 
@@ -61,6 +140,23 @@ impl Narrow for bf16 {
 mod tests {
     use super::*;
     use lz_model::{DType, numeric};
+
+    #[test]
+    fn whole_vectors_and_what_is_left_of_them_are_alike() {
+        let codes: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
+        for len in [0, 1, 7, 8, 9, 31, 65_536] {
+            for codes in codes.chunks_exact(len.max(1)).map(|codes| &codes[..len]) {
+                let mut wide = vec![0f32; len];
+                f16::widen(codes, &mut wide);
+                let mut back = vec![f16::ZERO; len];
+                f16::narrow(&wide, &mut back);
+                for ((code, wide), back) in codes.iter().zip(&wide).zip(&back) {
+                    assert!(code.to_f64() == f64::from(*wide) || code.is_nan() && wide.is_nan());
+                    assert!(code == back || code.is_nan() && back.is_nan());
+                }
+            }
+        }
+    }
 
     #[test]
     fn every_half_widens_exactly() {

@@ -10,10 +10,17 @@ use crate::reference::descriptor;
 use lz_model::{DType, DTypeSet, InputRule, KernelDescriptor, KernelError, Op, ParamRule, Scalar};
 
 pub mod add_rms_norm;
+pub mod attention;
 #[cfg(test)]
 mod checking;
+pub mod dequantize;
+pub mod embedding;
+pub mod exp;
+pub mod gelu;
 pub mod half_floats;
 pub mod kv_append;
+pub mod layer_norm;
+pub mod linear;
 pub mod quantize;
 pub mod rms_norm;
 pub mod rope;

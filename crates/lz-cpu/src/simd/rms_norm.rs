@@ -21,7 +21,7 @@ const WEIGHT: usize = 1;
 const EPS: usize = 0;
 
 /// Factors that are numbers of float32 with room for the products: outside, products are taken in float64.
-const PLAIN: std::ops::RangeInclusive<f64> = 1e-30..=1e30;
+pub(super) const PLAIN: std::ops::RangeInclusive<f64> = 1e-30..=1e30;
 
 impl<I: Isa> NativeKernel for RmsNorm<I> {
     const OPS: &'static [&'static str] = &["norm.rms"];
@@ -101,17 +101,13 @@ impl<T: Narrow> Work for Norm<'_, T> {
             let row = self.rows.get(self.first + i);
             let mut squares = 0.0;
             for block in row.chunks(BLOCK) {
-                let x = &mut x[..block.len()];
-                T::widen(block, x);
-                squares += sum_of_squares(x);
+                squares += sum_of_squares(T::wide(block, &mut x));
             }
             let factor = 1.0 / (squares / self.hidden as f64 + self.eps).sqrt();
             for (b, (block, output)) in row.chunks(BLOCK).zip(output.chunks_mut(BLOCK)).enumerate() {
-                let (x, y) = (&mut x[..block.len()], &mut y[..block.len()]);
-                T::widen(block, x);
+                let x = T::wide(block, &mut x);
                 let weight = self.weight.map(|w| &w[b * BLOCK..b * BLOCK + block.len()]);
-                scale(x, weight, factor, y);
-                T::narrow(y, output);
+                T::write(output, &mut y, |y| scale(x, weight, factor, y));
             }
         }
     }

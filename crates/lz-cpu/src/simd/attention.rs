@@ -1,0 +1,669 @@
+//! Attention of one new query per sequence over its cache, in one pass over keys and values.
+//!
+//! Keys are scored [`TILE`] at a time. Weights are exponentials of differences to the largest score so far; when a larger one
+//! comes, what was summed before is scaled down (online softmax). The query heads that share a key/value head are computed
+//! together, so that keys and values are read once for all of them and never repeated in memory.
+//!
+//! Where a key lies is a [`Cache`]'s business: in one tensor, or in pages.
+
+use std::marker::PhantomData;
+
+use lz_abi::{Line, Rows, TensorRef};
+use lz_model::{DType, DimRule, KernelArgs, KernelDescriptor, KernelError, KvStrategy, Layout, Op, ParamRule, Scalar};
+
+use super::exp::{exp, sum, tanh};
+use super::half_floats::Narrow;
+use super::{FLOATS, Isa, Work, check, describe, floats, rows_per_thread, with_float};
+use crate::kernel::NativeKernel;
+use crate::reference::arguments::Arguments;
+use crate::reference::pages::PageTable;
+use crate::reference::reach::Reach;
+
+/// Over keys and values in one tensor each, for an instruction set.
+pub struct Decode<I>(PhantomData<I>);
+
+/// Over a paged cache, for an instruction set.
+pub struct DecodePaged<I>(PhantomData<I>);
+
+/// Keys that are scored at a time.
+const TILE: usize = 64;
+/// Query heads whose sums are kept at a time; of more that share a key/value head, keys are read again.
+const HEADS: usize = 8;
+/// The widest head: the sums of [`HEADS`] heads are 8 KiB, which stay in the first cache.
+const WIDEST: usize = 256;
+/// Numbers that a register holds, or several registers.
+const LANES: usize = 16;
+/// Numbers of a value that are summed at a time.
+const PART: usize = 32;
+/// How many keys before it is read a key is asked for.
+const AHEAD: usize = 8;
+
+/// Below torch's kernels (30 to 60), whose products of tiles are faster.
+const PRIORITY: i32 = 25;
+
+/// What both descriptors have in common.
+fn narrowed(reference: KernelDescriptor, wide: &[&str], tensors: &[&str]) -> KernelDescriptor {
+    let (mut inputs, mut params, mut dims) =
+        (reference.inputs.clone(), reference.params.clone(), reference.dims.clone());
+    inputs.remove("attn_mask");
+    inputs.remove("alibi_slopes");
+    inputs.extend(floats(tensors));
+    if params.contains_key("dropout_p") {
+        params.insert(
+            "dropout_p".to_owned(),
+            ParamRule { one_of: Some(vec![Scalar::Float(0.0)]), ..ParamRule::default() },
+        );
+    }
+    let fits = DimRule { min: Some(1), max: Some(WIDEST as i64), ..DimRule::default() };
+    dims.extend(wide.iter().map(|&name| (name.to_owned(), fits.clone())));
+    KernelDescriptor { dtypes: FLOATS, inputs, params, dims, requires_last_dim_stride1: true, ..reference }
+}
+
+impl<I: Isa> NativeKernel for Decode<I> {
+    const OPS: &'static [&'static str] =
+        &["attention.standard.decode", "attention.gqa.decode", "attention.cross.decode"];
+
+    fn descriptor(op: &'static Op) -> KernelDescriptor {
+        let reference = describe::<I>(op, op.id(), PRIORITY);
+        narrowed(reference, &["head_dim", "v_dim"], &["query", "key", "value"])
+    }
+
+    fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
+        with_float!(dtype_of(args)?, T => dense::<I, T>(args))
+    }
+}
+
+impl<I: Isa> NativeKernel for DecodePaged<I> {
+    const OPS: &'static [&'static str] = &["attention.standard.decode.paged", "attention.gqa.decode.paged"];
+
+    fn descriptor(op: &'static Op) -> KernelDescriptor {
+        let reference = describe::<I>(op, op.id(), PRIORITY);
+        let reference = KernelDescriptor { kv_strategies: vec![KvStrategy::Paged], ..reference };
+        narrowed(reference, &["head_dim"], &["query", "key_cache", "value_cache"])
+    }
+
+    fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
+        with_float!(dtype_of(args)?, T => paged::<I, T>(args))
+    }
+}
+
+fn dtype_of(args: &KernelArgs<'_, '_>) -> Result<DType, KernelError> {
+    Ok(given(args, "query")?.dtype())
+}
+
+fn given<'t>(args: &KernelArgs<'_, 't>, name: &str) -> Result<TensorRef<'t>, KernelError> {
+    args.input(name).ok_or_else(|| KernelError::Failed(format!("no {name}")))
+}
+
+fn dense<I: Isa, T: Narrow>(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
+    check::<I>()?;
+    let [key, value] = [given(args, "key")?, given(args, "value")?];
+    let (keys, values) = (key.rows::<T>()?, value.rows::<T>()?);
+    let tokens = args.dim("seq_k");
+    let heads_first = args.layout("query") == Layout::Bhsd;
+    let first = Reach::of(args).first_key(tokens - 1).min(tokens) as usize;
+    let span = Span { first, end: tokens as usize };
+    let cache = |sequence: usize, head: usize| {
+        let (axis, at) = if heads_first { (2, [sequence, head, 0]) } else { (1, [sequence, 0, head]) };
+        (Contiguous { keys: keys.along(axis, &at), values: values.along(axis, &at) }, span)
+    };
+    let bytes = key.len().saturating_add(value.len()) * size_of::<T>();
+    attend::<I, T, _>(args, args.dim("v_dim") as usize, bytes, cache)
+}
+
+fn paged<I: Isa, T: Narrow>(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
+    check::<I>()?;
+    let (keys, values) = (given(args, "key_cache")?.rows::<T>()?, given(args, "value_cache")?.rows::<T>()?);
+    let (tables, lens) = (given(args, "block_tables")?, given(args, "context_lens")?);
+    let [batch, num_blocks, block_size, kv_heads, head_dim] =
+        ["batch", "num_blocks", "block_size", "kv_heads", "head_dim"].map(|name| args.dim(name));
+    let (reach, heads_first) = (Reach::of(args), args.layout("key_cache") == Layout::Hnd);
+    let span = |sequence: i64| {
+        let len = lens.get_int(&[sequence]);
+        Span { first: reach.first_key(len - 1).clamp(0, len.max(0)) as usize, end: len.max(0) as usize }
+    };
+    // All is checked before anything is computed; the reference says what is wrong.
+    let capacity = tables.shape()[1].saturating_mul(block_size);
+    let mut tokens = 0;
+    for sequence in 0..batch {
+        let span = span(sequence);
+        let pages = span.first as i64 / block_size.max(1)..(span.end as i64 + block_size - 1) / block_size.max(1);
+        let fits = (0..=capacity).contains(&lens.get_int(&[sequence]));
+        if !fits || !pages.into_iter().all(|page| (0..num_blocks).contains(&tables.get_int(&[sequence, page]))) {
+            PageTable::of(args).context(sequence, |len| reach.first_key(len - 1))?;
+        }
+        tokens += span.end - span.first;
+    }
+    let cache = |sequence: usize, head: usize| {
+        let cache =
+            Paged { keys, values, tables, sequence: sequence as i64, head, size: block_size as usize, heads_first };
+        (cache, span(sequence as i64))
+    };
+    let bytes = 2 * tokens * (kv_heads * head_dim) as usize * size_of::<T>();
+    attend::<I, T, _>(args, head_dim as usize, bytes, cache)
+}
+
+/// The tokens of a sequence that are attended to.
+#[derive(Clone, Copy)]
+struct Span {
+    first: usize,
+    end: usize,
+}
+
+/// Where the keys and values of one sequence and head are.
+trait Cache<'a, T>: Copy {
+    /// Those of the tokens from `first` on.
+    fn read(&self, first: usize, to: &mut [(&'a [T], &'a [T])]);
+}
+
+#[derive(Clone, Copy)]
+struct Contiguous<'a, T> {
+    keys: Line<'a, T>,
+    values: Line<'a, T>,
+}
+
+impl<'a, T: Narrow> Cache<'a, T> for Contiguous<'a, T> {
+    #[inline(always)]
+    fn read(&self, first: usize, to: &mut [(&'a [T], &'a [T])]) {
+        for (i, to) in to.iter_mut().enumerate() {
+            *to = (self.keys.get(first + i), self.values.get(first + i));
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Paged<'a, T> {
+    keys: Rows<'a, T>,
+    values: Rows<'a, T>,
+    tables: TensorRef<'a>,
+    sequence: i64,
+    head: usize,
+    size: usize,
+    heads_first: bool,
+}
+
+impl<'a, T: Narrow> Cache<'a, T> for Paged<'a, T> {
+    #[inline(always)]
+    fn read(&self, first: usize, to: &mut [(&'a [T], &'a [T])]) {
+        let (mut page, mut slot, mut left) = (first / self.size, first % self.size, to);
+        while !left.is_empty() {
+            let (now, rest) = left.split_at_mut((self.size - slot).min(left.len()));
+            let number = self.tables.get_int(&[self.sequence, page as i64]) as usize;
+            let (axis, at) = if self.heads_first { (2, [number, self.head, 0]) } else { (1, [number, 0, self.head]) };
+            let (keys, values) = (self.keys.along(axis, &at), self.values.along(axis, &at));
+            for (i, to) in now.iter_mut().enumerate() {
+                *to = (keys.get(slot + i), values.get(slot + i));
+            }
+            (page, slot, left) = (page + 1, 0, rest);
+        }
+    }
+}
+
+/// Shares the key/value heads of all sequences among threads. `bytes`: of the keys and values that are read.
+fn attend<'a, I: Isa, T: Narrow, C: Cache<'a, T>>(
+    args: &mut KernelArgs<'_, '_>,
+    v_dim: usize,
+    bytes: usize,
+    cache: impl Fn(usize, usize) -> (C, Span) + Sync,
+) -> Result<(), KernelError> {
+    let queries = given(args, "query")?.rows::<T>()?;
+    let [batch, heads, kv_heads] = ["batch", "heads", "kv_heads"].map(|name| args.dim(name) as usize);
+    let usual = 1.0 / (queries.len().max(1) as f64).sqrt();
+    let scale = args.param("scale").as_float().unwrap_or(usual) as f32;
+    let softcap = args.float_or("softcap", 0.0) as f32;
+    let (group, threads) = (heads / kv_heads.max(1), args.args.threads());
+    let output = args.args.outputs[0].as_slice::<T>()?;
+    if output.is_empty() {
+        return Ok(());
+    }
+    let per_part = rows_per_thread(batch * kv_heads, bytes, threads.count());
+    threads.each_chunk(output, per_part * group * v_dim, |part, output| {
+        for (i, output) in output.chunks_exact_mut(group * v_dim).enumerate() {
+            let item = part * per_part + i;
+            let (cache, span) = cache(item / kv_heads, item % kv_heads);
+            // Heads follow each other, and so do those of one key/value head.
+            for (pass, output) in output.chunks_mut(HEADS * v_dim).enumerate() {
+                let first = item * group + pass * HEADS;
+                if I::FUSED {
+                    I::vectorize(Heads::<T, C, true> {
+                        queries,
+                        first,
+                        cache,
+                        span,
+                        scale,
+                        softcap,
+                        v_dim,
+                        output,
+                        memory: PhantomData,
+                    });
+                } else {
+                    I::vectorize(Heads::<T, C, false> {
+                        queries,
+                        first,
+                        cache,
+                        span,
+                        scale,
+                        softcap,
+                        v_dim,
+                        output,
+                        memory: PhantomData,
+                    });
+                }
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Up to [`HEADS`] query heads that share a key/value head. `FUSED`: as of [`Isa`].
+struct Heads<'a, 'o, T: Narrow, C: Cache<'a, T>, const FUSED: bool> {
+    queries: Rows<'o, T>,
+    /// The row of the first head's query.
+    first: usize,
+    cache: C,
+    span: Span,
+    scale: f32,
+    softcap: f32,
+    v_dim: usize,
+    output: &'o mut [T],
+    memory: PhantomData<&'a T>,
+}
+
+/// What is known of some heads after some keys.
+struct State {
+    queries: [[f32; WIDEST]; HEADS],
+    /// Σ weight · value.
+    sums: [[f32; WIDEST]; HEADS],
+    /// Σ weight.
+    totals: [f32; HEADS],
+    /// The largest score, to which weights are relative.
+    largest: [f32; HEADS],
+}
+
+impl<'a, T: Narrow, C: Cache<'a, T>, const FUSED: bool> Work for Heads<'a, '_, T, C, FUSED> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let heads = self.output.len() / self.v_dim;
+        let width = self.queries.len();
+        let mut state = State {
+            queries: [[0.0; WIDEST]; HEADS],
+            sums: [[0.0; WIDEST]; HEADS],
+            totals: [0.0; HEADS],
+            largest: [f32::NEG_INFINITY; HEADS],
+        };
+        for head in 0..heads {
+            T::widen(self.queries.get(self.first + head), &mut state.queries[head][..width]);
+        }
+        let none: &'a [T] = &[];
+        let mut tile = [(none, none); TILE];
+        let mut first = self.span.first;
+        while first < self.span.end {
+            let tile = &mut tile[..TILE.min(self.span.end - first)];
+            self.cache.read(first, tile);
+            let mut head = 0;
+            while head < heads {
+                match heads - head {
+                    1 => head += self.step::<1>(head, tile, &mut state),
+                    2 | 3 => head += self.step::<2>(head, tile, &mut state),
+                    _ => head += self.step::<4>(head, tile, &mut state),
+                }
+            }
+            first += tile.len();
+        }
+        let mut result = [0f32; WIDEST];
+        for (head, output) in self.output.chunks_exact_mut(self.v_dim).enumerate() {
+            let result = &mut result[..self.v_dim];
+            let total = state.totals[head];
+            // Nothing to attend to gives zeros.
+            let factor = if total == 0.0 { 0.0 } else { 1.0 / total };
+            result.iter_mut().zip(&state.sums[head]).for_each(|(result, sum)| *result = sum * factor);
+            T::narrow(result, output);
+        }
+    }
+}
+
+impl<'a, T: Narrow, C: Cache<'a, T>, const FUSED: bool> Heads<'a, '_, T, C, FUSED> {
+    /// Adds the keys and values at hand to `G` heads, and says how many these are.
+    #[inline(always)]
+    fn step<const G: usize>(&self, head: usize, tile: &[(&'a [T], &'a [T])], state: &mut State) -> usize {
+        let queries: [&[f32; WIDEST]; G] = std::array::from_fn(|g| &state.queries[head + g]);
+        let mut scores = [[f32::NEG_INFINITY; TILE]; G];
+        for (j, (key, _)) in tile.iter().enumerate() {
+            if head == 0 {
+                // Rows of different heads or pages are apart, which no CPU foresees.
+                tile.get(j.wrapping_add(AHEAD)).iter().for_each(|next| prefetch(next.0));
+                prefetch(tile[j].1);
+            }
+            let products = products::<T, G, FUSED>(queries, key);
+            for (scores, product) in scores.iter_mut().zip(products) {
+                scores[j] = product * self.scale;
+            }
+        }
+        for (g, scores) in scores.iter_mut().enumerate() {
+            let g = head + g;
+            if self.softcap > 0.0 {
+                let cap = self.softcap;
+                scores[..tile.len()].iter_mut().for_each(|score| *score = cap * tanh::<FUSED>(*score / cap));
+            }
+            let before = state.largest[g];
+            let largest = largest(scores, before);
+            if largest > before {
+                let factor = if before == f32::NEG_INFINITY { 0.0 } else { exp::<FUSED>(before - largest) };
+                state.totals[g] *= factor;
+                state.sums[g][..self.v_dim].iter_mut().for_each(|sum| *sum *= factor);
+                state.largest[g] = largest;
+            }
+            state.totals[g] += weights::<FUSED>(scores, largest);
+        }
+        let whole = self.v_dim / PART;
+        for part in 0..whole {
+            let mut sums: [[f32; PART]; G] = std::array::from_fn(|g| state.sums[head + g].as_chunks::<PART>().0[part]);
+            for (j, (_, value)) in tile.iter().enumerate() {
+                let mut wide = [0f32; PART];
+                T::widen(&value.as_chunks::<PART>().0[part], &mut wide);
+                for (sums, scores) in sums.iter_mut().zip(&scores) {
+                    let weight = scores[j];
+                    for (total, value) in sums.iter_mut().zip(&wide) {
+                        *total = sum::<FUSED>(weight, *value, *total);
+                    }
+                }
+            }
+            for (g, sums) in sums.into_iter().enumerate() {
+                state.sums[head + g].as_chunks_mut::<PART>().0[part] = sums;
+            }
+        }
+        let start = whole * PART;
+        if start < self.v_dim {
+            for (j, (_, value)) in tile.iter().enumerate() {
+                let mut wide = [0f32; PART];
+                let rest = &value[start..];
+                T::widen(rest, &mut wide[..rest.len()]);
+                for (g, scores) in scores.iter().enumerate() {
+                    let weight = scores[j];
+                    for (total, value) in state.sums[head + g][start..self.v_dim].iter_mut().zip(&wide) {
+                        *total = sum::<FUSED>(weight, *value, *total);
+                    }
+                }
+            }
+        }
+        G
+    }
+}
+
+/// Asks for a row before it is read.
+#[inline(always)]
+fn prefetch<T>(row: &[T]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in row.chunks((64 / size_of::<T>()).max(1)) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: it reads nothing, and every x86-64 has it.
+        #[allow(unsafe_code)]
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast());
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = row;
+}
+
+/// The products of a key with several queries.
+#[inline(always)]
+fn products<T: Narrow, const G: usize, const FUSED: bool>(queries: [&[f32; WIDEST]; G], key: &[T]) -> [f32; G] {
+    let mut sums = [[0f32; LANES]; G];
+    let (chunks, rest) = key.as_chunks::<LANES>();
+    for (c, chunk) in chunks.iter().enumerate() {
+        let mut wide = [0f32; LANES];
+        T::widen(chunk, &mut wide);
+        for (sums, query) in sums.iter_mut().zip(queries) {
+            let query = &query.as_chunks::<LANES>().0[c];
+            for (total, (query, key)) in sums.iter_mut().zip(query.iter().zip(&wide)) {
+                *total = sum::<FUSED>(*query, *key, *total);
+            }
+        }
+    }
+    if rest.is_empty() {
+        return sums.map(added);
+    }
+    let mut wide = [0f32; LANES];
+    T::widen(rest, &mut wide[..rest.len()]);
+    std::array::from_fn(|g| {
+        let rest: f32 =
+            wide.iter().zip(&queries[g][chunks.len() * LANES..key.len()]).map(|(key, query)| key * query).sum();
+        added(sums[g]) + rest
+    })
+}
+
+/// The sum, by halves: the first eight and the last eight, and so on.
+#[inline(always)]
+pub(super) fn added(numbers: [f32; LANES]) -> f32 {
+    let eight: [f32; 8] = std::array::from_fn(|i| numbers[i] + numbers[i + 8]);
+    let four: [f32; 4] = std::array::from_fn(|i| eight[i] + eight[i + 4]);
+    (four[0] + four[2]) + (four[1] + four[3])
+}
+
+/// The largest of the scores and of one more. Where a score is NaN, it does not count.
+#[inline(always)]
+fn largest(scores: &[f32; TILE], other: f32) -> f32 {
+    let mut most = [other; LANES];
+    for chunk in scores.chunks_exact(LANES) {
+        for (most, score) in most.iter_mut().zip(chunk) {
+            *most = if *score > *most { *score } else { *most };
+        }
+    }
+    most.into_iter().fold(other, f32::max)
+}
+
+/// Makes weights of scores, and gives their sum. A score far below the largest has no weight; one that is NaN has the weight NaN.
+#[inline(always)]
+fn weights<const FUSED: bool>(scores: &mut [f32; TILE], largest: f32) -> f32 {
+    /// e^-87 is the least normal number of float32, about.
+    const LEAST: f32 = -87.0;
+    // If all are minus infinity, none has a weight.
+    let base = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
+    let mut totals = [0f32; LANES];
+    for chunk in scores.as_chunks_mut::<LANES>().0 {
+        for (score, total) in chunk.iter_mut().zip(&mut totals) {
+            let distance = *score - base;
+            let weight = exp::<FUSED>(distance);
+            *score = if distance < LEAST { 0.0 } else { weight };
+            *total += *score;
+        }
+    }
+    added(totals)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::checking::{Agreement, drawn};
+    use lz_model::{DType, Layout, ParamValue, Tensor, TensorView};
+    use proptest::prelude::*;
+
+    /// Scores are sums of so many products, and weights their exponentials.
+    const OFF: f64 = 4e-6;
+
+    fn dense(op: &'static str) -> Agreement {
+        let kernel = match op {
+            "attention.standard.decode" => "lz_cpu.attention.standard.decode",
+            "attention.gqa.decode" => "lz_cpu.attention.gqa.decode",
+            _ => "lz_cpu.attention.cross.decode",
+        };
+        Agreement::of(op, kernel).within(OFF)
+    }
+
+    fn paged(op: &'static str) -> Agreement {
+        let kernel = if op == "attention.standard.decode.paged" {
+            "lz_cpu.attention.standard.decode.paged"
+        } else {
+            "lz_cpu.attention.gqa.decode.paged"
+        };
+        Agreement::of(op, kernel).within(OFF)
+    }
+
+    fn float() -> impl Strategy<Value = DType> {
+        prop_oneof![Just(DType::F32), Just(DType::F16), Just(DType::Bf16)]
+    }
+
+    fn width() -> impl Strategy<Value = i64> {
+        prop_oneof![1i64..70, Just(128i64), Just(256i64)]
+    }
+
+    /// Numbers of a tensor in the order (batch, tokens, heads, width), seen in that order or with heads first: a part of a longer
+    /// cache, so that neither is without gaps.
+    fn cached(dtype: DType, [batch, tokens, heads, width]: [i64; 4], heads_first: bool, seed: u64) -> Tensor {
+        if heads_first {
+            drawn(dtype, &[batch, heads, tokens + 3, width], seed)
+        } else {
+            drawn(dtype, &[batch, tokens + 3, heads, width], seed)
+        }
+    }
+
+    fn seen<'a>(of: &'a Tensor, tokens: i64, heads_first: bool) -> TensorView<'a> {
+        let view = of.view();
+        let mut shape = view.shape().to_vec();
+        shape[if heads_first { 2 } else { 1 }] = tokens;
+        TensorView::strided(of.dtype(), &shape, view.strides(), 0, of.bytes()).unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn it_gives_what_the_reference_gives(
+            (batch, kv_heads, group) in (0i64..3, 1i64..4, prop_oneof![1i64..10, Just(17i64)]),
+            tokens in prop_oneof![0i64..5, 60i64..70, 120i64..200],
+            (width, v_dim) in (width(), width()),
+            dtype in float(),
+            (heads_first, cross, seed) in (any::<bool>(), any::<bool>(), any::<u64>()),
+            scale in prop_oneof![Just(None), Just(Some(0.3)), Just(Some(-1.0)), Just(Some(1e-45))],
+            softcap in prop_oneof![Just(0.0), Just(0.7), Just(30.0)],
+            window in prop_oneof![Just(-1i64), 0i64..5, 60i64..70, Just(i64::MAX)],
+        ) {
+            let heads = kv_heads * group;
+            let q = if heads_first { [batch, heads, 1, width] } else { [batch, 1, heads, width] };
+            let q = drawn(dtype, &q, seed);
+            let k = cached(dtype, [batch, tokens, kv_heads, width], heads_first, seed + 1);
+            let v = cached(dtype, [batch, tokens, kv_heads, v_dim], heads_first, seed + 2);
+            let inputs = [("query", q.view()), ("key", seen(&k, tokens, heads_first)), ("value", seen(&v, tokens, heads_first))];
+            let mut params = vec![("softcap", ParamValue::Float(softcap))];
+            params.extend(scale.map(|scale| ("scale", ParamValue::Float(scale))));
+            let op = match (cross, group) {
+                (true, _) => "attention.cross.decode",
+                (false, 1) => "attention.standard.decode",
+                _ => "attention.gqa.decode",
+            };
+            if !cross {
+                params.extend([("window_left", ParamValue::Int(window)), ("causal", ParamValue::Bool(tokens > 0))]);
+            }
+            let layout = if heads_first { Layout::Bhsd } else { Layout::Bshd };
+            dense(op).check(&inputs, &params, Some(layout));
+        }
+
+        #[test]
+        fn pages_are_read_where_they_are(
+            (batch, kv_heads, group) in (0i64..4, 1i64..3, prop_oneof![1i64..6, Just(9i64)]),
+            (width, size) in (width(), prop_oneof![Just(1i64), Just(3i64), Just(16i64), Just(100i64)]),
+            lens in proptest::collection::vec(prop_oneof![0i64..5, 60i64..70, 100i64..200], 4),
+            dtype in float(),
+            (heads_first, unit, wide, seed) in (any::<bool>(), any::<bool>(), any::<bool>(), any::<u64>()),
+            (softcap, window) in (prop_oneof![Just(0.0), Just(0.7)], prop_oneof![Just(-1i64), 0i64..5, 60i64..70]),
+        ) {
+            let (heads, columns) = (kv_heads * group, 200 / size + 1);
+            let pages = columns * 2;
+            let q = if unit { drawn(dtype, &[batch, 1, heads, width], seed) } else { drawn(dtype, &[batch, heads, width], seed) };
+            let shape = if heads_first { [pages, kv_heads, size, width] } else { [pages, size, kv_heads, width] };
+            let [k, v] = [seed + 1, seed + 2].map(|seed| drawn(dtype, &shape, seed));
+            let ints = if wide { DType::I64 } else { DType::I32 };
+            let tables: Vec<i64> = (0..batch * columns).map(|i| (i * 7 + 3) % pages).collect();
+            let tables = Tensor::from_ints(ints, &[batch, columns], &tables);
+            let lens = Tensor::from_ints(ints, &[batch], &lens[..batch as usize]);
+            let inputs = [
+                ("query", q.view()),
+                ("key_cache", k.view()),
+                ("value_cache", v.view()),
+                ("block_tables", tables.view()),
+                ("context_lens", lens.view()),
+            ];
+            let op = if group == 1 { "attention.standard.decode.paged" } else { "attention.gqa.decode.paged" };
+            let params = [("softcap", ParamValue::Float(softcap)), ("window_left", ParamValue::Int(window))];
+            paged(op).check(&inputs, &params, Some(if heads_first { Layout::Hnd } else { Layout::Nhd }));
+        }
+    }
+
+    /// One query with the value 1 over keys and values of one number each.
+    fn one(keys: &[f64], values: &[f64]) {
+        let column = |x: &[f64]| Tensor::from_f64(DType::F32, &[1, x.len() as i64, 1, 1], x);
+        let (q, k, v) = (column(&[1.0]), column(keys), column(values));
+        let inputs = [("query", q.view()), ("key", k.view()), ("value", v.view())];
+        dense("attention.standard.decode").check(&inputs, &[("scale", ParamValue::Float(1.0))], Some(Layout::Bshd));
+    }
+
+    #[test]
+    fn scores_of_any_size_give_the_references_weights() {
+        let (inf, nan) = (f64::INFINITY, f64::NAN);
+        // The largest score comes last, in another tile than the first, and far above it.
+        let rising: Vec<f64> = (0..150).map(|i| f64::from(i) * 1.7).collect();
+        let values: Vec<f64> = (0..150).map(f64::from).collect();
+        one(&rising, &values);
+        one(&rising.iter().map(|x| -x).collect::<Vec<_>>(), &values);
+        for keys in [
+            [0.0, -inf, 1.0],
+            [-inf, -inf, -inf],
+            [nan, 0.0, 1.0],
+            [nan, nan, nan],
+            [3e38, -3e38, 3e38],
+            [inf, 0.0, 1.0],
+        ] {
+            one(&keys, &[1.0, 2.0, 4.0]);
+        }
+        let mut late = vec![0.0; 150];
+        late[140] = nan;
+        one(&late, &values);
+        late[140] = inf;
+        one(&late, &values);
+        one(&[0.0, 0.0], &[3e38, -3e38]);
+        one(&[0.0, 0.0], &[1e-44, 1e-45]);
+        one(&[0.0, -200.0], &[1.0, 1e38]);
+    }
+
+    #[test]
+    fn heads_are_shared_among_threads() {
+        let (q, k) = (drawn(DType::F32, &[3, 1, 12, 64], 1), drawn(DType::F32, &[3, 90, 4, 64], 2));
+        let inputs = [("query", q.view()), ("key", k.view()), ("value", k.view())];
+        dense("attention.gqa.decode").check(&inputs, &[], Some(Layout::Bshd));
+    }
+
+    #[test]
+    fn pages_and_lengths_that_cannot_be_are_the_callers_mistake() {
+        let (q, cache) = (drawn(DType::F32, &[2, 1, 4], 1), drawn(DType::F32, &[3, 2, 1, 4], 2));
+        let fails = |tables: [i64; 4], lens: [i64; 2], window: i64| {
+            let tables = Tensor::from_ints(DType::I32, &[2, 2], &tables);
+            let lens = Tensor::from_ints(DType::I32, &[2], &lens);
+            let inputs = [
+                ("query", q.view()),
+                ("key_cache", cache.view()),
+                ("value_cache", cache.view()),
+                ("block_tables", tables.view()),
+                ("context_lens", lens.view()),
+            ];
+            let window = [("window_left", ParamValue::Int(window))];
+            let agreement = paged("attention.standard.decode.paged");
+            if tables.to_f64()[2] == 99.0 {
+                agreement.check(&inputs, &window, Some(Layout::Nhd));
+                return String::new();
+            }
+            agreement.fails(&inputs, &window, Some(Layout::Nhd))
+        };
+        assert_eq!(fails([0, 1, 2, 3], [4, 3], -1), "block_tables[1, 1] is 3, expected an index from 0 to below 3");
+        assert_eq!(fails([0, -1, 2, 0], [3, 2], -1), "block_tables[0, 1] is -1, expected an index from 0 to below 3");
+        assert_eq!(
+            fails([0, 1, 2, 0], [4, 5], -1),
+            "context_lens[1] is 5, expected 0 to 4, which is what its pages hold"
+        );
+        assert_eq!(
+            fails([0, 1, 2, 0], [-1, 2], -1),
+            "context_lens[0] is -1, expected 0 to 4, which is what its pages hold"
+        );
+        // Pages that nothing is read of may be anything.
+        assert_eq!(fails([0, 1, 99, 1], [4, 4], 1), "");
+    }
+}

@@ -1,0 +1,294 @@
+"""``layerzero bench cpu``: LayerZero on a CPU against the torch code a user would write, call by call.
+
+Each row is one call at sizes of real models: ``lz`` as LayerZero serves it, ``torch`` the literal code, timed in turn in one
+process with one number of threads. ``kernel_id`` is the kernel that was chosen, ``spread`` are the quartiles of the speed-up over
+the rounds. ``floor_us`` is the time the row's bytes take at the bandwidth of a copy that no cache holds: a kernel that reads its
+tensors from memory cannot take less, but one whose tensors stay in a cache can. ``off`` is the largest difference of both results,
+of the largest number of torch's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import layerzero as lz
+from layerzero.bench.rounds import interleaved
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DTYPES = ("float32", "bfloat16", "float16")
+#: Microseconds that the calls of a round may take.
+ROUND_US = 4_000
+#: A call below so many microseconds is small.
+SMALL_US = 50.0
+#: Rows and width of norms, and of activations.
+NORMS = ((1, 2048), (16, 768), (512, 4096))
+ACTIVATIONS = ((1, 3072), (64, 3072), (512, 4096))
+#: Rows, in and out of linear layers.
+LINEARS = ((1, 768, 768), (1, 768, 3072), (1, 4096, 4096), (2, 4096, 4096), (4, 768, 3072), (16, 768, 768))
+#: Batch, query heads, key/value heads, cached tokens, width of a head.
+DECODES = (
+    (1, 12, 12, 128, 64),
+    (1, 12, 12, 1024, 64),
+    (1, 32, 8, 4096, 64),
+    (1, 32, 8, 1024, 128),
+    (4, 32, 8, 512, 128),
+)
+#: Tokens of a page.
+PAGE = 16
+
+
+class Case:
+    """A call of a public function, and the torch code for it."""
+
+    def __init__(self, kind: str, shape: str, moved: int, torch: Callable[[], Any], *args: Any, **kwargs: Any) -> None:
+        self.kind, self.shape, self.moved, self.torch = kind, shape, moved, torch
+        name = kind.partition(",")[0]
+        self.lz: Callable[[], Any] = partial(getattr(lz, name), *args, **kwargs)
+        self.which: Callable[[], Any] = partial(lz.which, name, *args, **kwargs)
+
+
+def _size(*tensors: Tensor) -> int:
+    """Bytes."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _norms(dtype: Any) -> Iterator[Case]:
+    import torch
+    import torch.nn.functional as F
+
+    for rows, hidden in NORMS:
+        x, w, b = torch.randn(rows, hidden).to(dtype), torch.randn(hidden).to(dtype), torch.randn(hidden).to(dtype)
+        shape, plain = f"{rows}x{hidden}", partial(F.rms_norm, x, (hidden,), w, 1e-6)
+        yield Case("rms_norm", shape, _size(x, x, w), plain, x, w, 1e-6)
+        plain = partial(F.layer_norm, x, (hidden,), w, b, 1e-5)
+        yield Case("layer_norm", shape, _size(x, x, w, b), plain, x, (hidden,), w, b, 1e-5)
+
+
+def _activations(dtype: Any) -> Iterator[Case]:
+    import torch
+    import torch.nn.functional as F
+
+    def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+        return F.silu(gate) * up
+
+    for rows, width in ACTIVATIONS:
+        x, up = torch.randn(rows, width).to(dtype), torch.randn(rows, width).to(dtype)
+        shape = f"{rows}x{width}"
+        for form in ("none", "tanh"):
+            yield Case(f"gelu, {form}", shape, _size(x, x), partial(F.gelu, x, approximate=form), x, form)
+        yield Case("silu_mul", shape, _size(x, x, up), partial(silu_mul, x, up), x, up)
+
+
+def _products(dtype: Any) -> Iterator[Case]:
+    import torch
+    import torch.nn.functional as F
+
+    for rows, ins, outs in LINEARS:
+        x, w, b = torch.randn(rows, ins).to(dtype), torch.randn(outs, ins).to(dtype), torch.randn(outs).to(dtype)
+        shape = f"{rows}x{outs}x{ins}"
+        yield Case("linear", shape, _size(x, w, b) + rows * outs * dtype.itemsize, partial(F.linear, x, w, b), x, w, b)
+
+
+def _tables(dtype: Any) -> Iterator[Case]:
+    import torch
+    import torch.nn.functional as F
+
+    def dequantize(values: Tensor, scales: Tensor) -> Tensor:
+        return (values.float() * scales).to(dtype)
+
+    for rows, hidden in ((1, 768), (64, 768), (64, 4096)):
+        table, ids = torch.randn(8192, hidden).to(dtype), torch.randint(8192, (rows,))
+        moved = 2 * rows * hidden * dtype.itemsize
+        yield Case("embedding", f"{rows}x{hidden}", moved, partial(F.embedding, ids, table), ids, table)
+    how = {"dtype": str(dtype).removeprefix("torch."), "granularity": "per_channel"}
+    for rows in (1, 64):
+        for kind in ("int8", "fp8_e4m3"):
+            values, scales, _ = lz.quantize(torch.randn(rows, 4096), kind, granularity="per_channel")
+            moved = _size(values, scales) + values.numel() * dtype.itemsize
+            plain = partial(dequantize, values, scales)
+            yield Case(f"dequantize, {kind}", f"{rows}x4096", moved, plain, values, scales, **how)
+
+
+def _decode(dtype: Any) -> Iterator[Case]:
+    import torch
+    import torch.nn.functional as F
+
+    def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        group = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        return torch.softmax(50.0 * torch.tanh(scores / 50.0), -1) @ v
+
+    def windowed(q: Tensor, k: Tensor, v: Tensor, window: int, grouped: bool) -> Tensor:
+        return F.scaled_dot_product_attention(q, k[:, :, -window:], v[:, :, -window:], enable_gqa=grouped)
+
+    def paged(q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, grouped: bool) -> Tensor:
+        k, v = (cache[tables].flatten(1, 2).transpose(1, 2) for cache in (keys, values))
+        return F.scaled_dot_product_attention(q[:, :, None], k, v, enable_gqa=grouped)[:, :, 0]
+
+    for batch, heads, kv_heads, tokens, width in DECODES:
+        shape, grouped = f"{batch}x{heads}/{kv_heads}x{tokens}x{width}", heads != kv_heads
+        q = torch.randn(batch, heads, 1, width).to(dtype)
+        k, v = (torch.randn(batch, kv_heads, tokens, width).to(dtype) for _ in range(2))
+        moved, how = _size(q, q, k, v), {"causal": True, "layout": "BHSD"}
+        plain = partial(F.scaled_dot_product_attention, q, k, v, enable_gqa=grouped)
+        yield Case("attention, decode", shape, moved, plain, q, k, v, **how)
+        window = tokens // 4
+        plain = partial(windowed, q, k, v, window, grouped)
+        yield Case("attention, window", shape, moved // 4, plain, q, k, v, **how, window=(window - 1, 0))
+        yield Case("attention, softcap", shape, moved, partial(capped, q, k, v), q, k, v, **how, softcap=50.0)
+        pages = tokens // PAGE
+        keys, values = (torch.randn(batch * pages, PAGE, kv_heads, width).to(dtype) for _ in range(2))
+        tables = torch.randperm(batch * pages).view(batch, pages).to(torch.int32)
+        lens, q = torch.full((batch,), tokens, dtype=torch.int32), q[:, :, 0].contiguous()
+        plain = partial(paged, q, keys, values, tables, grouped)
+        yield Case("paged_attention", shape, moved, plain, q, keys, values, tables, lens, layout="NHD")
+
+
+GROUPS = (_norms, _activations, _tables, _products, _decode)
+
+
+def cases(kinds: set[str] | None = None) -> Iterator[tuple[str, Case]]:
+    """Every case with its dtype; those of some functions where they are named."""
+    import torch
+
+    for name in DTYPES:
+        for group in GROUPS:
+            for case in group(getattr(torch, name)):
+                if kinds is None or case.kind.partition(",")[0] in kinds:
+                    yield name, case
+
+
+def _bandwidth(clock: Callable[[], float]) -> float:
+    """Bytes per microsecond that a copy of 64 MiB reads and writes."""
+    import torch
+
+    source, target = torch.ones(16 << 20), torch.empty(16 << 20)
+    best = math.inf
+    for _ in range(5):
+        begin = clock()
+        target.copy_(source)
+        best = min(best, clock() - begin)
+    return 2 * _size(source) / best / 1e6
+
+
+def _cpu() -> str:
+    """What the system calls the CPU."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _row(dtype: str, case: Case, rounds: int, bandwidth: float, clock: Callable[[], float]) -> dict[str, Any]:
+    ours, theirs = case.lz().double(), case.torch().double()
+    off = float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-30))
+    calls = {"lz": case.lz, "torch": case.torch}
+    once = min(interleaved(calls, rounds=3, count=3, clock=clock)["torch"])
+    times = interleaved(calls, rounds=rounds, count=max(int(ROUND_US / max(once, 1.0)), 1), clock=clock)
+    ratios = sorted(t / z for t, z in zip(times["torch"], times["lz"], strict=True))
+    return {
+        "kind": case.kind,
+        "dtype": dtype,
+        "shape": case.shape,
+        "kernel_id": case.which().kernel_id,
+        **{f"{name}_us": statistics.median(values) for name, values in times.items()},
+        "speedup": statistics.median(ratios),
+        "speedup_fastest": min(times["torch"]) / min(times["lz"]),
+        "spread": [ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]],
+        "floor_us": case.moved / bandwidth,
+        "off": off,
+    }
+
+
+def _mean(speedups: list[float]) -> float | None:
+    return math.exp(statistics.fmean(map(math.log, speedups))) if speedups else None
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the rows say together."""
+    speedups = [row["speedup"] for row in rows]
+    small = [row["speedup"] for row in rows if row["torch_us"] < SMALL_US]
+    half = [row["speedup"] for row in rows if row["dtype"] != "float32"]
+    return {
+        "rows": len(rows),
+        "geomean": _mean(speedups),
+        "geomean_small": _mean(small),
+        "geomean_half": _mean(half),
+        "at_least_torch": statistics.fmean(s >= 1.0 for s in speedups) if rows else None,
+        "native": statistics.fmean(row["kernel_id"].startswith("lz_cpu.") for row in rows) if rows else None,
+    }
+
+
+def measure(
+    rounds: int = 15, kinds: set[str] | None = None, native: bool = False, thread_time: bool = False
+) -> dict[str, Any]:
+    """Every row, as data. Times are microseconds per call, medians over interleaved rounds.
+
+    With ``native``, LayerZero's own kernels serve wherever they can, chosen or not. With ``thread_time``, the time is the CPU
+    time of the thread, which must be the only one: what other programs take of a busy machine is left out.
+    """
+    import torch
+
+    if thread_time and torch.get_num_threads() != 1:
+        raise ValueError("thread time is that of one thread; set OMP_NUM_THREADS=1")
+    clock = time.thread_time if thread_time else time.perf_counter
+    bandwidth = _bandwidth(clock)
+    with torch.no_grad(), lz.prefer("lz_cpu") if native else contextlib.nullcontext():
+        table = [_row(dtype, case, rounds, bandwidth, clock) for dtype, case in cases(kinds)]
+    return {
+        "schema_version": "1.0",
+        "versions": {"layerzero": lz.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        "cpu": {"name": _cpu(), "isa": torch.backends.cpu.get_cpu_capability()},
+        "threads": torch.get_num_threads(),
+        "clock": "thread" if thread_time else "wall",
+        "rounds": rounds,
+        "copy_gb_per_s": bandwidth / 1e3,
+        "summary": summary(table),
+        "rows": table,
+    }
+
+
+def _print(result: dict[str, Any]) -> None:
+    cpu = result["cpu"]
+    print(f"µs (median of {result['rounds']} rounds, {result['threads']} threads, {cpu['name']} {cpu['isa']})")
+    print(f"  {'':<48}{'lz':>10}{'torch':>10}{'speed-up':>10}{'floor':>9}  kernel")
+    for row in result["rows"]:
+        name = f"{row['kind']} {row['dtype']} {row['shape']}"
+        times = f"{row['lz_us']:>10.2f}{row['torch_us']:>10.2f}{row['speedup']:>10.2f}{row['floor_us']:>9.2f}"
+        print(f"  {name:<48}{times}  {row['kernel_id']}")
+    for name, value in result["summary"].items():
+        print(f"  {name}: {value if isinstance(value, int) or value is None else format(value, '.3g')}")
+
+
+def main(arguments: list[str]) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="layerzero bench cpu", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--rounds", type=int, default=15, help="interleaved rounds (15)")
+    parser.add_argument(
+        "--functions", type=lambda text: set(text.split(",")), help="only these: layer_norm,attention,…"
+    )
+    parser.add_argument("--native", action="store_true", help="LayerZero's own kernels wherever they can serve")
+    parser.add_argument("--thread-time", action="store_true", help="CPU time of the one thread, on a busy machine")
+    options = parser.parse_args(arguments)
+    if options.rounds < 1:
+        parser.error("rounds is at least 1")
+    try:
+        result = measure(options.rounds, options.functions, options.native, options.thread_time)
+    except ValueError as wrong:
+        parser.error(str(wrong))
+    print(json.dumps(result, indent=2)) if options.json else _print(result)
+    return 0

@@ -1,0 +1,60 @@
+"""`layerzero bench cpu`: both sides of a row compute the same, and the figures follow from the times."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from layerzero.bench import cpu
+
+#: How far results of a dtype may be apart, of the largest number.
+APART = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
+
+
+def test_both_sides_of_every_row_compute_the_same() -> None:
+    found = set()
+    for dtype, case in cpu.cases():
+        ours, theirs = case.lz().double(), case.torch().double()
+        assert ours.shape == theirs.shape, (case.kind, case.shape)
+        off = float((ours - theirs).abs().max() / theirs.abs().max())
+        assert off <= APART[dtype], (case.kind, dtype, case.shape, off)
+        assert case.moved > 0 and case.which().kernel_id
+        found.add((dtype, case.kind.partition(",")[0]))
+    functions = {
+        "rms_norm",
+        "layer_norm",
+        "gelu",
+        "silu_mul",
+        "embedding",
+        "dequantize",
+        "attention",
+        "paged_attention",
+        "linear",
+    }
+    assert found == {(dtype, function) for dtype in cpu.DTYPES for function in functions}
+
+
+def test_the_command_prints_rows_of_the_functions_that_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cpu.main(["--json", "--rounds", "1", "--functions", "embedding"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert {row["kind"] for row in result["rows"]} == {"embedding"} and result["threads"] >= 1
+    for row in result["rows"]:
+        assert row["spread"][0] <= row["speedup"] <= row["spread"][1] and row["off"] == 0.0
+        assert min(row["lz_us"], row["torch_us"], row["floor_us"]) > 0.0
+    assert cpu.main(["--rounds", "1", "--functions", "embedding", "--native"]) == 0
+    assert "lz_cpu.embedding" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cpu.main(["--rounds", "0"])
+
+
+def test_the_summary_counts() -> None:
+    def row(speedup: float, dtype: str, torch_us: float, kernel: str) -> dict[str, object]:
+        return {"speedup": speedup, "dtype": dtype, "torch_us": torch_us, "kernel_id": kernel}
+
+    rows = [row(4.0, "float32", 10.0, "lz_cpu.gelu"), row(0.25, "bfloat16", 100.0, "torch.gelu")]
+    rows += [row(8.0, "float16", 49.0, "lz_cpu.gelu.avx2"), row(1.0, "float32", 50.0, "onednn.gelu")]
+    said = cpu.summary(rows)
+    assert said["rows"] == 4 and said["at_least_torch"] == 0.75 and said["native"] == 0.5
+    assert said["geomean"] == pytest.approx(8.0**0.25) and said["geomean_small"] == pytest.approx(32.0**0.5)
+    assert said["geomean_half"] == pytest.approx(2.0**0.5)
+    assert cpu.summary([])["geomean"] is None
