@@ -77,7 +77,7 @@ def main(folder: Path, torch_version: str | None) -> None:
             calls += 2 if torch else 1
     if torch:
         q = torch.randn(1, 16, 2, 16)
-        kernel = lz.which("attention", q, q, q)["kernel_id"]
+        kernel = lz.which("attention", q, q, q).kernel_id
         assert kernel.startswith("torch."), f"torch does not serve attention, but {kernel}"
         compiled = torch.compile(lz.rms_norm, fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(compiled(q), lz.rms_norm(q))
