@@ -122,7 +122,7 @@ class Optimized:
         return f"<Optimized {self.report.model}: {sum(one.count for one in self.report.replaced)} parts>"
 
 
-def optimize(model: nn.Module, *, only: tuple[str, ...] | list[str] | None = None) -> Optimized:
+def optimize(model: nn.Module, *, only: tuple[str, ...] | list[str] | None = None, fuse_qkv: bool = False) -> Optimized:
     """Replaces parts of a model by operations of LayerZero: attention, norms, rotary embedding, gated MLPs.
 
     A part is found by its structure. Norms, activations, gated MLPs and rotary embedding are replaced only if LayerZero's
@@ -139,6 +139,9 @@ def optimize(model: nn.Module, *, only: tuple[str, ...] | list[str] | None = Non
         only: which parts to replace, of "attention", "norms", "activations", "rope" and "residuals" (the sum before a
             norm, with the norm); all when not given. Attention is replaced in models of transformers and diffusers, rope
             where the file of a module's class has a function ``apply_rotary_pos_emb``.
+        fuse_qkv: also compute the projections of query, key and value as one product, outside of training. Their weights
+            move into one block of memory; the parameters stay, as parts of it. Weights that are quantized, wrapped by an
+            adapter or tied stay as they are, and are listed.
 
     Returns:
         An object with ``report`` and ``undo()``; as a context manager it undoes at the end.
@@ -162,7 +165,7 @@ def optimize(model: nn.Module, *, only: tuple[str, ...] | list[str] | None = Non
         )
     done = Optimized(model)
     try:
-        _Work(done, parts).run()
+        _Work(done, parts, fuse_qkv).run()
     except BaseException:
         done.undo()
         raise
@@ -170,7 +173,9 @@ def optimize(model: nn.Module, *, only: tuple[str, ...] | list[str] | None = Non
 
 
 @contextmanager
-def patched(model: nn.Module, *, only: tuple[str, ...] | list[str] | None = None) -> Iterator[Optimized]:
+def patched(
+    model: nn.Module, *, only: tuple[str, ...] | list[str] | None = None, fuse_qkv: bool = False
+) -> Iterator[Optimized]:
     """:func:`optimize` for the length of a block.
 
         with lz.patched(model) as optimized:
@@ -179,24 +184,30 @@ def patched(model: nn.Module, *, only: tuple[str, ...] | list[str] | None = None
     Args:
         model: a module; of transformers, diffusers or any other.
         only: which parts to replace; all when not given.
+        fuse_qkv: also compute the projections of query, key and value as one product.
     """
-    with optimize(model, only=only) as done:
+    with optimize(model, only=only, fuse_qkv=fuse_qkv) as done:
         yield done
 
 
 class _Work:
     """One run of :func:`optimize`."""
 
-    def __init__(self, done: Optimized, parts: tuple[str, ...]) -> None:
+    def __init__(self, done: Optimized, parts: tuple[str, ...], fuse_qkv: bool) -> None:
         self._done = done
         self._model = done.model
         self._parts = parts
+        self._fuse_qkv = fuse_qkv
+        #: Projections that are computed together.
+        self._fused: set[nn.Module] = set()
         self._replaced: Counter[tuple[str, str, str, str]] = Counter()
         self._widths: dict[tuple[str, str], set[int]] = {}
         self._kept: Counter[tuple[str, str]] = Counter()
 
     def run(self) -> None:
         """All parts. Residuals come after the norms that they are fused with."""
+        if self._fuse_qkv:
+            self._projections()
         self._modules()
         if "residuals" in self._parts:
             self._residuals()
@@ -210,6 +221,23 @@ class _Work:
         ]
         kept = [Kept(name, count, why) for (name, why), count in self._kept.items()]
         self._done.report = OptimizeReport(type(self._model).__name__, replaced, kept)
+
+    def _projections(self) -> None:
+        from layerzero.integrations import projections, replacing
+
+        owners = projections.owners_of(self._model)
+        for module in self._model.modules():
+            forward = projections.fuse(module, owners)
+            if forward is None:
+                continue
+            if isinstance(forward, str):
+                self._kept[type(module).__name__, forward] += 1
+                continue
+            self._done._undo.append(lambda module=module: projections.separate(module))  # type: ignore[misc]
+            replacing.bind(module, forward)
+            self._done._undo.append(lambda module=module: replacing.unbind(module))  # type: ignore[misc]
+            self._fused.update(projections.of(module))
+            self._replaced["QKV projections", type(module).__name__, "linear", "one product for three"] += 1
 
     def _modules(self) -> None:
         from torch import nn
@@ -227,6 +255,8 @@ class _Work:
                 self._replaced[found.kind, name, found.operation, ""] += 1
                 if found.operated is not None:
                     self._widths.setdefault((found.kind, name), set()).add(found.operated)
+            elif module in self._fused:
+                continue
             elif found is None and isinstance(module, nn.Linear | nn.Embedding):
                 self._kept[name, "torch runs one kernel for it already"] += 1
             elif found is None and type(module).__name__.endswith("Experts"):

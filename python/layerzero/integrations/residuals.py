@@ -18,9 +18,6 @@ the rounding differs: the norm is that of the sum before it is rounded.
 from __future__ import annotations
 
 import ast
-import inspect
-import sys
-import textwrap
 from functools import cache
 from typing import Any
 
@@ -28,13 +25,12 @@ import torch
 
 from layerzero._native import fused_add_rms_norm
 from layerzero.integrations.replacing import Forward, is_replaced, scale_of
+from layerzero.integrations.rewriting import around, assigned, definition_of, is_name
 
 __all__ = ["fused"]
 
 #: What the copied functions call the fused form.
 _NAME = "_lz_sum_and_norm"
-#: What transformers wraps the forward of a layer in, so that it can be recomputed in the backward pass.
-_CHECKPOINTING = "forward_with_checkpointing"
 
 
 def fused(module: torch.nn.Module) -> Forward | str | None:
@@ -71,41 +67,15 @@ def _watched(norm: Any) -> bool:
 @cache
 def _rewritten(kind: type) -> tuple[Forward, tuple[str, ...]] | None:
     """The forward of a class with its sums and norms fused, and the names of those norms."""
-    function = kind.__dict__.get("forward")
-    if inspect.isfunction(function) and function.__qualname__ != f"{kind.__qualname__}.forward":
+    read = definition_of(kind)
+    if read is None:
         return None
-    if inspect.isfunction(function) and function.__code__.co_name == _CHECKPOINTING:
-        # It calls this one outside of training; in training the class's own forward runs.
-        function = function.__wrapped__  # type: ignore[attr-defined]
-    if not inspect.isfunction(function) or function.__closure__ is not None:
-        return None
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):
-        return None
-    definition = tree.body[0]
-    if not isinstance(definition, ast.FunctionDef) or definition.decorator_list:
-        return None
+    function, definition = read
     rewriter = _Rewriter()
     definition.body = rewriter.statements(definition.body)
     if not rewriter.norms:
         return None
-    # Annotations may name what is not there at run time.
-    for argument in ast.walk(definition.args):
-        if isinstance(argument, ast.arg):
-            argument.annotation = None
-    definition.returns = None
-    # Its globals are those of the file, so the fused form is a variable of a function around it.
-    around = ast.parse(f"def around({_NAME}):\n    return {definition.name}")
-    assert isinstance(around.body[0], ast.FunctionDef)
-    around.body[0].body.insert(0, definition)
-    ast.fix_missing_locations(around)
-    space: dict[str, Any] = {}
-    # The file's own source, with three statements replaced: nothing from outside the process is run.
-    code = compile(around, f"<{kind.__qualname__}.forward with sums and norms fused>", "exec")
-    exec(code, vars(sys.modules[kind.__module__]), space)  # noqa: S102
-    rewritten: Forward = space["around"](_sum_and_norm)
-    rewritten.__defaults__, rewritten.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    rewritten = around(kind, function, definition, _NAME, _sum_and_norm, "sums and norms fused")
 
     def forward(self: Any, *args: Any, **named: Any) -> Any:
         return type(self).forward(self, *args, **named) if self.training else rewritten(self, *args, **named)
@@ -131,35 +101,23 @@ class _Rewriter:
     def _fused(self, three: list[ast.stmt]) -> ast.stmt | None:
         if len(three) < 3:
             return None
-        total, kept, normed = (_assigned(statement) for statement in three)
+        total, kept, normed = (assigned(statement) for statement in three)
         if total is None or kept is None or normed is None:
             return None
         x, residual = total[0], kept[0]
-        if not _is_sum(total[1], x, residual) or not _is_name(kept[1], x) or normed[0] != x or x == residual:
+        if not _is_sum(total[1], x, residual) or not is_name(kept[1], x) or normed[0] != x or x == residual:
             return None
         call = normed[1]
-        if not isinstance(call, ast.Call) or call.keywords or len(call.args) != 1 or not _is_name(call.args[0], x):
+        if not isinstance(call, ast.Call) or call.keywords or len(call.args) != 1 or not is_name(call.args[0], x):
             return None
         norm = call.func
-        if not isinstance(norm, ast.Attribute) or not _is_name(norm.value, "self"):
+        if not isinstance(norm, ast.Attribute) or not is_name(norm.value, "self"):
             return None
         self.norms.append(norm.attr)
         return ast.parse(f"{x}, {residual} = {_NAME}(self.{norm.attr}, {x}, {residual})").body[0]
 
 
-def _assigned(statement: ast.stmt) -> tuple[str, ast.expr] | None:
-    """(name, value) of ``name = value``."""
-    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
-        return None
-    target = statement.targets[0]
-    return (target.id, statement.value) if isinstance(target, ast.Name) else None
-
-
-def _is_name(node: ast.expr, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
-
-
 def _is_sum(node: ast.expr, a: str, b: str) -> bool:
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
         return False
-    return (_is_name(node.left, a) and _is_name(node.right, b)) or (_is_name(node.left, b) and _is_name(node.right, a))
+    return (is_name(node.left, a) and is_name(node.right, b)) or (is_name(node.left, b) and is_name(node.right, a))
