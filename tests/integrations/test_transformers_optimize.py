@@ -404,7 +404,7 @@ def test_any_module_of_torch_can_be_optimized() -> None:
         assert counts(optimized.report) == {"layer_norm": 1, "rms_norm": 1, "silu_mul": 1, "gelu": 1}
         assert torch.allclose(model(x), before, atol=1e-5)
     assert [kept.why for kept in optimized.report.kept if "attention" in kept.why] == [
-        "attention: not a model of transformers"
+        "attention: not a model of transformers or diffusers"
     ]
 
 
