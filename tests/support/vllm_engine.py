@@ -39,7 +39,13 @@ def saved(folder: Path, name: str) -> str:
     more: dict[str, Any] = {
         "Llama": {},
         "Mistral": {"sliding_window": 24},
-        "Gemma2": {"sliding_window": 24, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 32},
+        # The input embedding is scaled, so a tied one would answer each token by itself.
+        "Gemma2": {
+            "sliding_window": 24,
+            "attn_logit_softcapping": 5.0,
+            "query_pre_attn_scalar": 32,
+            "tie_word_embeddings": False,
+        },
     }[name]
     where = folder / name
     if not where.exists():
@@ -49,6 +55,7 @@ def saved(folder: Path, name: str) -> str:
         for weight in model.parameters():
             if weight.dim() == 2:
                 torch.nn.init.normal_(weight, std=0.15)
+        torch.nn.init.normal_(model.get_input_embeddings().weight, std=0.02)
         model.save_pretrained(where)
     return str(where)
 
