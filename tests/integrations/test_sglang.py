@@ -199,6 +199,8 @@ def test_steps_and_models_of_another_kind_are_refused(sglang: SimpleNamespace) -
         backend.init_cuda_graph_state(8, 8)
     with pytest.raises(RuntimeError, match="was not called"):
         backend.forward_decode(asked.query, *asked.fresh(), _layer(), asked.batch(sglang.modes.DECODE))
+    with pytest.raises(NotImplementedError, match=r"a cache of torch\.float32 for queries of torch\.float16"):
+        backend.forward_decode(asked.query.half(), *asked.fresh(), _layer(), asked.batch(sglang.modes.DECODE))
     runner = fake_sglang.runner(asked.pool, asked.table, 16)
     runner.use_mla_backend = True
     with pytest.raises(NotImplementedError, match="does not have MLA"):

@@ -39,13 +39,7 @@ def saved(folder: Path, name: str) -> str:
     more: dict[str, Any] = {
         "Llama": {},
         "Mistral": {"sliding_window": 24},
-        # The input embedding is scaled, so a tied one would answer each token by itself.
-        "Gemma2": {
-            "sliding_window": 24,
-            "attn_logit_softcapping": 5.0,
-            "query_pre_attn_scalar": 32,
-            "tie_word_embeddings": False,
-        },
+        "Gemma2": {"sliding_window": 24, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 32},
     }[name]
     where = folder / name
     if not where.exists():
@@ -55,6 +49,7 @@ def saved(folder: Path, name: str) -> str:
         for weight in model.parameters():
             if weight.dim() == 2:
                 torch.nn.init.normal_(weight, std=0.15)
+        # Small, so that the answer depends on more than the last token.
         torch.nn.init.normal_(model.get_input_embeddings().weight, std=0.02)
         model.save_pretrained(where)
     return str(where)

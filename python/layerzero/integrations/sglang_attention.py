@@ -106,6 +106,8 @@ class LayerZeroAttnBackend(AttentionBackend):  # type: ignore[misc]
             raise _refused("attention that is not a decoder's")
         if layer.qk_head_dim != layer.v_head_dim:
             raise _refused(f"keys of {layer.qk_head_dim} and values of {layer.v_head_dim}")
+        if (stored := self._pool.get_key_buffer(layer.layer_id).dtype) != q.dtype:
+            raise _refused(f"a cache of {stored} for queries of {q.dtype}")
         batch = self.forward_metadata
         if batch is None:
             raise RuntimeError("init_forward_metadata describes a batch before its layers run: it was not called")
