@@ -172,6 +172,23 @@ LIBRARIES: dict[str, tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]] =
         ("vllm.ir.op", ("vllm/ir/op.py",), ("IrOp.register_impl",)),
         ("vllm.ir.ops", ("vllm/ir/ops/layernorm.py",), ("rms_norm", "fused_add_rms_norm")),
     ),
+    "sglang": (
+        (
+            "sglang.srt.layers.attention.attention_registry",
+            ("sglang/srt/layers/attention/attention_registry.py",),
+            ("register_attention_backend",),
+        ),
+        (
+            "sglang.srt.layers.attention.base_attn_backend",
+            ("sglang/srt/layers/attention/base_attn_backend.py",),
+            (
+                "AttentionBackend.init_forward_metadata",
+                "AttentionBackend.init_cuda_graph_state",
+                "AttentionBackend.forward_decode",
+                "AttentionBackend.forward_extend",
+            ),
+        ),
+    ),
     "cudnn": (
         (
             "cudnn",

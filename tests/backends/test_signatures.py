@@ -15,6 +15,7 @@ import fake_flash_attn
 import fake_flashinfer
 import fake_flashinfer_pages
 import fake_rocm
+import fake_sglang
 import fake_vllm
 import fake_xformers
 import pytest
@@ -123,6 +124,13 @@ FAKES: dict[str, dict[str, dict[str, Callable[..., Any]]]] = {
             for name in names
         },
     },
+    "sglang": {
+        "sglang.srt.layers.attention.attention_registry": members(fake_sglang, "register_attention_backend"),
+        "sglang.srt.layers.attention.base_attn_backend": {
+            f"AttentionBackend.{name}": getattr(fake_sglang.AttentionBackend, name)
+            for name in ("init_forward_metadata", "init_cuda_graph_state", "forward_decode", "forward_extend")
+        },
+    },
     "vllm_ir": {
         "vllm.ir.op": {"IrOp.register_impl": fake_vllm.IrOp.register_impl},
         "vllm.ir.ops": members(fake_vllm, "rms_norm", "fused_add_rms_norm"),
@@ -141,6 +149,7 @@ IMITATED = {
     "xformers": "0.0.35",
     "torchao": "0.18.0",
     "aiter": "0.1.20",
+    "sglang": fake_sglang.VERSION,
     "vllm": "0.17.1",
     "vllm_backend": fake_vllm.VERSION,
     "vllm_ir": fake_vllm.VERSION,

@@ -49,6 +49,8 @@ def saved(folder: Path, name: str) -> str:
         for weight in model.parameters():
             if weight.dim() == 2:
                 torch.nn.init.normal_(weight, std=0.15)
+        # Small, so that the answer depends on more than the last token.
+        torch.nn.init.normal_(model.get_input_embeddings().weight, std=0.02)
         model.save_pretrained(where)
     return str(where)
 
