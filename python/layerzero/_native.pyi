@@ -638,6 +638,10 @@ def mla_attention(
     as attention.mla.decode, one query per sequence; sequence b's latent keys are the first context_lens[b] slots of the
     pages block_tables[b, 0..]
 
+    as attention.mla.decode.paged, with packed queries: sequence b owns the query rows qo_indptr[b] .. qo_indptr[b+1],
+    which are the last positions of its context_lens[b] cached tokens. Causal is bottom-right aligned within each
+    sequence. A query that may attend to nothing, and a row of no sequence, gives zeros.
+
     scores = scale * (q_nope.ckv^T + q_pe.kpe^T), out = softmax(scores).ckv, with the projections absorbed into q_nope.
     Without indptrs all tokens belong to one sequence; with them sequence b owns query rows qo_indptr[b].. and key rows
     kv_indptr[b]... Causal is bottom-right aligned within each sequence.
@@ -651,7 +655,7 @@ def mla_attention(
             ckv_cache.
         scale: softmax scale; 1/sqrt(head_dim) when not given. Also: sm_scale, softmax_scale.
         causal: query i attends to keys up to i + seq_k - seq_q. Also: is_causal.
-        qo_indptr: tensor (batch + 1,); int64, int32, optional.
+        qo_indptr: tensor (batch + 1,); int64, int32. Also: cu_seqlens_q.
         kv_indptr: tensor (batch + 1,); int64, int32, optional.
         block_tables: tensor (batch, max_blocks); int64, int32.
         context_lens: tensor (batch,); int64, int32. Also: seq_lens.
@@ -660,8 +664,8 @@ def mla_attention(
     Returns:
         output: tensor shaped like q_nope.
 
-    Operations: attention.mla.decode.paged, attention.mla.decode, attention.mla.prefill. See which kernel runs with
-    lz.which and lz.explain.
+    Operations: attention.mla.decode.paged, attention.mla.prefill.paged, attention.mla.decode, attention.mla.prefill.
+    See which kernel runs with lz.which and lz.explain.
     """
 
 def sparse_attention(
