@@ -67,6 +67,7 @@ OPS = [
     "attention.mla.prefill",
     "attention.mla.decode",
     "attention.mla.decode.paged",
+    "attention.mla.prefill.paged",
     "attention.sparse.block",
     "attention.sparse.variable_block",
     "embedding.lookup",

@@ -188,7 +188,7 @@ def _paged(
 
 
 def paged_cases() -> Iterator[Case]:
-    for dtype in FLOATS:
+    for dtype in FLOATS_AND_FP8:
         yield _paged(dtype, dtype)
         yield _paged(f"{dtype}_decode_hnd", dtype, queries=None, layout="HND", index="int64", heads=(4, 2))
     yield _paged("narrow_cache", "bfloat16", "float8_e4m3fn")

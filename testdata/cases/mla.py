@@ -149,29 +149,81 @@ def _paged(
     edit: Any = None,
     view: Any = None,
     error: bool = False,
+    queries: list[int] | None = None,
+    rest: int = 0,
+    causal: bool = True,
 ) -> Case:
-    op = "attention.mla.decode.paged"
+    """One query per sequence, or so many."""
+    op = "attention.mla.decode.paged" if queries is None else "attention.mla.prefill.paged"
     draw = Draw(op, name)
     fill = draw.floats if full_precision else draw.coarse
     lengths = [5, 2] if lengths is None else lengths
+    counts = [1] * len(lengths) if queries is None else queries
     inputs = {
-        "q_nope": fill(dtype, len(lengths), heads, CKV),
-        "q_pe": fill(dtype, len(lengths), heads, KPE),
+        "q_nope": fill(dtype, sum(counts) + rest, heads, CKV),
+        "q_pe": fill(dtype, sum(counts) + rest, heads, KPE),
         "ckv_cache": fill(cache or dtype, 5, size, CKV),
         "kpe_cache": fill(cache or dtype, 5, size, KPE),
         "block_tables": tables_for(draw, index, lengths, size, 5, 3, garbage),
         "context_lens": tensor(index, np.array(lengths, dtype=np.int64)),
     }
+    starts = np.cumsum([0, *counts])
+    params: dict[str, Any] = {"scale": scale}
+    if queries is not None:
+        inputs["qo_indptr"] = tensor(index, starts)
+        params["causal"] = causal
     inputs = edit(inputs) if edit else inputs
     if error:
-        return bad_data(name, op, inputs, {"scale": scale})
+        return bad_data(name, op, inputs, params)
     x = {n: t.values for n, t in inputs.items()}
     out = np.zeros(x["q_nope"].shape)
     for b, n in enumerate(lengths):
         ckv, kpe = (gathered(x[c], x["block_tables"][b], n) for c in ("ckv_cache", "kpe_cache"))
-        out[b] = latent(x["q_nope"][b : b + 1], x["q_pe"][b : b + 1], ckv, kpe, scale=scale, causal=False)[0]
+        rows = slice(starts[b], starts[b + 1])
+        bound = causal and queries is not None
+        out[rows] = latent(x["q_nope"][rows], x["q_pe"][rows], ckv, kpe, scale=scale, causal=bound)
     inputs = view(inputs) if view else inputs
-    return Case(name, call or op, inputs, {"output": Expected(dtype, out)}, {"scale": scale})
+    return Case(name, call or op, inputs, {"output": Expected(dtype, out)}, params)
+
+
+def _prefill_paged() -> Iterator[Case]:
+    for dtype in FLOATS:
+        yield _paged(dtype, dtype, full_precision=True, queries=[2, 1])
+        yield _paged(f"{dtype}_full", dtype, index="int64", lengths=[4, 1], queries=[1, 3], causal=False)
+    for cache in FLOATS_AND_FP8[4:]:
+        yield _paged(f"float16_query_{cache}_cache", "float16", cache, queries=[3, 2])
+    yield _paged("four_heads", heads=4, queries=[2, 2])
+    yield _paged("no_context", lengths=[0, 3], queries=[2, 2])
+    yield _paged("a_sequence_without_queries", queries=[0, 2])
+    yield _paged("more_queries_than_context", lengths=[2, 3], queries=[4, 1])
+    yield _paged("rows_of_no_sequence", queries=[2, 1], rest=2)
+    yield _paged("unused_tables_hold_garbage", garbage=-1, queries=[2, 2])
+    yield _paged(
+        "no_sequences",
+        lengths=[],
+        queries=[],
+        rest=1,
+        edit=lambda x: x | {"block_tables": tensor("int32", np.zeros((0, 3), dtype=np.int64))},
+    )
+    yield _paged("alias_mla", call="attention.mla", queries=[2, 1])
+    yield _paged(
+        "error_page_beyond_the_cache",
+        error=True,
+        queries=[2, 1],
+        edit=lambda x: x | {"block_tables": with_value(x["block_tables"], (0, 2), 5)},
+    )
+    yield _paged(
+        "error_rows_beyond_the_queries",
+        error=True,
+        queries=[2, 1],
+        edit=lambda x: x | {"qo_indptr": tensor("int32", [0, 2, 4])},
+    )
+    yield _paged(
+        "error_rows_go_backwards",
+        error=True,
+        queries=[2, 1],
+        edit=lambda x: x | {"qo_indptr": tensor("int32", [0, 3, 2])},
+    )
 
 
 def _decode_paged() -> Iterator[Case]:
@@ -233,6 +285,7 @@ CASES = {
     "attention.mla.prefill": _prefill,
     "attention.mla.decode": _decode,
     "attention.mla.decode.paged": _decode_paged,
+    "attention.mla.prefill.paged": _prefill_paged,
 }
 
 

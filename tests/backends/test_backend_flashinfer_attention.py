@@ -19,7 +19,7 @@ import pytest
 import reference
 import torch
 from adapter_cases import TOLERANCES
-from attention_calls import Dense, Paged, attend, dense_calls, least, paged_calls
+from attention_calls import Dense, Paged, Varlen, attend, dense_calls, least, paged_calls, varlen_calls
 from described import SM, adapter, fits, takes
 from fake_flashinfer import FlashInfer, install
 from torch import Tensor
@@ -376,6 +376,39 @@ def test_latent_attention_over_pages(fake: FlashInfer, scale: float, index: torc
         turned = q_nope.transpose(0, 1).contiguous().transpose(0, 1)
         for query in (q_nope, turned):
             held(kernel("flashinfer.mla.decode.paged")(query, q_pe, ckv, kpe, tables, context, scale), want)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_latent_attention_of_several_queries_over_pages(fake: FlashInfer, causal: bool) -> None:
+    run = kernel("flashinfer.mla.prefill.paged")
+    q_nope, q_pe, ckv, kpe = latent(8, (9, 4))
+    tables = torch.randperm(9)[:6].view(3, 2).int()
+    for lengths, ends in (((5, 0, 8), (1, 3, 4, 7)), ((0, 0, 0), (0, 2, 4, 8)), ((1, 2, 3), (0, 0, 4, 6))):
+        context, bounds = torch.tensor(lengths, dtype=torch.int32), torch.tensor(ends)
+        want = reference.mla_attention(
+            *(t.double().numpy() for t in (q_nope, q_pe, ckv, kpe)),
+            0.07,
+            causal=causal,
+            qo_indptr=bounds.numpy(),
+            block_tables=tables.numpy(),
+            context_lens=context.numpy(),
+        )
+        held(run(q_nope, q_pe, ckv, kpe, tables, context, bounds, 0.07, causal), want)
+
+
+def test_packed_sequences(fake: FlashInfer) -> None:
+    torch.manual_seed(5)
+    name = "flashinfer.ragged_prefill.varlen"
+    ran = 0
+    for call in varlen_calls(5, 90, head_dim=(64, 128), index_dtype=("int32",)):
+        if name in takes(call.ask("h100"), name):
+            tensors = call.tensors()
+            call.check(kernel(name)(**call.arguments(kernel(name), tensors)), call.expected(tensors))
+            ran += 1
+    assert ran >= least(20)
+    call = Varlen(rows=(2, 4), lengths=(5, 9))
+    with pytest.raises(lz.InvalidCallError, match="max_seqlen_k is 8, expected at least 9"):
+        kernel(name)(**{**call.arguments(kernel(name), call.tensors()), "max_seqlen_k": 8})
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -81,7 +81,8 @@ def test_gradients_of_flash_attention_are_used_by_name() -> None:
 
 def test_doctor_says_what_is_unproven_here(capsys: pytest.CaptureFixture[str]) -> None:
     found = {one["backend"]: one for one in lz.doctor().unproven}
-    assert set(UNPROVEN) <= set(found) and set(found) - set(UNPROVEN) == {"flash_attn", "flash_attn_3"}
+    some = {"flash_attn", "flash_attn_3", "flash_attn_4_pages", "flashinfer_prefill"}
+    assert set(UNPROVEN) <= set(found) and set(found) - set(UNPROVEN) == some
     assert not any(one["named"] for one in found.values()) and "unproven" in capsys.readouterr().out
     with described.unproven("hub"):
         named = {one["backend"] for one in lz.doctor().unproven if one["named"]}

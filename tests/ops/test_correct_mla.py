@@ -25,7 +25,13 @@ from strategies import (
     stored,
 )
 
-STORED = stored("mla_attention", "attention.mla.prefill", "attention.mla.decode", "attention.mla.decode.paged")
+STORED = stored(
+    "mla_attention",
+    "attention.mla.prefill",
+    "attention.mla.decode",
+    "attention.mla.decode.paged",
+    "attention.mla.prefill.paged",
+)
 
 
 def expected(kwargs: dict[str, Any]) -> list[Expected]:
@@ -108,9 +114,15 @@ def paged(draw: st.DrawFn) -> dict[str, Any]:
     for table, length in zip(tables, lengths, strict=True):
         table[-(-length // size) :] = draw(st.sampled_from((-1, 10**6, 0)))
     index = draw(indices)
-    return {
-        "q_nope": d.floats(batch, heads, s["ckv"], dtype=s["dtype"]),
-        "q_pe": d.floats(batch, heads, s["kpe"], dtype=s["dtype"]),
+    packed: dict[str, Any] = {}
+    rows = batch
+    if draw(st.booleans()):
+        counts = [draw(st.integers(0, 4)) for _ in range(batch)]
+        rows = sum(counts) + draw(st.integers(0, 1))
+        packed = {"qo_indptr": d.ints_as_they_are(np.cumsum([0, *counts]), index), "causal": draw(st.booleans())}
+    return packed | {
+        "q_nope": d.floats(rows, heads, s["ckv"], dtype=s["dtype"]),
+        "q_pe": d.floats(rows, heads, s["kpe"], dtype=s["dtype"]),
         "ckv": d.lay(numbers(d.rng, (pages, size, s["ckv"]), s["cache"])),
         "kpe": d.lay(numbers(d.rng, (pages, size, s["kpe"]), s["cache"])),
         "scale": s["scale"],

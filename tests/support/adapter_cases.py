@@ -319,7 +319,8 @@ def reason_to_skip(kernel: Kernel, case: Case) -> str | None:
     for name, dtype in case.dtypes.items():
         rule = rules.get("inputs", {}).get(name)
         optional = name in OPTIONAL or (name in {"weight", "bias", "scale"} and case.op not in {"embedding.lookup"})
-        optional = optional and not (name == "weight" and case.op == "mlp.linear")
+        required = {("weight", "mlp.linear"), ("qo_indptr", "attention.mla.prefill.paged")}
+        optional = optional and (name, case.op) not in required
         if optional and rule is None:
             return f"input {name}"
         allowed = (rule or {}).get("dtypes")

@@ -215,10 +215,12 @@ def mla_attention(
     out, growth = np.zeros(q_nope.shape), np.zeros(q_nope.shape)
     sequences: list[tuple[range, Array, Array]] = []
     if block_tables is not None and context_lens is not None:
-        causal = False
+        starts = range(len(context_lens) + 1) if qo_indptr is None else [int(x) for x in qo_indptr]
+        causal = causal and qo_indptr is not None
         for b, length in enumerate(int(n) for n in context_lens):
             latent = _pages(ckv[:, :, None], block_tables[b], length, "NHD")[:, 0]
-            sequences.append((range(b, b + 1), latent, _pages(kpe[:, :, None], block_tables[b], length, "NHD")[:, 0]))
+            position = _pages(kpe[:, :, None], block_tables[b], length, "NHD")[:, 0]
+            sequences.append((range(starts[b], starts[b + 1]), latent, position))
     else:
         latent, position = ckv.reshape(len(ckv), ckv.shape[-1]), kpe.reshape(len(kpe), kpe.shape[-1])
         qo = [0, len(q_nope)] if qo_indptr is None else [int(x) for x in qo_indptr]

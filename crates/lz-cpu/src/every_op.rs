@@ -30,6 +30,8 @@ struct Case {
     params: Vec<(&'static str, ParamValue)>,
     inputs: Vec<(&'static str, Tensor)>,
     layout: Option<Layout>,
+    /// How many axes of one come before rows, the same for all inputs that have those rows.
+    ones: usize,
 }
 
 impl Sizes for Case {
@@ -48,7 +50,8 @@ impl Sizes for Case {
 impl Case {
     /// `forced` is the input that is given for certain, and its dtype.
     fn random(schema: &'static OpSchema, forced: (&str, DType), rng: &mut Rng) -> Case {
-        let mut case = Case { dims: BTreeMap::new(), params: Vec::new(), inputs: Vec::new(), layout: None };
+        let mut case =
+            Case { dims: BTreeMap::new(), params: Vec::new(), inputs: Vec::new(), layout: None, ones: rng.below(3) };
         for dim in schema.dims {
             let size = match dim.name {
                 "heads" => rng.pick(&[0, 1, 2, 2, 4]),
@@ -125,8 +128,8 @@ impl Case {
         let mut shape = Vec::new();
         for axis in rng.pick(&alternatives).split_whitespace() {
             if let Some(name) = axis.strip_prefix("...") {
-                shape.extend(vec![1; rng.below(3)]);
-                if self.dims[name] != 1 || rng.below(2) == 0 {
+                shape.extend(vec![1; self.ones]);
+                if self.dims[name] != 1 || self.ones == 0 {
                     shape.push(self.dims[name]);
                 }
             } else if let Some(name) = axis.strip_suffix('?') {

@@ -5,6 +5,7 @@ Every figure "against torch" is against these: torch's own function called direc
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -180,6 +181,45 @@ def _paged(made: _Made) -> Iterator[Case]:
         return F.scaled_dot_product_attention(query[:, :, None], keys, values, attn_mask=mask, enable_gqa=True)[:, :, 0]
 
     yield Case("paged_attention", lambda: lz.paged_attention(query, cache[0], cache[1], tables, lengths), gathered)
+    yield from _packed(made)
+
+
+def _packed(made: _Made) -> Iterator[Case]:
+    import torch
+    import torch.nn.functional as F
+
+    ends = [0, made.context // 3, made.context]
+    bounds = torch.tensor(ends, dtype=torch.int32)
+    q, k, v = (made.tensor(made.context, heads, 64) for heads in (4, 2, 2))
+
+    def by_sequence() -> Tensor:
+        parts = []
+        for start, end in itertools.pairwise(bounds.tolist()):
+            a, b, c = (t[start:end].transpose(0, 1)[None] for t in (q, k, v))
+            parts.append(F.scaled_dot_product_attention(a, b, c, is_causal=True, enable_gqa=True)[0].transpose(0, 1))
+        return torch.cat(parts)
+
+    yield Case("varlen_attention", lambda: lz.varlen_attention(q, k, v, bounds, bounds), by_sequence)
+    rows = (
+        made.tensor(1, 4, made.context, 64),
+        made.tensor(1, 4, made.context, 64),
+        made.tensor(1, 4, made.context, 64),
+    )
+
+    def with_lse() -> tuple[Tensor, Tensor]:
+        scores = (rows[0] @ rows[1].transpose(-1, -2) * 64**-0.5).float()
+        return scores.softmax(-1).to(made.dtype) @ rows[2], scores.logsumexp(-1)
+
+    yield Case("attention_lse", lambda: lz.attention_lse(*rows, False, layout="BHSD"), with_lse)
+    a, b = made.tensor(made.rows, 4, 64), made.tensor(made.rows, 4, 64)
+    lse_a, lse_b = made.tensor(made.rows, 4).float(), made.tensor(made.rows, 4).float()
+
+    def merged() -> tuple[Tensor, Tensor]:
+        lse = torch.logaddexp(lse_a, lse_b)
+        of_a, of_b = (lse_a - lse).exp()[..., None], (lse_b - lse).exp()[..., None]
+        return (of_a * a + of_b * b).to(made.dtype), lse
+
+    yield Case("merge_states", lambda: lz.merge_states(a, lse_a, b, lse_b), merged)
 
 
 def _positions(made: _Made) -> Iterator[Case]:

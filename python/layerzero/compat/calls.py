@@ -46,6 +46,7 @@ SIZES: tuple[tuple[str, tuple[dict[str, int], ...]], ...] = (
     ("attention.lse.varlen", ({"batch": 2, "seq_q": 64, "heads": 8, "head_dim": 64},)),
     ("attention.lse", ({"batch": 1, "seq_q": 64, "seq_k": 64, "heads": 8, "head_dim": 64},)),
     ("attention.merge", ({"rows": 16, "v_dim": 64},)),
+    ("attention.mla.prefill.paged", ({"batch": 2, "seq_q": 4, "seq_k": 64, "heads": 16},)),
     ("attention.mla.decode.paged", ({"batch": 2, "seq_k": 64, "heads": 16}, {"batch": 2, "seq_k": 64, "heads": 128})),
     ("attention.mla.decode", ({"seq_k": 64, "heads": 16}, {"seq_k": 64, "heads": 128})),
     ("attention.mla", ({"seq_q": 16, "seq_k": 16, "heads": 16}, {"seq_q": 16, "seq_k": 16, "heads": 128})),

@@ -16,7 +16,7 @@ use super::softmax::{Scoring, weighted_sum, weights};
 /// Latent attention over contiguous latent vectors.
 pub struct Latent;
 
-/// Latent attention of one query per sequence over a paged cache.
+/// Latent attention over a paged cache, of one query per sequence or of packed ones.
 pub struct PagedLatent;
 
 /// The absorbed queries of a call, both parts.
@@ -94,21 +94,32 @@ fn latent_at(view: &TensorView<'_>, token: i64, d: i64) -> f64 {
 }
 
 impl Reference for PagedLatent {
-    const OPS: &'static [&'static str] = &["attention.mla.decode.paged"];
+    const OPS: &'static [&'static str] = &["attention.mla.decode.paged", "attention.mla.prefill.paged"];
 
     fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
         let queries = Queries::of(args);
         let (ckv, kpe) = (args.tensor("ckv_cache"), args.tensor("kpe_cache"));
         let table = PageTable::of(args);
+        let reach = Reach::of(args);
         let contexts: Vec<Context> =
             (0..args.dim("batch")).map(|b| table.context(b, |_| 0)).collect::<Result<_, _>>()?;
-        for (row, context) in contexts.iter().enumerate() {
+        // Each sequence has one query, the last position, or those that the bounds give it.
+        let rows: Vec<Range<i64>> = match args.optional_tensor("qo_indptr") {
+            Some(bounds) => read_segments(&bounds, "qo_indptr", args.dim("seq_q"))?,
+            None => (0..args.dim("batch")).map(|b| b..b + 1).collect(),
+        };
+        let output = &mut args.outputs[0];
+        clear(output);
+        for (rows, context) in rows.into_iter().zip(&contexts) {
             let at = |view: &TensorView<'_>, j, d| {
                 let (page, slot) = context.slot(j);
                 view.get(&[page, slot, d])
             };
             let (keys, values) = queries.latents(context.len, |j, d| at(&ckv, j, d), |j, d| at(&kpe, j, d));
-            queries.attend(row as i64, &keys, &values, |_| true, &mut args.outputs[0]);
+            for row in rows.clone() {
+                let position = context.len - (rows.end - row);
+                queries.attend(row, &keys, &values, |j| reach.covers(position, j), output);
+            }
         }
         Ok(())
     }

@@ -36,6 +36,7 @@ pub static FORMS: &[(&str, &[&str])] = &[
     ("attention.merge", &["...rows v_dim"]),
     ("attention.mla.prefill", &["seq_q heads dim_ckv"]),
     ("attention.mla.decode", &["seq_k heads dim_ckv"]),
+    ("attention.mla.prefill.paged", &["seq_q heads dim_ckv"]),
     ("attention.mla.decode.paged", &["batch seq_k heads dim_ckv"]),
     ("attention.sparse.block", &["seq_q heads head_dim"]),
     ("attention.sparse.variable_block", &["seq_q heads head_dim"]),

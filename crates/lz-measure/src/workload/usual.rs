@@ -93,6 +93,7 @@ const TENSORS: &[(&str, &str)] = &[
     ("norm.layer", "bias"),
     ("norm.fused_add_rms", "weight"),
     ("mlp.fused", "gate_weight"),
+    ("attention.lse.paged", "cu_seqlens_q"),
 ];
 
 /// Whether calls of an operation usually have an optional tensor.

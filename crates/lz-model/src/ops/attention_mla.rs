@@ -19,6 +19,13 @@ const DIM_KPE: Dim = Dim::exact("dim_kpe", DimKind::HeadDim).must_constrain();
 const Q_NOPE: Input = Input::new("q_nope", "seq_q heads dim_ckv", DTypeSet::FLOATS);
 const Q_PE: Input = Input::same("q_pe", "seq_q heads dim_kpe", "q_nope");
 
+const CKV_CACHE: Input =
+    Input::new("ckv_cache", "num_blocks block_size dim_ckv", DTypeSet::FLOATS_AND_FP8).cache().also(&["ckv"]);
+const KPE_CACHE: Input = Input::same("kpe_cache", "num_blocks block_size dim_kpe", "ckv_cache").cache().also(&["kpe"]);
+const PAGED_KV_LEN: Dim = Dim::bucketed("seq_k", DimKind::Seq)
+    .also(&["kv_len", "seq_len_k", "max_context"])
+    .derived(|sizes| sizes.dim("max_blocks").saturating_mul(sizes.dim("block_size")));
+
 const CONTIGUOUS: OpSchema = OpSchema {
     family: Family::Attention,
     semantics: "scores = scale * (q_nope.ckv^T + q_pe.kpe^T), out = softmax(scores).ckv, with the projections absorbed \
@@ -69,6 +76,40 @@ pub static DECODE: OpSchema = OpSchema {
     ..CONTIGUOUS
 };
 
+/// Latent attention of several new tokens per sequence over a paged cache.
+pub static PREFILL_PAGED: OpSchema = OpSchema {
+    id: "attention.mla.prefill.paged",
+    summary: "latent attention of packed queries, several per sequence, over a paged latent cache",
+    semantics: "as attention.mla.decode.paged, with packed queries: sequence b owns the query rows qo_indptr[b] .. \
+qo_indptr[b+1], which are the last positions of its context_lens[b] cached tokens. Causal is bottom-right aligned within each \
+sequence. A query that may attend to nothing, and a row of no sequence, gives zeros.",
+    dims: &[
+        Dim::bucketed("batch", DimKind::Batch).also(&["batch_size"]),
+        TOKENS,
+        Dim::bucketed("max_blocks", DimKind::Other),
+        Dim::bucketed("num_blocks", DimKind::Other),
+        PAGED_KV_LEN,
+        Dim::exact("block_size", DimKind::Other).also(&["page_size"]),
+        HEADS,
+        DIM_CKV,
+        DIM_KPE,
+    ],
+    inputs: &[
+        Q_NOPE,
+        Q_PE,
+        CKV_CACHE,
+        KPE_CACHE,
+        BLOCK_TABLES,
+        CONTEXT_LENS,
+        Input::new("qo_indptr", "batch+1", DTypeSet::INDICES).also(&["cu_seqlens_q"]),
+    ],
+    params: &[MLA_SCALE, CAUSAL],
+    checks: &[],
+    flops: "2 * seq_q * heads * seq_k * (2 * dim_ckv + dim_kpe)",
+    bytes: "(seq_q * heads * (2 * dim_ckv + dim_kpe) + batch * seq_k * (dim_ckv + dim_kpe)) * dtype_bits / 8",
+    ..CONTIGUOUS
+};
+
 /// Latent attention over a paged cache.
 pub static DECODE_PAGED: OpSchema = OpSchema {
     id: "attention.mla.decode.paged",
@@ -79,9 +120,7 @@ slots of the pages block_tables[b, 0..]",
         Dim::bucketed("batch", DimKind::Batch).also(&["batch_size"]),
         Dim::bucketed("max_blocks", DimKind::Other),
         Dim::bucketed("num_blocks", DimKind::Other),
-        Dim::bucketed("seq_k", DimKind::Seq)
-            .also(&["kv_len", "seq_len", "seq_len_k", "max_context"])
-            .derived(|sizes| sizes.dim("max_blocks").saturating_mul(sizes.dim("block_size"))),
+        PAGED_KV_LEN.also(&["kv_len", "seq_len", "seq_len_k", "max_context"]),
         Dim::exact("block_size", DimKind::Other).also(&["page_size"]),
         HEADS,
         DIM_CKV,
@@ -90,8 +129,8 @@ slots of the pages block_tables[b, 0..]",
     inputs: &[
         Input::new("q_nope", "batch heads dim_ckv", DTypeSet::FLOATS),
         Input::same("q_pe", "batch heads dim_kpe", "q_nope"),
-        Input::new("ckv_cache", "num_blocks block_size dim_ckv", DTypeSet::FLOATS_AND_FP8).cache().also(&["ckv"]),
-        Input::same("kpe_cache", "num_blocks block_size dim_kpe", "ckv_cache").cache().also(&["kpe"]),
+        CKV_CACHE,
+        KPE_CACHE,
         BLOCK_TABLES,
         CONTEXT_LENS,
     ],

@@ -40,6 +40,7 @@ pub static OPS: &[&OpSchema] = &[
     &attention_mla::PREFILL,
     &attention_mla::DECODE,
     &attention_mla::DECODE_PAGED,
+    &attention_mla::PREFILL_PAGED,
     &attention_sparse::BLOCK,
     &attention_sparse::VARIABLE_BLOCK,
     &embedding::LOOKUP,
@@ -89,7 +90,12 @@ pub static ALIASES: &[Alias] = &[
     Alias { name: "attention.cross", ops: &["attention.cross.decode", "attention.cross.prefill"], fixes: &[] },
     Alias {
         name: "attention.mla",
-        ops: &["attention.mla.decode.paged", "attention.mla.decode", "attention.mla.prefill"],
+        ops: &[
+            "attention.mla.decode.paged",
+            "attention.mla.prefill.paged",
+            "attention.mla.decode",
+            "attention.mla.prefill",
+        ],
         fixes: &[],
     },
     Alias { name: "attention.sparse", ops: &["attention.sparse.block", "attention.sparse.variable_block"], fixes: &[] },

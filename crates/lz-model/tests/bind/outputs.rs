@@ -8,6 +8,17 @@ struct Gives(&'static str, Made, &'static str, Vec<(&'static str, DType, Vec<i64
 fn gives() -> Vec<Gives> {
     use DType::*;
     let one = |dtype, shape: &[i64]| vec![("output", dtype, shape.to_vec())];
+    let with_lse =
+        |dtype, shape: &[i64]| vec![("output", dtype, shape.to_vec()), ("lse", F32, shape[..shape.len() - 1].to_vec())];
+    let varlen = |heads: i64, kv_heads: i64| {
+        made(vec![
+            t("query", Bf16, &[11, heads, 64]),
+            t("key", Bf16, &[20, kv_heads, 64]),
+            t("value", Bf16, &[20, kv_heads, 48]),
+            t("cu_seqlens_q", I32, &[4]),
+            t("cu_seqlens_k", I64, &[4]),
+        ])
+    };
     let wide = |seq_q: i64, heads: i64, kv_heads: i64| {
         dense(seq_q, 6, heads, kv_heads).with(t("value", F16, &[2, 6, kv_heads, 32]))
     };
@@ -88,6 +99,34 @@ fn gives() -> Vec<Gives> {
         Gives("attention.mla", mla(9, 11), "attention.mla.prefill", one(Bf16, &[9, 16, 512])),
         Gives("attention.mla", mla(1, 11), "attention.mla.decode", one(Bf16, &[1, 16, 512])),
         Gives("attention.mla", mla_paged(), "attention.mla.decode.paged", one(Bf16, &[3, 16, 512])),
+        Gives(
+            "attention.mla",
+            mla_paged().with(t("q_nope", Bf16, &[7, 16, 512])).with(t("q_pe", Bf16, &[7, 16, 64])).with(t(
+                "qo_indptr",
+                I32,
+                &[4],
+            )),
+            "attention.mla.prefill.paged",
+            one(Bf16, &[7, 16, 512]),
+        ),
+        Gives("attention.varlen", varlen(8, 8), "attention.standard.prefill.varlen", one(Bf16, &[11, 8, 48])),
+        Gives("attention.varlen", varlen(8, 2), "attention.gqa.prefill.varlen", one(Bf16, &[11, 8, 48])),
+        Gives("attention.lse", wide(3, 8, 2), "attention.lse", with_lse(F16, &[2, 3, 8, 32])),
+        Gives("attention.lse", bhsd(3), "attention.lse", with_lse(Bf16, &[2, 8, 3, 48])),
+        Gives("attention.lse.varlen", varlen(8, 2), "attention.lse.varlen", with_lse(Bf16, &[11, 8, 48])),
+        Gives("attention.lse.paged", paged(8, 2), "attention.lse.paged", with_lse(Bf16, &[3, 8, 64])),
+        Gives("attention.lse.paged", paged_prefill(8, 2), "attention.lse.paged", with_lse(Bf16, &[11, 8, 64])),
+        Gives(
+            "merge_states",
+            made(vec![
+                t("out_a", F16, &[5, 4, 64]),
+                t("lse_a", F32, &[5, 4]),
+                t("out_b", F16, &[5, 4, 64]),
+                t("lse_b", F32, &[5, 4]),
+            ]),
+            "attention.merge",
+            with_lse(F16, &[5, 4, 64]),
+        ),
         Gives("attention.sparse", block, "attention.sparse.block", one(F64, &[12, 4, 16])),
         Gives(
             "attention.sparse.variable_block",

@@ -41,9 +41,17 @@ def dense_lse(
         layout: str,
     ) -> tuple[Tensor, Tensor]:
         query, scale = positive(query, scale)
-        operands = (operand(tensor, layout) for tensor in (query, key, value))
-        reach = {"window_left": window_left, "window_right": window_right}
-        output, lse = attend(Call(*operands, causal=causal, scale=scale, softcap=softcap, **reach))
+        call = Call(
+            operand(query, layout),
+            operand(key, layout),
+            operand(value, layout),
+            causal=causal,
+            scale=scale,
+            window_left=window_left,
+            window_right=window_right,
+            softcap=softcap,
+        )
+        output, lse = attend(call)
         if layout == "BHSD":
             return output.transpose(1, 2).contiguous(), natural(lse).contiguous()
         return output, natural(lse).transpose(1, 2).contiguous()

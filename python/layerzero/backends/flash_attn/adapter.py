@@ -110,7 +110,8 @@ def _attend_lse(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _varlen(call: Packed) -> Tensor:
-    return _packed(call, False)
+    output: Tensor = _packed(call, False)
+    return output
 
 
 def _varlen_lse(call: Packed) -> tuple[Tensor, Tensor]:

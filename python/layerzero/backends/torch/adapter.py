@@ -60,6 +60,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "torch.paged.unfused.prefill.gqa": paged.prefill_unfused,
     "torch.mla.prefill": paged.mla,
     "torch.mla.decode": paged.mla,
+    "torch.mla.prefill.paged": paged.mla_paged_packed,
     "torch.mla.decode.paged": paged.mla_paged,
     "torch.sparse.block.gathered": sparse.block_gathered,
     "torch.sparse.block.masked": sparse.block_masked,

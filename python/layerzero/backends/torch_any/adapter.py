@@ -48,6 +48,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "torch.any.paged.unfused.prefill.gqa": paged.prefill_unfused,
     "torch.any.mla.prefill": mla.mla,
     "torch.any.mla.decode": mla.mla,
+    "torch.any.mla.prefill.paged": mla.mla_paged_packed,
     "torch.any.mla.decode.paged": mla.mla_paged,
     "torch.any.sparse.block": sparse.block,
     "torch.any.sparse.variable_block": sparse.variable_block,

@@ -74,6 +74,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "torch.cuda.paged.unfused.prefill.gqa": paged.prefill_unfused,
     "torch.cuda.mla.prefill": mla.mla,
     "torch.cuda.mla.decode": mla.mla,
+    "torch.cuda.mla.prefill.paged": mla.mla_paged_packed,
     "torch.cuda.mla.decode.paged": mla.mla_paged,
     "torch.cuda.sparse.block": sparse.block,
     "torch.cuda.sparse.variable_block": sparse.variable_block,

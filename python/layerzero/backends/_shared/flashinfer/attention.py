@@ -115,7 +115,7 @@ def packed(
     tokens, kv_heads, v_dim = value.shape
     query, scale = positive(query, scale)
 
-    def plan(wrapper: Any) -> Rows | None:
+    def plan(wrapper: Any) -> tuple[Rows, slice] | None:
         of_rows = check_segments("cu_seqlens_q", cu_seqlens_q, rows)
         of_keys = check_segments("cu_seqlens_k", cu_seqlens_k, tokens)
         lengths = [end - start for start, end in of_keys]
@@ -123,22 +123,25 @@ def packed(
         check_longest("max_seqlen_k", max_seqlen_k, max(lengths))
         ends = [of_rows[0][0], *(end for _, end in of_rows)]
         computed = rows_of(ends, lengths, causal, query.device)
-        if computed is not None:
-            wrapper.plan(
-                torch.tensor(ends, dtype=torch.int32) - computed.first,
-                torch.tensor([of_keys[0][0], *(end for _, end in of_keys)], dtype=torch.int32),
-                heads,
-                kv_heads,
-                head_dim,
-                head_dim_vo=v_dim,
-                causal=causal,
-                window_left=window_left,
-                logits_soft_cap=softcap,
-                sm_scale=scale,
-                q_data_type=query.dtype,
-                kv_data_type=key.dtype,
-            )
-        return computed
+        if computed is None:
+            return None
+        # It is given the keys of sequences and no others.
+        first = of_keys[0][0]
+        wrapper.plan(
+            torch.tensor(ends, dtype=torch.int32) - computed.first,
+            torch.tensor([first, *(end for _, end in of_keys)], dtype=torch.int32) - first,
+            heads,
+            kv_heads,
+            head_dim,
+            head_dim_vo=v_dim,
+            causal=causal,
+            window_left=window_left,
+            logits_soft_cap=softcap,
+            sm_scale=scale,
+            q_data_type=query.dtype,
+            kv_data_type=key.dtype,
+        )
+        return computed, slice(first, of_keys[-1][1])
 
     sizes = (rows, tokens, cu_seqlens_q.shape[0], heads, kv_heads, head_dim, v_dim)
     kind = ("varlen", sizes, query.dtype, causal, scale, window_left, softcap)
@@ -146,8 +149,9 @@ def packed(
     planned = plans.get(kind, query.device, _Ragged, plan, bounds, (max_seqlen_q, max_seqlen_k))
     if planned.found is None:
         return torch.zeros(rows, heads, v_dim, dtype=query.dtype, device=query.device)
-    computed: Rows = planned.found
-    output = planned.wrapper.run(tileable(computed.of(query)), tileable(key), tileable(value))
+    computed: Rows = planned.found[0]
+    keys = planned.found[1]
+    output: Tensor = planned.wrapper.run(tileable(computed.of(query)), tileable(key[keys]), tileable(value[keys]))
     return computed.whole(output, rows)
 
 

@@ -39,17 +39,51 @@ def paged(
     scale: float,
 ) -> Tensor:
     """One query per sequence over pages."""
+    return _paged(q_nope, q_pe, ckv_cache, kpe_cache, block_tables, context_lens, None, scale, False)
+
+
+def paged_packed(
+    q_nope: Tensor,
+    q_pe: Tensor,
+    ckv_cache: Tensor,
+    kpe_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    qo_indptr: Tensor,
+    scale: float,
+    causal: bool,
+) -> Tensor:
+    """Several queries per sequence over pages."""
+    return _paged(q_nope, q_pe, ckv_cache, kpe_cache, block_tables, context_lens, qo_indptr, scale, causal)
+
+
+def _paged(
+    q_nope: Tensor,
+    q_pe: Tensor,
+    ckv_cache: Tensor,
+    kpe_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    qo_indptr: Tensor | None,
+    scale: float,
+    causal: bool,
+) -> Tensor:
     check_caches(ckv_cache, kpe_cache)
     (num_blocks, block_size, dim_ckv), dim_kpe = ckv_cache.shape, kpe_cache.shape[-1]
-    batch, heads = q_nope.shape[:2]
+    rows, heads = q_nope.shape[:2]
     q_nope, q_pe, scale = _query(q_nope, q_pe, scale)
+    tensors = (block_tables, context_lens) if qo_indptr is None else (block_tables, context_lens, qo_indptr)
 
     def plan(wrapper: Any) -> Rows | None:
         pages = pages_of(block_tables, context_lens, block_size, num_blocks)
-        computed = rows_of(range(batch + 1), pages.lengths, False, q_nope.device)
+        ends = list(range(rows + 1))
+        if qo_indptr is not None:
+            segments = check_segments("qo_indptr", qo_indptr, rows)
+            ends = [segments[0][0], *(end for _, end in segments)]
+        computed = rows_of(ends, pages.lengths, causal, q_nope.device)
         if computed is not None:
             wrapper.plan(
-                torch.arange(batch + 1, dtype=torch.int32),
+                torch.tensor(ends, dtype=torch.int32) - computed.first,
                 pages.indptr,
                 pages.indices,
                 torch.tensor(pages.lengths, dtype=torch.int32),
@@ -57,20 +91,21 @@ def paged(
                 dim_ckv,
                 dim_kpe,
                 block_size,
-                False,
+                causal,
                 scale,
                 q_nope.dtype,
                 ckv_cache.dtype,
             )
         return computed
 
-    kind = ("mla.paged", (batch, heads, dim_ckv, dim_kpe, block_size, num_blocks), q_nope.dtype, scale)
-    planned = plans.get(kind, q_nope.device, _Latent, plan, (block_tables, context_lens))
+    sizes = (rows, context_lens.shape[0], heads, dim_ckv, dim_kpe, block_size, num_blocks)
+    kind = ("mla.paged", sizes, q_nope.dtype, scale, causal)
+    planned = plans.get(kind, q_nope.device, _Latent, plan, tensors)
     if planned.found is None:
         return torch.zeros_like(q_nope)
     computed: Rows = planned.found
-    output = planned.wrapper.run(loadable(q_nope), loadable(q_pe), ckv_cache, kpe_cache)
-    return computed.whole(output, batch)
+    output = planned.wrapper.run(loadable(computed.of(q_nope)), loadable(computed.of(q_pe)), ckv_cache, kpe_cache)
+    return computed.whole(output, rows)
 
 
 def packed(
@@ -126,4 +161,8 @@ def packed(
 
 
 KERNELS: dict[str, Callable[..., Any]] = {"flashinfer.mla.decode.paged": paged}
-PREFILL: dict[str, Callable[..., Any]] = {"flashinfer.mla.prefill": packed, "flashinfer.mla.decode": packed}
+PREFILL: dict[str, Callable[..., Any]] = {
+    "flashinfer.mla.prefill": packed,
+    "flashinfer.mla.decode": packed,
+    "flashinfer.mla.prefill.paged": paged_packed,
+}

@@ -100,3 +100,36 @@ def mla_paged(
     latent, positional = contexts.read(ckv_cache, dtype), contexts.read(kpe_cache, dtype)
     output = _attend(q_nope, q_pe, latent, positional, scale, contexts.is_there[:, None])
     return contexts.nothing_is_zero(output).to(q_nope.dtype)
+
+
+def mla_paged_packed(
+    q_nope: Tensor,
+    q_pe: Tensor,
+    ckv_cache: Tensor,
+    kpe_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    qo_indptr: Tensor,
+    scale: float,
+    causal: bool,
+) -> Tensor:
+    """Several queries per sequence over a paged cache: all rows with each sequence, under a mask."""
+    dtype = _dtype(q_nope, ckv_cache)
+    contexts = Contexts(block_tables, context_lens, ckv_cache.shape[1])
+    latent, positional = contexts.read(ckv_cache, dtype), contexts.read(kpe_cache, dtype)
+    rows, heads = q_nope.shape[:2]
+    # All heads share the one latent head.
+    queries = q_nope.flatten(0, 1)[None], q_pe.flatten(0, 1)[None]
+    row, ends = torch.arange(rows, device=q_nope.device)[:, None], qo_indptr.long()
+    output = torch.zeros(q_nope.shape, dtype=q_nope.dtype, device=q_nope.device)
+    for sequence in range(context_lens.shape[0]):
+        own = (row >= ends[sequence]) & (row < ends[sequence + 1]) & (contexts.lengths[sequence] > 0)
+        reached = own & contexts.is_there[sequence]
+        if causal:
+            # The rows of a sequence are its last positions.
+            reached &= contexts.positions <= row - ends[sequence + 1] + contexts.lengths[sequence]
+        allowed = reached.repeat_interleave(heads, 0)[None]
+        own_keys = slice(sequence, sequence + 1)
+        attended = _attend(*queries, latent[own_keys], positional[own_keys], scale, allowed)
+        output = torch.where(own[:, :, None], attended.view(q_nope.shape).to(q_nope.dtype), output)
+    return output

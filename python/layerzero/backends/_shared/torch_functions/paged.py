@@ -313,18 +313,52 @@ def mla_paged(
     scale: float,
 ) -> Tensor:
     """Latent attention of one query per sequence over a paged cache."""
+    rows = [(row, row + 1) for row in range(q_nope.shape[0])]
+    return _mla_paged(q_nope, q_pe, ckv_cache, kpe_cache, block_tables, context_lens, rows, scale, False)
+
+
+def mla_paged_packed(
+    q_nope: Tensor,
+    q_pe: Tensor,
+    ckv_cache: Tensor,
+    kpe_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    qo_indptr: Tensor,
+    scale: float,
+    causal: bool,
+) -> Tensor:
+    """Latent attention of several queries per sequence over a paged cache."""
+    rows = check_segments("qo_indptr", qo_indptr, q_nope.shape[0])
+    return _mla_paged(q_nope, q_pe, ckv_cache, kpe_cache, block_tables, context_lens, rows, scale, causal)
+
+
+def _mla_paged(
+    q_nope: Tensor,
+    q_pe: Tensor,
+    ckv_cache: Tensor,
+    kpe_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    rows: list[tuple[int, int]],
+    scale: float,
+    causal: bool,
+) -> Tensor:
     dtype = _latent_dtype(q_nope, ckv_cache)
     block_size = ckv_cache.shape[1]
     # All heads share the one latent head.
-    query = torch.cat((q_nope, q_pe), -1).to(dtype)[:, None, None]
+    query = torch.cat((q_nope, q_pe), -1).to(dtype)
     output = torch.zeros(q_nope.shape, dtype=q_nope.dtype, device=q_nope.device)
-    for sequence, length in enumerate(check_lengths(context_lens, block_tables, block_size)):
-        if length == 0:
-            continue
+    lengths = check_lengths(context_lens, block_tables, block_size)
+    for sequence, ((start, end), length) in enumerate(zip(rows, lengths, strict=True)):
         pages = block_tables[sequence, : math.ceil(length / block_size)]
         latent = gather_pages(ckv_cache, pages).flatten(0, 1)[:length].to(dtype)
+        if length == 0 or start == end:
+            continue
         key = torch.cat((latent, gather_pages(kpe_cache, pages).flatten(0, 1)[:length].to(dtype)), -1)
-        output[sequence] = attend(query[sequence], key[None, None], latent[None, None], scale)[0, 0]
+        queries = query[start:end].transpose(0, 1)[None]
+        allowed = reachable(queries, key[None, None], causal, EVERYWHERE)
+        output[start:end] = attend(queries, key[None, None], latent[None, None], scale, allowed)[0].transpose(0, 1)
     return output
 
 
