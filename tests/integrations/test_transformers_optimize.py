@@ -10,6 +10,7 @@ from typing import Any
 import layerzero as lz
 import pytest
 import torch
+import transformers
 from layerzero.integrations import replacing, rotary_functions
 from torch import nn
 from transformers_models_built import DECODERS, OTHERS, decoder, randomized, tokens
@@ -100,6 +101,32 @@ def test_only_what_was_asked_for() -> None:
         lz.optimize(model, only=("speed",))
     with pytest.raises(lz.ArgumentTypeError, match=r"the model is a str"):
         lz.optimize("gpt2")  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not hasattr(transformers, "ContinuousBatchingConfig"), reason="its older form needs a GPU")
+@torch.no_grad()
+def test_continuous_batching_with_everything_but_attention() -> None:
+    model = decoder("llama", "sdpa")
+    config = transformers.GenerationConfig(max_new_tokens=5, do_sample=False, pad_token_id=0, eos_token_id=-1)
+    small = transformers.ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64)
+
+    def generated() -> list[list[int]]:
+        requests = [tokens(1, length)[0].tolist() for length in (14, 9, 3)]
+        results = model.generate_batch(
+            inputs=requests, generation_config=config, continuous_batching_config=small, progress_bar=False
+        )
+        return [results[key].generated_tokens for key in sorted(results)]
+
+    before = generated()
+    assert [len(text) for text in before] == [5, 5, 5]
+    with lz.patched(model, only=("norms", "activations", "rope", "residuals"), fuse_qkv=True) as optimized:
+        assert counts(optimized.report)["rms_norm"] == 5
+        assert generated() == before
+    # transformers accepts only its own names there.
+    lz.register_with_transformers()
+    model.set_attn_implementation("layerzero")
+    with pytest.raises(ValueError, match="layerzero is not supported for continuous batching"):
+        generated()
 
 
 @torch.no_grad()
