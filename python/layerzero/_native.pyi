@@ -427,16 +427,17 @@ def paged_attention(
 ) -> _Array:
     """Softmax attention over a paged cache: standard or grouped-query, decode or packed prefill.
 
-    sequence b's keys are the first context_lens[b] slots of the pages block_tables[b, 0..]; its one query attends to
-    all of them (within the window); no key comes after it, so causal and the right side of the window change nothing. A
-    context length of 0 gives zeros. sinks join the softmax as in dense attention. Page indices beyond the context are
-    not read. shared_prefix promises that no context is shorter than that, and that the first shared_prefix //
-    block_size columns of block_tables are the same in all rows; a kernel that relies on it refuses a call that breaks
-    it.
+    attention.standard.decode.paged, attention.gqa.decode.paged: sequence b's keys are the first context_lens[b] slots
+    of the pages block_tables[b, 0..]; its one query attends to all of them (within the window); no key comes after it,
+    so causal and the right side of the window change nothing. A context length of 0 gives zeros. sinks join the softmax
+    as in dense attention. Page indices beyond the context are not read. shared_prefix promises that no context is
+    shorter than that, and that the first shared_prefix // block_size columns of block_tables are the same in all rows;
+    a kernel that relies on it refuses a call that breaks it.
 
-    queries are packed along the first dimension; sequence b owns rows cu_seqlens_q[b] .. cu_seqlens_q[b+1], which are
-    the last positions of its context_lens[b] cached tokens (bottom-right aligned). sinks join the softmax as in dense
-    attention. shared_prefix is the promise it is in decoding.
+    attention.standard.prefill.paged, attention.gqa.prefill.paged: queries are packed along the first dimension;
+    sequence b owns rows cu_seqlens_q[b] .. cu_seqlens_q[b+1], which are the last positions of its context_lens[b]
+    cached tokens (bottom-right aligned). sinks join the softmax as in dense attention. shared_prefix is the promise it
+    is in decoding.
 
     Args:
         query: tensor (batch, heads, head_dim) or (batch, 1, heads, head_dim) or (seq_q, heads, head_dim); float64,
@@ -579,16 +580,9 @@ def paged_attention_lse(
 ) -> tuple[_Array, _Array]:
     """Attention over a paged cache with the log-sum-exp of the scores.
 
-    attention.standard.decode.paged, attention.gqa.decode.paged: sequence b's keys are the first context_lens[b] slots
-    of the pages block_tables[b, 0..]; its one query attends to all of them (within the window); no key comes after it,
-    so causal and the right side of the window change nothing. A context length of 0 gives zeros. Page indices beyond
-    the context are not read. shared_prefix promises that no context is shorter than that, and that the first
-    shared_prefix // block_size columns of block_tables are the same in all rows; a kernel that relies on it refuses a
-    call that breaks it.
-
-    attention.standard.prefill.paged, attention.gqa.prefill.paged: queries are packed along the first dimension;
-    sequence b owns rows cu_seqlens_q[b] .. cu_seqlens_q[b+1], which are the last positions of its context_lens[b]
-    cached tokens (bottom-right aligned). shared_prefix is the promise it is in decoding.
+    as attention over a paged cache, and lse = log(sum(exp(scores))) of each query and head, the natural logarithm in
+    float32. With cu_seqlens_q queries are packed, and are the last positions of their sequences; without it each
+    sequence has one. A query that may attend to nothing, and a row of no sequence, gives zeros and minus infinity.
 
     Args:
         query: tensor (seq_q, heads, head_dim); float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2. Also:
@@ -653,6 +647,10 @@ def mla_attention(
     attention.mla.decode.paged: as attention.mla.decode, one query per sequence; sequence b's latent keys are the first
     context_lens[b] slots of the pages block_tables[b, 0..]
 
+    attention.mla.prefill.paged: as attention.mla.decode.paged, with packed queries: sequence b owns the query rows
+    qo_indptr[b] .. qo_indptr[b+1], which are the last positions of its context_lens[b] cached tokens. Causal is bottom-
+    right aligned within each sequence. A query that may attend to nothing, and a row of no sequence, gives zeros.
+
     attention.mla.decode, attention.mla.prefill: scores = scale * (q_nope.ckv^T + q_pe.kpe^T), out =
     softmax(scores).ckv, with the projections absorbed into q_nope. Without indptrs all tokens belong to one sequence;
     with them sequence b owns query rows qo_indptr[b].. and key rows kv_indptr[b]... Causal is bottom-right aligned
@@ -667,7 +665,7 @@ def mla_attention(
             ckv_cache.
         scale: softmax scale; 1/sqrt(head_dim) when not given. Also: sm_scale, softmax_scale.
         causal: query i attends to keys up to i + seq_k - seq_q. Also: is_causal.
-        qo_indptr: tensor (batch + 1,); int64, int32, optional.
+        qo_indptr: tensor (batch + 1,); int64, int32. Also: cu_seqlens_q.
         kv_indptr: tensor (batch + 1,); int64, int32, optional.
         block_tables: tensor (batch, max_blocks); int64, int32.
         context_lens: tensor (batch,); int64, int32. Also: seq_lens.
@@ -676,8 +674,8 @@ def mla_attention(
     Returns:
         output: tensor shaped like q_nope.
 
-    Operations: attention.mla.decode.paged, attention.mla.decode, attention.mla.prefill. See which kernel runs with
-    lz.which and lz.explain.
+    Operations: attention.mla.decode.paged, attention.mla.prefill.paged, attention.mla.decode, attention.mla.prefill.
+    See which kernel runs with lz.which and lz.explain.
     """
 
 def sparse_attention(
