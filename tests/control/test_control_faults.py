@@ -37,6 +37,16 @@ def _paged_standard(randn: Callable[..., Tensor], n: int, prefill: bool) -> Any:
     return (randn(6 if prefill else 2, 4, 8), randn(n, 4, 4, 8), randn(n, 4, 4, 8), tables, lens), options
 
 
+def _ends(*ends: int) -> Tensor:
+    return torch.tensor([0, *ends], dtype=torch.int32)
+
+
+def _latent_pages(randn: Callable[..., Tensor], n: int) -> Any:
+    (_, _, _, tables, lens), _ = _paged(randn, n)
+    options = {"block_tables": tables, "context_lens": lens, "qo_indptr": _ends(2, 6)}
+    return (randn(6, 4, 16), randn(6, 4, 8), randn(n, 4, 16), randn(n, 4, 8), 0.2), options
+
+
 BSHD = {"layout": "BSHD"}
 # Operations that no call of the shared list is.
 MORE = [
@@ -45,6 +55,12 @@ MORE = [
     _like("decode-cross", "cross_attention", _made(lambda r, n: ((r(2, 1, 4, 8), r(2, n, 4, 8), r(2, n, 4, 8)), BSHD))),
     _like("paged-decode", "paged_attention", _made(lambda r, n: _paged_standard(r, n, prefill=False))),
     _like("paged-prefill", "paged_attention", _made(lambda r, n: _paged_standard(r, n, prefill=True))),
+    _like(
+        "varlen",
+        "varlen_attention",
+        _made(lambda r, n: ((r(n, 4, 8), r(n, 4, 8), r(n, 4, 8), _ends(2, n), _ends(2, n)), {})),
+    ),
+    _like("mla-pages", "mla_attention", _made(lambda r, n: _latent_pages(r, n))),
     _like("mla-decode", "mla_attention", _made(lambda r, n: ((r(1, 4, 16), r(1, 4, 8), r(n, 16), r(n, 8), 0.2), {}))),
 ]
 

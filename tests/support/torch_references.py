@@ -180,13 +180,16 @@ def mla_attention(
     causal: bool = True,
     block_tables: Tensor | None = None,
     context_lens: Tensor | None = None,
+    qo_indptr: Tensor | None = None,
 ) -> Tensor:
-    """Latent attention of one sequence, or of one query each over pages."""
+    """Latent attention of one sequence, or of one query or several each over pages."""
     if block_tables is not None and context_lens is not None:
         rows = []
+        starts = list(range(len(context_lens) + 1)) if qo_indptr is None else qo_indptr.tolist()
         for i, length in enumerate(context_lens.tolist()):
             own = [cache[block_tables[i].long()].flatten(0, 1)[:length] for cache in (ckv, kpe)]
-            rows.append(mla_attention(q_nope[i : i + 1], q_pe[i : i + 1], own[0], own[1], scale))
+            part = slice(starts[i], starts[i + 1])
+            rows.append(mla_attention(q_nope[part], q_pe[part], own[0], own[1], scale, causal=causal))
         return torch.cat(rows)
     ckv, kpe = ckv.reshape(-1, ckv.shape[-1]), kpe.reshape(-1, kpe.shape[-1])
     query = torch.cat([q_nope, q_pe], -1).transpose(0, 1)
