@@ -232,13 +232,11 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def measure(
-    rounds: int = 15, kinds: set[str] | None = None, native: bool = False, thread_time: bool = False
-) -> dict[str, Any]:
+def measure(rounds: int = 15, kinds: set[str] | None = None, thread_time: bool = False) -> dict[str, Any]:
     """Every row, as data. Times are microseconds per call, medians over interleaved rounds.
 
-    With ``native``, LayerZero's own kernels serve wherever they can, chosen or not. With ``thread_time``, the time is the CPU
-    time of the thread, which must be the only one: what other programs take of a busy machine is left out.
+    With ``thread_time``, the time is the CPU time of the thread, which must be the only one: what other programs take of a busy
+    machine is left out.
     """
     import torch
 
@@ -246,7 +244,7 @@ def measure(
         raise ValueError("thread time is that of one thread; set OMP_NUM_THREADS=1")
     clock = time.thread_time if thread_time else time.perf_counter
     bandwidth = _bandwidth(clock)
-    with torch.no_grad(), lz.prefer("lz_cpu") if native else contextlib.nullcontext():
+    with torch.no_grad():
         table = [_row(dtype, case, rounds, bandwidth, clock) for dtype, case in cases(kinds)]
     return {
         "schema_version": "1.0",
@@ -281,13 +279,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--functions", type=lambda text: set(text.split(",")), help="only these: layer_norm,attention,…"
     )
-    parser.add_argument("--native", action="store_true", help="LayerZero's own kernels wherever they can serve")
     parser.add_argument("--thread-time", action="store_true", help="CPU time of the one thread, on a busy machine")
     options = parser.parse_args(arguments)
     if options.rounds < 1:
         parser.error("rounds is at least 1")
     try:
-        result = measure(options.rounds, options.functions, options.native, options.thread_time)
+        result = measure(options.rounds, options.functions, options.thread_time)
     except ValueError as wrong:
         parser.error(str(wrong))
     print(json.dumps(result, indent=2)) if options.json else _print(result)

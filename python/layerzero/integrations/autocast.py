@@ -15,8 +15,8 @@ from layerzero import _native
 from layerzero.integrations.operators import Operator
 
 # Matrix products, as in torch's own policy. All else stays in the dtype it comes in: norms and activations are limited
-# by memory, and accumulate in float32 inside.
-LOWERED = frozenset(f["name"] for f in _native.functions() if f["family"] in ("attention", "mlp"))
+# by memory, and accumulate in float32 inside. States of attention are merged by weights, not by a product.
+LOWERED = frozenset(f["name"] for f in _native.functions() if f["family"] in ("attention", "mlp")) - {"merge_states"}
 # Slopes are multiplied by distances, so their error grows with them; kernels take them in float32.
 _KEPT = frozenset(["alibi_slopes", "sinks"])
 _CASTABLE = frozenset([torch.float32, torch.float16, torch.bfloat16])

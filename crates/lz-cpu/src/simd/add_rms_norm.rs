@@ -103,7 +103,8 @@ impl<T: Narrow> Work for AddNorm<'_, T> {
                 let x = &mut x[..a.len()];
                 added(a, b, x, (&mut y, &mut z));
                 let weight = self.weight.map(|w| &w[n * BLOCK..n * BLOCK + a.len()]);
-                T::write(normed, &mut y, |y| scale(x, weight, factor, y));
+                scale(x, weight, factor, T::place(normed, &mut y));
+                T::settle(&y, normed);
             }
         }
     }

@@ -11,8 +11,9 @@ use std::marker::PhantomData;
 use lz_abi::{Line, Rows, TensorRef};
 use lz_model::{DType, DimRule, KernelArgs, KernelDescriptor, KernelError, KvStrategy, Layout, Op, ParamRule, Scalar};
 
-use super::exp::{exp, sum, tanh};
+use super::exp::{exp, tanh};
 use super::half_floats::Narrow;
+use super::vector::{LANES, Sixteen};
 use super::{FLOATS, Isa, Work, check, describe, floats, rows_per_thread, with_float};
 use crate::kernel::NativeKernel;
 use crate::reference::arguments::Arguments;
@@ -31,15 +32,14 @@ const TILE: usize = 64;
 const HEADS: usize = 8;
 /// The widest head: the sums of [`HEADS`] heads are 8 KiB, which stay in the first cache.
 const WIDEST: usize = 256;
-/// Numbers that a register holds, or several registers.
-const LANES: usize = 16;
-/// Numbers of a value that are summed at a time.
-const PART: usize = 32;
 /// How many keys before it is read a key is asked for.
-const AHEAD: usize = 8;
+const EARLY: usize = 8;
 
-/// Below torch's kernels (30 to 60), whose products of tiles are faster.
-const PRIORITY: i32 = 25;
+/// Above torch's fused kernel (60).
+const PRIORITY: i32 = 65;
+/// Where torch's fused kernel is not faster (`layerzero bench cpu`). That one is with one query head for each key/value head, and in
+/// bfloat16 on CPUs with instructions for it; it repeats shared heads in memory, and has no softcap. A window it masks.
+const AHEAD: &str = "softcap > 0.0 or query.dtype == 'float16' or query.dtype == 'float32' and heads != kv_heads";
 
 /// What both descriptors have in common.
 fn narrowed(reference: KernelDescriptor, wide: &[&str], tensors: &[&str]) -> KernelDescriptor {
@@ -65,7 +65,10 @@ impl<I: Isa> NativeKernel for Decode<I> {
 
     fn descriptor(op: &'static Op) -> KernelDescriptor {
         let reference = describe::<I>(op, op.id(), PRIORITY);
-        narrowed(reference, &["head_dim", "v_dim"], &["query", "key", "value"])
+        let reference = narrowed(reference, &["head_dim", "v_dim"], &["query", "key", "value"]);
+        let cross = op.id() == "attention.cross.decode";
+        let conditions = vec![if cross { AHEAD.into() } else { format!("window_left >= 0 or {AHEAD}") }];
+        KernelDescriptor { conditions, ..reference }
     }
 
     fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
@@ -225,7 +228,7 @@ fn attend<'a, I: Isa, T: Narrow, C: Cache<'a, T>>(
             for (pass, output) in output.chunks_mut(HEADS * v_dim).enumerate() {
                 let first = item * group + pass * HEADS;
                 if I::FUSED {
-                    I::vectorize(Heads::<T, C, true> {
+                    I::vectorize(Heads::<T, C, I::Sixteen, true> {
                         queries,
                         first,
                         cache,
@@ -237,7 +240,7 @@ fn attend<'a, I: Isa, T: Narrow, C: Cache<'a, T>>(
                         memory: PhantomData,
                     });
                 } else {
-                    I::vectorize(Heads::<T, C, false> {
+                    I::vectorize(Heads::<T, C, I::Sixteen, false> {
                         queries,
                         first,
                         cache,
@@ -256,7 +259,7 @@ fn attend<'a, I: Isa, T: Narrow, C: Cache<'a, T>>(
 }
 
 /// Up to [`HEADS`] query heads that share a key/value head. `FUSED`: as of [`Isa`].
-struct Heads<'a, 'o, T: Narrow, C: Cache<'a, T>, const FUSED: bool> {
+struct Heads<'a, 'o, T: Narrow, C: Cache<'a, T>, V, const FUSED: bool> {
     queries: Rows<'o, T>,
     /// The row of the first head's query.
     first: usize,
@@ -266,7 +269,7 @@ struct Heads<'a, 'o, T: Narrow, C: Cache<'a, T>, const FUSED: bool> {
     softcap: f32,
     v_dim: usize,
     output: &'o mut [T],
-    memory: PhantomData<&'a T>,
+    memory: PhantomData<(&'a T, V)>,
 }
 
 /// What is known of some heads after some keys.
@@ -280,7 +283,7 @@ struct State {
     largest: [f32; HEADS],
 }
 
-impl<'a, T: Narrow, C: Cache<'a, T>, const FUSED: bool> Work for Heads<'a, '_, T, C, FUSED> {
+impl<'a, T: Narrow, C: Cache<'a, T>, V: Sixteen, const FUSED: bool> Work for Heads<'a, '_, T, C, V, FUSED> {
     type Output = ();
 
     #[inline(always)]
@@ -324,7 +327,7 @@ impl<'a, T: Narrow, C: Cache<'a, T>, const FUSED: bool> Work for Heads<'a, '_, T
     }
 }
 
-impl<'a, T: Narrow, C: Cache<'a, T>, const FUSED: bool> Heads<'a, '_, T, C, FUSED> {
+impl<'a, T: Narrow, C: Cache<'a, T>, V: Sixteen, const FUSED: bool> Heads<'a, '_, T, C, V, FUSED> {
     /// Adds the keys and values at hand to `G` heads, and says how many these are.
     #[inline(always)]
     fn step<const G: usize>(&self, head: usize, tile: &[(&'a [T], &'a [T])], state: &mut State) -> usize {
@@ -333,10 +336,10 @@ impl<'a, T: Narrow, C: Cache<'a, T>, const FUSED: bool> Heads<'a, '_, T, C, FUSE
         for (j, (key, _)) in tile.iter().enumerate() {
             if head == 0 {
                 // Rows of different heads or pages are apart, which no CPU foresees.
-                tile.get(j.wrapping_add(AHEAD)).iter().for_each(|next| prefetch(next.0));
+                tile.get(j.wrapping_add(EARLY)).iter().for_each(|next| prefetch(next.0));
                 prefetch(tile[j].1);
             }
-            let products = products::<T, G, FUSED>(queries, key);
+            let products = products::<T, V, G>(queries, key);
             for (scores, product) in scores.iter_mut().zip(products) {
                 scores[j] = product * self.scale;
             }
@@ -348,47 +351,75 @@ impl<'a, T: Narrow, C: Cache<'a, T>, const FUSED: bool> Heads<'a, '_, T, C, FUSE
                 scores[..tile.len()].iter_mut().for_each(|score| *score = cap * tanh::<FUSED>(*score / cap));
             }
             let before = state.largest[g];
-            let largest = largest(scores, before);
+            let largest = largest::<V>(scores, before);
             if largest > before {
                 let factor = if before == f32::NEG_INFINITY { 0.0 } else { exp::<FUSED>(before - largest) };
                 state.totals[g] *= factor;
                 state.sums[g][..self.v_dim].iter_mut().for_each(|sum| *sum *= factor);
                 state.largest[g] = largest;
             }
-            state.totals[g] += weights::<FUSED>(scores, largest);
+            state.totals[g] += weights::<V, FUSED>(scores, largest);
         }
-        let whole = self.v_dim / PART;
-        for part in 0..whole {
-            let mut sums: [[f32; PART]; G] = std::array::from_fn(|g| state.sums[head + g].as_chunks::<PART>().0[part]);
-            for (j, (_, value)) in tile.iter().enumerate() {
-                let mut wide = [0f32; PART];
-                T::widen(&value.as_chunks::<PART>().0[part], &mut wide);
-                for (sums, scores) in sums.iter_mut().zip(&scores) {
-                    let weight = scores[j];
-                    for (total, value) in sums.iter_mut().zip(&wide) {
-                        *total = sum::<FUSED>(weight, *value, *total);
-                    }
-                }
-            }
-            for (g, sums) in sums.into_iter().enumerate() {
-                state.sums[head + g].as_chunks_mut::<PART>().0[part] = sums;
-            }
+        let mut chunk = 0;
+        while chunk + 2 <= self.v_dim / LANES {
+            add_values::<T, V, G, 2>(&scores, tile, &mut state.sums[head..head + G], chunk);
+            chunk += 2;
         }
-        let start = whole * PART;
+        if chunk < self.v_dim / LANES {
+            add_values::<T, V, G, 1>(&scores, tile, &mut state.sums[head..head + G], chunk);
+            chunk += 1;
+        }
+        let start = chunk * LANES;
         if start < self.v_dim {
             for (j, (_, value)) in tile.iter().enumerate() {
-                let mut wide = [0f32; PART];
+                let mut wide = [0f32; LANES];
                 let rest = &value[start..];
                 T::widen(rest, &mut wide[..rest.len()]);
                 for (g, scores) in scores.iter().enumerate() {
                     let weight = scores[j];
-                    for (total, value) in state.sums[head + g][start..self.v_dim].iter_mut().zip(&wide) {
-                        *total = sum::<FUSED>(weight, *value, *total);
-                    }
+                    let sums = state.sums[head + g][start..self.v_dim].iter_mut();
+                    sums.zip(&wide).for_each(|(total, value)| *total += weight * value);
                 }
             }
         }
         G
+    }
+}
+
+/// Adds the values at hand by weight to `G` sums: their numbers from 16 · `chunk` on, `P` times sixteen.
+#[allow(unsafe_code)]
+#[inline(always)]
+fn add_values<T: Narrow, V: Sixteen, const G: usize, const P: usize>(
+    weights: &[[f32; TILE]; G],
+    tile: &[(&[T], &[T])],
+    sums: &mut [[f32; WIDEST]],
+    chunk: usize,
+) {
+    // SAFETY: `vectorize` runs it where the instructions of `V` are.
+    unsafe {
+        let mut totals = [[V::splat(0.0); P]; G];
+        for (totals, sums) in totals.iter_mut().zip(&*sums) {
+            for (total, sums) in totals.iter_mut().zip(&sums.as_chunks().0[chunk..]) {
+                *total = V::load(sums);
+            }
+        }
+        for (j, (_, value)) in tile.iter().enumerate() {
+            let mut wide = [V::splat(0.0); P];
+            for (wide, value) in wide.iter_mut().zip(&value.as_chunks().0[chunk..]) {
+                *wide = T::load(value);
+            }
+            for (totals, weights) in totals.iter_mut().zip(weights) {
+                let weight = V::splat(weights[j]);
+                for (total, wide) in totals.iter_mut().zip(wide) {
+                    *total = wide.times(weight, *total);
+                }
+            }
+        }
+        for (totals, sums) in totals.iter().zip(sums) {
+            for (total, sums) in totals.iter().zip(&mut sums.as_chunks_mut().0[chunk..]) {
+                total.store(sums);
+            }
+        }
     }
 }
 
@@ -409,69 +440,72 @@ fn prefetch<T>(row: &[T]) {
 }
 
 /// The products of a key with several queries.
+#[allow(unsafe_code)]
 #[inline(always)]
-fn products<T: Narrow, const G: usize, const FUSED: bool>(queries: [&[f32; WIDEST]; G], key: &[T]) -> [f32; G] {
-    let mut sums = [[0f32; LANES]; G];
+fn products<T: Narrow, V: Sixteen, const G: usize>(queries: [&[f32; WIDEST]; G], key: &[T]) -> [f32; G] {
     let (chunks, rest) = key.as_chunks::<LANES>();
-    for (c, chunk) in chunks.iter().enumerate() {
-        let mut wide = [0f32; LANES];
-        T::widen(chunk, &mut wide);
-        for (sums, query) in sums.iter_mut().zip(queries) {
-            let query = &query.as_chunks::<LANES>().0[c];
-            for (total, (query, key)) in sums.iter_mut().zip(query.iter().zip(&wide)) {
-                *total = sum::<FUSED>(*query, *key, *total);
+    let mut found = [0f32; G];
+    // SAFETY: `vectorize` runs it where the instructions of `V` are.
+    unsafe {
+        let mut sums = [V::splat(0.0); G];
+        for (c, chunk) in chunks.iter().enumerate() {
+            let key: V = T::load(chunk);
+            for g in 0..G {
+                sums[g] = V::load(&queries[g].as_chunks().0[c]).times(key, sums[g]);
             }
         }
+        for g in 0..G {
+            found[g] = sums[g].added();
+        }
     }
-    if rest.is_empty() {
-        return sums.map(added);
+    if !rest.is_empty() {
+        let mut wide = [0f32; LANES];
+        T::widen(rest, &mut wide[..rest.len()]);
+        for (found, query) in found.iter_mut().zip(queries) {
+            let query = &query[key.len() - rest.len()..key.len()];
+            *found += wide.iter().zip(query).map(|(key, query)| key * query).sum::<f32>();
+        }
     }
-    let mut wide = [0f32; LANES];
-    T::widen(rest, &mut wide[..rest.len()]);
-    std::array::from_fn(|g| {
-        let rest: f32 =
-            wide.iter().zip(&queries[g][chunks.len() * LANES..key.len()]).map(|(key, query)| key * query).sum();
-        added(sums[g]) + rest
-    })
-}
-
-/// The sum, by halves: the first eight and the last eight, and so on.
-#[inline(always)]
-pub(super) fn added(numbers: [f32; LANES]) -> f32 {
-    let eight: [f32; 8] = std::array::from_fn(|i| numbers[i] + numbers[i + 8]);
-    let four: [f32; 4] = std::array::from_fn(|i| eight[i] + eight[i + 4]);
-    (four[0] + four[2]) + (four[1] + four[3])
+    found
 }
 
 /// The largest of the scores and of one more. Where a score is NaN, it does not count.
+#[allow(unsafe_code)]
 #[inline(always)]
-fn largest(scores: &[f32; TILE], other: f32) -> f32 {
-    let mut most = [other; LANES];
-    for chunk in scores.chunks_exact(LANES) {
-        for (most, score) in most.iter_mut().zip(chunk) {
-            *most = if *score > *most { *score } else { *most };
+fn largest<V: Sixteen>(scores: &[f32; TILE], other: f32) -> f32 {
+    let mut all = [0f32; LANES];
+    // SAFETY: `vectorize` runs it where the instructions of `V` are.
+    unsafe {
+        let mut most = V::splat(other);
+        for chunk in scores.as_chunks().0 {
+            most = V::load(chunk).or_larger(most);
         }
+        most.store(&mut all);
     }
-    most.into_iter().fold(other, f32::max)
+    all.into_iter().fold(other, f32::max)
 }
 
 /// Makes weights of scores, and gives their sum. A score far below the largest has no weight; one that is NaN has the weight NaN.
+#[allow(unsafe_code)]
 #[inline(always)]
-fn weights<const FUSED: bool>(scores: &mut [f32; TILE], largest: f32) -> f32 {
+fn weights<V: Sixteen, const FUSED: bool>(scores: &mut [f32; TILE], largest: f32) -> f32 {
     /// e^-87 is the least normal number of float32, about.
     const LEAST: f32 = -87.0;
     // If all are minus infinity, none has a weight.
     let base = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
-    let mut totals = [0f32; LANES];
-    for chunk in scores.as_chunks_mut::<LANES>().0 {
-        for (score, total) in chunk.iter_mut().zip(&mut totals) {
-            let distance = *score - base;
-            let weight = exp::<FUSED>(distance);
-            *score = if distance < LEAST { 0.0 } else { weight };
-            *total += *score;
-        }
+    for score in scores.iter_mut() {
+        let distance = *score - base;
+        let weight = exp::<FUSED>(distance);
+        *score = if distance < LEAST { 0.0 } else { weight };
     }
-    added(totals)
+    // SAFETY: `vectorize` runs it where the instructions of `V` are.
+    unsafe {
+        let mut total = V::splat(0.0);
+        for chunk in scores.as_chunks().0 {
+            total = V::load(chunk).plus(total);
+        }
+        total.added()
+    }
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ pub fn exp<const FUSED: bool>(x: f32) -> f32 {
 #[inline(always)]
 pub fn erf<const FUSED: bool>(x: f32) -> f32 {
     /// Beyond it the function is 1 to the last digit of float32.
-    const END: f32 = 3.832_506_9;
+    const END: f32 = 3.832_507;
     /// 2 / END^2: x^2 becomes a number from -1 to 1.
     const TO_ONE: f32 = 0.136_164_57;
     const FIT: [f32; 16] = [
@@ -72,13 +72,13 @@ pub fn tanh<const FUSED: bool>(x: f32) -> f32 {
     const P: [f32; 7] = [
         -2.760_768_5e-16,
         2.000_188e-13,
-        -8.604_671_5e-11,
+        -8.604_672e-11,
         5.122_297_1e-8,
         1.485_722_4e-5,
         6.372_619_3e-4,
         4.893_524_6e-3,
     ];
-    const Q: [f32; 4] = [1.198_258_4e-6, 1.185_347_1e-4, 2.268_434_6e-3, 4.893_525_2e-3];
+    const Q: [f32; 4] = [1.198_258_4e-6, 1.185_347_1e-4, 2.268_434_6e-3, 4.893_525e-3];
     let square = x * x;
     let polynomial = |of: &[f32]| of.iter().fold(0.0, |found, &next| sum::<FUSED>(found, square, next));
     let found = x * polynomial(&P) / polynomial(&Q);

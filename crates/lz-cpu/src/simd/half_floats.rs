@@ -4,6 +4,8 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use lz_abi::Scalar;
 
+use super::vector::{LANES, Sixteen};
+
 /// A float of at most 32 bits that is computed with as float32.
 pub trait Narrow: Scalar {
     /// Writes the same numbers as float32. Both slices have one length.
@@ -19,13 +21,25 @@ pub trait Narrow: Scalar {
         buffer
     }
 
-    /// Has float32 numbers written: to where they belong, or to a buffer that is at least as long, from which they are rounded.
+    /// Where float32 numbers that become these are written: there, or in a buffer that is at least as long. [`Narrow::settle`] comes
+    /// after that.
     #[inline(always)]
-    fn write(to: &mut [Self], buffer: &mut [f32], with: impl FnOnce(&mut [f32])) {
-        let buffer = &mut buffer[..to.len()];
-        with(buffer);
-        Self::narrow(buffer, to);
+    fn place<'a>(to: &'a mut [Self], buffer: &'a mut [f32]) -> &'a mut [f32] {
+        &mut buffer[..to.len()]
     }
+
+    /// Rounds what [`Narrow::place`] gave to be written.
+    #[inline(always)]
+    fn settle(buffer: &[f32], to: &mut [Self]) {
+        Self::narrow(&buffer[..to.len()], to);
+    }
+
+    /// Sixteen of them as float32, in registers.
+    ///
+    /// # Safety
+    /// As for [`Sixteen`].
+    #[allow(unsafe_code)]
+    unsafe fn load<V: Sixteen>(from: &[Self; LANES]) -> V;
 }
 
 impl Narrow for f32 {
@@ -45,8 +59,18 @@ impl Narrow for f32 {
     }
 
     #[inline(always)]
-    fn write(to: &mut [f32], _: &mut [f32], with: impl FnOnce(&mut [f32])) {
-        with(to);
+    fn place<'a>(to: &'a mut [f32], _: &'a mut [f32]) -> &'a mut [f32] {
+        to
+    }
+
+    #[inline(always)]
+    fn settle(_: &[f32], _: &mut [f32]) {}
+
+    #[allow(unsafe_code)]
+    #[inline(always)]
+    unsafe fn load<V: Sixteen>(from: &[f32; LANES]) -> V {
+        // SAFETY: the caller's.
+        unsafe { V::load(from) }
     }
 }
 
@@ -71,6 +95,13 @@ impl Narrow for f16 {
             return unsafe { f16c::narrow(from, to) };
         }
         to.convert_from_f32_slice(from);
+    }
+
+    #[allow(unsafe_code)]
+    #[inline(always)]
+    unsafe fn load<V: Sixteen>(from: &[f16; LANES]) -> V {
+        // SAFETY: the caller's.
+        unsafe { V::load_f16(from) }
     }
 }
 
@@ -133,6 +164,13 @@ impl Narrow for bf16 {
             let kept = bits >> 16 | 0x40;
             *to = bf16::from_bits(if from.is_nan() { kept } else { rounded } as u16);
         }
+    }
+
+    #[allow(unsafe_code)]
+    #[inline(always)]
+    unsafe fn load<V: Sixteen>(from: &[bf16; LANES]) -> V {
+        // SAFETY: the caller's.
+        unsafe { V::load_bf16(from) }
     }
 }
 

@@ -8,9 +8,9 @@ use std::marker::PhantomData;
 use lz_abi::Rows;
 use lz_model::{DType, DimRule, KernelArgs, KernelDescriptor, KernelError, Op};
 
-use super::exp::sum;
 use super::half_floats::Narrow;
 use super::rms_norm::as_f32;
+use super::vector::{LANES, Sixteen};
 use super::{BLOCK, FLOATS, Isa, Work, check, describe, floats, with_float};
 use crate::kernel::NativeKernel;
 
@@ -22,12 +22,10 @@ const INPUT: usize = 0;
 const WEIGHT: usize = 1;
 const BIAS: usize = 2;
 
-/// Rows of the input it takes: with more, a product of tiles is faster.
-const MOST_ROWS: i64 = 4;
+/// Rows of the input it takes: with more, torch's product of tiles is faster.
+const MOST_ROWS: i64 = 1;
 /// Rows of the weight that are multiplied side by side, so that their sums do not wait for each other.
 const SIDE: usize = 4;
-/// Numbers that a register holds, or several registers.
-const LANES: usize = 16;
 /// Bytes of a weight below which one thread does all.
 const ONE_THREAD: usize = 256 << 10;
 
@@ -35,7 +33,7 @@ impl<I: Isa> NativeKernel for Linear<I> {
     const OPS: &'static [&'static str] = &["mlp.linear"];
 
     fn descriptor(op: &'static Op) -> KernelDescriptor {
-        let reference = describe::<I>(op, "linear", 45);
+        let reference = describe::<I>(op, "linear", 55);
         let mut dims = reference.dims.clone();
         dims.insert("rows".to_owned(), DimRule { max: Some(MOST_ROWS), ..DimRule::default() });
         KernelDescriptor {
@@ -43,6 +41,8 @@ impl<I: Isa> NativeKernel for Linear<I> {
             inputs: floats(&["input", "weight", "bias"]),
             dims,
             requires_last_dim_stride1: true,
+            // Where torch's is not faster (`layerzero bench cpu`): its float32 is.
+            conditions: vec!["input.dtype != 'float32'".into()],
             // The input, the result and the bias as float32; each begins at a multiple of 64 bytes.
             workspace: Some("(rows * in_features + (rows + 1) * out_features) * 4 + 128".into()),
             ..reference
@@ -82,11 +82,7 @@ fn run<I: Isa, T: Narrow>(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelErr
         let per_part = outs.div_ceil(parts).next_multiple_of(SIDE);
         threads.each_chunk(y, per_part * rows, |part, y| {
             let first = part * per_part;
-            if I::FUSED {
-                I::vectorize(Products::<T, true> { weights, first, x, y, rows });
-            } else {
-                I::vectorize(Products::<T, false> { weights, first, x, y, rows });
-            }
+            I::vectorize(Products::<T, I::Sixteen> { weights, first, x, y, rows, kind: PhantomData });
         });
     }
     let bias = match args.input(BIAS) {
@@ -130,8 +126,8 @@ impl<T: Narrow> Work for Rounded<'_, T> {
     }
 }
 
-/// Some columns of the result. `FUSED`: as of [`Isa`].
-struct Products<'a, T: Narrow, const FUSED: bool> {
+/// Some columns of the result.
+struct Products<'a, T: Narrow, V> {
     weights: Rows<'a, T>,
     first: usize,
     /// The rows of the input, one after the other.
@@ -139,9 +135,10 @@ struct Products<'a, T: Narrow, const FUSED: bool> {
     /// The results of a column, one after the other.
     y: &'a mut [f32],
     rows: usize,
+    kind: PhantomData<V>,
 }
 
-impl<T: Narrow, const FUSED: bool> Work for Products<'_, T, FUSED> {
+impl<T: Narrow, V: Sixteen> Work for Products<'_, T, V> {
     type Output = ();
 
     #[inline(always)]
@@ -153,7 +150,7 @@ impl<T: Narrow, const FUSED: bool> Work for Products<'_, T, FUSED> {
             let weights: [&[T]; SIDE] =
                 std::array::from_fn(|i| self.weights.get(self.first + (group * SIDE + i).min(columns - 1)));
             for (row, x) in self.x.chunks_exact(self.x.len() / self.rows).enumerate() {
-                let products = products::<T, FUSED>(weights, x);
+                let products = products::<T, V>(weights, x);
                 for (i, product) in products[..side].iter().enumerate() {
                     y[i * self.rows + row] = *product;
                 }
@@ -163,26 +160,30 @@ impl<T: Narrow, const FUSED: bool> Work for Products<'_, T, FUSED> {
 }
 
 /// The products of some rows with one.
+#[allow(unsafe_code)]
 #[inline(always)]
-fn products<T: Narrow, const FUSED: bool>(weights: [&[T]; SIDE], x: &[f32]) -> [f32; SIDE] {
-    let mut sums = [[0f32; LANES]; SIDE];
+fn products<T: Narrow, V: Sixteen>(weights: [&[T]; SIDE], x: &[f32]) -> [f32; SIDE] {
     let (chunks, x_rest) = x.as_chunks::<LANES>();
-    let weights = weights.map(|weight| weight.as_chunks::<LANES>());
-    for (c, x) in chunks.iter().enumerate() {
-        for (sums, (weight, _)) in sums.iter_mut().zip(&weights) {
-            let mut wide = [0f32; LANES];
-            T::widen(&weight[c], &mut wide);
-            for (total, (x, weight)) in sums.iter_mut().zip(x.iter().zip(&wide)) {
-                *total = sum::<FUSED>(*x, *weight, *total);
+    let mut found = [0f32; SIDE];
+    // SAFETY: `vectorize` runs it where the instructions of `V` are.
+    unsafe {
+        let mut sums = [V::splat(0.0); SIDE];
+        for (c, x) in chunks.iter().enumerate() {
+            let x = V::load(x);
+            for i in 0..SIDE {
+                sums[i] = T::load::<V>(&weights[i].as_chunks().0[c]).times(x, sums[i]);
             }
         }
+        for i in 0..SIDE {
+            found[i] = sums[i].added();
+        }
     }
-    std::array::from_fn(|i| {
-        let (mut wide, rest) = ([0f32; LANES], weights[i].1);
+    for (found, weight) in found.iter_mut().zip(weights) {
+        let (mut wide, rest) = ([0f32; LANES], weight.as_chunks::<LANES>().1);
         T::widen(rest, &mut wide[..rest.len()]);
-        let rest: f32 = wide.iter().zip(x_rest).map(|(weight, x)| weight * x).sum();
-        super::attention::added(sums[i]) + rest
-    })
+        *found += wide.iter().zip(x_rest).map(|(weight, x)| weight * x).sum::<f32>();
+    }
+    found
 }
 
 #[cfg(test)]

@@ -25,6 +25,8 @@ pub mod quantize;
 pub mod rms_norm;
 pub mod rope;
 pub mod silu_mul;
+#[allow(unsafe_code)]
+pub mod vector;
 
 /// What they compute with, as float32.
 const FLOATS: DTypeSet = DTypeSet::of(&[DType::F32, DType::F16, DType::Bf16]);
@@ -109,6 +111,9 @@ pub trait Isa {
     /// Whether a product and a sum are one instruction: `mul_add` is a slow call where they are not.
     const FUSED: bool;
 
+    /// Sixteen numbers in its registers.
+    type Sixteen: vector::Sixteen;
+
     /// Does the work with these instructions; `None` when this CPU does not have them.
     fn vectorize<W: Work>(work: W) -> Option<W::Output>;
 }
@@ -121,6 +126,7 @@ impl Isa for Portable {
     const FEATURES: &'static [&'static str] = &[];
     const PRIORITY: i32 = 0;
     const FUSED: bool = cfg!(target_arch = "aarch64");
+    type Sixteen = vector::Plain;
 
     fn vectorize<W: Work>(work: W) -> Option<W::Output> {
         Some(work.run())
@@ -128,7 +134,7 @@ impl Isa for Portable {
 }
 
 macro_rules! isas {
-    ($($name:ident: $suffix:literal, $priority:literal, [$($feature:tt)+], $all:literal;)+) => {
+    ($($name:ident: $suffix:literal, $priority:literal, $sixteen:ty, [$($feature:tt)+], $all:literal;)+) => {
         $(
             #[doc = concat!("CPUs with ", $all, ".")]
             pub struct $name;
@@ -138,6 +144,7 @@ macro_rules! isas {
                 const FEATURES: &'static [&'static str] = &[$($feature),+];
                 const PRIORITY: i32 = $priority;
                 const FUSED: bool = true;
+                type Sixteen = $sixteen;
 
                 #[cfg(target_arch = "x86_64")]
                 fn vectorize<W: Work>(work: W) -> Option<W::Output> {
@@ -161,8 +168,8 @@ macro_rules! isas {
 }
 
 isas! {
-    Avx2: ".avx2", 1, ["avx2" "fma" "f16c"], "avx2,fma,f16c";
-    Avx512: ".avx512", 2, ["avx512f" "avx512bw" "avx512dq" "avx512vl"], "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c";
+    Avx2: ".avx2", 1, vector::InTwo, ["avx2" "fma" "f16c"], "avx2,fma,f16c";
+    Avx512: ".avx512", 2, vector::InOne, ["avx512f" "avx512bw" "avx512dq" "avx512vl"], "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c";
 }
 
 /// The descriptor of a kernel for one instruction set: what its operation's reference takes, to be narrowed by the kernel.

@@ -107,7 +107,8 @@ impl<T: Narrow> Work for Norm<'_, T> {
             for (b, (block, output)) in row.chunks(BLOCK).zip(output.chunks_mut(BLOCK)).enumerate() {
                 let x = T::wide(block, &mut x);
                 let weight = self.weight.map(|w| &w[b * BLOCK..b * BLOCK + block.len()]);
-                T::write(output, &mut y, |y| scale(x, weight, factor, y));
+                scale(x, weight, factor, T::place(output, &mut y));
+                T::settle(&y, output);
             }
         }
     }
