@@ -226,7 +226,9 @@ def test_a_library_that_is_denied_is_not_used() -> None:
         function, graphs = compiled(lz.gelu)
         assert_right((function(ROWS),), (reference.gelu(ROWS.double()),))
     assert graphs.ours() == [("gelu", "selected")]
-    assert report() == [("gelu", "operator", "lz_cpu.ref.activation.gelu")]
+    ((name, how, kernel),) = report()
+    assert (name, how) == ("gelu", "operator")
+    assert kernel.startswith("lz_cpu.")
 
 
 def test_a_kernel_of_ones_own_is_selected_at_every_call() -> None:
