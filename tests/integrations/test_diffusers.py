@@ -95,6 +95,27 @@ def test_optimized_attention_gives_what_diffusers_gives(name: str, calls: list[d
     assert len(calls) == len(was)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_on_a_gpu_the_model_gives_what_diffusers_gives(name: str, dtype: torch.dtype) -> None:
+    def there(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: there(one) for key, one in value.items()}
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.to("cuda", dtype if value.is_floating_point() else None)
+
+    model, given = MODELS[name][0]()
+    model, given = model.to("cuda", dtype), there(given)
+    before = result(model, given)
+    with lz.patched(model):
+        inside = result(model, given)
+    assert apart(inside.float(), before.float()) < (1e-3 if dtype is torch.float32 else 5e-2)
+    assert torch.equal(result(model, given), before)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_everything_else_that_is_optimized_gives_the_same(name: str) -> None:
     model, given = MODELS[name][0]()

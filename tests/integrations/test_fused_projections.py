@@ -82,6 +82,19 @@ def test_one_product_gives_what_three_give(name: str, products: list[Any]) -> No
     assert not any("_lz_block" in vars(module) for module in model.modules())
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", FUSED)
+@torch.no_grad()
+def test_on_a_gpu(name: str, products: list[Any]) -> None:
+    model, ids = decoder(name, "sdpa" if name != "gpt_oss" else "eager").cuda(), tokens(2, 12).cuda()
+    before = model(ids).logits
+    with fused(model):
+        assert float((model(ids).logits - before).abs().max()) < 1e-3
+    assert len(products) == 2
+    assert torch.equal(model(ids).logits, before)
+
+
 @pytest.mark.parametrize("name", ["bert", "vit"])
 @torch.no_grad()
 def test_encoders_too(name: str, products: list[Any]) -> None:
