@@ -30,8 +30,8 @@ struct Case {
     params: Vec<(&'static str, ParamValue)>,
     inputs: Vec<(&'static str, Tensor)>,
     layout: Option<Layout>,
-    /// How many axes of one come before rows, the same for all inputs that have those rows.
-    ones: usize,
+    /// Rows are one axis: many inputs that draw their leading axes would seldom agree.
+    flat: bool,
 }
 
 impl Sizes for Case {
@@ -50,8 +50,13 @@ impl Sizes for Case {
 impl Case {
     /// `forced` is the input that is given for certain, and its dtype.
     fn random(schema: &'static OpSchema, forced: (&str, DType), rng: &mut Rng) -> Case {
-        let mut case =
-            Case { dims: BTreeMap::new(), params: Vec::new(), inputs: Vec::new(), layout: None, ones: rng.below(3) };
+        let mut case = Case {
+            dims: BTreeMap::new(),
+            params: Vec::new(),
+            inputs: Vec::new(),
+            layout: None,
+            flat: schema.id == "attention.merge",
+        };
         for dim in schema.dims {
             let size = match dim.name {
                 "heads" => rng.pick(&[0, 1, 2, 2, 4]),
@@ -128,8 +133,8 @@ impl Case {
         let mut shape = Vec::new();
         for axis in rng.pick(&alternatives).split_whitespace() {
             if let Some(name) = axis.strip_prefix("...") {
-                shape.extend(vec![1; self.ones]);
-                if self.dims[name] != 1 || self.ones == 0 {
+                shape.extend(vec![1; if self.flat { 0 } else { rng.below(3) }]);
+                if self.dims[name] != 1 || self.flat || rng.below(2) == 0 {
                     shape.push(self.dims[name]);
                 }
             } else if let Some(name) = axis.strip_suffix('?') {
@@ -219,7 +224,7 @@ fn every_dtype_of_every_input_works_wherever_it_lies() {
             };
             for dtype in dtypes.iter() {
                 let mut succeeded = 0;
-                for seed in 0..60 {
+                for seed in 0..30 {
                     let case = Case::random(schema, (input.name, dtype), &mut Rng(seed));
                     let plain: Vec<_> = case.inputs.iter().map(|(_, tensor)| tensor.view()).collect();
                     let result = case.run(schema, &plain, Tensor::zeros);

@@ -44,6 +44,8 @@ def by_sequence_lse(
     output, logarithms = _by_sequence(attend_one, query, key, value, bounds)
     nothing = query.new_full((1, query.shape[1], 1), -torch.inf, dtype=torch.float32)
     parts = [part.float() if isinstance(part, Tensor) else nothing.expand(1, -1, part or 0) for part in logarithms]
+    if not parts:
+        return output, query.new_zeros(query.shape[:2], dtype=torch.float32)
     return output, torch.cat(parts, 2)[0].transpose(0, 1).contiguous()
 
 
@@ -66,8 +68,9 @@ def _by_sequence(
     done = 0
 
     def nothing(count: int) -> None:
-        parts.append(query.new_zeros(1, query.shape[1], count, value.shape[3]))
-        logarithms.append(count)
+        if count:
+            parts.append(query.new_zeros(count, query.shape[1], value.shape[3]))
+            logarithms.append(count)
 
     for (start, end), (first, last) in zip(rows, tokens, strict=True):
         nothing(start - done)
@@ -75,11 +78,13 @@ def _by_sequence(
             nothing(end - start)
         elif end > start:
             output, lse = attend_one(query[:, :, start:end], key[:, :, first:last], value[:, :, first:last])
-            parts.append(output)
+            parts.append(output[0].transpose(0, 1))
             logarithms.append(lse)
         done = end
     nothing(query.shape[2] - done)
-    return torch.cat(parts, 2)[0].transpose(0, 1).contiguous(), logarithms
+    if not parts:
+        return query.new_zeros(0, query.shape[1], value.shape[3]), logarithms
+    return torch.cat(parts).contiguous(), logarithms
 
 
 def flash(
