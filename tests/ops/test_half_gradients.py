@@ -258,7 +258,7 @@ def test_attention_sums_over_many_queries(dtype: torch.dtype, mask: bool) -> Non
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_the_kernel_that_serves_gradients_is_one_that_sums_in_float32(dtype: torch.dtype) -> None:
     rows, weight = torch.randn(8, 16).to(dtype), torch.ones(16, dtype=dtype)
-    assert lz.which("layer_norm", rows, 16, weight).kernel_id.startswith("lz_cpu.layer_norm")
+    assert lz.which("layer_norm", rows[:1], 16, weight).kernel_id.startswith("lz_cpu.layer_norm")
     assert lz.which("layer_norm", rows, 16, weight.clone().requires_grad_()).kernel_id == "torch.layer_norm.mixed"
     indices = torch.zeros(5, dtype=torch.int64)
     assert lz.which("embedding", indices, rows).kernel_id == "lz_cpu.embedding"
