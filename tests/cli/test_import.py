@@ -139,7 +139,7 @@ NUMPY_ALONE = """
         "rms_norm": lambda: close(lz.rms_norm(x, w), normed),
         "backwards": lambda: close(lz.rms_norm(x[:, ::-1], w[::-1]), normed[:, ::-1]),
         "columns": lambda: close(lz.rms_norm(np.asfortranarray(x), w), normed),
-        "which": lambda: lz.which("layer_norm", x).kernel_id == "lz_cpu.ref.norm.layer",
+        "which": lambda: lz.which("layer_norm", x).kernel_id.startswith("lz_cpu."),
         "attention": attention, "append": append, "quantize": quantize, "seeds": seeds, "out": out,
         "several_dimensions": several_dimensions, "unaligned": unaligned, "read_only": read_only, "refused": refused,
     }
