@@ -9,8 +9,9 @@ Llama-3-8B's geometry, random weights, bfloat16. The variants are the same model
     layerzero  attn_implementation="layerzero", the rest as it is
     optimize   lz.optimize(model): attention, norms, rotary embedding, MLP
 
-and each of them compiled by ``torch.compile``. Every step is timed from an idle device, and the
-median is given. Compiled variants come last, within ``--compile-seconds``. What fails is named, and the others go on.
+and each of them compiled by ``torch.compile``. Every step is timed from an idle device, and the median is given. The
+variants of a step are warmed one after the other and then take turns, so that what disturbs the machine meets all of
+them. Compiled variants come last, one by one, within ``--compile-seconds``. What fails is named, and the others go on.
 """
 
 from __future__ import annotations
@@ -151,7 +152,8 @@ class Run:
         """(kind, batch, tokens of the prompt or the context)."""
         scale = 64 if self._options.tiny else 1
         prompts = [("prefill", 1, length // scale) for length in PREFILL]
-        return prompts + [("decode", batch, CONTEXT // scale) for batch in DECODE]
+        steps = prompts + [("decode", batch, CONTEXT // scale) for batch in DECODE]
+        return [step for step in steps if step[0] in self._options.kinds]
 
     @torch.no_grad()
     def run(self) -> dict[str, Any]:
@@ -166,65 +168,89 @@ class Run:
             say(str(done.report))
         for kind, batch, length in self.steps():
             self.rows.append({"kind": kind, "batch": batch, "tokens": length, "ms": {}})
+        for row in self.rows:
+            self._take_turns(row)
+            self._say_row(row)
         # Compiling may take long, so it comes last, within its time.
-        for compiled in (False, True) if self._options.compile_seconds > 0 else (False,):
-            for row in reversed(self.rows) if compiled else self.rows:
-                for variant in self._options.variants:
-                    self._measure(row, variant, compiled)
-                say(f"{self._named(row)}: {', '.join(f'{name} {ms:.2f} ms' for name, ms in row['ms'].items())}")
-                self._write()
+        for row in reversed(self.rows) if self._options.compile_seconds > 0 else ():
+            for variant in self._options.variants:
+                self._measure_compiled(row, variant)
+            self._say_row(row)
         return self.result()
 
     @staticmethod
     def _named(row: dict[str, Any]) -> str:
         return f"{row['kind']} batch {row['batch']} tokens {row['tokens']}"
 
-    def _measure(self, row: dict[str, Any], variant: str, compiled: bool) -> None:
-        """One variant of one step."""
-        name = f"{variant} compiled" if compiled else variant
+    def _say_row(self, row: dict[str, Any]) -> None:
+        say(f"{self._named(row)}: {', '.join(f'{name} {ms:.2f} ms' for name, ms in row['ms'].items())}")
+        self._write()
+
+    def _take_turns(self, row: dict[str, Any]) -> None:
+        """All variants of a step as they are: one after the other until each is warm, then in turns."""
+        times: dict[str, list[float]] = {}
+        # The model is changed in place, so that the step is the same for all of them.
+        step = self._step(self._model, row)
+        for variant in self._options.variants:
+            where = f"{variant}, {self._named(row)}"
+            if variant == "eager" and row["kind"] == "prefill" and row["tokens"] > 8192 and not self._options.all:
+                # Of 16k tokens and 32 heads: 17 GB as bfloat16, 34 GB as float32.
+                self.failures[where] = "left out: the scores of its softmax are 50 GB (--all)"
+                continue
+            with self._named_if_it_fails(where):
+                self._agree(where, row, self._warm(variant, step))
+                times[variant] = []
+        for _ in range(self._options.rounds):
+            for variant, seen in times.items():
+                with self._named_if_it_fails(f"{variant}, {self._named(row)}"), served(self._model, variant):
+                    step()
+                    seen.append(self._clock.ms(step))
+        row["ms"] |= {variant: statistics.median(seen) for variant, seen in times.items() if seen}
+
+    def _measure_compiled(self, row: dict[str, Any], variant: str) -> None:
+        """One variant of one step, compiled."""
+        name = f"{variant} compiled"
         where = f"{name}, {self._named(row)}"
-        if variant == "eager" and row["kind"] == "prefill" and row["tokens"] > 8192 and not self._options.all:
-            # Of 16k tokens and 32 heads: 17 GB as bfloat16, 34 GB as float32.
-            self.failures[where] = "left out: the scores of its softmax are 50 GB (--all)"
-            return
-        if compiled and self._compiling_left <= 0:
+        if self._compiling_left <= 0:
             self.failures[where] = f"left out: {self._options.compile_seconds:.0f} s of compiling are used up"
             return
         begun = time.perf_counter()
+        with self._named_if_it_fails(where), served(self._model, variant):
+            torch._dynamo.reset()
+            step = self._step(torch.compile(self._model, dynamic=False), row)
+            self._agree(where, row, self._warm(variant, step))
+            row["ms"][name] = statistics.median(self._clock.ms(step) for _ in range(self._options.rounds))
+        took = time.perf_counter() - begun
+        self._compiling_left -= took
+        say(f"  {where}: {self.failures.get(where, f'{took:.1f} s')}")
+
+    @contextmanager
+    def _named_if_it_fails(self, where: str) -> Iterator[None]:
         try:
-            row["ms"][name], logits = self._time(variant, compiled, row["kind"], row["batch"], row["tokens"])
-            self._agree(where, row, logits)
+            yield
         except Exception as error:  # noqa: BLE001 - the other variants go on
             self.failures[where] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:300]
         finally:
             gc.collect()
             if self._device != "cpu":
                 torch.cuda.empty_cache()
-        took = time.perf_counter() - begun
-        if compiled:
-            self._compiling_left -= took
-        say(f"  {where}: {self.failures.get(where, f'{took:.1f} s')}")
+
+    def _step(self, call: Any, row: dict[str, Any]) -> Step:
+        tokens = self._tokens(row["batch"], row["tokens"])
+        return prefill(call, tokens) if row["kind"] == "prefill" else decode(call, self._model, tokens)
+
+    def _warm(self, variant: str, step: Step) -> torch.Tensor:
+        """Runs a step until it is warm: kernels of LayerZero are compiled in the background while torch's serve. Its logits."""
+        with served(self._model, variant):
+            begun, calls = time.perf_counter(), 0
+            while calls < 3 or time.perf_counter() - begun < self._options.warm_seconds:
+                logits, calls = step(), calls + 1
+            return logits.float().clone()
 
     def _tokens(self, batch: int, length: int) -> torch.Tensor:
         generator = torch.Generator(device=self._device).manual_seed(batch * 100003 + length)
         vocabulary = self._model.config.vocab_size
         return torch.randint(0, vocabulary, (batch, length), generator=generator, device=self._device)
-
-    def _time(self, variant: str, compiled: bool, kind: str, batch: int, length: int) -> tuple[float, torch.Tensor]:
-        """Milliseconds of a step, and its logits."""
-        with served(self._model, variant):
-            call: Any = self._model
-            if compiled:
-                torch._dynamo.reset()
-                call = torch.compile(self._model, dynamic=False)
-            tokens = self._tokens(batch, length)
-            step = prefill(call, tokens) if kind == "prefill" else decode(call, self._model, tokens)
-            # Kernels of LayerZero are compiled in the background while torch's serve.
-            begun, calls = time.perf_counter(), 0
-            while calls < 3 or time.perf_counter() - begun < self._options.warm_seconds:
-                logits, calls = step(), calls + 1
-            logits = logits.float().clone()
-            return statistics.median(self._clock.ms(step) for _ in range(self._options.rounds)), logits
 
     def _agree(self, where: str, row: dict[str, Any], logits: torch.Tensor) -> None:
         """Whether the logits are those of the step's first variant, up to the rounding of bfloat16."""
@@ -237,9 +263,7 @@ class Run:
         """Measures the kernels for the calls that the steps make."""
         with lz.patched(self._model):
             for kind, batch, length in self.steps():
-                tokens = self._tokens(batch, length)
-                step = prefill(self._model, tokens) if kind == "prefill" else decode(self._model, self._model, tokens)
-                step()
+                self._step(self._model, {"kind": kind, "batch": batch, "tokens": length})()
         begun = time.perf_counter()
         device = "cpu" if self._device == "cpu" else "cuda"
         seen = [entry for entry in lz.manifest() if str(entry["device"]).startswith(device)]
@@ -303,6 +327,7 @@ def options(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--layers", type=int, default=32, help="how many of the 32 layers to build")
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
+    parser.add_argument("--kinds", nargs="+", default=["prefill", "decode"], choices=["prefill", "decode"])
     parser.add_argument("--rounds", type=int, default=20, help="timed steps of each")
     parser.add_argument("--compile-seconds", type=float, default=900.0, help="time for torch.compile; 0 leaves it out")
     parser.add_argument(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -175,10 +176,9 @@ def _paged(
         "block_tables": tables,
         "context_lens": tensor(index, np.array(lengths, dtype=np.int64)),
     }
-    parts = [
-        (slice(starts[b], starts[b + 1]), *(gathered(c.values, tables.values[b], lengths[b]) for c in pages))
-        for b in range(len(lengths))
-    ]
+    keys, values = ([gathered(one.values, *pair) for pair in zip(tables.values, lengths, strict=True)] for one in pages)
+    rows = [slice(first, end) for first, end in pairwise(starts)]
+    parts = list(zip(rows, keys, values, strict=True))
     given = sequences(inputs["query"].values, parts, 4, **params)
     if queries is not None:
         inputs["cu_seqlens_q"] = tensor(index, starts)
