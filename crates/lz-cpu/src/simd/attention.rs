@@ -32,6 +32,8 @@ const TILE: usize = 64;
 const HEADS: usize = 8;
 /// The widest head: the sums of [`HEADS`] heads are 8 KiB, which stay in the first cache.
 const WIDEST: usize = 256;
+/// What is this far below the largest score has no weight: `exp` gives no smaller numbers than e^-87.
+const LEAST: f32 = -87.0;
 /// How many keys before it is read a key is asked for.
 const EARLY: usize = 8;
 
@@ -45,8 +47,10 @@ const AHEAD: &str = "softcap > 0.0 or query.dtype == 'float16' or query.dtype ==
 fn narrowed(reference: KernelDescriptor, wide: &[&str], tensors: &[&str]) -> KernelDescriptor {
     let (mut inputs, mut params, mut dims) =
         (reference.inputs.clone(), reference.params.clone(), reference.dims.clone());
-    inputs.remove("attn_mask");
-    inputs.remove("alibi_slopes");
+    // What it does not read, it does not take.
+    for name in ["attn_mask", "alibi_slopes", "sinks"] {
+        inputs.remove(name);
+    }
     inputs.extend(floats(tensors));
     if params.contains_key("dropout_p") {
         params.insert(
@@ -82,7 +86,8 @@ impl<I: Isa> NativeKernel for DecodePaged<I> {
     fn descriptor(op: &'static Op) -> KernelDescriptor {
         let reference = describe::<I>(op, op.id(), PRIORITY);
         let reference = KernelDescriptor { kv_strategies: vec![KvStrategy::Paged], ..reference };
-        narrowed(reference, &["head_dim"], &["query", "key_cache", "value_cache"])
+        let reference = narrowed(reference, &["head_dim"], &["query", "key_cache", "value_cache"]);
+        KernelDescriptor { conditions: vec!["query.dtype == key_cache.dtype".into()], ..reference }
     }
 
     fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
@@ -123,17 +128,17 @@ fn paged<I: Isa, T: Narrow>(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelE
     let (reach, heads_first) = (Reach::of(args), args.layout("key_cache") == Layout::Hnd);
     let span = |sequence: i64| {
         let len = lens.get_int(&[sequence]);
-        Span { first: reach.first_key(len - 1).clamp(0, len.max(0)) as usize, end: len.max(0) as usize }
+        Span { first: reach.first_key(len.saturating_sub(1)).clamp(0, len.max(0)) as usize, end: len.max(0) as usize }
     };
     // All is checked before anything is computed; the reference says what is wrong.
     let capacity = tables.shape()[1].saturating_mul(block_size);
     let mut tokens = 0;
     for sequence in 0..batch {
         let span = span(sequence);
-        let pages = span.first as i64 / block_size.max(1)..(span.end as i64 + block_size - 1) / block_size.max(1);
+        let pages = span.first as i64 / block_size.max(1)..(span.end as i64).saturating_add(block_size - 1) / block_size.max(1);
         let fits = (0..=capacity).contains(&lens.get_int(&[sequence]));
         if !fits || !pages.into_iter().all(|page| (0..num_blocks).contains(&tables.get_int(&[sequence, page]))) {
-            PageTable::of(args).context(sequence, |len| reach.first_key(len - 1))?;
+            PageTable::of(args).context(sequence, |len| reach.first_key(len.saturating_sub(1)))?;
         }
         tokens += span.end - span.first;
     }
@@ -213,7 +218,9 @@ fn attend<'a, I: Isa, T: Narrow, C: Cache<'a, T>>(
     let [batch, heads, kv_heads] = ["batch", "heads", "kv_heads"].map(|name| args.dim(name) as usize);
     let usual = 1.0 / (queries.len().max(1) as f64).sqrt();
     let scale = args.param("scale").as_float().unwrap_or(usual) as f32;
-    let softcap = args.float_or("softcap", 0.0) as f32;
+    let cap = args.float_or("softcap", 0.0);
+    // A cap that float32 does not hold is still one.
+    let softcap = if cap > 0.0 { (cap as f32).max(f32::MIN_POSITIVE) } else { 0.0 };
     let (group, threads) = (heads / kv_heads.max(1), args.args.threads());
     let output = args.args.outputs[0].as_slice::<T>()?;
     if output.is_empty() {
@@ -353,9 +360,14 @@ impl<'a, T: Narrow, C: Cache<'a, T>, V: Sixteen, const FUSED: bool> Heads<'a, '_
             let before = state.largest[g];
             let largest = largest::<V>(scores, before);
             if largest > before {
-                let factor = if before == f32::NEG_INFINITY { 0.0 } else { exp::<FUSED>(before - largest) };
-                state.totals[g] *= factor;
-                state.sums[g][..self.v_dim].iter_mut().for_each(|sum| *sum *= factor);
+                if before - largest < LEAST {
+                    state.totals[g] = 0.0;
+                    state.sums[g][..self.v_dim].fill(0.0);
+                } else {
+                    let factor = exp::<FUSED>(before - largest);
+                    state.totals[g] *= factor;
+                    state.sums[g][..self.v_dim].iter_mut().for_each(|sum| *sum *= factor);
+                }
                 state.largest[g] = largest;
             }
             state.totals[g] += weights::<V, FUSED>(scores, largest);
@@ -489,8 +501,6 @@ fn largest<V: Sixteen>(scores: &[f32; TILE], other: f32) -> f32 {
 #[allow(unsafe_code)]
 #[inline(always)]
 fn weights<V: Sixteen, const FUSED: bool>(scores: &mut [f32; TILE], largest: f32) -> f32 {
-    /// e^-87 is the least normal number of float32, about.
-    const LEAST: f32 = -87.0;
     // If all are minus infinity, none has a weight.
     let base = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
     for score in scores.iter_mut() {
@@ -558,6 +568,28 @@ mod tests {
         let mut shape = view.shape().to_vec();
         shape[if heads_first { 2 } else { 1 }] = tokens;
         TensorView::strided(of.dtype(), &shape, view.strides(), 0, of.bytes()).unwrap()
+    }
+
+    #[test]
+    fn what_is_far_below_the_largest_score_has_no_weight() {
+        // 64 keys of score 0 with large values, then one of score 200 in the next tile.
+        let mut keys = vec![0.0; 65];
+        keys[64] = 200.0;
+        let values: Vec<f64> = (0..65).map(|at| if at < 64 { 5e36 } else { 1.0 }).collect();
+        let query = Tensor::from_f64(DType::F32, &[1, 1, 2, 1], &[1.0, 1.0]);
+        let [key, value] = [&keys, &values].map(|of| Tensor::from_f64(DType::F32, &[1, 65, 1, 1], of));
+        let inputs = [("query", query.view()), ("key", key.view()), ("value", value.view())];
+        let params = [("causal", ParamValue::Bool(false)), ("scale", ParamValue::Float(1.0))];
+        dense("attention.gqa.decode").check(&inputs, &params, Some(Layout::Bshd));
+    }
+
+    #[test]
+    fn a_cap_below_float32_is_a_cap() {
+        let query = drawn(DType::F32, &[1, 1, 2, 8], 1);
+        let [key, value] = [2, 3].map(|seed| drawn(DType::F32, &[1, 9, 1, 8], seed));
+        let inputs = [("query", query.view()), ("key", key.view()), ("value", value.view())];
+        let params = [("causal", ParamValue::Bool(false)), ("softcap", ParamValue::Float(1e-46))];
+        dense("attention.gqa.decode").check(&inputs, &params, Some(Layout::Bshd));
     }
 
     proptest! {
