@@ -135,7 +135,8 @@ fn paged<I: Isa, T: Narrow>(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelE
     let mut tokens = 0;
     for sequence in 0..batch {
         let span = span(sequence);
-        let pages = span.first as i64 / block_size.max(1)..(span.end as i64).saturating_add(block_size - 1) / block_size.max(1);
+        let pages =
+            span.first as i64 / block_size.max(1)..(span.end as i64).saturating_add(block_size - 1) / block_size.max(1);
         let fits = (0..=capacity).contains(&lens.get_int(&[sequence]));
         if !fits || !pages.into_iter().all(|page| (0..num_blocks).contains(&tables.get_int(&[sequence, page]))) {
             PageTable::of(args).context(sequence, |len| reach.first_key(len.saturating_sub(1)))?;
