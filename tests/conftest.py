@@ -82,7 +82,7 @@ LONG = (
     "test_correct_attention",
     "test_backend_triton_decode",
     "test_backend_flashinfer_attention",
-    "test_warming",
+    "test_warm_up",
     "test_tuned_before",
     "test_loading",
     "test_exits",

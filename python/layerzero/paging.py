@@ -28,7 +28,7 @@ class PageTables(NamedTuple):
 
 # By page size and width. What was made of tensors is made again when they hold something else.
 _MOST = 8
-_known: OrderedDict[tuple[int, int | None], Remembered[PageTables]] = OrderedDict()
+_known: OrderedDict[tuple[int, int | None], Remembered[tuple[PageTables, tuple[int | None, ...]]]] = OrderedDict()
 
 
 def page_tables(
@@ -69,10 +69,25 @@ def page_tables(
         return _tables(page_size, max_pages, kv_indptr, kv_indices, kv_last_page_len)
     known = _known.get((page_size, max_pages))
     if known is None:
-        known = _known[page_size, max_pages] = Remembered(partial(_checked, page_size))
+        known = _known[page_size, max_pages] = Remembered(partial(_with_versions, page_size))
         while len(_known) > _MOST:
             _known.popitem(last=False)
-    return known.of(kv_indptr, kv_indices, kv_last_page_len)
+    tables, versions = known.of(kv_indptr, kv_indices, kv_last_page_len)
+    if _versions(tables) == versions:
+        return tables
+    # Whoever got them has written to them.
+    del _known[page_size, max_pages]
+    return page_tables(kv_indptr, kv_indices, kv_last_page_len, page_size)
+
+
+def _with_versions(page_size: int, *given: Tensor) -> tuple[PageTables, tuple[int | None, ...]]:
+    tables = _checked(page_size, *given)
+    return tables, _versions(tables)
+
+
+def _versions(tables: PageTables) -> tuple[int | None, ...]:
+    """How often each was written to; torch does not count it for tensors of inference mode."""
+    return tuple(None if one.is_inference() else one._version for one in tables)
 
 
 def _check(kv_indptr: Tensor, kv_indices: Tensor, kv_last_page_len: Tensor, page_size: int) -> None:

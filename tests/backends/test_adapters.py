@@ -167,7 +167,7 @@ def test_a_nan_counts_exactly_where_it_takes_part(
             allowed = torch.rand(seq_q, seq_k) > 0.5
             allowed[0] = False
             mask = allowed if mode == "mask" else torch.zeros(seq_q, seq_k).masked_fill(~allowed, -math.inf)
-        extra = (None,) if kernel_id == "torch.attention.unfused" else ()
+        extra = (None, None) if kernel_id == "torch.attention.unfused" else ()
         tail = (0.0, 0.0, 0) if kernel_id == "torch.attention.unfused" else ()
         window = 2 if mode == "window" else -1
         causal = mode in ("causal", "window")
@@ -206,7 +206,7 @@ def test_infinite_values_that_take_no_part_do_not_leak(torch_kernels: dict[str, 
     expected = torch.stack(
         [attention_by_rows(q[0, h], k[0, h], v[0, h], torch.ones(70, 70).tril() > 0) for h in (0, 1)]
     )
-    got = torch_kernels["torch.attention.unfused"](q, k, v, None, None, True, None, -1, -1, 0.0, 0.0, 0, "BHSD")
+    got = torch_kernels["torch.attention.unfused"](q, k, v, None, None, None, True, None, -1, -1, 0.0, 0.0, 0, "BHSD")
     tolerance = adapter_cases.TOLERANCES[dtype]
     torch.testing.assert_close(got[0].double(), expected, rtol=tolerance, atol=tolerance)
 
@@ -235,7 +235,7 @@ def test_dense_kernels_agree_at_real_sizes(
     given = [t.transpose(1, 2).contiguous() if layout == "BSHD" else t for t in (q, k, v)]
     for kernel_id in ("torch.sdpa.flash", "torch.sdpa.math", "torch.attention.unfused"):
         unfused = kernel_id == "torch.attention.unfused"
-        extra, tail = ((None,), (0.0, 0.0, 0)) if unfused else ((), ())
+        extra, tail = ((None, None), (0.0, 0.0, 0)) if unfused else ((), ())
         try:
             got = torch_kernels[kernel_id](*given, None, *extra, True, None, -1, -1, *tail, layout)
         except RuntimeError as error:
@@ -260,7 +260,7 @@ def test_dropout_is_a_function_of_the_seed_and_keeps_the_mean(torch_kernels: dic
 
     def run(seed: int) -> Tensor:
         output = torch_kernels["torch.attention.unfused"](
-            q, k, v, None, None, False, None, -1, -1, 0.0, 0.25, seed, "BHSD"
+            q, k, v, None, None, None, False, None, -1, -1, 0.0, 0.25, seed, "BHSD"
         )
         assert isinstance(output, Tensor)
         return output

@@ -136,7 +136,7 @@ def test_where_launches_overlap(
     monkeypatch.setattr(overlapping, "KNOWN", known)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert overlapping.overlaps.__wrapped__(torch.device(device)) is expected
+    assert overlapping._can_overlap.__wrapped__(torch.device(device)) is expected
 
 
 @pytest.mark.gpu

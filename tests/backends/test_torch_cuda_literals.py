@@ -94,9 +94,10 @@ def test_pages_beyond_a_context_are_not_read(
     if layout == "HND":
         keys, values = keys.transpose(1, 2).contiguous(), values.transpose(1, 2).contiguous()
     for name in ("torch.cuda.paged.sdpa.decode.gqa", "torch.cuda.paged.unfused.decode.gqa"):
-        rest = (0.0, layout) if "unfused" in name else (layout,)
         lens = torch.tensor(lengths, dtype=torch.int32)
-        got = KERNELS[name](query, keys, values, tables, lens, None, window, *rest)
+        capped = {"softcap": 0.0, "sinks": None} if "unfused" in name else {}
+        given = {"scale": None, "window_left": window, "layout": layout, **capped}
+        got = KERNELS[name](query, keys, values, tables, lens, **given)
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
 
 

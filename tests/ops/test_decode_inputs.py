@@ -77,3 +77,33 @@ def test_a_length_that_cannot_be_is_refused(length: int) -> None:
     keys = torch.randn(3, 4, 2, WIDTH)
     with pytest.raises(lz.LayerZeroError, match="context_lens"):
         lz.paged_attention(torch.randn(1, HEADS, WIDTH), keys, keys, torch.tensor([[2, 0, 1]]), torch.tensor([length]))
+
+
+def test_sinks_in_float64_are_exact() -> None:
+    torch.manual_seed(4)
+    q = torch.randn(1, 20, HEADS, WIDTH, dtype=torch.float64)
+    k, v = (torch.randn(1, 20, HEADS, WIDTH, dtype=torch.float64) for _ in range(2))
+    sinks = torch.linspace(1.0, 5.0, HEADS, dtype=torch.float64)
+    given = lz.attention(q, k, v, causal=False, sinks=sinks, layout="BSHD")
+    for at in range(20):
+        torch.testing.assert_close(given[0, at], _exact(q[0, at], k[0], v[0], sinks), rtol=1e-12, atol=1e-12)
+
+
+def test_arguments_that_say_nothing_are_taken_with_logarithms_too() -> None:
+    q = torch.randn(1, 8, HEADS, WIDTH)
+
+    def call(q: Tensor) -> Any:
+        return lz.attention(q, q, q, causal=True, attn_mask=None, dropout_p=0.0, return_lse=True, layout="BSHD")
+
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    for one, other in zip(compiled(q), call(q), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_gradient_where_nothing_was_attended_to_is_a_number() -> None:
+    lse = torch.full((1, 2, HEADS), -torch.inf, requires_grad=True)
+    out = torch.zeros(1, 2, HEADS, WIDTH)
+    merged, sums = lz.merge_states(out, lse, out, torch.full((1, 2, HEADS), -torch.inf))
+    assert (merged == 0).all() and (sums == -torch.inf).all()
+    (grad,) = torch.autograd.grad(merged.sum() + sums.exp().sum(), lse)
+    assert grad.isfinite().all()

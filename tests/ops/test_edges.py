@@ -60,7 +60,7 @@ def test_every_edge_case_of_a_schema_has_a_test(name: str) -> None:
     assert set(stated) == EDGES.get(name, set())
     documented = " ".join((getattr(lz, name).__doc__ or "").split())
     for when, gives, _ in stated.values():
-        assert f"When {when}: {gives}" in documented
+        assert f"Case: {when}. Result: {gives}" in documented
 
 
 # --- linear -----------------------------------------------------------------------------------------------------------

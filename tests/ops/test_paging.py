@@ -95,3 +95,10 @@ def test_slot_mapping_is_that_of_vllm() -> None:
         want = torch.zeros(12, 2, 8)
         want[[9, 0, 7]] = given_[[0, 2, 3]]
         assert torch.equal(cache.flatten(0, 1), want)
+
+
+def test_tables_that_were_written_to_are_made_again() -> None:
+    pointers, pages, last = torch.tensor([0, 2, 3]), torch.tensor([4, 1, 7]), torch.tensor([3, 2])
+    tables = lz.page_tables(pointers, pages, last, 16)
+    tables.context_lens.add_(1)
+    assert lz.page_tables(pointers, pages, last, 16).context_lens.tolist() == [19, 2]

@@ -54,8 +54,8 @@ class LayerZeroAttnProcessor(AttnProcessor2_0):  # type: ignore[misc]
         )
         if isinstance(encoder_hidden_states, tuple):
             raise _refused(attn, "the embeddings of an IP-Adapter")
-        if encoder_hidden_states is not None and not attn.is_cross_attention:
-            raise _refused(attn, "encoder_hidden_states for a module without cross-attention")
+        if encoder_hidden_states is not None and not attn.is_cross_attention and attn.fused_projections:
+            raise _refused(attn, "encoder_hidden_states for fused projections of one sequence")
         residual = hidden_states
         if attn.spatial_norm is not None:
             hidden_states = attn.spatial_norm(hidden_states, temb)

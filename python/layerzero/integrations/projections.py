@@ -149,13 +149,19 @@ def _in_place(block: _Block, linears: list[Any]) -> bool:
 
 
 def _as_written(layer: Any) -> bool:
-    """Whether a projection is its product, nobody watches it, and no gradient of its weight is wanted."""
+    """Whether a projection is its product, nobody watches it, and no gradient of its parameters is wanted."""
     return (
         type(layer) is nn.Linear
         and "forward" not in layer.__dict__
         and not _watched(layer)
-        and not (layer.weight.requires_grad and torch.is_grad_enabled())
+        and not (torch.is_grad_enabled() and any(p.requires_grad for p in layer.parameters(recurse=False)))
     )
+
+
+def _moved(block: _Block, layer: Any) -> bool:
+    """Whether the model was moved to another device or dtype, so that nobody uses the block any more."""
+    weight = layer._parameters["weight"]
+    return weight is not None and (weight.dtype is not block.weight.dtype or weight.device != block.weight.device)
 
 
 def _projected(self: Any, x: torch.Tensor, names: tuple[str, str, str]) -> Any:
@@ -166,6 +172,9 @@ def _projected(self: Any, x: torch.Tensor, names: tuple[str, str, str]) -> Any:
     if torch.compiler.is_compiling():
         return [layer(x) for layer in linears]
     block: _Block | None = self.__dict__.get(_BLOCK)
+    if block is not None and _moved(block, linears[0]):
+        del self.__dict__[_BLOCK]
+        block = None
     if (
         block is None
         or x.dtype is not block.weight.dtype

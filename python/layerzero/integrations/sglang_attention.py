@@ -104,6 +104,8 @@ class LayerZeroAttnBackend(AttentionBackend):  # type: ignore[misc]
             raise _refused(", ".join(given))
         if layer.is_cross_attention or getattr(layer.attn_type, "value", layer.attn_type) != "decoder":
             raise _refused("attention that is not a decoder's")
+        if getattr(layer, "xai_temperature_len", -1) > 0:
+            raise _refused("a temperature that depends on the length (Grok)")
         if layer.qk_head_dim != layer.v_head_dim:
             raise _refused(f"keys of {layer.qk_head_dim} and values of {layer.v_head_dim}")
         if (stored := self._pool.get_key_buffer(layer.layer_id).dtype) != q.dtype:

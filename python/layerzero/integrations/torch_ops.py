@@ -246,7 +246,9 @@ def _caller(operator: Operator) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         kwargs = {others.get(name, name): value for name, value in kwargs.items()}
         if kwargs.pop("return_lse", None):
-            return getattr(torch.ops.layerzero, f"{function}_lse")(*args, **_lists(kwargs))
+            # It has fewer arguments: those that say nothing are left out.
+            told = {n: v for n, v in kwargs.items() if not (v is None or (isinstance(v, float) and v == 0.0))}
+            return getattr(torch.ops.layerzero, f"{function}_lse")(*args, **_lists(told))
         out = kwargs.pop("out", None)
         for at, name in lists:
             if name in kwargs:

@@ -130,8 +130,12 @@ class LayerZeroMetadataBuilder(AttentionMetadataBuilder[LayerZeroMetadata]):  # 
         if decodes != decode_tokens:
             # Rows without a query that fill up a batch: they have a length, and no row among the queries.
             decodes = decode_tokens = 0
-        starts = given.query_start_loc
-        tables, lens = self._narrow(given.block_table_tensor[: given.num_reqs], given.max_seq_len), given.seq_lens
+        starts, lens = given.query_start_loc, given.seq_lens
+        graph = decodes == given.num_reqs and decodes in self._captured
+        tables = given.block_table_tensor[: given.num_reqs]
+        if not graph:
+            # A graph reads vLLM's own table at every replay, whatever its width: a copy would be of this batch alone.
+            tables = self._narrow(tables, given.max_seq_len)
         return LayerZeroMetadata(
             num_actual_tokens=given.num_actual_tokens,
             num_decodes=decodes,
@@ -143,13 +147,13 @@ class LayerZeroMetadataBuilder(AttentionMetadataBuilder[LayerZeroMetadata]):  # 
             if decodes < given.num_reqs
             else starts[:0],
             slot_mapping=given.slot_mapping[: given.num_actual_tokens],
-            graph=decodes == given.num_reqs and decodes in self._captured,
+            graph=graph,
         )
 
     def _narrow(self, tables: torch.Tensor, longest: int) -> torch.Tensor:
         """The columns that the longest sequence needs, up to a power of two, so that there are few different widths.
 
-        vLLM's table has columns for the longest sequence that the model allows. In a graph that one is meant.
+        vLLM's table has columns for the longest sequence that the model allows.
         """
         needed = max(-(-longest // self._block_size), 1)
         width = 1 << (needed - 1).bit_length()

@@ -62,7 +62,8 @@ def attend_flash(
 
 def with_sinks(output: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
     """What attention with sinks gives, from what it gives without: exp(lse) / (exp(lse) + exp(sink)) of it."""
-    share = torch.sigmoid(lse.float() - sinks.float())
+    work = torch.float64 if output.dtype == torch.float64 else torch.float32
+    share = torch.sigmoid(lse.to(work) - sinks.to(work))
     return (output * share[..., None]).to(output.dtype)
 
 
