@@ -13,6 +13,7 @@ pub mod add_rms_norm;
 pub mod attention;
 #[cfg(test)]
 mod checking;
+mod decode_heads;
 pub mod dequantize;
 pub mod embedding;
 pub mod exp;
