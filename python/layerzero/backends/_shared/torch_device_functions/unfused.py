@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..torch_functions.attention import as_given, distances, log_sum, reachable, split_mask
+from ..torch_functions.attention import distances, log_sum, reachable, split_mask, unfused_lse_with
 
 _safe_softmax = torch._C._VariableFunctions._safe_softmax
 _INFINITY = math.inf
@@ -148,22 +148,7 @@ def unfused(
     return output.transpose(1, 2).contiguous() if layout == "BSHD" else output
 
 
-def unfused_lse(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    layout: str,
-) -> tuple[Tensor, Tensor]:
-    """Dense attention with the logarithms of the softmaxes' sums; takes every argument."""
-    if layout == "BSHD":
-        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    allowed = reachable(query, key, causal, (window_left, window_right))
-    return as_given(*attend_lse(query, key, value, scale, allowed, softcap), layout)
+unfused_lse = unfused_lse_with(attend_lse)
 
 
 def _reaches_all(query: Tensor, key: Tensor, causal: bool, reach: tuple[int, int]) -> bool:

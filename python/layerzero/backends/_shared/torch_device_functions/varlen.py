@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..operands import loadable, positive
 from ..packed_rows import rows_of
-from ..torch_functions.attention import reachable, with_sinks
-from ..torch_functions.varlen import Bounds, by_sequence, by_sequence_lse
+from ..torch_functions.attention import with_sinks
+from ..torch_functions.varlen import Bounds, by_sequence, unfused_lse_with, unfused_with
 from .sdpa import masked, sdpa
 from .unfused import attend, attend_lse
 
@@ -134,51 +134,4 @@ def by_sdpa(
     return by_sequence(attend_one, query, key, value, bounds)
 
 
-def unfused(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    sinks: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-) -> Tensor:
-    """Matrix products for each sequence by itself; takes every argument."""
-    columns = None if sinks is None else sinks[:, None, None]
-
-    def attend_one(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        allowed = reachable(queries, keys, causal, (window_left, window_right))
-        return attend(queries, keys, values, scale, allowed, softcap=softcap, sinks=columns)
-
-    bounds = Bounds(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return by_sequence(attend_one, query, key, value, bounds)
-
-
-def unfused_lse(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-) -> tuple[Tensor, Tensor]:
-    """The same with the logarithms of the softmaxes' sums."""
-
-    def attend_one(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        allowed = reachable(queries, keys, causal, (window_left, window_right))
-        return attend_lse(queries, keys, values, scale, allowed, softcap)
-
-    bounds = Bounds(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return by_sequence_lse(attend_one, query, key, value, bounds)
+unfused, unfused_lse = unfused_with(attend), unfused_lse_with(attend_lse)

@@ -7,6 +7,7 @@ The public functions are kernels. Tensors inside are in the order batch, heads, 
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -459,22 +460,29 @@ def flash_lse(
     return as_given(*attend_flash_lse(query, key, value, causal, scale, (window_left, window_right)), layout)
 
 
-def unfused_lse(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    layout: str,
-) -> tuple[Tensor, Tensor]:
-    """Matrix products, with the logarithms of the softmaxes' sums; takes every argument."""
-    if layout == "BSHD":
-        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    allowed = reachable(query, key, causal, (window_left, window_right))
-    return as_given(*attend_lse(query, key, value, scale, allowed, softcap), layout)
+def unfused_lse_with(attend_lse: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """A kernel of matrix products that also gives the logarithms of the softmaxes' sums; takes every argument."""
+
+    def unfused_lse(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        causal: bool,
+        scale: float | None,
+        window_left: int,
+        window_right: int,
+        softcap: float,
+        layout: str,
+    ) -> tuple[Tensor, Tensor]:
+        if layout == "BSHD":
+            query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        allowed = reachable(query, key, causal, (window_left, window_right))
+        return as_given(*attend_lse(query, key, value, scale, allowed, softcap), layout)
+
+    return unfused_lse
+
+
+unfused_lse = unfused_lse_with(attend_lse)
 
 
 def as_given(output: Tensor, lse: Tensor, layout: str) -> tuple[Tensor, Tensor]:

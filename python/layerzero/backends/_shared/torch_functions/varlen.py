@@ -114,32 +114,6 @@ def flash(
     return by_sequence(attend_one, query, key, value, bounds)
 
 
-def unfused(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    sinks: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-) -> Tensor:
-    """Matrix products for each sequence; takes every argument."""
-    columns = None if sinks is None else sinks[:, None, None]
-
-    def attend_one(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        allowed = reachable(queries, keys, causal, (window_left, window_right))
-        return attend(queries, keys, values, scale, allowed, softcap=softcap, sinks=columns)
-
-    bounds = Bounds(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return by_sequence(attend_one, query, key, value, bounds)
-
-
 def flash_lse(
     query: Tensor,
     key: Tensor,
@@ -162,25 +136,61 @@ def flash_lse(
     return by_sequence_lse(attend_one, query, key, value, bounds)
 
 
-def unfused_lse(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    causal: bool,
-    scale: float | None,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-) -> tuple[Tensor, Tensor]:
-    """Matrix products for each sequence, with the logarithms of the softmaxes' sums; takes every argument."""
+def unfused_with(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A kernel that works on each sequence by itself, by matrix products; takes every argument."""
 
-    def attend_one(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        allowed = reachable(queries, keys, causal, (window_left, window_right))
-        return attend_lse(queries, keys, values, scale, allowed, softcap)
+    def unfused(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        sinks: Tensor | None,
+        causal: bool,
+        scale: float | None,
+        window_left: int,
+        window_right: int,
+        softcap: float,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+    ) -> Tensor:
+        columns = None if sinks is None else sinks[:, None, None]
 
-    bounds = Bounds(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return by_sequence_lse(attend_one, query, key, value, bounds)
+        def attend_one(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            allowed = reachable(queries, keys, causal, (window_left, window_right))
+            return attend(queries, keys, values, scale, allowed, softcap=softcap, sinks=columns)
+
+        bounds = Bounds(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        return by_sequence(attend_one, query, key, value, bounds)
+
+    return unfused
+
+
+def unfused_lse_with(attend_lse: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The same with the logarithms of the softmaxes' sums."""
+
+    def unfused_lse(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        causal: bool,
+        scale: float | None,
+        window_left: int,
+        window_right: int,
+        softcap: float,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+    ) -> tuple[Tensor, Tensor]:
+        def attend_one(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+            allowed = reachable(queries, keys, causal, (window_left, window_right))
+            return attend_lse(queries, keys, values, scale, allowed, softcap)
+
+        bounds = Bounds(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        return by_sequence_lse(attend_one, query, key, value, bounds)
+
+    return unfused_lse
+
+
+unfused, unfused_lse = unfused_with(attend), unfused_lse_with(attend_lse)
