@@ -13,6 +13,7 @@ from diffusers.models.attention_processor import Attention, AttnProcessor2_0, Jo
 
 from layerzero.errors import InvalidCallError
 from layerzero.integrations.diffusers_attention import attend
+from layerzero.integrations.refusals import unsupported
 
 __all__ = ["LayerZeroAttnProcessor", "LayerZeroJointAttnProcessor", "not_joint", "not_plain"]
 
@@ -184,8 +185,5 @@ def _nothing(attn: Any, **given: Any) -> None:
 
 
 def _refused(attn: Any, what: str) -> InvalidCallError:
-    return InvalidCallError(
-        f"{type(attn).__name__}: LayerZero's processor does not serve {what}",
-        code="UNSUPPORTED_ATTENTION",
-        hint="lz.optimize(model) keeps such modules as they are; or give this module the processor it had",
-    )
+    hint = "lz.optimize(model) keeps such modules as they are; or give this module the processor it had"
+    return unsupported(f"{type(attn).__name__}: LayerZero's processor", what, hint)

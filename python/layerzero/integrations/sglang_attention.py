@@ -12,6 +12,10 @@ import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 
 import layerzero as lz
+from layerzero.errors import InvalidCallError
+from layerzero.integrations.refusals import unsupported
+
+_WHO = "LayerZero's attention in SGLang"
 
 __all__ = ["Batch", "LayerZeroAttnBackend"]
 
@@ -67,9 +71,7 @@ class LayerZeroAttnBackend(AttentionBackend):  # type: ignore[misc]
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """Not served: block tables are made anew for each step."""
-        raise NotImplementedError(
-            "LayerZero's attention in SGLang is not captured in CUDA graphs: start SGLang with --disable-cuda-graph"
-        )
+        raise unsupported(_WHO, "CUDA graphs", "start SGLang with --disable-cuda-graph")
 
     def forward_decode(
         self,
@@ -143,7 +145,5 @@ def _written(places: torch.Tensor) -> Any:
     return places if kind is None else kind(places)
 
 
-def _refused(what: str) -> NotImplementedError:
-    return NotImplementedError(
-        f"LayerZero's attention in SGLang does not have {what}: use another --attention-backend for this model"
-    )
+def _refused(what: str) -> InvalidCallError:
+    return unsupported(_WHO, what, "use another --attention-backend for this model")

@@ -15,6 +15,7 @@ import torch
 
 from layerzero._native import attention
 from layerzero.errors import InvalidCallError, warn
+from layerzero.integrations.refusals import unsupported
 from layerzero.integrations.transformers_masks import Described, DescribedMask, additive, written
 from layerzero.sdpa import scaled_dot_product_attention
 
@@ -376,8 +377,5 @@ def _eager_of(kind: type) -> Any:
 
 
 def _refused(module: Any, what: str) -> InvalidCallError:
-    return InvalidCallError(
-        f"{type(module).__name__}: LayerZero's attention does not serve {what}",
-        code="UNSUPPORTED_ATTENTION",
-        hint='load this model with attn_implementation="sdpa"; lz.optimize(model) still replaces its other parts',
-    )
+    hint = 'load this model with attn_implementation="sdpa"; lz.optimize(model) still replaces its other parts'
+    return unsupported(f"{type(module).__name__}: LayerZero's attention", what, hint)

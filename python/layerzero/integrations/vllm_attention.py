@@ -22,7 +22,9 @@ from vllm.v1.attention.backend import (
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 
 import layerzero as lz
+from layerzero.errors import InvalidCallError
 from layerzero.integrations import vllm as plugin
+from layerzero.integrations.refusals import unsupported
 
 __all__ = ["LayerZeroBackend", "LayerZeroImpl", "LayerZeroMetadata", "LayerZeroMetadataBuilder", "pages"]
 
@@ -122,10 +124,7 @@ class LayerZeroMetadataBuilder(AttentionMetadataBuilder[LayerZeroMetadata]):  # 
         """The description of one batch, for all layers."""
         given = common_attn_metadata
         if given.causal is not True:
-            raise NotImplementedError(
-                f"LayerZero's attention in vLLM is causal, and this batch has causal={given.causal}: use another attention "
-                f"backend for this model"
-            )
+            raise _refused(f"a batch with causal={given.causal}")
         decodes, _, decode_tokens, _ = split_decodes_and_prefills(given, decode_threshold=1)
         if decodes != decode_tokens:
             # Rows without a query that fill up a batch: they have a length, and no row among the queries.
@@ -197,10 +196,7 @@ class LayerZeroImpl(AttentionImpl[LayerZeroMetadata]):  # type: ignore[misc]
             **{name: bool(value) and value != -1 for name, value in others.items()},
         }
         if wrong := [name for name, is_so in refused.items() if is_so]:
-            raise NotImplementedError(
-                f"LayerZero's attention in vLLM does not have {', '.join(wrong)}: use another attention backend for this "
-                f"model"
-            )
+            raise _refused(", ".join(wrong))
 
     def forward(
         self,
@@ -228,11 +224,9 @@ class LayerZeroImpl(AttentionImpl[LayerZeroMetadata]):  # type: ignore[misc]
             output_block_scale: not served.
         """
         if output_scale is not None or output_block_scale is not None:
-            raise NotImplementedError("LayerZero's attention in vLLM does not quantize its output")
+            raise _refused("a quantized output (output_scale, output_block_scale)")
         if output is None:
-            raise NotImplementedError(
-                "LayerZero's attention in vLLM writes into the tensor that vLLM gives: output is None"
-            )
+            raise _refused("a call without a tensor to write into (output is None)")
         if attn_metadata is None:
             return output.fill_(0)
         rows = attn_metadata.num_actual_tokens
@@ -289,15 +283,17 @@ def pages(kv_cache: torch.Tensor, head_size: int) -> tuple[torch.Tensor, torch.T
     if kv_cache.dim() == 5:
         return kv_cache[0], kv_cache[1], "NHD"
     if kv_cache.dim() != 4 or kv_cache.shape[-1] != 2 * head_size:
-        raise NotImplementedError(
-            f"a cache of shape {tuple(kv_cache.shape)} for heads of {head_size} is none that LayerZero knows from vLLM: "
-            f"(pages, kv_heads, page_size, 2 * head_size)"
-        )
+        expected = "(pages, kv_heads, page_size, 2 * head_size)"
+        raise _refused(f"a cache of shape {tuple(kv_cache.shape)} for heads of {head_size}; it knows {expected}")
     layout = "HND"
     if kv_cache.stride(1) < kv_cache.stride(2):
         # The heads of a token lie together.
         kv_cache, layout = kv_cache.transpose(1, 2), "NHD"
     return kv_cache[..., :head_size], kv_cache[..., head_size:], layout
+
+
+def _refused(what: str) -> InvalidCallError:
+    return unsupported("LayerZero's attention in vLLM", what, "use another attention backend for this model")
 
 
 def __getattr__(name: str) -> Any:
