@@ -8,8 +8,10 @@ Llama-3-8B's geometry, random weights, bfloat16. The variants are the same model
     sdpa       transformers with torch's attention
     layerzero  attn_implementation="layerzero", the rest as it is
     optimize   lz.optimize(model): attention, norms, rotary embedding, MLP
+    graphs     lz.optimize(model, fuse_qkv=True, cuda_graphs=True)
 
-and each of them compiled by ``torch.compile``. Every step is timed from an idle device, and the median is given. The
+and each of them but the last compiled by ``torch.compile``. Decoding is over a cache that grows; ``graphs`` and the
+compiled variants have one of fixed size, as ``generate()`` gives them. Compiled steps of it run by ``--mode``. Every step is timed from an idle device, and the median is given. The
 variants of a step are warmed one after the other and then take turns, so that what disturbs the machine meets all of
 them. Compiled variants come last, one by one, within ``--compile-seconds``. What fails is named, and the others go on.
 """
@@ -32,7 +34,7 @@ import torch
 
 Step = Callable[[], torch.Tensor]
 
-VARIANTS = ("eager", "sdpa", "layerzero", "optimize")
+VARIANTS = ("eager", "sdpa", "layerzero", "optimize", "graphs")
 PREFILL = (512, 4096, 16384)
 DECODE = (1, 16, 128)
 CONTEXT = 1024
@@ -116,6 +118,35 @@ def decode(call: Any, model: Any, tokens: torch.Tensor) -> Step:
     return step
 
 
+def fixed_decode(call: Any, model: Any, tokens: torch.Tensor, room: int = 256) -> Step:
+    """The same over a cache of fixed size with room for more tokens. Every step writes the same slot."""
+    from transformers import StaticCache
+
+    batch, length = tokens.shape
+    cache = StaticCache(config=model.config, max_cache_len=length + room)
+    config = model.config
+    heads, width = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
+    generator = torch.Generator(device=tokens.device).manual_seed(1)
+    for layer in cache.layers:
+        two = [
+            torch.randn((batch, heads, length, width), generator=generator, device=tokens.device, dtype=model.dtype)
+            for _ in range(2)
+        ]
+        layer.update(*two)
+    token, at = tokens[:, :1].clone(), torch.full((batch, 1), length, device=tokens.device)
+    allowed = (torch.arange(length + room, device=tokens.device) <= length).expand(batch, 1, 1, -1).contiguous()
+    lengths = [layer.cumulative_length for layer in cache.layers]
+
+    def step() -> torch.Tensor:
+        for held in lengths:
+            held.fill_(length)
+        return call(  # type: ignore[no-any-return]
+            input_ids=token, attention_mask=allowed, position_ids=at, past_key_values=cache, use_cache=True
+        ).logits
+
+    return step
+
+
 class Clock:
     """Milliseconds of a step that begins on an idle device, the host's share included."""
 
@@ -173,7 +204,7 @@ class Run:
             self._say_row(row)
         # Compiling may take long, so it comes last, within its time.
         for row in reversed(self.rows) if self._options.compile_seconds > 0 else ():
-            for variant in self._options.variants:
+            for variant in self._turning():
                 self._measure_compiled(row, variant)
             self._say_row(row)
         return self.result()
@@ -191,7 +222,7 @@ class Run:
         times: dict[str, list[float]] = {}
         # The model is changed in place, so that the step is the same for all of them.
         step = self._step(self._model, row)
-        for variant in self._options.variants:
+        for variant in self._turning():
             where = f"{variant}, {self._named(row)}"
             if variant == "eager" and row["kind"] == "prefill" and row["tokens"] > 8192 and not self._options.all:
                 # Of 16k tokens and 32 heads: 17 GB as bfloat16, 34 GB as float32.
@@ -206,6 +237,24 @@ class Run:
                     step()
                     seen.append(self._clock.ms(step))
         row["ms"] |= {variant: statistics.median(seen) for variant, seen in times.items() if seen}
+        if "graphs" in self._options.variants:
+            self._measure_graphs(row)
+
+    def _turning(self) -> list[str]:
+        """The variants that take turns: graphs would be captured anew in every turn."""
+        return [variant for variant in self._options.variants if variant != "graphs"]
+
+    def _measure_graphs(self, row: dict[str, Any]) -> None:
+        """The step as a CUDA graph, by itself."""
+        where = f"graphs, {self._named(row)}"
+        with (
+            self._named_if_it_fails(where),
+            lz.patched(self._model, fuse_qkv=True, cuda_graphs=True) as optimized,
+        ):
+            step = self._step(self._model, row, fixed=True)
+            self._agree(where, row, self._repeated(step))
+            row["ms"]["graphs"] = statistics.median(self._clock.ms(step) for _ in range(self._options.rounds))
+            say(f"  {where}: {optimized.graphs}")
 
     def _measure_compiled(self, row: dict[str, Any], variant: str) -> None:
         """One variant of one step, compiled."""
@@ -217,7 +266,9 @@ class Run:
         begun = time.perf_counter()
         with self._named_if_it_fails(where), served(self._model, variant):
             torch._dynamo.reset()
-            step = self._step(torch.compile(self._model, dynamic=False), row)
+            # As `generate()` compiles it.
+            compiled = torch.compile(self._model, dynamic=False, mode=self._options.mode)
+            step = self._step(compiled, row, fixed=True)
             self._agree(where, row, self._warm(variant, step))
             row["ms"][name] = statistics.median(self._clock.ms(step) for _ in range(self._options.rounds))
         took = time.perf_counter() - begun
@@ -235,17 +286,23 @@ class Run:
             if self._device != "cpu":
                 torch.cuda.empty_cache()
 
-    def _step(self, call: Any, row: dict[str, Any]) -> Step:
+    def _step(self, call: Any, row: dict[str, Any], fixed: bool = False) -> Step:
         tokens = self._tokens(row["batch"], row["tokens"])
-        return prefill(call, tokens) if row["kind"] == "prefill" else decode(call, self._model, tokens)
+        if row["kind"] == "prefill":
+            return prefill(call, tokens)
+        return (fixed_decode if fixed else decode)(call, self._model, tokens)
 
     def _warm(self, variant: str, step: Step) -> torch.Tensor:
-        """Runs a step until it is warm: kernels of LayerZero are compiled in the background while torch's serve. Its logits."""
+        """Runs a step by a variant until it is warm. Its logits."""
         with served(self._model, variant):
-            begun, calls = time.perf_counter(), 0
-            while calls < 3 or time.perf_counter() - begun < self._options.warm_seconds:
-                logits, calls = step(), calls + 1
-            return logits.float().clone()
+            return self._repeated(step)
+
+    def _repeated(self, step: Step) -> torch.Tensor:
+        """Runs a step until it is warm: kernels of LayerZero are compiled in the background while torch's serve. Its logits."""
+        begun, calls = time.perf_counter(), 0
+        while calls < 4 or time.perf_counter() - begun < self._options.warm_seconds:
+            logits, calls = step(), calls + 1
+        return logits.float().clone()
 
     def _tokens(self, batch: int, length: int) -> torch.Tensor:
         generator = torch.Generator(device=self._device).manual_seed(batch * 100003 + length)
@@ -330,6 +387,7 @@ def options(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kinds", nargs="+", default=["prefill", "decode"], choices=["prefill", "decode"])
     parser.add_argument("--rounds", type=int, default=20, help="timed steps of each")
     parser.add_argument("--compile-seconds", type=float, default=900.0, help="time for torch.compile; 0 leaves it out")
+    parser.add_argument("--mode", default="reduce-overhead", help="how torch.compile compiles")
     parser.add_argument(
         "--warm-seconds", type=float, default=3.0, help="how long each step is repeated before it is timed"
     )

@@ -79,10 +79,12 @@ class Graphs(Protocol):
 
 
 class CudaGraphs:
-    """A CUDA device, with a side stream."""
+    """A CUDA device, with a side stream. Graphs of one ``pool`` share memory."""
 
-    def __init__(self, index: int, stream: Any = None) -> None:
+    def __init__(self, index: int, stream: Any = None, pool: Any = None) -> None:
         import torch
+
+        self._pool = pool
 
         self._device = torch.device("cuda", index)
         self._stream = stream if stream is not None else torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -107,7 +109,10 @@ class CudaGraphs:
         state = generator.clone_state()
         try:
             # Other threads may go on allocating: only what this one does is held against the capture.
-            with _one_at_a_time, torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+            with (
+                _one_at_a_time,
+                torch.cuda.graph(graph, self._pool, stream=self._stream, capture_error_mode="thread_local"),
+            ):
                 outputs = run()
         except BaseException:
             # A capture that breaks off leaves torch's generator inside of it, and every draw of the process would fail.

@@ -14,6 +14,8 @@ from layerzero.printing import aligned
 if TYPE_CHECKING:
     from torch import nn
 
+    from layerzero.integrations.step_graphs import StepGraphs
+
 __all__ = ["Kept", "OptimizeReport", "Optimized", "Replaced", "optimize", "patched"]
 
 #: What can be replaced.
@@ -100,6 +102,8 @@ class Optimized:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.report = OptimizeReport(type(model).__name__, [], [])
+        #: How many steps were replayed as CUDA graphs, and why others were not; ``None`` where none are.
+        self.graphs: StepGraphs | None = None
         self._undo: list[Callable[[], None]] = []
 
     def undo(self) -> None:
@@ -120,7 +124,13 @@ class Optimized:
         return f"<Optimized {self.report.model}: {sum(one.count for one in self.report.replaced)} parts>"
 
 
-def optimize(model: nn.Module, *, only: tuple[str, ...] | list[str] | None = None, fuse_qkv: bool = False) -> Optimized:
+def optimize(
+    model: nn.Module,
+    *,
+    only: tuple[str, ...] | list[str] | None = None,
+    fuse_qkv: bool = False,
+    cuda_graphs: bool = False,
+) -> Optimized:
     """Replaces parts of a model by operations of LayerZero: attention, norms, rotary embedding, gated MLPs.
 
     A part is found by its structure. Norms, activations, gated MLPs and rotary embedding are replaced only if LayerZero's
@@ -140,9 +150,12 @@ def optimize(model: nn.Module, *, only: tuple[str, ...] | list[str] | None = Non
         fuse_qkv: also compute the projections of query, key and value as one product, outside of training. Their weights
             move into one block of memory; the parameters stay, as parts of it. Weights that are quantized, wrapped by an
             adapter or tied stay as they are, and are listed.
+        cuda_graphs: also replay whole steps of the model as CUDA graphs, from the third call of the same shapes on, outside
+            of training. ``generate()`` uses a cache of fixed size then, unless you give it another. What cannot be
+            captured runs as it is; ``graphs`` of the result says how many steps were replayed, and why others were not.
 
     Returns:
-        An object with ``report`` and ``undo()``; as a context manager it undoes at the end.
+        An object with ``report``, ``graphs`` and ``undo()``; as a context manager it undoes at the end.
 
     Raises:
         ArgumentTypeError: the model is no ``torch.nn.Module``.
@@ -163,7 +176,7 @@ def optimize(model: nn.Module, *, only: tuple[str, ...] | list[str] | None = Non
         )
     done = Optimized(model)
     try:
-        _Work(done, parts, fuse_qkv).run()
+        _Work(done, parts, fuse_qkv, cuda_graphs).run()
     except BaseException:
         done.undo()
         raise
@@ -172,7 +185,11 @@ def optimize(model: nn.Module, *, only: tuple[str, ...] | list[str] | None = Non
 
 @contextmanager
 def patched(
-    model: nn.Module, *, only: tuple[str, ...] | list[str] | None = None, fuse_qkv: bool = False
+    model: nn.Module,
+    *,
+    only: tuple[str, ...] | list[str] | None = None,
+    fuse_qkv: bool = False,
+    cuda_graphs: bool = False,
 ) -> Iterator[Optimized]:
     """:func:`optimize` for the length of a block.
 
@@ -183,19 +200,21 @@ def patched(
         model: a module; of transformers, diffusers or any other.
         only: which parts to replace; all when not given.
         fuse_qkv: also compute the projections of query, key and value as one product.
+        cuda_graphs: also replay whole steps of the model as CUDA graphs.
     """
-    with optimize(model, only=only, fuse_qkv=fuse_qkv) as done:
+    with optimize(model, only=only, fuse_qkv=fuse_qkv, cuda_graphs=cuda_graphs) as done:
         yield done
 
 
 class _Work:
     """One run of :func:`optimize`."""
 
-    def __init__(self, done: Optimized, parts: tuple[str, ...], fuse_qkv: bool) -> None:
+    def __init__(self, done: Optimized, parts: tuple[str, ...], fuse_qkv: bool, cuda_graphs: bool) -> None:
         self._done = done
         self._model = done.model
         self._parts = parts
         self._fuse_qkv = fuse_qkv
+        self._cuda_graphs = cuda_graphs
         #: Projections that are computed together.
         self._fused: set[nn.Module] = set()
         self._replaced: Counter[tuple[str, str, str, str]] = Counter()
@@ -213,6 +232,8 @@ class _Work:
             self._attention()
         if "rope" in self._parts:
             self._rope()
+        if self._cuda_graphs:
+            self._graphs()
         replaced = [
             Replaced(kind, name, count, operation, self._gain(operation, kind, name), note)
             for (kind, name, operation, note), count in self._replaced.items()
@@ -321,6 +342,20 @@ class _Work:
                 continue
             self._done._undo.append(lambda file=file: rotary_functions.release(file))  # type: ignore[misc]
             self._replaced["rotary embedding", name, "rope", "of the whole file, until undo()"] += 1
+
+    def _graphs(self) -> None:
+        from layerzero.integrations import generation_settings, step_graphs
+
+        name = type(self._model).__name__
+        device = getattr(next(self._model.parameters(), None), "device", None)
+        if device is None or device.type != "cuda":
+            self._kept[name, f"CUDA graphs: the model is on {device or 'no device'}"] += 1
+            return
+        before = vars(self._model).get("forward")
+        self._done.graphs = step_graphs.start(self._model)
+        self._done._undo.append(lambda: step_graphs.stop(self._model, before))
+        if (undo := generation_settings.fixed_cache(self._model)) is not None:
+            self._done._undo.append(undo)
 
     def _gain(self, operation: str, kind: str, name: str) -> dict[int, float]:
         """How many times torch's kernel the chosen one is, at a row of decoding and at a prompt's."""

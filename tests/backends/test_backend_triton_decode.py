@@ -21,10 +21,12 @@ from torch import Tensor
 if find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-MODULES = ("decode", "paged", "mla")
+MODULES = ("decode", "masked", "paged", "mla")
 KERNELS = (
     "triton.decode",
     "triton.decode.gqa",
+    "triton.decode.masked",
+    "triton.decode.masked.gqa",
     "triton.paged.decode",
     "triton.paged.decode.gqa",
     "triton.mla.decode.paged",
@@ -94,6 +96,27 @@ def test_what_is_declared_of_latent_vectors(dtype: str, cache: str, reason: str 
     assert not reasons if reason is None else any(line.startswith(reason) for line in reasons), reasons
 
 
+@pytest.mark.parametrize(
+    ("mask", "reason"),
+    [
+        ((4, 1, 1, 512), None),
+        ((1, 32, 1, 512), None),
+        ((1, 512), None),
+        (None, "[CONSTRAINT_FAILED] attn_mask.present"),
+    ],
+)
+def test_what_is_declared_of_masks(mask: tuple[int, ...] | None, reason: str | None) -> None:
+    shapes, given = dict(DENSE[1]), {"attn_mask": "bool"} if mask else {}
+    if mask:
+        shapes["attn_mask"] = mask
+    found = described.ask(
+        DENSE[0], "h200", shapes, "bfloat16", "--capturing", dtypes=given, layout="BHSD", causal=False
+    )
+    reasons = found["triton.decode.masked.gqa"]
+    assert not reasons if reason is None else any(line.startswith(reason) for line in reasons), reasons
+    assert bool(found["triton.decode.gqa"]) == (mask is not None)
+
+
 def test_how_many_parts() -> None:
     """Short contexts and many sequences stay whole; a long context alone is spread over the device."""
     splitting = import_module("layerzero.backends.triton.decoding.splitting")
@@ -114,8 +137,13 @@ def kernels() -> dict[str, cases.Kernel]:
     found: dict[str, Callable[..., Any]] = {}
     for module in MODULES:
         found |= import_module(f"{cases.PACKAGE}.backends.triton.decoding.{module}").KERNELS
+    needs_mask = "attn_mask.present"
     return {
-        rules["kernel_id"]: cases.Kernel({**rules, "conditions": []}, (op,), found[rules["kernel_id"]])
+        rules["kernel_id"]: cases.Kernel(
+            {**rules, "conditions": [needs_mask] if needs_mask in rules["conditions"] else []},
+            (op,),
+            found[rules["kernel_id"]],
+        )
         for op, listed in cases.document("triton")["ops"].items()
         for rules in listed
         if rules["kernel_id"] in found
@@ -128,7 +156,7 @@ def wrong_cases(device: str) -> list[str]:
     for name, kernel in found.items():
         ran = 0
         for case in cases.cases(kernel.ops[0]):
-            used = set(case.dtypes.values()) - {"int32", "int64"}
+            used = set(case.dtypes.values()) - {"int32", "int64", "bool"}
             # What is in the data is not looked at: it gives NaN, not an error.
             if cases.reason_to_skip(kernel, case) or case.name.startswith("error_"):
                 continue
@@ -186,8 +214,8 @@ class Draw:
         tables, lens = table.to(index).to(self.device), torch.tensor(lengths, dtype=index, device=self.device)
         return lengths, tables, lens, total, slots
 
-    def dense(self) -> Drawn:
-        """Keys that lie evenly."""
+    def dense(self, masked: bool = False) -> Drawn:
+        """Keys that lie evenly, and a mask if asked for."""
         batch, (heads, kv_heads), layout = self.one((1, 2)), self.heads(), self.one(("BSHD", "BHSD"))
         head_dim, v_dim, seq_k = self.one((8, 20, 64, 128)), self.one((16, 64)), self.one((1, 5, 64, 65, 200, 300))
         sizes = ((1, heads, head_dim), (seq_k, kv_heads, head_dim), (seq_k, kv_heads, v_dim))
@@ -197,8 +225,31 @@ class Draw:
         call = {"query": q, "key": k, "value": v, **self.extras(), "layout": layout}
         query, key, value = (x if layout == "BSHD" else x.transpose(1, 2) for x in (q, k, v))
         more = (call["scale"] or head_dim**-0.5, call["window_left"], call["softcap"])
-        want = torch.stack([attended(query[b, 0], key[b], value[b], *more) for b in range(batch)])
-        return kernels()["triton.decode.gqa"].run, call, want.view(*q.shape[:-1], v_dim)
+        allowed = None
+        if masked:
+            call["attn_mask"] = self.mask(batch, heads, seq_k)
+            allowed = call["attn_mask"].broadcast_to(batch, heads, 1, seq_k)[:, :, 0]
+        want = torch.stack(
+            [
+                attended(query[b, 0], key[b], value[b], *more, None if allowed is None else allowed[b])
+                for b in range(batch)
+            ]
+        )
+        kernel = "triton.decode.masked.gqa" if masked else "triton.decode.gqa"
+        return kernels()[kernel].run, call, want.view(*q.shape[:-1], v_dim)
+
+    def masked(self) -> Drawn:
+        """Keys that lie evenly, some of which a mask hides."""
+        return self.dense(masked=True)
+
+    def mask(self, batch: int, heads: int, seq_k: int) -> Tensor:
+        """What a cache of fixed size has (padding, tokens, room) or any booleans; for all heads or sequences, or for each."""
+        shape = (self.one((1, batch)), self.one((1, 1, heads)), 1, seq_k)
+        if self.one((True, False)):
+            return (torch.rand(shape, generator=self.generator) < self.one((0.05, 0.5, 0.95))).to(self.device)
+        first, last = (torch.randint(0, seq_k + 1, (*shape[:3], 1), generator=self.generator) for _ in range(2))
+        at = torch.arange(seq_k)
+        return ((at >= first) & (at < last)).to(self.device)
 
     def paged(self) -> Drawn:
         """Keys in pages."""
@@ -243,14 +294,20 @@ def read(cache: Tensor, table: Tensor, length: int) -> Tensor:
     return cache[pages].flatten(0, 1)[:length]
 
 
-def attended(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, softcap: float) -> Tensor:
-    """What one query gives, in float64: heads, then their numbers; keys and values have tokens first."""
+def attended(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, softcap: float, allowed: Tensor | None = None
+) -> Tensor:
+    """What one query gives, in float64: heads, then their numbers; keys and values have tokens first, `allowed` heads."""
     first = max(key.shape[0] - 1 - window, 0) if window >= 0 else 0
     group = query.shape[0] // key.shape[1]
     q, k, v = query.double(), *(x[first:].double().repeat_interleave(group, 1) for x in (key, value))
     scores = torch.einsum("hd,nhd->hn", q, k) * scale
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed[:, first:], -math.inf)
+        # What may attend to nothing gives zeros.
+        return torch.einsum("hn,nhd->hd", torch.softmax(scores, -1).nan_to_num(0.0), v)
     return torch.einsum("hn,nhd->hd", torch.softmax(scores, -1), v)
 
 
@@ -261,7 +318,7 @@ def wrong_draws(device: str, count: int) -> list[str]:
     usual, wrong = splitting.parts_for, []
     for seed in range(count):
         draw = Draw(seed, device)
-        run, call, want = (draw.dense, draw.paged, draw.latent)[seed % 3]()
+        run, call, want = (draw.dense, draw.paged, draw.latent, draw.masked)[seed % 4]()
         for parts in (0, 1, draw.one((2, 3, 5, 40))):
             splitting.parts_for = (lambda *_, parts=parts: parts) if parts else usual
             got = run(**call).double()
@@ -308,7 +365,7 @@ def interpreted() -> list[str]:
     """What the interpreter finds wrong."""
     interpret()
     torch.manual_seed(0)
-    return wrong_cases("cpu") + wrong_data("cpu") + wrong_draws("cpu", 12)
+    return wrong_cases("cpu") + wrong_data("cpu") + wrong_draws("cpu", 16)
 
 
 def test_the_interpreter_finds_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +396,7 @@ def test_calls_can_be_captured_and_go_straight(device: str) -> None:
     """Twice the same bits, replayed too, whatever the number of parts."""
     for seed in range(30):
         draw = Draw(seed, device)
-        run, call, _ = (draw.dense, draw.paged, draw.latent)[seed % 3]()
+        run, call, _ = (draw.dense, draw.paged, draw.latent, draw.masked)[seed % 4]()
         first = run(**call)
         function, tensors = run.direct(**call)  # type: ignore[attr-defined]
         assert all(torch.equal(function(*tensors), first) for _ in range(3)), seed

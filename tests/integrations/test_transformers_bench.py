@@ -37,7 +37,7 @@ def test_every_variant_runs_every_step(bench: ModuleType, tmp_path: Path, capsys
         "rope",
     }
     table = capsys.readouterr().out.splitlines()
-    assert table[0] == "| step | eager | sdpa | layerzero | optimize |"
+    assert table[0] == "| step | eager | sdpa | layerzero | optimize | graphs |"
     assert sum(line.startswith("| decode") for line in table) == 3
 
 

@@ -16,7 +16,9 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -26,7 +28,7 @@ from torch._subclasses import FakeTensor
 from torch.utils._pytree import tree_map
 from transformers import masking_utils as theirs
 
-__all__ = ["Described", "DescribedMask", "Written", "additive", "mask", "written"]
+__all__ = ["Described", "DescribedMask", "Written", "additive", "mask", "stored", "written"]
 
 
 @dataclass(frozen=True)
@@ -235,8 +237,29 @@ def _inside(function: Any, maker: str) -> Mapping[str, Any]:
     )
 
 
+_stored: ContextVar[bool] = ContextVar("stored masks", default=False)
+
+
+@contextmanager
+def stored() -> Iterator[None]:
+    """Has masks made in a block be tensors, whatever they are: a CUDA graph can read them again, and no numbers."""
+    before = _stored.set(True)
+    try:
+        yield
+    finally:
+        _stored.reset(before)
+
+
+def _replays() -> bool:
+    """Whether steps of a model are replayed as CUDA graphs: then nobody waits for the device to describe a mask."""
+    graphs = sys.modules.get("layerzero.integrations.step_graphs")
+    return graphs is not None and graphs.active()
+
+
 def _tracing(*tensors: Any) -> bool:
-    """Whether numbers cannot be read: a graph is being recorded, or the tensors have none."""
+    """Whether numbers cannot be read: a graph is being recorded or replayed, or the tensors have none."""
+    if _stored.get() or _replays() and any(isinstance(t, torch.Tensor) and t.is_cuda for t in tensors):
+        return True
     if torch.compiler.is_compiling() or torch._C._is_tracing():
         return True
     return any(isinstance(t, FakeTensor) or isinstance(t, torch.Tensor) and t.is_meta for t in tensors)

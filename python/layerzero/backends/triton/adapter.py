@@ -25,6 +25,7 @@ _ATTENTION = (
     *("query", "key", "value", "attn_mask", "causal", "scale", "window_left", "window_right", "softcap", "layout"),
 )
 _DECODE = ("query", "key", "value", "scale", "window_left", "softcap", "layout")
+_MASKED = ("query", "key", "value", "attn_mask", "scale", "window_left", "softcap", "layout")
 _PAGED = (
     *("query", "key_cache", "value_cache", "block_tables", "context_lens", "scale", "window_left", "softcap"),
     "layout",
@@ -51,6 +52,7 @@ PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     **dict.fromkeys(("triton.attention.cross", "triton.attention.masked.cross"), ("attention", _CROSS)),
     **dict.fromkeys(("triton.decode", "triton.decode.gqa"), ("decoding.decode", _DECODE)),
+    **dict.fromkeys(("triton.decode.masked", "triton.decode.masked.gqa"), ("decoding.masked", _MASKED)),
     **dict.fromkeys(("triton.paged.decode", "triton.paged.decode.gqa"), ("decoding.paged", _PAGED)),
     "triton.mla.decode.paged": ("decoding.mla", _MLA),
     **dict.fromkeys(("triton.quantize", "triton.quantize.packed"), ("quantization.quantize", _QUANTIZE)),

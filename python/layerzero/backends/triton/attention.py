@@ -316,7 +316,7 @@ def _loadable(tensor: Tensor) -> Tensor:
     return room.copy_(tensor)
 
 
-def _mask_strides(mask: Tensor | None) -> tuple[int, int, int, int]:
+def strides_of_mask(mask: Tensor | None) -> tuple[int, int, int, int]:
     """How far apart the numbers of a mask are in batch, heads, queries and keys: 0 where it holds for all."""
     if mask is None:
         return 0, 0, 0, 0
@@ -362,7 +362,7 @@ def plan(
     mask = _NONE if attn_mask is None else _BOOL if attn_mask.dtype == torch.bool else _ADDED
     # No window reaches further than from the first query to the last key.
     left, right = min(window_left, seq_q + seq_k), 0 if causal else min(window_right, seq_q + seq_k)
-    mask_strides = _mask_strides(attn_mask)
+    mask_strides = strides_of_mask(attn_mask)
     each = attn_mask.element_size() if attn_mask is not None and mask_strides[2] else 0
     cut = blocks or blocks_for(max(dim, v_width), seq_q, each, shared_memory(device))
     sign, factor, cap, capping = _factors(

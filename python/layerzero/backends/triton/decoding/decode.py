@@ -55,7 +55,7 @@ def _attend(
         there = token < end - begin
         k = tl.load(k_at, mask=there[:, None] & (dim < head_dim)[None, :], other=0.0)
         v = tl.load(v_at, mask=there[:, None] & (v_column < v_dim)[None, :], other=0.0)
-        weights, kept, top, total = weigh(dot(q, tl.trans(k), EXACT), there, top, total, scale, cap, CAPPED)
+        weights, kept, top, total = weigh(dot(q, tl.trans(k), EXACT), there[None, :], top, total, scale, cap, CAPPED)
         y = y * kept[:, None] + dot(weights.to(q.dtype), v, EXACT)
         k_at += TOKENS * K_TOKEN
         v_at += TOKENS * V_TOKEN

@@ -58,7 +58,7 @@ def _attend(
         kpe = tl.load(kpe_at, mask=there[:, None] & in_kpe, other=0.0).to(q_nope.dtype)
         scores = tl.dot(q_nope, tl.trans(ckv))
         scores = tl.dot(q_pe, tl.trans(kpe), scores)
-        weights, kept, top, total = weigh(scores, there, top, total, scale, 0.0, False)
+        weights, kept, top, total = weigh(scores, there[None, :], top, total, scale, 0.0, False)
         y = tl.dot(weights.to(q_nope.dtype), ckv, y * kept[:, None])
         # Looked up here, and not where it is used, it leaves all stages of the pipeline to latent vectors.
         page = look_up(tables_ptr, begin + TOKENS, tile, end, num_blocks, t_page, TOKENS, PAGE)

@@ -113,7 +113,7 @@ def _attend(
         read = there[:, None] & (dim < head_dim)[None, :]
         k = tl.load(k_ptr + k_at, mask=read, other=0.0).to(q.dtype)
         v = tl.load(v_ptr + v_at, mask=read, other=0.0).to(q.dtype)
-        weights, kept, top, total = weigh(dot(q, tl.trans(k), EXACT), there, top, total, scale, cap, CAPPED)
+        weights, kept, top, total = weigh(dot(q, tl.trans(k), EXACT), there[None, :], top, total, scale, cap, CAPPED)
         y = y * kept[:, None] + dot(weights.to(q.dtype), v, EXACT)
         # Looked up here, and not where it is used, it leaves all stages of the pipeline to keys and values.
         page = look_up(tables_ptr, begin + TOKENS, tile, end, num_blocks, t_page, TOKENS, PAGE)

@@ -41,11 +41,12 @@ def tanh(x):
 
 @triton.jit
 def weigh(scores, there, top, total, scale, cap, CAPPED: tl.constexpr):
-    """Scores of a tile as weights. Returns them, what is kept of the sums before, the largest score and the sum of all."""
+    """Scores of a tile as weights; of keys that are not `there`, none. Returns them, what is kept of the sums before, the
+    largest score and the sum of all."""
     scores *= scale
     if CAPPED:
         scores = cap * tanh(scores)
-    scores = tl.where(there[None, :], scores, float("-inf"))
+    scores = tl.where(there, scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, 1))
     # Where all is minus infinity, any number will do.
     base = tl.where(new_top == float("-inf"), 0.0, new_top)
