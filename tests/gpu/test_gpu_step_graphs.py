@@ -32,7 +32,7 @@ def test_generated_tokens_are_the_same(name: str) -> None:
             for one, other in zip(got, want, strict=True):
                 assert torch.equal(one, other), optimized.graphs
         assert optimized.graphs is not None
-        fixed = model.generation_config.cache_implementation == "static"
+        fixed = model.generation_config.cache_implementation == "static" and name != "deepseek_v32"
         assert optimized.graphs.replayed > 20 or not fixed, optimized.graphs
     assert torch.equal(model.generate(ids, **HOW), want[0])
 

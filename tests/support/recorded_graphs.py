@@ -13,6 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
+def _storages(values: Any) -> set[int]:
+    return {t.untyped_storage().data_ptr() for t in tree_leaves(values) if isinstance(t, torch.Tensor)}
+
+
 class _Recorder(TorchDispatchMode):
     """Notes operations as they run, and brings memory that they wrote to back at the end."""
 
@@ -31,7 +35,8 @@ class _Recorder(TorchDispatchMode):
                 self._keep(value)
         results = func(*args, **kwargs)
         self.noted.append((func, args, kwargs, results))
-        self._made.update(t.untyped_storage().data_ptr() for t in tree_leaves(results) if isinstance(t, torch.Tensor))
+        # A view is memory that was there before.
+        self._made |= _storages(results) - _storages((args, kwargs))
         return results
 
     def _keep(self, tensor: torch.Tensor) -> None:

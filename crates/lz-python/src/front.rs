@@ -302,7 +302,7 @@ impl Front {
         }
         let mut capturing = false;
         if let Some(device) = cuda {
-            if torch.surroundings().special {
+            if torch.is_autocast_on_cuda() {
                 return None;
             }
             capturing = words.capturing(torch, device)?;

@@ -356,13 +356,23 @@ impl Torch {
         }
     }
 
-    /// What surrounds a call on host tensors; one on others must ask [`Torch::surroundings`] as well.
+    /// What surrounds a call on host tensors; one on others must ask [`Torch::is_autocast_on_cuda`] as well.
     #[inline]
     pub fn surroundings_on_host(&self) -> Surroundings {
         match &self.symbols {
             // SAFETY: as above.
             Some(symbols) => unsafe { symbols.read_on_host() },
             None => self.questions.read(),
+        }
+    }
+
+    /// Whether autocast is enabled for CUDA.
+    #[inline]
+    pub fn is_autocast_on_cuda(&self) -> bool {
+        match &self.symbols {
+            // SAFETY: a function without preconditions, see `Symbols::find`.
+            Some(symbols) => unsafe { (symbols.autocast)(AUTOCAST_CUDA) },
+            None => self.questions.read().special,
         }
     }
 

@@ -19,7 +19,9 @@ def fixed_cache(model: Any) -> Callable[[], None] | None:
         return None
     # Its name until transformers 4.55, and since.
     supported = getattr(model, "_can_compile_fullgraph", getattr(model, "_supports_static_cache", False))
-    if not supported:
+    # transformers 5.17 cannot make masks of chunks for such a cache.
+    chunks = "chunked_attention" in (getattr(model.config, "layer_types", None) or ())
+    if not supported or chunks:
         return None
     before = settings.cache_implementation, getattr(settings, "disable_compile", False)
     settings.cache_implementation, settings.disable_compile = "static", True

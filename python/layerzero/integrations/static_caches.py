@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-__all__ = ["Given", "Results", "State", "UnfitError"]
+__all__ = ["Given", "Results", "State", "UnfitError", "capturable"]
 
 #: The layers of a cache whose memory stays where it is.
 _LAYERS = ("StaticLayer", "StaticSlidingWindowLayer")
@@ -61,6 +63,31 @@ class State:
         self.advance([then - now for then, now in zip(counts, self.counts(), strict=True)])
         for tensor, copy in tensors:
             tensor.copy_(copy)
+
+
+@contextmanager
+def capturable(caches: Sequence[Any]) -> Iterator[None]:
+    """Has layers with a full window moved on by operations of the device alone: transformers makes an index on the host, which a
+    capture does not allow."""
+    layers = [layer for cache in caches for layer in cache.layers if layer.is_sliding]
+    for layer in layers:
+        layer.update = partial(_update, layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.update
+
+
+def _update(layer: Any, keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """`StaticSlidingWindowLayer.update`, for one token when the window is full: the oldest goes, the new one is last."""
+    (name,) = _counts_of(layer)
+    if keys.shape[-2] != 1 or getattr(layer, name) < layer.max_cache_len:
+        return type(layer).update(layer, keys, values, *args, **kwargs)
+    setattr(layer, name, getattr(layer, name) + 1)
+    for held, new in ((layer.keys, keys), (layer.values, values)):
+        held.copy_(torch.cat((held[:, :, 1:], new), dim=-2))
+    return layer.keys, layer.values
 
 
 class Results:
@@ -185,7 +212,9 @@ def _check(cache: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> N
         raise UnfitError(f"a {type(cache).__name__}: only a StaticCache in the device's memory stays where it is")
     for layer in layers:
         if type(layer).__name__ not in _LAYERS:
-            raise UnfitError(f"a cache with layers of class {type(layer).__name__}: only those of a StaticCache stay where they are")
+            raise UnfitError(
+                f"a cache with layers of class {type(layer).__name__}: only those of a StaticCache stay where they are"
+            )
         if not layer.is_initialized:
             raise UnfitError("the cache has no memory before its first step", lasting=False)
     if not any(_counts_of(layer) for layer in layers):

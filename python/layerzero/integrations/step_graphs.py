@@ -35,7 +35,7 @@ __all__ = ["StepGraphs"]
 #: Calls of a kind that run as they are, before one is captured.
 _WARM_CALLS = 2
 #: Rows of the first tensor (batch times tokens) up to which Python may take longer than the device.
-_MOST_ROWS = 4096
+_MOST_ROWS = 1024
 #: Graphs that are kept, and kinds of calls that are counted.
 _MOST_GRAPHS = 64
 _MOST_KINDS = 1024
@@ -52,7 +52,8 @@ class _Graph:
         self._inputs = [tensor.clone() for tensor in given.tensors]
         args, kwargs = given.over(self._inputs)
         before = given.state().counts()
-        self._replay, self._results = graphs.capture(lambda: given.results(run(*args, **kwargs)))
+        with static_caches.capturable(given.caches):
+            self._replay, self._results = graphs.capture(lambda: given.results(run(*args, **kwargs)))
         self._steps = [now - then for now, then in zip(given.state().counts(), before, strict=True)]
 
     def replay(self, given: static_caches.Given, count: bool = True) -> Any:

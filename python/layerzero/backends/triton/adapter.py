@@ -55,6 +55,7 @@ PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
     **dict.fromkeys(("triton.decode.masked", "triton.decode.masked.gqa"), ("decoding.masked", _MASKED)),
     **dict.fromkeys(("triton.paged.decode", "triton.paged.decode.gqa"), ("decoding.paged", _PAGED)),
     "triton.mla.decode.paged": ("decoding.mla", _MLA),
+    "triton.merge_states": ("merging", ("out_a", "lse_a", "out_b", "lse_b")),
     **dict.fromkeys(("triton.quantize", "triton.quantize.packed"), ("quantization.quantize", _QUANTIZE)),
     **dict.fromkeys(
         ("triton.dequantize", *(f"triton.dequantize.{form}" for form in ("int4", "mxfp4", "nvfp4"))),
