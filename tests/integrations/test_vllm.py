@@ -13,6 +13,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -334,6 +335,37 @@ def test_a_step_that_vllm_may_capture_is_made_ready_once(
         None, asked.query, new, new, cache, batch, torch.empty(4, HEADS, WIDTH)
     )
     assert len(entered) == 2, "a layer with a window is another kind"
+
+
+def test_a_captured_batch_reads_vllms_own_tensors(vllm: SimpleNamespace) -> None:
+    """A replay reads what vLLM wrote into its tensors since the capture: other lengths, other pages, fewer requests."""
+    asked = Requests(*BATCHES["decode"], seed=5)
+    common = asked.common()
+    table, lens, slots = common.block_table_tensor, common.seq_lens, common.slot_mapping
+    builder = _builder(vllm.attention, "cuda")
+    batch = builder.build_for_cudagraph_capture(common)
+    assert batch.graph and not builder.build(0, common).graph, "no size is announced, and this one is captured"
+    whole = (batch.decode_tables, batch.decode_lens, batch.slot_mapping)
+    for mine, vllms in zip(whole, (table, lens, slots), strict=True):
+        assert mine.shape == vllms.shape and mine.data_ptr() == vllms.data_ptr()
+    assert not builder.build_for_cudagraph_capture(Requests(*BATCHES["mixed"]).common()).graph
+
+    # As a replay does: vLLM overwrites its tensors, and attention runs on the description of the capture.
+    cache = _cache("keys, values", 99)
+    impl = vllm.attention.LayerZeroImpl(HEADS, WIDTH, 0.25, KV_HEADS)
+    later = Requests([18, 40], [1, 1], seed=6)
+    _fill(vllm.attention, cache, later)
+    padded = later.common(padding=len(lens) - 2)
+    for mine, theirs in ((table, padded.block_table_tensor), (lens, padded.seq_lens), (slots, padded.slot_mapping)):
+        mine.copy_(theirs)
+    table[2:] = 0
+    new = [
+        torch.cat([x[-1:] for x in rows] + [torch.ones(len(lens) - 2, KV_HEADS, WIDTH)])
+        for rows in (later.keys, later.values)
+    ]
+    query = torch.cat((later.query, torch.ones(len(lens) - 2, HEADS, WIDTH)))
+    output = impl.forward(None, query, *new, cache, replace(batch, graph=False), torch.empty(len(lens), HEADS, WIDTH))
+    torch.testing.assert_close(output[:2].double(), later.right(None, 0.0, 0.25), rtol=1e-5, atol=1e-5)
 
 
 def test_memory_is_measured_without_a_batch(vllm: SimpleNamespace) -> None:

@@ -122,7 +122,16 @@ class LayerZeroMetadataBuilder(AttentionMetadataBuilder[LayerZeroMetadata]):  # 
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> LayerZeroMetadata:
         """The description of one batch, for all layers."""
-        given = common_attn_metadata
+        return self._described(common_attn_metadata, capturing=False)
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> LayerZeroMetadata:
+        """The description of a batch that a full CUDA graph is captured with.
+
+        Its tensors are vLLM's own, which vLLM fills for each replay. Lengths and pages are then others; shapes are not.
+        """
+        return self._described(common_attn_metadata, capturing=True)
+
+    def _described(self, given: Any, *, capturing: bool) -> LayerZeroMetadata:
         if given.causal is not True:
             raise _refused(f"a batch with causal={given.causal}")
         decodes, _, decode_tokens, _ = split_decodes_and_prefills(given, decode_threshold=1)
@@ -130,7 +139,8 @@ class LayerZeroMetadataBuilder(AttentionMetadataBuilder[LayerZeroMetadata]):  # 
             # Rows without a query that fill up a batch: they have a length, and no row among the queries.
             decodes = decode_tokens = 0
         starts, lens = given.query_start_loc, given.seq_lens
-        graph = decodes == given.num_reqs and decodes in self._captured
+        # vLLM runs a batch of each captured size before it captures one, with either description.
+        graph = decodes == given.num_reqs and (capturing or decodes in self._captured)
         tables = given.block_table_tensor[: given.num_reqs]
         if not graph:
             # A graph reads vLLM's own table at every replay, whatever its width: a copy would be of this batch alone.

@@ -1,0 +1,477 @@
+"""vLLM with LayerZero's attention and with its own, side by side: the same answers, and tokens per second.
+
+    python bench/gpu/vllm_serving.py --json vllm_serving.json
+    python bench/gpu/vllm_serving.py --tiny                     # on vLLM's build for CPUs, to test the script
+
+Every engine is a process. Those of one backend and one way to run (eager; CUDA graphs in pieces; full CUDA graphs for decode)
+are built at the same time, then asked one at a time, so that no engine's work is in another's time.
+
+Answers: a small Llama with random weights, float32 and bfloat16. Prompts with a common beginning come in chunks together with
+running requests, with prefix caching. Each engine is compared with vLLM's own attention without graphs:
+
+    same        tokens before the first different one, over all tokens
+    difference  the largest |log p - log p'| of those tokens
+    gap         where tokens differ: log p of vLLM's own token less that of the other one, both by vLLM. Small is a near tie
+
+Speed: Llama-3-8B's sizes with fewer layers and weights without meaning, bfloat16. The engines answer the same prompts in turns.
+A row has the median over the rounds of answered tokens over seconds. LayerZero is timed before and after its kernels were
+measured for these calls (`lz.tune`); a captured graph keeps its kernels, so the second engine is a new process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+#: How engines run a step: `cudagraph_mode` of vLLM. NONE is eager.
+MODES = {"eager": "NONE", "pieces": "PIECEWISE", "graphs": "FULL_AND_PIECEWISE"}
+#: The requests of a row: how many at once, tokens of the common prefix, of the rest of each prompt, and of each answer.
+ROWS = {
+    "1 request": {"batch": 1, "prefix": 0, "prompt": 512, "answer": 128},
+    "16 requests": {"batch": 16, "prefix": 0, "prompt": 512, "answer": 128},
+    "64 requests": {"batch": 64, "prefix": 0, "prompt": 512, "answer": 128},
+    "64 requests, a common prefix of 1024": {"batch": 64, "prefix": 1024, "prompt": 128, "answer": 128},
+}
+#: How far log p may be off: bfloat16 keeps 8 bits; vLLM's Triton kernel multiplies float32 with 11.
+CLOSE = {"float32": 0.01, "bfloat16": 0.15}
+OURS, OWN = "LayerZero", "vLLM"
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+# --- the process of an engine ------------------------------------------------------------------------------------------------
+
+
+def save(folder: Path, *, layers: int, tiny: bool) -> None:
+    """Writes the models: `small`, with random weights, and `large`, only its sizes."""
+    import torch
+    import transformers
+
+    none = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
+    small = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+    small |= {"head_dim": 64, "num_hidden_layers": 2, "vocab_size": 512, "max_position_embeddings": 512}
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**small, **none)).float()
+    for weight in model.parameters():
+        if weight.dim() == 2:
+            torch.nn.init.normal_(weight, std=0.15)
+    # Small, so that the answer depends on more than the last token.
+    torch.nn.init.normal_(model.get_input_embeddings().weight, std=0.02)
+    model.save_pretrained(folder / "small")
+    large: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32}
+    large |= {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "rope_theta": 500_000.0}
+    config = transformers.LlamaConfig(**({**small, "max_position_embeddings": 8192} if tiny else large), **none)
+    config.num_hidden_layers, config.max_position_embeddings = layers, 8192
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(folder / "large")
+
+
+class Engine:
+    """vLLM in this process."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        from vllm import LLM
+        from vllm.platforms import current_platform
+
+        arguments: dict[str, Any] = {"skip_tokenizer_init": True, "disable_log_stats": True, "seed": 0}
+        arguments |= {"enable_prefix_caching": True, "enable_chunked_prefill": True, **given["arguments"]}
+        if given["by"] == OURS:
+            from layerzero.integrations import vllm as plugin
+
+            plugin.register()
+            arguments["attention_backend"] = plugin.name()
+        if given["mode"] == "eager":
+            arguments["enforce_eager"] = True
+        else:
+            arguments["compilation_config"] = {"cudagraph_mode": MODES[given["mode"]]}
+            arguments["compilation_config"]["cudagraph_capture_sizes"] = given["sizes"]
+        if current_platform.is_cpu():
+            arguments.pop("kv_cache_memory_bytes", None)
+        self.llm = LLM(**arguments)
+        self.vocab = self.llm.llm_engine.vllm_config.model_config.get_vocab_size()
+
+    def _generate(self, prompts: list[list[int]], answer: int, logprobs: int | None = None) -> Any:
+        from vllm import SamplingParams
+
+        greedy = SamplingParams(
+            temperature=0.0, max_tokens=answer, detokenize=False, ignore_eos=True, logprobs=logprobs
+        )
+        return self.llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], greedy, use_tqdm=False)
+
+    def _drawn(self, seed: int) -> Any:
+        import torch
+
+        generator = torch.Generator().manual_seed(seed)
+
+        def tokens(count: int) -> list[int]:
+            return torch.randint(0, self.vocab, (count,), generator=generator).tolist()  # type: ignore[no-any-return]
+
+        return tokens
+
+    def answers(self) -> dict[str, Any]:
+        """Two rounds of requests; the second finds the common beginning in the cache."""
+        drawn = self._drawn(1)
+        common = drawn(70)
+        tokens, likely, cached = [], [], []
+        for lengths in ((3, 17, 1, 30), (5, 40)):
+            prompts = [common + drawn(length) for length in lengths] + [drawn(7)]
+            for one in self._generate(prompts, 16, logprobs=5):
+                tokens.append(list(one.outputs[0].token_ids))
+                likely.append([{k: v.logprob for k, v in step.items()} for step in one.outputs[0].logprobs])
+                cached.append(one.num_cached_tokens)
+        return {"tokens": tokens, "likely": likely, "cached": cached, **self.backend()}
+
+    def backend(self) -> dict[str, Any]:
+        """Which backend the layers have, and which operations LayerZero served."""
+        found = self.llm.llm_engine.vllm_config.compilation_config.static_forward_context
+        names = sorted({layer.get_attn_backend().get_name() for layer in found.values()})
+        lz = sys.modules.get("layerzero")
+        return {"backends": names, "ops": sorted({one.call["op"] for one in lz.manifest()}) if lz else []}
+
+    def timed(self, row: dict[str, int], seed: int) -> dict[str, Any]:
+        """Seconds until all requests of a row are answered."""
+        drawn = self._drawn(seed)
+        prefix = drawn(row["prefix"])
+        prompts = [prefix + drawn(row["prompt"]) for _ in range(row["batch"])]
+        begun = time.perf_counter()
+        done = self._generate(prompts, row["answer"])
+        took = time.perf_counter() - begun
+        return {"seconds": took, "tokens": sum(len(one.outputs[0].token_ids) for one in done)}
+
+    def tune(self, seconds: float) -> dict[str, Any]:
+        """Measures kernels for the calls of this process: those of decode in graphs, the others eagerly."""
+        import layerzero as lz
+
+        begun, failed = time.perf_counter(), []
+        entries = [one for one in lz.manifest() if one.device.startswith("cuda")]
+        for index, one in enumerate(entries):
+            share = (seconds - (time.perf_counter() - begun)) / (len(entries) - index)
+            graph = "prefill" not in one.call["op"]
+            try:
+                lz.tune(calls=[one.call], device=one.device, graph=graph, budget=max(share, 0.2), progress=False)
+            except Exception as error:  # noqa: BLE001 - the other calls are tuned all the same
+                failed.append(f"{one.call['op']}: {type(error).__name__}: {error}"[:300])
+        return {"calls": len(entries), "failed": failed}
+
+
+def worker(given: dict[str, Any]) -> None:
+    """Builds an engine, then does what standard input says, a line of JSON at a time."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    # What vLLM prints goes to the log.
+    os.dup2(2, 1)
+
+    def tell(what: dict[str, Any]) -> None:
+        answers.write(json.dumps(what) + "\n")
+        answers.flush()
+
+    begun = time.perf_counter()
+    engine = Engine(given)
+    tell({"built_s": round(time.perf_counter() - begun, 1)})
+    for line in sys.stdin:
+        asked = json.loads(line)
+        tell(getattr(engine, asked.pop("do"))(**asked))
+
+
+# --- asking them -------------------------------------------------------------------------------------------------------------
+
+
+class Asked:
+    """An engine in another process."""
+
+    def __init__(self, name: str, given: dict[str, Any], folder: Path) -> None:
+        self.name, self.given, self.why = name, given, ""
+        self.log = folder / f"{name.replace(' ', '-')}.log"
+        environment = {
+            **os.environ,
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "VLLM_HOST_IP": "127.0.0.1",
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        with self.log.open("w", encoding="utf-8") as log:
+            command = [sys.executable, str(Path(__file__).resolve()), "--worker", json.dumps(given)]
+            pipe = subprocess.PIPE
+            self.process = subprocess.Popen(
+                command, env=environment, stdin=pipe, stdout=pipe, stderr=log, text=True, start_new_session=True
+            )
+        self._lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put("")
+
+    def answer(self, limit: float) -> dict[str, Any] | None:
+        """The next answer; None, and the reason in `why`, of an engine that failed or needed longer than `limit` seconds."""
+        if self.why:
+            return None
+        try:
+            line = self._lines.get(timeout=max(limit, 0.1))
+        except queue.Empty:
+            self.stop()
+            self.why = f"no answer in {limit:.0f} s"
+            return None
+        if not line:
+            self.process.wait()
+            lines = [text for text in self.log.read_text(encoding="utf-8").splitlines() if text.strip()]
+            errors = [text for text in lines if "Error" in text] or lines
+            self.why = (errors[-1] if errors else "it ended without a word")[-300:]
+            return None
+        return json.loads(line)  # type: ignore[no-any-return]
+
+    def ask(self, limit: float, do: str, **given: Any) -> dict[str, Any] | None:
+        """Does one thing in the engine."""
+        if not self.why:
+            assert self.process.stdin is not None
+            try:
+                self.process.stdin.write(json.dumps({"do": do, **given}) + "\n")
+                self.process.stdin.flush()
+            except OSError:
+                pass  # It ended; the answer says why.
+        return self.answer(limit)
+
+    def stop(self) -> None:
+        """Ends the process, and those that it started."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+def compared(own: dict[str, Any], other: dict[str, Any], close: float) -> dict[str, Any]:
+    """Two engines' answers to the same prompts: see the top of this file."""
+    same = total = 0
+    difference, gap = 0.0, 0.0
+    for first, second, of_first, of_second in zip(
+        own["tokens"], other["tokens"], own["likely"], other["likely"], strict=True
+    ):
+        total += len(first)
+        for one, two, mine, theirs in zip(first, second, of_first, of_second, strict=True):
+            if one != two:
+                floor = min(mine.values())
+                gap = max(gap, mine[str(one)] - mine.get(str(two), floor))
+                break
+            difference = max(difference, abs(mine[str(one)] - theirs[str(two)]))
+            same += 1
+    fine = difference <= close and gap <= 2 * close and own["cached"] == other["cached"] and max(own["cached"]) > 0
+    found = {
+        "same": same / total,
+        "difference": difference,
+        "gap": gap,
+        "cached_same": own["cached"] == other["cached"],
+    }
+    return {**found, "ok": fine, "backends": other["backends"], "ops": other["ops"]}
+
+
+class Bench:
+    """The engines, and what they answered."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self.options, self.folder = options, folder
+        self.ends = time.monotonic() + options.seconds
+        self.running: list[Asked] = []
+        self.result: dict[str, Any] = {"answers": {}, "rows": [], "failures": {}, "built_s": {}}
+
+    def left(self, at_most: float = 600.0) -> float:
+        """Seconds until the end."""
+        return min(at_most, self.ends - time.monotonic())
+
+    def small(self, by: str, mode: str, dtype: str) -> Asked:
+        """An engine of the small model."""
+        sizes = {"max_model_len": 256, "max_num_batched_tokens": 64, "max_num_seqs": 8, "block_size": 32}
+        arguments = {"model": str(self.folder / "small"), "dtype": dtype, **sizes}
+        arguments |= {"gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 1 << 28}
+        given = {"by": by, "mode": mode, "sizes": [1, 2, 4, 8], "arguments": arguments}
+        return self.start(f"{by} {mode} {dtype}", given)
+
+    def large(self, by: str, mode: str, suffix: str = "") -> Asked:
+        """An engine of the model whose speed is measured."""
+        batched = 256 if self.options.tiny else 8192
+        arguments = {"model": str(self.folder / "large"), "dtype": "float32" if self.options.tiny else "bfloat16"}
+        arguments |= {"load_format": "dummy", "max_model_len": 2048, "max_num_batched_tokens": batched}
+        arguments |= {"max_num_seqs": 64, "gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 6 << 30}
+        sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+        return self.start(f"{by} {mode}{suffix}", {"by": by, "mode": mode, "sizes": sizes, "arguments": arguments})
+
+    def start(self, name: str, given: dict[str, Any]) -> Asked:
+        """A new process."""
+        one = Asked(name, given, self.folder)
+        self.running.append(one)
+        return one
+
+    def built(self, engines: list[Asked], limit: float = 240.0) -> list[Asked]:
+        """Those of the engines that were built."""
+        for one in engines:
+            answer = one.answer(self.left(limit))
+            if answer is None:
+                self.failed(one)
+            else:
+                self.result["built_s"][one.name] = answer["built_s"]
+                say(f"{one.name}: built in {answer['built_s']} s")
+        return [one for one in engines if not one.why]
+
+    def failed(self, one: Asked) -> None:
+        """Notes why an engine has no answers."""
+        self.result["failures"][one.name] = one.why
+        say(f"{one.name}: {one.why}")
+
+    def answers(self, engines: list[Asked]) -> None:
+        """Compares the small engines, and ends them."""
+        for dtype in CLOSE:
+            group = [one for one in engines if one.given["arguments"]["dtype"] == dtype]
+            own = None
+            for one in group:
+                answer = one.ask(self.left(90.0), "answers")
+                one.stop()
+                if answer is None:
+                    self.failed(one)
+                elif one.given["by"] == OWN:
+                    own = answer
+                elif own is not None:
+                    self.result["answers"][one.name] = compared(own, answer, CLOSE[dtype])
+        self.write()
+
+    def speed(self, engines: list[Asked]) -> None:
+        """Times the rows, the engines in turns."""
+        for name in self.options.rows:
+            row = ROWS[name] if not self.options.tiny else {key: -(-size // 16) for key, size in ROWS[name].items()}
+            seconds: dict[str, list[float]] = {one.name: [] for one in engines}
+            for seed in range(self.options.rounds + 1):
+                for one in engines if seed % 2 else reversed(engines):
+                    if one.why or self.left() < 5:
+                        continue
+                    answer = one.ask(self.left(60.0), "timed", row=row, seed=1 + seed)
+                    if answer is None:
+                        self.failed(one)
+                    elif seed:
+                        # The first round, in which kernels are compiled, does not count.
+                        seconds[one.name].append(answer["seconds"])
+            answered = row["batch"] * row["answer"]
+            speeds = {by: answered / statistics.median(each) for by, each in seconds.items() if each}
+            self.result["rows"].append({"row": name, **row, "tokens_per_s": speeds, "seconds": seconds})
+            self.write()
+
+    def run(self) -> None:
+        """All of it."""
+        modes = ["eager"] if self.options.tiny else list(MODES)
+        small: list[Asked] = []
+        if not self.options.no_answers:
+            ways = [(OWN, "eager")] + [(OURS, mode) for mode in modes]
+            small = [self.small(by, mode, dtype) for dtype in CLOSE for by, mode in ways]
+        timed = [mode for mode in modes if mode in self.options.modes]
+        first = [] if self.options.no_speed else [self.large(by, mode) for mode in timed for by in (OWN, OURS)]
+        self.answers(self.built(small))
+        ready = self.built(first)
+        self.speed(ready)
+        ours = [one for one in ready if one.given["by"] == OURS and not one.why]
+        if (
+            self.options.tune_seconds
+            and not self.options.tiny
+            and ours
+            and self.left() > self.options.tune_seconds + 60
+        ):
+            for one in ours:
+                each = self.options.tune_seconds / len(ours)
+                say(f"{one.name}: tuned {one.ask(each + 60, 'tune', seconds=each)}")
+                one.stop()
+            again = self.built([self.large(OURS, mode, " tuned") for mode in timed])
+            self.speed([one for one in ready if not one.why and one.given["by"] == OWN] + again)
+
+    def write(self) -> None:
+        """Writes what there is so far."""
+        if self.options.json:
+            Path(self.options.json).write_text(json.dumps(self.result, indent=1), encoding="utf-8")
+
+    def end(self) -> None:
+        """Ends all processes that this one started."""
+        for one in self.running:
+            one.stop()
+
+
+def table(result: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    lines = []
+    if result["answers"]:
+        lines += ["| answers | same tokens | difference | gap | cache | |", "|---|---:|---:|---:|---|---|"]
+        for name, one in result["answers"].items():
+            cache = "same" if one["cached_same"] else "DIFFERENT"
+            numbers = f"{one['same']:.1%} | {one['difference']:.1e} | {one['gap']:.1e} | {cache}"
+            lines.append(f"| {name} | {numbers} | {'ok' if one['ok'] else 'WRONG'} |")
+        lines.append("")
+    if result["rows"]:
+        ways = list(dict.fromkeys(by for row in result["rows"] for by in row["tokens_per_s"]))
+        lines += ["| tokens/s | " + " | ".join(ways) + " |", "|---|" + "---:|" * len(ways)]
+        for row in result["rows"]:
+            speeds = row["tokens_per_s"]
+            cells = []
+            for by in ways:
+                own = by.replace(OURS, OWN).removesuffix(" tuned")
+                ratio = f" ({speeds[by] / speeds[own]:.2f}×)" if by != own and {by, own} <= set(speeds) else ""
+                cells.append(f"{speeds[by]:,.0f}{ratio}" if by in speeds else "")
+            lines.append(f"| {row['row']} | " + " | ".join(cells) + " |")
+    lines += [f"- {name}: {why}" for name, why in result["failures"].items()]
+    return "\n".join(lines)
+
+
+def parsed(given: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=8, help="how many of the 32 layers the timed model has")
+    parser.add_argument("--rounds", type=int, default=5, help="timed runs of each row")
+    parser.add_argument("--seconds", type=float, default=280.0, help="end after this time, with what there is")
+    parser.add_argument(
+        "--tune-seconds", type=float, default=40.0, help="how long kernels are measured; 0 for not at all"
+    )
+    parser.add_argument("--modes", nargs="+", default=["eager", "graphs"], choices=list(MODES), help="what is timed")
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS), metavar="ROW")
+    parser.add_argument("--no-answers", action="store_true", help="only the speed")
+    parser.add_argument("--no-speed", action="store_true", help="only the answers")
+    parser.add_argument("--tiny", action="store_true", help="sizes for a CPU, without graphs, to test the script")
+    parser.add_argument("--logs", help="a folder for the engines' logs")
+    parser.add_argument("--json", help="where to write the results")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    return parser.parse_args(given)
+
+
+def main() -> int:
+    """Runs what the command line says; 1 if answers are wrong or an engine failed."""
+    options = parsed()
+    if options.worker:
+        worker(json.loads(options.worker))
+        return 0
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(options.logs or temporary).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        save(folder, layers=options.layers, tiny=options.tiny)
+        bench = Bench(options, folder)
+        try:
+            bench.run()
+        finally:
+            bench.end()
+            bench.write()
+        print(table(bench.result), flush=True)
+    wrong = [one for one in bench.result["answers"].values() if not one["ok"]]
+    return 1 if wrong or bench.result["failures"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
