@@ -104,19 +104,18 @@ class CudaGraphs:
         """Captures it on the side stream: what replays it, and what it gave."""
         import torch
 
-        graph = torch.cuda.CUDAGraph()
+        graph, pool = torch.cuda.CUDAGraph(), self._pool or torch.cuda.graph_pool_handle()
         generator = torch.cuda.default_generators[self._device.index]
         state = generator.clone_state()
+        # Other threads may go on allocating: only what this one does is held against the capture.
+        captured = torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local")
         try:
-            # Other threads may go on allocating: only what this one does is held against the capture.
-            with (
-                _one_at_a_time,
-                torch.cuda.graph(graph, self._pool, stream=self._stream, capture_error_mode="thread_local"),
-            ):
+            with _one_at_a_time, captured:
                 outputs = run()
         except BaseException:
             # A capture that breaks off leaves torch's generator inside of it, and every draw of the process would fail.
             generator.graphsafe_set_state(state)
+            _end_pool(self._device.index, pool)
             raise
         return graph.replay, outputs
 
@@ -132,6 +131,23 @@ class CudaGraphs:
         import torch
 
         torch.cuda.synchronize(self._device)
+
+
+def _end_pool(index: int, pool: tuple[int, int]) -> None:
+    """Ends a capture for torch's allocator, where the driver refused to end it.
+
+    In some versions of torch ``CUDAGraph.capture_end`` raises before it tells the allocator. From then on the allocator
+    takes a capture to be under way: ``torch.cuda.empty_cache`` frees nothing, and an allocation that finds no memory does not
+    try again without the cache.
+    """
+    import torch
+
+    try:
+        torch._C._cuda_endAllocateToPool(index, pool)
+    except RuntimeError:
+        # This torch has done it.
+        return
+    torch._C._cuda_releasePool(index, pool)
 
 
 def prove(kernel: str, call: str, device: int, graphs: Graphs | None = None) -> Doubt | None:

@@ -165,6 +165,22 @@ def test_a_proof_fails_for_a_reason(
         lz.unregister_kernel("test.bad")
 
 
+def test_a_capture_that_breaks_leaves_the_allocator_as_it_was(inputs: tuple[Tensor, Tensor]) -> None:
+    """torch's allocator frees nothing of its cache while it takes a capture to be under way."""
+    x, weight = inputs
+    lz.configure(graph_strict_mode=True, verify="off")
+    register("test.bad", waits)
+    try:
+        assert not lz.validate("test.bad", x, weight, EPS)[0]
+    finally:
+        lz.unregister_kernel("test.bad")
+    held = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    before = torch.cuda.memory_reserved()
+    del held
+    torch.cuda.empty_cache()
+    assert before - torch.cuda.memory_reserved() >= 1 << 30
+
+
 def test_a_recording_makes_a_users_own_capture_safe(inputs: tuple[Tensor, Tensor]) -> None:
     """cuBLAS, cuDNN and Triton in one graph, none of which was called before."""
     x, weight = inputs
