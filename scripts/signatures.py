@@ -165,6 +165,7 @@ LIBRARIES: dict[str, tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]] =
                 "AttentionImpl.forward",
                 "AttentionMetadataBuilder.__init__",
                 "AttentionMetadataBuilder.build",
+                "AttentionMetadataBuilder.build_for_cudagraph_capture",
             ),
         ),
     ),
@@ -184,6 +185,9 @@ LIBRARIES: dict[str, tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]] =
             (
                 "AttentionBackend.init_forward_metadata",
                 "AttentionBackend.init_cuda_graph_state",
+                "AttentionBackend.init_forward_metadata_out_graph",
+                "AttentionBackend.init_forward_metadata_in_graph",
+                "AttentionBackend.get_cuda_graph_seq_len_fill_value",
                 "AttentionBackend.forward_decode",
                 "AttentionBackend.forward_extend",
             ),

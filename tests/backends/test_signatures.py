@@ -119,7 +119,7 @@ FAKES: dict[str, dict[str, dict[str, Callable[..., Any]]]] = {
             for owner, names in (
                 (fake_vllm.AttentionBackend, ("get_name", "get_impl_cls", "get_builder_cls")),
                 (fake_vllm.AttentionImpl, ("__init__", "forward")),
-                (fake_vllm.AttentionMetadataBuilder, ("__init__", "build")),
+                (fake_vllm.AttentionMetadataBuilder, ("__init__", "build", "build_for_cudagraph_capture")),
             )
             for name in names
         },
@@ -128,7 +128,15 @@ FAKES: dict[str, dict[str, dict[str, Callable[..., Any]]]] = {
         "sglang.srt.layers.attention.attention_registry": members(fake_sglang, "register_attention_backend"),
         "sglang.srt.layers.attention.base_attn_backend": {
             f"AttentionBackend.{name}": getattr(fake_sglang.AttentionBackend, name)
-            for name in ("init_forward_metadata", "init_cuda_graph_state", "forward_decode", "forward_extend")
+            for name in (
+                "init_forward_metadata",
+                "init_cuda_graph_state",
+                "init_forward_metadata_out_graph",
+                "init_forward_metadata_in_graph",
+                "get_cuda_graph_seq_len_fill_value",
+                "forward_decode",
+                "forward_extend",
+            )
         },
     },
     "vllm_ir": {

@@ -9,6 +9,7 @@ import sys
 import tomllib
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,8 +66,8 @@ def _layer(**changed: Any) -> SimpleNamespace:
 class Requests:
     """Requests in SGLang's pool, with random keys and values."""
 
-    def __init__(self, pool: Any, page: int, lengths: list[int], new: list[int]) -> None:
-        generator = torch.Generator().manual_seed(0)
+    def __init__(self, pool: Any, page: int, lengths: list[int], new: list[int], seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
         self.lengths, self.new = lengths, new
         self.keys = [torch.randn(n, KV_HEADS, WIDTH, generator=generator) for n in lengths]
         self.values = [torch.randn(n, KV_HEADS, WIDTH, generator=generator) for n in lengths]
@@ -92,7 +93,8 @@ class Requests:
         lengths, new = torch.tensor(self.lengths), torch.tensor(self.new)
         places = {"req_pool_indices": self.rows, "out_cache_loc": torch.cat(fresh).long(), "encoder_lens": None}
         extend = {"extend_seq_lens": new, "extend_prefix_lens": lengths - new}
-        return SimpleNamespace(forward_mode=mode, seq_lens=lengths, seq_lens_cpu=lengths, **places, **extend)
+        sizes = {"batch_size": len(self.lengths), "seq_lens": lengths, "seq_lens_cpu": lengths.clone()}
+        return SimpleNamespace(forward_mode=mode, **sizes, **places, **extend)
 
     def fresh(self) -> tuple[torch.Tensor, torch.Tensor]:
         each = [
@@ -146,6 +148,61 @@ def test_a_step_is_attention_by_its_definition(
     torch.testing.assert_close(output.double(), asked.right(window, softcap), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("page", [1, 16])
+def test_a_captured_step_follows_sglangs_tensors(page: int, sglang: SimpleNamespace) -> None:
+    """A replay repeats what ran inside the capture: on the tensors of the capture, which hold another batch by then."""
+    captured = Requests(sglang.pool(page), page, *BATCHES["DECODE"])
+    backend, layer = _backend(sglang, captured, page), _layer()
+    static = captured.batch(sglang.modes.DECODE)
+    assert backend.get_cuda_graph_seq_len_fill_value() == 1
+    backend.init_cuda_graph_state(8, 8)
+    backend.init_forward_metadata_out_graph(static, in_capture=True)
+    held = backend.forward_metadata
+
+    def inside(query: torch.Tensor, fresh: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        backend.init_forward_metadata_in_graph(static)
+        return backend.forward_decode(query, *fresh, layer, static)
+
+    output = inside(captured.query, captured.fresh())
+    torch.testing.assert_close(output.double(), captured.right(-1, 0.0), rtol=1e-5, atol=1e-5)
+
+    # Two requests, and two rows that fill up the batch: length 1, request 0, place 0.
+    later = Requests(captured.pool, page, [77, 18], [1, 1], seed=1)
+    captured.table.copy_(later.table)
+    new = later.batch(sglang.modes.DECODE)
+    for name, filled in (("req_pool_indices", 0), ("seq_lens", 1), ("out_cache_loc", 0)):
+        held_by_graph = getattr(static, name)
+        held_by_graph.fill_(filled)
+        held_by_graph[:2] = getattr(new, name)
+    addresses = (held.tables.data_ptr(), held.lengths.data_ptr())
+    query = torch.cat((later.query, torch.ones(2, HEADS * WIDTH)))
+    fresh = tuple(torch.cat((x, torch.ones(2, KV_HEADS, WIDTH))) for x in later.fresh())
+    output = inside(query, fresh)
+    torch.testing.assert_close(output[:2].double(), later.right(-1, 0.0), rtol=1e-5, atol=1e-5)
+    assert backend.forward_metadata is held and addresses == (held.tables.data_ptr(), held.lengths.data_ptr())
+    # A step that is not captured makes tensors of its own.
+    backend.init_forward_metadata(new)
+    assert not backend.forward_metadata.graph and backend.forward_metadata.tables.data_ptr() != addresses[0]
+
+
+def test_a_step_that_sglang_captures_is_made_ready_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    captures = importlib.import_module("layerzero.integrations.captures")
+    entered: list[Any] = []
+    capturing = [False]
+    monkeypatch.setattr(captures.lz, "capture", lambda stream: entered.append(stream) or nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "a stream")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    ready: set[tuple[Any, ...]] = set()
+    for kind in ((1,), (1,), (2,)):
+        with captures.prepared(kind, ready):
+            pass
+    assert entered == ["a stream"] * 2 and ready == {(1,), (2,)}
+    capturing[0] = True
+    with captures.prepared((3,), ready):
+        pass
+    assert len(entered) == 2 and (3,) not in ready, "nothing is prepared inside a capture"
+
+
 @pytest.mark.skipif(not REAL, reason="SGLang is not installed")
 @pytest.mark.parametrize("window", [-1, 9])
 @pytest.mark.parametrize("mode", BATCHES)
@@ -196,8 +253,12 @@ def test_steps_and_models_of_another_kind_are_refused(sglang: SimpleNamespace) -
     backend = _backend(sglang, asked, 16)
     with pytest.raises(lz.InvalidCallError, match="steps of the kind TARGET_VERIFY"):
         backend.init_forward_metadata(asked.batch(sglang.modes.TARGET_VERIFY))
-    with pytest.raises(lz.InvalidCallError, match="--disable-cuda-graph"):
-        backend.init_cuda_graph_state(8, 8)
+    with pytest.raises(RuntimeError, match="init_cuda_graph_state(.|\\n)*was not called"):
+        backend.init_forward_metadata_out_graph(asked.batch(sglang.modes.DECODE), in_capture=True)
+    with pytest.raises(lz.InvalidCallError, match="24 tokens for 8 requests(.|\\n)*--disable-cuda-graph"):
+        backend.init_cuda_graph_state(8, 24)
+    with pytest.raises(lz.InvalidCallError, match="CUDA graphs of the kind EXTEND"):
+        backend.init_forward_metadata_out_graph(asked.batch(sglang.modes.EXTEND), in_capture=True)
     with pytest.raises(RuntimeError, match="was not called"):
         backend.forward_decode(asked.query, *asked.fresh(), _layer(), asked.batch(sglang.modes.DECODE))
     with pytest.raises(lz.InvalidCallError, match=r"a cache of torch\.float32 for queries of torch\.float16"):

@@ -42,6 +42,16 @@ class AttentionBackend:
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """What graphs need."""
 
+    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        """Describes a batch before its graph is captured or replayed."""
+
+    def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
+        """The part of a description that is captured."""
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        """The length of rows that fill up a batch."""
+        raise NotImplementedError
+
     def forward_decode(
         self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any
     ) -> Any:

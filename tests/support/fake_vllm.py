@@ -127,6 +127,10 @@ class AttentionMetadataBuilder(ABC, Generic[T]):
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> T:
         """One batch."""
 
+    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> T:
+        """A batch that is captured."""
+        return self.build(0, common_attn_metadata)
+
 
 def split_decodes_and_prefills(
     common_attn_metadata: Any,

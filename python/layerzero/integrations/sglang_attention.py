@@ -5,6 +5,7 @@ Importing this module imports SGLang, which does it when the backend is asked fo
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 
 import layerzero as lz
 from layerzero.errors import InvalidCallError
+from layerzero.integrations.captures import prepared
 from layerzero.integrations.refusals import unsupported
 
 _WHO = "LayerZero's attention in SGLang"
@@ -33,6 +35,8 @@ class Batch:
     """(requests,): how many tokens of each are in the cache, the new ones included."""
     starts: torch.Tensor | None
     """(requests + 1,): where the queries of each begin; None if each has one."""
+    graph: bool = False
+    """Whether SGLang captures this step in a CUDA graph. The tensors are then the same at every replay."""
 
 
 class LayerZeroAttnBackend(AttentionBackend):  # type: ignore[misc]
@@ -44,6 +48,10 @@ class LayerZeroAttnBackend(AttentionBackend):  # type: ignore[misc]
         self._pool: Any = model_runner.token_to_kv_pool
         self._page: int = model_runner.page_size
         self.forward_metadata: Batch | None = None
+        # (largest batch, pages of the longest request), (largest batch,): what captured steps read.
+        self._graph_tables: torch.Tensor | None = None
+        self._graph_lengths: torch.Tensor | None = None
+        self._ready: set[tuple[Any, ...]] = set()
         if getattr(model_runner, "use_mla_backend", False):
             raise _refused("MLA")
         if hasattr(self._pool, "translate_loc_from_full_to_swa"):
@@ -70,8 +78,45 @@ class LayerZeroAttnBackend(AttentionBackend):  # type: ignore[misc]
         self.forward_metadata = Batch(tables.to(torch.int32), lengths.to(torch.int32), starts)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """Not served: block tables are made anew for each step."""
-        raise unsupported(_WHO, "CUDA graphs", "start SGLang with --disable-cuda-graph")
+        """Makes the tensors that captured steps read, for batches of up to ``max_bs`` requests."""
+        if max_num_tokens != max_bs:
+            raise unsupported(
+                _WHO,
+                f"CUDA graphs of {max_num_tokens} tokens for {max_bs} requests",
+                "start SGLang without speculative decoding, or with --disable-cuda-graph",
+            )
+        shape, device = (max_bs, -(-self._table.shape[1] // self._page)), self._table.device
+        self._graph_tables = torch.zeros(shape, dtype=torch.int32, device=device)
+        self._graph_lengths = torch.ones(max_bs, dtype=torch.int32, device=device)
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        """The length of rows that fill up a captured batch: they read place 0, which nobody else does."""
+        return 1
+
+    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        """Before a step is captured or replayed: says which tensors it reads. Nothing is computed here."""
+        mode = forward_batch.forward_mode.name
+        if mode not in ("DECODE", "IDLE"):
+            raise unsupported(
+                _WHO,
+                f"CUDA graphs of the kind {mode}",
+                "start SGLang with graphs for decoding only, or with --disable-cuda-graph",
+            )
+        if self._graph_tables is None or self._graph_lengths is None:
+            raise RuntimeError("init_cuda_graph_state makes what a captured step reads: it was not called")
+        rows = forward_batch.batch_size
+        self.forward_metadata = Batch(self._graph_tables[:rows], self._graph_lengths[:rows], None, graph=True)
+
+    def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
+        """Inside a captured step: makes its block table out of SGLang's table, which has changed at every replay."""
+        batch = self.forward_metadata
+        if batch is None or not batch.graph:
+            return
+        rows = forward_batch.req_pool_indices[: len(batch.lengths)]
+        # The place of the first token of every page that a request can have. Beyond its length they are of no account.
+        places = self._table[:, :: self._page].index_select(0, rows.long())
+        torch.div(places.to(torch.int32), self._page, rounding_mode="floor", out=batch.tables)
+        batch.lengths.copy_(forward_batch.seq_lens[: len(batch.lengths)])
 
     def forward_decode(
         self,
@@ -131,9 +176,11 @@ class LayerZeroAttnBackend(AttentionBackend):  # type: ignore[misc]
         if batch.starts is not None:
             shared |= {"cu_seqlens_q": batch.starts, "causal": True}
         query = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
-        attended: torch.Tensor = lz.paged_attention(
-            query, keys, values, batch.tables, batch.lengths, layer.scaling, **shared
-        )
+        kind = (q.device, q.dtype, tuple(query.shape), keys.shape[2], shared["window"], shared["softcap"])
+        with prepared(kind, self._ready) if batch.graph and q.is_cuda else nullcontext():
+            attended: torch.Tensor = lz.paged_attention(
+                query, keys, values, batch.tables, batch.lengths, layer.scaling, **shared
+            )
         return attended.view(query.shape[0], -1)
 
 

@@ -24,6 +24,7 @@ from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 import layerzero as lz
 from layerzero.errors import InvalidCallError
 from layerzero.integrations import vllm as plugin
+from layerzero.integrations.captures import prepared
 from layerzero.integrations.refusals import unsupported
 
 __all__ = ["LayerZeroBackend", "LayerZeroImpl", "LayerZeroMetadata", "LayerZeroMetadataBuilder", "pages"]
@@ -278,10 +279,7 @@ class LayerZeroImpl(AttentionImpl[LayerZeroMetadata]):  # type: ignore[misc]
             return nullcontext()
         kind: tuple[Any, ...] = (query.device, query.dtype, batch.num_decodes, batch.decode_tables.shape[1])
         kind += (self.num_heads, self.num_kv_heads, self.head_size, self.window, self.softcap)
-        if kind in self._ready or torch.cuda.is_current_stream_capturing():
-            return nullcontext()
-        self._ready.add(kind)
-        return lz.capture(stream=torch.cuda.current_stream())
+        return prepared(kind, self._ready)
 
 
 def pages(kv_cache: torch.Tensor, head_size: int) -> tuple[torch.Tensor, torch.Tensor, str]:
