@@ -32,7 +32,8 @@ class _Recorder(TorchDispatchMode):
             raise RuntimeError("operation not permitted when stream is capturing")
         for argument, value in zip(func._schema.arguments, args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write:
-                self._keep(value)
+                for tensor in tree_leaves(value):
+                    self._keep(tensor)
         results = func(*args, **kwargs)
         self.noted.append((func, args, kwargs, results))
         # A view is memory that was there before.

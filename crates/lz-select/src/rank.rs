@@ -103,13 +103,16 @@ impl Field<'_> {
         groups
     }
 
-    /// Within a tie, in this order: who is ahead of the baseline, by time; the baseline; the others by declared priority where
-    /// all were measured, so that noise decides nothing, else by time, since a prediction is better than none.
+    /// Within a tie, in this order: who is ahead of the baseline, by time; who is [promised](Field::is_promised) to be; the
+    /// baseline; the others by declared priority where all were measured, so that noise decides nothing, else by time, since
+    /// a prediction is better than none.
     fn ordered(&self, fastest: usize, mut members: Vec<usize>) -> Group {
         let baseline = self.baseline.filter(|d| members.contains(d));
         let is_ahead = |i: usize| baseline.is_some_and(|d| self.compare(i, d) == Compared::Ahead);
         let ahead: Vec<usize> = members.iter().copied().filter(|&i| is_ahead(i)).collect();
-        let first = |i: usize| (ahead.contains(&i), baseline == Some(i));
+        let is_promised = |i: usize| baseline.is_some_and(|d| self.is_promised(i, d));
+        let promised: Vec<usize> = members.iter().copied().filter(|&i| is_promised(i)).collect();
+        let first = |i: usize| (ahead.contains(&i), promised.contains(&i), baseline == Some(i));
         let is_measured = |i: &usize| self.trusted(*i).is_some_and(|e| e.kind == EstimateKind::Measured);
         let all_measured = members.iter().all(is_measured);
         members.sort_by(|&a, &b| {
@@ -119,7 +122,18 @@ impl Field<'_> {
             let better = if all_measured && !ahead.contains(&a) { declared } else { by_time() };
             first(b).cmp(&first(a)).then(better).then(y.built_in.cmp(&x.built_in)).then(a.cmp(&b))
         });
-        Group { fastest, ahead, members }
+        Group { fastest, ahead, promised, members }
+    }
+
+    /// Whether a kernel is declared faster than the baseline, and the times of other machines or sizes, uncertain as they are,
+    /// say the same. Without times it would be chosen; times that agree must not undo that.
+    fn is_promised(&self, i: usize, baseline: usize) -> bool {
+        let is_far = |i: usize| {
+            let far = |e: &Estimate| matches!(e.kind, EstimateKind::Prior | EstimateKind::Extrapolated);
+            self.trusted(i).is_some_and(far)
+        };
+        let priority = |i: usize| self.candidates[i].terms.priority;
+        is_far(i) && is_far(baseline) && priority(i) > priority(baseline) && self.time(i) < self.time(baseline)
     }
 
     /// What goes before speed: nobody waits for a compiler while another can serve; then the operator's will and health.

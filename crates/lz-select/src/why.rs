@@ -55,6 +55,8 @@ pub enum TieBreak {
     PlainTorch,
     /// It is ahead of what plain torch runs for certain, which the fastest is not.
     AheadOfTorch,
+    /// It is declared faster than what plain torch runs, and uncertain times say the same.
+    Declared,
     /// The higher declared priority.
     Priority,
     /// It comes with LayerZero: a kernel that does not wins no tie.
@@ -203,6 +205,8 @@ pub(crate) struct Group {
     pub fastest: usize,
     /// Those that are ahead of what plain torch runs for certain.
     pub ahead: Vec<usize>,
+    /// Those declared faster than what plain torch runs, of which uncertain times say the same.
+    pub promised: Vec<usize>,
     /// All of them, as ranked.
     pub members: Vec<usize>,
 }
@@ -275,6 +279,8 @@ impl Ranking<'_> {
         let is_ahead = |i: usize| group.ahead.contains(&i);
         let by = if is_ahead(first) && !is_ahead(fastest) {
             TieBreak::AheadOfTorch
+        } else if group.promised.contains(&first) && !group.promised.contains(&fastest) {
+            TieBreak::Declared
         } else if is_baseline {
             TieBreak::PlainTorch
         } else if chosen.terms.priority > quickest.terms.priority {
@@ -356,6 +362,7 @@ impl TieBreak {
         match self {
             TieBreak::PlainTorch => "what plain torch runs wins ties",
             TieBreak::AheadOfTorch => "it is ahead of what plain torch runs beyond doubt",
+            TieBreak::Declared => "it is declared faster than what plain torch runs, and these times say the same",
             TieBreak::Priority => "it has the higher declared priority",
             TieBreak::BuiltIn => "it comes with LayerZero, and what does not wins no tie",
             TieBreak::Order => "the order of ids decides",

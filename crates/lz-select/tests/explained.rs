@@ -108,6 +108,12 @@ impl Told<'_> {
                             let torch = self.decision.baseline().and_then(|c| c.estimate).expect("torch has a time");
                             prop_assert!(torch.median_us - time_us > mine.noise_to(&torch));
                         }
+                        TieBreak::Declared => {
+                            let torch = self.decision.baseline().expect("what it is declared faster than");
+                            prop_assert!(first.terms.priority > torch.terms.priority);
+                            prop_assert!(mine.kind != EstimateKind::Measured);
+                            prop_assert!(torch.estimate.is_some_and(|e| *time_us < e.median_us));
+                        }
                         TieBreak::Priority => prop_assert!(first.terms.priority > fastest.terms.priority),
                         TieBreak::BuiltIn => prop_assert!(first.built_in && !fastest.built_in),
                         TieBreak::Order => prop_assert!(first.kernel < fastest.kernel),
@@ -156,7 +162,9 @@ impl Told<'_> {
                         TieBreak::PlainTorch => prop_assert!(same_priority && first.baseline && !other.baseline),
                         TieBreak::Order => prop_assert!(same_priority && first.kernel < other.kernel),
                         TieBreak::BuiltIn => prop_assert!(first.built_in && !other.built_in),
-                        TieBreak::AheadOfTorch => prop_assert!(false, "no time decided: {}", text),
+                        TieBreak::AheadOfTorch | TieBreak::Declared => {
+                            prop_assert!(false, "no time decided: {}", text);
+                        }
                     }
                 }
             }

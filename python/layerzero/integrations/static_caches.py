@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from layerzero._native import kv_append
+
 __all__ = ["Given", "Results", "State", "UnfitError", "capturable"]
 
 #: The layers of a cache whose memory stays where it is.
@@ -66,20 +68,32 @@ class State:
 
 
 @contextmanager
-def capturable(caches: Sequence[Any]) -> Iterator[None]:
-    """Has layers with a full window moved on by operations of the device alone: transformers makes an index on the host, which a
-    capture does not allow."""
-    layers = [layer for cache in caches for layer in cache.layers if layer.is_sliding]
-    for layer in layers:
-        layer.update = partial(_update, layer)
+def capturable(caches: Sequence[Any]) -> Iterator[Callable[[], None]]:
+    """Has a step of one token write to its caches by few operations, all of them on the device. Gives what must be called at
+    the end of the step.
+
+    transformers makes an index on the host for a layer whose window is full, which a capture does not allow; and for every
+    other layer it works out anew which slot is next, copies keys and values apart, and counts. Here all layers share the slot,
+    `lz.kv_append` writes both, and one operation counts for all.
+    """
+    writers = [_Writer(cache) for cache in caches]
+
+    def end() -> None:
+        for writer in writers:
+            writer.count()
+
+    for writer in writers:
+        for layer in writer.layers:
+            layer.update = partial(_moved_on if layer.is_sliding else writer.appended, layer)
     try:
-        yield
+        yield end
     finally:
-        for layer in layers:
-            del layer.update
+        for writer in writers:
+            for layer in writer.layers:
+                del layer.update
 
 
-def _update(layer: Any, keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def _moved_on(layer: Any, keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """`StaticSlidingWindowLayer.update`, for one token when the window is full: the oldest goes, the new one is last."""
     (name,) = _counts_of(layer)
     if keys.shape[-2] != 1 or getattr(layer, name) < layer.max_cache_len:
@@ -88,6 +102,38 @@ def _update(layer: Any, keys: torch.Tensor, values: torch.Tensor, *args: Any, **
     for held, new in ((layer.keys, keys), (layer.values, values)):
         held.copy_(torch.cat((held[:, :, 1:], new), dim=-2))
     return layer.keys, layer.values
+
+
+class _Writer:
+    """What one step writes to the layers of a cache that have no window."""
+
+    def __init__(self, cache: Any) -> None:
+        self.layers = list(cache.layers)
+        self._written: list[torch.Tensor] = []
+        self._slots: torch.Tensor | None = None
+        plain = [layer for layer in self.layers if not layer.is_sliding]
+        lengths = [length for layer in plain for length in _lengths_of(layer)]
+        shapes = {(tuple(layer.keys.shape), layer.keys.device) for layer in plain}
+        # Layers move on together, unless somebody has set one back.
+        together = len(lengths) == len(plain) > 0 and len(shapes) == 1
+        self._together = together and bool((torch.stack(lengths) == lengths[0]).all())
+
+    def appended(self, layer: Any, keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """`StaticLayer.update`, for one token."""
+        if not self._together or keys.shape[-2] != 1 or keys.shape != values.shape or keys.dtype != layer.keys.dtype:
+            return type(layer).update(layer, keys, values, *args, **kwargs)
+        if self._slots is None:
+            batch, _, room, _ = layer.keys.shape
+            self._slots = torch.arange(batch, device=keys.device) * room + layer.cumulative_length
+        # A sequence's slots are one block of memory.
+        kv_append(keys[:, :, 0], values[:, :, 0], layer.keys, layer.values, self._slots, layout="HND")
+        self._written.append(layer.cumulative_length)
+        return layer.keys, layer.values
+
+    def count(self) -> None:
+        """Counts the token in every layer that it was written to."""
+        if self._written:
+            torch._foreach_add_(self._written, 1)
 
 
 class Results:
@@ -131,7 +177,7 @@ class Given:
         self.caches: list[Any] = []
         self._form = self._look((args, kwargs))
         for cache in self.caches:
-            _check(cache, kwargs, self.tensors)
+            _check_counts(cache, kwargs, self.tensors)
 
     def form(self) -> Hashable:
         """Everything but the numbers in tensors and the addresses of caches."""
@@ -169,6 +215,7 @@ class Given:
         if isinstance(value, dict):
             return dict, *((name, self._look(one)) for name, one in value.items())
         if _is_cache(value):
+            _check_layers(value)
             self.caches.append(value)
             return "cache", *(_form_of(layer) for layer in value.layers)
         raise UnfitError(f"an argument is a {type(value).__name__}")
@@ -202,22 +249,25 @@ def _lengths_of(layer: Any) -> list[torch.Tensor]:
 def _form_of(layer: Any) -> Hashable:
     """What a graph depends on: which tensors there are, and whether a window is full, when it writes elsewhere."""
     full = tuple(getattr(layer, name) >= layer.max_cache_len for name in _counts_of(layer))
-    return type(layer), tuple(layer.keys.shape) if layer.is_initialized else None, full
+    return type(layer), tuple(layer.keys.shape), full
 
 
-def _check(cache: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> None:
-    """Raises `UnfitError` where a cache's memory moves, or a step would read counts that Python keeps."""
+def _check_layers(cache: Any) -> None:
+    """Raises `UnfitError` where a cache's memory moves."""
     layers = getattr(cache, "layers", None)
     if layers is None or getattr(cache, "offloading", False):
         raise UnfitError(f"a {type(cache).__name__}: only a StaticCache in the device's memory stays where it is")
     for layer in layers:
-        if type(layer).__name__ not in _LAYERS:
-            raise UnfitError(
-                f"a cache with layers of class {type(layer).__name__}: only those of a StaticCache stay where they are"
-            )
+        name = type(layer).__name__
+        if name not in _LAYERS:
+            raise UnfitError(f"a cache with layers of class {name}: only those of a StaticCache stay where they are")
         if not layer.is_initialized:
             raise UnfitError("the cache has no memory before its first step", lasting=False)
-    if not any(_counts_of(layer) for layer in layers):
+
+
+def _check_counts(cache: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+    """Raises `UnfitError` where a step would read counts that Python keeps."""
+    if not any(_counts_of(layer) for layer in cache.layers):
         return
     masked = kwargs.get("attention_mask")
     positions = kwargs.get("position_ids", kwargs.get("cache_position"))

@@ -52,8 +52,14 @@ class _Graph:
         self._inputs = [tensor.clone() for tensor in given.tensors]
         args, kwargs = given.over(self._inputs)
         before = given.state().counts()
-        with static_caches.capturable(given.caches):
-            self._replay, self._results = graphs.capture(lambda: given.results(run(*args, **kwargs)))
+        with static_caches.capturable(given.caches) as end:
+
+            def step() -> static_caches.Results:
+                results = given.results(run(*args, **kwargs))
+                end()
+                return results
+
+            self._replay, self._results = graphs.capture(step)
         self._steps = [now - then for now, then in zip(given.state().counts(), before, strict=True)]
 
     def replay(self, given: static_caches.Given, count: bool = True) -> Any:

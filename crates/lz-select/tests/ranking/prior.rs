@@ -63,3 +63,15 @@ fn within_what_another_machine_may_differ_by_plain_torch_is_chosen() {
     assert_eq!(first(28.0), "a.plain");
     assert_eq!(first(15.0), "b.other");
 }
+
+#[test]
+fn uncertain_times_do_not_undo_a_declared_advantage_that_they_confirm() {
+    let times = |third, off| Times(BTreeMap::from([("a.plain", told(40.0, off)), ("c.third", told(third, off))]));
+    let first = |third, off| ranking(&with_prior(Times::default(), times(third, off)), &query()).0[0].clone();
+    // Its priority is above that of what plain torch runs. Without times it would be chosen, and these say the same.
+    assert_eq!(first(5.0, 50.0), "c.third");
+    assert_eq!(first(39.0, 50.0), "c.third");
+    assert_eq!(first(41.0, 50.0), "a.plain", "they say otherwise");
+    let here = Times(BTreeMap::from([("a.plain", measured(40.0, 50.0)), ("c.third", measured(39.0, 50.0))]));
+    assert_eq!(ranking(&with_prior(here, Times::default()), &query()).0[0], "a.plain", "noise of measurements here");
+}
