@@ -96,7 +96,7 @@ def test_every_operation_but_tokenization_has_a_kernel() -> None:
 
 
 #: Cases for each kernel: numerical gradients take a call for each number.
-CHECKED = 25 if os.environ.get("LZ_TEST_SCALE") == "full" else 8
+CHECKED = 25 if os.environ.get("LZ_TEST_SCALE") == "full" else 4
 
 
 @pytest.mark.parametrize("kernel", DIFFERENTIABLE, ids=by_id)

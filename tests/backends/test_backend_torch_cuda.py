@@ -12,7 +12,7 @@ import adapter_cases
 import described
 import pytest
 import torch
-from attention_calls import Dense, Paged, Varlen, attend, dense_calls, least, paged_calls, varlen_calls
+from attention_calls import FULL, Dense, Paged, Varlen, attend, dense_calls, least, paged_calls, varlen_calls
 from described import takes
 from fake_torch_cuda import Aten
 from layerzero.backends._shared.torch_device_functions import paged, sdpa, sparse, unfused, varlen
@@ -320,7 +320,9 @@ def taken(op: str, case: adapter_cases.Case, here: dict[str, adapter_cases.Kerne
 def test_kernels_agree_with_the_cases(kernels: Aten, op: str) -> None:
     here = {kernel.id: kernel for kernel in adapter_cases.kernels("torch_cuda") if op in kernel.ops}
     wrong, reached = {}, set()
-    for case in adapter_cases.cases(op):
+    # The engine is made for each question: `make test` asks about one case in three.
+    asked = 3 if op.startswith("attention") and not FULL else 1
+    for case in adapter_cases.cases(op)[::asked]:
         # A device is not asked whether indices are within bounds, and NaN among what gets no weight may spread.
         unsure = case.name.startswith(("nan", "layout_from")) and op.startswith("attention")
         if case.expect is None or unsure:

@@ -14,6 +14,7 @@ import adapter_cases as cases
 import described
 import pytest
 import torch
+from attention_calls import FULL
 from interpreting import interpret
 from processes import SUPPORT, forked
 from torch import Tensor
@@ -365,7 +366,7 @@ def interpreted() -> list[str]:
     """What the interpreter finds wrong."""
     interpret()
     torch.manual_seed(0)
-    return wrong_cases("cpu") + wrong_data("cpu") + wrong_draws("cpu", 16)
+    return wrong_cases("cpu") + wrong_data("cpu") + wrong_draws("cpu", 16 if FULL else 4)
 
 
 def test_the_interpreter_finds_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

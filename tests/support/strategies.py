@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-SCALES = {"smoke": 0.05, "quick": 0.3, "full": 5.0}
-"""How many cases: `smoke` while writing a kernel, `quick` in CI (600 a family), `full` overnight (10,000 a family)."""
+SCALES = {"smoke": 0.05, "quick": 0.15, "full": 5.0}
+"""How many cases: `smoke` while writing a kernel, `quick` in CI (300 a family), `full` overnight (10,000 a family)."""
 SCALE = SCALES[os.environ.get("LZ_TEST_SCALE", "quick")]
 LEAST_CASES = int(2000 * SCALE)
 

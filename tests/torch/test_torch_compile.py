@@ -43,7 +43,11 @@ def test_compiled_calls_give_the_same(case: Case) -> None:
     assert_right(run(case, compiled(case.call, "eager", dynamic=False)), expected(case))
 
 
-@pytest.mark.parametrize("case", CASES, ids=IDS)
+#: One case of each function; the others are compiled by `make test-full`: a second each.
+SIZES_VARY = [case if case in EVERY_FUNCTION else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+
+
+@pytest.mark.parametrize("case", SIZES_VARY, ids=IDS)
 def test_another_size_needs_no_recompilation(case: Case) -> None:
     counter = CompileCounterWithBackend("aot_eager")
     function = compiled(case.call, counter, dynamic=True)
