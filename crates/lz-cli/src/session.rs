@@ -182,6 +182,9 @@ impl Session {
         policy = args.deny.iter().fold(policy, |policy, kernel| policy.deny(kernel));
         policy = args.prefer.iter().fold(policy, |policy, backend| policy.prefer_source(backend));
         policy = args.avoid.iter().fold(policy, |policy, backend| policy.avoid_source(backend));
+        if policy.rules.is_empty() && !args.strict {
+            return Ok(());
+        }
         self.engine.update(|spec| {
             spec.policy.rules.splice(0..0, policy.rules);
             spec.settings.strict |= args.strict;

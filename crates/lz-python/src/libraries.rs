@@ -17,7 +17,7 @@ pub fn add(engine: &Engine, libraries: Libraries<'_>) -> Result<Vec<String>, Str
     Python::attach(|py| match libraries {
         Libraries::Assumed(wanted) => assume(py, engine, wanted),
         Libraries::Found if !is_in_use() => match found(py) {
-            Ok(Some(all)) => load(engine, all),
+            Ok(Some(all)) => adopt(engine).and_then(|()| load(engine, all)),
             // A plugin tells its kernels when it is imported; and importing finds out what files do not tell.
             Ok(None) | Err(_) => Ok(imported(py, engine)),
         },
@@ -37,6 +37,8 @@ fn assume(py: Python<'_>, engine: &Engine, wanted: &[String]) -> Result<Vec<Stri
             .map(|backend| backend.descriptor.name)
             .collect();
         all.retain(|(name, ..)| !usable.contains(name));
+    } else {
+        adopt(engine)?;
     }
     load(engine, all)
 }
@@ -79,9 +81,12 @@ fn imported(py: Python<'_>, engine: &Engine) -> Vec<String> {
     importing::not_imported()
 }
 
+/// LayerZero's own kernels.
+fn adopt(engine: &Engine) -> Result<(), String> {
+    engine.adopt(own()).map_err(|error| error.to_string())
+}
+
 fn load(engine: &Engine, all: Vec<Found>) -> Result<Vec<String>, String> {
-    // LayerZero's own kernels.
-    engine.adopt(own()).map_err(|error| error.to_string())?;
     let mut names = Vec::new();
     let mut known = BTreeMap::new();
     let mut unusable = Vec::new();

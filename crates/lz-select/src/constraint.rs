@@ -1,5 +1,8 @@
 //! A kernel's constraints compiled for one operation: names become indices, texts become expressions.
 
+use std::ops::Deref;
+use std::sync::Arc;
+
 use lz_expr::{Expr, Type};
 use lz_model::schema::{Access, DTypeRule, DimKind};
 use lz_model::{
@@ -88,10 +91,24 @@ pub(crate) struct Grid {
     pub shared_bytes: Option<Expr>,
 }
 
-/// A kernel compiled for one operation.
+/// A kernel compiled for one operation, at its place in a snapshot.
 #[derive(Debug)]
 pub(crate) struct Compiled {
     pub kernel: KernelIx,
+    pub rules: Arc<Rules>,
+}
+
+impl Deref for Compiled {
+    type Target = Rules;
+
+    fn deref(&self) -> &Rules {
+        &self.rules
+    }
+}
+
+/// The constraints of a kernel, compiled for one operation.
+#[derive(Debug)]
+pub(crate) struct Rules {
     pub dims: Vec<(usize, DimRule)>,
     /// The two head counts that must be equal.
     pub equal_heads: Option<(usize, usize)>,
@@ -103,11 +120,10 @@ pub(crate) struct Compiled {
     pub kv_strategies: Vec<KvStrategy>,
 }
 
-impl Compiled {
-    pub fn new(ix: KernelIx, kernel: &KernelDescriptor, op: &'static Op) -> Result<Compiled, BadConstraint> {
+impl Rules {
+    pub fn new(kernel: &KernelDescriptor, op: &'static Op) -> Result<Rules, BadConstraint> {
         let compiler = Compiler { kernel, op };
-        Ok(Compiled {
-            kernel: ix,
+        Ok(Rules {
             dims: compiler.dims()?,
             equal_heads: compiler.equal_heads(),
             inputs: compiler.inputs()?,

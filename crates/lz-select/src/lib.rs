@@ -36,6 +36,7 @@
 pub mod cache;
 mod cell;
 mod check;
+mod compiled;
 mod constraint;
 mod decision;
 mod graphs;
@@ -54,6 +55,7 @@ mod warm;
 mod why;
 
 pub use cache::{CacheConfig, CacheStats, Clock, ENTRY_OVERHEAD, Invalidate, SelectionCache};
+pub use compiled::CompiledKernels;
 pub use constraint::BadConstraint;
 pub use decision::{Basis, Candidate, Chain, Decision, FALLBACKS, KernelIx, MAX_KERNELS, Terms, Transforms};
 pub use graphs::{Captures, Covers};

@@ -10,7 +10,8 @@ use lz_model::{
 
 use crate::cell::Cells;
 use crate::check::device_reasons;
-use crate::constraint::{BadConstraint, Compiled};
+use crate::compiled::CompiledKernels;
+use crate::constraint::{BadConstraint, Compiled, Rules};
 use crate::decision::{Chain, KernelIx, MAX_KERNELS};
 use crate::memory::DeviceMemory;
 use crate::perf::{NoPerfData, PerfSource};
@@ -162,6 +163,8 @@ pub struct SnapshotSpec {
     /// What kernels that are compiled on first use are ready for; `None` when nobody keeps count, and only
     /// [`Health::cold`] tells.
     pub warm: Option<Arc<Warm>>,
+    /// What the kernels were compiled to.
+    pub compiled: Arc<CompiledKernels>,
 }
 
 impl Default for SnapshotSpec {
@@ -183,6 +186,7 @@ impl Default for SnapshotSpec {
             proofs: Arc::default(),
             pins: Arc::default(),
             warm: None,
+            compiled: Arc::default(),
         }
     }
 }
@@ -288,6 +292,7 @@ impl SnapshotSpec {
                 problems.push(error);
             }
         }
+        self.compiled.forget_removed();
         if !problems.is_empty() {
             return Err(problems);
         }
@@ -311,7 +316,7 @@ impl SnapshotSpec {
     fn compile(
         &self,
         ix: KernelIx,
-        kernel: &KernelDescriptor,
+        kernel: &Arc<KernelDescriptor>,
         by_op: &mut [Vec<Compiled>],
     ) -> Result<(), SnapshotError> {
         if !self.backends.contains_key(&kernel.backend) {
@@ -322,8 +327,9 @@ impl SnapshotSpec {
         let target = catalog
             .find(&kernel.operation)
             .map_err(|e| SnapshotError::UnknownOperation { kernel: kernel.id.clone(), error: e.to_string() })?;
-        for &op in &target.ops {
-            by_op[op.0 as usize].push(Compiled::new(ix, kernel, catalog.op(op))?);
+        let compile = || target.ops.iter().map(|&op| Rules::new(kernel, catalog.op(op)).map(Arc::new)).collect();
+        for (&op, rules) in target.ops.iter().zip(self.compiled.rules(kernel, compile)?) {
+            by_op[op.0 as usize].push(Compiled { kernel: ix, rules });
         }
         Ok(())
     }

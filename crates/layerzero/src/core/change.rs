@@ -191,6 +191,7 @@ impl Core {
     pub fn adopt(&self, other: &Core) -> Result<(), Error> {
         let theirs = other.draft.lock().clone();
         self.change(|draft| {
+            draft.spec.compiled = theirs.spec.compiled;
             let known: HashSet<(String, String)> =
                 draft.spec.kernels.iter().map(|k| (k.id.clone(), k.version.clone())).collect();
             let new = |k: &&Arc<KernelDescriptor>| !known.contains(&(k.id.clone(), k.version.clone()));
