@@ -118,7 +118,8 @@ class Engine:
         generator = torch.Generator().manual_seed(seed)
 
         def tokens(count: int) -> list[int]:
-            return torch.randint(0, self.vocab, (count,), generator=generator).tolist()  # type: ignore[no-any-return]
+            drawn: list[int] = torch.randint(0, self.vocab, (count,), generator=generator).tolist()
+            return drawn
 
         return tokens
 
@@ -293,7 +294,7 @@ class Bench:
 
     def left(self, at_most: float = 600.0) -> float:
         """Seconds until the end."""
-        return min(at_most, self.ends - time.monotonic())
+        return min(at_most, float(self.ends - time.monotonic()))
 
     def small(self, by: str, mode: str, dtype: str) -> Asked:
         """An engine of the small model."""
@@ -306,7 +307,8 @@ class Bench:
     def large(self, by: str, mode: str, suffix: str = "") -> Asked:
         """An engine of the model whose speed is measured."""
         batched = 256 if self.options.tiny else 8192
-        arguments = {"model": str(self.folder / "large"), "dtype": "float32" if self.options.tiny else "bfloat16"}
+        arguments: dict[str, Any] = {"model": str(self.folder / "large")}
+        arguments |= {"dtype": "float32" if self.options.tiny else "bfloat16"}
         arguments |= {"load_format": "dummy", "max_model_len": 2048, "max_num_batched_tokens": batched}
         arguments |= {"max_num_seqs": 64, "gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 6 << 30}
         sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]

@@ -14,6 +14,8 @@ from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+# vLLM compiles norms and samplers of an eager engine too, with a C++ compiler: minutes, and nothing of it is compared.
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 import torch
 

@@ -3,7 +3,7 @@
 SGLang calls :func:`plugin` by itself in each of its processes, because the package names it as a plugin (the entry point
 ``layerzero`` of the group ``sglang.srt.plugins``). Nothing changes until it is asked for::
 
-    python -m sglang.launch_server --model-path MODEL --attention-backend layerzero --disable-cuda-graph
+    python -m sglang.launch_server --model-path MODEL --attention-backend layerzero
 
 Importing this module imports nothing of SGLang.
 """
