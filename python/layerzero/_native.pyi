@@ -585,8 +585,8 @@ def paged_attention_lse(
     sequence has one. A query that may attend to nothing, and a row of no sequence, gives zeros and minus infinity.
 
     Args:
-        query: tensor (seq_q, heads, head_dim); float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2. Also:
-            q.
+        query: tensor (seq_q, heads, head_dim) or (seq_q, 1, heads, head_dim); float64, float32, float16, bfloat16,
+            float8_e4m3fn, float8_e5m2. Also: q.
         key_cache: tensor (num_blocks, block_size, kv_heads, head_dim) as NHD or (num_blocks, kv_heads, block_size,
             head_dim) as HND; float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2.
         value_cache: tensor (num_blocks, block_size, kv_heads, head_dim) as NHD or (num_blocks, kv_heads, block_size,
@@ -602,7 +602,7 @@ def paged_attention_lse(
 
     Returns:
         output: tensor shaped like query.
-        lse: tensor (seq_q, heads).
+        lse: tensor shaped like query without its last dimension.
 
     Operations: attention.lse.paged. See which kernel runs with lz.which and lz.explain.
     """

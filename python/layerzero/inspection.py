@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-from layerzero import _native
+from layerzero import _native, torch_refusals
 from layerzero.printing import aligned, visible
 from layerzero.results import KeyedResult, Result, Rows, Table, cell, rows
 from layerzero.tokenization.api import OPERATIONS, asked, detokenize, tokenize
@@ -153,6 +153,9 @@ class SelectionReport(Result):
     """What a workspace may take on the device beyond the headroom, in bytes, where its free memory is known."""
     pieces: int | None
     """Into how many pieces the batch is split, where no kernel can launch it as a whole."""
+    torch_refusals: dict[str, list[str]]
+    """Of attention on a CUDA device: which of its own implementations torch's function would not use, and why, in torch's
+    words (``torch.backends.cuda.can_use_flash_attention`` and its like)."""
     _data: dict[str, Any] = field(compare=False)
     _text: str = field(compare=False)
 
@@ -164,6 +167,7 @@ class SelectionReport(Result):
             prior=data.get("prior"),
             why=data["why"] and data["why"]["message"],
             candidates=rows(map(Candidate._from, data["candidates"]), "candidates"),
+            torch_refusals=data.get("torch_refusals", {}),
             _data=data,
             _text=text,
         )
@@ -240,6 +244,10 @@ def which(op: str, *args: Any, **kwargs: Any) -> Selection:
     return Selection(**_native.which(op, *args, **kwargs))
 
 
+#: What torch's attention function computes.
+_TORCHS = ("attention", "attention.causal", "attention.full", "cross_attention", "attention.cross")
+
+
 def explain(op: str, *args: Any, **kwargs: Any) -> SelectionReport:
     """Why that kernel: every candidate with its score, or with the reasons it is out. Arguments as for :func:`which`.
 
@@ -251,7 +259,12 @@ def explain(op: str, *args: Any, **kwargs: Any) -> SelectionReport:
         data, table = call.explain(len(texts), longest)
     else:
         data, table = _native.explain(op, *args, **kwargs)
-    return SelectionReport._from(json.loads(data), table)
+    report = json.loads(data)
+    if op in _TORCHS and (refused := torch_refusals.of_call(args, kwargs)):
+        report["torch_refusals"] = refused
+        said = [f"  {name}: {'; '.join(reasons)}" for name, reasons in refused.items()]
+        table = "\n".join([table.rstrip("\n"), "torch's function would not use", *said, ""])
+    return SelectionReport._from(report, table)
 
 
 def validate(kernel_id: str, *args: Any, **kwargs: Any) -> Validation:

@@ -29,14 +29,38 @@ _NUMBERS = {
 }
 
 
-def symbols_agree(look: Callable[[], tuple[bool, bool, bool, int]]) -> bool | None:
+#: torch's implementations of attention, in the order of their numbers (``torch.nn.attention.SDPBackend``).
+SDPA_NAMES = ("math", "flash", "mem_efficient", "cudnn", "overrideable")
+
+
+def sdpa_allowed() -> int:
+    """Which of torch's implementations of attention are allowed here, a bit each: all of them outside of
+    ``torch.nn.attention.sdpa_kernel``."""
+    import torch
+
+    return sum(getattr(torch._C, f"_get_{name}_sdp_enabled")() << at for at, name in enumerate(SDPA_NAMES))
+
+
+def sdpa_choice() -> str:
+    """The same with torch's order of preference, as a short text; empty where all are allowed."""
+    import torch
+
+    allowed = sdpa_allowed()
+    if allowed == (1 << len(SDPA_NAMES)) - 1:
+        return ""
+    order = torch._C._get_sdp_priority_order()
+    return " sdpa " + ",".join(SDPA_NAMES[at] for at in order if at < len(SDPA_NAMES) and allowed >> at & 1)
+
+
+def symbols_agree(look: Callable[[], tuple[bool, bool, bool, int, int | None]]) -> bool | None:
     """Puts this thread into each state in turn and compares what ``look`` sees of gradients and of anything special. (Its
-    answer is gradients, determinism, anything special, threads.)
+    answer is gradients, determinism, anything special, threads, the allowed implementations of attention where they are
+    read by symbols.)
 
     Symbols of torch's libraries are looked up by name; a version in which one of them means something else must be
     found out here, and is then read through torch's Python functions instead. Only state of this thread is changed:
-    determinism belongs to the whole process, and is read by torch's own function; so does the number of threads, of
-    which only the present one is compared. Returns ``None`` under autocast or a dispatch mode: the states cannot be
+    determinism belongs to the whole process, and is read by torch's own function; so do the number of threads and the
+    implementations of attention, of which only the present ones are compared. Returns ``None`` under autocast or a dispatch mode: the states cannot be
     distinguished there.
     """
     import torch
@@ -45,10 +69,11 @@ def symbols_agree(look: Callable[[], tuple[bool, bool, bool, int]]) -> bool | No
     special = bool(torch._C._len_torch_dispatch_stack()) or torch._C._is_any_autocast_enabled()
     if special:
         return None
-    answers = [look()[::2] == (torch.is_grad_enabled(), False), look()[3] == torch.get_num_threads()]
+    answers = [look()[:3:2] == (torch.is_grad_enabled(), False), look()[3] == torch.get_num_threads()]
+    answers.append(look()[4] in (None, sdpa_allowed()))
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
-            answers.append(look()[::2] == (grad, False))
+            answers.append(look()[:3:2] == (grad, False))
     for device in ("cpu", "cuda"):
         was = torch.is_autocast_enabled(device)
         torch.set_autocast_enabled(device, True)

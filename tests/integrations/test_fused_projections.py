@@ -227,6 +227,33 @@ def test_gradients_of_the_weights_are_there(products: list[Any]) -> None:
     assert not products
 
 
+@pytest.mark.parametrize("transform", ["none", "grad", "vmap"])
+def test_functional_calls_use_the_weights_they_are_given(transform: str, products: list[Any]) -> None:
+    model = decoder("llama")
+    other = {name: 2.0 * parameter.detach() for name, parameter in model.named_parameters()}
+    ids = tokens(2, 11)
+
+    def loss(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        out: torch.Tensor = torch.func.functional_call(model, weights, (ids,)).logits
+        return out.square().mean()
+
+    def transformed() -> Any:
+        if transform == "none":
+            return loss(other)
+        if transform == "grad":
+            return torch.func.grad(loss)(other)["model.embed_tokens.weight"]
+        return torch.func.vmap(loss)({name: torch.stack([value, value / 2]) for name, value in other.items()})
+
+    expected, before = transformed(), logits(model)
+    with fused(model):
+        products.clear()
+        assert torch.allclose(transformed(), expected, rtol=1e-4, atol=1e-5)
+        assert not products
+        # The model's own weights are where they were.
+        assert torch.allclose(logits(model), before, atol=CLOSE)
+        assert products
+
+
 def test_compiled_as_one_graph() -> None:
     model = decoder("llama", "eager")
     before = logits(model)

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use comfy_table::{Table, presets};
-use lz_model::{CallSpec, Catalog, Facts, Reason, TensorSpec};
+use lz_model::{CallSpec, Catalog, Facts, KernelDescriptor, Op, Query, Reason, TensorSpec};
 use lz_select::{Basis, Decision, Effect, EstimateKind, KernelIx, Snapshot, Terms, Why};
 use serde::Serialize;
 
@@ -176,7 +176,14 @@ fn times_baseline(decision: &Decision) -> Option<f64> {
 fn moves(snapshot: &Snapshot, decision: &Decision) -> Vec<(KernelIx, String)> {
     let mut moved = Vec::new();
     if let (Some(chosen), Some(why)) = (decision.chosen(), decision.why())
-        && matches!(why, Why::Rollout { .. } | Why::Override { .. } | Why::Pin { .. } | Why::NextInLine { .. })
+        && matches!(
+            why,
+            Why::Rollout { .. }
+                | Why::Override { .. }
+                | Why::Pin { .. }
+                | Why::SdpaKernel { .. }
+                | Why::NextInLine { .. }
+        )
     {
         moved.push((chosen.kernel, why.to_string()));
     }
@@ -189,6 +196,12 @@ fn moves(snapshot: &Snapshot, decision: &Decision) -> Vec<(KernelIx, String)> {
         moved.extend(rule.effects.iter().filter_map(|&(kernel, e)| Some((kernel, effect(e)?))));
     }
     moved
+}
+
+/// Whether a kernel is for calls with an input that this one does not have.
+fn is_for_other_calls(op: &Op, query: &Query, kernel: &KernelDescriptor) -> bool {
+    let given = |name: &str| op.input_index(name).is_some_and(|i| query.tensor(i).is_present());
+    kernel.inputs.iter().any(|(name, rule)| rule.purpose && !given(name))
 }
 
 impl Report {
@@ -207,6 +220,7 @@ impl Report {
             .candidates
             .iter()
             .enumerate()
+            .filter(|(_, c)| !is_for_other_calls(op, query, snapshot.kernel(c.kernel)))
             .map(|(i, c)| {
                 let kernel = snapshot.kernel(c.kernel);
                 let accepted = c.accepted();

@@ -11,6 +11,7 @@ use crate::layout::{self, DefaultLayouts, Layout, LayoutVerdict};
 use crate::param::ParamValue;
 use crate::query::{MAX_DIMS, MAX_PARAMS, Query};
 use crate::schema::{DTypeRule, Sizes};
+use crate::sdpa::SdpaChoice;
 use crate::shape::{Axis, ShapePattern};
 use crate::tensor_meta::{TensorFacts, TensorMeta};
 
@@ -101,7 +102,8 @@ impl<'o, 'a> Binder<'o, 'a> {
         let device = call.inputs.iter().flatten().next().map_or(call.device, |meta| meta.device);
         let wants_grad = call.inputs.iter().flatten().any(|meta| meta.requires_grad);
         let requires_grad = (call.context.requires_grad || wants_grad) && op.gives_gradients();
-        let context = Context { requires_grad, ..call.context };
+        let sdpa = if op.is_torch_attention() { call.context.sdpa } else { SdpaChoice::ANY };
+        let context = Context { requires_grad, sdpa, ..call.context };
         let mut query = Query::new(op.ix(), device, &context);
         for (i, (param, value)) in op.schema().params.iter().zip(&params).enumerate() {
             query.params[i] = Query::encode(param, *value);

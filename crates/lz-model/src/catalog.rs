@@ -12,7 +12,7 @@ use crate::ids::OpIx;
 use crate::ops::{ALIASES, OPS};
 use crate::param::{ParamRole, ParamType, ParamValue};
 use crate::query::{MAX_DIMS, MAX_INPUTS, MAX_PARAMS, Query};
-use crate::schema::{Alias, Check, OpSchema, Output, OutputDType, Tolerance};
+use crate::schema::{Alias, Check, Family, LayoutRule, OpSchema, Output, OutputDType, Tolerance};
 use crate::shape::{self, ShapePattern};
 
 /// Where an expression's field comes from.
@@ -89,7 +89,9 @@ impl Op {
         let bool_expr = |text| Expr::compile_as(text, &scope, Type::Bool).unwrap_or_else(|e| panic!("{id}: {e}"));
         let int_expr = |text| Expr::compile_as(text, &scope, Type::Int).unwrap_or_else(|e| panic!("{id}: {e}"));
         let output_shape = |output: &Output| match *output {
-            Output::Fresh { shape, .. } if !shape.starts_with("like:") => shape::parse(shape, dim),
+            Output::Fresh { shape, .. } if !shape.starts_with("like:") && !shape.starts_with("rows:") => {
+                shape::parse(shape, dim)
+            }
             _ => Vec::new(),
         };
         Op {
@@ -188,6 +190,11 @@ impl Op {
     /// Bytes a call must move at least; saturates.
     pub fn bytes(&self, facts: &Facts<'_>) -> f64 {
         self.bytes.int(facts).map_or(f64::INFINITY, |n| n as f64)
+    }
+
+    /// Whether it is what torch's `scaled_dot_product_attention` computes: dense attention.
+    pub fn is_torch_attention(&self) -> bool {
+        self.schema.family == Family::Attention && self.schema.layout == LayoutRule::Dense
     }
 
     /// Whether a result of it can have a gradient: token ids, quantized values and updated caches have none.

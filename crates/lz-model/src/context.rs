@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::accuracy::Accuracy;
 use crate::packing::Packing;
 use crate::quant::QuantSpec;
+use crate::sdpa::SdpaChoice;
 
 /// How keys and values are kept between calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema)]
@@ -87,4 +88,7 @@ pub struct Context {
     /// Threads a kernel on the CPU may use; 0 where nobody says. A time that was measured with another number of them
     /// ranks nothing. On other devices it is 0.
     pub threads: u16,
+    /// Which of torch's implementations of attention its caller allows (`torch.nn.attention.sdpa_kernel`). Counts for dense
+    /// attention alone, which is what torch's function computes.
+    pub sdpa: SdpaChoice,
 }

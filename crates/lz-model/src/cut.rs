@@ -89,7 +89,7 @@ impl Op {
         }
         for (output, patterns) in schema.outputs.iter().zip(&self.outputs) {
             let Output::Fresh { shape, .. } = output else { return Err(Uncut::InPlace) };
-            let axis = match shape.strip_prefix("like:") {
+            let axis = match shape.strip_prefix("like:").or_else(|| shape.strip_prefix("rows:")) {
                 Some(name) => cut.inputs.iter().find(|(input, _)| *input == name).map(|(_, axis)| *axis),
                 None => {
                     let layout = query.tensor(0).layout();

@@ -11,6 +11,7 @@ use crate::device::Platform;
 use crate::layout::Layout;
 use crate::packing::Packing;
 use crate::quant::{Granularity, QuantFormat};
+use crate::sdpa::SdpaRole;
 use crate::version::Requirement;
 
 /// Which sizes of a dimension a kernel takes.
@@ -91,6 +92,8 @@ pub struct InputRule {
     pub layouts: Option<Vec<Layout>>,
     /// It must be given, though the operation does not need it.
     pub required: bool,
+    /// The kernel is for calls with it, beside another one for calls without. It must be given.
+    pub purpose: bool,
     /// It must not be broadcast.
     pub no_broadcast: bool,
 }
@@ -258,6 +261,8 @@ pub struct KernelDescriptor {
     pub autograd: bool,
     /// A row's result does not depend on the rest of the batch.
     pub batch_invariant: bool,
+    /// What it is among torch's implementations of attention; `None` for a kernel that is not torch's.
+    pub sdpa: Option<SdpaRole>,
     /// Registered with code of its own: that its backend's library is missing does not concern it.
     pub standalone: bool,
     /// Compiled on first use.
@@ -339,6 +344,7 @@ impl KernelDescriptor {
             deterministic: false,
             autograd: false,
             batch_invariant: false,
+            sdpa: None,
             standalone: false,
             jit: false,
             tp: None,

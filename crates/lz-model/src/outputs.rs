@@ -69,9 +69,10 @@ impl Op {
                             self.param_index(param).and_then(|i| params[i].as_str())?.parse().ok()?
                         }
                     };
-                    let shape = match shape.strip_prefix("like:") {
-                        Some(input) => meta(input)?.shape.into(),
-                        None => self.output_shape(patterns, call, query),
+                    let shape = match shape.split_once(':') {
+                        Some(("like", input)) => meta(input)?.shape.into(),
+                        Some(("rows", input)) => meta(input)?.shape.split_last()?.1.into(),
+                        _ => self.output_shape(patterns, call, query),
                     };
                     Some(OutputSpec { name, dtype, shape })
                 }

@@ -8,6 +8,7 @@ use crate::ids::{DeviceIx, OpIx};
 use crate::packing::Packing;
 use crate::param::{Param, ParamRole, ParamType, ParamValue};
 use crate::quant::QuantSpec;
+use crate::sdpa::SdpaChoice;
 use crate::symbol::Symbol;
 use crate::tensor_meta::TensorFacts;
 
@@ -31,6 +32,7 @@ pub struct Query {
     quant: u32,
     threads: u16,
     packing: u16,
+    sdpa: u16,
     kv_strategy: u8,
     reduction: u8,
     min_accuracy_rank: u8,
@@ -76,6 +78,7 @@ impl Query {
             quant: QuantSpec::code(context.quant),
             threads: context.threads,
             packing: context.packing.code(),
+            sdpa: context.sdpa.code(),
             kv_strategy: context.kv_strategy.map_or(0, |s| s as u8),
             reduction: context.reduction.map_or(0, |r| r as u8),
             min_accuracy_rank: context.min_accuracy_rank,
@@ -124,6 +127,7 @@ impl Query {
             packing: Packing::from_code(self.packing),
             accuracy: Accuracy::from_code(self.accuracy),
             threads: self.threads,
+            sdpa: SdpaChoice::from_code(self.sdpa),
         }
     }
 
@@ -144,7 +148,8 @@ impl Query {
             half(self.op, self.device) << 32 | half(self.flags, self.tp_size),
             u64::from(self.quant) << 32 | half(self.threads, self.packing),
         ];
-        let head = fold(words[0], words[1]) ^ fold(u64::from(u32::from_le_bytes(small)), SEEDS[0]);
+        let rest = u64::from(self.sdpa) << 32 | u64::from(u32::from_le_bytes(small));
+        let head = fold(words[0], words[1]) ^ fold(rest, SEEDS[0]);
         let tensors = self.tensors.chunks_exact(2).fold(head, |hash, t| fold(hash ^ t[0], t[1]));
         let params = self.params.chunks_exact(2).fold(SEEDS[1], |hash, p| fold(hash ^ p[0], p[1]));
         fold(tensors, params)
@@ -221,7 +226,7 @@ impl Query {
         let mut class = *self;
         class.dims = [0; MAX_DIMS];
         class.flags &= Self::CAPTURING;
-        (class.tp_size, class.reduction, class.min_accuracy_rank) = (0, 0, 0);
+        (class.tp_size, class.reduction, class.min_accuracy_rank, class.sdpa) = (0, 0, 0, 0);
         class.tensors.iter_mut().for_each(|four| *four &= !(0x0001_0001_0001_0001 * u64::from(TensorFacts::ALIGNED)));
         for (word, param) in class.params.iter_mut().zip(schema.params) {
             if param.ty == ParamType::Float && param.role == ParamRole::Exact {

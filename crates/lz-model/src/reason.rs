@@ -155,6 +155,10 @@ pub enum Reason {
     /// Gradients are wanted and the kernel gives none.
     #[error("has no backward")]
     AutogradUnsupported,
+    /// The caller's `torch.nn.attention.sdpa_kernel` does not allow it. `backend` is what the kernel is among torch's
+    /// implementations; kernels that are not torch's are OVERRIDEABLE.
+    #[error("is {backend} to torch's sdpa_kernel, which allows {allowed} here")]
+    SdpaBackendDisabled { backend: String, allowed: String },
     /// Results may depend on the rest of the batch, and the call demands that they do not.
     #[error("results may depend on the rest of the batch")]
     BatchInvarianceRequired,

@@ -282,7 +282,8 @@ pub enum Output {
     Fresh {
         /// Its name.
         name: &'static str,
-        /// Its shape, in the notation of [`Input::shape`]; `like:NAME` is an input's very shape.
+        /// Its shape, in the notation of [`Input::shape`]; `like:NAME` is an input's very shape, `rows:NAME` the same without the
+        /// last dimension.
         shape: &'static str,
         /// Its dtype.
         dtype: OutputDType,

@@ -173,9 +173,10 @@ pub fn docstring(signature: &Signature) -> String {
         false => {
             for output in &outputs {
                 if let Output::Fresh { name, shape, .. } = output {
-                    let shape = match shape.strip_prefix("like:") {
-                        Some(input) => format!("shaped like {input}"),
-                        None => shape_text(shape),
+                    let shape = match shape.split_once(':') {
+                        Some(("like", input)) => format!("shaped like {input}"),
+                        Some(("rows", input)) => format!("shaped like {input} without its last dimension"),
+                        _ => shape_text(shape),
                     };
                     text.push_str(&format!("    {name}: tensor {shape}.\n"));
                 }

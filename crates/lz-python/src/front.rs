@@ -18,7 +18,7 @@ use pyo3::types::PyString;
 use crate::engine::engine;
 use crate::process::Call;
 use crate::route::Route;
-use crate::torch::Torch;
+use crate::torch::{EVERY_SDPA, Torch};
 use crate::words::{Expected, Take, Words};
 use crate::{context, docs, error, finish, memory, slow, watched, words};
 
@@ -59,6 +59,8 @@ pub struct Front {
     out_bits: u32,
     /// A call with one of these takes the slow path; a bit each.
     careful_bits: u32,
+    /// Whether it is what torch's attention function computes, so that `torch.nn.attention.sdpa_kernel` counts.
+    is_torch_attention: bool,
     /// The place of `return_lse`, and the function such a call is one of.
     with_lse: Option<(usize, usize)>,
 }
@@ -106,6 +108,7 @@ impl Front {
             sizes_bits,
             out_bits,
             careful_bits,
+            is_torch_attention: signature.ops().any(|op| op.is_torch_attention()),
             with_lse: {
                 let at = arguments.iter().position(|a| matches!(a.kind, ArgumentKind::Special(Special::ReturnLse)));
                 let name = format!("{}_lse", signature.function.name);
@@ -326,7 +329,17 @@ impl Front {
         if !words.word(present | u64::from(threads) << 32) {
             return None;
         }
-        let state = u64::from(surroundings.deterministic) << 16 | u64::from(capturing) << 17;
+        let mut state = u64::from(surroundings.deterministic) << 16 | u64::from(capturing) << 17;
+        if self.is_torch_attention {
+            let allowed = torch.sdpa_allowed();
+            if allowed != EVERY_SDPA {
+                let choice = words.sdpa(torch)?;
+                if !words.word(choice) {
+                    return None;
+                }
+            }
+            state |= u64::from(allowed) << 18;
+        }
         Some(self.index as u64 | state | u64::from(overlay.0) << 32)
     }
 

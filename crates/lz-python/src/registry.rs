@@ -58,8 +58,9 @@ pub fn is_loaded() -> bool {
 /// What the call demands because of where it is made.
 pub fn context(py: Python<'_>) -> PyResult<Context> {
     let threads = threads(py)?;
-    let deterministic = Torch::known().is_some_and(|torch| torch.surroundings().deterministic);
-    Ok(Context { deterministic, threads, ..Context::default() })
+    let Some(torch) = Torch::known() else { return Ok(Context { threads, ..Context::default() }) };
+    let (deterministic, sdpa) = (torch.surroundings().deterministic, torch.sdpa(py)?);
+    Ok(Context { deterministic, threads, sdpa, ..Context::default() })
 }
 
 /// How many threads torch's kernels on the CPU use now; 0 without torch. Calls and questions that do not say theirs take

@@ -4,7 +4,9 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use layerzero::abi::RawTensor;
+use layerzero::model::{SdpaBackend, SdpaChoice};
 use libloading::os::unix::{Library, RTLD_LAZY};
+use pyo3::exceptions::PyAttributeError;
 use pyo3::ffi::{self, PyObject, PyTypeObject};
 use pyo3::prelude::*;
 use pyo3::types::PyType;
@@ -39,6 +41,8 @@ struct Symbols {
     autocast: unsafe extern "C" fn(i8) -> bool,
     deterministic: Question,
     threads: unsafe extern "C" fn() -> c_int,
+    /// `None` for a torch whose context has other methods: its Python functions are asked.
+    sdpa: Option<Sdpa>,
 }
 
 /// A function of a Python extension module that takes no arguments, called without the interpreter's machinery. What it
@@ -62,6 +66,13 @@ impl Question {
         }
     }
 
+    /// Of a module's function.
+    fn named(module: &Bound<'_, PyAny>, name: &str) -> PyResult<Question> {
+        let unusable =
+            || PyAttributeError::new_err(format!("torch._C.{name} is no built-in function without arguments"));
+        Question::of(&module.getattr(name)?).ok_or_else(unusable)
+    }
+
     /// # Safety
     /// This thread holds the interpreter.
     #[inline]
@@ -80,7 +91,54 @@ impl Question {
     }
 }
 
+/// Reads which of torch's implementations of attention are allowed, from torch's context of the process.
+#[derive(Clone, Copy)]
+struct Sdpa {
+    /// `at::globalContext()`: one object, for good.
+    context: *const c_void,
+    /// Whether an implementation is allowed, by the numbers of [`SdpaBackend`].
+    enabled: [unsafe extern "C" fn(*const c_void) -> bool; 5],
+}
+
+impl Sdpa {
+    /// # Safety
+    /// `cpu` is `libtorch_cpu.so`, which is never unloaded.
+    unsafe fn find(cpu: &Library) -> Option<Sdpa> {
+        // SAFETY: the signatures are those of the C++ functions of these mangled names: methods without arguments that read a
+        // flag, and a function that gives a reference, which is an address, to an object that lives as long as the process.
+        unsafe {
+            let global: unsafe extern "C" fn() -> *const c_void = *cpu.get(b"_ZN2at13globalContextEv").ok()?;
+            let enabled = [
+                *cpu.get(b"_ZNK2at7Context18userEnabledMathSDPEv").ok()?,
+                *cpu.get(b"_ZNK2at7Context19userEnabledFlashSDPEv").ok()?,
+                *cpu.get(b"_ZNK2at7Context26userEnabledMemEfficientSDPEv").ok()?,
+                *cpu.get(b"_ZNK2at7Context19userEnabledCuDNNSDPEv").ok()?,
+                *cpu.get(b"_ZNK2at7Context26userEnabledOverrideableSDPEv").ok()?,
+            ];
+            Some(Sdpa { context: global(), enabled })
+        }
+    }
+
+    /// Which implementations are allowed, a bit each.
+    #[inline]
+    fn allowed(&self) -> u8 {
+        let bit = |at: usize| {
+            // SAFETY: see `find`; the object is the one these methods are for.
+            u8::from(unsafe { (self.enabled[at])(self.context) }) << at
+        };
+        bit(0) | bit(1) | bit(2) | bit(3) | bit(4)
+    }
+}
+
+/// [`Sdpa::allowed`] when everything is.
+pub const EVERY_SDPA: u8 = 0b1_1111;
+
 // SAFETY: the module is a Python object that is never freed, used only by threads that hold the interpreter.
+unsafe impl Send for Question {}
+// SAFETY: as above.
+unsafe impl Sync for Question {}
+// SAFETY: questions may be sent; torch's context
+// is an object of the process, whose flags are read as torch's own functions read them.
 unsafe impl Send for Symbols {}
 // SAFETY: as above.
 unsafe impl Sync for Symbols {}
@@ -101,6 +159,7 @@ impl Symbols {
                 autocast: *cpu.get(b"_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE").ok()?,
                 deterministic,
                 threads: *cpu.get(b"_ZN2at15get_num_threadsEv").ok()?,
+                sdpa: Sdpa::find(&cpu),
             };
             std::mem::forget((c10, cpu));
             Some(symbols)
@@ -193,6 +252,10 @@ struct Questions {
     deterministic: Py<PyAny>,
     capturing: Py<PyAny>,
     threads: Py<PyAny>,
+    /// Whether an implementation of attention is allowed, by the numbers of [`SdpaBackend`].
+    sdpa: [Question; 5],
+    /// In which order they are tried.
+    sdpa_order: Py<PyAny>,
 }
 
 impl Questions {
@@ -276,6 +339,14 @@ impl Torch {
                 deterministic: torch.getattr("are_deterministic_algorithms_enabled")?.unbind(),
                 capturing: torch.getattr("cuda")?.getattr("is_current_stream_capturing")?.unbind(),
                 threads: torch.getattr("get_num_threads")?.unbind(),
+                sdpa: [
+                    Question::named(&c, "_get_math_sdp_enabled")?,
+                    Question::named(&c, "_get_flash_sdp_enabled")?,
+                    Question::named(&c, "_get_mem_efficient_sdp_enabled")?,
+                    Question::named(&c, "_get_cudnn_sdp_enabled")?,
+                    Question::named(&c, "_get_overrideable_sdp_enabled")?,
+                ],
+                sdpa_order: c.getattr("_get_sdp_priority_order")?.unbind(),
             },
             requires_grad: intern!(py, "requires_grad").clone().into_any().unbind(),
             settled: true,
@@ -306,7 +377,8 @@ impl Torch {
             // SAFETY: called by Python code, whose thread holds the interpreter.
             let seen = unsafe { { symbols }.read() };
             // SAFETY: as in `Torch::threads`.
-            (seen.grad, seen.deterministic, seen.special, unsafe { (symbols.threads)() })
+            let threads = unsafe { (symbols.threads)() };
+            (seen.grad, seen.deterministic, seen.special, threads, { symbols }.sdpa.map(|sdpa| sdpa.allowed()))
         };
         let look = pyo3::types::PyCFunction::new_closure(py, None, None, move |_, _| read())?;
         py.import("layerzero.torch_state")?.call_method1("symbols_agree", (look,))?.extract()
@@ -374,6 +446,34 @@ impl Torch {
             Some(symbols) => unsafe { (symbols.autocast)(AUTOCAST_CUDA) },
             None => self.questions.read().special,
         }
+    }
+
+    /// Which of torch's implementations of attention are allowed, a bit each by their numbers: [`EVERY_SDPA`] outside of
+    /// `torch.nn.attention.sdpa_kernel`. This thread holds the interpreter.
+    #[inline]
+    pub fn sdpa_allowed(&self) -> u8 {
+        match self.symbols.and_then(|symbols| symbols.sdpa) {
+            Some(sdpa) => sdpa.allowed(),
+            // SAFETY: whoever makes a call holds the interpreter.
+            None => (0..5).fold(0, |bits, at| bits | u8::from(unsafe { self.questions.sdpa[at].ask() }) << at),
+        }
+    }
+
+    /// The same with torch's order of preference, which counts where not all are allowed.
+    pub fn sdpa(&self, py: Python<'_>) -> PyResult<SdpaChoice> {
+        let allowed = self.sdpa_allowed();
+        if allowed == EVERY_SDPA {
+            return Ok(SdpaChoice::ANY);
+        }
+        let order: Vec<usize> = self.questions.sdpa_order.call0(py)?.extract(py)?;
+        let order: Vec<SdpaBackend> = order.iter().filter_map(|&at| SdpaBackend::ALL.get(at).copied()).collect();
+        Ok(SdpaChoice::new(allowed, &order))
+    }
+
+    /// The same as a word, which is another one for every choice; `None` when torch cannot be asked.
+    #[cold]
+    pub fn sdpa_word(&self) -> Option<u64> {
+        Python::attach(|py| self.sdpa(py).ok().map(|choice| u64::from(choice.code())))
     }
 
     /// How many threads torch's kernels on the CPU use when this thread calls them; 0 where that is not to be had. This

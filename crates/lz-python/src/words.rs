@@ -31,6 +31,8 @@ pub trait Take {
     ) -> Option<Option<i32>>;
     /// Whether a graph is being captured on a CUDA device; `None` when that cannot be asked.
     fn capturing(&self, torch: &Torch, device: i32) -> Option<bool>;
+    /// Which of torch's implementations of attention are allowed, and in which order; `None` when that cannot be asked.
+    fn sdpa(&self, torch: &Torch) -> Option<u64>;
 }
 
 /// All that can influence a decision, on the stack.
@@ -109,6 +111,10 @@ impl Take for Words {
     fn capturing(&self, torch: &Torch, device: i32) -> Option<bool> {
         Some(torch.is_capturing(device))
     }
+
+    fn sdpa(&self, torch: &Torch) -> Option<u64> {
+        torch.sdpa_word()
+    }
 }
 
 /// The words of a call made before, which another is compared with as it is described: nothing is written down. They lie in
@@ -154,6 +160,10 @@ impl Take for Expected<'_> {
     #[inline]
     fn capturing(&self, torch: &Torch, device: i32) -> Option<bool> {
         torch.sees_capture(device)
+    }
+
+    fn sdpa(&self, _: &Torch) -> Option<u64> {
+        None
     }
 }
 

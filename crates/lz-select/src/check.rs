@@ -3,7 +3,7 @@
 use lz_model::schema::DimKind;
 use lz_model::{
     Context, DeviceSpec, DimRule, Facts, GraphDoubt, KernelDescriptor, Layout, Op, Packing, ParamValue, Platform,
-    QuantSpec, Query, Reason, Requirement, TensorFacts,
+    QuantSpec, Query, Reason, Requirement, SdpaRole, TensorFacts,
 };
 
 use crate::constraint::{Compiled, Grid, InputCheck, InputRole, ParamCheck, castable, param_allowed};
@@ -152,6 +152,11 @@ fn demands(case: &Case<'_>, kernel: &KernelDescriptor, compiled: &Compiled, reas
     }
     if (context.batch_invariant || case.settings.batch_invariant) && !kernel.batch_invariant {
         reasons.push(Reason::BatchInvarianceRequired);
+    }
+    let needed = SdpaRole::needs(kernel.sdpa, case.facts.device.platform);
+    if context.sdpa.place(needed).is_none() {
+        let backend = needed.iter().map(|b| b.name()).collect::<Vec<_>>().join(" or ");
+        reasons.push(Reason::SdpaBackendDisabled { backend, allowed: context.sdpa.to_string() });
     }
     if !kernel.takes(context.packing) {
         let supported = match &kernel.packing[..] {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lz_expr::Possible;
-use lz_model::{Catalog, Denial, Facts, KernelDescriptor, Platform, Query, Reason, Trust};
+use lz_model::{Catalog, Denial, Facts, KernelDescriptor, Platform, Query, Reason, SdpaRole, Trust};
 
 use crate::check::{Case, call_reasons, workspace};
 use crate::constraint::Compiled;
@@ -87,7 +87,10 @@ impl Snapshot {
         for (group, i) in groups.iter().flat_map(|group| group.members.iter().map(move |&i| (group, i))) {
             candidates[i].tied_with = Some(group.fastest).filter(|&fastest| fastest != i);
         }
-        let pinned = judge.apply_pin(&candidates, &mut ranking);
+        let pinned = match case.context.sdpa.is_for_torch_alone() {
+            true => judge.apply_torchs_order(&candidates, &mut ranking),
+            false => judge.apply_pin(&candidates, &mut ranking),
+        };
         let overridden_by = judge.apply_order(&candidates, &mut ranking);
         let rollout = judge.apply_rollout(&candidates, &mut ranking, locked);
         let pinned_by = pinned.filter(|_| !locked && overridden_by.is_none() && rollout.is_none());
@@ -343,6 +346,14 @@ impl Judge<'_> {
             candidate.reasons.push(Reason::PolicyLocked { locked });
         }
         Some(rule.name.clone())
+    }
+
+    /// Where the caller allows torch's own implementations alone, they come in the caller's order, which no pin changes.
+    fn apply_torchs_order(&self, candidates: &[Candidate], ranking: &mut [usize]) -> Option<Arc<str>> {
+        let (choice, platform) = (self.case.context.sdpa, self.case.facts.device.platform);
+        let role = |i: usize| self.snapshot.kernel(candidates[i].kernel).sdpa;
+        ranking.sort_by_key(|&i| choice.place(SdpaRole::needs(role(i), platform)));
+        None
     }
 
     /// What was decided before goes first, if it can serve the call at once. Returns who decided it.

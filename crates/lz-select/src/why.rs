@@ -169,6 +169,12 @@ pub enum Why {
         /// How it came first among these.
         among: Ranked,
     },
+    /// The caller's `torch.nn.attention.sdpa_kernel` allows torch's own implementations alone, and it is the first of them that
+    /// can serve the call.
+    SdpaKernel {
+        /// What is allowed, the preferred one first.
+        allowed: String,
+    },
     /// The ranking.
     Ranking(Ranked),
 }
@@ -188,6 +194,8 @@ impl Decision {
             Why::Pin { origin: origin.to_owned() }
         } else if let Some(rule) = self.locked_by.clone() {
             Why::Lock { rule, among: ranked }
+        } else if self.query.context().sdpa.is_for_torch_alone() {
+            Why::SdpaKernel { allowed: self.query.context().sdpa.to_string() }
         } else {
             Why::Ranking(ranked)
         })
@@ -439,6 +447,7 @@ impl fmt::Display for Why {
             Why::Pin { origin } => write!(f, "pinned by {origin}"),
             Why::Lock { rule, among: Ranked::Only } => write!(f, "locked by '{rule}'"),
             Why::Lock { rule, among } => write!(f, "locked by '{rule}'; of those it names: {among}"),
+            Why::SdpaKernel { allowed } => write!(f, "the first that torch's sdpa_kernel allows ({allowed})"),
             Why::Ranking(ranked) => ranked.fmt(f),
         }
     }

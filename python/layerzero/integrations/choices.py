@@ -9,7 +9,7 @@ from torch import SymInt, Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from layerzero import _native, control, layouts, loading
+from layerzero import _native, control, layouts, loading, torch_state
 from layerzero.backends import BACKENDS, UNPROVEN
 from layerzero.integrations import kernel_calls
 from layerzero.integrations.compositions import FUSED
@@ -61,7 +61,7 @@ def choose(operator: Operator, args: tuple[Any, ...]) -> tuple[Choice, str]:
     described = tuple(_described(argument.name, value) for argument, value in given if _counts(argument, value))
     frames = control.frames()
     # The engine counts whatever may change a decision.
-    state = (_native.status()["version"], frames[0].number if frames else 0, _without_host())
+    state = (_native.status()["version"], frames[0].number if frames else 0, _without_host(), torch_state.sdpa_choice())
     key = (operator.name, described, settings, state)
     choice = _remembered.get(key)
     if choice is None:

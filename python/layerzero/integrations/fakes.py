@@ -48,6 +48,11 @@ class Shape:
         """The input whose shape it is, whatever that is."""
         return self.text.removeprefix("like:") if self.text.startswith("like:") else None
 
+    @property
+    def rows_of(self) -> str | None:
+        """The input whose shape it is without the last dimension."""
+        return self.text.removeprefix("rows:") if self.text.startswith("rows:") else None
+
     def axes(self, layout: str | None, rank: int | None = None) -> list[str]:
         """Its sizes by name, in a layout if the shape has that layout, and with so many dimensions if there is one."""
         alternatives = []
@@ -196,6 +201,8 @@ def _sizes(
     """The sizes of a result."""
     if shape.like:
         return list(values[shape.like].shape)
+    if shape.rows_of:
+        return list(values[shape.rows_of].shape[:-1])
     result: list[Size] = []
     for symbol in shape.axes(layout):
         if symbol.startswith("..."):

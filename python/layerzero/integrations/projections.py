@@ -11,7 +11,7 @@ In a copy of the function the three calls become the parts of one product. Every
 The weights move next to each other, into one block of memory of the same size: each parameter is a part of it, and a write
 to a parameter is a write to the block. Before each product the addresses are compared. Where a parameter lies elsewhere (the
 model was moved or copied, a checkpoint replaced it), or somebody watches a projection, or gradients of the weights are
-wanted, the three projections run as before.
+wanted, or `torch.func.functional_call` uses other weights, the three projections run as before.
 """
 
 from __future__ import annotations
@@ -149,9 +149,13 @@ def _in_place(block: _Block, linears: list[Any]) -> bool:
 
 
 def _as_written(layer: Any) -> bool:
-    """Whether a projection is its product, nobody watches it, and no gradient of its parameters is wanted."""
+    """Whether a projection is its product with its own parameters, nobody watches it, and no gradient of them is wanted.
+
+    `torch.func.functional_call` puts other tensors in their place for a call. Those of transforms have no address.
+    """
     return (
         type(layer) is nn.Linear
+        and all(type(p) is nn.Parameter for p in layer._parameters.values() if p is not None)
         and "forward" not in layer.__dict__
         and not _watched(layer)
         and not (torch.is_grad_enabled() and any(p.requires_grad for p in layer.parameters(recurse=False)))

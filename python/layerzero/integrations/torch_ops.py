@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerzero import _native, control, fingerprints, layouts, lifecycle, loading
+from layerzero import _native, control, fingerprints, layouts, lifecycle, loading, torch_state
 from layerzero.arrays import Quantized
 from layerzero.errors import InvalidCallError, UnsupportedTensorError
 from layerzero.integrations import autocast, batching, fakes, gradients, lowering
@@ -42,7 +42,7 @@ def register() -> None:
 def register_tracing() -> None:
     """Lets torch's compiler trace the public functions, which are native: each becomes a call of its operator."""
     register()
-    for function in (_recompiled, _fingerprint):
+    for function in (_recompiled, _fingerprint, _sdpa):
         torch.compiler.assume_constant_result(function)  # type: ignore[no-untyped-call]
     with _LOCK:
         for name in OPERATORS:
@@ -241,6 +241,7 @@ def _caller(operator: Operator) -> Callable[..., Any]:
     takes_dtype = "dtype" in operator.names
     setting = operator.layout_setting if DEFAULT_LAYOUT in operator.names else None
     lowers = LOWERING in operator.names
+    attends = operator.name in ("attention", "cross_attention")
     others = operator.others
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -270,6 +271,8 @@ def _caller(operator: Operator) -> Callable[..., Any]:
                 kwargs[LOWERING] = fingerprints.SEEN["policy"]
             elif when == "measurements":
                 kwargs[LOWERING] = fingerprints.SEEN["policy"] + fingerprints.SEEN["measurements"]
+            if attends and LOWERING in kwargs:
+                kwargs[LOWERING] += _sdpa()
         result = op(*args, **kwargs)
         if function == "quantize":
             given = kwargs.get("scale") if len(args) < 3 else args[2]
@@ -298,6 +301,12 @@ def _recompiled() -> str:
 def _fingerprint() -> str:
     """What kernels are chosen by, as it is while the graph is traced."""
     return fingerprints.SEEN["policy"]
+
+
+def _sdpa() -> str:
+    """What ``torch.nn.attention.sdpa_kernel`` allows while the graph is traced. torch does not guard it either: a graph keeps
+    what it was compiled with."""
+    return torch_state.sdpa_choice()
 
 
 def _as_list(sizes: Any) -> Any:

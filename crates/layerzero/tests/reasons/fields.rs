@@ -68,6 +68,7 @@ fn every_field_of_a_context_has_an_effect() {
         packing: Packing::blocked(32, 1).unwrap(), in linear();
         accuracy: Accuracy::Bf16, in with(linear(), |w| w.kernel.accuracy = Accuracy::Tf32);
         threads: 16, in measured_with_threads(1);
+        sdpa: SdpaChoice::new(1, &[]), in attention();
     } }
 }
 
@@ -165,6 +166,7 @@ fn every_field_of_a_kernel_descriptor_has_an_effect() {
         deterministic: true, in with(attention(), |w| w.context.deterministic = true);
         autograd: true, in with(attention(), |w| w.context.requires_grad = true);
         batch_invariant: true, in with(attention(), |w| w.context.batch_invariant = true);
+        sdpa: Some(SdpaRole::Math), in with(attention(), |w| w.context.sdpa = SdpaChoice::new(1, &[]));
         standalone: true, in with(attention(), not_installed);
         jit: true, in with(attention(), |w| {
             w.spec.health.insert("lib.attention".into(), Health { cold: true, ..Health::default() });

@@ -266,6 +266,19 @@ pub const SHOWN: &[Shown] = &[
     (|| attention_with(|w| w.context.deterministic = true), r#"{"code": "NON_DETERMINISTIC"}"#),
     (|| attention_with(|w| w.settings().deterministic = true), r#"{"code": "NON_DETERMINISTIC"}"#),
     (|| attention_with(|w| w.context.requires_grad = true), r#"{"code": "AUTOGRAD_UNSUPPORTED"}"#),
+    (
+        || attention_with(|w| w.context.sdpa = SdpaChoice::new(0b11, &[SdpaBackend::Flash])),
+        r#"{"code": "SDPA_BACKEND_DISABLED", "backend": "OVERRIDEABLE", "allowed": "FLASH_ATTENTION, MATH"}"#,
+    ),
+    (
+        || {
+            attention_with(|w| {
+                w.kernel.sdpa = Some(SdpaRole::Cudnn);
+                w.context.sdpa = SdpaChoice::new(0, &[]);
+            })
+        },
+        r#"{"code": "SDPA_BACKEND_DISABLED", "backend": "CUDNN_ATTENTION", "allowed": "nothing"}"#,
+    ),
     (|| attention_with(|w| w.context.batch_invariant = true), r#"{"code": "BATCH_INVARIANCE_REQUIRED"}"#),
     (|| attention_with(|w| w.settings().batch_invariant = true), r#"{"code": "BATCH_INVARIANCE_REQUIRED"}"#),
     (

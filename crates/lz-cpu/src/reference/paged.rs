@@ -56,7 +56,9 @@ impl Reference for Paged {
                     let sink = sinks.as_ref().map(|sinks| sinks.get(&[h]));
                     let (weights, lse) = attend(&numbers, &keys, scoring, sink, bias);
                     if let Some(logarithms) = &mut logarithms {
-                        logarithms.set(&[row, h], lse);
+                        // In the order of the query, without its elements.
+                        let place = at(row, h, 0);
+                        logarithms.set(&place[..place.len() - 1], lse);
                     }
                     for (d, x) in weighted_sum(&weights, &values).into_iter().enumerate() {
                         output.set(&at(row, h, d as i64), x);

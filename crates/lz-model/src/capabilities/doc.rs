@@ -12,6 +12,7 @@ use crate::generation::GenerationRow;
 use crate::kernel::{DimRule, GridRule, ParamRule, PluginOrigin, TpRule};
 use crate::layout::Layout;
 use crate::quant::{Granularity, QuantFormat};
+use crate::sdpa::SdpaRole;
 
 /// Keeps "absent" and "null" apart: a constraint must be stated, even if as "none".
 fn stated<'de, D: Deserializer<'de>, T: Deserialize<'de>>(d: D) -> Result<Option<Option<T>>, D::Error> {
@@ -84,6 +85,9 @@ pub(super) struct InputDoc {
     pub layouts: Option<Vec<Layout>>,
     /// Must be given although the operation does not need it.
     pub required: bool,
+    /// The kernel is for calls with this input, beside another one for calls without: it must be given, and explanations of
+    /// calls without it do not list the kernel.
+    pub purpose: bool,
     /// Must not be broadcast.
     pub no_broadcast: bool,
 }
@@ -236,6 +240,10 @@ pub(super) struct Kernel {
     /// A row's result does not depend on the rest of the batch.
     #[serde(default)]
     pub batch_invariant: bool,
+    /// What a kernel of torch's is among the implementations of `scaled_dot_product_attention`, so that
+    /// `torch.nn.attention.sdpa_kernel` is honoured.
+    #[serde(default)]
+    pub sdpa: Option<SdpaRole>,
     /// Compiled on first use.
     #[serde(default)]
     pub jit: bool,

@@ -152,6 +152,7 @@ impl KernelReader<'_> {
         kernel.deterministic = doc.deterministic;
         kernel.autograd = doc.autograd;
         kernel.batch_invariant = doc.batch_invariant;
+        kernel.sdpa = doc.sdpa;
         kernel.jit = doc.jit;
         kernel.tp.clone_from(&doc.tp_invariance);
         let formats = doc.packing_formats.iter().enumerate();
@@ -358,7 +359,8 @@ impl KernelReader<'_> {
                 InputRule {
                     dtypes,
                     layouts: rule.layouts.clone(),
-                    required: rule.required,
+                    required: rule.required || rule.purpose,
+                    purpose: rule.purpose,
                     no_broadcast: rule.no_broadcast,
                 },
             );

@@ -65,7 +65,7 @@ logarithm in float32. With cu_seqlens_q queries are packed, and are the last pos
 sequence has one. A query that may attend to nothing, and a row of no sequence, gives zeros and minus infinity.",
     dims: &[BATCH, TOKENS, MAX_BLOCKS, NUM_BLOCKS, MAX_CONTEXT, BLOCK_SIZE, HEADS, KV_HEADS, HEAD_DIM],
     inputs: &[
-        Input::new("query", "seq_q heads head_dim", DTypeSet::FLOATS_AND_FP8).also(&["q"]),
+        Input::new("query", "seq_q heads head_dim | seq_q 1 heads head_dim", DTypeSet::FLOATS_AND_FP8).also(&["q"]),
         KEY_CACHE,
         VALUE_CACHE,
         BLOCK_TABLES,
@@ -73,7 +73,7 @@ sequence has one. A query that may attend to nothing, and a row of no sequence, 
         Input::new("cu_seqlens_q", "batch+1", DTypeSet::INDICES).optional().also(&["qo_indptr"]),
     ],
     params: &[CAUSAL, SCALE, WINDOW_LEFT, SOFTCAP, WINDOW_RIGHT],
-    outputs: &[Output::like("output", "like:query", "query"), lse("seq_q heads")],
+    outputs: &[Output::like("output", "like:query", "query"), lse("rows:query")],
     checks: &[
         HEADS_DIVIDE,
         WINDOWS_VALID,

@@ -251,9 +251,16 @@ def flash_lse(
     layout: str,
 ) -> tuple[Tensor, Tensor]:
     """Gathers each sequence's tokens, then torch's FlashAttention 2 with the logarithms of the softmaxes' sums."""
+    given, query = query, _one_row_each(query)
     gathered = _gathered(query, key_cache, value_cache, block_tables, context_lens, layout)
     ends = torch.arange(query.shape[0] + 1, device=query.device) if cu_seqlens_q is None else cu_seqlens_q
-    return _prefill_flash(query, *gathered, context_lens, ends, causal, scale, window_left)
+    output, lse = _prefill_flash(query, *gathered, context_lens, ends, causal, scale, window_left)
+    return output.reshape(given.shape), lse.reshape(given.shape[:-1])
+
+
+def _one_row_each(query: Tensor) -> Tensor:
+    """Queries as rows, heads, elements: without the axis of one query per sequence, where there is one."""
+    return query[:, 0] if query.dim() == 4 else query
 
 
 def prefill_unfused(
@@ -296,6 +303,7 @@ def unfused_lse(
     layout: str,
 ) -> tuple[Tensor, Tensor]:
     """The same with the logarithms of the softmaxes' sums. Without bounds each sequence has one query."""
+    given, query = query, _one_row_each(query)
     ends = torch.arange(query.shape[0] + 1, device=query.device) if cu_seqlens_q is None else cu_seqlens_q
     output = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
     logarithms = query.new_full(query.shape[:2], -torch.inf, dtype=torch.float32)
@@ -304,7 +312,7 @@ def unfused_lse(
         attended, lse = attend_lse(queries, keys, values, scale, reached, softcap)
         output = torch.where(own[:, :, None], attended[0].transpose(0, 1).to(query.dtype), output)
         logarithms = torch.where(own, lse[0].transpose(0, 1), logarithms)
-    return output, logarithms
+    return output.reshape(given.shape), logarithms.reshape(given.shape[:-1])
 
 
 def _each(

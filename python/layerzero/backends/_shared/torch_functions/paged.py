@@ -216,12 +216,13 @@ def flash_lse(
     layout: str,
 ) -> tuple[Tensor, Tensor]:
     """Gathers each sequence's pages, then torch's flash attention with its logarithms."""
+    given, query = query, _one_row_each(query)
     contexts = _Contexts(query, key_cache, value_cache, block_tables, context_lens, layout == "HND")
     output, logarithms = _nothing(query)
     for rows, queries, key, value in _segments(query, cu_seqlens_q, contexts, window_left):
         attended, lse = attend_flash_lse(queries, key, value, causal, scale, (window_left, window_right))
         output[rows], logarithms[rows] = attended[0].transpose(0, 1), lse[0].transpose(0, 1)
-    return output, logarithms
+    return output.view(given.shape), logarithms.view(given.shape[:-1])
 
 
 def unfused_lse(
@@ -239,13 +240,19 @@ def unfused_lse(
     layout: str,
 ) -> tuple[Tensor, Tensor]:
     """Gathers each sequence's pages, then matrix products with the logarithms of the softmaxes' sums."""
+    given, query = query, _one_row_each(query)
     contexts = _Contexts(query, key_cache, value_cache, block_tables, context_lens, layout == "HND")
     output, logarithms = _nothing(query)
     for rows, queries, key, value in _segments(query, cu_seqlens_q, contexts, window_left):
         allowed = reachable(queries, key, causal, (window_left, window_right))
         attended, lse = attend_lse(queries, key, value, scale, allowed, softcap)
         output[rows], logarithms[rows] = attended[0].transpose(0, 1), lse[0].transpose(0, 1)
-    return output, logarithms
+    return output.view(given.shape), logarithms.view(given.shape[:-1])
+
+
+def _one_row_each(query: Tensor) -> Tensor:
+    """Queries as rows, heads, elements: without the axis of one query per sequence, where there is one."""
+    return query[:, 0] if query.dim() == 4 else query
 
 
 def _nothing(query: Tensor) -> tuple[Tensor, Tensor]:
