@@ -25,6 +25,9 @@ OPS = {
     "dequantize": "dequantize",
     "embedding": "embedding.lookup",
     "linear": "mlp.linear",
+    "attention.standard.prefill": "attention.standard.prefill",
+    "attention.gqa.prefill": "attention.gqa.prefill",
+    "attention.cross.prefill": "attention.cross.prefill",
     "attention.standard.decode": "attention.standard.decode",
     "attention.gqa.decode": "attention.gqa.decode",
     "attention.cross.decode": "attention.cross.decode",
@@ -34,6 +37,8 @@ OPS = {
     "add_rms_norm": "norm.fused_add_rms",
     "quantize": "quantize",
     "kv_append": "kv_cache.append",
+    "sample_topk": "sampling.topk",
+    "sample_topp": "sampling.topp",
 }
 #: Those that move memory, which every instruction set does alike.
 PLAIN = ("kv_append", "embedding")
@@ -125,12 +130,13 @@ def _dequantize(seed: int, dtype: torch.dtype, _: torch.dtype) -> None:
     near(got, values.double() * scales[:, :1].double())
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, softcap: float) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, softcap: float, covered: Tensor | None = None) -> Tensor:
     """Attention by its definition, in float64, of tensors in the order batch, heads, tokens, width."""
     group = q.shape[1] // k.shape[1]
     k, v = (one.double().repeat_interleave(group, 1) for one in (k, v))
     scores = q.double() @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
     scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+    scores = scores if covered is None else scores.masked_fill(~covered, -torch.inf)
     return torch.softmax(scores, -1) @ v
 
 
@@ -153,6 +159,34 @@ def _decode(seed: int, dtype: torch.dtype, group: int, function: Callable[..., T
         left = seed % 70
         near_keys, near_values = k[:, :, -left - 1 :], v[:, :, -left - 1 :]
         check(lz.attention(*tensors, window=(left, 0), layout=layout), _attend(q, near_keys, near_values, 0.0))
+
+
+def _prefill(seed: int, dtype: torch.dtype, group: int, function: Callable[..., Tensor]) -> None:
+    layout, queries = ("BSHD", "BHSD")[seed % 2], 2 + seed % 130
+    tokens, cross = queries + seed % 71, function is lz.cross_attention
+    k, v = (drawn(seed + i, 2, 3, 210, 40, dtype=dtype)[:, :, :tokens] for i in (1, 2))
+    q = drawn(seed, 2, 3 * group, queries, 40, dtype=dtype)
+    turned = layout == "BSHD"
+    tensors = [one.transpose(1, 2) if turned else one for one in (q, k, v)]
+    ahead = torch.arange(tokens)[None] - torch.arange(queries)[:, None] - (tokens - queries)
+
+    def check(covered: Tensor | None, softcap: float = 0.0, **how: Any) -> None:
+        got = function(*tensors, layout=layout, **how)
+        near(got.transpose(1, 2) if turned else got, _attend(q, k, v, softcap, covered))
+
+    softcap = 20.0 if seed % 3 == 0 else 0.0
+    mask = torch.rand(queries, tokens, generator=torch.Generator().manual_seed(seed)) < 0.7
+    mask[:, 0] = True
+    if cross:
+        check(None, softcap, softcap=softcap)
+        check(mask, attn_mask=mask)
+    else:
+        left = seed % 70
+        check(ahead <= 0, softcap, softcap=softcap)
+        check((ahead <= 0) & (ahead >= -left), window=(left, 0))
+        check((ahead <= 3) & (ahead >= -left), causal=False, window=(left, 3))
+        check(mask, causal=False, attn_mask=mask)
+        check(mask, causal=False, attn_mask=torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -torch.inf))
 
 
 def _paged(seed: int, dtype: torch.dtype, group: int) -> None:
@@ -209,6 +243,28 @@ def _kv_append(seed: int, dtype: torch.dtype, stored: torch.dtype) -> None:
     assert torch.equal(both, wanted)
 
 
+def _sample(seed: int, dtype: torch.dtype, nucleus: bool) -> None:
+    vocab = (1, 2, 17, 130, 700, 5000)[seed % 6]
+    logits = drawn(seed, 3, vocab, dtype=dtype).mul((0.1, 1.0, 8.0)[seed % 3])
+    logits[1, vocab // 2 :] = -torch.inf if vocab > 1 else 0.0
+    uniform = torch.rand(3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    if nucleus:
+        p = (1.0, 0.9, 0.31, 1e-4)[seed % 4]
+        got = lz.sample_topp(logits, p, uniform=uniform)
+    else:
+        k = (1, 2, 40, 900, 9000)[seed % 5]
+        got = lz.sample_topk(logits, k, uniform=uniform)
+    for row, number, token in zip(logits.double(), uniform.tolist(), got.tolist(), strict=True):
+        values, ids = row.sort(stable=True, descending=True)
+        weights = values.softmax(0) if nucleus else values[:k].softmax(0)
+        if nucleus:
+            weights = weights[: int((weights.cumsum(0) < p - 1e-12).sum()) + 1]
+        sums = weights.cumsum(0) / weights.sum()
+        # A number this near to the border of two tokens may be rounded over it.
+        if (sums - number).abs().min() > 1e-9:
+            assert token == int(ids[int((sums <= number).sum())])
+
+
 CALLS: dict[str, Callable[[int, torch.dtype, torch.dtype], None]] = {
     "rope": _rope,
     "layer_norm": _layer_norm,
@@ -216,6 +272,11 @@ CALLS: dict[str, Callable[[int, torch.dtype, torch.dtype], None]] = {
     "embedding": _embedding,
     "linear": _linear,
     "dequantize": _dequantize,
+    "attention.standard.prefill": lambda seed, dtype, _: _prefill(seed, dtype, 1, lz.attention),
+    "attention.gqa.prefill": lambda seed, dtype, _: _prefill(seed, dtype, 2 + seed % 4, lz.attention),
+    "attention.cross.prefill": lambda seed, dtype, _: _prefill(seed, dtype, 1 + seed % 4, lz.cross_attention),
+    "sample_topk": lambda seed, dtype, _: _sample(seed, dtype, nucleus=False),
+    "sample_topp": lambda seed, dtype, _: _sample(seed, dtype, nucleus=True),
     "attention.standard.decode": lambda seed, dtype, _: _decode(seed, dtype, 1, lz.attention, causal=True),
     "attention.gqa.decode": lambda seed, dtype, _: _decode(seed, dtype, 2 + seed % 8, lz.attention, causal=True),
     "attention.cross.decode": lambda seed, dtype, _: _decode(seed, dtype, 1 + seed % 5, lz.cross_attention),
@@ -252,6 +313,11 @@ def test_no_python_code_runs_between_the_call_and_the_kernel(kernel: str) -> Non
         "embedding": lambda: lz.embedding(slots, table),
         "linear": lambda: lz.linear(half[0], half),
         "dequantize": lambda: lz.dequantize(bytes_, scales, granularity="per_channel"),
+        "attention.standard.prefill": lambda: lz.attention(wide, wide, wide, layout="BHSD"),
+        "attention.gqa.prefill": lambda: lz.attention(wide, k, k, layout="BHSD"),
+        "attention.cross.prefill": lambda: lz.cross_attention(wide, k, k, layout="BHSD"),
+        "sample_topk": lambda: (lz.sample_topk(table, 3, uniform=table[:, 0] * 0.0), lz.sample_topk(table, 3, seed=4)),
+        "sample_topp": lambda: (lz.sample_topp(table, 0.5, uniform=table[:, 0] * 0.0), lz.sample_topp(table, 0.5, seed=4)),
         "attention.standard.decode": lambda: lz.attention(q, wide, wide, softcap=9.0, layout="BHSD"),
         "attention.gqa.decode": lambda: lz.attention(q, k, k, layout="BHSD"),
         "attention.cross.decode": lambda: lz.cross_attention(q, k, k, layout="BHSD"),
@@ -305,3 +371,49 @@ def test_a_wrong_slot_leaves_the_cache_as_it_was(restored: None) -> None:
     with pytest.raises(lz.InvalidCallError, match="shares memory"):
         lz.kv_append(new, new, caches[0], caches[0], torch.tensor([0, 1]))
     lz.unforce_kernel("kv_cache.append")
+
+
+@pytest.mark.parametrize("name", ["sample_topk", "sample_topp"])
+def test_draws_are_those_of_torchs_generator_or_of_the_seed(name: str, restored: None) -> None:
+    op, rule = f"sampling.{name.removeprefix('sample_')}", {"k": 40} if name == "sample_topk" else {"p": 0.9}
+    lz.force_kernel(op, f"lz_cpu.{name}")
+    logits = drawn(1, 50, 300)
+    draw = lambda **how: getattr(lz, name)(logits, **rule, **how)  # noqa: E731
+    torch.manual_seed(3)
+    first = [draw() for _ in range(5)]
+    assert not any(torch.equal(first[0], other) for other in first[1:])
+    torch.manual_seed(3)
+    assert all(torch.equal(draw(), before) for before in first)
+    # A seed is that of its call, and draws nothing from the generator.
+    state = torch.get_rng_state()
+    for _ in range(3):
+        assert torch.equal(draw(seed=5), draw(seed=5))
+        assert not torch.equal(draw(seed=5), draw(seed=6))
+    assert torch.equal(torch.get_rng_state(), state)
+    for _ in range(3):
+        with pytest.raises(lz.LayerZeroError, match="seed"):
+            draw(seed="five")
+    lz.unforce_kernel(op)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize(("name", "rule"), [("sample_topk", {"k": 30}), ("sample_topp", {"p": 0.8})])
+def test_draws_of_many_tokens_follow_the_distribution(
+    name: str, rule: dict[str, Any], temperature: float, restored: None
+) -> None:
+    """By chi-square, below mean + 6 standard deviations: one right sampler in a million fails."""
+    op = f"sampling.{name.removeprefix('sample_')}"
+    lz.force_kernel(op, f"lz_cpu.{name}")
+    logits = drawn(5, 1, 1000)[0] * 2.0 / temperature
+    ids = getattr(lz, name)(logits.expand(30_000, 1000), **rule, seed=1)
+    values, order = logits.double().sort(stable=True, descending=True)
+    weights = values.softmax(0)
+    kept = rule["k"] if name == "sample_topk" else int((weights.cumsum(0) < rule["p"]).sum()) + 1
+    expected = torch.zeros(1000, dtype=torch.float64)
+    expected[order[:kept]] = weights[:kept] / weights[:kept].sum() * len(ids)
+    counts = torch.bincount(ids, minlength=1000).double()
+    assert counts[expected == 0].sum() == 0
+    chosen = expected > 0
+    square = float(((counts - expected)[chosen] ** 2 / expected[chosen]).sum())
+    assert square < (kept - 1) + 6.0 * (2.0 * kept) ** 0.5
+    lz.unforce_kernel(op)

@@ -32,6 +32,8 @@ pub struct NativeCall {
     executable: Executable,
     query: Query,
     params: Vec<Param>,
+    /// Where the seed of a call that draws random numbers comes from.
+    seed: Option<Seed>,
     /// For every input of the schema the place of its argument, and its dtype; `None` where it is not given, or is updated.
     inputs: Vec<Option<(usize, DType)>>,
     outputs: Vec<Target>,
@@ -40,6 +42,15 @@ pub struct NativeCall {
     scratch: usize,
     large: bool,
     function: &'static str,
+}
+
+/// A seed of each call's own: the caller's, or one that torch's default generator draws.
+#[derive(Clone, Copy)]
+struct Seed {
+    /// The place of the argument.
+    at: usize,
+    /// The place of the parameter.
+    to: usize,
 }
 
 /// What a kernel writes to.
@@ -66,12 +77,12 @@ impl Fresh {
 }
 
 impl NativeCall {
-    /// Settles a call; `None` where it cannot go straight. `scratch`: bytes of scratch memory the kernel takes; `moved`: bytes it
+    /// Settles a call; `None` where it cannot go straight. `draws`: whether it draws random numbers; `scratch`: bytes of scratch memory the kernel takes; `moved`: bytes it
     /// reads and writes.
     pub fn new(
         front: &'static Front,
         step: &Step,
-        query: &Query,
+        (query, draws): (&Query, bool),
         (params, expected): (&[layerzero::model::ParamValue], &[OutputSpec]),
         (scratch, moved): (i64, f64),
     ) -> Option<NativeCall> {
@@ -87,6 +98,15 @@ impl NativeCall {
         if inputs.iter().flatten().any(|(_, dtype)| dtype.is_sub_byte()) {
             return None;
         }
+        // Uniform numbers that are given are all the random numbers there are.
+        let given = |name: &str| op.input_index(name).is_some_and(|index| inputs[index].is_some());
+        let seed = op.param_index("seed").filter(|_| draws && !given("uniform")).and_then(|to| {
+            let at = front.signature.arguments.iter().position(|a| a.name == "seed")?;
+            Some(Seed { at, to })
+        });
+        if draws && seed.is_none() && !given("uniform") {
+            return None;
+        }
         let mut fresh = expected.iter();
         let target = |output: &Output| match output {
             Output::Fresh { .. } => Some(Target::Fresh(Fresh::new(fresh.next()?)?)),
@@ -100,6 +120,7 @@ impl NativeCall {
             executable: step.executable.clone(),
             query: *query,
             params: params.iter().map(|&value| value.into()).collect(),
+            seed,
             inputs,
             large: moved >= LARGE,
             outputs,
@@ -119,6 +140,17 @@ impl NativeCall {
         let (fields, allocator) = (torch.fields.as_ref()?, torch.allocator?);
         if torch.is_recording() {
             return None;
+        }
+        let mut params: SmallVec<[Param; 8]> = SmallVec::from_slice(&self.params);
+        if let Some(Seed { at, to }) = self.seed {
+            // SAFETY: the slot holds a live object or null, and this thread holds the interpreter.
+            params[to] = match unsafe { seed_of(slots[at]) }? {
+                Ok(seed) => Param::Int(seed),
+                Err(raised) => {
+                    Python::attach(|py| raised.restore(py));
+                    return Some(std::ptr::null_mut());
+                }
+            };
         }
         let mut inputs: SmallVec<[TensorRef<'_>; 8]> = SmallVec::new();
         for input in &self.inputs {
@@ -160,7 +192,7 @@ impl NativeCall {
             Ok(()) => {
                 let mut workspace = arena.lend();
                 let threads = if large { native_threads(torch.threads().into()) } else { Threads::ONE };
-                let args = Args::new(&inputs, &mut outputs, &self.params, self.query.dims(), &mut workspace);
+                let args = Args::new(&inputs, &mut outputs, &params, self.query.dims(), &mut workspace);
                 let mut args = KernelArgs { query: &self.query, args: args.with_threads(threads) };
                 match large {
                     false => self.executable.call(&mut args),
@@ -198,6 +230,29 @@ impl NativeCall {
                 std::ptr::null_mut()
             }),
         })
+    }
+}
+
+/// The seed of a call: the caller's, or the next of torch's default generator. `None` for what is no integer of 64 bits, which is
+/// refused, or converted, elsewhere.
+///
+/// # Safety
+/// A live object or null, and this thread holds the interpreter.
+unsafe fn seed_of(given: *mut PyObject) -> Option<PyResult<i64>> {
+    // SAFETY: each reading follows its check; an integer that does not fit sets an exception, cleared here.
+    unsafe {
+        if given.is_null() || given == ffi::Py_None() {
+            return Some(Python::attach(|py| crate::host::draw_seed(py, None)?.extract()));
+        }
+        if ffi::PyLong_CheckExact(given) == 0 {
+            return None;
+        }
+        let seed = ffi::PyLong_AsLongLong(given);
+        if seed == -1 && !ffi::PyErr_Occurred().is_null() {
+            ffi::PyErr_Clear();
+            return None;
+        }
+        Some(Ok(seed))
     }
 }
 

@@ -204,8 +204,7 @@ impl Route {
             steps.into_iter().map(|step| RouteStep::new(py, front, op, layout, step)).collect();
         for step in steps.iter().filter(|_| plain) {
             let at_once = match &step.runner {
-                Runner::Python(_) => true,
-                Runner::Host(_) => !draws,
+                Runner::Python(_) | Runner::Host(_) => true,
                 Runner::Nothing => false,
             };
             step.straight.store(at_once && step.transforms.is_empty() && !step.unproven, Ordering::Relaxed);
@@ -334,8 +333,9 @@ impl Route {
                 Runner::Python(call) => call.shorten(py, slots, draws, requires_grad),
                 Runner::Host(call) => {
                     let memory = (scope.workspace_of(&step.step, &query), scope.bytes_of(&query));
-                    *call =
-                        settled.as_ref().and_then(|(p, o)| NativeCall::new(front, &step.step, &query, (p, o), memory));
+                    *call = settled.as_ref().and_then(|(params, expected)| {
+                        NativeCall::new(front, &step.step, (&query, draws), (params, expected), memory)
+                    });
                 }
                 Runner::Nothing => {}
             }

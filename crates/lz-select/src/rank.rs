@@ -44,7 +44,9 @@ pub(crate) fn score_speed(candidates: &mut [Candidate]) -> Basis {
 /// The accepted candidates, best first, and, where times decide, in groups that tie. Candidates stand in the snapshot's
 /// fixed order, and every sort here ends in that order, so ties resolve the same everywhere.
 pub(crate) fn rank(candidates: &[Candidate], basis: Basis, perf: &dyn PerfSource) -> (Vec<usize>, Vec<Group>) {
-    let field = Field { candidates, baseline: baseline_of(candidates), perf };
+    let untimed = |c: &Candidate| c.accepted() && !c.reference && !c.estimate.is_some_and(|e| e.trusted);
+    let any_untimed = candidates.iter().any(untimed);
+    let field = Field { candidates, baseline: baseline_of(candidates), any_untimed, perf };
     match basis {
         Basis::Declared => (field.by_score(), Vec::new()),
         _ => {
@@ -63,6 +65,8 @@ struct Field<'a> {
     candidates: &'a [Candidate],
     /// What plain torch would run.
     baseline: Option<usize>,
+    /// Whether a kernel other than the reference has no time.
+    any_untimed: bool,
     perf: &'a dyn PerfSource,
 }
 
@@ -89,7 +93,10 @@ impl Field<'_> {
     /// Each group is the fastest of those that are left and all that are not behind it.
     fn groups(&self) -> Vec<Group> {
         let mut left = self.accepted();
-        left.sort_by(|&a, &b| self.precedence(a, b).then(self.time(a).total_cmp(&self.time(b))).then(a.cmp(&b)));
+        left.sort_by(|&a, &b| {
+            let times = self.time(a).total_cmp(&self.time(b));
+            self.precedence(a, b).then(times).then(self.declared(a, b))
+        });
         let mut groups = Vec::new();
         while let Some(&fastest) = left.first() {
             // Never slower than the baseline: where that is behind, so is whoever is slower than it.
@@ -136,20 +143,28 @@ impl Field<'_> {
         is_far(i) && is_far(baseline) && priority(i) > priority(baseline) && self.time(i) < self.time(baseline)
     }
 
-    /// What goes before speed: nobody waits for a compiler while another can serve; then the operator's will and health.
+    /// What goes before speed: nobody waits for a compiler while another can serve; then the operator's will and health. A
+    /// reference that has a time is no reason to pass over a kernel that has none.
     fn precedence(&self, a: usize, b: usize) -> std::cmp::Ordering {
         let (a, b) = (&self.candidates[a], &self.candidates[b]);
-        a.cold.cmp(&b.cold).then(descending(a.terms.precedence(), b.terms.precedence()))
+        let willed = a.cold.cmp(&b.cold).then(descending(a.terms.precedence(), b.terms.precedence()));
+        willed.then(if self.any_untimed { a.reference.cmp(&b.reference) } else { std::cmp::Ordering::Equal })
     }
 
     fn compare(&self, a: usize, b: usize) -> Compared {
         match (self.precedence(a, b), self.rival(a), self.rival(b)) {
             (std::cmp::Ordering::Equal, Some(a), Some(b)) => self.perf.compare(&a, &b),
-            (std::cmp::Ordering::Equal, None, None) => Compared::from(a.cmp(&b)),
+            (std::cmp::Ordering::Equal, None, None) => Compared::from(self.declared(a, b)),
             (std::cmp::Ordering::Equal, timed, _) if timed.is_some() => Compared::Ahead,
             (std::cmp::Ordering::Equal, ..) => Compared::Behind,
             (precedence, ..) => Compared::from(precedence),
         }
+    }
+
+    /// By declared priority, the order of two that have no time: of one library's kernels, the one for the better instruction set.
+    fn declared(&self, a: usize, b: usize) -> std::cmp::Ordering {
+        let priority = |i: usize| self.candidates[i].terms.priority;
+        descending(priority(a), priority(b)).then(a.cmp(&b))
     }
 
     fn rival(&self, i: usize) -> Option<Rival<'_>> {

@@ -4,7 +4,7 @@ Each row is one call at sizes of real models: ``lz`` as LayerZero serves it, ``t
 process with one number of threads. ``kernel_id`` is the kernel that was chosen, ``spread`` are the quartiles of the speed-up over
 the rounds. ``floor_us`` is the time the row's bytes take at the bandwidth of a copy that no cache holds: a kernel that reads its
 tensors from memory cannot take less, but one whose tensors stay in a cache can. ``off`` is the largest difference of both results,
-of the largest number of torch's.
+of the largest number of torch's; none of calls that draw random numbers.
 """
 
 from __future__ import annotations
@@ -46,6 +46,10 @@ DECODES = (
 )
 #: Tokens of a page.
 PAGE = 16
+#: Batch, heads, tokens and width of a head, of attention of many queries.
+PREFILLS = ((1, 12, 128, 64), (1, 12, 512, 64), (8, 12, 128, 64), (1, 32, 2048, 64))
+#: Tokens of vocabularies that are sampled from: GPT-2's and Llama 3's.
+VOCABULARIES = (50_257, 128_256)
 
 
 class Case:
@@ -156,7 +160,56 @@ def _decode(dtype: Any) -> Iterator[Case]:
         yield Case("paged_attention", shape, moved, plain, q, keys, values, tables, lens, layout="NHD")
 
 
-GROUPS = (_norms, _activations, _tables, _products, _decode)
+def _prefill(dtype: Any) -> Iterator[Case]:
+    import torch
+    import torch.nn.functional as F
+
+    def capped(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        return torch.softmax(50.0 * torch.tanh(scores / 50.0) + bias, -1) @ v
+
+    for batch, heads, tokens, width in PREFILLS:
+        shape = f"{batch}x{heads}x{tokens}x{width}"
+        q, k, v = (torch.randn(batch, heads, tokens, width).to(dtype) for _ in range(3))
+        moved, how = _size(q, q, k, v), {"causal": True, "layout": "BHSD"}
+        plain = partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)
+        yield Case("attention, prefill", shape, moved, plain, q, k, v, **how)
+        plain = partial(F.scaled_dot_product_attention, q, k, v)
+        yield Case("attention, full", shape, moved, plain, q, k, v, causal=False, layout="BHSD")
+        ahead = torch.arange(tokens)[None] - torch.arange(tokens)[:, None]
+        window = tokens // 4
+        mask = (ahead <= 0) & (ahead > -window)
+        plain = partial(F.scaled_dot_product_attention, q, k, v, attn_mask=mask)
+        yield Case("attention, prefill window", shape, moved, plain, q, k, v, **how, window=(window - 1, 0))
+        if tokens <= 512:
+            bias = torch.zeros(tokens, tokens).masked_fill(ahead > 0, -math.inf).to(dtype)
+            plain = partial(capped, q, k, v, bias)
+            yield Case("attention, prefill softcap", shape, moved, plain, q, k, v, **how, softcap=50.0)
+
+
+def _sampling(dtype: Any) -> Iterator[Case]:
+    import torch
+
+    def topk(logits: Tensor, k: int) -> Tensor:
+        values, ids = torch.topk(logits, k)
+        return ids.gather(-1, torch.multinomial(values.float().softmax(-1), 1))[:, 0]
+
+    def topp(logits: Tensor, p: float) -> Tensor:
+        values, ids = logits.float().softmax(-1).sort(-1, descending=True)
+        kept = values.masked_fill(values.cumsum(-1) - values >= p, 0.0)
+        return ids.gather(-1, torch.multinomial(kept, 1))[:, 0]
+
+    for vocabulary in VOCABULARIES:
+        # As a model's: a few tokens have most of the probability; and flat, where thousands have to be kept.
+        for name, spread in (("", 4.0), (" flat", 1.0)):
+            logits = torch.randn(1, vocabulary).mul(spread).to(dtype)
+            shape, moved = f"1x{vocabulary}", _size(logits)
+            yield Case(f"sample_topp,{name} 0.9", shape, moved, partial(topp, logits, 0.9), logits, 0.9)
+        yield Case("sample_topk, 50", shape, moved, partial(topk, logits, 50), logits, 50)
+        yield Case("sample_topk, 1", shape, moved, partial(torch.argmax, logits, -1), logits, 1)
+
+
+GROUPS = (_norms, _activations, _tables, _products, _decode, _prefill, _sampling)
 
 
 def cases(kinds: set[str] | None = None) -> Iterator[tuple[str, Case]]:
@@ -194,7 +247,8 @@ def _cpu() -> str:
 
 def _row(dtype: str, case: Case, rounds: int, bandwidth: float, clock: Callable[[], float]) -> dict[str, Any]:
     ours, theirs = case.lz().double(), case.torch().double()
-    off = float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-30))
+    drawn = case.kind.startswith("sample_")
+    off = None if drawn else float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-30))
     calls = {"lz": case.lz, "torch": case.torch}
     once = min(interleaved(calls, rounds=3, count=3, clock=clock)["torch"])
     times = interleaved(calls, rounds=rounds, count=max(int(ROUND_US / max(once, 1.0)), 1), clock=clock)
@@ -232,8 +286,12 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def measure(rounds: int = 15, kinds: set[str] | None = None, thread_time: bool = False) -> dict[str, Any]:
+def measure(
+    rounds: int = 15, kinds: set[str] | None = None, thread_time: bool = False, prefer: str | None = None
+) -> dict[str, Any]:
     """Every row, as data. Times are microseconds per call, medians over interleaved rounds.
+
+    ``prefer`` names a backend whose kernels serve where they can, whatever is known of their speed.
 
     With ``thread_time``, the time is the CPU time of the thread, which must be the only one: what other programs take of a busy
     machine is left out.
@@ -244,7 +302,7 @@ def measure(rounds: int = 15, kinds: set[str] | None = None, thread_time: bool =
         raise ValueError("thread time is that of one thread; set OMP_NUM_THREADS=1")
     clock = time.thread_time if thread_time else time.perf_counter
     bandwidth = _bandwidth(clock)
-    with torch.no_grad():
+    with torch.no_grad(), lz.prefer(prefer) if prefer else contextlib.nullcontext():
         table = [_row(dtype, case, rounds, bandwidth, clock) for dtype, case in cases(kinds)]
     return {
         "schema_version": "1.0",
@@ -253,6 +311,7 @@ def measure(rounds: int = 15, kinds: set[str] | None = None, thread_time: bool =
         "threads": torch.get_num_threads(),
         "clock": "thread" if thread_time else "wall",
         "rounds": rounds,
+        "prefer": prefer,
         "copy_gb_per_s": bandwidth / 1e3,
         "summary": summary(table),
         "rows": table,
@@ -280,11 +339,12 @@ def main(arguments: list[str]) -> int:
         "--functions", type=lambda text: set(text.split(",")), help="only these: layer_norm,attention,…"
     )
     parser.add_argument("--thread-time", action="store_true", help="CPU time of the one thread, on a busy machine")
+    parser.add_argument("--prefer", metavar="BACKEND", help="serve by this backend's kernels where they can: lz_cpu")
     options = parser.parse_args(arguments)
     if options.rounds < 1:
         parser.error("rounds is at least 1")
     try:
-        result = measure(options.rounds, options.functions, options.thread_time)
+        result = measure(options.rounds, options.functions, options.thread_time, options.prefer)
     except ValueError as wrong:
         parser.error(str(wrong))
     print(json.dumps(result, indent=2)) if options.json else _print(result)

@@ -19,13 +19,14 @@ pub struct TopP;
 pub struct Speculative;
 
 /// The uniform numbers of a call: those given, each in [0, 1), or else those of its seed.
-struct Uniforms<'t> {
+pub(crate) struct Uniforms<'t> {
     given: Option<TensorView<'t>>,
     seed: i64,
 }
 
 impl<'t> Uniforms<'t> {
-    fn of(args: &KernelArgs<'_, 't>) -> Result<Uniforms<'t>, KernelError> {
+    /// Those of a call.
+    pub fn of(args: &KernelArgs<'_, 't>) -> Result<Uniforms<'t>, KernelError> {
         let given = args.optional_tensor("uniform");
         for at in given.iter().flat_map(|given| indices(given.shape())) {
             let value = given.as_ref().map_or(0.0, |given| given.get(&at));
@@ -38,7 +39,7 @@ impl<'t> Uniforms<'t> {
     }
 
     /// Number `counter`, in row-major order.
-    fn get(&self, counter: i64) -> f64 {
+    pub fn get(&self, counter: i64) -> f64 {
         match &self.given {
             Some(given) => given.get(&unravel(counter, given.shape())),
             None => uniform(self.seed, counter as u64),

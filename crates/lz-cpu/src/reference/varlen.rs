@@ -24,11 +24,7 @@ impl Reference for Varlen {
         let (reach, scoring) = (Reach::of(args), Scoring::of(args, head_dim));
         let sinks = args.optional_tensor("sinks");
         let group = heads / kv_heads.max(1);
-        let rows = read_segments(&args.tensor("cu_seqlens_q"), "cu_seqlens_q", args.dim("seq_q"))?;
-        let tokens = read_segments(&args.tensor("cu_seqlens_k"), "cu_seqlens_k", args.dim("seq_k"))?;
-        check_longest("max_seqlen_q", args.int("max_seqlen_q"), &rows)?;
-        check_longest("max_seqlen_k", args.int("max_seqlen_k"), &tokens)?;
-
+        let (rows, tokens) = sequences(args)?;
         let (output, mut logarithms) = cleared(args);
         for (rows, tokens) in rows.into_iter().zip(tokens) {
             let length = tokens.end - tokens.start;
@@ -52,6 +48,18 @@ impl Reference for Varlen {
         }
         Ok(())
     }
+}
+
+/// Rows of queries and of keys, checked.
+type Sequences = (Vec<Range<i64>>, Vec<Range<i64>>);
+
+/// The rows of each sequence's queries and keys.
+pub(crate) fn sequences(args: &KernelArgs<'_, '_>) -> Result<Sequences, KernelError> {
+    let rows = read_segments(&args.tensor("cu_seqlens_q"), "cu_seqlens_q", args.dim("seq_q"))?;
+    let tokens = read_segments(&args.tensor("cu_seqlens_k"), "cu_seqlens_k", args.dim("seq_k"))?;
+    check_longest("max_seqlen_q", args.int("max_seqlen_q"), &rows)?;
+    check_longest("max_seqlen_k", args.int("max_seqlen_k"), &tokens)?;
+    Ok((rows, tokens))
 }
 
 /// No sequence is longer than was promised; 0 promises nothing.

@@ -9,6 +9,8 @@ pub const LANES: usize = 16;
 /// [`super::Isa::vectorize`] runs, with the type of that instruction set.
 #[allow(clippy::missing_safety_doc)] // said above, of all of them
 pub trait Sixteen: Copy {
+    /// How many registers they take, of 16 or, if it is one, of 32.
+    const REGISTERS: usize;
     /// One number sixteen times.
     unsafe fn splat(x: f32) -> Self;
     /// From memory.
@@ -34,6 +36,8 @@ pub trait Sixteen: Copy {
 pub struct Plain([f32; LANES]);
 
 impl Sixteen for Plain {
+    const REGISTERS: usize = 4;
+
     #[inline(always)]
     unsafe fn splat(x: f32) -> Plain {
         Plain([x; LANES])
@@ -126,6 +130,8 @@ mod x86 {
 
     // The functions read and write sixteen numbers at any alignment, with instructions of AVX-512.
     impl Sixteen for InOne {
+        const REGISTERS: usize = 1;
+
         #[inline(always)]
         unsafe fn splat(x: f32) -> InOne {
             InOne(unsafe { _mm512_set1_ps(x) })
@@ -184,6 +190,8 @@ mod x86 {
 
     // The functions read and write sixteen numbers at any alignment, with instructions of AVX2, FMA and F16C.
     impl Sixteen for InTwo {
+        const REGISTERS: usize = 2;
+
         #[inline(always)]
         unsafe fn splat(x: f32) -> InTwo {
             let all = unsafe { _mm256_set1_ps(x) };

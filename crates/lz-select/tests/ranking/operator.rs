@@ -19,6 +19,19 @@ fn the_operators_will_stands_above_speed() {
 }
 
 #[test]
+fn preferred_kernels_without_times_go_by_declared_priority() {
+    // Plain torch's time is known, so that times decide. Those of the preferred library are not, but for its reference.
+    let plain = KernelDescriptor { baseline: true, ..kernel("torch.x", 50) };
+    let reference = KernelDescriptor { reference: true, ..kernel("lib.a.ref", 0) };
+    let isas = [kernel("lib.x", 60), kernel("lib.x.avx2", 61), kernel("lib.x.avx512", 62)];
+    let mut spec = spec([vec![plain, reference], isas.to_vec()].concat());
+    spec.perf = Arc::new(Times(BTreeMap::from([("torch.x", measured(9.0, 0.1)), ("lib.a.ref", measured(1.0, 0.1))])));
+    assert_eq!(ranking(&spec, &query()).0, ["torch.x", "lib.x.avx512", "lib.x.avx2", "lib.x", "lib.a.ref"]);
+    spec.policy = PolicySpec::default().prefer_source("lib");
+    assert_eq!(ranking(&spec, &query()).0, ["lib.x.avx512", "lib.x.avx2", "lib.x", "lib.a.ref", "torch.x"]);
+}
+
+#[test]
 fn policy_terms_are_the_specifications() {
     let mut spec = spec(vec![kernel("a.x", 50), kernel("b.x", 50), kernel("c.x", 50)]);
     spec.policy = PolicySpec::default().prefer_source("a").avoid_source("b").rule(
