@@ -94,14 +94,14 @@ impl<T: Narrow, const FUSED: bool, const TANH: bool> Work for Activated<'_, T, F
 
 /// x/2 (1 + erf(x / sqrt 2)); 0 at minus infinity, its limit.
 #[inline(always)]
-fn by_erf<const FUSED: bool>(x: f32) -> f32 {
+pub(super) fn by_erf<const FUSED: bool>(x: f32) -> f32 {
     let found = 0.5 * x * (1.0 + erf::<FUSED>(x * std::f32::consts::FRAC_1_SQRT_2));
     if x == f32::NEG_INFINITY { 0.0 } else { found }
 }
 
 /// x/2 (1 + tanh(u)) = x / (1 + exp(-2u)) with u = sqrt(2/π) (x + 0.044715 x^3); 0 at minus infinity, its limit.
 #[inline(always)]
-fn by_tanh<const FUSED: bool>(x: f32) -> f32 {
+pub(super) fn by_tanh<const FUSED: bool>(x: f32) -> f32 {
     /// 2 sqrt(2/π).
     const SLOPE: f32 = 1.595_769;
     let twice = SLOPE * x * sum::<FUSED>(0.044_715, x * x, 1.0);

@@ -22,6 +22,7 @@ pub mod half_floats;
 pub mod kv_append;
 pub mod layer_norm;
 pub mod linear;
+pub mod packed;
 pub mod quantize;
 pub mod rms_norm;
 pub mod rope;
@@ -171,6 +172,7 @@ macro_rules! isas {
 isas! {
     Avx2: ".avx2", 1, vector::InTwo, ["avx2" "fma" "f16c"], "avx2,fma,f16c";
     Avx512: ".avx512", 2, vector::InOne, ["avx512f" "avx512bw" "avx512dq" "avx512vl"], "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c";
+    Avx512Bf16: ".avx512_bf16", 3, vector::InOne, ["avx512f" "avx512bw" "avx512dq" "avx512vl" "avx512bf16"], "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c";
 }
 
 /// The descriptor of a kernel for one instruction set: what its operation's reference takes, to be narrowed by the kernel.
