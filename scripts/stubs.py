@@ -30,6 +30,7 @@ from torch import Generator, Tensor
 
 from layerzero.arrays import Quantized
 from layerzero.inspection import Reason
+from layerzero.packing import PackedWeight
 
 class _DLPack(Protocol):
     def __dlpack__(self) -> Any: ...
@@ -177,6 +178,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "settings": ("str",),
     "calls_made": ("int",),
     "may_explain": ("None",),
+    "packed_weights": ("cls: type[PackedWeight]", "None"),
     "set_launch_limits": (
         "device: int",
         "max_grid: tuple[int, int, int] | None",
@@ -292,6 +294,11 @@ def operation(function: dict[str, Any]) -> str:
         both = arguments(function, return_lse="return_lse: Literal[True]")
         first = definition(name, alone, "_Array", docstring(name), "@overload")
         return first + definition(name, both, "tuple[_Array, _Array]", decorator="@overload")
+    if name in ("linear", "linear_packed"):
+        # A packed weight says its sizes itself.
+        sizes = {"out_features": "out_features: int = ..."} if name == "linear_packed" else {}
+        takes = arguments(function, weight="weight: _Array | PackedWeight", **sizes)
+        return definition(name, takes, "_Array", docstring(name))
     results = ", ".join("_Array" for _ in outputs)
     result = "None" if not outputs else "_Array" if len(outputs) == 1 else f"tuple[{results}]"
     return definition(name, arguments(function), result, docstring(name))

@@ -77,6 +77,7 @@ OPS = [
     "norm.layer",
     "norm.fused_add_rms",
     "mlp.linear",
+    "mlp.linear.packed",
     "mlp.fused",
     "activation.silu_mul",
     "activation.gelu",

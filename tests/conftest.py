@@ -177,6 +177,7 @@ FUNCTIONS = {
     "layer_norm": Function("layer_norm", ("input", "normalized_shape", "weight", "bias", "eps")),
     "fused_add_rms_norm": Function("fused_add_rms_norm", ("input", "residual", "weight", "eps"), out=False),
     "linear": Function("linear", ("input", "weight", "bias")),
+    "linear_packed": Function("linear_packed", ("input", "weight", "bias")),
     "fused_mlp": Function("fused_mlp", ("input", "up_weight", "down_weight", "gate_weight", "activation")),
     "silu_mul": Function("silu_mul", ("gate", "up")),
     "gelu": Function("gelu", ("input", "approximate")),

@@ -29,6 +29,7 @@ from layerzero._native import (
     kv_compact,
     layer_norm,
     linear,
+    linear_packed,
     merge_states,
     mla_attention,
     paged_attention,
@@ -134,6 +135,7 @@ from layerzero.models import (
     model_hash,
 )
 from layerzero.optimizing import Kept, Optimized, OptimizeReport, Replaced, optimize, patched
+from layerzero.packing import PackedWeight, pack
 from layerzero.paging import PageTables, page_tables
 from layerzero.results import Result, Rows
 from layerzero.sdpa import scaled_dot_product_attention
@@ -205,6 +207,7 @@ __all__ = [
     "OperationInfo",
     "OptimizeReport",
     "Optimized",
+    "PackedWeight",
     "PageTables",
     "Plan",
     "PlannedCall",
@@ -271,6 +274,7 @@ __all__ = [
     "layer_norm",
     "layout",
     "linear",
+    "linear_packed",
     "list_kernels",
     "load_config",
     "load_lockfile",
@@ -281,6 +285,7 @@ __all__ = [
     "model_hash",
     "ops",
     "optimize",
+    "pack",
     "page_tables",
     "paged_attention",
     "paged_attention_lse",

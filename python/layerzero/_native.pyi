@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 
 from layerzero.arrays import Quantized
 from layerzero.inspection import Reason
+from layerzero.packing import PackedWeight
 
 class _DLPack(Protocol):
     def __dlpack__(self) -> Any: ...
@@ -81,6 +82,7 @@ __all__ = [
     "layer_norm",
     "learn",
     "linear",
+    "linear_packed",
     "list_kernels",
     "load_backend",
     "load_config",
@@ -95,6 +97,7 @@ __all__ = [
     "merge_states",
     "mla_attention",
     "overlay",
+    "packed_weights",
     "paged_attention",
     "paged_attention_lse",
     "perfdb_warnings",
@@ -896,7 +899,9 @@ def fused_add_rms_norm(
     Operations: norm.fused_add_rms. See which kernel runs with lz.which and lz.explain.
     """
 
-def linear(input: _Array, weight: _Array, bias: _Array | None = None, *, out: _Array | None = None) -> _Array:
+def linear(
+    input: _Array, weight: _Array | PackedWeight, bias: _Array | None = None, *, out: _Array | None = None
+) -> _Array:
     """Matrix product with a weight stored [out, in], plus bias.
 
     out = input . weight^T + bias
@@ -916,6 +921,40 @@ def linear(input: _Array, weight: _Array, bias: _Array | None = None, *, out: _A
         output: tensor (..., out_features).
 
     Operations: mlp.linear. See which kernel runs with lz.which and lz.explain.
+    """
+
+def linear_packed(
+    input: _Array,
+    weight: _Array | PackedWeight,
+    bias: _Array | None = None,
+    *,
+    out_features: int = ...,
+    interleave: int = 1,
+    activation: str = "none",
+    out: _Array | None = None,
+) -> _Array:
+    """Linear layer with a weight in the blocks that lz.pack makes, then an activation.
+
+    out = act(input . W^T + bias), with W[n, k] = weight[n / 32, k / interleave, n % 32, k % interleave]; what pads the
+    blocks is not looked at
+
+    Edge cases:
+        - Case: the dtype is float16 or bfloat16.
+          Result: neither the product nor its sum with the bias is rounded before the activation.
+
+    Args:
+        input: tensor (..., in_features); float64, float32, float16, bfloat16. Also: x.
+        weight: tensor (panels, groups, 32, interleave); the dtype of input.
+        bias: tensor (out_features,); the dtype of input, optional.
+        out_features: rows of the weight before it was packed.
+        interleave: input features side by side: 1, 2 for bfloat16, 4 for int8.
+        activation: applied to the sum: none, relu, gelu, gelu_tanh, silu.
+        out: tensor the result is written to; a new one when not given.
+
+    Returns:
+        output: tensor (..., out_features).
+
+    Operations: mlp.linear.packed. See which kernel runs with lz.which and lz.explain.
     """
 
 def fused_mlp(
@@ -1295,6 +1334,7 @@ def measure(
     stop: Callable[[], bool] | None = None,
 ) -> str: ...
 def overlay(settings: dict[str, Any], plans: Sequence[Plan]) -> Overlay: ...
+def packed_weights(cls: type[PackedWeight]) -> None: ...
 def perfdb_warnings() -> list[str]: ...
 def pin_warnings() -> list[str]: ...
 def plan_call(call: str, device: int) -> str: ...

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from layerzero import _native, torch_refusals
+from layerzero.packing import asked_about
 from layerzero.printing import aligned, visible
 from layerzero.results import KeyedResult, Result, Rows, Table, cell, rows
 from layerzero.tokenization.api import OPERATIONS, asked, detokenize, tokenize
@@ -241,6 +242,7 @@ def which(op: str, *args: Any, **kwargs: Any) -> Selection:
     if op in OPERATIONS:
         call, texts, longest = asked(op, args, kwargs)
         return Selection(**call.which(len(texts), longest))
+    op, args, kwargs = asked_about(op, args, kwargs)
     return Selection(**_native.which(op, *args, **kwargs))
 
 
@@ -258,6 +260,7 @@ def explain(op: str, *args: Any, **kwargs: Any) -> SelectionReport:
         call, texts, longest = asked(op, args, kwargs)
         data, table = call.explain(len(texts), longest)
     else:
+        op, args, kwargs = asked_about(op, args, kwargs)
         data, table = _native.explain(op, *args, **kwargs)
     report = json.loads(data)
     if op in _TORCHS and (refused := torch_refusals.of_call(args, kwargs)):
@@ -273,6 +276,7 @@ def validate(kernel_id: str, *args: Any, **kwargs: Any) -> Validation:
         call, texts, longest = asked(op, args, kwargs)
         reasons = call.validate(kernel_id, len(texts), longest)
     else:
+        kernel_id, args, kwargs = asked_about(kernel_id, args, kwargs)
         reasons = _native.validate(kernel_id, *args, **kwargs)
     return Validation(not reasons, rows(reasons, "reasons"))
 
@@ -282,6 +286,7 @@ def run_kernel(kernel_id: str, *args: Any, **kwargs: Any) -> Any:
     if (op := _text_operation(kernel_id)) is not None:
         call, texts, longest = asked(op, args, kwargs)
         return call.run(texts, longest, kernel_id)
+    kernel_id, args, kwargs = asked_about(kernel_id, args, kwargs)
     return _native.run_kernel(kernel_id, *args, **kwargs)
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from .activation import each, gelu, relu, silu
-from .case import NAN, Case, Draw, Expected, Tensor, every_other, padded_rows, transposed, with_value
+from .activation import each, gelu, gelu_tanh, relu, silu
+from .case import NAN, Case, Draw, Expected, Tensor, every_other, padded_rows, tensor, transposed, with_value
 from .number import FLOATS, dot
 
-LINEAR, FUSED = "mlp.linear", "mlp.fused"
+LINEAR, LINEAR_PACKED, FUSED = "mlp.linear", "mlp.linear.packed", "mlp.fused"
 
 
 def product(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
@@ -79,6 +79,76 @@ def _linears() -> Iterator[Case]:
     yield _linear("alias_linear", call="linear")
 
 
+def packed(weight: Tensor, interleave: int) -> Tensor:
+    """A weight in blocks of 32 outputs, `interleave` inputs side by side; zeros pad the last ones."""
+    n, k = weight.shape
+    groups = k if interleave == 1 else -(-k // (16 * interleave)) * 16
+    blocks = np.zeros((-(-n // 32), groups, 32, interleave))
+    for row in range(n):
+        for column in range(k):
+            blocks[row // 32, column // interleave, row % 32, column % interleave] = weight.values[row, column]
+    return tensor(weight.dtype, blocks)
+
+
+def _packed(
+    name: str,
+    dtype: str = "float32",
+    rows: tuple[int, ...] = (3,),
+    k: int = 5,
+    n: int = 4,
+    *,
+    bias: bool = True,
+    full_precision: bool = False,
+    edit: Any = None,
+    view: Any = None,
+    call: str = LINEAR_PACKED,
+    interleave: int | None = None,
+    **params: Any,
+) -> Case:
+    draw = Draw(LINEAR_PACKED, name)
+    fill = draw.floats if full_precision else draw.coarse
+    inputs: dict[str, Tensor] = {"input": fill(dtype, *rows, k), "weight": fill(dtype, n, k)}
+    if bias:
+        inputs["bias"] = fill(dtype, n)
+    inputs = edit(inputs) if edit else inputs
+    x = {name: t.values for name, t in inputs.items()}
+    out = product(x["input"], x["weight"], x.get("bias"))
+    if params.get("activation", "none") != "none":
+        out = each(PACKED_ACTIVATIONS[params["activation"]], out)
+    side_by_side = interleave or (2 if dtype == "bfloat16" else 1)
+    inputs["weight"] = packed(inputs["weight"], side_by_side)
+    if interleave or side_by_side > 1:
+        params["interleave"] = side_by_side
+    inputs = view(inputs) if view else inputs
+    return Case(name, call, inputs, {"output": Expected(dtype, out)}, params | {"out_features": n})
+
+
+PACKED_ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu}
+
+
+def _packeds() -> Iterator[Case]:
+    for dtype in FLOATS:
+        yield _packed(dtype, dtype, full_precision=True)
+        yield _packed(f"{dtype}_rank_3_no_bias", dtype, (2, 2), 8, 3, bias=False)
+        for activation in PACKED_ACTIVATIONS:
+            yield _packed(f"{dtype}_{activation}", dtype, activation=activation)
+    yield _packed("rank_1", rows=())
+    yield _packed("two_blocks", k=3, n=33)
+    yield _packed("many_rows", rows=(13,), k=3, n=2)
+    yield _packed("no_rows", rows=(0,))
+    yield _packed("no_inputs_leave_the_bias", k=0)
+    yield _packed("no_outputs", n=0)
+    yield _packed("pairs_of_float32", interleave=2)
+    yield _packed("fours_of_float32", interleave=4, activation="relu")
+    yield _packed("single_bfloat16", "bfloat16", interleave=1)
+    yield _packed(
+        "strided", view=lambda x: x | {"input": transposed(x["input"], 0, 1), "weight": every_other(x["weight"])}
+    )
+    yield _packed("nan_input_stays_in_its_row", edit=lambda x: x | {"input": with_value(x["input"], (1, 2), NAN)})
+    yield _packed("nan_weight_stays_in_its_column", edit=lambda x: x | {"weight": with_value(x["weight"], (2, 0), NAN)})
+    yield _packed("alias_linear_packed", call="linear_packed")
+
+
 ACTIVATIONS = {"silu": silu, "gelu": gelu, "relu": relu}
 
 
@@ -136,7 +206,7 @@ def _fuseds() -> Iterator[Case]:
     yield _fused("alias_fused_mlp", call="fused_mlp")
 
 
-CASES = {LINEAR: _linears, FUSED: _fuseds}
+CASES = {LINEAR: _linears, LINEAR_PACKED: _packeds, FUSED: _fuseds}
 
 
 def check() -> None:

@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 import reference
+import torch
 from conftest import Expected, Family, agrees, run_stored
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import FLOATS, Draw, Stored, array, draws, exact, examples, put_nan, seldom, stored
 
-STORED = stored("linear", "mlp.linear") + stored("fused_mlp", "mlp.fused")
+STORED = (
+    stored("linear", "mlp.linear") + stored("fused_mlp", "mlp.fused") + stored("linear_packed", "mlp.linear.packed")
+)
 
 
 def expected(name: str, kwargs: dict[str, Any]) -> list[Expected]:
@@ -19,6 +22,9 @@ def expected(name: str, kwargs: dict[str, Any]) -> list[Expected]:
     x = array(kwargs["input"])
     if name == "linear":
         answer = reference.linear(x, array(kwargs["weight"]), exact(kwargs.get("bias")))
+    elif name == "linear_packed":
+        rest = {key: kwargs[key] for key in ("out_features", "interleave", "activation") if key in kwargs}
+        answer = reference.linear_packed(x, array(kwargs["weight"]), exact(kwargs.get("bias")), **rest)
     else:
         weights = (array(kwargs["up_weight"]), array(kwargs["down_weight"]), exact(kwargs.get("gate_weight")))
         answer = reference.fused_mlp(x, *weights, activation=kwargs.get("activation", "silu"))
@@ -93,6 +99,32 @@ def test_linear(kwargs: dict[str, Any], family: Family) -> None:
 @given(kwargs=blocks())
 def test_fused_mlp(kwargs: dict[str, Any], family: Family) -> None:
     family.check("fused_mlp", kwargs, expected("fused_mlp", kwargs))
+
+
+@st.composite
+def packed(draw: st.DrawFn, wide: bool = False) -> dict[str, Any]:
+    kwargs = draw(linears(wide))
+    weight = kwargs["weight"]
+    outs, ins = weight.shape
+    interleave = draw(st.sampled_from((1, 2))) if weight.dtype == torch.bfloat16 else 1
+    groups = ins if interleave == 1 else -(-ins // 32) * 16
+    padded = weight.new_zeros(-(-outs // 32) * 32, groups * interleave)
+    padded[:outs, :ins] = weight
+    blocks = padded.view(-1, 32, groups, interleave).permute(0, 2, 1, 3).contiguous()
+    activation = draw(st.sampled_from(("none", "relu", "gelu", "gelu_tanh", "silu")))
+    return kwargs | {"weight": blocks, "out_features": outs, "interleave": interleave, "activation": activation}
+
+
+@examples(400)
+@given(kwargs=packed())
+def test_linear_packed(kwargs: dict[str, Any], family: Family) -> None:
+    family.check("linear_packed", kwargs, expected("linear_packed", kwargs))
+
+
+@examples(40)
+@given(kwargs=packed(wide=True))
+def test_wide_linear_packed(kwargs: dict[str, Any], family: Family) -> None:
+    family.check("linear_packed", kwargs, expected("linear_packed", kwargs))
 
 
 @examples(40)

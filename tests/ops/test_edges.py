@@ -27,6 +27,7 @@ EDGES = {
     "layer_norm": NORM_EDGES,
     "fused_add_rms_norm": NORM_EDGES,
     "linear": {"half_bias"},
+    "linear_packed": {"half_activation"},
     "silu_mul": {"infinite"},
     "gelu": {"infinite"},
     "sample_topk": {"uniform_range"},
@@ -92,6 +93,21 @@ def test_linear_adds_the_bias_before_it_rounds(dtype: torch.dtype, leading: tupl
         assert torch.equal(got, rounded), (
             f"{kernel}: {got.flatten()[:3].tolist()}, not {rounded.flatten()[:3].tolist()}"
         )
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
+def test_packed_linear_activates_before_it_rounds(dtype: torch.dtype, activation: str) -> None:
+    # 1 + small rounds to 1 in half precision, so that only an exact sum leaves something beside the bias of -1.
+    small = 2.0**-13
+    rows = torch.tensor([[1.0, small]] * 3, dtype=dtype)
+    weight, bias = torch.zeros(1, 16, 32, 2, dtype=dtype), torch.full((4,), -1.0, dtype=dtype)
+    weight[0, 0, :4] = 1.0
+    # Near zero gelu(x) and silu(x) are x / 2.
+    want = small * (1.0 if activation in ("none", "relu") else 0.5)
+    call = {"out_features": 4, "interleave": 2, "activation": activation}
+    for kernel, got in results("linear_packed", input=rows, weight=weight, bias=bias, **call):
+        assert torch.allclose(got, torch.full_like(got, want), rtol=1e-2, atol=0.0), kernel
 
 
 # --- norms ------------------------------------------------------------------------------------------------------------

@@ -111,11 +111,14 @@ def needed() -> dict[str, set[str]]:
             kernels = [kernel for listed in document["ops"].values() for kernel in listed]
             wanted |= {k["kernel_id"]: set(k.get("instruction_sets", ())) for k in kernels}
     ours = ["rms_norm", "add_rms_norm", "layer_norm", "silu_mul", "gelu", "rope", "quantize", "dequantize"]
-    ours += ["linear"]
+    ours += ["linear", "linear_packed"]
     ours += [f"attention.{kind}.decode" for kind in ("standard", "gqa", "cross")]
     ours += [f"attention.{kind}.decode.paged" for kind in ("standard", "gqa")]
     wanted |= {f"lz_cpu.{name}.avx2": {"avx2"} for name in ours}
-    return wanted | {f"lz_cpu.{name}.avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"} for name in ours}
+    avx512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+    wanted |= {"lz_cpu.linear_packed.avx512_bf16": {*avx512, "avx512bf16"}}
+    wanted |= {"lz_cpu.linear_packed.amx": {*avx512, "amx-tile", "amx-bf16"}}
+    return wanted | {f"lz_cpu.{name}.avx512": avx512 for name in ours}
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -136,6 +136,7 @@ SHAPES: dict[str, dict[str, str]] = {
         "key": "HND: kv_heads seq_k head_dim | NHD: seq_k kv_heads head_dim",
     },
     "mlp.linear": {"input": "...rows in_features", "weight": "out_features in_features"},
+    "mlp.linear.packed": {"input": "...rows in_features", "weight": "panels groups 32 interleave"},
     "mlp.fused": {"input": "...rows hidden", "up_weight": "intermediate hidden"},
     "activation.gelu": {"input": "...rows width"},
     "norm.rms": {"input": "...rows hidden"},
@@ -319,7 +320,11 @@ def reason_to_skip(kernel: Kernel, case: Case) -> str | None:
     for name, dtype in case.dtypes.items():
         rule = rules.get("inputs", {}).get(name)
         optional = name in OPTIONAL or (name in {"weight", "bias", "scale"} and case.op not in {"embedding.lookup"})
-        required = {("weight", "mlp.linear"), ("qo_indptr", "attention.mla.prefill.paged")}
+        required = {
+            ("weight", "mlp.linear"),
+            ("weight", "mlp.linear.packed"),
+            ("qo_indptr", "attention.mla.prefill.paged"),
+        }
         optional = optional and (name, case.op) not in required
         if optional and rule is None:
             return f"input {name}"

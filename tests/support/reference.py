@@ -384,6 +384,30 @@ def silu_mul(gate: Array, up: Array) -> Answer:
     return Answer(_silu(gate) * up)
 
 
+def linear_packed(
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    *,
+    out_features: int,
+    interleave: int = 1,
+    activation: str = "none",
+) -> Answer:
+    """act(x . W^T + bias), with a weight in blocks of 32 outputs."""
+    rows, columns = np.arange(out_features)[:, None], np.arange(x.shape[-1])
+    plain = weight[rows // 32, columns // interleave, rows % 32, columns % interleave]
+    sums = linear(x, plain, bias)
+    act: dict[str, Callable[[Array], Array]] = {
+        "none": lambda v: v,
+        "relu": lambda v: np.where(v < 0.0, 0.0, v),
+        "gelu": lambda v: gelu(v).values,
+        "gelu_tanh": lambda v: gelu(v, "tanh").values,
+        "silu": _silu,
+    }
+    # The activations' slopes are below 1.2.
+    return Answer(act[activation](sums.values), 1.2 * np.asarray(sums.growth) + 4.0 * np.abs(sums.values))
+
+
 def fused_mlp(
     x: Array, up_weight: Array, down_weight: Array, gate_weight: Array | None = None, activation: str = "silu"
 ) -> Answer:

@@ -263,6 +263,18 @@ CASES = [
         "linear-plain", "linear", _made(lambda randn, n: ((randn(n, 16), randn(24, 16)), {})), reference.linear, (0, 1)
     ),
     Case(
+        "linear_packed",
+        "linear_packed",
+        _made(
+            lambda randn, n: (
+                (randn(2, n, 16), randn(1, 16, 32, 1), randn(24)),
+                {"out_features": 24, "activation": "silu"},
+            )
+        ),
+        reference.linear_packed,
+        (0, 1, 2),
+    ),
+    Case(
         "fused_mlp",
         "fused_mlp",
         _made(lambda randn, n: ((randn(n, 16), randn(24, 16), randn(16, 24), randn(24, 16)), {})),

@@ -288,6 +288,21 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return product if bias is None else product + bias
 
 
+def linear_packed(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    out_features: int,
+    interleave: int = 1,
+    activation: str = "none",
+) -> Tensor:
+    """Matrix product with a weight in blocks of 32 outputs, and an activation."""
+    plain = weight.permute(0, 2, 1, 3).reshape(weight.shape[0] * 32, weight.shape[1] * interleave)
+    out = linear(input, plain[:out_features, : input.shape[-1]], bias)
+    return out * torch.sigmoid(out) if activation == "silu" else out
+
+
 def fused_mlp(
     input: Tensor, up_weight: Tensor, down_weight: Tensor, gate_weight: Tensor | None = None, activation: str = "silu"
 ) -> Tensor:

@@ -141,11 +141,17 @@ kernels! {
     SampleTopPPortable = simd::sample_topp::TopP<simd::Portable>;
     SampleTopPAvx2 = simd::sample_topp::TopP<simd::Avx2>;
     SampleTopPAvx512 = simd::sample_topp::TopP<simd::Avx512>;
+    LinearPackedPortable = simd::packed::LinearPacked<simd::Portable>;
+    LinearPackedAvx2 = simd::packed::LinearPacked<simd::Avx2>;
+    LinearPackedAvx512 = simd::packed::LinearPacked<simd::Avx512>;
+    LinearPackedAvx512Bf16 = simd::packed::LinearPackedBf16<simd::packed::dot_bf16::DotBf16>;
+    LinearPackedAmx = simd::packed::LinearPackedBf16<simd::packed::amx::AmxBf16>;
     EmbeddingCopied = simd::embedding::Lookup;
     KvAppendCopied = simd::kv_append::KvAppend;
     LayerNorm = reference::norm::Layer;
     FusedAddRmsNorm = reference::norm::FusedAddRms;
     Linear = reference::mlp::Linear;
+    LinearPacked = reference::mlp::LinearPacked;
     FusedMlp = reference::mlp::Fused;
     SiluMul = reference::activation::SiluMul;
     Gelu = reference::activation::Gelu;

@@ -20,7 +20,7 @@ use crate::process::Call;
 use crate::route::Route;
 use crate::torch::{EVERY_SDPA, Torch};
 use crate::words::{Expected, Take, Words};
-use crate::{context, docs, error, finish, memory, slow, watched, words};
+use crate::{context, docs, error, finish, memory, packed, slow, watched, words};
 
 /// Most arguments a function has.
 pub const MAX_ARGUMENTS: usize = 24;
@@ -63,6 +63,8 @@ pub struct Front {
     is_torch_attention: bool,
     /// The place of `return_lse`, and the function such a call is one of.
     with_lse: Option<(usize, usize)>,
+    /// The place of a weight that may be packed, and the function such a call is one of.
+    packed: Option<(usize, usize)>,
 }
 
 /// The places of bits that are set, in order.
@@ -115,6 +117,7 @@ impl Front {
                 let other = Signature::all().iter().position(|s| s.function.name == name);
                 at.map(|at| (at, other.expect("a function with return_lse has one of the same name with _lse")))
             },
+            packed: packed::redirection(signature),
         }
     }
 
@@ -411,8 +414,31 @@ unsafe fn call(front: &'static Front, args: *const *mut PyObject, count: usize, 
             return unsafe { with_lse(front, &FRONTS.get().expect("made with the functions")[other], asked, &slots) };
         }
     }
+    if let Some((at, other)) = front.packed
+        // SAFETY: the caller holds the arguments.
+        && !slots[at].is_null() && unsafe { packed::is_packed(slots[at]) }
+    {
+        // SAFETY: as above.
+        return unsafe { with_packed(front, &FRONTS.get().expect("made with the functions")[other], at, &slots) };
+    }
     // SAFETY: the caller holds the arguments.
     unsafe { run(front, &slots, true) }
+}
+
+/// A call with a packed weight: the same arguments for the function that takes its blocks.
+///
+/// # Safety
+/// As [`run`].
+#[inline(never)]
+unsafe fn with_packed(front: &Front, other: &'static Front, at: usize, slots: &Slots) -> *mut PyObject {
+    Python::attach(|py| match packed::unwrapped(py, front, other, at, slots) {
+        // SAFETY: passed on; what the slots borrow from lives until the call is over.
+        Ok(call) => unsafe { run(other, &call.slots, true) },
+        Err(error) => {
+            error.restore(py);
+            ptr::null_mut()
+        }
+    })
 }
 
 /// A call with `return_lse=True`: the same arguments for the function that gives the logarithms too. One that it does not

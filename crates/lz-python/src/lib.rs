@@ -36,6 +36,7 @@ mod job;
 mod libraries;
 mod memory;
 mod native;
+mod packed;
 mod params;
 mod pieces;
 mod pinned;
@@ -159,6 +160,7 @@ fn _native(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<registry::Checkpoint>()?;
     module.add_function(wrap_pyfunction!(registry::checkpoint, module)?)?;
     module.add_function(wrap_pyfunction!(registry::restore, module)?)?;
+    module.add_function(wrap_pyfunction!(packed::packed_weights, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::which, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::explain, module)?)?;
     module.add_function(wrap_pyfunction!(inspect::explain_to_compile, module)?)?;

@@ -36,6 +36,8 @@ NORMS = ((1, 2048), (16, 768), (512, 4096))
 ACTIVATIONS = ((1, 3072), (64, 3072), (512, 4096))
 #: Rows, in and out of linear layers.
 LINEARS = ((1, 768, 768), (1, 768, 3072), (1, 4096, 4096), (2, 4096, 4096), (4, 768, 3072), (16, 768, 768))
+#: The same of products that are made with a packed weight and with a plain one.
+PRODUCTS = ((1, 768, 768), (16, 768, 768), (128, 768, 768), (128, 768, 3072), (512, 3072, 768))
 #: Batch, query heads, key/value heads, cached tokens, width of a head.
 DECODES = (
     (1, 12, 12, 128, 64),
@@ -98,10 +100,13 @@ def _products(dtype: Any) -> Iterator[Case]:
     import torch
     import torch.nn.functional as F
 
-    for rows, ins, outs in LINEARS:
+    for rows, ins, outs in dict.fromkeys((*LINEARS, *PRODUCTS)):
         x, w, b = torch.randn(rows, ins).to(dtype), torch.randn(outs, ins).to(dtype), torch.randn(outs).to(dtype)
-        shape = f"{rows}x{outs}x{ins}"
-        yield Case("linear", shape, _size(x, w, b) + rows * outs * dtype.itemsize, partial(F.linear, x, w, b), x, w, b)
+        shape, plain = f"{rows}x{outs}x{ins}", partial(F.linear, x, w, b)
+        moved = _size(x, w, b) + rows * outs * dtype.itemsize
+        yield Case("linear", shape, moved, plain, x, w, b)
+        if (rows, ins, outs) in PRODUCTS:
+            yield Case("linear, packed", shape, moved, plain, x, lz.pack(w), b)
 
 
 def _tables(dtype: Any) -> Iterator[Case]:

@@ -150,7 +150,13 @@ def _argument(declared: dict[str, Any], updates: list[str]) -> Argument:
 
 def _operator(function: dict[str, Any]) -> Operator:
     declared = [argument for argument in function["args"] if argument["name"] not in ("out", "return_lse")]
-    arguments = [_argument(argument, function["updates"]) for argument in declared]
+    arguments: list[Argument] = []
+    for each in declared:
+        argument = _argument(each, function["updates"])
+        if argument.required and arguments and not arguments[-1].required:
+            # torch wants arguments without a default to come first. A size that is left out is 0, which no tensor agrees with.
+            argument = Argument(argument.name, argument.type, required=False, default=0)
+        arguments.append(argument)
     if RULES[function["name"]].differentiable and any(argument.name == "seed" for argument in arguments):
         # A backward must drop what the forward dropped, so the seed is drawn before both, and is part of a graph.
         arguments.append(Argument(SEED_TENSOR, "Tensor?", required=False))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerzero import _native, control, fingerprints, layouts, lifecycle, loading, torch_state
+from layerzero import _native, control, fingerprints, layouts, lifecycle, loading, packing, torch_state
 from layerzero.arrays import Quantized
 from layerzero.errors import InvalidCallError, UnsupportedTensorError
 from layerzero.integrations import autocast, batching, fakes, gradients, lowering
@@ -231,6 +231,11 @@ def _with_scales(quantized: Tensor, values: dict[str, Any]) -> tuple[Tensor, ...
     return quantized, scales.expand(like.shape).clone(), torch.zeros_like(scales.expand(like.shape), dtype=torch.int32)
 
 
+def _linear_packed(*args: Any, out: Tensor | None = None, **kwargs: Any) -> Tensor:
+    result: Tensor = torch.ops.layerzero.linear_packed(*args, **kwargs)
+    return result if out is None else out.copy_(result)
+
+
 def _caller(operator: Operator) -> Callable[..., Any]:
     """Calls the operator with the arguments of the public function.
 
@@ -243,9 +248,14 @@ def _caller(operator: Operator) -> Callable[..., Any]:
     lowers = LOWERING in operator.names
     attends = operator.name in ("attention", "cross_attention")
     others = operator.others
+    takes_packed = function in packing.FUNCTIONS
 
     def call(*args: Any, **kwargs: Any) -> Any:
         kwargs = {others.get(name, name): value for name, value in kwargs.items()}
+        if takes_packed:
+            given = packing.unwrapped_call(args, kwargs)
+            if given is not None:
+                return _linear_packed(*given[0], **given[1])
         if kwargs.pop("return_lse", None):
             # It has fewer arguments: those that say nothing are left out.
             told = {n: v for n, v in kwargs.items() if not (v is None or (isinstance(v, float) and v == 0.0))}

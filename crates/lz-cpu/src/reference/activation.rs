@@ -26,7 +26,7 @@ pub fn gelu(x: f64) -> f64 {
 }
 
 /// The usual approximation of [`gelu`].
-fn gelu_tanh(x: f64) -> f64 {
+pub fn gelu_tanh(x: f64) -> f64 {
     if x == f64::NEG_INFINITY {
         return 0.0;
     }

@@ -3,12 +3,16 @@
 use lz_model::{KernelArgs, KernelError};
 
 use super::Reference;
-use super::activation::{gelu, relu, silu};
+use super::activation::{gelu, gelu_tanh, relu, silu};
 use super::arguments::Arguments;
+use super::matrix::Matrix;
 use super::rows::{read_matrix, read_row, read_vector, write_row};
 
 /// Linear layer.
 pub struct Linear;
+
+/// Linear layer with a packed weight.
+pub struct LinearPacked;
 
 /// Feed-forward block.
 pub struct Fused;
@@ -24,6 +28,33 @@ impl Reference for Linear {
             for (out, bias) in out.iter_mut().zip(bias.iter().flatten()) {
                 *out += bias;
             }
+            write_row(&mut args.outputs[0], row, out);
+        }
+        Ok(())
+    }
+}
+
+impl Reference for LinearPacked {
+    const OPS: &'static [&'static str] = &["mlp.linear.packed"];
+
+    fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
+        let (input, packed) = (args.tensor("input"), args.tensor("weight"));
+        let (outs, ins, interleave) = (args.dim("out_features"), args.dim("in_features"), args.dim("interleave"));
+        let weight = Matrix::gather(outs, ins, |n, k| packed.get(&[n / 32, k / interleave, n % 32, k % interleave]));
+        let bias = args.optional_tensor("bias").map(|bias| read_vector(&bias));
+        let activation = match args.text("activation") {
+            "relu" => relu,
+            "gelu" => gelu,
+            "gelu_tanh" => gelu_tanh,
+            "silu" => silu,
+            _ => |x| x,
+        };
+        for row in 0..args.dim("rows") {
+            let mut out = weight.times(&read_row(&input, row));
+            for (out, bias) in out.iter_mut().zip(bias.iter().flatten()) {
+                *out += bias;
+            }
+            out.iter_mut().for_each(|out| *out = activation(*out));
             write_row(&mut args.outputs[0], row, out);
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! A kernel against the reference of its operation.
 
-use lz_model::{DType, Layout, ParamValue, Tensor, TensorView};
+use lz_model::{DType, DTypeSet, Layout, ParamValue, Tensor, TensorView};
 
 use crate::call::call_into;
 use crate::{Builtin, CallRefError, call, descriptors};
@@ -33,9 +33,15 @@ impl Agreement {
         Agreement { off, ..self }
     }
 
-    fn kernels(&self) -> Vec<(Builtin, String)> {
-        let is_it = |id: &str| id.strip_prefix(self.kernel).is_some_and(|isa| ["", ".avx2", ".avx512"].contains(&isa));
-        let found: Vec<_> = descriptors().filter(|(_, d)| is_it(&d.id)).map(|(kernel, d)| (kernel, d.id)).collect();
+    /// The kernels that compute with the dtype of one of the inputs.
+    fn kernels(&self, inputs: &Inputs<'_>) -> Vec<(Builtin, String)> {
+        let is_it = |id: &str| {
+            id.strip_prefix(self.kernel)
+                .is_some_and(|isa| ["", ".avx2", ".avx512", ".avx512_bf16", ".amx"].contains(&isa))
+        };
+        let takes = |dtypes: DTypeSet| inputs.iter().any(|(_, view)| dtypes.contains(view.dtype()));
+        let found = descriptors().filter(|(_, d)| is_it(&d.id) && takes(d.dtypes));
+        let found: Vec<_> = found.map(|(kernel, d)| (kernel, d.id)).collect();
         assert!(!found.is_empty(), "no kernel is called {}", self.kernel);
         found
     }
@@ -51,9 +57,9 @@ impl Agreement {
         // Nothing of what is not written may look like a result.
         let blank =
             |dtype, shape: &[i64]| Tensor::from_f64(dtype, shape, &vec![-77.0; shape.iter().product::<i64>() as usize]);
-        for (kernel, id) in self.kernels() {
+        for (kernel, id) in self.kernels(inputs) {
             for threads in [1, 3] {
-                let by = (Some(kernel), 1 << 16, crate::threads(threads));
+                let by = (Some(kernel), 1 << 20, crate::threads(threads));
                 let result = call_into(self.op, inputs, params, layout, blank, by);
                 let lacks = |e: &CallRefError| e.to_string().starts_with("this CPU lacks");
                 if !result.as_ref().is_err_and(lacks) {

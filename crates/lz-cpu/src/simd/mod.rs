@@ -28,6 +28,7 @@ mod prefill_mask;
 mod prefill_products;
 mod prefill_tile;
 pub mod prefill_varlen;
+pub mod packed;
 pub mod quantize;
 pub mod rms_norm;
 pub mod rope;
@@ -181,6 +182,7 @@ macro_rules! isas {
 isas! {
     Avx2: ".avx2", 1, vector::InTwo, ["avx2" "fma" "f16c"], "avx2,fma,f16c";
     Avx512: ".avx512", 2, vector::InOne, ["avx512f" "avx512bw" "avx512dq" "avx512vl"], "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c";
+    Avx512Bf16: ".avx512_bf16", 3, vector::InOne, ["avx512f" "avx512bw" "avx512dq" "avx512vl" "avx512bf16"], "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c";
 }
 
 /// The descriptor of a kernel for one instruction set: what its operation's reference takes, to be narrowed by the kernel.

@@ -17,6 +17,8 @@ pub trait Sixteen: Copy {
     unsafe fn load(from: &[f32; LANES]) -> Self;
     /// From memory, widened.
     unsafe fn load_bf16(from: &[bf16; LANES]) -> Self;
+    /// Sixteen pairs from memory, widened: the first of each, and the second of each.
+    unsafe fn load_pairs(from: &[bf16; 2 * LANES]) -> (Self, Self);
     /// From memory, widened.
     unsafe fn load_f16(from: &[f16; LANES]) -> Self;
     /// To memory.
@@ -51,6 +53,12 @@ impl Sixteen for Plain {
     #[inline(always)]
     unsafe fn load_bf16(from: &[bf16; LANES]) -> Plain {
         Plain(from.map(bf16::to_f32))
+    }
+
+    #[inline(always)]
+    unsafe fn load_pairs(from: &[bf16; 2 * LANES]) -> (Plain, Plain) {
+        let of = |second: usize| Plain(std::array::from_fn(|i| from[2 * i + second].to_f32()));
+        (of(0), of(1))
     }
 
     #[inline(always)]
@@ -151,6 +159,16 @@ mod x86 {
         }
 
         #[inline(always)]
+        unsafe fn load_pairs(from: &[bf16; 2 * LANES]) -> (InOne, InOne) {
+            // A bfloat16 is the upper half of a float32; the first of a pair is the lower half of 32 bits.
+            unsafe {
+                let pairs = _mm512_loadu_si512(from.as_ptr().cast());
+                let second = _mm512_and_si512(pairs, _mm512_set1_epi32(-0x1_0000));
+                (InOne(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs))), InOne(_mm512_castsi512_ps(second)))
+            }
+        }
+
+        #[inline(always)]
         unsafe fn load_f16(from: &[f16; LANES]) -> InOne {
             InOne(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())) })
         }
@@ -211,6 +229,19 @@ mod x86 {
                     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
                 };
                 InTwo(half(0), half(8))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn load_pairs(from: &[bf16; 2 * LANES]) -> (InTwo, InTwo) {
+            unsafe {
+                let half = |at: usize| {
+                    let pairs = _mm256_loadu_si256(from.as_ptr().add(at).cast());
+                    let second = _mm256_and_si256(pairs, _mm256_set1_epi32(-0x1_0000));
+                    (_mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)), _mm256_castsi256_ps(second))
+                };
+                let (low, high) = (half(0), half(LANES));
+                (InTwo(low.0, high.0), InTwo(low.1, high.1))
             }
         }
 
@@ -278,6 +309,10 @@ mod tests {
                 keep(V::splat(1.5));
                 keep(V::load_bf16(&numbers.map(bf16::from_f32)));
                 keep(V::load_f16(&numbers.map(f16::from_f32)));
+                let pairs = std::array::from_fn(|i| bf16::from_f32(numbers[i / 2] + (i % 2) as f32));
+                let (first, second) = V::load_pairs(&pairs);
+                keep(first);
+                keep(second);
                 keep(x.times(V::splat(2.0), V::splat(0.25)));
                 keep(x.plus(x));
                 keep(x.or_larger(V::splat(0.75)));
@@ -297,6 +332,8 @@ mod tests {
             each(&|_| 1.5),
             each(&|x| x),
             each(&|x| x),
+            each(&|x| x),
+            each(&|x| x + 1.0),
             each(&|x| x * 2.0 + 0.25),
             each(&|x| x + x),
             each(&|x| x.max(0.75)),

@@ -47,6 +47,7 @@ pub static FORMS: &[(&str, &[&str])] = &[
     ("norm.layer", &["...rows hidden"]),
     ("norm.fused_add_rms", &["...rows hidden"]),
     ("mlp.linear", &["...rows in_features out_features"]),
+    ("mlp.linear.packed", &["...rows in_features out_features"]),
     ("mlp.fused", &["...rows hidden intermediate"]),
     ("activation.silu_mul", &["...rows width"]),
     ("activation.gelu", &["...rows width"]),

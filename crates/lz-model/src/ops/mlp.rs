@@ -2,7 +2,7 @@
 
 use lz_abi::DTypeSet;
 
-use crate::param::Param;
+use crate::param::{Param, ParamDefault};
 use crate::schema::*;
 
 const ROWS: Dim = Dim::bucketed("rows", DimKind::Batch).also(&["tokens", "batch", "batch_size"]);
@@ -30,6 +30,70 @@ pub static LINEAR: OpSchema = OpSchema {
         when: "the dtype is float16 or bfloat16, and bias is given",
         gives: "the product is not rounded before the bias is added, whatever the strides",
         except: "torch's kernel for CUDA rounds it for a single row of bfloat16",
+    }],
+    flops: "2 * rows * in_features * out_features",
+    bytes: "(rows * in_features + in_features * out_features + rows * out_features) * dtype_bits / 8",
+    ..BLANK
+};
+
+/// Output features of a block of a packed weight.
+pub const PACKED_ROWS: i64 = 32;
+/// Groups of input features a packed weight is padded to a multiple of, where a group has more than one.
+pub const PACKED_GROUPS: i64 = 16;
+
+fn panels(sizes: &dyn Sizes) -> i64 {
+    let outs = sizes.dim("out_features");
+    outs / PACKED_ROWS + i64::from(outs % PACKED_ROWS > 0)
+}
+
+fn groups(sizes: &dyn Sizes) -> i64 {
+    let (ins, interleave) = (sizes.dim("in_features"), sizes.dim("interleave"));
+    if interleave <= 1 {
+        return ins;
+    }
+    let whole = interleave.saturating_mul(PACKED_GROUPS);
+    (ins / whole + i64::from(ins % whole > 0)).saturating_mul(PACKED_GROUPS)
+}
+
+/// Linear layer with a weight that was packed before.
+pub static LINEAR_PACKED: OpSchema = OpSchema {
+    id: "mlp.linear.packed",
+    family: Family::Mlp,
+    also: &["linear_packed"],
+    summary: "linear layer with a weight in the blocks that lz.pack makes, then an activation",
+    semantics: "out = act(input . W^T + bias), with W[n, k] = weight[n / 32, k / interleave, n % 32, k % interleave]; \
+what pads the blocks is not looked at",
+    dims: &[
+        ROWS,
+        Dim::exact("in_features", DimKind::Other).also(&["k"]),
+        Dim::exact("out_features", DimKind::Other).also(&["n"]),
+        Dim::exact("interleave", DimKind::Other),
+        Dim::exact("panels", DimKind::Other).derived(panels),
+        Dim::exact("groups", DimKind::Other).derived(groups),
+    ],
+    inputs: &[
+        Input::new("input", "...rows in_features", DTypeSet::FLOATS).also(&["x"]),
+        Input::same("weight", "panels groups 32 interleave", "input"),
+        Input::same("bias", "out_features", "input").optional(),
+    ],
+    params: &[
+        Param::dim("out_features", "rows of the weight before it was packed"),
+        Param::dim("interleave", "input features side by side: 1, 2 for bfloat16, 4 for int8")
+            .default(ParamDefault::Int(1)),
+        Param::choice("activation", &["none", "relu", "gelu", "gelu_tanh", "silu"], "none", "applied to the sum"),
+    ],
+    outputs: &[Output::like("output", "...rows out_features", "input")],
+    checks: &[Check {
+        holds: "interleave in [1, 2, 4]",
+        code: CheckCode::Constraint,
+        message: "no packing format has this interleave",
+        hint: "pass what lz.pack gives to lz.linear, which knows its own format",
+    }],
+    edges: &[Edge {
+        name: "half_activation",
+        when: "the dtype is float16 or bfloat16",
+        gives: "neither the product nor its sum with the bias is rounded before the activation",
+        except: "",
     }],
     flops: "2 * rows * in_features * out_features",
     bytes: "(rows * in_features + in_features * out_features + rows * out_features) * dtype_bits / 8",

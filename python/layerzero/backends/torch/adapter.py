@@ -83,6 +83,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "torch.add_rms_norm.blocked": norm.fused_add_rms_norm_blocked,
     "torch.add_rms_norm.one_row": norm.fused_add_rms_norm_one_row,
     "torch.linear": feedforward.linear_kernel,
+    "torch.linear_packed": feedforward.linear_packed,
     "torch.mlp": feedforward.fused_mlp,
     "torch.mlp.wide": feedforward.fused_mlp_wide,
     "torch.mlp.blocked": feedforward.fused_mlp_blocked,

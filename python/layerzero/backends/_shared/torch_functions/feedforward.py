@@ -9,6 +9,7 @@ from torch import Tensor
 from layerzero.kernels import direct
 
 from ..blocks import HALF, blocks, rows_of
+from ..packed_weights import unpacked
 
 linear = torch._C._nn.linear
 gelu = torch._C._nn.gelu
@@ -37,6 +38,24 @@ def linear_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         # torch would copy the rows too.
         return linear(rows_of(input), weight, bias).view(*input.shape[:-1], weight.shape[0])
     return linear(input, weight, bias)
+
+
+def linear_packed(
+    input: Tensor, weight: Tensor, bias: Tensor | None, out_features: int, interleave: int, activation: str
+) -> Tensor:
+    """torch's own linear layer on the weight, which is unpacked for every call: a copy of it. The blocks show by their shape
+    how many features are side by side. Half-width floats are computed in float32 where an activation follows, so that they are rounded once."""
+    plain = unpacked(weight, out_features, input.shape[-1])
+    if activation == "none":
+        return linear_kernel(input, plain, bias)
+    if input.dtype not in HALF:
+        return _activated(linear(input, plain, bias), activation)
+    wide = linear(input.float(), plain.float(), None if bias is None else bias.float())
+    return _activated(wide, activation).to(input.dtype)
+
+
+def _activated(x: Tensor, activation: str) -> Tensor:
+    return gelu(x, approximate="tanh") if activation == "gelu_tanh" else _activate(x, activation)
 
 
 def fused_mlp(
