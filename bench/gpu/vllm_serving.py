@@ -44,8 +44,8 @@ ROWS = {
     "64 requests": {"batch": 64, "prefix": 0, "prompt": 512, "answer": 128},
     "64 requests, a common prefix of 1024": {"batch": 64, "prefix": 1024, "prompt": 128, "answer": 128},
 }
-#: How far log p may be off: bfloat16 keeps 8 bits.
-CLOSE = {"float32": 1e-3, "bfloat16": 0.25}
+#: How far log p may be off: in bfloat16 the weights are rounded to 8 bits, which alone moves it by about 0.25.
+CLOSE = {"float32": 1e-3, "bfloat16": 0.5}
 OURS, OWN = "LayerZero", "vLLM"
 
 

@@ -232,6 +232,7 @@ proptest! {
                 prop_assert_eq!(Some(id.clone()), rollout.map(|at| format!("k{at:02}")));
             }
             Why::NextInLine { .. } => prop_assert!(false, "no circuit is open here"),
+            Why::SdpaKernel { .. } => prop_assert!(false, "these calls are outside of sdpa_kernel"),
         }
         // What was moved is named by the sentence and the rules; the rest of the order is explained by what is shown.
         let moved = snapshot.trace(&decision).into_iter().any(|t| ["override", "fallback"].contains(&t.action) && t.applied);
