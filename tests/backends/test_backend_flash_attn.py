@@ -4,67 +4,26 @@ from __future__ import annotations
 
 import gc
 import importlib
-import inspect
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
-from importlib import metadata
 from typing import Any
 
 import described
 import fake_flash_attn as fakes
 import layerzero as lz
 import pytest
-import reference
 import torch
-from attention_calls import Dense, Paged, Varlen, dense_calls, least, paged_calls, varlen_calls
-from described import SM, adapter, fits, takes
+from attention_calls import Dense, Paged, dense_calls, least, paged_calls
+from described import SM, adapter, takes
+from flash_attn_installed import DEVICES, PREFIX, VERSIONS, all_registered, backends, install, kernel, kernels
 from layerzero import backend_files
-
-VERSIONS = {"flash_attn": "2.8.3", "flash_attn_3": "3.0.0b1", "flash_attn_4": "4.0.0b27"}
-FAKES: dict[str, Any] = {
-    "flash_attn": fakes.FlashAttention2,
-    "flash_attn_3": fakes.FlashAttention3,
-    "flash_attn_4": fakes.FlashAttention4,
-}
-MODULES = {"flash_attn": "flash_attn", "flash_attn_3": "flash_attn_interface", "flash_attn_4": "flash_attn.cute"}
-DEVICES = {"flash_attn": ("a100", "h100", "b200"), "flash_attn_3": ("h100",), "flash_attn_4": ("a100", "h100", "b200")}
-PREFIX = {"flash_attn": "flash_attn.v2", "flash_attn_3": "flash_attn.v3", "flash_attn_4": "flash_attn.v4"}
-backends = pytest.mark.parametrize("backend", list(VERSIONS))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def registered() -> Iterator[None]:
     """All three, as if they were installed."""
-    with ExitStack() as stack:
-        for backend, version in VERSIONS.items():
-            stack.enter_context(described.registered(backend, version))
-        stack.enter_context(described.registered("flash_attn_4_pages", VERSIONS["flash_attn_4"]))
+    with all_registered():
         yield
-
-
-def install(monkeypatch: pytest.MonkeyPatch, backend: str, fake: Any = None) -> Any:
-    """Puts a library in place and has the adapter find it."""
-    fake = fake or FAKES[backend]()
-    name = MODULES[backend]
-    monkeypatch.setitem(sys.modules, name, fake.module())
-    if backend == "flash_attn_4":
-        monkeypatch.setitem(sys.modules, "flash_attn", type(sys)("flash_attn"))
-    monkeypatch.setattr(metadata, "version", lambda _: VERSIONS[backend])
-    assert adapter(backend).detect() == VERSIONS[backend]
-    return fake
-
-
-def kernel(backend: str, name: str) -> Any:
-    """A kernel's function."""
-    return kernels(backend)[name]
-
-
-def kernels(backend: str) -> dict[str, Any]:
-    """All kernels of a library; those of the fourth for pages are not loaded."""
-    more = adapter("flash_attn_4_pages").KERNELS if backend == "flash_attn_4" else {}
-    return {**adapter(backend).KERNELS, **more}
 
 
 # --- what is declared -------------------------------------------------------------------------------------------------
@@ -276,74 +235,6 @@ def test_paged_calls_the_engine_lets_through_are_right(monkeypatch: pytest.Monke
 
 
 @backends
-def test_packed_calls_the_engine_lets_through_are_right(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    fake = install(monkeypatch, backend)
-    torch.manual_seed(1)
-    ran: dict[str, int] = {}
-    for call in varlen_calls(3, 120):
-        device = DEVICES[backend][0] if backend != "flash_attn_4" else "h100"
-        fake.sm = SM[device]
-        for name in takes(call.ask(device), PREFIX[backend]):
-            tensors = call.tensors()
-            function = kernel(backend, name)
-            call.check(function(**call.arguments(function, tensors)), call.expected(tensors))
-            ran[name] = ran.get(name, 0) + 1
-    assert set(ran) == {f"{PREFIX[backend]}.varlen"} and min(ran.values()) >= least(20), ran
-
-
-@backends
-def test_logarithms_and_sinks_are_right(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    install(monkeypatch, backend)
-    torch.manual_seed(4)
-    cases: list[tuple[Any, str]] = [
-        (Dense(seq_q=5, seq_k=9, causal=causal, window_left=left, softcap=cap, layout=layout), "")
-        for causal, left, cap, layout in ((True, -1, 0.0, "BSHD"), (False, -1, 4.0, "BHSD"), (True, 3, 0.0, "BHSD"))
-    ]
-    cases += [(Varlen(causal=causal, lead=(1, 0), tail=(2, 1), scale=-0.2), ".varlen") for causal in (True, False)]
-    for call, kind in cases:
-        function, tensors = kernel(backend, f"{PREFIX[backend]}.lse{kind}"), call.tensors()
-        output, lse = function(**call.arguments(function, tensors))
-        want = call.expected(tensors)
-        call.check(output, want)
-        assert lse.dtype == torch.float32 and lse.shape == output.shape[:-1]
-        if kind:
-            starts, firsts = tensors["cu_seqlens_q"].tolist(), tensors["cu_seqlens_k"].tolist()
-            assert all(bool((lse[row] == -torch.inf).all()) for row in (0, len(lse) - 1))
-            rows = range(starts[0], starts[1])
-            scores = [by_hand(call, tensors, row, rows, range(firsts[0], firsts[1])) for row in rows]
-            torch.testing.assert_close(lse[starts[0] : starts[1]], torch.stack(scores), rtol=1e-3, atol=1e-3)
-        else:
-            function = kernel(backend, f"{PREFIX[backend]}.sinks")
-            sinks = torch.randn(call.heads)
-            got = function(**call.arguments(function, {**tensors, "sinks": sinks}))
-            arrays = (tensors[name].double().numpy() for name in ("query", "key", "value"))
-            options = {"causal": call.causal, "softcap": call.softcap, "layout": call.layout}
-            window = (call.window_left, call.window_right)
-            joined = reference.attention(*arrays, window=window, sinks=sinks.double().numpy(), **options)
-            call.check(got, torch.from_numpy(joined.values.copy()))
-
-
-def by_hand(call: Varlen, tensors: dict[str, torch.Tensor], row: int, rows: range, keys: range) -> torch.Tensor:
-    """The logarithms of a row: of every head, over the keys its position reaches."""
-    query, key = tensors["query"][row].double(), tensors["key"][list(keys)].double()
-    scores = torch.einsum("hd,khd->hk", query, key.repeat_interleave(call.heads // call.kv_heads, 1)) * call.scale
-    reached = len(keys) if not call.causal else len(keys) - (rows.stop - row) + 1
-    return scores[:, :reached].logsumexp(-1).float()
-
-
-@backends
-def test_packed_calls_name_the_longest_sequence(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    fake = install(monkeypatch, backend)
-    function, call = kernel(backend, f"{PREFIX[backend]}.varlen"), Varlen(rows=(2, 4), lengths=(5, 9))
-    tensors = call.tensors()
-    function(**call.arguments(function, tensors))
-    assert (fake.calls[-1]["max_seqlen_q"], fake.calls[-1]["max_seqlen_k"]) == (4, 9)
-    wrong = {**call.arguments(function, tensors), "max_seqlen_k": 8}
-    with pytest.raises(lz.InvalidCallError, match="max_seqlen_k is 8, expected at least 9"):
-        function(**wrong)
-
-
-@backends
 def test_nothing_is_copied_that_can_be_turned(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     fake = install(monkeypatch, backend)
     function = kernel(backend, PREFIX[backend])
@@ -519,118 +410,3 @@ def test_a_cache_that_cannot_be_loaded_from_is_refused(monkeypatch: pytest.Monke
     function = kernel(backend, f"{PREFIX[backend]}.paged.prefill.gqa")
     with pytest.raises(RuntimeError, match="does not lie on bounds of 16 bytes"):
         function(**call.arguments(function, tensors))
-
-
-# --- what is found ----------------------------------------------------------------------------------------------------
-
-
-@backends
-def test_the_engine_loads_the_document(backend: str) -> None:
-    known = {k.kernel_id: k for k in lz.list_kernels() if k.backend == backend}
-    assert set(known) == set(adapter(backend).KERNELS)
-    assert all(k.platforms == ["cuda"] for k in known.values())
-
-
-@backends
-def test_a_library_that_is_not_there_is_said_so_in_one_line(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    monkeypatch.setitem(sys.modules, MODULES[backend].partition(".")[0], None)
-    with pytest.raises(ImportError) as caught:
-        adapter(backend).detect()
-    assert "\n" not in str(caught.value)
-
-
-def test_the_package_of_version_4_is_not_taken_for_version_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flash_attn", type(sys)("flash_attn"))
-    with pytest.raises(ImportError, match="flash_attn has no flash_attn_func, .*; install flash-attn 2.8"):
-        adapter("flash_attn").detect()
-
-
-@pytest.mark.parametrize("backend", ["flash_attn", "flash_attn_3"])
-def test_a_wheel_for_another_cuda_is_refused(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    install(monkeypatch, backend)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    for version, usable in (("2.8.3+cu12torch2.8cxx11abiTRUE", False), ("3.0.0b1+cu130torch2110cxx11abitrue", True)):
-        monkeypatch.setattr(metadata, "version", lambda _, version=version: version)
-        if usable:
-            assert adapter(backend).detect() == version
-        else:
-            with pytest.raises(RuntimeError, match="was built for CUDA 12, torch .* for CUDA 13"):
-                adapter(backend).detect()
-
-
-# --- on a GPU ---------------------------------------------------------------------------------------------------------
-
-ON_GPU = [
-    Dense(seq_q=129, seq_k=129, head_dim=128, v_dim=128, dtype="bfloat16"),
-    Dense(seq_q=64, seq_k=200, heads=8, kv_heads=2, layout="BHSD", scale=0.2),
-    Dense(seq_q=200, seq_k=64, heads=4, kv_heads=4, causal=False),
-    Dense(seq_q=1, seq_k=333, heads=8, kv_heads=1, dtype="bfloat16"),
-    Dense(seq_q=300, seq_k=300, window_left=31),
-    Dense(seq_q=150, seq_k=300, causal=False, window_left=16, window_right=8, layout="BHSD"),
-    Dense(seq_q=128, seq_k=256, softcap=5.0, scale=1.0, dtype="bfloat16"),
-    Dense(seq_q=70, seq_k=70, alibi=True),
-    Dense(seq_q=65, seq_k=90, scale=-0.3),
-    Dense(seq_q=65, seq_k=90, scale=0.0),
-    Dense(seq_q=96, seq_k=40, cross=True, heads=6, kv_heads=2),
-    Dense(seq_q=66, seq_k=66, head_dim=256, v_dim=256),
-]
-PAGED_ON_GPU = [
-    Paged(lengths=(5, 700, 0, 256), rows=(1, 1, 1, 1), heads=8, kv_heads=2, head_dim=128, dtype="bfloat16"),
-    Paged(lengths=(33, 511), rows=(1, 1), heads=4, kv_heads=4, layout="HND", window_left=100),
-    Paged(prefill=True, lengths=(5, 700, 0, 256), rows=(5, 100, 2, 256), lead=1, tail=2, heads=8, kv_heads=2),
-    Paged(prefill=True, lengths=(64, 300), rows=(64, 30), block_size=16, heads=4, kv_heads=4, window_left=20),
-]
-
-
-@pytest.fixture
-def found(backend: str) -> Iterator[str]:
-    """The library itself, on this machine's GPU."""
-    with described.library_itself(backend) as version:
-        yield version
-
-
-@pytest.mark.gpu
-@backends
-def test_the_library_itself_is_right(found: str, backend: str) -> None:
-    torch.manual_seed(0)
-    ran: list[str] = []
-    for call in [*ON_GPU, *PAGED_ON_GPU]:
-        tensors = call.tensors("cuda")
-        keywords = call.keywords(tensors)
-        for name in (n for n in kernels(backend) if "train" not in n):
-            if fits(name, keywords) and (".cross" in name) is (isinstance(call, Dense) and call.cross):
-                want = call.contract(tensors).cpu() if isinstance(call, Dense) else call.expected(tensors)
-                call.check(lz.run_kernel(name, **keywords).cpu(), want)
-                ran.append(name)
-    assert ran
-
-
-@pytest.mark.gpu
-@backends
-def test_gradients_of_the_library_itself(found: str, backend: str) -> None:
-    torch.manual_seed(0)
-    ran: list[str] = []
-    for call in [c for c in ON_GPU if not c.alibi and c.seq_q <= c.seq_k]:
-        tensors = {name: t.requires_grad_() for name, t in call.tensors("cuda").items()}
-        expected = torch.autograd.grad(call.contract(tensors).sum(), list(tensors.values()))
-        for name in (n for n in adapter(backend).KERNELS if ".train" in n and ("cross" in n) is call.cross):
-            keywords = call.keywords(tensors)
-            if lz.validate(name, **keywords)[0]:
-                output = lz.run_kernel(name, **keywords)
-                got = torch.autograd.grad(output.float().sum(), list(tensors.values()))
-                for one, other in zip(got, expected, strict=True):
-                    torch.testing.assert_close(one.double(), other.double(), rtol=3e-2, atol=3e-2)
-                ran.append(name)
-    assert ran
-
-
-@pytest.mark.gpu
-@backends
-def test_signatures_are_those_of_the_library(found: str, backend: str) -> None:
-    fake, module = FAKES[backend](), importlib.import_module(MODULES[backend])
-    for name in adapter(backend)._FUNCTIONS:
-        theirs = inspect.signature(getattr(module, name)).parameters
-        ours = inspect.signature(getattr(fake, name)).parameters
-        other = [key for key in set(ours) & set(theirs) if theirs[key].default != ours[key].default]
-        assert not other, f"{name}: the defaults of {other} are others"
-        assert {"q", "softmax_scale", "causal", "window_size", "softcap"} <= set(theirs)

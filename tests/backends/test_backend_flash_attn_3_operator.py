@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from flash_attn_installed import install, kernel
 from layerzero.backends.flash_attn_3 import operator
-from test_backend_flash_attn import install, kernel
 from torch import Tensor
 
 SCHEMA = (

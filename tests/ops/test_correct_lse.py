@@ -219,6 +219,24 @@ def test_return_lse_is_the_function_with_lse_in_its_name() -> None:
         assert torch.equal(lz.attention(q, k, v, return_lse=said), lz.attention(q, k, v))  # type: ignore[call-overload]
 
 
+def test_one_query_per_sequence_may_have_an_axis_of_its_own() -> None:
+    q, k, v = dense()
+    tables, lengths = torch.tensor([[0], [1]]), torch.tensor([9, 4])
+    rows = lz.paged_attention(q[:, 0], k, v, tables, lengths, return_lse=True)
+    for kernel in (None, "torch.lse.paged.flash", "torch.lse.paged.unfused", "lz_cpu.ref.attention.lse.paged"):
+        if kernel is None:
+            output, lse = lz.paged_attention(q[:, :1], k, v, tables, lengths, return_lse=True)
+        else:
+            output, lse = lz.run_kernel(kernel, q[:, :1], k, v, tables, lengths)
+        assert output.shape == q[:, :1].shape and lse.shape == q[:, :1].shape[:-1]
+        torch.testing.assert_close(output[:, 0], rows[0])
+        torch.testing.assert_close(lse[:, 0], rows[1])
+        # As attention gives them, so that they can be merged.
+        lz.merge_states(output, lse, output, lse)
+    traced = torch.compile(lambda q: lz.paged_attention_lse(q, k, v, tables, lengths), backend="eager", fullgraph=True)
+    assert traced(q[:, :1])[1].shape == (2, 1, 4)
+
+
 def test_what_does_not_go_with_the_logarithms_is_refused() -> None:
     q, k, v = dense()
     with pytest.raises(lz.errors.ArgumentTypeError, match="with return_lse=True has no argument 'sinks'"):
