@@ -76,7 +76,8 @@ mod tests {
     /// registered is not kept.
     #[test]
     fn a_kernel_is_compiled_once() {
-        let mut spec = SnapshotSpec { devices: vec![DeviceSpec::new(Platform::Cpu, "here")], ..SnapshotSpec::default() };
+        let mut spec =
+            SnapshotSpec { devices: vec![DeviceSpec::new(Platform::Cpu, "here")], ..SnapshotSpec::default() };
         spec.backend(BackendDescriptor::native("mine", "1.0", vec![Platform::Cpu]));
         spec.kernels.push(kernel("hidden <= 64"));
         let first = spec.build(1).unwrap();
