@@ -54,6 +54,7 @@ def main() -> None:
     heading("2. Every kernel that can serve is checked against the reference, then timed side by side")
     report = lz.tune(calls=calls(seq=[32, 256], context=[64, 1024]), budget="60s", progress=True)
     print(report)
+    print("×baseline: how many times as fast as the kernel that plain torch runs")
 
     heading("3. Why that one? One decision in full")
     tuned = max(report.tuned, key=lambda t: t.times_baseline or 0.0)
@@ -62,6 +63,7 @@ def main() -> None:
     heading("4. How good are the choices for shapes nobody measured?")
     held_out = lz.regret(calls=calls(seq=[96], context=[320]), budget="30s", progress=True)
     print(held_out)
+    print("÷best: the time of the choice ÷ the time of the best kernel; 1.000 is the best choice")
     (FOLDER / "regret.json").write_text(json.dumps(held_out.to_dict()), encoding="utf-8")
 
     heading("5. All of it as a page")

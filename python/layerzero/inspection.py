@@ -355,7 +355,7 @@ class Diagnosis(Result):
             lines.append(f"unproven, used where backends.unproven names them: {', '.join(rest)}")
         lines.append(f"kernels: {self.kernels} known, {self.runnable} can run here")
         how, tensors = self.status["torch_state_by"], self.status["tensors_by"]
-        lines.append(f"hot path: tensors by {tensors}, torch state by {how}")
+        lines.append(f"a call reads tensors by {tensors}, torch's state by {how}")
         if self.compiler:
             lines.append(f"kernels that are compiled on first use: {self.compiler}")
         files = self.configuration["files"]

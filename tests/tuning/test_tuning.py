@@ -289,7 +289,10 @@ def test_stopping_loses_nothing(kernels: list[str], database: Path) -> None:
     request = {"calls": calls}
     report = json.loads(_native.measure(json.dumps(request), 30.0, 8, False, 0, False, stop))
     assert report["interrupted"] and len(report["tuned"]) == 1 and len(report["left"]) == 2
+    stopped = lz.TuneReport._from({**report, "device": "cpu"})
+    assert str(stopped).splitlines()[-1] == "2 not measured: the budget was spent; tune again to go on"
     rest = lz.tune(calls=calls, budget="30s")
+    assert "not measured" not in str(rest)
     # What is known may be gone on with, where it is not known well enough.
     missing = [call for call in calls if call != report["tuned"][0]["call"]]
     assert rest.known == 1 and not rest.left

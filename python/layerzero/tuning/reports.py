@@ -152,6 +152,8 @@ class TuneReport(Result):
         notes += _unmeasured(self.impossible)
         notes += [f"left out: {text}" for text in self.left_out]
         notes.append(f"{len(self.tuned)} measured on {self.device} in {self.spent_s:.1f} s, {self.known} known")
+        if self.left:
+            notes.append(f"{len(self.left)} not measured: the budget was spent; tune again to go on")
         notes += [str(self.forward)] if self.forward is not None else []
         return Table("", ("call", "chosen", "runner-up", "×baseline"), lines, notes)
 
