@@ -207,6 +207,8 @@ class Asked:
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
             "PYTHONUNBUFFERED": "1",
+            # Engines are built at the same time; some of them would write the same files.
+            "VLLM_DISABLE_COMPILE_CACHE": "1",
         }
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         with self.log.open("w", encoding="utf-8") as log:

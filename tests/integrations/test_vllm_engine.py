@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
-import os
 import subprocess
 import sys
-import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import installed_package
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -92,30 +91,16 @@ def test_norms_are_traced_into_vllms_graphs() -> None:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that has the package's entry points, as an installed package has them, and the models."""
     folder = tmp_path_factory.mktemp("vllm")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    info = folder / f"{project['name'].replace('-', '_')}-0.0.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0.0.0\n", encoding="utf-8"
-    )
-    lines = [
-        f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items())
-        for group, points in project["entry-points"].items()
-    ]
-    (info / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
+    installed_package.entry_points(folder)
     return folder
 
 
 @cache
 def _engine(place: Path, model: str, arguments: str) -> dict[str, Any]:
-    paths = [str(place), str(ROOT / "python"), os.environ.get("PYTHONPATH", "")]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        "LAYERZERO_PERFDB_PRIORS": "false",
-    }
     command = [sys.executable, str(ROOT / "tests" / "support" / "vllm_engine.py"), str(place), model, arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(
+        command, env=installed_package.environment(place), capture_output=True, text=True, timeout=900, check=False
+    )
     assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-2000:]
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
