@@ -422,3 +422,14 @@ def test_a_window_is_called_what_the_caller_calls_it(register: Callable[..., str
         _, reasons = lz.validate(name, Q, Q, Q, causal=False, window=window)
         (about,) = [r for r in reasons if r.code == "PARAM_UNSUPPORTED"]
         assert about.message.startswith(f"window is {said}, the kernel takes -1 to the ")
+
+
+def test_kernels_for_calls_with_an_input_are_not_listed_without_it() -> None:
+    q = torch.randn(1, 20, 2, 8)
+    listed = {c.kernel_id for c in lz.explain("attention", q, q, q).candidates}
+    assert "torch.sdpa.flash" in listed and not any("sinks" in name for name in listed)
+    with_sinks = lz.explain("attention", q, q, q, sinks=torch.zeros(2))
+    assert "torch.sdpa.flash.sinks" in {c.kernel_id for c in with_sinks.candidates if c.accepted}
+    # Who names it is told.
+    valid, reasons = lz.validate("torch.sdpa.flash.sinks", q, q, q)
+    assert not valid and "'sinks' is given" in str(reasons[0])

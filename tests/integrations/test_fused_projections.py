@@ -229,7 +229,7 @@ def test_gradients_of_the_weights_are_there(products: list[Any]) -> None:
 
 @pytest.mark.parametrize("transform", ["none", "grad", "vmap"])
 def test_functional_calls_use_the_weights_they_are_given(transform: str, products: list[Any]) -> None:
-    model = decoder("llama")
+    model = decoder("llama", "eager")
     other = {name: 2.0 * parameter.detach() for name, parameter in model.named_parameters()}
     ids = tokens(2, 11)
 
