@@ -14,7 +14,8 @@ from typing import Any
 
 # What was measured, compiled or called on this machine before is none of the tests' business.
 os.environ["HOME"] = tempfile.mkdtemp(prefix="layerzero-tests-")
-os.environ.pop("XDG_STATE_HOME", None)
+for _name in ("XDG_STATE_HOME", "LAYERZERO_PERFDB_PATH", "LAYERZERO_CONFIG"):
+    os.environ.pop(_name, None)
 # Many tests register kernels that tell by a wrong result who served a call. Comparing kernels with the reference has tests
 # of its own, which turn it on (test_proof.py).
 os.environ["LAYERZERO_VERIFY"] = "off"
