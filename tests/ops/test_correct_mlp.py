@@ -110,7 +110,7 @@ def packed(draw: st.DrawFn, wide: bool = False) -> dict[str, Any]:
     groups = ins if interleave == 1 else -(-ins // 32) * 16
     padded = weight.new_zeros(-(-outs // 32) * 32, groups * interleave)
     padded[:outs, :ins] = weight
-    blocks = padded.view(-1, 32, groups, interleave).permute(0, 2, 1, 3).contiguous()
+    blocks = padded.view(-(-outs // 32), 32, groups, interleave).permute(0, 2, 1, 3).contiguous()
     activation = draw(st.sampled_from(("none", "relu", "gelu", "gelu_tanh", "silu")))
     return kwargs | {"weight": blocks, "out_features": outs, "interleave": interleave, "activation": activation}
 

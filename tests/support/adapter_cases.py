@@ -84,8 +84,12 @@ DEFAULTS: dict[str, Any] = {
     "max_seqlen_q": 0,
     "max_seqlen_k": 0,
 }
+# Those of one operation that are others.
+OWN_DEFAULTS: dict[tuple[str, str], Any] = {("mlp.linear.packed", "activation"): "none"}
 # Every kernel takes any value of these.
 UNIVERSAL = {
+    "out_features",
+    "interleave",
     "max_seqlen_q",
     "max_seqlen_k",
     "shared_prefix",
@@ -391,7 +395,7 @@ def arguments(kernel: Kernel, case: Case, inputs: Mapping[str, Tensor]) -> Itera
         elif name == "eps":
             yield name, 1e-5 if case.op == "norm.layer" else 1e-6
         else:
-            yield name, DEFAULTS.get(name)
+            yield name, OWN_DEFAULTS.get((case.op, name), DEFAULTS.get(name))
 
 
 def difference(got: Tensor, expected: Mapping[str, Any], first: str | None = None) -> str | None:

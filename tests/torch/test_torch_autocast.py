@@ -22,6 +22,7 @@ LOWERED = [
     "mla_attention",
     "sparse_attention",
     "linear",
+    "linear_packed",
     "fused_mlp",
 ]
 BOTH = {"function": lambda case: case.call, "operator": lambda case: traced(case)}

@@ -156,6 +156,10 @@ fn from_schema() -> impl Strategy<Value = FromSchema> {
         if layout == Some(Layout::Nhd) && schema.id == "posenc.rope" {
             sizes.insert("batch", 1);
         }
+        if schema.id == "mlp.linear.packed" {
+            // Up to six outputs are one block of 32.
+            sizes.extend([("interleave", 1), ("groups", sizes["in_features"]), ("panels", 1)]);
+        }
         let mut leading: BTreeMap<&'static str, Vec<i64>> = BTreeMap::new();
         let mut tensors: Vec<AnyTensor> = Vec::new();
         for input in schema.inputs {

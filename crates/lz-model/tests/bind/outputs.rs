@@ -215,6 +215,14 @@ fn gives() -> Vec<Gives> {
             "dequantize",
             one(F32, &[3, 80]),
         ),
+        Gives(
+            "linear_packed",
+            made(vec![t("input", Bf16, &[2, 3, 40]), t("weight", Bf16, &[2, 32, 32, 2])])
+                .param("out_features", ParamValue::Int(33))
+                .param("interleave", ParamValue::Int(2)),
+            "mlp.linear.packed",
+            one(Bf16, &[2, 3, 33]),
+        ),
         Gives("kv_append", append, "kv_cache.append", vec![]),
         Gives("kv_compact", compact, "kv_cache.compact", vec![]),
         Gives("tokenize", text(), "tokenize.encode", vec![]),

@@ -148,6 +148,7 @@ unsafe fn of_count<V: Sixteen, T: Packed, const C: usize>(
 /// As for [`Sixteen`]. `rows` are `R` rows that are [`STRIDE`] apart, `weight` is a block of at most [`DEPTH`] input
 /// features, and `sums` has `R` rows.
 #[allow(unsafe_code)]
+#[allow(clippy::needless_range_loop)] // an index names a row or a register of it, in several arrays at once
 #[inline(always)]
 unsafe fn block<V: Sixteen, T: Packed, const R: usize, const C: usize>(
     rows: &[f32],
