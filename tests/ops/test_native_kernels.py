@@ -170,19 +170,19 @@ def _prefill(seed: int, dtype: torch.dtype, group: int, function: Callable[..., 
     tensors = [one.transpose(1, 2) if turned else one for one in (q, k, v)]
     ahead = torch.arange(tokens)[None] - torch.arange(queries)[:, None] - (tokens - queries)
 
-    def check(covered: Tensor | None, softcap: float = 0.0, **how: Any) -> None:
+    def check(covered: Tensor | None, **how: Any) -> None:
         got = function(*tensors, layout=layout, **how)
-        near(got.transpose(1, 2) if turned else got, _attend(q, k, v, softcap, covered))
+        near(got.transpose(1, 2) if turned else got, _attend(q, k, v, how.get("softcap", 0.0), covered))
 
     softcap = 20.0 if seed % 3 == 0 else 0.0
     mask = torch.rand(queries, tokens, generator=torch.Generator().manual_seed(seed)) < 0.7
     mask[:, 0] = True
     if cross:
-        check(None, softcap, softcap=softcap)
+        check(None, softcap=softcap)
         check(mask, attn_mask=mask)
     else:
         left = seed % 70
-        check(ahead <= 0, softcap, softcap=softcap)
+        check(ahead <= 0, softcap=softcap)
         check((ahead <= 0) & (ahead >= -left), window=(left, 0))
         check((ahead <= 3) & (ahead >= -left), causal=False, window=(left, 3))
         check(mask, causal=False, attn_mask=mask)
@@ -381,7 +381,11 @@ def test_draws_are_those_of_torchs_generator_or_of_the_seed(name: str, restored:
     op, rule = f"sampling.{name.removeprefix('sample_')}", {"k": 40} if name == "sample_topk" else {"p": 0.9}
     lz.force_kernel(op, f"lz_cpu.{name}")
     logits = drawn(1, 50, 300)
-    draw = lambda **how: getattr(lz, name)(logits, **rule, **how)
+
+    def draw(**how: Any) -> Tensor:
+        ids: Tensor = getattr(lz, name)(logits, **rule, **how)
+        return ids
+
     torch.manual_seed(3)
     first = [draw() for _ in range(5)]
     assert not any(torch.equal(first[0], other) for other in first[1:])
