@@ -61,11 +61,16 @@ def begin() -> None:
 
 def look() -> None:
     """Takes note of the `with` blocks that are open."""
-    base = _base[0]
+    if _base[0] is not None:
+        SEEN["policy"] = policy()
+
+
+def policy() -> str:
+    """What is in force for calls made here; empty while nobody has asked for it to be kept up to date."""
+    base, frames = _base[0], _frames[0]()
     if base is None:
-        return
-    frames = _frames[0]()
-    SEEN["policy"] = _inside(base, frames) if frames else base
+        return ""
+    return _inside(base, frames) if frames else base
 
 
 def _inside(base: str, frames: Sequence[Any]) -> str:

@@ -347,9 +347,13 @@ class _Work:
         from layerzero.integrations import generation_settings, step_graphs
 
         name = type(self._model).__name__
-        device = getattr(next(self._model.parameters(), None), "device", None)
-        if device is None or device.type != "cuda":
-            self._kept[name, f"CUDA graphs: the model is on {device or 'no device'}"] += 1
+        devices = sorted({str(parameter.device) for parameter in self._model.parameters()})
+        if len(devices) != 1 or not devices[0].startswith("cuda"):
+            self._kept[name, f"CUDA graphs: the model is on {', '.join(devices) or 'no device'}"] += 1
+            return
+        if (known := step_graphs.of(self._model)) is not None:
+            self._done.graphs = known
+            self._kept[name, "CUDA graphs: its steps are replayed already"] += 1
             return
         before = vars(self._model).get("forward")
         self._done.graphs = step_graphs.start(self._model)

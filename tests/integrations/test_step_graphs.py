@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,8 @@ from layerzero.integrations import generation_settings, step_graphs
 from layerzero.integrations.step_graphs import StepGraphs
 from recorded_graphs import RecordedGraphs
 from torch import nn
-from transformers import StaticCache
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import DynamicCache, StaticCache
 from transformers_models_built import DECODERS, decoder, tokens
 
 HOW: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
@@ -84,13 +86,14 @@ def test_weights_that_move_are_read_where_they_are(net: tuple[Net, StepGraphs]) 
     model.first.weight.mul_(2.0)
     torch.testing.assert_close(model(x), Net.forward(model, x))
     assert graphs.captured == 1, "written to in place"
-    model.first.weight = nn.Parameter(torch.randn(16, 8))
-    torch.testing.assert_close(model(x), Net.forward(model, x))
-    model.second = nn.Linear(16, 4)
-    torch.testing.assert_close(model(x), Net.forward(model, x))
-    assert graphs.captured == 3
-    torch.testing.assert_close(model(x), Net.forward(model, x))
-    assert graphs.captured == 3
+    for change in (
+        lambda: setattr(model.first, "weight", nn.Parameter(torch.randn(16, 8))),
+        lambda: setattr(model, "second", nn.Linear(16, 4)),
+    ):
+        change()
+        for _ in range(4):
+            torch.testing.assert_close(model(x), Net.forward(model, x))
+    assert graphs.captured == 3, "captured anew, and compared anew"
 
 
 def test_training_and_gradients_are_left_alone(net: tuple[Net, StepGraphs]) -> None:
@@ -121,7 +124,7 @@ def test_a_step_that_waits_for_the_device_stays_as_it_was(net: tuple[Net, StepGr
 def test_a_step_that_replays_wrongly_is_not_used(net: tuple[Net, StepGraphs]) -> None:
     model, graphs = net
     x = torch.randn(3, 8)
-    scale = [1.0, 1.0, 1.0, 5.0]
+    scale = [1.0, 1.0, 1.0, 5.0, 1.0]
     # Python decides: the capture sees another factor than the step did.
     inner = graphs._forward
     graphs._forward = lambda self, x: inner(self, x) * scale.pop(0)
@@ -171,6 +174,169 @@ def test_what_no_graph_is_made_of(net: tuple[Net, StepGraphs]) -> None:
     }
 
 
+class Odd(nn.Module):
+    """What a graph must not be made of, or must not miss."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what, self.inner, self.seen = what, nn.Linear(8, 8), [0]
+
+    def forward(self, x: torch.Tensor, held: torch.Tensor | None = None) -> torch.Tensor:
+        if self.what == "writes" and held is not None:
+            held[0] = x[0]
+            return held.sum(0)
+        if self.what == "calls itself" and x.shape[0] > 1:
+            return self(x[:1]) + self.inner(x[1:])
+        if self.what == "infinite":
+            # What a capture sees is another number than what the step saw.
+            self.seen[0] += 1
+            return self.inner(x) * (float("inf") if self.seen[0] == 4 else 1.0)
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def odd() -> Iterator[Any]:
+    """Makes such modules, with graphs."""
+    made: list[Odd] = []
+
+    def make(what: str) -> tuple[Odd, StepGraphs]:
+        torch.manual_seed(0)
+        made.append(Odd(what).eval())
+        return made[-1], step_graphs.start(made[-1], RecordedGraphs)
+
+    yield make
+    for model in made:
+        step_graphs.stop(model, None)
+
+
+@torch.no_grad()
+def test_a_step_that_writes_to_an_argument_stays_as_it_was(odd: Any) -> None:
+    model, graphs = odd("writes")
+    held = torch.zeros(2, 8)
+    for at in range(6):
+        x = torch.full((1, 8), float(at))
+        torch.testing.assert_close(model(x, held), x[0])
+        torch.testing.assert_close(held[0], x[0])
+    assert graphs.captured == 0 and "the step writes to one of its arguments" in graphs.refused
+
+
+@torch.no_grad()
+def test_infinities_are_compared(odd: Any) -> None:
+    model, graphs = odd("infinite")
+    for _ in range(4):
+        assert bool(model(torch.ones(1, 8)).isfinite().all())
+    assert graphs.captured == 0 and "the replayed step gives other infinities or NaN" in graphs.refused
+
+
+@torch.no_grad()
+def test_a_model_may_call_itself_and_be_started_twice(odd: Any) -> None:
+    model, graphs = odd("calls itself")
+    assert step_graphs.start(model, RecordedGraphs) is graphs
+    for _ in range(5):
+        x = torch.randn(3, 8)
+        torch.testing.assert_close(model(x), model.inner(x[:1]) + model.inner(x[1:]))
+    assert graphs.replayed == 2
+
+
+@torch.no_grad()
+def test_switches_of_modules_are_seen(odd: Any) -> None:
+    model, graphs = odd("plain")
+    x = torch.randn(1, 8)
+
+    def replays() -> bool:
+        before = graphs.replayed
+        for _ in range(4):
+            model(x)
+        return graphs.replayed > before
+
+    assert replays()
+    model.inner.train()
+    captured = graphs.captured
+    model(x)
+    model.inner.eval()
+    assert graphs.captured == captured and replays()
+    model.inner.forward = lambda x: x * 2.0
+    torch.testing.assert_close(model(x), x * 2.0)
+    del model.inner.forward
+    # As an adapter of PEFT switches.
+    model.inner._disable_adapters = False
+    assert replays()
+    model.inner._disable_adapters = True
+    captured = graphs.captured
+    model(x)
+    assert graphs.captured == captured
+    seen: list[int] = []
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: seen.append(1))
+    model(x)
+    handle.remove()
+    assert seen == [1, 1]
+
+
+@torch.no_grad()
+def test_casts_of_weights_are_part_of_the_graph(odd: Any) -> None:
+    """autocast keeps its copies of the weights for the block around a call only."""
+    model, graphs = odd("plain")
+    for step in range(6):
+        x = torch.randn(1, 8)
+        with torch.autocast("cpu", torch.bfloat16):
+            got = model(x)
+        model.inner.weight.mul_(1.5)
+        del x
+        if step >= 3:
+            assert graphs.replayed == step - 2
+    x = torch.randn(1, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        got, want = model(x), Odd.forward(model, x)
+    torch.testing.assert_close(got, want)
+
+
+@torch.no_grad()
+def test_what_is_in_force_around_a_call_counts(odd: Any) -> None:
+    model, graphs = odd("plain")
+    x = torch.randn(1, 8)
+    for _ in range(4):
+        model(x)
+    before = graphs.replayed
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        model(x)
+    assert graphs.replayed == before
+    with FlopCounterMode(display=False) as flops:
+        model(x)
+    assert flops.get_total_flops() > 0
+    torch.testing.assert_close(torch.vmap(model)(x[None]), model(x)[None])
+
+
+@torch.no_grad()
+def test_a_model_is_freed_with_its_graphs() -> None:
+    model = Odd("plain").eval()
+    graphs = step_graphs.start(model, RecordedGraphs)
+    for _ in range(4):
+        model(torch.randn(1, 8))
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None and graphs.captured == 1 and not step_graphs.active()
+
+
+@torch.no_grad()
+def test_a_preparation_that_fails_does_not_fail_the_step(odd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from layerzero import graph_capture
+
+    model, graphs = odd("plain")
+
+    leave = graph_capture.capture.__exit__
+
+    def fails(*given: Any) -> None:
+        leave(*given)
+        raise lz.CudaGraphUnsafeError("no kernel may be captured", code="CUDA_GRAPH_UNSAFE")
+
+    monkeypatch.setattr(graph_capture.capture, "__exit__", fails)
+    x = torch.randn(1, 8)
+    for _ in range(4):
+        torch.testing.assert_close(model(x), model.inner(x))
+    assert graphs.captured == 0 and "CudaGraphUnsafeError" in repr(graphs)
+
+
 # --- models of transformers -------------------------------------------------------------------------------------------
 
 
@@ -189,9 +355,9 @@ def generating() -> Iterator[Any]:
 
     yield make
     for model, restore in undo:
-        step_graphs.stop(model, None)
         restore()
-        assert model.generation_config.cache_implementation is None
+        step_graphs.stop(model, None)
+        assert "generate" not in vars(model) and model.generation_config.cache_implementation is None
 
 
 @pytest.mark.parametrize("name", sorted(DECODERS))
@@ -252,6 +418,45 @@ def test_a_graph_goes_with_its_cache(generating: Any) -> None:
         model.generate(ids, **HOW)
         gc.collect()
     assert graphs.captured >= 3 and not graphs._graphs
+
+
+def test_other_ways_to_generate_keep_their_cache(generating: Any) -> None:
+    model, graphs = generating("llama")
+    reference, ids = decoder("llama", "eager"), tokens(1, 6)
+    ways: list[dict[str, Any]] = [
+        {"num_beams": 3},
+        {"prompt_lookup_num_tokens": 2},
+        {"use_cache": False},
+        {"assistant_model": decoder("llama", "eager")},
+    ]
+    for way in ways:
+        assert torch.equal(model.generate(ids, **HOW, **way), reference.generate(ids, **HOW, **way)), way
+    assert torch.equal(
+        model.generate(ids, **HOW, past_key_values=DynamicCache(config=model.config)), reference.generate(ids, **HOW)
+    )
+    assert graphs.captured == 0
+
+
+@torch.no_grad()
+def test_beams_are_not_captured_anew_for_every_token(generating: Any) -> None:
+    model, graphs = generating("llama")
+    reference, ids = decoder("llama", "eager"), tokens(1, 6)
+    how = {**HOW, "max_new_tokens": 20, "num_beams": 3, "cache_implementation": "static", "disable_compile": True}
+    assert torch.equal(model.generate(ids, **how), reference.generate(ids, **how))
+    assert graphs.captured <= 5 and "the cache moves between steps, as for beam search" in graphs.refused
+
+
+@torch.no_grad()
+def test_a_full_cache_does_not_overwrite_another_sequence(generating: Any) -> None:
+    model, _ = generating("llama")
+    ids = tokens(2, 8)
+    cache = StaticCache(config=model.config, max_cache_len=6)
+    model(ids[:, :1], past_key_values=cache)
+    for at in range(1, 6):
+        model(ids[:, at : at + 1], past_key_values=cache)
+    first = cache.layers[0].keys[1, :, 0].clone()
+    model(ids[:, 6:7], past_key_values=cache)
+    assert torch.equal(cache.layers[0].keys[1, :, 0], first)
 
 
 def test_on_a_cpu_the_report_says_that_there_are_none() -> None:

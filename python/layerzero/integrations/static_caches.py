@@ -124,7 +124,10 @@ class _Writer:
             return type(layer).update(layer, keys, values, *args, **kwargs)
         if self._slots is None:
             batch, _, room, _ = layer.keys.shape
-            self._slots = torch.arange(batch, device=keys.device) * room + layer.cumulative_length
+            length = layer.cumulative_length
+            # A full cache is not written to: its next slot would be the next sequence's first.
+            first = torch.where(length < room, torch.arange(batch, device=keys.device) * room, -1 - length)
+            self._slots = first + length
         # A sequence's slots are one block of memory.
         kv_append(keys[:, :, 0], values[:, :, 0], layer.keys, layer.values, self._slots, layout="HND")
         self._written.append(layer.cumulative_length)

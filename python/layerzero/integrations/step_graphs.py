@@ -22,12 +22,14 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from layerzero import fingerprints
+from layerzero import fingerprints, torch_state
 from layerzero.graphs import CudaGraphs, Graphs
 from layerzero.integrations import replacing, static_caches
+from layerzero.integrations.model_parts import ModelParts
 from layerzero.integrations.static_caches import UnfitError
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 __all__ = ["StepGraphs"]
@@ -39,6 +41,8 @@ _MOST_ROWS = 1024
 #: Graphs that are kept, and kinds of calls that are counted.
 _MOST_GRAPHS = 64
 _MOST_KINDS = 1024
+#: Graphs of a kind that may be captured in a row without being replayed.
+_MOST_UNUSED = 3
 #: How far a replay may be from the step without a graph, relative to the largest number of the result. Captured calls may
 #: use other kernels, so that results of half precision differ in their last bits.
 _CLOSE = 0.05
@@ -52,7 +56,8 @@ class _Graph:
         self._inputs = [tensor.clone() for tensor in given.tensors]
         args, kwargs = given.over(self._inputs)
         before = given.state().counts()
-        with static_caches.capturable(given.caches) as end:
+        self.replays = 0
+        with static_caches.capturable(given.caches) as end, _without_cached_casts():
 
             def step() -> static_caches.Results:
                 results = given.results(run(*args, **kwargs))
@@ -72,6 +77,19 @@ class _Graph:
         return self._results.copied(given.caches)
 
 
+@contextmanager
+def _without_cached_casts() -> Iterator[None]:
+    """Has autocast cast weights anew: a graph must not read copies that it keeps until the end of the block around the call."""
+    import torch
+
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
 class StepGraphs:
     """The graphs of one model's steps."""
 
@@ -86,8 +104,12 @@ class StepGraphs:
         #: How often a kind of call was made; a text: why it is never captured.
         self._kinds: OrderedDict[Hashable, int | str] = OrderedDict()
         self._places: dict[int, tuple[Any, Graphs]] = {}
-        self._parts = _Parts(model)
+        self._parts = ModelParts(model)
+        #: Of each kind, the graph captured last, and how many before it were never replayed.
+        self._last: dict[Hashable, tuple[_Graph, int]] = {}
         self._lock = threading.Lock()
+        #: The thread that makes a step: a model may call itself.
+        self._busy: int | None = None
         fingerprints.begin()
 
     def __repr__(self) -> str:
@@ -99,7 +121,7 @@ class StepGraphs:
         import torch
 
         run = functools.partial(self._forward, model)
-        if torch.is_grad_enabled() or model.training or self._captures_already():
+        if torch.is_grad_enabled() or model.training or self._is_watched() or self._busy == threading.get_ident():
             return run(*args, **kwargs)
         try:
             given = static_caches.Given(args, kwargs)
@@ -111,15 +133,29 @@ class StepGraphs:
             with real_masks():
                 return run(*args, **kwargs)
         with self._lock:
-            return self._step(run, given, kind)
+            self._busy = threading.get_ident()
+            try:
+                return self._step(run, given, kind)
+            finally:
+                self._busy = None
+
+    def clear(self) -> None:
+        """Frees all graphs."""
+        self._graphs.clear()
+        self._kinds.clear()
+        self._last.clear()
+        self._places.clear()
 
     def _step(self, run: Callable[..., Any], given: static_caches.Given, kind: Hashable) -> Any:
         if self._parts.changed():
             self._graphs.clear()
+            self._kinds.clear()
+            self._last.clear()
         key = (kind, given.addresses())
         if (graph := self._graphs.get(key)) is not None:
             self._graphs.move_to_end(key)
             self.replayed += 1
+            graph.replays += 1
             return graph.replay(given)
         seen = self._kinds.pop(kind, 0)
         self._kinds[kind] = seen if isinstance(seen, str) else seen + 1
@@ -129,10 +165,39 @@ class StepGraphs:
             self.refused[seen] = self.refused.get(seen, 0) + 1
         if isinstance(seen, str) or seen < _WARM_CALLS:
             self.eager += 1
-            # The second time, kernels that a capture would choose are compiled.
-            with real_masks(), self._prepared(seen == _WARM_CALLS - 1):
+            with real_masks():
+                # The second time, kernels that a capture would choose are compiled.
+                if seen == _WARM_CALLS - 1:
+                    return self._prepared(run, given, kind)
                 return run(*given.args, **given.kwargs)
+        last, unused = self._last.get(kind, (None, 0))
+        if last is not None and last.replays == 0 and unused >= _MOST_UNUSED:
+            return self._refuse(kind, "the cache moves between steps, as for beam search", run, given)
         return self._capture(run, given, kind, key, proven=seen > _WARM_CALLS)
+
+    def _refuse(self, kind: Hashable, why: str, run: Callable[..., Any], given: static_caches.Given) -> Any:
+        """The step as it is; this kind of step is never captured."""
+        self._kinds[kind] = why
+        self.refused[why] = self.refused.get(why, 0) + 1
+        self.eager += 1
+        with real_masks():
+            return run(*given.args, **given.kwargs)
+
+    def _prepared(self, run: Callable[..., Any], given: static_caches.Given, kind: Hashable) -> Any:
+        """The step as it is; its calls are made ready for a capture."""
+        from layerzero.graph_capture import capture
+
+        done, result = False, None
+        try:
+            with capture(self._place()[0]):
+                result = run(*given.args, **given.kwargs)
+                done = True
+        except Exception as error:
+            if not done:
+                raise
+            # The step was made. A kernel of it may not be captured.
+            self._kinds[kind] = f"the step cannot be captured: {_first_line(error)}"
+        return result
 
     def _capture(
         self, run: Callable[..., Any], given: static_caches.Given, kind: Hashable, key: Hashable, proven: bool
@@ -140,36 +205,37 @@ class StepGraphs:
         """This step by a new graph. The first of its kind is compared with the step without one."""
         state = given.state()
         saved = state.save()
-        want = None
-        if not proven:
-            with real_masks():
-                want = run(*given.args, **given.kwargs)
-            after = state.save()
-            state.restore(saved)
+        want, why = None, None
         try:
-            with real_masks():
-                graph = _Graph(self._place()[1], run, given)
-            got = graph.replay(given, count=False)
-            why = None if proven else _difference(got, want)
+            if not proven:
+                before = [tensor.clone() for tensor in given.tensors]
+                with real_masks():
+                    want = run(*given.args, **given.kwargs)
+                state.restore(saved)
+                if not all(map(_same, before, given.tensors)):
+                    for tensor, copy in zip(given.tensors, before, strict=True):
+                        tensor.copy_(copy)
+                    why = "the step writes to one of its arguments"
+            if why is None:
+                with real_masks():
+                    graph = _Graph(self._place()[1], run, given)
+                got = graph.replay(given, count=False)
+                why = None if proven else _difference(got, want)
         except Exception as error:  # noqa: BLE001 - whatever a capture raises, the step can be made without one
             why = f"the step cannot be captured: {_first_line(error)}"
         if why is not None:
-            self._kinds[kind] = why
-            self.refused[why] = self.refused.get(why, 0) + 1
-            self.eager += 1
-            if proven:
-                state.restore(saved)
-                with real_masks():
-                    return run(*given.args, **given.kwargs)
-            state.restore(after)
-            return want
+            # What a wrong replay wrote to a cache is written again.
+            state.restore(saved)
+            return self._refuse(kind, why, run, given)
         self.captured += 1
+        last, unused = self._last.get(kind, (None, 0))
+        self._last[kind] = graph, unused + 1 if last is not None and last.replays == 0 else 0
         self._graphs[key] = graph
         if len(self._graphs) > _MOST_GRAPHS:
             self._graphs.popitem(last=False)
         for cache in given.caches:
             # Its memory goes with it, and a graph that reads it must not run any more.
-            weakref.finalize(cache, self._graphs.pop, key, None).atexit = False
+            weakref.finalize(cache, _forget, weakref.ref(self), key).atexit = False
         return got
 
     def _kind(self, given: static_caches.Given) -> Hashable:
@@ -187,21 +253,26 @@ class StepGraphs:
         for tensor in tensors:
             if tensor.device != self._device or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
                 raise UnfitError(f"a {type(tensor).__name__} on {tensor.device}")
-        fingerprints.look()
         device = self._device.type
         around = (
             torch.is_inference_mode_enabled(),
             torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
             torch.are_deterministic_algorithms_enabled(),
-            fingerprints.SEEN["policy"],
+            torch.get_float32_matmul_precision(),
+            torch_state.sdpa_choice(),
+            fingerprints.policy(),
             self._stream(),
         )
         return given.form(), around
 
-    def _captures_already(self) -> bool:
+    def _is_watched(self) -> bool:
+        """Whether somebody captures, traces or transforms this call, and would see nothing of a replay."""
         import torch
 
-        return self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return True
+        within = torch._C._functorch.peek_interpreter_stack() is not None
+        return within or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack() > 0
 
     def _stream(self) -> int:
         import torch
@@ -224,48 +295,17 @@ class StepGraphs:
             self._places[self._stream()] = known
         return known
 
-    @contextmanager
-    def _prepared(self, wanted: bool) -> Iterator[None]:
-        """Makes the calls of a block ready for a capture."""
-        from layerzero.graph_capture import capture
 
-        if not wanted:
-            yield
-            return
-        with capture(self._place()[0]):
-            yield
+def _forget(graphs: weakref.ref[StepGraphs], key: Hashable) -> None:
+    """Drops the graph of a cache that is gone."""
+    if (found := graphs()) is not None:
+        found._graphs.pop(key, None)
 
 
-class _Parts:
-    """What a model is made of: its modules, and where its parameters and buffers are."""
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    import torch
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._look()
-        self._seen = self._now()
-
-    def _look(self) -> None:
-        parts = list(self._model.modules())
-        self._children = [part._modules for part in parts if part._modules]
-        self._owners = [held for part in parts for held in (part._parameters, part._buffers) if held]
-        self._hooks = [hooks for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
-
-    def _now(self) -> list[int]:
-        addresses = [tensor.data_ptr() for held in self._owners for tensor in held.values() if tensor is not None]
-        return addresses + [id(child) for held in self._children for child in held.values()]
-
-    def changed(self) -> bool:
-        """Whether they are others than when this was asked last, or elsewhere."""
-        before, now = self._seen, self._now()
-        if before == now:
-            return False
-        self._look()
-        self._seen = self._now()
-        return True
-
-    def hooked(self) -> bool:
-        """Whether somebody wants Python to run in the middle of a step."""
-        return any(self._hooks)
+    return torch.equal(a, b) or bool((a == b).logical_or_(a.isnan() & b.isnan()).all())
 
 
 @contextmanager
@@ -298,11 +338,13 @@ def _difference(got: Any, want: Any) -> str | None:
         if mine.numel() == 0:
             continue
         a, b = mine.float(), theirs.float()
-        apart = (a - b).abs().nan_to_num(0.0, posinf=0.0).max() / b.abs().nan_to_num(0.0, posinf=0.0).max().clamp_min(
-            1e-6
-        )
-        if bool(a.isnan().ne(b.isnan()).any()) or float(apart) > _CLOSE:
-            return f"the replayed step differs by {float(apart):.2g} of the largest number"
+        usual = a.isfinite() & b.isfinite()
+        if not _same(a[~usual], b[~usual]):
+            return "the replayed step gives other infinities or NaN"
+        largest = b[usual].abs().max().clamp_min(1e-6) if bool(usual.any()) else 1.0
+        apart = float((a[usual] - b[usual]).abs().max() / largest) if bool(usual.any()) else 0.0
+        if apart > _CLOSE:
+            return f"the replayed step differs by {apart:.2g} of the largest number"
     return None
 
 
@@ -315,9 +357,11 @@ _of_model: weakref.WeakKeyDictionary[nn.Module, StepGraphs] = weakref.WeakKeyDic
 
 
 def start(model: nn.Module, make: Callable[[], Graphs] | None = None) -> StepGraphs:
-    """Has the steps of a model replayed as graphs."""
+    """Has the steps of a model replayed as graphs. Once is enough: of a model whose steps are, the same graphs."""
     import torch
 
+    if (known := _of_model.get(model)) is not None:
+        return known
     inner = model.forward.__func__  # type: ignore[attr-defined]
     graphs = _of_model[model] = StepGraphs(model, inner, make)
 
@@ -336,9 +380,15 @@ def active() -> bool:
     return bool(_of_model)
 
 
+def of(model: nn.Module) -> StepGraphs | None:
+    """The graphs of a model's steps, if they are replayed."""
+    return _of_model.get(model)
+
+
 def stop(model: nn.Module, before: Any) -> None:
     """The forward that a model had before, and no graphs."""
-    _of_model.pop(model, None)
+    if (graphs := _of_model.pop(model, None)) is not None:
+        graphs.clear()
     replacing.unbind(model)
     if before is not None:
         model.__dict__["forward"] = before
