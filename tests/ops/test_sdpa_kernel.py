@@ -88,7 +88,7 @@ def test_explanations_say_why() -> None:
         report = lz.explain("attention", q, k, v, layout="BHSD")
     text = str(report)
     assert report.chosen == "torch.sdpa.math"
-    assert "the first that torch's sdpa_kernel allows (MATH)" in text
+    assert "the first that can serve the call of those that torch's sdpa_kernel allows (MATH)" in text
     reasons = {c.kernel_id: [r.code for r in c.reasons] for c in report.candidates if not c.accepted}
     assert "SDPA_BACKEND_DISABLED" in reasons["torch.sdpa.flash"]
     assert "SDPA_BACKEND_DISABLED" in reasons["lz_cpu.ref.attention.standard.prefill"]

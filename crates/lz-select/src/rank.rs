@@ -118,7 +118,7 @@ impl Field<'_> {
         let is_ahead = |i: usize| baseline.is_some_and(|d| self.compare(i, d) == Compared::Ahead);
         let ahead: Vec<usize> = members.iter().copied().filter(|&i| is_ahead(i)).collect();
         let is_promised = |i: usize| baseline.is_some_and(|d| self.is_promised(i, d));
-        let promised: Vec<usize> = members.iter().copied().filter(|&i| is_promised(i)).collect();
+        let promised: Vec<usize> = members.iter().copied().filter(|&i| is_promised(i) && !is_ahead(i)).collect();
         let first = |i: usize| (ahead.contains(&i), promised.contains(&i), baseline == Some(i));
         let is_measured = |i: &usize| self.trusted(*i).is_some_and(|e| e.kind == EstimateKind::Measured);
         let all_measured = members.iter().all(is_measured);

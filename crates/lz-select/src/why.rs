@@ -193,7 +193,9 @@ impl Decision {
         } else if let Some(origin) = self.pinned_by.as_deref() {
             Why::Pin { origin: origin.to_owned() }
         } else if let Some(rule) = self.locked_by.clone() {
-            Why::Lock { rule, among: ranked }
+            // Of several that a lock names, torch's own order decides there.
+            let among = if self.query.context().sdpa.is_for_torch_alone() { Ranked::Only } else { ranked };
+            Why::Lock { rule, among }
         } else if self.query.context().sdpa.is_for_torch_alone() {
             Why::SdpaKernel { allowed: self.query.context().sdpa.to_string() }
         } else {
@@ -447,7 +449,7 @@ impl fmt::Display for Why {
             Why::Pin { origin } => write!(f, "pinned by {origin}"),
             Why::Lock { rule, among: Ranked::Only } => write!(f, "locked by '{rule}'"),
             Why::Lock { rule, among } => write!(f, "locked by '{rule}'; of those it names: {among}"),
-            Why::SdpaKernel { allowed } => write!(f, "the first that torch's sdpa_kernel allows ({allowed})"),
+            Why::SdpaKernel { allowed } => write!(f, "the first that can serve the call of those that torch's sdpa_kernel allows ({allowed})"),
             Why::Ranking(ranked) => ranked.fmt(f),
         }
     }

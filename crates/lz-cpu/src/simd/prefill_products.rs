@@ -132,10 +132,10 @@ fn add<V: Sixteen, const P: usize, const K: usize>(
             for p in 0..P {
                 row[p] = V::load(&weights[p]);
             }
-            for k in 0..K {
+            for (k, totals) in totals.iter_mut().enumerate() {
                 let x = V::splat(*value.get_unchecked(first + k));
                 for p in 0..P {
-                    totals[k][p] = row[p].times(x, totals[k][p]);
+                    totals[p] = row[p].times(x, totals[p]);
                 }
             }
         }
