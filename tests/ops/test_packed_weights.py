@@ -226,3 +226,41 @@ def test_mistakes_are_named(call: Any, code: str, words: tuple[str, ...]) -> Non
         call()
     assert raised.value.code == code and raised.value.hint
     assert all(word in str(raised.value) for word in words), str(raised.value)
+
+
+#: Ways to hand a packed weight on: each has to compare the features itself.
+CALLS: dict[str, Any] = {
+    "linear": lz.linear,
+    "linear_packed": lz.linear_packed,
+    "by name": lambda x, packed: lz.linear(input=x, weight=packed),
+    "which": lambda x, packed: lz.which("linear", x, packed),
+    "explain": lambda x, packed: lz.explain("linear", x=x, weight=packed),
+    "run_kernel": lambda x, packed: lz.run_kernel("torch.linear_packed", x, packed),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_input_of_other_features_is_refused(dtype: torch.dtype, call: Any) -> None:
+    """Also one of the padding's width: bfloat16 is padded to 32 features, which the blocks cannot tell from the weight's."""
+    packed = lz.pack(torch.randn(8, 30).to(dtype))
+    call(torch.randn(2, 30).to(dtype), packed)
+    for features in (0, 1, 17, 29, 31, 32, 64):
+        with pytest.raises(lz.InvalidCallError) as raised:
+            call(torch.randn(2, features).to(dtype), packed)
+        assert raised.value.code == "WRONG_SHAPE" and "30" in raised.value.hint
+        assert f"the input has {features} features, the packed weight takes 30" in str(raised.value)
+
+
+def test_torch_compile_refuses_an_input_of_other_features() -> None:
+    packed = lz.pack(torch.randn(8, 30).bfloat16())
+    function = torch.compile(lambda x: lz.linear(x, packed), backend="eager")
+    with pytest.raises(lz.InvalidCallError, match="the input has 17 features, the packed weight takes 30"):
+        function(torch.randn(2, 17).bfloat16())
+
+
+def test_an_input_that_is_no_tensor_is_refused_as_ever() -> None:
+    packed = lz.pack(torch.randn(8, 30))
+    for wrong in ([1.0], None, torch.tensor(1.0)):
+        with pytest.raises(lz.LayerZeroError):
+            lz.linear(wrong, packed)
