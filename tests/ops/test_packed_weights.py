@@ -171,6 +171,20 @@ def test_selection_names_the_packed_operation() -> None:
     assert lz.run_kernel("torch.linear_packed", x, packed).shape == (2, 4)
 
 
+def test_many_rows_are_torchs_unless_results_must_not_depend_on_the_batch() -> None:
+    packed = lz.pack(torch.randn(64, 40))
+    few, many = torch.randn(255, 40), torch.randn(256, 40)
+    assert lz.which("linear", few, packed).kernel_id.startswith("lz_cpu.linear_packed")
+    assert lz.which("linear", many, packed).kernel_id == "torch.linear_packed.many_rows"
+    assert lz.which("linear_packed", many, packed, activation="silu").kernel_id.startswith("lz_cpu.linear_packed")
+    torch.testing.assert_close(lz.linear(many, packed), F.linear(many, packed.unpack()))
+    lz.configure(batch_invariant=True)
+    try:
+        assert lz.which("linear", many, packed).kernel_id.startswith("lz_cpu.linear_packed")
+    finally:
+        lz.configure(batch_invariant=None)
+
+
 def test_out_is_written() -> None:
     x, weight, out = torch.randn(3, 8), torch.randn(4, 8), torch.empty(3, 4)
     assert lz.linear(x, lz.pack(weight), out=out) is out
