@@ -136,11 +136,26 @@ def unwrapped_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple
     weight = args[1] if len(args) > 1 else kwargs.get("weight")
     if not isinstance(weight, PackedWeight):
         return None
+    _same_features(args[0] if args else kwargs.get("input", kwargs.get("x")), weight)
     if len(args) > 1:
         args = (args[0], weight.blocks, *args[2:])
     else:
         kwargs = {**kwargs, "weight": weight.blocks}
     return args, {"out_features": weight.shape[0], "interleave": weight.interleave, **kwargs}
+
+
+def _same_features(given: Any, weight: PackedWeight) -> None:
+    """Refuses an input that has not the features of the weight. The blocks do not tell: what pads them looks like features.
+
+    What is no tensor, or has no dimension, is refused where the call is read.
+    """
+    shape: Any = getattr(given, "shape", ())
+    if len(shape) > 0 and shape[-1] != weight.shape[1]:
+        text = f"lz.linear: the input has {shape[-1]} features, the packed weight takes {weight.shape[1]}"
+        hint = (
+            f"pass an input whose last dimension is {weight.shape[1]}, or the packed weight of the layer for this input"
+        )
+        raise InvalidCallError(text, code="WRONG_SHAPE", hint=hint)
 
 
 def asked_about(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, tuple[Any, ...], dict[str, Any]]:

@@ -171,6 +171,20 @@ def test_selection_names_the_packed_operation() -> None:
     assert lz.run_kernel("torch.linear_packed", x, packed).shape == (2, 4)
 
 
+def test_many_rows_are_torchs_unless_results_must_not_depend_on_the_batch() -> None:
+    packed = lz.pack(torch.randn(64, 40))
+    few, many = torch.randn(255, 40), torch.randn(256, 40)
+    assert lz.which("linear", few, packed).kernel_id.startswith("lz_cpu.linear_packed")
+    assert lz.which("linear", many, packed).kernel_id == "torch.linear_packed.many_rows"
+    assert lz.which("linear_packed", many, packed, activation="silu").kernel_id.startswith("lz_cpu.linear_packed")
+    torch.testing.assert_close(lz.linear(many, packed), F.linear(many, packed.unpack()))
+    lz.configure(batch_invariant=True)
+    try:
+        assert lz.which("linear", many, packed).kernel_id.startswith("lz_cpu.linear_packed")
+    finally:
+        lz.configure(batch_invariant=None)
+
+
 def test_out_is_written() -> None:
     x, weight, out = torch.randn(3, 8), torch.randn(4, 8), torch.empty(3, 4)
     assert lz.linear(x, lz.pack(weight), out=out) is out
@@ -226,3 +240,41 @@ def test_mistakes_are_named(call: Any, code: str, words: tuple[str, ...]) -> Non
         call()
     assert raised.value.code == code and raised.value.hint
     assert all(word in str(raised.value) for word in words), str(raised.value)
+
+
+#: Ways to hand a packed weight on: each has to compare the features itself.
+CALLS: dict[str, Any] = {
+    "linear": lz.linear,
+    "linear_packed": lz.linear_packed,
+    "by name": lambda x, packed: lz.linear(input=x, weight=packed),
+    "which": lambda x, packed: lz.which("linear", x, packed),
+    "explain": lambda x, packed: lz.explain("linear", x=x, weight=packed),
+    "run_kernel": lambda x, packed: lz.run_kernel("torch.linear_packed", x, packed),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_input_of_other_features_is_refused(dtype: torch.dtype, call: Any) -> None:
+    """Also one of the padding's width: bfloat16 is padded to 32 features, which the blocks cannot tell from the weight's."""
+    packed = lz.pack(torch.randn(8, 30).to(dtype))
+    call(torch.randn(2, 30).to(dtype), packed)
+    for features in (0, 1, 17, 29, 31, 32, 64):
+        with pytest.raises(lz.InvalidCallError) as raised:
+            call(torch.randn(2, features).to(dtype), packed)
+        assert raised.value.code == "WRONG_SHAPE" and "30" in raised.value.hint
+        assert f"the input has {features} features, the packed weight takes 30" in str(raised.value)
+
+
+def test_torch_compile_refuses_an_input_of_other_features() -> None:
+    packed = lz.pack(torch.randn(8, 30).bfloat16())
+    function = torch.compile(lambda x: lz.linear(x, packed), backend="eager")
+    with pytest.raises(lz.InvalidCallError, match="the input has 17 features, the packed weight takes 30"):
+        function(torch.randn(2, 17).bfloat16())
+
+
+def test_an_input_that_is_no_tensor_is_refused_as_ever() -> None:
+    packed = lz.pack(torch.randn(8, 30))
+    for wrong in ([1.0], None, torch.tensor(1.0)):
+        with pytest.raises(lz.LayerZeroError):
+            lz.linear(wrong, packed)

@@ -9,6 +9,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
+use crate::error;
 use crate::front::{Front, Slots};
 
 /// The class of packed weights, once `layerzero.packing` has named it. It is never freed.
@@ -64,7 +65,15 @@ pub fn unwrapped<'py>(
     // SAFETY: a live object, which the caller holds.
     let weight = unsafe { Bound::from_borrowed_ptr(py, slots[at]) };
     let (blocks, interleave) = (weight.getattr(intern!(py, "blocks"))?, weight.getattr(intern!(py, "interleave"))?);
-    let outs = weight.getattr(intern!(py, "shape"))?.get_item(0)?;
+    let shape = weight.getattr(intern!(py, "shape"))?;
+    let outs = shape.get_item(0)?;
+    if let Some(input) =
+        front.signature.arguments.iter().position(|a| a.name == "input").filter(|&i| !slots[i].is_null())
+    {
+        // SAFETY: as above.
+        let input = unsafe { Bound::from_borrowed_ptr(py, slots[input]) };
+        same_features(py, front.name(), &input, shape.get_item(1)?.extract()?)?;
+    }
     for (name, value) in [("weight", &blocks), ("out_features", &outs), ("interleave", &interleave)] {
         if let Some(place) = place(name)
             && (name == "weight" || theirs[place].is_null())
@@ -73,4 +82,18 @@ pub fn unwrapped<'py>(
         }
     }
     Ok(Unwrapped { slots: theirs, _held: [blocks, outs, interleave] })
+}
+
+/// Refuses an input that has not the features of the weight. The blocks do not tell: what pads them looks like features.
+/// What is no tensor, or has no dimension, is refused where the call is read.
+fn same_features(py: Python<'_>, function: &str, input: &Bound<'_, PyAny>, expected: i64) -> PyResult<()> {
+    let Ok(shape) = input.getattr(intern!(py, "shape")) else { return Ok(()) };
+    let Ok(given) = shape.get_item(-1).and_then(|size| size.extract::<i64>()) else { return Ok(()) };
+    if given == expected {
+        return Ok(());
+    }
+    let text = format!("lz.{function}: the input has {given} features, the packed weight takes {expected}");
+    let hint =
+        format!("pass an input whose last dimension is {expected}, or the packed weight of the layer for this input");
+    Err(error::invalid(py, "WRONG_SHAPE", &text, &hint))
 }

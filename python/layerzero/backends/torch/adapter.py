@@ -84,6 +84,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "torch.add_rms_norm.one_row": norm.fused_add_rms_norm_one_row,
     "torch.linear": feedforward.linear_kernel,
     "torch.linear_packed": feedforward.linear_packed,
+    "torch.linear_packed.many_rows": feedforward.linear_packed,
     "torch.linear_packed.float16": feedforward.linear_packed,
     "torch.mlp": feedforward.fused_mlp,
     "torch.mlp.wide": feedforward.fused_mlp_wide,
