@@ -87,7 +87,10 @@ def test_every_candidate_is_a_registered_kernel_with_a_rank_or_reasons(case: Cas
     for candidate in refused:
         assert candidate.reasons and candidate.rank is None and candidate.score is None
     of_the_operation = {(k.kernel_id, k.version) for k in lz.list_kernels(report.op)}
-    assert {(c.kernel_id, c.version) for c in report.candidates} == of_the_operation
+    left_out = of_the_operation - {(c.kernel_id, c.version) for c in report.candidates}
+    assert len(of_the_operation) == len(report.candidates) + len(left_out)
+    # Kernels for calls with sinks are not told of in calls without.
+    assert all("sinks" in kernel_id for kernel_id, _ in left_out), left_out
 
 
 @every_case

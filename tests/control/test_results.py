@@ -105,8 +105,8 @@ CONTEXTS = {"avoid", "deterministic", "disabled", "layout", "patched", "prefer"}
 TEXT_OR_PATH = {"model_hash", "save_manifest", "write_lockfile"}
 RESULTS_OF_KERNELS = {"detokenize", "page_tables", "run_kernel", "scaled_dot_product_attention", "tokenize"}
 DECORATORS = {"register_kernel"}
-#: What holds a model that was changed; its report is an answer, with tests of its own.
-HOLDERS = {"optimize"}
+#: What holds a model that was changed, whose report is an answer with tests of its own; and what holds a weight.
+HOLDERS = {"optimize", "pack"}
 #: Answers that fill, or that wrap a model.
 LIVE = (lz.WarmupReport, lz.Recording, lz.Plan)
 

@@ -89,7 +89,7 @@ def test_programmatic_configuration(heads_of_64: tuple[Tensor, Tensor, Tensor], 
     lz.unlock("attention.causal")
 
     # Temporary override (context manager)
-    lz.configure(prefer_sources=[], avoid_sources=["xformers", "torch", "flash_attn"])
+    lz.configure(prefer_sources=[], avoid_sources=["xformers", "torch", "flash_attn", "lz_cpu"])
     with lz.prefer("flashinfer"):
         output = lz.attention(q, k, v, layout="BSHD")
     assert flash_attention.pop().startswith("flashinfer.") and output.shape == q.shape

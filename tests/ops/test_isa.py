@@ -114,6 +114,9 @@ def needed() -> dict[str, set[str]]:
     ours += ["linear", "linear_packed"]
     ours += [f"attention.{kind}.decode" for kind in ("standard", "gqa", "cross")]
     ours += [f"attention.{kind}.decode.paged" for kind in ("standard", "gqa")]
+    ours += [f"attention.{kind}.prefill" for kind in ("standard", "gqa", "cross")]
+    ours += [f"attention.{kind}.prefill.varlen" for kind in ("standard", "gqa")]
+    ours += ["sample_topk", "sample_topp"]
     wanted |= {f"lz_cpu.{name}.avx2": {"avx2"} for name in ours}
     avx512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
     wanted |= {"lz_cpu.linear_packed.avx512_bf16": {*avx512, "avx512bf16"}}

@@ -258,9 +258,9 @@ def _replays() -> bool:
 
 def _tracing(*tensors: Any) -> bool:
     """Whether numbers cannot be read: a graph is being recorded or replayed, or the tensors have none."""
-    if _stored.get() or _replays() and any(isinstance(t, torch.Tensor) and t.is_cuda for t in tensors):
+    if torch.compiler.is_compiling() or torch._C._is_tracing() or _stored.get():
         return True
-    if torch.compiler.is_compiling() or torch._C._is_tracing():
+    if _replays() and any(isinstance(t, torch.Tensor) and t.is_cuda for t in tensors):
         return True
     return any(isinstance(t, FakeTensor) or isinstance(t, torch.Tensor) and t.is_meta for t in tensors)
 
