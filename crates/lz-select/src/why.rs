@@ -449,7 +449,9 @@ impl fmt::Display for Why {
             Why::Pin { origin } => write!(f, "pinned by {origin}"),
             Why::Lock { rule, among: Ranked::Only } => write!(f, "locked by '{rule}'"),
             Why::Lock { rule, among } => write!(f, "locked by '{rule}'; of those it names: {among}"),
-            Why::SdpaKernel { allowed } => write!(f, "the first that can serve the call of those that torch's sdpa_kernel allows ({allowed})"),
+            Why::SdpaKernel { allowed } => {
+                write!(f, "the first that can serve the call of those that torch's sdpa_kernel allows ({allowed})")
+            }
             Why::Ranking(ranked) => ranked.fmt(f),
         }
     }
