@@ -32,6 +32,8 @@ pub enum Behind {
     NotCompiled,
     /// The policy's points put it lower.
     Policy,
+    /// It is the reference: while another kernel has no time, the time of the reference is no reason to choose it.
+    Reference,
 }
 
 /// Candidates that are behind the chosen one for another reason than time or score.
@@ -348,10 +350,12 @@ impl Ranking<'_> {
         let (first, other) = (&self.candidates[first], &self.candidates[other]);
         if other.cold && !first.cold {
             Behind::NotCompiled
-        } else if first.terms.precedence() == other.terms.precedence() {
-            Behind::Untrusted
-        } else {
+        } else if first.terms.precedence() != other.terms.precedence() {
             Behind::Policy
+        } else if other.estimate.is_some_and(|e| e.trusted) && other.reference && !first.reference {
+            Behind::Reference
+        } else {
+            Behind::Untrusted
         }
     }
 }
@@ -363,6 +367,7 @@ impl Behind {
             Behind::Untrusted => "whose time is not trusted",
             Behind::NotCompiled => "which has to be compiled first",
             Behind::Policy => "which the policy ranks lower",
+            Behind::Reference => "which is the reference, the last resort",
         }
     }
 }

@@ -72,6 +72,7 @@ impl Told<'_> {
             Behind::Untrusted => prop_assert!(other.estimate.is_some_and(|e| !e.trusted)),
             Behind::NotCompiled => prop_assert!(other.cold && !first.cold),
             Behind::Policy => prop_assert!(other.terms.policy < first.terms.policy),
+            Behind::Reference => prop_assert!(other.reference && !first.reference),
         }
         Ok(())
     }
@@ -188,6 +189,11 @@ fn is_order_explained(decision: &Decision, a: usize, b: usize) -> bool {
         return above.terms.total() >= below.terms.total();
     }
     let time = |c: &Candidate| c.estimate.filter(|e| e.trusted).map_or(f64::INFINITY, |e| e.median_us);
+    // A kernel without a time goes before the reference, even one that has a time.
+    let is_untimed = |c: &Candidate| c.reasons.is_empty() && !c.reference && time(c).is_infinite();
+    if above.reference != below.reference && decision.candidates.iter().any(is_untimed) {
+        return below.reference || standing(above) > standing(below);
+    }
     let group = |i: usize| decision.candidates[i].tied_with.unwrap_or(i);
     standing(above) > standing(below) || group(a) == group(b) || time(above) <= time(below) || {
         let fastest = &decision.candidates[group(a)];
