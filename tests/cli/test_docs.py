@@ -63,7 +63,7 @@ def plain(text: str) -> list[str]:
     # Whether a library was imported depends on what ran before.
     text = text.replace(", not imported yet", "")
     text = re.sub(r"[\d.]+ \wB available", "some memory available", text)
-    text = re.sub(r"(?m)^lz_cpu\.\S+ \['INSTRUCTION_SET_MISMATCH'\]\n?", "", text)
+    text = re.sub(r"(?m)^lz_cpu\.\S+ \['INSTRUCTION_SET_MISMATCH'(?:, 'INSTRUCTION_SET_MISMATCH')*\]\n?", "", text)
     text = re.sub(r"\[INSTRUCTION_SET_MISMATCH\][^;\n]*(; )?|'INSTRUCTION_SET_MISMATCH', ", "", text)
     text = re.sub(r"\d+ kernels for other hardware", "kernels for other hardware", text)
     text = re.sub(r"(?m)^kernels: .*", "kernels", re.sub(r"(?m)^  [1-9]\d*: \w+ .*\n", "", text))
