@@ -3,7 +3,7 @@
 use lz_model::schema::Output;
 use lz_model::{
     Arena, BindRules, CallError, Catalog, DType, HostCall, KernelError, Layout, NamedCall, Op, ParamValue, Tensor,
-    TensorMeta, TensorView, Threads,
+    TensorMeta, TensorView, TensorViewMut, Threads,
 };
 
 use crate::{Builtin, KERNELS};
@@ -56,25 +56,48 @@ pub fn call(
     params: &[(&str, ParamValue)],
     layout: Option<Layout>,
 ) -> Result<Vec<(&'static str, Tensor)>, CallRefError> {
-    call_into(name, inputs, params, layout, Tensor::zeros, (None, 0, Threads::ONE))
+    call_into(name, inputs, params, layout, Tensor::zeros, &How::default())
 }
 
-/// [`call`], with results that start out as what `blank` makes of a dtype and a shape, by another kernel than the reference:
-/// which, bytes of scratch memory, and its threads.
+/// Runs a kernel on views of its results.
+type Run<'a> = &'a mut dyn FnMut(&mut [TensorViewMut<'_>]) -> Result<(), KernelError>;
+
+/// How [`call_into`] makes its call; by default as [`call`] does.
+pub(crate) struct How<'a> {
+    /// The kernel; the reference where it is `None`.
+    pub kernel: Option<Builtin>,
+    /// Bytes of scratch memory.
+    pub scratch: usize,
+    pub threads: Threads<'a>,
+    /// Lets the kernel write to the results.
+    pub lend: fn(&mut [(&'static str, Tensor)], Run<'_>) -> Result<(), KernelError>,
+}
+
+impl Default for How<'_> {
+    fn default() -> Self {
+        How { kernel: None, scratch: 0, threads: Threads::ONE, lend: in_place }
+    }
+}
+
+fn in_place(results: &mut [(&'static str, Tensor)], run: Run<'_>) -> Result<(), KernelError> {
+    run(&mut results.iter_mut().map(|(_, tensor)| tensor.view_mut()).collect::<Vec<_>>())
+}
+
+/// [`call`], with results that start out as what `blank` makes of a dtype and a shape.
 pub(crate) fn call_into(
     name: &str,
     inputs: &[(&str, TensorView<'_>)],
     params: &[(&str, ParamValue)],
     layout: Option<Layout>,
     blank: impl Fn(DType, &[i64]) -> Tensor,
-    (kernel, scratch, threads): (Option<Builtin>, usize, Threads<'_>),
+    how: &How<'_>,
 ) -> Result<Vec<(&'static str, Tensor)>, CallRefError> {
     let metas: Vec<(&str, TensorMeta<'_>)> =
         inputs.iter().map(|(name, view)| (*name, TensorMeta::of(view.as_ref()))).collect();
     let named = NamedCall { inputs: metas, params: params.to_vec(), layout, ..NamedCall::new() };
     let (ordered, bound) = Catalog::get().resolve(name, &named, &BindRules::default(), |_| None)?;
     let op = Catalog::get().op(bound.query.op());
-    let kernel = kernel.or_else(|| reference_of(op)).ok_or(CallRefError::NoReference { op: op.id() })?;
+    let kernel = how.kernel.or_else(|| reference_of(op)).ok_or(CallRefError::NoReference { op: op.id() })?;
 
     let mut views: Vec<Option<TensorView<'_>>> = vec![None; op.schema().inputs.len()];
     for (name, view) in inputs {
@@ -99,9 +122,10 @@ pub(crate) fn call_into(
         results.extend(tensor.map(|tensor| (output.name(), tensor)));
     }
 
-    let mut outputs: Vec<_> = results.iter_mut().map(|(_, tensor)| tensor.view_mut()).collect();
-    let call = HostCall { query: &bound.query, inputs: &views, params: &params, outputs: &mut outputs };
-    call.run((&mut Arena::default(), scratch), threads, |args| kernel.run(args))?;
+    (how.lend)(&mut results, &mut |outputs| {
+        let call = HostCall { query: &bound.query, inputs: &views, params: &params, outputs };
+        call.run((&mut Arena::default(), how.scratch), how.threads, |args| kernel.run(args))
+    })?;
     Ok(results)
 }
 

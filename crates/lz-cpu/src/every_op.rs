@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use lz_model::schema::{DTypeRule, Input, LayoutRule, OpKind, OpSchema, Sizes};
-use lz_model::{Catalog, DType, Layout, ParamRole, ParamType, ParamValue, Tensor, TensorView, Threads, indices};
+use lz_model::{Catalog, DType, Layout, ParamRole, ParamType, ParamValue, Tensor, TensorView, indices};
 
 use crate::CallRefError;
-use crate::call::call_into;
+use crate::call::{How, call_into};
 
 /// A small generator (SplitMix64), so that a failure is found again.
 struct Rng(u64);
@@ -155,7 +155,7 @@ impl Case {
         blank: fn(DType, &[i64]) -> Tensor,
     ) -> Result<Vec<Tensor>, CallRefError> {
         let inputs: Vec<_> = self.inputs.iter().map(|(name, _)| *name).zip(views.iter().cloned()).collect();
-        let results = call_into(schema.id, &inputs, &self.params, self.layout, blank, (None, 0, Threads::ONE))?;
+        let results = call_into(schema.id, &inputs, &self.params, self.layout, blank, &How::default())?;
         Ok(results.into_iter().map(|(_, tensor)| tensor).collect())
     }
 }

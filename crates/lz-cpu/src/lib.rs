@@ -32,6 +32,9 @@
 mod call;
 #[cfg(test)]
 mod every_op;
+#[cfg(test)]
+#[allow(unsafe_code)]
+mod guarded;
 mod kernel;
 #[allow(unsafe_code)]
 mod pool;

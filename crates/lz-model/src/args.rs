@@ -68,18 +68,18 @@ impl<'t> KernelArgs<'_, 't> {
 }
 
 /// A call on tensors in host memory, to be handed to a kernel.
-pub struct HostCall<'v, 't> {
+pub struct HostCall<'v, 'i, 'o> {
     /// The bound call.
     pub query: &'v Query,
     /// The tensors that are read; `None` for those not given and for those that are updated.
-    pub inputs: &'v [Option<TensorView<'t>>],
+    pub inputs: &'v [Option<TensorView<'i>>],
     /// Every parameter of the schema, defaults filled in.
     pub params: &'v [ParamValue],
     /// The tensors that are written, in the order of the schema's outputs. An updated input stands here.
-    pub outputs: &'v mut [TensorViewMut<'t>],
+    pub outputs: &'v mut [TensorViewMut<'o>],
 }
 
-impl HostCall<'_, '_> {
+impl HostCall<'_, '_, '_> {
     /// Makes the call: `scratch` bytes of scratch memory out of an arena, which grows if it has to.
     pub fn run(
         self,

@@ -38,7 +38,7 @@ impl Attempt<'_> {
     }
 
     /// Calls the kernel of a step, with the scratch memory it says it needs and every thread there is.
-    fn call(&self, step: &Step, call: HostCall<'_, '_>) -> Result<(), KernelError> {
+    fn call(&self, step: &Step, call: HostCall<'_, '_, '_>) -> Result<(), KernelError> {
         let scratch = self.scope.workspace_of(step, call.query);
         step.executable.run(call, scratch, lz_cpu::threads(usize::MAX))
     }

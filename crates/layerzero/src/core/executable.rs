@@ -57,7 +57,7 @@ impl Executable {
     }
 
     /// Runs it on tensors in host memory, with so many bytes of scratch memory.
-    pub fn run(&self, call: HostCall<'_, '_>, scratch: i64, threads: Threads<'_>) -> Result<(), KernelError> {
+    pub fn run(&self, call: HostCall<'_, '_, '_>, scratch: i64, threads: Threads<'_>) -> Result<(), KernelError> {
         let scratch = usize::try_from(scratch).unwrap_or(0);
         call.run((&mut Arena::default(), scratch), threads, |args| self.call(args))
     }

@@ -2,7 +2,8 @@
 
 use lz_model::{DType, DTypeSet, Layout, ParamValue, Tensor, TensorView};
 
-use crate::call::call_into;
+use crate::call::{How, call_into};
+use crate::guarded::{Guarded, Side, lend};
 use crate::{Builtin, CallRefError, call, descriptors};
 
 /// Which kernels are compared with the reference of which operation.
@@ -46,7 +47,8 @@ impl Agreement {
         found
     }
 
-    /// Calls every kernel this CPU has the instructions for, on one thread and on three.
+    /// Calls every kernel this CPU has the instructions for: on one thread with memory that ends where its tensors end, and on
+    /// three with memory that begins where they begin.
     fn each(
         &self,
         inputs: &Inputs<'_>,
@@ -58,9 +60,20 @@ impl Agreement {
         let blank =
             |dtype, shape: &[i64]| Tensor::from_f64(dtype, shape, &vec![-77.0; shape.iter().product::<i64>() as usize]);
         for (kernel, id) in self.kernels(inputs) {
-            for threads in [1, 3] {
-                let by = (Some(kernel), 1 << 20, crate::threads(threads));
-                let result = call_into(self.op, inputs, params, layout, blank, by);
+            for (threads, side) in [(1, Side::Behind), (3, Side::Before)] {
+                let copies: Vec<Guarded> = inputs.iter().map(|(_, view)| Guarded::copy(view, side)).collect();
+                let inputs = inputs.iter().zip(&copies).map(|((name, view), copy)| (*name, copy.view(view)));
+                let inputs: Vec<_> = inputs.collect();
+                let how = How {
+                    kernel: Some(kernel),
+                    scratch: 1 << 20,
+                    threads: crate::threads(threads),
+                    lend: match side {
+                        Side::Before => |results, run| lend(results, Side::Before, run),
+                        Side::Behind => |results, run| lend(results, Side::Behind, run),
+                    },
+                };
+                let result = call_into(self.op, &inputs, params, layout, blank, &how);
                 let lacks = |e: &CallRefError| e.to_string().starts_with("this CPU lacks");
                 if !result.as_ref().is_err_and(lacks) {
                     with(&id, result);
