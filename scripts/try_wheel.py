@@ -30,6 +30,7 @@ FUNCTIONS = (
     ("paged", "paged_attention"),
     ("attention", "attention"),
     ("activation.gelu", "gelu"),
+    ("activation.softmax", "softmax"),
     ("activation.silu_mul", "silu_mul"),
     ("dequantize", "dequantize"),
     ("quantize", "quantize"),

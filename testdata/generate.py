@@ -81,6 +81,7 @@ OPS = [
     "mlp.fused",
     "activation.silu_mul",
     "activation.gelu",
+    "activation.softmax",
     "sampling.topk",
     "sampling.topp",
     "sampling.speculative",

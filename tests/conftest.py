@@ -182,6 +182,7 @@ FUNCTIONS = {
     "fused_mlp": Function("fused_mlp", ("input", "up_weight", "down_weight", "gate_weight", "activation")),
     "silu_mul": Function("silu_mul", ("gate", "up")),
     "gelu": Function("gelu", ("input", "approximate")),
+    "softmax": Function("softmax", ("input",)),
     "sample_topk": Function("sample_topk", ("logits", "k")),
     "sample_topp": Function("sample_topp", ("logits", "p")),
     "speculative_verify": Function("speculative_verify", ("draft_ids", "draft_probs", "target_probs"), out=False),

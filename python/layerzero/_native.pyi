@@ -127,6 +127,7 @@ __all__ = [
     "settle_changes",
     "settle_names",
     "silu_mul",
+    "softmax",
     "solve",
     "sparse_attention",
     "speculative_verify",
@@ -1025,6 +1026,27 @@ def gelu(input: _Array, approximate: str = "none", *, out: _Array | None = None)
         output: tensor shaped like input.
 
     Operations: activation.gelu. See which kernel runs with lz.which and lz.explain.
+    """
+
+def softmax(input: _Array, *, out: _Array | None = None) -> _Array:
+    """Softmax over the last dimension.
+
+    out = exp(x - max(x)) / sum(exp(x - max(x))), with the maximum and the sum over the last dimension
+
+    Edge cases:
+        - Case: a row is nothing but minus infinity, or has plus infinity in it.
+          Result: NaN in the whole row, as torch does.
+        - Case: a result is below the smallest normal number of its dtype.
+          Result: that number, or 0.
+
+    Args:
+        input: tensor (..., width); float64, float32, float16, bfloat16. Also: x.
+        out: tensor the result is written to; a new one when not given.
+
+    Returns:
+        output: tensor shaped like input.
+
+    Operations: activation.softmax. See which kernel runs with lz.which and lz.explain.
     """
 
 def sample_topk(

@@ -31,7 +31,7 @@ def each(f: Any, x: np.ndarray) -> np.ndarray:
     return np.array([f(float(v)) for v in x.ravel()]).reshape(x.shape)
 
 
-SILU_MUL, GELU = "activation.silu_mul", "activation.gelu"
+SILU_MUL, GELU, SOFTMAX = "activation.silu_mul", "activation.gelu", "activation.softmax"
 
 
 def _silu_mul(name: str, gate: Tensor, up: Tensor, call: str = SILU_MUL) -> Case:
@@ -89,7 +89,42 @@ def _gelus() -> Iterator[Case]:
     yield _gelu("alias_gelu", x, call="gelu")
 
 
-CASES = {SILU_MUL: _silu_muls, GELU: _gelus}
+def softmax(x: np.ndarray) -> np.ndarray:
+    """Each row: e^(x - its largest), over their sum."""
+    out = np.zeros(x.shape)
+    for row in np.ndindex(x.shape[:-1]):
+        weights = [exp(float(v) - max(x[row])) for v in x[row]]
+        out[row] = [weight / sum(weights) for weight in weights]
+    return out
+
+
+def _softmax(name: str, x: Tensor, call: str = SOFTMAX, spoiled: int | None = None) -> Case:
+    out = softmax(x.values)
+    if spoiled is not None:
+        out[spoiled] = NAN
+    return Case(name, call, {"input": x}, {"output": Expected(x.dtype, out)})
+
+
+def _softmaxes() -> Iterator[Case]:
+    for dtype in FLOATS:
+        draw = Draw(SOFTMAX, dtype)
+        yield _softmax(dtype, draw.floats(dtype, 3, 5, bound=5.0))
+        # Numbers whose exponentials are too large for the dtype, and differences whose exponentials are too small.
+        yield _softmax(f"{dtype}_large", tensor(dtype, [[10000.0, 10008.0, -10000.0], [-10000.0, -10008.0, -10000.0]]))
+    x = Draw(SOFTMAX, "edges").coarse("float32", 3, 4, bound=4.0)
+    yield _softmax("nan_spreads_in_its_row", with_value(x, (1, 2), NAN), spoiled=1)
+    yield _softmax("one_column", tensor("float32", x.values[:, :1]))
+    yield _softmax("rank_1", tensor("float32", x.values[0]))
+    yield _softmax("rank_3", Draw(SOFTMAX, "rank_3").coarse("float16", 2, 2, 3))
+    yield _softmax("no_rows", tensor("float32", np.zeros((0, 4))))
+    yield _softmax("no_columns", tensor("float32", np.zeros((2, 0))))
+    yield _softmax("transposed", transposed(x, 0, 1))
+    yield _softmax("gaps", every_other(x))
+    yield _softmax("padded_bfloat16", padded_rows(tensor("bfloat16", x.values)))
+    yield _softmax("alias_softmax", x, "softmax")
+
+
+CASES = {SILU_MUL: _silu_muls, GELU: _gelus, SOFTMAX: _softmaxes}
 
 
 def check() -> None:

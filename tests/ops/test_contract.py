@@ -152,6 +152,7 @@ SIMPLE: dict[str, Callable[[], dict[str, Any]]] = {
     "fused_mlp": lambda: {"input": rand(3, 8), "up_weight": rand(6, 8), "down_weight": rand(8, 6)},
     "silu_mul": lambda: {"gate": rand(3, 8), "up": rand(3, 8, seed=1)},
     "gelu": lambda: {"input": rand(3, 8)},
+    "softmax": lambda: {"input": rand(3, 8)},
     "sample_topk": lambda: {"logits": rand(3, 8), "k": 3, "uniform": torch.full((3,), 0.4)},
     "sample_topp": lambda: {"logits": rand(3, 8), "p": 0.8, "uniform": torch.full((3,), 0.4)},
 }

@@ -11,13 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import FLOATS, Draw, Stored, array, draws, examples, put_nan, seldom, stored
 
-STORED = stored("silu_mul", "activation.silu_mul") + stored("gelu", "activation.gelu")
+STORED = (
+    stored("silu_mul", "activation.silu_mul")
+    + stored("gelu", "activation.gelu")
+    + stored("softmax", "activation.softmax")
+)
 
 
 def expected(name: str, kwargs: dict[str, Any]) -> list[Expected]:
     """What a call gives."""
     if name == "gelu":
         answer = reference.gelu(array(kwargs["input"]), kwargs.get("approximate", "none"))
+        return [Expected(answer.values, kwargs["input"].dtype, answer.growth)]
+    if name == "softmax":
+        answer = reference.softmax(array(kwargs["input"]))
         return [Expected(answer.values, kwargs["input"].dtype, answer.growth)]
     answer = reference.silu_mul(array(kwargs["gate"]), array(kwargs["up"]))
     return [Expected(answer.values, kwargs["gate"].dtype, answer.growth)]
@@ -56,3 +63,9 @@ def test_silu_mul(kwargs: dict[str, Any], family: Family) -> None:
 def test_gelu(kwargs: dict[str, Any], approximate: str | None, family: Family) -> None:
     kwargs = kwargs if approximate is None else kwargs | {"approximate": approximate}
     family.check("gelu", kwargs, expected("gelu", kwargs))
+
+
+@examples(1025)
+@given(kwargs=points("input"))
+def test_softmax(kwargs: dict[str, Any], family: Family) -> None:
+    family.check("softmax", kwargs, expected("softmax", kwargs))

@@ -30,6 +30,7 @@ EDGES = {
     "linear_packed": {"half_activation"},
     "silu_mul": {"infinite"},
     "gelu": {"infinite"},
+    "softmax": {"nothing_finite", "underflow"},
     "sample_topk": {"uniform_range"},
     "sample_topp": {"uniform_range"},
     "speculative_verify": {"uniform_range"},
@@ -204,6 +205,26 @@ def test_gelu_of_large_numbers(dtype: torch.dtype, approximate: str) -> None:
     want = np.maximum(x.double().numpy(), 0.0)
     for kernel, got in results("gelu", input=x, approximate=approximate):
         assert close(got, want, dtype), f"{kernel}: {got.tolist()}"
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_softmax_of_infinities_is_that_of_torch(dtype: torch.dtype) -> None:
+    rows = [[-INF, -INF, -INF], [INF, 0.0, -INF], [INF, INF, 1.0], [-INF, 0.0, -INF]]
+    x = torch.tensor(rows, dtype=dtype)
+    want = [[NAN] * 3] * 3 + [[0.0, 1.0, 0.0]]
+    for kernel, got in results("softmax", input=x):
+        assert close(got, want, dtype), f"{kernel}: {got.tolist()}"
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_softmax_below_the_smallest_normal_number_may_be_zero(dtype: torch.dtype) -> None:
+    tiny = torch.finfo(dtype).tiny
+    x = torch.tensor([[0.0, math.log(tiny) + 1.0, math.log(tiny) - 2.0, -10000.0]], dtype=dtype)
+    want = x.double().softmax(-1)[0]
+    for kernel, got in results("softmax", input=x):
+        assert got[0, 0] == 1.0, kernel
+        off = (got[0, 1:] - want[1:]).abs()
+        assert bool((off <= 1.01 * tiny).all()), f"{kernel}: {got.tolist()}"
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -143,6 +143,7 @@ CASES: dict[str, tuple[str, Make, Callable[..., Any], float]] = {
         1.0,
     ),
     "gelu": ("gelu", lambda d: ((drawn(d, ROWS, 8),), {}), functional.gelu, 1.0),
+    "softmax": ("softmax", lambda d: ((drawn(d, ROWS, 8),), {}), lambda x: functional.softmax(x, -1), 1.0),
     "rope": (
         "rope",
         lambda d: ((drawn(d, 1, ROWS, 2, 16), drawn(d, ROWS, 8), drawn(d, ROWS, 8)), {"layout": "BSHD"}),

@@ -22,6 +22,7 @@ OPS = {
     "rope": "posenc.rope",
     "layer_norm": "norm.layer",
     "gelu": "activation.gelu",
+    "softmax": "activation.softmax",
     "dequantize": "dequantize",
     "embedding": "embedding.lookup",
     "linear": "mlp.linear",
@@ -103,6 +104,12 @@ def _gelu(seed: int, dtype: torch.dtype, _: torch.dtype) -> None:
     x = drawn(seed, 3, 700, dtype=dtype).mul(4.0)
     for form in ("none", "tanh"):
         near(lz.gelu(x, form), F.gelu(x.double(), approximate=form))
+
+
+def _softmax(seed: int, _: torch.dtype, __: torch.dtype) -> None:
+    # Its dtype is float32.
+    x = drawn(seed, 3, (1, 31, 700)[seed % 3]).mul((1.0, 30.0)[seed % 2])
+    near(lz.softmax(x), x.double().softmax(-1))
 
 
 def _embedding(seed: int, dtype: torch.dtype, _: torch.dtype) -> None:
@@ -269,6 +276,7 @@ CALLS: dict[str, Callable[[int, torch.dtype, torch.dtype], None]] = {
     "rope": _rope,
     "layer_norm": _layer_norm,
     "gelu": _gelu,
+    "softmax": _softmax,
     "embedding": _embedding,
     "linear": _linear,
     "dequantize": _dequantize,
@@ -310,6 +318,7 @@ def test_no_python_code_runs_between_the_call_and_the_kernel(kernel: str) -> Non
         "rope": lambda: lz.rope(x, table[:3], table[:3]),
         "layer_norm": lambda: (lz.layer_norm(x, weight=weight, bias=weight), lz.layer_norm(x, (16,), weight, weight)),
         "gelu": lambda: lz.gelu(x, "tanh"),
+        "softmax": lambda: lz.softmax(x),
         "embedding": lambda: lz.embedding(slots, table),
         "linear": lambda: lz.linear(half[0], half),
         "dequantize": lambda: lz.dequantize(bytes_, scales, granularity="per_channel"),

@@ -374,6 +374,15 @@ def gelu(x: Array, approximate: str = "none") -> Answer:
     return Answer(0.5 * x * (1.0 + _erf(x / math.sqrt(2.0))))
 
 
+def softmax(x: Array) -> Answer:
+    """e^(x - max), over its sum, in each row."""
+    if x.shape[-1] == 0:
+        return Answer(x)
+    with np.errstate(invalid="ignore"):
+        weights = np.exp(x - x.max(-1, keepdims=True))
+        return Answer(weights / weights.sum(-1, keepdims=True))
+
+
 def _silu(x: Array) -> Array:
     with np.errstate(over="ignore"):
         return np.asarray(x / (1.0 + np.exp(-x)))

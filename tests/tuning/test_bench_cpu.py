@@ -26,6 +26,7 @@ def test_both_sides_of_every_row_compute_the_same() -> None:
         "rms_norm",
         "layer_norm",
         "gelu",
+        "softmax",
         "silu_mul",
         "embedding",
         "dequantize",

@@ -114,6 +114,9 @@ kernels! {
     SiluMulPortable = simd::silu_mul::SiluMul<simd::Portable>;
     SiluMulAvx2 = simd::silu_mul::SiluMul<simd::Avx2>;
     SiluMulAvx512 = simd::silu_mul::SiluMul<simd::Avx512>;
+    SoftmaxPortable = simd::softmax::Softmax<simd::Portable>;
+    SoftmaxAvx2 = simd::softmax::Softmax<simd::Avx2>;
+    SoftmaxAvx512 = simd::softmax::Softmax<simd::Avx512>;
     RopePortable = simd::rope::Rope<simd::Portable>;
     RopeAvx2 = simd::rope::Rope<simd::Avx2>;
     RopeAvx512 = simd::rope::Rope<simd::Avx512>;
@@ -157,6 +160,7 @@ kernels! {
     LinearPacked = reference::mlp::LinearPacked;
     FusedMlp = reference::mlp::Fused;
     SiluMul = reference::activation::SiluMul;
+    Softmax = reference::activation::Softmax;
     Gelu = reference::activation::Gelu;
     TopK = reference::sampling::TopK;
     TopP = reference::sampling::TopP;

@@ -33,6 +33,8 @@ ROUND_US = 4_000
 SMALL_US = 50.0
 #: Rows and width of norms, and of activations.
 NORMS = ((1, 2048), (16, 768), (512, 4096))
+#: Rows and width of softmax: attention weights of one query and of a prompt, and logits.
+SOFTMAXES = ((1, 4096), (12 * 128, 128), (12 * 512, 512), (1, 50_257))
 ACTIVATIONS = ((1, 3072), (64, 3072), (512, 4096))
 #: Rows, in and out of linear layers.
 LINEARS = ((1, 768, 768), (1, 768, 3072), (1, 4096, 4096), (2, 4096, 4096), (4, 768, 3072), (16, 768, 768))
@@ -94,6 +96,9 @@ def _activations(dtype: Any) -> Iterator[Case]:
         for form in ("none", "tanh"):
             yield Case(f"gelu, {form}", shape, _size(x, x), partial(F.gelu, x, approximate=form), x, form)
         yield Case("silu_mul", shape, _size(x, x, up), partial(silu_mul, x, up), x, up)
+    for rows, width in SOFTMAXES:
+        x = torch.randn(rows, width).to(dtype)
+        yield Case("softmax", f"{rows}x{width}", _size(x, x), partial(torch.softmax, x, -1), x)
 
 
 def _products(dtype: Any) -> Iterator[Case]:

@@ -103,6 +103,7 @@ def _products(made: _Made) -> Iterator[Case]:
     yield Case("silu_mul", lambda: lz.silu_mul(x, x), lambda: F.silu(x) * x)
     yield Case("gelu", lambda: lz.gelu(x), lambda: F.gelu(x))
     yield Case("gelu, tanh", lambda: lz.gelu(x, "tanh"), lambda: F.gelu(x, approximate="tanh"))
+    yield Case("softmax", lambda: lz.softmax(x), lambda: F.softmax(x, -1))
     yield Case("embedding", lambda: lz.embedding(ids, w), lambda: F.embedding(ids, w))
 
 

@@ -73,6 +73,11 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     return F.gelu(input, approximate=approximate)
 
 
+def softmax(input: Tensor) -> Tensor:
+    """Softmax over the last dimension."""
+    return torch.softmax(input, -1)
+
+
 def embedding(indices: Tensor, weight: Tensor) -> Tensor:
     """Rows of a table."""
     return F.embedding(indices, weight)
@@ -169,6 +174,7 @@ FUSED: dict[str, Callable[..., Any]] = {
     "fused_add_rms_norm": fused_add_rms_norm,
     "silu_mul": silu_mul,
     "gelu": gelu,
+    "softmax": softmax,
     "embedding": embedding,
     "rope": rope,
     "alibi_bias": alibi_bias,

@@ -30,6 +30,7 @@ LOWERABLE = frozenset(
         "rms_norm",
         "rope",
         "silu_mul",
+        "softmax",
     ]
 )
 

@@ -14,6 +14,9 @@ pub struct SiluMul;
 /// Gaussian error linear unit.
 pub struct Gelu;
 
+/// Softmax of rows.
+pub struct Softmax;
+
 /// x / (1 + exp(-x)); 0 at minus infinity, its limit.
 pub fn silu(x: f64) -> f64 {
     if x == f64::NEG_INFINITY { 0.0 } else { x / (1.0 + (-x).exp()) }
@@ -64,6 +67,23 @@ impl Reference for Gelu {
     }
 }
 
+impl Reference for Softmax {
+    const OPS: &'static [&'static str] = &["activation.softmax"];
+
+    fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
+        let input = args.tensor("input");
+        for row in 0..args.dim("rows") {
+            let x = read_row(&input, row);
+            let most = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            // Of nothing but minus infinity, and where plus infinity is, this is NaN.
+            let weights: Vec<f64> = x.iter().map(|x| (x - most).exp()).collect();
+            let total: f64 = weights.iter().sum();
+            write_row(&mut args.outputs[0], row, weights.into_iter().map(|weight| weight / total));
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,6 +109,19 @@ mod tests {
         let params = [("approximate", ParamValue::str("tanh"))];
         let near = call("gelu", &[("x", x.view())], &params, None).unwrap()[0].1.to_f64();
         assert!((near[0] - exact[0]).abs() < 3e-4 && near[0] != exact[0]);
+    }
+
+    #[test]
+    fn softmax_is_a_share_of_the_row() {
+        let x = Tensor::from_f64(DType::F64, &[2, 3], &[0.0, 3f64.ln(), f64::NEG_INFINITY, 1e300, 1e300, -1e300]);
+        let out = call("softmax", &[("x", x.view())], &[], None).unwrap()[0].1.to_f64();
+        for (got, wanted) in out.iter().zip([0.25, 0.75, 0.0, 0.5, 0.5, 0.0]) {
+            assert!((got - wanted).abs() < 1e-15, "{got}");
+        }
+        for row in [[f64::NEG_INFINITY; 2], [f64::INFINITY, 0.0], [f64::NAN, 0.0]] {
+            let x = Tensor::from_f64(DType::F64, &[2], &row);
+            assert!(call("softmax", &[("x", x.view())], &[], None).unwrap()[0].1.to_f64()[0].is_nan());
+        }
     }
 
     #[test]

@@ -37,6 +37,7 @@ mod sample_row;
 pub mod sample_topk;
 pub mod sample_topp;
 pub mod silu_mul;
+pub mod softmax;
 #[allow(unsafe_code)]
 pub mod vector;
 

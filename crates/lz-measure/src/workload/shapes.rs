@@ -51,6 +51,7 @@ pub static FORMS: &[(&str, &[&str])] = &[
     ("mlp.fused", &["...rows hidden intermediate"]),
     ("activation.silu_mul", &["...rows width"]),
     ("activation.gelu", &["...rows width"]),
+    ("activation.softmax", &["...rows width"]),
     ("sampling.topk", &["...rows vocab"]),
     ("sampling.topp", &["...rows vocab"]),
     ("sampling.speculative", &["batch draft vocab"]),

@@ -34,6 +34,35 @@ pub static SILU_MUL: OpSchema = OpSchema {
     ..BLANK
 };
 
+/// Softmax of rows.
+pub static SOFTMAX: OpSchema = OpSchema {
+    id: "activation.softmax",
+    family: Family::Activation,
+    also: &["softmax"],
+    summary: "softmax over the last dimension",
+    semantics: "out = exp(x - max(x)) / sum(exp(x - max(x))), with the maximum and the sum over the last dimension",
+    dims: &[ROWS, WIDTH],
+    inputs: &[Input::new("input", "...rows width", DTypeSet::FLOATS).also(&["x"])],
+    outputs: &[Output::like("output", "like:input", "input")],
+    edges: &[
+        Edge {
+            name: "nothing_finite",
+            when: "a row is nothing but minus infinity, or has plus infinity in it",
+            gives: "NaN in the whole row, as torch does",
+            except: "",
+        },
+        Edge {
+            name: "underflow",
+            when: "a result is below the smallest normal number of its dtype",
+            gives: "that number, or 0",
+            except: "",
+        },
+    ],
+    flops: "5 * rows * width",
+    bytes: "2 * rows * width * dtype_bits / 8",
+    ..BLANK
+};
+
 /// Gaussian error linear unit.
 pub static GELU: OpSchema = OpSchema {
     id: "activation.gelu",

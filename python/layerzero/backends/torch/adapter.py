@@ -93,6 +93,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "torch.silu_mul": feedforward.silu_mul,
     "torch.silu_mul.plain": feedforward.silu_mul_plain,
     "torch.gelu": feedforward.gelu_kernel,
+    "torch.softmax": feedforward.softmax,
     "torch.gelu.sigmoid": feedforward.gelu_sigmoid,
     "torch.topk.literal": sampling.topk_literal,
     "torch.topk": sampling.topk,

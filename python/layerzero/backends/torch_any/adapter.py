@@ -65,6 +65,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "torch.any.mlp": feedforward.fused_mlp,
     "torch.any.silu_mul": feedforward.silu_mul_plain,
     "torch.any.gelu": feedforward.gelu_kernel,
+    "torch.any.softmax": feedforward.softmax,
     "torch.any.topk": wide(sampling.topk),
     "torch.any.topk.sorted": wide(sampling.topk_sorted),
     "torch.any.topp": wide(sampling.topp_sorted),

@@ -94,6 +94,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "torch.cuda.silu_mul": feedforward.silu_mul_plain,
     "torch.cuda.silu_mul.reused": feedforward.silu_mul,
     "torch.cuda.gelu": feedforward.gelu_kernel,
+    "torch.cuda.softmax": feedforward.softmax,
     "torch.cuda.topk.literal": topk_literal,
     "torch.cuda.topp.literal": topp_literal,
     "torch.cuda.topk": sampling.topk,

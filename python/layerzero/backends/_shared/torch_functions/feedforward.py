@@ -150,6 +150,16 @@ def gelu_kernel(input: Tensor, approximate: str) -> Tensor:
     return gelu(input, approximate=approximate)
 
 
+def _softmax_call(input: Tensor) -> tuple[Any, ...]:
+    return torch.softmax, (input, -1), {}
+
+
+@direct(_softmax_call)
+def softmax(input: Tensor) -> Tensor:
+    """torch's own softmax, over the last dimension."""
+    return torch.softmax(input, -1)
+
+
 def gelu_sigmoid(input: Tensor, approximate: str) -> Tensor:
     """The form by tanh, as a sigmoid, which is cheaper: (1 + tanh(y)) / 2 = sigmoid(2 y)."""
     if approximate != "tanh":

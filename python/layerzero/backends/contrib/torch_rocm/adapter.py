@@ -43,4 +43,5 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "torch.rocm.mlp": feedforward.fused_mlp,
     "torch.rocm.silu_mul": feedforward.silu_mul_plain,
     "torch.rocm.gelu": feedforward.gelu_kernel,
+    "torch.rocm.softmax": feedforward.softmax,
 }
