@@ -44,6 +44,7 @@ const CALLS: &[&str] = &[
     "mlp.fused --shape input=4x8 --shape up_weight=16x8 --shape down_weight=8x16 --shape gate_weight=16x8 --param activation=gelu",
     "activation.silu_mul --shape gate=4x8 --shape up=4x8",
     "activation.gelu --shape input=4x8 --param approximate=tanh",
+    "activation.softmax --dtype bf16 --shape input=2x4x8",
     "sampling.topk --shape logits=4x50 --shape uniform=4 --param k=5",
     "sampling.topp --shape logits=4x50 --param p=0.9 --param seed=7",
     "sampling.speculative --shape draft_ids=2x3 --shape draft_probs=2x3x10 --shape target_probs=2x4x10 --shape uniform=2x4",

@@ -179,6 +179,7 @@ fn gives() -> Vec<Gives> {
             one(F64, &[2, 3, 8]),
         ),
         Gives("gelu", made(vec![t("x", F16, &[2, 3, 8])]), "activation.gelu", one(F16, &[2, 3, 8])),
+        Gives("softmax", made(vec![t("x", Bf16, &[3, 8])]), "activation.softmax", one(Bf16, &[3, 8])),
         Gives(
             "sampling.topk",
             logits(&[2, 3, 50]).param("k", ParamValue::Int(7)),
