@@ -143,6 +143,7 @@ SHAPES: dict[str, dict[str, str]] = {
     "mlp.linear.packed": {"input": "...rows in_features", "weight": "panels groups 32 interleave"},
     "mlp.fused": {"input": "...rows hidden", "up_weight": "intermediate hidden"},
     "activation.gelu": {"input": "...rows width"},
+    "activation.softmax": {"input": "...rows width"},
     "norm.rms": {"input": "...rows hidden"},
     "norm.fused_add_rms": {"input": "...rows hidden"},
     "quantize": {"input": "...rows cols"},

@@ -297,6 +297,7 @@ CASES = [
     ),
     Case("gelu", "gelu", _made(lambda randn, n: ((randn(2, n, 16),), {})), reference.gelu, (0,)),
     Case("gelu-tanh", "gelu", _made(lambda randn, n: ((randn(n, 16), "tanh"), {})), reference.gelu, (0,)),
+    Case("softmax", "softmax", _made(lambda randn, n: ((randn(2, n, 16),), {})), reference.softmax, (0,)),
     Case(
         "sample_topk",
         "sample_topk",
