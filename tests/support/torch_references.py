@@ -323,6 +323,12 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     return gate * torch.sigmoid(gate) * up
 
 
+def softmax(input: Tensor) -> Tensor:
+    """Shares of each row, by the definition."""
+    weights = (input - input.amax(-1, keepdim=True)).exp()
+    return weights / weights.sum(-1, keepdim=True)
+
+
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     """Gaussian error linear unit."""
     if approximate == "tanh":
