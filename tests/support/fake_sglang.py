@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ class ForwardMode(enum.IntEnum):
     TARGET_VERIFY = 5
 
 
-class AttentionBackend:
+class AttentionBackend(ABC):
     """What a backend is."""
 
     def __init__(self) -> None:
@@ -48,9 +49,10 @@ class AttentionBackend:
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
         """The part of a description that is captured."""
 
+    # SGLang's own raises: a backend whose steps are captured must have this one.
+    @abstractmethod
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         """The length of rows that fill up a batch."""
-        raise NotImplementedError
 
     def forward_decode(
         self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any
