@@ -128,9 +128,9 @@ def installed() -> Iterator[None]:
         "sglang.srt.mem_cache.memory_pool": {"KVWriteLoc": KVWriteLoc},
         "sglang.srt.server_args": arguments,
     }
-    ours = ("sglang", "sglang_attention")
-    before = {name: sys.modules.pop(name, None) for name in [*contents, *(f"layerzero.integrations.{o}" for o in ours)]}
-    held = {name: integrations.__dict__.pop(name, None) for name in ours}
+    ours = ("layerzero.integrations.sglang", "layerzero.integrations.sglang.attention")
+    before = {name: sys.modules.pop(name, None) for name in (*contents, *ours)}
+    held = integrations.__dict__.pop("sglang", None)
     for name, members in contents.items():
         module = ModuleType(name)
         module.__spec__ = ModuleSpec(name, None, is_package=True)
@@ -147,10 +147,9 @@ def installed() -> Iterator[None]:
             sys.modules.pop(name, None)
             if module_before is not None:
                 sys.modules[name] = module_before
-        for last, module_before in held.items():
-            integrations.__dict__.pop(last, None)
-            if module_before is not None:
-                setattr(integrations, last, module_before)
+        integrations.__dict__.pop("sglang", None)
+        if held is not None:
+            integrations.__dict__["sglang"] = held
 
 
 def runner(pool: Any, tables: torch.Tensor, page_size: int) -> SimpleNamespace:

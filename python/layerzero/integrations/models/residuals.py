@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from layerzero._native import fused_add_rms_norm
-from layerzero.integrations.replacing import Forward, is_replaced, scale_of
-from layerzero.integrations.rewriting import around, assigned, definition_of, is_name
+from layerzero.integrations.models.replacing import Forward, is_replaced, scale_of
+from layerzero.integrations.models.rewriting import around, assigned, definition_of, is_name
 
 __all__ = ["fused"]
 

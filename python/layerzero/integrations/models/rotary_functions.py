@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from layerzero._native import rope
-from layerzero.integrations.replacing import close
+from layerzero.integrations.models.replacing import close
 
 __all__ = ["files_of", "release", "take"]
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from layerzero import _native, control, fingerprints, layouts, lifecycle, loading, packing, torch_state
 from layerzero.arrays import Quantized
 from layerzero.errors import InvalidCallError, UnsupportedTensorError
-from layerzero.integrations import autocast, batching, fakes, gradients, lowering
-from layerzero.integrations.fakes import DEFAULT_LAYOUT, SEED_TENSOR
-from layerzero.integrations.operators import LOWERING, OPERATORS, Operator
+from layerzero.integrations.torch_operators import autocast, batching, fakes, gradients, lowering
+from layerzero.integrations.torch_operators.fakes import DEFAULT_LAYOUT, SEED_TENSOR
+from layerzero.integrations.torch_operators.operators import LOWERING, OPERATORS, Operator
 
 __all__ = ["call_traced", "register", "register_tracing"]
 

@@ -36,7 +36,7 @@ def fixed_cache(model: Any) -> Callable[[], None] | None:
 
     @functools.wraps(inner)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        from layerzero.integrations import step_graphs
+        from layerzero.integrations.models import step_graphs
 
         if step_graphs.of(self) is not None and not _has_its_own(self, args, kwargs):
             kwargs |= {"cache_implementation": "static", "disable_compile": True}

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from layerzero.integrations.transformers_switch import Attentions
+from layerzero.integrations._transformers.switch import Attentions
 
 __all__ = ["of_diffusers", "switch"]
 
@@ -26,7 +26,7 @@ def switch(model: Any) -> tuple[list[Callable[[], None]], Attentions]:
 
     Returns what undoes it, and which modules are served.
     """
-    from layerzero.integrations.diffusers_backend import register_with_diffusers
+    from layerzero.integrations._diffusers.backend import register_with_diffusers
 
     register_with_diffusers()
     undo: list[Callable[[], None]] = []
@@ -42,8 +42,8 @@ def switch(model: Any) -> tuple[list[Callable[[], None]], Attentions]:
 
 def _switched(module: Any, undo: list[Callable[[], None]]) -> str | None:
     """Switches one module. Returns why not, where it stays as it was."""
-    from layerzero.integrations import diffusers_processors as ours
-    from layerzero.integrations.diffusers_backend import member
+    from layerzero.integrations._diffusers import processors as ours
+    from layerzero.integrations._diffusers.backend import member
 
     processor = module.processor
     kind = type(processor)

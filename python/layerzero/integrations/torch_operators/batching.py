@@ -9,8 +9,8 @@ from torch import Tensor
 
 from layerzero.arrays import draw_seed
 from layerzero.errors import LayerZeroError
-from layerzero.integrations.fakes import RULES, SEED_TENSOR
-from layerzero.integrations.operators import Operator
+from layerzero.integrations.torch_operators.fakes import RULES, SEED_TENSOR
+from layerzero.integrations.torch_operators.operators import Operator
 
 # What vmap says of the batch, and, per argument, which axis is its batch. Where it is no integer (None, or a list of
 # them for a list), the argument is the same for all.

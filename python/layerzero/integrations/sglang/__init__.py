@@ -57,6 +57,6 @@ def register() -> None:
 
 
 def _backend(runner: Any) -> Any:
-    from layerzero.integrations.sglang_attention import LayerZeroAttnBackend
+    from layerzero.integrations.sglang.attention import LayerZeroAttnBackend
 
     return LayerZeroAttnBackend(runner)

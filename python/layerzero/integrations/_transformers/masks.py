@@ -252,7 +252,7 @@ def stored() -> Iterator[None]:
 
 def _replays() -> bool:
     """Whether steps of a model are replayed as CUDA graphs: then nobody waits for the device to describe a mask."""
-    graphs = sys.modules.get("layerzero.integrations.step_graphs")
+    graphs = sys.modules.get("layerzero.integrations.models.step_graphs")
     return graphs is not None and graphs.active()
 
 

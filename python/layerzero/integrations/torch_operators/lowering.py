@@ -16,12 +16,12 @@ from torch import Tensor
 from torch._C import _TorchDispatchModeKey
 
 from layerzero import _native, layouts
-from layerzero.integrations import kernel_calls
-from layerzero.integrations.fakes import DEFAULT_LAYOUT, SEED_TENSOR
-from layerzero.integrations.operators import ATTENTION, LOWERING, SELECTED, Operator
+from layerzero.integrations.torch_operators import kernel_calls
+from layerzero.integrations.torch_operators.fakes import DEFAULT_LAYOUT, SEED_TENSOR
+from layerzero.integrations.torch_operators.operators import ATTENTION, LOWERING, SELECTED, Operator
 
 if TYPE_CHECKING:
-    from layerzero.integrations.choices import Choice
+    from layerzero.integrations.torch_operators.choices import Choice
 
 #: Kernels of fused_mlp that compute half-width floats in float32.
 _PLAIN_MLP = frozenset(["torch.mlp", "torch.cuda.mlp", "torch.any.mlp", "torch.rocm.mlp"])
@@ -33,7 +33,7 @@ def lower(operator: Operator, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ..
     """What a call becomes: its result, traced as torch code, or `NotImplemented` and the operator's arguments."""
     # What only compilers need is imported when one is at work.
     from layerzero import lowerings
-    from layerzero.integrations.choices import choose
+    from layerzero.integrations.torch_operators.choices import choose
 
     at = operator.place(LOWERING)
     args = operator.fill(args)
@@ -66,7 +66,7 @@ def _inlined(operator: Operator, args: tuple[Any, ...], choice: Choice) -> tuple
     """The result of a call as torch code; `NotImplemented` and why, where torch code does not express it."""
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-    from layerzero.integrations.choices import Choice
+    from layerzero.integrations.torch_operators.choices import Choice
 
     values = kernel_calls.named(operator, args)
     code = _code(operator, values, str(choice.kernel))
@@ -82,7 +82,7 @@ def _inlined(operator: Operator, args: tuple[Any, ...], choice: Choice) -> tuple
 
 def _traced(operator: Operator, args: tuple[Any, ...], choice: Choice) -> tuple[Any, Choice]:
     """The result of a kernel whose launches are part of the graph; `NotImplemented` where it is called as it is."""
-    from layerzero.integrations.choices import Choice
+    from layerzero.integrations.torch_operators.choices import Choice
 
     trace = kernel_calls.traced_of(str(choice.kernel))
     given = None if trace is None else _given(operator, args, str(choice.kernel))
@@ -112,7 +112,7 @@ def _results(operator: Operator, args: tuple[Any, ...], result: Any) -> Any:
 
 def _code(operator: Operator, values: dict[str, Any], kernel: str) -> tuple[Callable[..., Any], dict[str, Any]] | str:
     """The torch code of a kernel and its arguments, or why there is none."""
-    from layerzero.integrations import compositions
+    from layerzero.integrations.torch_operators import compositions
 
     name = operator.name
     if name == "embedding" and values["weight"].requires_grad and values["weight"].dtype in _HALF:

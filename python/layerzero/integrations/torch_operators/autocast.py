@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.amp.autocast_mode import is_autocast_available
 
 from layerzero import _native
-from layerzero.integrations.operators import Operator
+from layerzero.integrations.torch_operators.operators import Operator
 
 # Matrix products, as in torch's own policy. All else stays in the dtype it comes in: norms and activations are limited
 # by memory, and accumulate in float32 inside. States of attention are merged by weights, not by a product.

@@ -12,7 +12,7 @@ import torch
 from diffusers.models.attention_processor import Attention, AttnProcessor2_0, JointAttnProcessor2_0
 
 from layerzero.errors import InvalidCallError
-from layerzero.integrations.diffusers_attention import attend
+from layerzero.integrations._diffusers.attention import attend
 from layerzero.integrations.refusals import unsupported
 
 __all__ = ["LayerZeroAttnProcessor", "LayerZeroJointAttnProcessor", "not_joint", "not_plain"]

@@ -30,7 +30,7 @@ PROVIDER = "layerzero"
 #: The first version for a torch that LayerZero works with (2.10).
 OLDEST = (0, 17)
 
-_ATTENTION = "layerzero.integrations.vllm_attention"
+_ATTENTION = "layerzero.integrations.vllm.attention"
 
 
 def plugin() -> None:
@@ -68,7 +68,7 @@ def register() -> None:
         # vLLM's platform for CPUs knows one backend, whatever is asked for. Under its name it finds the one that was.
         register_backend(own, f"{_ATTENTION}.BackendOnCpu")
     if importlib.util.find_spec("vllm.ir") is not None:
-        from layerzero.integrations import vllm_ir
+        from layerzero.integrations.vllm import ir as vllm_ir
 
         vllm_ir.register()
 

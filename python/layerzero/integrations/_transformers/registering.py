@@ -28,8 +28,8 @@ def register_with_transformers() -> None:
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
 
-    from layerzero.integrations.transformers_attention import attend
-    from layerzero.integrations.transformers_masks import mask
+    from layerzero.integrations._transformers.attention import attend
+    from layerzero.integrations._transformers.masks import mask
 
     AttentionMaskInterface.register(NAME, mask)
     AttentionInterface.register(NAME, attend)

@@ -36,7 +36,7 @@ def refused(text: str, hint: str = _HINT, code: str = "BAD_MODEL") -> Configurat
 @cache
 def published() -> dict[str, dict[str, Any]]:
     """Configurations that makers of models have published, by the names used here."""
-    text = (Path(__file__).parent.parent / "published_configs.json").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "published_configs.json").read_text(encoding="utf-8")
     configs: dict[str, dict[str, Any]] = json.loads(text)
     return configs
 

@@ -35,7 +35,7 @@ def register_with_diffusers() -> None:
     _check()
     from diffusers.models import attention_dispatch
 
-    from layerzero.integrations.diffusers_attention import attend
+    from layerzero.integrations._diffusers.attention import attend
 
     names = attention_dispatch.AttentionBackendName
     if _MEMBER not in names.__members__:

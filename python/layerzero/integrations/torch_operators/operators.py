@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from layerzero import _native
-from layerzero.integrations.fakes import DEFAULT_LAYOUT, RULES, SEED_TENSOR
+from layerzero.integrations.torch_operators.fakes import DEFAULT_LAYOUT, RULES, SEED_TENSOR
 
 #: How the call becomes part of a compiled graph, an argument of operators beside those of the function: the fingerprint of what its kernel is to be chosen
 #: by while the graph is compiled, `=` and the kernel that was chosen, or :data:`SELECTED`.

@@ -5,8 +5,8 @@ from functools import lru_cache
 from typing import Any
 
 from layerzero import layouts, loading
-from layerzero.integrations.fakes import DEFAULT_LAYOUT
-from layerzero.integrations.operators import LOWERING, Operator
+from layerzero.integrations.torch_operators.fakes import DEFAULT_LAYOUT
+from layerzero.integrations.torch_operators.operators import LOWERING, Operator
 
 _EVERYWHERE = -1
 

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from layerzero.integrations.registering import NAME, register_with_transformers
+from layerzero.integrations._transformers.registering import NAME, register_with_transformers
 
 __all__ = ["Attentions", "of_transformers", "restore", "switch"]
 
@@ -71,7 +71,7 @@ def _groups(model: Any) -> list[_Group]:
     """The models of transformers in a model that look attention up by name, and those that do not where they attend."""
     from transformers import PreTrainedModel
 
-    from layerzero.integrations.transformers_masks import written
+    from layerzero.integrations._transformers.masks import written
 
     # Outer models come first, so what is left is the innermost model that a module belongs to.
     owners = {
@@ -94,7 +94,7 @@ def _groups(model: Any) -> list[_Group]:
 
 def _not_served(module: Any, config: Any) -> str | None:
     """Why the attention of a module is not LayerZero's; None where it is."""
-    from layerzero.integrations.transformers_masks import written
+    from layerzero.integrations._transformers.masks import written
 
     file = written(type(module).__module__)
     if not file.by_name:

@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from layerzero import _native, control, layouts, loading, torch_state
 from layerzero.backends import BACKENDS, UNPROVEN
-from layerzero.integrations import kernel_calls
-from layerzero.integrations.compositions import FUSED
-from layerzero.integrations.fakes import DEFAULT_LAYOUT, SEED_TENSOR
-from layerzero.integrations.operators import ATTENTION, LOWERING, Argument, Operator
+from layerzero.integrations.torch_operators import kernel_calls
+from layerzero.integrations.torch_operators.compositions import FUSED
+from layerzero.integrations.torch_operators.fakes import DEFAULT_LAYOUT, SEED_TENSOR
+from layerzero.integrations.torch_operators.operators import ATTENTION, LOWERING, Argument, Operator
 
 #: Backends whose kernels are torch code.
 TORCH = frozenset(["torch", "torch_cuda", "torch_any", "torch_rocm"])

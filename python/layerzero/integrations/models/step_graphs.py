@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from layerzero import fingerprints, torch_state
 from layerzero.graphs import CudaGraphs, Graphs
-from layerzero.integrations import replacing, static_caches
-from layerzero.integrations.model_parts import ModelParts
-from layerzero.integrations.static_caches import UnfitError
+from layerzero.integrations.models import replacing, static_caches
+from layerzero.integrations.models.model_parts import ModelParts
+from layerzero.integrations.models.static_caches import UnfitError
 
 if TYPE_CHECKING:
     import torch
@@ -313,7 +313,7 @@ def real_masks() -> Iterator[None]:
     """Has masks made in a block be tensors, which a graph can read again, instead of numbers."""
     import sys
 
-    masks = sys.modules.get("layerzero.integrations.transformers_masks")
+    masks = sys.modules.get("layerzero.integrations._transformers.masks")
     if masks is None:
         yield
         return

@@ -1,6 +1,6 @@
 """Attention as transformers calls it, served by `lz.attention`.
 
-The mask says everything about which keys a query attends to (see :mod:`~layerzero.integrations.transformers_masks`), as
+The mask says everything about which keys a query attends to (see :mod:`~layerzero.integrations._transformers.masks`), as
 with transformers' own ``sdpa``. What `lz.attention` cannot express runs through the model's own attention function, with
 the same mask and a warning.
 """
@@ -15,8 +15,8 @@ import torch
 
 from layerzero._native import attention
 from layerzero.errors import InvalidCallError, warn
+from layerzero.integrations._transformers.masks import Described, DescribedMask, additive, written
 from layerzero.integrations.refusals import unsupported
-from layerzero.integrations.transformers_masks import Described, DescribedMask, additive, written
 from layerzero.sdpa import scaled_dot_product_attention
 
 __all__ = ["attend", "own_attention"]

@@ -18,9 +18,9 @@ from torch.autograd.function import _SingleLevelFunction
 
 from layerzero import layouts
 from layerzero.errors import InvalidCallError, LayerZeroError, UnsupportedDerivativeError
-from layerzero.integrations import lowering
-from layerzero.integrations.fakes import DEFAULT_LAYOUT, SEED_TENSOR
-from layerzero.integrations.operators import LOWERING, Operator
+from layerzero.integrations.torch_operators import lowering
+from layerzero.integrations.torch_operators.fakes import DEFAULT_LAYOUT, SEED_TENSOR
+from layerzero.integrations.torch_operators.operators import LOWERING, Operator
 
 Evaluate = Callable[[Operator, tuple[Any, ...]], tuple[Tensor, ...]]
 

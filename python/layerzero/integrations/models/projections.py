@@ -26,8 +26,8 @@ import torch
 from torch import nn
 
 from layerzero._native import linear
-from layerzero.integrations.replacing import Forward, is_replaced
-from layerzero.integrations.rewriting import around, assigned, definition_of, is_name
+from layerzero.integrations.models.replacing import Forward, is_replaced
+from layerzero.integrations.models.rewriting import around, assigned, definition_of, is_name
 
 __all__ = ["fuse", "of", "owners_of", "separate"]
 
