@@ -297,7 +297,7 @@ class StepGraphs:
 
 
 def _forget(graphs: weakref.ref[StepGraphs], key: Hashable) -> None:
-    """Drops the graph of a cache that is gone."""
+    """Deletes the graph of a cache that no longer exists."""
     if (found := graphs()) is not None:
         found._graphs.pop(key, None)
 
