@@ -42,8 +42,8 @@ def packed_call(call: VarlenCall, operand: Callable[[Tensor], Tensor]) -> Packed
         return None
     query, scale = positive(call.query, call.scale)
     loaded = operand(query), operand(call.key), operand(call.value)
-    bounds = call.cu_seqlens_q, call.cu_seqlens_k, rows, tokens
-    return Packed(*loaded, *bounds, call.causal, scale, call.window, call.softcap)
+    starts = call.cu_seqlens_q, call.cu_seqlens_k
+    return Packed(*loaded, *starts, rows, tokens, call.causal, scale, call.window, call.softcap)
 
 
 def nothing(call: VarlenCall) -> Tensor:

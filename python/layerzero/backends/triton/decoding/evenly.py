@@ -92,7 +92,9 @@ def plan(
     if isinstance(tiles, int):
         # None is empty; in a graph of contexts that vary, some may be.
         parts = max(-(-tiles // max(share, 1)), 1)
-    tensors, strides, each = (query, key, value), (), ()
+    tensors: tuple[Tensor, ...] = (query, key, value)
+    strides: tuple[int, ...] = ()
+    each: tuple[bool, ...] = ()
     if attn_mask is not None:
         mask_batch, mask_head, _, mask_key = strides_of_mask(attn_mask)
         tensors, strides, each = (*tensors, attn_mask), (mask_batch, mask_head, mask_key), (mask_head != 0,)
