@@ -7,10 +7,9 @@ diffusers looks a backend up by a member of its enum ``AttentionBackendName``, a
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from layerzero.errors import ConfigurationError
+from layerzero.integrations.requirements import require
 
 __all__ = ["NAME", "member", "register_with_diffusers", "unregister_from_diffusers"]
 
@@ -78,16 +77,4 @@ def unregister_from_diffusers() -> None:
 
 
 def _check() -> None:
-    try:
-        import diffusers
-    except ImportError as error:
-        raise ConfigurationError(
-            f"diffusers cannot be imported: {error}", code="MISSING_LIBRARY", hint="install it: pip install diffusers"
-        ) from error
-    version = tuple(int(part) for part in re.findall(r"\d+", diffusers.__version__)[:2])
-    if version < OLDEST:
-        raise ConfigurationError(
-            f"diffusers {diffusers.__version__} has no attention backends by name",
-            code="OLD_DIFFUSERS",
-            hint=f"install diffusers {OLDEST[0]}.{OLDEST[1]} or newer",
-        )
+    require("diffusers", OLDEST, "attention backends by name", code="OLD_DIFFUSERS")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
-from layerzero.errors import ConfigurationError
+from layerzero.integrations.requirements import require
 
 __all__ = ["NAME", "register_with_transformers"]
 
@@ -23,7 +21,7 @@ def register_with_transformers() -> None:
     Raises:
         ConfigurationError: transformers is not installed, or older than 4.53.
     """
-    _check()
+    require("transformers", OLDEST, "mask functions by name, which attention needs", code="OLD_TRANSFORMERS")
     # A name without a mask function would silently get no mask, so it comes first.
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
@@ -33,21 +31,3 @@ def register_with_transformers() -> None:
 
     AttentionMaskInterface.register(NAME, mask)
     AttentionInterface.register(NAME, attend)
-
-
-def _check() -> None:
-    try:
-        import transformers
-    except ImportError as error:
-        raise ConfigurationError(
-            f"transformers cannot be imported: {error}",
-            code="MISSING_LIBRARY",
-            hint="install it: pip install transformers",
-        ) from error
-    version = tuple(int(part) for part in re.findall(r"\d+", transformers.__version__)[:2])
-    if version < OLDEST:
-        raise ConfigurationError(
-            f"transformers {transformers.__version__} has no mask functions by name, which attention needs",
-            code="OLD_TRANSFORMERS",
-            hint=f"install transformers {OLDEST[0]}.{OLDEST[1]} or newer",
-        )

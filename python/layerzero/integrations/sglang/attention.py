@@ -118,19 +118,6 @@ class LayerZeroAttnBackend(AttentionBackend):  # type: ignore[misc]
         torch.div(places.to(torch.int32), self._page, rounding_mode="floor", out=batch.tables)
         batch.lengths.copy_(forward_batch.seq_lens[: len(batch.lengths)])
 
-    def forward_decode(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: Any,
-        forward_batch: Any,
-        save_kv_cache: bool = True,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        """One query per request."""
-        return self._attend(q, k, v, layer, forward_batch, save_kv_cache, kwargs)
-
     def forward_extend(
         self,
         q: torch.Tensor,
@@ -143,6 +130,9 @@ class LayerZeroAttnBackend(AttentionBackend):  # type: ignore[misc]
     ) -> torch.Tensor:
         """The queries of each request are its last positions."""
         return self._attend(q, k, v, layer, forward_batch, save_kv_cache, kwargs)
+
+    #: One query per request: the batch says how many there are.
+    forward_decode = forward_extend
 
     def _attend(
         self, q: torch.Tensor, k: Any, v: Any, layer: Any, forward_batch: Any, save: bool, others: dict[str, Any]
