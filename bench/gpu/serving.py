@@ -19,7 +19,7 @@ LOST = "lost"
 
 
 class Lost(Exception):
-    """The process is gone, or did not answer in time."""
+    """The process has ended, or did not answer in time."""
 
 
 class Server:

@@ -120,8 +120,8 @@ from layerzero.inspection import (
     validate,
     which,
 )
-from layerzero.integrations.diffusers_backend import register_with_diffusers
-from layerzero.integrations.registering import register_with_transformers
+from layerzero.integrations._diffusers.backend import register_with_diffusers
+from layerzero.integrations._transformers.registering import register_with_transformers
 from layerzero.kernels import register_kernel, unregister_kernel
 from layerzero.loading import register_backend
 from layerzero.lowerings import CompileReport, LoweredCall, compile_report

@@ -86,7 +86,7 @@ def _state(folder: Path, depth: int) -> tuple[int, int]:
         changed = folder.stat().st_mtime_ns
         below = [entry.path for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)] if depth else []
     except OSError:
-        # Somebody cleans up; what is gone counts as nothing.
+        # Somebody cleans up; a file that was deleted counts as nothing.
         return 0, 0
     count = 1
     for path in below:

@@ -13,7 +13,7 @@ from layerzero import _native, devices, fingerprints, loading, models, workloads
 from layerzero.documents import to_json
 from layerzero.errors import ConfigurationError
 from layerzero.inspection import TensorSpec
-from layerzero.integrations import transformers_models
+from layerzero.integrations._transformers import models as transformers_models
 from layerzero.printing import visible
 from layerzero.results import KeyedResult, Result, Rows, Table, rows
 

@@ -14,7 +14,7 @@ from layerzero.printing import aligned
 if TYPE_CHECKING:
     from torch import nn
 
-    from layerzero.integrations.step_graphs import StepGraphs
+    from layerzero.integrations.models.step_graphs import StepGraphs
 
 __all__ = ["Kept", "OptimizeReport", "Optimized", "Replaced", "optimize", "patched"]
 
@@ -242,7 +242,7 @@ class _Work:
         self._done.report = OptimizeReport(type(self._model).__name__, replaced, kept)
 
     def _projections(self) -> None:
-        from layerzero.integrations import projections, replacing
+        from layerzero.integrations.models import projections, replacing
 
         owners = projections.owners_of(self._model)
         for module in self._model.modules():
@@ -261,7 +261,7 @@ class _Work:
     def _modules(self) -> None:
         from torch import nn
 
-        from layerzero.integrations import replacing
+        from layerzero.integrations.models import replacing
 
         for module in self._model.modules():
             name = type(module).__name__
@@ -288,7 +288,7 @@ class _Work:
                 self._kept[name, "a layer norm with a forward of its own, or of several dimensions"] += 1
 
     def _residuals(self) -> None:
-        from layerzero.integrations import replacing, residuals
+        from layerzero.integrations.models import replacing, residuals
 
         for module in self._model.modules():
             forward = residuals.fused(module)
@@ -302,7 +302,8 @@ class _Work:
             self._replaced["sum and norm", type(module).__name__, "fused_add_rms_norm", ""] += 1
 
     def _attention(self) -> None:
-        from layerzero.integrations import diffusers_switch, transformers_switch
+        from layerzero.integrations._diffusers import switch as diffusers_switch
+        from layerzero.integrations._transformers import switch as transformers_switch
 
         name = type(self._model).__name__
         try:
@@ -326,7 +327,7 @@ class _Work:
             self._kept["sampling", "generate() draws its tokens itself"] += 1
 
     def _rope(self) -> None:
-        from layerzero.integrations import rotary_functions
+        from layerzero.integrations.models import rotary_functions
 
         parameter = next(self._model.parameters(), None)
         if parameter is None or parameter.is_meta:
@@ -344,7 +345,7 @@ class _Work:
             self._replaced["rotary embedding", name, "rope", "of the whole file, until undo()"] += 1
 
     def _graphs(self) -> None:
-        from layerzero.integrations import generation_settings, step_graphs
+        from layerzero.integrations.models import generation_settings, step_graphs
 
         name = type(self._model).__name__
         devices = sorted({str(parameter.device) for parameter in self._model.parameters()})

@@ -38,9 +38,9 @@ from layerzero import devices, layouts, patterns
 from layerzero.costs import Costs, Share, flops_of
 from layerzero.equivalents import EQUIVALENTS, SOURCES
 from layerzero.inspection import TensorSpec
-from layerzero.integrations import autocast
-from layerzero.integrations.fakes import DEFAULT_LAYOUT
-from layerzero.integrations.operators import LOWERING, OPERATORS
+from layerzero.integrations.torch_operators import autocast
+from layerzero.integrations.torch_operators.fakes import DEFAULT_LAYOUT
+from layerzero.integrations.torch_operators.operators import LOWERING, OPERATORS
 from layerzero.patterns import Node
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args, overload
 from layerzero import models
 from layerzero.errors import ConfigurationError, InvalidCallError, LayerZeroError
 from layerzero.inspection import TensorSpec
-from layerzero.integrations import transformers_models
-from layerzero.integrations.transformers_models import Built, Phase
+from layerzero.integrations._transformers import models as transformers_models
+from layerzero.integrations._transformers.models import Built, Phase
 from layerzero.results import KeyedResult, Result, Table, call_text
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Matrix products and feed-forward blocks."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,27 +19,37 @@ def product(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -
     return out if bias is None else out + bias
 
 
-def _linear(
-    name: str,
-    dtype: str = "float32",
-    rows: tuple[int, ...] = (3,),
-    k: int = 5,
-    n: int = 4,
-    *,
-    bias: bool = True,
-    full_precision: bool = False,
-    edit: Any = None,
-    view: Any = None,
-    call: str = LINEAR,
-) -> Case:
-    draw = Draw(LINEAR, name)
-    fill = draw.floats if full_precision else draw.coarse
-    inputs: dict[str, Tensor] = {"input": fill(dtype, *rows, k), "weight": fill(dtype, n, k)}
-    if bias:
-        inputs["bias"] = fill(dtype, n)
-    inputs = edit(inputs) if edit else inputs
-    x = {name: t.values for name, t in inputs.items()}
-    out = product(x["input"], x["weight"], x.get("bias"))
+class Drawn(NamedTuple):
+    """A product of drawn operands."""
+
+    inputs: dict[str, Tensor]
+    dtype: str
+    output: np.ndarray
+
+    @staticmethod
+    def of(
+        draw: Draw,
+        dtype: str = "float32",
+        rows: tuple[int, ...] = (3,),
+        k: int = 5,
+        n: int = 4,
+        *,
+        bias: bool = True,
+        full_precision: bool = False,
+        edit: Any = None,
+    ) -> "Drawn":
+        fill = draw.floats if full_precision else draw.coarse
+        inputs: dict[str, Tensor] = {"input": fill(dtype, *rows, k), "weight": fill(dtype, n, k)}
+        if bias:
+            inputs["bias"] = fill(dtype, n)
+        inputs = edit(inputs) if edit else inputs
+        x = {name: t.values for name, t in inputs.items()}
+        return Drawn(inputs, dtype, product(x["input"], x["weight"], x.get("bias")))
+
+
+def _linear(name: str, *sizes: Any, view: Any = None, call: str = LINEAR, **more: Any) -> Case:
+    """A case. `sizes` and `more` are as :meth:`Drawn.of` takes them."""
+    inputs, dtype, out = Drawn.of(Draw(LINEAR, name), *sizes, **more)
     return Case(name, call, view(inputs) if view else inputs, {"output": Expected(dtype, out)})
 
 
@@ -92,35 +102,25 @@ def packed(weight: Tensor, interleave: int) -> Tensor:
 
 def _packed(
     name: str,
-    dtype: str = "float32",
-    rows: tuple[int, ...] = (3,),
-    k: int = 5,
-    n: int = 4,
-    *,
-    bias: bool = True,
-    full_precision: bool = False,
-    edit: Any = None,
+    *sizes: Any,
     view: Any = None,
     call: str = LINEAR_PACKED,
     interleave: int | None = None,
-    **params: Any,
+    activation: str | None = None,
+    **more: Any,
 ) -> Case:
-    draw = Draw(LINEAR_PACKED, name)
-    fill = draw.floats if full_precision else draw.coarse
-    inputs: dict[str, Tensor] = {"input": fill(dtype, *rows, k), "weight": fill(dtype, n, k)}
-    if bias:
-        inputs["bias"] = fill(dtype, n)
-    inputs = edit(inputs) if edit else inputs
-    x = {name: t.values for name, t in inputs.items()}
-    out = product(x["input"], x["weight"], x.get("bias"))
-    if params.get("activation", "none") != "none":
-        out = each(PACKED_ACTIVATIONS[params["activation"]], out)
+    """A case. `sizes` and `more` are as :meth:`Drawn.of` takes them."""
+    inputs, dtype, out = Drawn.of(Draw(LINEAR_PACKED, name), *sizes, **more)
+    params: dict[str, Any] = {}
+    if activation is not None:
+        params["activation"] = activation
+        out = each(PACKED_ACTIVATIONS[activation], out)
     side_by_side = interleave or (2 if dtype == "bfloat16" else 1)
-    inputs["weight"] = packed(inputs["weight"], side_by_side)
     if interleave or side_by_side > 1:
         params["interleave"] = side_by_side
-    inputs = view(inputs) if view else inputs
-    return Case(name, call, inputs, {"output": Expected(dtype, out)}, params | {"out_features": n})
+    params["out_features"] = inputs["weight"].shape[0]
+    inputs = inputs | {"weight": packed(inputs["weight"], side_by_side)}
+    return Case(name, call, view(inputs) if view else inputs, {"output": Expected(dtype, out)}, params)
 
 
 PACKED_ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu}

@@ -15,7 +15,17 @@ import pytest
 import torch
 from attention_calls import Dense, Paged, dense_calls, least, paged_calls
 from described import SM, adapter, takes
-from flash_attn_installed import DEVICES, PREFIX, VERSIONS, all_registered, backends, install, kernel, kernels
+from flash_attn_installed import (
+    DEVICES,
+    PREFIX,
+    VERSIONS,
+    all_registered,
+    backends,
+    install,
+    kernel,
+    kernels,
+    ran_right,
+)
 from layerzero import backend_files
 
 
@@ -218,18 +228,9 @@ def test_calls_the_engine_lets_through_are_right(monkeypatch: pytest.MonkeyPatch
 def test_paged_calls_the_engine_lets_through_are_right(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     fake = install(monkeypatch, backend)
     torch.manual_seed(1)
-    ran: dict[str, int] = {}
     sizes = (256, 256, 16) if backend == "flash_attn" else (1, 16, 256)
-    for call in paged_calls(
-        3, 160, block_size=sizes, index_dtype=("int32", "int32", "int64"), prefill=(False, True, True)
-    ):
-        device = DEVICES[backend][0] if backend != "flash_attn_4" else "h100"
-        fake.sm = SM[device]
-        for name in takes(call.ask(device), PREFIX[backend]):
-            tensors = call.tensors()
-            function = kernel(backend, name)
-            call.check(function(**call.arguments(function, tensors)), call.expected(tensors))
-            ran[name] = ran.get(name, 0) + 1
+    calls = paged_calls(3, 160, block_size=sizes, index_dtype=("int32", "int32", "int64"), prefill=(False, True, True))
+    ran = ran_right(fake, backend, calls)
     wanted = {name for name in kernels(backend) if ".paged." in name}
     assert set(ran) == wanted and min(ran.values()) >= least(3), ran
 

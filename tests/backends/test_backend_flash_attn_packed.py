@@ -10,8 +10,7 @@ import pytest
 import reference
 import torch
 from attention_calls import Dense, Varlen, least, varlen_calls
-from described import SM, takes
-from flash_attn_installed import DEVICES, PREFIX, all_registered, backends, install, kernel
+from flash_attn_installed import PREFIX, all_registered, backends, install, kernel, ran_right
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -25,15 +24,7 @@ def registered() -> Iterator[None]:
 def test_packed_calls_the_engine_lets_through_are_right(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     fake = install(monkeypatch, backend)
     torch.manual_seed(1)
-    ran: dict[str, int] = {}
-    for call in varlen_calls(3, 120):
-        device = DEVICES[backend][0] if backend != "flash_attn_4" else "h100"
-        fake.sm = SM[device]
-        for name in takes(call.ask(device), PREFIX[backend]):
-            tensors = call.tensors()
-            function = kernel(backend, name)
-            call.check(function(**call.arguments(function, tensors)), call.expected(tensors))
-            ran[name] = ran.get(name, 0) + 1
+    ran = ran_right(fake, backend, varlen_calls(3, 120))
     assert set(ran) == {f"{PREFIX[backend]}.varlen"} and min(ran.values()) >= least(20), ran
 
 

@@ -144,7 +144,7 @@ def test_no_more_wrappers_are_kept_than_that(fake: FlashInfer, monkeypatch: pyte
     assert [planning.run(scale=scale) for scale in scales] == [1, 1, 1]
     assert planning.run(scale=0.1) == 0
     assert planning.run(scale=0.4) == 1
-    # The one that was used longest ago is gone.
+    # The one that was used longest ago was evicted.
     assert [planning.run(scale=0.1), planning.run(scale=0.3), planning.run(scale=0.2)] == [0, 0, 1]
 
 

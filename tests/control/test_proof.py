@@ -21,7 +21,7 @@ KERNEL = "mine.kernel"
 
 @pytest.fixture(autouse=True)
 def removed() -> Iterator[None]:
-    """What a test registered and configured is gone after it."""
+    """Undoes what a test registered and configured."""
     lz.reset()
     lz.configure(verify="first_use")
     yield

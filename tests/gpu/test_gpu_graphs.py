@@ -56,7 +56,7 @@ def test_capture_is_seen_by_questions_and_calls(inputs: tuple[Tensor, Tensor]) -
 
     try:
         for _ in range(3):
-            # Remembered outside, and not gone by inside.
+            # Remembered outside the graph, and not used inside of it.
             lz.rms_norm(x, weight, EPS)
             assert lz.which("rms_norm", x, weight, EPS).kernel_id == "test.unsafe"
         graph = torch.cuda.CUDAGraph()

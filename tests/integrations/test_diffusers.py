@@ -16,7 +16,8 @@ pytest.importorskip("diffusers", reason="diffusers is not installed")
 from diffusers.models import activations, attention_dispatch
 from diffusers.models import attention_processor as theirs
 from diffusers_models_built import MODELS, unet, unet_inputs
-from layerzero.integrations import diffusers_attention, diffusers_backend
+from layerzero.integrations._diffusers import attention as diffusers_attention
+from layerzero.integrations._diffusers import backend as diffusers_backend
 from layerzero.integrations.diffusers import (
     LayerZeroAttnProcessor,
     LayerZeroJointAttnProcessor,

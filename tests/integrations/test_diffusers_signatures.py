@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 import pytest
-from layerzero.integrations import diffusers_attention
+from layerzero.integrations._diffusers import attention as diffusers_attention
 
 ROOT = Path(__file__).parents[2]
 DISPATCH = "diffusers.models.attention_dispatch"
@@ -29,7 +29,7 @@ def names(written: list[str]) -> list[str]:
 
 def called(name: str) -> list[str]:
     """The parameters of a processor of ours. Its file imports diffusers, so it is read."""
-    source = (ROOT / "python/layerzero/integrations/diffusers_processors.py").read_text(encoding="utf-8")
+    source = (ROOT / "python/layerzero/integrations/_diffusers/processors.py").read_text(encoding="utf-8")
     (kind,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == name)
     (call,) = (node for node in kind.body if isinstance(node, ast.FunctionDef) and node.name == "__call__")
     return [argument.arg for argument in call.args.args if argument.arg != "self"]

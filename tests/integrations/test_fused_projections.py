@@ -8,7 +8,7 @@ from typing import Any
 import layerzero as lz
 import pytest
 import torch
-from layerzero.integrations import projections
+from layerzero.integrations.models import projections
 from torch import nn
 from transformers_models_built import OTHERS, decoder, randomized, tokens
 

@@ -14,8 +14,8 @@ from typing import Any
 import layerzero as lz
 import pytest
 import torch
-from layerzero.integrations import generation_settings, step_graphs
-from layerzero.integrations.step_graphs import StepGraphs
+from layerzero.integrations.models import generation_settings, step_graphs
+from layerzero.integrations.models.step_graphs import StepGraphs
 from recorded_graphs import RecordedGraphs
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode

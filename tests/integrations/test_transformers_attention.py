@@ -13,7 +13,8 @@ import layerzero.integrations.transformers
 import pytest
 import torch
 import transformers
-from layerzero.integrations import transformers_attention, transformers_masks
+from layerzero.integrations._transformers import attention as transformers_attention
+from layerzero.integrations._transformers import masks as transformers_masks
 from transformers_models_built import DECODERS, OTHERS, decoder, randomized, tokens
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}

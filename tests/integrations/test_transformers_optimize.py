@@ -11,7 +11,7 @@ import layerzero as lz
 import pytest
 import torch
 import transformers
-from layerzero.integrations import replacing, rotary_functions
+from layerzero.integrations.models import replacing, rotary_functions
 from torch import nn
 from transformers_models_built import DECODERS, OTHERS, decoder, randomized, tokens
 

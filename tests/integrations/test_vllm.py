@@ -35,7 +35,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         plugin = importlib.import_module("layerzero.integrations.vllm")
         monkeypatch.setattr(plugin, "_version", lambda: fake_vllm.VERSION)
         found.plugin = plugin
-        found.attention = importlib.import_module("layerzero.integrations.vllm_attention")
+        found.attention = importlib.import_module("layerzero.integrations.vllm.attention")
         yield found
 
 

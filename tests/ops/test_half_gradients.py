@@ -10,7 +10,7 @@ import layerzero as lz
 import pytest
 import torch
 from conftest import TOLERANCE, taking
-from layerzero.integrations.torch_ops import call_traced
+from layerzero.integrations.torch_operators.torch_ops import call_traced
 from torch import Tensor
 from torch.nn import functional
 

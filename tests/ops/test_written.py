@@ -186,7 +186,7 @@ OUTS: dict[str, Callable[[], Tensor]] = {
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("out", OUTS)
 def test_an_out_that_cannot_be_written_to_is_a_typed_error(out: str, traced: bool) -> None:
-    from layerzero.integrations.torch_ops import call_traced
+    from layerzero.integrations.torch_operators.torch_ops import call_traced
 
     if (out, traced) == ("overlapping", True):
         pytest.skip("torch copies into it without a word")

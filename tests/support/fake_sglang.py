@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ class ForwardMode(enum.IntEnum):
     TARGET_VERIFY = 5
 
 
-class AttentionBackend:
+class AttentionBackend(ABC):
     """What a backend is."""
 
     def __init__(self) -> None:
@@ -48,9 +49,10 @@ class AttentionBackend:
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
         """The part of a description that is captured."""
 
+    # SGLang's own raises: a backend whose steps are captured must have this one.
+    @abstractmethod
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         """The length of rows that fill up a batch."""
-        raise NotImplementedError
 
     def forward_decode(
         self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any
@@ -126,9 +128,9 @@ def installed() -> Iterator[None]:
         "sglang.srt.mem_cache.memory_pool": {"KVWriteLoc": KVWriteLoc},
         "sglang.srt.server_args": arguments,
     }
-    ours = ("sglang", "sglang_attention")
-    before = {name: sys.modules.pop(name, None) for name in [*contents, *(f"layerzero.integrations.{o}" for o in ours)]}
-    held = {name: integrations.__dict__.pop(name, None) for name in ours}
+    ours = ("layerzero.integrations.sglang", "layerzero.integrations.sglang.attention")
+    before = {name: sys.modules.pop(name, None) for name in (*contents, *ours)}
+    held = integrations.__dict__.pop("sglang", None)
     for name, members in contents.items():
         module = ModuleType(name)
         module.__spec__ = ModuleSpec(name, None, is_package=True)
@@ -145,10 +147,9 @@ def installed() -> Iterator[None]:
             sys.modules.pop(name, None)
             if module_before is not None:
                 sys.modules[name] = module_before
-        for last, module_before in held.items():
-            integrations.__dict__.pop(last, None)
-            if module_before is not None:
-                setattr(integrations, last, module_before)
+        integrations.__dict__.pop("sglang", None)
+        if held is not None:
+            integrations.__dict__["sglang"] = held
 
 
 def runner(pool: Any, tables: torch.Tensor, page_size: int) -> SimpleNamespace:

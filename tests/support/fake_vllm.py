@@ -283,8 +283,8 @@ def installed(version: str = VERSION, names_of_plugins: bool = True, ir: bool = 
     }
     if ir:
         contents["vllm.ir"] = {"ops": ops}
-    ours = [f"layerzero.integrations.{name}" for name in ("vllm", "vllm_attention", "vllm_ir")]
-    held = {name: integrations.__dict__.pop(name, None) for name in ("vllm", "vllm_attention", "vllm_ir")}
+    ours = [f"layerzero.integrations.{name}" for name in ("vllm", "vllm.attention", "vllm.ir")]
+    held = integrations.__dict__.pop("vllm", None)
     before = {name: sys.modules.pop(name, None) for name in [*contents, *ours, "vllm.ir"]}
     for name, members in contents.items():
         module = ModuleType(name)
@@ -303,10 +303,9 @@ def installed(version: str = VERSION, names_of_plugins: bool = True, ir: bool = 
             sys.modules.pop(name, None)
             if module_before is not None:
                 sys.modules[name] = module_before
-        for last, module_before in held.items():
-            integrations.__dict__.pop(last, None)
-            if module_before is not None:
-                setattr(integrations, last, module_before)
+        integrations.__dict__.pop("vllm", None)
+        if held is not None:
+            integrations.__dict__["vllm"] = held
 
 
 BACKEND_NAMES = (

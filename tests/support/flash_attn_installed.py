@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import described
 import fake_flash_attn as fakes
 import pytest
-from described import adapter
+from attention_calls import Paged, Varlen
+from described import SM, adapter, takes
 
 VERSIONS = {"flash_attn": "2.8.3", "flash_attn_3": "3.0.0b1", "flash_attn_4": "4.0.0b27"}
 FAKES: dict[str, Any] = {
@@ -50,6 +51,20 @@ def install(monkeypatch: pytest.MonkeyPatch, backend: str, fake: Any = None) -> 
 def kernel(backend: str, name: str) -> Any:
     """A kernel's function."""
     return kernels(backend)[name]
+
+
+def ran_right(fake: Any, backend: str, calls: Iterable[Paged] | Iterable[Varlen]) -> dict[str, int]:
+    """Runs every kernel that the engine lets a call through to, and checks its result. How many calls each of them had."""
+    ran: dict[str, int] = {}
+    for call in calls:
+        device = DEVICES[backend][0] if backend != "flash_attn_4" else "h100"
+        fake.sm = SM[device]
+        for name in takes(call.ask(device), PREFIX[backend]):
+            tensors = call.tensors()
+            function = kernel(backend, name)
+            call.check(function(**call.arguments(function, tensors)), call.expected(tensors))
+            ran[name] = ran.get(name, 0) + 1
+    return ran
 
 
 def kernels(backend: str) -> dict[str, Any]:

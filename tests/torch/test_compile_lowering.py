@@ -12,8 +12,8 @@ import torch
 import torch_references as reference
 from gradients import assert_same, gradients
 from layerzero import loading
-from layerzero.integrations import choices
-from layerzero.integrations.operators import LOWERABLE
+from layerzero.integrations.torch_operators import choices
+from layerzero.integrations.torch_operators.operators import LOWERABLE
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch_cases import BY_ID, CASES, Case, assert_right, doubled, expected, run

@@ -6,7 +6,7 @@ from typing import Any
 import layerzero as lz
 import pytest
 import torch
-from layerzero.integrations.torch_ops import call_traced
+from layerzero.integrations.torch_operators.torch_ops import call_traced
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_cases import BY_ID, EVERY_FUNCTION, Case, as_tuple, assert_right, copied, expected, run

@@ -8,7 +8,7 @@ import layerzero as lz
 import pytest
 import torch
 from gradients import assert_same, gradients, leaves, weighted_sum
-from layerzero.integrations.torch_ops import call_traced
+from layerzero.integrations.torch_operators.torch_ops import call_traced
 from torch import Tensor
 from torch_cases import BY_ID, CASES, DIFFERENTIABLE, Case, as_tuple, assert_right, copied, doubled, expected
 

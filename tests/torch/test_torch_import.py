@@ -51,7 +51,7 @@ def test_importing_layerzero_imports_neither_torch_nor_numpy() -> None:
         ("layerzero", "torch"),
         ("torch._dynamo", "layerzero"),
         pytest.param("torch", "layerzero", marks=pytest.mark.slow),
-        pytest.param("layerzero.integrations.torch_ops", "torch", marks=pytest.mark.slow),
+        pytest.param("layerzero.integrations.torch_operators.torch_ops", "torch", marks=pytest.mark.slow),
     ],
 )
 def test_the_order_of_imports_does_not_matter(first: str, second: str) -> None:

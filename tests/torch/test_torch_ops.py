@@ -8,7 +8,7 @@ from typing import Any
 import layerzero as lz
 import pytest
 import torch
-from layerzero.integrations.torch_ops import call_traced
+from layerzero.integrations.torch_operators.torch_ops import call_traced
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.testing._internal.optests.generate_tests import DEFAULT_TEST_UTILS
@@ -129,7 +129,7 @@ def test_updated_tensors_are_declared(name: str, updated: list[int]) -> None:
 
 def test_registering_again_changes_nothing() -> None:
     from layerzero import integrations
-    from layerzero.integrations import torch_ops
+    from layerzero.integrations.torch_operators import torch_ops
 
     before = torch.ops.layerzero.gelu.default
     integrations.install()

@@ -15,7 +15,7 @@ import pytest
 import torch
 from layerzero import _native, workloads
 from layerzero.errors import ConfigurationError
-from layerzero.integrations import transformers_models
+from layerzero.integrations._transformers import models as transformers_models
 from layerzero.models import UntraceableModelError
 from strategies import SCALE, SCALES
 from torch import Tensor, nn

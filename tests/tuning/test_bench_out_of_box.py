@@ -227,7 +227,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     for row in result["rows"]:
         one = row["moments"]["0"]
         assert min(one[name] for name in ("lz_us", "torch_us", "times_torch", "lz_first_ms", "torch_first_ms")) > 0
-        # Nothing was measured before, so that nothing but what others measured and kernels declare can have been gone by.
+        # Nothing was measured here before: only what others measured, or what kernels declare, can have decided.
         assert one["kernels"] and one["basis"] in ("prior", "declared")
     assert result["summary"]["0"] == out_of_box.summary(result["rows"], "0")
     assert "at the first call: 10 rows, geometric mean" in capsys.readouterr().out

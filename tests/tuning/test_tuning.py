@@ -1,4 +1,4 @@
-"""Measuring: what is wrong is never timed, what was measured is gone by, and nothing of it can fail a call."""
+"""Measuring: what is wrong is never timed, what was measured decides, and nothing of it can fail a call."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ def test_stopping_loses_nothing(kernels: list[str], database: Path) -> None:
     assert str(stopped).splitlines()[-1] == "2 not measured: the budget was spent; tune again to go on"
     rest = lz.tune(calls=calls, budget="30s")
     assert "not measured" not in str(rest)
-    # What is known may be gone on with, where it is not known well enough.
+    # A call that is known, but not well enough, may be measured further.
     missing = [call for call in calls if call != report["tuned"][0]["call"]]
     assert rest.known == 1 and not rest.left
     assert len(missing) == 2 and all(call in [one.call for one in rest.tuned] for call in missing)

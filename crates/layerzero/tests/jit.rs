@@ -313,7 +313,7 @@ fn the_next_process_knows_what_is_compiled() {
     next.keep_warm("lib.rms", &call(2, 24), HOST, 1.0, vec![cache.clone()]);
     let third = at(folder.path(), "1", &["host"]);
     assert!(ready(&third, &small) && ready(&third, &call(2, 24)));
-    // A cache that was cleared, or that is gone.
+    // A cache that was cleared, or that was deleted.
     std::fs::remove_file(cache.join("kernel.cubin")).unwrap();
     assert!(!ready(&at(folder.path(), "1", &["host"]), &small));
     std::fs::remove_dir(&cache).unwrap();

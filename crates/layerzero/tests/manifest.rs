@@ -44,7 +44,7 @@ fn beyond_the_most_the_one_not_seen_for_longest_goes() {
     let kept = manifest.entries();
     let has = |hidden| kept.iter().any(|e| e.call == call(hidden));
     assert!(has(0) && !has(1) && has(2) && has(-1));
-    // What is gone is not counted, and does no harm.
+    // What was deleted is not counted, and does no harm.
     manifest.seen_again(ids[1], 5);
     assert_eq!(manifest.entries().len(), MOST_ENTRIES);
 }

@@ -52,7 +52,7 @@ pub enum StoreError {
         /// The process that opened it.
         opener: u32,
     },
-    /// The writer is gone.
+    /// The writer's thread has ended.
     #[error("the store is closed")]
     Closed,
     /// The file is damaged.

@@ -103,7 +103,7 @@ pub fn load_sources(py: Python<'_>) -> PyResult<()> {
 /// Takes this file for the project's.
 #[pyfunction]
 pub fn load_config(py: Python<'_>, path: PathBuf) -> PyResult<()> {
-    // It is read again when the process may have gone elsewhere.
+    // It is read again, when the process may be in another directory.
     let path = std::path::absolute(&path).unwrap_or(path);
     detached(py, || engine().load_config(&path).and_then(|()| engine().watch())).map_err(raise(py))
 }

@@ -235,7 +235,7 @@ fn elsewhere<'py>(py: Python<'py>, front: &'static Front, slots: &Slots) -> PyRe
     let tensor_like = |object: &Bound<'_, PyAny>| torch.is_some_and(|torch| torch.is_tensor(object));
     let mut given_tensors = front.tensors.iter().filter_map(|&at| given(py, slots, at));
     if given_tensors.any(|object| stands_in(&object) && !tensor_like(&object)) {
-        return hand_to("layerzero.integrations.torch_ops", "call_traced");
+        return hand_to("layerzero.integrations.torch_operators.torch_ops", "call_traced");
     }
     if let Some(result) = foreign(py, front, slots, None)? {
         return Ok(Some(result));
@@ -246,13 +246,13 @@ fn elsewhere<'py>(py: Python<'py>, front: &'static Front, slots: &Slots) -> PyRe
     one_device(py, front, torch, &tensors)?;
     if torch.surroundings().special {
         return match torch.autocast(py)? {
-            true => hand_to("layerzero.integrations.autocast", "call_autocast"),
-            false => hand_to("layerzero.integrations.torch_ops", "call_traced"),
+            true => hand_to("layerzero.integrations.torch_operators.autocast", "call_autocast"),
+            false => hand_to("layerzero.integrations.torch_operators.torch_ops", "call_traced"),
         };
     }
     let unreadable = |object: &Bound<'_, PyAny>| torch.is_tensor(object) && !torch.is_readable(object);
     if tensors.iter().any(|(_, object)| unreadable(object)) {
-        return hand_to("layerzero.integrations.torch_ops", "call_traced");
+        return hand_to("layerzero.integrations.torch_operators.torch_ops", "call_traced");
     }
     Ok(None)
 }

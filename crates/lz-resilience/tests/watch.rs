@@ -250,7 +250,7 @@ fn without_events_it_looks() {
     fs::remove_file(&file).unwrap();
     tells(&told, None);
     drop(watch);
-    assert_eq!(told.recv_timeout(LONG), Err(RecvTimeoutError::Disconnected), "the thread is gone");
+    assert_eq!(told.recv_timeout(LONG), Err(RecvTimeoutError::Disconnected), "the thread has ended");
 }
 
 #[test]
@@ -298,7 +298,7 @@ fn a_callback_may_drop_its_own_watch() {
     *own.lock().unwrap() = Some(Watch::start(vec![file], QUIET, on_change).unwrap());
     site.write("a.yaml", "two");
     assert!(told.recv_timeout(LONG).is_ok());
-    assert_eq!(told.recv_timeout(LONG), Err(RecvTimeoutError::Disconnected), "the thread is gone");
+    assert_eq!(told.recv_timeout(LONG), Err(RecvTimeoutError::Disconnected), "the thread has ended");
 }
 
 #[test]

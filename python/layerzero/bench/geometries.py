@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from layerzero.integrations.transformers_models import published
+from layerzero.integrations._transformers.models import published
 
 
 @dataclass(frozen=True)

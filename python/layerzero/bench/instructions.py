@@ -2,7 +2,7 @@
 
 The interpreter runs once with few calls and once with many, both counted by ``perf stat``; the difference is the calls'.
 Virtual machines often have no counters. There ``valgrind --tool=callgrind --collect-atstart=no
-'--toggle-collect=_native::front::entry*'`` counts the same, in minutes.
+'--toggle-collect=_native::front::entries::entry*'`` counts the same, in minutes.
 """
 
 from __future__ import annotations

@@ -21,12 +21,12 @@ def install() -> None:
 
 def _meet_torch() -> None:
     # It registers itself when it is imported; where it is what imports torch, when it is done.
-    from layerzero.integrations import torch_ops  # noqa: F401
+    from layerzero.integrations.torch_operators import torch_ops  # noqa: F401
 
 
 def _meet_compiler() -> None:
     from layerzero import compiling, control
-    from layerzero.integrations import torch_ops
+    from layerzero.integrations.torch_operators import torch_ops
 
     control.look_at_layouts()
     torch_ops.register_tracing()
@@ -34,6 +34,6 @@ def _meet_compiler() -> None:
 
 
 def _meet_transformers() -> None:
-    from layerzero.integrations.registering import register_with_transformers
+    from layerzero.integrations._transformers.registering import register_with_transformers
 
     register_with_transformers()

@@ -10,12 +10,12 @@ not ask for a backend (UNets, Stable Diffusion 3) get a processor:
     pipe.unet.set_attn_processor(LayerZeroAttnProcessor())
 """
 
-from layerzero.integrations.diffusers_backend import NAME, register_with_diffusers, unregister_from_diffusers
+from layerzero.integrations._diffusers.backend import NAME, register_with_diffusers, unregister_from_diffusers
 
 register_with_diffusers()
 
 # Its classes derive from those of diffusers, which are known to be new enough now.
-from layerzero.integrations.diffusers_processors import LayerZeroAttnProcessor, LayerZeroJointAttnProcessor
+from layerzero.integrations._diffusers.processors import LayerZeroAttnProcessor, LayerZeroJointAttnProcessor
 
 __all__ = [
     "NAME",

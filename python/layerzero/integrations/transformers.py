@@ -7,7 +7,7 @@
 Importing this module registers it, as :func:`layerzero.register_with_transformers` does.
 """
 
-from layerzero.integrations.registering import NAME, register_with_transformers
+from layerzero.integrations._transformers.registering import NAME, register_with_transformers
 
 __all__ = ["NAME", "register_with_transformers"]
 

@@ -105,7 +105,7 @@ def _resolve(tokenizer_id: str) -> _Entry:
             # Another thread may have read it just now.
             if not stamp and entry.registered:
                 raise BadTokenizerError(
-                    f"the tokenizer '{tokenizer_id}' was registered with '{entry.path}', which is gone",
+                    f"the tokenizer '{tokenizer_id}' was registered with '{entry.path}', which no longer exists",
                     code="TOKENIZER_GONE",
                     hint="put the file back, or register another with lz.register_tokenizer",
                 )

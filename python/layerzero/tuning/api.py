@@ -13,7 +13,7 @@ from layerzero.control import setting
 from layerzero.documents import to_json
 from layerzero.errors import ConfigurationError
 from layerzero.inspection import SelectionReport
-from layerzero.integrations import transformers_models
+from layerzero.integrations._transformers import models as transformers_models
 from layerzero.lifecycle import waited_for
 from layerzero.printing import show_status
 from layerzero.results import Result

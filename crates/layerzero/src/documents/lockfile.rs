@@ -32,7 +32,7 @@ const TITLE: &str = "\
 ";
 /// The version of the format.
 pub(crate) const FORMAT: u32 = 1;
-/// What a decision may have gone by.
+/// What a decision may be based on.
 pub(crate) const BASES: &[&str] = &["measured", "predicted", "prior", "declared", "locked", "rule", "pinned"];
 
 /// One decision.

@@ -2,7 +2,7 @@
 //!
 //! One file per process, `rollouts-<pid>.json` in `$XDG_STATE_HOME/layerzero` (`~/.local/state/layerzero`), for its user
 //! alone. It is written when a verdict changes and otherwise once a second at most. A disk that is full or read-only costs
-//! the figures, nothing else. Files of processes that are gone are removed by whoever reads them.
+//! the figures, nothing else. Files of processes that have ended are removed by whoever reads them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -47,7 +47,7 @@ pub fn state_dir(environment: &BTreeMap<String, String>) -> Option<PathBuf> {
     state.map(|state| state.join("layerzero"))
 }
 
-/// The rollouts of every process of this user that is alive. Files of those that are gone are removed.
+/// The rollouts of every process of this user that is alive. Files of those that have ended are removed.
 pub fn processes(dir: &Path) -> Vec<ProcessRollouts> {
     let mut found: Vec<ProcessRollouts> = Vec::new();
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {

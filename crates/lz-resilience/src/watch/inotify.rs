@@ -77,7 +77,7 @@ impl Events {
             }
         }
         for watch in before.keys().filter(|watch| !self.watches.contains_key(watch)) {
-            // Fails where the directory is gone, and the watch with it.
+            // Fails where the directory was deleted, and the watch with it.
             let _ = remove_watch(&self.inotify, *watch);
         }
         self.links = links.clone();

@@ -8,10 +8,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .dense_attention import Call
-from .operands import bshd, loadable, positive
+from .dense_attention import Call, lse_kernel
+from .operands import bshd, loadable
 from .torch_functions.attention import with_sinks
-from .varlen_attention import Packed, packed_call
+from .varlen_attention import Packed, nothing, packed_call
+from .varlen_call import VarlenCall, varlen_kernel
 
 #: Makes a library's call: the output in the order batch, sequence, heads, element, and logarithms as batch, heads, sequence.
 DenseLse = Callable[[Call], tuple[Tensor, Tensor]]
@@ -29,34 +30,13 @@ def dense_lse(
 ) -> Callable[..., tuple[Tensor, Tensor]]:
     """A kernel of dense attention with logarithms."""
 
-    def attention_lse(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        causal: bool,
-        scale: float | None,
-        window_left: int,
-        window_right: int,
-        softcap: float,
-        layout: str,
-    ) -> tuple[Tensor, Tensor]:
-        query, scale = positive(query, scale)
-        call = Call(
-            operand(query, layout),
-            operand(key, layout),
-            operand(value, layout),
-            causal=causal,
-            scale=scale,
-            window_left=window_left,
-            window_right=window_right,
-            softcap=softcap,
-        )
-        output, lse = attend(call)
-        if layout == "BHSD":
+    def run(call: Call) -> tuple[Tensor, Tensor]:
+        output, lse = attend(call.loaded(operand))
+        if call.layout == "BHSD":
             return output.transpose(1, 2).contiguous(), natural(lse).contiguous()
         return output, natural(lse).transpose(1, 2).contiguous()
 
-    return attention_lse
+    return lse_kernel(run)
 
 
 def dense_sinks(attend: DenseLse, operand: Callable[[Tensor, str], Tensor] = bshd) -> Callable[..., Tensor]:
@@ -88,30 +68,14 @@ def varlen_lse(
 ) -> Callable[..., tuple[Tensor, Tensor]]:
     """A kernel for packed sequences with logarithms. Rows of no sequence are zeros and minus infinity."""
 
-    def packed_lse(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cu_seqlens_q: Tensor,
-        cu_seqlens_k: Tensor,
-        causal: bool,
-        scale: float | None,
-        window_left: int,
-        window_right: int,
-        softcap: float,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-    ) -> tuple[Tensor, Tensor]:
-        bounds = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        options = (causal, scale, (window_left, window_right), softcap)
-        call = packed_call((query, key, value), bounds, options, operand)
-        if call is None:
-            output = torch.zeros(*query.shape[:2], value.shape[2], dtype=query.dtype, device=query.device)
-            return output, query.new_full(query.shape[:2], -torch.inf, dtype=torch.float32)
-        output, lse = attend(call)
+    def run(call: VarlenCall) -> tuple[Tensor, Tensor]:
+        packed = packed_call(call, operand)
+        if packed is None:
+            return nothing(call), call.query.new_full(call.query.shape[:2], -torch.inf, dtype=torch.float32)
+        output, lse = attend(packed)
         logarithms = natural(lse).transpose(0, 1).contiguous()
-        logarithms[: call.rows.first] = -torch.inf
-        logarithms[call.rows.end :] = -torch.inf
-        return call.rows.zero_others(output), logarithms
+        logarithms[: packed.rows.first] = -torch.inf
+        logarithms[packed.rows.end :] = -torch.inf
+        return packed.rows.zero_others(output), logarithms
 
-    return packed_lse
+    return varlen_kernel(run)

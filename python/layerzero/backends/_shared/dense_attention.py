@@ -5,7 +5,6 @@ sequence, heads, element and can be loaded from, and that the result is in the c
 """
 
 from collections.abc import Callable
-from inspect import Parameter, Signature
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -13,6 +12,7 @@ from torch import Tensor
 from layerzero.kernels import direct
 
 from .operands import bshd, is_plain, positive
+from .taking import named, taking
 
 
 class Call(NamedTuple):
@@ -21,16 +21,16 @@ class Call(NamedTuple):
     query: Tensor
     key: Tensor
     value: Tensor
-    attn_mask: Tensor | None = None
-    alibi_slopes: Tensor | None = None
     causal: bool = False
     scale: float | None = None
     window_left: int = -1
     window_right: int = -1
     softcap: float = 0.0
+    layout: str = "BSHD"
+    attn_mask: Tensor | None = None
+    alibi_slopes: Tensor | None = None
     dropout_p: float = 0.0
     seed: int = 0
-    layout: str = "BSHD"
 
     @property
     def operands(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -45,6 +45,12 @@ class Call(NamedTuple):
     def is_plain(self) -> bool:
         """Whether the library can be called with the arguments as they are."""
         return is_plain(self.layout, self.scale, *self.operands)
+
+    def loaded(self, operand: Callable[[Tensor, str], Tensor]) -> "Call":
+        """What :func:`lse_kernel` takes, with a positive scale and operands in the order batch, sequence, heads, element."""
+        query, scale = positive(self.query, self.scale)
+        operands = operand(query, self.layout), operand(self.key, self.layout), operand(self.value, self.layout)
+        return Call(*operands, self.causal, scale, self.window_left, self.window_right, self.softcap)
 
 
 def dense(
@@ -69,8 +75,8 @@ def dense(
         raise TypeError(f"dense attention has no {', '.join(sorted(unknown))}")
     names = [name for name in Call._fields if name in always or name in takes]
 
-    def run(*given: Any, **named: Any) -> Tensor:
-        arguments = dict(zip(names, given, strict=False), **named)
+    def run(*given: Any, **by_name: Any) -> Tensor:
+        arguments = dict(zip(names, given, strict=False), **by_name)
         layout = arguments["layout"]
         query, arguments["scale"] = positive(arguments["query"], arguments["scale"])
         arguments["query"] = operand(query, layout)
@@ -79,9 +85,13 @@ def dense(
         output = attend(Call(**arguments))
         return output.transpose(1, 2) if layout == "BHSD" else output
 
-    def plan(*given: Any, **named: Any) -> tuple[Any, ...] | None:
-        return whole(Call(**dict(zip(names, given, strict=False), **named))) if whole is not None else None
+    def plan(*given: Any, **by_name: Any) -> tuple[Any, ...] | None:
+        return whole(Call(**dict(zip(names, given, strict=False), **by_name))) if whole is not None else None
 
-    signature = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])
-    run.__signature__ = signature  # type: ignore[attr-defined]
+    named(run, names)
     return direct(plan)(run) if whole is not None else run
+
+
+def lse_kernel(run: Callable[[Call], tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """A kernel that also gives the logarithms of the softmaxes' sums: it takes neither a mask, nor slopes, nor dropout."""
+    return taking(Call, Call._fields[: Call._fields.index("layout") + 1], run)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .operands import loadable, positive
 from .packed_rows import Rows, rows_of
+from .varlen_call import VarlenCall, varlen_kernel
 
 
 class Packed(NamedTuple):
@@ -32,48 +33,30 @@ class Packed(NamedTuple):
         return self.rows.first == 0 and self.rows.end == self.query.shape[0] == self.cu_seqlens_q.shape[0] - 1
 
 
-def packed_call(
-    operands: tuple[Tensor, Tensor, Tensor],
-    bounds: tuple[Tensor, Tensor, int, int],
-    options: tuple[bool, float | None, tuple[int, int], float],
-    operand: Callable[[Tensor], Tensor],
-) -> Packed | None:
+def packed_call(call: VarlenCall, operand: Callable[[Tensor], Tensor]) -> Packed | None:
     """What a library is given; `None` where no sequence has both queries and keys. The lengths are read once for all layers
     of a model (see `tensor_contents`)."""
-    query, key, value = operands
-    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = bounds
-    rows = rows_of("cu_seqlens_q", cu_seqlens_q, query.shape[0], max_seqlen_q)
-    tokens = rows_of("cu_seqlens_k", cu_seqlens_k, key.shape[0], max_seqlen_k)
+    rows = rows_of("cu_seqlens_q", call.cu_seqlens_q, call.query.shape[0], call.max_seqlen_q)
+    tokens = rows_of("cu_seqlens_k", call.cu_seqlens_k, call.key.shape[0], call.max_seqlen_k)
     if rows.longest == 0 or tokens.longest == 0:
         return None
-    causal, scale, window, softcap = options
-    query, scale = positive(query, scale)
-    loaded = operand(query), operand(key), operand(value)
-    return Packed(*loaded, cu_seqlens_q, cu_seqlens_k, rows, tokens, causal, scale, window, softcap)
+    query, scale = positive(call.query, call.scale)
+    loaded = operand(query), operand(call.key), operand(call.value)
+    starts = call.cu_seqlens_q, call.cu_seqlens_k
+    return Packed(*loaded, *starts, rows, tokens, call.causal, scale, call.window, call.softcap)
+
+
+def nothing(call: VarlenCall) -> Tensor:
+    """What a call gives where no sequence has both queries and keys."""
+    query = call.query
+    return torch.zeros(*query.shape[:2], call.value.shape[2], dtype=query.dtype, device=query.device)
 
 
 def varlen(attend: Callable[[Packed], Tensor], operand: Callable[[Tensor], Tensor] = loadable) -> Callable[..., Tensor]:
     """A kernel for packed sequences. Rows of no sequence are zeros."""
 
-    def packed(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cu_seqlens_q: Tensor,
-        cu_seqlens_k: Tensor,
-        causal: bool,
-        scale: float | None,
-        window_left: int,
-        window_right: int,
-        softcap: float,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-    ) -> Tensor:
-        bounds = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        options = (causal, scale, (window_left, window_right), softcap)
-        call = packed_call((query, key, value), bounds, options, operand)
-        if call is None:
-            return torch.zeros(*query.shape[:2], value.shape[2], dtype=query.dtype, device=query.device)
-        return call.rows.zero_others(attend(call))
+    def run(call: VarlenCall) -> Tensor:
+        packed = packed_call(call, operand)
+        return nothing(call) if packed is None else packed.rows.zero_others(attend(packed))
 
-    return packed
+    return varlen_kernel(run)

@@ -5,8 +5,8 @@ Three things decide the ids of such a tokenizer. What is shown of each:
 *Merges.* tiktoken has no merges: it joins the two neighbours whose bytes together have the lowest rank. Let the merges
 stand in the order of the ids they make, each part made before it is used, and let the library itself make every token
 out of that token's own bytes. Then both give the same. For take the first join in which they could differ: neighbours
-that together are the token t, after all joins of lower rank. No join ever crossed the borders of t here, or they would be
-gone; so its inside is what it is when t stands alone. There the library makes t, so that just two parts are left by
+that together are the token t, after all joins of lower rank. No join ever crossed the borders of t here, or they would
+not exist any more; so its inside is what it is when t stands alone. There the library makes t, so that just two parts are left by
 then: the two it joins. Both join the same two. `_ranks` and `_reachable` check these conditions, for every token.
 
 *Pieces.* Two regular expression engines, one pattern. Only patterns are taken of which `patterns` knows that both read them

@@ -177,7 +177,7 @@ impl Queue {
         self.warm.insert(kind, *query).is_none()
     }
 
-    /// Forgets a kernel: its code is gone, and whoever comes under its name is another. Whether any of it was compiled.
+    /// Forgets a kernel: its code was removed, and a kernel that gets its name is another. Whether any of it was compiled.
     pub fn forget(&mut self, kernel: &str) -> bool {
         let before = self.warm.len();
         let other = |kind: &Kind| kind.kernel != kernel;

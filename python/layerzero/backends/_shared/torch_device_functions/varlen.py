@@ -10,7 +10,8 @@ from torch import Tensor
 from ..operands import loadable, positive
 from ..packed_rows import rows_of
 from ..torch_functions.attention import with_sinks
-from ..torch_functions.varlen import Bounds, by_sequence, unfused_lse_with, unfused_with
+from ..torch_functions.varlen import by_sequence, unfused_lse_with, unfused_with
+from ..varlen_call import Bounds
 from .sdpa import masked, sdpa
 from .unfused import attend, attend_lse
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from layerzero.kernels import Turned, direct
 
 from ..blocks import HALF
+from ..dense_attention import Call, lse_kernel
 from ..operands import is_positive, positive
 from ..traced_tensors import is_traced
 
@@ -463,23 +464,14 @@ def flash_lse(
 def unfused_lse_with(attend_lse: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
     """A kernel of matrix products that also gives the logarithms of the softmaxes' sums; takes every argument."""
 
-    def unfused_lse(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        causal: bool,
-        scale: float | None,
-        window_left: int,
-        window_right: int,
-        softcap: float,
-        layout: str,
-    ) -> tuple[Tensor, Tensor]:
-        if layout == "BSHD":
+    def run(call: Call) -> tuple[Tensor, Tensor]:
+        query, key, value = call.operands
+        if call.layout == "BSHD":
             query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-        allowed = reachable(query, key, causal, (window_left, window_right))
-        return as_given(*attend_lse(query, key, value, scale, allowed, softcap), layout)
+        allowed = reachable(query, key, call.causal, call.window)
+        return as_given(*attend_lse(query, key, value, call.scale, allowed, call.softcap), call.layout)
 
-    return unfused_lse
+    return lse_kernel(run)
 
 
 unfused_lse = unfused_lse_with(attend_lse)

@@ -4,12 +4,12 @@ The public functions are kernels. Results are put together out of their parts, s
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..packed_rows import check_longest
+from ..varlen_call import Bounds, VarlenCall, varlen_kernel
 from .attention import _wide_gradients, attend, attend_flash, attend_flash_lse, attend_lse, reachable
 from .paged import check_segments
 
@@ -17,15 +17,6 @@ from .paged import check_segments
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 #: The same with logarithms, in the order batch, heads, sequence.
 AttendLse = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-class Bounds(NamedTuple):
-    """Where the queries and keys of sequences are, and how long they may be."""
-
-    cu_seqlens_q: Tensor
-    cu_seqlens_k: Tensor
-    max_seqlen_q: int
-    max_seqlen_k: int
 
 
 def by_sequence(attend_one: Attend, query: Tensor, key: Tensor, value: Tensor, bounds: Bounds) -> Tensor:
@@ -139,58 +130,29 @@ def flash_lse(
 def unfused_with(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A kernel that works on each sequence by itself, by matrix products; takes every argument."""
 
-    def unfused(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cu_seqlens_q: Tensor,
-        cu_seqlens_k: Tensor,
-        sinks: Tensor | None,
-        causal: bool,
-        scale: float | None,
-        window_left: int,
-        window_right: int,
-        softcap: float,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-    ) -> Tensor:
-        columns = None if sinks is None else sinks[:, None, None]
+    def run(call: VarlenCall) -> Tensor:
+        columns = None if call.sinks is None else call.sinks[:, None, None]
 
         def attend_one(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            allowed = reachable(queries, keys, causal, (window_left, window_right))
-            return attend(queries, keys, values, scale, allowed, softcap=softcap, sinks=columns)
+            allowed = reachable(queries, keys, call.causal, call.window)
+            return attend(queries, keys, values, call.scale, allowed, softcap=call.softcap, sinks=columns)
 
-        bounds = Bounds(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        return by_sequence(attend_one, query, key, value, bounds)
+        return by_sequence(attend_one, *call.operands, call.bounds)
 
-    return unfused
+    return varlen_kernel(run, sinks=True)
 
 
 def unfused_lse_with(attend_lse: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
     """The same with the logarithms of the softmaxes' sums."""
 
-    def unfused_lse(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cu_seqlens_q: Tensor,
-        cu_seqlens_k: Tensor,
-        causal: bool,
-        scale: float | None,
-        window_left: int,
-        window_right: int,
-        softcap: float,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-    ) -> tuple[Tensor, Tensor]:
+    def run(call: VarlenCall) -> tuple[Tensor, Tensor]:
         def attend_one(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-            allowed = reachable(queries, keys, causal, (window_left, window_right))
-            return attend_lse(queries, keys, values, scale, allowed, softcap)
+            allowed = reachable(queries, keys, call.causal, call.window)
+            return attend_lse(queries, keys, values, call.scale, allowed, call.softcap)
 
-        bounds = Bounds(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        return by_sequence_lse(attend_one, query, key, value, bounds)
+        return by_sequence_lse(attend_one, *call.operands, call.bounds)
 
-    return unfused_lse
+    return varlen_kernel(run)
 
 
 unfused, unfused_lse = unfused_with(attend), unfused_lse_with(attend_lse)

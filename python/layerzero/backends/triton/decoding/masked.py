@@ -5,20 +5,17 @@ So a cache of fixed size is read: the mask hides the slots that are not written 
 hides from every head of a group are not loaded, so that a half-full cache costs half. Otherwise this is `decode.py`.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..attention import strides_of_mask
-from ..launching import Launch, planned, power
-from ..overlapping import go_on, overlaps
-from . import splitting
-from .splitting import dot, give, weigh
+from ..launching import planned
+from ..overlapping import go_on
+from .evenly import attend, begin, plan
+from .splitting import give
 
 
 @triton.jit
@@ -42,41 +39,27 @@ def _attend(
     OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     go_on(OVERLAPS)
-    # Neighbours read what lies side by side.
-    block = tl.program_id(0) % blocks
-    kv_head = (tl.program_id(0) // blocks % kv_heads).to(tl.int64)
-    part = tl.program_id(0) // blocks // kv_heads % parts
-    batch = (tl.program_id(0) // blocks // kv_heads // parts).to(tl.int64)
-    row = block * ROWS + tl.arange(0, ROWS)
-    head = kv_head * group + row
-    dim, v_column = tl.arange(0, DIM), tl.arange(0, V_DIM)
-    start = first + part * share
-    end = tl.minimum(start + share, seq_k)
-
-    inside = (row < group)[:, None] & (dim < head_dim)[None, :]
-    q = tl.load(q_ptr + batch * q_batch + head[:, None] * q_head + dim[None, :], mask=inside, other=0.0)
+    batch, kv_head, part, row, head, start, end, q, k_at, v_at = begin(
+        q_ptr, k_ptr, v_ptr, kv_heads, group, blocks, head_dim, first, seq_k, share, parts,
+        q_batch, q_head, k_batch, k_head, v_batch, v_head, K_TOKEN, V_TOKEN, ROWS, TOKENS, DIM, V_DIM,
+    )  # fmt: skip
     token = tl.arange(0, TOKENS)
-    k_at = k_ptr + batch * k_batch + kv_head * k_head + tl.cast(start, tl.int64) * K_TOKEN
-    v_at = v_ptr + batch * v_batch + kv_head * v_head + tl.cast(start, tl.int64) * V_TOKEN
-    k_at = k_at + token.to(tl.int64)[:, None] * K_TOKEN + dim[None, :]
-    v_at = v_at + token.to(tl.int64)[:, None] * V_TOKEN + v_column[None, :]
     mask_at = mask_ptr + batch * mask_batch + tl.cast(start, tl.int64) * mask_key
     hidden = _hidden(mask_at, head, row < group, token, end - start, mask_head, mask_key, EACH)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     y = tl.zeros([ROWS, V_DIM], tl.float32)
-    for begin in range(start, end, TOKENS):
+    for at in range(start, end, TOKENS):
         # Of a key that one head may attend to and another may not, the other's weight is 0.
         read = tl.min(hidden, 0) == 0
-        k = tl.load(k_at, mask=read[:, None] & (dim < head_dim)[None, :], other=0.0)
-        v = tl.load(v_at, mask=read[:, None] & (v_column < v_dim)[None, :], other=0.0)
-        weights, kept, top, total = weigh(dot(q, tl.trans(k), EXACT), hidden == 0, top, total, scale, cap, CAPPED)
-        y = y * kept[:, None] + dot(weights.to(q.dtype), v, EXACT)
+        y, top, total = attend(
+            q, k_at, v_at, read, hidden == 0, y, top, total, head_dim, v_dim, scale, cap, DIM, V_DIM, CAPPED, EXACT
+        )
         k_at += TOKENS * K_TOKEN
         v_at += TOKENS * V_TOKEN
         mask_at += TOKENS * mask_key
         # Looked up here, and not where it is used, it leaves all stages of the pipeline to keys and values.
-        hidden = _hidden(mask_at, head, row < group, token, end - begin - TOKENS, mask_head, mask_key, EACH)
+        hidden = _hidden(mask_at, head, row < group, token, end - at - TOKENS, mask_head, mask_key, EACH)
     line = (batch * kv_heads + kv_head) * group + row
     give(y_ptr, y, top, total, line, row < group, True, v_dim, parts, part, lines, V_DIM, SPLIT)
 
@@ -93,39 +76,7 @@ def decode(
     layout: str,
 ) -> Any:
     """One query per sequence, under a mask."""
-    head, token = (1, 2) if layout == "BHSD" else (2, 1)
-    batch, heads, head_dim = query.shape[0], query.shape[head], query.shape[3]
-    kv_heads, seq_k, v_dim = key.shape[head], key.shape[token], value.shape[3]
-    device, exact = query.device, query.dtype == torch.float32
-    if batch * heads * v_dim == 0 or kv_heads == 0:
-        shape = (*query.shape[:-1], v_dim)
-        return lambda query: torch.zeros(shape, dtype=query.dtype, device=device), (query,)
-    group = heads // kv_heads
-    dim, v_width = power(max(head_dim, 16)), power(max(v_dim, 16))
-    rows = splitting.rows_for(group, exact, max(dim, v_width))
-    blocks = -(-group // rows)
-    crowd = batch * kv_heads * blocks
-    tokens, warps, stages = splitting.tiling(exact, max(dim, v_width), crowd, device)
-    first = max(seq_k - 1 - window_left, 0) if window_left >= 0 else 0
-    tiles = -(-(seq_k - first) // tokens)
-    parts = splitting.parts_for(crowd, tiles, device)
-    share = -(-tiles // parts)
-    # None is empty.
-    parts = max(-(-tiles // max(share, 1)), 1)
-    mask_batch, mask_head, _, mask_key = strides_of_mask(attn_mask)
-    scalars = (
-        *(kv_heads, group, blocks, head_dim, v_dim, first, seq_k, share * tokens, parts, batch * heads * parts),
-        *splitting.factors(1.0 / math.sqrt(max(head_dim, 1)) if scale is None else float(scale), float(softcap)),
-        *(query.stride(0), query.stride(head), key.stride(0), key.stride(head), value.stride(0), value.stride(head)),
-        *(mask_batch, mask_head, mask_key),
-    )
-    constants = (
-        *(key.stride(token), value.stride(token), rows, tokens, dim, v_width),
-        *(mask_head != 0, softcap != 0.0, parts > 1, exact, parts > 1 and overlaps(device)),
-    )
-    grid = batch * kv_heads * blocks * parts
-    attend = Launch(_attend, grid, device, scalars, constants, warps, stages)
-    return splitting.attention(attend, query, v_dim, parts), (query, key, value, attn_mask)
+    return plan(_attend, query, key, value, attn_mask, scale, window_left, softcap, layout)
 
 
 KERNELS: dict[str, Callable[..., Any]] = {"triton.decode.masked": decode, "triton.decode.masked.gqa": decode}

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..launching import Launch, planned, power
 from ..overlapping import go_on, overlaps
 from . import splitting
-from .splitting import dot, give, weigh
+from .splitting import dot, give, place, weigh
 
 
 @triton.jit
@@ -81,11 +81,7 @@ def _attend(
     EXACT: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     go_on(OVERLAPS)
-    # Neighbours read what lies side by side.
-    block = tl.program_id(0) % blocks
-    kv_head = (tl.program_id(0) // blocks % kv_heads).to(tl.int64)
-    part = tl.program_id(0) // blocks // kv_heads % parts
-    batch = (tl.program_id(0) // blocks // kv_heads // parts).to(tl.int64)
+    block, kv_head, part, batch = place(blocks, kv_heads, parts)
     row = block * ROWS + tl.arange(0, ROWS)
     head = kv_head * group + row
     dim, tile = tl.arange(0, DIM), tl.arange(0, TOKENS)

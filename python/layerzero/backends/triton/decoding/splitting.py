@@ -40,6 +40,16 @@ def tanh(x):
 
 
 @triton.jit
+def place(blocks, kv_heads, parts):
+    """A program's block of heads, key/value head, part of the context and sequence. Neighbours read what lies side by side."""
+    block = tl.program_id(0) % blocks
+    kv_head = (tl.program_id(0) // blocks % kv_heads).to(tl.int64)
+    part = tl.program_id(0) // blocks // kv_heads % parts
+    batch = (tl.program_id(0) // blocks // kv_heads // parts).to(tl.int64)
+    return block, kv_head, part, batch
+
+
+@triton.jit
 def weigh(scores, there, top, total, scale, cap, CAPPED: tl.constexpr):
     """Scores of a tile as weights; of keys that are not `there`, none. Returns them, what is kept of the sums before, the
     largest score and the sum of all."""

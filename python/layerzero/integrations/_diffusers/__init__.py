@@ -1,0 +1,1 @@
+"""LayerZero inside diffusers. Importing it registers nothing; `layerzero.integrations.diffusers` does."""

@@ -1,0 +1,1 @@
+"""LayerZero inside transformers. Importing it registers nothing; `layerzero.integrations.transformers` does."""
