@@ -120,7 +120,8 @@ impl Session {
             given.lock().unwrap_or_else(PoisonError::into_inner).push(warning.to_string());
         };
         let name = devices.first().map_or_else(String::new, |device| device.name.clone());
-        let engine = Engine::builder().devices(devices).on_warning(hook).build();
+        let builder = Engine::builder().devices(devices).on_warning(hook);
+        let engine = if at.simd_kernels { builder.simd_kernels() } else { builder }.build();
         let refused = |what: String| CliError::argument(what, "name libraries as 'layerzero doctor' lists them");
         let program = at.program.clone();
         let added = program.as_ref().map_or(Ok(Vec::new()), |program| program.add_kernels(&engine, libraries));

@@ -22,6 +22,8 @@ pub struct Surroundings {
     pub config: Option<PathBuf>,
     /// The program it is a part of, whose kernels it has; without one, the built-in references.
     pub program: Option<Arc<dyn Program>>,
+    /// Whether the command itself has LayerZero's kernels for vector instructions. A program has its own.
+    pub simd_kernels: bool,
 }
 
 impl Surroundings {

@@ -99,3 +99,25 @@ fn empty_tensors_run_too() {
     let answer = layerzero("run --json --op rms_norm --shape input=0x8").ended(0).json();
     assert!(answer["outputs"][0]["mean"].is_null(), "{answer}");
 }
+
+#[test]
+fn kernels_for_vector_instructions_run_where_they_are_asked_for() {
+    let call = "run --json --op softmax --shape input=3x40 --seed 5";
+    let simd = layerzero(&format!("{call} --simd --lock lz_cpu.softmax")).ended(0).json();
+    assert_eq!(simd["kernel_id"], "lz_cpu.softmax");
+    let reference = layerzero(call).ended(0).json();
+    assert_eq!(reference["kernel_id"], "lz_cpu.ref.activation.softmax");
+    for figure in ["mean", "min", "max"] {
+        let of = |answer: &serde_json::Value| answer["outputs"][0][figure].as_f64().unwrap();
+        assert!((of(&simd) - of(&reference)).abs() < 1e-6, "{figure}: {simd} {reference}");
+    }
+}
+
+#[test]
+fn a_call_may_be_repeated() {
+    let call = "run --json --op rms_norm --shape input=4x8";
+    let often = layerzero(&format!("{call} --repeat 3")).ended(0).json();
+    assert_eq!(often["outputs"], layerzero(call).ended(0).json()["outputs"]);
+    let error = layerzero(&format!("{call} --repeat 0")).ended(2).err;
+    assert!(error.contains("--repeat"), "{error}");
+}

@@ -1,6 +1,7 @@
 //! `layerzero bench`: measurements of LayerZero itself, one file each. To add one: write its file, add a line to
 //! [`BENCHES`].
 
+pub mod instructions;
 pub mod resilience;
 pub mod select;
 
@@ -63,6 +64,12 @@ pub static BENCHES: &[Bench] = &[
         summary: "what policy, breakers, counters and rollouts add to a call",
         run: resilience::run,
         print: resilience::print,
+    },
+    Bench {
+        name: "instructions",
+        summary: "how many instructions native kernels take for an element, by valgrind",
+        run: instructions::run,
+        print: instructions::print,
     },
 ];
 

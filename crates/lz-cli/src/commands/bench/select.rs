@@ -14,6 +14,7 @@ use lz_select::{ENTRY_OVERHEAD, Snapshot};
 use serde_json::{Value, json};
 
 use super::BenchOptions;
+use super::instructions::counted;
 use crate::error::CliError;
 use crate::printer::Printer;
 
@@ -216,18 +217,9 @@ fn instructions_per_hit() -> Result<f64, String> {
 
 fn instructions(repetitions: usize) -> Result<f64, String> {
     let program = std::env::current_exe().map_err(|e| e.to_string())?;
-    let output = Command::new("valgrind")
-        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
-        .arg(program)
-        .args(["bench", "select", "--probe", &repetitions.to_string()])
-        .output()
-        .map_err(|e| format!("valgrind cannot be run: {e}"))?;
-    if !output.status.success() {
-        return Err(format!("the probe failed under valgrind: {}", output.status));
-    }
-    let text = String::from_utf8_lossy(&output.stderr);
-    let collected = text.lines().find_map(|line| line.split("Collected :").nth(1));
-    collected.and_then(|n| n.trim().parse().ok()).ok_or_else(|| "valgrind reported no count".into())
+    let mut probe = Command::new(program);
+    probe.args(["bench", "select", "--probe", &repetitions.to_string()]);
+    counted(&probe)
 }
 
 /// Prints a result for people.
