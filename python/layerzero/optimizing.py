@@ -129,6 +129,7 @@ def optimize(
     *,
     only: tuple[str, ...] | list[str] | None = None,
     fuse_qkv: bool = False,
+    pack_weights: bool = False,
     cuda_graphs: bool = False,
 ) -> Optimized:
     """Replaces parts of a model by operations of LayerZero: attention, norms, rotary embedding, gated MLPs.
@@ -150,6 +151,9 @@ def optimize(
         fuse_qkv: also compute the projections of query, key and value as one product, outside of training. Their weights
             move into one block of memory; the parameters stay, as parts of it. Weights that are quantized, wrapped by an
             adapter or tied stay as they are, and are listed.
+        pack_weights: also multiply with packed copies (:func:`pack`) of the weights of linear layers on the CPU, outside of
+            training. Each layer is timed with and without its copy at 1, 4, 16 and 64 rows, and the copy is used up to the
+            most rows at which it is faster. The copies take as much memory as the weights; the report says how much.
         cuda_graphs: also replay whole steps of the model as CUDA graphs, from the third call of the same shapes on, outside
             of training. ``generate()`` uses a cache of fixed size then, unless you give it another. What cannot be
             captured runs as it is; ``graphs`` of the result says how many steps were replayed, and why others were not.
@@ -176,7 +180,7 @@ def optimize(
         )
     done = Optimized(model)
     try:
-        _Work(done, parts, fuse_qkv, cuda_graphs).run()
+        _Work(done, parts, fuse_qkv, pack_weights, cuda_graphs).run()
     except BaseException:
         done.undo()
         raise
@@ -189,6 +193,7 @@ def patched(
     *,
     only: tuple[str, ...] | list[str] | None = None,
     fuse_qkv: bool = False,
+    pack_weights: bool = False,
     cuda_graphs: bool = False,
 ) -> Iterator[Optimized]:
     """:func:`optimize` for the length of a block.
@@ -200,23 +205,29 @@ def patched(
         model: a module; of transformers, diffusers or any other.
         only: which parts to replace; all when not given.
         fuse_qkv: also compute the projections of query, key and value as one product.
+        pack_weights: also multiply with packed copies of the weights of linear layers on the CPU.
         cuda_graphs: also replay whole steps of the model as CUDA graphs.
     """
-    with optimize(model, only=only, fuse_qkv=fuse_qkv, cuda_graphs=cuda_graphs) as done:
+    with optimize(model, only=only, fuse_qkv=fuse_qkv, pack_weights=pack_weights, cuda_graphs=cuda_graphs) as done:
         yield done
 
 
 class _Work:
     """One run of :func:`optimize`."""
 
-    def __init__(self, done: Optimized, parts: tuple[str, ...], fuse_qkv: bool, cuda_graphs: bool) -> None:
+    def __init__(
+        self, done: Optimized, parts: tuple[str, ...], fuse_qkv: bool, pack_weights: bool, cuda_graphs: bool
+    ) -> None:
         self._done = done
         self._model = done.model
         self._parts = parts
         self._fuse_qkv = fuse_qkv
+        self._pack_weights = pack_weights
         self._cuda_graphs = cuda_graphs
         #: Projections that are computed together.
         self._fused: set[nn.Module] = set()
+        #: Linear layers of which something was said.
+        self._packed: set[nn.Module] = set()
         self._replaced: Counter[tuple[str, str, str, str]] = Counter()
         self._widths: dict[tuple[str, str], set[int]] = {}
         self._kept: Counter[tuple[str, str]] = Counter()
@@ -225,6 +236,7 @@ class _Work:
         """All parts. Residuals come after the norms that they are fused with."""
         if self._fuse_qkv:
             self._projections()
+        packed = self._linears() if self._pack_weights else []
         self._modules()
         if "residuals" in self._parts:
             self._residuals()
@@ -238,6 +250,7 @@ class _Work:
             Replaced(kind, name, count, operation, self._gain(operation, kind, name), note)
             for (kind, name, operation, note), count in self._replaced.items()
         ]
+        replaced += packed
         kept = [Kept(name, count, why) for (name, why), count in self._kept.items()]
         self._done.report = OptimizeReport(type(self._model).__name__, replaced, kept)
 
@@ -258,6 +271,37 @@ class _Work:
             self._fused.update(projections.of(module))
             self._replaced["QKV projections", type(module).__name__, "linear", "one product for three"] += 1
 
+    def _linears(self) -> list[Replaced]:
+        """Packs the weights of linear layers. One entry for each size."""
+        from layerzero.integrations.models import packed_linears, replacing
+
+        known: packed_linears.Known = {}
+        sizes: dict[tuple[str, str, int], list[packed_linears.Packed]] = {}
+        for module in self._model.modules():
+            found = None if module in self._fused else packed_linears.packed(module, known)
+            if found is None:
+                continue
+            self._packed.add(module)
+            if isinstance(found, str):
+                self._kept[type(module).__name__, found] += 1
+                continue
+            self._done._undo.append(lambda module=module: packed_linears.release(module))  # type: ignore[misc]
+            replacing.bind(module, packed_linears.forward)
+            self._done._undo.append(lambda module=module: replacing.unbind(module))  # type: ignore[misc]
+            outs, ins = found.weight.shape
+            sizes.setdefault((type(module).__name__, f"{outs}x{ins}", found.most_rows), []).append(found)
+        return [
+            Replaced(
+                "packed weight",
+                name,
+                len(layers),
+                "linear",
+                layers[0].gain,
+                f"{size}, up to {rows} rows, {sum(layer.weight.nbytes for layer in layers) / 1e6:,.1f} MB of copies",
+            )
+            for (name, size, rows), layers in sizes.items()
+        ]
+
     def _modules(self) -> None:
         from torch import nn
 
@@ -274,7 +318,7 @@ class _Work:
                 self._replaced[found.kind, name, found.operation, ""] += 1
                 if found.operated is not None:
                     self._widths.setdefault((found.kind, name), set()).add(found.operated)
-            elif module in self._fused:
+            elif module in self._fused or module in self._packed:
                 continue
             elif found is None and isinstance(module, nn.Linear | nn.Embedding):
                 self._kept[name, "torch runs one kernel for it already"] += 1
