@@ -28,7 +28,9 @@ NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo: develop ## measure this machine, see what is chosen and why, and a report of it
+demo: ## measure this machine, see what is chosen and why, and a report of it
+	@python3 scripts/set_up.py --environment "$(LZ_VENV)" --module "$(BUILT)" --profile $(PROFILE)
+	@$(MAKE) --no-print-directory develop
 	@env -u PYTHONPATH .venv/bin/python examples/demo.py
 
 test: test-rust test-python ## every test but the slow ones
