@@ -9,6 +9,7 @@ Both steps are those of `make develop`, which finds them done. Later runs take a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -105,8 +106,20 @@ class Module(Step):
     name = "native module"
 
     def __init__(self, command: list[str]) -> None:
-        self._weights = crate_weights()
-        super().__init__(command, sum(self._weights.values()))
+        self._compiled: set[str] = set()
+        self._weights: dict[str, float] = {}
+        super().__init__(command)
+        # Cargo downloads the crates first, and their list waits for that.
+        threading.Thread(target=self._weigh, daemon=True).start()
+
+    def _weigh(self) -> None:
+        with contextlib.suppress(subprocess.CalledProcessError):  # the build fails for the same reason, and says so
+            self._weights = crate_weights()
+        self.total = sum(self._weights.values())
+        self._count()
+
+    def _count(self) -> None:
+        self.done = sum(self._weights.get(crate, 0.0) for crate in tuple(self._compiled))
 
     def keep(self, line: str) -> bool:
         """See `Step`."""
@@ -118,7 +131,8 @@ class Module(Step):
             return True
         target = message.get("target", {}).get("kind", ["custom-build"])
         if message["reason"] == "compiler-artifact" and target != ["custom-build"]:
-            self.done += self._weights.pop(message["package_id"], 0.0)
+            self._compiled.add(message["package_id"])
+            self._count()
         return False
 
 
@@ -142,7 +156,7 @@ def crate_weights() -> dict[str, float]:
 
 
 def _output(command: list[str]) -> str:
-    return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
 def follow(steps: list[Step]) -> int:

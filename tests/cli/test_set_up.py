@@ -65,6 +65,7 @@ def test_crates_are_counted_once_when_their_library_is_built(
     ]
     monkeypatch.setattr(script, "crate_weights", lambda: {"serde": 3.0, "pyo3": 5.0})
     step = ended(script.Module(printing("\n".join(lines))))
+    step._weigh()  # its own thread may still be about to
     assert (step.done, step.total) == (3.0, 8.0)
     assert step.output() == "warning: a line that is no JSON\n{ neither is this\n"
 
