@@ -8,7 +8,8 @@ CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/layerzero
 export CARGO_TARGET_DIR ?= $(CACHE)/target-$(shell sha256sum Cargo.lock | cut -c1-16)
 LZ_VENV ?= $(CACHE)/venv-$(shell sha256sum requirements-dev.txt | cut -c1-16)
 PYTHON := $(LZ_VENV)/bin/python
-# The tools that build the documentation have an environment of their own.
+# What packs a wheel needs no torch, and the tools that build the documentation are many: each has an environment of its own.
+LZ_BUILD_VENV ?= $(CACHE)/build-$(shell sha256sum requirements-build.txt | cut -c1-16)
 LZ_DOCS_VENV ?= $(CACHE)/docs-$(shell sha256sum requirements-docs.txt | cut -c1-16)
 UV := uv==0.13.7
 
@@ -28,7 +29,9 @@ NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo: develop ## measure this machine, see what is chosen and why, and a report of it
+demo: ## measure this machine, see what is chosen and why, and a report of it
+	@python3 scripts/set_up.py --environment "$(LZ_VENV)" --module "$(BUILT)" --profile $(PROFILE)
+	@$(MAKE) --no-print-directory develop
 	@env -u PYTHONPATH .venv/bin/python examples/demo.py
 
 test: test-rust test-python ## every test but the slow ones
@@ -123,16 +126,20 @@ develop: venv clone-venv ## build the native module into the package (PROFILE=re
 	cargo build --profile $(PROFILE) -p lz-python
 	@cmp -s "$(BUILT)" $(NATIVE) || (cp "$(BUILT)" $(NATIVE).new && mv $(NATIVE).new $(NATIVE))
 
-wheel: venv ## build the wheel into dist/
-	$(LZ_VENV)/bin/maturin build --release --interpreter $(PYTHON) --out dist
+$(LZ_BUILD_VENV)/.ready:
+	mkdir -p "$(dir $(LZ_BUILD_VENV))"
+	@flock "$(LZ_BUILD_VENV).lock" bash scripts/venv.sh "$(LZ_BUILD_VENV)" "$(UV)" requirements-build.txt
 
-sdist: venv ## pack the sources into dist/
-	$(LZ_VENV)/bin/maturin sdist --out dist
+wheel: $(LZ_BUILD_VENV)/.ready ## build the wheel into dist/
+	$(LZ_BUILD_VENV)/bin/maturin build --release --locked --interpreter $(LZ_BUILD_VENV)/bin/python --out dist
+
+sdist: $(LZ_BUILD_VENV)/.ready ## pack the sources into dist/
+	$(LZ_BUILD_VENV)/bin/maturin sdist --out dist
 
 # The wheel that `make wheel` builds, or WHEEL=FILE. PYTHONS and TORCHES say which environments, TORCH_BACKEND=cpu takes torch
 # without CUDA, REQUIRE_ALL=yes fails where an interpreter is missing.
-UV_COMMAND ?= $(LZ_VENV)/bin/uv
-check-wheel: $(if $(WHEEL),,wheel) ## install the wheel into clean environments (PYTHONS, TORCHES) and call every operation
+UV_COMMAND ?= $(LZ_BUILD_VENV)/bin/uv
+check-wheel: $(if $(WHEEL),,wheel) $(filter %/.ready,$(UV_COMMAND:/bin/uv=/.ready)) ## install the wheel into clean environments (PYTHONS, TORCHES) and call every operation
 	bash scripts/check_wheel.sh --uv $(UV_COMMAND) $(if $(WHEEL),--wheel "$(WHEEL)") \
 	  $(if $(PYTHONS),--pythons "$(PYTHONS)") $(if $(TORCHES),--torches "$(TORCHES)") \
 	  $(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND)) $(if $(REQUIRE_ALL),--require-all $(REQUIRE_ALL))

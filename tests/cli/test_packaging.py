@@ -168,6 +168,7 @@ def test_the_workflow_uses_the_versions_that_the_project_names() -> None:
     (maturin,) = map(Requirement, PROJECT["build-system"]["requires"])
     assert maturin.specifier.contains(said["MATURIN"].removeprefix("v"))
     assert f"maturin=={said['MATURIN'].removeprefix('v')}" in (ROOT / "requirements-dev.in").read_text()
+    assert (ROOT / "requirements-build.txt").read_text() == f"maturin=={said['MATURIN'].removeprefix('v')}\n"
     assert f"UV := uv=={said['UV']}\n" in (ROOT / "Makefile").read_text()
     url = WORKFLOW["jobs"]["publish"]["environment"]["url"]
     assert url == f"https://pypi.org/project/{PROJECT['project']['name']}/"
