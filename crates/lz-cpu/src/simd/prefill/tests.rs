@@ -128,6 +128,28 @@ fn a_nan_or_an_infinity_stays_with_its_query() {
     }
 }
 
+/// A mask of each dtype excludes all keys of query 3, which is NaN or infinite, and every other key of query 4.
+#[test]
+fn a_key_that_a_mask_excludes_has_no_weight_whatever_its_score() {
+    for kind in [DType::Bool, DType::F32, DType::F16, DType::Bf16] {
+        let dtype = if kind == DType::Bool { DType::F32 } else { kind };
+        for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            let mut numbers = drawn(dtype, &[1, 2, 40, 8], 1).to_f64();
+            numbers[3 * 8..4 * 8].fill(bad);
+            let query = Tensor::from_f64(dtype, &[1, 2, 40, 8], &numbers);
+            let [key, value] = [2, 3].map(|seed| drawn(dtype, &[1, 2, 70, 8], seed));
+            let excluded = |i: usize| i / 70 == 3 || i / 70 == 4 && i % 2 == 0;
+            let (no, yes) = if kind == DType::Bool { (0.0, 1.0) } else { (f64::NEG_INFINITY, 0.0) };
+            let mask: Vec<f64> = (0..40 * 70).map(|i| if excluded(i) { no } else { yes }).collect();
+            let mask = Tensor::from_f64(kind, &[40, 70], &mask);
+            let inputs =
+                [("query", query.view()), ("key", key.view()), ("value", value.view()), ("attn_mask", mask.view())];
+            let params = [("causal", ParamValue::Bool(false))];
+            kernels("attention.standard.prefill").check(&inputs, &params, Some(Layout::Bhsd));
+        }
+    }
+}
+
 #[test]
 fn a_window_that_leaves_a_query_nothing_gives_zeros() {
     let (query, key) = (drawn(DType::F32, &[1, 80, 2, 8], 1), drawn(DType::F32, &[1, 5, 1, 8], 2));
