@@ -100,6 +100,11 @@ fn biased(score: f32, bias: f32) -> f32 {
 
 impl Bias for MaskBias<'_> {
     #[inline(always)]
+    fn is_none(&self) -> bool {
+        matches!(self, MaskBias::None)
+    }
+
+    #[inline(always)]
     fn add(&self, first: usize, keys: usize, scores: &mut [Lanes]) {
         match self {
             MaskBias::None => {}
