@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use lz_abi::TensorRef;
 use lz_model::{
@@ -48,6 +48,12 @@ pub(super) fn takes_masks(mut described: KernelDescriptor) -> KernelDescriptor {
     let masks = DTypeSet::of(&[DType::Bool, DType::F32, DType::F16, DType::Bf16]);
     described.inputs.insert("attn_mask".into(), InputRule { dtypes: Some(masks), ..InputRule::default() });
     described
+}
+
+/// A number for a call.
+pub(super) fn number_of_call() -> u64 {
+    static CALLS: AtomicU64 = AtomicU64::new(0);
+    CALLS.fetch_add(1, Ordering::Relaxed)
 }
 
 /// What attention of many queries takes, in one tensor or packed.
@@ -225,6 +231,7 @@ pub(super) fn dense<P: Path<T>, T: Narrow>(args: &mut KernelArgs<'_, '_>) -> Res
         if heads_first { (b * heads + head) * seq_q + i } else { (b * seq_q + i) * heads + head }
     };
     let operations = (batch * heads * seq_q * (head_dim + v_dim)) as f64 * tokens as f64;
+    let call = number_of_call();
     each_item(args, batch * kv_heads * tiles, operations, |item, scratch| {
         let (b, kv_head, tile) = (item / tiles / kv_heads, item / tiles % kv_heads, item % tiles);
         let (count, first) = cut.tile(tile);
@@ -246,6 +253,8 @@ pub(super) fn dense<P: Path<T>, T: Narrow>(args: &mut KernelArgs<'_, '_>) -> Res
             keys: keys.along(axis, &of),
             values: values.along(axis, &of),
             start: 0,
+            count: tokens as usize,
+            head: (call, item / tiles),
             bounds: &bounds,
             bias: MaskBias::new(mask, count, at),
             scale: scoring.scale,

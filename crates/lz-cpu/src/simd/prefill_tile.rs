@@ -2,13 +2,15 @@
 //!
 //! The queries of a tile are the lanes of vectors: scores are [key][query], sums of values [element][query]. So the largest score
 //! and the sum of weights of each query are found without adding up lanes. Keys come in blocks; `prefill_softmax` makes weights
-//! of a block's scores. How products are computed is a [`Path`]: `prefill_widened` has the one in float32.
+//! of a block's scores. How products are computed is a [`Path`]: `prefill_widened` in float32, `prefill_bf16` by instructions for
+//! pairs of bfloat16.
 
 use lz_abi::Line;
 
 use super::Isa;
 use super::exp::tanh;
 use super::half_floats::Narrow;
+use super::prefill_bf16::PairScratch;
 use super::prefill_widened::WideScratch;
 use super::vector::Sixteen;
 
@@ -28,6 +30,7 @@ pub(super) struct Lanes(pub [f32; ROWS]);
 #[derive(Default)]
 pub(super) struct Scratch {
     pub wide: WideScratch,
+    pub pairs: PairScratch,
 }
 
 /// How tiles of a dtype are computed.
@@ -69,6 +72,9 @@ impl Bias for NoBias {
     fn add(&self, _: usize, _: usize, _: &mut [Lanes]) {}
 }
 
+/// A call, and a key/value head of one of its sequences.
+pub(super) type Head = (u64, usize);
+
 /// A tile of queries that share a key/value head.
 pub(super) struct Tile<'a, T: Narrow, B> {
     pub queries: &'a [&'a [T]],
@@ -76,6 +82,9 @@ pub(super) struct Tile<'a, T: Narrow, B> {
     pub values: Line<'a, T>,
     /// The first of these that is the sequence's: keys are counted from there.
     pub start: usize,
+    /// How many there are.
+    pub count: usize,
+    pub head: Head,
     pub bounds: &'a Bounds,
     pub bias: B,
     pub scale: f32,
