@@ -135,9 +135,13 @@ kernels! {
     PrefillPortable = simd::prefill::Prefill<simd::Portable>;
     PrefillAvx2 = simd::prefill::Prefill<simd::Avx2>;
     PrefillAvx512 = simd::prefill::Prefill<simd::Avx512>;
+    PrefillAvx512Bf16 = simd::prefill_bf16::PrefillBf16<simd::prefill_dot::Dots>;
+    PrefillAmx = simd::prefill_bf16::PrefillBf16<simd::prefill_amx::Tiles>;
     PrefillVarlenPortable = simd::prefill_varlen::Varlen<simd::Portable>;
     PrefillVarlenAvx2 = simd::prefill_varlen::Varlen<simd::Avx2>;
     PrefillVarlenAvx512 = simd::prefill_varlen::Varlen<simd::Avx512>;
+    PrefillVarlenAvx512Bf16 = simd::prefill_bf16::VarlenBf16<simd::prefill_dot::Dots>;
+    PrefillVarlenAmx = simd::prefill_bf16::VarlenBf16<simd::prefill_amx::Tiles>;
     LinearPortable = simd::linear::Linear<simd::Portable>;
     LinearAvx2 = simd::linear::Linear<simd::Avx2>;
     LinearAvx512 = simd::linear::Linear<simd::Avx512>;

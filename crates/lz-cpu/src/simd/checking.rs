@@ -13,6 +13,8 @@ pub struct Agreement {
     exact: bool,
     /// How far float32 results may be off, of their size and beside it.
     off: f64,
+    /// How far those of kernels that multiply bfloat16 may be off beside it.
+    rounded: f64,
 }
 
 type Inputs<'a> = [(&'a str, TensorView<'a>)];
@@ -21,7 +23,7 @@ type Params<'a> = [(&'a str, ParamValue)];
 impl Agreement {
     /// All kernels of this name, one for each instruction set. Results may be off by what float32 is off.
     pub fn of(op: &'static str, kernel: &'static str) -> Agreement {
-        Agreement { op, kernel, exact: false, off: 1e-6 }
+        Agreement { op, kernel, exact: false, off: 1e-6, rounded: 0.0 }
     }
 
     /// Results must be the same to the last bit.
@@ -32,6 +34,11 @@ impl Agreement {
     /// float32 results may be off by so much, of their size and beside it.
     pub fn within(self, off: f64) -> Agreement {
         Agreement { off, ..self }
+    }
+
+    /// Kernels that multiply bfloat16 round what they multiply, and may be off by so much beside what others are.
+    pub fn rounding(self, rounded: f64) -> Agreement {
+        Agreement { rounded, ..self }
     }
 
     /// The kernels that compute with the dtype of one of the inputs.
@@ -95,9 +102,11 @@ impl Agreement {
                     DType::Bf16 => Some(8e-3),
                     _ => None,
                 };
+                let rounds = [".avx512_bf16", ".amx"].iter().any(|isa| kernel.ends_with(isa));
+                let beside = self.off + if rounds { self.rounded } else { 0.0 };
                 for (i, (got, wanted)) in got.to_f64().into_iter().zip(wanted.to_f64()).enumerate() {
                     let same = got == wanted || got.is_nan() && wanted.is_nan();
-                    let near = off.is_some_and(|off| (got - wanted).abs() <= off * wanted.abs() + self.off);
+                    let near = off.is_some_and(|off| (got - wanted).abs() <= off * wanted.abs() + beside);
                     assert!(same || near, "{kernel}: {name}[{i}] is {got}, not {wanted}");
                 }
             }

@@ -1,9 +1,9 @@
-//! Attention of many queries: which calls it takes, which thread computes what, and where results go. `prefill_tile` has the
-//! arithmetic.
+//! Attention of many queries: which calls it takes, which thread computes what, and where results go. `prefill_tile` says what a
+//! tile is, and where its arithmetic is.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use lz_abi::TensorRef;
 use lz_model::{
@@ -12,7 +12,8 @@ use lz_model::{
 
 use super::half_floats::Narrow;
 use super::prefill_mask::{Mask, MaskBias};
-use super::prefill_tile::{Bounds, ROWS, Scratch, Tile, WIDEST};
+use super::prefill_tile::{Bounds, Path, ROWS, Scratch, Tile, WIDEST};
+use super::prefill_widened::Widened;
 use super::{FLOATS, Isa, check, describe, floats, with_float};
 use crate::kernel::NativeKernel;
 use crate::reference::arguments::Arguments;
@@ -22,7 +23,7 @@ use crate::reference::reach::Reach;
 pub struct Prefill<I>(PhantomData<I>);
 
 /// Below torch's fused kernel (60), which multiplies bfloat16 by instructions for it where a CPU has them; above its unfused ones (40).
-const PRIORITY: i32 = 50;
+pub(super) const PRIORITY: i32 = 50;
 
 thread_local! {
     /// Memory of this thread's tiles.
@@ -34,15 +35,25 @@ impl<I: Isa> NativeKernel for Prefill<I> {
         &["attention.standard.prefill", "attention.gqa.prefill", "attention.cross.prefill"];
 
     fn descriptor(op: &'static Op) -> KernelDescriptor {
-        let mut described = described::<I>(op, PRIORITY);
-        let masks = DTypeSet::of(&[DType::Bool, DType::F32, DType::F16, DType::Bf16]);
-        described.inputs.insert("attn_mask".into(), InputRule { dtypes: Some(masks), ..InputRule::default() });
-        described
+        takes_masks(described::<I>(op, PRIORITY))
     }
 
     fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
-        with_float!(given(args, "query")?.dtype(), T => dense::<I, T>(args))
+        with_float!(given(args, "query")?.dtype(), T => dense::<Widened<I>, T>(args))
     }
+}
+
+/// A kernel that takes masks too.
+pub(super) fn takes_masks(mut described: KernelDescriptor) -> KernelDescriptor {
+    let masks = DTypeSet::of(&[DType::Bool, DType::F32, DType::F16, DType::Bf16]);
+    described.inputs.insert("attn_mask".into(), InputRule { dtypes: Some(masks), ..InputRule::default() });
+    described
+}
+
+/// A number for a call.
+pub(super) fn number_of_call() -> u64 {
+    static CALLS: AtomicU64 = AtomicU64::new(0);
+    CALLS.fetch_add(1, Ordering::Relaxed)
 }
 
 /// What attention of many queries takes, in one tensor or packed.
@@ -162,6 +173,7 @@ impl<T: Narrow> Target<T> {
     /// # Safety
     /// The slice is borrowed, and nobody else writes this row.
     #[allow(unsafe_code)]
+    #[inline(always)]
     pub unsafe fn write(&self, row: usize, numbers: &[f32]) {
         assert!((row + 1) * self.width <= self.len, "row {row} of {}", self.len / self.width.max(1));
         // SAFETY: it is inside the slice, and the caller's alone.
@@ -194,8 +206,8 @@ pub(super) fn each_item(
     });
 }
 
-fn dense<I: Isa, T: Narrow>(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
-    check::<I>()?;
+pub(super) fn dense<P: Path<T>, T: Narrow>(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
+    check::<P::Isa>()?;
     let [query, key, value] = [given(args, "query")?, given(args, "key")?, given(args, "value")?];
     let (queries, keys, values) = (query.rows::<T>()?, key.rows::<T>()?, value.rows::<T>()?);
     let [batch, heads, kv_heads, seq_q, v_dim, head_dim] =
@@ -219,6 +231,7 @@ fn dense<I: Isa, T: Narrow>(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelE
         if heads_first { (b * heads + head) * seq_q + i } else { (b * seq_q + i) * heads + head }
     };
     let operations = (batch * heads * seq_q * (head_dim + v_dim)) as f64 * tokens as f64;
+    let call = number_of_call();
     each_item(args, batch * kv_heads * tiles, operations, |item, scratch| {
         let (b, kv_head, tile) = (item / tiles / kv_heads, item / tiles % kv_heads, item % tiles);
         let (count, first) = cut.tile(tile);
@@ -240,14 +253,15 @@ fn dense<I: Isa, T: Narrow>(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelE
             keys: keys.along(axis, &of),
             values: values.along(axis, &of),
             start: 0,
+            count: tokens as usize,
+            head: (call, item / tiles),
             bounds: &bounds,
             bias: MaskBias::new(mask, count, at),
             scale: scoring.scale,
             softcap: scoring.softcap,
             v_dim,
-            scratch,
         };
-        tile.attend::<I>(|lane, numbers| {
+        P::attend(tile, scratch, |lane, numbers| {
             let [b, head, i] = at(lane);
             // SAFETY: every query is in one tile, and every tile is one item.
             #[allow(unsafe_code)]

@@ -92,7 +92,18 @@ impl<'a> MaskBias<'a> {
     }
 }
 
+/// score + bias. A bias of minus infinity excludes the key, even if the score is NaN: the sum would be NaN.
+#[inline(always)]
+fn biased(score: f32, bias: f32) -> f32 {
+    if bias == f32::NEG_INFINITY { bias } else { score + bias }
+}
+
 impl Bias for MaskBias<'_> {
+    #[inline(always)]
+    fn is_none(&self) -> bool {
+        matches!(self, MaskBias::None)
+    }
+
     #[inline(always)]
     fn add(&self, first: usize, keys: usize, scores: &mut [Lanes]) {
         match self {
@@ -100,7 +111,7 @@ impl Bias for MaskBias<'_> {
             MaskBias::Bool(of) => of.each(first, keys, scores, |allowed, score| {
                 *score = if allowed == 0 { f32::NEG_INFINITY } else { *score };
             }),
-            MaskBias::F32(of) => of.each(first, keys, scores, |bias, score| *score += bias),
+            MaskBias::F32(of) => of.each(first, keys, scores, |bias, score| *score = biased(*score, bias)),
             MaskBias::F16(of) => of.widened(first, keys, scores),
             MaskBias::Bf16(of) => of.widened(first, keys, scores),
         }
@@ -124,7 +135,9 @@ impl<M: Narrow> TileRows<'_, M> {
         let mut wide = [0f32; super::prefill_tile::KEYS];
         for (lane, row) in self.rows[..self.count].iter().enumerate() {
             let wide = M::wide(&row[first..first + keys], &mut wide);
-            wide.iter().zip(scores.iter_mut()).for_each(|(bias, scores)| scores.0[lane] += bias);
+            wide.iter()
+                .zip(scores.iter_mut())
+                .for_each(|(bias, scores)| scores.0[lane] = biased(scores.0[lane], *bias));
         }
     }
 }

@@ -17,7 +17,6 @@ pub(super) fn products<V: Sixteen>(
     while at < vectors {
         // 16 sums; or 8 where a vector is more than one register.
         at += match vectors - at {
-            4.. if V::REGISTERS == 1 => each_block::<V, 4, 4>(queries, keys, count, at, to),
             2.. if V::REGISTERS == 1 => each_block::<V, 2, 8>(queries, keys, count, at, to),
             _ if V::REGISTERS == 1 => each_block::<V, 1, 8>(queries, keys, count, at, to),
             _ => each_block::<V, 1, 4>(queries, keys, count, at, to),
@@ -80,7 +79,6 @@ pub(super) fn add_values<V: Sixteen>(weights: &[Lanes], values: &[&[f32]], vecto
     let mut at = 0;
     while at < vectors {
         at += match vectors - at {
-            4.. if V::REGISTERS == 1 => add_each::<V, 4, 4>(weights, values, at, sums),
             2.. if V::REGISTERS == 1 => add_each::<V, 2, 8>(weights, values, at, sums),
             _ if V::REGISTERS == 1 => add_each::<V, 1, 8>(weights, values, at, sums),
             _ => add_each::<V, 1, 4>(weights, values, at, sums),

@@ -31,6 +31,28 @@ pub trait Sixteen: Copy {
     unsafe fn or_larger(self, other: Self) -> Self;
     /// The sum of all, by halves: the first eight and the last eight, and so on.
     unsafe fn added(self) -> f32;
+    /// The numbers of lanes with `first` ≤ `at` ≤ `last`, and minus infinity in the others.
+    unsafe fn within(self, at: i32, first: &[i32; LANES], last: &[i32; LANES]) -> Self;
+    /// 2^x = 2^n · 2^r with n = round(x): `polynomial` approximates 2^r for |r| ≤ 1/2, highest power first. Below -126 the result is
+    /// 0, and of a NaN it is NaN. Nothing is promised above 127.
+    unsafe fn exp2<const N: usize>(self, polynomial: &[f32; N]) -> Self;
+    /// Rows to columns. The bits of the numbers stay what they are, whatever they mean.
+    #[inline(always)]
+    unsafe fn turned(rows: [Self; LANES]) -> [Self; LANES] {
+        let (mut from, mut to) = ([[0f32; LANES]; LANES], rows);
+        // SAFETY: the caller's.
+        unsafe {
+            for (from, row) in from.iter_mut().zip(rows) {
+                row.store(from);
+            }
+            for (column, to) in to.iter_mut().enumerate() {
+                let mut numbers = [0f32; LANES];
+                numbers.iter_mut().zip(&from).for_each(|(number, row)| *number = row[column]);
+                *to = Self::load(&numbers);
+            }
+        }
+        to
+    }
 }
 
 /// Without instructions of their own.
@@ -104,6 +126,35 @@ impl Sixteen for Plain {
         }
         all[0]
     }
+
+    #[inline(always)]
+    unsafe fn within(self, at: i32, first: &[i32; LANES], last: &[i32; LANES]) -> Plain {
+        let mut numbers = self.0;
+        for ((number, first), last) in numbers.iter_mut().zip(first).zip(last) {
+            *number = if at < *first || at > *last { f32::NEG_INFINITY } else { *number };
+        }
+        Plain(numbers)
+    }
+
+    #[inline(always)]
+    unsafe fn exp2<const N: usize>(self, polynomial: &[f32; N]) -> Plain {
+        /// Added to a number below 2^22, it leaves the nearest integer in the lowest bits.
+        const INTEGERS: f32 = 12_582_912.0;
+        Plain(self.0.map(|x| {
+            let shifted = x + INTEGERS;
+            let r = x - (shifted - INTEGERS);
+            let power = polynomial.iter().fold(0.0, |sum, &next| sum * r + next);
+            let n = shifted.to_bits().wrapping_sub(INTEGERS.to_bits());
+            let scaled = f32::from_bits(power.to_bits().wrapping_add(n << 23));
+            if x < -126.0 {
+                0.0
+            } else if x.is_nan() {
+                x
+            } else {
+                scaled
+            }
+        }))
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -134,7 +185,7 @@ mod x86 {
 
     /// In one register of AVX-512.
     #[derive(Clone, Copy)]
-    pub struct InOne(__m512);
+    pub struct InOne(pub(in crate::simd) __m512);
 
     // The functions read and write sixteen numbers at any alignment, with instructions of AVX-512.
     impl Sixteen for InOne {
@@ -198,6 +249,67 @@ mod x86 {
             unsafe {
                 let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self.0)));
                 of_eight(_mm256_add_ps(_mm512_castps512_ps256(self.0), high))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn within(self, at: i32, first: &[i32; LANES], last: &[i32; LANES]) -> InOne {
+            unsafe {
+                let at = _mm512_set1_epi32(at);
+                let after = _mm512_cmpge_epi32_mask(at, _mm512_loadu_si512(first.as_ptr().cast()));
+                let inside = _mm512_mask_cmple_epi32_mask(after, at, _mm512_loadu_si512(last.as_ptr().cast()));
+                InOne(_mm512_mask_mov_ps(_mm512_set1_ps(f32::NEG_INFINITY), inside, self.0))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn exp2<const N: usize>(self, polynomial: &[f32; N]) -> InOne {
+            unsafe {
+                let n = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0);
+                let r = _mm512_sub_ps(self.0, n);
+                let mut power = _mm512_set1_ps(polynomial[0]);
+                for &next in &polynomial[1..] {
+                    power = _mm512_fmadd_ps(power, r, _mm512_set1_ps(next));
+                }
+                let some = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(self.0, _mm512_set1_ps(-126.0));
+                InOne(_mm512_maskz_scalef_ps(some, power, n))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn turned(rows: [InOne; LANES]) -> [InOne; LANES] {
+            unsafe {
+                // Each step joins twice as many rows: 2 of them, 4, then quarters of registers, twice.
+                let zero = _mm512_setzero_ps();
+                let mut twos = [zero; LANES];
+                for i in 0..8 {
+                    twos[2 * i] = _mm512_unpacklo_ps(rows[2 * i].0, rows[2 * i + 1].0);
+                    twos[2 * i + 1] = _mm512_unpackhi_ps(rows[2 * i].0, rows[2 * i + 1].0);
+                }
+                let mut fours = [zero; LANES];
+                for i in 0..4 {
+                    for half in 0..2 {
+                        let (low, high) = (twos[4 * i + half], twos[4 * i + 2 + half]);
+                        let (low, high) = (_mm512_castps_pd(low), _mm512_castps_pd(high));
+                        fours[4 * i + 2 * half] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+                        fours[4 * i + 2 * half + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+                    }
+                }
+                let mut eights = [zero; LANES];
+                for i in 0..2 {
+                    for column in 0..4 {
+                        let (low, high) = (fours[8 * i + column], fours[8 * i + 4 + column]);
+                        eights[8 * i + column] = _mm512_shuffle_f32x4::<0b10_00_10_00>(low, high);
+                        eights[8 * i + 4 + column] = _mm512_shuffle_f32x4::<0b11_01_11_01>(low, high);
+                    }
+                }
+                let mut columns = rows;
+                for column in 0..8 {
+                    let (low, high) = (eights[column], eights[8 + column]);
+                    columns[column] = InOne(_mm512_shuffle_f32x4::<0b10_00_10_00>(low, high));
+                    columns[8 + column] = InOne(_mm512_shuffle_f32x4::<0b11_01_11_01>(low, high));
+                }
+                columns
             }
         }
     }
@@ -280,6 +392,51 @@ mod x86 {
         unsafe fn added(self) -> f32 {
             unsafe { of_eight(_mm256_add_ps(self.0, self.1)) }
         }
+
+        #[inline(always)]
+        unsafe fn within(self, at: i32, first: &[i32; LANES], last: &[i32; LANES]) -> InTwo {
+            let ((first, first_rest), (last, last_rest)) = (first.split_at(8), last.split_at(8));
+            unsafe { InTwo(eight_within(self.0, at, first, last), eight_within(self.1, at, first_rest, last_rest)) }
+        }
+
+        #[inline(always)]
+        unsafe fn exp2<const N: usize>(self, polynomial: &[f32; N]) -> InTwo {
+            unsafe { InTwo(exp2_of_eight(self.0, polynomial), exp2_of_eight(self.1, polynomial)) }
+        }
+    }
+
+    /// As of [`Sixteen`], for eight numbers and as many bounds.
+    #[inline(always)]
+    unsafe fn eight_within(x: __m256, at: i32, first: &[i32], last: &[i32]) -> __m256 {
+        assert!(first.len() == 8 && last.len() == 8);
+        // SAFETY: the caller's; eight bounds are read.
+        unsafe {
+            let at = _mm256_set1_epi32(at);
+            let before = _mm256_cmpgt_epi32(_mm256_loadu_si256(first.as_ptr().cast()), at);
+            let after = _mm256_cmpgt_epi32(at, _mm256_loadu_si256(last.as_ptr().cast()));
+            let outside = _mm256_castsi256_ps(_mm256_or_si256(before, after));
+            _mm256_blendv_ps(x, _mm256_set1_ps(f32::NEG_INFINITY), outside)
+        }
+    }
+
+    /// As of [`Sixteen`], for eight numbers.
+    #[inline(always)]
+    unsafe fn exp2_of_eight<const N: usize>(x: __m256, polynomial: &[f32; N]) -> __m256 {
+        // SAFETY: the caller's.
+        unsafe {
+            let n = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x);
+            let r = _mm256_sub_ps(x, n);
+            let mut power = _mm256_set1_ps(polynomial[0]);
+            for &next in &polynomial[1..] {
+                power = _mm256_fmadd_ps(power, r, _mm256_set1_ps(next));
+            }
+            // n joins the exponent. That of a NaN would leave its range.
+            let bits = _mm256_slli_epi32::<23>(_mm256_cvtps_epi32(n));
+            let scaled = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(power), bits));
+            let some = _mm256_cmp_ps::<_CMP_NLT_UQ>(x, _mm256_set1_ps(-126.0));
+            let scaled = _mm256_blendv_ps(scaled, x, _mm256_cmp_ps::<_CMP_UNORD_Q>(x, x));
+            _mm256_and_ps(scaled, some)
+        }
     }
 }
 
@@ -317,9 +474,66 @@ mod tests {
                 keep(x.plus(x));
                 keep(x.or_larger(V::splat(0.75)));
                 keep(V::splat(f32::NAN).or_larger(x));
+                keep(x.within(9, &std::array::from_fn(|i| i as i32), &std::array::from_fn(|i| i as i32 + 5)));
                 results.push(x.added());
+                // The next row is the one before, times two.
+                let mut rows = [x; LANES];
+                (1..LANES).for_each(|i| rows[i] = rows[i - 1].plus(rows[i - 1]));
+                V::turned(rows).into_iter().for_each(|column| {
+                    let mut all = [0f32; LANES];
+                    column.store(&mut all);
+                    results.extend(all);
+                });
             }
             results
+        }
+    }
+
+    /// 2^x for sixteen numbers, by a polynomial of degree 6.
+    struct Powers<V>([f32; LANES], std::marker::PhantomData<V>);
+
+    impl<V: Sixteen> Work for Powers<V> {
+        type Output = [f32; LANES];
+
+        #[inline(always)]
+        fn run(self) -> [f32; LANES] {
+            let mut found = [0f32; LANES];
+            // SAFETY: `vectorize` runs it where the instructions are.
+            unsafe { V::load(&self.0).exp2(&crate::simd::exp::TWO_TO).store(&mut found) };
+            found
+        }
+    }
+
+    fn powers(of: [f32; LANES]) -> impl Iterator<Item = [f32; LANES]> {
+        let all = [
+            Portable::vectorize(Powers::<Plain>(of, std::marker::PhantomData)),
+            Avx2::vectorize(Powers::<InTwo>(of, std::marker::PhantomData)),
+            Avx512::vectorize(Powers::<InOne>(of, std::marker::PhantomData)),
+        ];
+        all.into_iter().flatten()
+    }
+
+    #[test]
+    fn powers_of_two_are_right_to_the_last_places() {
+        for start in -125_990..=100 {
+            let numbers: [f32; LANES] = std::array::from_fn(|i| (start as f32 + i as f32 / 16.0) * 1e-3);
+            for found in powers(numbers) {
+                for (x, found) in numbers.iter().zip(found) {
+                    let wanted = f64::from(*x).exp2();
+                    assert!((f64::from(found) - wanted).abs() <= 2.5e-7 * wanted, "{x}: {found} {wanted}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn powers_of_two_at_the_ends() {
+        let mut numbers = [0f32; LANES];
+        numbers[..4].copy_from_slice(&[f32::NAN, f32::NEG_INFINITY, -126.1, -1e30]);
+        for found in powers(numbers) {
+            assert!(found[0].is_nan());
+            assert_eq!(found[1..4], [0.0; 3]);
+            assert_eq!(found[4..], [1.0; 12]);
         }
     }
 
@@ -338,7 +552,9 @@ mod tests {
             each(&|x| x + x),
             each(&|x| x.max(0.75)),
             each(&|x| x),
+            each(&|x| if (-1.0..=1.5).contains(&x) { x } else { f32::NEG_INFINITY }),
             vec![numbers.iter().sum()],
+            each(&|x| x).iter().flat_map(|x| (0..LANES).map(move |i| x * f32::from(1u16 << i))).collect(),
         ]
         .concat();
         let all = [
