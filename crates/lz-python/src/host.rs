@@ -15,6 +15,23 @@ use crate::tensors::{Meta, Purpose, storage};
 use crate::torch::Torch;
 use crate::written;
 
+/// Whether a tensor has elements and no memory: one that torch.func.functionalize wraps, for example.
+fn has_no_memory(meta: &Meta) -> bool {
+    meta.data.is_null() && !meta.shape.contains(&0)
+}
+
+/// The first argument whose memory cannot be read.
+pub fn unreadable(job: &Job<'_, '_>) -> Option<&'static str> {
+    let found = job.arguments.metas.iter().find(|(_, meta)| has_no_memory(meta));
+    found.map(|(at, _)| job.front.signature.arguments[*at].name)
+}
+
+/// Of a call that only native kernels could serve.
+pub fn cannot_be_read(job: &Job<'_, '_>, name: &str) -> PyErr {
+    let text = format!("{}: the memory of '{name}' cannot be read from the host", job.front.name());
+    error::unsupported(job.py, &text, "pass a tensor on the CPU")
+}
+
 /// Runs a native kernel on the tensors of a call, without holding the interpreter.
 pub fn run<'py>(job: &Job<'_, 'py>, step: &Step) -> PyResult<Bound<'py, PyAny>> {
     let (py, op) = (job.py, job.route.op);
@@ -26,12 +43,8 @@ pub fn run<'py>(job: &Job<'_, 'py>, step: &Step) -> PyResult<Bound<'py, PyAny>> 
             metas[index] = Some(meta);
         }
     }
-    for (meta, input) in metas.iter().zip(schema.inputs) {
-        let empty = |meta: &Meta| meta.shape.contains(&0);
-        if meta.is_some_and(|meta| meta.data.is_null() && !empty(meta)) {
-            let text = format!("{}: the memory of '{}' cannot be read from the host", job.front.name(), input.name);
-            return Err(error::unsupported(py, &text, "pass a tensor on the CPU"));
-        }
+    if let Some((_, input)) = metas.iter().zip(schema.inputs).find(|(meta, _)| meta.is_some_and(has_no_memory)) {
+        return Err(cannot_be_read(job, input.name));
     }
     writable(job)?;
     unrecorded(job)?;

@@ -81,11 +81,16 @@ impl<'py> Caller for PyCaller<'_, '_, 'py> {
         if !steps[at].is_native() {
             return Ok(None);
         }
+        let others = steps.iter().any(RouteStep::is_python);
+        if let Some(name) = host::unreadable(job) {
+            return match others {
+                true => Ok(Some(format!("the memory of '{name}' cannot be read"))),
+                false => Err(Raised::PassOn(host::cannot_be_read(job, name))),
+            };
+        }
         match host::recorder(job.py).map_err(Raised::PassOn)? {
             // Nobody else can serve it.
-            Some(recorder) if !steps.iter().any(RouteStep::is_python) => {
-                Err(Raised::PassOn(host::cannot_be_recorded(job, &recorder)))
-            }
+            Some(recorder) if !others => Err(Raised::PassOn(host::cannot_be_recorded(job, &recorder))),
             recorder => Ok(recorder.map(|recorder| format!("{recorder} cannot see into a native kernel"))),
         }
     }
