@@ -8,7 +8,7 @@ use lz_abi::{Args, Rows, TensorRef};
 use lz_model::{KernelArgs, KernelDescriptor, KernelError, Op};
 
 use super::half_floats::Narrow;
-use super::rms_norm::{PLAIN, as_f32};
+use super::rms_norm::{PLAIN, as_f32, by_halves};
 use super::{BLOCK, FLOATS, Isa, Work, check, describe, floats, rows_per_thread, with_float};
 use crate::kernel::NativeKernel;
 
@@ -112,7 +112,9 @@ struct Moments {
 /// are float32 numbers if these have room for the squares, and float64 if not.
 #[inline(always)]
 fn moments<T: Narrow>(row: &[T], buffer: &mut [f32; BLOCK]) -> Moments {
-    let start = T::wide(&row[..BLOCK.min(row.len())], buffer);
+    /// How many numbers are enough to be near the mean.
+    const FIRST: usize = 64;
+    let start = T::wide(&row[..FIRST.min(row.len())], buffer);
     let near = (sums(start, 0.0).0 / start.len() as f64) as f32;
     let mut all = (0.0, 0.0);
     for block in row.chunks(BLOCK) {
@@ -162,8 +164,7 @@ fn sums(x: &[f32], near: f32) -> (f64, f64) {
         *sum += difference;
         *squares += difference * difference;
     }
-    let wide = |of: [f32; LANES]| of.into_iter().map(f64::from).sum::<f64>();
-    (wide(sums), wide(squares))
+    (by_halves(sums.map(f64::from)), by_halves(squares.map(f64::from)))
 }
 
 /// How the numbers of a row become those of the result.

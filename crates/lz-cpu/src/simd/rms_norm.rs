@@ -126,7 +126,20 @@ pub(super) fn sum_of_squares(x: &[f32]) -> f64 {
         }
     }
     let rest: f64 = chunks.remainder().iter().map(|&x| f64::from(x) * f64::from(x)).sum();
-    sums.iter().sum::<f64>() + rest
+    by_halves(sums) + rest
+}
+
+/// The sum of all: the first half and the last half, and so on. One after the other, each addition would wait for the one before.
+#[inline(always)]
+pub(super) fn by_halves<const N: usize>(mut all: [f64; N]) -> f64 {
+    const { assert!(N.is_power_of_two()) };
+    let mut width = N / 2;
+    while width > 0 {
+        let (low, high) = all.split_at_mut(width);
+        low.iter_mut().zip(&*high).for_each(|(low, high)| *low += high);
+        width /= 2;
+    }
+    all[0]
 }
 
 /// y = x · factor · weight.
