@@ -5,6 +5,9 @@ use lz_model::{DType, DTypeSet, Layout, ParamValue, Tensor, TensorView};
 use crate::call::call_into;
 use crate::{Builtin, CallRefError, call, descriptors};
 
+/// Bytes of scratch memory that a kernel gets. Whether its own formula is enough is what callers of the engine find out.
+const SCRATCH: usize = 1 << 24;
+
 /// Which kernels are compared with the reference of which operation.
 pub struct Agreement {
     op: &'static str,
@@ -59,7 +62,7 @@ impl Agreement {
             |dtype, shape: &[i64]| Tensor::from_f64(dtype, shape, &vec![-77.0; shape.iter().product::<i64>() as usize]);
         for (kernel, id) in self.kernels(inputs) {
             for threads in [1, 3] {
-                let by = (Some(kernel), 1 << 20, crate::threads(threads));
+                let by = (Some(kernel), SCRATCH, crate::threads(threads));
                 let result = call_into(self.op, inputs, params, layout, blank, by);
                 let lacks = |e: &CallRefError| e.to_string().starts_with("this CPU lacks");
                 if !result.as_ref().is_err_and(lacks) {

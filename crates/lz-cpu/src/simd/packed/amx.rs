@@ -7,8 +7,7 @@ use half::bf16;
 
 use super::super::{Isa, Work};
 use super::WIDTH;
-use super::dot_bf16::arrange;
-use super::engine::Engine;
+use super::engine::{Engine, Panels};
 
 /// CPUs with AMX for bfloat16, and AVX-512 for what surrounds it.
 pub struct Amx;
@@ -33,12 +32,6 @@ impl Engine for AmxBf16 {
     type Number = bf16;
     type Row = bf16;
     const ROWS: usize = 32;
-    const INTERLEAVE: usize = 2;
-
-    #[inline(always)]
-    fn arrange(from: &[bf16], to: &mut [bf16]) {
-        arrange(from, to);
-    }
 
     #[allow(unsafe_code)]
     #[inline(always)]
@@ -56,9 +49,9 @@ impl Engine for AmxBf16 {
 
     #[allow(unsafe_code)]
     #[inline(always)]
-    unsafe fn add_block(rows: &[bf16], count: usize, weight: &[bf16], sums: &mut [[f32; WIDTH]], first: bool) {
+    unsafe fn add_block(rows: &[bf16], count: usize, weight: Panels<'_, bf16>, sums: &mut [[f32; WIDTH]], first: bool) {
         // SAFETY: the caller's.
-        unsafe { instructions::add_block(rows, count, weight, sums, first) };
+        unsafe { instructions::add_block(rows, count, weight.only(), sums, first) };
     }
 }
 
