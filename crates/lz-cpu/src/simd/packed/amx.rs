@@ -64,12 +64,17 @@ mod instructions {
     use half::bf16;
 
     use super::super::WIDTH;
-    use super::super::engine::{DEPTH, STRIDE};
+    use super::super::engine::{DEPTH, STRIDE, prefetch};
 
     /// Rows of a register.
     const HEIGHT: usize = 16;
     /// Input features that one instruction multiplies.
     const STEP: usize = 32;
+    /// Bytes of a cache line.
+    const LINE: usize = 64;
+    /// Bytes between the weights that are multiplied and those that are prefetched: four steps, which take about as long as
+    /// the memory.
+    const FAR: usize = 4 * STEP * WIDTH * size_of::<bf16>();
     /// Bytes from a row of rows, of weights or of sums to the next.
     const ROW: usize = STRIDE * size_of::<bf16>();
     const WEIGHT: usize = 2 * WIDTH * size_of::<bf16>();
@@ -210,6 +215,11 @@ mod instructions {
                         out("tmm2") _, out("tmm3") _, out("tmm5") _,
                         options(nostack),
                     );
+                } else {
+                    // So few rows wait for the weights; more wait for the products.
+                    for line in 0..STEP * WIDTH * size_of::<bf16>() / LINE {
+                        prefetch(weight.wrapping_add(line * LINE), FAR);
+                    }
                 }
                 upper = upper.add(STEP * size_of::<bf16>());
                 weight = weight.add(STEP * WIDTH * size_of::<bf16>());

@@ -6,7 +6,7 @@ use half::bf16;
 
 use super::super::Avx512Bf16;
 use super::WIDTH;
-use super::engine::{DEPTH, Engine, Panels, STRIDE, prefetch};
+use super::engine::{AHEAD, DEPTH, Engine, Panels, STRIDE, prefetch};
 
 /// The engine.
 pub struct DotBf16;
@@ -60,8 +60,8 @@ unsafe fn block<const R: usize>(rows: &[bf16], weight: &[bf16], sums: &mut [[f32
             let weight = weight.add(pair * 2 * WIDTH);
             let load = |half: usize| -> __m512bh { transmute(_mm512_loadu_si512(weight.add(half * WIDTH).cast())) };
             let loaded = [load(0), load(1)];
-            prefetch(weight);
-            prefetch(weight.add(WIDTH));
+            prefetch(weight, AHEAD);
+            prefetch(weight.add(WIDTH), AHEAD);
             for (r, tile) in tile.iter_mut().enumerate() {
                 let x = rows.add(r * STRIDE + 2 * pair).cast::<i32>().read_unaligned();
                 let x: __m512bh = transmute(_mm512_set1_epi32(x));

@@ -17,13 +17,13 @@ pub const STRIDE: usize = DEPTH + 32;
 
 /// Bytes between the weights that are multiplied and those that are prefetched meanwhile. A CPU's own prefetching ends at
 /// each page of 4 KiB and waits for a few misses in the next one: it reaches half of the bandwidth.
-const AHEAD: usize = 2048;
+pub const AHEAD: usize = 2048;
 
-/// Asks for the cache line [`AHEAD`] of an address. It may lie behind the weight: nothing is read then.
+/// Asks for the cache line so many bytes ahead of an address. It may lie behind the weight: nothing is read then.
 #[allow(unsafe_code)]
 #[inline(always)]
-pub fn prefetch<T>(from: *const T) {
-    let ahead = from.cast::<u8>().wrapping_add(AHEAD);
+pub fn prefetch<T>(from: *const T, ahead: usize) {
+    let ahead = from.cast::<u8>().wrapping_add(ahead);
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a hint, which every CPU of the architecture has, and which never fails.
     unsafe {

@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use super::super::vector::{LANES, Sixteen};
 use super::super::{Avx2, Avx512, Isa, Portable};
 use super::WIDTH;
-use super::engine::{DEPTH, Engine, Packed, Panels, STRIDE, prefetch};
+use super::engine::{AHEAD, DEPTH, Engine, Packed, Panels, STRIDE, prefetch};
 
 /// An instruction set with the size of its tiles.
 pub trait Tile: Isa {
@@ -143,7 +143,7 @@ unsafe fn block<V: Sixteen, T: Widen, const R: usize, const C: usize, const P: u
                     for c in 0..C {
                         let from = from.wrapping_add(c * LANES * T::INTERLEAVE);
                         loaded[c] = T::group::<V>(from);
-                        prefetch(from);
+                        prefetch(from, AHEAD);
                     }
                     for r in 0..R {
                         let x = V::splat(*row.wrapping_add(r * STRIDE));
