@@ -78,6 +78,18 @@ def test_every_kernel_is_right_around_the_edges_of_its_tiles(kernel: str, rows: 
         check(drawn(rows, rows, ins, dtype=dtype), drawn(2, outs, ins, dtype=dtype), bias)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_kernel_is_right_with_panels_side_by_side_and_in_groups(kernel: str, dtype: torch.dtype) -> None:
+    """Few rows are computed with up to four panels of 32 outputs at a time, many with groups of 16 panels, in chunks of up to
+    264 rows."""
+    if only_bfloat16(kernel) and dtype != torch.bfloat16:
+        pytest.skip("computes with bfloat16 alone")
+    for rows, ins, outs in ((1, 530, 33), (1, 40, 129), (2, 530, 97), (3, 40, 161), (6, 40, 64), (7, 40, 129)):
+        check(drawn(rows, rows, ins, dtype=dtype), drawn(2, outs, ins, dtype=dtype), drawn(3, outs, dtype=dtype))
+    for rows, ins, outs in ((241, 1030, 545), (264, 40, 33), (265, 40, 33), (529, 600, 40)):
+        check(drawn(rows, rows, ins, dtype=dtype), drawn(2, outs, ins, dtype=dtype), None)
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations_are_part_of_every_kernel(kernel: str, activation: str) -> None:
     for dtype in (torch.bfloat16,) if only_bfloat16(kernel) else DTYPES:
@@ -114,9 +126,9 @@ def test_inputs_of_any_strides_are_right(kernel: str) -> None:
 def test_a_row_does_not_depend_on_the_others(kernel: str, dtype: torch.dtype) -> None:
     if only_bfloat16(kernel) and dtype != torch.bfloat16 or not kernel.startswith("lz_cpu.linear_packed"):
         pytest.skip("promises nothing of this dtype")
-    x, packed = torch.randn(29, 700).to(dtype), lz.pack(torch.randn(45, 700).to(dtype))
+    x, packed = torch.randn(300, 700).to(dtype), lz.pack(torch.randn(145, 700).to(dtype))
     together = lz.linear(x, packed)
-    for rows in (1, 2, 12, 16):
+    for rows in (1, 2, 3, 12, 16, 29, 265):
         assert torch.equal(lz.linear(x[:rows], packed), together[:rows])
 
 
@@ -173,7 +185,7 @@ def test_selection_names_the_packed_operation() -> None:
 
 def test_many_rows_are_torchs_unless_results_must_not_depend_on_the_batch() -> None:
     packed = lz.pack(torch.randn(64, 40))
-    few, many = torch.randn(255, 40), torch.randn(256, 40)
+    few, many = torch.randn(2047, 40), torch.randn(2048, 40)
     assert lz.which("linear", few, packed).kernel_id.startswith("lz_cpu.linear_packed")
     assert lz.which("linear", many, packed).kernel_id == "torch.linear_packed.many_rows"
     assert lz.which("linear_packed", many, packed, activation="silu").kernel_id.startswith("lz_cpu.linear_packed")

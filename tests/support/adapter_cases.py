@@ -308,7 +308,7 @@ FUSED = ("torch.sdpa.", "torch.any.", "zentorch.sdpa")
 # What flash kernels ask for, since with fewer keys they lose a NaN.
 KEYS_THAT_KEEP_A_NAN = 16
 # From how many rows on it pays to unpack a weight.
-ROWS_THAT_PAY = 256
+ROWS_THAT_PAY = 2048
 
 
 def reason_to_skip(kernel: Kernel, case: Case) -> str | None:

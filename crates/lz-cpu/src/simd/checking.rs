@@ -6,6 +6,9 @@ use crate::call::{How, call_into};
 use crate::guarded::{Guarded, Side, lend};
 use crate::{Builtin, CallRefError, call, descriptors};
 
+/// Bytes of scratch memory that a kernel gets. Whether its own formula is enough is what callers of the engine find out.
+const SCRATCH: usize = 1 << 24;
+
 /// Which kernels are compared with the reference of which operation.
 pub struct Agreement {
     op: &'static str,
@@ -73,7 +76,7 @@ impl Agreement {
                 let inputs: Vec<_> = inputs.collect();
                 let how = How {
                     kernel: Some(kernel),
-                    scratch: 1 << 20,
+                    scratch: SCRATCH,
                     threads: crate::threads(threads),
                     lend: match side {
                         Side::Before => |results, run| lend(results, Side::Before, run),

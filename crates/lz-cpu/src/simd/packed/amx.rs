@@ -7,8 +7,7 @@ use half::bf16;
 
 use super::super::{Isa, Work};
 use super::WIDTH;
-use super::dot_bf16::arrange;
-use super::engine::Engine;
+use super::engine::{Engine, Panels};
 
 /// CPUs with AMX for bfloat16, and AVX-512 for what surrounds it.
 pub struct Amx;
@@ -33,12 +32,6 @@ impl Engine for AmxBf16 {
     type Number = bf16;
     type Row = bf16;
     const ROWS: usize = 32;
-    const INTERLEAVE: usize = 2;
-
-    #[inline(always)]
-    fn arrange(from: &[bf16], to: &mut [bf16]) {
-        arrange(from, to);
-    }
 
     #[allow(unsafe_code)]
     #[inline(always)]
@@ -56,9 +49,9 @@ impl Engine for AmxBf16 {
 
     #[allow(unsafe_code)]
     #[inline(always)]
-    unsafe fn add_block(rows: &[bf16], count: usize, weight: &[bf16], sums: &mut [[f32; WIDTH]], first: bool) {
+    unsafe fn add_block(rows: &[bf16], count: usize, weight: Panels<'_, bf16>, sums: &mut [[f32; WIDTH]], first: bool) {
         // SAFETY: the caller's.
-        unsafe { instructions::add_block(rows, count, weight, sums, first) };
+        unsafe { instructions::add_block(rows, count, weight.only(), sums, first) };
     }
 }
 
@@ -71,12 +64,17 @@ mod instructions {
     use half::bf16;
 
     use super::super::WIDTH;
-    use super::super::engine::{DEPTH, STRIDE};
+    use super::super::engine::{DEPTH, STRIDE, prefetch};
 
     /// Rows of a register.
     const HEIGHT: usize = 16;
     /// Input features that one instruction multiplies.
     const STEP: usize = 32;
+    /// Bytes of a cache line.
+    const LINE: usize = 64;
+    /// Bytes between the weights that are multiplied and those that are prefetched: four steps, which take about as long as
+    /// the memory.
+    const FAR: usize = 4 * STEP * WIDTH * size_of::<bf16>();
     /// Bytes from a row of rows, of weights or of sums to the next.
     const ROW: usize = STRIDE * size_of::<bf16>();
     const WEIGHT: usize = 2 * WIDTH * size_of::<bf16>();
@@ -217,6 +215,11 @@ mod instructions {
                         out("tmm2") _, out("tmm3") _, out("tmm5") _,
                         options(nostack),
                     );
+                } else {
+                    // So few rows wait for the weights; more wait for the products.
+                    for line in 0..STEP * WIDTH * size_of::<bf16>() / LINE {
+                        prefetch(weight.wrapping_add(line * LINE), FAR);
+                    }
                 }
                 upper = upper.add(STEP * size_of::<bf16>());
                 weight = weight.add(STEP * WIDTH * size_of::<bf16>());

@@ -6,7 +6,7 @@ use half::bf16;
 
 use super::super::Avx512Bf16;
 use super::WIDTH;
-use super::engine::{DEPTH, Engine, STRIDE};
+use super::engine::{AHEAD, DEPTH, Engine, Panels, STRIDE, prefetch};
 
 /// The engine.
 pub struct DotBf16;
@@ -16,16 +16,11 @@ impl Engine for DotBf16 {
     type Number = bf16;
     type Row = bf16;
     const ROWS: usize = 12;
-    const INTERLEAVE: usize = 2;
-
-    #[inline(always)]
-    fn arrange(from: &[bf16], to: &mut [bf16]) {
-        arrange(from, to);
-    }
 
     #[allow(unsafe_code)]
     #[inline(always)]
-    unsafe fn add_block(rows: &[bf16], count: usize, weight: &[bf16], sums: &mut [[f32; WIDTH]], first: bool) {
+    unsafe fn add_block(rows: &[bf16], count: usize, weight: Panels<'_, bf16>, sums: &mut [[f32; WIDTH]], first: bool) {
+        let weight = weight.only();
         assert!(rows.len() >= count * STRIDE && sums.len() >= count && weight.len() <= DEPTH * WIDTH);
         macro_rules! among {
             ($($r:literal)+) => {
@@ -38,14 +33,6 @@ impl Engine for DotBf16 {
         }
         among!(1 2 3 4 5 6 7 8 9 10 11 12);
     }
-}
-
-/// A row as it is, and zeros behind it.
-#[inline(always)]
-pub fn arrange(from: &[bf16], to: &mut [bf16]) {
-    let (to, rest) = to.split_at_mut(from.len());
-    to.copy_from_slice(from);
-    rest.fill(bf16::ZERO);
 }
 
 /// Adds a block to the sums of `R` rows.
@@ -73,6 +60,8 @@ unsafe fn block<const R: usize>(rows: &[bf16], weight: &[bf16], sums: &mut [[f32
             let weight = weight.add(pair * 2 * WIDTH);
             let load = |half: usize| -> __m512bh { transmute(_mm512_loadu_si512(weight.add(half * WIDTH).cast())) };
             let loaded = [load(0), load(1)];
+            prefetch(weight, AHEAD);
+            prefetch(weight.add(WIDTH), AHEAD);
             for (r, tile) in tile.iter_mut().enumerate() {
                 let x = rows.add(r * STRIDE + 2 * pair).cast::<i32>().read_unaligned();
                 let x: __m512bh = transmute(_mm512_set1_epi32(x));

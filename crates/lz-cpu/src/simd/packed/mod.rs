@@ -7,7 +7,7 @@
 //! | | |
 //! |---|---|
 //! | [`product`] | which tiles there are, in which order, on which thread |
-//! | [`engine`] | what computes a tile, and how the input must lie for it |
+//! | [`engine`] | what computes a tile, how the input must lie for it, and what is prefetched |
 //! | [`widened`] | tiles of float32, float16 and bfloat16, for any instruction set |
 //! | [`dot_bf16`], [`amx`] | tiles of bfloat16, by the instructions for it |
 //! | [`epilogue`] | bias, activation and rounding of a tile |
@@ -144,7 +144,11 @@ mod tests {
     proptest! {
         #[test]
         fn it_gives_what_the_reference_gives(
-            sizes in (0i64..40, prop_oneof![0i64..70, 500i64..530, 1020i64..1060], prop_oneof![0i64..10, 30i64..34, 60i64..70]),
+            sizes in (
+                0i64..40,
+                prop_oneof![0i64..70, 500i64..530, 1020i64..1060],
+                prop_oneof![0i64..10, 30i64..34, 60i64..70, 120i64..134, 150i64..166],
+            ),
             dtype in floats(),
             (bias, gap, activation, seed) in (any::<bool>(), 0i64..3, 0usize..5, any::<u64>()),
         ) {
@@ -158,6 +162,27 @@ mod tests {
             for rows in 1..=33 {
                 check(dtype, (rows, 37, 33), true, rows % 2, "none", rows as u64);
             }
+        }
+    }
+
+    #[test]
+    fn panels_that_are_computed_side_by_side_are_right_and_those_that_are_left_over() {
+        for dtype in [DType::F32, DType::F16, DType::Bf16] {
+            for rows in [1, 2, 3, 6, 7] {
+                for panels in [1, 2, 3, 4, 5, 9] {
+                    check(dtype, (rows, 530, panels * 32 - 1), true, 0, "none", (rows * panels) as u64);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn panels_in_groups_and_rows_in_chunks_are_right() {
+        // More than 480 blocks of rows, more than one chunk of 264, more than one group of 16 panels.
+        check(DType::F32, (241, 600, 545), true, 1, "none", 3);
+        for rows in [264, 265, 300, 529] {
+            check(DType::F32, (rows, 40, 33), true, 0, "relu", rows as u64);
+            check(DType::Bf16, (rows, 40, 33), false, 0, "none", rows as u64);
         }
     }
 

@@ -1,6 +1,7 @@
 //! The tiles of a product: the rows of the input by chunks, each chunk with every panel, shared among threads.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use lz_abi::Rows;
 use lz_model::{KernelArgs, KernelError};
@@ -8,7 +9,7 @@ use lz_model::{KernelArgs, KernelError};
 use super::super::rms_norm::as_f32;
 use super::super::{Isa, Work, check};
 use super::WIDTH;
-use super::engine::{DEPTH, Engine, STRIDE};
+use super::engine::{DEPTH, Engine, Packed, Panels, STRIDE, arrange};
 use super::epilogue::{Activation, store};
 use crate::reference::arguments::Arguments;
 
@@ -17,20 +18,31 @@ pub const INPUT: usize = 0;
 const WEIGHT: usize = 1;
 const BIAS: usize = 2;
 
-/// Rows of a tile at most, of all engines.
-const MOST_ROWS: usize = 32;
-
-/// Blocks of arranged rows that are kept at a time: 1 MiB of float32, half of the second cache of today's CPUs.
-const KEPT: usize = 480;
+/// Rows of a chunk at most: a block of them is 0.6 MiB of float32, which the second cache of today's CPUs holds.
+const CHUNK: usize = 264;
+/// Blocks of arranged rows of a chunk at most: 8 MiB of float32.
+const KEPT: usize = 3840;
 /// Rows of a chunk at least, so that a panel is not read again for too few of them.
 const LEAST_ROWS: usize = 48;
+/// Blocks of arranged rows that every panel may read again: 1 MiB of float32. Where there are more, panels are computed in
+/// groups of so many, and each block of rows is multiplied with all panels of a group before the next block.
+const NEAR: usize = 480;
+const GROUP: usize = 16;
 
-/// Bytes of scratch memory: the arranged rows of a chunk, float32 at most, and the bias as float32.
-pub const WORKSPACE: &str = "min(rows, max(48, 480 / max(ceil_div(in_features, 512), 1))) * ceil_div(in_features, 512) * 544 * 4 \
-+ out_features * 4 + 128";
+/// Bytes of scratch memory: the arranged rows of a chunk, float32 at most, their sums, and the bias as float32.
+pub const WORKSPACE: &str = "min(rows, max(80, min(296, 3840 / max(ceil_div(in_features, 512), 1) + 32))) \
+* (ceil_div(in_features, 512) * 544 * 4 + ceil_div(out_features, 32) * 128) + out_features * 4 + 192";
+
+/// Rows of a chunk: all chunks of about the same size, in whole tiles of `height`.
+fn chunk(rows: usize, blocks: usize, height: usize) -> usize {
+    let most = CHUNK.min(KEPT / blocks.max(1)).max(LEAST_ROWS);
+    rows.min(rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(height))
+}
 
 /// Multiplications below which one thread does all: about 10 µs of one core.
 const ONE_THREAD: usize = 1 << 19;
+/// Numbers of the input below which one thread arranges them all.
+const ARRANGED_BY_ONE: usize = 1 << 14;
 /// Parts for each thread, so that one which is late costs little.
 const PARTS: usize = 4;
 
@@ -76,7 +88,7 @@ struct Sizes {
 impl Sizes {
     /// The input features of a block that the panels have.
     #[inline(always)]
-    fn block(&self, block: usize) -> std::ops::Range<usize> {
+    fn block(&self, block: usize) -> Range<usize> {
         block * DEPTH..((block + 1) * DEPTH).min(self.padded)
     }
 
@@ -92,7 +104,7 @@ pub fn run<E: Engine>(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> 
     check::<E::Isa>()?;
     let dim = |name: &str| args.dim(name) as usize;
     let (rows, ins, outs, padded) =
-        (dim("rows"), dim("in_features"), dim("out_features"), dim("groups") * E::INTERLEAVE);
+        (dim("rows"), dim("in_features"), dim("out_features"), dim("groups") * E::Number::INTERLEAVE);
     let activation = Activation::named(args.text("activation"))?;
     let args = &mut args.args;
     let (input, weight) =
@@ -103,28 +115,47 @@ pub fn run<E: Engine>(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> 
     let (input, weight) = (input.rows::<E::Number>()?, weight.as_slice::<E::Number>()?);
     let (panels, blocks) = (outs.div_ceil(WIDTH), padded.div_ceil(DEPTH));
     assert_eq!(weight.len(), panels * padded * WIDTH, "the schema says so");
-    let chunk = rows.min(LEAST_ROWS.max(KEPT / blocks.max(1)));
+    let chunk = chunk(rows, blocks, E::ROWS);
     let arranged = args.workspace().take::<E::Row>(chunk * blocks * STRIDE)?;
+    let sums = args.workspace().take::<f32>(panels * chunk * WIDTH)?;
     let bias = match args.input(BIAS) {
         None => None,
         Some(bias) => Some(as_f32(bias, args)?),
     };
     let threads = args.threads();
     let output = Shared::new(args.outputs[0].as_slice::<E::Number>()?);
+    let sums = Shared::new(sums);
     let alone = threads.count() == 1 || rows.saturating_mul(ins).saturating_mul(outs) < ONE_THREAD;
-    let (parts, row_parts) = if alone { (1, 1) } else { (panels.min(threads.count() * PARTS), threads.count()) };
     for first in (0..rows).step_by(chunk) {
         let sizes = Sizes { count: chunk.min(rows - first), first, ins, padded, outs };
         let part_of = |all: usize, part: usize, parts: usize| all * part / parts..all * (part + 1) / parts;
         let to = Shared::new(&mut *arranged);
+        let row_parts = if alone || sizes.count * ins < ARRANGED_BY_ONE { 1 } else { threads.count() };
         threads.each(if blocks == 0 { 0 } else { row_parts }, |part| {
             let rows = part_of(sizes.count, part, row_parts);
             E::Isa::vectorize(Arranging::<E> { input, rows, sizes, to: &to });
         });
         let arranged = &*arranged;
+        // Rows of one tile are computed with several panels at a time, which therefore are not parted.
+        let abreast = if sizes.count > E::ROWS { 1 } else { E::abreast(sizes.count) };
+        let units = panels.div_ceil(abreast);
+        let parts = if alone { 1 } else { units.min(threads.count() * PARTS) };
         threads.each(parts, |part| {
-            let panels = part_of(panels, part, parts);
-            E::Isa::vectorize(Tiles::<E> { arranged, weight, bias, activation, output: &output, panels, sizes });
+            let units = part_of(units, part, parts);
+            let panels = units.start * abreast..(units.end * abreast).min(panels);
+            let tiles = Tiles::<E> {
+                arranged,
+                weight,
+                bias,
+                activation,
+                output: &output,
+                sums: &sums,
+                chunk,
+                panels,
+                abreast,
+                sizes,
+            };
+            E::Isa::vectorize(tiles);
         });
     }
     Ok(())
@@ -133,7 +164,7 @@ pub fn run<E: Engine>(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> 
 /// Writes rows of a chunk as the engine computes with them, block by block.
 struct Arranging<'a, E: Engine> {
     input: Rows<'a, E::Number>,
-    rows: std::ops::Range<usize>,
+    rows: Range<usize>,
     sizes: Sizes,
     to: &'a Shared<'a, E::Row>,
 }
@@ -151,7 +182,7 @@ impl<E: Engine> Work for Arranging<'_, E> {
                 let features = sizes.block(block);
                 // SAFETY: no other part has this row.
                 let to = unsafe { self.to.part(sizes.place(block, row), features.len()) };
-                E::arrange(&from[features.start..features.end.min(sizes.ins)], to);
+                arrange(&from[features.start..features.end.min(sizes.ins)], to);
             }
         }
     }
@@ -164,7 +195,12 @@ struct Tiles<'a, E: Engine> {
     bias: Option<&'a [f32]>,
     activation: Activation,
     output: &'a Shared<'a, E::Number>,
-    panels: std::ops::Range<usize>,
+    /// For each panel the sums of a chunk's rows.
+    sums: &'a Shared<'a, f32>,
+    chunk: usize,
+    panels: Range<usize>,
+    /// Panels that are computed at a time.
+    abreast: usize,
     sizes: Sizes,
 }
 
@@ -174,23 +210,36 @@ impl<E: Engine> Work for Tiles<'_, E> {
     #[allow(unsafe_code)]
     #[inline(always)]
     fn run(self) {
+        let Sizes { count, padded, .. } = self.sizes;
+        let blocks = padded.div_ceil(DEPTH);
+        let group = if count * blocks <= NEAR { self.abreast } else { GROUP.max(self.abreast) };
+        // Every group uses the sums of the first one, which stay in a cache.
+        let room = self.chunk * WIDTH;
+        // SAFETY: no other part has these panels.
+        let sums = unsafe { self.sums.part(self.panels.start * room, self.panels.len().min(group) * room) };
+        let sums = sums.as_chunks_mut::<WIDTH>().0;
         // Rows in tiles of about the same height: 16 rows are 8 and 8, not 12 and 4.
-        let tiles = self.sizes.count.div_ceil(E::ROWS);
+        let tiles = count.div_ceil(E::ROWS);
         let mut begun = 0;
-        for panel in self.panels.clone() {
-            let mut bias = [0f32; WIDTH];
-            let columns = panel * WIDTH..((panel + 1) * WIDTH).min(self.sizes.outs);
-            if let Some(given) = self.bias {
-                bias[..columns.len()].copy_from_slice(&given[columns.clone()]);
-            }
-            for tile in 0..tiles {
-                let rows = self.sizes.count * tile / tiles..self.sizes.count * (tile + 1) / tiles;
-                if rows.len() != begun {
-                    begun = rows.len();
-                    // SAFETY: this runs with the instructions of `E::Isa`; a tile has from one to `E::ROWS` rows.
-                    unsafe { E::begin(begun) };
+        for group in self.panels.clone().step_by(group).map(|first| first..(first + group).min(self.panels.end)) {
+            // Without input features there is one block, of nothing.
+            for block in 0..blocks.max(1) {
+                for panel in group.clone().step_by(self.abreast) {
+                    let panels = panel..(panel + self.abreast).min(group.end);
+                    let sums = &mut sums[(panel - group.start) * count..][..panels.len() * count];
+                    for tile in 0..tiles {
+                        let rows = count * tile / tiles..count * (tile + 1) / tiles;
+                        if rows.len() != begun {
+                            begun = rows.len();
+                            // SAFETY: this runs with the instructions of `E::Isa`; a tile has from one to `E::ROWS` rows.
+                            unsafe { E::begin(begun) };
+                        }
+                        self.add(panels.clone(), rows, block, sums);
+                    }
+                    if block + 1 >= blocks {
+                        self.store(panels, sums);
+                    }
                 }
-                self.tile(panel, rows, columns.clone(), self.bias.is_some().then_some(&bias));
             }
         }
         if begun > 0 {
@@ -201,33 +250,50 @@ impl<E: Engine> Work for Tiles<'_, E> {
 }
 
 impl<E: Engine> Tiles<'_, E> {
+    /// Adds a block to the sums of some rows, for one panel, or for several that have no other rows.
     #[allow(unsafe_code)]
     #[inline(always)]
-    fn tile(
-        &self,
-        panel: usize,
-        rows: std::ops::Range<usize>,
-        columns: std::ops::Range<usize>,
-        bias: Option<&[f32; WIDTH]>,
-    ) {
+    fn add(&self, panels: Range<usize>, rows: Range<usize>, block: usize, sums: &mut [[f32; WIDTH]]) {
         let sizes = self.sizes;
-        let mut sums = [[0f32; WIDTH]; MOST_ROWS];
-        let weight = &self.weight[panel * sizes.padded * WIDTH..(panel + 1) * sizes.padded * WIDTH];
-        for block in 0..sizes.padded.div_ceil(DEPTH) {
-            let features = sizes.block(block);
-            let arranged = &self.arranged[sizes.place(block, rows.start)..sizes.place(block, rows.end)];
-            let weight = &weight[features.start * WIDTH..features.end * WIDTH];
-            // SAFETY: this runs with the instructions of `E::Isa`; a tile has from one to `E::ROWS` rows.
-            unsafe { E::add_block(arranged, rows.len(), weight, &mut sums, block == 0) };
+        let (features, apart) = (sizes.block(block), sizes.padded * WIDTH);
+        if features.is_empty() {
+            return sums.fill([0.0; WIDTH]);
         }
-        for (row, sums) in rows.zip(&mut sums) {
-            let place = (sizes.first + row) * sizes.outs + columns.start;
-            // SAFETY: no other part has this panel, and no other tile these rows of it.
-            let to = unsafe { self.output.part(place, columns.len()) };
-            if E::Isa::FUSED {
-                store::<E::Number, true>(sums, bias, self.activation, to);
-            } else {
-                store::<E::Number, false>(sums, bias, self.activation, to);
+        let arranged = &self.arranged[sizes.place(block, rows.start)..sizes.place(block, rows.end)];
+        let size = features.len() * WIDTH;
+        // As many panels as the engine has code for: all of them, or one after the other.
+        let at_once = if panels.len() == self.abreast { self.abreast } else { 1 };
+        for panel in panels.clone().step_by(at_once) {
+            let start = panel * apart + features.start * WIDTH;
+            let weight = &self.weight[start..start + (at_once - 1) * apart + size];
+            let weight = Panels { weight, block: size, apart, count: at_once };
+            let sums = &mut sums[(panel - panels.start) * sizes.count + rows.start..];
+            // SAFETY: this runs with the instructions of `E::Isa`; a tile has from one to `E::ROWS` rows.
+            unsafe { E::add_block(arranged, rows.len(), weight, sums, block == 0) };
+        }
+    }
+
+    /// Writes the sums of some panels to their places in the result.
+    #[allow(unsafe_code)]
+    #[inline(always)]
+    fn store(&self, panels: Range<usize>, sums: &mut [[f32; WIDTH]]) {
+        let sizes = self.sizes;
+        for (panel, sums) in panels.zip(sums.chunks_exact_mut(sizes.count)) {
+            let mut bias = [0f32; WIDTH];
+            let columns = panel * WIDTH..((panel + 1) * WIDTH).min(sizes.outs);
+            if let Some(given) = self.bias {
+                bias[..columns.len()].copy_from_slice(&given[columns.clone()]);
+            }
+            let bias = self.bias.is_some().then_some(&bias);
+            for (row, sums) in sums.iter_mut().enumerate() {
+                let place = (sizes.first + row) * sizes.outs + columns.start;
+                // SAFETY: no other part has this panel.
+                let to = unsafe { self.output.part(place, columns.len()) };
+                if E::Isa::FUSED {
+                    store::<E::Number, true>(sums, bias, self.activation, to);
+                } else {
+                    store::<E::Number, false>(sums, bias, self.activation, to);
+                }
             }
         }
     }

@@ -7,11 +7,10 @@ use std::marker::PhantomData;
 
 use half::{bf16, f16};
 
-use super::super::half_floats::Narrow;
 use super::super::vector::{LANES, Sixteen};
 use super::super::{Avx2, Avx512, Isa, Portable};
 use super::WIDTH;
-use super::engine::{DEPTH, Engine, STRIDE};
+use super::engine::{AHEAD, DEPTH, Engine, Packed, Panels, STRIDE, prefetch};
 
 /// An instruction set with the size of its tiles.
 pub trait Tile: Isa {
@@ -37,11 +36,12 @@ impl Tile for Portable {
     const SIXTEENS: usize = 1;
 }
 
+/// Panels side by side, by the rows of a tile, for registers that hold whole panels: at most 24 registers of sums.
+const ABREAST: [usize; 8] = [1, 4, 4, 2, 2, 2, 2, 1];
+
 /// A dtype of packed weights, as float32 in registers.
 #[allow(unsafe_code, clippy::missing_safety_doc)] // those of `Sixteen`
-pub trait Packed: Narrow {
-    /// Input features side by side.
-    const INTERLEAVE: usize;
+pub trait Widen: Packed {
     /// The weights of sixteen output features for the input features of a group. There is no second one where
     /// `INTERLEAVE` is 1.
     ///
@@ -50,9 +50,7 @@ pub trait Packed: Narrow {
     unsafe fn group<V: Sixteen>(from: *const Self) -> (V, V);
 }
 
-impl Packed for f32 {
-    const INTERLEAVE: usize = 1;
-
+impl Widen for f32 {
     #[allow(unsafe_code)]
     #[inline(always)]
     unsafe fn group<V: Sixteen>(from: *const f32) -> (V, V) {
@@ -62,9 +60,7 @@ impl Packed for f32 {
     }
 }
 
-impl Packed for f16 {
-    const INTERLEAVE: usize = 1;
-
+impl Widen for f16 {
     #[allow(unsafe_code)]
     #[inline(always)]
     unsafe fn group<V: Sixteen>(from: *const f16) -> (V, V) {
@@ -74,9 +70,7 @@ impl Packed for f16 {
     }
 }
 
-impl Packed for bf16 {
-    const INTERLEAVE: usize = 2;
-
+impl Widen for bf16 {
     #[allow(unsafe_code)]
     #[inline(always)]
     unsafe fn group<V: Sixteen>(from: *const bf16) -> (V, V) {
@@ -88,106 +82,95 @@ impl Packed for bf16 {
 /// The engine, for an instruction set and a dtype.
 pub struct Widened<I, T>(PhantomData<(I, T)>);
 
-impl<I: Tile, T: Packed> Engine for Widened<I, T> {
+impl<I: Tile, T: Widen> Engine for Widened<I, T> {
     type Isa = I;
     type Number = T;
     type Row = f32;
     const ROWS: usize = I::ROWS;
-    const INTERLEAVE: usize = T::INTERLEAVE;
 
     #[inline(always)]
-    fn arrange(from: &[T], to: &mut [f32]) {
-        let (to, rest) = to.split_at_mut(from.len());
-        T::widen(from, to);
-        rest.fill(0.0);
+    fn abreast(count: usize) -> usize {
+        if I::SIXTEENS < 2 { 1 } else { ABREAST[count.min(ABREAST.len() - 1)] }
     }
 
     #[allow(unsafe_code)]
     #[inline(always)]
-    unsafe fn add_block(rows: &[f32], count: usize, weight: &[T], sums: &mut [[f32; WIDTH]], first: bool) {
-        assert!(rows.len() >= count * STRIDE && sums.len() >= count && weight.len() <= DEPTH * WIDTH);
-        // SAFETY: just checked, and the caller's.
-        unsafe {
-            if I::SIXTEENS == 2 {
-                of_count::<I::Sixteen, T, 2>(rows, count, weight, sums, first);
-            } else {
-                of_count::<I::Sixteen, T, 1>(rows, count, weight, sums, first);
-            }
+    unsafe fn add_block(rows: &[f32], count: usize, weight: Panels<'_, T>, sums: &mut [[f32; WIDTH]], first: bool) {
+        assert!(rows.len() >= count * STRIDE && sums.len() >= count * weight.count && weight.block <= DEPTH * WIDTH);
+        assert!(weight.count > 0 && weight.weight.len() >= (weight.count - 1) * weight.apart + weight.block);
+        macro_rules! among {
+            ($c:literal: $($r:literal $p:literal)+) => {
+                match (count, weight.count) {
+                    // SAFETY: just checked, and the caller's.
+                    $(($r, $p) => unsafe { block::<I::Sixteen, T, $r, $c, $p>(rows, weight, sums, first) },)+
+                    (count, panels) => unreachable!("a tile of {count} rows and {panels} panels"),
+                }
+            };
+        }
+        if I::SIXTEENS == 2 {
+            among!(2: 1 1 1 4 2 1 2 4 3 1 3 2 4 1 4 2 5 1 5 2 6 1 6 2 7 1 8 1 9 1 10 1 11 1 12 1);
+        } else {
+            among!(1: 1 1 2 1 3 1 4 1 5 1 6 1);
         }
     }
 }
 
-/// Calls the function for the number of rows.
+/// Adds a block to the sums of `R` rows and `P` panels, `C` sixteens of output features at a time.
 ///
 /// # Safety
-/// As of [`block`]; there are 1 to 12 rows.
-#[allow(unsafe_code)]
-#[inline(always)]
-unsafe fn of_count<V: Sixteen, T: Packed, const C: usize>(
-    rows: &[f32],
-    count: usize,
-    weight: &[T],
-    sums: &mut [[f32; WIDTH]],
-    first: bool,
-) {
-    macro_rules! among {
-        ($($r:literal)+) => {
-            match count {
-                // SAFETY: the caller's.
-                $($r => unsafe { block::<V, T, $r, C>(rows, weight, sums, first) },)+
-                _ => unreachable!("a tile of {count} rows"),
-            }
-        };
-    }
-    if C == 2 { among!(1 2 3 4 5 6 7 8 9 10 11 12) } else { among!(1 2 3 4 5 6) }
-}
-
-/// Adds a block to the sums of `R` rows, `C` sixteens of output features at a time.
-///
-/// # Safety
-/// As for [`Sixteen`]. `rows` are `R` rows that are [`STRIDE`] apart, `weight` is a block of at most [`DEPTH`] input
-/// features, and `sums` has `R` rows.
+/// As for [`Sixteen`]. `rows` are `R` rows that are [`STRIDE`] apart, `weight` are blocks of `P` panels, each of at most
+/// [`DEPTH`] input features, and `sums` has `R · P` rows.
 #[allow(unsafe_code)]
 #[allow(clippy::needless_range_loop)] // an index names a row or a register of it, in several arrays at once
 #[inline(always)]
-unsafe fn block<V: Sixteen, T: Packed, const R: usize, const C: usize>(
+unsafe fn block<V: Sixteen, T: Widen, const R: usize, const C: usize, const P: usize>(
     rows: &[f32],
-    weight: &[T],
+    weight: Panels<'_, T>,
     sums: &mut [[f32; WIDTH]],
     first: bool,
 ) {
-    let groups = weight.len() / (WIDTH * T::INTERLEAVE);
-    let (rows, weight) = (rows.as_ptr(), weight.as_ptr());
+    let groups = weight.block / (WIDTH * T::INTERLEAVE);
     for part in 0..WIDTH / (C * LANES) {
+        let mut row = rows.as_ptr();
+        let mut from = weight.weight.as_ptr().wrapping_add(part * C * LANES * T::INTERLEAVE);
         // SAFETY: every number is inside the row, the block or the sums, whose sizes the caller vouches for.
         unsafe {
-            let mut tile = [[V::splat(0.0); C]; R];
-            for group in 0..groups {
-                let weight = weight.add((group * WIDTH + part * C * LANES) * T::INTERLEAVE);
-                let mut loaded = [(V::splat(0.0), V::splat(0.0)); C];
-                for c in 0..C {
-                    loaded[c] = T::group::<V>(weight.add(c * LANES * T::INTERLEAVE));
-                }
-                for r in 0..R {
-                    let x = V::splat(*rows.add(r * STRIDE + group * T::INTERLEAVE));
+            let mut tile = [[[V::splat(0.0); C]; R]; P];
+            for _ in 0..groups {
+                for p in 0..P {
+                    let from = from.wrapping_add(p * weight.apart);
+                    let mut loaded = [(V::splat(0.0), V::splat(0.0)); C];
                     for c in 0..C {
-                        tile[r][c] = loaded[c].0.times(x, tile[r][c]);
+                        let from = from.wrapping_add(c * LANES * T::INTERLEAVE);
+                        loaded[c] = T::group::<V>(from);
+                        prefetch(from, AHEAD);
                     }
-                }
-                if T::INTERLEAVE == 2 {
                     for r in 0..R {
-                        let x = V::splat(*rows.add(r * STRIDE + group * 2 + 1));
+                        let x = V::splat(*row.wrapping_add(r * STRIDE));
                         for c in 0..C {
-                            tile[r][c] = loaded[c].1.times(x, tile[r][c]);
+                            tile[p][r][c] = loaded[c].0.times(x, tile[p][r][c]);
+                        }
+                    }
+                    if T::INTERLEAVE == 2 {
+                        for r in 0..R {
+                            let x = V::splat(*row.wrapping_add(r * STRIDE + 1));
+                            for c in 0..C {
+                                tile[p][r][c] = loaded[c].1.times(x, tile[p][r][c]);
+                            }
                         }
                     }
                 }
+                from = from.wrapping_add(WIDTH * T::INTERLEAVE);
+                row = row.wrapping_add(T::INTERLEAVE);
             }
-            for r in 0..R {
-                for c in 0..C {
-                    let sums = &mut sums[r][(part * C + c) * LANES..][..LANES].as_chunks_mut::<LANES>().0[0];
-                    let sum = if first { tile[r][c] } else { V::load(sums).plus(tile[r][c]) };
-                    sum.store(sums);
+            for p in 0..P {
+                for r in 0..R {
+                    for c in 0..C {
+                        let sums =
+                            &mut sums[p * R + r][(part * C + c) * LANES..][..LANES].as_chunks_mut::<LANES>().0[0];
+                        let sum = if first { tile[p][r][c] } else { V::load(sums).plus(tile[p][r][c]) };
+                        sum.store(sums);
+                    }
                 }
             }
         }
