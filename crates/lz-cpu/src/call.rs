@@ -1,5 +1,7 @@
 //! Running references on named tensors.
 
+use std::cell::RefCell;
+
 use lz_model::schema::Output;
 use lz_model::{
     Arena, BindRules, CallError, Catalog, DType, HostCall, KernelError, Layout, NamedCall, Op, ParamValue, Tensor,
@@ -57,6 +59,11 @@ pub fn call(
     layout: Option<Layout>,
 ) -> Result<Vec<(&'static str, Tensor)>, CallRefError> {
     call_into(name, inputs, params, layout, Tensor::zeros, &How::default())
+}
+
+thread_local! {
+    /// Scratch memory, kept for the next call. References need none.
+    static SCRATCH: RefCell<Arena> = RefCell::default();
 }
 
 /// Runs a kernel on views of its results.
@@ -124,7 +131,7 @@ pub(crate) fn call_into(
 
     (how.lend)(&mut results, &mut |outputs| {
         let call = HostCall { query: &bound.query, inputs: &views, params: &params, outputs };
-        call.run((&mut Arena::default(), how.scratch), how.threads, |args| kernel.run(args))
+        SCRATCH.with_borrow_mut(|arena| call.run((arena, how.scratch), how.threads, |args| kernel.run(args)))
     })?;
     Ok(results)
 }
