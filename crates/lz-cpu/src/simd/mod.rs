@@ -10,6 +10,7 @@ use crate::reference::descriptor;
 use lz_model::{DType, DTypeSet, InputRule, KernelDescriptor, KernelError, Op, ParamRule, Scalar};
 
 pub mod add_rms_norm;
+pub mod amx;
 pub mod attention;
 #[cfg(test)]
 mod checking;
