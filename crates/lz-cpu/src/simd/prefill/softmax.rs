@@ -1,9 +1,9 @@
 //! Softmax of a tile of queries, in one pass over blocks of keys. Weights are powers of two of differences to the largest score so
 //! far; when a larger one comes, what was summed before is scaled down (online softmax).
 
-use super::exp::TWO_TO;
-use super::prefill_tile::{Lanes, ROWS};
-use super::vector::{LANES, Sixteen};
+use super::super::exp::TWO_TO;
+use super::super::vector::{LANES, Sixteen};
+use super::tile::{Lanes, ROWS};
 
 /// What is known of each query's scores so far.
 pub(super) struct Softmax {

@@ -1,7 +1,7 @@
 //! Products of keys with a tile of queries, and sums of values by weight: blocks of sums that stay in registers.
 
-use super::prefill_tile::{KEYS, Lanes};
-use super::vector::{LANES, Sixteen};
+use super::super::vector::{LANES, Sixteen};
+use super::tile::{KEYS, Lanes};
 
 /// The products of keys with all queries of a tile, of which `vectors` times sixteen are there. Products of the `keys` keys and of
 /// those after them up to a multiple of eight are written.

@@ -1,9 +1,9 @@
-//! Products of pairs of bfloat16 by [AMX](super::amx): 32 rows by the 32 queries of a tile.
+//! Products of pairs of bfloat16 by [AMX](super::super::amx): 32 rows by the 32 queries of a tile.
 
-use super::amx::{self, Amx, HEIGHT, Product, ROW};
-use super::prefill_bf16::{PairLanes, PairProducts, Piece};
-use super::prefill_tile::Lanes;
-use super::{Avx512Bf16, Isa, Nothing, Work, vector};
+use super::super::amx::{self, Amx, HEIGHT, Product, ROW};
+use super::super::{Avx512Bf16, Isa, Nothing, Work, vector};
+use super::bf16::{PairLanes, PairProducts, Piece};
+use super::tile::Lanes;
 
 /// CPUs with AMX for bfloat16, and AVX-512 BF16 for what surrounds it.
 pub struct AmxBeside;

@@ -5,11 +5,11 @@ use std::ops::Range;
 
 use lz_model::{KernelArgs, KernelDescriptor, KernelError, Op};
 
-use super::half_floats::Narrow;
-use super::prefill::{Cut, Scoring, Target, described, each_item, given, number_of_call};
-use super::prefill_tile::{Bounds, NoBias, Path, ROWS, Tile};
-use super::prefill_widened::Widened;
-use super::{Isa, check, with_float};
+use super::super::half_floats::Narrow;
+use super::super::{Isa, check, with_float};
+use super::tile::{Bounds, NoBias, Path, ROWS, Tile};
+use super::widened::Widened;
+use super::{Cut, Scoring, Target, described, each_item, given, number_of_call};
 use crate::kernel::NativeKernel;
 use crate::reference::reach::Reach;
 use crate::reference::varlen::sequences;
@@ -64,7 +64,7 @@ pub(super) fn packed<P: Path<T>, T: Narrow>(args: &mut KernelArgs<'_, '_>) -> Re
     }
     let output = args.args.outputs[0].as_slice::<T>()?;
     // Rows that belong to no sequence, or attend to nothing.
-    output.chunks_mut(v_dim.max(1)).for_each(|row| T::narrow(&[0f32; super::prefill_tile::WIDEST][..row.len()], row));
+    output.chunks_mut(v_dim.max(1)).for_each(|row| T::narrow(&[0f32; super::tile::WIDEST][..row.len()], row));
     let target = Target::new(output, v_dim);
     let operations = products * (heads * (head_dim + v_dim)) as f64;
     let call = number_of_call();
@@ -112,7 +112,7 @@ pub(super) fn packed<P: Path<T>, T: Narrow>(args: &mut KernelArgs<'_, '_>) -> Re
 
 #[cfg(test)]
 mod tests {
-    use super::super::checking::{Agreement, drawn};
+    use super::super::super::checking::{Agreement, drawn};
     use lz_model::{DType, ParamValue, Tensor};
     use proptest::prelude::*;
 

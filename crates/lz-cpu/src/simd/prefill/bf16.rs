@@ -17,12 +17,12 @@ use half::bf16;
 use lz_abi::Line;
 use lz_model::{DType, DTypeSet, InputRule, KernelArgs, KernelDescriptor, KernelError, Op};
 
-use super::prefill::{Prefill, dense, takes_masks};
-use super::prefill_softmax::{Softmax, scale, turn_out};
-use super::prefill_tile::{Bias, Head, KEYS, Lanes, Path, ROWS, Scratch, Tile};
-use super::prefill_varlen::{self, Varlen, packed};
-use super::vector::{LANES, Sixteen};
-use super::{Isa, Portable, Work, prefill};
+use super::super::vector::{LANES, Sixteen};
+use super::super::{Isa, Portable, Work, prefill};
+use super::softmax::{Softmax, scale, turn_out};
+use super::tile::{Bias, Head, KEYS, Lanes, Path, ROWS, Scratch, Tile};
+use super::varlen::{self, Varlen, packed};
+use super::{Prefill, dense, takes_masks};
 use crate::kernel::NativeKernel;
 
 /// Numbers of a piece of a row: 64 bytes, a row of a register of AMX.
@@ -54,7 +54,7 @@ impl<E: PairProducts> NativeKernel for VarlenBf16<E> {
     const OPS: &'static [&'static str] = Varlen::<Portable>::OPS;
 
     fn descriptor(op: &'static Op) -> KernelDescriptor {
-        described::<E>(op, prefill_varlen::PRIORITY)
+        described::<E>(op, varlen::PRIORITY)
     }
 
     fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
@@ -329,8 +329,8 @@ mod rounded {
     use std::arch::x86_64::*;
     use std::mem::transmute;
 
-    use super::super::exp::TWO_TO_SHORT;
-    use super::super::vector::{InOne, Sixteen};
+    use super::super::super::exp::TWO_TO_SHORT;
+    use super::super::super::vector::{InOne, Sixteen};
     use super::{LANES, Lanes, PairLanes, Softmax};
 
     /// Makes weights of scores, rounded to bfloat16, and adds them to the totals as they are rounded. One that is NaN has the weight

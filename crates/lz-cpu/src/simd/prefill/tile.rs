@@ -1,18 +1,18 @@
 //! A tile of attention of many queries: up to [`ROWS`] queries that share a key/value head, and which keys each may attend to.
 //!
 //! The queries of a tile are the lanes of vectors: scores are [key][query], sums of values [element][query]. So the largest score
-//! and the sum of weights of each query are found without adding up lanes. Keys come in blocks; `prefill_softmax` makes weights
-//! of a block's scores. How products are computed is a [`Path`]: `prefill_widened` in float32, `prefill_bf16` by instructions for
+//! and the sum of weights of each query are found without adding up lanes. Keys come in blocks; `softmax` makes weights
+//! of a block's scores. How products are computed is a [`Path`]: `widened` in float32, `bf16` by instructions for
 //! pairs of bfloat16.
 
 use lz_abi::Line;
 
-use super::Isa;
-use super::exp::tanh;
-use super::half_floats::Narrow;
-use super::prefill_bf16::PairScratch;
-use super::prefill_widened::WideScratch;
-use super::vector::Sixteen;
+use super::super::Isa;
+use super::super::exp::tanh;
+use super::super::half_floats::Narrow;
+use super::super::vector::Sixteen;
+use super::bf16::PairScratch;
+use super::widened::WideScratch;
 
 /// Queries of a tile: two vectors of AVX-512, so that a block of eight keys by all queries is 16 sums in registers.
 pub(super) const ROWS: usize = 32;

@@ -3,8 +3,8 @@
 use lz_abi::{Rows, TensorRef};
 use lz_model::{DType, KernelError};
 
-use super::half_floats::Narrow;
-use super::prefill_tile::{Bias, Lanes, ROWS};
+use super::super::half_floats::Narrow;
+use super::tile::{Bias, Lanes, ROWS};
 use half::{bf16, f16};
 
 /// A mask of a dtype.
@@ -132,7 +132,7 @@ impl<M: Copy> TileRows<'_, M> {
 impl<M: Narrow> TileRows<'_, M> {
     #[inline(always)]
     fn widened(&self, first: usize, keys: usize, scores: &mut [Lanes]) {
-        let mut wide = [0f32; super::prefill_tile::KEYS];
+        let mut wide = [0f32; super::tile::KEYS];
         for (lane, row) in self.rows[..self.count].iter().enumerate() {
             let wide = M::wide(&row[first..first + keys], &mut wide);
             wide.iter()

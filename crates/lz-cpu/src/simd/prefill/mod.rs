@@ -1,5 +1,15 @@
-//! Attention of many queries: which calls it takes, which thread computes what, and where results go. `prefill_tile` says what a
+//! Attention of many queries: which calls it takes, which thread computes what, and where results go. `tile` says what a
 //! tile is, and where its arithmetic is.
+
+pub mod amx;
+pub mod bf16;
+pub mod dot_bf16;
+mod mask;
+mod products;
+mod softmax;
+mod tile;
+pub mod varlen;
+mod widened;
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -10,10 +20,10 @@ use lz_model::{
     DType, DTypeSet, DimRule, InputRule, KernelArgs, KernelDescriptor, KernelError, Layout, Op, ParamRule, Scalar,
 };
 
+use self::mask::{Mask, MaskBias};
+use self::tile::{Bounds, Path, ROWS, Scratch, Tile, WIDEST};
+use self::widened::Widened;
 use super::half_floats::Narrow;
-use super::prefill_mask::{Mask, MaskBias};
-use super::prefill_tile::{Bounds, Path, ROWS, Scratch, Tile, WIDEST};
-use super::prefill_widened::Widened;
 use super::{FLOATS, Isa, check, describe, floats, with_float};
 use crate::kernel::NativeKernel;
 use crate::reference::arguments::Arguments;
@@ -23,7 +33,7 @@ use crate::reference::reach::Reach;
 pub struct Prefill<I>(PhantomData<I>);
 
 /// Below torch's fused kernel (60), which multiplies bfloat16 by instructions for it where a CPU has them; above its unfused ones (40).
-pub(super) const PRIORITY: i32 = 50;
+const PRIORITY: i32 = 50;
 
 thread_local! {
     /// Memory of this thread's tiles.
@@ -44,20 +54,20 @@ impl<I: Isa> NativeKernel for Prefill<I> {
 }
 
 /// A kernel that takes masks too.
-pub(super) fn takes_masks(mut described: KernelDescriptor) -> KernelDescriptor {
+fn takes_masks(mut described: KernelDescriptor) -> KernelDescriptor {
     let masks = DTypeSet::of(&[DType::Bool, DType::F32, DType::F16, DType::Bf16]);
     described.inputs.insert("attn_mask".into(), InputRule { dtypes: Some(masks), ..InputRule::default() });
     described
 }
 
 /// A number for a call.
-pub(super) fn number_of_call() -> u64 {
+fn number_of_call() -> u64 {
     static CALLS: AtomicU64 = AtomicU64::new(0);
     CALLS.fetch_add(1, Ordering::Relaxed)
 }
 
 /// What attention of many queries takes, in one tensor or packed.
-pub(super) fn described<I: Isa>(op: &'static Op, priority: i32) -> KernelDescriptor {
+fn described<I: Isa>(op: &'static Op, priority: i32) -> KernelDescriptor {
     let mut described = describe::<I>(op, op.id(), priority);
     // What it does not read, it does not take.
     for name in ["attn_mask", "alibi_slopes", "sinks"] {
@@ -75,13 +85,13 @@ pub(super) fn described<I: Isa>(op: &'static Op, priority: i32) -> KernelDescrip
     KernelDescriptor { dtypes: FLOATS, requires_last_dim_stride1: true, ..described }
 }
 
-pub(super) fn given<'t>(args: &KernelArgs<'_, 't>, name: &str) -> Result<TensorRef<'t>, KernelError> {
+fn given<'t>(args: &KernelArgs<'_, 't>, name: &str) -> Result<TensorRef<'t>, KernelError> {
     args.input(name).ok_or_else(|| KernelError::Failed(format!("no {name}")))
 }
 
 /// How products become scores.
 #[derive(Clone, Copy)]
-pub(super) struct Scoring {
+struct Scoring {
     pub scale: f32,
     /// 0 is none.
     pub softcap: f32,
@@ -117,7 +127,7 @@ impl Bounds {
 
 /// How the queries of a sequence that share a key/value head are cut into tiles: of one head each, or, if a head has few, of several.
 #[derive(Clone, Copy)]
-pub(super) struct Cut {
+struct Cut {
     queries: usize,
     /// Queries of one head, or of all.
     run: usize,
@@ -153,7 +163,7 @@ impl Cut {
 }
 
 /// Rows of a result, which several threads write.
-pub(super) struct Target<T> {
+struct Target<T> {
     start: *mut T,
     len: usize,
     width: usize,
@@ -183,12 +193,7 @@ impl<T: Narrow> Target<T> {
 
 /// Runs a function once for each of so many items, on threads that each take the next. The last are the longest of a causal call,
 /// and are taken first.
-pub(super) fn each_item(
-    args: &KernelArgs<'_, '_>,
-    items: usize,
-    operations: f64,
-    run: impl Fn(usize, &mut Scratch) + Sync,
-) {
+fn each_item(args: &KernelArgs<'_, '_>, items: usize, operations: f64, run: impl Fn(usize, &mut Scratch) + Sync) {
     /// Below so many multiplications, about 10 µs, one thread does all.
     const ONE_THREAD: f64 = 400_000.0;
     let threads = args.args.threads();
@@ -206,7 +211,7 @@ pub(super) fn each_item(
     });
 }
 
-pub(super) fn dense<P: Path<T>, T: Narrow>(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
+fn dense<P: Path<T>, T: Narrow>(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
     check::<P::Isa>()?;
     let [query, key, value] = [given(args, "query")?, given(args, "key")?, given(args, "value")?];
     let (queries, keys, values) = (query.rows::<T>()?, key.rows::<T>()?, value.rows::<T>()?);

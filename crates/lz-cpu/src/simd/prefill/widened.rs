@@ -3,12 +3,12 @@
 
 use std::marker::PhantomData;
 
-use super::half_floats::Narrow;
-use super::prefill_products::{add_values, products};
-use super::prefill_softmax::{Softmax, scale, turn_out};
-use super::prefill_tile::{Bias, KEYS, Lanes, Path, ROWS, Scratch, Tile};
-use super::vector::{LANES, Sixteen};
-use super::{Isa, Work};
+use super::super::half_floats::Narrow;
+use super::super::vector::{LANES, Sixteen};
+use super::super::{Isa, Work};
+use super::products::{add_values, products};
+use super::softmax::{Softmax, scale, turn_out};
+use super::tile::{Bias, KEYS, Lanes, Path, ROWS, Scratch, Tile};
 
 /// The path, for an instruction set.
 pub(super) struct Widened<I>(PhantomData<I>);

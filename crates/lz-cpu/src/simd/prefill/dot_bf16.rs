@@ -2,9 +2,9 @@
 //!
 //! The instruction reads and writes subnormal numbers as zeros.
 
-use super::Avx512Bf16;
-use super::prefill_bf16::{PairLanes, PairProducts, Piece};
-use super::prefill_tile::Lanes;
+use super::super::Avx512Bf16;
+use super::bf16::{PairLanes, PairProducts, Piece};
+use super::tile::Lanes;
 
 /// The instructions.
 pub struct Dots;
@@ -41,8 +41,8 @@ unsafe fn multiply_block<const R: usize>(
     use std::arch::x86_64::*;
     use std::mem::transmute;
 
-    use super::prefill_tile::ROWS;
-    use super::vector::LANES;
+    use super::super::vector::LANES;
+    use super::tile::ROWS;
 
     const VECTORS: usize = ROWS / LANES;
     assert!(rows.len() >= (R - 1) * stride + pairs.len().div_ceil(LANES));
