@@ -11,6 +11,8 @@ pub struct Dots;
 
 impl PairProducts for Dots {
     type Isa = Avx512Bf16;
+    /// Below float32 on AVX-512: on an Intel Xeon with AMX it is as fast, and it rounds weights.
+    const PREFERENCE: i32 = -2;
 
     #[allow(unsafe_code)]
     #[inline(always)]
