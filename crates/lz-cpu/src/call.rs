@@ -69,6 +69,9 @@ thread_local! {
 /// Runs a kernel on views of its results.
 type Run<'a> = &'a mut dyn FnMut(&mut [TensorViewMut<'_>]) -> Result<(), KernelError>;
 
+/// Lets a kernel write to results.
+type Lend = fn(&mut [(&'static str, Tensor)], Run<'_>) -> Result<(), KernelError>;
+
 /// How [`call_into`] makes its call; by default as [`call`] does.
 pub(crate) struct How<'a> {
     /// The kernel; the reference where it is `None`.
@@ -77,7 +80,7 @@ pub(crate) struct How<'a> {
     pub scratch: usize,
     pub threads: Threads<'a>,
     /// Lets the kernel write to the results.
-    pub lend: fn(&mut [(&'static str, Tensor)], Run<'_>) -> Result<(), KernelError>,
+    pub lend: Lend,
 }
 
 impl Default for How<'_> {

@@ -64,7 +64,7 @@ impl<E: PairProducts> NativeKernel for VarlenBf16<E> {
 
 /// What the kernels of float32 take, of bfloat16 alone.
 fn described<E: PairProducts>(op: &'static Op, priority: i32) -> KernelDescriptor {
-    let mut described = prefill::described::<E::Isa>(op, priority);
+    let mut described = prefill::described::<E::Isa>(op, priority + E::PREFERENCE);
     let only = DTypeSet::of(&[DType::Bf16]);
     for name in ["query", "key", "value"] {
         described.inputs.insert(name.into(), InputRule { dtypes: Some(only), ..InputRule::default() });
@@ -87,6 +87,9 @@ pub(super) struct PairLanes(pub [u32; ROWS]);
 pub(super) trait PairProducts {
     /// The instruction set: one with AVX-512 BF16.
     type Isa: Isa;
+
+    /// Added to the priority of its instruction set.
+    const PREFERENCE: i32;
 
     /// Comes before the first product of a tile.
     ///
