@@ -35,7 +35,7 @@ pub fn exp<const FUSED: bool>(x: f32) -> f32 {
 /// 2^r for |r| ≤ 1/2, highest power first, for [`super::vector::Sixteen::exp2`]: a minimax fit, off by 2e-9 of the result beside
 /// what rounding adds.
 pub const TWO_TO: [f32; 7] =
-    [1.534_581_1e-4, 1.339_993_1e-3, 9.618_489e-3, 5.550_328_6e-2, 2.402_264_6e-1, 6.931_471_8e-1, 1.0];
+    [1.534_581_1e-4, 1.339_993_1e-3, 9.618_489e-3, 5.550_328_6e-2, 2.402_264_6e-1, std::f32::consts::LN_2, 1.0];
 
 /// The same, off by 2.6e-6 of the result: for weights that become bfloat16, which has steps of 3.9e-3.
 pub const TWO_TO_SHORT: [f32; 5] = [9.570_101e-3, 5.591_786e-2, 2.402_474_4e-1, 6.931_218e-1, 9.999_993e-1];

@@ -114,7 +114,10 @@ mod instructions {
     #[inline(always)]
     pub unsafe fn multiply(rows: &[Piece], stride: usize, pairs: &[PairLanes], results: &mut [Lanes], adds: bool) {
         let steps = pairs.len() / HEIGHT;
-        assert!(pairs.len() == steps * HEIGHT && results.len() % HEIGHT == 0, "rows and pairs are padded to registers");
+        assert!(
+            pairs.len() == steps * HEIGHT && results.len().is_multiple_of(HEIGHT),
+            "rows and pairs are padded to registers"
+        );
         assert!(results.is_empty() || rows.len() >= (results.len() - 1) * stride + steps);
         let apart = stride * size_of::<Piece>();
         for (block, results) in results.chunks_mut(2 * HEIGHT).enumerate() {

@@ -61,9 +61,9 @@ unsafe fn multiply_block<const R: usize>(
             }
         }
         for (pair, of) in pairs.iter().enumerate() {
-            let mut loaded: [__m512bh; VECTORS] = [transmute(_mm512_setzero_si512()); VECTORS];
+            let mut loaded: [__m512bh; VECTORS] = [transmute::<__m512i, __m512bh>(_mm512_setzero_si512()); VECTORS];
             for (v, loaded) in loaded.iter_mut().enumerate() {
-                *loaded = transmute(_mm512_load_si512(of.0.as_ptr().add(v * LANES).cast()));
+                *loaded = transmute::<__m512i, __m512bh>(_mm512_load_si512(of.0.as_ptr().add(v * LANES).cast()));
             }
             for (r, sums) in sums.iter_mut().enumerate() {
                 let x = rows.add(r * stride).cast::<i32>().add(pair).read();

@@ -169,7 +169,7 @@ fn a_key_that_a_mask_excludes_has_no_weight_whatever_its_score() {
             numbers[3 * 8..4 * 8].fill(bad);
             let query = Tensor::from_f64(dtype, &[1, 2, 40, 8], &numbers);
             let [key, value] = [2, 3].map(|seed| drawn(dtype, &[1, 2, 70, 8], seed));
-            let excluded = |i: usize| i / 70 == 3 || i / 70 == 4 && i % 2 == 0;
+            let excluded = |i: usize| i / 70 == 3 || i / 70 == 4 && i.is_multiple_of(2);
             let (no, yes) = if kind == DType::Bool { (0.0, 1.0) } else { (f64::NEG_INFINITY, 0.0) };
             let mask: Vec<f64> = (0..40 * 70).map(|i| if excluded(i) { no } else { yes }).collect();
             let mask = Tensor::from_f64(kind, &[40, 70], &mask);
