@@ -63,11 +63,12 @@ def plain(text: str) -> list[str]:
     # Whether a library was imported depends on what ran before.
     text = text.replace(", not imported yet", "")
     text = re.sub(r"[\d.]+ \wB available", "some memory available", text)
-    text = re.sub(r"(?m)^lz_cpu\.\S+ \['INSTRUCTION_SET_MISMATCH'(?:, 'INSTRUCTION_SET_MISMATCH')*\]\n?", "", text)
+    # Why a native kernel cannot serve a call depends on the CPU too.
+    text = re.sub(r"(?m)^lz_cpu\.\S+ \['[A-Z_', ]*'\]\n?", "", text)
     text = re.sub(r"\[INSTRUCTION_SET_MISMATCH\][^;\n]*(; )?|'INSTRUCTION_SET_MISMATCH', ", "", text)
     text = re.sub(r"\d+ kernels for other hardware", "kernels for other hardware", text)
     text = re.sub(r"(?m)^kernels: .*", "kernels", re.sub(r"(?m)^  [1-9]\d*: \w+ .*\n", "", text))
-    text = re.sub(r"(lz_cpu\.[\w.]*?)\.(?:avx512|avx2)\b", r"\1", text)
+    text = re.sub(r"(lz_cpu\.[\w.]*?)\.(?:avx512_bf16|avx512|avx2|amx)\b", r"\1", text)
     lines: list[str] = []
     for line in text.strip().splitlines():
         words = line.split()

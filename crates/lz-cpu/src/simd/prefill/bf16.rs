@@ -64,11 +64,10 @@ impl<E: PairProducts> NativeKernel for VarlenBf16<E> {
 
 /// What the kernels of float32 take, of bfloat16 alone.
 fn described<E: PairProducts>(op: &'static Op, priority: i32) -> KernelDescriptor {
-    let mut described = prefill::described::<E::Isa>(op, priority + E::PREFERENCE);
     let only = DTypeSet::of(&[DType::Bf16]);
-    for name in ["query", "key", "value"] {
-        described.inputs.insert(name.into(), InputRule { dtypes: Some(only), ..InputRule::default() });
-    }
+    let mut described = prefill::described::<E::Isa>(op, priority + E::PREFERENCE);
+    // Keys and values have the dtype of queries, by the schema.
+    described.inputs.insert("query".into(), InputRule { dtypes: Some(only), ..InputRule::default() });
     KernelDescriptor { dtypes: only, ..described }
 }
 
