@@ -3,7 +3,7 @@
     python3 scripts/set_up.py --module TARGET/debug/lib_native.so --environment VENV
 
 `make demo` runs this first: one step waits for the network, the other one for the processor. Needs only Python's standard library.
-Both steps are those of `make develop`, which finds them done. Later runs take a second.
+Both steps are those of `make develop`, which finds them done.
 """
 
 from __future__ import annotations
@@ -101,12 +101,13 @@ class Environment(Step):
 
 
 class Module(Step):
-    """The native module: its progress is what the crates weigh that are compiled."""
+    """The native module: its progress is what the crates weigh that are compiled, of those that had to be."""
 
     name = "native module"
 
     def __init__(self, command: list[str]) -> None:
         self._compiled: set[str] = set()
+        self._fresh: set[str] = set()
         self._weights: dict[str, float] = {}
         super().__init__(command)
         # Cargo downloads the crates first, and their list waits for that.
@@ -115,11 +116,12 @@ class Module(Step):
     def _weigh(self) -> None:
         with contextlib.suppress(subprocess.CalledProcessError):  # the build fails for the same reason, and says so
             self._weights = crate_weights()
-        self.total = sum(self._weights.values())
         self._count()
 
     def _count(self) -> None:
-        self.done = sum(self._weights.get(crate, 0.0) for crate in tuple(self._compiled))
+        weights = {crate: weight for crate, weight in self._weights.items() if crate not in self._fresh}
+        self.total = sum(weights.values())
+        self.done = sum(weights.get(crate, 0.0) for crate in tuple(self._compiled))
 
     def keep(self, line: str) -> bool:
         """See `Step`."""
@@ -131,7 +133,7 @@ class Module(Step):
             return True
         target = message.get("target", {}).get("kind", ["custom-build"])
         if message["reason"] == "compiler-artifact" and target != ["custom-build"]:
-            self._compiled.add(message["package_id"])
+            (self._fresh if message.get("fresh") else self._compiled).add(message["package_id"])
             self._count()
         return False
 
@@ -184,7 +186,7 @@ def follow(steps: list[Step]) -> int:
 
 
 def main() -> int:
-    """Runs what is not done yet."""
+    """Runs what is not done yet; cargo knows what of the module is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--environment", type=Path, required=True, help="the environment that `make venv` makes")
     parser.add_argument("--module", type=Path, required=True, help="the file that cargo builds")
@@ -198,10 +200,13 @@ def main() -> int:
         print("Downloading torch and other packages: some 3 GB, once for all clones.", flush=True)
         steps.append(Environment(["make", "--no-print-directory", "venv"]))
     if not options.module.exists():
-        print("Building the native module from Rust: minutes, once for all clones.", flush=True)
-        build = ["cargo", "build", "--locked", "--quiet", "--profile", options.profile, "-p", "lz-python"]
-        steps.append(Module([*build, "--message-format", "json-render-diagnostics"]))
-    return follow(steps) if steps else 0
+        print(
+            "Building the native module from Rust: minutes. Other clones compile only LayerZero's own crates.",
+            flush=True,
+        )
+    build = ["cargo", "build", "--locked", "--quiet", "--profile", options.profile, "-p", "lz-python"]
+    steps.append(Module([*build, "--message-format", "json-render-diagnostics"]))
+    return follow(steps)
 
 
 if __name__ == "__main__":

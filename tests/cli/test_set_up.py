@@ -50,8 +50,9 @@ def test_bytes_are_counted_from_what_uv_says(script: ModuleType) -> None:
 def test_crates_are_counted_once_when_their_library_is_built(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def artifact(crate: str, kind: str) -> str:
-        return json.dumps({"reason": "compiler-artifact", "package_id": crate, "target": {"kind": [kind]}})
+    def artifact(crate: str, kind: str, fresh: bool = False) -> str:
+        built = {"reason": "compiler-artifact", "package_id": crate, "fresh": fresh}
+        return json.dumps({**built, "target": {"kind": [kind]}})
 
     lines = [
         artifact("serde", "custom-build"),
@@ -59,11 +60,12 @@ def test_crates_are_counted_once_when_their_library_is_built(
         artifact("serde", "lib"),
         artifact("serde", "lib"),
         artifact("stranger", "lib"),
+        artifact("kept from the last time", "lib", fresh=True),
         "warning: a line that is no JSON",
         "{ neither is this",
         json.dumps({"reason": "build-finished", "success": True}),
     ]
-    monkeypatch.setattr(script, "crate_weights", lambda: {"serde": 3.0, "pyo3": 5.0})
+    monkeypatch.setattr(script, "crate_weights", lambda: {"serde": 3.0, "pyo3": 5.0, "kept from the last time": 7.0})
     step = ended(script.Module(printing("\n".join(lines))))
     step._weigh()  # its own thread may still be about to
     assert (step.done, step.total) == (3.0, 8.0)
@@ -104,15 +106,6 @@ def test_every_crate_of_the_module_has_a_weight(script: ModuleType, monkeypatch:
     ours = {Path(name.partition("#")[0]).name for name in weights if name.startswith("path+")}
     assert {"lz-python", "lz-cpu", "layerzero"} <= ours
     assert len(weights) > 100 and min(weights.values()) > 0
-
-
-def test_nothing_is_done_where_everything_is_there(tmp_path: Path) -> None:
-    (tmp_path / ".ready").touch()
-    (tmp_path / "lib_native.so").touch()
-    options = ["--environment", str(tmp_path), "--module", str(tmp_path / "lib_native.so")]
-    command = [sys.executable, str(ROOT / "scripts" / "set_up.py"), *options]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
-    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_a_machine_without_rust_is_told_so(tmp_path: Path) -> None:
