@@ -1,8 +1,8 @@
-//! Native kernels: plain Rust on host memory.
+//! Native kernels: Rust on host memory, of two kinds.
 //!
-//! Today these are the *references*: for every tensor operation of the catalog one readable
-//! implementation of its `semantics`, computed in float64 and rounded once, at the end. Every other
-//! kernel is measured against them, and they are the last resort when nothing else can run.
+//! The *references* define the right result: for every tensor operation of the catalog one readable implementation of its
+//! `semantics`, computed in float64 and rounded once, at the end. Every other kernel is compared with them, and they are the last
+//! resort when nothing else can run. The kernels in `simd` are the fast ones: written once, and compiled for each instruction set.
 //!
 //! | | |
 //! |---|---|
