@@ -8,6 +8,7 @@ Both steps are those of `make develop`, which finds them done.
 
 from __future__ import annotations
 
+import abc
 import argparse
 import contextlib
 import json
@@ -33,7 +34,7 @@ def clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
-class Step:
+class Step(abc.ABC):
     """A command that runs in the background, and what is known of its progress."""
 
     name = ""
@@ -58,9 +59,9 @@ class Step:
         self.process.returncode = os.waitstatus_to_exitcode(status)
         self.seconds, self.cpu_seconds = time.monotonic() - self._began, usage.ru_utime + usage.ru_stime
 
+    @abc.abstractmethod
     def keep(self, line: str) -> bool:
         """Takes note of a line of output; whether it is worth showing if the step fails."""
-        raise NotImplementedError
 
     def running(self) -> bool:
         """Whether it has not ended."""
