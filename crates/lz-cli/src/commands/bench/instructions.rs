@@ -137,6 +137,8 @@ pub(super) fn counted(command: &Command) -> Result<f64, String> {
     let text = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {
         let last = text.lines().rfind(|line| !line.starts_with("==")).unwrap_or("it said nothing");
+        // Where the program is says nothing about it, and does not belong into a file of results.
+        let last = last.replace(&*command.get_program().to_string_lossy(), "the program");
         return Err(format!("it failed under valgrind ({}): {last}", output.status));
     }
     let collected = text.lines().find_map(|line| line.split("Collected :").nth(1));
