@@ -146,9 +146,14 @@ def test_what_is_not_packed_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
         made = nn.Sequential(nn.Linear(4, 4))
     assert why(made).startswith("its weight was made in inference mode")
     monkeypatch.setattr(packed_linears, "_timed", lambda *_: (1.0, 1.0))
-    model = layer()
+    packings: list[Any] = []
+    pack = packed_linears.pack
+    monkeypatch.setattr(packed_linears, "pack", lambda weight: packings.append(weight) or pack(weight))
+    model = nn.Sequential(layer(), layer())
     assert why(model) == "the product with the weight as it is was as fast here"
-    assert "forward" not in vars(model[0])
+    assert not any("forward" in vars(module) for module in model.modules())
+    # The second layer has the size of the first, which gained nothing.
+    assert len(packings) == 1
 
 
 def test_sizes_are_measured_once_and_for_real(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,16 +72,16 @@ def packed(module: nn.Module, known: Known, timing: Timing | None = None) -> Pac
     weight: Any = module._parameters.get("weight")
     if (why := _not_packable(module, weight)) is not None:
         return f"packed weight: {why}"
-    copy = Packed(pack(weight.detach()), weight.data_ptr(), weight._version, 0, {})
     key = (*weight.shape, weight.dtype, torch.get_num_threads())
+    copied = None
     if key not in known:
-        known[key] = _gains(weight.detach(), copy.weight, timing or _timed)
-    for rows in ROWS:
-        if known[key].get(rows, 0.0) < _GAIN:
-            break
-        copy.most_rows, copy.gain[rows] = rows, known[key][rows]
-    if copy.most_rows == 0:
+        copied = pack(weight.detach())
+        known[key] = _gains(weight.detach(), copied, timing or _timed)
+    gain = {rows: times for rows, times in known[key].items() if times >= _GAIN}
+    if not gain:
         return "packed weight: the product with the weight as it is was as fast here"
+    copied = copied or pack(weight.detach())
+    copy = Packed(copied, weight.data_ptr(), weight._version, max(gain), gain)
     module.__dict__[_COPY] = copy
     return copy
 
