@@ -60,7 +60,8 @@ mod warn;
 pub use lz_abi as abi;
 /// Settings, files and environment: what the operator wants.
 pub use lz_config as config;
-pub use lz_cpu::threads as native_threads;
+/// The threads that native kernels run on.
+pub use lz_cpu::{OpenMp, threads as native_threads, use_openmp};
 /// How kernels are timed: contests, schedules, workloads.
 pub use lz_measure as measure;
 /// What things are: operations, devices, kernels, tensors.

@@ -215,6 +215,7 @@ impl Config {
             batch_invariant: settings.batch_invariant,
             allow_jit: settings.allow_jit,
             max_cpu_isa: settings.max_cpu_isa,
+            most_threads: usize::try_from(settings.num_threads).ok().filter(|&n| n > 0).unwrap_or(usize::MAX),
             memory_headroom_bytes: i64::try_from(settings.memory_headroom_mb << 20).unwrap_or(i64::MAX),
             graph_strict: settings.graph_strict_mode,
             fallback_enabled: settings.fallback_enabled,

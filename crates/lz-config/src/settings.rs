@@ -44,6 +44,8 @@ settings! {
         /// machines must all decide alike. It does not change what libraries do inside: `ONEDNN_MAX_CPU_ISA` and
         /// `ATEN_CPU_CAPABILITY` are oneDNN's and torch's own limits, and are respected.
         max_cpu_isa: CpuIsa = CpuIsa::Native;
+        /// The most threads a native kernel uses; 0: as many as torch's kernels (`torch.get_num_threads()`).
+        num_threads: u64 = 0, in (0, 4_096);
         /// Device memory that must stay free, in MiB.
         memory_headroom_mb: u64 = 1024, in (0, 1 << 30);
         /// Look for NaN in results that the reference does not have.

@@ -27,6 +27,7 @@ const PROBES: &[(&str, &str, &str)] = &[
     ("deterministic", "true", "false"),
     ("batch_invariant", "true", "false"),
     ("max_cpu_isa", "avx2", "avx512_bf16"),
+    ("num_threads", "3", "5"),
     ("memory_headroom_mb", "7", "9"),
     ("default_layout", "BHSD", "BSHD"),
     ("breaker.failure_threshold", "2", "8"),

@@ -27,7 +27,7 @@
 //! Write a unit struct that implements `NativeKernel` in a file of its own, and add its line to the
 //! list in this file. References implement `reference::Reference` instead, which derives the
 //! descriptor from the operation's schema.
-#![deny(unsafe_code)] // allowed where the instructions of a CPU are named, and in the pool
+#![deny(unsafe_code)] // allowed where the instructions of a CPU are named, and for threads
 
 mod call;
 #[cfg(test)]
@@ -36,16 +36,16 @@ mod every_op;
 #[allow(unsafe_code)]
 mod guarded;
 mod kernel;
-#[allow(unsafe_code)]
-mod pool;
 mod reference;
 mod simd;
+#[allow(unsafe_code)]
+mod threads;
 
 use lz_model::{BackendDescriptor, Catalog, KernelArgs, KernelDescriptor, KernelError, Platform};
 
 pub use call::{CallRefError, call};
 use kernel::NativeKernel;
-pub use pool::threads;
+pub use threads::{OpenMp, threads, use_openmp};
 
 /// The name of the backend all these kernels belong to.
 pub const BACKEND: &str = "lz_cpu";

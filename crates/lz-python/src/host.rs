@@ -94,7 +94,8 @@ pub fn run<'py>(job: &Job<'_, 'py>, step: &Step) -> PyResult<Bound<'py, PyAny>> 
     let (query, params) = (&job.route.query, &job.params_drawn()?[..]);
     let scratch = job.scope.workspace_of(step, query);
     let call = HostCall { query, inputs: &inputs, params, outputs: &mut outputs };
-    let threads = native_threads(Torch::known().map_or(usize::MAX, |torch| torch.threads().into()));
+    let torch = Torch::known().map_or(usize::MAX, |torch| torch.threads().into());
+    let threads = native_threads(torch.min(job.scope.most_threads()));
     let result = py.detach(|| step.executable.run(call, scratch, threads));
     result.map_err(|e| kernel_error(py, job.front.name(), &e))?;
     let objects = job.front.updated.iter().filter_map(|&at| crate::slow::given(py, &job.slots, at));

@@ -41,6 +41,8 @@ pub struct NativeCall {
     updated: &'static [usize],
     scratch: usize,
     large: bool,
+    /// The most threads it may use.
+    most_threads: usize,
     function: &'static str,
 }
 
@@ -84,7 +86,7 @@ impl NativeCall {
         step: &Step,
         (query, draws): (&Query, bool),
         (params, expected): (&[layerzero::model::ParamValue], &[OutputSpec]),
-        (scratch, moved): (i64, f64),
+        (scratch, moved, most_threads): (i64, f64, usize),
     ) -> Option<NativeCall> {
         let op = layerzero::model::Catalog::get().op(query.op());
         let argument = |index: usize| {
@@ -123,6 +125,7 @@ impl NativeCall {
             seed,
             inputs,
             large: moved >= LARGE,
+            most_threads,
             outputs,
             updated: &front.updated,
             scratch: usize::try_from(scratch).unwrap_or(0),
@@ -191,7 +194,10 @@ impl NativeCall {
             Err(short) => Err(KernelError::OutOfMemory(format!("{} bytes of scratch memory", short.wanted))),
             Ok(()) => {
                 let mut workspace = arena.lend();
-                let threads = if large { native_threads(torch.threads().into()) } else { Threads::ONE };
+                let threads = match large {
+                    true => native_threads(self.most_threads.min(torch.threads().into())),
+                    false => Threads::ONE,
+                };
                 let args = Args::new(&inputs, &mut outputs, &params, self.query.dims(), &mut workspace);
                 let mut args = KernelArgs { query: &self.query, args: args.with_threads(threads) };
                 match large {

@@ -332,7 +332,7 @@ impl Route {
             match &mut step.runner {
                 Runner::Python(call) => call.shorten(py, slots, draws, requires_grad),
                 Runner::Host(call) => {
-                    let memory = (scope.workspace_of(&step.step, &query), scope.bytes_of(&query));
+                    let memory = (scope.workspace_of(&step.step, &query), scope.bytes_of(&query), scope.most_threads());
                     *call = settled.as_ref().and_then(|(params, expected)| {
                         NativeCall::new(front, &step.step, (&query, draws), (params, expected), memory)
                     });

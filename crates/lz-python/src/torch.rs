@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use layerzero::abi::RawTensor;
 use layerzero::model::{SdpaBackend, SdpaChoice};
+use layerzero::{OpenMp, use_openmp};
 use libloading::os::unix::{Library, RTLD_LAZY};
 use pyo3::exceptions::PyAttributeError;
 use pyo3::ffi::{self, PyObject, PyTypeObject};
@@ -143,6 +144,26 @@ unsafe impl Send for Symbols {}
 // SAFETY: as above.
 unsafe impl Sync for Symbols {}
 
+/// Lets native kernels run on the OpenMP threads of torch's kernels. A torch with threads of another kind keeps them for itself.
+///
+/// # Safety
+/// `cpu` is `libtorch_cpu.so`, which is never unloaded.
+unsafe fn share_threads(cpu: &Library) {
+    // SAFETY: a symbol is looked up in the library and in those it depends on, so these are the functions torch itself calls; the
+    // signatures are those of OpenMP's standard, and of the interface to libgomp, which other OpenMP libraries have as well.
+    let library = unsafe {
+        let (parallel, max_threads) = (cpu.get(b"GOMP_parallel"), cpu.get(b"omp_get_max_threads"));
+        match (parallel, max_threads, cpu.get(b"omp_in_parallel")) {
+            (Ok(parallel), Ok(max_threads), Ok(in_parallel)) => {
+                OpenMp { parallel: *parallel, max_threads: *max_threads, in_parallel: *in_parallel }
+            }
+            _ => return,
+        }
+    };
+    // SAFETY: all three are of one library, which stays loaded as long as torch does.
+    unsafe { use_openmp(library) };
+}
+
 impl Symbols {
     /// `deterministic` is torch's own function that tells whether only deterministic algorithms are allowed.
     fn find(deterministic: &Bound<'_, PyAny>) -> Option<Symbols> {
@@ -161,6 +182,7 @@ impl Symbols {
                 threads: *cpu.get(b"_ZN2at15get_num_threadsEv").ok()?,
                 sdpa: Sdpa::find(&cpu),
             };
+            share_threads(&cpu);
             std::mem::forget((c10, cpu));
             Some(symbols)
         }

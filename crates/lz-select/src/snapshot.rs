@@ -39,6 +39,8 @@ pub struct Settings {
     pub allow_jit: bool,
     /// The most a processor is taken to have.
     pub max_cpu_isa: CpuIsa,
+    /// The most threads a native kernel uses.
+    pub most_threads: usize,
     /// Memory that must stay free, in bytes.
     pub memory_headroom_bytes: i64,
     /// Under CUDA graph capture only kernels that were captured and replayed here before.
@@ -65,6 +67,7 @@ impl Default for Settings {
             batch_invariant: false,
             allow_jit: true,
             max_cpu_isa: CpuIsa::Native,
+            most_threads: usize::MAX,
             memory_headroom_bytes: 1024 << 20,
             graph_strict: false,
             fallback_enabled: true,

@@ -180,6 +180,11 @@ impl Scope<'_> {
         found.map_or(0, |(ix, _)| state.snapshot.workspace(ix, query))
     }
 
+    /// The most threads a native kernel uses: the setting `num_threads`.
+    pub fn most_threads(&self) -> usize {
+        self.state.snapshot.spec().settings.most_threads
+    }
+
     /// How many bytes a call reads and writes at least.
     pub fn bytes_of(&self, query: &Query) -> f64 {
         let op = Catalog::get().op(query.op());

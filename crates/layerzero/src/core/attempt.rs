@@ -37,10 +37,10 @@ impl Attempt<'_> {
         }
     }
 
-    /// Calls the kernel of a step, with the scratch memory it says it needs and every thread there is.
+    /// Calls the kernel of a step, with the scratch memory it says it needs and every thread it may use.
     fn call(&self, step: &Step, call: HostCall<'_, '_, '_>) -> Result<(), KernelError> {
         let scratch = self.scope.workspace_of(step, call.query);
-        step.executable.run(call, scratch, lz_cpu::threads(usize::MAX))
+        step.executable.run(call, scratch, lz_cpu::threads(self.scope.most_threads()))
     }
 
     fn run_as_is(&self, step: &Step, updates: &mut [(&str, TensorViewMut<'_>)]) -> Result<Vec<Tensor>, KernelError> {

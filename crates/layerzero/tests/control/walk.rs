@@ -15,6 +15,7 @@ const WALK: &[Stop] = &[
     ("deterministic", || true.into(), why_not_the_first),
     ("batch_invariant", || true.into(), why_not_the_first),
     ("max_cpu_isa", || "baseline".into(), why_not_the_first),
+    ("num_threads", || Value::Int(1), threads_of_a_kernel),
     ("prefer_sources", || Value::names([String::from("b")]), chosen),
     ("avoid_sources", || Value::names([String::from("a")]), chosen),
     ("cache.enabled", || false.into(), remembered),
@@ -210,4 +211,8 @@ fn levels_after(w: &World, bad_of_eight: usize) -> String {
         w.engine.level().name()
     };
     (0..200).map(level).collect::<Vec<_>>().join(" ")
+}
+
+fn threads_of_a_kernel(w: &World) -> String {
+    w.engine.process().most_threads().to_string()
 }

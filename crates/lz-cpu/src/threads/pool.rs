@@ -1,4 +1,4 @@
-//! The threads native kernels share: one pool per process, as large as the machine has cores.
+//! Threads of LayerZero's own: one pool per process, as large as the machine has cores.
 //!
 //! A job of 10 µs must not wait for a thread to wake up. A worker therefore spins for [`SPIN`] after its last job before it
 //! sleeps; a job that finds it spinning starts within about a microsecond. A sleeping worker takes about 50 µs to wake, and the caller
@@ -11,19 +11,16 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering}
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use lz_abi::{ParallelFor, Threads};
+use lz_abi::ParallelFor;
+
+use super::Parts;
 
 /// How long a worker looks for the next job before it sleeps. Long enough for the pause between two kernels of a model,
 /// short enough not to show in the process's CPU time.
 const SPIN: Duration = Duration::from_micros(100);
 
-/// At most `most` threads of the process's pool, the caller's included.
-pub fn threads(most: usize) -> Threads<'static> {
-    if most <= 1 { Threads::ONE } else { Threads::of(pool(), most) }
-}
-
 /// The pool of this process.
-fn pool() -> &'static Pool {
+pub fn pool() -> &'static Pool {
     // No lock: a fork in the middle of it would leave the child waiting for a thread it does not have.
     static POOL: AtomicPtr<Pool> = AtomicPtr::new(std::ptr::null_mut());
     loop {
@@ -40,35 +37,24 @@ fn pool() -> &'static Pool {
     }
 }
 
-/// A job: parts, of which each is taken once.
+/// A job that several threads work on.
 struct Job {
-    part: unsafe extern "C" fn(*const c_void, usize),
-    data: *const c_void,
-    parts: usize,
-    /// The next part nobody has taken.
-    next: AtomicUsize,
+    parts: Parts,
     /// Parts that are done.
     done: AtomicUsize,
 }
 
-// SAFETY: `Threads::each` says that parts may be run from any thread.
-unsafe impl Send for Job {}
-// SAFETY: as above; the counters are atomic.
-unsafe impl Sync for Job {}
-
 impl Job {
     /// Runs parts until all are taken.
-    fn work(&self) {
-        loop {
-            let i = self.next.fetch_add(1, Ordering::Relaxed);
-            if i >= self.parts {
-                return;
-            }
-            // SAFETY: the caller of `run` is waiting until all parts are done, so `data` is alive; part `i` is taken once.
-            unsafe {
-                (self.part)(self.data, i);
-            }
-            self.done.fetch_add(1, Ordering::Release);
+    ///
+    /// # Safety
+    /// As [`Parts::each`]: whoever made the job waits until `done` is the number of its parts.
+    unsafe fn work(&self) {
+        // SAFETY: passed on.
+        unsafe {
+            self.parts.each(|| {
+                self.done.fetch_add(1, Ordering::Release);
+            });
         }
     }
 }
@@ -81,7 +67,8 @@ struct Board {
     wake: Condvar,
 }
 
-struct Pool {
+/// The workers, and the board on which they find their jobs.
+pub struct Pool {
     /// The process whose threads these are.
     process: u32,
     board: Arc<Board>,
@@ -118,7 +105,8 @@ fn serve(board: &Board) {
             guard.clone()
         };
         if let Some(job) = job {
-            job.work();
+            // SAFETY: `run` waits for every part that was taken.
+            unsafe { job.work() };
         }
     }
 }
@@ -130,15 +118,17 @@ unsafe impl ParallelFor for Pool {
     }
 
     unsafe fn run(&self, parts: usize, part: unsafe extern "C" fn(*const c_void, usize), data: *const c_void) {
-        let job = Job { part, data, parts, next: AtomicUsize::new(0), done: AtomicUsize::new(0) };
+        let job = Job { parts: Parts::new(parts, part, data), done: AtomicUsize::new(0) };
         if self.busy.swap(true, Ordering::Acquire) {
-            return job.work();
+            // SAFETY: the caller says that every part may be run; nobody else knows of this job.
+            return unsafe { job.work() };
         }
         let job = Arc::new(job);
         *self.board.job.lock().unwrap_or_else(PoisonError::into_inner) = Some(job.clone());
         self.board.number.fetch_add(1, Ordering::Release);
         self.board.wake.notify_all();
-        job.work();
+        // SAFETY: the caller says that every part may be run, and the parts others have taken are waited for.
+        unsafe { job.work() };
         // A worker that has a part and no core is waited for without taking the core.
         let mut turns = 0u32;
         while job.done.load(Ordering::Acquire) < parts {
@@ -153,6 +143,7 @@ unsafe impl ParallelFor for Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lz_abi::Threads;
 
     #[test]
     fn every_part_of_many_jobs_runs_once_from_many_callers() {
@@ -170,11 +161,5 @@ mod tests {
                 });
             }
         });
-    }
-
-    #[test]
-    fn one_thread_is_the_callers() {
-        assert_eq!(threads(1).count(), 1);
-        assert!(threads(usize::MAX).count() >= 1);
     }
 }
