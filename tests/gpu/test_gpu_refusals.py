@@ -24,7 +24,7 @@ def tensors(dtype: torch.dtype, *shape: int) -> tuple[torch.Tensor, ...]:
     ("dtype", "shape", "given", "backend", "word"),
     [
         (torch.float32, (1, 4, 64, 64), {}, "FLASH_ATTENTION", "dtype"),
-        (torch.float16, (1, 4, 64, 7), {}, "EFFICIENT_ATTENTION", "alignment"),
+        (torch.float16, (1, 4, 64, 7), {}, "EFFICIENT_ATTENTION", "last dimension"),
         (torch.float16, (1, 4, 64, 512), {}, "CUDNN_ATTENTION", "head"),
     ],
 )
