@@ -25,6 +25,8 @@ from torch import Tensor
 
 HEADS, KV_HEADS, DIM, PAGE, WIDTH = 32, 8, 128, 16, 128
 CACHES = 4
+#: Blocks of Triton's kernel for prompts over pages: rows, keys, warps, stages. The first is its own choice.
+CUTS = ((128, 64, 8, 3), (64, 64, 4, 3), (64, 64, 4, 2), (128, 128, 8, 2), (128, 64, 8, 2), (128, 32, 8, 4))
 
 
 class Batch(NamedTuple):
@@ -89,10 +91,13 @@ class Made:
 def ours(made: Made) -> Calls:
     """The kernels of LayerZero that can serve a row."""
     from layerzero.backends._shared.torch_device_functions.paged import prefill_flash
+    from layerzero.backends.triton import prefilling
     from layerzero.backends.triton.decoding import paged, together
 
     calls: Calls = {}
     if made.batch.new > 1:
+        for cut in CUTS:
+            calls[f"LayerZero, blocks of {cut}"] = chunks(made, prefilling, cut)
         calls["LayerZero, torch's FlashAttention 2 over gathered pages"] = lambda at: prefill_flash(
             made.query, *made.parts(at), made.tables, made.lens, made.starts, None, True, None, -1, "NHD"
         )
@@ -113,6 +118,22 @@ def ours(made: Made) -> Calls:
     finally:
         together.together_for = usual
     return calls
+
+
+def chunks(made: Made, prefilling: Any, cut: tuple[int, int, int, int]) -> Callable[[int], Any]:
+    """Triton's kernel for prompts over pages, with its work cut into blocks of such rows, keys, warps and stages."""
+    usual = prefilling.blocks_for
+    prefilling.blocks_for = lambda *_: prefilling.Blocks(*cut)
+    try:
+        plans = [
+            prefilling.prefill.direct(
+                made.query, *made.parts(at), made.tables, made.lens, made.starts, True, None, -1, 0.0, "NHD"
+            )
+            for at in range(CACHES)
+        ]
+    finally:
+        prefilling.blocks_for = usual
+    return lambda at: plans[at][0](*plans[at][1])
 
 
 def flash(made: Made) -> Calls:
