@@ -20,9 +20,16 @@ def known(tables_ptr, start, end, num_blocks, t_page, PAGE: tl.constexpr):
 @triton.jit
 def look_up(tables_ptr, begin, tile, end, num_blocks, t_page, TOKENS: tl.constexpr, PAGE: tl.constexpr):
     """The pages of a tile's tokens: one, where no tile lies in two. One that cannot be is taken for another."""
+    page, _ = look_at(tables_ptr, begin, tile, end, num_blocks, t_page, TOKENS, PAGE)
+    return page
+
+
+@triton.jit
+def look_at(tables_ptr, begin, tile, end, num_blocks, t_page, TOKENS: tl.constexpr, PAGE: tl.constexpr):
+    """The same, and which of them cannot be."""
     token = begin if PAGE % TOKENS == 0 else begin + tile
     page = tl.load(tables_ptr + (token // PAGE).to(tl.int64) * t_page, mask=token < end, other=0)
-    return tl.minimum(tl.maximum(page, 0), num_blocks - 1).to(tl.int64)
+    return tl.minimum(tl.maximum(page, 0), num_blocks - 1).to(tl.int64), (page < 0) | (page >= num_blocks)
 
 
 @triton.jit

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from ..launching import power, processors
 from ..overlapping import go_on
-from .pages import known, look_up, slots_of
+from .pages import look_at, slots_of
 from .splitting import dot, give, weigh
 
 # Columns of the tables that are compared at a time.
@@ -99,16 +99,15 @@ def attend(
 
     # What all of them share is in the table of each.
     tables_ptr += own * t_batch
-    end = tl.minimum((rest_start + rest) * TOKENS, length)
-    sound = known(tables_ptr, start * TOKENS, (start + shared) * TOKENS, num_blocks, t_page, PAGE)
-    own_sound = known(tables_ptr, rest_start * TOKENS, end, num_blocks, t_page, PAGE)
     k_ptr += kv_head * k_head
     v_ptr += kv_head * v_head
     top = tl.full([TOGETHER * HEADS], float("-inf"), tl.float32)
     total = tl.zeros([TOGETHER * HEADS], tl.float32)
     y = tl.zeros([TOGETHER * HEADS, DIM], tl.float32)
     begin = tl.where(shared > 0, start, rest_start) * TOKENS
-    page = look_up(tables_ptr, begin, tile, length, num_blocks, t_page, TOKENS, PAGE)
+    page, lost = look_at(tables_ptr, begin, tile, length, num_blocks, t_page, TOKENS, PAGE)
+    # Pages that cannot be, of all of them and of the own sequence.
+    lost_by_all = lost & (shared > 0)
     for at in range(shared + rest):
         begin = tl.where(at < shared, start + at, rest_start + at - shared) * TOKENS
         there = begin + tile < length
@@ -123,11 +122,16 @@ def attend(
         y = y * kept[:, None] + dot(weights.to(q.dtype), v, False)
         # Looked up here, and not where it is used, it leaves all stages of the pipeline to keys and values.
         begin = tl.where(at + 1 < shared, start + at + 1, rest_start + at + 1 - shared) * TOKENS
-        page = look_up(tables_ptr, begin, tile, length, num_blocks, t_page, TOKENS, PAGE)
+        page, wrong = look_at(tables_ptr, begin, tile, length, num_blocks, t_page, TOKENS, PAGE)
+        lost = lost | wrong
+        lost_by_all = lost_by_all | (wrong & (at + 1 < shared))
 
-    # Rows of a sequence whose length cannot be are NaN, too.
+    # Rows of a sequence whose pages or length cannot be are NaN.
     said = tl.load(lens_ptr + (first + mate) * l_batch, mask=some, other=0)
-    sound = sound & (said >= 0) & (said <= capacity) & (own_sound | (mate != lane))
+    lost, lost_by_all = lost.to(tl.int32), lost_by_all.to(tl.int32)
+    if PAGE % TOKENS != 0:
+        lost, lost_by_all = tl.max(lost, 0), tl.max(lost_by_all, 0)
+    sound = (said >= 0) & (said <= capacity) & (lost_by_all == 0) & ((lost == 0) | (mate != lane))
     total = tl.where(sound, total, float("nan"))
     line = ((first + mate) * kv_heads + kv_head) * group + head
     pieces = TOGETHER * parts
