@@ -474,7 +474,7 @@ class Bench:
 
     def speed(self, engines: list[Asked]) -> None:
         """Times the rows, the engines in turns."""
-        for name in self.options.rows:
+        for name in self.options.rows if engines else ():
             row = self.sizes(name)
             seconds: dict[str, list[float]] = {one.name: [] for one in engines}
             for seed in range(self.options.rounds + 1):

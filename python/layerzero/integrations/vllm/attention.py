@@ -80,7 +80,11 @@ class LayerZeroBackend(AttentionBackend):  # type: ignore[misc]
 
     @staticmethod
     def use_cascade_attention(*args: Any, **kwargs: Any) -> bool:
-        """Not by vLLM's own splitting."""
+        """Never: the kernel for decoding finds the pages that requests share by itself.
+
+        vLLM runs no full CUDA graph for a batch that it splits into a common prefix and the rest, and its newer model runner
+        does not look for a common prefix.
+        """
         return False
 
 
