@@ -1,6 +1,7 @@
 """vLLM with LayerZero's attention and with its own, side by side: the same answers, and tokens per second.
 
     python bench/gpu/vllm_serving.py --json vllm_serving.json
+    python bench/gpu/vllm_serving.py --rows prefix --no-answers --tune-seconds 0 --profile --seconds 140
     python bench/gpu/vllm_serving.py --tiny                     # on vLLM's build for CPUs, to test the script
 
 Every engine is a process. Those of one backend and one way to run (eager; CUDA graphs in pieces; full CUDA graphs for decode)
@@ -15,8 +16,12 @@ given the engine's tokens:
     same    tokens before the first that differs from those of vLLM's own attention without graphs, over all tokens
 
 Speed: Llama-3-8B's sizes with fewer layers and weights without meaning, bfloat16. The engines answer the same prompts in turns.
-A row has the median over the rounds of answered tokens over seconds. LayerZero is timed before and after its kernels were
+A row has the median over the rounds of answered tokens over seconds, and in brackets LayerZero's ratio to vLLM: of the medians,
+then of the best rounds, which the other work of the host disturbs least. LayerZero is timed before and after its kernels were
 measured for these calls (`lz.tune`); a captured graph keeps its kernels, so the second engine is a new process.
+
+`--profile` adds what one step costs in each engine: of the prompts, and of one token per request. Its milliseconds on the wall
+without a profiler, then, in a second run, kernels per step, their time on the device, and the kernels with the most time.
 """
 
 from __future__ import annotations
@@ -155,6 +160,30 @@ class Engine:
         took = time.perf_counter() - begun
         return {"seconds": took, "tokens": sum(len(one.outputs[0].token_ids) for one in done)}
 
+    def profile(self, row: dict[str, int], seed: int) -> dict[str, Any]:
+        """What one step of the prompts costs, and one of a token per request."""
+        found: dict[str, Any] = {}
+        # The prompts of a row come in the first steps; a quarter of the answer later all requests decode.
+        decode = max(row["answer"] // 4, 2)
+        for name, first, steps in (("prompts", 0, 1), ("decode", decode, max(row["answer"] // 8, 1))):
+            wall, kernels = (Window(first, steps, profiled=profiled) for profiled in (False, True))
+            for window in (wall, kernels):
+                # Other prompts each time: those before are in the prefix cache.
+                self._watched(row, seed, window)
+                seed += 1
+            found[name] = {"wall_ms": 1000.0 * wall.seconds / steps, **kernels.summary()}
+        return found
+
+    def _watched(self, row: dict[str, int], seed: int, window: Window) -> None:
+        """Answers a row while the window looks at some of the engine's steps."""
+        engine, step = self.llm.llm_engine, self.llm.llm_engine.step
+        # vLLM calls it by this name.
+        engine.step = window.around(step)
+        try:
+            self.timed(row, seed)
+        finally:
+            engine.step = step
+
     def tune(self, seconds: float) -> dict[str, Any]:
         """Measures kernels for the calls of this process: those of decode in graphs, the others eagerly."""
         import layerzero as lz
@@ -169,6 +198,81 @@ class Engine:
             except Exception as error:  # noqa: BLE001 - the other calls are tuned all the same
                 failed.append(f"{one.call['op']}: {type(error).__name__}: {error}"[:300])
         return {"calls": len(entries), "failed": failed}
+
+
+class Window:
+    """Some steps of an engine, timed or profiled."""
+
+    #: Kernels with the most time that are named.
+    MOST = 12
+
+    def __init__(self, first: int, steps: int, *, profiled: bool) -> None:
+        self.first, self.steps, self.profiled = first, steps, profiled
+        self.seconds = 0.0
+        self._done = 0
+        self._on_device = False
+        self._begun: float | None = None
+        self._profiler: Any = None
+
+    def around(self, step: Any) -> Any:
+        """The engine's step, with the window opened before the first of its steps and closed after the last."""
+
+        def watched() -> Any:
+            if self._done == self.first:
+                self._open()
+            result = step()
+            self._done += 1
+            if self._done == self.first + self.steps:
+                self._close()
+            return result
+
+        return watched
+
+    def _open(self) -> None:
+        import torch
+
+        self._on_device = torch.cuda.is_available()
+        if self.profiled:
+            kinds = torch.profiler.ProfilerActivity
+            self._profiler = torch.profiler.profile(activities=[kinds.CUDA if self._on_device else kinds.CPU])
+        self._wait()
+        if self._profiler is not None:
+            self._profiler.__enter__()
+        self._begun = time.perf_counter()
+
+    def _close(self) -> None:
+        self._wait()
+        if self._begun is not None:
+            self.seconds = time.perf_counter() - self._begun
+        if self._profiler is not None:
+            self._profiler.__exit__(None, None, None)
+
+    @staticmethod
+    def _wait() -> None:
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    def summary(self) -> dict[str, Any]:
+        """Kernels of one step, their milliseconds on the device, and those with the most."""
+        if self._profiler is None:
+            return {}
+        totals = []
+        for one in self._profiler.key_averages():
+            # Without a GPU they are torch's operators. With one, what the host calls is no kernel.
+            on_host = one.device_type.name == "CPU"
+            spent = float(one.self_cpu_time_total if on_host else one.self_device_time_total)
+            if spent and on_host != self._on_device:
+                totals.append((spent / self.steps, one.count / self.steps, one.key))
+        totals.sort(reverse=True)
+        return {
+            "kernels": round(sum(count for _, count, _ in totals), 1),
+            "device_ms": sum(spent for spent, _, _ in totals) / 1000.0,
+            "top": [
+                {"us": round(us, 1), "count": round(n, 2), "name": name[:160]} for us, n, name in totals[: self.MOST]
+            ],
+        }
 
 
 def worker(given: dict[str, Any]) -> None:
@@ -370,8 +474,8 @@ class Bench:
 
     def speed(self, engines: list[Asked]) -> None:
         """Times the rows, the engines in turns."""
-        for name in self.options.rows:
-            row = ROWS[name] if not self.options.tiny else {key: -(-size // 16) for key, size in ROWS[name].items()}
+        for name in self.options.rows if engines else ():
+            row = self.sizes(name)
             seconds: dict[str, list[float]] = {one.name: [] for one in engines}
             for seed in range(self.options.rounds + 1):
                 for one in engines if seed % 2 else reversed(engines):
@@ -388,6 +492,23 @@ class Bench:
             self.result["rows"].append({"row": name, **row, "tokens_per_s": speeds, "seconds": seconds})
             self.write()
 
+    def profiles(self, engines: list[Asked]) -> None:
+        """What a step of the last row costs, in every engine."""
+        row = self.sizes(self.options.rows[-1])
+        for one in engines:
+            if one.why or self.left() < 10:
+                continue
+            answer = one.ask(self.left(60.0), "profile", row=row, seed=100)
+            if answer is None:
+                self.failed(one)
+            else:
+                self.result.setdefault("steps", {})[one.name] = answer
+                self.write()
+
+    def sizes(self, name: str) -> dict[str, int]:
+        """The requests of a row."""
+        return {key: -(-size // 16) for key, size in ROWS[name].items()} if self.options.tiny else ROWS[name]
+
     def run(self) -> None:
         """All of it."""
         modes = ["eager"] if self.options.tiny else list(MODES)
@@ -400,6 +521,8 @@ class Bench:
         self.answers(self.built(small))
         ready = self.built(first)
         self.speed(ready)
+        if self.options.profile:
+            self.profiles(ready)
         ours = [one for one in ready if one.given["by"] == OURS and not one.why]
         if (
             self.options.tune_seconds
@@ -441,13 +564,21 @@ def table(result: dict[str, Any]) -> str:
         ways = list(dict.fromkeys(by for row in result["rows"] for by in row["tokens_per_s"]))
         lines += ["| tokens/s | " + " | ".join(ways) + " |", "|---|" + "---:|" * len(ways)]
         for row in result["rows"]:
-            speeds = row["tokens_per_s"]
+            speeds, seconds = row["tokens_per_s"], row["seconds"]
             cells = []
             for by in ways:
                 own = by.replace(OURS, OWN).removesuffix(" tuned")
-                ratio = f" ({speeds[by] / speeds[own]:.2f}×)" if by != own and {by, own} <= set(speeds) else ""
+                ratio = ""
+                if by != own and {by, own} <= set(speeds):
+                    best = min(seconds[own]) / min(seconds[by])
+                    ratio = f" ({speeds[by] / speeds[own]:.2f}×, best {best:.2f}×)"
                 cells.append(f"{speeds[by]:,.0f}{ratio}" if by in speeds else "")
             lines.append(f"| {row['row']} | " + " | ".join(cells) + " |")
+    for name, steps in result.get("steps", {}).items():
+        for kind, one in steps.items():
+            lines += ["", f"{name}, one step of {kind}: {one['wall_ms']:.2f} ms on the wall, "]
+            lines[-1] += f"{one['device_ms']:.2f} ms in {one['kernels']:.0f} kernels"
+            lines += [f"    {top['us']:9.1f} µs {top['count']:7.2f}×  {top['name']}" for top in one["top"]]
     lines += [f"- {name}: {why}" for name, why in result["failures"].items()]
     return "\n".join(lines)
 
@@ -462,14 +593,26 @@ def parsed(given: list[str] | None = None) -> argparse.Namespace:
         "--tune-seconds", type=float, default=40.0, help="how long kernels are measured; 0 for not at all"
     )
     parser.add_argument("--modes", nargs="+", default=["eager", "graphs"], choices=list(MODES), help="what is timed")
-    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS), metavar="ROW")
+    parser.add_argument(
+        "--rows",
+        nargs="+",
+        default=list(ROWS),
+        metavar="TEXT",
+        help=f"rows whose name has this text: {', '.join(ROWS)}",
+    )
+    parser.add_argument("--profile", action="store_true", help="what a step of the last row costs, by kernel")
     parser.add_argument("--no-answers", action="store_true", help="only the speed")
     parser.add_argument("--no-speed", action="store_true", help="only the answers")
     parser.add_argument("--tiny", action="store_true", help="sizes for a CPU, without graphs, to test the script")
     parser.add_argument("--logs", help="a folder for the engines' logs")
     parser.add_argument("--json", help="where to write the results")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    return parser.parse_args(given)
+    options = parser.parse_args(given)
+    chosen = [name for name in ROWS if any(text in name for text in options.rows)]
+    if not chosen:
+        parser.error(f"no row has {' or '.join(options.rows)} in its name; there are: {'; '.join(ROWS)}")
+    options.rows = chosen
+    return options
 
 
 def main() -> int:

@@ -254,8 +254,12 @@ def device() -> str:
 
 
 @pytest.mark.gpu
-# What updates its inputs has tests of its own (test_backend_triton_caching.py).
-@pytest.mark.parametrize("name", [name for name in adapter("triton").KERNELS if name != "triton.kv_append"])
+# What updates its inputs has tests of its own (test_backend_triton_caching.py), and so has what no case is wide enough for
+# (test_backend_triton_prefill.py).
+@pytest.mark.parametrize(
+    "name",
+    [name for name in adapter("triton").KERNELS if not name.startswith(("triton.kv_append", "triton.paged.prefill"))],
+)
 def test_the_cases_on_a_device(device: str, name: str) -> None:
     assert problems(name, device) == []
 

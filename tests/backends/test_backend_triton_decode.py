@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -271,6 +272,33 @@ class Draw:
                 tables[b, : max(length - 1 - window, 0) // slots] = self.one((-1, 1 << 20))
         return kernels()["triton.paged.decode.gqa"].run, call, torch.stack(want).view(q.shape)
 
+    def shared(self) -> Drawn:
+        """Keys in pages, of sequences that begin with the same ones, some of them for longer than others."""
+        self.dtype = self.dtype if self.dtype != torch.float32 else torch.float16
+        batch, kv_heads, group = self.one((5, 8, 9, 11)), self.one((2, 3)), self.one((1, 2, 3, 4, 7, 8))
+        head_dim, slots, index = self.one((8, 64)), self.one((3, 16, 16, 64, 128)), self.one((torch.int32, torch.int64))
+        common = self.one((0, 70, 330)) // slots
+        # Sequences may end before the common pages do, or in the middle of them.
+        rests = [self.one((1, 1, 40, 130, 200, -60)) for _ in range(batch)]
+        lengths = [max(common * slots + rest, 0) for rest in rests]
+        most = max(1, *(-(-n // slots) for n in lengths)) + self.one((0, 3))
+        total = most * batch + 2
+        table = torch.randperm(total, generator=self.generator)[: most * batch].view(batch, most)
+        table[:, :common] = table[:1, :common].clone()
+        if common > 1 and self.one((True, False)):
+            # One of them is different in the middle.
+            table[self.one(range(batch)), common // 2] = total - 1
+        for i, length in enumerate(lengths):
+            table[i, -(-length // slots) :] = 1 << 20
+        tables, lens = table.to(index).to(self.device), torch.tensor(lengths, dtype=index, device=self.device)
+        k, v = (self.floats(total, slots, kv_heads, head_dim) for _ in range(2))
+        q = self.floats(batch, kv_heads * group, head_dim)
+        call = {"query": q, "key_cache": k, "value_cache": v, "block_tables": tables, "context_lens": lens}
+        call |= {**self.extras(), "window_left": -1, "layout": "NHD"}
+        more = (call["scale"] or head_dim**-0.5, -1, call["softcap"])
+        want = [attended(q[b], *(read(x, tables[b], n) for x in (k, v)), *more) for b, n in enumerate(lengths)]
+        return kernels()["triton.paged.decode.gqa"].run, call, torch.stack(want)
+
     def latent(self) -> Drawn:
         """Latent vectors in pages."""
         self.dtype = self.dtype if self.dtype != torch.float32 else torch.float16
@@ -331,6 +359,64 @@ def wrong_draws(device: str, count: int) -> list[str]:
     return wrong
 
 
+@contextmanager
+def any_batch() -> Iterator[list[int]]:
+    """Has small batches be worked on several sequences at a time, too; how many at a time they were."""
+    together = import_module(f"{cases.PACKAGE}.backends.triton.decoding.together")
+    used: list[int] = []
+    usual, limits = together.together_for, (together._SHORTEST, together._CROWD)
+
+    def noted(*given: Any) -> int:
+        used.append(usual(*given))
+        return used[-1]
+
+    together.together_for, together._SHORTEST, together._CROWD = noted, 0, 0
+    try:
+        yield used
+    finally:
+        together.together_for, (together._SHORTEST, together._CROWD) = usual, limits
+
+
+def wrong_together(device: str, count: int) -> list[str]:
+    """What is wrong with sequences that begin alike, whole and in parts."""
+    cases.load_backends()
+    splitting = import_module(f"{cases.PACKAGE}.backends.triton.decoding.splitting")
+    usual, wrong = splitting.parts_for, []
+    with any_batch() as used:
+        for seed in range(count):
+            draw = Draw(seed, device)
+            run, call, want = draw.shared()
+            for parts in (1, draw.one((2, 3, 40))):
+                splitting.parts_for = lambda *_, parts=parts: parts
+                worst = float((run(**call).double() - want).abs().nan_to_num(math.inf).max())
+                shown = {k: tuple(v.shape) if isinstance(v, Tensor) else v for k, v in call.items()}
+                limit = 2e-3 if draw.dtype == torch.float16 else 2e-2
+                wrong += [] if worst <= limit else [f"{seed}: {parts} parts: off by {worst:.3g}: {shown}"]
+    splitting.parts_for = usual
+    return wrong if min(used) > 1 else [f"together: {used}"]
+
+
+def wrong_data_together(device: str) -> list[str]:
+    """Pages and lengths that cannot be give NaN to the sequences that have them, and to no other."""
+    wrong = []
+    with any_batch():
+        q, cache = torch.randn(6, 4, 16, device=device).half(), torch.randn(40, 64, 2, 16, device=device).half()
+        for page, length in ((40, 150), (-1, 150), (1 << 30, 150), (3, 300), (3, -1)):
+            tables = torch.tensor([[0, 1, 2 + i, 8 + i] for i in range(6)], device=device)
+            tables[1, 2] = page
+            lens = torch.tensor([150, length, 256, 129, 128, 1], device=device)
+            lost = kernels()["triton.paged.decode.gqa"].run(q, cache, cache, tables, lens, None, -1, 0.0, "NHD").isnan()
+            if lost.flatten(1).all(1).tolist() != [False, True, False, False, False, False] or lost[0].any():
+                wrong.append(f"together, page {page}, length {length}: {lost.flatten(1).any(1).tolist()}")
+        # A page that several share: the sequences that are long enough to have it.
+        tables = torch.tensor([[0, 99, 2 + i, 8 + i] for i in range(6)], device=device)
+        lens = torch.tensor([150, 140, 256, 129, 128, 64], device=device)
+        lost = kernels()["triton.paged.decode.gqa"].run(q, cache, cache, tables, lens, None, -1, 0.0, "NHD").isnan()
+        if lost.flatten(1).all(1).tolist() != [True] * 5 + [False] or lost[5].any():
+            wrong.append(f"together, a shared page: {lost.flatten(1).any(1).tolist()}")
+    return wrong
+
+
 def wrong_data(device: str) -> list[str]:
     """Pages and lengths that cannot be give NaN, for the sequences that have them."""
     q, cache = torch.randn(3, 4, 16, device=device), torch.randn(6, 4, 2, 16, device=device)
@@ -366,7 +452,8 @@ def interpreted() -> list[str]:
     """What the interpreter finds wrong."""
     interpret()
     torch.manual_seed(0)
-    return wrong_cases("cpu") + wrong_data("cpu") + wrong_draws("cpu", 16 if FULL else 4)
+    together = wrong_together("cpu", 24 if FULL else 5) + wrong_data_together("cpu")
+    return wrong_cases("cpu") + wrong_data("cpu") + wrong_draws("cpu", 16 if FULL else 4) + together
 
 
 def test_the_interpreter_finds_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,6 +477,37 @@ def device() -> str:
 @pytest.mark.gpu
 def test_on_a_device(device: str) -> None:
     assert wrong_cases(device) + wrong_data(device) + wrong_draws(device, 90) == []
+
+
+@pytest.mark.gpu
+def test_sequences_that_begin_alike_on_a_device(device: str) -> None:
+    assert wrong_together(device, 150) + wrong_data_together(device) == []
+
+
+@pytest.mark.gpu
+def test_a_graph_works_with_what_its_tables_hold_later(device: str) -> None:
+    """Captured where nothing is common; replayed where much is, for sequences of other lengths."""
+    with any_batch():
+        q, cache = torch.randn(13, 8, 64, device=device).half(), torch.randn(300, 16, 2, 64, device=device).half()
+        tables = torch.arange(13 * 20, device=device).view(13, 20).int()
+        lens = torch.full((13,), 20, device=device, dtype=torch.int32)
+        plan = kernels()["triton.paged.decode.gqa"].run.direct  # type: ignore[attr-defined]
+        function, tensors = plan(q, cache, cache, tables, lens, None, -1, 0.0, "NHD")
+        function(*tensors)
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.graph(graph, stream=stream):
+            captured = function(*tensors)
+        for common in (0, 3, 12, 19):
+            tables.copy_(torch.arange(13 * 20).view(13, 20))
+            tables[:, :common] = tables[:1, :common].clone()
+            lens.copy_(torch.arange(13) + max(16 * common, 1))
+            graph.replay()
+            want = [
+                attended(q[b], *(read(cache, tables[b], int(lens[b])) for _ in range(2)), 0.125, -1, 0.0)
+                for b in range(13)
+            ]
+            assert float((captured.double() - torch.stack(want)).abs().max()) < 2e-3, common
 
 
 @pytest.mark.gpu

@@ -138,9 +138,12 @@ def test_what_vllm_passes_is_accepted(path: Path, vllm: SimpleNamespace) -> None
 
 
 class Requests:
-    """Requests with random keys and values, and their pages: what vLLM's scheduler has."""
+    """Requests with random keys and values, and their pages: what vLLM's scheduler has.
 
-    def __init__(self, lengths: list[int], new: list[int], seed: int = 0) -> None:
+    The first ``common`` tokens of all of them are the same, and the pages that these fill are shared, as by prefix caching.
+    """
+
+    def __init__(self, lengths: list[int], new: list[int], seed: int = 0, common: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.lengths, self.new = lengths, new
         self.keys = [torch.randn(n, KV_HEADS, WIDTH, generator=generator) for n in lengths]
@@ -150,6 +153,10 @@ class Requests:
         order = (torch.randperm(sum(needed), generator=generator) + 1).tolist()
         self.count = sum(needed) + 1
         self.tables = [[order.pop() for _ in range(n)] for n in needed]
+        for row in range(1, len(lengths)):
+            self.tables[row][: common // PAGE] = self.tables[0][: common // PAGE]
+            for mine, first in ((self.keys[row], self.keys[0]), (self.values[row], self.values[0])):
+                mine[:common] = first[:common]
 
     def slots(self, row: int, first: int, last: int) -> list[int]:
         return [self.tables[row][at // PAGE] * PAGE + at % PAGE for at in range(first, last)]
@@ -263,6 +270,37 @@ def test_windows_and_softcap(batch: str, window: int | None, softcap: float | No
     impl = vllm.attention.LayerZeroImpl(HEADS, WIDTH, 0.25, KV_HEADS, None, window, "auto", softcap)
     output = _step(vllm.attention, impl, asked, "heads inside")
     torch.testing.assert_close(output.double(), asked.right(window, softcap or 0.0, 0.25), rtol=1e-5, atol=1e-5)
+
+
+ALIKE = {
+    "decode": ([100, 97, 130, 111, 96, 160], [1] * 6),
+    "one request": ([100], [1]),
+    "chunks": ([100, 140, 97], [4, 44, 1]),
+    "mixed": ([98, 99, 100, 150], [1, 1, 4, 54]),
+}
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (20, None), (90, 2.0)])
+@pytest.mark.parametrize("common", [16, 40, 95])
+@pytest.mark.parametrize("batch", ALIKE)
+def test_requests_that_begin_alike(
+    batch: str, common: int, window: int | None, softcap: float | None, vllm: SimpleNamespace
+) -> None:
+    asked = Requests(*ALIKE[batch], seed=5, common=common)
+    impl = vllm.attention.LayerZeroImpl(HEADS, WIDTH, 0.25, KV_HEADS, None, window, "auto", softcap)
+    output = _step(vllm.attention, impl, asked, "heads inside")
+    torch.testing.assert_close(output.double(), asked.right(window, softcap or 0.0, 0.25), rtol=1e-5, atol=1e-5)
+
+
+def test_a_layer_goes_with_the_cache_that_it_is_given(vllm: SimpleNamespace) -> None:
+    """Its views are made once for a cache; vLLM measures memory with another one before."""
+    impl = vllm.attention.LayerZeroImpl(HEADS, WIDTH, 0.25, KV_HEADS)
+    for seed in (6, 7):
+        asked = Requests([5, 33], [1, 1], seed=seed)
+        output = _step(vllm.attention, impl, asked, FORMS[seed % 3])
+        torch.testing.assert_close(output.double(), asked.right(None, 0.0, 0.25), rtol=1e-5, atol=1e-5)
+    cache = _cache("heads inside", 3)
+    assert impl._views(cache) is impl._views(cache) and impl._views(_cache("heads inside", 3)) is not impl._views(cache)
 
 
 def test_rows_that_fill_up_a_graph_change_nothing(vllm: SimpleNamespace) -> None:

@@ -30,6 +30,10 @@ _PAGED = (
     *("query", "key_cache", "value_cache", "block_tables", "context_lens", "scale", "window_left", "softcap"),
     "layout",
 )
+_PREFILL = (
+    *("query", "key_cache", "value_cache", "block_tables", "context_lens", "cu_seqlens_q", "causal", "scale"),
+    *("window_left", "softcap", "layout"),
+)
 _MLA = ("q_nope", "q_pe", "ckv_cache", "kpe_cache", "block_tables", "context_lens", "scale")
 #: By kernel: the module that has it in its own `KERNELS`, and its arguments.
 PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -54,6 +58,7 @@ PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
     **dict.fromkeys(("triton.decode", "triton.decode.gqa"), ("decoding.decode", _DECODE)),
     **dict.fromkeys(("triton.decode.masked", "triton.decode.masked.gqa"), ("decoding.masked", _MASKED)),
     **dict.fromkeys(("triton.paged.decode", "triton.paged.decode.gqa"), ("decoding.paged", _PAGED)),
+    **dict.fromkeys(("triton.paged.prefill", "triton.paged.prefill.gqa"), ("prefilling", _PREFILL)),
     "triton.mla.decode.paged": ("decoding.mla", _MLA),
     "triton.merge_states": ("merging", ("out_a", "lse_a", "out_b", "lse_b")),
     **dict.fromkeys(("triton.quantize", "triton.quantize.packed"), ("quantization.quantize", _QUANTIZE)),

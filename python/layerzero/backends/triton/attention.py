@@ -296,20 +296,19 @@ def _strides(tensor: Tensor, layout: str) -> tuple[int, int, int]:
     return stride[0] if shape[0] > 1 else 0, stride[head] if shape[head] > 1 else 0, row
 
 
-def _in_loads(strides: tuple[int, int, int]) -> tuple[int, int, int]:
-    """The same with batches and heads in loads of 16 bytes, so that Triton knows where rows begin. Where it has to read keys and
-    values number by number, the code it makes of their products gives wrong results (3.6 on sm_90)."""
-    batch, head, token = strides
-    return batch // _LOAD, head // _LOAD, token
+def in_loads(*strides: int) -> tuple[int, ...]:
+    """The same in loads of 16 bytes, so that Triton knows where rows begin. Where it has to read keys and values number by
+    number, the code it makes of their products gives wrong results (3.6 on sm_90)."""
+    return tuple(stride // _LOAD for stride in strides)
 
 
-def _is_loadable(tensor: Tensor) -> bool:
+def is_loadable(tensor: Tensor) -> bool:
     """Whether its rows begin on multiples of 16 bytes."""
     apart = zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
     return aligned(tensor) and all(stride % _LOAD == 0 for stride, size in apart if size > 1)
 
 
-def _loadable(tensor: Tensor) -> Tensor:
+def loadable(tensor: Tensor) -> Tensor:
     """A copy whose rows begin on multiples of 16 bytes."""
     width = tensor.shape[-1]
     room = tensor.new_empty((*tensor.shape[:-1], -(-width // _LOAD) * _LOAD))[..., :width]
@@ -325,7 +324,7 @@ def strides_of_mask(mask: Tensor | None) -> tuple[int, int, int, int]:
     return batch, head, row, stride[3]
 
 
-def _factors(scale: float, softcap: float, added: bool) -> tuple[int, float, float, int]:
+def factors_of(scale: float, softcap: float, added: bool) -> tuple[int, float, float, int]:
     """The sign of scores, what they are multiplied by before the cap, the cap, and which way of capping."""
     sign, size = (1 if scale > 0.0 else -1, abs(scale)) if abs(scale) >= _TINY else (0, 1.0)
     unit = 1.0 if added else _LOG2E
@@ -365,20 +364,16 @@ def plan(
     mask_strides = strides_of_mask(attn_mask)
     each = attn_mask.element_size() if attn_mask is not None and mask_strides[2] else 0
     cut = blocks or blocks_for(max(dim, v_width), seq_q, each, shared_memory(device))
-    sign, factor, cap, capping = _factors(
+    sign, factor, cap, capping = factors_of(
         1.0 / math.sqrt(max(head_dim, 1)) if scale is None else float(scale), float(softcap), mask == _ADDED
     )
     # What cannot be loaded 16 bytes at a time is copied.
     operands = (query, key, value)
-    copied = [not _is_loadable(one) for one in operands]
+    copied = [not is_loadable(one) for one in operands]
     if is_traced() and any(copied):
         raise UntraceableError("rows of its tensors do not begin on multiples of 16 bytes")
-    q, k, v = (_loadable(one.to("meta")) if copy else one for one, copy in zip(operands, copied, strict=True))
-    (q_batch, q_head, q_token), (k_batch, k_head, k_token) = (
-        _in_loads(_strides(q, layout)),
-        _in_loads(_strides(k, layout)),
-    )
-    v_batch, v_head, v_token = _in_loads(_strides(v, layout))
+    q, k, v = (loadable(one.to("meta")) if copy else one for one, copy in zip(operands, copied, strict=True))
+    (*q_apart, q_token), (*k_apart, k_token), (*v_apart, v_token) = (_strides(one, layout) for one in (q, k, v))
     y_head, y_token = (seq_q * v_dim, v_dim) if layout == "BHSD" and not turned else (v_dim, heads * v_dim)
     y_batch = heads * seq_q * v_dim
     group = heads // kv_heads
@@ -391,7 +386,7 @@ def plan(
         device,
         (
             *(batch * heads, heads, group, together, many, seq_q, seq_k, left, right, factor, cap),
-            *(q_batch, q_head, k_batch, k_head, v_batch, v_head, y_batch, y_head, *mask_strides),
+            *(*in_loads(*q_apart, *k_apart, *v_apart), y_batch, y_head, *mask_strides),
         ),
         (
             *(q_token, k_token, v_token, y_token, head_dim, v_dim, cut.rows, cut.keys, cut.span),
@@ -405,7 +400,7 @@ def plan(
         output = torch.empty((batch, seq_q, heads, v_dim) if turned else shape, dtype=dtype, device=device)
         if any(copied):
             given = zip((query, key, value), copied, strict=True)
-            query, key, value = (_loadable(one) if copy else one for one, copy in given)
+            query, key, value = (loadable(one) if copy else one for one, copy in given)
         launch(query, key, value, attn_mask, output)
         return output.transpose(1, 2) if turned else output
 

@@ -80,7 +80,11 @@ class LayerZeroBackend(AttentionBackend):  # type: ignore[misc]
 
     @staticmethod
     def use_cascade_attention(*args: Any, **kwargs: Any) -> bool:
-        """Not by vLLM's own splitting."""
+        """Never: the kernel for decoding finds the pages that requests share by itself.
+
+        vLLM runs no full CUDA graph for a batch that it splits into a common prefix and the rest, and its newer model runner
+        does not look for a common prefix.
+        """
         return False
 
 
@@ -199,6 +203,8 @@ class LayerZeroImpl(AttentionImpl[LayerZeroMetadata]):  # type: ignore[misc]
         self.window = None if sliding_window is None else sliding_window - 1
         self.softcap = logits_soft_cap or 0.0
         self.attn_type = attn_type
+        self._pages: tuple[torch.Tensor, torch.Tensor, str] | None = None
+        self._paged: torch.Tensor | None = None
         refused = {
             "alibi_slopes": alibi_slopes is not None,
             "sinks": sinks is not None,
@@ -241,26 +247,28 @@ class LayerZeroImpl(AttentionImpl[LayerZeroMetadata]):  # type: ignore[misc]
         if attn_metadata is None:
             return output.fill_(0)
         rows = attn_metadata.num_actual_tokens
-        keys, values, layout = pages(kv_cache, self.head_size)
+        queries, outputs = _first(query, rows), _first(output, rows)
+        keys, values, layout = self._views(kv_cache)
         with self._made_ready(attn_metadata, query):
             if key is not None and value is not None and self.kv_sharing_target_layer_name is None:
-                lz.kv_append(key[:rows], value[:rows], keys, values, attn_metadata.slot_mapping, layout=layout)
+                new = _first(key, rows), _first(value, rows)
+                lz.kv_append(*new, keys, values, attn_metadata.slot_mapping, layout=layout)
             shared: dict[str, Any] = {"window": self.window, "softcap": self.softcap, "layout": layout}
             first = attn_metadata.num_decodes
             if first:
                 lz.paged_attention(
-                    query[:first],
+                    _first(queries, first),
                     keys,
                     values,
                     attn_metadata.decode_tables,
                     attn_metadata.decode_lens,
                     self.scale,
-                    out=output[:first],
+                    out=_first(outputs, first),
                     **shared,
                 )
             if first < rows:
                 lz.paged_attention(
-                    query[first:rows],
+                    queries[first:] if first else queries,
                     keys,
                     values,
                     attn_metadata.prefill_tables,
@@ -268,10 +276,16 @@ class LayerZeroImpl(AttentionImpl[LayerZeroMetadata]):  # type: ignore[misc]
                     self.scale,
                     cu_seqlens_q=attn_metadata.prefill_starts,
                     causal=True,
-                    out=output[first:rows],
+                    out=outputs[first:] if first else outputs,
                     **shared,
                 )
         return output
+
+    def _views(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, str]:
+        """:func:`pages` of the layer's cache, which is the same tensor in every step."""
+        if self._pages is None or self._paged is not kv_cache:
+            self._paged, self._pages = kv_cache, pages(kv_cache, self.head_size)
+        return self._pages
 
     def _made_ready(self, batch: LayerZeroMetadata, query: torch.Tensor) -> AbstractContextManager[Any]:
         """``lz.capture`` around the first run of a kind of batch that vLLM may capture; vLLM runs it before it does."""
@@ -298,6 +312,11 @@ def pages(kv_cache: torch.Tensor, head_size: int) -> tuple[torch.Tensor, torch.T
         # The heads of a token lie together.
         kv_cache, layout = kv_cache.transpose(1, 2), "NHD"
     return kv_cache[..., :head_size], kv_cache[..., head_size:], layout
+
+
+def _first(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    """Its first rows. A slice costs the host about 1 µs in every layer, so all of them are the tensor itself."""
+    return tensor if tensor.shape[0] == rows else tensor[:rows]
 
 
 def _refused(what: str) -> InvalidCallError:

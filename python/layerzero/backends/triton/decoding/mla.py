@@ -16,7 +16,8 @@ from torch import Tensor
 from ..launching import INTERPRETED, Launch, planned, power
 from ..overlapping import go_on, overlaps
 from . import splitting
-from .paged import known, look_up, reach, slots_of
+from .paged import reach
+from .pages import known, look_up, slots_of
 from .splitting import give, weigh
 
 

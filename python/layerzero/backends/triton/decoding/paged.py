@@ -2,7 +2,7 @@
 """Attention of one new query per sequence over a paged cache.
 
 How many parts a context is cut into depends on sizes alone, how long they are on the sequence. The query heads that share
-a key/value head are the rows of one product.
+a key/value head are the rows of one product. Large batches are worked on several sequences at a time: see `together.py`.
 
 A page or length that cannot be gives NaN: to raise, the host would have to wait for the device.
 """
@@ -18,39 +18,9 @@ from torch import Tensor
 
 from ..launching import Launch, planned, power
 from ..overlapping import go_on, overlaps
-from . import splitting
+from . import splitting, together
+from .pages import known, look_up, slots_of
 from .splitting import dot, give, place, weigh
-
-
-@triton.jit
-def known(tables_ptr, start, end, num_blocks, t_page, PAGE: tl.constexpr):
-    """Whether the pages of a part are pages of the cache. What was looked at is near when tiles look it up again."""
-    last = tl.cdiv(end, PAGE)
-    lost = tl.zeros([1024], tl.int1)
-    for begin in range(start // PAGE, last, 1024):
-        entry = begin + tl.arange(0, 1024)
-        page = tl.load(tables_ptr + entry.to(tl.int64) * t_page, mask=entry < last, other=0)
-        lost = lost | (page < 0) | (page >= num_blocks)
-    return tl.max(lost.to(tl.int32), 0) == 0
-
-
-@triton.jit
-def look_up(tables_ptr, begin, tile, end, num_blocks, t_page, TOKENS: tl.constexpr, PAGE: tl.constexpr):
-    """The pages of a tile's tokens: one, where no tile lies in two. One that cannot be is taken for another."""
-    token = begin if PAGE % TOKENS == 0 else begin + tile
-    page = tl.load(tables_ptr + (token // PAGE).to(tl.int64) * t_page, mask=token < end, other=0)
-    return tl.minimum(tl.maximum(page, 0), num_blocks - 1).to(tl.int64)
-
-
-@triton.jit
-def slots_of(begin, tile, TOKENS: tl.constexpr, PAGE: tl.constexpr):
-    """Where in their pages the tokens of a tile lie."""
-    if PAGE % TOKENS == 0:
-        return begin % PAGE + tile
-    elif TOKENS % PAGE == 0:
-        return tile % PAGE
-    else:
-        return (begin + tile) % PAGE
 
 
 @triton.jit
@@ -142,20 +112,40 @@ def decode(
     tokens, warps, stages = splitting.tiling(exact, dim, batch * kv_heads * blocks, device)
     within = min(capacity, window_left + 1) if window_left >= 0 else capacity
     parts = splitting.parts_for(batch * kv_heads * blocks, -(-within // tokens), device)
-    scalars = (
-        *(kv_heads, group, blocks, head_dim, capacity, window_left, parts, batch * heads * parts, key_cache.shape[0]),
-        *splitting.factors(1.0 / math.sqrt(head_dim) if scale is None else float(scale), float(softcap)),
+    many = 1 if exact or window_left >= 0 else together.together_for(batch, kv_heads, group, dim, capacity, device)
+    parts = min(parts, splitting.MOST_PARTS // many)
+    lines = batch * heads * parts * many
+    factors = splitting.factors(1.0 / math.sqrt(head_dim) if scale is None else float(scale), float(softcap))
+    strides = (
         *(query.stride(0), query.stride(-2), key_cache.stride(0), key_cache.stride(kv)),
         *(value_cache.stride(0), value_cache.stride(kv), *block_tables.stride(), context_lens.stride(0)),
     )
-    constants = (
-        *(key_cache.stride(slots), value_cache.stride(slots), key_cache.stride() == value_cache.stride(), block_size),
-        *(rows, tokens, dim),
-        *(window_left >= 0, softcap != 0.0, parts > 1, exact, parts > 1 and overlaps(device)),
-    )
-    grid = batch * kv_heads * blocks * parts
-    attend = Launch(_attend, grid, device, scalars, constants, warps, stages)
+    alike = key_cache.stride() == value_cache.stride()
+    where = (key_cache.stride(slots), value_cache.stride(slots), alike, block_size)
     tensors = (query, key_cache, value_cache, block_tables, context_lens)
+    overlap = overlaps(device)
+    sizes: tuple[int, ...]
+    constants: tuple[int, ...]
+    if many > 1:
+        sizes = (batch, kv_heads, group, head_dim, capacity, parts, lines, key_cache.shape[0])
+        constants = (
+            many,
+            max(power(group), together.ROWS // many),
+            tokens,
+            dim,
+            together.LOOK,
+            softcap != 0.0,
+            overlap,
+        )
+        grid = -(-batch // many) * many * kv_heads * parts
+        attend = Launch(
+            together.attend, grid, device, (*sizes, *factors, *strides), (*where, *constants), warps, stages
+        )
+        return splitting.attention(attend, query, head_dim, parts * many, may_be_whole=True), tensors
+    sizes = (kv_heads, group, blocks, head_dim, capacity, window_left, parts, lines, key_cache.shape[0])
+    constants = (rows, tokens, dim, window_left >= 0, softcap != 0.0, parts > 1, exact, parts > 1 and overlap)
+    grid = batch * kv_heads * blocks * parts
+    attend = Launch(_attend, grid, device, (*sizes, *factors, *strides), (*where, *constants), warps, stages)
     return splitting.attention(attend, query, head_dim, parts), tensors
 
 

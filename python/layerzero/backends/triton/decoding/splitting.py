@@ -24,7 +24,7 @@ _LOG2E = math.log2(math.e)
 # What a block of threads costs before its first tile, and the join, in tiles.
 _LEAD = 3
 _JOIN = 5
-_MOST_PARTS = 64
+MOST_PARTS = 64
 # Bytes of shared memory that four stages of the widest tiles take.
 _LONG_PIPELINE = 120 << 10
 # How much of a row one block of the join takes.
@@ -104,15 +104,17 @@ def _join(parts_ptr, y_ptr, width, pieces, parts, lines,
     sums = parts_ptr + tl.cast(lines, tl.int64) * width + place * 2
     top = tl.load(sums, mask=part < parts, other=float("-inf"))
     total = tl.load(sums + 1, mask=part < parts, other=0.0)
+    # A sum below zero: who gave it has stored the whole result.
+    is_whole = tl.max((total < 0.0).to(tl.int32), 0) != 0
     # Parts that are empty have no largest score, and nothing was stored for them; a NaN is one all the same.
-    filled = total != 0.0
+    filled = (total != 0.0) & (is_whole == 0)
     share = tl.where(filled, tl.exp2(top - tl.max(tl.where(filled, top, float("-inf")), 0)), 0.0)
     there = filled[:, None] & (column < width)[None, :]
     y = tl.load(parts_ptr + place[:, None] * width + column[None, :], mask=there, other=0.0)
     whole = tl.sum(total * share, 0)
     y = tl.sum(y * share[:, None], 0)
     y = tl.where(whole == 0.0, 0.0, y / whole)
-    tl.store(y_ptr + row * width + column, y.to(y_ptr.dtype.element_ty), mask=column < width)
+    tl.store(y_ptr + row * width + column, y.to(y_ptr.dtype.element_ty), mask=(column < width) & (is_whole == 0))
 
 
 @lru_cache(maxsize=4096)
@@ -130,7 +132,7 @@ def parts_for(blocks: int, tiles: int, device: torch.device, resident: int = 2, 
         join = _JOIN + blocks * parts * weight / many if parts > 1 else 0.0
         return -(-tiles // parts) * slowness + _LEAD * (waves + (rest > 0)) + join
 
-    return min(range(1, max(min(tiles, _MOST_PARTS), 1) + 1), key=cost)
+    return min(range(1, max(min(tiles, MOST_PARTS), 1) + 1), key=cost)
 
 
 def rows_for(group: int, exact: bool, width: int) -> int:
@@ -157,10 +159,13 @@ def factors(scale: float, softcap: float) -> tuple[float, float]:
     return (scale / softcap, softcap * _LOG2E) if softcap else (scale * _LOG2E, 0.0)
 
 
-def attention(attend: Launch, query: Tensor, width: int, parts: int) -> Callable[..., Tensor]:
+def attention(
+    attend: Launch, query: Tensor, width: int, parts: int, *, may_be_whole: bool = False
+) -> Callable[..., Tensor]:
     """The call of a kernel that takes a query and other tensors and gives parts: with the memory for them, and the join.
 
-    The result is of the query's shape, but for its last dimension.
+    The result is of the query's shape, but for its last dimension. A kernel that stores rows of it by itself, where it has
+    them whole, is given both.
     """
     device, dtype, shape = query.device, query.dtype, (*query.shape[:-1], width)
     if parts == 1:
@@ -180,7 +185,10 @@ def attention(attend: Launch, query: Tensor, width: int, parts: int) -> Callable
     def call(*tensors: Tensor) -> Tensor:
         output = torch.empty(shape, dtype=dtype, device=device)
         partial = torch.empty(room, dtype=torch.float32, device=device)
-        attend(*tensors, partial)
+        if may_be_whole:
+            attend(*tensors, output, partial)
+        else:
+            attend(*tensors, partial)
         join(partial, output)
         return output
 
