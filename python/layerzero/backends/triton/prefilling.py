@@ -114,7 +114,7 @@ def _go_over(
     return y, top, total
 
 
-@triton.jit(do_not_specialize=["rows", "batch", "blocks", "capacity", "num_blocks", "left"])
+@triton.jit(do_not_specialize=["rows", "batch", "blocks", "capacity", "num_blocks", "left", "t_batch"])
 def _attend(
     q_ptr, k_ptr, v_ptr, tables_ptr, lens_ptr, starts_ptr, y_ptr,
     rows, batch, blocks, kv_heads, capacity, num_blocks, left, scale, cap,

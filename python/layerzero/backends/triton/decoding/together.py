@@ -57,7 +57,7 @@ def _whole_or_zero(length, capacity):
     return tl.where((length >= 0) & (length <= capacity), length, 0).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["batch", "capacity", "parts", "lines", "group", "num_blocks"])
+@triton.jit(do_not_specialize=["batch", "capacity", "parts", "lines", "group", "num_blocks", "t_batch"])
 def attend(
     q_ptr, k_ptr, v_ptr, tables_ptr, lens_ptr, y_ptr, parts_ptr,
     batch, kv_heads, group, head_dim, capacity, parts, lines, num_blocks, scale, cap,
