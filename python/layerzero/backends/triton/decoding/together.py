@@ -29,7 +29,7 @@ _WIDEST = 128
 # Sequences together at most. The reads of a common beginning are divided by it: beyond 8 the rest of the sequences counts more.
 _MOST = 8
 # Blocks of threads for each multiprocessor from which the time is that of reading. With fewer it is that of waiting for memory.
-_CROWD = 2
+_CROWD = 1.5
 # Tokens a sequence has room for, from which a common beginning is worth looking for: a tile for each block.
 _SHORTEST = 512
 
