@@ -150,6 +150,8 @@ def flash(made: Made) -> Calls:
         from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func, get_scheduler_metadata
     except ImportError:
         return {}
+    # vLLM's own: a bound for steps that it captures in full graphs, which are those of few tokens.
+    splits = 32 if made.batch.new == 1 else 0
     plan = get_scheduler_metadata(
         batch_size=made.batch.requests,
         max_seqlen_q=made.batch.new,
@@ -163,7 +165,7 @@ def flash(made: Made) -> Calls:
         page_size=PAGE,
         causal=True,
         window_size=(-1, -1),
-        num_splits=32,
+        num_splits=splits,
     )
     output = torch.empty_like(made.query)
 
@@ -185,7 +187,7 @@ def flash(made: Made) -> Calls:
             softcap=0.0,
             scheduler_metadata=plan,
             fa_version=3,
-            num_splits=32,
+            num_splits=splits,
         )
         return output
 
