@@ -42,16 +42,16 @@ class Blocks(NamedTuple):
 
 
 @triton.jit
-def _sequence_of(starts_ptr, block, batch, s_step, TOKENS: tl.constexpr):
+def _sequence_of(starts_ptr, block, batch, s_step, TOKENS: tl.constexpr, LOOK: tl.constexpr):
     """The last sequence whose blocks begin at `block` or before; -1 for none."""
-    low = block * 0
-    high = low + batch
-    while low < high:
-        middle = (low + high) // 2
-        begins = (tl.load(starts_ptr + middle.to(tl.int64) * s_step) // TOKENS).to(tl.int32) + middle
-        low = tl.where(begins <= block, middle + 1, low)
-        high = tl.where(begins <= block, high, middle)
-    return low - 1
+    # Counted, not searched: a search would wait for memory at every step.
+    before = block * 0
+    for first in range(0, batch, LOOK):
+        sequence = first + tl.arange(0, LOOK)
+        start = tl.load(starts_ptr + sequence.to(tl.int64) * s_step, mask=sequence < batch, other=0)
+        begins = (start // TOKENS).to(tl.int32) + sequence
+        before += tl.sum(((begins <= block) & (sequence < batch)).to(tl.int32), 0)
+    return before - 1
 
 
 @triton.jit
@@ -140,7 +140,7 @@ def _attend(
     zeros = tl.zeros([ROWS, DIM], y_ptr.dtype.element_ty)
     tl.store(y_at, zeros, mask=outside[:, None] & (dim < HEAD_DIM)[None, :])
 
-    sequence = _sequence_of(starts_ptr, block, batch, s_step, TOKENS)
+    sequence = _sequence_of(starts_ptr, block, batch, s_step, TOKENS, 256)
     at = tl.maximum(sequence, 0).to(tl.int64)
     begins = tl.load(starts_ptr + at * s_step)
     ends = tl.load(starts_ptr + (at + 1) * s_step)
