@@ -58,7 +58,7 @@ def _whole_or_zero(length, capacity):
 
 
 @triton.jit(do_not_specialize=["batch", "capacity", "parts", "lines", "group", "num_blocks", "t_batch"])
-def attend(
+def attend_together(
     q_ptr, k_ptr, v_ptr, tables_ptr, lens_ptr, y_ptr, parts_ptr,
     batch, kv_heads, group, head_dim, capacity, parts, lines, num_blocks, scale, cap,
     q_batch, q_head, k_page, k_head, v_page, v_head, t_batch, t_page, l_batch,
