@@ -13,6 +13,7 @@ from typing import Any
 
 import adapter_cases as cases
 import described
+import layerzero as lz
 import pytest
 import torch
 from attention_calls import FULL
@@ -128,6 +129,20 @@ def test_how_many_parts() -> None:
     assert splitting.parts_for(100 * many, 64, device) == 1
     assert splitting.parts_for(1, 512, device) >= many
     assert splitting.parts_for(1, 512, device, weight=1000.0) == 1
+
+
+@pytest.mark.parametrize(("group", "together"), [(1, 8), (2, 8), (3, 4), (4, 4), (8, 2), (16, 1), (17, 1)])
+def test_how_many_sequences_are_worked_on_together(group: int, together: int) -> None:
+    """As many as fill 16 rows; where prefixes are expected, in large batches, and where contexts can be long."""
+    found = import_module("layerzero.backends.triton.decoding.together").together_for
+    device = torch.device("cpu")
+    many = import_module("layerzero.backends.triton.launching").processors(device)
+    assert found(2 * many, 1, group, 128, 2048, device) == 1
+    lz.configure(shared_prefixes=True)
+    assert found(2 * many, 1, group, 128, 2048, device) == together
+    assert found(many, 1, group, 128, 2048, device) == 1
+    assert found(2 * many, 1, group, 256, 2048, device) == 1
+    assert found(2 * many, 1, group, 128, 256, device) == 1
 
 
 # --- what is computed -------------------------------------------------------------------------------------------------
@@ -371,9 +386,11 @@ def any_batch() -> Iterator[list[int]]:
         return used[-1]
 
     together.together_for, together._SHORTEST, together._CROWD = noted, 0, 0
+    lz.configure(shared_prefixes=True)
     try:
         yield used
     finally:
+        lz.configure(shared_prefixes=False)
         together.together_for, (together._SHORTEST, together._CROWD) = usual, limits
 
 

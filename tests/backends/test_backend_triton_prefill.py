@@ -219,6 +219,22 @@ def wrong_data(device: str) -> list[str]:
     return wrong
 
 
+def wrong_many(device: str) -> list[str]:
+    """More sequences than a block of threads looks at together."""
+    draw = Draw(0, device)
+    batch, new = 300, [0, 1, 2, 0, 3] * 60
+    starts = torch.tensor([0, *new]).cumsum(0)
+    lens = torch.tensor(new) + torch.arange(batch) % 3
+    call: dict[str, Any] = {"query": draw.floats(int(starts[-1]), 2, 8)}
+    call |= {name: draw.floats(batch, 16, 1, 8) for name in ("key_cache", "value_cache")}
+    call |= {"block_tables": torch.arange(batch)[:, None], "context_lens": lens, "cu_seqlens_q": starts}
+    call |= {name: call[name].int().to(device) for name in INDICES}
+    call |= {"causal": True, "scale": None, "layout": "NHD", "window_left": -1, "softcap": 0.0}
+    got = kernels()["triton.paged.prefill.gqa"].run(**call).double()
+    worst = float((got - expected(call)).abs().nan_to_num(math.inf).max())
+    return [] if worst < 3e-2 else [f"many sequences: off by {worst:.3g}"]
+
+
 def wrong_copies(device: str) -> list[str]:
     """Rows that do not begin on multiples of 16 bytes are copied."""
     call, want = Draw(3, device).call()
@@ -234,7 +250,13 @@ def interpreted() -> list[str]:
     """What the interpreter finds wrong."""
     interpret()
     torch.manual_seed(0)
-    return wrong_cases() + wrong_data("cpu") + wrong_copies("cpu") + wrong_draws("cpu", 40 if FULL else 8)
+    return (
+        wrong_cases()
+        + wrong_data("cpu")
+        + wrong_copies("cpu")
+        + wrong_many("cpu")
+        + wrong_draws("cpu", 40 if FULL else 8)
+    )
 
 
 def test_the_interpreter_finds_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +279,7 @@ def device() -> str:
 
 @pytest.mark.gpu
 def test_on_a_device(device: str) -> None:
-    assert wrong_data(device) + wrong_copies(device) + wrong_draws(device, 120) == []
+    assert wrong_data(device) + wrong_copies(device) + wrong_many(device) + wrong_draws(device, 120) == []
 
 
 @pytest.mark.gpu

@@ -230,6 +230,10 @@ REFUSED = {"plan_mode": True, "backend_isolation": "subprocess"}
 TESTED = {
     "compile.lowering": ("tests/torch/test_compile_lowering.py", "test_lowering_can_be_turned_off"),
     "compile.recompile": ("tests/torch/test_compile_lowering.py", "test_what_compiles_a_graph_again"),
+    "shared_prefixes": (
+        "tests/backends/test_backend_triton_decode.py",
+        "test_how_many_sequences_are_worked_on_together",
+    ),
     "graph_strict_mode": ("crates/layerzero/tests/control/readiness.rs", "graph_strict_mode"),
     "checked": ("tests/control/test_settings_walk.py", "test_a_wrong_kernel_is_found_where_somebody_looks"),
     "verify": ("tests/control/test_settings_walk.py", "test_a_wrong_kernel_is_found_where_somebody_looks"),

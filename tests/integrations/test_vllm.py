@@ -22,6 +22,7 @@ import fake_vllm
 import layerzero as lz
 import pytest
 import torch
+from layerzero import loading
 from layerzero.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[2]
@@ -217,12 +218,19 @@ def _fill(attention: Any, cache: torch.Tensor, asked: Requests) -> None:
             keys[place], values[place] = asked.keys[row][at], asked.values[row][at]
 
 
-def _builder(attention: Any, device: str = "cpu", sizes: tuple[int, ...] = ()) -> Any:
+def _builder(attention: Any, device: str = "cpu", sizes: tuple[int, ...] = (), prefixes: bool = False) -> Any:
     mode = SimpleNamespace(has_full_cudagraphs=lambda: True)
     config = SimpleNamespace(
-        compilation_config=SimpleNamespace(cudagraph_mode=mode, cudagraph_capture_sizes=list(sizes))
+        compilation_config=SimpleNamespace(cudagraph_mode=mode, cudagraph_capture_sizes=list(sizes)),
+        cache_config=SimpleNamespace(enable_prefix_caching=prefixes),
     )
     return attention.LayerZeroMetadataBuilder(SimpleNamespace(block_size=PAGE), ["a"], config, torch.device(device))
+
+
+@pytest.mark.parametrize("prefixes", [False, True])
+def test_shared_prefixes_are_expected_where_vllm_caches_prefixes(vllm: SimpleNamespace, prefixes: bool) -> None:
+    _builder(vllm.attention, prefixes=prefixes)
+    assert loading.setting("shared_prefixes") is prefixes
 
 
 def _step(attention: Any, impl: Any, asked: Requests, form: str, padding: int = 0, more: int = 0) -> torch.Tensor:

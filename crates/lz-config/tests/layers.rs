@@ -28,6 +28,7 @@ const PROBES: &[(&str, &str, &str)] = &[
     ("batch_invariant", "true", "false"),
     ("max_cpu_isa", "avx2", "avx512_bf16"),
     ("num_threads", "3", "5"),
+    ("shared_prefixes", "true", "false"),
     ("memory_headroom_mb", "7", "9"),
     ("default_layout", "BHSD", "BSHD"),
     ("breaker.failure_threshold", "2", "8"),

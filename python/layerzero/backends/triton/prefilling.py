@@ -115,7 +115,7 @@ def _go_over(
 
 
 @triton.jit(do_not_specialize=["rows", "batch", "blocks", "capacity", "num_blocks", "left"])
-def _attend(
+def _attend_prompts(
     q_ptr, k_ptr, v_ptr, tables_ptr, lens_ptr, starts_ptr, y_ptr,
     rows, batch, blocks, kv_heads, capacity, num_blocks, left, scale, cap,
     q_row, q_head, k_page, k_head, v_page, v_head, t_batch, t_page, l_batch, s_step,
@@ -263,7 +263,7 @@ def prefill(
     blocks = rows // (cut.rows // group) + batch
     capacity = block_tables.shape[1] * block_size
     launch = Launch(
-        _attend,
+        _attend_prompts,
         blocks * kv_heads,
         device,
         (

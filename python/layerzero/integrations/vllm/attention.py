@@ -22,6 +22,7 @@ from vllm.v1.attention.backend import (
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 
 import layerzero as lz
+from layerzero import loading
 from layerzero.errors import InvalidCallError
 from layerzero.integrations import vllm as plugin
 from layerzero.integrations.captures import prepared
@@ -121,6 +122,8 @@ class LayerZeroMetadataBuilder(AttentionMetadataBuilder[LayerZeroMetadata]):  # 
         self._block_size: int = kv_cache_spec.block_size
         # vLLM brings requests with at most this many queries to the front.
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=False)
+        if vllm_config.cache_config.enable_prefix_caching and not loading.setting("shared_prefixes"):
+            lz.configure(shared_prefixes=True)
         compilation = vllm_config.compilation_config
         full = device.type == "cuda" and compilation.cudagraph_mode.has_full_cudagraphs()
         self._captured = frozenset(compilation.cudagraph_capture_sizes or ()) if full else frozenset()

@@ -139,7 +139,7 @@ def decode(
         )
         grid = -(-batch // many) * many * kv_heads * parts
         attend = Launch(
-            together.attend, grid, device, (*sizes, *factors, *strides), (*where, *constants), warps, stages
+            together.attend_together, grid, device, (*sizes, *factors, *strides), (*where, *constants), warps, stages
         )
         return splitting.attention(attend, query, head_dim, parts * many, may_be_whole=True), tensors
     sizes = (kv_heads, group, blocks, head_dim, capacity, window_left, parts, lines, key_cache.shape[0])

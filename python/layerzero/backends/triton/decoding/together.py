@@ -29,7 +29,7 @@ _WIDEST = 128
 # Sequences together at most. The reads of a common beginning are divided by it: beyond 8 the rest of the sequences counts more.
 _MOST = 8
 # Blocks of threads for each multiprocessor from which the time is that of reading. With fewer it is that of waiting for memory.
-_CROWD = 2
+_CROWD = 1.5
 # Tokens a sequence has room for, from which a common beginning is worth looking for: a tile for each block.
 _SHORTEST = 512
 
@@ -57,8 +57,8 @@ def _whole_or_zero(length, capacity):
     return tl.where((length >= 0) & (length <= capacity), length, 0).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["batch", "capacity", "parts", "lines", "group", "num_blocks"])
-def attend(
+@triton.jit(do_not_specialize=["batch", "capacity", "parts", "lines", "group", "num_blocks", "t_batch"])
+def attend_together(
     q_ptr, k_ptr, v_ptr, tables_ptr, lens_ptr, y_ptr, parts_ptr,
     batch, kv_heads, group, head_dim, capacity, parts, lines, num_blocks, scale, cap,
     q_batch, q_head, k_page, k_head, v_page, v_head, t_batch, t_page, l_batch,
@@ -148,10 +148,16 @@ def attend(
 def together_for(batch: int, kv_heads: int, group: int, dim: int, capacity: int, device: torch.device) -> int:
     """How many sequences are best worked on together; 1 for each by itself.
 
-    As many as fill the 16 rows that a product has at least, so that rows cost nothing. Together reads less only where
-    sequences share pages, and costs the launch of a join (about 2 µs) where they do not. So it is for batches whose reading
-    takes many times as long: with _CROWD blocks of threads for every multiprocessor or more, and room for _SHORTEST tokens.
+    As many as fill the 16 rows that a product has at least, so that rows cost nothing. On an H200, 64 requests with a common
+    prefix of 1024 tokens take 38 µs instead of 52; where nothing is shared they take 87 µs instead of 79. So it is done only
+    where prefixes are expected (`shared_prefixes`), and in batches whose reading takes long: with _CROWD blocks of threads for
+    every multiprocessor or more, and room for _SHORTEST tokens.
     """
+    # Here, not above: what is above is also imported where there is no engine that has settings.
+    from layerzero.loading import setting
+
+    if not setting("shared_prefixes"):
+        return 1
     if batch * kv_heads < _CROWD * processors(device) or capacity < _SHORTEST or dim > _WIDEST:
         return 1
     return max(min(ROWS // power(group), _MOST, power(batch)), 1)
