@@ -149,7 +149,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, softcap: float, covered: Tensor | N
 
 def _decode(seed: int, dtype: torch.dtype, group: int, function: Callable[..., Tensor], **how: Any) -> None:
     layout, tokens = ("BSHD", "BHSD")[seed % 2], 1 + seed % 150
-    # Torch's kernel has calls without a softcap or a window in bfloat16, and in float32 unless heads are shared.
+    # Torch's kernel has calls without a softcap in bfloat16, and in float32 unless heads are shared.
     torchs = dtype == torch.bfloat16 or dtype == torch.float32 and group == 1
     softcap = 20.0 if torchs or seed % 3 == 0 else 0.0
     # A part of a longer cache, as decoding sees it.
@@ -165,7 +165,8 @@ def _decode(seed: int, dtype: torch.dtype, group: int, function: Callable[..., T
     if function is lz.attention:
         left = seed % 70
         near_keys, near_values = k[:, :, -left - 1 :], v[:, :, -left - 1 :]
-        check(lz.attention(*tensors, window=(left, 0), layout=layout), _attend(q, near_keys, near_values, 0.0))
+        given = {"softcap": softcap, "window": (left, 0), "layout": layout}
+        check(lz.attention(*tensors, **given), _attend(q, near_keys, near_values, softcap))
 
 
 def _prefill(seed: int, dtype: torch.dtype, group: int, function: Callable[..., Tensor]) -> None:

@@ -23,7 +23,8 @@ pub struct DecodePaged<I>(PhantomData<I>);
 /// Above torch's fused kernel (60).
 const PRIORITY: i32 = 65;
 /// Where torch's fused kernel is not faster (`layerzero bench cpu`). That one is with one query head for each key/value head, and in
-/// bfloat16 on CPUs with instructions for it; it repeats shared heads in memory, and has no softcap. A window it masks.
+/// bfloat16 on CPUs with instructions for it; it repeats shared heads in memory, and has no softcap. Of a window it is given the
+/// keys in reach alone.
 const AHEAD: &str = "softcap > 0.0 or query.dtype == 'float16' or query.dtype == 'float32' and heads != kv_heads";
 
 /// What both descriptors have in common.
@@ -53,9 +54,7 @@ impl<I: Isa> NativeKernel for Decode<I> {
     fn descriptor(op: &'static Op) -> KernelDescriptor {
         let reference = describe::<I>(op, op.id(), PRIORITY);
         let reference = narrowed(reference, &["head_dim", "v_dim"], &["query", "key", "value"]);
-        let cross = op.id() == "attention.cross.decode";
-        let conditions = vec![if cross { AHEAD.into() } else { format!("window_left >= 0 or {AHEAD}") }];
-        KernelDescriptor { conditions, ..reference }
+        KernelDescriptor { conditions: vec![AHEAD.into()], ..reference }
     }
 
     fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
