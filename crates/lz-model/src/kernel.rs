@@ -194,6 +194,15 @@ pub struct TokenizerRule {
     pub serves: BTreeMap<String, Vec<String>>,
 }
 
+/// Calls a kernel is better or worse for than for others, as was measured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Preferred {
+    /// Which calls: an expression, as in [`KernelDescriptor::conditions`].
+    pub when: String,
+    /// Its priority for them, instead of [`KernelDescriptor::priority`].
+    pub priority: i32,
+}
+
 /// Everything known about a kernel before it is called.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KernelDescriptor {
@@ -286,6 +295,8 @@ pub struct KernelDescriptor {
 
     /// 0 to 100, higher is preferred while nothing is measured.
     pub priority: i32,
+    /// Calls for which it has another priority.
+    pub preferred: Option<Preferred>,
     /// Points it loses, beyond what every kernel does, when arguments must be adapted to it.
     pub transform_cost_hint: i32,
     /// Whether it is the operation's definition of right, and its last resort.
@@ -356,6 +367,7 @@ impl KernelDescriptor {
             grid: None,
             tokenizer: TokenizerRule::default(),
             priority: 50,
+            preferred: None,
             transform_cost_hint: 0,
             reference: false,
             baseline: false,

@@ -81,8 +81,8 @@ pub use graph_doubt::GraphDoubt;
 pub use ids::{DeviceIx, OpIx};
 pub use isa::CpuIsa;
 pub use kernel::{
-    BackendDescriptor, DimRule, GridRule, InputRule, KernelDescriptor, ParamRule, PluginOrigin, QuantRule, Scalar,
-    TokenizerRule, TpRule, Trust,
+    BackendDescriptor, DimRule, GridRule, InputRule, KernelDescriptor, ParamRule, PluginOrigin, Preferred, QuantRule,
+    Scalar, TokenizerRule, TpRule, Trust,
 };
 pub use layout::{DefaultLayouts, Layout, LayoutVerdict, UnknownLayout, contradicts};
 pub use lz_abi::{

@@ -7,7 +7,7 @@ use lz_expr::{Expr, Type};
 use lz_model::schema::{Access, DTypeRule, DimKind};
 use lz_model::{
     Catalog, DType, DTypeSet, DimRule, KernelDescriptor, KvStrategy, Layout, Op, ParamRole, ParamRule, ParamValue,
-    Query, Scalar, TensorFacts,
+    Preferred, Query, Scalar, TensorFacts,
 };
 
 use crate::decision::KernelIx;
@@ -115,6 +115,8 @@ pub(crate) struct Rules {
     pub inputs: Vec<InputCheck>,
     pub params: Vec<ParamCheck>,
     pub conditions: Vec<Expr>,
+    /// Calls for which it has another priority.
+    pub preferred: Option<(Expr, i32)>,
     pub workspace: Option<Expr>,
     pub grid: Option<Grid>,
     pub kv_strategies: Vec<KvStrategy>,
@@ -133,6 +135,7 @@ impl Rules {
                 .iter()
                 .map(|c| compiler.expr("conditions", c, Type::Bool))
                 .collect::<Result<_, _>>()?,
+            preferred: compiler.preferred()?,
             workspace: kernel.workspace.as_ref().map(|w| compiler.expr("workspace", w, Type::Int)).transpose()?,
             grid: compiler.grid()?,
             kv_strategies: compiler.kv_strategies(),
@@ -142,7 +145,8 @@ impl Rules {
     /// Every expression whose value may change within a cell.
     pub fn expressions(&self) -> impl Iterator<Item = &Expr> {
         let grid = self.grid.iter().flat_map(|g| g.axes.iter().flatten().chain(&g.shared_bytes));
-        self.conditions.iter().chain(&self.workspace).chain(grid)
+        let preferred = self.preferred.iter().map(|(when, _)| when);
+        self.conditions.iter().chain(preferred).chain(&self.workspace).chain(grid)
     }
 }
 
@@ -158,6 +162,11 @@ impl Compiler<'_> {
 
     fn expr(&self, field: &str, text: &str, ty: Type) -> Result<Expr, BadConstraint> {
         Expr::compile_as(text, self.op.scope(), ty).map_err(|e| self.bad(field, e.to_string()))
+    }
+
+    fn preferred(&self) -> Result<Option<(Expr, i32)>, BadConstraint> {
+        let compile = |p: &Preferred| Ok((self.expr("preferred.when", &p.when, Type::Bool)?, p.priority));
+        self.kernel.preferred.as_ref().map(compile).transpose()
     }
 
     /// Rules for dimensions this operation does not have are about the others behind the alias.

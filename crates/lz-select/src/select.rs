@@ -324,8 +324,10 @@ impl Judge<'_> {
 
     fn terms(&self, entry: &Entry, compiled: &Compiled, transforms: Transforms) -> Terms {
         let kernel = &*entry.descriptor;
+        let preferred = compiled.preferred.as_ref().filter(|(when, _)| when.test(&self.case.facts).unwrap_or(false));
+        let declared = preferred.map_or(kernel.priority, |(_, priority)| *priority);
         Terms {
-            priority: f64::from(self.rules.priority(compiled.kernel).map_or(kernel.priority, |(_, priority)| priority)),
+            priority: f64::from(self.rules.priority(compiled.kernel).map_or(declared, |(_, priority)| priority)),
             policy: self.rules.points(compiled.kernel),
             perf: 0.0,
             jit: if self.is_cold(entry) { COLD } else { 0.0 },
@@ -412,7 +414,8 @@ impl Judge<'_> {
         compiled.iter().zip(candidates).all(|(kernel, _)| {
             let entry = &self.snapshot.entries[kernel.kernel.0 as usize];
             !entry.static_reasons[device].is_empty()
-                || kernel.conditions.iter().all(constant) && self.sizes_are_uniform(kernel, &bounds)
+                || kernel.conditions.iter().chain(kernel.preferred.iter().map(|(when, _)| when)).all(constant)
+                    && self.sizes_are_uniform(kernel, &bounds)
         })
     }
 

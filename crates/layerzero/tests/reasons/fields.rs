@@ -186,6 +186,7 @@ fn every_field_of_a_kernel_descriptor_has_an_effect() {
         tokenizer: TokenizerRule::default(),
             in with(tokenizer(), |w| w.param("tokenizer_id", ParamValue::str("another")));
         priority: 10, in with_rival(attention());
+        preferred: Some(Preferred { when: "heads > 0".into(), priority: 10 }), in with_rival(attention());
         transform_cost_hint: 3, in with(attention(), other_layout);
         reference: true, in with(attention(), |w| w.settings().enabled = false);
         baseline: true, in attention();

@@ -4,7 +4,9 @@
 use std::marker::PhantomData;
 
 use lz_abi::{Line, Rows, TensorRef};
-use lz_model::{DType, DimRule, KernelArgs, KernelDescriptor, KernelError, KvStrategy, Layout, Op, ParamRule, Scalar};
+use lz_model::{
+    DType, DimRule, KernelArgs, KernelDescriptor, KernelError, KvStrategy, Layout, Op, ParamRule, Preferred, Scalar,
+};
 
 use super::decode_heads::{Cache, Group, HEADS, Span, WIDEST};
 use super::half_floats::Narrow;
@@ -20,8 +22,9 @@ pub struct Decode<I>(PhantomData<I>);
 /// Over a paged cache, for an instruction set.
 pub struct DecodePaged<I>(PhantomData<I>);
 
-/// Above torch's fused kernel (60).
-const PRIORITY: i32 = 65;
+/// Below torch's fused kernel (60); where it is ahead of it, above.
+const PRIORITY: i32 = 50;
+const PRIORITY_AHEAD: i32 = 65;
 /// Where torch's fused kernel is not faster (`layerzero bench cpu`). That one is with one query head for each key/value head, and in
 /// bfloat16 on CPUs with instructions for it; it repeats shared heads in memory, and has no softcap. Of a window it is given the
 /// keys in reach alone.
@@ -54,7 +57,8 @@ impl<I: Isa> NativeKernel for Decode<I> {
     fn descriptor(op: &'static Op) -> KernelDescriptor {
         let reference = describe::<I>(op, op.id(), PRIORITY);
         let reference = narrowed(reference, &["head_dim", "v_dim"], &["query", "key", "value"]);
-        KernelDescriptor { conditions: vec![AHEAD.into()], ..reference }
+        let preferred = Some(Preferred { when: AHEAD.into(), priority: PRIORITY_AHEAD + I::PRIORITY });
+        KernelDescriptor { preferred, ..reference }
     }
 
     fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
@@ -66,7 +70,7 @@ impl<I: Isa> NativeKernel for DecodePaged<I> {
     const OPS: &'static [&'static str] = &["attention.standard.decode.paged", "attention.gqa.decode.paged"];
 
     fn descriptor(op: &'static Op) -> KernelDescriptor {
-        let reference = describe::<I>(op, op.id(), PRIORITY);
+        let reference = describe::<I>(op, op.id(), PRIORITY_AHEAD);
         let reference = KernelDescriptor { kv_strategies: vec![KvStrategy::Paged], ..reference };
         let reference = narrowed(reference, &["head_dim"], &["query", "key_cache", "value_cache"]);
         KernelDescriptor { conditions: vec!["query.dtype == key_cache.dtype".into()], ..reference }
