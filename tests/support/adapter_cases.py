@@ -307,8 +307,8 @@ def _dims(case: Case) -> dict[str, int]:
 FUSED = ("torch.sdpa.", "torch.any.", "zentorch.sdpa")
 # What flash kernels ask for, since with fewer keys they lose a NaN.
 KEYS_THAT_KEEP_A_NAN = 16
-# From how many rows on it pays to unpack a weight.
-ROWS_THAT_PAY = 2048
+# From how many rows on it pays to unpack a weight: of float16, and of float32.
+ROWS_THAT_PAY = (96, 2048)
 
 
 def reason_to_skip(kernel: Kernel, case: Case) -> str | None:
@@ -354,7 +354,7 @@ def reason_to_skip(kernel: Kernel, case: Case) -> str | None:
         if name == "seq_k" and least == KEYS_THAT_KEEP_A_NAN:
             # The cases are shorter than that, and all that goes wrong below is a NaN.
             least = 1
-        if name == "rows" and least == ROWS_THAT_PAY:
+        if name == "rows" and least in ROWS_THAT_PAY:
             # The cases are smaller: with more rows a kernel is faster, and computes the same.
             least = 1
         if name in case.dims and (case.dims[name] < least or case.dims[name] % rule.get("multiple_of", 1)):
