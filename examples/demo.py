@@ -32,7 +32,8 @@ def calls(seq: Iterable[int], context: Iterable[int]) -> list[dict[str, Any]]:
     """The calls of the models at these lengths, without the largest matrices: they would take the whole time."""
     wanted = []
     for model, dtype in MODELS.items():
-        for call in lz.workload(model=model, dtype=dtype, batch=[1], seq=list(seq), context=list(context)):
+        traced = lz.workload(model=model, dtype=dtype, batch=[1], seq=list(seq), context=list(context), progress=True)
+        for call in traced:
             sizes = [size for tensor in call["tensors"].values() for size in tensor["shape"]]
             if any(part in call["op"] for part in PARTS) and (max(sizes) <= 8192 or "sampl" in call["op"]):
                 wanted.append(call)
