@@ -1,6 +1,6 @@
 """The story on the machine at hand: measure, remember, choose, explain, and see how good the choices are.
 
-`make demo` runs this. It needs torch and transformers, no GPU, and less than three minutes.
+`make demo` runs this. It needs torch and transformers, no GPU, and less than two minutes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def calls(seq: Iterable[int], context: Iterable[int]) -> list[dict[str, Any]]:
     """The calls of the models at these lengths, without the largest matrices: they would take the whole time."""
     wanted = []
     for model, dtype in MODELS.items():
-        for call in lz.workload(model=model, dtype=dtype, batch=[1], seq=list(seq), context=list(context)):
+        traced = lz.workload(model=model, dtype=dtype, batch=[1], seq=list(seq), context=list(context), progress=True)
+        for call in traced:
             sizes = [size for tensor in call["tensors"].values() for size in tensor["shape"]]
             if any(part in call["op"] for part in PARTS) and (max(sizes) <= 8192 or "sampl" in call["op"]):
                 wanted.append(call)
@@ -52,7 +53,7 @@ def main() -> None:
     lz.doctor()
 
     heading("2. Every kernel that can serve is checked against the reference, then timed side by side")
-    report = lz.tune(calls=calls(seq=[32, 256], context=[64, 1024]), budget="60s", progress=True)
+    report = lz.tune(calls=calls(seq=[32, 256], context=[64, 1024]), budget="40s", progress=True)
     print(report)
     print("×baseline: how many times as fast as the kernel that plain torch runs")
 
@@ -61,7 +62,7 @@ def main() -> None:
     print(lz.explain_call(tuned))
 
     heading("4. How good are the choices for shapes nobody measured?")
-    held_out = lz.regret(calls=calls(seq=[96], context=[320]), budget="30s", progress=True)
+    held_out = lz.regret(calls=calls(seq=[96], context=[320]), budget="20s", progress=True)
     print(held_out)
     print("÷best: the time of the choice ÷ the time of the best kernel; 1.000 is the best choice")
     (FOLDER / "regret.json").write_text(json.dumps(held_out.to_dict()), encoding="utf-8")

@@ -41,6 +41,12 @@ def document(backend: str) -> dict[str, Any]:
     return _read(file, file.stat().st_mtime_ns)
 
 
+def text(backend: str) -> str:
+    """Its capabilities as JSON, without white space between."""
+    file = folder(backend) / "capabilities.json"
+    return _text(file, file.stat().st_mtime_ns)
+
+
 def description(backend: str) -> dict[str, Any]:
     """Its ``library.json``; empty where there is none. It is shared, too."""
     file = folder(backend) / "library.json"
@@ -51,6 +57,11 @@ def description(backend: str) -> dict[str, Any]:
 def _read(file: Path, changed: int) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return data
+
+
+@lru_cache(maxsize=128)
+def _text(file: Path, changed: int) -> str:
+    return json.dumps(_read(file, changed), separators=(",", ":"))
 
 
 def library(backend: str) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any
 
 from layerzero import _native, backend_files
@@ -60,14 +60,14 @@ def look(name: str) -> Found:
     versions = {"torch": torch.torch} if torch.torch else {}
     version = torch.torch if library == "torch" else installed(library)
     if version is None:
-        return name, json.dumps(document), versions, ("NOT_INSTALLED", library)
+        return name, backend_files.text(name), versions, ("NOT_INSTALLED", library)
     why = matrix.problem(name)
     if library == "torch":
         missing = _missing(document["platform"], torch)
         why = f"torch {version} was built without {missing}" if missing else why
     else:
         why = why or builds.mismatch(library)
-    text = _native.document(json.dumps(document), version)
+    text = _of_version(backend_files.text(name), version)
     return name, text, {**versions, name: version}, ("BACKEND_IMPORT_FAILED", why) if why else None
 
 
@@ -114,12 +114,12 @@ def assumed(wanted: list[str]) -> list[Found]:
             raise ValueError(f"no library is called '{entry}'" + (f"; did you mean '{near[0]}'?" if near else ""))
     asked = {called[entry]: version for entry, version in given.items()}
     everything: list[Found] = []
-    for name, document in documents.items():
+    for name in documents:
         library = libraries[name]
         if asked and library not in asked and library != "torch":
             if name in UNPROVEN:
                 continue
-            everything.append((name, json.dumps(document), {}, ("NOT_INSTALLED", library)))
+            everything.append((name, backend_files.text(name), {}, ("NOT_INSTALLED", library)))
             continue
         named = [documents[other] for other in documents if libraries[other] == library]
         # What torch brings along has a version of its own; its kernels go by torch's.
@@ -128,8 +128,13 @@ def assumed(wanted: list[str]) -> list[Found]:
         )
         version = asked.get(library) or str(newest["backend_version"])
         versions = {name: version} | ({"torch": version} if library == "torch" else {})
-        everything.append((name, _native.document(json.dumps(document), version), versions, None))
+        everything.append((name, _of_version(backend_files.text(name), version), versions, None))
     return everything
+
+
+@lru_cache(maxsize=128)
+def _of_version(document: str, version: str) -> str:
+    return _native.document(document, version)
 
 
 def _given(entry: str) -> tuple[str, str | None]:

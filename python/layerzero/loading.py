@@ -204,7 +204,7 @@ def _load_builtin(name: str) -> None:
     from layerzero import detection
     from layerzero.compat import problem
 
-    document = json.dumps(backend_files.document(name))
+    document = backend_files.text(name)
     library = backend_files.library(name)
     if library == "torch" or detection.is_unlabelled(library):
         if (why := problem(name)) is not None:
@@ -238,7 +238,7 @@ def _load_unproven(name: str) -> None:
     if {name, str(document.get("library", name))} & set(setting("backends.unproven")):
         _load_builtin(name)
     elif detection.look(name)[3] is None:
-        _native.load_backend(name, json.dumps(document), {}, [], ("UNPROVEN", name), "built_in")
+        _native.load_backend(name, backend_files.text(name), {}, [], ("UNPROVEN", name), "built_in")
 
 
 def setting(key: str) -> Any:

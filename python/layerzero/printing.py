@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Iterable, Sequence
+from typing import Self
 
 # Every control character but the tab and the new line, as the command line has it.
 _HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -41,3 +43,46 @@ def show_status(text: str) -> None:
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[2K{text}")
         sys.stderr.flush()
+
+
+class Progress:
+    """How far something is, on stderr: a bar that moves on a terminal, elsewhere a line for each quarter of it.
+
+        with Progress(True, "forward passes traced", of="gpt2") as progress:
+            progress.show(1, 4, left_s=3.0)  # gpt2: 1/4 forward passes traced, 0:03 left
+
+    ``shown=None`` shows it on a terminal only.
+    """
+
+    def __init__(self, shown: bool | None, what: str, of: str = "") -> None:
+        self._moves = sys.stderr.isatty()
+        self.shown = self._moves if shown is None else shown
+        self._what, self._of = what, f"{visible(of)}: " if of else ""
+        self._quarter, self._said_at = -1, 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.shown:
+            show_status("")
+
+    def say(self, text: str) -> None:
+        """What happens before anything can be counted."""
+        if self.shown and self._moves:
+            show_status(text)
+        elif self.shown:
+            print(text, file=sys.stderr, flush=True)
+
+    def show(self, done: int, total: int, left_s: float | None = None, current: str = "") -> None:
+        """That so many are done, how long the others will take, and which one is in work."""
+        full, left = 24 * done // max(total, 1), max(int((left_s or 0.0) + 0.999), 0)
+        line = f"{self._of}{done}/{total} {self._what}"
+        if left_s is not None:
+            line += f", {left // 60}:{left % 60:02} left"
+        if self._moves:
+            self.say(f"{'█' * full + '░' * (24 - full)} {line}  {current}".rstrip())
+        # Not more than a line per second.
+        elif full // 6 > self._quarter and (self._quarter < 0 or time.monotonic() - self._said_at >= 1.0):
+            self.say(line)
+            self._quarter, self._said_at = full // 6, time.monotonic()

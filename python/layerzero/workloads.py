@@ -4,6 +4,8 @@ weights."""
 from __future__ import annotations
 
 import json
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, get_args, overload
@@ -13,6 +15,7 @@ from layerzero.errors import ConfigurationError, InvalidCallError, LayerZeroErro
 from layerzero.inspection import TensorSpec
 from layerzero.integrations._transformers import models as transformers_models
 from layerzero.integrations._transformers.models import Built, Phase
+from layerzero.printing import Progress
 from layerzero.results import KeyedResult, Result, Table, call_text
 
 if TYPE_CHECKING:
@@ -202,6 +205,7 @@ def of_model(
     seq: Sequence[int] = (),
     context: Sequence[int] = (),
     phases: Sequence[Phase] = get_args(Phase),
+    progress: bool | None = None,
 ) -> Traced:
     """The calls a transformers model makes at these sizes: every combination of batch and length.
 
@@ -212,6 +216,7 @@ def of_model(
         seq: lengths of prompts.
         context: how many tokens a sequence has when the next one is made, that one included.
         phases: ``prefill``, ``decode`` or both. A model that makes no tokens has no decode.
+        progress: show how many forward passes are traced; by default on a terminal only.
     """
     kind = "float32" if dtype is None else str(dtype).removeprefix("torch.")
     if kind not in _FLOATS:
@@ -224,22 +229,27 @@ def of_model(
                 raise _bad(f"'{name}' is {size!r}", f"give sizes between 1 and {MOST}")
     import torch
 
-    built = transformers_models.build(getattr(model, "config", model), getattr(torch, kind))
+    with Progress(progress, "") as shown:
+        if "transformers" not in sys.modules:
+            shown.say("importing transformers: the first time, Python compiles it")
+        built = transformers_models.build(getattr(model, "config", model), getattr(torch, kind))
     traced = Traced(left_out=list(built.left_out))
     lengths = _lengths(built, seq, context)
     wanted = [(phase, size, length) for phase in phases for length in lengths[phase] for size in batch or BATCH]
     if not wanted:
         raise _bad(f"'{built.name}' reads everything at once: it has no decode phase", "ask for the prefill phase")
     failed: list[LayerZeroError] = []
-    done = 0
-    for phase, size, length in wanted:
-        try:
-            _pass(built, phase, size, length, max(lengths["prefill"], default=1), kind, traced)
-            done += 1
-        except models.UntraceableModelError as error:
-            failed.append(error)
-            traced.left_out.append(f"{phase} of batch {size}, length {length}: {error.message}")
-    if not done:
+    began = time.monotonic()
+    with Progress(progress, "forward passes traced", of=built.name) as shown:
+        for i, (phase, size, length) in enumerate(wanted):
+            left_s = (time.monotonic() - began) / i * (len(wanted) - i) if i else None
+            shown.show(i, len(wanted), left_s, f"{phase}, batch {size}, length {length}")
+            try:
+                _pass(built, phase, size, length, max(lengths["prefill"], default=1), kind, traced)
+            except models.UntraceableModelError as error:
+                failed.append(error)
+                traced.left_out.append(f"{phase} of batch {size}, length {length}: {error.message}")
+    if len(failed) == len(wanted):
         raise failed[0]
     share = traced.share
     if share is not None and min(share.of_flops, share.of_bytes) < 0.995:

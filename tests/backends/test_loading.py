@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layerzero import _native, loading
+from layerzero import _native, backend_files, loading
 from layerzero.control import frames
 from layerzero.tokenization import resolving
 from processes import forked
@@ -375,3 +375,13 @@ def test_a_plugin_that_fails_leaves_nothing_behind(
         else:
             loading._load_plugin(Entry(register))  # type: ignore[arg-type]
     assert _now() == before
+
+
+def test_the_text_of_a_document_follows_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_files, "FOLDER", tmp_path)
+    file = tmp_path / "acme" / "capabilities.json"
+    file.parent.mkdir()
+    for moment, data in enumerate(({"ops": {"norm.rms": []}}, {"ops": {}})):
+        file.write_text(json.dumps(data, indent=1))
+        os.utime(file, (moment, moment))
+        assert json.loads(backend_files.text("acme")) == backend_files.document("acme") == data

@@ -147,6 +147,13 @@ def test_any_type_of_model_is_traced(name: str, library: Any) -> None:
         assert lz.explain_call(call).to_dict()["op"]
 
 
+def test_tracing_shows_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    lz.workload(model=small("gpt2"), batch=[1], seq=[8], context=[8], progress=True)
+    assert "gpt2: 0/2 forward passes traced" in capsys.readouterr().err
+    lz.workload(model=small("gpt2"), batch=[1], seq=[8], context=[8])
+    assert capsys.readouterr().err == ""
+
+
 def bound(call: str) -> str:
     """Operation, sizes, parameters and dtypes of a call."""
     spec = json.loads(call)

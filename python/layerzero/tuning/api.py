@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from layerzero import _native, devices, fingerprints, workloads
@@ -15,7 +14,7 @@ from layerzero.errors import ConfigurationError
 from layerzero.inspection import SelectionReport
 from layerzero.integrations._transformers import models as transformers_models
 from layerzero.lifecycle import waited_for
-from layerzero.printing import show_status
+from layerzero.printing import Progress
 from layerzero.results import Result
 from layerzero.tuning import forward
 from layerzero.tuning.reports import RegretReport, TuneReport
@@ -112,7 +111,7 @@ def tune(
             params=params,
         )
         operation, calls = None, operation
-    operation, traced, dims = _subject(operation, inputs, dims, model, dtype, batch, seq, context)
+    operation, traced, dims = _subject(operation, inputs, dims, model, dtype, batch, seq, context, progress)
     request = _request(operation, dtype, shapes, calls, traced, known, device, graph, layout, params, dims)
     document = _measure(request, budget, samples, force=force, regret=False, progress=progress)
     if traced is not None:
@@ -137,14 +136,15 @@ def workload(
     device: Any = None,
     layout: str | None = None,
     params: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
     **dims: Any,
 ) -> Workload:
     """The calls :func:`tune` and :func:`regret` would measure for the same arguments. Both take it: ``lz.tune(workload)``.
 
     For a model, ``.counts`` has how often each call is made, ``.coverage`` which share of the model the calls are, and
-    ``.left_out`` what is missing.
+    ``.left_out`` what is missing. ``progress`` shows how far tracing it is, by default on a terminal only.
     """
-    operation, traced, dims = _subject(operation, inputs, dims, model, dtype, batch, seq, context)
+    operation, traced, dims = _subject(operation, inputs, dims, model, dtype, batch, seq, context, progress)
     request = _request(operation, dtype, shapes, None, traced, known, device, False, layout, params, dims)
     calls = tuple(json.loads(call) for call in _native.requested_calls(to_json(request)))
     counts = tuple(request["counts"])
@@ -206,7 +206,7 @@ def regret(
             params=params,
         )
         operation, calls = None, operation
-    operation, traced, dims = _subject(operation, inputs, dims, model, dtype, batch, seq, context)
+    operation, traced, dims = _subject(operation, inputs, dims, model, dtype, batch, seq, context, progress)
     request = _request(operation, dtype, shapes, calls, traced, False, device, graph, layout, params, dims)
     return RegretReport._from(_measure(request, budget, samples, force=True, regret=True, progress=progress))
 
@@ -234,6 +234,7 @@ def _subject(
     batch: Sequence[int] | int,
     seq: Sequence[int] | int,
     context: Sequence[int] | int,
+    progress: bool | None,
 ) -> tuple[str | None, Traced | None, dict[str, Any]]:
     """What is asked about: an operation with its sizes, or the calls of a model."""
     lengths = {"batch": _sizes(batch), "seq": _sizes(seq), "context": _sizes(context)}
@@ -251,7 +252,8 @@ def _subject(
     if callable(model) and not hasattr(getattr(model, "config", None), "model_type"):
         # No configuration says what it is called with.
         return operation, workloads.of_module(model, (), {}), dims
-    return operation, workloads.of_model(model, dtype, lengths["batch"], lengths["seq"], lengths["context"]), dims
+    traced = workloads.of_model(model, dtype, lengths["batch"], lengths["seq"], lengths["context"], progress=progress)
+    return operation, traced, dims
 
 
 def _request(
@@ -314,34 +316,17 @@ def _measure(
     regret: bool,
     progress: bool | None,
 ) -> Any:
-    shown = sys.stderr.isatty() if progress is None else progress
     if samples is None:
         samples = int(setting("perfdb.tune_samples"))
-    try:
-        tell = _teller() if shown else None
-        return json.loads(_native.measure(to_json(request), seconds(budget), samples, force, 0, regret, tell))
-    finally:
-        fingerprints.measured()
-        if shown:
-            show_status("")
+    with Progress(progress, "calls") as shown:
 
+        def tell(text: str) -> bool:
+            p = json.loads(text)
+            shown.show(p["done"], p["calls"], p["left_s"], p["current"])
+            return True
 
-def _teller() -> Callable[[str], bool]:
-    # What is not a terminal gets a line now and then instead of a bar that moves.
-    moves = sys.stderr.isatty()
-    told = -1
-
-    def tell(text: str) -> bool:
-        nonlocal told
-        p = json.loads(text)
-        full = 24 * p["done"] // max(p["calls"], 1)
-        left = max(int(p["left_s"] + 0.999), 0)
-        line = f"{p['done']}/{p['calls']} calls, {left // 60}:{left % 60:02} left"
-        if moves:
-            show_status(f"{'█' * full + '░' * (24 - full)} {line}  {p['current']}")
-        elif full // 6 > told:
-            print(line, file=sys.stderr, flush=True)
-        told = max(told, full // 6)
-        return True
-
-    return tell
+        told = tell if shown.shown else None
+        try:
+            return json.loads(_native.measure(to_json(request), seconds(budget), samples, force, 0, regret, told))
+        finally:
+            fingerprints.measured()

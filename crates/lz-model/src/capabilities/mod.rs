@@ -16,10 +16,11 @@
 mod doc;
 mod json;
 mod resolve;
+mod schema;
 
 use std::fmt;
+use std::sync::LazyLock;
 
-use lz_abi::{did_you_mean, nearest};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -134,7 +135,8 @@ pub fn read_value(value: &Value) -> Result<Capabilities, CapabilitiesError> {
             return Err(CapabilitiesError::Problems(vec![problem]));
         }
     }
-    let problems = schema_problems(value);
+    static SCHEMA: LazyLock<Value> = LazyLock::new(json_schema);
+    let problems = schema::problems(&SCHEMA, value);
     if !problems.is_empty() {
         return Err(CapabilitiesError::Problems(problems));
     }
@@ -152,66 +154,6 @@ pub fn read_value(value: &Value) -> Result<Capabilities, CapabilitiesError> {
 /// The JSON Schema of a document, generated from the types that read it.
 pub fn json_schema() -> Value {
     schemars::schema_for!(doc::Document).to_value()
-}
-
-/// What the JSON Schema has against a document, each with its path.
-fn schema_problems(value: &Value) -> Vec<Problem> {
-    let schema = json_schema();
-    let validator =
-        jsonschema::validator_for(&schema).expect("the generated schema is a valid one; a test compiles it");
-    let mut problems: Vec<Problem> = validator
-        .iter_errors(value)
-        .map(|error| Problem { path: error.instance_path().to_string(), message: describe(&error, &schema) })
-        .collect();
-    problems.sort();
-    problems.dedup();
-    problems
-}
-
-fn describe(error: &jsonschema::ValidationError<'_>, schema: &Value) -> String {
-    use jsonschema::error::ValidationErrorKind;
-    match error.kind() {
-        ValidationErrorKind::AdditionalProperties { unexpected } => {
-            let known = known_keys(schema);
-            let describe =
-                |key: &String| format!("unknown key '{key}'{}", did_you_mean(&nearest(key, known.iter().copied())));
-            unexpected.iter().map(describe).collect::<Vec<_>>().join("; ")
-        }
-        ValidationErrorKind::Required { property } => format!("{property} is missing; state it"),
-        ValidationErrorKind::AnyOf { context } | ValidationErrorKind::OneOfNotValid { context } => {
-            let mut choices: Vec<String> = context.iter().flatten().filter_map(choice).collect();
-            choices.dedup();
-            if choices.is_empty() {
-                error.to_string()
-            } else {
-                format!("{} is none of {}", error.instance(), choices.join(", "))
-            }
-        }
-        _ => error.to_string(),
-    }
-}
-
-/// The value, or values, an alternative would have taken.
-fn choice(error: &jsonschema::ValidationError<'_>) -> Option<String> {
-    use jsonschema::error::ValidationErrorKind;
-    match error.kind() {
-        ValidationErrorKind::Constant { expected_value } => Some(expected_value.to_string()),
-        ValidationErrorKind::Enum { options } => {
-            let options = options.as_array()?.iter().map(ToString::to_string);
-            Some(options.collect::<Vec<_>>().join(", "))
-        }
-        ValidationErrorKind::AnyOf { context } | ValidationErrorKind::OneOfNotValid { context } => {
-            let inner: Vec<String> = context.iter().flatten().filter_map(choice).collect();
-            (!inner.is_empty()).then(|| inner.join(", "))
-        }
-        _ => None,
-    }
-}
-
-fn known_keys(schema: &Value) -> Vec<&str> {
-    let tables =
-        [Some(schema)].into_iter().chain(schema["$defs"].as_object().into_iter().flat_map(|d| d.values().map(Some)));
-    tables.flatten().filter_map(|t| t["properties"].as_object()).flat_map(|p| p.keys().map(String::as_str)).collect()
 }
 
 /// SHA-256 of the document with keys sorted and white space removed: the same for documents that

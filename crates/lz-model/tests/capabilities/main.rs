@@ -257,7 +257,7 @@ fn the_checked_in_json_schema_is_the_generated_one() {
     assert!(
         checked_in == generated,
         "schemas/capabilities-1.0.schema.json is not the schema this build reads; regenerate it with\n  \
-         cargo run -p lz-cli -- schema capabilities > schemas/capabilities-1.0.schema.json"
+         make schemas"
     );
 }
 
