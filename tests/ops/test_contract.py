@@ -146,6 +146,13 @@ SIMPLE: dict[str, Callable[[], dict[str, Any]]] = {
     "layer_norm": lambda: {"input": rand(3, 8), "weight": rand(8), "bias": rand(8)},
     "linear": lambda: {"input": rand(3, 8), "weight": rand(4, 8), "bias": rand(4)},
     "linear_packed": lambda: {"input": rand(3, 8), "weight": rand(1, 8, 32, 1), "bias": rand(4), "out_features": 4},
+    "linear_quantized": lambda: {
+        "input": rand(3, 8),
+        "weight": torch.ones(1, 8, 32, 1, dtype=torch.int8),
+        "bias": rand(4),
+        "scales": torch.ones(1, 1, 32),
+        "out_features": 4,
+    },
     "fused_mlp": lambda: {"input": rand(3, 8), "up_weight": rand(6, 8), "down_weight": rand(8, 6)},
     "silu_mul": lambda: {"gate": rand(3, 8), "up": rand(3, 8, seed=1)},
     "gelu": lambda: {"input": rand(3, 8)},

@@ -111,7 +111,7 @@ def needed() -> dict[str, set[str]]:
             kernels = [kernel for listed in document["ops"].values() for kernel in listed]
             wanted |= {k["kernel_id"]: set(k.get("instruction_sets", ())) for k in kernels}
     ours = ["rms_norm", "add_rms_norm", "layer_norm", "silu_mul", "gelu", "softmax", "rope", "quantize", "dequantize"]
-    ours += ["linear", "linear_packed"]
+    ours += ["linear", "linear_packed", "linear_int8", "linear_int4"]
     ours += [f"attention.{kind}.decode" for kind in ("standard", "gqa", "cross")]
     ours += [f"attention.{kind}.decode.paged" for kind in ("standard", "gqa")]
     ours += [f"attention.{kind}.prefill" for kind in ("standard", "gqa", "cross")]

@@ -21,6 +21,10 @@ pub trait Sixteen: Copy {
     unsafe fn load_pairs(from: &[bf16; 2 * LANES]) -> (Self, Self);
     /// From memory, widened.
     unsafe fn load_f16(from: &[f16; LANES]) -> Self;
+    /// From memory, as floats.
+    unsafe fn load_i8(from: &[i8; LANES]) -> Self;
+    /// One of eight integers of 4 bits, in two's complement, of each 32 bits in memory, as floats.
+    unsafe fn load_i4(from: &[[u8; 4]; LANES], at: usize) -> Self;
     /// To memory.
     unsafe fn store(self, to: &mut [f32; LANES]);
     /// self · factor + other.
@@ -86,6 +90,17 @@ impl Sixteen for Plain {
     #[inline(always)]
     unsafe fn load_f16(from: &[f16; LANES]) -> Plain {
         Plain(from.map(f16::to_f32))
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(from: &[i8; LANES]) -> Plain {
+        Plain(from.map(f32::from))
+    }
+
+    #[inline(always)]
+    unsafe fn load_i4(from: &[[u8; 4]; LANES], at: usize) -> Plain {
+        // To the upper end, and back with the sign.
+        Plain(from.map(|eight| (i32::from_le_bytes(eight) << (28 - 4 * at) >> 28) as f32))
     }
 
     #[inline(always)]
@@ -222,6 +237,22 @@ mod x86 {
         #[inline(always)]
         unsafe fn load_f16(from: &[f16; LANES]) -> InOne {
             InOne(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())) })
+        }
+
+        #[inline(always)]
+        unsafe fn load_i8(from: &[i8; LANES]) -> InOne {
+            InOne(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.as_ptr().cast()))) })
+        }
+
+        #[inline(always)]
+        unsafe fn load_i4(from: &[[u8; 4]; LANES], at: usize) -> InOne {
+            unsafe {
+                // The lowest four bits choose one of sixteen numbers, and the others are not looked at.
+                let numbers =
+                    _mm512_setr_ps(0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0);
+                let eights = _mm512_loadu_si512(from.as_ptr().cast());
+                InOne(_mm512_permutexvar_ps(_mm512_srlv_epi32(eights, _mm512_set1_epi32(4 * at as i32)), numbers))
+            }
         }
 
         #[inline(always)]
@@ -366,6 +397,29 @@ mod x86 {
         }
 
         #[inline(always)]
+        unsafe fn load_i8(from: &[i8; LANES]) -> InTwo {
+            unsafe {
+                let half = |at: usize| {
+                    _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.as_ptr().add(at).cast())))
+                };
+                InTwo(half(0), half(8))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn load_i4(from: &[[u8; 4]; LANES], at: usize) -> InTwo {
+            unsafe {
+                // To the upper end, and back with the sign.
+                let half = |first: usize| {
+                    let eights = _mm256_loadu_si256(from.as_ptr().add(first).cast());
+                    let upper = _mm256_sllv_epi32(eights, _mm256_set1_epi32(28 - 4 * at as i32));
+                    _mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(upper))
+                };
+                InTwo(half(0), half(8))
+            }
+        }
+
+        #[inline(always)]
         unsafe fn store(self, to: &mut [f32; LANES]) {
             unsafe {
                 _mm256_storeu_ps(to.as_mut_ptr(), self.0);
@@ -466,6 +520,9 @@ mod tests {
                 keep(V::splat(1.5));
                 keep(V::load_bf16(&numbers.map(bf16::from_f32)));
                 keep(V::load_f16(&numbers.map(f16::from_f32)));
+                keep(V::load_i8(&std::array::from_fn(|i| (i as i32 * 17 - 128) as i8)));
+                let eights: [[u8; 4]; LANES] = std::array::from_fn(|i| [i as u8 * 17, 0x3f, 0x0c, 0xa8]);
+                [0, 1, 2, 6, 7].into_iter().for_each(|at| keep(V::load_i4(&eights, at)));
                 let pairs = std::array::from_fn(|i| bf16::from_f32(numbers[i / 2] + (i % 2) as f32));
                 let (first, second) = V::load_pairs(&pairs);
                 keep(first);
@@ -546,6 +603,11 @@ mod tests {
             each(&|_| 1.5),
             each(&|x| x),
             each(&|x| x),
+            (0..16).map(|i| i as f32 * 17.0 - 128.0).collect(),
+            (0..32).map(|i| if i % 16 < 8 { i as f32 % 16.0 } else { i as f32 % 16.0 - 16.0 }).collect(),
+            each(&|_| -1.0),
+            each(&|_| -8.0),
+            each(&|_| -6.0),
             each(&|x| x),
             each(&|x| x + 1.0),
             each(&|x| x * 2.0 + 0.25),

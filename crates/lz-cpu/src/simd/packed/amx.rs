@@ -21,7 +21,9 @@ const _: () = assert!(ROW == WIDTH * size_of::<f32>() && ROW == 2 * WIDTH * size
 impl Engine for AmxBf16 {
     type Isa = Amx;
     type Number = bf16;
+    type Weight = bf16;
     type Row = bf16;
+    const INTERLEAVE: usize = 2;
     const ROWS: usize = 2 * HEIGHT;
 
     #[allow(unsafe_code)]

@@ -14,7 +14,9 @@ pub struct DotBf16;
 impl Engine for DotBf16 {
     type Isa = Avx512Bf16;
     type Number = bf16;
+    type Weight = bf16;
     type Row = bf16;
+    const INTERLEAVE: usize = 2;
     const ROWS: usize = 12;
 
     #[allow(unsafe_code)]

@@ -10,6 +10,8 @@
 //! | [`engine`] | what computes a tile, how the input must lie for it, and what is prefetched |
 //! | [`widened`] | tiles of float32, float16 and bfloat16, for any instruction set |
 //! | [`dot_bf16`], [`amx`] | tiles of bfloat16, by the instructions for it |
+//! | [`dequantized`] | tiles of integers with scales, for any instruction set |
+//! | [`int8`], [`int4`] | the kernels for weights of integers |
 //! | [`epilogue`] | bias, activation and rounding of a tile |
 //!
 //! The sum of an output is made in one order, whatever the number of rows and threads: [`engine::DEPTH`] products one after
@@ -24,9 +26,12 @@ use crate::kernel::NativeKernel;
 use engine::Engine;
 
 pub mod amx;
+pub mod dequantized;
 pub mod dot_bf16;
 pub mod engine;
 pub mod epilogue;
+pub mod int4;
+pub mod int8;
 pub mod product;
 pub mod widened;
 
@@ -85,6 +90,14 @@ fn described<I: Isa>(op: &'static Op, name: &str, priority: i32) -> KernelDescri
         workspace: Some(product::WORKSPACE.into()),
         ..describe::<I>(op, name, priority)
     }
+}
+
+/// What the kernels for weights of integers have in common.
+fn quantized<I: Isa>(op: &'static Op, name: &str, weight: DType) -> KernelDescriptor {
+    let only = |dtype: DType| InputRule { dtypes: Some(DTypeSet::of(&[dtype])), ..InputRule::default() };
+    let mut inputs = floats(&["input", "bias"]);
+    inputs.extend([("weight".to_owned(), only(weight)), ("scales".to_owned(), only(DType::F32))]);
+    KernelDescriptor { dtypes: FLOATS, inputs, ..described::<I>(op, name, 60) }
 }
 
 #[cfg(test)]
