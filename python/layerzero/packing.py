@@ -114,7 +114,9 @@ class PackedWeight:
         scales = ""
         if self.scales is not None:
             scales = f" a scale for {self.group} inputs," if self.group else " a scale for each output,"
-        return f"PackedWeight({self.shape[0]}x{self.shape[1]} {self.kind}, {self.format},{scales} {self.nbytes:,} bytes)"
+        return (
+            f"PackedWeight({self.shape[0]}x{self.shape[1]} {self.kind}, {self.format},{scales} {self.nbytes:,} bytes)"
+        )
 
 
 def _kind(dtype: torch.dtype) -> str:
@@ -245,9 +247,7 @@ def _in_halves(integers: Tensor) -> Tensor:
     return lower | upper << 4
 
 
-def unwrapped_call(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[str, tuple[Any, ...], dict[str, Any]] | None:
+def unwrapped_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, tuple[Any, ...], dict[str, Any]] | None:
     """A call with a packed weight as one of the function that takes its parts, which is named; `None` where the weight is not
     packed."""
     weight = args[1] if len(args) > 1 else kwargs.get("weight")

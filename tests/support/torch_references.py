@@ -315,9 +315,7 @@ def linear_quantized(
 ) -> Tensor:
     """The same with a weight of integers, and a scale for each output."""
     plain = weight.to(input.dtype) * scales.to(input.dtype)[:, :, :, None]
-    return linear_packed(
-        input, plain, bias, out_features=out_features, interleave=interleave, activation=activation
-    )
+    return linear_packed(input, plain, bias, out_features=out_features, interleave=interleave, activation=activation)
 
 
 def fused_mlp(

@@ -159,9 +159,13 @@ kernels! {
     LinearInt8Portable = simd::packed::int8::LinearInt8<simd::Portable>;
     LinearInt8Avx2 = simd::packed::int8::LinearInt8<simd::Avx2>;
     LinearInt8Avx512 = simd::packed::int8::LinearInt8<simd::Avx512>;
+    LinearInt8Avx512Bf16 = simd::packed::int8::LinearInt8Bf16<simd::packed::dot_bf16::DotBf16>;
+    LinearInt8Amx = simd::packed::int8::LinearInt8Bf16<simd::packed::amx::AmxBf16>;
     LinearInt4Portable = simd::packed::int4::LinearInt4<simd::Portable>;
     LinearInt4Avx2 = simd::packed::int4::LinearInt4<simd::Avx2>;
     LinearInt4Avx512 = simd::packed::int4::LinearInt4<simd::Avx512>;
+    LinearInt4Avx512Bf16 = simd::packed::int4::LinearInt4Bf16<simd::packed::dot_bf16::DotBf16>;
+    LinearInt4Amx = simd::packed::int4::LinearInt4Bf16<simd::packed::amx::AmxBf16>;
     EmbeddingCopied = simd::embedding::Lookup;
     KvAppendCopied = simd::kv_append::KvAppend;
     LayerNorm = reference::norm::Layer;

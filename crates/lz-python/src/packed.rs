@@ -88,7 +88,12 @@ pub fn unwrapped<'py>(
     for (i, argument) in front.signature.arguments.iter().enumerate().filter(|&(i, _)| !slots[i].is_null()) {
         let Some(place) = place(argument.name) else {
             let text = format!("{}(): this packed weight goes without '{}'", front.name(), argument.name);
-            return Err(error::argument(py, "BAD_ARGUMENTS", &text, "leave it out: the weight was packed without scales"));
+            return Err(error::argument(
+                py,
+                "BAD_ARGUMENTS",
+                &text,
+                "leave it out: the weight was packed without scales",
+            ));
         };
         theirs[place] = slots[i];
     }

@@ -27,6 +27,8 @@ pub trait Sixteen: Copy {
     unsafe fn load_i4(from: &[[u8; 4]; LANES], at: usize) -> Self;
     /// To memory.
     unsafe fn store(self, to: &mut [f32; LANES]);
+    /// To memory as sixteen pairs, the first of each from `first`. What is stored must be bfloat16 numbers: nothing is rounded.
+    unsafe fn store_pairs(first: Self, second: Self, to: &mut [bf16; 2 * LANES]);
     /// self · factor + other.
     unsafe fn times(self, factor: Self, other: Self) -> Self;
     /// self + other.
@@ -106,6 +108,12 @@ impl Sixteen for Plain {
     #[inline(always)]
     unsafe fn store(self, to: &mut [f32; LANES]) {
         *to = self.0;
+    }
+
+    #[inline(always)]
+    unsafe fn store_pairs(first: Plain, second: Plain, to: &mut [bf16; 2 * LANES]) {
+        let pairs = to.as_chunks_mut::<2>().0.iter_mut().zip(first.0.into_iter().zip(second.0));
+        pairs.for_each(|(to, (first, second))| *to = [bf16::from_f32(first), bf16::from_f32(second)]);
     }
 
     #[inline(always)]
@@ -248,8 +256,9 @@ mod x86 {
         unsafe fn load_i4(from: &[[u8; 4]; LANES], at: usize) -> InOne {
             unsafe {
                 // The lowest four bits choose one of sixteen numbers, and the others are not looked at.
-                let numbers =
-                    _mm512_setr_ps(0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0);
+                let numbers = _mm512_setr_ps(
+                    0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0,
+                );
                 let eights = _mm512_loadu_si512(from.as_ptr().cast());
                 InOne(_mm512_permutexvar_ps(_mm512_srlv_epi32(eights, _mm512_set1_epi32(4 * at as i32)), numbers))
             }
@@ -258,6 +267,16 @@ mod x86 {
         #[inline(always)]
         unsafe fn store(self, to: &mut [f32; LANES]) {
             unsafe { _mm512_storeu_ps(to.as_mut_ptr(), self.0) };
+        }
+
+        #[inline(always)]
+        unsafe fn store_pairs(first: InOne, second: InOne, to: &mut [bf16; 2 * LANES]) {
+            // A bfloat16 is the upper half of a float32; the first of a pair is the lower half of 32 bits.
+            unsafe {
+                let first = _mm512_srli_epi32::<16>(_mm512_castps_si512(first.0));
+                let pairs = _mm512_mask_blend_epi16(0xaaaa_aaaa, first, _mm512_castps_si512(second.0));
+                _mm512_storeu_si512(to.as_mut_ptr().cast(), pairs);
+            }
         }
 
         #[inline(always)]
@@ -399,9 +418,8 @@ mod x86 {
         #[inline(always)]
         unsafe fn load_i8(from: &[i8; LANES]) -> InTwo {
             unsafe {
-                let half = |at: usize| {
-                    _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.as_ptr().add(at).cast())))
-                };
+                let half =
+                    |at: usize| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.as_ptr().add(at).cast())));
                 InTwo(half(0), half(8))
             }
         }
@@ -424,6 +442,18 @@ mod x86 {
             unsafe {
                 _mm256_storeu_ps(to.as_mut_ptr(), self.0);
                 _mm256_storeu_ps(to.as_mut_ptr().add(8), self.1);
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn store_pairs(first: InTwo, second: InTwo, to: &mut [bf16; 2 * LANES]) {
+            unsafe {
+                let pairs = |first: __m256, second: __m256| {
+                    let first = _mm256_srli_epi32::<16>(_mm256_castps_si256(first));
+                    _mm256_blend_epi16::<0b1010_1010>(first, _mm256_castps_si256(second))
+                };
+                _mm256_storeu_si256(to.as_mut_ptr().cast(), pairs(first.0, second.0));
+                _mm256_storeu_si256(to.as_mut_ptr().add(LANES).cast(), pairs(first.1, second.1));
             }
         }
 
@@ -527,6 +557,9 @@ mod tests {
                 let (first, second) = V::load_pairs(&pairs);
                 keep(first);
                 keep(second);
+                let mut stored = [bf16::ZERO; 2 * LANES];
+                V::store_pairs(first, second, &mut stored);
+                assert_eq!(stored, pairs);
                 keep(x.times(V::splat(2.0), V::splat(0.25)));
                 keep(x.plus(x));
                 keep(x.or_larger(V::splat(0.75)));

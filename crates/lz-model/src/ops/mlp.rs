@@ -140,20 +140,7 @@ k / (2 * interleave). What pads the blocks is not looked at",
         Param::choice("activation", &["none", "relu", "gelu", "gelu_tanh", "silu"], "none", "applied to the sum"),
     ],
     outputs: &[Output::like("output", "...rows out_features", "input")],
-    checks: &[
-        Check {
-            holds: "interleave in [1, 2, 4]",
-            code: CheckCode::Constraint,
-            message: "no packing format has this interleave",
-            hint: "pass what lz.pack gives to lz.linear, which knows its own format",
-        },
-        Check {
-            holds: "group_size >= 0",
-            code: CheckCode::Constraint,
-            message: "group_size is negative",
-            hint: "pass how many input features share a scale, or 0 for one scale for each output",
-        },
-    ],
+    checks: LINEAR_PACKED.checks,
     edges: &[Edge {
         name: "half_activation",
         when: "the dtype is float16 or bfloat16",

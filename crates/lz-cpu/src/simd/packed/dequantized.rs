@@ -64,6 +64,7 @@ impl<I: Tile, W: Dequantize, T: Narrow + ArrangedAs<f32>> Engine for Dequantized
     type Number = T;
     type Weight = W;
     type Row = f32;
+    type Scratch = ();
     const INTERLEAVE: usize = W::INTERLEAVE;
     const ROWS: usize = I::ROWS;
 
@@ -75,7 +76,14 @@ impl<I: Tile, W: Dequantize, T: Narrow + ArrangedAs<f32>> Engine for Dequantized
 
     #[allow(unsafe_code)]
     #[inline(always)]
-    unsafe fn add_block(rows: &[f32], count: usize, weight: Panels<'_, W>, sums: &mut [[f32; WIDTH]], first: bool) {
+    unsafe fn add_block(
+        _: &mut (),
+        rows: &[f32],
+        count: usize,
+        weight: Panels<'_, W>,
+        sums: &mut [[f32; WIDTH]],
+        first: bool,
+    ) {
         let (last, scales) = (weight.count.wrapping_sub(1), weight.scales);
         let (groups, steps) = (weight.features.div_ceil(scales.group), weight.features.div_ceil(W::STEP));
         assert!(rows.len() >= count * STRIDE && sums.len() >= count * weight.count && weight.features <= DEPTH);

@@ -136,8 +136,13 @@ pub trait Engine {
     /// The dtype the input is arranged in.
     type Row: Scalar + Default;
 
+    /// What a thread keeps from one tile to the next.
+    type Scratch: Default;
+
     /// Numbers of the weight side by side.
     const INTERLEAVE: usize;
+    /// Input features that arranged rows are padded to a multiple of, with zeros.
+    const STEP: usize = 1;
     /// Rows of the input a tile has at most.
     const ROWS: usize;
 
@@ -174,6 +179,7 @@ pub trait Engine {
     /// # Safety
     /// The caller is work that `Self::Isa` runs; `count` is from 1 to [`Engine::ROWS`], and [`Engine::begin`] was called for it.
     unsafe fn add_block(
+        scratch: &mut Self::Scratch,
         rows: &[Self::Row],
         count: usize,
         weight: Panels<'_, Self::Weight>,

@@ -11,6 +11,7 @@
 //! | [`widened`] | tiles of float32, float16 and bfloat16, for any instruction set |
 //! | [`dot_bf16`], [`amx`] | tiles of bfloat16, by the instructions for it |
 //! | [`dequantized`] | tiles of integers with scales, for any instruction set |
+//! | [`expanded`] | the same by the instructions for bfloat16 |
 //! | [`int8`], [`int4`] | the kernels for weights of integers |
 //! | [`epilogue`] | bias, activation and rounding of a tile |
 //!
@@ -30,6 +31,7 @@ pub mod dequantized;
 pub mod dot_bf16;
 pub mod engine;
 pub mod epilogue;
+pub mod expanded;
 pub mod int4;
 pub mod int8;
 pub mod product;
@@ -93,11 +95,12 @@ fn described<I: Isa>(op: &'static Op, name: &str, priority: i32) -> KernelDescri
 }
 
 /// What the kernels for weights of integers have in common.
-fn quantized<I: Isa>(op: &'static Op, name: &str, weight: DType) -> KernelDescriptor {
-    let only = |dtype: DType| InputRule { dtypes: Some(DTypeSet::of(&[dtype])), ..InputRule::default() };
-    let mut inputs = floats(&["input", "bias"]);
-    inputs.extend([("weight".to_owned(), only(weight)), ("scales".to_owned(), only(DType::F32))]);
-    KernelDescriptor { dtypes: FLOATS, inputs, ..described::<I>(op, name, 60) }
+fn quantized<I: Isa>(op: &'static Op, name: &str, dtypes: DTypeSet, weight: DType) -> KernelDescriptor {
+    let (weight, scales) = (DTypeSet::of(&[weight]), DTypeSet::of(&[DType::F32]));
+    let only = |dtypes: DTypeSet| InputRule { dtypes: Some(dtypes), ..InputRule::default() };
+    let inputs = [("input", dtypes), ("weight", weight), ("bias", dtypes), ("scales", scales)];
+    let inputs = inputs.map(|(name, dtypes)| (name.to_owned(), only(dtypes))).into();
+    KernelDescriptor { dtypes, inputs, ..described::<I>(op, name, 60) }
 }
 
 #[cfg(test)]

@@ -218,7 +218,7 @@ impl<E: Engine> Work for Arranging<'_, E> {
             for block in 0..sizes.padded.div_ceil(DEPTH) {
                 let features = sizes.block(block);
                 // SAFETY: no other part has this row.
-                let to = unsafe { self.to.part(sizes.place(block, row), features.len()) };
+                let to = unsafe { self.to.part(sizes.place(block, row), features.len().next_multiple_of(E::STEP)) };
                 arrange(&from[features.start..features.end.min(sizes.ins)], to);
             }
         }
@@ -259,6 +259,7 @@ impl<E: Engine> Work for Tiles<'_, E> {
         // Rows in tiles of about the same height: 16 rows are 8 and 8, not 12 and 4.
         let tiles = count.div_ceil(E::ROWS);
         let mut begun = 0;
+        let mut scratch = E::Scratch::default();
         for group in self.panels.clone().step_by(group).map(|first| first..(first + group).min(self.panels.end)) {
             // Without input features there is one block, of nothing.
             for block in 0..blocks.max(1) {
@@ -272,7 +273,7 @@ impl<E: Engine> Work for Tiles<'_, E> {
                             // SAFETY: this runs with the instructions of `E::Isa`; a tile has from one to `E::ROWS` rows.
                             unsafe { E::begin(begun) };
                         }
-                        self.add(panels.clone(), rows, block, sums);
+                        self.add(&mut scratch, panels.clone(), rows, block, sums);
                     }
                     if block + 1 >= blocks {
                         self.store(panels, sums);
@@ -291,7 +292,14 @@ impl<E: Engine> Tiles<'_, E> {
     /// Adds a block to the sums of some rows, for one panel, or for several that have no other rows.
     #[allow(unsafe_code)]
     #[inline(always)]
-    fn add(&self, panels: Range<usize>, rows: Range<usize>, block: usize, sums: &mut [[f32; WIDTH]]) {
+    fn add(
+        &self,
+        scratch: &mut E::Scratch,
+        panels: Range<usize>,
+        rows: Range<usize>,
+        block: usize,
+        sums: &mut [[f32; WIDTH]],
+    ) {
         let sizes = self.sizes;
         let (features, apart) = (sizes.block(block), stored::<E>(sizes.padded));
         if features.is_empty() {
@@ -309,7 +317,7 @@ impl<E: Engine> Tiles<'_, E> {
             let weight = Panels { weight, block: size, apart, count: at_once, features: real, scales };
             let sums = &mut sums[(panel - panels.start) * sizes.count + rows.start..];
             // SAFETY: this runs with the instructions of `E::Isa`; a tile has from one to `E::ROWS` rows.
-            unsafe { E::add_block(arranged, rows.len(), weight, sums, block == 0) };
+            unsafe { E::add_block(scratch, arranged, rows.len(), weight, sums, block == 0) };
         }
     }
 

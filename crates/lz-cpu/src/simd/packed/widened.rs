@@ -97,6 +97,7 @@ impl<I: Tile, T: Widen> Engine for Widened<I, T> {
     type Number = T;
     type Weight = T;
     type Row = f32;
+    type Scratch = ();
     const INTERLEAVE: usize = T::INTERLEAVE;
     const ROWS: usize = I::ROWS;
 
@@ -107,7 +108,14 @@ impl<I: Tile, T: Widen> Engine for Widened<I, T> {
 
     #[allow(unsafe_code)]
     #[inline(always)]
-    unsafe fn add_block(rows: &[f32], count: usize, weight: Panels<'_, T>, sums: &mut [[f32; WIDTH]], first: bool) {
+    unsafe fn add_block(
+        _: &mut (),
+        rows: &[f32],
+        count: usize,
+        weight: Panels<'_, T>,
+        sums: &mut [[f32; WIDTH]],
+        first: bool,
+    ) {
         assert!(rows.len() >= count * STRIDE && sums.len() >= count * weight.count && weight.block <= DEPTH * WIDTH);
         assert!(weight.count > 0 && weight.weight.len() >= (weight.count - 1) * weight.apart + weight.block);
         macro_rules! among {
