@@ -119,8 +119,8 @@ def needed() -> dict[str, set[str]]:
     ours += ["sample_topk", "sample_topp"]
     wanted |= {f"lz_cpu.{name}.avx2": {"avx2"} for name in ours}
     avx512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+    wanted |= {"lz_cpu.linear_packed.avx512_bf16": {*avx512, "avx512bf16"}}
     products = ["linear_packed", "linear_int8", "linear_int4"]
-    wanted |= {f"lz_cpu.{name}.avx512_bf16": {*avx512, "avx512bf16"} for name in products}
     wanted |= {f"lz_cpu.{name}.amx": {*avx512, "amx-tile", "amx-bf16"} for name in products}
     pairs = [name for name in ours if ".prefill" in name]
     wanted |= {f"lz_cpu.{name}.avx512_bf16": {*avx512, "avx512bf16"} for name in pairs}

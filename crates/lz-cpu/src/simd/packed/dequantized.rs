@@ -5,6 +5,8 @@
 
 use std::marker::PhantomData;
 
+use lz_model::DType;
+
 use super::super::half_floats::Narrow;
 use super::super::vector::{LANES, Sixteen};
 use super::WIDTH;
@@ -22,6 +24,10 @@ const HALVES: [usize; 3] = [1, 4, 2];
 /// A dtype of integer weights.
 #[allow(unsafe_code, clippy::missing_safety_doc)] // those of `Sixteen`
 pub trait Dequantize: Packed {
+    /// The name of its kernels.
+    const KERNEL: &'static str;
+    /// What tensors of it are.
+    const DTYPE: DType;
     /// Numbers side by side.
     const INTERLEAVE: usize;
     /// Input features of a step, which are side by side.
@@ -35,6 +41,8 @@ pub trait Dequantize: Packed {
 }
 
 impl Dequantize for i8 {
+    const KERNEL: &'static str = "linear_int8";
+    const DTYPE: DType = DType::I8;
     const INTERLEAVE: usize = 1;
 
     #[allow(unsafe_code)]
@@ -46,6 +54,8 @@ impl Dequantize for i8 {
 }
 
 impl Dequantize for u8 {
+    const KERNEL: &'static str = "linear_int4";
+    const DTYPE: DType = DType::U8;
     const INTERLEAVE: usize = 4;
 
     #[allow(unsafe_code)]

@@ -100,10 +100,26 @@ where
             unsafe { E::add_block(&mut (), &rows[begin..], count, weight, &mut block.sums, true) };
             let scale: &[f32; WIDTH] = &scales.numbers[group * WIDTH..].as_chunks::<WIDTH>().0[0];
             let begins = first && group == 0;
-            for (sums, tile) in sums.iter_mut().zip(&block.sums[..count]) {
-                for ((sum, tile), scale) in sums.iter_mut().zip(tile).zip(scale) {
-                    *sum = tile.mul_add(*scale, if begins { 0.0 } else { *sum });
-                }
+            // SAFETY: the caller's.
+            unsafe { join::<<E::Isa as Isa>::Sixteen>(&block.sums[..count], scale, begins, sums) };
+        }
+    }
+}
+
+/// Adds the sums of a group, times its scales, to those of the groups before, or begins them.
+///
+/// # Safety
+/// As for [`Sixteen`].
+#[allow(unsafe_code)]
+#[inline(always)]
+unsafe fn join<V: Sixteen>(group: &[[f32; WIDTH]], scale: &[f32; WIDTH], begins: bool, sums: &mut [[f32; WIDTH]]) {
+    let scale = scale.as_chunks::<LANES>().0;
+    for (sums, group) in sums.iter_mut().zip(group) {
+        for ((sums, group), scale) in sums.as_chunks_mut().0.iter_mut().zip(group.as_chunks().0).zip(scale) {
+            // SAFETY: the caller's.
+            unsafe {
+                let before = if begins { V::splat(0.0) } else { V::load(sums) };
+                V::load(group).times(V::load(scale), before).store(sums);
             }
         }
     }

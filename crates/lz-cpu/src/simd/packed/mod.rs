@@ -11,8 +11,8 @@
 //! | [`widened`] | tiles of float32, float16 and bfloat16, for any instruction set |
 //! | [`dot_bf16`], [`amx`] | tiles of bfloat16, by the instructions for it |
 //! | [`dequantized`] | tiles of integers with scales, for any instruction set |
-//! | [`expanded`] | the same by the instructions for bfloat16 |
-//! | [`int8`], [`int4`] | the kernels for weights of integers |
+//! | [`expanded`] | the same by instructions for bfloat16 |
+//! | [`integers`] | the kernels for weights of integers |
 //! | [`epilogue`] | bias, activation and rounding of a tile |
 //!
 //! The sum of an output is made in one order, whatever the number of rows and threads: [`engine::DEPTH`] products one after
@@ -32,8 +32,7 @@ pub mod dot_bf16;
 pub mod engine;
 pub mod epilogue;
 pub mod expanded;
-pub mod int4;
-pub mod int8;
+pub mod integers;
 pub mod product;
 pub mod widened;
 
@@ -92,15 +91,6 @@ fn described<I: Isa>(op: &'static Op, name: &str, priority: i32) -> KernelDescri
         workspace: Some(product::WORKSPACE.into()),
         ..describe::<I>(op, name, priority)
     }
-}
-
-/// What the kernels for weights of integers have in common.
-fn quantized<I: Isa>(op: &'static Op, name: &str, dtypes: DTypeSet, weight: DType) -> KernelDescriptor {
-    let (weight, scales) = (DTypeSet::of(&[weight]), DTypeSet::of(&[DType::F32]));
-    let only = |dtypes: DTypeSet| InputRule { dtypes: Some(dtypes), ..InputRule::default() };
-    let inputs = [("input", dtypes), ("weight", weight), ("bias", dtypes), ("scales", scales)];
-    let inputs = inputs.map(|(name, dtypes)| (name.to_owned(), only(dtypes))).into();
-    KernelDescriptor { dtypes, inputs, ..described::<I>(op, name, 60) }
 }
 
 #[cfg(test)]
