@@ -204,7 +204,7 @@ def test_the_same_call_gives_the_same_bits(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in SIMPLE if n not in ("alibi_bias", "embedding")])
 def test_batch_zero_gives_an_empty_result_of_the_right_shape(name: str) -> None:
     call = SIMPLE[name]()
-    shared = ("weight", "bias", "cos", "sin", "up_weight", "down_weight")
+    shared = ("weight", "bias", "scales", "cos", "sin", "up_weight", "down_weight")
     empty = {n: v[:0] if isinstance(v, torch.Tensor) and n not in shared else v for n, v in call.items()}
     out = getattr(lz, name)(**empty)
     assert out.shape == (0, *getattr(lz, name)(**call).shape[1:])

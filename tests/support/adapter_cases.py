@@ -32,6 +32,7 @@ DTYPES = {
     "float8_e4m3fn": torch.float8_e4m3fn,
     "float8_e5m2": torch.float8_e5m2,
     "int8": torch.int8,
+    "uint8": torch.uint8,
     "int32": torch.int32,
     "int64": torch.int64,
     "bool": torch.bool,

@@ -113,10 +113,10 @@ struct AllScales<'a> {
 impl<'a> AllScales<'a> {
     /// Those of some panels, from an input feature on, with which a group begins.
     #[inline(always)]
-    fn from(&self, panel: usize, feature: usize) -> Scales<'a> {
+    fn at(&self, panel: usize, feature: usize) -> Scales<'a> {
         let before = feature.checked_div(self.group).unwrap_or(0);
         let first = ((panel * self.groups + before) * WIDTH).min(self.numbers.len());
-        // A group is at most a block, which all of the one group are parts of.
+        // Where one scale covers all input features, a block is a group.
         let group = if self.group == 0 { DEPTH } else { self.group };
         Scales { numbers: &self.numbers[first..], apart: self.groups * WIDTH, group }
     }
@@ -307,12 +307,12 @@ impl<E: Engine> Tiles<'_, E> {
         }
         let arranged = &self.arranged[sizes.place(block, rows.start)..sizes.place(block, rows.end)];
         let size = stored::<E>(features.len());
-        let real = features.end.min(sizes.ins) - features.start.min(sizes.ins);
+        let real = features.end.min(sizes.ins) - features.start;
         // As many panels as the engine has code for: all of them, or one after the other.
         let at_once = if panels.len() == self.abreast { self.abreast } else { 1 };
         for panel in panels.clone().step_by(at_once) {
             let start = panel * apart + stored::<E>(features.start);
-            let scales = self.scales.from(panel, features.start);
+            let scales = self.scales.at(panel, features.start);
             let weight = &self.weight[start..start + (at_once - 1) * apart + size];
             let weight = Panels { weight, block: size, apart, count: at_once, features: real, scales };
             let sums = &mut sums[(panel - panels.start) * sizes.count + rows.start..];
