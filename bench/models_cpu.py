@@ -33,6 +33,8 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
     "sdpa": None,
     "optimize": {},
     "pack_weights": {"pack_weights": True},
+    "int8 weights": {"pack_weights": "int8"},
+    "int4 weights": {"pack_weights": "int4"},
 }
 
 

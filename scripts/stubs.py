@@ -294,9 +294,11 @@ def operation(function: dict[str, Any]) -> str:
         both = arguments(function, return_lse="return_lse: Literal[True]")
         first = definition(name, alone, "_Array", docstring(name), "@overload")
         return first + definition(name, both, "tuple[_Array, _Array]", decorator="@overload")
-    if name in ("linear", "linear_packed"):
-        # A packed weight says its sizes itself.
-        sizes = {"out_features": "out_features: int = ..."} if name == "linear_packed" else {}
+    if name in ("linear", "linear_packed", "linear_quantized"):
+        # A packed weight says its sizes itself, and brings its scales.
+        sizes = {} if name == "linear" else {"out_features": "out_features: int = ..."}
+        if name == "linear_quantized":
+            sizes["scales"] = "scales: _Array = ..."
         takes = arguments(function, weight="weight: _Array | PackedWeight", **sizes)
         return definition(name, takes, "_Array", docstring(name))
     results = ", ".join("_Array" for _ in outputs)

@@ -39,6 +39,7 @@ FUNCTIONS = (
     ("kv_cache.compact", "kv_compact"),
     ("mlp.fused", "fused_mlp"),
     ("mlp.linear.packed", "linear_packed"),
+    ("mlp.linear.quantized", "linear_quantized"),
     ("mlp.linear", "linear"),
     ("norm.fused_add_rms", "fused_add_rms_norm"),
     ("norm.layer", "layer_norm"),

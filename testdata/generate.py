@@ -78,6 +78,7 @@ OPS = [
     "norm.fused_add_rms",
     "mlp.linear",
     "mlp.linear.packed",
+    "mlp.linear.quantized",
     "mlp.fused",
     "activation.silu_mul",
     "activation.gelu",

@@ -179,6 +179,7 @@ FUNCTIONS = {
     "fused_add_rms_norm": Function("fused_add_rms_norm", ("input", "residual", "weight", "eps"), out=False),
     "linear": Function("linear", ("input", "weight", "bias")),
     "linear_packed": Function("linear_packed", ("input", "weight", "bias")),
+    "linear_quantized": Function("linear_quantized", ("input", "weight", "bias")),
     "fused_mlp": Function("fused_mlp", ("input", "up_weight", "down_weight", "gate_weight", "activation")),
     "silu_mul": Function("silu_mul", ("gate", "up")),
     "gelu": Function("gelu", ("input", "approximate")),

@@ -83,6 +83,7 @@ __all__ = [
     "learn",
     "linear",
     "linear_packed",
+    "linear_quantized",
     "list_kernels",
     "load_backend",
     "load_config",
@@ -956,6 +957,46 @@ def linear_packed(
         output: tensor (..., out_features).
 
     Operations: mlp.linear.packed. See which kernel runs with lz.which and lz.explain.
+    """
+
+def linear_quantized(
+    input: _Array,
+    weight: _Array | PackedWeight,
+    bias: _Array | None = None,
+    *,
+    scales: _Array = ...,
+    out_features: int = ...,
+    interleave: int = 1,
+    group_size: int = 0,
+    activation: str = "none",
+    out: _Array | None = None,
+) -> _Array:
+    """Linear layer with a weight of 8-bit or 4-bit integers in the blocks that lz.pack makes, then an activation.
+
+    out = act(input . W^T + bias), with W[n, k] = scales[n / 32, k / group_size, n % 32] * weight[n / 32, k /
+    interleave, n % 32, k % interleave]; a group_size of 0 is one scale for each output. A weight of uint8 holds two
+    4-bit integers in two's complement per byte, the lower four bits first: W[n, k] is in byte k / 2 % interleave of
+    group k / (2 * interleave). What pads the blocks is not looked at
+
+    Edge cases:
+        - Case: the dtype is float16 or bfloat16.
+          Result: neither the weight nor the product nor its sum with the bias is rounded before the activation.
+
+    Args:
+        input: tensor (..., in_features); float64, float32, float16, bfloat16. Also: x.
+        weight: tensor (panels, groups, 32, interleave); int8, uint8.
+        bias: tensor (out_features,); the dtype of input, optional.
+        scales: tensor (panels, scale_groups, 32); float32.
+        out_features: rows of the weight before it was packed.
+        interleave: numbers side by side: 1 for int8, 4 bytes for int4.
+        group_size: input features that share a scale; 0 for all of them.
+        activation: applied to the sum: none, relu, gelu, gelu_tanh, silu.
+        out: tensor the result is written to; a new one when not given.
+
+    Returns:
+        output: tensor (..., out_features).
+
+    Operations: mlp.linear.quantized. See which kernel runs with lz.which and lz.explain.
     """
 
 def fused_mlp(

@@ -20,6 +20,8 @@ __all__ = ["Kept", "OptimizeReport", "Optimized", "Replaced", "optimize", "patch
 
 #: What can be replaced.
 PARTS = ("attention", "norms", "activations", "rope", "residuals")
+#: Integers that weights may be rounded to.
+PACKED_DTYPES = ("int8", "int4")
 _PART_OF = {"RMS norm": "norms", "layer norm": "norms", "GELU": "activations", "SwiGLU": "activations"}
 
 
@@ -129,7 +131,7 @@ def optimize(
     *,
     only: tuple[str, ...] | list[str] | None = None,
     fuse_qkv: bool = False,
-    pack_weights: bool = False,
+    pack_weights: bool | str = False,
     cuda_graphs: bool = False,
 ) -> Optimized:
     """Replaces parts of a model by operations of LayerZero: attention, norms, rotary embedding, gated MLPs.
@@ -154,6 +156,8 @@ def optimize(
         pack_weights: also multiply with packed copies (:func:`pack`) of the weights of linear layers on the CPU, outside of
             training. Each layer is timed with and without its copy at 1, 4, 16 and 64 rows, and the copy is used up to the
             most rows at which it is faster. The copies take as much memory as the weights; the report says how much.
+            ``"int8"`` and ``"int4"`` round the copies to integers (``lz.pack(weight, dtype=...)``), of which there is less to
+            read. The model's results change: compare them with those of the model as it was.
         cuda_graphs: also replay whole steps of the model as CUDA graphs, from the third call of the same shapes on, outside
             of training. ``generate()`` uses a cache of fixed size then, unless you give it another. What cannot be
             captured runs as it is; ``graphs`` of the result says how many steps were replayed, and why others were not.
@@ -163,7 +167,7 @@ def optimize(
 
     Raises:
         ArgumentTypeError: the model is no ``torch.nn.Module``.
-        ConfigurationError: ``only`` names something else.
+        ConfigurationError: ``only`` or ``pack_weights`` names something else.
     """
     import torch
 
@@ -177,6 +181,12 @@ def optimize(
     if unknown := [part for part in parts if part not in PARTS]:
         raise ConfigurationError(
             f"optimize: there is no part {unknown[0]!r}", code="BAD_PARAM", hint=f"choose from {', '.join(PARTS)}"
+        )
+    if pack_weights not in (False, True, *PACKED_DTYPES):
+        raise ConfigurationError(
+            f"optimize: pack_weights is {pack_weights!r}",
+            code="BAD_PARAM",
+            hint=f"choose from True, False, {', '.join(map(repr, PACKED_DTYPES))}",
         )
     done = Optimized(model)
     try:
@@ -193,7 +203,7 @@ def patched(
     *,
     only: tuple[str, ...] | list[str] | None = None,
     fuse_qkv: bool = False,
-    pack_weights: bool = False,
+    pack_weights: bool | str = False,
     cuda_graphs: bool = False,
 ) -> Iterator[Optimized]:
     """:func:`optimize` for the length of a block.
@@ -205,7 +215,8 @@ def patched(
         model: a module; of transformers, diffusers or any other.
         only: which parts to replace; all when not given.
         fuse_qkv: also compute the projections of query, key and value as one product.
-        pack_weights: also multiply with packed copies of the weights of linear layers on the CPU.
+        pack_weights: also multiply with packed copies of the weights of linear layers on the CPU; ``"int8"`` and ``"int4"``
+            round them.
         cuda_graphs: also replay whole steps of the model as CUDA graphs.
     """
     with optimize(model, only=only, fuse_qkv=fuse_qkv, pack_weights=pack_weights, cuda_graphs=cuda_graphs) as done:
@@ -216,7 +227,7 @@ class _Work:
     """One run of :func:`optimize`."""
 
     def __init__(
-        self, done: Optimized, parts: tuple[str, ...], fuse_qkv: bool, pack_weights: bool, cuda_graphs: bool
+        self, done: Optimized, parts: tuple[str, ...], fuse_qkv: bool, pack_weights: bool | str, cuda_graphs: bool
     ) -> None:
         self._done = done
         self._model = done.model
@@ -277,8 +288,9 @@ class _Work:
 
         known: packed_linears.Known = {}
         sizes: dict[tuple[str, str, int], list[packed_linears.Packed]] = {}
+        dtype = self._pack_weights if isinstance(self._pack_weights, str) else None
         for module in self._model.modules():
-            found = None if module in self._fused else packed_linears.packed(module, known)
+            found = None if module in self._fused else packed_linears.packed(module, known, dtype=dtype)
             if found is None:
                 continue
             self._packed.add(module)
@@ -297,7 +309,8 @@ class _Work:
                 len(layers),
                 "linear",
                 layers[0].gain,
-                f"{size}, up to {rows} rows, {sum(layer.weight.nbytes for layer in layers) / 1e6:,.1f} MB of copies",
+                f"{size}{f' {dtype}' if dtype else ''}, up to {rows} rows, "
+                f"{sum(layer.weight.nbytes for layer in layers) / 1e6:,.1f} MB of copies",
             )
             for (name, size, rows), layers in sizes.items()
         ]

@@ -10,6 +10,7 @@ from .case import NAN, Case, Draw, Expected, Tensor, every_other, padded_rows, t
 from .number import FLOATS, dot
 
 LINEAR, LINEAR_PACKED, FUSED = "mlp.linear", "mlp.linear.packed", "mlp.fused"
+LINEAR_QUANTIZED = "mlp.linear.quantized"
 
 
 def product(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
@@ -152,6 +153,111 @@ def _packeds() -> Iterator[Case]:
     yield _packed("alias_linear_packed", call="linear_packed")
 
 
+class Kind(NamedTuple):
+    """How a weight of integers is stored."""
+
+    dtype: str
+    interleave: int
+    #: Its integers go from `-most - 1` to `most`.
+    most: int
+    #: Integers of a number.
+    each: int
+
+
+INT8, INT4 = Kind("int8", 1, 127, 1), Kind("uint8", 4, 7, 2)
+
+
+def _stored(integers: np.ndarray, kind: Kind) -> Tensor:
+    """Integers in blocks of 32 outputs; zeros pad them."""
+    (n, k), features = integers.shape, kind.interleave * kind.each
+    groups = k if features == 1 else -(-k // (16 * features)) * 16
+    blocks = np.zeros((-(-n // 32), groups, 32, kind.interleave), dtype=np.int64)
+    for row in range(n):
+        for column in range(k):
+            number, half = divmod(column, kind.each)
+            place = row // 32, number // kind.interleave, row % 32, number % kind.interleave
+            # Two's complement: of all bits, or of the lower or the upper four.
+            value = integers[row, column]
+            blocks[place] += value if kind.each == 1 else (value % 16) << 4 * half
+    return tensor(kind.dtype, blocks)
+
+
+def _quantized(
+    name: str,
+    kind: Kind = INT8,
+    dtype: str = "float32",
+    rows: tuple[int, ...] = (3,),
+    k: int = 5,
+    n: int = 4,
+    *,
+    group: int = 0,
+    bias: bool = True,
+    activation: str | None = None,
+    view: Any = None,
+    edit: Any = None,
+    call: str = LINEAR_QUANTIZED,
+) -> Case:
+    draw = Draw(LINEAR_QUANTIZED, name)
+    count = -(-k // group) if group else 1
+    integers = draw.ints("int64", -kind.most - 1, kind.most + 1, n, k).values
+    scales = np.abs(draw.coarse("float32", n, count).values) / kind.most
+    laid = np.zeros((-(-n // 32), count, 32))
+    for row in range(n):
+        laid[row // 32, :, row % 32] = scales[row]
+    inputs = {
+        "input": draw.coarse(dtype, *rows, k),
+        "weight": _stored(integers, kind),
+        "scales": tensor("float32", laid),
+    }
+    if bias:
+        inputs["bias"] = draw.coarse(dtype, n)
+    inputs = edit(inputs) if edit else inputs
+    scale = inputs["scales"].values
+    weight = np.array(
+        [
+            [integers[row, column] * scale[row // 32, column // group if group else 0, row % 32] for column in range(k)]
+            for row in range(n)
+        ]
+    ).reshape(n, k)
+    out = product(inputs["input"].values, weight, inputs["bias"].values if bias else None)
+    params: dict[str, Any] = {"out_features": n}
+    if kind.interleave > 1:
+        params["interleave"] = kind.interleave
+    if group:
+        params["group_size"] = group
+    if activation is not None:
+        params["activation"] = activation
+        out = each(PACKED_ACTIVATIONS[activation], out)
+    return Case(name, call, view(inputs) if view else inputs, {"output": Expected(dtype, out)}, params)
+
+
+def _quantizeds() -> Iterator[Case]:
+    for dtype in FLOATS:
+        for of, kind in (("int8", INT8), ("int4", INT4)):
+            yield _quantized(f"{dtype}_{of}", kind, dtype)
+            yield _quantized(f"{dtype}_{of}_groups_rank_3_no_bias", kind, dtype, (2, 2), 33, 3, group=32, bias=False)
+    for activation in PACKED_ACTIVATIONS:
+        yield _quantized(f"int8_{activation}", activation=activation)
+        yield _quantized(f"int4_bfloat16_{activation}", INT4, "bfloat16", activation=activation)
+    yield _quantized("rank_1", rows=())
+    yield _quantized("two_blocks", k=3, n=33)
+    yield _quantized("two_blocks_int4", INT4, k=3, n=33)
+    yield _quantized("many_rows", rows=(13,), k=3, n=2)
+    yield _quantized("groups_of_three", k=7, group=3)
+    yield _quantized("groups_of_three_int4", INT4, k=7, group=3)
+    yield _quantized("no_rows", rows=(0,))
+    yield _quantized("no_inputs_leave_the_bias", k=0)
+    yield _quantized("no_outputs", n=0)
+    yield _quantized(
+        "strided", view=lambda x: x | {"input": transposed(x["input"], 0, 1), "weight": every_other(x["weight"])}
+    )
+    yield _quantized("nan_input_stays_in_its_row", edit=lambda x: x | {"input": with_value(x["input"], (1, 2), NAN)})
+    yield _quantized(
+        "nan_scale_stays_in_its_column", edit=lambda x: x | {"scales": with_value(x["scales"], (0, 0, 2), NAN)}
+    )
+    yield _quantized("alias_linear_quantized", call="linear_quantized")
+
+
 ACTIVATIONS = {"silu": silu, "gelu": gelu, "relu": relu}
 
 
@@ -209,7 +315,7 @@ def _fuseds() -> Iterator[Case]:
     yield _fused("alias_fused_mlp", call="fused_mlp")
 
 
-CASES = {LINEAR: _linears, LINEAR_PACKED: _packeds, FUSED: _fuseds}
+CASES = {LINEAR: _linears, LINEAR_PACKED: _packeds, LINEAR_QUANTIZED: _quantizeds, FUSED: _fuseds}
 
 
 def check() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 FLOATS = ["float64", "float32", "float16", "bfloat16"]
 FP8 = ["float8_e4m3fn", "float8_e5m2"]
 FLOATS_AND_FP8 = FLOATS + FP8
-INTEGERS = {"int64": 64, "int32": 32, "int8": 8, "int4": 4, "bool": 1}
+INTEGERS = {"int64": 64, "int32": 32, "int8": 8, "uint8": 8, "int4": 4, "bool": 1}
 
 
 @dataclass(frozen=True)

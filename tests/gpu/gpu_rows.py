@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import gpu_references as references
+import layerzero as lz
 import reference
 import torch
 from gpu_cases import FLOATS, HALVES, Call, Draw, Want, by_plain
@@ -61,6 +62,12 @@ def products(draw: Draw) -> Call:
         if draw.random.random() < 0.5:
             kwargs["bias"] = draw.floats(out, dtype=dtype)
         return Call("linear", kwargs, [Want(*references.linear(**kwargs))])
+    if draw.random.random() < 0.4:
+        weight = draw.weights(out, hidden, dtype=torch.float32)
+        packed = lz.pack(weight, dtype=draw.one(("int8", "int4")), group=draw.one((None, 32, 128)))
+        kwargs = {"input": x, "weight": packed.blocks, "scales": packed.scales, "out_features": out}
+        kwargs |= {"interleave": packed.interleave, "group_size": packed.group}
+        return Call("linear_quantized", kwargs, [Want(*references.linear(x, packed.unpack()))])
     kwargs = {"input": x, "activation": draw.one(("silu", "gelu", "relu"))}
     kwargs["up_weight"], kwargs["down_weight"] = (draw.weights(*s, dtype=dtype) for s in ((out, hidden), (hidden, out)))
     if draw.random.random() < 0.7:

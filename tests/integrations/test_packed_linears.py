@@ -126,6 +126,46 @@ def test_a_model_can_be_copied_stored_and_moved(products: list[int]) -> None:
     assert "forward" not in vars(model[0]) and packed_linears._COPY not in vars(model[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("integers", ["int8", "int4"])
+def test_copies_may_be_integers(integers: str, dtype: torch.dtype, products: list[int]) -> None:
+    model = layer(dtype)
+    optimized = lz.optimize(model, only=(), pack_weights=integers)
+    for rows in (1, 16, 17):
+        x = torch.randn(rows, 40).to(dtype)
+        # More rows than the copy is faster at are multiplied with the weight as it is.
+        weight = model[0].weight if rows > 16 else lz.pack(model[0].weight, dtype=integers).unpack()
+        want = F.linear(x.double(), weight.double(), model[0].bias.double())
+        torch.testing.assert_close(model(x).double(), want, rtol=0, atol=0.05 if dtype != torch.float32 else 1e-5)
+    assert products == [1, 16]
+    (one,) = optimized.report.replaced
+    assert f"70x40 {integers}, up to 16 rows" in one.note
+    model[0].weight.mul_(2.0)
+    x = torch.randn(2, 40).to(dtype)
+    want = F.linear(x, lz.pack(model[0].weight, dtype=integers).unpack().to(dtype), model[0].bias)
+    torch.testing.assert_close(model(x), want, rtol=0, atol=0.05 if dtype != torch.float32 else 1e-5)
+
+
+def test_a_weight_that_is_not_finite_is_not_rounded(products: list[int]) -> None:
+    model, x = layer(), torch.randn(2, 40)
+    lz.optimize(model, only=(), pack_weights="int8")
+    model[0].weight[3, 4] = float("nan")
+    torch.testing.assert_close(model(x), F.linear(x, model[0].weight, model[0].bias), equal_nan=True)
+    model[0].weight[3, 4] = 0.0
+    model(x)
+    assert products == [2]
+    broken = layer()
+    broken[0].weight[3, 4] = float("inf")
+    (kept,) = lz.optimize(broken, only=(), pack_weights="int4").report.kept
+    assert "not finite" in kept.why
+
+
+def test_other_integers_are_refused() -> None:
+    with pytest.raises(lz.ConfigurationError, match="pack_weights is 'int3'") as raised:
+        lz.optimize(layer(), pack_weights="int3")
+    assert "'int8'" in raised.value.hint
+
+
 def test_the_report_has_what_was_measured_and_what_it_costs() -> None:
     optimized = packed(nn.Sequential(layer(), layer()))
     (one,) = optimized.report.replaced
@@ -148,7 +188,7 @@ def test_what_is_not_packed_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_linears, "_timed", lambda *_: (1.0, 1.0))
     packings: list[Any] = []
     pack = packed_linears.pack
-    monkeypatch.setattr(packed_linears, "pack", lambda weight: packings.append(weight) or pack(weight))
+    monkeypatch.setattr(packed_linears, "pack", lambda weight, **how: packings.append(weight) or pack(weight, **how))
     model = nn.Sequential(layer(), layer())
     assert why(model) == "the product with the weight as it is was as fast here"
     assert not any("forward" in vars(module) for module in model.modules())

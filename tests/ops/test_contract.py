@@ -146,6 +146,13 @@ SIMPLE: dict[str, Callable[[], dict[str, Any]]] = {
     "layer_norm": lambda: {"input": rand(3, 8), "weight": rand(8), "bias": rand(8)},
     "linear": lambda: {"input": rand(3, 8), "weight": rand(4, 8), "bias": rand(4)},
     "linear_packed": lambda: {"input": rand(3, 8), "weight": rand(1, 8, 32, 1), "bias": rand(4), "out_features": 4},
+    "linear_quantized": lambda: {
+        "input": rand(3, 8),
+        "weight": torch.ones(1, 8, 32, 1, dtype=torch.int8),
+        "bias": rand(4),
+        "scales": torch.ones(1, 1, 32),
+        "out_features": 4,
+    },
     "fused_mlp": lambda: {"input": rand(3, 8), "up_weight": rand(6, 8), "down_weight": rand(8, 6)},
     "silu_mul": lambda: {"gate": rand(3, 8), "up": rand(3, 8, seed=1)},
     "gelu": lambda: {"input": rand(3, 8)},
@@ -197,7 +204,7 @@ def test_the_same_call_gives_the_same_bits(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in SIMPLE if n not in ("alibi_bias", "embedding")])
 def test_batch_zero_gives_an_empty_result_of_the_right_shape(name: str) -> None:
     call = SIMPLE[name]()
-    shared = ("weight", "bias", "cos", "sin", "up_weight", "down_weight")
+    shared = ("weight", "bias", "scales", "cos", "sin", "up_weight", "down_weight")
     empty = {n: v[:0] if isinstance(v, torch.Tensor) and n not in shared else v for n, v in call.items()}
     out = getattr(lz, name)(**empty)
     assert out.shape == (0, *getattr(lz, name)(**call).shape[1:])

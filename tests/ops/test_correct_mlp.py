@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import layerzero as lz
 import pytest
 import reference
 import torch
@@ -13,7 +14,10 @@ from hypothesis import strategies as st
 from strategies import FLOATS, Draw, Stored, array, draws, exact, examples, put_nan, seldom, stored
 
 STORED = (
-    stored("linear", "mlp.linear") + stored("fused_mlp", "mlp.fused") + stored("linear_packed", "mlp.linear.packed")
+    stored("linear", "mlp.linear")
+    + stored("fused_mlp", "mlp.fused")
+    + stored("linear_packed", "mlp.linear.packed")
+    + stored("linear_quantized", "mlp.linear.quantized")
 )
 
 
@@ -25,6 +29,10 @@ def expected(name: str, kwargs: dict[str, Any]) -> list[Expected]:
     elif name == "linear_packed":
         rest = {key: kwargs[key] for key in ("out_features", "interleave", "activation") if key in kwargs}
         answer = reference.linear_packed(x, array(kwargs["weight"]), exact(kwargs.get("bias")), **rest)
+    elif name == "linear_quantized":
+        sizes = ("out_features", "interleave", "group_size", "activation")
+        rest = {key: kwargs[key] for key in sizes if key in kwargs} | {"scales": array(kwargs["scales"])}
+        answer = reference.linear_quantized(x, kwargs["weight"].numpy(), exact(kwargs.get("bias")), **rest)
     else:
         weights = (array(kwargs["up_weight"]), array(kwargs["down_weight"]), exact(kwargs.get("gate_weight")))
         answer = reference.fused_mlp(x, *weights, activation=kwargs.get("activation", "silu"))
@@ -113,6 +121,28 @@ def packed(draw: st.DrawFn, wide: bool = False) -> dict[str, Any]:
     blocks = padded.view(-(-outs // 32), 32, groups, interleave).permute(0, 2, 1, 3).contiguous()
     activation = draw(st.sampled_from(("none", "relu", "gelu", "gelu_tanh", "silu")))
     return kwargs | {"weight": blocks, "out_features": outs, "interleave": interleave, "activation": activation}
+
+
+@st.composite
+def quantized(draw: st.DrawFn, wide: bool = False) -> dict[str, Any]:
+    kwargs = draw(linears(wide))
+    weight = torch.nan_to_num(kwargs["weight"].float())
+    made = lz.pack(weight, dtype=draw(st.sampled_from(("int8", "int4"))), group=draw(st.sampled_from((None, 32, 128))))
+    activation = draw(st.sampled_from(("none", "relu", "gelu", "gelu_tanh", "silu")))
+    sizes = {"out_features": made.shape[0], "interleave": made.interleave, "group_size": made.group}
+    return kwargs | {"weight": made.blocks, "scales": made.scales, "activation": activation} | sizes
+
+
+@examples(400)
+@given(kwargs=quantized())
+def test_linear_quantized(kwargs: dict[str, Any], family: Family) -> None:
+    family.check("linear_quantized", kwargs, expected("linear_quantized", kwargs))
+
+
+@examples(40)
+@given(kwargs=quantized(wide=True))
+def test_wide_linear_quantized(kwargs: dict[str, Any], family: Family) -> None:
+    family.check("linear_quantized", kwargs, expected("linear_quantized", kwargs))
 
 
 @examples(400)

@@ -28,6 +28,7 @@ EDGES = {
     "fused_add_rms_norm": NORM_EDGES,
     "linear": {"half_bias"},
     "linear_packed": {"half_activation"},
+    "linear_quantized": {"half_activation"},
     "silu_mul": {"infinite"},
     "gelu": {"infinite"},
     "softmax": {"nothing_finite", "underflow"},
@@ -108,6 +109,20 @@ def test_packed_linear_activates_before_it_rounds(dtype: torch.dtype, activation
     want = small * (1.0 if activation in ("none", "relu") else 0.5)
     call = {"out_features": 4, "interleave": 2, "activation": activation}
     for kernel, got in results("linear_packed", input=rows, weight=weight, bias=bias, **call):
+        assert torch.allclose(got, torch.full_like(got, want), rtol=1e-2, atol=0.0), kernel
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
+def test_quantized_linear_activates_before_it_rounds(dtype: torch.dtype, activation: str) -> None:
+    # 64 · 127 + 65 = 8193 units of small are 1 + small, which rounds to 1 in half precision.
+    small = 2.0**-13
+    rows, bias = torch.tensor([[64.0, 1.0]] * 3, dtype=dtype), torch.full((4,), -1.0, dtype=dtype)
+    weight, scales = torch.zeros(1, 2, 32, 1, dtype=torch.int8), torch.full((1, 1, 32), small)
+    weight[0, 0], weight[0, 1] = 127, 65
+    want = small * (1.0 if activation in ("none", "relu") else 0.5)
+    call = {"scales": scales, "out_features": 4, "activation": activation}
+    for kernel, got in results("linear_quantized", input=rows, weight=weight, bias=bias, **call):
         assert torch.allclose(got, torch.full_like(got, want), rtol=1e-2, atol=0.0), kernel
 
 

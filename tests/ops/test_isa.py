@@ -111,7 +111,7 @@ def needed() -> dict[str, set[str]]:
             kernels = [kernel for listed in document["ops"].values() for kernel in listed]
             wanted |= {k["kernel_id"]: set(k.get("instruction_sets", ())) for k in kernels}
     ours = ["rms_norm", "add_rms_norm", "layer_norm", "silu_mul", "gelu", "softmax", "rope", "quantize", "dequantize"]
-    ours += ["linear", "linear_packed"]
+    ours += ["linear", "linear_packed", "linear_int8", "linear_int4"]
     ours += [f"attention.{kind}.decode" for kind in ("standard", "gqa", "cross")]
     ours += [f"attention.{kind}.decode.paged" for kind in ("standard", "gqa")]
     ours += [f"attention.{kind}.prefill" for kind in ("standard", "gqa", "cross")]
@@ -120,7 +120,8 @@ def needed() -> dict[str, set[str]]:
     wanted |= {f"lz_cpu.{name}.avx2": {"avx2"} for name in ours}
     avx512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
     wanted |= {"lz_cpu.linear_packed.avx512_bf16": {*avx512, "avx512bf16"}}
-    wanted |= {"lz_cpu.linear_packed.amx": {*avx512, "amx-tile", "amx-bf16"}}
+    products = ["linear_packed", "linear_int8", "linear_int4"]
+    wanted |= {f"lz_cpu.{name}.amx": {*avx512, "amx-tile", "amx-bf16"} for name in products}
     pairs = [name for name in ours if ".prefill" in name]
     wanted |= {f"lz_cpu.{name}.avx512_bf16": {*avx512, "avx512bf16"} for name in pairs}
     wanted |= {f"lz_cpu.{name}.amx": {*avx512, "avx512bf16", "amx-tile", "amx-bf16"} for name in pairs}

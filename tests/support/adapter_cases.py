@@ -32,6 +32,7 @@ DTYPES = {
     "float8_e4m3fn": torch.float8_e4m3fn,
     "float8_e5m2": torch.float8_e5m2,
     "int8": torch.int8,
+    "uint8": torch.uint8,
     "int32": torch.int32,
     "int64": torch.int64,
     "bool": torch.bool,
@@ -85,11 +86,15 @@ DEFAULTS: dict[str, Any] = {
     "max_seqlen_k": 0,
 }
 # Those of one operation that are others.
-OWN_DEFAULTS: dict[tuple[str, str], Any] = {("mlp.linear.packed", "activation"): "none"}
+OWN_DEFAULTS: dict[tuple[str, str], Any] = {
+    ("mlp.linear.packed", "activation"): "none",
+    ("mlp.linear.quantized", "activation"): "none",
+}
 # Every kernel takes any value of these.
 UNIVERSAL = {
     "out_features",
     "interleave",
+    "group_size",
     "max_seqlen_q",
     "max_seqlen_k",
     "shared_prefix",
@@ -141,6 +146,7 @@ SHAPES: dict[str, dict[str, str]] = {
     },
     "mlp.linear": {"input": "...rows in_features", "weight": "out_features in_features"},
     "mlp.linear.packed": {"input": "...rows in_features", "weight": "panels groups 32 interleave"},
+    "mlp.linear.quantized": {"input": "...rows in_features", "weight": "panels groups 32 interleave"},
     "mlp.fused": {"input": "...rows hidden", "up_weight": "intermediate hidden"},
     "activation.gelu": {"input": "...rows width"},
     "activation.softmax": {"input": "...rows width"},
@@ -330,6 +336,7 @@ def reason_to_skip(kernel: Kernel, case: Case) -> str | None:
         required = {
             ("weight", "mlp.linear"),
             ("weight", "mlp.linear.packed"),
+            ("weight", "mlp.linear.quantized"),
             ("qo_indptr", "attention.mla.prefill.paged"),
         }
         optional = optional and (name, case.op) not in required

@@ -417,6 +417,30 @@ def linear_packed(
     return Answer(act[activation](sums.values), 1.2 * np.asarray(sums.growth) + 4.0 * np.abs(sums.values))
 
 
+def linear_quantized(
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    *,
+    scales: Array,
+    out_features: int,
+    interleave: int = 1,
+    group_size: int = 0,
+    activation: str = "none",
+) -> Answer:
+    """act(x . W^T + bias), with a weight of integers in blocks of 32 outputs: W = integer * scale."""
+    rows, columns = np.arange(out_features)[:, None], np.arange(x.shape[-1])
+    bytes_ = columns // 2 if weight.dtype == np.uint8 else columns
+    integers = weight[rows // 32, bytes_ // interleave, rows % 32, bytes_ % interleave].astype(np.int64)
+    if weight.dtype == np.uint8:
+        integers = integers >> 4 * (columns % 2) & 15
+        integers = np.where(integers < 8, integers, integers - 16)
+    groups = columns // (group_size or max(x.shape[-1], 1))
+    blocks = np.zeros((scales.shape[0], x.shape[-1], 32, 1))
+    blocks[rows // 32, columns, rows % 32, 0] = integers * scales[rows // 32, groups, rows % 32]
+    return linear_packed(x, blocks, bias, out_features=out_features, activation=activation)
+
+
 def fused_mlp(
     x: Array, up_weight: Array, down_weight: Array, gate_weight: Array | None = None, activation: str = "silu"
 ) -> Answer:

@@ -191,6 +191,7 @@ STORED_DTYPES = {
     "int64": torch.int64,
     "int32": torch.int32,
     "int8": torch.int8,
+    "uint8": torch.uint8,
     "bool": torch.bool,
 }
 FOUR_BIT = ("int4", "mxfp4", "nvfp4")

@@ -275,6 +275,18 @@ CASES = [
         (0, 1, 2),
     ),
     Case(
+        "linear_quantized",
+        "linear_quantized",
+        _made(
+            lambda randn, n: (
+                (randn(2, n, 16), (randn(1, 16, 32, 1) * 40).clamp(-127, 127).to(torch.int8), randn(24)),
+                {"scales": randn(1, 1, 32).abs() / 40, "out_features": 24, "activation": "silu"},
+            )
+        ),
+        reference.linear_quantized,
+        (0, 2),
+    ),
+    Case(
         "fused_mlp",
         "fused_mlp",
         _made(lambda randn, n: ((randn(n, 16), randn(24, 16), randn(16, 24), randn(24, 16)), {})),

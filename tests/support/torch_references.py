@@ -303,6 +303,21 @@ def linear_packed(
     return out * torch.sigmoid(out) if activation == "silu" else out
 
 
+def linear_quantized(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    scales: Tensor,
+    out_features: int,
+    interleave: int = 1,
+    activation: str = "none",
+) -> Tensor:
+    """The same with a weight of integers, and a scale for each output."""
+    plain = weight.to(input.dtype) * scales.to(input.dtype)[:, :, :, None]
+    return linear_packed(input, plain, bias, out_features=out_features, interleave=interleave, activation=activation)
+
+
 def fused_mlp(
     input: Tensor, up_weight: Tensor, down_weight: Tensor, gate_weight: Tensor | None = None, activation: str = "silu"
 ) -> Tensor:

@@ -23,6 +23,7 @@ LOWERED = [
     "sparse_attention",
     "linear",
     "linear_packed",
+    "linear_quantized",
     "fused_mlp",
 ]
 BOTH = {"function": lambda case: case.call, "operator": lambda case: traced(case)}

@@ -11,7 +11,9 @@ from layerzero.bench import cpu
 APART = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
 
-def test_both_sides_of_every_row_compute_the_same() -> None:
+def test_both_sides_of_every_row_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Rounding millions of weights is not what is tested here.
+    monkeypatch.setattr(cpu, "QUANTIZED", ((256, 70),))
     found = set()
     for dtype, case in cpu.cases():
         ours, theirs = case.lz().double(), case.torch().double()
@@ -33,6 +35,7 @@ def test_both_sides_of_every_row_compute_the_same() -> None:
         "attention",
         "paged_attention",
         "linear",
+        "linear_quantized",
         "sample_topk",
         "sample_topp",
     }

@@ -1,4 +1,4 @@
-//! Calls with a packed weight: `linear(x, packed)` is `linear_packed` on the blocks.
+//! Calls with a packed weight: `linear(x, packed)` is `linear_packed` on the blocks, or `linear_quantized` where they have scales.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -31,19 +31,32 @@ pub unsafe fn is_packed(object: *mut PyObject) -> bool {
     ptr::eq(unsafe { ffi::Py_TYPE(object) }, CLASS.load(Ordering::Acquire))
 }
 
-/// Where a function takes a weight that may be packed, and the place of the function that serves such calls in the list:
-/// the one of the same name with `_packed` behind it.
-pub fn redirection(signature: &Signature) -> Option<(usize, usize)> {
-    let name = signature.function.name;
-    let other = format!("{}_packed", name.strip_suffix("_packed").unwrap_or(name));
-    let other = Signature::all().iter().position(|s| s.function.name == other)?;
-    Some((signature.arguments.iter().position(|a| a.name == "weight")?, other))
+/// Where a function takes a weight that may be packed, and the places of the functions that serve such calls in the list: those of
+/// the same name with `_packed` and, where the weight has scales, `_quantized` behind it.
+#[derive(Clone, Copy)]
+pub struct Redirection {
+    pub at: usize,
+    packed: usize,
+    quantized: usize,
 }
 
-/// The arguments of the function for packed weights, and what they borrow from.
+/// The redirection of a function.
+pub fn redirection(signature: &Signature) -> Option<Redirection> {
+    let name = signature.function.name;
+    let own = name.strip_suffix("_packed").or_else(|| name.strip_suffix("_quantized")).unwrap_or(name);
+    let called = |suffix: &str| {
+        let name = format!("{own}{suffix}");
+        Signature::all().iter().position(|s| s.function.name == name)
+    };
+    let at = signature.arguments.iter().position(|a| a.name == "weight")?;
+    Some(Redirection { at, packed: called("_packed")?, quantized: called("_quantized")? })
+}
+
+/// The function for a packed weight, its arguments, and what they borrow from.
 pub struct Unwrapped<'py> {
+    pub front: &'static Front,
     pub slots: Slots,
-    _held: [Bound<'py, PyAny>; 3],
+    _held: Vec<Bound<'py, PyAny>>,
 }
 
 /// Puts the parts of a packed weight into the arguments of the function that takes them. Sizes the caller named stay, and
@@ -51,22 +64,39 @@ pub struct Unwrapped<'py> {
 pub fn unwrapped<'py>(
     py: Python<'py>,
     front: &Front,
-    other: &Front,
-    at: usize,
+    fronts: &'static [Front],
+    redirection: Redirection,
     slots: &Slots,
 ) -> PyResult<Unwrapped<'py>> {
+    // SAFETY: a live object, which the caller holds.
+    let weight = unsafe { Bound::from_borrowed_ptr(py, slots[redirection.at]) };
+    let shape = weight.getattr(intern!(py, "shape"))?;
+    let scales = weight.getattr(intern!(py, "scales"))?;
+    let mut parts = vec![
+        ("weight", weight.getattr(intern!(py, "blocks"))?),
+        ("out_features", shape.get_item(0)?),
+        ("interleave", weight.getattr(intern!(py, "interleave"))?),
+    ];
+    let other = if scales.is_none() {
+        &fronts[redirection.packed]
+    } else {
+        parts.extend([("scales", scales), ("group_size", weight.getattr(intern!(py, "group"))?)]);
+        &fronts[redirection.quantized]
+    };
     let mut theirs: Slots = [ptr::null_mut(); crate::front::MAX_ARGUMENTS];
     let place = |name: &str| other.signature.arguments.iter().position(|a| a.name == name);
-    for (i, argument) in front.signature.arguments.iter().enumerate() {
-        if let Some(place) = place(argument.name) {
-            theirs[place] = slots[i];
-        }
+    for (i, argument) in front.signature.arguments.iter().enumerate().filter(|&(i, _)| !slots[i].is_null()) {
+        let Some(place) = place(argument.name) else {
+            let text = format!("{}(): this packed weight goes without '{}'", front.name(), argument.name);
+            return Err(error::argument(
+                py,
+                "BAD_ARGUMENTS",
+                &text,
+                "leave it out: the weight was packed without scales",
+            ));
+        };
+        theirs[place] = slots[i];
     }
-    // SAFETY: a live object, which the caller holds.
-    let weight = unsafe { Bound::from_borrowed_ptr(py, slots[at]) };
-    let (blocks, interleave) = (weight.getattr(intern!(py, "blocks"))?, weight.getattr(intern!(py, "interleave"))?);
-    let shape = weight.getattr(intern!(py, "shape"))?;
-    let outs = shape.get_item(0)?;
     if let Some(input) =
         front.signature.arguments.iter().position(|a| a.name == "input").filter(|&i| !slots[i].is_null())
     {
@@ -74,14 +104,14 @@ pub fn unwrapped<'py>(
         let input = unsafe { Bound::from_borrowed_ptr(py, slots[input]) };
         same_features(py, front.name(), &input, shape.get_item(1)?.extract()?)?;
     }
-    for (name, value) in [("weight", &blocks), ("out_features", &outs), ("interleave", &interleave)] {
+    for (name, value) in &parts {
         if let Some(place) = place(name)
-            && (name == "weight" || theirs[place].is_null())
+            && (*name == "weight" || theirs[place].is_null())
         {
             theirs[place] = value.as_ptr();
         }
     }
-    Ok(Unwrapped { slots: theirs, _held: [blocks, outs, interleave] })
+    Ok(Unwrapped { front: other, slots: theirs, _held: parts.into_iter().map(|(_, value)| value).collect() })
 }
 
 /// Refuses an input that has not the features of the weight. The blocks do not tell: what pads them looks like features.

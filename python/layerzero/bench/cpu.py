@@ -40,6 +40,9 @@ ACTIVATIONS = ((1, 3072), (64, 3072), (512, 4096))
 LINEARS = ((1, 768, 768), (1, 768, 3072), (1, 4096, 4096), (2, 4096, 4096), (4, 768, 3072), (16, 768, 768))
 #: The same of products that are made with a packed weight and with a plain one.
 PRODUCTS = ((1, 768, 768), (16, 768, 768), (128, 768, 768), (128, 768, 3072), (512, 3072, 768))
+#: In and out of linear layers with weights of integers, against torch's product with the weight as floats, and against making
+#: floats of them for every call.
+QUANTIZED = ((768, 768), (4096, 4096), (4096, 14_336))
 #: Batch, query heads, key/value heads, cached tokens, width of a head.
 DECODES = (
     (1, 12, 12, 128, 64),
@@ -112,6 +115,34 @@ def _products(dtype: Any) -> Iterator[Case]:
         yield Case("linear", shape, moved, plain, x, w, b)
         if (rows, ins, outs) in PRODUCTS:
             yield Case("linear, packed", shape, moved, plain, x, lz.pack(w), b)
+
+
+def _integers(dtype: Any) -> Iterator[Case]:
+    import torch
+    import torch.nn.functional as F
+
+    from layerzero.backends._shared.packed_weights import dequantized
+
+    def both(x: Tensor, integers: Tensor, scales: Tensor) -> Tensor:
+        return F.linear(x, (integers * scales).flatten(1))
+
+    for ins, outs in QUANTIZED:
+        weight = torch.randn(outs, ins) / ins**0.5
+        for kind, group in (("int8", None), ("int8", 128), ("int4", 64)):
+            packed = lz.pack(weight, dtype=kind, group=group)
+            name = kind if group is None else f"{kind} in groups of {group}"
+            rounded, scales = packed.unpack().to(dtype), packed.scales
+            assert scales is not None
+            units = dequantized(packed.blocks, torch.ones_like(scales), outs, ins, packed.group)
+            integers = units.to(torch.int8).view(outs, scales.shape[1], -1)
+            scales = scales.transpose(1, 2).flatten(0, 1)[:outs, :, None].to(dtype)
+            for rows in (1, 4, 16, 128):
+                x = torch.randn(rows, ins).to(dtype)
+                shape, moved = f"{rows}x{outs}x{ins}", _size(x) + packed.nbytes + rows * outs * dtype.itemsize
+                yield Case(f"linear_quantized, {name}", shape, moved, partial(F.linear, x, rounded), x, packed)
+                if rows in (1, 16):
+                    kind_of = f"linear_quantized, {name}, dequantized"
+                    yield Case(kind_of, shape, moved, partial(both, x, integers, scales), x, packed)
 
 
 def _tables(dtype: Any) -> Iterator[Case]:
@@ -219,7 +250,7 @@ def _sampling(dtype: Any) -> Iterator[Case]:
         yield Case("sample_topk, 1", shape, moved, partial(torch.argmax, logits, -1), logits, 1)
 
 
-GROUPS = (_norms, _activations, _tables, _products, _decode, _prefill, _sampling)
+GROUPS = (_norms, _activations, _tables, _products, _integers, _decode, _prefill, _sampling)
 
 
 def cases(kinds: set[str] | None = None) -> Iterator[tuple[str, Case]]:

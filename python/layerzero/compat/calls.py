@@ -71,6 +71,7 @@ SIZES: tuple[tuple[str, tuple[dict[str, int], ...]], ...] = (
         ({"rows": 8, "in_features": 64, "out_features": 64}, {"rows": 1, "in_features": 64, "out_features": 64}),
     ),
     ("mlp.linear.packed", ({"rows": 8, "in_features": 64, "out_features": 64, "interleave": 1},)),
+    ("mlp.linear.quantized", ({"rows": 8, "in_features": 64, "out_features": 64, "interleave": 1, "group_size": 0},)),
     ("mlp.fused", ({"rows": 8, "hidden": 64, "intermediate": 128}, {"rows": 256, "hidden": 64, "intermediate": 256})),
     ("activation", ({"rows": 8, "width": 256}, {"rows": 256, "width": 1024})),
     ("sampling.speculative", ({"batch": 2, "vocab": 64},)),

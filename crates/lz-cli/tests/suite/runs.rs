@@ -41,6 +41,8 @@ const CALLS: &[&str] = &[
     "mlp.linear --shape input=4x8 --shape weight=6x8 --shape bias=6",
     "mlp.linear.packed --shape input=4x8 --shape weight=1x8x32x1 --shape bias=6 --param out_features=6",
     "mlp.linear.packed --dtype bf16 --shape input=4x30 --shape weight=2x16x32x2 --param out_features=40 --param interleave=2 --param activation=silu",
+    "mlp.linear.quantized --shape input=4x40 --shape weight=1x40x32x1 --input-dtype weight=int8 --shape scales=1x2x32 --shape bias=6 --param out_features=6 --param group_size=32",
+    "mlp.linear.quantized --shape input=4x30 --shape weight=2x16x32x4 --input-dtype weight=uint8 --shape scales=2x1x32 --param out_features=40 --param interleave=4 --param activation=silu",
     "mlp.fused --shape input=4x8 --shape up_weight=16x8 --shape down_weight=8x16 --shape gate_weight=16x8 --param activation=gelu",
     "activation.silu_mul --shape gate=4x8 --shape up=4x8",
     "activation.gelu --shape input=4x8 --param approximate=tanh",

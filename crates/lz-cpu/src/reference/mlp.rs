@@ -1,6 +1,6 @@
 //! Matrix products and feed-forward blocks.
 
-use lz_model::{KernelArgs, KernelError};
+use lz_model::{DType, KernelArgs, KernelError};
 
 use super::Reference;
 use super::activation::{gelu, gelu_tanh, relu, silu};
@@ -13,6 +13,9 @@ pub struct Linear;
 
 /// Linear layer with a packed weight.
 pub struct LinearPacked;
+
+/// Linear layer with a packed weight of integers.
+pub struct LinearQuantized;
 
 /// Feed-forward block.
 pub struct Fused;
@@ -38,26 +41,57 @@ impl Reference for LinearPacked {
     const OPS: &'static [&'static str] = &["mlp.linear.packed"];
 
     fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
-        let (input, packed) = (args.tensor("input"), args.tensor("weight"));
+        let packed = args.tensor("weight");
         let (outs, ins, interleave) = (args.dim("out_features"), args.dim("in_features"), args.dim("interleave"));
         let weight = Matrix::gather(outs, ins, |n, k| packed.get(&[n / 32, k / interleave, n % 32, k % interleave]));
-        let bias = args.optional_tensor("bias").map(|bias| read_vector(&bias));
-        let activation = match args.text("activation") {
-            "relu" => relu,
-            "gelu" => gelu,
-            "gelu_tanh" => gelu_tanh,
-            "silu" => silu,
-            _ => |x| x,
-        };
-        for row in 0..args.dim("rows") {
-            let mut out = weight.times(&read_row(&input, row));
-            for (out, bias) in out.iter_mut().zip(bias.iter().flatten()) {
-                *out += bias;
-            }
-            out.iter_mut().for_each(|out| *out = activation(*out));
-            write_row(&mut args.outputs[0], row, out);
-        }
+        activated(args, &weight);
         Ok(())
+    }
+}
+
+impl Reference for LinearQuantized {
+    const OPS: &'static [&'static str] = &["mlp.linear.quantized"];
+
+    fn run(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
+        let (packed, scales) = (args.tensor("weight"), args.tensor("scales"));
+        let (outs, ins, interleave) = (args.dim("out_features"), args.dim("in_features"), args.dim("interleave"));
+        let halves = packed.dtype() == DType::U8;
+        let integer = |n: i64, k: i64| {
+            let byte = if halves { k / 2 } else { k };
+            let number = packed.get(&[n / 32, byte / interleave, n % 32, byte % interleave]);
+            if !halves {
+                return number;
+            }
+            // Four bits in two's complement: 8 to 15 are -8 to -1.
+            let four = if k % 2 == 0 { number as u8 & 15 } else { number as u8 >> 4 };
+            f64::from(four) - if four < 8 { 0.0 } else { 16.0 }
+        };
+        // All of them where one scale covers a whole row.
+        let group = if args.dim("group_size") == 0 { ins.max(1) } else { args.dim("group_size") };
+        let weight = Matrix::gather(outs, ins, |n, k| integer(n, k) * scales.get(&[n / 32, k / group, n % 32]));
+        activated(args, &weight);
+        Ok(())
+    }
+}
+
+/// Writes act(input · weight^T + bias).
+fn activated(args: &mut KernelArgs<'_, '_>, weight: &Matrix) {
+    let input = args.tensor("input");
+    let bias = args.optional_tensor("bias").map(|bias| read_vector(&bias));
+    let activation = match args.text("activation") {
+        "relu" => relu,
+        "gelu" => gelu,
+        "gelu_tanh" => gelu_tanh,
+        "silu" => silu,
+        _ => |x| x,
+    };
+    for row in 0..args.dim("rows") {
+        let mut out = weight.times(&read_row(&input, row));
+        for (out, bias) in out.iter_mut().zip(bias.iter().flatten()) {
+            *out += bias;
+        }
+        out.iter_mut().for_each(|out| *out = activation(*out));
+        write_row(&mut args.outputs[0], row, out);
     }
 }
 
@@ -89,8 +123,9 @@ impl Reference for Fused {
 
 #[cfg(test)]
 mod tests {
+    use super::DType;
     use crate::call;
-    use lz_model::{DType, ParamValue, Tensor};
+    use lz_model::{ParamValue, Tensor};
 
     #[test]
     fn linear_multiplies_with_the_transposed_weight() {
@@ -109,6 +144,34 @@ mod tests {
         let b = Tensor::from_f64(DType::F32, &[1], &[3.0]);
         let inputs = [("input", x.view()), ("weight", w.view()), ("bias", b.view())];
         assert_eq!(call("linear", &inputs, &[], None).unwrap()[0].1.to_f64(), [3.0, 3.0]);
+    }
+
+    #[test]
+    fn integers_are_multiplied_with_the_scale_of_their_group() {
+        // Output 0 is 1, -2, 3 with scales of 10 (two features) and 100; all else is zero.
+        let x = Tensor::from_f64(DType::F64, &[1, 3], &[1.0, 10.0, 100.0]);
+        let params = |interleave| {
+            [
+                ("out_features", ParamValue::Int(1)),
+                ("interleave", ParamValue::Int(interleave)),
+                ("group_size", ParamValue::Int(2)),
+            ]
+        };
+        let mut scales = vec![0.0; 2 * 32];
+        (scales[0], scales[32]) = (10.0, 100.0);
+        let scales = Tensor::from_f64(DType::F32, &[1, 2, 32], &scales);
+        let mut bytes = vec![0.0; 3 * 32];
+        (bytes[0], bytes[32], bytes[64]) = (1.0, -2.0, 3.0);
+        let int8 = Tensor::from_f64(DType::I8, &[1, 3, 32, 1], &bytes);
+        // 1 and -2 (14) in one byte, 3 in the next.
+        let mut bytes = vec![0.0; 16 * 32 * 4];
+        (bytes[0], bytes[1]) = (225.0, 3.0);
+        let int4 = Tensor::from_f64(DType::U8, &[1, 16, 32, 4], &bytes);
+        for (weight, interleave) in [(int8, 1), (int4, 4)] {
+            let inputs = [("input", x.view()), ("weight", weight.view()), ("scales", scales.view())];
+            let out = call("linear_quantized", &inputs, &params(interleave), None).unwrap();
+            assert_eq!(out[0].1.to_f64(), [10.0 - 200.0 + 30000.0]);
+        }
     }
 
     #[test]

@@ -21,8 +21,14 @@ pub trait Sixteen: Copy {
     unsafe fn load_pairs(from: &[bf16; 2 * LANES]) -> (Self, Self);
     /// From memory, widened.
     unsafe fn load_f16(from: &[f16; LANES]) -> Self;
+    /// From memory, as floats.
+    unsafe fn load_i8(from: &[i8; LANES]) -> Self;
+    /// One of eight integers of 4 bits, in two's complement, of each 32 bits in memory, as floats.
+    unsafe fn load_i4(from: &[[u8; 4]; LANES], at: usize) -> Self;
     /// To memory.
     unsafe fn store(self, to: &mut [f32; LANES]);
+    /// To memory as sixteen pairs, the first of each from `first`. What is stored must be bfloat16 numbers: nothing is rounded.
+    unsafe fn store_pairs(first: Self, second: Self, to: &mut [bf16; 2 * LANES]);
     /// self · factor + other.
     unsafe fn times(self, factor: Self, other: Self) -> Self;
     /// self + other.
@@ -89,8 +95,25 @@ impl Sixteen for Plain {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(from: &[i8; LANES]) -> Plain {
+        Plain(from.map(f32::from))
+    }
+
+    #[inline(always)]
+    unsafe fn load_i4(from: &[[u8; 4]; LANES], at: usize) -> Plain {
+        // To the upper end, and back with the sign.
+        Plain(from.map(|eight| (i32::from_le_bytes(eight) << (28 - 4 * at) >> 28) as f32))
+    }
+
+    #[inline(always)]
     unsafe fn store(self, to: &mut [f32; LANES]) {
         *to = self.0;
+    }
+
+    #[inline(always)]
+    unsafe fn store_pairs(first: Plain, second: Plain, to: &mut [bf16; 2 * LANES]) {
+        let pairs = to.as_chunks_mut::<2>().0.iter_mut().zip(first.0.into_iter().zip(second.0));
+        pairs.for_each(|(to, (first, second))| *to = [bf16::from_f32(first), bf16::from_f32(second)]);
     }
 
     #[inline(always)]
@@ -225,8 +248,35 @@ mod x86 {
         }
 
         #[inline(always)]
+        unsafe fn load_i8(from: &[i8; LANES]) -> InOne {
+            InOne(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.as_ptr().cast()))) })
+        }
+
+        #[inline(always)]
+        unsafe fn load_i4(from: &[[u8; 4]; LANES], at: usize) -> InOne {
+            unsafe {
+                // The lowest four bits choose one of sixteen numbers, and the others are not looked at.
+                let numbers = _mm512_setr_ps(
+                    0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0,
+                );
+                let eights = _mm512_loadu_si512(from.as_ptr().cast());
+                InOne(_mm512_permutexvar_ps(_mm512_srlv_epi32(eights, _mm512_set1_epi32(4 * at as i32)), numbers))
+            }
+        }
+
+        #[inline(always)]
         unsafe fn store(self, to: &mut [f32; LANES]) {
             unsafe { _mm512_storeu_ps(to.as_mut_ptr(), self.0) };
+        }
+
+        #[inline(always)]
+        unsafe fn store_pairs(first: InOne, second: InOne, to: &mut [bf16; 2 * LANES]) {
+            // A bfloat16 is the upper half of a float32; the first of a pair is the lower half of 32 bits.
+            unsafe {
+                let first = _mm512_srli_epi32::<16>(_mm512_castps_si512(first.0));
+                let pairs = _mm512_mask_blend_epi16(0xaaaa_aaaa, first, _mm512_castps_si512(second.0));
+                _mm512_storeu_si512(to.as_mut_ptr().cast(), pairs);
+            }
         }
 
         #[inline(always)]
@@ -366,10 +416,44 @@ mod x86 {
         }
 
         #[inline(always)]
+        unsafe fn load_i8(from: &[i8; LANES]) -> InTwo {
+            unsafe {
+                let half =
+                    |at: usize| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.as_ptr().add(at).cast())));
+                InTwo(half(0), half(8))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn load_i4(from: &[[u8; 4]; LANES], at: usize) -> InTwo {
+            unsafe {
+                // To the upper end, and back with the sign.
+                let half = |first: usize| {
+                    let eights = _mm256_loadu_si256(from.as_ptr().add(first).cast());
+                    let upper = _mm256_sllv_epi32(eights, _mm256_set1_epi32(28 - 4 * at as i32));
+                    _mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(upper))
+                };
+                InTwo(half(0), half(8))
+            }
+        }
+
+        #[inline(always)]
         unsafe fn store(self, to: &mut [f32; LANES]) {
             unsafe {
                 _mm256_storeu_ps(to.as_mut_ptr(), self.0);
                 _mm256_storeu_ps(to.as_mut_ptr().add(8), self.1);
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn store_pairs(first: InTwo, second: InTwo, to: &mut [bf16; 2 * LANES]) {
+            unsafe {
+                let pairs = |first: __m256, second: __m256| {
+                    let first = _mm256_srli_epi32::<16>(_mm256_castps_si256(first));
+                    _mm256_blend_epi16::<0b1010_1010>(first, _mm256_castps_si256(second))
+                };
+                _mm256_storeu_si256(to.as_mut_ptr().cast(), pairs(first.0, second.0));
+                _mm256_storeu_si256(to.as_mut_ptr().add(LANES).cast(), pairs(first.1, second.1));
             }
         }
 
@@ -466,10 +550,16 @@ mod tests {
                 keep(V::splat(1.5));
                 keep(V::load_bf16(&numbers.map(bf16::from_f32)));
                 keep(V::load_f16(&numbers.map(f16::from_f32)));
+                keep(V::load_i8(&std::array::from_fn(|i| (i as i32 * 17 - 128) as i8)));
+                let eights: [[u8; 4]; LANES] = std::array::from_fn(|i| [i as u8 * 17, 0x3f, 0x0c, 0xa8]);
+                [0, 1, 2, 6, 7].into_iter().for_each(|at| keep(V::load_i4(&eights, at)));
                 let pairs = std::array::from_fn(|i| bf16::from_f32(numbers[i / 2] + (i % 2) as f32));
                 let (first, second) = V::load_pairs(&pairs);
                 keep(first);
                 keep(second);
+                let mut stored = [bf16::ZERO; 2 * LANES];
+                V::store_pairs(first, second, &mut stored);
+                assert_eq!(stored, pairs);
                 keep(x.times(V::splat(2.0), V::splat(0.25)));
                 keep(x.plus(x));
                 keep(x.or_larger(V::splat(0.75)));
@@ -546,6 +636,11 @@ mod tests {
             each(&|_| 1.5),
             each(&|x| x),
             each(&|x| x),
+            (0..16).map(|i| i as f32 * 17.0 - 128.0).collect(),
+            (0..32).map(|i| if i % 16 < 8 { i as f32 % 16.0 } else { i as f32 % 16.0 - 16.0 }).collect(),
+            each(&|_| -1.0),
+            each(&|_| -8.0),
+            each(&|_| -6.0),
             each(&|x| x),
             each(&|x| x + 1.0),
             each(&|x| x * 2.0 + 0.25),

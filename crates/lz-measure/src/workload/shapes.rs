@@ -48,6 +48,7 @@ pub static FORMS: &[(&str, &[&str])] = &[
     ("norm.fused_add_rms", &["...rows hidden"]),
     ("mlp.linear", &["...rows in_features out_features"]),
     ("mlp.linear.packed", &["...rows in_features out_features"]),
+    ("mlp.linear.quantized", &["...rows in_features out_features"]),
     ("mlp.fused", &["...rows hidden intermediate"]),
     ("activation.silu_mul", &["...rows width"]),
     ("activation.gelu", &["...rows width"]),

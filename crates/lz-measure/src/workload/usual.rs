@@ -79,8 +79,9 @@ const SIZES: &[(&str, Rule)] = &[
     ("col_blocks", |k| Some(quotient(k.get("seq_k")?, 64))),
     // A quarter of the blocks.
     ("nnz", |k| k.get("row_blocks")?.checked_mul(quotient(quotient(k.get("seq_k")?, k.get("block_cols")?), 4))),
-    // Packed weights of float32 and float16; those of bfloat16 are packed in pairs.
+    // Packed weights of float32, float16 and int8; those of bfloat16 are packed in pairs. A scale for each output.
     ("interleave", |_| Some(1)),
+    ("group_size", |_| Some(0)),
     ("draft", |_| Some(4)),
     ("k", |_| Some(50)),
     ("shared_prefix", |_| Some(0)),

@@ -62,7 +62,7 @@ fn an_operation_without_the_sizes_it_needs_asks_for_them() {
                 let wanted = match op.id() {
                     "kv_cache.compact" => &["num_blocks"][..],
                     // A parameter as well as a size: parameters are looked at first.
-                    "mlp.linear.packed" => &["out_features"],
+                    "mlp.linear.packed" | "mlp.linear.quantized" => &["out_features"],
                     _ => &["rows", "seq_q", "seq_k", "seq", "tokens", "vocab"],
                 };
                 assert!(op.dim_index(dim).is_some() && wanted.contains(&dim), "{}: {dim}", op.id());

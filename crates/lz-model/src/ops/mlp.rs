@@ -1,6 +1,6 @@
 //! Matrix products and feed-forward blocks.
 
-use lz_abi::DTypeSet;
+use lz_abi::{DType, DTypeSet};
 
 use crate::param::{Param, ParamDefault};
 use crate::schema::*;
@@ -48,11 +48,18 @@ fn panels(sizes: &dyn Sizes) -> i64 {
 
 fn groups(sizes: &dyn Sizes) -> i64 {
     let (ins, interleave) = (sizes.dim("in_features"), sizes.dim("interleave"));
+    // A byte is two integers of 4 bits.
+    let interleave = if sizes.dtype("weight") == Some(DType::U8) { interleave.saturating_mul(2) } else { interleave };
     if interleave <= 1 {
         return ins;
     }
     let whole = interleave.saturating_mul(PACKED_GROUPS);
     (ins / whole + i64::from(ins % whole > 0)).saturating_mul(PACKED_GROUPS)
+}
+
+fn scale_groups(sizes: &dyn Sizes) -> i64 {
+    let (ins, group) = (sizes.dim("in_features"), sizes.dim("group_size"));
+    if group <= 0 { 1 } else { ins / group + i64::from(ins % group > 0) }
 }
 
 /// Linear layer with a weight that was packed before.
@@ -97,6 +104,51 @@ what pads the blocks is not looked at",
     }],
     flops: "2 * rows * in_features * out_features",
     bytes: "(rows * in_features + in_features * out_features + rows * out_features) * dtype_bits / 8",
+    ..BLANK
+};
+
+/// Linear layer with a weight of integers that was packed before.
+pub static LINEAR_QUANTIZED: OpSchema = OpSchema {
+    id: "mlp.linear.quantized",
+    family: Family::Mlp,
+    also: &["linear_quantized"],
+    summary: "linear layer with a weight of 8-bit or 4-bit integers in the blocks that lz.pack makes, then an activation",
+    semantics: "out = act(input . W^T + bias), with W[n, k] = scales[n / 32, k / group_size, n % 32] * weight[n / 32, \
+k / interleave, n % 32, k % interleave]; a group_size of 0 is one scale for each output. A weight of uint8 holds two 4-bit \
+integers in two's complement per byte, the lower four bits first: W[n, k] is in byte k / 2 % interleave of group \
+k / (2 * interleave). What pads the blocks is not looked at",
+    dims: &[
+        ROWS,
+        Dim::exact("in_features", DimKind::Other).also(&["k"]),
+        Dim::exact("out_features", DimKind::Other).also(&["n"]),
+        Dim::exact("interleave", DimKind::Other),
+        Dim::exact("group_size", DimKind::Other),
+        Dim::exact("panels", DimKind::Other).derived(panels),
+        Dim::exact("groups", DimKind::Other).derived(groups),
+        Dim::exact("scale_groups", DimKind::Other).derived(scale_groups),
+    ],
+    inputs: &[
+        Input::new("input", "...rows in_features", DTypeSet::FLOATS).also(&["x"]),
+        Input::new("weight", "panels groups 32 interleave", DTypeSet::of(&[DType::I8, DType::U8])),
+        Input::same("bias", "out_features", "input").optional(),
+        Input::new("scales", "panels scale_groups 32", DTypeSet::of(&[DType::F32])),
+    ],
+    params: &[
+        Param::dim("out_features", "rows of the weight before it was packed"),
+        Param::dim("interleave", "numbers side by side: 1 for int8, 4 bytes for int4").default(ParamDefault::Int(1)),
+        Param::dim("group_size", "input features that share a scale; 0 for all of them").default(ParamDefault::Int(0)),
+        Param::choice("activation", &["none", "relu", "gelu", "gelu_tanh", "silu"], "none", "applied to the sum"),
+    ],
+    outputs: &[Output::like("output", "...rows out_features", "input")],
+    checks: LINEAR_PACKED.checks,
+    edges: &[Edge {
+        name: "half_activation",
+        when: "the dtype is float16 or bfloat16",
+        gives: "neither the weight nor the product nor its sum with the bias is rounded before the activation",
+        except: "",
+    }],
+    flops: "2 * rows * in_features * out_features",
+    bytes: "(rows * in_features + rows * out_features) * dtype_bits / 8 + panels * groups * 32 * interleave + panels * scale_groups * 128",
     ..BLANK
 };
 

@@ -160,6 +160,11 @@ fn from_schema() -> impl Strategy<Value = FromSchema> {
             // Up to six outputs are one block of 32.
             sizes.extend([("interleave", 1), ("groups", sizes["in_features"]), ("panels", 1)]);
         }
+        if schema.id == "mlp.linear.quantized" {
+            // Up to six inputs are padded to 16 pairs, of bytes as well as of halves of them.
+            let scales = (sizes["in_features"] + sizes["group_size"] - 1) / sizes["group_size"];
+            sizes.extend([("interleave", 2), ("groups", 16), ("panels", 1), ("scale_groups", scales)]);
+        }
         let mut leading: BTreeMap<&'static str, Vec<i64>> = BTreeMap::new();
         let mut tensors: Vec<AnyTensor> = Vec::new();
         for input in schema.inputs {

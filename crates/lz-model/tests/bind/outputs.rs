@@ -224,6 +224,15 @@ fn gives() -> Vec<Gives> {
             "mlp.linear.packed",
             one(Bf16, &[2, 3, 33]),
         ),
+        Gives(
+            "linear_quantized",
+            made(vec![t("input", Bf16, &[2, 3, 300]), t("weight", U8, &[2, 48, 32, 4]), t("scales", F32, &[2, 3, 32])])
+                .param("out_features", ParamValue::Int(33))
+                .param("interleave", ParamValue::Int(4))
+                .param("group_size", ParamValue::Int(128)),
+            "mlp.linear.quantized",
+            one(Bf16, &[2, 3, 33]),
+        ),
         Gives("kv_append", append, "kv_cache.append", vec![]),
         Gives("kv_compact", compact, "kv_cache.compact", vec![]),
         Gives("tokenize", text(), "tokenize.encode", vec![]),

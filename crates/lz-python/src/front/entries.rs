@@ -51,12 +51,14 @@ unsafe fn call(front: &'static Front, args: *const *mut PyObject, count: usize, 
             return unsafe { with_lse(front, &FRONTS.get().expect("made with the functions")[other], asked, &slots) };
         }
     }
-    if let Some((at, other)) = front.packed
+    if let Some(redirection) = front.packed
+        && let weight = slots[redirection.at]
         // SAFETY: the caller holds the arguments.
-        && !slots[at].is_null() && unsafe { packed::is_packed(slots[at]) }
+        && !weight.is_null() && unsafe { packed::is_packed(weight) }
     {
+        let fronts = FRONTS.get().expect("made with the functions");
         // SAFETY: as above.
-        return unsafe { with_packed(front, &FRONTS.get().expect("made with the functions")[other], at, &slots) };
+        return unsafe { with_packed(front, fronts, redirection, &slots) };
     }
     // SAFETY: the caller holds the arguments.
     unsafe { run(front, &slots, true) }

@@ -60,8 +60,8 @@ pub struct Front {
     is_torch_attention: bool,
     /// The place of `return_lse`, and the function such a call is one of.
     with_lse: Option<(usize, usize)>,
-    /// The place of a weight that may be packed, and the function such a call is one of.
-    packed: Option<(usize, usize)>,
+    /// The place of a weight that may be packed, and the functions such a call is one of.
+    packed: Option<packed::Redirection>,
 }
 
 /// The places of bits that are set, in order.

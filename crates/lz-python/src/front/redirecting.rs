@@ -7,17 +7,23 @@ use pyo3::prelude::*;
 
 use super::running::run;
 use super::{Front, MAX_ARGUMENTS, Slots};
-use crate::{error, packed};
+use crate::error;
+use crate::packed::{self, Redirection};
 
 /// A call with a packed weight: the same arguments for the function that takes its blocks.
 ///
 /// # Safety
 /// As [`run`].
 #[inline(never)]
-pub(super) unsafe fn with_packed(front: &Front, other: &'static Front, at: usize, slots: &Slots) -> *mut PyObject {
-    Python::attach(|py| match packed::unwrapped(py, front, other, at, slots) {
+pub(super) unsafe fn with_packed(
+    front: &Front,
+    fronts: &'static [Front],
+    redirection: Redirection,
+    slots: &Slots,
+) -> *mut PyObject {
+    Python::attach(|py| match packed::unwrapped(py, front, fronts, redirection, slots) {
         // SAFETY: passed on; what the slots borrow from lives until the call is over.
-        Ok(call) => unsafe { run(other, &call.slots, true) },
+        Ok(call) => unsafe { run(call.front, &call.slots, true) },
         Err(error) => {
             error.restore(py);
             ptr::null_mut()

@@ -86,6 +86,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "torch.linear_packed": feedforward.linear_packed,
     "torch.linear_packed.many_rows": feedforward.linear_packed,
     "torch.linear_packed.float16": feedforward.linear_packed,
+    "torch.linear_quantized": feedforward.linear_quantized,
     "torch.mlp": feedforward.fused_mlp,
     "torch.mlp.wide": feedforward.fused_mlp_wide,
     "torch.mlp.blocked": feedforward.fused_mlp_blocked,

@@ -62,6 +62,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "torch.any.add_rms_norm": wide(norm.fused_add_rms_norm_plain),
     "torch.any.add_rms_norm.composed": wide(norm.fused_add_rms_norm),
     "torch.any.linear": feedforward.linear_kernel,
+    "torch.any.linear_quantized": feedforward.linear_quantized,
     "torch.any.mlp": feedforward.fused_mlp,
     "torch.any.silu_mul": feedforward.silu_mul_plain,
     "torch.any.gelu": feedforward.gelu_kernel,

@@ -90,6 +90,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "torch.cuda.add_rms_norm": norm.fused_add_rms_norm_plain,
     "torch.cuda.add_rms_norm.composed": norm.fused_add_rms_norm,
     "torch.cuda.linear": feedforward.linear_kernel,
+    "torch.cuda.linear_quantized": feedforward.linear_quantized,
     "torch.cuda.mlp": feedforward.fused_mlp,
     "torch.cuda.silu_mul": feedforward.silu_mul_plain,
     "torch.cuda.silu_mul.reused": feedforward.silu_mul,

@@ -1,4 +1,4 @@
-"""Linear layers on a CPU that multiply with packed copies of their weights.
+"""Linear layers on a CPU that multiply with packed copies of their weights, which may be rounded to integers.
 
 Few rows are multiplied with the copy, many with the weight itself: which is faster is measured when a layer is packed, at
 :data:`ROWS`. A copy is made again when its weight was written to or moved. Where gradients of the weight are wanted, under autocast,
@@ -18,6 +18,7 @@ from torch import nn
 
 from layerzero._native import linear
 from layerzero.bench.rounds import interleaved
+from layerzero.errors import InvalidCallError
 from layerzero.integrations.models.replacing import is_replaced
 from layerzero.packing import PackedWeight, pack
 
@@ -29,6 +30,8 @@ ROWS = (1, 4, 16, 64)
 _GAIN = 1.05
 #: Rounds of a measurement, and microseconds of one of them.
 _ROUNDS, _ROUND_US = 5, 2_000.0
+#: What weights may be.
+_DTYPES = frozenset([torch.float32, torch.bfloat16, torch.float16])
 #: Where a module keeps its copy.
 _COPY = "_lz_packed"
 
@@ -45,12 +48,18 @@ class Packed:
     most_rows: int
     #: How many times faster it is, by rows.
     gain: dict[int, float]
+    #: The integers it is rounded to, if it is.
+    dtype: str | None = None
 
-    def follow(self, weight: torch.Tensor) -> None:
-        """Copies a weight again that was written to or moved."""
+    def follow(self, weight: torch.Tensor) -> bool:
+        """Copies a weight again that was written to or moved. Whether the copy is one of it: integers are never NaN."""
         if weight._version != self.version or weight.data_ptr() != self.address:
-            self.weight = pack(weight.detach())
+            try:
+                self.weight = pack(weight.detach(), dtype=self.dtype)
+            except InvalidCallError:
+                return False
             self.version, self.address = weight._version, weight.data_ptr()
+        return True
 
 
 #: Times the product with a weight and the product with its copy, in microseconds, at a number of rows.
@@ -59,29 +68,34 @@ Timing = Callable[[torch.Tensor, PackedWeight, int], tuple[float, float]]
 Known = dict[tuple[Any, ...], dict[int, float]]
 
 
-def packed(module: nn.Module, known: Known, timing: Timing | None = None) -> Packed | str | None:
+def packed(
+    module: nn.Module, known: Known, timing: Timing | None = None, dtype: str | None = None
+) -> Packed | str | None:
     """Packs the weight of a layer; why not; None where it is no linear layer.
 
     Args:
         module: any module.
         known: what was measured for layers of this size before; what is measured now is added.
         timing: how to measure.
+        dtype: the integers to round to, ``"int8"`` or ``"int4"``.
     """
     if not isinstance(module, nn.Linear):
         return None
     weight: Any = module._parameters.get("weight")
     if (why := _not_packable(module, weight)) is not None:
         return f"packed weight: {why}"
-    key = (*weight.shape, weight.dtype, torch.get_num_threads())
+    key = (*weight.shape, weight.dtype, dtype, torch.get_num_threads())
     copied = None
+    if dtype is not None and not weight.isfinite().all():
+        return "packed weight: it has numbers that are not finite, which no integer is"
     if key not in known:
-        copied = pack(weight.detach())
+        copied = pack(weight.detach(), dtype=dtype)
         known[key] = _gains(weight.detach(), copied, timing or _timed)
     gain = {rows: times for rows, times in known[key].items() if times >= _GAIN}
     if not gain:
         return "packed weight: the product with the weight as it is was as fast here"
-    copied = copied or pack(weight.detach())
-    copy = Packed(copied, weight.data_ptr(), weight._version, max(gain), gain)
+    copied = copied or pack(weight.detach(), dtype=dtype)
+    copy = Packed(copied, weight.data_ptr(), weight._version, max(gain), gain, dtype)
     module.__dict__[_COPY] = copy
     return copy
 
@@ -95,9 +109,8 @@ def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
     """The forward of a layer that has a copy of its weight."""
     copy: Packed | None = self.__dict__.get(_COPY)
     weight, bias = self._parameters["weight"], self._parameters["bias"]
-    if copy is None or not _fits(copy, weight, bias, input):
+    if copy is None or not _fits(copy, weight, bias, input) or not copy.follow(weight):
         return F.linear(input, weight, bias)
-    copy.follow(weight)
     product: torch.Tensor = linear(input, copy.weight, bias)
     return product
 
@@ -108,8 +121,9 @@ def _fits(copy: Packed, weight: Any, bias: Any, input: torch.Tensor) -> bool:
         # torch.func.functional_call puts other tensors in the place of parameters.
         or type(weight) is not nn.Parameter
         or type(input) is not torch.Tensor
-        or input.dtype is not copy.weight.dtype
         or weight.dtype is not input.dtype
+        or weight.dtype not in _DTYPES
+        or (copy.dtype is None and weight.dtype is not copy.weight.dtype)
         or weight.device.type != "cpu"
         or input.device.type != "cpu"
         or input.dim() == 0
@@ -127,7 +141,7 @@ def _not_packable(module: nn.Linear, weight: Any) -> str | None:
         return f"its weight is {type(weight).__name__}, not a plain parameter"
     if weight.device.type != "cpu":
         return f"its weight is on {weight.device}, and packed weights are for the CPU"
-    if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+    if weight.dtype not in _DTYPES:
         return f"its weight is {str(weight.dtype).removeprefix('torch.')}"
     if weight.is_inference():
         return "its weight was made in inference mode, where torch does not count writes"

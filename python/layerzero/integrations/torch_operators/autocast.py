@@ -17,8 +17,9 @@ from layerzero.integrations.torch_operators.operators import Operator
 # Matrix products, as in torch's own policy. All else stays in the dtype it comes in: norms and activations are limited
 # by memory, and accumulate in float32 inside. States of attention are merged by weights, not by a product.
 LOWERED = frozenset(f["name"] for f in _native.functions() if f["family"] in ("attention", "mlp")) - {"merge_states"}
-# Slopes are multiplied by distances, so their error grows with them; kernels take them in float32.
-_KEPT = frozenset(["alibi_slopes", "sinks"])
+# Slopes are multiplied by distances, so their error grows with them; kernels take them in float32. So they do the scales of
+# integers.
+_KEPT = frozenset(["alibi_slopes", "scales", "sinks"])
 _CASTABLE = frozenset([torch.float32, torch.float16, torch.bfloat16])
 
 # The dispatch keys of autocast, by device type; a device type of another library's has the name it was given.

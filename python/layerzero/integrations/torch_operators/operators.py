@@ -155,8 +155,10 @@ def _operator(function: dict[str, Any]) -> Operator:
     for each in declared:
         argument = _argument(each, function["updates"])
         if argument.required and arguments and not arguments[-1].required:
-            # torch wants arguments without a default to come first. A size that is left out is 0, which no tensor agrees with.
-            argument = Argument(argument.name, argument.type, required=False, default=0)
+            # torch wants arguments without a default to come first. A size that is left out is 0, which no tensor agrees with; a
+            # tensor is missed where the call is read.
+            kind, default = (f"{argument.type}?", None) if argument.is_tensor else (argument.type, 0)
+            argument = Argument(argument.name, kind, required=False, default=default)
         arguments.append(argument)
     if RULES[function["name"]].differentiable and any(argument.name == "seed" for argument in arguments):
         # A backward must drop what the forward dropped, so the seed is drawn before both, and is part of a graph.

@@ -231,8 +231,9 @@ def _with_scales(quantized: Tensor, values: dict[str, Any]) -> tuple[Tensor, ...
     return quantized, scales.expand(like.shape).clone(), torch.zeros_like(scales.expand(like.shape), dtype=torch.int32)
 
 
-def _linear_packed(*args: Any, out: Tensor | None = None, **kwargs: Any) -> Tensor:
-    result: Tensor = torch.ops.layerzero.linear_packed(*args, **kwargs)
+def _with_packed(function: str, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    out = kwargs.pop("out", None)
+    result: Tensor = getattr(torch.ops.layerzero, function)(*args, **kwargs)
     return result if out is None else out.copy_(result)
 
 
@@ -255,7 +256,7 @@ def _caller(operator: Operator) -> Callable[..., Any]:
         if takes_packed:
             given = packing.unwrapped_call(args, kwargs)
             if given is not None:
-                return _linear_packed(*given[0], **given[1])
+                return _with_packed(*given)
         if kwargs.pop("return_lse", None):
             # It has fewer arguments: those that say nothing are left out.
             told = {n: v for n, v in kwargs.items() if not (v is None or (isinstance(v, float) and v == 0.0))}

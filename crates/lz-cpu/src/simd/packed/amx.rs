@@ -4,7 +4,7 @@ use half::bf16;
 
 use super::super::amx::{self, Amx, HEIGHT, Product, ROW, STEP};
 use super::WIDTH;
-use super::engine::{DEPTH, Engine, Panels, STRIDE, prefetch};
+use super::engine::{Engine, Panels, STRIDE, prefetch};
 
 /// The engine.
 pub struct AmxBf16;
@@ -21,7 +21,10 @@ const _: () = assert!(ROW == WIDTH * size_of::<f32>() && ROW == 2 * WIDTH * size
 impl Engine for AmxBf16 {
     type Isa = Amx;
     type Number = bf16;
+    type Weight = bf16;
     type Row = bf16;
+    type Scratch = ();
+    const INTERLEAVE: usize = 2;
     const ROWS: usize = 2 * HEIGHT;
 
     #[allow(unsafe_code)]
@@ -40,10 +43,17 @@ impl Engine for AmxBf16 {
 
     #[allow(unsafe_code)]
     #[inline(always)]
-    unsafe fn add_block(rows: &[bf16], count: usize, weight: Panels<'_, bf16>, sums: &mut [[f32; WIDTH]], first: bool) {
+    unsafe fn add_block(
+        _: &mut (),
+        rows: &[bf16],
+        count: usize,
+        weight: Panels<'_, bf16>,
+        sums: &mut [[f32; WIDTH]],
+        first: bool,
+    ) {
         let weight = weight.only();
         let steps = size_of_val(weight) / WEIGHTS;
-        assert!(rows.len() >= count * STRIDE && sums.len() >= count && weight.len() <= DEPTH * WIDTH);
+        assert!(rows.len() >= (count - 1) * STRIDE + weight.len() / WIDTH && sums.len() >= count);
         assert!(size_of_val(weight) == steps * WEIGHTS, "panels are padded to whole steps");
         assert!(steps * STEP <= STRIDE * size_of::<bf16>(), "a row holds all steps");
         let product = Product {

@@ -6,7 +6,7 @@ use half::bf16;
 
 use super::super::Avx512Bf16;
 use super::WIDTH;
-use super::engine::{AHEAD, DEPTH, Engine, Panels, STRIDE, prefetch};
+use super::engine::{AHEAD, Engine, Panels, STRIDE, prefetch};
 
 /// The engine.
 pub struct DotBf16;
@@ -14,14 +14,24 @@ pub struct DotBf16;
 impl Engine for DotBf16 {
     type Isa = Avx512Bf16;
     type Number = bf16;
+    type Weight = bf16;
     type Row = bf16;
+    type Scratch = ();
+    const INTERLEAVE: usize = 2;
     const ROWS: usize = 12;
 
     #[allow(unsafe_code)]
     #[inline(always)]
-    unsafe fn add_block(rows: &[bf16], count: usize, weight: Panels<'_, bf16>, sums: &mut [[f32; WIDTH]], first: bool) {
+    unsafe fn add_block(
+        _: &mut (),
+        rows: &[bf16],
+        count: usize,
+        weight: Panels<'_, bf16>,
+        sums: &mut [[f32; WIDTH]],
+        first: bool,
+    ) {
         let weight = weight.only();
-        assert!(rows.len() >= count * STRIDE && sums.len() >= count && weight.len() <= DEPTH * WIDTH);
+        assert!(rows.len() >= (count - 1) * STRIDE + weight.len() / WIDTH && sums.len() >= count);
         macro_rules! among {
             ($($r:literal)+) => {
                 match count {
@@ -38,8 +48,8 @@ impl Engine for DotBf16 {
 /// Adds a block to the sums of `R` rows.
 ///
 /// # Safety
-/// This CPU has AVX-512 BF16. `rows` are `R` rows that are [`STRIDE`] apart, `weight` is a block of at most [`DEPTH`]
-/// input features, and `sums` has `R` rows.
+/// This CPU has AVX-512 BF16. `rows` are `R` rows that are [`STRIDE`] apart and have the input features of `weight`, and `sums`
+/// has `R` rows.
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 #[inline(always)]

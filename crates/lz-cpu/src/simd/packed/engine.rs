@@ -39,21 +39,24 @@ pub fn prefetch<T>(from: *const T, ahead: usize) {
 }
 
 /// A dtype of packed weights.
-pub trait Packed: Narrow {
-    /// Input features side by side.
-    const INTERLEAVE: usize;
+pub trait Packed: Scalar {
+    /// Input features in one number: two integers of 4 bits are a byte.
+    const FEATURES: usize = 1;
+    /// Whether scales make numbers of them.
+    const SCALED: bool = false;
 }
 
-impl Packed for f32 {
-    const INTERLEAVE: usize = 1;
+impl Packed for f32 {}
+impl Packed for f16 {}
+impl Packed for bf16 {}
+
+impl Packed for i8 {
+    const SCALED: bool = true;
 }
 
-impl Packed for f16 {
-    const INTERLEAVE: usize = 1;
-}
-
-impl Packed for bf16 {
-    const INTERLEAVE: usize = 2;
+impl Packed for u8 {
+    const FEATURES: usize = 2;
+    const SCALED: bool = true;
 }
 
 /// Numbers of the input that an engine computes with as `R`.
@@ -84,6 +87,17 @@ pub fn arrange<T: ArrangedAs<R>, R: Scalar + Default>(from: &[T], to: &mut [R]) 
     rest.fill(R::default());
 }
 
+/// The scales of a block of neighbouring panels.
+#[derive(Clone, Copy, Default)]
+pub struct Scales<'a> {
+    /// From those of the first group of the block in the first panel on: [`WIDTH`] for each group.
+    pub numbers: &'a [f32],
+    /// Numbers from a panel to the next.
+    pub apart: usize,
+    /// Input features of a group.
+    pub group: usize,
+}
+
 /// The same block of neighbouring panels.
 #[derive(Clone, Copy)]
 pub struct Panels<'a, T> {
@@ -95,6 +109,10 @@ pub struct Panels<'a, T> {
     pub apart: usize,
     /// How many panels.
     pub count: usize,
+    /// Input features of the block, without what pads it.
+    pub features: usize,
+    /// Where the weight is scaled.
+    pub scales: Scales<'a>,
 }
 
 impl<'a, T> Panels<'a, T> {
@@ -111,11 +129,20 @@ impl<'a, T> Panels<'a, T> {
 pub trait Engine {
     /// The instruction set it is compiled for.
     type Isa: Isa;
-    /// The dtype of input, weight and result.
-    type Number: Packed + ArrangedAs<Self::Row>;
+    /// The dtype of input and result.
+    type Number: Narrow + ArrangedAs<Self::Row>;
+    /// The dtype of the weight.
+    type Weight: Packed;
     /// The dtype the input is arranged in.
     type Row: Scalar + Default;
 
+    /// What a thread keeps from one tile to the next.
+    type Scratch: Default;
+
+    /// Numbers of the weight side by side.
+    const INTERLEAVE: usize;
+    /// Input features that arranged rows are padded to a multiple of, with zeros.
+    const STEP: usize = 1;
     /// Rows of the input a tile has at most.
     const ROWS: usize;
 
@@ -152,9 +179,10 @@ pub trait Engine {
     /// # Safety
     /// The caller is work that `Self::Isa` runs; `count` is from 1 to [`Engine::ROWS`], and [`Engine::begin`] was called for it.
     unsafe fn add_block(
+        scratch: &mut Self::Scratch,
         rows: &[Self::Row],
         count: usize,
-        weight: Panels<'_, Self::Number>,
+        weight: Panels<'_, Self::Weight>,
         sums: &mut [[f32; WIDTH]],
         first: bool,
     );

@@ -10,6 +10,9 @@
 //! | [`engine`] | what computes a tile, how the input must lie for it, and what is prefetched |
 //! | [`widened`] | tiles of float32, float16 and bfloat16, for any instruction set |
 //! | [`dot_bf16`], [`amx`] | tiles of bfloat16, by the instructions for it |
+//! | [`dequantized`] | tiles of integers with scales, for any instruction set |
+//! | [`expanded`] | the same by instructions for bfloat16 |
+//! | [`integers`] | the kernels for weights of integers |
 //! | [`epilogue`] | bias, activation and rounding of a tile |
 //!
 //! The sum of an output is made in one order, whatever the number of rows and threads: [`engine::DEPTH`] products one after
@@ -24,9 +27,12 @@ use crate::kernel::NativeKernel;
 use engine::Engine;
 
 pub mod amx;
+pub mod dequantized;
 pub mod dot_bf16;
 pub mod engine;
 pub mod epilogue;
+pub mod expanded;
+pub mod integers;
 pub mod product;
 pub mod widened;
 

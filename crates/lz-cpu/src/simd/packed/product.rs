@@ -9,7 +9,7 @@ use lz_model::{KernelArgs, KernelError};
 use super::super::rms_norm::as_f32;
 use super::super::{Isa, Work, check};
 use super::WIDTH;
-use super::engine::{DEPTH, Engine, Packed, Panels, STRIDE, arrange};
+use super::engine::{DEPTH, Engine, Packed, Panels, STRIDE, Scales, arrange};
 use super::epilogue::{Activation, store};
 use crate::reference::arguments::Arguments;
 
@@ -17,6 +17,7 @@ use crate::reference::arguments::Arguments;
 pub const INPUT: usize = 0;
 const WEIGHT: usize = 1;
 const BIAS: usize = 2;
+const SCALES: usize = 3;
 
 /// Rows of a chunk at most: a block of them is 0.6 MiB of float32, which the second cache of today's CPUs holds.
 const CHUNK: usize = 264;
@@ -99,12 +100,41 @@ impl Sizes {
     }
 }
 
+/// The scales of a weight.
+#[derive(Clone, Copy)]
+struct AllScales<'a> {
+    numbers: &'a [f32],
+    /// Groups of a panel.
+    groups: usize,
+    /// Input features of a group; 0 where a panel has one group.
+    group: usize,
+}
+
+impl<'a> AllScales<'a> {
+    /// Those of some panels, from an input feature on, with which a group begins.
+    #[inline(always)]
+    fn at(&self, panel: usize, feature: usize) -> Scales<'a> {
+        let before = feature.checked_div(self.group).unwrap_or(0);
+        let first = ((panel * self.groups + before) * WIDTH).min(self.numbers.len());
+        // Where one scale covers all input features, a block is a group.
+        let group = if self.group == 0 { DEPTH } else { self.group };
+        Scales { numbers: &self.numbers[first..], apart: self.groups * WIDTH, group }
+    }
+}
+
+/// Numbers that a panel has for so many input features.
+#[inline(always)]
+fn stored<E: Engine>(features: usize) -> usize {
+    features * WIDTH / E::Weight::FEATURES
+}
+
 /// Runs a call with one engine.
 pub fn run<E: Engine>(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> {
     check::<E::Isa>()?;
     let dim = |name: &str| args.dim(name) as usize;
-    let (rows, ins, outs, padded) =
-        (dim("rows"), dim("in_features"), dim("out_features"), dim("groups") * E::Number::INTERLEAVE);
+    let (rows, ins, outs) = (dim("rows"), dim("in_features"), dim("out_features"));
+    let padded = dim("groups") * E::INTERLEAVE * E::Weight::FEATURES;
+    let (group, groups) = if E::Weight::SCALED { (dim("group_size"), dim("scale_groups")) } else { (0, 0) };
     let activation = Activation::named(args.text("activation"))?;
     let args = &mut args.args;
     let (input, weight) =
@@ -112,9 +142,15 @@ pub fn run<E: Engine>(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> 
     if rows == 0 || outs == 0 {
         return Ok(());
     }
-    let (input, weight) = (input.rows::<E::Number>()?, weight.as_slice::<E::Number>()?);
+    let (input, weight) = (input.rows::<E::Number>()?, weight.as_slice::<E::Weight>()?);
     let (panels, blocks) = (outs.div_ceil(WIDTH), padded.div_ceil(DEPTH));
-    assert_eq!(weight.len(), panels * padded * WIDTH, "the schema says so");
+    assert_eq!(weight.len(), panels * stored::<E>(padded), "the schema says so");
+    let scales = match args.input(SCALES) {
+        Some(scales) if E::Weight::SCALED => scales.as_slice::<f32>()?,
+        _ => &[],
+    };
+    assert_eq!(scales.len(), panels * groups * WIDTH, "the schema says so");
+    let scales = AllScales { numbers: scales, groups, group };
     let chunk = chunk(rows, blocks, E::ROWS);
     let arranged = args.workspace().take::<E::Row>(chunk * blocks * STRIDE)?;
     let sums = args.workspace().take::<f32>(panels * chunk * WIDTH)?;
@@ -146,6 +182,7 @@ pub fn run<E: Engine>(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> 
             let tiles = Tiles::<E> {
                 arranged,
                 weight,
+                scales,
                 bias,
                 activation,
                 output: &output,
@@ -181,7 +218,7 @@ impl<E: Engine> Work for Arranging<'_, E> {
             for block in 0..sizes.padded.div_ceil(DEPTH) {
                 let features = sizes.block(block);
                 // SAFETY: no other part has this row.
-                let to = unsafe { self.to.part(sizes.place(block, row), features.len()) };
+                let to = unsafe { self.to.part(sizes.place(block, row), features.len().next_multiple_of(E::STEP)) };
                 arrange(&from[features.start..features.end.min(sizes.ins)], to);
             }
         }
@@ -191,7 +228,8 @@ impl<E: Engine> Work for Arranging<'_, E> {
 /// The tiles of some panels.
 struct Tiles<'a, E: Engine> {
     arranged: &'a [E::Row],
-    weight: &'a [E::Number],
+    weight: &'a [E::Weight],
+    scales: AllScales<'a>,
     bias: Option<&'a [f32]>,
     activation: Activation,
     output: &'a Shared<'a, E::Number>,
@@ -221,6 +259,7 @@ impl<E: Engine> Work for Tiles<'_, E> {
         // Rows in tiles of about the same height: 16 rows are 8 and 8, not 12 and 4.
         let tiles = count.div_ceil(E::ROWS);
         let mut begun = 0;
+        let mut scratch = E::Scratch::default();
         for group in self.panels.clone().step_by(group).map(|first| first..(first + group).min(self.panels.end)) {
             // Without input features there is one block, of nothing.
             for block in 0..blocks.max(1) {
@@ -234,7 +273,7 @@ impl<E: Engine> Work for Tiles<'_, E> {
                             // SAFETY: this runs with the instructions of `E::Isa`; a tile has from one to `E::ROWS` rows.
                             unsafe { E::begin(begun) };
                         }
-                        self.add(panels.clone(), rows, block, sums);
+                        self.add(&mut scratch, panels.clone(), rows, block, sums);
                     }
                     if block + 1 >= blocks {
                         self.store(panels, sums);
@@ -253,23 +292,32 @@ impl<E: Engine> Tiles<'_, E> {
     /// Adds a block to the sums of some rows, for one panel, or for several that have no other rows.
     #[allow(unsafe_code)]
     #[inline(always)]
-    fn add(&self, panels: Range<usize>, rows: Range<usize>, block: usize, sums: &mut [[f32; WIDTH]]) {
+    fn add(
+        &self,
+        scratch: &mut E::Scratch,
+        panels: Range<usize>,
+        rows: Range<usize>,
+        block: usize,
+        sums: &mut [[f32; WIDTH]],
+    ) {
         let sizes = self.sizes;
-        let (features, apart) = (sizes.block(block), sizes.padded * WIDTH);
+        let (features, apart) = (sizes.block(block), stored::<E>(sizes.padded));
         if features.is_empty() {
             return sums.fill([0.0; WIDTH]);
         }
         let arranged = &self.arranged[sizes.place(block, rows.start)..sizes.place(block, rows.end)];
-        let size = features.len() * WIDTH;
+        let size = stored::<E>(features.len());
+        let real = features.end.min(sizes.ins) - features.start;
         // As many panels as the engine has code for: all of them, or one after the other.
         let at_once = if panels.len() == self.abreast { self.abreast } else { 1 };
         for panel in panels.clone().step_by(at_once) {
-            let start = panel * apart + features.start * WIDTH;
+            let start = panel * apart + stored::<E>(features.start);
+            let scales = self.scales.at(panel, features.start);
             let weight = &self.weight[start..start + (at_once - 1) * apart + size];
-            let weight = Panels { weight, block: size, apart, count: at_once };
+            let weight = Panels { weight, block: size, apart, count: at_once, features: real, scales };
             let sums = &mut sums[(panel - panels.start) * sizes.count + rows.start..];
             // SAFETY: this runs with the instructions of `E::Isa`; a tile has from one to `E::ROWS` rows.
-            unsafe { E::add_block(arranged, rows.len(), weight, sums, block == 0) };
+            unsafe { E::add_block(scratch, arranged, rows.len(), weight, sums, block == 0) };
         }
     }
 

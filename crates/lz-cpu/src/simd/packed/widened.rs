@@ -7,6 +7,7 @@ use std::marker::PhantomData;
 
 use half::{bf16, f16};
 
+use super::super::half_floats::Narrow;
 use super::super::vector::{LANES, Sixteen};
 use super::super::{Avx2, Avx512, Isa, Portable};
 use super::WIDTH;
@@ -41,7 +42,10 @@ const ABREAST: [usize; 8] = [1, 4, 4, 2, 2, 2, 2, 1];
 
 /// A dtype of packed weights, as float32 in registers.
 #[allow(unsafe_code, clippy::missing_safety_doc)] // those of `Sixteen`
-pub trait Widen: Packed {
+pub trait Widen: Packed + Narrow {
+    /// Input features of a group, which are side by side.
+    const INTERLEAVE: usize;
+
     /// The weights of sixteen output features for the input features of a group. There is no second one where
     /// `INTERLEAVE` is 1.
     ///
@@ -51,6 +55,8 @@ pub trait Widen: Packed {
 }
 
 impl Widen for f32 {
+    const INTERLEAVE: usize = 1;
+
     #[allow(unsafe_code)]
     #[inline(always)]
     unsafe fn group<V: Sixteen>(from: *const f32) -> (V, V) {
@@ -61,6 +67,8 @@ impl Widen for f32 {
 }
 
 impl Widen for f16 {
+    const INTERLEAVE: usize = 1;
+
     #[allow(unsafe_code)]
     #[inline(always)]
     unsafe fn group<V: Sixteen>(from: *const f16) -> (V, V) {
@@ -71,6 +79,8 @@ impl Widen for f16 {
 }
 
 impl Widen for bf16 {
+    const INTERLEAVE: usize = 2;
+
     #[allow(unsafe_code)]
     #[inline(always)]
     unsafe fn group<V: Sixteen>(from: *const bf16) -> (V, V) {
@@ -85,7 +95,10 @@ pub struct Widened<I, T>(PhantomData<(I, T)>);
 impl<I: Tile, T: Widen> Engine for Widened<I, T> {
     type Isa = I;
     type Number = T;
+    type Weight = T;
     type Row = f32;
+    type Scratch = ();
+    const INTERLEAVE: usize = T::INTERLEAVE;
     const ROWS: usize = I::ROWS;
 
     #[inline(always)]
@@ -95,7 +108,14 @@ impl<I: Tile, T: Widen> Engine for Widened<I, T> {
 
     #[allow(unsafe_code)]
     #[inline(always)]
-    unsafe fn add_block(rows: &[f32], count: usize, weight: Panels<'_, T>, sums: &mut [[f32; WIDTH]], first: bool) {
+    unsafe fn add_block(
+        _: &mut (),
+        rows: &[f32],
+        count: usize,
+        weight: Panels<'_, T>,
+        sums: &mut [[f32; WIDTH]],
+        first: bool,
+    ) {
         assert!(rows.len() >= count * STRIDE && sums.len() >= count * weight.count && weight.block <= DEPTH * WIDTH);
         assert!(weight.count > 0 && weight.weight.len() >= (weight.count - 1) * weight.apart + weight.block);
         macro_rules! among {

@@ -9,7 +9,7 @@ from torch import Tensor
 from layerzero.kernels import direct
 
 from ..blocks import HALF, blocks, rows_of
-from ..packed_weights import unpacked
+from ..packed_weights import dequantized, unpacked
 
 linear = torch._C._nn.linear
 gelu = torch._C._nn.gelu
@@ -52,6 +52,24 @@ def linear_packed(
         return _activated(linear(input, plain, bias), activation)
     wide = linear(input.float(), plain.float(), None if bias is None else bias.float())
     return _activated(wide, activation).to(input.dtype)
+
+
+def linear_quantized(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scales: Tensor,
+    out_features: int,
+    interleave: int,
+    group_size: int,
+    activation: str,
+) -> Tensor:
+    """torch's own linear layer on the weight, which becomes float32 for every call. Half-width floats are computed in float32, so
+    that neither the weight nor the product is rounded."""
+    dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
+    plain = dequantized(weight, scales, out_features, input.shape[-1], group_size, dtype)
+    out = linear(input.to(dtype), plain, None if bias is None else bias.to(dtype))
+    return (out if activation == "none" else _activated(out, activation)).to(input.dtype)
 
 
 def _activated(x: Tensor, activation: str) -> Tensor:
