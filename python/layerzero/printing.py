@@ -40,7 +40,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], right:
 
 def show_status(text: str) -> None:
     """Shows a line on the terminal instead of the last one; an empty one removes it. Does nothing without a terminal."""
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[2K{text}")
         sys.stderr.flush()
 
@@ -55,7 +55,7 @@ class Progress:
     """
 
     def __init__(self, shown: bool | None, what: str, of: str = "") -> None:
-        self._moves = sys.stderr.isatty()
+        self._moves = sys.stderr is not None and sys.stderr.isatty()
         self.shown = self._moves if shown is None else shown
         self._what, self._of = what, f"{visible(of)}: " if of else ""
         self._quarter, self._said_at = -1, 0.0

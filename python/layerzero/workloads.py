@@ -231,7 +231,7 @@ def of_model(
 
     with Progress(progress, "") as shown:
         if "transformers" not in sys.modules:
-            shown.say("importing transformers: the first time, Python compiles it")
+            shown.say("importing transformers (slow the first time)")
         built = transformers_models.build(getattr(model, "config", model), getattr(torch, kind))
     traced = Traced(left_out=list(built.left_out))
     lengths = _lengths(built, seq, context)

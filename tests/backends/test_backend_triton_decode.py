@@ -139,10 +139,13 @@ def test_how_many_sequences_are_worked_on_together(group: int, together: int) ->
     many = import_module("layerzero.backends.triton.launching").processors(device)
     assert found(2 * many, 1, group, 128, 2048, device) == 1
     lz.configure(shared_prefixes=True)
-    assert found(2 * many, 1, group, 128, 2048, device) == together
-    assert found(many, 1, group, 128, 2048, device) == 1
-    assert found(2 * many, 1, group, 256, 2048, device) == 1
-    assert found(2 * many, 1, group, 128, 256, device) == 1
+    try:
+        assert found(2 * many, 1, group, 128, 2048, device) == together
+        assert found(many, 1, group, 128, 2048, device) == 1
+        assert found(2 * many, 1, group, 256, 2048, device) == 1
+        assert found(2 * many, 1, group, 128, 256, device) == 1
+    finally:
+        lz.configure(shared_prefixes=None)
 
 
 # --- what is computed -------------------------------------------------------------------------------------------------
@@ -390,7 +393,7 @@ def any_batch() -> Iterator[list[int]]:
     try:
         yield used
     finally:
-        lz.configure(shared_prefixes=False)
+        lz.configure(shared_prefixes=None)
         together.together_for, (together._SHORTEST, together._CROWD) = usual, limits
 
 

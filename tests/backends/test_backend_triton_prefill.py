@@ -201,7 +201,7 @@ def wrong_draws(device: str, count: int) -> list[str]:
 
 
 def wrong_data(device: str) -> list[str]:
-    """Pages and lengths that cannot be give NaN, for the sequences that have them; bounds that cannot be touch nothing else."""
+    """Pages and lengths that cannot be give NaN, for the sequences that have them; bounds that cannot be break nothing."""
     q, cache = torch.randn(9, 4, 16, device=device).half(), torch.randn(6, 4, 2, 16, device=device).half()
     run, wrong = kernels()["triton.paged.prefill.gqa"].run, []
     starts = torch.tensor([0, 3, 6, 9], device=device)
@@ -216,6 +216,28 @@ def wrong_data(device: str) -> list[str]:
         given = torch.tensor(bounds, device=device)
         if run(q, cache, cache, tables.clamp(0, 5), lens, given, True, None, -1, 0.0, "NHD").shape != q.shape:
             wrong.append(f"bounds {bounds}")
+    return wrong
+
+
+def wrong_behind_the_window(device: str) -> list[str]:
+    """Pages a window does not reach may have been given away, and may hold anything."""
+    draw = Draw(1, device)
+    call: dict[str, Any] = {"query": draw.floats(4, 2, 8)}
+    call |= {name: draw.floats(8, 16, 1, 8) for name in ("key_cache", "value_cache")}
+    call |= {"block_tables": torch.arange(1, 8)[None], "context_lens": torch.tensor([100])}
+    call |= {"cu_seqlens_q": torch.tensor([0, 4])}
+    call |= {name: call[name].int().to(device) for name in INDICES}
+    call |= {"causal": True, "scale": None, "layout": "NHD", "window_left": 9, "softcap": 0.0}
+    want, wrong = expected(call), []
+    for entry in (0, -1):
+        # 100 tokens, the first query at 96, nine before it: pages before the sixth are out of reach.
+        given = {**call, "block_tables": call["block_tables"].clone()}
+        given["block_tables"][:, :5] = entry
+        for name in ("key_cache", "value_cache"):
+            given[name] = call[name].clone()
+            given[name][0] = math.nan
+        worst = float((kernels()["triton.paged.prefill.gqa"].run(**given).double() - want).abs().nan_to_num(9.0).max())
+        wrong += [] if worst < 3e-2 else [f"entry {entry} behind the window: off by {worst:.3g}"]
     return wrong
 
 
@@ -254,6 +276,7 @@ def interpreted() -> list[str]:
         wrong_cases()
         + wrong_data("cpu")
         + wrong_copies("cpu")
+        + wrong_behind_the_window("cpu")
         + wrong_many("cpu")
         + wrong_draws("cpu", 40 if FULL else 8)
     )
@@ -279,7 +302,8 @@ def device() -> str:
 
 @pytest.mark.gpu
 def test_on_a_device(device: str) -> None:
-    assert wrong_data(device) + wrong_copies(device) + wrong_many(device) + wrong_draws(device, 120) == []
+    assert wrong_data(device) + wrong_behind_the_window(device) + wrong_copies(device) == []
+    assert wrong_many(device) + wrong_draws(device, 120) == []
 
 
 @pytest.mark.gpu

@@ -24,6 +24,7 @@ import pytest
 import torch
 from layerzero import loading
 from layerzero.errors import ConfigurationError
+from processes import SUPPORT, answer
 
 ROOT = Path(__file__).parents[2]
 HEADS, KV_HEADS, WIDTH, PAGE = 4, 2, 16, 16
@@ -227,10 +228,32 @@ def _builder(attention: Any, device: str = "cpu", sizes: tuple[int, ...] = (), p
     return attention.LayerZeroMetadataBuilder(SimpleNamespace(block_size=PAGE), ["a"], config, torch.device(device))
 
 
+@pytest.mark.parametrize("said", [None, False])
 @pytest.mark.parametrize("prefixes", [False, True])
-def test_shared_prefixes_are_expected_where_vllm_caches_prefixes(vllm: SimpleNamespace, prefixes: bool) -> None:
-    _builder(vllm.attention, prefixes=prefixes)
-    assert loading.setting("shared_prefixes") is prefixes
+def test_shared_prefixes_are_expected_where_vllm_caches_prefixes(
+    vllm: SimpleNamespace, prefixes: bool, said: bool | None
+) -> None:
+    """Unless somebody said that there are none."""
+    lz.configure(shared_prefixes=said)
+    try:
+        _builder(vllm.attention, prefixes=prefixes)
+        assert loading.setting("shared_prefixes") is (prefixes and said is None)
+    finally:
+        lz.configure(shared_prefixes=None)
+
+
+def test_a_builder_is_the_first_thing_a_process_does() -> None:
+    """Settings are there before anything else of LayerZero was used."""
+    code = """
+    import fake_vllm
+    import test_vllm
+    with fake_vllm.installed():
+        from layerzero.integrations.vllm import attention
+        test_vllm._builder(attention, prefixes=True)
+        from layerzero import loading
+        answer(loading.setting("shared_prefixes"))
+    """
+    assert answer(code, path=[Path(__file__).parent, SUPPORT]) is True
 
 
 def _step(attention: Any, impl: Any, asked: Requests, form: str, padding: int = 0, more: int = 0) -> torch.Tensor:

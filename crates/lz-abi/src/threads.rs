@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// One part of a job: the job, and which part.
 type Part = unsafe extern "C" fn(*const c_void, usize);
@@ -75,18 +76,30 @@ impl<'a> Threads<'a> {
         }
         struct Job<F> {
             f: F,
+            parts: usize,
+            /// The next part nobody has taken.
+            next: AtomicUsize,
             panic: Mutex<Option<Box<dyn std::any::Any + Send>>>,
         }
-        unsafe extern "C" fn part<F: Fn(usize) + Sync>(job: *const c_void, i: usize) {
+        /// Runs parts until all are taken.
+        unsafe extern "C" fn share<F: Fn(usize) + Sync>(job: *const c_void, _: usize) {
             // SAFETY: `each` passes its own job, which outlives the run.
             let job = unsafe { &*job.cast::<Job<F>>() };
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (job.f)(i))) {
-                *job.panic.lock().unwrap_or_else(|e| e.into_inner()) = Some(panic);
+            loop {
+                let i = job.next.fetch_add(1, Ordering::Relaxed);
+                if i >= job.parts {
+                    return;
+                }
+                if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (job.f)(i))) {
+                    *job.panic.lock().unwrap_or_else(|e| e.into_inner()) = Some(panic);
+                }
             }
         }
-        let job = Job { f, panic: Mutex::new(None) };
+        let job = Job { f, parts, next: AtomicUsize::new(0), panic: Mutex::new(None) };
+        // As many shares as threads: a pool may have more threads than this call may use.
+        let shares = self.count.min(parts);
         // SAFETY: `f` may be called from several threads at once, and the job is alive until the run is over.
-        unsafe { (self.run)(self.pool, parts, part::<F>, std::ptr::from_ref(&job).cast()) };
+        unsafe { (self.run)(self.pool, shares, share::<F>, std::ptr::from_ref(&job).cast()) };
         if let Some(panic) = job.panic.into_inner().unwrap_or_else(|e| e.into_inner()) {
             resume_unwind(panic);
         }
@@ -137,7 +150,6 @@ unsafe impl<T: Send> Sync for Start<T> {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicUsize, Ordering};
 
     struct Scoped(usize);
 
@@ -163,6 +175,16 @@ mod tests {
                 }
             });
         }
+    }
+
+    #[test]
+    fn no_more_threads_run_than_may() {
+        let pool = Scoped(8);
+        let seen = Mutex::new(std::collections::HashSet::new());
+        Threads::of(&pool, 2).each(64, |_| {
+            seen.lock().unwrap().insert(std::thread::current().id());
+        });
+        assert!(seen.into_inner().unwrap().len() <= 2);
     }
 
     #[test]

@@ -44,10 +44,12 @@ settings! {
         /// machines must all decide alike. It does not change what libraries do inside: `ONEDNN_MAX_CPU_ISA` and
         /// `ATEN_CPU_CAPABILITY` are oneDNN's and torch's own limits, and are respected.
         max_cpu_isa: CpuIsa = CpuIsa::Native;
-        /// The most threads a native kernel uses; 0: as many as torch's kernels (`torch.get_num_threads()`).
+        /// The most threads a native kernel uses; 0: as many as torch's kernels (`torch.get_num_threads()`), and the same
+        /// ones. 1 is the caller's thread alone. A number in between is served by threads of LayerZero's own, which share their cores
+        /// with torch's while those wait for work.
         num_threads: u64 = 0, in (0, 4_096);
         /// Sequences in a paged cache often begin with the same pages: kernels that read such pages once for several sequences
-        /// are used. Where nothing is shared, they take a tenth longer. LayerZero's vLLM plugin sets it where vLLM caches
+        /// are used. Where nothing is shared, they take a tenth to a fifth longer. LayerZero's vLLM plugin sets it where vLLM caches
         /// prefixes.
         shared_prefixes: bool = false;
         /// Device memory that must stay free, in MiB.

@@ -149,19 +149,19 @@ unsafe impl Sync for Symbols {}
 /// # Safety
 /// `cpu` is `libtorch_cpu.so`, which is never unloaded.
 unsafe fn share_threads(cpu: &Library) {
-    // SAFETY: a symbol is looked up in the library and in those it depends on, so these are the functions torch itself calls; the
-    // signatures are those of OpenMP's standard, and of the interface to libgomp, which other OpenMP libraries have as well.
-    let library = unsafe {
-        let (parallel, max_threads) = (cpu.get(b"GOMP_parallel"), cpu.get(b"omp_get_max_threads"));
-        match (parallel, max_threads, cpu.get(b"omp_in_parallel")) {
-            (Ok(parallel), Ok(max_threads), Ok(in_parallel)) => {
-                OpenMp { parallel: *parallel, max_threads: *max_threads, in_parallel: *in_parallel }
-            }
-            _ => return,
-        }
+    // SAFETY: the signatures are those of OpenMP's standard, and of the interface to libgomp, which other OpenMP libraries have as well.
+    let found = |library: &Library| unsafe {
+        Some(OpenMp {
+            parallel: *library.get(b"GOMP_parallel").ok()?,
+            max_threads: *library.get(b"omp_get_max_threads").ok()?,
+            in_parallel: *library.get(b"omp_in_parallel").ok()?,
+        })
     };
-    // SAFETY: all three are of one library, which stays loaded as long as torch does.
-    unsafe { use_openmp(library) };
+    // As torch's own calls are bound: to what the whole process sees (an OpenMP library in LD_PRELOAD), else to what torch was linked with.
+    if let Some(library) = found(&Library::this()).or_else(|| found(cpu)) {
+        // SAFETY: a library that torch uses stays loaded as long as torch does.
+        unsafe { use_openmp(library) };
+    }
 }
 
 impl Symbols {

@@ -56,12 +56,16 @@ def _sequence_of(starts_ptr, block, batch, s_step, TOKENS: tl.constexpr):
 
 @triton.jit
 def _go_over(
-    first, end, q, y, top, total, k_ptr, v_ptr, tables_ptr, place, length, left, num_blocks, scale, cap,
+    first, end, q, y, top, total, k_ptr, v_ptr, tables_ptr, place, length, left, seen, num_blocks, scale, cap,
     k_page, v_page, t_page, K_SLOT: tl.constexpr, V_SLOT: tl.constexpr, PAGE: tl.constexpr, HEAD_DIM: tl.constexpr,
     KEYS: tl.constexpr, DIM: tl.constexpr, CAP: tl.constexpr, LEFT: tl.constexpr, CAUSAL: tl.constexpr,
     BOUNDED: tl.constexpr,
 ):  # fmt: skip
-    """Attends to the keys from `first`, a multiple of KEYS, to below `end`; BOUNDED where a bound runs through them."""
+    """Attends to the keys from `first`, a multiple of KEYS, to below `end`; BOUNDED where a bound runs through them.
+
+    Keys before `seen` are behind every query's window. What lies in their place may be anything, and is not read: a weight of
+    zero times NaN would be NaN.
+    """
     key, dim = tl.arange(0, KEYS), tl.arange(0, DIM)
     page = look_up(tables_ptr, first, key, length, num_blocks, t_page, KEYS, PAGE)
     for start in range(first, end, KEYS):
@@ -69,6 +73,8 @@ def _go_over(
         k_at = k_ptr + (page * k_page * 8 + slot * K_SLOT)[None, :] + dim[:, None]
         v_at = v_ptr + (page * v_page * 8 + slot * V_SLOT)[:, None] + dim[None, :]
         there = start + key < length
+        if LEFT:
+            there = there & (start + key >= seen)
         if BOUNDED:
             k = tl.load(k_at, mask=there[None, :] & (dim < HEAD_DIM)[:, None], other=0.0)
         elif HEAD_DIM == DIM:
@@ -186,15 +192,15 @@ def _attend_prompts(
         y = tl.zeros([ROWS, DIM], tl.float32)
         if LEFT:
             y, top, total = _go_over(
-                low, all_low, q, y, top, total, keys, values, table, place, length, left, num_blocks, scale, cap,
+                low, all_low, q, y, top, total, keys, values, table, place, length, left, seen, num_blocks, scale, cap,
                 k_page, v_page, t_page, K_SLOT, V_SLOT, PAGE, HEAD_DIM, KEYS, DIM, CAP, LEFT, CAUSAL, True,
             )  # fmt: skip
         y, top, total = _go_over(
-            all_low, all_high, q, y, top, total, keys, values, table, place, length, left, num_blocks, scale, cap,
+            all_low, all_high, q, y, top, total, keys, values, table, place, length, left, seen, num_blocks, scale, cap,
             k_page, v_page, t_page, K_SLOT, V_SLOT, PAGE, HEAD_DIM, KEYS, DIM, CAP, LEFT, CAUSAL, False,
         )  # fmt: skip
         y, top, total = _go_over(
-            all_high, high, q, y, top, total, keys, values, table, place, length, left, num_blocks, scale, cap,
+            all_high, high, q, y, top, total, keys, values, table, place, length, left, seen, num_blocks, scale, cap,
             k_page, v_page, t_page, K_SLOT, V_SLOT, PAGE, HEAD_DIM, KEYS, DIM, CAP, LEFT, CAUSAL, True,
         )  # fmt: skip
         # Nothing to attend to gives zeros.

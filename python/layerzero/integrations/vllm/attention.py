@@ -5,6 +5,7 @@ Importing this module imports vLLM, which does it when the backend is asked for.
 
 from __future__ import annotations
 
+import weakref
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,7 +23,6 @@ from vllm.v1.attention.backend import (
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 
 import layerzero as lz
-from layerzero import loading
 from layerzero.errors import InvalidCallError
 from layerzero.integrations import vllm as plugin
 from layerzero.integrations.captures import prepared
@@ -81,7 +81,7 @@ class LayerZeroBackend(AttentionBackend):  # type: ignore[misc]
 
     @staticmethod
     def use_cascade_attention(*args: Any, **kwargs: Any) -> bool:
-        """Never: the kernel for decoding finds the pages that requests share by itself.
+        """Never: with `shared_prefixes`, the kernel for decoding finds the pages that requests share by itself.
 
         vLLM runs no full CUDA graph for a batch that it splits into a common prefix and the rest, and its newer model runner
         does not look for a common prefix.
@@ -111,6 +111,13 @@ class LayerZeroMetadata(AttentionMetadata):  # type: ignore[misc]
     """Whether vLLM may capture this batch's attention in a CUDA graph."""
 
 
+def _expect_shared_prefixes() -> None:
+    """Says that requests begin alike, unless somebody said otherwise."""
+    setting = next(setting for setting in lz.settings() if setting.key == "shared_prefixes")
+    if setting.origin["layer"] == "default":
+        lz.configure(shared_prefixes=True)
+
+
 class LayerZeroMetadataBuilder(AttentionMetadataBuilder[LayerZeroMetadata]):  # type: ignore[misc]
     """Makes the description of a batch out of vLLM's."""
 
@@ -122,8 +129,8 @@ class LayerZeroMetadataBuilder(AttentionMetadataBuilder[LayerZeroMetadata]):  # 
         self._block_size: int = kv_cache_spec.block_size
         # vLLM brings requests with at most this many queries to the front.
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=False)
-        if vllm_config.cache_config.enable_prefix_caching and not loading.setting("shared_prefixes"):
-            lz.configure(shared_prefixes=True)
+        if vllm_config.cache_config.enable_prefix_caching:
+            _expect_shared_prefixes()
         compilation = vllm_config.compilation_config
         full = device.type == "cuda" and compilation.cudagraph_mode.has_full_cudagraphs()
         self._captured = frozenset(compilation.cudagraph_capture_sizes or ()) if full else frozenset()
@@ -207,7 +214,7 @@ class LayerZeroImpl(AttentionImpl[LayerZeroMetadata]):  # type: ignore[misc]
         self.softcap = logits_soft_cap or 0.0
         self.attn_type = attn_type
         self._pages: tuple[torch.Tensor, torch.Tensor, str] | None = None
-        self._paged: torch.Tensor | None = None
+        self._paged: weakref.ref[torch.Tensor] | None = None
         refused = {
             "alibi_slopes": alibi_slopes is not None,
             "sinks": sinks is not None,
@@ -286,9 +293,14 @@ class LayerZeroImpl(AttentionImpl[LayerZeroMetadata]):  # type: ignore[misc]
 
     def _views(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, str]:
         """:func:`pages` of the layer's cache, which is the same tensor in every step."""
-        if self._pages is None or self._paged is not kv_cache:
-            self._paged, self._pages = kv_cache, pages(kv_cache, self.head_size)
+        if self._pages is None or self._paged is None or self._paged() is not kv_cache:
+            # Views keep the memory: without its cache, which vLLM may have made only to measure, they are dropped.
+            self._paged, self._pages = weakref.ref(kv_cache, self._drop_views), pages(kv_cache, self.head_size)
         return self._pages
+
+    def _drop_views(self, cache: weakref.ref[torch.Tensor]) -> None:
+        if self._paged is cache:
+            self._pages = None
 
     def _made_ready(self, batch: LayerZeroMetadata, query: torch.Tensor) -> AbstractContextManager[Any]:
         """``lz.capture`` around the first run of a kind of batch that vLLM may capture; vLLM runs it before it does."""

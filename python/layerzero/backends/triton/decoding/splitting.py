@@ -2,7 +2,7 @@
 """One query over a long context: the context is cut into parts that are attended to side by side, and joined.
 
 A part leaves the sum of its weighted values, its largest score and the sum of its weights; the join brings them to the
-largest score of all. Sums are formed in an order that depends on sizes and lengths alone. Scores are powers of two: what
+largest score of all. Sums are formed in an order that depends on sizes, lengths and shared pages alone. Scores are powers of two: what
 a score is multiplied by holds log2(e).
 """
 
