@@ -57,11 +57,11 @@ def test_a_limit_counts_for_calls_that_are_remembered() -> None:
     """Without threads at first: what a call remembers must not keep it from using them, nor the other way round."""
     code = """
     lz.configure(num_threads=1)
-    was, right = len(names()), [call(), call()]
+    was, results = len(names()), [call(), call()]
     alone = len(names()) - was
     lz.configure(num_threads=0)
-    right.append(call())
-    answer([right, alone, len(names()) - was > 0])
+    results.append(call())
+    answer([results, alone, len(names()) - was > 0])
     """
     assert answer(_CALL + dedent(code)) == [[True] * 3, 0, True]
 
