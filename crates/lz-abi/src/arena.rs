@@ -103,6 +103,14 @@ impl<'a> Workspace<'a> {
         Workspace { next: std::ptr::null_mut(), left: 0, memory: PhantomData }
     }
 
+    /// So many bytes from an address on.
+    ///
+    /// # Safety
+    /// They are initialised, aligned to 64 bytes, and nobody else uses them for `'a`.
+    pub(crate) unsafe fn at(start: *mut u8, len: usize) -> Workspace<'a> {
+        Workspace { next: start, left: len, memory: PhantomData }
+    }
+
     /// Bytes that can still be taken.
     pub fn left(&self) -> usize {
         self.left

@@ -216,6 +216,18 @@ impl<'a, 't> Args<'a, 't> {
         self.inputs.as_slice().get(at).copied().filter(TensorRef::is_present)
     }
 
+    /// Every input, [`TensorRef::ABSENT`] for those that were not given or are updated.
+    #[inline]
+    pub fn inputs(&self) -> &'a [TensorRef<'t>] {
+        self.inputs.as_slice()
+    }
+
+    /// Every parameter.
+    #[inline]
+    pub fn params(&self) -> &'a [Param] {
+        self.params.as_slice()
+    }
+
     /// A parameter by its place.
     #[inline]
     pub fn param(&self, at: usize) -> Param {
@@ -345,6 +357,7 @@ mod tests {
         let params = [Param::Float(2.0), Param::text("tanh"), Param::Int(3)];
         let mut args = Args::new(&inputs, &mut outputs, &params, &[2], &mut workspace);
         assert!(args.input(1).is_none() && args.input(7).is_none());
+        assert_eq!((args.inputs().len(), args.params().len()), (2, 3));
         assert_eq!((args.param(1).as_str(), args.param(2).as_float(), args.dim(0)), (Some("tanh"), Some(3.0), 2));
         let (scale, input) = (args.param(0).as_float().unwrap() as f32, args.input(0).unwrap());
         let scratch = args.workspace().take::<f32>(2).unwrap();

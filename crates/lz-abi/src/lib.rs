@@ -7,6 +7,8 @@
 //! | [`Tensor`] | a row-major tensor that owns its memory, aligned to 64 bytes |
 //! | [`Args`] | all of one call: tensors, parameters, sizes, scratch memory, threads, stream |
 //! | [`Workspace`], [`Arena`] | scratch memory the caller owns and lends |
+//! | [`program`] | the memory of many calls: one arena, checked once |
+//! | [`Storage`] | memory that stays where it is: constants |
 //! | [`Threads`] | how many threads a kernel may use, and whose |
 //! | [`DType`], [`numeric`] | element types, and their bits as numbers |
 //!
@@ -33,7 +35,9 @@ mod nearest;
 pub mod numeric;
 mod overlap;
 mod owned;
+pub mod program;
 mod raw;
+mod storage;
 mod tensor;
 mod threads;
 mod view;
@@ -46,6 +50,7 @@ pub use nearest::{did_you_mean, nearest};
 pub use overlap::{Bytes, overlap};
 pub use owned::Tensor;
 pub use raw::RawTensor;
+pub use storage::Storage;
 pub use tensor::{Line, NotASlice, Rows, TensorMut, TensorRef};
 pub use threads::{ParallelFor, Threads};
 pub use view::{Extents, TensorError, TensorView, TensorViewMut, indices, row_major};

@@ -25,6 +25,14 @@ impl Tensor {
         Some(Tensor { dtype, shape: shape.into(), memory })
     }
 
+    /// Row-major in memory that is there already; `None` if that is too short.
+    pub fn in_memory(dtype: DType, shape: &[i64], memory: Arena) -> Option<Tensor> {
+        let bits = |n: i64, size: &i64| if *size < 0 { None } else { n.checked_mul((*size).max(1)) };
+        shape.iter().try_fold(i64::from(dtype.bits()), bits)?;
+        let needed = dtype.bytes_for(element_count(shape) as usize);
+        (memory.len() >= needed).then(|| Tensor { dtype, shape: shape.into(), memory })
+    }
+
     /// From numbers in row-major order, rounded to the dtype. Panics when there are not as many
     /// numbers as the shape has elements.
     pub fn from_f64(dtype: DType, shape: &[i64], values: &[f64]) -> Tensor {
@@ -86,6 +94,15 @@ mod tests {
             let tensor = Tensor::zeros(DType::U8, &[size]);
             assert_eq!((tensor.bytes().as_ptr() as usize % 64, tensor.bytes().len()), (0, size as usize));
         }
+    }
+
+    #[test]
+    fn memory_that_is_too_short_holds_no_tensor() {
+        let memory = || Arena::try_new(24).unwrap();
+        assert!(Tensor::in_memory(DType::F32, &[2, 3], memory()).is_some_and(|one| one.to_f64() == [0.0; 6]));
+        assert!(Tensor::in_memory(DType::F32, &[7], memory()).is_none());
+        assert!(Tensor::in_memory(DType::F32, &[-1], memory()).is_none());
+        assert!(Tensor::in_memory(DType::F32, &[i64::MAX, i64::MAX], memory()).is_none());
     }
 
     #[test]

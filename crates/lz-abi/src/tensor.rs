@@ -443,7 +443,7 @@ impl<'a> TensorMut<'a> {
     }
 }
 
-fn describe(dtype: DType, shape: &[i64], strides: &[i64], start: *mut u8) -> RawTensor {
+pub(crate) fn describe(dtype: DType, shape: &[i64], strides: &[i64], start: *mut u8) -> RawTensor {
     debug_assert_eq!(shape.len(), strides.len());
     RawTensor {
         data: start.cast(),

@@ -74,17 +74,22 @@ impl<'a> Threads<'a> {
         if parts <= 1 || self.count == 1 {
             return (0..parts).for_each(f);
         }
-        struct Job<F> {
-            f: F,
+        self.share(parts, &f);
+    }
+
+    /// [`Threads::each`] on several threads. Kernels have hundreds of closures: this is compiled once for all of them.
+    fn share(&self, parts: usize, f: &(dyn Fn(usize) + Sync)) {
+        struct Job<'a> {
+            f: &'a (dyn Fn(usize) + Sync),
             parts: usize,
             /// The next part nobody has taken.
             next: AtomicUsize,
             panic: Mutex<Option<Box<dyn std::any::Any + Send>>>,
         }
         /// Runs parts until all are taken.
-        unsafe extern "C" fn share<F: Fn(usize) + Sync>(job: *const c_void, _: usize) {
-            // SAFETY: `each` passes its own job, which outlives the run.
-            let job = unsafe { &*job.cast::<Job<F>>() };
+        unsafe extern "C" fn share(job: *const c_void, _: usize) {
+            // SAFETY: `Threads::share` passes its own job, which outlives the run.
+            let job = unsafe { &*job.cast::<Job<'_>>() };
             loop {
                 let i = job.next.fetch_add(1, Ordering::Relaxed);
                 if i >= job.parts {
@@ -99,7 +104,7 @@ impl<'a> Threads<'a> {
         // As many shares as threads: a pool may have more threads than this call may use.
         let shares = self.count.min(parts);
         // SAFETY: `f` may be called from several threads at once, and the job is alive until the run is over.
-        unsafe { (self.run)(self.pool, shares, share::<F>, std::ptr::from_ref(&job).cast()) };
+        unsafe { (self.run)(self.pool, shares, share, std::ptr::from_ref(&job).cast()) };
         if let Some(panic) = job.panic.into_inner().unwrap_or_else(|e| e.into_inner()) {
             resume_unwind(panic);
         }

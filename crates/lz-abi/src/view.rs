@@ -45,7 +45,13 @@ pub fn row_major(shape: &[i64]) -> Extents {
 }
 
 /// Checks that a buffer of `bytes` bytes holds every element that can be reached.
-fn check(dtype: DType, shape: &[i64], strides: &[i64], offset: i64, bytes: usize) -> Result<(), TensorError> {
+pub(crate) fn check(
+    dtype: DType,
+    shape: &[i64],
+    strides: &[i64],
+    offset: i64,
+    bytes: usize,
+) -> Result<(), TensorError> {
     let bad = || TensorError::BadShape { shape: shape.to_vec(), strides: strides.to_vec() };
     if shape.len() != strides.len() || offset < 0 || shape.iter().any(|&n| n < 0) {
         return Err(bad());
@@ -355,6 +361,12 @@ impl<'a> TensorViewMut<'a> {
                 });
             }
         }
+    }
+
+    /// Overwrites every element with those of a tensor of the same shape and dtype, bit by bit.
+    pub fn copy_bits_from(&mut self, source: &TensorView<'_>) {
+        assert_eq!(self.shape, source.shape, "tensors of one shape");
+        self.copy_bits(indices(&self.shape.clone()).zip(indices(&source.shape)), source);
     }
 
     /// Overwrites every element with those of a tensor of the same shape.

@@ -1,0 +1,141 @@
+//! What must hold of a program's calls, so that running them is safe.
+
+use std::sync::Arc;
+
+use super::{ALIGNMENT, Call, MOST_OUTPUTS, Operand, Root, Slot};
+use crate::view::{check as inside, element_count};
+use crate::{Bytes, DType, Storage};
+
+/// What is wrong with a call.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("call {call}: {what}")]
+pub struct LayoutError {
+    /// Which call.
+    pub call: usize,
+    /// What is wrong.
+    pub what: String,
+}
+
+/// Bytes an element begins at a multiple of.
+pub(super) fn align_of(dtype: DType) -> usize {
+    (dtype.bits() as usize / 8).max(1)
+}
+
+/// The bytes of a tensor, counted from the start of its root; none of an empty one.
+fn span(operand: &Operand) -> Bytes {
+    Bytes::of(operand.dtype, &operand.shape, &operand.strides, operand.place.offset)
+}
+
+/// Whether no two indices of a tensor are the same element: sorted by stride, each axis steps over all those before it.
+fn is_injective(shape: &[i64], strides: &[i64]) -> bool {
+    let mut axes: Vec<(i64, i64)> =
+        shape.iter().zip(strides).filter(|(n, _)| **n > 1).map(|(&n, &stride)| (stride.abs(), n)).collect();
+    axes.sort_unstable();
+    let mut reach = 1;
+    axes.into_iter().all(|(stride, n)| {
+        let apart = stride >= reach;
+        reach = stride.saturating_mul(n - 1).saturating_add(reach);
+        apart
+    })
+}
+
+/// Checks every place of every call.
+pub(super) fn check(
+    arena: usize,
+    slots: &[Slot],
+    constants: &[Arc<dyn Storage>],
+    calls: &[Call],
+) -> Result<(), LayoutError> {
+    let sizes: Vec<(DType, usize, usize)> = constants
+        .iter()
+        .map(|constant| {
+            let view = constant.view();
+            let of = Bytes::of(view.dtype(), view.shape(), view.strides(), 0);
+            // Elements before the first would be outside of every offset.
+            let bytes = if of.start == 0 { of.end } else { 0 };
+            (view.dtype(), bytes, view.as_ref().address())
+        })
+        .collect();
+    for (at, call) in calls.iter().enumerate() {
+        let wrong = |what: String| LayoutError { call: at, what };
+        if call.outputs.len() > MOST_OUTPUTS {
+            return Err(wrong(format!("{} outputs, at most {MOST_OUTPUTS} are possible", call.outputs.len())));
+        }
+        let scratch = &call.scratch;
+        let fits = scratch.start <= scratch.end && scratch.end <= arena;
+        if !(scratch.is_empty() || fits && scratch.start.is_multiple_of(ALIGNMENT)) || scratch.start > scratch.end {
+            return Err(wrong(format!("scratch memory {scratch:?} in an arena of {arena} bytes")));
+        }
+        let inputs =
+            call.inputs.iter().enumerate().filter_map(|(i, one)| Some((format!("input {i}"), one.as_ref()?, false)));
+        let outputs = call.outputs.iter().enumerate().map(|(i, one)| (format!("output {i}"), one, true));
+        let operands: Vec<(String, &Operand, bool)> = inputs.chain(outputs).collect();
+        for (name, operand, written) in &operands {
+            let (len, address) =
+                root(arena, slots, &sizes, operand, *written).map_err(|what| wrong(format!("{name} {what}")))?;
+            let Operand { dtype, shape, strides, place } = operand;
+            let first = place.offset;
+            if !(address.wrapping_add(first)).is_multiple_of(align_of(*dtype)) {
+                return Err(wrong(format!("{name} begins at byte {first}, which is no place of {dtype}")));
+            }
+            let bits = dtype.bits() as usize;
+            if first * 8 % bits != 0 && element_count(shape) > 0 && bits < 8 {
+                return Err(wrong(format!("{name} begins at byte {first}, which is no place of {dtype}")));
+            }
+            // Offsets that are no multiple of the element are excluded above, so whole elements are counted.
+            let offset = first * 8 / bits;
+            inside(*dtype, shape, strides, offset as i64, len).map_err(|why| wrong(format!("{name}: {why}")))?;
+            if *written && !is_injective(shape, strides) {
+                return Err(wrong(format!("{name} has two indices for one element: {shape:?} strides {strides:?}")));
+            }
+        }
+        apart(&operands, scratch).map_err(wrong)?;
+    }
+    Ok(())
+}
+
+/// How many bytes the memory a tensor lies in has, and its address as far as it is known.
+fn root(
+    arena: usize,
+    slots: &[Slot],
+    constants: &[(DType, usize, usize)],
+    operand: &Operand,
+    written: bool,
+) -> Result<(usize, usize), String> {
+    match operand.place.root {
+        Root::Arena => Ok((arena, 0)),
+        Root::External(at) => {
+            let slot = slots.get(at).ok_or_else(|| format!("is in external {at}, which does not exist"))?;
+            if written && !slot.written {
+                return Err(format!("is written, and '{}' may only be read", slot.name));
+            }
+            if align_of(slot.dtype) < align_of(operand.dtype) {
+                return Err(format!("is {}, which '{}' is not aligned for", operand.dtype, slot.name));
+            }
+            Ok((slot.dtype.bytes_for(element_count(&slot.shape).max(0) as usize), 0))
+        }
+        Root::Constant(_) if written => Err("is a constant, and is written".into()),
+        Root::Constant(at) => {
+            let constant = constants.get(at).ok_or_else(|| format!("is constant {at}, which does not exist"))?;
+            Ok((constant.1, constant.2))
+        }
+    }
+}
+
+/// Checks that nothing that is written lies over something else of the call.
+fn apart(operands: &[(String, &Operand, bool)], scratch: &std::ops::Range<usize>) -> Result<(), String> {
+    let temporary = Bytes { start: scratch.start, end: scratch.end };
+    for (i, (name, one, _)) in operands.iter().enumerate() {
+        if one.place.root == Root::Arena && span(one).overlaps(temporary) {
+            return Err(format!("{name} lies over the scratch memory"));
+        }
+        for (other_name, other, written) in &operands[..i] {
+            // Outputs come last: of two, the second is written if one is.
+            let writes = operands[i].2 || *written;
+            if writes && one.place.root == other.place.root && span(one).overlaps(span(other)) {
+                return Err(format!("{name} lies over {other_name}"));
+            }
+        }
+    }
+    Ok(())
+}
