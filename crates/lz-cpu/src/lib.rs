@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`call`] | runs the reference of an operation on named tensors |
 //! | [`KERNELS`], [`Builtin`] | the kernels, for those who select and run them themselves |
+//! | [`primitives`] | kernels that are no operation of the catalog, for the nodes of graphs |
 //! | [`descriptors`], [`backend`] | what they are, as selection sees them |
 //!
 //! ```
@@ -36,6 +37,8 @@ mod every_op;
 #[allow(unsafe_code)]
 mod guarded;
 mod kernel;
+#[allow(unsafe_code)]
+pub mod primitives;
 mod reference;
 mod simd;
 #[allow(unsafe_code)]

@@ -94,7 +94,7 @@ impl<T: Narrow, const FUSED: bool, const TANH: bool> Work for Activated<'_, T, F
 
 /// x/2 (1 + erf(x / sqrt 2)); 0 at minus infinity, its limit.
 #[inline(always)]
-pub(super) fn by_erf<const FUSED: bool>(x: f32) -> f32 {
+pub(crate) fn by_erf<const FUSED: bool>(x: f32) -> f32 {
     let half = 0.5 * x;
     // 0 times infinity is NaN.
     let half = if half < f32::MIN { f32::MIN } else { half };
@@ -103,7 +103,7 @@ pub(super) fn by_erf<const FUSED: bool>(x: f32) -> f32 {
 
 /// x/2 (1 + tanh(u)) = x / (1 + exp(-2u)) with u = sqrt(2/π) (x + 0.044715 x^3); 0 at minus infinity, its limit.
 #[inline(always)]
-pub(super) fn by_tanh<const FUSED: bool>(x: f32) -> f32 {
+pub(crate) fn by_tanh<const FUSED: bool>(x: f32) -> f32 {
     /// 2 sqrt(2/π).
     const SLOPE: f32 = 1.595_769;
     let twice = SLOPE * x * sum::<FUSED>(0.044_715, x * x, 1.0);

@@ -63,7 +63,7 @@ impl Work for Nothing {
 }
 
 /// Fails where this CPU lacks the instructions.
-fn check<I: Isa>() -> Result<(), KernelError> {
+pub(crate) fn check<I: Isa>() -> Result<(), KernelError> {
     let lacks = || KernelError::Failed(format!("this CPU lacks one of {}", I::FEATURES.join(", ")));
     I::vectorize(Nothing).ok_or_else(lacks)
 }
@@ -126,6 +126,16 @@ pub trait Isa {
 
     /// Does the work with these instructions; `None` when this CPU does not have them.
     fn vectorize<W: Work>(work: W) -> Option<W::Output>;
+
+    /// Does the work with these instructions, as a function of its own: what calls it from several places holds one copy of
+    /// its code.
+    ///
+    /// # Safety
+    /// This CPU has the instructions.
+    #[allow(unsafe_code)]
+    unsafe fn call<W: Work>(work: W) -> W::Output {
+        Self::vectorize(work).expect("this CPU has the instructions")
+    }
 }
 
 /// What every CPU of the architecture has: SSE2 on x86-64, NEON on ARM.
@@ -140,6 +150,12 @@ impl Isa for Portable {
 
     fn vectorize<W: Work>(work: W) -> Option<W::Output> {
         Some(work.run())
+    }
+
+    #[allow(unsafe_code)]
+    #[inline(never)]
+    unsafe fn call<W: Work>(work: W) -> W::Output {
+        work.run()
     }
 }
 
@@ -171,6 +187,24 @@ macro_rules! isas {
                 #[cfg(not(target_arch = "x86_64"))]
                 fn vectorize<W: Work>(_: W) -> Option<W::Output> {
                     None
+                }
+
+                #[cfg(target_arch = "x86_64")]
+                #[allow(unsafe_code)]
+                unsafe fn call<W: Work>(work: W) -> W::Output {
+                    #[inline(never)]
+                    #[target_feature(enable = $all)]
+                    fn with<W: Work>(work: W) -> W::Output {
+                        work.run()
+                    }
+                    // SAFETY: the caller says that this CPU has the instructions.
+                    unsafe { with(work) }
+                }
+
+                #[cfg(not(target_arch = "x86_64"))]
+                #[allow(unsafe_code)]
+                unsafe fn call<W: Work>(work: W) -> W::Output {
+                    work.run()
                 }
             }
         )+

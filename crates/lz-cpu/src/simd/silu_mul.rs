@@ -89,7 +89,7 @@ impl<T: Narrow, const FUSED: bool> Work for Gated<'_, T, FUSED> {
 
 /// x / (1 + exp(-x)); 0 at minus infinity, its limit.
 #[inline(always)]
-pub(super) fn silu<const FUSED: bool>(x: f32) -> f32 {
+pub(crate) fn silu<const FUSED: bool>(x: f32) -> f32 {
     let found = x / (1.0 + exp::<FUSED>(-x));
     if x == f32::NEG_INFINITY { 0.0 } else { found }
 }

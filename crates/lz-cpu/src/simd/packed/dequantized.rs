@@ -7,6 +7,7 @@ use std::marker::PhantomData;
 
 use lz_model::DType;
 
+use super::super::Work;
 use super::super::half_floats::Narrow;
 use super::super::vector::{LANES, Sixteen};
 use super::WIDTH;
@@ -80,7 +81,7 @@ impl<I: Tile, W: Dequantize, T: Narrow + ArrangedAs<f32>> Engine for Dequantized
 
     #[inline(always)]
     fn abreast(count: usize) -> usize {
-        let abreast: &[usize] = if I::SIXTEENS == 2 { &WHOLE } else { &HALVES };
+        let abreast: &[usize] = if I::WHOLE { &WHOLE } else { &HALVES };
         abreast.get(count).copied().unwrap_or(1)
     }
 
@@ -99,16 +100,38 @@ impl<I: Tile, W: Dequantize, T: Narrow + ArrangedAs<f32>> Engine for Dequantized
         assert!(rows.len() >= count * STRIDE && sums.len() >= count * weight.count && weight.features <= DEPTH);
         assert!(weight.count > 0 && weight.weight.len() >= last * weight.apart + steps * WIDTH * W::INTERLEAVE);
         assert!(scales.numbers.len() >= last * scales.apart + groups * WIDTH && scales.group.is_multiple_of(W::STEP));
+        let block = Block::<I, W> { rows, count, weight, sums, first, isa: PhantomData };
+        I::vectorize(block).expect("the caller has made sure of the instructions");
+    }
+}
+
+/// A block of a tile, whose numbers are checked. It is a function of its own, so that it is compiled once for all dtypes of the input.
+struct Block<'a, I, W> {
+    rows: &'a [f32],
+    count: usize,
+    weight: Panels<'a, W>,
+    sums: &'a mut [[f32; WIDTH]],
+    first: bool,
+    isa: PhantomData<I>,
+}
+
+impl<I: Tile, W: Dequantize> Work for Block<'_, I, W> {
+    type Output = ();
+
+    #[allow(unsafe_code)]
+    #[inline(always)]
+    fn run(self) {
+        let Block { rows, count, weight, sums, first, .. } = self;
         macro_rules! among {
             ($c:literal: $($r:literal $p:literal)+) => {
                 match (count, weight.count) {
-                    // SAFETY: just checked, and the caller's.
+                    // SAFETY: `add_block` has checked the sizes, and `vectorize` the instructions.
                     $(($r, $p) => unsafe { block::<I::Sixteen, W, $r, $c, $p>(rows, weight, sums, first) },)+
                     (count, panels) => unreachable!("a tile of {count} rows and {panels} panels"),
                 }
             };
         }
-        if I::SIXTEENS == 2 {
+        if I::WHOLE {
             among!(2: 1 1 1 4 2 1 2 4 3 1 3 2 4 1 4 2 5 1 5 2 6 1 6 2 7 1 8 1 9 1 10 1 11 1 12 1);
         } else {
             among!(1: 1 1 1 4 2 1 2 2 3 1 4 1 5 1 6 1);

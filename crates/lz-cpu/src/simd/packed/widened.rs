@@ -17,24 +17,25 @@ use super::engine::{AHEAD, DEPTH, Engine, Packed, Panels, STRIDE, prefetch};
 pub trait Tile: Isa {
     /// Rows of the input.
     const ROWS: usize;
-    /// Sixteens of output features: 2 for a whole panel, 1 for half of one at a time.
-    const SIXTEENS: usize;
+    /// Whether a tile has whole panels, or half of one at a time. A constant of its own, and not a comparison, so that the compiler
+    /// leaves out the tiles of the other kind.
+    const WHOLE: bool;
 }
 
 impl Tile for Avx512 {
     const ROWS: usize = 12;
-    const SIXTEENS: usize = 2;
+    const WHOLE: bool = true;
 }
 
 impl Tile for Avx2 {
     const ROWS: usize = 6;
-    const SIXTEENS: usize = 1;
+    const WHOLE: bool = false;
 }
 
 impl Tile for Portable {
     // Sixteen numbers are four registers, of which NEON has 32 and SSE2 has 16.
     const ROWS: usize = if cfg!(target_arch = "aarch64") { 4 } else { 2 };
-    const SIXTEENS: usize = 1;
+    const WHOLE: bool = false;
 }
 
 /// Panels side by side, by the rows of a tile, for registers that hold whole panels: at most 24 registers of sums.
@@ -103,7 +104,7 @@ impl<I: Tile, T: Widen> Engine for Widened<I, T> {
 
     #[inline(always)]
     fn abreast(count: usize) -> usize {
-        if I::SIXTEENS < 2 { 1 } else { ABREAST[count.min(ABREAST.len() - 1)] }
+        if I::WHOLE { ABREAST[count.min(ABREAST.len() - 1)] } else { 1 }
     }
 
     #[allow(unsafe_code)]
@@ -127,7 +128,7 @@ impl<I: Tile, T: Widen> Engine for Widened<I, T> {
                 }
             };
         }
-        if I::SIXTEENS == 2 {
+        if I::WHOLE {
             among!(2: 1 1 1 4 2 1 2 4 3 1 3 2 4 1 4 2 5 1 5 2 6 1 6 2 7 1 8 1 9 1 10 1 11 1 12 1);
         } else {
             among!(1: 1 1 2 1 3 1 4 1 5 1 6 1);

@@ -1,0 +1,198 @@
+//! Products of floats.
+//!
+//! A task is some rows with a group of [`GROUP`] panels of [`WIDTH`] columns. For each block of [`DEPTH`] rows of B it packs the
+//! panels (256 KiB of float32, which stay in the second cache), then adds the products of every tile of rows to its sums. Threads
+//! take tasks until none is left, each with scratch memory of its own.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use lz_abi::{Args, KernelError};
+
+use super::epilogue::Epilogue;
+use super::operand::Matrix;
+use super::{Call, Products, Sizes};
+use crate::simd::Work;
+use crate::simd::packed::WIDTH;
+use crate::simd::packed::engine::{DEPTH, Engine, Panels, STRIDE, Scales};
+use crate::simd::packed::widened::Widened;
+
+/// Panels that are packed together.
+const GROUP: usize = 4;
+/// Rows of a task at most: their sums are 512 KiB.
+const ROWS: usize = 1024;
+/// Rows of a task at least where there are more: below it, packing takes longer than multiplying.
+const LEAST_ROWS: usize = 96;
+/// Rows of a tile at most, of any instruction set.
+pub const HEIGHT: usize = 12;
+/// Multiplications below which one thread does all: about 5 µs of one core.
+const ONE_THREAD: usize = 1 << 18;
+
+/// float32 numbers of one thread's scratch memory: packed panels, arranged rows, sums.
+fn numbers(sizes: Sizes) -> [usize; 3] {
+    let panels = GROUP.min(sizes.n.div_ceil(WIDTH));
+    let deep = sizes.k > DEPTH;
+    let rows = if deep { sizes.m.min(ROWS) } else { HEIGHT.min(sizes.m) };
+    [panels * WIDTH * sizes.k.min(DEPTH), HEIGHT.min(sizes.m) * STRIDE, rows * panels * WIDTH]
+}
+
+/// Bytes of scratch memory.
+pub fn scratch(sizes: Sizes, threads: usize) -> usize {
+    let slot: usize = numbers(sizes).iter().map(|numbers| (numbers * size_of::<f32>()).next_multiple_of(64)).sum();
+    slot * threads.max(1)
+}
+
+/// Scratch memory of all threads.
+struct Slots {
+    start: *mut f32,
+    apart: usize,
+}
+
+// SAFETY: every thread uses a slot of its own.
+unsafe impl Sync for Slots {}
+
+/// Runs a call.
+pub fn run<I: Products>(args: &mut Args<'_, '_>, call: &Call) -> Result<(), KernelError> {
+    let sizes = call.sizes;
+    let matrices = call.batch.len();
+    if sizes.m == 0 || sizes.n == 0 || matrices == 0 {
+        return Ok(());
+    }
+    let threads = args.threads();
+    let work = sizes.m.saturating_mul(sizes.n).saturating_mul(sizes.k).saturating_mul(matrices);
+    let workers = if work < ONE_THREAD { 1 } else { threads.count() };
+    let panels = sizes.n.div_ceil(WIDTH);
+    let groups = panels.div_ceil(GROUP);
+    let enough = (workers * 4).div_ceil(groups * matrices);
+    let pieces = sizes.m.div_ceil(ROWS).max(enough.min(sizes.m / LEAST_ROWS)).max(1);
+    let tasks = matrices * pieces * groups;
+    let workers = workers.min(tasks);
+    let parts = numbers(sizes).map(|numbers| numbers.next_multiple_of(16));
+    let apart = parts.iter().sum();
+    let memory = args.workspace().take::<f32>(apart * workers)?;
+    let slots = Slots { start: memory.as_mut_ptr(), apart };
+    let next = AtomicUsize::new(0);
+    threads.each(workers, |worker| {
+        let slots = &slots;
+        // SAFETY: a slot for every worker, and each number of a worker is given out once.
+        let slot = unsafe { std::slice::from_raw_parts_mut(slots.start.add(worker * slots.apart), slots.apart) };
+        let (packed, slot) = slot.split_at_mut(parts[0]);
+        let (arranged, sums) = slot.split_at_mut(parts[1]);
+        loop {
+            let task = next.fetch_add(1, Ordering::Relaxed);
+            if task >= tasks {
+                return;
+            }
+            let (group, rest) = (task % groups, task / groups);
+            let (piece, matrix) = (rest % pieces, rest / pieces);
+            let panels = group * GROUP..((group + 1) * GROUP).min(panels);
+            let rows = sizes.m * piece / pieces..sizes.m * (piece + 1) / pieces;
+            let steps = call.batch.inner().1;
+            call.batch.pieces(matrix..matrix + 1, |_, [out, a, b, c]| {
+                let _ = steps;
+                let tiles = Tiles::<I> {
+                    sizes,
+                    a: call.a.at(a),
+                    b: call.b.at(b),
+                    epilogue: call.epilogue.at(out, c),
+                    rows: rows.clone(),
+                    panels: panels.clone(),
+                    packed: &mut *packed,
+                    arranged: &mut *arranged,
+                    sums: sums.as_chunks_mut::<WIDTH>().0,
+                    set: std::marker::PhantomData,
+                };
+                // SAFETY: `run_on` says that the CPU has the instructions. The matrices have these rows and panels, and no other
+                // task has them together.
+                unsafe { I::call(tiles) };
+            });
+        }
+    });
+    Ok(())
+}
+
+/// A task.
+struct Tiles<'a, I> {
+    sizes: Sizes,
+    a: Matrix,
+    b: Matrix,
+    epilogue: Epilogue,
+    rows: Range<usize>,
+    panels: Range<usize>,
+    packed: &'a mut [f32],
+    arranged: &'a mut [f32],
+    sums: &'a mut [[f32; WIDTH]],
+    set: std::marker::PhantomData<I>,
+}
+
+impl<I: Products> Work for Tiles<'_, I> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Tiles { sizes, a, b, epilogue, rows, panels, packed, arranged, sums, .. } = self;
+        let count = panels.len();
+        let blocks = sizes.k.div_ceil(DEPTH).max(1);
+        let tiles = rows.len().div_ceil(<Widened<I, f32> as Engine>::ROWS);
+        for block in 0..blocks {
+            let features = block * DEPTH..((block + 1) * DEPTH).min(sizes.k);
+            let depth = features.len() * WIDTH;
+            // A packed weight is read where it is.
+            let (weight, apart): (&[f32], usize) = if b.packed {
+                let apart = sizes.k * WIDTH;
+                let start = panels.start * apart + features.start * WIDTH;
+                let len = (count - 1) * apart + depth;
+                // SAFETY: `bind` has checked the sizes of the packed weight.
+                (unsafe { std::slice::from_raw_parts(b.start.cast::<f32>().add(start), len) }, apart)
+            } else {
+                for (i, panel) in panels.clone().enumerate() {
+                    let columns = panel * WIDTH..((panel + 1) * WIDTH).min(sizes.n);
+                    // SAFETY: this runs with the instructions of `I`; B has these rows and columns.
+                    unsafe { b.pack::<I>(features.clone(), columns, &mut packed[i * depth..][..depth]) };
+                }
+                (&packed[..count * depth], depth)
+            };
+            for tile in 0..tiles {
+                let mine = rows.len() * tile / tiles..rows.len() * (tile + 1) / tiles;
+                let height = mine.len();
+                let (first, place) = (rows.start + mine.start, if blocks > 1 { mine.start * count } else { 0 });
+                let sums = &mut sums[place..][..height * count];
+                if features.is_empty() {
+                    sums.fill([0.0; WIDTH]);
+                } else {
+                    // SAFETY: as above, of A.
+                    unsafe { a.arrange::<I>(first..first + height, features.clone(), STRIDE, arranged) };
+                    add::<I>(arranged, height, (weight, apart, depth, count), sums, block == 0);
+                }
+                if block + 1 == blocks {
+                    for (sums, panel) in sums.chunks_exact_mut(height).zip(panels.clone()) {
+                        let column = panel * WIDTH;
+                        // SAFETY: as above, of the output, whose rows and columns no other task has.
+                        unsafe { epilogue.store::<I>(sums, first, column, WIDTH.min(sizes.n - column)) };
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of a tile's rows with some panels to its sums.
+#[inline(always)]
+fn add<I: Products>(
+    rows: &[f32],
+    height: usize,
+    (weight, apart, depth, panels): (&[f32], usize, usize, usize),
+    sums: &mut [[f32; WIDTH]],
+    first: bool,
+) {
+    let abreast = <Widened<I, f32> as Engine>::abreast(height);
+    let at_once = if panels.is_multiple_of(abreast) { abreast } else { 1 };
+    for panel in (0..panels).step_by(at_once) {
+        let weight = &weight[panel * apart..][..(at_once - 1) * apart + depth];
+        let some =
+            Panels { weight, block: depth, apart, count: at_once, features: depth / WIDTH, scales: Scales::default() };
+        let sums = &mut sums[panel * height..][..at_once * height];
+        // SAFETY: this runs with the instructions of `I`, and a tile has from one to `ROWS` rows.
+        unsafe { Widened::<I, f32>::add_block(&mut (), rows, height, some, sums, first) };
+    }
+}

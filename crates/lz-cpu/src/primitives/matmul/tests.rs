@@ -1,0 +1,251 @@
+//! Products against float64.
+
+use lz_abi::{DType, Param, Tensor, TensorView, indices};
+use proptest::prelude::*;
+
+use super::super::checking::{agree, at, drawn, fails, results};
+use super::super::{InstructionSet, Primitive};
+use super::Activation;
+
+/// What an activation is.
+fn activated(activation: Activation, x: f64) -> f64 {
+    use crate::reference::activation::{gelu, gelu_tanh, relu, silu};
+    match activation {
+        Activation::None => x,
+        Activation::Relu => relu(x),
+        Activation::Gelu => gelu(x),
+        Activation::GeluTanh => gelu_tanh(x),
+        Activation::Silu => silu(x),
+    }
+}
+
+/// One call.
+struct Product {
+    dtype: DType,
+    to: DType,
+    /// Axes before the last two: of the output, of A, of B.
+    batch: [Vec<i64>; 3],
+    sizes: (i64, i64, i64),
+    transposed: [bool; 2],
+    /// A and B lie in memory the other way round.
+    turned: [bool; 2],
+    alpha: f64,
+    beta: f64,
+    bias: bool,
+    /// Not given, given in whole, given as a row.
+    c: u8,
+    activation: Activation,
+    seed: u64,
+}
+
+impl Default for Product {
+    fn default() -> Product {
+        Product {
+            dtype: DType::F32,
+            to: DType::F32,
+            batch: [vec![], vec![], vec![]],
+            sizes: (1, 1, 1),
+            transposed: [false; 2],
+            turned: [false; 2],
+            alpha: 1.0,
+            beta: 1.0,
+            bias: false,
+            c: 0,
+            activation: Activation::None,
+            seed: 1,
+        }
+    }
+}
+
+/// The same elements with the last two axes the other way round in memory.
+fn turned(tensor: &Tensor) -> (Tensor, Vec<i64>) {
+    let rank = tensor.shape().len();
+    let mut order: Vec<usize> = (0..rank).collect();
+    order.swap(rank - 1, rank - 2);
+    let copy = tensor.view().permuted(&order).to_tensor();
+    let mut strides = copy.view().strides().to_vec();
+    strides.swap(rank - 1, rank - 2);
+    (copy, strides)
+}
+
+impl Product {
+    fn check(&self) {
+        let (m, n, k) = self.sizes;
+        let shape = |batch: &[i64], rows: i64, columns: i64, transposed: bool| -> Vec<i64> {
+            let last = if transposed { [columns, rows] } else { [rows, columns] };
+            batch.iter().copied().chain(last).collect()
+        };
+        let a = drawn(self.dtype, &shape(&self.batch[1], m, k, self.transposed[0]), 1.0, self.seed);
+        let b = drawn(self.dtype, &shape(&self.batch[2], k, n, self.transposed[1]), 1.0, self.seed + 1);
+        let bias = drawn(self.to, &[n], 2.0, self.seed + 2);
+        let out = shape(&self.batch[0], m, n, false);
+        let c_shape = if self.c == 2 { vec![n] } else { out.clone() };
+        let c = drawn(self.to, &c_shape, 2.0, self.seed + 3);
+        let old = drawn(self.to, &out, 2.0, self.seed + 4);
+        let (a_view, b_view) = (a.view(), b.view());
+        let element = |view: &TensorView<'_>, index: &[i64], i: i64, j: i64, transposed: bool| {
+            let batch = &index[..index.len() - 2];
+            let index: Vec<i64> = batch.iter().copied().chain(if transposed { [j, i] } else { [i, j] }).collect();
+            at(view, &index)
+        };
+        let wanted: Vec<f64> = indices(&out)
+            .map(|index| {
+                let (i, j) = (index[index.len() - 2], index[index.len() - 1]);
+                let sum: f64 = (0..k)
+                    .map(|l| {
+                        element(&a_view, &index, i, l, self.transposed[0])
+                            * element(&b_view, &index, l, j, self.transposed[1])
+                    })
+                    .sum();
+                let sum = self.alpha * sum + if self.bias { bias.to_f64()[j as usize] } else { 0.0 };
+                let c = match self.c {
+                    0 if self.beta == 0.0 => 0.0,
+                    0 => at(&old.view(), &index),
+                    _ => at(&c.view(), &index),
+                };
+                activated(self.activation, sum) + self.beta * c
+            })
+            .collect();
+        let params = [
+            Param::Bool(self.transposed[0]),
+            Param::Bool(self.transposed[1]),
+            Param::Float(self.alpha),
+            Param::Float(self.beta),
+            self.activation.param(),
+        ];
+        let (turned_a, turned_b) = (turned(&a), turned(&b));
+        let view = |i: usize, whole: &'_ Tensor, other: &'_ (Tensor, Vec<i64>)| -> (Vec<i64>, Vec<i64>) {
+            match self.turned[i] {
+                true => (whole.shape().to_vec(), other.1.clone()),
+                false => (whole.shape().to_vec(), whole.view().strides().to_vec()),
+            }
+        };
+        let (la, lb) = (view(0, &a, &turned_a), view(1, &b, &turned_b));
+        let bytes = |i: usize| match (i, self.turned[i]) {
+            (0, true) => turned_a.0.bytes(),
+            (0, false) => a.bytes(),
+            (_, true) => turned_b.0.bytes(),
+            (_, false) => b.bytes(),
+        };
+        let inputs = [
+            Some(TensorView::strided(self.dtype, &la.0, &la.1, 0, bytes(0)).unwrap()),
+            Some(TensorView::strided(self.dtype, &lb.0, &lb.1, 0, bytes(1)).unwrap()),
+            self.bias.then(|| bias.view()),
+            (self.c > 0).then(|| c.view()),
+        ];
+        // Sums of so many products, added one after the other: each sum rounds by 6e-8 of numbers that may be larger than the last.
+        let off = 1e-7 * k.max(100) as f64;
+        for (set, got) in results(Primitive::Matmul, &inputs, &params, &old) {
+            agree(&format!("{set:?} {} {:?}", self.dtype, self.sizes), &got, &wanted, 1e-6, off);
+        }
+    }
+}
+
+fn edges() -> impl Strategy<Value = i64> {
+    prop_oneof![4 => 0i64..20, 2 => 30i64..36, 1 => 47i64..50, 1 => 63i64..66, 1 => 95i64..98, 1 => 127i64..131]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+    #[test]
+    fn products_are_those_of_float64(
+        (m, n, k) in (edges(), edges(), prop_oneof![8 => edges(), 1 => 510i64..515, 1 => 1022i64..1026]),
+        (dtype, wide) in (prop_oneof![4 => Just(DType::F32), 1 => Just(DType::F16), 1 => Just(DType::Bf16)], any::<bool>()),
+        (transposed, turned) in (any::<[bool; 2]>(), any::<[bool; 2]>()),
+        (alpha, beta) in (prop_oneof![Just(1.0), Just(-0.5)], prop_oneof![Just(0.0), Just(1.0), Just(0.25)]),
+        (bias, c, activation, seed) in (any::<bool>(), 0u8..3, proptest::sample::select(Activation::ALL), 0u64..1 << 40),
+    ) {
+        let to = if wide { DType::F32 } else { dtype };
+        Product { dtype, to, sizes: (m, n, k), transposed, turned, alpha, beta, bias, c, activation, seed, ..Product::default() }.check();
+    }
+
+    #[test]
+    fn products_of_many_matrices_are_those_of_float64(
+        (m, n, k) in (0i64..20, 0i64..40, 0i64..20),
+        batch in proptest::collection::vec(0i64..4, 1..3),
+        (ones, short) in (any::<[u8; 2]>(), [0usize..3, 0usize..3]),
+        (transposed, turned, c, seed) in (any::<[bool; 2]>(), any::<[bool; 2]>(), 0u8..3, 0u64..1 << 40),
+    ) {
+        let of = |ones: u8, short: usize| -> Vec<i64> {
+            batch.iter().enumerate().map(|(i, &n)| if ones >> i & 1 == 1 { 1 } else { n }).skip(short).collect()
+        };
+        let batch = [batch.clone(), of(ones[0], short[0]), of(ones[1], short[1])];
+        Product { batch, sizes: (m, n, k), transposed, turned, c, seed, ..Product::default() }.check();
+    }
+
+    #[test]
+    fn products_with_a_packed_weight_are_the_same(
+        (m, n, k) in (edges(), edges(), prop_oneof![8 => edges(), 1 => 510i64..515, 1 => 1022i64..1026]),
+        (dtype, transposed, seed) in (proptest::sample::select(&[DType::F32, DType::Bf16, DType::F16][..]), any::<bool>(), any::<u32>()),
+    ) {
+        let weight = drawn(dtype, &if transposed { [n, k] } else { [k, n] }, 1.0, seed.into());
+        let blank = Tensor::from_f64(DType::F32, &[(n + 31) / 32, k, 32], &vec![7.0; ((n + 31) / 32 * k * 32) as usize]);
+        let x = drawn(dtype, &[m, k], 1.0, seed.into());
+        let to = Tensor::zeros(dtype, &[m, n]);
+        let both = [Some(x.view()), Some(weight.view())];
+        let packs: Vec<_> = results(Primitive::Pack, &both[1..], &[Param::Bool(transposed)], &blank).collect();
+        for (_, pack) in &packs {
+            prop_assert_eq!(pack, &packs[0].1);
+        }
+        let pack = &packs[0].1;
+        let other = [Some(x.view()), Some(pack.view())];
+        let params = [Param::None, Param::None, Param::None, Param::None, Param::None, Param::Int(n)];
+        let plain: Vec<_> = results(Primitive::Matmul, &both, &[Param::None, Param::Bool(transposed)], &to).collect();
+        for ((set, got), (_, wanted)) in results(Primitive::Matmul, &other, &params, &to).zip(&plain) {
+            agree(&format!("{set:?}"), &got, &wanted.to_f64(), 1e-6, 3e-8 * k.max(100) as f64);
+        }
+    }
+}
+
+#[test]
+fn every_height_of_a_tile_is_right() {
+    for m in 1..=26 {
+        for n in [33, 128, 161] {
+            Product { sizes: (m, n, 37), seed: m as u64, ..Product::default() }.check();
+            Product { sizes: (m, n, 37), transposed: [false, true], seed: m as u64, ..Product::default() }.check();
+        }
+    }
+}
+
+#[test]
+fn rows_in_pieces_are_right() {
+    Product { sizes: (1030, 33, 520), ..Product::default() }.check();
+    Product { sizes: (400, 40, 70), ..Product::default() }.check();
+    Product { sizes: (2, 700, 600), transposed: [false, true], ..Product::default() }.check();
+    Product { sizes: (3, 700, 600), ..Product::default() }.check();
+}
+
+#[test]
+fn a_result_does_not_depend_on_threads() {
+    let (a, b) = (drawn(DType::F32, &[50, 700], 1.0, 1), drawn(DType::F32, &[700, 300], 1.0, 2));
+    let all: Vec<_> =
+        results(Primitive::Matmul, &[Some(a.view()), Some(b.view())], &[], &Tensor::zeros(DType::F32, &[50, 300]))
+            .collect();
+    for pair in all.chunks_exact(2) {
+        assert_eq!(pair[0], pair[1]);
+    }
+}
+
+#[test]
+fn what_is_no_number_stays_none() {
+    let (inf, nan) = (f64::INFINITY, f64::NAN);
+    let a = Tensor::from_f64(DType::F32, &[2, 2], &[inf, 1.0, nan, 0.0]);
+    let b = Tensor::from_f64(DType::F32, &[2, 2], &[1.0, 2.0, -1e-42, 3e38]);
+    for (_, got) in
+        results(Primitive::Matmul, &[Some(a.view()), Some(b.view())], &[], &Tensor::zeros(DType::F32, &[2, 2]))
+    {
+        let got = got.to_f64();
+        assert!(got[..2] == [inf, inf] && got[2].is_nan() && got[3].is_nan(), "{got:?}");
+    }
+}
+
+#[test]
+fn calls_that_make_no_sense_are_refused() {
+    let (a, b) = (drawn(DType::F32, &[2, 3], 1.0, 1), drawn(DType::F32, &[4, 5], 1.0, 1));
+    let wide = drawn(DType::F64, &[3, 5], 1.0, 1);
+    let to = Tensor::zeros(DType::F32, &[2, 5]);
+    fails(Primitive::Matmul, &[Some(a.view()), Some(b.view())], &[], &to, "is not");
+    fails(Primitive::Matmul, &[Some(a.view()), Some(wide.view())], &[], &to, "does not give");
+    fails(Primitive::Matmul, &[Some(a.view())], &[], &to, "two matrices");
+    assert!(InstructionSet::Portable.is_here());
+}
