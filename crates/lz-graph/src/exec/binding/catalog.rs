@@ -1,0 +1,154 @@
+//! Kernels of the catalog's operations: legal or not, and in which order, is what selection says.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock};
+
+use lz_cpu::Builtin;
+use lz_model::{BindRules, Catalog, Layout, NamedCall, ParamValue};
+use lz_select::{Snapshot, SnapshotSpec};
+
+use super::{Arg, Bound, Candidate, Site};
+use crate::exec::kernel::Kernel;
+use crate::ops::gated::{Gated, GatedKind};
+use crate::ops::layer_norm::LayerNorm;
+use crate::ops::rms_norm::RmsNorm;
+use crate::ops::softmax::Softmax;
+
+/// The native kernels on this processor.
+struct Bench {
+    snapshot: Snapshot,
+    /// By id and operation.
+    kernels: HashMap<(String, String), Builtin>,
+}
+
+static BENCH: LazyLock<Bench> = LazyLock::new(|| {
+    let mut spec = SnapshotSpec { devices: vec![lz_hardware::detect_cpu()], ..SnapshotSpec::default() };
+    spec.backend(lz_cpu::backend());
+    let mut kernels = HashMap::new();
+    for (kernel, descriptor) in lz_cpu::descriptors() {
+        kernels.insert((descriptor.id.clone(), descriptor.operation.clone()), kernel);
+        spec.kernels.push(Arc::new(descriptor));
+    }
+    let snapshot = spec.build(0).expect("the built-in kernels make a snapshot: lz-cpu's tests hold that");
+    Bench { snapshot, kernels }
+});
+
+/// A call of an operation of the catalog.
+pub struct Call<'a> {
+    /// The operation, or an alias.
+    pub op: &'static str,
+    /// What it reads, by name.
+    pub inputs: &'a [(&'static str, Option<&'a Arg>)],
+    /// Parameters by name.
+    pub params: &'a [(&'static str, ParamValue)],
+    /// The layout of its tensors, where the operation has named ones.
+    pub layout: Option<Layout>,
+    /// What it makes, row-major.
+    pub output: &'a Arg,
+}
+
+impl Call<'_> {
+    /// The kernels that take it, in the order selection ranks them.
+    pub fn candidates(&self, site: &Site<'_>) -> Vec<Candidate> {
+        let given = self.inputs.iter().filter_map(|&(name, arg)| Some((name, arg?)));
+        let named = NamedCall {
+            inputs: given.clone().map(|(name, arg)| (name, arg.meta())).collect(),
+            params: self.params.to_vec(),
+            layout: self.layout,
+            ..NamedCall::new()
+        };
+        if !self.output.is_row_major() {
+            return Vec::new();
+        }
+        let bench = &*BENCH;
+        let device = |ix| bench.snapshot.device(ix);
+        let Ok((ordered, bound)) = Catalog::get().resolve(self.op, &named, &BindRules::default(), device) else {
+            return Vec::new();
+        };
+        let op = Catalog::get().op(bound.query.op());
+        let Ok((params, made)) = op.settled(&named, &ordered, &bound.query) else { return Vec::new() };
+        let fits = made.first().is_some_and(|one| one.dtype == self.output.dtype && one.shape == self.output.shape);
+        if !fits || made.len() > 1 {
+            return Vec::new();
+        }
+        let mut inputs = vec![None; op.schema().inputs.len()];
+        for (name, arg) in given {
+            inputs[op.input_index(name).expect("the call was resolved")] = Some(arg.clone());
+        }
+        let decision = bench.snapshot.select(&bound.query);
+        let mut legal: Vec<_> =
+            decision.ranked().filter(|candidate| candidate.accepted() && candidate.transforms.is_empty()).collect();
+        if let Some(ranked) = site.ranking.ranked(self.op, &named) {
+            let place = |id: &str| ranked.iter().position(|one| one.split('@').next() == Some(id));
+            legal.retain(|candidate| place(&bench.snapshot.kernel(candidate.kernel).id).is_some());
+            legal.sort_by_key(|candidate| place(&bench.snapshot.kernel(candidate.kernel).id));
+        }
+        legal
+            .into_iter()
+            .map(|candidate| {
+                let descriptor = bench.snapshot.kernel(candidate.kernel);
+                let kernel = bench.kernels[&(descriptor.id.clone(), descriptor.operation.clone())];
+                Candidate {
+                    name: descriptor.id.clone(),
+                    calls: vec![Bound {
+                        kernel: Kernel::Builtin(kernel, Box::new(bound.query)),
+                        inputs: inputs.clone(),
+                        outputs: vec![self.output.clone()],
+                        params: params.iter().map(|&value| value.into()).collect(),
+                        dims: bound.query.dims().to_vec(),
+                        scratch: bench.snapshot.workspace(candidate.kernel, &bound.query).max(0) as usize,
+                        reserved: 0,
+                    }],
+                    in_place: &[],
+                }
+            })
+            .collect()
+    }
+}
+
+/// A call with one input and no layout.
+fn simple(op: &'static str, site: &Site<'_>, params: &[(&'static str, ParamValue)]) -> Vec<Candidate> {
+    let inputs = [("input", Some(site.need(0)))];
+    Call { op, inputs: &inputs, params, layout: None, output: site.output }.candidates(site)
+}
+
+/// Softmax over the last axis.
+pub(super) fn softmax(site: &Site<'_>, op: &Softmax) -> Vec<Candidate> {
+    let rank = site.output.shape.len() as i64;
+    if op.axis != -1 && op.axis != rank - 1 {
+        return Vec::new();
+    }
+    simple("activation.softmax", site, &[])
+}
+
+/// A normalization of the last axis.
+pub(super) fn layer_norm(site: &Site<'_>, op: &LayerNorm) -> Vec<Candidate> {
+    if op.axes != 1 {
+        return Vec::new();
+    }
+    let inputs = [("input", site.get(0)), ("weight", site.get(1)), ("bias", site.get(2))];
+    let params = [("eps", ParamValue::Float(op.eps))];
+    Call { op: "norm.layer", inputs: &inputs, params: &params, layout: None, output: site.output }.candidates(site)
+}
+
+/// A normalization by the root mean square.
+pub(super) fn rms_norm(site: &Site<'_>, op: &RmsNorm) -> Vec<Candidate> {
+    let inputs = [("input", site.get(0)), ("weight", site.get(1))];
+    let params = [("eps", ParamValue::Float(op.eps))];
+    Call { op: "norm.rms", inputs: &inputs, params: &params, layout: None, output: site.output }.candidates(site)
+}
+
+/// SiLU of a gate times another tensor. Other gates are made of primitives.
+pub(super) fn gated(site: &Site<'_>, op: &Gated) -> Vec<Candidate> {
+    if op.kind != GatedKind::SiluMul {
+        return Vec::new();
+    }
+    let inputs = [("gate", site.get(0)), ("up", site.get(1))];
+    Call { op: "activation.silu_mul", inputs: &inputs, params: &[], layout: None, output: site.output }.candidates(site)
+}
+
+/// Rows of a table.
+pub(super) fn embedding(site: &Site<'_>) -> Vec<Candidate> {
+    let inputs = [("weight", site.get(0)), ("indices", site.get(1))];
+    Call { op: "embedding.lookup", inputs: &inputs, params: &[], layout: None, output: site.output }.candidates(site)
+}

@@ -1,0 +1,27 @@
+//! How a graph runs.
+//!
+//! | | |
+//! |---|---|
+//! | [`interpreted`] | node by node with the references: slow, and right |
+//! | [`binding`] | which kernels could run a node, and with which arguments |
+//! | [`choosing`] | which of them does |
+//! | [`compiled`] | a graph for exact sizes as a flat list of kernel calls over one arena |
+//! | [`session`] | a graph for any sizes: compiled for each at its first use |
+//! | [`profile`] | the time of each node |
+
+#[cfg(feature = "cpu")]
+pub mod binding;
+#[cfg(feature = "cpu")]
+pub mod choosing;
+#[cfg(feature = "cpu")]
+pub mod compiled;
+pub mod interpreted;
+#[cfg(feature = "cpu")]
+pub mod kernel;
+#[cfg(feature = "cpu")]
+pub mod profile;
+#[cfg(feature = "cpu")]
+pub mod session;
+
+#[cfg(all(test, feature = "cpu"))]
+mod tests;

@@ -1,0 +1,7 @@
+mod attention;
+mod blocks;
+mod build;
+mod elementwise;
+mod linear;
+mod order;
+mod random;
