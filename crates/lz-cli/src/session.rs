@@ -221,6 +221,11 @@ impl Session {
     /// Prints what the answer takes for granted, and the warnings given so far.
     pub fn print_warnings(&self, printer: &mut Printer<'_>) {
         self.assumption.iter().for_each(|text| printer.note(text));
+        self.print_engine_warnings(printer);
+    }
+
+    /// Prints the warnings given so far alone: what was measured does not depend on what is taken for granted.
+    pub fn print_engine_warnings(&self, printer: &mut Printer<'_>) {
         let warnings = std::mem::take(&mut *self.warnings.lock().unwrap_or_else(PoisonError::into_inner));
         warnings.iter().for_each(|text| printer.warning(text));
     }

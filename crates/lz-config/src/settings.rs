@@ -12,12 +12,12 @@ settings! {
     settings {
         /// Off: only references run, and plain torch where none can.
         enabled: bool = true, env Variable::Inverted("LAYERZERO_DISABLED");
-        /// Whether a call falls through to the next kernel, at last the reference, when one fails.
+        /// Whether the next kernel serves a call when one fails. The last one is the reference.
         fallback_enabled: bool = true;
         /// Log which kernel every new kind of call gets.
         log_selections: bool = false;
-        /// Whether `explain` answers. Off: it is refused, so that nobody reads the policy and the kernels of a service out of
-        /// a running process.
+        /// Whether `explain` answers. Off: it is refused, so that nobody learns from a running service which rules and
+        /// kernels it has.
         explain_enabled: bool = true;
         /// Only deterministic kernels.
         deterministic: bool = false;
@@ -40,13 +40,13 @@ settings! {
         graph_strict_mode: bool = false;
         /// Where backends run. `subprocess` is not supported yet.
         backend_isolation: InProcess = InProcess;
-        /// The most the processor is taken to have: kernels for instruction sets beyond it are not chosen. For fleets whose
-        /// machines must all decide alike. It does not change what libraries do inside: `ONEDNN_MAX_CPU_ISA` and
+        /// The newest instruction set that kernels may use. Set it where machines with different processors must choose
+        /// the same kernels. It does not change what libraries do inside: `ONEDNN_MAX_CPU_ISA` and
         /// `ATEN_CPU_CAPABILITY` are oneDNN's and torch's own limits, and are respected.
         max_cpu_isa: CpuIsa = CpuIsa::Native;
-        /// The most threads a native kernel uses; 0: as many as torch's kernels (`torch.get_num_threads()`), and the same
-        /// ones. 1 is the caller's thread alone. A number in between is served by threads of LayerZero's own, which share their cores
-        /// with torch's while those wait for work.
+        /// The most threads a native kernel uses; 0: as many as torch's kernels (`torch.get_num_threads()`), and the
+        /// same ones. 1 is the caller's thread alone. For a number in between LayerZero uses threads of its own, which
+        /// share their cores with torch's while those wait for work.
         num_threads: u64 = 0, in (0, 4_096);
         /// Sequences in a paged cache often begin with the same pages: kernels that read such pages once for several sequences
         /// are used. Where nothing is shared, they take a tenth to a fifth longer. LayerZero's vLLM plugin sets it where vLLM caches
@@ -74,8 +74,8 @@ settings! {
         lockfile: Option<PathBuf> = None;
         /// A dispatch table to follow: decisions by buckets of sizes, that `layerzero solve` wrote.
         dispatch_table: Option<PathBuf> = None;
-        /// Folders outside a project that the `layerzero.yaml` found there may name paths in, besides the project and your
-        /// cache; `~` is the home directory. Only your own file, the environment and code can say this.
+        /// The `layerzero.yaml` of a project may name paths in the project, in your cache, and in these folders; `~` is
+        /// the home directory. Only your own file, the environment and code can set this.
         allow_project_paths: Vec<String> = Vec::new();
         /// Reload when a configuration file changes.
         watch: bool = false;
@@ -89,16 +89,18 @@ settings! {
         enabled: bool = true;
         /// Where they are kept; `~` is the home directory, and a relative path is relative to the file that says it.
         path: PathBuf = PathBuf::from("~/.cache/layerzero/perfdb.sqlite");
-        /// Whether what was measured on other machines, and ships with LayerZero, decides where nothing was measured here.
+        /// Whether times from other machines, which ship with LayerZero, are used for calls that were not measured
+        /// here.
         priors: bool = true;
-        /// Measure in the background what this process calls and was not measured yet: on a thread of its own, only while
-        /// nobody calls, the calls that take the most time first.
+        /// Measure the calls of this process that were not measured yet: in the background, only while no call is made,
+        /// those that take the most time first.
         auto_tune: bool = false;
         /// How many seconds a process may spend on that altogether.
         auto_tune_budget_s: u32 = 60, in (1, 86_400);
         /// The largest part of the time it may take, in percent: after measuring for a second at 5%, it waits 19.
         auto_tune_share: u32 = 5, in (1, 100);
-        /// How many rounds a measured call gets at least, where nobody says; each kernel runs in each round.
+        /// The least number of rounds in which a call is measured, unless you give another; each kernel runs in each
+        /// round.
         tune_samples: u32 = 20, in (1, 10_000);
         /// Measure the calls of a warm-up as well.
         auto_tune_on_warmup: bool = false;
@@ -108,7 +110,7 @@ settings! {
 
     /// Kernels that are compiled on first use.
     jit: JitSettings {
-        /// Compile in the background what calls would have used, had it been compiled.
+        /// Compile in the background the kernels that calls would have used if they had been compiled.
         background_compile: bool = true;
         /// How many compilations may wait; beyond that the oldest is dropped.
         queue_size: u32 = 1_000, in (1, 1_000_000);
@@ -116,7 +118,8 @@ settings! {
         manifest_path: PathBuf = PathBuf::from("~/.cache/layerzero/shape_manifest.json");
         /// For how many days a call of the manifest counts after it was last made; 0 for ever.
         manifest_stale_days: u32 = 7, in (0, 36_500);
-        /// Refuse a call that only a kernel could serve that is not compiled yet, instead of compiling it meanwhile.
+        /// If the only kernel for a call is not compiled yet: refuse the call. Off: the call waits until it is
+        /// compiled.
         fail_on_no_fallback: bool = true;
     }
 
@@ -134,7 +137,8 @@ settings! {
     cache: CacheSettings {
         /// Whether decisions are remembered.
         enabled: bool = true;
-        /// How many are, at most; of calls from Python also the last one of each function.
+        /// The most decisions that are remembered. For calls from Python, the last one of each function is remembered
+        /// too.
         max_size: u64 = 10_000, in (1, 100_000_000);
         /// For how long, in seconds; 0 for as long as they are right.
         ttl_seconds: u64 = 0, in (0, 31_536_000);
@@ -142,9 +146,9 @@ settings! {
 
     /// Tokenizers.
     tokenizer: TokenizerSettings {
-        /// Whether one that is not on this machine may be fetched inside a call.
+        /// Whether a tokenizer that is not on this machine may be downloaded inside a call.
         allow_download: bool = false;
-        /// What the ids of texts seen before may take, in MiB; 0 remembers none.
+        /// The most memory for the ids of texts seen before, in MiB; 0 keeps none.
         cache_mb: u64 = 0, in (0, 1 << 20);
     }
 
@@ -160,7 +164,7 @@ settings! {
         timeout_ms: u64 = 30_000, in (1, 86_400_000);
         /// How long it stays open at most; the time doubles with every opening.
         max_timeout_ms: u64 = 600_000, in (1, 86_400_000);
-        /// Calls that may try at once whether it can close.
+        /// How many calls at a time may try the kernel again, to see whether it can close.
         half_open_max_calls: u32 = 3, in (1, 1_000);
     }
 
@@ -200,13 +204,15 @@ settings! {
 
     /// What `torch.compile` makes of calls.
     compile: CompileSettings {
-        /// How a call becomes part of a graph that torch compiles. `auto`: norms, activations and rotary embeddings as plain
-        /// torch code, which the compiler fuses with what is around them, and all else as the kernel that is chosen while
-        /// the graph is traced; a kernel that a lock, a rule or a preference puts first is kept. `always`: plain torch code
-        /// wherever it expresses the call, but for locks and rules. `off`: an operator that selects its kernel at every call.
+        /// How a call becomes part of a graph that torch compiles. `auto`: norms, activations and rotary embeddings as
+        /// plain torch code, which the compiler fuses with what is around them, and all else as the kernel that is
+        /// chosen while the graph is traced; a kernel that a lock, a rule or a preference puts first is kept. `always`:
+        /// plain torch code wherever it can express the call, unless a lock or a rule says otherwise. `off`: an
+        /// operator that selects its kernel at every call.
         lowering: Lowering = Lowering::Auto;
-        /// What compiles a graph again whose kernels were chosen while it was traced. `never`: nothing; `policy`: settings,
-        /// locks and `with` blocks that differ from those it was traced with; `measurements`: also new measurements.
+        /// When a graph is compiled again whose kernels were chosen while it was traced. `never`; `policy`: when
+        /// settings, locks and `with` blocks differ from those it was traced with; `measurements`: also after new
+        /// measurements.
         recompile: Recompile = Recompile::Policy;
     }
 
@@ -410,7 +416,7 @@ pub static SECTIONS: &[Section] = &[
     },
     Section {
         key: "rules",
-        doc: "What to do when: a list of rules, the first that decides wins.",
+        doc: "Preferences, bans and locks with the conditions under which they apply. The first rule that decides wins.",
         expected: "a list of rules",
     },
     Section { key: "rollouts", doc: "Kernels that are tried on a part of the calls.", expected: "a list of rollouts" },
@@ -429,8 +435,8 @@ pub static SECTIONS: &[Section] = &[
     Section {
         key: "dispatch_rules",
         doc: "Of a kernels document: conditions and what they do (`priority_boost`, `kernel_override`, \
-              `filter_kernels`). A boost that names no `kernel` is for all that the document lists, except what it falls \
-              to.",
+              `filter_kernels`). A boost without `kernel` is for all kernels that the document lists, except \
+              the fallback.",
         expected: "a list of dispatch rules",
     },
     Section {

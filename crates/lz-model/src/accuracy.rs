@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// How much of the significands of float32 operands takes part in products, from the least to the most. A call demands a
-/// class, a kernel provides one, and serves calls that demand no more. Sums are float32 in every class.
+/// How many bits of float32 operands take part in products, from the fewest to all. A call asks for a class; kernels of
+/// that class, or of one with more bits, can serve it. Sums are float32 in every class.
 ///
 /// ```
 /// use lz_model::Accuracy;

@@ -111,7 +111,7 @@ pub enum Reason {
     PackingUnsupported { found: String, supported: String },
 
     // --- sizes ----------------------------------------------------------------------------
-    /// A head dimension below the least, or none of the ones the kernel was built for.
+    /// The head dimension is below the smallest one, or is not one of those the kernel was built for.
     #[error("{dim} is {found}, the kernel takes {supported}")]
     HeadDimInvalid { dim: String, found: i64, supported: String },
     /// A head dimension above the largest.

@@ -44,6 +44,12 @@ impl Meta {
         }
     }
 
+    /// Of memory on the host that was just made.
+    pub fn new_on_host(dtype: DType, shape: Extents, strides: Extents, data: *mut u8) -> Meta {
+        let aligned = (data as usize).is_multiple_of(16);
+        Meta { dtype, shape, strides: Some(strides), device: DeviceIx(0), aligned, requires_grad: false, data }
+    }
+
     /// Reads a tensor's metadata: through the exchange API where it can, else from its attributes.
     pub fn read(object: &Bound<'_, PyAny>, function: &str, argument: &str, purpose: Purpose) -> PyResult<Meta> {
         let py = object.py();

@@ -1,6 +1,6 @@
 //! A scope: which of the core's states a call is made in.
 //!
-//! The process has one state, and each context (`with lz.prefer(…):`, a call of `lz.compile(model)`) has one of its own,
+//! The process has one state, and each context (`with lz.prefer(…):`, a call of `lz.decide(model)`) has one of its own,
 //! with its overlay applied. Whoever makes a call says which: there is no ambient one.
 
 use std::sync::Arc;

@@ -42,7 +42,8 @@ pub struct Locked {
     pub device: String,
     /// The call.
     pub call: CallSpec,
-    /// Whether it is only for calls under CUDA graph capture; otherwise it is for those too, unless another is.
+    /// True: only for calls under CUDA graph capture. False: for all calls, except captured ones that have an entry of
+    /// their own.
     pub graph: bool,
     /// The kernel.
     pub kernel: String,

@@ -56,7 +56,7 @@ pub struct DispatchTable {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BucketPlan {
-    /// By axis, the bucket's upper end. Axes an operation does not have say nothing about it.
+    /// By axis, the bucket's upper end. An axis that an operation does not have does not matter to it.
     #[serde(deserialize_with = "unique")]
     #[schemars(with = "BTreeMap<String, i64>")]
     pub bucket: BTreeMap<String, i64>,
@@ -82,7 +82,8 @@ pub struct PlannedOp {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "call_schema")]
     pub call: Option<CallSpec>,
-    /// Whether it is only for calls under CUDA graph capture; otherwise it is for those too, unless another is.
+    /// True: only for calls under CUDA graph capture. False: for all calls, except captured ones that have an entry of
+    /// their own.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub graph: bool,
     /// How long it takes, in microseconds, where known.

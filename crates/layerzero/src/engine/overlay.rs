@@ -1,4 +1,4 @@
-//! Settings and plans for the calls of one context: `with lz.prefer("flashinfer"):`, a call of `lz.compile(model)`.
+//! Settings and plans for the calls of one context: `with lz.prefer("flashinfer"):`, a call of `lz.decide(model)`.
 //!
 //! An overlay is a layer above all others, held by whoever makes the calls, with the plans they are made inside of. For
 //! each there is a state of its own, built when it is first used and again when the engine changes; calls outside pay

@@ -11,7 +11,7 @@ use crate::surroundings::Surroundings;
 /// files are others is refused afterwards. Nothing is downloaded. Needs Python.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Write nothing; say which kernels are not as locked
+    /// Write nothing; say which kernels differ from the lockfile
     #[arg(long)]
     check: bool,
 }

@@ -34,7 +34,7 @@ pub struct Args {
     /// What 'layerzero regret --json' printed; by default regret is that of the measured calls themselves
     #[arg(long, value_name = "FILE")]
     regret: Option<PathBuf>,
-    /// A folder for the same as PNG figures; Python draws them, with matplotlib
+    /// Also write the figures as PNG files into this folder; needs matplotlib
     #[arg(long, value_name = "FOLDER")]
     png: Option<PathBuf>,
     /// The page's title
@@ -60,7 +60,7 @@ pub fn run(args: &Args, at: &Surroundings, printer: &mut Printer<'_>) -> Result<
     let names: Vec<&str> = input.machines.iter().map(|m| m.name.as_str()).collect();
     let title = if names.is_empty() { String::new() } else { format!("Kernels on {}", names.join(", ")) };
     input.title = args.title.clone().unwrap_or(title);
-    session.print_warnings(printer);
+    session.print_engine_warnings(printer);
     let json = printer.wants_json();
     let output = args.output.clone().or_else(|| (!json).then(|| PathBuf::from("report.html")));
     if let Some(output) = &output {

@@ -23,8 +23,9 @@ pub struct Args {
 enum What {
     /// Show the configured rollouts, and their figures in every process of this user
     ///
-    /// Figures are a second old at most. A rollout that was rolled back stays so in its process: give it its calls
-    /// again with lz.restart_rollout(name) there, or in all processes by another 'seed' in the file.
+    /// Figures are a second old at most. A rollout that was rolled back stays rolled back in its process. To start it
+    /// again, call lz.restart_rollout(name) there; to start it again in all processes, write another 'seed' into the
+    /// file.
     Status,
 }
 

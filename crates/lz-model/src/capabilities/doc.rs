@@ -85,8 +85,8 @@ pub(super) struct InputDoc {
     pub layouts: Option<Vec<Layout>>,
     /// Must be given although the operation does not need it.
     pub required: bool,
-    /// The kernel is for calls with this input, beside another one for calls without: it must be given, and explanations of
-    /// calls without it do not list the kernel.
+    /// The kernel is only for calls with this input; another kernel is for calls without it. Explanations of calls
+    /// without it do not list the kernel.
     pub purpose: bool,
     /// Must not be broadcast.
     pub no_broadcast: bool,
@@ -292,20 +292,20 @@ pub(super) struct Kernel {
     #[serde(default = "default_priority")]
     #[schemars(range(min = 0, max = 100))]
     pub priority: i32,
-    /// What one writes in plain torch: of those that can serve a call, the one with the highest priority is what the
-    /// others are compared with.
+    /// It is what you would write in plain torch. If several such kernels can serve a call, the others are compared
+    /// with the one of the highest priority.
     #[serde(default)]
     pub baseline: bool,
     /// Whether it was run on the hardware it is for; see the backend's own field.
     #[serde(default = "yes")]
     pub proven: bool,
-    /// Operations it can do along with its own, checked to be some. A fused operation is one of its own in selection,
-    /// like `norm.fused_add_rms`: a kernel for it is written against that.
+    /// Operations it can do along with its own; their names must exist. Selection knows a fused operation, such as
+    /// `norm.fused_add_rms`, as an operation of its own: write a kernel for it against that one.
     #[serde(default)]
     pub fuses_ops: Vec<String>,
-    /// Why it is faster than what one writes in plain torch, on any machine: one launch instead of several, pages that are
-    /// read where they are. Of the kernels that ship, only those that say so have a higher priority than plain torch's:
-    /// which of the others are faster is for times to say.
+    /// Why it is faster than the plain torch code on any machine: one launch instead of several, pages that are read
+    /// where they are. Of the kernels that ship, only those with an advantage have a higher priority than plain
+    /// torch's. The others are chosen only by measured times.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advantage: Option<String>,
     /// Points it loses, beyond what every kernel does, when arguments must be adapted to it.

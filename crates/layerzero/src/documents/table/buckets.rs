@@ -15,9 +15,9 @@ const MAX_END: i64 = 1 << 48;
 
 /// By axis, the upper ends of its buckets, ascending.
 ///
-/// An axis is named as dimensions are: `seq_len`, `batch`, `kv_len`, `rows`. It is about the dimension of that name; the
-/// only axis of sequences (or of batches) is also about sequences (or batches) that no other axis names. Sizes no axis
-/// is about have the buckets the operation gives them.
+/// An axis is named as dimensions are: `seq_len`, `batch`, `kv_len`, `rows`. It applies to the dimension of that name. If
+/// only one axis is a sequence length (or a batch), it also applies to the other sequence lengths (or batches) of an
+/// operation. Sizes to which no axis applies have the buckets of the operation.
 ///
 /// ```
 /// use layerzero::Buckets;
