@@ -14,7 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 #: The run that is drawn: the newest complete one.
-RUN = ROOT / "bench" / "results" / "h200-seventeenth.json"
+RUN = ROOT / "bench" / "results" / "runs" / "2026-11-17-h200-table-17.json"
 CHART = ROOT / "docs" / "assets" / "h200.svg"
 
 LABELS = {
@@ -76,7 +76,7 @@ def draw(run: dict[str, Any]) -> str:
         f"Bar: geometric mean. Line: slowest to fastest row. All {every['rows']} rows: {every_mean}. Logarithmic axis."
     )
     day, torch = environment["date"].split()[0], environment["torch"]
-    source = f"{day}, torch {torch}, tuned; eager calls and CUDA graph replays; bench/results/{RUN.name}"
+    source = f"{day}, torch {torch}, tuned; eager calls and CUDA graph replays; bench/results/runs/{RUN.name}"
     box, size = f"0 0 {WIDTH} {height}", f'width="{WIDTH}" height="{height}"'
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" {size} role="img" aria-labelledby="title">',

@@ -106,7 +106,7 @@ def reasons() -> str:
 #: The files people write or read, and what they are.
 SCHEMAS = {
     "capabilities-1.0.schema.json": "What a backend says of its kernels: `lz.register_backend`, [your own kernels](extend.md).",
-    "dispatch-table-1.0.schema.json": "Decisions by buckets of sizes: `layerzero solve`, `lz.compile`, [pinning](pin.md).",
+    "dispatch-table-1.0.schema.json": "Decisions by buckets of sizes: `layerzero solve`, `lz.decide`, [pinning](pin.md).",
     "device.schema.json": "A device that is not here: `layerzero explain --device FILE`.",
     "config.schema.json": "`layerzero.yaml`. Its keys, defaults and meanings are in the [settings](settings.md).",
 }

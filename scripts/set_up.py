@@ -24,8 +24,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 #: Seconds between two lines where the output is no terminal.
 PAUSE_S = 15.0
-#: What a crate of others counts, in bytes of our own source code.
-OTHERS = 30_000.0
+#: What a crate of others counts, in bytes of our own source code: it takes one CPU second, 10 kB of ours take as long.
+OTHERS = 10_000.0
+#: Crates that take longer or shorter than that: SQLite is compiled from C, lz-cpu is optimized in full, the next two not at all.
+#: `bench/build_profiles.py --profiles dev` measures it.
+FACTORS = {"libsqlite3-sys": 20.0, "lz-cpu": 2.2, "lz-cli": 0.3, "lz-report": 0.3}
 SIZES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
@@ -42,6 +45,7 @@ class Step(abc.ABC):
     def __init__(self, command: list[str], total: float = 0.0) -> None:
         self.done, self.total = 0.0, total
         self.seconds, self.cpu_seconds = 0.0, 0.0
+        self._seen, self._seen_after = 0.0, 0.0
         self._log: list[str] = []
         self.process = subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
@@ -68,14 +72,17 @@ class Step(abc.ABC):
         return self._reader.is_alive()
 
     def progress(self) -> str:
-        """How far it is, and how long it will take at this pace."""
+        """How far it is, and how long it will take at the pace up to its last advance; nothing of that once it has run out."""
         if not self.running():
             return f"{self.name} ready after {clock(self.seconds)} (CPU {clock(self.cpu_seconds)})"
         elapsed = time.monotonic() - self._began
         share = self.done / self.total if self.total else 0.0
+        if self.done != self._seen:
+            self._seen, self._seen_after = self.done, elapsed
         if share < 0.05 or elapsed < 5:
             return f"{self.name} {clock(elapsed)}"
-        return f"{self.name} {share:.0%}, {clock(elapsed)}, about {clock(elapsed * (1 - share) / share)} left"
+        left = self._seen_after / share - elapsed
+        return f"{self.name} {share:.0%}, {clock(elapsed)}" + (f", about {clock(left)} left" if left >= 1 else "")
 
     def output(self) -> str:
         """What it printed."""
@@ -143,7 +150,7 @@ def crate_weights() -> dict[str, float]:
     """How long each crate of the module takes, by cargo's identifier of the crate. The unit does not matter.
 
     One of ours takes as long as its source code is large. The others are many and small, and the largest ones are declarations
-    that cost next to nothing: each counts the same.
+    that cost next to nothing: each counts the same. `FACTORS` has the exceptions.
     """
     options = ["--locked", "--quiet"]
     tree = ["cargo", "tree", "-p", "lz-python", "-e", "normal,build", "--prefix", "none", "--format", "{p}", *options]
@@ -152,9 +159,8 @@ def crate_weights() -> dict[str, float]:
     for package in json.loads(_output(["cargo", "metadata", "--format-version", "1", *options]))["packages"]:
         if (package["name"], f"v{package['version']}") in wanted:
             sources = (Path(package["manifest_path"]).parent / "src").rglob("*.rs")
-            weights[package["id"]] = (
-                OTHERS if package["source"] else float(sum(file.stat().st_size for file in sources))
-            )
+            weight = OTHERS if package["source"] else float(sum(file.stat().st_size for file in sources))
+            weights[package["id"]] = weight * FACTORS.get(package["name"], 1.0)
     return weights
 
 

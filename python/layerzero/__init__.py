@@ -49,7 +49,7 @@ from layerzero._native import (
 )
 from layerzero.arrays import Quantized
 from layerzero.auto_tuning import AutoTunedCall, AutoTuneStatus, auto_tune_status
-from layerzero.compiling import BakedCall, Plan, compile
+from layerzero.compiled_model import CompiledModel, compile, load_plan
 from layerzero.control import (
     Check,
     Health,
@@ -72,6 +72,7 @@ from layerzero.control import (
     settings,
     unforce_kernel,
 )
+from layerzero.deciding import BakedCall, Plan, decide
 from layerzero.dispatch_table import (
     DispatchTable,
     Mismatch,
@@ -101,6 +102,7 @@ from layerzero.errors import (
     UnsupportedDerivativeError,
     UnsupportedTensorError,
 )
+from layerzero.graph_answers import GraphReport, GraphStep, TimedStep
 from layerzero.graph_capture import RecordedCall, Recording, capture
 from layerzero.graph_capture import release as release_captures
 from layerzero.inspection import (
@@ -186,6 +188,7 @@ __all__ = [
     "CapabilitiesError",
     "Check",
     "CompileReport",
+    "CompiledModel",
     "ConfigurationError",
     "CudaGraphUnsafeError",
     "Diagnosis",
@@ -193,6 +196,8 @@ __all__ = [
     "DryRun",
     "Excluded",
     "Forward",
+    "GraphReport",
+    "GraphStep",
     "Health",
     "InputModifiedError",
     "InvalidCallError",
@@ -228,6 +233,7 @@ __all__ = [
     "Setting",
     "SkippedCall",
     "TensorSpec",
+    "TimedStep",
     "Timing",
     "TimingStats",
     "TuneReport",
@@ -256,6 +262,7 @@ __all__ = [
     "compile_report",
     "configure",
     "cross_attention",
+    "decide",
     "dequantize",
     "deterministic",
     "detokenize",
@@ -281,6 +288,7 @@ __all__ = [
     "list_kernels",
     "load_config",
     "load_lockfile",
+    "load_plan",
     "load_table",
     "manifest",
     "merge_states",

@@ -8,7 +8,7 @@ from importlib import import_module
 from layerzero import _native
 
 #: Benchmarks that need Python: a module of that name in `layerzero.bench`, with `_` for `-`.
-BENCHES = ("compile", "cpu", "native", "out-of-box", "overhead", "resilience", "start", "tokenize", "tuning")
+BENCHES = ("compile", "cpu", "graph", "native", "out-of-box", "overhead", "resilience", "start", "tokenize", "tuning")
 
 
 def main() -> int:

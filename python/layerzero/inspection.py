@@ -317,6 +317,11 @@ def ops() -> Rows[OperationInfo]:
     return rows(found, "operations")
 
 
+#: How a call reads its tensors, and what torch is set to: the last of each is a slow one.
+TENSORS_BY = {"fields": "in place", "exchange": "through torch's exchange API", "attributes": "through Python (slow)"}
+STATE_BY = {"symbols": "from its C functions", "functions": "through Python (slow)"}
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Diagnosis(Result):
     """What :func:`doctor` found."""
@@ -345,17 +350,19 @@ class Diagnosis(Result):
             lines.append(f"  calls that do not say are made on {self.device}")
         lines.append("backends")
         rows = []
-        for b in self.backends:
+        for b in sorted(self.backends, key=lambda b: b["unavailable"] is not None):
             known = f"version {b['version']}" + ("" if b["imported"] else ", not imported yet")
             state = b["unavailable"]["message"].partition("\n")[0] if b["unavailable"] else known
             rows.append((f"{'✗' if b['unavailable'] else '✓'} {b['name']}", state))
         lines += [f"  {line}" for line in aligned((), rows)]
-        rest = [f"{one['backend']}{'' if one['installed'] else ' (not installed)'}" for one in self.unproven]
-        if rest:
-            lines.append(f"unproven, used where backends.unproven names them: {', '.join(rest)}")
+        if self.unproven:
+            there = [one["backend"] for one in self.unproven if one["installed"]]
+            count, named = len(self.unproven), ", ".join(there) or "none"
+            lines.append(f"unproven backends, off unless you name them: {count}; installed here: {named}")
         lines.append(f"kernels: {self.kernels} known, {self.runnable} can run here")
-        how, tensors = self.status["torch_state_by"], self.status["tensors_by"]
-        lines.append(f"a call reads tensors by {tensors}, torch's state by {how}")
+        tensors, state = self.status["tensors_by"], self.status["torch_state_by"]
+        if tensors and state:
+            lines.append(f"each call reads tensors {TENSORS_BY[tensors]}, and torch's state {STATE_BY[state]}")
         if self.compiler:
             lines.append(f"kernels that are compiled on first use: {self.compiler}")
         files = self.configuration["files"]

@@ -496,12 +496,12 @@ def device() -> str:
 
 @pytest.mark.gpu
 def test_on_a_device(device: str) -> None:
-    assert wrong_cases(device) + wrong_data(device) + wrong_draws(device, 90) == []
+    assert wrong_cases(device) + wrong_data(device) + wrong_draws(device, 90 if FULL else 30) == []
 
 
 @pytest.mark.gpu
 def test_sequences_that_begin_alike_on_a_device(device: str) -> None:
-    assert wrong_together(device, 150) + wrong_data_together(device) == []
+    assert wrong_together(device, 150 if FULL else 30) + wrong_data_together(device) == []
 
 
 @pytest.mark.gpu

@@ -256,3 +256,16 @@ def test_figures_tell_calls_apart_that_differ_in_more_than_sizes() -> None:
     softcap, window = plots._names(calls)
     assert softcap == "seq 4096 · BHSD, softcap=30.0 · bfloat16 · graph" and "window_left=511" in window
     assert plots._names(calls[:1]) == ["seq 4096 · bfloat16 · graph"]
+
+
+def test_figures_list_calls_by_dtype_and_size() -> None:
+    labels = ["rows 256 · 768→768", "rows 32 · 3072→768", "rows 32 · 768→768"]
+    contests = [
+        {"device": "d", "op": "mlp.linear", "label": label, "dtype": dtype, "mode": "eager", "times_baseline": 1.0}
+        for label in labels
+        for dtype in ("float32", "bfloat16")
+    ]
+    ((_, listed),) = plots._groups({"contests": contests}).items()
+    by_size = ["rows 32 · 768→768", "rows 32 · 3072→768", "rows 256 · 768→768"]
+    assert [c["label"] for c in listed] == by_size * 2
+    assert [c["dtype"] for c in listed] == ["bfloat16"] * 3 + ["float32"] * 3

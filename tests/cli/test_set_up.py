@@ -79,6 +79,13 @@ def test_time_left_follows_the_pace(script: ModuleType, monkeypatch: pytest.Monk
         assert step.progress() == "Python environment 0:30"
         step.done, step.total = 25.0, 100.0
         assert step.progress() == "Python environment 25%, 0:30, about 1:30 left"
+        # Nothing was done since: the same end, until it has passed.
+        monkeypatch.setattr(script.time, "monotonic", lambda: step._began + 70.0)
+        assert step.progress() == "Python environment 25%, 1:10, about 0:50 left"
+        monkeypatch.setattr(script.time, "monotonic", lambda: step._began + 120.0)
+        assert step.progress() == "Python environment 25%, 2:00"
+        step.done = 80.0
+        assert step.progress() == "Python environment 80%, 2:00, about 0:30 left"
     finally:
         step.process.kill()
         monkeypatch.undo()
@@ -106,6 +113,11 @@ def test_every_crate_of_the_module_has_a_weight(script: ModuleType, monkeypatch:
     ours = {Path(name.partition("#")[0]).name for name in weights if name.startswith("path+")}
     assert {"lz-python", "lz-cpu", "layerzero"} <= ours
     assert len(weights) > 100 and min(weights.values()) > 0
+    of_name = {name.rpartition("/")[2].partition("#")[0]: weight for name, weight in weights.items()}
+    sources = sum(file.stat().st_size for file in (ROOT / "crates" / "lz-cpu" / "src").rglob("*.rs"))
+    assert of_name["lz-cpu"] == pytest.approx(script.FACTORS["lz-cpu"] * sources)
+    # A crate that is renamed or no longer needed has no factor.
+    assert all(any(crate in name for name in weights) for crate in script.FACTORS)
 
 
 def test_a_machine_without_rust_is_told_so(tmp_path: Path) -> None:

@@ -383,8 +383,10 @@ def test_doctor_prints_what_it_returns() -> None:
     assert by_name["torch"]["version"] == torch.__version__ and by_name["torch"]["unavailable"] is None
     assert by_name["zentorch"]["unavailable"]["code"] == "NOT_INSTALLED"
     assert "zentorch is not installed" in str(found)
-    listed = str(found).partition("backends\n")[2].partition("\nunproven, ")[0].splitlines()
-    assert [line.split()[1] for line in listed] == [backend["name"] for backend in found.backends]
+    listed = str(found).partition("backends\n")[2].partition("\nunproven ")[0].splitlines()
+    usable_first = sorted(found.backends, key=lambda backend: backend["unavailable"] is not None)
+    assert [line.split()[1] for line in listed] == [backend["name"] for backend in usable_first]
+    assert "each call reads tensors in place, and torch's state from its C functions\n" in str(found)
     kernels = lz.list_kernels()
     assert (found.kernels, found.runnable) == (len(kernels), sum(k.available for k in kernels))
     assert found.status["exchange_api"] is True and found.status["torch_state_by"] == "symbols"

@@ -73,8 +73,8 @@ def manifest(_: Path) -> Any:
 ANSWERS: dict[str, Callable[[Path], Any]] = {
     "auto_tune_status": lambda _: lz.auto_tune_status(),
     "calls_of": lambda _: lz.calls_of(MODEL, X),
-    "compile": lambda _: lz.compile(Norm(), X),
     "compile_report": lambda _: lz.compile_report(),
+    "decide": lambda _: lz.decide(Norm(), X),
     "doctor": lambda _: lz.doctor(file=io.StringIO()),
     "dry_run": lambda _: lz.dry_run(MODEL, X),
     "explain": lambda _: lz.explain("attention", Q, Q, Q, softcap=30.0),
@@ -105,8 +105,8 @@ CONTEXTS = {"avoid", "deterministic", "disabled", "layout", "patched", "prefer"}
 TEXT_OR_PATH = {"model_hash", "save_manifest", "write_lockfile"}
 RESULTS_OF_KERNELS = {"detokenize", "page_tables", "run_kernel", "scaled_dot_product_attention", "tokenize"}
 DECORATORS = {"register_kernel"}
-#: What holds a model that was changed, whose report is an answer with tests of its own; and what holds a weight.
-HOLDERS = {"optimize", "pack"}
+#: What holds a model that was changed or compiled, whose report is an answer with tests of its own; and what holds a weight.
+HOLDERS = {"compile", "load_plan", "optimize", "pack"}
 #: Answers that fill, or that wrap a model.
 LIVE = (lz.WarmupReport, lz.Recording, lz.Plan)
 

@@ -342,12 +342,12 @@ def test_baking() -> None:
     torch.manual_seed(0)
     model, x = TransformerBlock(32, 4), torch.randn(2, 9, 32)
     # Bake selections for static workloads
-    plan = lz.compile(model)
+    plan = lz.decide(model)
     wanted = model(x)
     assert torch.equal(plan(x), wanted) and torch.equal(plan(x), wanted)
     assert {decision.op.partition(".")[0] for decision in plan.decisions} == {"attention", "norm"}
     # "Baked plans must be decision trees, not single kernels", "fallback to runtime selection"
-    tree = lz.compile(model, x, shape_buckets={"seq_len": [8, 64]})
+    tree = lz.decide(model, x, shape_buckets={"seq_len": [8, 64]})
     data = tree.table.to_dict()
     assert len({json.dumps(bucket["bucket"]) for bucket in data["plans"]}) > 1
     assert data["fallback"] == {"mode": "runtime_select"} and torch.equal(tree(x), wanted)

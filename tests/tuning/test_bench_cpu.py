@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from layerzero.bench import cpu
+import torch
+from layerzero.bench import cpu, cpu_peers
 
 #: How far results of a dtype may be apart, of the largest number.
 APART = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
@@ -55,6 +56,37 @@ def test_the_command_prints_rows_of_the_functions_that_are_named(capsys: pytest.
         cpu.main(["--rounds", "0"])
 
 
+def test_peers_compute_the_same_and_take_turns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that are installed; MKL and oneDNN come with torch on most machines."""
+    for name, sizes in (("NORMS", ((3, 96),)), ("ACTIVATIONS", ((3, 96),)), ("SOFTMAXES", ((5, 33),))):
+        monkeypatch.setattr(cpu, name, sizes)
+    for name, sizes in (("LINEARS", ((3, 40, 24),)), ("PRODUCTS", ((3, 40, 24),))):
+        monkeypatch.setattr(cpu, name, sizes)
+    for name, sizes in (("PREFILLS", ((1, 2, 24, 16),)), ("DECODES", ((1, 2, 2, 32, 16),))):
+        monkeypatch.setattr(cpu, name, sizes)
+    monkeypatch.setattr(cpu, "QUANTIZED", ())
+    functions = "rms_norm,layer_norm,gelu,softmax,linear,attention"
+    assert cpu.main(["--json", "--rounds", "1", "--functions", functions, "--peers", ",".join(cpu_peers.PEERS)]) == 0
+    result = json.loads(capsys.readouterr().out)
+    for row in result["rows"]:
+        for name, peer in row["peers"].items():
+            assert peer["off"] <= APART[row["dtype"]] and peer["us"] > 0.0 and peer["speedup"] > 0.0, (
+                row["kind"],
+                name,
+            )
+    seen = {name for row in result["rows"] for name in row["peers"]}
+    assert {"mkl"} & seen == ({"mkl"} if torch.backends.mkl.is_available() else set())
+    assert {"onednn"} & seen == ({"onednn"} if torch.backends.mkldnn.is_available() else set())
+    assert set(result["summary"]["peers"]) == seen
+    assert cpu.main(["--rounds", "1", "--functions", "softmax", "--peers", "onednn"]) == 0
+    assert ("over onednn" in capsys.readouterr().out) == torch.backends.mkldnn.is_available()
+    with pytest.raises(SystemExit):
+        cpu.main(["--peers", "blis"])
+    assert "no peer is called blis; there are mkl, onednn, openvino" in capsys.readouterr().err
+
+
 def test_a_backend_can_be_preferred(capsys: pytest.CaptureFixture[str]) -> None:
     assert cpu.main(["--json", "--rounds", "1", "--functions", "sample_topk", "--prefer", "lz_cpu"]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -65,7 +97,7 @@ def test_a_backend_can_be_preferred(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_summary_counts() -> None:
     def row(speedup: float, dtype: str, torch_us: float, kernel: str) -> dict[str, object]:
-        return {"speedup": speedup, "dtype": dtype, "torch_us": torch_us, "kernel_id": kernel}
+        return {"speedup": speedup, "dtype": dtype, "torch_us": torch_us, "kernel_id": kernel, "peers": {}}
 
     rows = [row(4.0, "float32", 10.0, "lz_cpu.gelu"), row(0.25, "bfloat16", 100.0, "torch.gelu")]
     rows += [row(8.0, "float16", 49.0, "lz_cpu.gelu.avx2"), row(1.0, "float32", 50.0, "onednn.gelu")]

@@ -11,7 +11,7 @@ from typing import Any
 import described
 import pytest
 
-TABLE = Path(__file__).parents[2] / "bench" / "results" / "h200-sixteenth.json"
+TABLE = Path(__file__).parents[2] / "testdata" / "h200-table.json"
 LIBRARIES = {"torch_cuda": "2.11.0", "triton": "3.6.0", "flashinfer": "0.7.2", "flash_attn_3": "3.0.0"}
 #: How many times the best a choice that was not measured may take, and how many times the baseline.
 WORST, SLOWER = 2.0, 1.12

@@ -4,7 +4,8 @@ Each row is one call at sizes of real models: ``lz`` as LayerZero serves it, ``t
 process with one number of threads. ``kernel_id`` is the kernel that was chosen, ``spread`` are the quartiles of the speed-up over
 the rounds. ``floor_us`` is the time the row's bytes take at the bandwidth of a copy that no cache holds: a kernel that reads its
 tensors from memory cannot take less, but one whose tensors stay in a cache can. ``off`` is the largest difference of both results,
-of the largest number of torch's; none of calls that draw random numbers.
+of the largest number of torch's; none of calls that draw random numbers. With ``--peers``, MKL, oneDNN and OpenVINO take turns with
+both where they have the operation (``cpu_peers``).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import layerzero as lz
+from layerzero.bench import cpu_peers
 from layerzero.bench.rounds import interleaved
 
 if TYPE_CHECKING:
@@ -64,7 +66,8 @@ class Case:
 
     def __init__(self, kind: str, shape: str, moved: int, torch: Callable[[], Any], *args: Any, **kwargs: Any) -> None:
         self.kind, self.shape, self.moved, self.torch = kind, shape, moved, torch
-        name = kind.partition(",")[0]
+        self.args, self.options = args, kwargs
+        self.function = name = kind.partition(",")[0]
         self.lz: Callable[[], Any] = partial(getattr(lz, name), *args, **kwargs)
         self.which: Callable[[], Any] = partial(lz.which, name, *args, **kwargs)
 
@@ -260,7 +263,7 @@ def cases(kinds: set[str] | None = None) -> Iterator[tuple[str, Case]]:
     for name in DTYPES:
         for group in GROUPS:
             for case in group(getattr(torch, name)):
-                if kinds is None or case.kind.partition(",")[0] in kinds:
+                if kinds is None or case.function in kinds:
                     yield name, case
 
 
@@ -286,11 +289,20 @@ def _cpu() -> str:
     return platform.processor() or platform.machine()
 
 
-def _row(dtype: str, case: Case, rounds: int, bandwidth: float, clock: Callable[[], float]) -> dict[str, Any]:
-    ours, theirs = case.lz().double(), case.torch().double()
-    drawn = case.kind.startswith("sample_")
-    off = None if drawn else float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-30))
-    calls = {"lz": case.lz, "torch": case.torch}
+def _off(result: Tensor, right: Tensor) -> float:
+    """The largest difference, of the largest number."""
+    result = result.to_dense() if result.is_mkldnn else result
+    right = right.double()
+    return float((result.double() - right).abs().max() / right.abs().max().clamp(min=1e-30))
+
+
+def _row(
+    dtype: str, case: Case, rounds: int, bandwidth: float, clock: Callable[[], float], peers: list[str]
+) -> dict[str, Any]:
+    others = cpu_peers.calls(peers, case.function, case.args, case.options)
+    calls = {"lz": case.lz, "torch": case.torch, **others}
+    right = case.torch()
+    off = {name: _off(call(), right) for name, call in calls.items() if not case.kind.startswith("sample_")}
     once = min(interleaved(calls, rounds=3, count=3, clock=clock)["torch"])
     times = interleaved(calls, rounds=rounds, count=max(int(ROUND_US / max(once, 1.0)), 1), clock=clock)
     ratios = sorted(t / z for t, z in zip(times["torch"], times["lz"], strict=True))
@@ -299,12 +311,20 @@ def _row(dtype: str, case: Case, rounds: int, bandwidth: float, clock: Callable[
         "dtype": dtype,
         "shape": case.shape,
         "kernel_id": case.which().kernel_id,
-        **{f"{name}_us": statistics.median(values) for name, values in times.items()},
+        **{f"{name}_us": statistics.median(times[name]) for name in ("lz", "torch")},
         "speedup": statistics.median(ratios),
         "speedup_fastest": min(times["torch"]) / min(times["lz"]),
         "spread": [ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]],
         "floor_us": case.moved / bandwidth,
-        "off": off,
+        "off": off.get("lz"),
+        "peers": {
+            name: {
+                "us": statistics.median(times[name]),
+                "speedup": statistics.median(t / z for t, z in zip(times[name], times["lz"], strict=True)),
+                "off": off[name],
+            }
+            for name in others
+        },
     }
 
 
@@ -324,15 +344,27 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "geomean_half": _mean(half),
         "at_least_torch": statistics.fmean(s >= 1.0 for s in speedups) if rows else None,
         "native": statistics.fmean(row["kernel_id"].startswith("lz_cpu.") for row in rows) if rows else None,
+        "peers": {name: _against(rows, name) for name in cpu_peers.PEERS if any(name in row["peers"] for row in rows)},
     }
 
 
+def _against(rows: list[dict[str, Any]], peer: str) -> dict[str, Any]:
+    """The rows that a peer has too."""
+    speedups = [row["peers"][peer]["speedup"] for row in rows if peer in row["peers"]]
+    return {"rows": len(speedups), "geomean": _mean(speedups), "at_least": statistics.fmean(s >= 1.0 for s in speedups)}
+
+
 def measure(
-    rounds: int = 15, kinds: set[str] | None = None, thread_time: bool = False, prefer: str | None = None
+    rounds: int = 15,
+    kinds: set[str] | None = None,
+    thread_time: bool = False,
+    prefer: str | None = None,
+    peers: list[str] | None = None,
 ) -> dict[str, Any]:
     """Every row, as data. Times are microseconds per call, medians over interleaved rounds.
 
-    ``prefer`` names a backend whose kernels serve where they can, whatever is known of their speed.
+    ``prefer`` names a backend whose kernels serve where they can, whatever is known of their speed. ``peers`` take turns with LayerZero
+    and torch: names of :data:`layerzero.bench.cpu_peers.PEERS`.
 
     With ``thread_time``, the time is the CPU time of the thread, which must be the only one: what other programs take of a busy
     machine is left out.
@@ -344,7 +376,7 @@ def measure(
     clock = time.thread_time if thread_time else time.perf_counter
     bandwidth = _bandwidth(clock)
     with torch.no_grad(), lz.prefer(prefer) if prefer else contextlib.nullcontext():
-        table = [_row(dtype, case, rounds, bandwidth, clock) for dtype, case in cases(kinds)]
+        table = [_row(dtype, case, rounds, bandwidth, clock, peers or []) for dtype, case in cases(kinds)]
     return {
         "schema_version": "1.0",
         "versions": {"layerzero": lz.__version__, "torch": torch.__version__, "python": platform.python_version()},
@@ -366,8 +398,13 @@ def _print(result: dict[str, Any]) -> None:
     for row in result["rows"]:
         name = f"{row['kind']} {row['dtype']} {row['shape']}"
         times = f"{row['lz_us']:>10.2f}{row['torch_us']:>10.2f}{row['speedup']:>10.2f}{row['floor_us']:>9.2f}"
-        print(f"  {name:<48}{times}  {row['kernel_id']}")
-    for name, value in result["summary"].items():
+        peers = "".join(f", {peer} {found['us']:.2f}" for peer, found in row["peers"].items())
+        print(f"  {name:<48}{times}  {row['kernel_id']}{peers}")
+    for name, value in (*result["summary"].pop("peers").items(), *result["summary"].items()):
+        if isinstance(value, dict):
+            value = f"{value['geomean']:.3g} in {value['rows']} rows, at least as fast in {value['at_least']:.0%}"
+            print(f"  over {name}: {value}")
+            continue
         print(f"  {name}: {value if isinstance(value, int) or value is None else format(value, '.3g')}")
 
 
@@ -381,11 +418,20 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--thread-time", action="store_true", help="CPU time of the one thread, on a busy machine")
     parser.add_argument("--prefer", metavar="BACKEND", help="serve by this backend's kernels where they can: lz_cpu")
+    parser.add_argument(
+        "--peers",
+        type=lambda text: text.split(","),
+        metavar="NAMES",
+        help=f"also time {','.join(cpu_peers.PEERS)}, or some of them",
+    )
     options = parser.parse_args(arguments)
     if options.rounds < 1:
         parser.error("rounds is at least 1")
+    unknown = [name for name in options.peers or [] if name not in cpu_peers.PEERS]
+    if unknown:
+        parser.error(f"no peer is called {', '.join(unknown)}; there are {', '.join(cpu_peers.PEERS)}")
     try:
-        result = measure(options.rounds, options.functions, options.thread_time, options.prefer)
+        result = measure(options.rounds, options.functions, options.thread_time, options.prefer, options.peers)
     except ValueError as wrong:
         parser.error(str(wrong))
     print(json.dumps(result, indent=2)) if options.json else _print(result)

@@ -73,8 +73,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="layerzero compat",
         description="Tries every backend in a process of its own, compares its kernels with the reference, loads all of "
-        "them together in both orders, and keeps what it finds: a backend that is incompatible in exactly these versions "
-        "is not imported from then on.",
+        "them together in both orders, and keeps the results. A backend that is incompatible is not imported from then "
+        "on, until one of the versions changes.",
         epilog="Exit codes: 0 all is well; 1 something is incompatible or wrong; 2 wrong usage; 130 stopped.",
     )
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")

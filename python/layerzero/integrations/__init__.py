@@ -25,12 +25,12 @@ def _meet_torch() -> None:
 
 
 def _meet_compiler() -> None:
-    from layerzero import compiling, control
+    from layerzero import control, deciding
     from layerzero.integrations.torch_operators import torch_ops
 
     control.look_at_layouts()
     torch_ops.register_tracing()
-    compiling.stay_out_of_graphs()
+    deciding.stay_out_of_graphs()
 
 
 def _meet_transformers() -> None:

@@ -19,7 +19,9 @@ def main(arguments: Sequence[str]) -> int:
         "local cache. Nothing is downloaded, and nothing is imported from them.",
         epilog="Exit codes: 0 all are locked; 1 one cannot be; 2 wrong usage, or none is allowed.",
     )
-    parser.add_argument("--check", action="store_true", help="write nothing; say which kernels are not as locked")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; say which kernels differ from the lockfile"
+    )
     options = parser.parse_args(arguments)
     loading.load()
     allowed = cache.allowed()

@@ -1,6 +1,6 @@
-"""``lz.compile``: a model with the kernels of its calls decided once.
+"""``lz.decide``: a model with the kernels of its calls decided once.
 
-    plan = lz.compile(model, input_ids)
+    plan = lz.decide(model, input_ids)
     out = plan(input_ids)
 
 A plan is called as the model is. The decisions hold for the calls the model makes inside of it, and for no others.
@@ -101,7 +101,7 @@ class Plan:
             json.loads(text)["model_id"]
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(
-                f"{path} is no plan: {error!r}", code="BAD_TABLE", hint="make it anew with lz.compile(…).save(…)"
+                f"{path} is no plan: {error!r}", code="BAD_TABLE", hint="make it anew with lz.decide(…).save(…)"
             ) from error
         return cls(model, text)
 
@@ -285,7 +285,7 @@ def stay_out_of_graphs() -> None:
     """Has torch's compiler leave what a plan does around its model to Python, and go on with the model."""
     import torch
 
-    reason = "a plan of lz.compile cannot be part of a full graph: compile its model, lz.compile(torch.compile(model))"
+    reason = "a plan of lz.decide cannot be part of a full graph: compile its model, lz.decide(torch.compile(model))"
     Plan._run = torch.compiler.disable(Plan._run, recursive=False, reason=reason)  # type: ignore[method-assign,no-untyped-call]
 
 
@@ -299,14 +299,14 @@ def _row(one: BakedCall) -> tuple[str, ...]:
     return op, call_text(one.call, named=False), bucket, one.kernel_id, one.basis or "", time
 
 
-def compile(
+def decide(
     model: Any,
     *example_inputs: Any,
     shape_buckets: Mapping[str, Sequence[int]] | None = None,
     model_id: str | None = None,
     **example_kwargs: Any,
 ) -> Plan:
-    """A model with the kernels of its calls decided once: ``plan = lz.compile(model, inputs)``, then ``plan(inputs)``.
+    """A model with the kernels of its calls decided once: ``plan = lz.decide(model, inputs)``, then ``plan(inputs)``.
 
     The model is traced on the inputs, without running a kernel. For every call of a LayerZero function the kernel that
     selection would choose now is decided; later measurements do not change it. Calls of torch's own functions stay

@@ -1,4 +1,4 @@
-"""`lz.compile`: what a plan decides, when it counts, and what stands above it."""
+"""`lz.decide`: what a plan decides, when it counts, and what stands above it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Norm(nn.Module):
 def plan_of_two(*inputs: Any, **said: Any) -> lz.Plan:
     """A plan that decided for the second kernel, which is not what is selected without it."""
     with lz.prefer("two"):
-        return lz.compile(Norm(), *(inputs or (X,)), **said)
+        return lz.decide(Norm(), *(inputs or (X,)), **said)
 
 
 def by(result: Tensor, x: Tensor = X) -> str:
@@ -98,7 +98,7 @@ def test_it_gives_what_the_model_gives() -> None:
     block, x = Block(), torch.randn(2, 9, 32)
     before = {name: parameter.clone() for name, parameter in block.named_parameters()}
     with torch.no_grad():
-        plan = lz.compile(block, x)
+        plan = lz.decide(block, x)
         result = plan(x)
         assert torch.equal(result, block(x)) and torch.equal(plan(x=x), result)
     torch.testing.assert_close(result.double(), in_float64(block, x), rtol=1e-5, atol=1e-5)
@@ -135,7 +135,7 @@ def test_every_call_it_decided_is_decided_by_it(inputs: bool) -> None:
 
     model, x = Asking(), torch.randn(2, 9, 32)
     with torch.no_grad():
-        plan = lz.compile(model, *([x] if inputs else []))
+        plan = lz.decide(model, *([x] if inputs else []))
         plan(x)
         told.clear()
         plan(x)
@@ -145,7 +145,7 @@ def test_every_call_it_decided_is_decided_by_it(inputs: bool) -> None:
 def test_gradients_are_those_of_the_model() -> None:
     torch.manual_seed(0)
     block, x = Block(), torch.randn(2, 5, 32)
-    plan = lz.compile(block, x)
+    plan = lz.decide(block, x)
     block(x).square().sum().backward()
     wanted = [parameter.grad.clone() for parameter in block.parameters() if parameter.grad is not None]
     block.zero_grad()
@@ -169,7 +169,7 @@ def test_what_the_model_has_can_be_asked_of_it() -> None:
             return self(x)
 
     with lz.prefer("two"):
-        plan = lz.compile(Chatty(), X)
+        plan = lz.decide(Chatty(), X)
     assert plan.scale == 3.0 and plan.inner is plan.model.inner and "generate" in dir(plan)
     assert by(plan.generate(X)) == "two" and by(plan.model.generate(X)) == "one"
     assert plan.eval() is plan and not plan.model.training and plan.train() is plan and plan.model.training
@@ -186,9 +186,9 @@ def test_a_function_can_be_compiled() -> None:
     def step(x: Tensor) -> Tensor:
         return lz.gelu(x) * 2
 
-    plan = lz.compile(step, X)
+    plan = lz.decide(step, X)
     assert torch.equal(plan(X), step(X)) and repr(plan) == "<Plan of step: 1 decisions>"
-    assert lz.compile(step, X, model_id="mine").table.model_id == "mine"
+    assert lz.decide(step, X, model_id="mine").table.model_id == "mine"
 
 
 def test_it_says_what_it_holds(two_kernels: dict[str, int]) -> None:
@@ -264,7 +264,7 @@ def test_what_is_measured_later_does_not_change_it(tmp_path: Path) -> None:
 
     fresh(perfdb={"path": str(tmp_path / "perfdb.sqlite")})
     try:
-        plan = lz.compile(Norm(), X)
+        plan = lz.decide(Norm(), X)
         assert plan.decisions[0].kernel_id == "slow.norm"
         with plan.inside():
             assert lz.explain("rms_norm", X).basis == "declared"
@@ -274,7 +274,7 @@ def test_what_is_measured_later_does_not_change_it(tmp_path: Path) -> None:
         with plan.inside():
             inside = lz.explain("rms_norm", X)
         assert inside.chosen == "slow.norm" and inside.to_dict()["pinned_by"] == "plan Norm"
-        again = lz.compile(Norm(), X)
+        again = lz.decide(Norm(), X)
         assert again.decisions[0].basis == "measured" and again.decisions[0].kernel_id == outside.chosen
         assert again.decisions[0].time_us and f"{again.decisions[0].time_us:.1f} µs" in str(again)
     finally:
@@ -342,7 +342,7 @@ def test_a_kernel_that_cannot_serve_does_not() -> None:
 
 @pytest.mark.usefixtures("two_kernels")
 def test_without_inputs_it_decides_what_is_called_inside() -> None:
-    plan = lz.compile(Norm())
+    plan = lz.decide(Norm())
     assert plan.decisions == [] and "nothing is decided" in str(plan)
     lz.rms_norm(X)
     assert plan.decisions == [], "a call outside is none of its own"
@@ -363,12 +363,12 @@ def test_dummy_inputs_are_decided_at_once() -> None:
     model = Norm()
     model.dummy_inputs = {"x": X}  # type: ignore[assignment]
     with lz.prefer("two"):
-        plan = lz.compile(model)
+        plan = lz.decide(model)
     assert [decision.kernel_id for decision in plan.decisions] == ["two.norm"] and by(plan(X)) == "two"
     x = torch.zeros(4, 16)
     assert by(plan(x), x) == "one" and len(plan.decisions) == 2
     with lz.prefer("two"):
-        still = lz.compile(model, shape_buckets={"batch": [4]})
+        still = lz.decide(model, shape_buckets={"batch": [4]})
     still(x)
     assert len(still.decisions) == 1, "buckets say what is decided"
 
@@ -385,10 +385,10 @@ class Peeking(Norm):
 def test_a_model_that_cannot_be_traced() -> None:
     x = torch.full((4, 8), 3.0)
     with pytest.raises(lz.UntraceableModelError, match="Peeking|int"):
-        lz.compile(Peeking(), x)
+        lz.decide(Peeking(), x)
     model = Peeking()
     model.example_inputs = (x,)  # type: ignore[assignment]
-    plan = lz.compile(model)
+    plan = lz.decide(model)
     assert "dummy inputs were not followed" in str(plan) and plan.decisions == []
     with lz.prefer("two"):
         assert by(plan(x), x[:3]) == "two"
@@ -398,14 +398,14 @@ def test_a_model_that_cannot_be_traced() -> None:
 def test_calls_of_torch_stay_torchs() -> None:
     model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
     with torch.no_grad():
-        plan = lz.compile(model, X)
+        plan = lz.decide(model, X)
         assert torch.equal(plan(X), model(X))
     assert plan.decisions == []
     names = {f"torch.nn.functional.{name}" for name in ("layer_norm", "linear", "gelu")}
     assert plan.torch_calls.keys() == names and plan.torch_calls["torch.nn.functional.linear"] == 2
     assert "torch.nn.functional.linear is called 2 times and stays torch's" in str(plan)
     with torch.no_grad():
-        bucketed = lz.compile(model, X, shape_buckets={"batch": [4, 8]})
+        bucketed = lz.decide(model, X, shape_buckets={"batch": [4, 8]})
     assert bucketed.torch_calls == plan.torch_calls, "by one pass of the model"
 
 
@@ -467,12 +467,12 @@ def test_a_file_that_is_no_plan(text: str, tmp_path: Path) -> None:
 
 def test_what_cannot_be_compiled() -> None:
     with pytest.raises(lz.InvalidCallError, match="str cannot be called") as wrong:
-        lz.compile("llama-3-8b")
+        lz.decide("llama-3-8b")
     assert wrong.value.code == "NOT_A_MODEL"
     with pytest.raises(lz.InvalidCallError) as without:
-        lz.compile(Norm(), shape_buckets={"seq_len": [8]})
+        lz.decide(Norm(), shape_buckets={"seq_len": [8]})
     assert without.value.code == "NO_EXAMPLE_INPUTS"
     for buckets in ({}, {"heads": [8]}):
         with pytest.raises(lz.ConfigurationError) as odd:
-            lz.compile(Norm(), X, shape_buckets=buckets)
+            lz.decide(Norm(), X, shape_buckets=buckets)
         assert odd.value.code == "BAD_BUCKETS"

@@ -55,7 +55,7 @@ def served(x: Tensor = X) -> str:
 def plan(work: Callable[..., Any], kernel: str = "two") -> lz.Plan:
     """A plan of some work, that decided for a kernel."""
     with lz.prefer(kernel):
-        found = lz.compile(work)
+        found = lz.decide(work)
         with found.inside():
             assert served() == kernel
     assert [decision.kernel_id for decision in found.decisions] == [f"{kernel}.norm"]
@@ -84,9 +84,9 @@ def test_the_innermost_plan_decides() -> None:
 
 def test_what_the_inner_plan_does_not_decide_the_outer_does() -> None:
     x = torch.zeros(4, 16)
-    inner = lz.compile(lz.rms_norm, X)
+    inner = lz.decide(lz.rms_norm, X)
     with lz.prefer("two"):
-        outer = lz.compile(lambda x: inner(x), x)
+        outer = lz.decide(lambda x: inner(x), x)
     assert torch.equal(outer(x), x + 2.0) and torch.equal(outer(X), X + 1.0)
 
 
@@ -238,7 +238,7 @@ def test_a_block_of_a_generator_lasts_over_its_steps() -> None:
 
     left: list[str] = []
     inner, found = plan(served, "three"), plan(lambda: work())
-    for steps in (found(), lz.compile(lambda: work())()):
+    for steps in (found(), lz.decide(lambda: work())()):
         taken = []
         for at in range(5):
             # The place a step is taken from is another one each time.
@@ -269,7 +269,7 @@ def test_blocks_that_a_generator_enters_are_put_over_what_is_around_then() -> No
     def seen() -> list[str]:
         return [name for frame in control.frames() for name in frame.said.get("prefer_sources", ())]
 
-    steps = lz.compile(work)()
+    steps = lz.decide(work)()
     assert next(steps) == ["two"]
     with lz.prefer("one"):
         assert next(steps) == ["three", "two", "one"] and seen() == ["one"]
@@ -284,7 +284,7 @@ def test_blocks_that_a_generator_enters_are_put_over_what_is_around_then() -> No
             yield lz.which("rms_norm", X).kernel_id
             yield lz.which("rms_norm", X).kernel_id
 
-    steps = lz.compile(chosen)()
+    steps = lz.decide(chosen)()
     assert next(steps) == "two.norm"
     with lz.avoid("two"):
         assert next(steps) == "three.norm", "both are in force"
@@ -365,7 +365,7 @@ def test_threads_that_teach_one_plan_lose_nothing() -> None:
         together.wait()
         return lz.rms_norm(torch.zeros(4, width))
 
-    taught = lz.compile(work)
+    taught = lz.decide(work)
 
     def teach(first: int) -> None:
         for at in range(len(widths)):
@@ -414,7 +414,7 @@ def test_a_plan_of_a_compiled_model(inputs: tuple[Tensor, ...]) -> None:
     model = Doubled()
     fast = compiled(model, fullgraph=True)
     with lz.prefer("two"):
-        found = lz.compile(fast, *inputs)
+        found = lz.decide(fast, *inputs)
         found(X)
     assert found.table.model_id == "Doubled" and [d.kernel_id for d in found.decisions] == ["two.norm"]
     for _ in range(2):
@@ -425,12 +425,12 @@ def test_a_plan_of_a_compiled_model(inputs: tuple[Tensor, ...]) -> None:
 
 def test_a_compiled_plan() -> None:
     with lz.prefer("two"):
-        found = lz.compile(Doubled(), X)
+        found = lz.decide(Doubled(), X)
     fast = compiled(found)
     for _ in range(2):
         torch.testing.assert_close(fast(X), doubled("two"))
         torch.testing.assert_close(found.model(X), doubled("one"))
     whole = compiled(lambda x: found(x) + 1, fullgraph=True)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"lz\.compile\(torch\.compile\(model\)\)"):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"lz\.decide\(torch\.compile\(model\)\)"):
         whole(X)
     assert control.frames() == ()

@@ -52,7 +52,7 @@ def two_kernels() -> Iterator[None]:
 def plan_of_two(*inputs: Any) -> lz.Plan:
     """A plan that decided for the second kernel, which is not what is selected without it."""
     with lz.prefer("two"):
-        return lz.compile(Norm().requires_grad_(False), *(inputs or (X,)))
+        return lz.decide(Norm().requires_grad_(False), *(inputs or (X,)))
 
 
 def by(result: Tensor, x: Tensor = X) -> str:
@@ -74,7 +74,7 @@ def test_a_plan_is_followed_inside_of_any_number_of_blocks() -> None:
 def test_what_plans_around_left_is_bounded() -> None:
     inner = plan_of_two()
     for _ in range(80):
-        assert by(lz.compile(lambda x: inner(x), X)(X)) == "two"
+        assert by(lz.decide(lambda x: inner(x), X)(X)) == "two"
     assert len(inner._now[1]) <= 64
 
 
@@ -86,7 +86,7 @@ def test_a_result_is_not_lost_when_learning_fails(monkeypatch: pytest.MonkeyPatc
         def learned(self, onto: _native.Plan) -> None:
             raise lz.ConfigurationError("nothing can be decided now", code="ANY", hint="wait")
 
-    learning = lz.compile(Norm())
+    learning = lz.decide(Norm())
     with monkeypatch.context() as broken:
         frame = learning._frame(())._replace(plan=Unable())
         broken.setattr(lz.Plan, "_frame", lambda *_: frame)
@@ -120,7 +120,7 @@ def test_a_deep_copy_is_a_plan_of_the_copied_model() -> None:
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
 def test_a_copy_learns_for_itself(copied: Any) -> None:
-    first = lz.compile(Norm())
+    first = lz.decide(Norm())
     first(X)
     second = copied(first)
     assert second.decisions == first.decisions and (second.model is first.model) == (copied is copy.copy)

@@ -1,0 +1,156 @@
+"""One peer of ``layerzero bench graph``, in a process of its own: it makes the model, and times it when it is told to.
+
+It reads a line for each command from stdin, and answers with a line of JSON on stdout: ``prepare CASE``, ``result FILE``, ``time SECONDS``.
+Thread pools that wait by spinning disturb each other, so only one worker is to run at a time: the others wait for their next line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from layerzero.bench import graph_models
+
+#: A model as a function of tensors.
+Run = Callable[[], Tensor]
+
+
+def eager(model: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+    """torch as it is."""
+    return lambda: model(*inputs)
+
+
+def compiled(model: nn.Module, inputs: tuple[Tensor, ...], mode: str | None = None) -> Run:
+    """``torch.compile`` with weights frozen."""
+    import torch._inductor.config as inductor
+
+    inductor.freezing = True
+    made = torch.compile(model, fullgraph=True, dynamic=False, mode=mode)
+    return lambda: made(*inputs)
+
+
+def tuned(model: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+    """``torch.compile(mode="max-autotune")`` with weights frozen."""
+    return compiled(model, inputs, "max-autotune")
+
+
+def onnxruntime(model: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+    """ONNX Runtime, of the model as torch exports it."""
+    import onnxruntime as ort
+
+    with TemporaryDirectory() as folder:
+        path = str(Path(folder) / "model.onnx")
+        torch.onnx.export(model, inputs, path, dynamo=True, external_data=True, verbose=False)
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+        session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    feed = {hole.name: given.numpy() for hole, given in zip(session.get_inputs(), inputs, strict=True)}
+    return lambda: torch.from_numpy(session.run(None, feed)[0])
+
+
+def openvino(model: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+    """OpenVINO in float32, of the model as torch exports it."""
+    import openvino as ov
+
+    program = torch.export.export(model, inputs)
+    converted = ov.convert_model(program, example_input=inputs)
+    how = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
+    made = ov.Core().compile_model(converted, "CPU", {**how, "PERFORMANCE_HINT": "LATENCY"})
+    request = made.create_infer_request()
+    for index, given in enumerate(inputs):
+        request.set_input_tensor(index, ov.Tensor(given.numpy(), shared_memory=True))
+
+    def run() -> Tensor:
+        request.infer()
+        return torch.from_numpy(request.get_output_tensor().data)
+
+    return run
+
+
+def layerzero(model: nn.Module, inputs: tuple[Tensor, ...], **options: Any) -> Run:
+    """``lz.compile``."""
+    import layerzero as lz
+
+    made = lz.compile(model, *inputs, **options)
+    return lambda: made(*inputs)
+
+
+def layerzero_tuned(model: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
+    """``lz.compile`` with the kernel of each node timed in its place."""
+    return layerzero(model, inputs, tune=True)
+
+
+#: Who is compared, by name. The first is what the others are compared with.
+PEERS: dict[str, Callable[[nn.Module, tuple[Tensor, ...]], Run]] = {
+    "eager": eager,
+    "torch.compile": compiled,
+    "max-autotune": tuned,
+    "onnxruntime": onnxruntime,
+    "openvino": openvino,
+    "layerzero": layerzero,
+    "layerzero tuned": layerzero_tuned,
+}
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _timed(run: Run, seconds: float) -> list[float]:
+    """Microseconds of each call; ten at the least, and as many as fit into the time."""
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 10 or time.perf_counter() < end:
+        begin = time.perf_counter()
+        run()
+        times.append((time.perf_counter() - begin) * 1e6)
+    return times
+
+
+def main(peer: str, threads: int) -> None:
+    """Follows the commands on stdin until it ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    # Compilers print; their lines are not answers.
+    os.dup2(2, 1)
+    torch.set_num_threads(threads)
+    cases = {case.name: case for case in graph_models.CASES}
+    run: Run | None = None
+    for line in sys.stdin:
+        command, _, rest = line.strip().partition(" ")
+        answer: dict[str, Any] = {}
+        try:
+            with torch.no_grad():
+                if command == "prepare":
+                    run = None
+                    torch.compiler.reset()
+                    model, inputs = graph_models.made(cases[rest])
+                    before, begin = _peak(), time.perf_counter()
+                    run = PEERS[peer](model, inputs)
+                    run()
+                    answer = {"seconds": time.perf_counter() - begin, "peak_bytes": _peak() - before}
+                    _timed(run, 0.2)
+                elif run is None:
+                    answer = {"error": "nothing is prepared"}
+                elif command == "result":
+                    torch.save(run().clone(), rest)
+                else:
+                    answer = {"times_us": _timed(run, float(rest))}
+        except Exception as error:  # noqa: BLE001 - the row says what was wrong
+            text = str(error).strip().splitlines() or [""]
+            answer = {"error": f"{type(error).__name__}: {text[0][:200]}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,500 @@
+"""``lz.compile``: a model as a graph that runs in one native call.
+
+    compiled = lz.compile(model, input_ids)
+    logits = compiled(input_ids)
+
+The model is exported by ``torch.export``, its graph is optimised, and each node gets a kernel. A call with other sizes exports the
+model again with the sizes that differ as symbols. What cannot be exported, and calls that need gradients, are left to the model.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from layerzero import _native, deciding, loading
+from layerzero.errors import ConfigurationError, InvalidCallError, warn
+from layerzero.graph_answers import GraphReport, GraphStep, TimedStep
+from layerzero.lifecycle import open_in_forks
+from layerzero.results import Rows, rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from layerzero.export import Exported
+
+#: How often a model is exported for sizes that do not fit what was exported before.
+_MOST_EXPORTS = 8
+
+
+class _Variant:
+    """A model exported for some sizes, or ranges of them."""
+
+    def __init__(self, exported: Exported, example: Sequence[Tensor], *, off: Sequence[str], tune: bool) -> None:
+        import torch
+
+        self.exported = exported
+        self.graph = _native.Graph.from_document(exported.document, exported.constants)
+        self.session = _native.Session(self.graph, threads=torch.get_num_threads(), off=list(off), tune=tune)
+        self.host = exported.host_calls if len(exported.host_calls) else None
+        #: Inputs of the sizes it was first made for: what `steps` shows without others.
+        self.example = list(example)
+        positional, named = _parts(exported.in_spec)
+        self.plain = exported.taken == list(range(positional.num_leaves)) and named.num_leaves == 0
+        self.plain = self.plain and all(part.is_leaf() for part in _parts(positional))
+        self.single = exported.given == [(0, None)] and exported.out_spec.is_leaf()
+
+    def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        """The inputs of the graph, from the arguments of a call."""
+        if self.plain and not kwargs and len(args) == len(self.exported.taken):
+            return [*args, *self.exported.buffers]
+        return self.exported.flatten(args, kwargs)
+
+    def run(self, inputs: list[Tensor]) -> Any:
+        """A call."""
+        results = self.session.run(inputs, self.host)
+        return results[0] if self.single else self.exported.unflatten(results)
+
+    def fits(self, inputs: Sequence[Tensor]) -> str:
+        """Why it cannot serve inputs of these sizes; nothing if it can."""
+        symbols: dict[str, int] = {}
+        for tensor, (name, dtype, shape) in zip(inputs, self.graph.inputs, strict=True):
+            if str(tensor.dtype) != f"torch.{dtype}" or tensor.dim() != len(shape):
+                return f"'{name}' is {tensor.dtype} with {tensor.dim()} dimensions"
+            for size, wanted in zip(tensor.shape, shape, strict=True):
+                if isinstance(wanted, int):
+                    if size != wanted:
+                        return f"'{name}' has a size of {size} where the graph has {wanted}"
+                elif wanted.isidentifier() and symbols.setdefault(wanted, size) != size:
+                    return f"'{name}' has a size of {size} where another is {symbols[wanted]}"
+        for name, least, most in self.graph.symbols:
+            if name in symbols and not least <= symbols[name] <= (most or symbols[name]):
+                return f"a size is {symbols[name]}, exported for {least} to {most}"
+        violated = self.exported.violated(symbols)
+        return f"{violated[0]} does not hold" if violated else ""
+
+
+class CompiledModel:
+    """A model that runs in one native call. You call it as you call the model, on the CPU and for inference.
+
+    Weights are read where the model has them, but packed copies are made of some: after a change of weights, call
+    :meth:`refresh`. Results never need gradients; a call whose inputs do, with gradients enabled, is the model's own.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        dynamic_shapes: Any = None,
+        tune: bool = False,
+        off: Sequence[str] = (),
+        strict: bool = False,
+    ) -> None:
+        #: The model.
+        self.model = model
+        self._dynamic_shapes, self._tune, self._off, self._strict = dynamic_shapes, tune, tuple(off), strict
+        self._lock = open_in_forks(threading.RLock())
+        self._variants: list[_Variant] = []
+        self._by_sizes: dict[tuple[Any, ...], _Variant | None] = {}
+        self._calls, self._left = 0, Counter[str]()
+        self._decided: deciding.Plan | None = None
+        self._closed = ""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model."""
+        variants = self._variants
+        if not variants:
+            self._prepare(args, kwargs)
+            variants = self._variants
+        if self._decided is not None:
+            return self._decided(*args, **kwargs)
+        variant = variants[0] if variants else None
+        if variant is None:
+            return self._left_to_model(self._closed, args, kwargs)
+        try:
+            inputs = variant.inputs(args, kwargs)
+            key = tuple([one.shape for one in inputs])
+        except Exception as error:  # noqa: BLE001 - other arguments than those of the examples
+            return self._left_to_model(f"other arguments: {_line(error)}", args, kwargs)
+        if _wants_gradients(inputs):
+            return self._left_to_model("gradients", args, kwargs)
+        if self._by_sizes.get(key) is variant:
+            self._calls += 1
+            return variant.run(inputs)
+        return self._other_sizes(key, args, kwargs)
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Exports the model for its first arguments."""
+        with self._lock:
+            if self._variants or self._decided is not None or self._closed:
+                return
+            where = {one.device.type for one in _tensors((args, kwargs))}
+            if where - {"cpu"}:
+                # Graphs run on the CPU; elsewhere the kernels of the model's own calls are decided once.
+                self._decided = deciding.decide(self.model, *args, **kwargs)
+                return
+            self._variants = [self._exported(args, kwargs, self._dynamic_shapes)]
+
+    def _exported(self, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> _Variant:
+        from layerzero.export import export
+
+        if getattr(self.model, "training", False):
+            raise InvalidCallError(
+                "the model is in training mode, and a compiled model is for inference",
+                code="TRAINING_MODE",
+                hint="call model.eval() first",
+            )
+        exported = export(_module(self.model), args, kwargs, dynamic_shapes=dynamic_shapes)
+        if self._strict and len(exported.host_calls):
+            raise InvalidCallError(
+                f"{', '.join(exported.hosts)} would stay torch's",
+                code="NOT_EXPORTABLE",
+                hint="leave strict=True out, or write the model without these",
+            )
+        return _Variant(exported, exported.flatten(args, kwargs), off=self._off, tune=self._tune)
+
+    def _other_sizes(self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call whose sizes were not seen, or which another export serves."""
+        with self._lock:
+            if key not in self._by_sizes:
+                if len(self._by_sizes) > 4096:
+                    self._by_sizes.clear()
+                self._by_sizes[key] = self._for_sizes(args, kwargs)
+            variant = self._by_sizes[key]
+        if variant is None:
+            return self._left_to_model("sizes outside of what was exported", args, kwargs)
+        self._calls += 1
+        return variant.run(variant.inputs(args, kwargs))
+
+    def _for_sizes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Variant | None:
+        """Who serves these sizes: an export there is, or a new one whose sizes are symbols where they differ."""
+        for variant in self._variants:
+            if not variant.fits(variant.inputs(args, kwargs)):
+                return variant
+        if self._dynamic_shapes is not None or len(self._variants) >= _MOST_EXPORTS:
+            first = self._variants[0]
+            why = first.fits(first.inputs(args, kwargs))
+            if self.model is not None:
+                warn(f"{type(self.model).__name__} runs by itself: {why}, which it was not compiled for")
+            return None
+        try:
+            variant = self._exported(args, kwargs, self._open_sizes(args, kwargs))
+        except Exception:  # noqa: BLE001 - sizes that cannot be symbols are exported as they are
+            variant = self._exported(args, kwargs, None)
+        self._variants = [*self._variants, variant]
+        return variant
+
+    def _open_sizes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What torch.export is told: sizes that differ from those of the first call are symbols."""
+        import torch
+        from torch.utils import _pytree as pytree
+
+        first = self._variants[0]
+        flat, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        shapes: list[Any] = [None] * len(flat)
+        for at, before in zip(first.exported.taken, first.example, strict=False):
+            now = flat[at]
+            shapes[at] = {
+                axis: torch.export.Dim.AUTO
+                for axis, (a, b) in enumerate(zip(now.shape, before.shape, strict=True))
+                if a != b
+            }
+        positional, named = pytree.tree_unflatten(shapes, spec)
+        return {**dict(zip(_parameters(self.model), positional, strict=False)), **named}
+
+    def _left_to_model(self, why: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._left[why] += 1
+        return self.model(*args, **kwargs)
+
+    def refresh(self) -> None:
+        """Forgets everything that was made of the weights. The next call exports the model again."""
+        with self._lock:
+            self._variants, self._decided, self._closed = [], None, ""
+            self._by_sizes.clear()
+
+    def _variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Variant, list[Tensor]]:
+        if args or kwargs:
+            self(*args, **kwargs)
+        if not self._variants:
+            raise InvalidCallError(
+                "nothing is compiled yet",
+                code="NO_EXAMPLE_INPUTS",
+                hint="call the compiled model once, or pass inputs: compiled.report(x)",
+            )
+        if not (args or kwargs):
+            return self._variants[0], self._variants[0].example
+        inputs = self._variants[0].inputs(args, kwargs)
+        found = self._by_sizes.get(tuple([one.shape for one in inputs]))
+        if found is None:
+            raise InvalidCallError(
+                "the model runs by itself for these inputs", code="WRONG_INPUT", hint="pass sizes it was compiled for"
+            )
+        return found, found.inputs(args, kwargs)
+
+    def explain(self, *args: Any, **kwargs: Any) -> Rows[GraphStep]:
+        """The steps for some inputs, or those of the first call: which kernel runs each, and which others could."""
+        variant, inputs = self._variant(args, kwargs)
+        return rows((GraphStep(**row) for row in variant.session.steps(inputs)), "steps")
+
+    def report(self, *args: Any, **kwargs: Any) -> GraphReport:
+        """What became of the model, for some inputs or those of the first call."""
+        variant, inputs = self._variant(args, kwargs)
+        steps = variant.session.steps(inputs)
+        targets = [row["kernel"] for row in steps]
+        optimised = variant.session.optimised
+        slow = Counter(row["op"] for row in steps if row["kernel"].startswith("reference."))
+        return GraphReport(
+            model=type(self.model).__name__,
+            nodes_exported=optimised["before"],
+            nodes=optimised["after"],
+            steps=len(steps),
+            rewrites=optimised["rewrites"],
+            kernels=dict(Counter(targets)),
+            torch_calls=dict(Counter(call.name for call in variant.exported.host_calls.calls)),
+            slow_steps=dict(slow),
+            arena_bytes=variant.session.arena(inputs),
+            packed_bytes=variant.session.packed_bytes,
+            exports=len(self._variants),
+            plans=sum(one.session.plans for one in self._variants),
+            calls=self._calls,
+            model_calls=dict(self._left),
+        )
+
+    def profile(self, *args: Any, rounds: int = 20, **kwargs: Any) -> Rows[TimedStep]:
+        """The median time of each step, over some runs."""
+        variant, inputs = self._variant(args, kwargs)
+        timed = variant.session.profile(inputs, rounds, variant.host)
+        total = sum(row["us"] for row in timed) or 1.0
+        return rows(
+            (
+                TimedStep(
+                    op=row["op"],
+                    kernel=row["kernel"],
+                    us=row["us"],
+                    share=row["us"] / total,
+                    gflops=row["flops"] / max(row["us"], 1e-3) / 1e3,
+                    gbytes=row["bytes"] / max(row["us"], 1e-3) / 1e3,
+                    output=row["output"],
+                    origin=row["origin"],
+                )
+                for row in timed
+            ),
+            "steps",
+        )
+
+    def save_trace(self, path: str | Path, *args: Any, rounds: int = 20, **kwargs: Any) -> Path:
+        """Writes :meth:`profile` as trace events, which ``chrome://tracing`` and Perfetto show."""
+        events, begin = [], 0.0
+        for step in self.profile(*args, rounds=rounds, **kwargs):
+            names = {"kernel": step.kernel, "output": step.output, "origin": step.origin}
+            events.append({"name": step.op, "ph": "X", "ts": begin, "dur": step.us, "pid": 1, "tid": 1, "args": names})
+            begin += step.us
+        Path(path).write_text(json.dumps({"traceEvents": events}))
+        return Path(path)
+
+    def graph(self, form: str = "text") -> str:
+        """The optimised graph: as ``text``, a node a line, or as ``dot`` for Graphviz."""
+        if form not in ("text", "dot"):
+            raise InvalidCallError(f"form is {form!r}, expected 'text' or 'dot'", code="BAD_PARAM")
+        variant, _ = self._variant((), {})
+        found: str = variant.session.text() if form == "text" else variant.session.dot()
+        return found
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the compiled model to a file, weights included. :func:`load_plan` reads it without the model's code."""
+        from torch.utils import _pytree as pytree
+
+        from layerzero import plan_files
+
+        variant, _ = self._variant((), {})
+        exported = variant.exported
+        if len(exported.host_calls):
+            raise InvalidCallError(
+                f"{', '.join(exported.hosts)} stay torch's calls, which a file cannot hold",
+                code="NOT_EXPORTABLE",
+                hint="compile with strict=True to see all of them",
+            )
+        names = json.loads(exported.document)["constants"]
+        weights = dict(zip(names, exported.constants, strict=True))
+        weights |= {f"buffer:{at}": buffer for at, buffer in enumerate(exported.buffers)}
+        head = {
+            "model": type(self.model).__name__,
+            "hardware": _hardware(),
+            "document": exported.document,
+            "conditions": [str(one) for one in exported.conditions],
+            "taken": exported.taken,
+            "given": exported.given,
+            "arguments": pytree.treespec_dumps(exported.in_spec),
+            "results": pytree.treespec_dumps(exported.out_spec),
+            "examples": [[str(one.dtype).removeprefix("torch."), list(one.shape)] for one in variant.example],
+            "off": list(self._off),
+            "tune": self._tune,
+        }
+        return plan_files.write(path, head, weights)
+
+    def __repr__(self) -> str:
+        return f"<CompiledModel of {type(self.model).__name__}: {len(self._variants)} exports, {self._calls} calls>"
+
+    def eval(self) -> CompiledModel:
+        """The compiled model itself: it is for inference."""
+        return self
+
+
+class LoadedModel(CompiledModel):
+    """A compiled model from a file. It has no model to fall back to: other sizes than those it was exported for are an error."""
+
+    def _left_to_model(self, why: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        variant = self._variants[0]
+        detail = why if why.startswith("other") else variant.fits(variant.inputs(args, kwargs)) or why
+        raise InvalidCallError(
+            f"this plan cannot serve the call: {detail}",
+            code="WRONG_INPUT",
+            hint="compile the model for these inputs, and save it again",
+        )
+
+    def refresh(self) -> None:
+        """Not for models from files: their weights are in the file."""
+        raise InvalidCallError("a plan from a file has no model", code="WRONG_INPUT", hint="compile the model again")
+
+
+def _parts(spec: Any) -> list[Any]:
+    """What a nested structure holds, as torch 2.10 and later tell it."""
+    found: list[Any] = spec.children() if hasattr(spec, "children") else spec.children_specs
+    return found
+
+
+def _hardware() -> str:
+    return _native.device_name(0)
+
+
+def compile(
+    model: Any,
+    *example_inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    tune: bool = False,
+    off: Sequence[str] = (),
+    strict: bool = False,
+) -> CompiledModel:
+    """A model as one native call: ``compiled = lz.compile(model, x)``, then ``compiled(x)``.
+
+    The model is exported for the inputs now, or for those of the first call if there are none. Calls with other sizes work too.
+
+    Args:
+        model: a module in evaluation mode, or a function of tensors.
+        example_inputs: what it is called with.
+        kwargs: what it is called with by name.
+        dynamic_shapes: which sizes may differ, as ``torch.export`` takes it. Without it, sizes that turn out to differ are.
+        tune: time the kernels of each node in their places, and take the fastest.
+        off: names of optimisation passes that are left out.
+        strict: raise an error if a part of the model would stay torch's.
+    """
+    loading.load()
+    if not callable(model):
+        raise InvalidCallError(
+            f"{type(model).__name__} cannot be called", code="NOT_A_MODEL", hint="pass a torch.nn.Module or a function"
+        )
+    compiled = CompiledModel(model, dynamic_shapes=dynamic_shapes, tune=tune, off=off, strict=strict)
+    if example_inputs or kwargs:
+        compiled._prepare(example_inputs, dict(kwargs or {}))
+    return compiled
+
+
+def load_plan(path: str | Path, *, verify: bool = True) -> CompiledModel:
+    """A compiled model that :meth:`CompiledModel.save` wrote. The model's own code is not needed.
+
+    Weights are mapped from the file. ``verify`` compares them with their checksums, which reads all of them once.
+    """
+    import torch
+    from torch.utils import _pytree as pytree
+
+    from layerzero import plan_files
+    from layerzero.export import Exported
+    from layerzero.export.host_calls import HostCalls
+
+    loading.load()
+    file = plan_files.read(path, verify=verify)
+    head = file.head
+    try:
+        here = _hardware()
+        if head["hardware"] != here:
+            warn(f"{path} was written on {head['hardware']}; its kernels are chosen anew for {here}")
+        count = len(json.loads(head["document"])["constants"])
+        exported = Exported(
+            document=head["document"],
+            constants=file.weights[:count],
+            buffers=file.weights[count:],
+            host_calls=HostCalls(),
+            conditions=[_condition(one) for one in head["conditions"]],
+            taken=head["taken"],
+            given=[(at, constant) for at, constant in head["given"]],
+            in_spec=pytree.treespec_loads(head["arguments"]),
+            out_spec=pytree.treespec_loads(head["results"]),
+        )
+        example = [torch.zeros(shape, dtype=getattr(torch, dtype)) for dtype, shape in head["examples"]]
+        loaded = LoadedModel(None, dynamic_shapes=(), tune=head["tune"], off=head["off"])
+        loaded._variants = [_Variant(exported, example, off=head["off"], tune=head["tune"])]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{path} is no plan of a compiled model: {_line(error)}",
+            code="BAD_PLAN",
+            hint="make it anew with lz.compile(…).save(…)",
+        ) from error
+    return loaded
+
+
+def _condition(text: str) -> Any:
+    """An expression of sizes: names, numbers, arithmetic, comparisons. Nothing else is read."""
+    import re
+
+    import sympy
+
+    # sympy evaluates what it reads: only sums, products and comparisons of sizes get there, no powers.
+    allowed = r"(Eq|Ne|Mod|Max|Min|FloorDiv|[su]\d{1,9}|\d{1,18}|[ ()+*/<>=,&|~-])*"
+    if len(text) > 2000 or "**" in text or not re.fullmatch(allowed, text):
+        raise ValueError(f"the condition {text!r} is not understood")
+    names = {name: sympy.Symbol(name, integer=True) for name in re.findall(r"[su]\d+", text)}
+    from torch.utils._sympy.functions import FloorDiv, Mod
+
+    return sympy.sympify(text, locals={**names, "FloorDiv": FloorDiv, "Mod": Mod})
+
+
+def _module(model: Any) -> Any:
+    import torch
+
+    if isinstance(model, torch.nn.Module):
+        return model
+
+    class Function(torch.nn.Module):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return model(*args, **kwargs)
+
+    return Function()
+
+
+def _parameters(model: Any) -> list[str]:
+    import inspect
+
+    function = getattr(model, "forward", model)
+    return list(inspect.signature(function).parameters)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    import torch
+    from torch.utils import _pytree as pytree
+
+    return [one for one in pytree.tree_leaves(tree) if isinstance(one, torch.Tensor)]
+
+
+def _wants_gradients(inputs: Sequence[Tensor]) -> bool:
+    import torch
+
+    return torch.is_grad_enabled() and any(one.requires_grad for one in inputs)
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,390 @@
+"""The exporter: a module is traced by torch.export, and each node of what it traces is written by its handler."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+from torch.export import graph_signature as signatures
+from torch.utils import _pytree as pytree
+
+from layerzero.export import refusals, sizes
+from layerzero.export.building import Builder, Value, dtype_name
+from layerzero.export.handlers import HANDLERS, Call
+from layerzero.export.host_calls import HostCall, HostCalls, Slot
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+#: What checks what torch has checked while tracing; sizes are checked by the graph.
+_CHECKS = frozenset(
+    ["aten._assert_tensor_metadata.default", "aten.sym_constrain_range_for_size.default", "aten.sym_size.int"]
+)
+_GREATEST = 2**62
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A model as the document of a graph, and what belongs to it."""
+
+    #: The document, as the native `Graph.from_document` reads it.
+    document: str
+    #: The tensors the document names as its constants, in order. They are the model's own.
+    constants: list[torch.Tensor]
+    #: The model's tensors that it changes: inputs of the graph behind the caller's.
+    buffers: list[torch.Tensor]
+    #: What stays torch's.
+    host_calls: HostCalls
+    #: Conditions on sizes under which the graph is the model: expressions of symbols.
+    conditions: list[sympy.Basic]
+    #: Which of the flattened arguments are inputs of the graph.
+    taken: list[int]
+    #: What the flattened results are: the place among the graph's results, or what they are always.
+    given: list[tuple[int | None, Any]]
+    in_spec: Any
+    out_spec: Any
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
+        """The inputs of the graph for the arguments of a call, the model's changing tensors behind them."""
+        flat, spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
+        if spec != self.in_spec:
+            raise refusals.ExportError(
+                f"the model was exported for arguments {self.in_spec}, and was called with {spec}",
+                code="WRONG_ARGUMENTS",
+                hint="pass arguments of the same structure as the examples, or export it for these",
+            )
+        return [flat[i] for i in self.taken] + self.buffers
+
+    def unflatten(self, results: Sequence[Any]) -> Any:
+        """The results of the graph as the model gives them."""
+        flat = [constant if at is None else results[at] for at, constant in self.given]
+        return pytree.tree_unflatten(flat, self.out_spec)
+
+    def violated(self, symbols: Mapping[str, int]) -> list[str]:
+        """The conditions that do not hold for some sizes."""
+        numbers = {sympy.Symbol(name): number for name, number in symbols.items()}
+        by_name = [
+            (one, {s: numbers[sympy.Symbol(s.name)] for s in one.free_symbols if sympy.Symbol(s.name) in numbers})
+            for one in self.conditions
+        ]
+        return [str(one) for one, known in by_name if one.subs(known) == sympy.false]
+
+    @property
+    def hosts(self) -> list[str]:
+        """The functions that stay torch's, each once."""
+        return list(dict.fromkeys(call.name for call in self.host_calls.calls))
+
+
+def export(
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    strict: bool = False,
+    name: str | None = None,
+) -> Exported:
+    """Exports a module for example arguments; `dynamic_shapes` as torch.export takes them."""
+    if not isinstance(module, torch.nn.Module):
+        raise refusals.ExportError(
+            f"a {type(module).__name__} is no torch.nn.Module", code="NOT_A_MODEL", hint="pass a module"
+        )
+    try:
+        with torch.no_grad():
+            program = torch.export.export(
+                module,
+                tuple(args),
+                dict(kwargs or {}),
+                dynamic_shapes=dynamic_shapes,
+                strict=strict,
+                # Comparisons of sizes that torch cannot prove are kept as conditions.
+                prefer_deferred_runtime_asserts_over_guards=True,
+            )
+            with warnings.catch_warnings():
+                # torch warns about its own code.
+                warnings.filterwarnings("ignore", category=FutureWarning, message=".*treespec")
+                program = program.run_decompositions(dict(_decompositions()))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except Exception as raised:
+        raise refusals.not_exported(raised) from raised
+    return of_program(program, name or type(module).__name__)
+
+
+@functools.cache
+def _decompositions() -> dict[Any, Any]:
+    """torch's, but for ops that have a handler: those stay whole."""
+    table: Any = torch.export.default_decompositions()
+    return {op: decomposition for op, decomposition in table.items() if str(op) not in HANDLERS}
+
+
+def of_program(program: torch.export.ExportedProgram, name: str) -> Exported:
+    """The graph of an exported program that has no ops that change their arguments."""
+    return _Translation(program).run(name)
+
+
+@dataclass
+class _Translation:
+    """One program on its way."""
+
+    program: torch.export.ExportedProgram
+    builder: Builder = field(default_factory=Builder)
+    #: What each node is: a value, a size, a list of values, or a plain object.
+    known: dict[torch.fx.Node, Any] = field(default_factory=dict)
+    hosts: HostCalls = field(default_factory=HostCalls)
+    conditions: list[sympy.Basic] = field(default_factory=list)
+    taken: list[int] = field(default_factory=list)
+    #: Inputs that are changed, by what torch calls them.
+    changed: dict[str, Value] = field(default_factory=dict)
+    buffers: list[torch.Tensor] = field(default_factory=list)
+
+    def run(self, name: str) -> Exported:
+        nodes = list(self.program.graph.nodes)
+        self.builder.names.clear()
+        self._placeholders([node for node in nodes if node.op == "placeholder"])
+        for node in nodes:
+            if node.op == "call_function":
+                self._call(node)
+            elif node.op == "get_attr":
+                self._attribute(node)
+        return self._results(name, nodes[-1])
+
+    # Inputs.
+
+    def _placeholders(self, nodes: list[torch.fx.Node]) -> None:
+        signature = self.program.graph_signature
+        changes = set(signature.buffers_to_mutate.values())
+        flat = 0
+        late: list[tuple[torch.fx.Node, str]] = []
+        for node, spec in zip(nodes, signature.input_specs, strict=True):
+            kind, target = spec.kind, spec.target
+            if kind == signatures.InputKind.USER_INPUT:
+                self._user_input(node, spec, flat)
+                flat += 1
+            elif kind in (signatures.InputKind.CUSTOM_OBJ, signatures.InputKind.TOKEN):
+                raise refusals.unsupported(
+                    f"the model holds {target or kind.name}, which is no tensor", node, "replace it by tensors"
+                )
+            elif target in changes:
+                late.append((node, str(target)))
+            else:
+                self.known[node] = self.builder.constant(str(target), self._tensor(str(target)))
+        for node, target in late:
+            tensor = self._tensor(target)
+            value = self.builder.input(node.name, tensor.dtype, tensor.shape)
+            self.known[node] = self.changed[target] = value
+            self.buffers.append(tensor.detach())
+
+    def _user_input(self, node: torch.fx.Node, spec: Any, at: int) -> None:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            self._checked(value, node)
+            self.known[node] = self.builder.input(node.name, value.dtype, value.shape)
+            self.changed.setdefault(node.name, self.known[node])
+            self.taken.append(at)
+        elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise refusals.unsupported(
+                f"the argument '{node.name}' is a number that may change",
+                node,
+                "pass it as a tensor, or do not name it in dynamic_shapes",
+            )
+        else:
+            self.known[node] = getattr(spec.arg, "value", None)
+
+    def _tensor(self, target: str) -> torch.Tensor:
+        found = self.program.state_dict.get(target)
+        if found is None:
+            found = self.program.constants[target]
+        if not isinstance(found, torch.Tensor):
+            raise refusals.ExportError(
+                f"the model holds {target}, which is no tensor", code="NOT_EXPORTABLE", hint="replace it by tensors"
+            )
+        return found
+
+    def _attribute(self, node: torch.fx.Node) -> None:
+        found: Any = self.program.graph_module
+        for part in str(node.target).split("."):
+            found = getattr(found, part)
+        is_tensor = isinstance(found, torch.Tensor)
+        self.known[node] = self.builder.constant(str(node.target), found) if is_tensor else found
+
+    # Nodes.
+
+    def _call(self, node: torch.fx.Node) -> None:
+        result = node.meta.get("val")
+        if node.target is operator.getitem:
+            source = self.known[node.args[0]]  # type: ignore[index]
+            self.known[node] = source[node.args[1]]
+            return
+        op = str(node.target)
+        if op in _CHECKS or isinstance(result, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)):
+            self.known[node] = self._size_of(result, node)
+            return
+        if op == "aten._assert_scalar.default":
+            condition = self.known.get(node.args[0])  # type: ignore[arg-type]
+            if isinstance(condition, sympy.Basic) and condition != sympy.true:
+                self.conditions.append(condition)
+            return
+        self.builder.node, self.builder.origin = node.name, _origin(node)
+        try:
+            self.known[node] = self._translated(node, op, result)
+        except sizes.UnknownSizeError as raised:
+            hint = "a graph's sizes follow from those of its inputs; keep masked elements in the place of removing them"
+            raise refusals.unsupported(f"{op}: {raised}", node, hint) from raised
+
+    def _size_of(self, result: Any, node: torch.fx.Node) -> Any:
+        if isinstance(result, (torch.SymInt, torch.SymBool)):
+            expression = result.node.expr
+            return int(expression) if isinstance(expression, sympy.Integer) else expression
+        return result
+
+    def _translated(self, node: torch.fx.Node, op: str, result: Any) -> Any:
+        tensors = [one for one in pytree.tree_leaves(result) if isinstance(one, torch.Tensor)]
+        for tensor in tensors:
+            self._checked(tensor, node)
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise refusals.unsupported(
+                f"{op} is control flow, which a graph does not have", node, "use torch.where on both results"
+            )
+        if handler := HANDLERS.get(op):
+            names, given = self._arguments(node)
+            found = handler(self.builder, Call(result, _used(node, result), names), *given)
+            if found is not NotImplemented:
+                return found
+        return self._host(node, result)
+
+    def _arguments(self, node: torch.fx.Node) -> tuple[tuple[str, ...], list[Any]]:
+        """The names of the arguments of the op's schema, and what they are."""
+        schema = node.target._schema.arguments  # type: ignore[union-attr]
+        given = []
+        for i, argument in enumerate(schema):
+            if i < len(node.args):
+                given.append(self._resolved(node.args[i]))
+            elif argument.name in node.kwargs:
+                given.append(self._resolved(node.kwargs[argument.name]))
+            else:
+                given.append(argument.default_value if argument.has_default_value() else None)
+        kept = [i for i, argument in enumerate(schema) if not _is_of_placement(argument)]
+        return tuple(schema[i].name for i in kept), [given[i] for i in kept]
+
+    def _resolved(self, argument: Any) -> Any:
+        if isinstance(argument, torch.fx.Node):
+            return self.known[argument]
+        if isinstance(argument, (list, tuple)):
+            return [self._resolved(one) for one in argument]
+        return argument
+
+    def _checked(self, tensor: torch.Tensor, node: torch.fx.Node) -> None:
+        if tensor.layout != torch.strided or tensor.dtype.is_complex:
+            what = f"'{node.name}' is a {tensor.layout} tensor of {dtype_name(tensor.dtype)}"
+            raise refusals.unsupported(what, node, "a graph holds dense tensors of real numbers")
+        for n in tensor.shape:
+            try:
+                sizes.text(sizes.size(n))
+            except sizes.UnknownSizeError as raised:
+                hint = "keep masked elements in the place of removing them: a graph's sizes follow from its inputs'"
+                raise refusals.unsupported(f"{node.target}: {raised}", node, hint) from raised
+
+    # What stays torch's.
+
+    def _host(self, node: torch.fx.Node, result: Any) -> Any:
+        inputs: list[Value] = []
+
+        def slot(argument: Any) -> Any:
+            if not isinstance(argument, torch.fx.Node):
+                return argument
+            value = self.known[argument]
+            if isinstance(value, Value):
+                inputs.append(value)
+                return Slot(len(inputs) - 1)
+            if isinstance(value, sympy.Expr):
+                inputs.append(self.builder.iota(value, 1, 1))
+                return Slot(len(inputs) - 1, is_number=True)
+            return value
+
+        args, kwargs = torch.fx.node.map_aggregate((node.args, dict(node.kwargs)), slot)
+        number = len(self.hosts)
+        self.hosts.calls.append(HostCall(node.target, tuple(args), dict(kwargs), _origin(node)))  # type: ignore[arg-type]
+
+        def emitted(tensor: torch.Tensor, which: int) -> Value:
+            shape = [sizes.text(sizes.size(n)) for n in tensor.shape]
+            attributes = {"call": number, "result": which, "target": str(node.target), "shape": shape}
+            attributes["dtype"] = dtype_name(tensor.dtype)
+            return self.builder.emit("host", inputs, tensor.dtype, tensor.shape, **attributes)
+
+        if isinstance(result, torch.Tensor):
+            return emitted(result, 0)
+        if not isinstance(result, (tuple, list)):
+            raise refusals.unsupported(f"{node.target} gives no tensor", node, "take it out of the model")
+        used = _used(node, result)
+        return [
+            emitted(one, i) if i in used and isinstance(one, torch.Tensor) else None for i, one in enumerate(result)
+        ]
+
+    # Results.
+
+    def _results(self, name: str, output: torch.fx.Node) -> Exported:
+        outputs: list[str] = []
+        updates: list[list[str]] = []
+        given: list[tuple[int | None, Any]] = []
+        specs = self.program.graph_signature.output_specs
+        flat: Any = output.args[0]
+        for node, spec in zip(flat, specs, strict=True):
+            value = self.known[node] if isinstance(node, torch.fx.Node) else node
+            if spec.kind in (signatures.OutputKind.BUFFER_MUTATION, signatures.OutputKind.USER_INPUT_MUTATION):
+                updates.append([self.changed[str(spec.target)].name, value.name])
+            elif isinstance(value, Value):
+                given.append((len(outputs), None))
+                outputs.append(value.name)
+            elif isinstance(value, sympy.Expr):
+                raise refusals.unsupported("the model gives a size", output, "read it from the shape of a result")
+            else:
+                given.append((None, value))
+        symbols = [
+            {"name": str(symbol), "min": max(int(bounds.lower), 0), "max": _most(bounds.upper)}
+            for symbol, bounds in self.program.range_constraints.items()
+            if str(symbol).startswith("s")
+        ]
+        return Exported(
+            document=self.builder.document(name, symbols, outputs, updates),
+            constants=list(self.builder.constants.values()),
+            buffers=self.buffers,
+            host_calls=self.hosts,
+            conditions=self.conditions,
+            taken=self.taken,
+            given=given,
+            in_spec=self.program.call_spec.in_spec,
+            out_spec=self.program.call_spec.out_spec,
+        )
+
+
+def _most(bound: Any) -> int | None:
+    """A greatest number, if it is one a size can reach."""
+    return int(bound) if bound.is_Integer and int(bound) < _GREATEST else None
+
+
+def _used(node: torch.fx.Node, result: Any) -> frozenset[int]:
+    """Which results of a node something reads."""
+    if isinstance(result, torch.Tensor):
+        return frozenset([0])
+    reads = [user.args[1] for user in node.users if user.target is operator.getitem]
+    return frozenset(int(i) for i in reads)  # type: ignore[arg-type]
+
+
+def _origin(node: torch.fx.Node) -> str:
+    """The module of the model a node is of."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]) if stack else ""
+
+
+#: Arguments that say where and how a result lies, and what differentiation needs.
+_PLACEMENT = frozenset(["dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking", "copy", "implicit"])
+
+
+def _is_of_placement(argument: Any) -> bool:
+    return argument.name in _PLACEMENT and bool(argument.kwarg_only)

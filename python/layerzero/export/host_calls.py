@@ -1,0 +1,62 @@
+"""Calls that stay torch's: what has no handler is a host node for each of its results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of an argument among the inputs of the node. A number comes as a tensor of one element."""
+
+    at: int
+    is_number: bool = False
+
+
+@dataclass(frozen=True)
+class HostCall:
+    """A function of torch and its arguments, in which `Slot` stands for inputs of the node."""
+
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    origin: str = ""
+
+    @property
+    def name(self) -> str:
+        """What is called, for people."""
+        return str(self.target)
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> Any:
+        def filled(argument: Any) -> Any:
+            if isinstance(argument, Slot):
+                given = inputs[argument.at]
+                return int(given.item()) if argument.is_number else given
+            return argument
+
+        args, kwargs = pytree.tree_map(filled, (self.args, self.kwargs), is_leaf=lambda one: isinstance(one, Slot))
+        return self.target(*args, **kwargs)
+
+
+@dataclass
+class HostCalls:
+    """All of a model, by their numbers."""
+
+    calls: list[HostCall] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def __call__(self, call: int, result: int, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """One result of a call."""
+        with torch.no_grad():
+            results = self.calls[call](inputs)
+        found: torch.Tensor = results if isinstance(results, torch.Tensor) else results[result]
+        return found.contiguous()
