@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 MEASUREMENTS = Path(__file__).parent / "results" / "measurements"
-RUNS = ("ninth", "tenth", "eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth")
+RUNS = ("table-09", "table-10", "table-11", "table-12", "table-13", "table-14", "table-15", "table-16", "table-17")
 
 
 def perfdb(*arguments: str) -> str:
@@ -29,7 +29,7 @@ def perfdb(*arguments: str) -> str:
 def database(run: str, folder: Path) -> str:
     """The measurements of a run, as a database."""
     text, database = folder / f"{run}.csv", str(folder / f"{run}.sqlite")
-    text.write_bytes(gzip.decompress((MEASUREMENTS / f"h200-{run}.csv.gz").read_bytes()))
+    text.write_bytes(gzip.decompress(next(MEASUREMENTS.glob(f"*-h200-{run}.csv.gz")).read_bytes()))
     perfdb("import", str(text), "--db", database)
     return database
 

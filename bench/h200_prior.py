@@ -19,14 +19,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 MEASUREMENTS = ROOT / "bench" / "results" / "measurements"
 NEWEST = "models"
-RUNS = ("thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", NEWEST)
+RUNS = ("table-13", "table-14", "table-15", "table-16", "table-17", NEWEST)
 
 Row = dict[str, str]
 
 
 def read(run: str) -> list[Row]:
     """The rows of a run."""
-    text = gzip.decompress((MEASUREMENTS / f"h200-{run}.csv.gz").read_bytes()).decode()
+    text = gzip.decompress(next(MEASUREMENTS.glob(f"*-h200-{run}.csv.gz")).read_bytes()).decode()
     return list(csv.DictReader(io.StringIO(text)))
 
 

@@ -7,7 +7,7 @@ $ PYTHONPATH=python python bench/gpu/out_of_box.py --device cpu --models gpt2 --
 ```
 
 `layerzero bench out-of-box` on CUDA, in a process with empty folders for caches; every row eager and in a CUDA graph.
-The figures go to `bench/results/h200-out-of-box.json`, the table is printed; the rows of each kind come last.
+The figures go to `bench/results/runs/<date>-h200-out-of-box.json`, the table is printed; the rows of each kind come last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from layerzero.bench import out_of_box
 
-OUT = Path(__file__).parents[1] / "results" / "h200-out-of-box.json"
+OUT = Path(__file__).parents[1] / "results" / "runs" / f"{time.strftime('%Y-%m-%d')}-h200-out-of-box.json"
 
 
 def show_kinds(result: dict[str, Any]) -> None:
