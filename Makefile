@@ -33,7 +33,7 @@ help: ## list the targets
 
 demo: ## measure this machine, see what is chosen and why, and a report of it
 	@python3 scripts/set_up.py --environment "$(LZ_VENV)" --module "$(BUILT)" --profile $(PROFILE)
-	@$(MAKE) --no-print-directory develop
+	@CARGO_TERM_QUIET=true $(MAKE) --no-print-directory --silent develop
 	@env -u PYTHONPATH .venv/bin/python examples/demo.py
 
 test: test-rust test-python ## every test but the slow ones
