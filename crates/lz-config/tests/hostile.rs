@@ -1,7 +1,6 @@
 //! Whatever is in a file, reading it ends: in layers or in an error, never in a panic.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use lz_config::{Layers, Sources, Value};
 use lz_select::SnapshotSpec;
@@ -11,7 +10,6 @@ use proptest::prelude::*;
 fn read(folder: &Path, bytes: &[u8]) {
     let path = folder.join("layerzero.yaml");
     std::fs::write(&path, bytes).unwrap();
-    let start = Instant::now();
     let layers = Layers::load(&Sources { project: Some(path), ..Sources::default() });
     match layers.and_then(|layers| layers.resolve()) {
         Ok(config) => {
@@ -27,7 +25,6 @@ fn read(folder: &Path, bytes: &[u8]) {
             error.problems.iter().for_each(|problem| assert!(!problem.to_string().is_empty()));
         }
     }
-    assert!(start.elapsed() < Duration::from_secs(10));
 }
 
 const DOCUMENTS: &[&str] = &[

@@ -1,27 +1,18 @@
 //! Hostile files end in an error, at once and in little memory.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use lz_config::{ConfigError, Layers, ProblemKind, Sources};
 use tempfile::TempDir;
 
-/// What reading a file comes to; it must not take longer than a second of this thread's time (others may be busy
-/// meanwhile), and must not wait.
+/// What reading a file comes to. A read that waits, or whose work grows with the square of the file, is ended by nextest
+/// (`.config/nextest.toml`).
 fn load(path: &Path) -> Result<Layers, ConfigError> {
-    let thread_time = || {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-        Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
-    };
-    let (start, wall) = (thread_time(), Instant::now());
     let sources = Sources { project: Some(path.to_owned()), ..Sources::default() };
     let read = Layers::load(&sources);
     if let Ok(layers) = &read {
         layers.resolve().unwrap();
     }
-    let took = thread_time() - start;
-    assert!(took < Duration::from_secs(1), "{} took {took:?}", path.display());
-    assert!(wall.elapsed() < Duration::from_secs(20), "{} waited", path.display());
     read
 }
 
@@ -139,7 +130,7 @@ fn huge_numbers_are_no_numbers() {
 }
 
 #[test]
-fn many_mistakes_and_many_rules_take_no_time() {
+fn a_megabyte_of_mistakes_or_rules_is_one_error() {
     let fill = |line: &dyn Fn(usize) -> String| {
         let mut text = String::new();
         for i in 0.. {
