@@ -56,6 +56,10 @@ class Worker:
         found: dict[str, Any] = json.loads(answer) if answer else {"error": "the process ended"}
         return found
 
+    def runs(self) -> bool:
+        """Whether the process is there: some libraries end it when a model is too much for them."""
+        return self._process.poll() is None
+
     def close(self) -> None:
         """Ends the process."""
         if self._process.stdin is not None:
@@ -104,14 +108,17 @@ def measure(cases: Sequence[str], peers: Sequence[str], threads: int, rounds: in
     left_out = {peer: why for peer in peers if (why := _missing(peer))}
     present = [peer for peer in peers if peer not in left_out]
     rows = []
-    with Progress(None, "models timed") as progress:
+    with Progress(None, "models timed") as progress, ExitStack() as stack:
+        workers = [Worker(peer, threads) for peer in present]
+        for worker in workers:
+            stack.callback(worker.close)
         for done, case in enumerate(cases):
             progress.show(done, len(cases))
-            with ExitStack() as stack:
-                workers = [Worker(peer, threads) for peer in present]
-                for worker in workers:
-                    stack.callback(worker.close)
-                rows.append(_row(case, workers, rounds, seconds))
+            for at, worker in enumerate(workers):
+                if not worker.runs():
+                    workers[at] = Worker(worker.peer, threads)
+                    stack.callback(workers[at].close)
+            rows.append(_row(case, workers, rounds, seconds))
     return {
         "bench": "graph",
         "threads": threads,
