@@ -6,5 +6,7 @@ venv=$1 uv=$2 lock=$3
 echo "Making the Python environment in $venv: $(grep -c == "$lock") packages of $lock."
 python3 -m venv "$venv"
 "$venv/bin/pip" install --quiet --disable-pip-version-check "$uv"
-"$venv/bin/uv" pip sync --python "$venv/bin/python" <(cat "$lock"; echo "$uv")
+# Python keeps the bytecode of what it imports, unless it is told not to: then `import torch` would compile it in every process.
+bytecode=${PYTHONDONTWRITEBYTECODE:+--compile-bytecode}
+"$venv/bin/uv" pip sync $bytecode --python "$venv/bin/python" <(cat "$lock"; echo "$uv")
 touch "$venv/.ready"
