@@ -29,6 +29,7 @@
 
 mod arena;
 mod args;
+mod copy;
 mod dtype;
 mod element;
 mod nearest;
@@ -50,7 +51,7 @@ pub use nearest::{did_you_mean, nearest};
 pub use overlap::{Bytes, overlap};
 pub use owned::Tensor;
 pub use raw::RawTensor;
-pub use storage::Storage;
+pub use storage::{Storage, permuted};
 pub use tensor::{Line, NotASlice, Rows, TensorMut, TensorRef};
 pub use threads::{ParallelFor, Threads};
 pub use view::{Extents, TensorError, TensorView, TensorViewMut, indices, row_major};

@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 
 use smallvec::SmallVec;
 
+use crate::copy::copy;
 use crate::tensor::{TensorMut, TensorRef, place, with_element, with_element_mut};
 use crate::{DType, Tensor, numeric};
 
@@ -236,7 +237,7 @@ impl<'a> TensorView<'a> {
     /// A row-major copy, bit by bit.
     pub fn to_tensor(&self) -> Tensor {
         let mut tensor = Tensor::zeros(self.dtype, &self.shape);
-        tensor.view_mut().copy_bits(indices(&self.shape).zip(indices(&self.shape)), self);
+        tensor.view_mut().copy_bits_from(self);
         tensor
     }
 
@@ -335,6 +336,22 @@ impl<'a> TensorViewMut<'a> {
 
     /// Copies rows of another tensor of the same dtype and row shape, bit by bit: pairs of a row here and a row there.
     fn copy_rows(&mut self, pairs: impl Iterator<Item = (i64, i64)>, from: &TensorView<'_>) {
+        assert_eq!(self.dtype, from.dtype, "bits are copied between tensors of one dtype");
+        assert_eq!(self.shape[1..], from.shape[1..], "rows of one shape");
+        if !self.dtype.is_sub_byte() {
+            let element = self.dtype.bits() as usize / 8;
+            let place = |row: i64, rows: i64, stride: i64| {
+                assert!((0..rows).contains(&row), "row {row} of {rows}");
+                (row * stride) as isize * element as isize
+            };
+            for (here, there) in pairs {
+                let to = self.start.wrapping_offset(place(here, self.shape[0], self.strides[0]));
+                let at = from.start.wrapping_offset(place(there, from.shape[0], from.strides[0]));
+                // SAFETY: rows of these tensors, which do not overlap, since one of them is borrowed for writing.
+                unsafe { copy(element, &self.shape[1..], (at, &from.strides[1..]), (to, &self.strides[1..])) };
+            }
+            return;
+        }
         let inner: Vec<Extents> = indices(&self.shape[1..]).collect();
         let index =
             |row: i64, rest: &Extents| -> Extents { std::iter::once(row).chain(rest.iter().copied()).collect() };
@@ -366,11 +383,20 @@ impl<'a> TensorViewMut<'a> {
     /// Overwrites every element with those of a tensor of the same shape and dtype, bit by bit.
     pub fn copy_bits_from(&mut self, source: &TensorView<'_>) {
         assert_eq!(self.shape, source.shape, "tensors of one shape");
-        self.copy_bits(indices(&self.shape.clone()).zip(indices(&source.shape)), source);
+        assert_eq!(self.dtype, source.dtype, "bits are copied between tensors of one dtype");
+        if self.dtype.is_sub_byte() {
+            return self.copy_bits(indices(&self.shape.clone()).zip(indices(&source.shape)), source);
+        }
+        let element = self.dtype.bits() as usize / 8;
+        // SAFETY: both have these sizes, and do not overlap, since one of them is borrowed for writing.
+        unsafe { copy(element, &self.shape, (source.start, &source.strides), (self.start, &self.strides)) };
     }
 
     /// Overwrites every element with those of a tensor of the same shape.
     pub fn copy_from(&mut self, source: &TensorView<'_>) {
+        if self.dtype == source.dtype && self.shape == source.shape {
+            return self.copy_bits_from(source);
+        }
         for index in indices(source.shape()) {
             self.set(&index, source.get(&index));
         }

@@ -14,7 +14,7 @@ use super::binding::{Arg, AsDeclared, At, Bound, Candidate, Needs, Packs, Rankin
 use super::choosing::{Chooser, Declared};
 use super::kernel::{Host, Kernel, NoHost};
 use crate::ir::{Graph, NodeId, Symbols, ValueId};
-use crate::ops::Cost;
+use crate::ops::{Cost, Op};
 use crate::plan::{self, Instance, InstanceError, MemoryPlan};
 
 /// How graphs are compiled, and what their programs share.
@@ -151,15 +151,18 @@ struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// A value, where the plan puts it.
-    fn arg(&self, value: ValueId) -> Result<Arg, ExecError> {
+    /// An input of a node, where the plan puts it.
+    fn input(&self, op: &Op, at: usize, value: ValueId) -> Result<Arg, ExecError> {
+        match self.instance.graph().constant(value) {
+            Some(constant) => Ok(Arg::constant_of(op, at, constant, self.packs)),
+            None => self.made(value),
+        }
+    }
+
+    /// A value that is no constant, where the plan puts it.
+    fn made(&self, value: ValueId) -> Result<Arg, ExecError> {
         let no_place = || ExecError::NoPlace(self.instance.graph().value(value).name.to_string());
-        let graph = self.instance.graph();
-        let Some(place) = self.plan.place(value) else {
-            let constant = graph.constant(value).ok_or_else(no_place)?;
-            return Ok(Arg::constant(self.packs.laid(constant.storage())));
-        };
-        self.at(value, place)
+        self.at(value, self.plan.place(value).ok_or_else(no_place)?)
     }
 
     /// A value at a place.
@@ -231,10 +234,12 @@ impl<'a> Builder<'a> {
     /// Adds a node.
     fn node(&mut self, id: NodeId, options: &Options) -> Result<(), ExecError> {
         let node = self.instance.node(id);
-        let inputs: Vec<Option<Arg>> =
-            node.inputs.iter().map(|value| value.map(|value| self.arg(value)).transpose()).collect::<Result<_, _>>()?;
-        let output = self.arg(node.output)?;
         let op = self.instance.op(id);
+        let inputs = node.inputs.iter().enumerate();
+        let inputs: Vec<Option<Arg>> = inputs
+            .map(|(at, value)| value.map(|value| self.input(op, at, value)).transpose())
+            .collect::<Result<_, _>>()?;
+        let output = self.made(node.output)?;
         let is_output = |arg: &Arg| matches!((&arg.at, &output.at), (At::Memory(a), At::Memory(b)) if a == b);
         let in_place =
             inputs.iter().position(|arg| arg.as_ref().is_some_and(is_output)).filter(|_| !output.shape.contains(&0));

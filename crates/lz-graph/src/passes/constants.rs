@@ -1,54 +1,13 @@
-//! New constants out of others: copies in memory of their own.
+//! New constants out of others.
 
-use lz_abi::{Arena, Tensor, TensorView};
+use lz_abi::{Tensor, permuted};
 
 use crate::ir::Constant;
 
-/// Calls a function with the elements of a row-major tensor as a slice of fixed-size bytes; otherwise with a copy.
-fn with_bytes<R>(view: &TensorView<'_>, f: impl FnOnce(&[u8]) -> R) -> R {
-    macro_rules! slices {
-        ($($type:ty),+) => {{
-            let view = view.as_ref();
-            $(if let Ok(slice) = view.as_slice::<$type>() {
-                let mut bytes = vec![0; size_of_val(slice)];
-                for (to, one) in bytes.chunks_exact_mut(size_of::<$type>()).zip(slice) {
-                    to.copy_from_slice(&one.to_le_bytes());
-                }
-                return f(&bytes);
-            })+
-        }};
-    }
-    slices!(f32, f64, half::bf16, half::f16, i64, i32, i16, i8, u8);
-    f(view.to_tensor().bytes())
-}
-
-/// A matrix with rows and columns swapped, as a copy. `None` if its elements share bytes, or there is no memory.
+/// A matrix with rows and columns swapped: the same memory.
 pub fn transposed(matrix: &Constant) -> Option<Constant> {
-    let view = matrix.view();
-    let [rows, columns] = view.shape()[..] else { return None };
-    let (dtype, size) = (view.dtype(), view.dtype().bits() as usize / 8);
-    if dtype.is_sub_byte() {
-        return None;
-    }
-    let (height, width) = (rows as usize, columns as usize);
-    let mut memory = Arena::try_new(dtype.bytes_for(height * width))?;
-    with_bytes(&view, |from| {
-        let to = memory.bytes_mut();
-        // Squares that fit into the cache: both sides are walked in short rows.
-        const SQUARE: usize = 32;
-        for top in (0..height).step_by(SQUARE) {
-            for left in (0..width).step_by(SQUARE) {
-                for row in top..height.min(top + SQUARE) {
-                    for column in left..width.min(left + SQUARE) {
-                        let (here, there) = ((row * width + column) * size, (column * height + row) * size);
-                        to[there..there + size].copy_from_slice(&from[here..here + size]);
-                    }
-                }
-            }
-        }
-    });
-    let copy = Tensor::in_memory(dtype, &[columns, rows], memory)?;
-    Some(Constant::owned(&format!("{}.transposed", matrix.name()), copy))
+    let fits = matrix.view().shape().len() == 2 && !matrix.view().dtype().is_sub_byte();
+    fits.then(|| Constant::new(&format!("{}.transposed", matrix.name()), permuted(matrix.storage().clone(), &[1, 0])))
 }
 
 /// Tensors behind each other along their first axis, as a copy. All have the same element type and the same other
@@ -67,16 +26,16 @@ pub fn stacked(parts: &[&Constant]) -> Option<Constant> {
         }
         shape[0] += view.shape()[0];
     }
-    let mut memory = Arena::try_new(dtype.bytes_for(shape.iter().product::<i64>() as usize))?;
-    let mut at = 0;
+    let mut all = Tensor::try_zeros(dtype, &shape)?;
+    let mut first = 0;
     for part in parts {
-        with_bytes(&part.view(), |bytes| {
-            memory.bytes_mut()[at..at + bytes.len()].copy_from_slice(bytes);
-            at += bytes.len();
-        });
+        let view = part.view();
+        let rows: Vec<i64> = (first..first + view.shape()[0]).collect();
+        all.view_mut().put_rows(&rows, &view);
+        first += view.shape()[0];
     }
     let name = parts.iter().map(|part| part.name()).collect::<Vec<_>>().join("+");
-    Some(Constant::owned(&name, Tensor::in_memory(dtype, &shape, memory)?))
+    Some(Constant::owned(&name, all))
 }
 
 #[cfg(test)]

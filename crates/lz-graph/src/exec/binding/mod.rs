@@ -23,7 +23,7 @@ use lz_abi::{DType, Extents, Param, Storage, row_major};
 use lz_model::{NamedCall, TensorMeta};
 
 use crate::exec::kernel::Kernel;
-use crate::ir::Meta;
+use crate::ir::{Constant, Meta};
 use crate::ops::Op;
 
 mod attention;
@@ -79,6 +79,12 @@ impl Arg {
             (view.dtype(), view.shape().into(), view.strides().into())
         };
         Arg { dtype, shape, strides, at: At::Constant(storage, 0) }
+    }
+
+    /// A constant as a node reads it: weights of products as they lie, since they are packed; others row-major.
+    pub fn constant_of(op: &Op, input: usize, constant: &Constant, packs: &Packs) -> Arg {
+        let is_weight = input == 1 && matches!(op, Op::Linear(_) | Op::MatMul(_));
+        Arg::constant(if is_weight { constant.storage().clone() } else { packs.laid(constant.storage()) })
     }
 
     /// The same with axes in another order.

@@ -52,23 +52,31 @@ impl<'a> Needs<'a> {
         needs
     }
 
-    fn arg(&self, value: ValueId) -> Arg {
-        match self.instance.graph().constant(value) {
-            Some(constant) => Arg::constant(self.packs.laid(constant.storage())),
-            None => Arg::of(self.instance.meta(value), At::Unplanned),
-        }
+    /// The inputs of a node, row-major where it matters.
+    fn inputs(&self, id: NodeId) -> Vec<Option<Arg>> {
+        let (op, inputs) = (self.instance.op(id), &self.instance.node(id).inputs);
+        let arg = |at, value| match self.instance.graph().constant(value) {
+            Some(constant) => Arg::constant_of(op, at, constant, self.packs),
+            None => self.made(value),
+        };
+        inputs.iter().enumerate().map(|(at, input)| input.map(|value| arg(at, value))).collect()
+    }
+
+    /// A value that is no constant, row-major.
+    fn made(&self, value: ValueId) -> Arg {
+        Arg::of(self.instance.meta(value), At::Unplanned)
     }
 
     /// The candidates of a node for row-major tensors; one input may have other strides.
     fn bind(&self, id: NodeId, other: Option<(usize, Extents)>) -> Vec<Candidate> {
         let node = self.instance.node(id);
-        let mut inputs: Vec<Option<Arg>> = node.inputs.iter().map(|input| input.map(|value| self.arg(value))).collect();
+        let mut inputs = self.inputs(id);
         if let Some((at, strides)) = other
             && let Some(arg) = &mut inputs[at]
         {
             arg.strides = strides;
         }
-        let output = self.arg(node.output);
+        let output = self.made(node.output);
         let (op, packs, threads, ranking) = (self.instance.op(id), self.packs, self.threads, self.ranking);
         candidates(&Site { op, inputs: &inputs, output: &output, in_place: None, threads, packs, ranking })
     }
@@ -83,9 +91,9 @@ impl<'a> Needs<'a> {
         if given || readers.is_empty() || !readers.iter().all(turns) {
             return false;
         }
-        let mut output = self.arg(node.output);
+        let mut output = self.made(node.output);
         output.strides = turned(&output.shape);
-        let inputs: Vec<Option<Arg>> = node.inputs.iter().map(|input| input.map(|value| self.arg(value))).collect();
+        let inputs = self.inputs(id);
         let (op, packs, threads, ranking) = (self.instance.op(id), self.packs, self.threads, self.ranking);
         let found = candidates(&Site { op, inputs: &inputs, output: &output, in_place: None, threads, packs, ranking });
         !found[0].is_reference()
