@@ -15,7 +15,7 @@ import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -103,11 +103,26 @@ def _missing(peer: str) -> str:
     return f"{' and '.join(absent)} not installed" if absent else ""
 
 
-def measure(cases: Sequence[str], peers: Sequence[str], threads: int, rounds: int, seconds: float) -> dict[str, Any]:
-    """Times the cases with each peer."""
+def measure(
+    cases: Sequence[str],
+    peers: Sequence[str],
+    threads: int,
+    rounds: int,
+    seconds: float,
+    keep: Callable[[dict[str, Any]], None] = lambda found: None,
+) -> dict[str, Any]:
+    """Times the cases with each peer. `keep` gets what is known after each case, so that an interrupted run is not lost."""
     left_out = {peer: why for peer in peers if (why := _missing(peer))}
     present = [peer for peer in peers if peer not in left_out]
-    rows = []
+    rows: list[dict[str, Any]] = []
+    found = {
+        "bench": "graph",
+        "threads": threads,
+        "rounds": rounds,
+        "peers": present,
+        "left_out": left_out,
+        "rows": rows,
+    }
     with Progress(None, "models timed") as progress, ExitStack() as stack:
         workers = [Worker(peer, threads) for peer in present]
         for worker in workers:
@@ -119,14 +134,8 @@ def measure(cases: Sequence[str], peers: Sequence[str], threads: int, rounds: in
                     workers[at] = Worker(worker.peer, threads)
                     stack.callback(workers[at].close)
             rows.append(_row(case, workers, rounds, seconds))
-    return {
-        "bench": "graph",
-        "threads": threads,
-        "rounds": rounds,
-        "peers": present,
-        "left_out": left_out,
-        "rows": rows,
-    }
+            keep(found)
+    return found
 
 
 def _cell(found: dict[str, Any]) -> str:
@@ -182,11 +191,15 @@ def main(arguments: list[str]) -> int:
     ]
     if not cases:
         parser.error(f"no case has {options.cases!r} in its name; there are: {', '.join(case.name for case in CASES)}")
-    result = measure(cases, peers, options.threads, options.rounds, options.seconds)
+    to_file = options.json not in (None, "-")
+
+    def keep(found: dict[str, Any]) -> None:
+        if to_file:
+            Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
+
+    result = measure(cases, peers, options.threads, options.rounds, options.seconds, keep)
     if options.json == "-":
         print(json.dumps(result, indent=1))
         return 0
-    if options.json is not None:
-        Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
     _print(result)
     return 0
