@@ -29,6 +29,7 @@ use super::super::{Kernel, param, wrong};
 use super::blocks::{Codec, Compute, Raw, Tensor, Tensors};
 use super::lanes::{Operand, map, zip, zip_one_by_one};
 use super::numbers::{Number, with_wide};
+use super::plain::{Plain, two_scalars};
 use crate::simd::{Isa, Work};
 
 kinds! {
@@ -87,6 +88,10 @@ impl BinaryOp {
     /// Whether the result is bool.
     pub fn compares(self) -> bool {
         self as u8 >= BinaryOp::Eq as u8
+    }
+
+    fn is_bitwise(self) -> bool {
+        matches!(self, BinaryOp::And | BinaryOp::Or | BinaryOp::Xor)
     }
 
     fn divides(self) -> bool {
@@ -256,7 +261,15 @@ pub struct Binary;
 impl Kernel for Binary {
     fn run<I: Products>(args: &mut Args<'_, '_>) -> Result<(), KernelError> {
         let op = BinaryOp::of(param(args, 0))?;
-        let scalars = [param(args, 2), param(args, 1)];
+        let scalars = two_scalars(args);
+        if let (false, Some(Plain { count, of: [a, b], to })) =
+            (op.compares() || op.is_bitwise(), Plain::of(args, scalars))
+        {
+            // SAFETY: `run_on` says that the CPU has the instructions. So many elements are there; an argument that is the result
+            // is read before its element is written.
+            unsafe { I::call(Computed { op, count, of: (a, b), to }) };
+            return Ok(());
+        }
         let given = |i: usize| !matches!(scalars[i], Param::None);
         let inputs: [Option<TensorRef<'_>>; 2] = std::array::from_fn(|i| if given(i) { None } else { args.input(i) });
         let (threads, out) = (args.threads(), &args.outputs[0]);
@@ -268,7 +281,7 @@ impl Kernel for Binary {
             return wrong(format!("{op} of {inputs:?} does not give {own}"));
         }
         let float = dtype.is_float();
-        if op == BinaryOp::Div && !float || matches!(op, BinaryOp::And | BinaryOp::Or | BinaryOp::Xor) && float {
+        if op == BinaryOp::Div && !float || op.is_bitwise() && float {
             return wrong(format!("{op} does not take {own}"));
         }
         let layout = |i: usize| match &inputs[i] {

@@ -99,6 +99,11 @@ pub struct Raw {
 }
 
 impl Raw {
+    /// Numbers that follow each other.
+    pub fn many(at: *const u8) -> Raw {
+        Raw { at, many: true }
+    }
+
     /// With its type.
     ///
     /// # Safety

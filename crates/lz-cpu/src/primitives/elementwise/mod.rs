@@ -9,6 +9,7 @@
 //! | [`binary`], [`unary`], [`select`], [`cast`] | the primitives |
 //! | [`numbers`] | dtypes, and what they are computed as |
 //! | [`lanes`] | loops the compiler makes vector instructions of |
+//! | [`plain`] | small calls of tensors that lie alike |
 //! | [`blocks`] | what brings the elements of strided tensors of any dtype there |
 //! | [`functions`] | logarithm, sine and cosine as float32 |
 
@@ -18,6 +19,7 @@ pub mod cast;
 pub(super) mod functions;
 pub(super) mod lanes;
 pub(super) mod numbers;
+mod plain;
 pub mod select;
 pub mod unary;
 

@@ -23,6 +23,7 @@ use super::blocks::{Codec, Compute, Raw, Tensor, Tensors};
 use super::functions::{LARGEST_ANGLE, ln, sigmoid, sine};
 use super::lanes::{Operand, map, zip};
 use super::numbers::with_wide;
+use super::plain::Plain;
 use crate::reference::activation as exact;
 use crate::simd::exp::{erf, exp, tanh};
 use crate::simd::gelu::{by_erf, by_tanh};
@@ -118,6 +119,14 @@ pub struct Unary;
 impl Kernel for Unary {
     fn run<I: Products>(args: &mut Args<'_, '_>) -> Result<(), KernelError> {
         let op = UnaryOp::of(param(args, 0))?;
+        let plain = !op.tests() && op != UnaryOp::Not;
+        if let Some(Plain { count, of: [Operand::Many(x)], to }) =
+            plain.then(|| Plain::of(args, [Param::None])).flatten()
+        {
+            // SAFETY: as of a binary function.
+            unsafe { compute::<I, f32>(op as u8, count, (Raw::many(x.cast()), Raw::many(x.cast())), to.cast()) };
+            return Ok(());
+        }
         let (input, threads, out) = (args.input(0), args.threads(), &args.outputs[0]);
         let (shape, strides, own) = (out.shape(), out.strides(), out.dtype());
         let dtype = input.map_or(own, |input| input.dtype());
