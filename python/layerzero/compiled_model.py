@@ -47,6 +47,8 @@ class _Variant:
         self.plain = exported.taken == list(range(positional.num_leaves)) and named.num_leaves == 0
         self.plain = self.plain and all(part.is_leaf() for part in _parts(positional))
         self.single = exported.given == [(0, None)] and exported.out_spec.is_leaf()
+        #: A call in native code alone, or nothing where it cannot be one.
+        self.quick = self.session.quick if self.plain and self.single and self.host is None else None
 
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
         """The inputs of the graph, from the arguments of a call."""
@@ -107,24 +109,29 @@ class CompiledModel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model."""
         variants = self._variants
+        if not kwargs:
+            for variant in variants:
+                if variant.quick is not None and (found := variant.quick(args)) is not None:
+                    self._calls += 1
+                    return found
         if not variants:
             self._prepare(args, kwargs)
             variants = self._variants
         if self._decided is not None:
             return self._decided(*args, **kwargs)
-        variant = variants[0] if variants else None
-        if variant is None:
+        first = variants[0] if variants else None
+        if first is None:
             return self._left_to_model(self._closed, args, kwargs)
         try:
-            inputs = variant.inputs(args, kwargs)
+            inputs = first.inputs(args, kwargs)
             key = tuple([one.shape for one in inputs])
         except Exception as error:  # noqa: BLE001 - other arguments than those of the examples
             return self._left_to_model(f"other arguments: {_line(error)}", args, kwargs)
         if _wants_gradients(inputs):
             return self._left_to_model("gradients", args, kwargs)
-        if self._by_sizes.get(key) is variant:
+        if self._by_sizes.get(key) is first:
             self._calls += 1
-            return variant.run(inputs)
+            return first.run(inputs)
         return self._other_sizes(key, args, kwargs)
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ use lz_graph::exec::session::Session;
 use lz_graph::ir::GraphError;
 use lz_graph::passes;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::{PyDict, PyList, PyTuple};
 use smallvec::SmallVec;
 
 use crate::engine::engine;
@@ -185,7 +185,19 @@ impl PySession {
     ) -> PyResult<(R, SmallVec<[Fresh<'py>; 4]>)> {
         let given = self.given(inputs)?;
         let compiled = self.compiled(py, &given)?;
-        let fresh = self.fresh(py, &compiled)?;
+        self.ran(py, given, &compiled, host, run)
+    }
+
+    /// The same with tensors and a plan that were found.
+    fn ran<'py, R: Send>(
+        &self,
+        py: Python<'py>,
+        given: SmallVec<[Given<'py>; 8]>,
+        compiled: &Compiled,
+        host: Option<&Py<PyAny>>,
+        run: impl FnOnce(&Compiled, &mut [External<'_>], &dyn Host) -> Result<R, ExecError> + Send,
+    ) -> PyResult<(R, SmallVec<[Fresh<'py>; 4]>)> {
+        let fresh = self.fresh(py, compiled)?;
         let called = Called { host, raised: Mutex::new(None) };
         // SAFETY: the objects are held until the run is over. Who writes an input meanwhile races with the run, as with any
         // kernel of torch's.
@@ -209,7 +221,6 @@ impl PySession {
             });
         }
         let externals = &mut externals[..];
-        let compiled = &*compiled;
         let ran = py.detach(|| run(compiled, externals, &called));
         if let Some(raised) = called.raised.into_inner().unwrap_or_else(PoisonError::into_inner) {
             return Err(raised);
@@ -268,6 +279,29 @@ impl PySession {
         let ((), fresh) =
             self.with(py, &inputs, host.as_ref(), |compiled, externals, host| compiled.run_with(externals, host))?;
         PyList::new(py, fresh.into_iter().map(|one| one.object))
+    }
+
+    /// [`PySession::run`] for a call that needs nothing but that: plain tensors that want no gradients, of sizes there is a plan
+    /// for, and one result, which is given as it is. Otherwise `None`, and nothing was done.
+    fn quick<'py>(&self, py: Python<'py>, inputs: &Bound<'py, PyTuple>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let inputs: SmallVec<[Bound<'py, PyAny>; 8]> = inputs.iter().collect();
+        let Some(torch) = Torch::find(py)? else { return Ok(None) };
+        let graph = self.session.graph();
+        let fits = inputs.len() == graph.inputs.len() && graph.outputs.len() == 1 && graph.updates.is_empty();
+        if !fits || !inputs.iter().all(|input| torch.is_plain(input.as_ptr())) {
+            return Ok(None);
+        }
+        let given = self.given(&inputs)?;
+        let shapes: SmallVec<[_; 8]> = given.iter().map(|one| (one.meta.dtype, &one.meta.shape[..])).collect();
+        let Some(compiled) = self.session.planned(&shapes).filter(|_| given.iter().all(|one| !one.meta.requires_grad))
+        else {
+            return Ok(None);
+        };
+        drop(shapes);
+        let run =
+            |compiled: &Compiled, externals: &mut [External<'_>], host: &dyn Host| compiled.run_with(externals, host);
+        let ((), fresh) = self.ran(py, given, &compiled, None, run)?;
+        Ok(fresh.into_iter().next().map(|one| one.object))
     }
 
     /// The steps for inputs of these sizes, in the order they run. Nothing is run.
