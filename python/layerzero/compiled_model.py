@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from layerzero.export import Exported
+    from layerzero.generating import Decoder
 
 #: How often a model is exported for sizes that do not fit what was exported before.
 _MOST_EXPORTS = 8
@@ -103,6 +104,7 @@ class CompiledModel:
         self._calls, self._left = 0, Counter[str]()
         self._decided: deciding.Plan | None = None
         self._closed = ""
+        self._decoder: Decoder | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model."""
@@ -210,10 +212,65 @@ class CompiledModel:
         self._left[why] += 1
         return self.model(*args, **kwargs)
 
+    def decoder(self) -> Decoder:
+        """The graph that :meth:`generate` runs: it is made at its first use, once for all batches and lengths."""
+        from layerzero.generating import Decoder
+
+        with self._lock:
+            if self._decoder is None:
+                self._decoder = Decoder(self.model, tune=self._tune, off=self._off)
+            return self._decoder
+
+    def generate(
+        self,
+        input_ids: Any,
+        max_new_tokens: int,
+        *,
+        attention_mask: Tensor | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        generator: Any = None,
+        eos_token_id: int | Sequence[int] | None = None,
+        pad_token_id: int | None = None,
+        num_return_sequences: int = 1,
+        on_token: Callable[[Tensor], Any] | None = None,
+    ) -> Tensor:
+        """The prompts and the tokens that follow them, (batch, tokens). For causal language models of transformers.
+
+        The prompt runs at once; each later token is a step over a cache of keys and values, of which only what is written is
+        read. Tokens are chosen greedily, or drawn if ``temperature``, ``top_k`` or ``top_p`` is given.
+
+        Args:
+            input_ids: prompts (batch, tokens) or (tokens,), or a list of prompts of any lengths.
+            max_new_tokens: how many tokens to generate at most.
+            attention_mask: 0 where a prompt is padded, as the tokenizer gives it. Padding is on the left.
+            temperature: scores are divided by it; 0 is greedy.
+            top_k: draw among so many tokens with the largest scores.
+            top_p: draw among the most likely tokens that together have this probability.
+            seed: makes the draws the same at every call.
+            generator: torch's generator to draw with, in the place of a seed.
+            eos_token_id: ids that end a sequence; without it those of the model, if it has any. An empty list is none.
+            pad_token_id: what follows the end of a sequence while others go on; without it the first id of the end.
+            num_return_sequences: generate so many for each prompt.
+            on_token: called with the new tokens (batch,) after each step. Generating ends where it returns ``False``.
+        """
+        from layerzero.generating import loop, sampling
+
+        choose = sampling.choice(temperature, top_k, top_p, seed, generator)
+        ids, firsts = loop.prompt(input_ids, attention_mask)
+        if num_return_sequences != 1:
+            ids, firsts = (one.repeat_interleave(num_return_sequences, 0) for one in (ids, firsts))
+        decoder = self.decoder()
+        ending = loop.ends(self.model, eos_token_id)
+        return loop.generate(decoder, ids, firsts, max_new_tokens, choose, ending, pad_token_id, on_token)
+
     def refresh(self) -> None:
         """Forgets everything that was made of the weights. The next call exports the model again."""
         with self._lock:
             self._variants, self._decided, self._closed = [], None, ""
+            self._decoder = None
             self._by_sizes.clear()
 
     def _variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Variant, list[Tensor]]:
@@ -354,6 +411,12 @@ class LoadedModel(CompiledModel):
             f"this plan cannot serve the call: {detail}",
             code="WRONG_INPUT",
             hint="compile the model for these inputs, and save it again",
+        )
+
+    def decoder(self) -> Decoder:
+        """Not for models from files, which have no graph for it."""
+        raise InvalidCallError(
+            "a plan from a file cannot generate", code="WRONG_INPUT", hint="compile the model in this process"
         )
 
     def refresh(self) -> None:

@@ -225,6 +225,7 @@ impl Candidate {
 pub fn candidates(site: &Site<'_>) -> Vec<Candidate> {
     let mut found = match site.op {
         Op::Attention(op) => attention::attention(site, op),
+        Op::CachedAttention(op) => attention::cached(site, op),
         Op::Rope(op) => rope::candidates(site, op),
         Op::MatMul(op) => linear::matmul(site, op),
         Op::Linear(op) => linear::linear(site, op),
