@@ -63,7 +63,7 @@ class Worker:
         self._process.wait(timeout=30)
 
 
-def _row(case: str, workers: Sequence[Worker], rounds: int, seconds: float) -> dict[str, Any]:
+def _row(case: str, tokens: int, workers: Sequence[Worker], rounds: int, seconds: float) -> dict[str, Any]:
     import torch
 
     found: dict[str, dict[str, Any]] = {}
@@ -88,6 +88,8 @@ def _row(case: str, workers: Sequence[Worker], rounds: int, seconds: float) -> d
         found[name]["us"] = statistics.median(of)
         if first in times:
             found[name]["of_eager"] = statistics.median(a / b for a, b in zip(of, times[first], strict=True))
+        if tokens:
+            found[name]["tokens_per_second"] = tokens * 1e6 / found[name]["us"]
     others = [found[name]["us"] for name in times if not name.startswith("layerzero")]
     ours = [found[name]["us"] for name in times if name.startswith("layerzero")]
     best = min(ours) / min(others) if ours and others else None
@@ -101,6 +103,9 @@ def _missing(peer: str) -> str:
 
 def measure(cases: Sequence[str], peers: Sequence[str], threads: int, rounds: int, seconds: float) -> dict[str, Any]:
     """Times the cases with each peer."""
+    from layerzero.bench.graph_models import CASES
+
+    tokens = {case.name: case.tokens for case in CASES}
     left_out = {peer: why for peer in peers if (why := _missing(peer))}
     present = [peer for peer in peers if peer not in left_out]
     rows = []
@@ -111,7 +116,7 @@ def measure(cases: Sequence[str], peers: Sequence[str], threads: int, rounds: in
                 workers = [Worker(peer, threads) for peer in present]
                 for worker in workers:
                     stack.callback(worker.close)
-                rows.append(_row(case, workers, rounds, seconds))
+                rows.append(_row(case, tokens.get(case, 0), workers, rounds, seconds))
     return {
         "bench": "graph",
         "threads": threads,
@@ -126,7 +131,8 @@ def _cell(found: dict[str, Any]) -> str:
     if "us" not in found:
         return "–"
     ratio = f" ({found['of_eager']:.2f})" if "of_eager" in found else ""
-    return f"{found['us']:.0f}{ratio}"
+    speed = f", {found['tokens_per_second']:.0f} tokens/s" if "tokens_per_second" in found else ""
+    return f"{found['us']:.0f}{ratio}{speed}"
 
 
 def _print(result: dict[str, Any]) -> None:

@@ -97,7 +97,7 @@ def _attend(
 def _cache(tensors: list[Tensor], places: Tensor) -> Any:
     from transformers.cache_utils import Cache
 
-    class Written(Cache):
+    class Written(Cache):  # type: ignore[misc]
         """A cache that writes new keys and values to their places in given tensors."""
 
         def __init__(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerzero import compiled_model
+from layerzero import _native, compiled_model
 from layerzero.errors import InvalidCallError
 from layerzero.generating.cached_models import (
     CachedModel,
@@ -31,7 +31,7 @@ _MOST = 1 << 20
 class Decoder:
     """The graph of a model with a cache. It is exported once: any batch, number of new tokens and capacity share it."""
 
-    def __init__(self, model: Any, *, tune: bool = False, off: Sequence[str] = ()) -> None:
+    def __init__(self, model: Any, how: compiled_model._How, share: _native.Session | None = None) -> None:
         if not is_causal_language_model(model):
             raise InvalidCallError(
                 f"{type(model).__name__} is no causal language model of transformers",
@@ -49,9 +49,11 @@ class Decoder:
         self.model = model
         self.layers = layers_of(model)
         self.most = _positions(model)
-        self._compiled = _compiled(model, self.layers, self.most, tune=tune, off=off)
+        self._compiled = _compiled(model, self.layers, self.most, how, share)
         variant = self._compiled._variants[0]
-        self._session, self._host = variant.session, variant.host
+        self.session, self._host = variant.session, variant.host
+        # A pass of the module by itself would need our attention.
+        self._compiled._example = None
         self.lock = threading.Lock()
         self._cache: list[Tensor] = []
 
@@ -76,24 +78,40 @@ class Decoder:
 
     def step(self, input_ids: Tensor, position: Tensor, firsts: Tensor, cache: Sequence[Tensor]) -> Tensor:
         """The scores after the last of some new tokens, (batch, vocabulary). Writes their keys and values to the cache."""
-        scores: Tensor = self._session.run([input_ids, position, firsts, *cache], self._host)[0]
+        scores: Tensor = self.session.run([input_ids, position, firsts, *cache], self._host)[0]
         return scores
 
-    def inputs(self, batch: int = 1, tokens: int = 1, written: int | None = None) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    def inputs(
+        self, batch: int = 1, tokens: int = 1, written: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """What :meth:`step` takes for so many new tokens after so many others (127, or as many as fit), all of id 0."""
         written = min(127, self.most - tokens) if written is None else written
         ids, firsts = (torch.zeros(shape, dtype=torch.int64) for shape in ((batch, tokens), (batch,)))
         return ids, torch.tensor([written]), firsts, self.cache(batch, written + tokens)
 
     def report(self, batch: int = 1, tokens: int = 1, written: int | None = None) -> GraphReport:
-        """As :meth:`CompiledModel.report`, for a step of these sizes."""
+        """As :meth:`CompiledModel.report`, for a step of these sizes. The error is that of the scores after 16 random tokens."""
+        if self._compiled._how.weights is not None and self._compiled._error is None:
+            self._compiled._error = self._measured_error()
         return self._compiled.report(*self.inputs(batch, tokens, written))
+
+    def _measured_error(self) -> float:
+        vocabulary = self.model.get_input_embeddings().num_embeddings
+        tokens = min(16, self.most)
+        ids = torch.randint(vocabulary, (1, tokens), generator=torch.Generator().manual_seed(0))
+        at, firsts = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+        with self.lock, torch.no_grad():
+            found = self.step(ids, at, firsts, self.cache(1, tokens))
+            expected = self.model(input_ids=ids, use_cache=False).logits[:, -1]
+        return compiled_model.largest_error([found], [expected])
 
     def explain(self, batch: int = 1, tokens: int = 1, written: int | None = None) -> Rows[GraphStep]:
         """As :meth:`CompiledModel.explain`."""
         return self._compiled.explain(*self.inputs(batch, tokens, written))
 
-    def profile(self, batch: int = 1, tokens: int = 1, written: int | None = None, *, rounds: int = 20) -> Rows[TimedStep]:
+    def profile(
+        self, batch: int = 1, tokens: int = 1, written: int | None = None, *, rounds: int = 20
+    ) -> Rows[TimedStep]:
         """As :meth:`CompiledModel.profile`."""
         return self._compiled.profile(*self.inputs(batch, tokens, written), rounds=rounds)
 
@@ -117,7 +135,7 @@ _BOUNDS = {"batch": 1 << 16, "tokens": _MOST, "capacity": _MOST}
 
 
 def _compiled(
-    model: Any, layers: Sequence[LayerCache], most: int, *, tune: bool, off: Sequence[str]
+    model: Any, layers: Sequence[LayerCache], most: int, how: compiled_model._How, share: _native.Session | None
 ) -> compiled_model.CompiledModel:
     """The model with a cache as one graph, with symbols for batch, new tokens and capacity."""
     # Sizes that differ: torch takes equal ones for one.
@@ -137,6 +155,9 @@ def _compiled(
         [{0: dims["batch"], 2: dims["capacity"]} for _ in cache],
     )
     with our_attention(model):
-        compiled = compiled_model.CompiledModel(CachedModel(model).eval(), dynamic_shapes=shapes, tune=tune, off=off)
+        module = CachedModel(model).eval()
+        compiled = compiled_model.CompiledModel(
+            module, dynamic_shapes=shapes, tune=how.tune, off=how.off, weights=how.weights, share=share
+        )
         compiled._prepare(arguments, {})
     return compiled

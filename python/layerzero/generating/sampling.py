@@ -31,7 +31,9 @@ def choice(
     _check(temperature, top_k, top_p)
     if seed is not None and generator is not None:
         raise InvalidCallError(
-            "both seed and generator are given", code="BAD_PARAM", hint="a generator has a seed of its own: leave seed out"
+            "both seed and generator are given",
+            code="BAD_PARAM",
+            hint="a generator has a seed of its own: leave seed out",
         )
     if temperature == 0 or (temperature is None and top_k is None and top_p is None):
         return greedy

@@ -47,7 +47,8 @@ impl Cached {
         let (params, dims, threads) = (args.params(), args.dims(), args.threads());
         let mut call = |(from, count): (i64, i64), begin: i64| {
             let len = end - begin;
-            let (query, key, value) = (query.part(0, from, count), key.part(0, from, count), value.part(0, from, count));
+            let (query, key, value) =
+                (query.part(0, from, count), key.part(0, from, count), value.part(0, from, count));
             let (key, value) = (key.part(self.tokens, begin, len), value.part(self.tokens, begin, len));
             let mut dims: Extents = dims.into();
             (dims[self.batch], dims[self.seq_k]) = (count, len);
