@@ -18,14 +18,14 @@ class DecodeStep(nn.Module):
 
     def __init__(self, model: Any, context: int, layers: int, kv_heads: int, width: int) -> None:
         super().__init__()
-        self.model, self.context = model, context
+        self.model, self.context, self.tensors = model, context, 2 * layers
         for number in range(2 * layers):
             self.register_buffer(f"cache_{number}", torch.randn(1, kv_heads, context + 1, width))
 
     @property
     def cache(self) -> list[Tensor]:
         """Keys and values of each layer."""
-        return [buffer for name, buffer in self.named_buffers() if name.startswith("cache_")]
+        return [getattr(self, f"cache_{number}") for number in range(self.tensors)]
 
     def forward(self, ids: Tensor) -> Tensor:
         at = torch.full((1, 1), self.context, dtype=torch.int64)
@@ -52,6 +52,10 @@ class _Kept:
 
     def get_seq_length(self, *_: Any) -> int:
         """How many tokens are written."""
+        return self.place
+
+    def get_query_offset(self, *_: Any) -> int:
+        """The place of the first query."""
         return self.place
 
     def get_mask_sizes(self, queries: Any, *_: Any) -> tuple[int, int]:
