@@ -218,6 +218,15 @@ def test_models_without_a_cache_are_refused():
     model.eval()
 
 
+def test_a_pass_without_a_cache_is_a_call():
+    model, _ = compiled("gpt2")
+    ours, ids = lz.compile(model), _prompt(1, 5)
+    with torch.no_grad():
+        with pytest.raises(lz.LayerZeroError, match=r"use_cache=False, or generate"):
+            ours(ids)
+        torch.testing.assert_close(ours(ids, use_cache=False).logits, model(ids).logits, atol=1e-4, rtol=1e-4)
+
+
 def test_the_model_is_left_as_it_was():
     model, ours = compiled("gpt2")
     before = model.config._attn_implementation
@@ -247,3 +256,12 @@ def test_narrow_weights_generate_too(weights, most):
     assert steps
     kind = "linear_packed" if weights == "bfloat16" else f"linear_{weights}"
     assert all(kind in step.kernel for step in steps), steps
+
+
+def test_the_benchmark_times_the_same_step():
+    from layerzero.bench.decode_steps import DecodeStep, layerzero_step
+
+    model, _ = compiled("llama")
+    step, token = DecodeStep(model, 9, layers=2, kv_heads=2, width=8), torch.tensor([[5]])
+    with torch.no_grad():
+        torch.testing.assert_close(layerzero_step(step, token)(), step(token), atol=1e-4, rtol=1e-4)

