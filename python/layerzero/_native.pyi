@@ -186,7 +186,16 @@ class Plan:
 class Session:
     """A graph that was optimised, and is compiled for each size of its inputs at the first use."""
 
-    def __new__(cls, graph: Graph, *, threads: int, off: Sequence[str] = ..., tune: bool = False) -> Session: ...
+    def __new__(
+        cls,
+        graph: Graph,
+        *,
+        threads: int,
+        off: Sequence[str] = ...,
+        tune: bool = False,
+        weights: str = "float32",
+        share: Session | None = None,
+    ) -> Session: ...
     def arena(self, inputs: Sequence[Any]) -> int: ...
     def dot(self) -> str: ...
     def failures(self, inputs: Sequence[Any]) -> list[tuple[str, str, str]]: ...
@@ -202,6 +211,8 @@ class Session:
     def packed_bytes(self) -> int: ...
     @property
     def plans(self) -> int: ...
+    @property
+    def source_bytes(self) -> int: ...
 
 @final
 class Checkpoint:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,20 +27,41 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from layerzero.export import Exported
+    from layerzero.generating import Decoder
 
 #: How often a model is exported for sizes that do not fit what was exported before.
 _MOST_EXPORTS = 8
+#: What weights can be rounded to.
+_NARROW = ("bfloat16", "int8", "int4")
+
+
+@dataclass(frozen=True)
+class _How:
+    """How graphs are compiled."""
+
+    tune: bool = False
+    off: tuple[str, ...] = ()
+    weights: str | None = None
 
 
 class _Variant:
     """A model exported for some sizes, or ranges of them."""
 
-    def __init__(self, exported: Exported, example: Sequence[Tensor], *, off: Sequence[str], tune: bool) -> None:
+    def __init__(
+        self, exported: Exported, example: Sequence[Tensor], how: _How, share: _native.Session | None = None
+    ) -> None:
         import torch
 
         self.exported = exported
         self.graph = _native.Graph.from_document(exported.document, exported.constants)
-        self.session = _native.Session(self.graph, threads=torch.get_num_threads(), off=list(off), tune=tune)
+        self.session = _native.Session(
+            self.graph,
+            threads=torch.get_num_threads(),
+            off=list(how.off),
+            tune=how.tune,
+            weights=how.weights or "float32",
+            share=share,
+        )
         self.host = exported.host_calls if len(exported.host_calls) else None
         #: Inputs of the sizes it was first made for: what `steps` shows without others.
         self.example = list(example)
@@ -95,16 +117,22 @@ class CompiledModel:
         tune: bool = False,
         off: Sequence[str] = (),
         strict: bool = False,
+        weights: str | None = None,
+        share: _native.Session | None = None,
     ) -> None:
         #: The model.
         self.model = model
-        self._dynamic_shapes, self._tune, self._off, self._strict = dynamic_shapes, tune, tuple(off), strict
+        self._dynamic_shapes, self._strict = dynamic_shapes, strict
+        self._how, self._share = _How(tune, tuple(off), weights), share
         self._lock = open_in_forks(threading.RLock())
         self._variants: list[_Variant] = []
         self._by_sizes: dict[tuple[Any, ...], _Variant | None] = {}
         self._calls, self._left = 0, Counter[str]()
         self._decided: deciding.Plan | None = None
         self._closed = ""
+        self._decoder: Decoder | None = None
+        self._example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self._error: float | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model."""
@@ -145,6 +173,7 @@ class CompiledModel:
                 self._decided = deciding.decide(self.model, *args, **kwargs)
                 return
             self._variants = [self._exported(args, kwargs, self._dynamic_shapes)]
+            self._example = args, kwargs
 
     def _exported(self, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> _Variant:
         from layerzero.export import export
@@ -162,7 +191,13 @@ class CompiledModel:
                 code="NOT_EXPORTABLE",
                 hint="leave strict=True out, or write the model without these",
             )
-        return _Variant(exported, exported.flatten(args, kwargs), off=self._off, tune=self._tune)
+        return _Variant(exported, exported.flatten(args, kwargs), self._how, self._shared())
+
+    def _shared(self) -> _native.Session | None:
+        """A session of the same weights, whose packed copies another one takes."""
+        if self._variants:
+            return self._variants[0].session
+        return self._decoder.session if self._decoder is not None else self._share
 
     def _other_sizes(self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call whose sizes were not seen, or which another export serves."""
@@ -217,10 +252,65 @@ class CompiledModel:
         self._left[why] += 1
         return self.model(*args, **kwargs)
 
+    def decoder(self) -> Decoder:
+        """The graph that :meth:`generate` runs: it is made at its first use, once for all batches and lengths."""
+        from layerzero.generating import Decoder
+
+        with self._lock:
+            if self._decoder is None:
+                self._decoder = Decoder(self.model, self._how, self._shared())
+            return self._decoder
+
+    def generate(
+        self,
+        input_ids: Any,
+        max_new_tokens: int,
+        *,
+        attention_mask: Tensor | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        generator: Any = None,
+        eos_token_id: int | Sequence[int] | None = None,
+        pad_token_id: int | None = None,
+        num_return_sequences: int = 1,
+        on_token: Callable[[Tensor], Any] | None = None,
+    ) -> Tensor:
+        """The prompts and the tokens that follow them, (batch, tokens). For causal language models of transformers.
+
+        The prompt runs at once; each later token is a step over a cache of keys and values, of which only what is written is
+        read. Tokens are chosen greedily, or drawn if ``temperature``, ``top_k`` or ``top_p`` is given.
+
+        Args:
+            input_ids: prompts (batch, tokens) or (tokens,), or a list of prompts of any lengths.
+            max_new_tokens: how many tokens to generate at most.
+            attention_mask: 0 where a prompt is padded, as the tokenizer gives it. Padding is on the left.
+            temperature: scores are divided by it; 0 is greedy.
+            top_k: draw among so many tokens with the largest scores.
+            top_p: draw among the most likely tokens that together have this probability.
+            seed: makes the draws the same at every call.
+            generator: torch's generator to draw with, in the place of a seed.
+            eos_token_id: ids that end a sequence; without it those of the model, if it has any. An empty list is none.
+            pad_token_id: what follows the end of a sequence while others go on; without it the first id of the end.
+            num_return_sequences: generate so many for each prompt.
+            on_token: called with the new tokens (batch,) after each step. Generating ends where it returns ``False``.
+        """
+        from layerzero.generating import loop, sampling
+
+        choose = sampling.choice(temperature, top_k, top_p, seed, generator)
+        ids, firsts = loop.prompt(input_ids, attention_mask)
+        if num_return_sequences != 1:
+            ids, firsts = (one.repeat_interleave(num_return_sequences, 0) for one in (ids, firsts))
+        decoder = self.decoder()
+        ending = loop.ends(self.model, eos_token_id)
+        return loop.generate(decoder, ids, firsts, max_new_tokens, choose, ending, pad_token_id, on_token)
+
     def refresh(self) -> None:
         """Forgets everything that was made of the weights. The next call exports the model again."""
         with self._lock:
             self._variants, self._decided, self._closed = [], None, ""
+            self._decoder = None
             self._by_sizes.clear()
 
     def _variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Variant, list[Tensor]]:
@@ -264,12 +354,30 @@ class CompiledModel:
             torch_calls=dict(Counter(call.name for call in variant.exported.host_calls.calls)),
             slow_steps=dict(slow),
             arena_bytes=variant.session.arena(inputs),
+            weights=self._how.weights or "float32",
+            weight_bytes=variant.session.source_bytes,
             packed_bytes=variant.session.packed_bytes,
+            largest_error=self.largest_error(),
             exports=len(self._variants),
             plans=sum(one.session.plans for one in self._variants),
             calls=self._calls,
             model_calls=dict(self._left),
         )
+
+    def largest_error(self) -> float | None:
+        """How far results for the first inputs are from those of the model: the largest difference ÷ the largest number.
+
+        It is known for narrow ``weights``, and measured at the first use. None without them.
+        """
+        if self._how.weights is None or self._error is not None or self._example is None or self.model is None:
+            return self._error
+        import torch
+
+        args, kwargs = self._example
+        with torch.no_grad():
+            expected, found = self.model(*args, **kwargs), self(*args, **kwargs)
+        self._error = largest_error(_tensors(found), _tensors(expected))
+        return self._error
 
     def profile(self, *args: Any, rounds: int = 20, **kwargs: Any) -> Rows[TimedStep]:
         """The median time of each step, over some runs."""
@@ -338,8 +446,9 @@ class CompiledModel:
             "arguments": pytree.treespec_dumps(exported.in_spec),
             "results": pytree.treespec_dumps(exported.out_spec),
             "examples": [[str(one.dtype).removeprefix("torch."), list(one.shape)] for one in variant.example],
-            "off": list(self._off),
-            "tune": self._tune,
+            "off": list(self._how.off),
+            "tune": self._how.tune,
+            "numbers": self._how.weights,
         }
         return plan_files.write(path, head, weights)
 
@@ -361,6 +470,12 @@ class LoadedModel(CompiledModel):
             f"this plan cannot serve the call: {detail}",
             code="WRONG_INPUT",
             hint="compile the model for these inputs, and save it again",
+        )
+
+    def decoder(self) -> Decoder:
+        """Not for models from files, which have no graph for it."""
+        raise InvalidCallError(
+            "a plan from a file cannot generate", code="WRONG_INPUT", hint="compile the model in this process"
         )
 
     def refresh(self) -> None:
@@ -386,6 +501,7 @@ def compile(
     tune: bool = False,
     off: Sequence[str] = (),
     strict: bool = False,
+    weights: str | None = None,
 ) -> CompiledModel:
     """A model as one native call: ``compiled = lz.compile(model, x)``, then ``compiled(x)``.
 
@@ -399,13 +515,22 @@ def compile(
         tune: time the kernels of each node in their places, and take the fastest.
         off: names of optimisation passes that are left out.
         strict: raise an error if a part of the model would stay torch's.
+        weights: the numbers that weights of linear layers are kept in: ``"bfloat16"``, ``"int8"`` or ``"int4"``, rounded as
+            :func:`pack` does it. Results differ from the model's; ``report().largest_error`` says how much. The model keeps
+            its own weights.
     """
+    if weights not in (None, *_NARROW):
+        raise InvalidCallError(
+            f"weights is {weights!r}, expected one of {', '.join(_NARROW)}",
+            code="BAD_PARAM",
+            hint="leave it out to keep the model's numbers",
+        )
     loading.load()
     if not callable(model):
         raise InvalidCallError(
             f"{type(model).__name__} cannot be called", code="NOT_A_MODEL", hint="pass a torch.nn.Module or a function"
         )
-    compiled = CompiledModel(model, dynamic_shapes=dynamic_shapes, tune=tune, off=off, strict=strict)
+    compiled = CompiledModel(model, dynamic_shapes=dynamic_shapes, tune=tune, off=off, strict=strict, weights=weights)
     if example_inputs or kwargs:
         compiled._prepare(example_inputs, dict(kwargs or {}))
     return compiled
@@ -443,8 +568,9 @@ def load_plan(path: str | Path, *, verify: bool = True) -> CompiledModel:
             out_spec=pytree.treespec_loads(head["results"]),
         )
         example = [torch.zeros(shape, dtype=getattr(torch, dtype)) for dtype, shape in head["examples"]]
-        loaded = LoadedModel(None, dynamic_shapes=(), tune=head["tune"], off=head["off"])
-        loaded._variants = [_Variant(exported, example, off=head["off"], tune=head["tune"])]
+        how = _How(head["tune"], tuple(head["off"]), head.get("numbers"))
+        loaded = LoadedModel(None, dynamic_shapes=(), tune=how.tune, off=how.off, weights=how.weights)
+        loaded._variants = [_Variant(exported, example, how)]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigurationError(
             f"{path} is no plan of a compiled model: {_line(error)}",
@@ -495,6 +621,16 @@ def _tensors(tree: Any) -> list[Tensor]:
     from torch.utils import _pytree as pytree
 
     return [one for one in pytree.tree_leaves(tree) if isinstance(one, torch.Tensor)]
+
+
+def largest_error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The largest difference of some tensors, each in parts of its largest number."""
+    worst = 0.0
+    for ours, theirs in zip(found, expected, strict=True):
+        if theirs.is_floating_point() and theirs.numel():
+            difference, size = (ours.double() - theirs.double()).abs().max(), theirs.double().abs().max()
+            worst = max(worst, float(difference / size) if size > 0 else float(difference))
+    return worst
 
 
 def _wants_gradients(inputs: Sequence[Tensor]) -> bool:

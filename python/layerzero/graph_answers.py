@@ -76,8 +76,14 @@ class GraphReport(Result):
     """Operations that only a slow reference runs, and how many steps each has."""
     arena_bytes: int
     """Memory for everything between inputs and results."""
+    weights: str
+    """The numbers that weights of linear layers are kept in."""
+    weight_bytes: int
+    """Memory of the model's own weights that were packed."""
     packed_bytes: int
     """Memory of packed copies of weights."""
+    largest_error: float | None
+    """With narrow weights: the largest difference to the model's results for the first inputs ÷ the largest of these."""
     exports: int
     """How often the model was exported, for sizes that did not fit."""
     plans: int
@@ -92,6 +98,7 @@ class GraphReport(Result):
         notes = [
             f"{self.nodes_exported} nodes exported, {self.nodes} after optimisation, {self.steps} steps",
             f"arena {_bytes(self.arena_bytes)}, packed weights {_bytes(self.packed_bytes)}",
+            *self._narrow(),
             f"{self.exports} exports, {self.plans} plans, {self.calls} calls",
         ]
         notes += [f"{count} steps of {name} stay torch's" for name, count in self.torch_calls.items()]
@@ -100,6 +107,12 @@ class GraphReport(Result):
         return Table(
             f"{self.model}, compiled", ("kernel", "steps"), [(k, str(n)) for k, n in kernels], notes, ("steps",)
         )
+
+    def _narrow(self) -> list[str]:
+        if self.weights == "float32":
+            return []
+        error = "" if self.largest_error is None else f", largest error {self.largest_error:.1e}"
+        return [f"weights in {self.weights}: {_bytes(self.packed_bytes)} for {_bytes(self.weight_bytes)}{error}"]
 
 
 def _bytes(count: int) -> str:

@@ -240,6 +240,12 @@ impl<'a, 't> Args<'a, 't> {
         self.dims[at]
     }
 
+    /// The size of every dimension.
+    #[inline]
+    pub fn dims(&self) -> &'a [i64] {
+        self.dims.as_slice()
+    }
+
     /// Scratch memory, as much as the kernel's workspace formula says.
     pub fn workspace(&mut self) -> &mut Workspace<'a> {
         self.workspace

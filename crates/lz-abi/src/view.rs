@@ -234,6 +234,13 @@ impl<'a> TensorView<'a> {
         TensorView { shape, strides, ..self.clone() }
     }
 
+    /// So many indices of one axis, from `start` on. Panics outside the sizes, and for elements smaller than a byte.
+    pub fn part(&self, axis: usize, start: i64, len: i64) -> TensorView<'a> {
+        let (shape, bytes) = part(self.dtype, &self.shape, &self.strides, axis, start, len);
+        // The first element of a part is one of the whole, unless the part is empty and nothing is read.
+        TensorView { shape, start: self.start.wrapping_offset(bytes), ..self.clone() }
+    }
+
     /// A row-major copy, bit by bit.
     pub fn to_tensor(&self) -> Tensor {
         let mut tensor = Tensor::zeros(self.dtype, &self.shape);
@@ -257,6 +264,16 @@ impl<'a> TensorView<'a> {
         }
         Tensor::from_f64(dtype, &self.shape, &self.to_f64())
     }
+}
+
+/// The sizes of a part of a tensor, and how many bytes after the first element of the whole it begins.
+fn part(dtype: DType, shape: &[i64], strides: &[i64], axis: usize, start: i64, len: i64) -> (Extents, isize) {
+    let fits = start >= 0 && len >= 0 && start.checked_add(len).is_some_and(|end| end <= shape[axis]);
+    assert!(fits, "{len} elements from {start} on, of {}", shape[axis]);
+    assert!(dtype.bits().is_multiple_of(8), "{dtype} has no address for each element");
+    let mut shape: Extents = shape.into();
+    shape[axis] = len;
+    (shape, (start * strides[axis]) as isize * (dtype.bits() / 8) as isize)
 }
 
 /// Where the first element of a tensor over a buffer is, in bytes, once its elements are known to be inside.
@@ -327,6 +344,12 @@ impl<'a> TensorViewMut<'a> {
         assert!(is_permutation(order, self.shape.len()), "{order:?} is no order of {} axes", self.shape.len());
         let (shape, strides) = (permuted(&self.shape, order), permuted(&self.strides, order));
         TensorViewMut { shape, strides, ..self }
+    }
+
+    /// As [`TensorView::part`].
+    pub fn into_part(self, axis: usize, start: i64, len: i64) -> TensorViewMut<'a> {
+        let (shape, bytes) = part(self.dtype, &self.shape, &self.strides, axis, start, len);
+        TensorViewMut { shape, start: self.start.wrapping_offset(bytes), ..self }
     }
 
     /// Puts rows back that [`TensorView::rows`] has copied.
@@ -417,6 +440,22 @@ mod tests {
         assert_eq!(every_other.to_f64(), [0., 2., 3., 5.]);
         let reversed = TensorView::strided(DType::F32, &[3], &[-1], 2, t.bytes()).unwrap();
         assert_eq!(reversed.to_f64(), [2., 1., 0.]);
+    }
+
+    #[test]
+    fn parts_are_what_they_name() {
+        let mut t = Tensor::from_f64(DType::F32, &[2, 3], &[0., 1., 2., 3., 4., 5.]);
+        assert_eq!(t.view().part(1, 1, 2).to_f64(), [1., 2., 4., 5.]);
+        assert_eq!(t.view().permuted(&[1, 0]).part(0, 2, 1).to_f64(), [2., 5.]);
+        assert!(t.view().part(0, 2, 0).is_empty());
+        t.view_mut().into_part(0, 1, 1).set(&[0, 0], 9.0);
+        assert_eq!(t.to_f64(), [0., 1., 2., 9., 4., 5.]);
+    }
+
+    #[test]
+    #[should_panic(expected = "2 elements from 2 on, of 3")]
+    fn parts_end_where_the_whole_does() {
+        Tensor::zeros(DType::F32, &[2, 3]).view().part(1, 2, 2);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use layerzero::abi::program::External;
 use layerzero::abi::{KernelError, TensorMut, TensorRef};
 use layerzero::model::{NamedCall, TensorView, TensorViewMut, row_major};
-use lz_graph::exec::binding::Ranking;
+use lz_graph::exec::binding::{Packs, Ranking, Weights};
 use lz_graph::exec::choosing::{Chooser, Declared, Timed};
 use lz_graph::exec::compiled::{Compiled, ExecError, Options, StepInfo};
 use lz_graph::exec::kernel::Host;
@@ -245,10 +245,24 @@ fn step<'py>(py: Python<'py>, step: &StepInfo) -> PyResult<Bound<'py, PyDict>> {
 
 #[pymethods]
 impl PySession {
-    /// Optimises a graph. `off` are passes that are left out; `tune` times the kernels of each node in their places.
+    /// Optimises a graph. `off` are passes that are left out; `tune` times the kernels of each node in their places. `weights`
+    /// are the numbers that weights of linear layers are made of. Packed weights and arenas are shared with another session.
     #[new]
-    #[pyo3(signature = (graph, *, threads, off = Vec::new(), tune = false))]
-    fn new(py: Python<'_>, graph: &PyGraph, threads: usize, off: Vec<String>, tune: bool) -> PyResult<PySession> {
+    #[pyo3(signature = (graph, *, threads, off = Vec::new(), tune = false, weights = "float32", share = None))]
+    fn new(
+        py: Python<'_>,
+        graph: &PyGraph,
+        threads: usize,
+        off: Vec<String>,
+        tune: bool,
+        weights: &str,
+        share: Option<&PySession>,
+    ) -> PyResult<PySession> {
+        let Some(&(_, weights)) = Weights::NAMES.iter().find(|(name, _)| *name == weights) else {
+            let text = format!("weights is '{weights}', expected one of {:?}", Weights::NAMES.map(|(name, _)| name));
+            return Err(error::invalid(py, "BAD_PARAM", &text, "leave it out to keep the model's numbers"));
+        };
+        let shared = share.map(|other| &other.session).filter(|other| other.packs().weights() == weights);
         let mut how = passes::Options::default();
         for name in &off {
             let known: Vec<&str> = passes::PASSES.iter().map(|(name, _)| *name).collect();
@@ -263,7 +277,9 @@ impl PySession {
             error::invalid(py, "BAD_GRAPH", &why.to_string(), "switch off the pass that did it, and report it")
         })?;
         let chooser: Arc<dyn Chooser> = if tune { Arc::new(Timed::default()) } else { Arc::new(Declared) };
-        let options = Options { threads: threads.max(1), chooser, ranking: Arc::new(ByEngine), ..Options::default() };
+        let packs = shared.map_or_else(|| Arc::new(Packs::of(weights)), |other| other.packs().clone());
+        let arenas = shared.map(|other| other.arenas().clone()).unwrap_or_default();
+        let options = Options { threads: threads.max(1), chooser, ranking: Arc::new(ByEngine), packs, arenas };
         Ok(PySession { session: Session::new(graph, options), report })
     }
 
@@ -345,6 +361,12 @@ impl PySession {
     #[getter]
     fn packed_bytes(&self) -> usize {
         self.session.packed_bytes()
+    }
+
+    /// Bytes of the weights that were packed, as they are in the model.
+    #[getter]
+    fn source_bytes(&self) -> usize {
+        self.session.packs().source_bytes()
     }
 
     /// For how many sizes of inputs there is a plan.

@@ -67,7 +67,7 @@ class Worker:
         self._process.wait(timeout=30)
 
 
-def _row(case: str, workers: Sequence[Worker], rounds: int, seconds: float) -> dict[str, Any]:
+def _row(case: str, tokens: int, workers: Sequence[Worker], rounds: int, seconds: float) -> dict[str, Any]:
     import torch
 
     found: dict[str, dict[str, Any]] = {}
@@ -92,6 +92,8 @@ def _row(case: str, workers: Sequence[Worker], rounds: int, seconds: float) -> d
         found[name]["us"] = statistics.median(of)
         if first in times:
             found[name]["of_eager"] = statistics.median(a / b for a, b in zip(of, times[first], strict=True))
+        if tokens:
+            found[name]["tokens_per_second"] = tokens * 1e6 / found[name]["us"]
     others = [found[name]["us"] for name in times if not name.startswith("layerzero")]
     ours = [found[name]["us"] for name in times if name.startswith("layerzero")]
     best = min(ours) / min(others) if ours and others else None
@@ -112,6 +114,9 @@ def measure(
     keep: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> dict[str, Any]:
     """Times the cases with each peer. `keep` gets what is known after each case, so that an interrupted run is not lost."""
+    from layerzero.bench.graph_models import CASES
+
+    tokens = {case.name: case.tokens for case in CASES}
     left_out = {peer: why for peer in peers if (why := _missing(peer))}
     present = [peer for peer in peers if peer not in left_out]
     rows: list[dict[str, Any]] = []
@@ -133,7 +138,7 @@ def measure(
                 if not worker.runs():
                     workers[at] = Worker(worker.peer, threads)
                     stack.callback(workers[at].close)
-            rows.append(_row(case, workers, rounds, seconds))
+            rows.append(_row(case, tokens.get(case, 0), workers, rounds, seconds))
             keep(found)
     return found
 
@@ -142,7 +147,8 @@ def _cell(found: dict[str, Any]) -> str:
     if "us" not in found:
         return "–"
     ratio = f" ({found['of_eager']:.2f})" if "of_eager" in found else ""
-    return f"{found['us']:.0f}{ratio}"
+    speed = f", {found['tokens_per_second']:.0f} tokens/s" if "tokens_per_second" in found else ""
+    return f"{found['us']:.0f}{ratio}{speed}"
 
 
 def _print(result: dict[str, Any]) -> None:

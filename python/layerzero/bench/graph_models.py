@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from layerzero.bench import decode_steps
+
 
 @dataclass(frozen=True)
 class Case:
@@ -25,6 +27,8 @@ class Case:
     """Makes the model and its inputs."""
     requires: str = ""
     """The package it comes from."""
+    tokens: int = 0
+    """Tokens that a call generates."""
 
 
 class Mlp(nn.Module):
@@ -81,14 +85,15 @@ def _block(batch: int, length: int, width: int) -> tuple[nn.Module, tuple[Tensor
     return Block(width), (torch.randn(batch, length, width),)
 
 
-def _gpt2(length: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def gpt2_model() -> Any:
+    """GPT-2 of 124 million parameters."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(attn_implementation="sdpa")
-    return Logits(GPT2LMHeadModel(config)), (torch.randint(0, config.vocab_size, (1, length)),)
+    return GPT2LMHeadModel(GPT2Config(attn_implementation="sdpa"))
 
 
-def _llama(length: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def llama_model() -> Any:
+    """A Llama of 54 million parameters."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -100,7 +105,12 @@ def _llama(length: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
         num_key_value_heads=2,
         attn_implementation="sdpa",
     )
-    return Logits(LlamaForCausalLM(config)), (torch.randint(0, config.vocab_size, (1, length)),)
+    return LlamaForCausalLM(config)
+
+
+def _prompt(model: Callable[[], Any], length: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    made = model()
+    return Logits(made), (torch.randint(0, made.config.vocab_size, (1, length)),)
 
 
 #: All cases, in the order of tables.
@@ -110,8 +120,13 @@ CASES: tuple[Case, ...] = (
         Case(f"block {batch}×{length}×{width}", partial(_block, batch, length, width))
         for batch, length, width in ((1, 16, 64), (4, 16, 64), (1, 64, 128), (4, 64, 128), (1, 128, 256), (4, 128, 256))
     ),
-    *(Case(f"gpt2 S={length}", partial(_gpt2, length), "transformers") for length in (16, 128, 512)),
-    *(Case(f"llama S={length}", partial(_llama, length), "transformers") for length in (16, 128)),
+    *(Case(f"gpt2 S={length}", partial(_prompt, gpt2_model, length), "transformers") for length in (16, 128, 512)),
+    *(Case(f"llama S={length}", partial(_prompt, llama_model, length), "transformers") for length in (16, 128)),
+    *(
+        Case(f"{name} decode at {context}", partial(step, context), "transformers", tokens=1)
+        for name, step in (("gpt2", decode_steps.gpt2), ("llama", decode_steps.llama))
+        for context in (128, 512)
+    ),
 )
 
 

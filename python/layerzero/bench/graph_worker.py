@@ -12,6 +12,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from layerzero.bench import graph_models
+from layerzero.bench import decode_steps, graph_models
 
 #: A model as a function of tensors.
 Run = Callable[[], Tensor]
@@ -79,9 +80,11 @@ def openvino(model: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
 
 
 def layerzero(model: nn.Module, inputs: tuple[Tensor, ...], **options: Any) -> Run:
-    """``lz.compile``."""
+    """``lz.compile``; of a step with a cache, what `generate` runs."""
     import layerzero as lz
 
+    if isinstance(model, decode_steps.DecodeStep):
+        return decode_steps.layerzero_step(model, *inputs, **options)
     made = lz.compile(model, *inputs, **options)
     return lambda: made(*inputs)
 
@@ -100,6 +103,9 @@ PEERS: dict[str, Callable[[nn.Module, tuple[Tensor, ...]], Run]] = {
     "openvino": openvino,
     "layerzero": layerzero,
     "layerzero tuned": layerzero_tuned,
+    "layerzero bfloat16": partial(layerzero, weights="bfloat16"),
+    "layerzero int8": partial(layerzero, weights="int8"),
+    "layerzero int4": partial(layerzero, weights="int4"),
 }
 
 

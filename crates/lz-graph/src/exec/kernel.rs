@@ -42,6 +42,8 @@ pub enum Kernel {
         /// Which inputs are written over: the output holds their contents.
         over: Box<[bool]>,
     },
+    /// A kernel of attention over the part of a cache that is written.
+    Cached(Box<super::cached::Cached>),
     /// A call of the program the graph came from.
     Host {
         /// Which call.
@@ -62,6 +64,7 @@ impl Kernel {
                 kernel.run(&mut args)
             }
             Kernel::Reference { op, over } => reference(op, over, args),
+            Kernel::Cached(cached) => cached.run(args),
             Kernel::Host { call, result } => {
                 let (inputs, mut args) = (args.inputs(), args);
                 host.call(*call, *result, inputs, &mut args.outputs[0])

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`interpreted`] | node by node with the references: slow, and right |
 //! | [`binding`] | which kernels could run a node, and with which arguments |
+//! | [`cached`] | attention over the part of a cache that is written |
 //! | [`choosing`] | which of them does |
 //! | [`compiled`] | a graph for exact sizes as a flat list of kernel calls over one arena |
 //! | [`session`] | a graph for any sizes: compiled for each at its first use |
@@ -11,6 +12,8 @@
 
 #[cfg(feature = "cpu")]
 pub mod binding;
+#[cfg(feature = "cpu")]
+pub mod cached;
 #[cfg(feature = "cpu")]
 pub mod choosing;
 #[cfg(feature = "cpu")]

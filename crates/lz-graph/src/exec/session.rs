@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use lz_abi::DType;
 use lz_abi::program::{Arenas, External};
 
+use super::binding::Packs;
 use super::compiled::{Compiled, ExecError, Options};
 use super::interpreted::bind;
 use super::kernel::Host;
@@ -52,13 +53,18 @@ impl Session {
         &self.graph
     }
 
+    /// The packed weights its plans share.
+    pub fn packs(&self) -> &Arc<Packs> {
+        &self.options.packs
+    }
+
     /// Bytes of packed weights.
     pub fn packed_bytes(&self) -> usize {
         self.options.packs.bytes()
     }
 
     /// The arenas its plans share.
-    pub fn arenas(&self) -> &Arenas {
+    pub fn arenas(&self) -> &Arc<Arenas> {
         &self.options.arenas
     }
 

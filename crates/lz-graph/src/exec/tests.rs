@@ -8,6 +8,8 @@ use super::interpreted;
 use super::session::Session;
 use crate::ir::{Constant, Graph};
 
+mod cached;
+
 fn options() -> Options {
     Options { threads: 2, ..Options::default() }
 }

@@ -15,6 +15,7 @@ pub mod argreduce;
 pub mod attention;
 mod attribute;
 pub mod binary;
+pub mod cached_attention;
 pub mod cast;
 #[cfg(test)]
 mod checks;
@@ -281,6 +282,7 @@ ops! {
     LayerNorm = layer_norm::LayerNorm;
     GroupNorm = group_norm::GroupNorm;
     Attention = attention::Attention;
+    CachedAttention = cached_attention::CachedAttention;
     Conv = conv::Conv;
     Pool = pool::Pool;
     Host = host::Host;

@@ -120,3 +120,22 @@ def attention(
         attributes["softcap"] = softcap
     found = builder.emit("attention", inputs, query.dtype, [*query.shape[:3], value.shape[3]], **attributes)
     return builder.permute(found, order) if swapped else found
+
+
+@handles("layerzero_graph.cached_attention.default")
+def cached_attention(
+    builder: Builder,
+    call: Call,
+    query: Value,
+    key: Value,
+    value: Value,
+    position: Value,
+    firsts: Value,
+    scale: float | None,
+    window: int | None,
+    softcap: float | None,
+) -> Value:
+    """Attention over the part of a cache that is written (`generating/cached_attention.py`)."""
+    attributes = {"scale": scale, "window": window, "softcap": softcap}
+    inputs = [query, key, value, position, firsts]
+    return builder.emit("cached_attention", inputs, query.dtype, call.shape, **attributes)

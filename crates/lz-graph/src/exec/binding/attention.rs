@@ -4,22 +4,55 @@ use lz_model::{Layout, ParamValue};
 
 use super::catalog::Call;
 use super::{Arg, Candidate, Site};
+use crate::exec::cached::Cached;
+use crate::exec::kernel::Kernel;
 use crate::ops::attention::Attention;
+use crate::ops::cached_attention::CachedAttention;
 
 /// Heads and tokens in each other's place.
 pub(super) const SWAPPED: [usize; 4] = [0, 2, 1, 3];
 
 /// Attention with heads before tokens. Where the result lies with tokens before heads, so does the call.
 pub(super) fn attention(site: &Site<'_>, op: &Attention) -> Vec<Candidate> {
-    let (query, key, value) = (site.need(0), site.need(1), site.need(2));
+    let (query, key) = (site.need(0), site.need(1));
     let (queries, keys, mask) = (query.shape[2], key.shape[2], site.get(3));
     // Catalog calls are aligned at the last key, and a mask excludes a causal bound there.
     let aligned = !op.top_left || queries == keys || !op.causal && op.window.is_none();
     if !aligned || op.causal && (queries > keys || mask.is_some()) {
         return Vec::new();
     }
+    called(site, op, mask, op.window)
+}
+
+/// Attention over the part of a cache that is written: the kernels for all of it, which then get views of that part.
+pub(super) fn cached(site: &Site<'_>, op: &CachedAttention) -> Vec<Candidate> {
+    let queries = site.need(0).shape[2];
+    // The keys of one query begin where its window does.
+    let window = op.window.filter(|_| queries > 1);
+    let tokens = if site.output.is_row_major() { 2 } else { 1 };
+    let mut found = called(site, &op.dense(), None, window);
+    // Scratch memory would have to be for what a part needs.
+    found.retain_mut(|candidate| candidate.scratch() == 0 && narrowed(candidate, site, op.window, tokens));
+    found
+}
+
+/// Makes the call of a candidate one that is narrowed when it runs.
+fn narrowed(candidate: &mut Candidate, site: &Site<'_>, window: Option<i64>, tokens: usize) -> bool {
+    let [call] = &mut candidate.calls[..] else { return false };
+    let Kernel::Builtin(kernel, query) = &call.kernel else { return false };
+    let Some(cached) = Cached::new(*kernel, **query, window, tokens) else { return false };
+    call.kernel = Kernel::Cached(Box::new(cached));
+    call.inputs.truncate(3);
+    call.inputs.extend([site.get(3).cloned(), site.get(4).cloned()]);
+    true
+}
+
+/// A call of the catalog's attention.
+fn called(site: &Site<'_>, op: &Attention, mask: Option<&Arg>, window: Option<i64>) -> Vec<Candidate> {
     let turned = !site.output.is_row_major();
     let laid = |arg: &Arg| if turned { arg.permuted(&SWAPPED) } else { arg.clone() };
+    let (query, key, value) = (site.need(0), site.need(1), site.need(2));
+    let queries = query.shape[2];
     let (output, query, key, value) = (laid(site.output), laid(query), laid(key), laid(value));
     let inputs = [("query", Some(&query)), ("key", Some(&key)), ("value", Some(&value)), ("attn_mask", mask)];
     // One query at the last key may attend to all of them.
@@ -27,7 +60,7 @@ pub(super) fn attention(site: &Site<'_>, op: &Attention) -> Vec<Candidate> {
     let params = [
         ("causal", ParamValue::Bool(causal)),
         ("scale", op.scale.map_or(ParamValue::None, ParamValue::Float)),
-        ("window_left", ParamValue::Int(op.window.unwrap_or(-1))),
+        ("window_left", ParamValue::Int(window.unwrap_or(-1))),
         ("softcap", ParamValue::Float(op.softcap.unwrap_or(0.0))),
     ];
     let layout = Some(if turned { Layout::Bshd } else { Layout::Bhsd });

@@ -1,111 +1,15 @@
-//! Products with constant weights: packed once, shared by every plan.
-//!
-//! The blocks are those of `lz.pack`: 32 outputs side by side for each feature of the input, two features for bfloat16.
+//! Products with constant weights, which are packed.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-
-use half::{bf16, f16};
-use lz_abi::{DType, Extents, NotASlice, Param, Scalar, Storage, Tensor, TensorRef, row_major};
+use lz_abi::{DType, Extents, Param, row_major};
 use lz_cpu::primitives::{BinaryOp, Primitive};
 use lz_model::ParamValue;
-use lz_model::ops::mlp::{PACKED_GROUPS, PACKED_ROWS};
 
 use super::catalog::Call;
+use super::packs::Weights;
 use super::primitives::{activation, bound};
 use super::{Arg, At, Candidate, Site};
 use crate::ops::linear::{Activation, Linear};
 use crate::ops::matmul::MatMul;
-
-/// A packed weight.
-struct Packed {
-    /// Its memory is not used again for another constant as long as this exists.
-    _source: Weak<dyn Storage>,
-    blocks: Arc<dyn Storage>,
-}
-
-/// Packed weights, by the constant they were made of.
-#[derive(Default)]
-pub struct Packs {
-    /// By the address of the constant, and whether it is (in, out).
-    made: Mutex<HashMap<(usize, bool), Packed>>,
-    /// Row-major copies of constants that lie otherwise.
-    copies: Mutex<HashMap<usize, Packed>>,
-}
-
-impl Packs {
-    /// Bytes of all packed weights and copies.
-    pub fn bytes(&self) -> usize {
-        let bytes = |one: &Packed| one.blocks.view().dtype().bytes_for(one.blocks.view().len());
-        let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        let copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
-        made.values().chain(copies.values()).map(bytes).sum()
-    }
-
-    /// A constant that lies row-major: itself, or a copy.
-    pub fn laid(&self, constant: &Arc<dyn Storage>) -> Arc<dyn Storage> {
-        if constant.view().is_contiguous() {
-            return constant.clone();
-        }
-        let key = Arc::as_ptr(constant).cast::<u8>() as usize;
-        let mut copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
-        let made = copies.entry(key).or_insert_with(|| {
-            let blocks: Arc<dyn Storage> = Arc::new(constant.view().to_tensor());
-            Packed { _source: Arc::downgrade(constant), blocks }
-        });
-        made.blocks.clone()
-    }
-
-    /// The packed form of a constant matrix: (out, in), or (in, out) if `turned`. `None` if it cannot be packed.
-    fn packed(&self, constant: &Arc<dyn Storage>, turned: bool) -> Option<Arc<dyn Storage>> {
-        let key = (Arc::as_ptr(constant).cast::<u8>() as usize, turned);
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(one) = made.get(&key) {
-            return Some(one.blocks.clone());
-        }
-        let view = constant.view();
-        let turned_view = if turned { view.permuted(&[1, 0]) } else { view.clone() };
-        let blocks = match view.dtype() {
-            DType::F32 => pack::<f32>(turned_view.as_ref(), 1),
-            DType::F16 => pack::<f16>(turned_view.as_ref(), 1),
-            DType::Bf16 => pack::<bf16>(turned_view.as_ref(), 2),
-            _ => return None,
-        };
-        let blocks: Arc<dyn Storage> = Arc::new(blocks.ok()?);
-        made.insert(key, Packed { _source: Arc::downgrade(constant), blocks: blocks.clone() });
-        Some(blocks)
-    }
-}
-
-/// The blocks of a weight (out, in), with so many features side by side.
-fn pack<T: Scalar>(weight: TensorRef<'_>, side: usize) -> Result<Tensor, NotASlice> {
-    let (outs, ins) = (weight.shape()[0] as usize, weight.shape()[1] as usize);
-    let width = PACKED_ROWS as usize;
-    let whole = if side == 1 { 1 } else { PACKED_GROUPS as usize };
-    let groups = ins.div_ceil(side).next_multiple_of(whole);
-    let panels = outs.div_ceil(width);
-    let mut blocks = Tensor::zeros(weight.dtype(), &[panels as i64, groups as i64, width as i64, side as i64]);
-    let place = |n: usize, k: usize| ((n / width * groups + k / side) * width + n % width) * side + k % side;
-    // Along the axis whose elements follow each other.
-    let (source, by_input) = match weight.strides() {
-        [1, _] => (weight.view().permuted(&[1, 0]), true),
-        _ => (weight.view(), false),
-    };
-    {
-        let mut view = blocks.view_mut();
-        let mut target = view.as_mut();
-        let target = target.as_slice::<T>()?;
-        let source = source.as_ref();
-        let rows = source.rows::<T>()?;
-        for row in 0..rows.count() {
-            for (column, &number) in rows.get(row).iter().enumerate() {
-                let (n, k) = if by_input { (column, row) } else { (row, column) };
-                target[place(n, k)] = number;
-            }
-        }
-    }
-    Ok(blocks)
-}
 
 /// A linear layer: `act(x · Wᵀ + bias) + residual`.
 struct Layer<'a> {
@@ -130,6 +34,14 @@ impl Layer<'_> {
         if self.weight.shape.len() != 2 || self.weight.shape.contains(&0) {
             return Vec::new();
         }
+        let narrow = match site.packs.weights() {
+            Weights::AsTheyAre => Vec::new(),
+            Weights::Bfloat16 => self.halves(site, outs),
+            Weights::Int8 | Weights::Int4 => self.integers(site, outs),
+        };
+        if !narrow.is_empty() {
+            return narrow;
+        }
         let Some(blocks) = site.packs.packed(constant, self.turned) else { return Vec::new() };
         let weight = Arg::constant(blocks);
         let mut found = self.primitive(site, &weight, outs);
@@ -149,14 +61,86 @@ impl Layer<'_> {
             return packed.into_iter().chain(found).collect();
         }
         // The sum with the residual is a step of its own here, and part of the product above.
-        found.extend(packed.into_iter().map(|mut one| {
+        found.extend(packed.into_iter().map(|one| self.with_residual(site, one)));
+        found
+    }
+
+    /// Adds the residual to what a candidate gives, if there is one.
+    fn with_residual(&self, site: &Site<'_>, mut one: Candidate) -> Candidate {
+        if self.residual {
             let inputs = vec![None, site.get(3).cloned()];
             let params = vec![BinaryOp::Add.param()];
             one.calls.push(bound(Primitive::Binary, inputs, site.output.clone(), params, site.threads));
             one.name += "+add";
-            one
-        }));
-        found
+        }
+        one
+    }
+
+    /// Products with a weight that is rounded to integers with scales.
+    fn integers(&self, site: &Site<'_>, outs: i64) -> Vec<Candidate> {
+        let At::Constant(constant, 0) = &self.weight.at else { return Vec::new() };
+        let Some(rounded) = site.packs.rounded(constant, self.turned) else { return Vec::new() };
+        let (weight, scales) = (Arg::constant(rounded.blocks), Arg::constant(rounded.scales));
+        let call = Call {
+            op: "mlp.linear.quantized",
+            inputs: &[
+                ("input", Some(self.x)),
+                ("weight", Some(&weight)),
+                ("bias", self.bias),
+                ("scales", Some(&scales)),
+            ],
+            params: &[
+                ("out_features", ParamValue::Int(outs)),
+                ("interleave", ParamValue::Int(weight.shape[3])),
+                ("group_size", ParamValue::Int(rounded.group)),
+                ("activation", ParamValue::str(self.activation)),
+            ],
+            layout: None,
+            output: site.output,
+        };
+        call.candidates(site).into_iter().map(|one| self.with_residual(site, one)).collect()
+    }
+
+    /// Products in bfloat16: input, weight and bias are rounded, and so is the sum of each output.
+    fn halves(&self, site: &Site<'_>, outs: i64) -> Vec<Candidate> {
+        let At::Constant(constant, 0) = &self.weight.at else { return Vec::new() };
+        let bias = match self.bias.map(|bias| &bias.at) {
+            None => None,
+            Some(At::Constant(bias, 0)) => Some(Arg::constant(site.packs.halved(bias))),
+            Some(_) => return Vec::new(),
+        };
+        let Some(blocks) = site.packs.packed_halves(constant, self.turned) else { return Vec::new() };
+        let weight = Arg::constant(blocks);
+        // Input and output in bfloat16 lie one after the other in scratch memory.
+        let half = |arg: &Arg, from: usize| {
+            let strides = row_major(&arg.shape);
+            Arg { dtype: DType::Bf16, shape: arg.shape.clone(), strides, at: At::Scratch(from) }
+        };
+        let bytes = |arg: &Arg| (2 * arg.shape.iter().product::<i64>() as usize).next_multiple_of(64);
+        let (x, y) = (half(self.x, 0), half(site.output, bytes(self.x)));
+        let reserved = bytes(&x) + bytes(&y);
+        let call = Call {
+            op: "mlp.linear.packed",
+            inputs: &[("input", Some(&x)), ("weight", Some(&weight)), ("bias", bias.as_ref())],
+            params: &[
+                ("out_features", ParamValue::Int(outs)),
+                ("interleave", ParamValue::Int(weight.shape[3])),
+                ("activation", ParamValue::str(self.activation)),
+            ],
+            layout: None,
+            output: &y,
+        };
+        let cast = |from: &Arg, to: &Arg| {
+            bound(Primitive::Cast, vec![Some(from.clone())], to.clone(), Vec::new(), site.threads)
+        };
+        let whole = call.candidates(site).into_iter().map(|mut one| {
+            one.calls.insert(0, cast(self.x, &x));
+            one.calls.push(cast(&y, site.output));
+            one.calls.iter_mut().for_each(|call| call.reserved = reserved);
+            one.name += "+cast";
+            self.with_residual(site, one)
+        });
+        if self.x.dtype == DType::F32 { whole.collect() } else { Vec::new() }
     }
 
     /// The product of primitives, which adds the residual before it stores.
@@ -210,7 +194,8 @@ pub(super) fn linear(site: &Site<'_>, op: &Linear) -> Vec<Candidate> {
     let (x, weight, residual) = (site.need(0), site.need(1), site.inputs.get(3).is_some_and(Option::is_some));
     let layer = Layer { x, weight, turned: false, bias: site.get(2), activation: activation_name, residual };
     let mut found = layer.candidates(site);
-    if x.shape.len() > 1 {
+    // With narrow weights nothing reads the wide ones, unless all other ways fail.
+    if x.shape.len() > 1 && (found.is_empty() || site.packs.weights() == Weights::AsTheyAre) {
         let beta = if residual { Param::Float(1.0) } else { Param::None };
         let params = vec![Param::None, Param::Bool(true), Param::None, beta, activation(activation_name)];
         let added = site.get(3).filter(|_| site.in_place != Some(3)).cloned();

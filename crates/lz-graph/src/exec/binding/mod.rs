@@ -9,7 +9,8 @@
 //! | | |
 //! |---|---|
 //! | [`catalog`] | kernels of the catalog's operations, checked and ranked by selection |
-//! | [`linear`] | products with constant weights, which are packed |
+//! | [`linear`] | products with constant weights |
+//! | [`packs`] | weights as products read them: in blocks, as narrower numbers |
 //! | [`attention`] | attention |
 //! | [`rope`] | rotary embeddings |
 //! | [`sums`] | norms of sums |
@@ -29,15 +30,17 @@ use crate::ops::Op;
 mod attention;
 pub mod catalog;
 mod host;
-pub mod linear;
+mod linear;
 pub mod needs;
+pub mod packs;
 mod primitives;
 mod reductions;
 mod rope;
+mod rounded;
 mod sums;
 
-pub use linear::Packs;
 pub use needs::Needs;
+pub use packs::{Packs, Weights};
 
 /// Where a tensor lies.
 #[derive(Clone)]
@@ -231,6 +234,7 @@ impl Candidate {
 pub fn candidates(site: &Site<'_>) -> Vec<Candidate> {
     let mut found = match site.op {
         Op::Attention(op) => attention::attention(site, op),
+        Op::CachedAttention(op) => attention::cached(site, op),
         Op::Rope(op) => rope::candidates(site, op),
         Op::MatMul(op) => linear::matmul(site, op),
         Op::Linear(op) => linear::linear(site, op),

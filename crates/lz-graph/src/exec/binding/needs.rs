@@ -84,7 +84,7 @@ impl<'a> Needs<'a> {
     /// Whether tokens come before heads in everything that reads the result of attention: it is then stored so.
     fn is_turned(&self, id: NodeId) -> bool {
         let (graph, node) = (self.instance.graph(), self.instance.node(id));
-        let Op::Attention(_) = self.instance.op(id) else { return false };
+        let (Op::Attention(_) | Op::CachedAttention(_)) = self.instance.op(id) else { return false };
         let given = graph.outputs.contains(&node.output) || graph.updates.iter().any(|(_, new)| *new == node.output);
         let readers = graph.consumers(node.output);
         let turns = |reader: &NodeId| matches!(self.instance.op(*reader), Op::Permute(op) if op.axes == SWAPPED);

@@ -1,0 +1,58 @@
+"""The operator that attention over a cache is exported as: `layerzero_graph::cached_attention`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    position: torch.Tensor,
+    firsts: torch.Tensor,
+    scale: float | None,
+    window: int | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """In torch: with a mask over the whole cache, and no scores of keys that are not written."""
+    queries, capacity = query.shape[2], key.shape[2]
+    keys = torch.arange(capacity)
+    at = (position + torch.arange(queries))[:, None]
+    kept = (keys <= at) & (keys >= firsts[:, None, None])
+    if window is not None:
+        kept &= at - keys <= window
+    group = query.shape[1] // key.shape[1]
+    key, value = (one.repeat_interleave(group, 1) for one in (key, value))
+    scores = (query @ key.transpose(2, 3)) * (query.shape[3] ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    weights = torch.softmax(scores.masked_fill(~kept[:, None], -torch.inf), -1).nan_to_num(0.0)
+    return weights @ value.nan_to_num(0.0)
+
+
+@functools.cache
+def operator() -> Any:
+    """The operator, defined at its first use."""
+
+    @torch.library.custom_op("layerzero_graph::cached_attention", mutates_args=())
+    def cached_attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        position: torch.Tensor,
+        firsts: torch.Tensor,
+        scale: float | None,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        return _attend(query, key, value, position, firsts, scale, window, softcap)
+
+    @cached_attention.register_fake
+    def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> torch.Tensor:
+        return query.new_empty((*query.shape[:3], value.shape[3]))
+
+    return cached_attention

@@ -1,0 +1,214 @@
+"""A causal language model of transformers as a module whose cache is an input.
+
+The cache has room for a fixed number of tokens. New keys and values are written to their places by `index_copy`, and attention
+is one operator that knows how much of the cache is written (`cached_attention.py`). So no mask is built, and one graph serves
+the prompt and every later token.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from layerzero.errors import InvalidCallError
+from layerzero.generating.cached_attention import operator
+
+#: What transformers calls our attention while a model is exported.
+_NAME = "layerzero_cached"
+#: Arguments of attention functions that change the result, and that ours does not have.
+_REFUSED = ("position_bias", "s_aux", "indices")
+
+
+def refused(model: Any, why: str) -> InvalidCallError:
+    """The error for a model that cannot be decoded so."""
+    return InvalidCallError(
+        f"{type(model).__name__} cannot generate as a compiled model: {why}",
+        code="NOT_EXPORTABLE",
+        hint="use model.generate, which runs the model by itself",
+    )
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """What one layer keeps of each token."""
+
+    kv_heads: int
+    key_width: int
+    value_width: int
+    dtype: torch.dtype
+
+    def empty(self, batch: int, capacity: int) -> list[Tensor]:
+        """Room for keys and values. What is not written is never read."""
+        widths = (self.key_width, self.value_width)
+        return [torch.zeros(batch, self.kv_heads, capacity, width, dtype=self.dtype) for width in widths]
+
+
+@dataclass
+class _Tracing:
+    """A pass through the model: where its new tokens are, and what its layers did."""
+
+    position: Tensor
+    firsts: Tensor
+    attended: int = 0
+    windows: int = 0
+    #: Arguments no layer may give.
+    refused: list[str] = field(default_factory=list)
+
+
+_tracing: ContextVar[_Tracing] = ContextVar("layerzero_cached_attention")
+
+
+def _attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    **given: Any,
+) -> tuple[Tensor, None]:
+    """The function for transformers' `AttentionInterface`."""
+    tracing = _tracing.get()
+    tracing.attended += 1
+    tracing.windows += sliding_window is not None
+    tracing.refused += [name for name in _REFUSED if given.get(name) is not None]
+    if attention_mask is not None:
+        tracing.refused.append("attention_mask")
+    if is_causal is False or not getattr(module, "is_causal", True):
+        tracing.refused.append("is_causal=False")
+    # transformers counts the query's own key.
+    window = None if sliding_window is None else sliding_window - 1
+    out = operator()(query, key, value, tracing.position, tracing.firsts, scaling, window, softcap)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _cache(tensors: list[Tensor], places: Tensor) -> Any:
+    from transformers.cache_utils import Cache
+
+    class Written(Cache):  # type: ignore[misc]
+        """A cache that writes new keys and values to their places in given tensors."""
+
+        def __init__(self) -> None:
+            super().__init__(layers=[])
+            self.updates = 0
+
+        def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+            self.updates += 1
+            keys, values = tensors[2 * layer_idx], tensors[2 * layer_idx + 1]
+            keys.index_copy_(2, places, key_states)
+            values.index_copy_(2, places, value_states)
+            return keys, values
+
+        def get_seq_length(self, *_: Any, **__: Any) -> int:
+            # Positions are given, and there are no masks.
+            return 0
+
+    return Written()
+
+
+class CachedModel(torch.nn.Module):
+    """Next-token scores of a causal language model, with the cache as an input."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        accepted = inspect.signature(model.forward).parameters
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+        if "position_ids" not in accepted or "past_key_values" not in accepted:
+            raise refused(model, "its forward takes no position_ids and past_key_values")
+
+    def forward(self, input_ids: Tensor, position: Tensor, firsts: Tensor, cache: list[Tensor]) -> Tensor:
+        """The scores after the last token.
+
+        Args:
+            input_ids: the new tokens, (batch, tokens).
+            position: how many tokens were written before, one integer.
+            firsts: where each sequence begins: how many tokens of padding are before it, (batch,).
+            cache: keys and values of each layer, (batch, kv_heads, capacity, width).
+        """
+        places = position + torch.arange(input_ids.shape[1])
+        position_ids = (places[None, :] - firsts[:, None]).clamp(min=0)
+        written = _cache(cache, places)
+        tracing = _Tracing(position, firsts)
+        token = _tracing.set(tracing)
+        try:
+            result = self.model(
+                input_ids=input_ids,
+                position_ids=position_ids,
+                past_key_values=written,
+                use_cache=True,
+                **self._last_only,
+            )
+        finally:
+            _tracing.reset(token)
+        self._check(tracing, written.updates, len(cache) // 2)
+        scores: Tensor = result.logits[:, -1]
+        return scores
+
+    def _check(self, tracing: _Tracing, updates: int, layers: int) -> None:
+        if tracing.refused:
+            raise refused(self.model, f"its attention takes {tracing.refused[0]}")
+        if updates != layers or tracing.attended != layers:
+            raise refused(self.model, "its attention is not looked up by name in every layer")
+        kinds = getattr(self.model.config, "layer_types", None) or []
+        if any(kind not in ("full_attention", "sliding_attention") for kind in kinds):
+            odd = next(kind for kind in kinds if kind not in ("full_attention", "sliding_attention"))
+            raise refused(self.model, f"it has layers of {odd}")
+        if tracing.windows < sum(kind == "sliding_attention" for kind in kinds):
+            raise refused(self.model, "it has layers with a sliding window that they do not tell")
+
+
+_switching = threading.Lock()
+
+
+@contextmanager
+def our_attention(model: Any) -> Iterator[None]:
+    """A model whose attention is ours as long as the block runs."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    with _switching:
+        ALL_ATTENTION_FUNCTIONS.register(_NAME, _attend)
+        config = model.config
+        before = config._attn_implementation
+        config._attn_implementation = _NAME
+        try:
+            yield
+        finally:
+            config._attn_implementation = before
+
+
+def layers_of(model: Any) -> list[LayerCache]:
+    """What each layer of a model keeps, seen in a pass with one token."""
+    from transformers.cache_utils import DynamicCache
+
+    cache = DynamicCache()
+    with torch.no_grad():
+        model(input_ids=torch.zeros(1, 1, dtype=torch.int64), past_key_values=cache, use_cache=True)
+    found = []
+    for layer in cache.layers:
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if keys is None or values is None or keys.dim() != 4 or keys.shape[:3] != values.shape[:3]:
+            raise refused(model, f"a layer keeps {type(layer).__name__}, not keys and values of each token")
+        found.append(LayerCache(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype))
+    if not found:
+        raise refused(model, "it keeps no keys and values")
+    return found
+
+
+def is_causal_language_model(model: Any) -> bool:
+    """Whether it is a model of transformers that generates text from text."""
+    config = getattr(model, "config", None)
+    generates = callable(getattr(model, "generate", None)) and callable(getattr(model, "forward", None))
+    return config is not None and generates and not getattr(config, "is_encoder_decoder", False)

@@ -1,0 +1,163 @@
+"""A causal language model as one graph for the prompt and for each later token, and its cache."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from layerzero import _native, compiled_model
+from layerzero.errors import InvalidCallError
+from layerzero.generating.cached_models import (
+    CachedModel,
+    LayerCache,
+    is_causal_language_model,
+    layers_of,
+    our_attention,
+    refused,
+)
+from layerzero.graph_answers import GraphReport, GraphStep, TimedStep
+from layerzero.results import Rows
+
+#: The cache has room for a multiple of so many tokens: a size that is used again has a plan.
+_ROOM = 128
+#: More than a model's positions, where the model does not tell how many it has.
+_MOST = 1 << 20
+
+
+class Decoder:
+    """The graph of a model with a cache. It is exported once: any batch, number of new tokens and capacity share it."""
+
+    def __init__(self, model: Any, how: compiled_model._How, share: _native.Session | None = None) -> None:
+        if not is_causal_language_model(model):
+            raise InvalidCallError(
+                f"{type(model).__name__} is no causal language model of transformers",
+                code="NOT_A_MODEL",
+                hint="pass a model such as AutoModelForCausalLM gives",
+            )
+        if model.training:
+            raise InvalidCallError(
+                "the model is in training mode, and generating is inference",
+                code="TRAINING_MODE",
+                hint="call model.eval() first",
+            )
+        if model.device.type != "cpu":
+            raise refused(model, f"it is on {model.device}")
+        self.model = model
+        self.layers = layers_of(model)
+        self.most = _positions(model)
+        self._compiled = _compiled(model, self.layers, self.most, how, share)
+        variant = self._compiled._variants[0]
+        self.session, self._host = variant.session, variant.host
+        # A pass of the module by itself would need our attention.
+        self._compiled._example = None
+        self.lock = threading.Lock()
+        self._cache: list[Tensor] = []
+
+    def cache(self, batch: int, tokens: int) -> list[Tensor]:
+        """Room for so many tokens. The last one is used again where it is large enough."""
+        if tokens > self.most:
+            raise InvalidCallError(
+                f"{tokens} tokens do not fit: {type(self.model).__name__} has {self.most} positions",
+                code="TOO_LONG",
+                hint="pass a shorter prompt, or a smaller max_new_tokens",
+            )
+        kept = self._cache
+        if not kept or kept[0].shape[0] != batch or kept[0].shape[2] < tokens:
+            capacity = min(-(-tokens // _ROOM) * _ROOM, self.most)
+            self._cache = [one for layer in self.layers for one in layer.empty(batch, capacity)]
+        return self._cache
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of the cache as it is now."""
+        return sum(one.nbytes for one in self._cache)
+
+    def step(self, input_ids: Tensor, position: Tensor, firsts: Tensor, cache: Sequence[Tensor]) -> Tensor:
+        """The scores after the last of some new tokens, (batch, vocabulary). Writes their keys and values to the cache."""
+        scores: Tensor = self.session.run([input_ids, position, firsts, *cache], self._host)[0]
+        return scores
+
+    def inputs(
+        self, batch: int = 1, tokens: int = 1, written: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        """What :meth:`step` takes for so many new tokens after so many others (127, or as many as fit), all of id 0."""
+        written = min(127, self.most - tokens) if written is None else written
+        ids, firsts = (torch.zeros(shape, dtype=torch.int64) for shape in ((batch, tokens), (batch,)))
+        return ids, torch.tensor([written]), firsts, self.cache(batch, written + tokens)
+
+    def report(self, batch: int = 1, tokens: int = 1, written: int | None = None) -> GraphReport:
+        """As :meth:`CompiledModel.report`, for a step of these sizes. The error is that of the scores after 16 random tokens."""
+        if self._compiled._how.weights is not None and self._compiled._error is None:
+            self._compiled._error = self._measured_error()
+        return self._compiled.report(*self.inputs(batch, tokens, written))
+
+    def _measured_error(self) -> float:
+        vocabulary = self.model.get_input_embeddings().num_embeddings
+        tokens = min(16, self.most)
+        ids = torch.randint(vocabulary, (1, tokens), generator=torch.Generator().manual_seed(0))
+        at, firsts = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+        with self.lock, torch.no_grad():
+            found = self.step(ids, at, firsts, self.cache(1, tokens))
+            expected = self.model(input_ids=ids, use_cache=False).logits[:, -1]
+        return compiled_model.largest_error([found], [expected])
+
+    def explain(self, batch: int = 1, tokens: int = 1, written: int | None = None) -> Rows[GraphStep]:
+        """As :meth:`CompiledModel.explain`."""
+        return self._compiled.explain(*self.inputs(batch, tokens, written))
+
+    def profile(
+        self, batch: int = 1, tokens: int = 1, written: int | None = None, *, rounds: int = 20
+    ) -> Rows[TimedStep]:
+        """As :meth:`CompiledModel.profile`."""
+        return self._compiled.profile(*self.inputs(batch, tokens, written), rounds=rounds)
+
+    def graph(self, form: str = "text") -> str:
+        """As :meth:`CompiledModel.graph`."""
+        return self._compiled.graph(form)
+
+    def __repr__(self) -> str:
+        return f"<Decoder of {type(self.model).__name__}: {len(self.layers)} layers, up to {self.most} tokens>"
+
+
+def _positions(model: Any) -> int:
+    """How many tokens a model has positions for."""
+    text = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    found = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+    return int(found) if found else _MOST
+
+
+#: The greatest sizes the graph is for. Plans are for the sizes of a call.
+_BOUNDS = {"batch": 1 << 16, "tokens": _MOST, "capacity": _MOST}
+
+
+def _compiled(
+    model: Any, layers: Sequence[LayerCache], most: int, how: compiled_model._How, share: _native.Session | None
+) -> compiled_model.CompiledModel:
+    """The model with a cache as one graph, with symbols for batch, new tokens and capacity."""
+    # Sizes that differ: torch takes equal ones for one.
+    batch, tokens, capacity = 2, 3, min(8, most)
+    cache = [one for layer in layers for one in layer.empty(batch, capacity)]
+    arguments = (
+        torch.zeros(batch, tokens, dtype=torch.int64),
+        torch.zeros(1, dtype=torch.int64),
+        torch.zeros(batch, dtype=torch.int64),
+        cache,
+    )
+    dims = {name: torch.export.Dim(name, min=1, max=greatest) for name, greatest in _BOUNDS.items()}
+    shapes = (
+        {0: dims["batch"], 1: dims["tokens"]},
+        None,
+        {0: dims["batch"]},
+        [{0: dims["batch"], 2: dims["capacity"]} for _ in cache],
+    )
+    with our_attention(model):
+        module = CachedModel(model).eval()
+        compiled = compiled_model.CompiledModel(
+            module, dynamic_shapes=shapes, tune=how.tune, off=how.off, weights=how.weights, share=share
+        )
+        compiled._prepare(arguments, {})
+    return compiled
