@@ -130,7 +130,8 @@ impl Layer<'_> {
         if self.weight.shape.len() != 2 || self.weight.shape.contains(&0) {
             return Vec::new();
         }
-        let Some(blocks) = site.packs.packed(constant, self.turned) else { return Vec::new() };
+        let Some(turned) = self.turned_in(constant) else { return Vec::new() };
+        let Some(blocks) = site.packs.packed(constant, turned) else { return Vec::new() };
         let weight = Arg::constant(blocks);
         let mut found = self.primitive(site, &weight, outs);
         let call = Call {
@@ -157,6 +158,17 @@ impl Layer<'_> {
             one
         }));
         found
+    }
+
+    /// Whether the constant is (in, out). The weight may be a view of it: only the whole, and the whole transposed, can be packed.
+    fn turned_in(&self, constant: &Arc<dyn Storage>) -> Option<bool> {
+        let view = constant.view();
+        let lies = |shape: &[i64], strides: &[i64]| *self.weight.shape == *shape && *self.weight.strides == *strides;
+        if lies(view.shape(), view.strides()) {
+            return Some(self.turned);
+        }
+        let (&[rows, columns], &[down, across]) = (view.shape(), view.strides()) else { return None };
+        lies(&[columns, rows], &[across, down]).then_some(!self.turned)
     }
 
     /// The product of primitives, which adds the residual before it stores.
