@@ -12,7 +12,7 @@ use lz_model::ParamValue;
 use lz_model::ops::mlp::{PACKED_GROUPS, PACKED_ROWS};
 
 use super::catalog::Call;
-use super::primitives::{activation, bound};
+use super::primitives::{activation, bound, multiplies};
 use super::{Arg, At, Candidate, Site};
 use crate::ops::linear::{Activation, Linear};
 use crate::ops::matmul::MatMul;
@@ -222,7 +222,7 @@ pub(super) fn linear(site: &Site<'_>, op: &Linear) -> Vec<Candidate> {
     let (x, weight, residual) = (site.need(0), site.need(1), site.inputs.get(3).is_some_and(Option::is_some));
     let layer = Layer { x, weight, turned: false, bias: site.get(2), activation: activation_name, residual };
     let mut found = layer.candidates(site);
-    if x.shape.len() > 1 {
+    if x.shape.len() > 1 && multiplies(x.dtype) {
         let beta = if residual { Param::Float(1.0) } else { Param::None };
         let params = vec![Param::None, Param::Bool(true), Param::None, beta, activation(activation_name)];
         let added = site.get(3).filter(|_| site.in_place != Some(3)).cloned();
