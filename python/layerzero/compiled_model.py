@@ -14,6 +14,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -414,8 +415,10 @@ def _parts(spec: Any) -> list[Any]:
     return found
 
 
+@cache
 def _hardware() -> str:
-    return _native.device_name(0)
+    """This machine's CPU."""
+    return str(json.loads(_native.devices())[0]["name"])
 
 
 def compile(

@@ -24,8 +24,8 @@ p { color: var(--muted); margin: .25rem 0; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { color: var(--muted); font-weight: 600; } td.n, th.n { text-align: right; white-space: nowrap; }
-td.bar { width: 22%; min-width: 8rem; } td.bar div { height: .8rem; background: var(--bar); border-radius: 2px; min-width: 1px; }
-td.bar div div { background: var(--floor); } code { font: 13px ui-monospace, monospace; overflow-wrap: anywhere; }
+td.bar { width: 16%; min-width: 7rem; } td.bar div { height: .8rem; background: var(--bar); border-radius: 2px; min-width: 1px; }
+td.bar div div { background: var(--floor); } code { font: 13px ui-monospace, monospace; overflow-wrap: break-word; }
 """
 
 
@@ -60,9 +60,9 @@ def page(model: str, where: str, steps: Sequence[TimedStep], limits: Ceilings) -
     longest = max((step.us for step in steps), default=0.0) or 1.0
     has_floor = limits.gbytes is not None or limits.gflops is not None
     head = ["step", "operation", "time", "", "share", "kernel", "GFLOP/s", "GB/s"]
-    numbers = {"step", "time", "share", "GFLOP/s", "GB/s", "of the floor"}
+    numbers = {"step", "time", "share", "GFLOP/s", "GB/s", "floor ÷ time"}
     if has_floor:
-        head.append("of the floor")
+        head.append("floor ÷ time")
     rows = [_row(at, step, longest, limits.floor_us(step) if has_floor else None) for at, step in found]
     by_kernel: dict[str, list[float]] = defaultdict(list)
     for step in steps:
@@ -74,7 +74,7 @@ def page(model: str, where: str, steps: Sequence[TimedStep], limits: Ceilings) -
         for kernel, times in kernels
     ]
     note = (
-        "Green: the least time that the step's bytes and operations can take on this machine, a share of the bar."
+        "Green: the floor, the least time in which this machine can move a step's bytes and do its operations."
         if has_floor
         else "The peaks of this machine are not known, so there are no floors."
     )
