@@ -185,7 +185,9 @@ class Check:
                 self.count["refused by torch.export"] += 1
                 return None
             return Wrong("refused", self.way, str(raised))
-        except Exception as raised:  # noqa: BLE001 - whatever it is, it is wrong
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as raised:  # noqa: BLE001 - whatever it is, it is wrong; a panic is no Exception
             last = traceback.extract_tb(raised.__traceback__)[-1]
             return Wrong("crash", self.way, f"{type(raised).__name__}: {str(raised)[:300]} ({last.name}:{last.lineno})")
         return None

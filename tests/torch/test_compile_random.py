@@ -13,8 +13,8 @@ from random_checks import failure
 from random_modules import written
 from strategies import SCALE
 
-#: 120 modules in CI, 10,000 at full scale; random graphs in Rust (crates/lz-graph/tests/compiled) are many more.
-MODULES = 120 if SCALE < 1 else 10_000
+#: 60 modules in CI, 10,000 at full scale; random graphs in Rust (crates/lz-graph/tests/compiled) are many more.
+MODULES = 60 if SCALE < 1 else 10_000
 PART = 10
 
 
