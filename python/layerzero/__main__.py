@@ -26,6 +26,10 @@ def main() -> int:
         from layerzero.backends._shared.hub import command as hub
 
         return hub.main(arguments[1:])
+    if arguments[:1] == ["graph"]:
+        from layerzero import graph_command
+
+        return graph_command.main(arguments[1:])
     figures = any(argument.partition("=")[0] == "--png" for argument in arguments)
     if arguments[:1] == ["report"] and figures and "--help" not in arguments:
         from layerzero import plots

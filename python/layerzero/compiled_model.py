@@ -9,16 +9,18 @@ model again with the sizes that differ as symbols. What cannot be exported, and 
 
 from __future__ import annotations
 
+import inspect
 import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerzero import _native, deciding, loading
-from layerzero.errors import ConfigurationError, InvalidCallError, warn
+from layerzero.errors import ConfigurationError, InvalidCallError, LayerZeroError, warn
 from layerzero.graph_answers import GraphReport, GraphStep, TimedStep
 from layerzero.lifecycle import open_in_forks
 from layerzero.results import Rows, rows
@@ -87,8 +89,11 @@ class _Variant:
         """Why it cannot serve inputs of these sizes; nothing if it can."""
         symbols: dict[str, int] = {}
         for tensor, (name, dtype, shape) in zip(inputs, self.graph.inputs, strict=True):
+            if not hasattr(tensor, "shape"):
+                return f"'{name}' is a {type(tensor).__name__}, the graph takes a tensor"
             if str(tensor.dtype) != f"torch.{dtype}" or tensor.dim() != len(shape):
-                return f"'{name}' is {tensor.dtype} with {tensor.dim()} dimensions"
+                given = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+                return f"'{name}' is {given}, the graph takes {dtype}[{', '.join(map(str, shape))}]"
             for size, wanted in zip(tensor.shape, shape, strict=True):
                 if isinstance(wanted, int):
                     if size != wanted:
@@ -152,7 +157,7 @@ class CompiledModel:
             return self._left_to_model(self._closed, args, kwargs)
         try:
             inputs = first.inputs(args, kwargs)
-            key = tuple([one.shape for one in inputs])
+            key = tuple([(one.dtype, one.shape) for one in inputs])
         except Exception as error:  # noqa: BLE001 - other arguments than those of the examples
             return self._left_to_model(f"other arguments: {_line(error)}", args, kwargs)
         if _wants_gradients(inputs):
@@ -177,6 +182,7 @@ class CompiledModel:
 
     def _exported(self, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> _Variant:
         from layerzero.export import export
+        from layerzero.export.refusals import ExportError, line_of_definition
 
         if getattr(self.model, "training", False):
             raise InvalidCallError(
@@ -184,7 +190,13 @@ class CompiledModel:
                 code="TRAINING_MODE",
                 hint="call model.eval() first",
             )
-        exported = export(_module(self.model), args, kwargs, dynamic_shapes=dynamic_shapes)
+        try:
+            exported = export(_module(self.model), args, kwargs, dynamic_shapes=dynamic_shapes)
+        except ExportError as error:
+            # torch notes the lines of modules, and not those of functions.
+            if error.line or not (line := line_of_definition(self.model)):
+                raise
+            raise ExportError(error.message, line=line, code=error.code, hint=error.hint) from error
         if self._strict and len(exported.host_calls):
             raise InvalidCallError(
                 f"{', '.join(exported.hosts)} would stay torch's",
@@ -221,12 +233,18 @@ class CompiledModel:
             first = self._variants[0]
             why = first.fits(first.inputs(args, kwargs))
             if self.model is not None:
-                warn(f"{type(self.model).__name__} runs by itself: {why}, which it was not compiled for")
+                warn(f"{self._name} runs by itself: {why}, which it was not compiled for")
             return None
         try:
             variant = self._exported(args, kwargs, self._open_sizes(args, kwargs))
         except Exception:  # noqa: BLE001 - sizes that cannot be symbols are exported as they are
-            variant = self._exported(args, kwargs, None)
+            try:
+                variant = self._exported(args, kwargs, None)
+            except LayerZeroError as error:
+                # The model may refuse them too, and then says so itself.
+                self.model(*args, **kwargs)
+                warn(f"{self._name} runs by itself: {_line(error)}")
+                return None
         self._variants = [*self._variants, variant]
         return variant
 
@@ -243,7 +261,8 @@ class CompiledModel:
             shapes[at] = {
                 axis: torch.export.Dim.AUTO
                 for axis, (a, b) in enumerate(zip(now.shape, before.shape, strict=True))
-                if a != b
+                # A size of 0 or 1 is never a symbol.
+                if a != b and a > 1
             }
         positional, named = pytree.tree_unflatten(shapes, spec)
         return {**dict(zip(_parameters(self.model), positional, strict=False)), **named}
@@ -325,7 +344,7 @@ class CompiledModel:
         if not (args or kwargs):
             return self._variants[0], self._variants[0].example
         inputs = self._variants[0].inputs(args, kwargs)
-        found = self._by_sizes.get(tuple([one.shape for one in inputs]))
+        found = self._by_sizes.get(tuple([(one.dtype, one.shape) for one in inputs]))
         if found is None:
             raise InvalidCallError(
                 "the model runs by itself for these inputs", code="WRONG_INPUT", hint="pass sizes it was compiled for"
@@ -345,7 +364,7 @@ class CompiledModel:
         optimised = variant.session.optimised
         slow = Counter(row["op"] for row in steps if row["kernel"].startswith("reference."))
         return GraphReport(
-            model=type(self.model).__name__,
+            model=self._name,
             nodes_exported=optimised["before"],
             nodes=optimised["after"],
             steps=len(steps),
@@ -411,6 +430,19 @@ class CompiledModel:
         Path(path).write_text(json.dumps({"traceEvents": events}))
         return Path(path)
 
+    def save_profile(self, path: str | Path, *args: Any, rounds: int = 20, **kwargs: Any) -> Path:
+        """Writes :meth:`profile` as an HTML page: steps by their time, kernels, and floors where the machine's peaks are known."""
+        from layerzero import profile_page
+
+        steps = self.profile(*args, rounds=rounds, **kwargs)
+        text = profile_page.page(self._name, _hardware(), steps, profile_page.ceilings())
+        Path(path).write_text(text, encoding="utf-8")
+        return Path(path)
+
+    @property
+    def _name(self) -> str:
+        return type(self.model).__name__ if not inspect.isroutine(self.model) else str(self.model.__name__)
+
     def graph(self, form: str = "text") -> str:
         """The optimised graph: as ``text``, a node a line, or as ``dot`` for Graphviz."""
         if form not in ("text", "dot"):
@@ -421,9 +453,7 @@ class CompiledModel:
 
     def save(self, path: str | Path) -> Path:
         """Writes the compiled model to a file, weights included. :func:`load_plan` reads it without the model's code."""
-        from torch.utils import _pytree as pytree
-
-        from layerzero import plan_files
+        from layerzero import nesting, plan_files
 
         variant, _ = self._variant((), {})
         exported = variant.exported
@@ -433,18 +463,26 @@ class CompiledModel:
                 code="NOT_EXPORTABLE",
                 hint="compile with strict=True to see all of them",
             )
+        try:
+            arguments, results = nesting.dumps(exported.in_spec), nesting.dumps(exported.out_spec)
+        except nesting.NestingError as error:
+            raise InvalidCallError(
+                f"arguments or results cannot be written: {_line(error)}",
+                code="NOT_EXPORTABLE",
+                hint="pass and return tensors, lists, tuples and dicts",
+            ) from error
         names = json.loads(exported.document)["constants"]
         weights = dict(zip(names, exported.constants, strict=True))
         weights |= {f"buffer:{at}": buffer for at, buffer in enumerate(exported.buffers)}
         head = {
-            "model": type(self.model).__name__,
+            "model": self._name,
             "hardware": _hardware(),
             "document": exported.document,
             "conditions": [str(one) for one in exported.conditions],
             "taken": exported.taken,
             "given": exported.given,
-            "arguments": pytree.treespec_dumps(exported.in_spec),
-            "results": pytree.treespec_dumps(exported.out_spec),
+            "arguments": arguments,
+            "results": results,
             "examples": [[str(one.dtype).removeprefix("torch."), list(one.shape)] for one in variant.example],
             "off": list(self._how.off),
             "tune": self._how.tune,
@@ -463,9 +501,19 @@ class CompiledModel:
 class LoadedModel(CompiledModel):
     """A compiled model from a file. It has no model to fall back to: other sizes than those it was exported for are an error."""
 
+    #: What the file says the model is called.
+    _written: str = "LoadedModel"
+
+    @property
+    def _name(self) -> str:
+        return self._written
+
     def _left_to_model(self, why: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         variant = self._variants[0]
-        detail = why if why.startswith("other") else variant.fits(variant.inputs(args, kwargs)) or why
+        try:
+            detail = variant.fits(variant.inputs(args, kwargs)) or why
+        except LayerZeroError as error:
+            detail = f"other arguments: {error.message}"
         raise InvalidCallError(
             f"this plan cannot serve the call: {detail}",
             code="WRONG_INPUT",
@@ -489,8 +537,10 @@ def _parts(spec: Any) -> list[Any]:
     return found
 
 
+@cache
 def _hardware() -> str:
-    return _native.device_name(0)
+    """This machine's CPU."""
+    return str(json.loads(_native.devices())[0]["name"])
 
 
 def compile(
@@ -542,19 +592,15 @@ def load_plan(path: str | Path, *, verify: bool = True) -> CompiledModel:
     Weights are mapped from the file. ``verify`` compares them with their checksums, which reads all of them once.
     """
     import torch
-    from torch.utils import _pytree as pytree
 
-    from layerzero import plan_files
+    from layerzero import nesting, plan_files
     from layerzero.export import Exported
     from layerzero.export.host_calls import HostCalls
 
     loading.load()
-    file = plan_files.read(path, verify=verify)
-    head = file.head
     try:
-        here = _hardware()
-        if head["hardware"] != here:
-            warn(f"{path} was written on {head['hardware']}; its kernels are chosen anew for {here}")
+        file = plan_files.read(path, verify=verify)
+        head = file.head
         count = len(json.loads(head["document"])["constants"])
         exported = Exported(
             document=head["document"],
@@ -562,22 +608,66 @@ def load_plan(path: str | Path, *, verify: bool = True) -> CompiledModel:
             buffers=file.weights[count:],
             host_calls=HostCalls(),
             conditions=[_condition(one) for one in head["conditions"]],
-            taken=head["taken"],
-            given=[(at, constant) for at, constant in head["given"]],
-            in_spec=pytree.treespec_loads(head["arguments"]),
-            out_spec=pytree.treespec_loads(head["results"]),
+            taken=[int(at) for at in head["taken"]],
+            given=[(None if at is None else int(at), constant) for at, constant in head["given"]],
+            in_spec=nesting.loads(head["arguments"]),
+            out_spec=nesting.loads(head["results"]),
         )
-        example = [torch.zeros(shape, dtype=getattr(torch, dtype)) for dtype, shape in head["examples"]]
-        how = _How(head["tune"], tuple(head["off"]), head.get("numbers"))
+        example = [torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for dtype, shape in head["examples"]]
+        how = _How(bool(head["tune"]), tuple(str(one) for one in head["off"]), head.get("numbers"))
         loaded = LoadedModel(None, dynamic_shapes=(), tune=how.tune, off=how.off, weights=how.weights)
-        loaded._variants = [_Variant(exported, example, how)]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        loaded._variants = [_Variant(exported, _zeros(example), how)]
+        loaded._written = str(head["model"])
+        _checked(loaded._variants[0])
+        here, there = _hardware(), str(head["hardware"])
+    except ConfigurationError:
+        raise
+    except (
+        *(KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError),
+        *(RecursionError, OverflowError, MemoryError, NotImplementedError, SyntaxError),
+    ) as error:
         raise ConfigurationError(
             f"{path} is no plan of a compiled model: {_line(error)}",
             code="BAD_PLAN",
             hint="make it anew with lz.compile(…).save(…)",
         ) from error
+    if there != here:
+        warn(f"{path} was written on {there}; its kernels are chosen anew for {here}")
     return loaded
+
+
+def _checked(variant: _Variant) -> None:
+    """Checks that arguments, results and examples are those of the graph."""
+    exported, graph = variant.exported, variant.graph
+    taken, given = exported.taken, exported.given
+    if len(taken) + len(exported.buffers) != len(graph.inputs) or len(set(taken)) != len(taken):
+        raise ValueError(f"it takes {len(taken)} arguments, and its graph {len(graph.inputs)}")
+    if any(not 0 <= at < exported.in_spec.num_leaves for at in taken) or exported.in_spec.num_children != 2:
+        raise ValueError("it takes arguments that it does not have")
+    results = range(len(graph.outputs))
+    if len(given) != exported.out_spec.num_leaves or any(at is not None and at not in results for at, _ in given):
+        raise ValueError("it gives results that its graph does not have")
+    if len(variant.example) != len(graph.inputs):
+        raise ValueError(f"it has {len(variant.example)} examples for {len(graph.inputs)} inputs")
+    if why := variant.fits([*variant.example[: len(taken)], *exported.buffers]):
+        raise ValueError(f"its examples do not fit: {why}")
+
+
+#: The greatest example that a plan shows its steps for, in elements.
+_MOST_ELEMENTS = 1 << 30
+
+
+def _zeros(outlines: Sequence[Tensor]) -> list[Tensor]:
+    """Inputs of these sizes. Their memory is not used before it is read."""
+    import torch
+
+    if any(one.numel() > _MOST_ELEMENTS for one in outlines):
+        raise ValueError("its examples are too large")
+    return [torch.zeros(one.shape, dtype=one.dtype) for one in outlines]
+
+
+#: The words a condition may have besides sizes and numbers.
+_WORDS = frozenset(["Eq", "Ne", "Mod", "Max", "Min", "FloorDiv", "PythonMod", "CleanDiv", "And", "Or", "Not"])
 
 
 def _condition(text: str) -> Any:
@@ -587,13 +677,15 @@ def _condition(text: str) -> Any:
     import sympy
 
     # sympy evaluates what it reads: only sums, products and comparisons of sizes get there, no powers.
-    allowed = r"(Eq|Ne|Mod|Max|Min|FloorDiv|[su]\d{1,9}|\d{1,18}|[ ()+*/<>=,&|~-])*"
-    if len(text) > 2000 or "**" in text or not re.fullmatch(allowed, text):
-        raise ValueError(f"the condition {text!r} is not understood")
+    tokens = re.findall(r"[A-Za-z_]\w*|\d+|\S", text) if len(text) <= 2000 else [""]
+    known = (one in _WORDS or re.fullmatch(r"[su]\d{1,9}|\d{1,18}|[()+*/<>=,&|~-]", one) for one in tokens)
+    if "**" in text or not all(known):
+        raise ValueError(f"the condition {text[:100]!r} is not understood")
     names = {name: sympy.Symbol(name, integer=True) for name in re.findall(r"[su]\d+", text)}
-    from torch.utils._sympy.functions import FloorDiv, Mod
+    from torch.utils._sympy import functions
 
-    return sympy.sympify(text, locals={**names, "FloorDiv": FloorDiv, "Mod": Mod})
+    ours = {word: getattr(functions, word) for word in ("FloorDiv", "Mod", "PythonMod", "CleanDiv")}
+    return sympy.sympify(text, locals={**names, **ours})
 
 
 def _module(model: Any) -> Any:
@@ -610,8 +702,6 @@ def _module(model: Any) -> Any:
 
 
 def _parameters(model: Any) -> list[str]:
-    import inspect
-
     function = getattr(model, "forward", model)
     return list(inspect.signature(function).parameters)
 

@@ -151,6 +151,8 @@ def _weight(path: str | Path, mapped: mmap.mmap, first: int, row: dict[str, Any]
         count *= extent
     if min(row["shape"], default=0) < 0 or row["offset"] < 0 or count * dtype.itemsize != length:
         raise _bad(path, f"the weight '{name}' of shape {row['shape']} cannot have {length} bytes")
+    if start % _ALIGN:
+        raise _bad(path, f"the weight '{name}' begins at byte {start}, which is no multiple of {_ALIGN}")
     if start + length > size:
         raise _bad(path, f"the weight '{name}' ends at byte {start + length} of {size}: the file was cut off")
     if verify and hashlib.sha256(memoryview(mapped)[start : start + length]).hexdigest() != row["sha256"]:

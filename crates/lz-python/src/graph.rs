@@ -12,6 +12,7 @@ use pyo3::types::{PyDict, PyList};
 
 use crate::error;
 use crate::host::{kernel_error, torch_is_there};
+use crate::host_calls::{Pending, Several};
 use crate::tensors::{Meta, Purpose, storage};
 
 /// The memory of a tensor that Python holds.
@@ -125,7 +126,7 @@ impl PyGraph {
     }
 
     /// The results for some inputs, and the new contents of those it updates, computed in float64 node by node: slow, and right.
-    /// `host` makes the calls of host nodes: it gets the call's number, which of its results is wanted, and the node's inputs.
+    /// `host` makes the calls of host nodes: it gets the call's number and the node's inputs, and gives a list of all results.
     #[pyo3(signature = (inputs, host = None))]
     fn interpret<'py>(
         &self,
@@ -144,11 +145,12 @@ impl PyGraph {
             .collect::<PyResult<Vec<_>>>()?;
         let (ran, raised) = py.detach(|| {
             let raised: RefCell<Option<PyErr>> = RefCell::new(None);
+            let (several, pending) = (Several::of(&self.graph), Pending::default());
             let views: Vec<TensorView<'_>> = metas.iter().map(Held::view).collect();
             let ran = match &host {
                 None => interpreted::run(&self.graph, &views),
                 Some(host) => interpreted::run_with(&self.graph, &views, &|node, inputs| {
-                    Python::attach(|py| call(py, host, node, inputs)).map_err(|why| {
+                    Python::attach(|py| call(py, host, (&several, &pending), node, inputs)).map_err(|why| {
                         let text = Python::attach(|py| error::one_line(py, &why));
                         raised.borrow_mut().get_or_insert(why);
                         KernelError::Failed(text)
@@ -204,13 +206,18 @@ impl PyGraph {
     }
 }
 
-/// Makes the call of a host node.
-fn call(py: Python<'_>, host: &Py<PyAny>, node: &Host, inputs: &[Option<TensorView<'_>>]) -> PyResult<Tensor> {
-    let given = inputs
-        .iter()
-        .map(|view| view.as_ref().map(|view| to_python(py, view)).transpose())
-        .collect::<PyResult<Vec<_>>>()?;
-    let result = host.bind(py).call1((node.call, node.result, given))?;
+/// One result of the call of a host node.
+fn call(
+    py: Python<'_>,
+    host: &Py<PyAny>,
+    (several, pending): (&Several, &Pending),
+    node: &Host,
+    inputs: &[Option<TensorView<'_>>],
+) -> PyResult<Tensor> {
+    let result = pending.result(py, several, node.call, node.result, || {
+        let given = inputs.iter().map(|view| view.as_ref().map(|view| to_python(py, view)).transpose());
+        host.bind(py).call1((node.call, given.collect::<PyResult<Vec<_>>>()?))
+    })?;
     let meta = read(&result, "Graph.interpret", &node.target)?;
     // SAFETY: the result is held, and nothing writes it during the copy.
     let view = unsafe { meta.view() };

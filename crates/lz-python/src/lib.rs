@@ -28,6 +28,7 @@ mod front;
 mod graph;
 mod graphs;
 mod host;
+mod host_calls;
 mod importing;
 mod inside;
 mod inspect;

@@ -21,6 +21,7 @@ use crate::engine::engine;
 use crate::error;
 use crate::graph::{PyGraph, did_not_run, read, to_python};
 use crate::host::kernel_error;
+use crate::host_calls::{Pending, Several};
 use crate::tensors::Meta;
 use crate::torch::Torch;
 
@@ -29,6 +30,7 @@ use crate::torch::Torch;
 pub struct PySession {
     session: Session,
     report: passes::Report,
+    several: Several,
 }
 
 /// Kernels in the order of the process's engine: its policy, its measurements, the times that ship.
@@ -49,6 +51,8 @@ impl Ranking for ByEngine {
 /// What makes the calls that have no kernel here: a Python function.
 struct Called<'a> {
     host: Option<&'a Py<PyAny>>,
+    several: &'a Several,
+    pending: Pending,
     /// What it raised first.
     raised: Mutex<Option<PyErr>>,
 }
@@ -66,10 +70,11 @@ impl Host for Called<'_> {
         };
         Python::attach(|py| {
             let mut made = || {
-                let given =
-                    inputs.iter().map(|input| input.is_present().then(|| to_python(py, &input.view())).transpose());
-                let given = given.collect::<PyResult<Vec<_>>>()?;
-                let found = host.bind(py).call1((call, result, given))?;
+                let found = self.pending.result(py, self.several, call, result, || {
+                    let given = inputs.iter().map(|input| input.is_present().then(|| to_python(py, &input.view())));
+                    let given = given.map(Option::transpose).collect::<PyResult<Vec<_>>>()?;
+                    host.bind(py).call1((call, given))
+                })?;
                 let meta = read(&found, "Session.run", "result of torch")?;
                 if meta.dtype != output.dtype() || *meta.shape != *output.shape() {
                     let text = format!(
@@ -198,7 +203,7 @@ impl PySession {
         run: impl FnOnce(&Compiled, &mut [External<'_>], &dyn Host) -> Result<R, ExecError> + Send,
     ) -> PyResult<(R, SmallVec<[Fresh<'py>; 4]>)> {
         let fresh = self.fresh(py, compiled)?;
-        let called = Called { host, raised: Mutex::new(None) };
+        let called = Called { host, several: &self.several, pending: Pending::default(), raised: Mutex::new(None) };
         // SAFETY: the objects are held until the run is over. Who writes an input meanwhile races with the run, as with any
         // kernel of torch's.
         let reads: SmallVec<[TensorView<'_>; 8]> = given.iter().map(|one| unsafe { one.meta.view() }).collect();
@@ -280,11 +285,12 @@ impl PySession {
         let packs = shared.map_or_else(|| Arc::new(Packs::of(weights)), |other| other.packs().clone());
         let arenas = shared.map(|other| other.arenas().clone()).unwrap_or_default();
         let options = Options { threads: threads.max(1), chooser, ranking: Arc::new(ByEngine), packs, arenas };
-        Ok(PySession { session: Session::new(graph, options), report })
+        let several = Several::of(&graph);
+        Ok(PySession { session: Session::new(graph, options), report, several })
     }
 
     /// Runs the model. Inputs it updates are written; results are new tensors. `host` makes the calls of torch that have no kernel
-    /// here: it gets the call's number, which of its results is wanted, and tensors.
+    /// here: it gets the call's number and tensors, and gives a list of all results.
     #[pyo3(signature = (inputs, host = None))]
     fn run<'py>(
         &self,

@@ -238,7 +238,7 @@ class _Translation:
             raise refusals.unsupported(f"{op}: {raised}", node, hint) from raised
 
     def _size_of(self, result: Any, node: torch.fx.Node) -> Any:
-        if isinstance(result, (torch.SymInt, torch.SymBool)):
+        if isinstance(result, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             expression = result.node.expr
             return int(expression) if isinstance(expression, sympy.Integer) else expression
         return result

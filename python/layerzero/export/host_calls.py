@@ -54,9 +54,9 @@ class HostCalls:
     def __len__(self) -> int:
         return len(self.calls)
 
-    def __call__(self, call: int, result: int, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """One result of a call."""
+    def __call__(self, call: int, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """All results of a call, which is made once in a run."""
         with torch.no_grad():
             results = self.calls[call](inputs)
-        found: torch.Tensor = results if isinstance(results, torch.Tensor) else results[result]
-        return found.contiguous()
+        several = results if isinstance(results, (tuple, list)) else [results]
+        return [one.contiguous() if isinstance(one, torch.Tensor) else None for one in several]

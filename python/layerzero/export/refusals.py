@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _TORCH = str(Path(torch.__file__).parent)
-_OURS = str(Path(__file__).parent)
+_OURS = str(Path(__file__).parents[1])
 
 
 class ExportError(LayerZeroError, RuntimeError):
@@ -24,6 +24,10 @@ class ExportError(LayerZeroError, RuntimeError):
     def __init__(self, message: str, *, line: str = "", **rest: str) -> None:
         super().__init__(f"{message} ({line})" if line else message, **rest)
         self.line = line
+
+
+def _is_torchs(file: str) -> bool:
+    return file.startswith((_TORCH, "<"))
 
 
 def _of_model(file: str) -> bool:
@@ -41,13 +45,19 @@ def line_of(raised: BaseException) -> str:
     one: BaseException | None = raised
     while one is not None:
         frames = traceback.extract_tb(_traceback(one))
-        inside = [frame for frame in frames if _of_model(frame.filename)]
-        # The first lines are those of the caller of `export`, the last of them called `forward`.
-        called = [i for i, frame in enumerate(inside) if frame.name == "forward"]
-        if called:
+        # The first lines are those of the caller of `export`; the model's begin where `forward` is called.
+        called = [i for i, frame in enumerate(frames) if frame.name == "forward" and not _is_torchs(frame.filename)]
+        inside = [frame for frame in frames[called[0] :] if _of_model(frame.filename)] if called else []
+        if inside:
             found = _shown(inside[-1].filename, inside[-1].lineno)
         one = one.__cause__ or one.__context__
     return found
+
+
+def line_of_definition(function: Any) -> str:
+    """The first line of a function."""
+    code = getattr(function, "__code__", None)
+    return "" if code is None else _shown(code.co_filename, code.co_firstlineno)
 
 
 def _traceback(raised: BaseException) -> TracebackType | None:

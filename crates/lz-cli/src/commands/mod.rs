@@ -6,6 +6,7 @@ pub mod completions;
 pub mod config;
 pub mod doctor;
 pub mod explain;
+pub mod graph;
 pub mod hub;
 pub mod kernels;
 pub mod lock;
@@ -64,6 +65,7 @@ commands! {
     Ready = ready;
     Compat = compat;
     Hub = hub;
+    Graph = graph;
     Schema = schema;
     Bench = bench;
     Completions = completions;

@@ -352,3 +352,41 @@ fn a_constant_may_be_read_through_a_view() {
     .unwrap();
     agrees(&graph, &[drawn(DType::F32, &[2, 4], 4)], 1e-6);
 }
+
+/// What is packed is the weight as the product reads it, not the constant it is a view of.
+#[test]
+fn a_packed_weight_may_be_a_view_of_a_constant() {
+    let view = |op: &str, attrs: &str, shape: &[i64]| {
+        let text = format!(
+            r#"{{"name": "seen", "inputs": [{{"name": "x", "dtype": "float32", "shape": [3, 4]}}], "constants": ["w"],
+            "nodes": [
+              {{"op": "{op}", "attrs": {attrs}, "inputs": ["w"], "output": "t"}},
+              {{"op": "matmul", "attrs": {{}}, "inputs": ["x", "t"], "output": "y"}},
+              {{"op": "matmul", "attrs": {{"transpose_b": true}}, "inputs": ["x", "t"], "output": "z"}}],
+            "outputs": ["y", "z"]}}"#
+        );
+        let weight = Constant::owned("w", drawn(DType::F32, shape, 3));
+        let graph = Graph::from_document(&text, vec![weight]).unwrap();
+        agrees(&graph, &[drawn(DType::F32, &[3, 4], 4)], 1e-6)
+    };
+    let turned = view("permute", r#"{"axes": [1, 0]}"#, &[4, 4]);
+    assert!(kernels(&turned).iter().all(|name| name.starts_with("lz_cpu.linear_packed")), "{:?}", kernels(&turned));
+    assert_eq!(turned.failed(), 0);
+    view("slice", r#"{"axis": 0, "start": 0, "end": 4, "step": 1}"#, &[8, 4]);
+    view("slice", r#"{"axis": 1, "start": 0, "end": 4, "step": 1}"#, &[4, 6]);
+    view("reshape", r#"{"shape": [4, 4]}"#, &[2, 2, 4]);
+}
+
+/// No primitive multiplies float64. In place there is no second try, so none may be taken.
+#[test]
+fn a_residual_of_float64_is_added_in_place() {
+    let text = r#"{"name": "wide", "inputs": [{"name": "x", "dtype": "float64", "shape": [3, 4]}], "constants": ["w"],
+        "nodes": [
+          {"op": "unary", "attrs": {"kind": "tanh"}, "inputs": ["x"], "output": "t"},
+          {"op": "linear", "attrs": {}, "inputs": ["x", "w", null, "t"], "output": "y"}],
+        "outputs": ["y"]}"#;
+    let weight = Constant::owned("w", drawn(DType::F64, &[4, 4], 3));
+    let graph = Graph::from_document(text, vec![weight]).unwrap();
+    let compiled = agrees(&graph, &[drawn(DType::F64, &[3, 4], 4)], 1e-12);
+    assert_eq!((compiled.failed(), kernels(&compiled)[1].as_str()), (0, "reference.linear"));
+}

@@ -43,7 +43,8 @@ pub fn pretranspose(graph: &mut Graph) -> Result<usize, GraphError> {
     let mut copies: HashMap<ValueId, ValueId> = HashMap::new();
     let mut count = 0;
     for id in graph.order()? {
-        let made = graph.node(id);
+        // What nothing reads goes with the first change.
+        let Some(made) = graph.get(id) else { continue };
         let (Op::MatMul(product), Some(right)) = (&made.op, made.inputs.get(1).copied().flatten()) else { continue };
         if product.transpose_b || graph.meta(right).rank() != 2 {
             continue;

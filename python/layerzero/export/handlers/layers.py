@@ -113,16 +113,19 @@ def batch_norm(builder: Builder, call: Call, value: Value, weight: Any, bias: An
     if several and call.used - {0}:
         return NotImplemented
     channels = [1, value.shape[1], *[1] * (value.rank - 2)]
+    # As torch does, halves are computed in float32 and rounded once.
+    dtype = torch.float32 if value.dtype in (torch.float16, torch.bfloat16) else value.dtype
 
     def wide(one: Value) -> Value:
-        return builder.reshape(builder.cast(one, value.dtype), channels)
+        return builder.reshape(builder.cast(one, dtype), channels)
 
-    deviation = builder.unary("sqrt", combine(builder, "add", wide(variance), eps, value.dtype))
-    found = builder.binary("div", builder.binary("sub", value, wide(mean)), deviation)
+    deviation = builder.unary("sqrt", combine(builder, "add", wide(variance), eps, dtype))
+    found = builder.binary("div", builder.binary("sub", builder.cast(value, dtype), wide(mean)), deviation)
     if weight is not None:
         found = builder.binary("mul", found, wide(weight))
     if bias is not None:
         found = builder.binary("add", found, wide(bias))
+    found = builder.cast(found, value.dtype)
     return [found, None, None] if several else found
 
 

@@ -194,6 +194,23 @@ def build(model: Any, dtype: Any) -> Built:
     return Built(built.eval(), name, left_out)
 
 
+def with_weights(model: Any, layers: int | None = None) -> Any:
+    """The model of a configuration on the CPU, in float32, with weights of no meaning; with so many layers."""
+    import torch
+
+    config = config_of(model).get_text_config()
+    if layers is not None:
+        config.num_hidden_layers = layers
+    made = _class_of(config)
+    try:
+        return made._from_config(config, dtype=torch.float32).eval()
+    # Whatever a constructor raises, it is what is wrong with the configuration.
+    except Exception as error:
+        raise refused(
+            f"{made.__name__} cannot be built from this configuration: {type(error).__name__}: {error}"
+        ) from error
+
+
 def _class_of(config: Any) -> Any:
     """The class that runs a configuration: the one it names, else the one that generates, else the bare model."""
     import transformers

@@ -1,12 +1,14 @@
 //! Products with constant weights, which are packed.
 
-use lz_abi::{DType, Extents, Param, row_major};
+use std::sync::Arc;
+
+use lz_abi::{DType, Extents, Param, Storage, row_major};
 use lz_cpu::primitives::{BinaryOp, Primitive};
 use lz_model::ParamValue;
 
 use super::catalog::Call;
 use super::packs::Weights;
-use super::primitives::{activation, bound};
+use super::primitives::{activation, bound, multiplies};
 use super::{Arg, At, Candidate, Site};
 use crate::ops::linear::{Activation, Linear};
 use crate::ops::matmul::MatMul;
@@ -34,15 +36,16 @@ impl Layer<'_> {
         if self.weight.shape.len() != 2 || self.weight.shape.contains(&0) {
             return Vec::new();
         }
+        let Some(turned) = self.turned_in(constant) else { return Vec::new() };
         let narrow = match site.packs.weights() {
             Weights::AsTheyAre => Vec::new(),
-            Weights::Bfloat16 => self.halves(site, outs),
-            Weights::Int8 | Weights::Int4 => self.integers(site, outs),
+            Weights::Bfloat16 => self.halves(site, outs, turned),
+            Weights::Int8 | Weights::Int4 => self.integers(site, outs, turned),
         };
         if !narrow.is_empty() {
             return narrow;
         }
-        let Some(blocks) = site.packs.packed(constant, self.turned) else { return Vec::new() };
+        let Some(blocks) = site.packs.packed(constant, turned) else { return Vec::new() };
         let weight = Arg::constant(blocks);
         let mut found = self.primitive(site, &weight, outs);
         let call = Call {
@@ -77,9 +80,9 @@ impl Layer<'_> {
     }
 
     /// Products with a weight that is rounded to integers with scales.
-    fn integers(&self, site: &Site<'_>, outs: i64) -> Vec<Candidate> {
+    fn integers(&self, site: &Site<'_>, outs: i64, turned: bool) -> Vec<Candidate> {
         let At::Constant(constant, 0) = &self.weight.at else { return Vec::new() };
-        let Some(rounded) = site.packs.rounded(constant, self.turned) else { return Vec::new() };
+        let Some(rounded) = site.packs.rounded(constant, turned) else { return Vec::new() };
         let (weight, scales) = (Arg::constant(rounded.blocks), Arg::constant(rounded.scales));
         let call = Call {
             op: "mlp.linear.quantized",
@@ -102,14 +105,14 @@ impl Layer<'_> {
     }
 
     /// Products in bfloat16: input, weight and bias are rounded, and so is the sum of each output.
-    fn halves(&self, site: &Site<'_>, outs: i64) -> Vec<Candidate> {
+    fn halves(&self, site: &Site<'_>, outs: i64, turned: bool) -> Vec<Candidate> {
         let At::Constant(constant, 0) = &self.weight.at else { return Vec::new() };
         let bias = match self.bias.map(|bias| &bias.at) {
             None => None,
             Some(At::Constant(bias, 0)) => Some(Arg::constant(site.packs.halved(bias))),
             Some(_) => return Vec::new(),
         };
-        let Some(blocks) = site.packs.packed_halves(constant, self.turned) else { return Vec::new() };
+        let Some(blocks) = site.packs.packed_halves(constant, turned) else { return Vec::new() };
         let weight = Arg::constant(blocks);
         // Input and output in bfloat16 lie one after the other in scratch memory.
         let half = |arg: &Arg, from: usize| {
@@ -141,6 +144,17 @@ impl Layer<'_> {
             self.with_residual(site, one)
         });
         if self.x.dtype == DType::F32 { whole.collect() } else { Vec::new() }
+    }
+
+    /// Whether the constant is (in, out). The weight may be a view of it: only the whole, and the whole transposed, can be packed.
+    fn turned_in(&self, constant: &Arc<dyn Storage>) -> Option<bool> {
+        let view = constant.view();
+        let lies = |shape: &[i64], strides: &[i64]| *self.weight.shape == *shape && *self.weight.strides == *strides;
+        if lies(view.shape(), view.strides()) {
+            return Some(self.turned);
+        }
+        let (&[rows, columns], &[down, across]) = (view.shape(), view.strides()) else { return None };
+        lies(&[columns, rows], &[across, down]).then_some(!self.turned)
     }
 
     /// The product of primitives, which adds the residual before it stores.
@@ -195,7 +209,8 @@ pub(super) fn linear(site: &Site<'_>, op: &Linear) -> Vec<Candidate> {
     let layer = Layer { x, weight, turned: false, bias: site.get(2), activation: activation_name, residual };
     let mut found = layer.candidates(site);
     // With narrow weights nothing reads the wide ones, unless all other ways fail.
-    if x.shape.len() > 1 && (found.is_empty() || site.packs.weights() == Weights::AsTheyAre) {
+    let wide = found.is_empty() || site.packs.weights() == Weights::AsTheyAre;
+    if x.shape.len() > 1 && wide && multiplies(x.dtype) {
         let beta = if residual { Param::Float(1.0) } else { Param::None };
         let params = vec![Param::None, Param::Bool(true), Param::None, beta, activation(activation_name)];
         let added = site.get(3).filter(|_| site.in_place != Some(3)).cloned();

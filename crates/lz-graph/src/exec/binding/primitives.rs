@@ -191,8 +191,16 @@ fn gated(site: &Site<'_>, op: &Gated) -> Vec<Candidate> {
     vec![Candidate { name: format!("primitive.{}+mul", kind.name()), calls: vec![first, second], in_place }]
 }
 
+/// Whether there are products of matrices of an element type. In place there is no second try.
+pub(super) fn multiplies(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::Bf16)
+}
+
 /// A product of matrices.
 fn matmul(site: &Site<'_>, op: &MatMul) -> Vec<Candidate> {
+    if !multiplies(site.need(0).dtype) {
+        return Vec::new();
+    }
     let params = vec![Param::Bool(op.transpose_a), Param::Bool(op.transpose_b), Param::Float(op.alpha)];
     vec![one(site, Primitive::Matmul, params, &[])]
 }

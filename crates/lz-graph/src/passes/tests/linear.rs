@@ -358,3 +358,21 @@ fn a_chain_of_fusions_leaves_no_node_without_a_producer() {
     graph.verify().unwrap();
     assert_eq!(ops(&graph), ["linear", "linear", "linear", "reduce"]);
 }
+
+/// A change removes what nothing reads, also nodes that the pass has not come to yet.
+#[test]
+fn dead_nodes_may_go_while_a_pass_runs() {
+    let mut b = Build::new();
+    let x = b.input("s0 4");
+    let (w, v) = (b.weight(&[4, 4]), b.weight(&[4, 4]));
+    let y = b.matmul(x, w);
+    let dead = b.matmul(x, v);
+    b.unary(Tanh, dead);
+    b.graph.outputs.push(y);
+    assert_eq!(ops(&optimized(&b)), ["linear"]);
+    for (name, pass) in super::super::PASSES {
+        let mut graph = b.graph.clone();
+        pass(&mut graph).unwrap_or_else(|why| panic!("{name}: {why}"));
+        graph.verify().unwrap();
+    }
+}
