@@ -26,6 +26,14 @@ _CHECKS = frozenset(
     ["aten._assert_tensor_metadata.default", "aten.sym_constrain_range_for_size.default", "aten.sym_size.int"]
 )
 _GREATEST = 2**62
+#: What gives other sizes and strides to the same memory.
+_VIEWS = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("permute.default", "transpose.int", "t.default", "view.default", "expand.default", "unsqueeze.default"),
+        *("squeeze.dims", "squeeze.dim", "select.int", "slice.Tensor", "detach.default", "alias.default"),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -142,6 +150,8 @@ class _Translation:
     #: Inputs that are changed, by what torch calls them.
     changed: dict[str, Value] = field(default_factory=dict)
     buffers: list[torch.Tensor] = field(default_factory=list)
+    #: Nodes that are weights or views of them, as calls of torch get them; `None` for others.
+    weights: dict[torch.fx.Node, torch.Tensor | None] = field(default_factory=dict)
 
     def run(self, name: str) -> Exported:
         nodes = list(self.program.graph.nodes)
@@ -292,6 +302,24 @@ class _Translation:
 
     # What stays torch's.
 
+    def _constant(self, node: torch.fx.Node) -> torch.Tensor | None:
+        """The weight that a node is, or is a view of. A call of torch gets it as it lies in the model: nothing is copied."""
+        if node not in self.weights:
+            self.weights[node] = self._weight(node)
+        return self.weights[node]
+
+    def _weight(self, node: torch.fx.Node) -> torch.Tensor | None:
+        if node.op == "placeholder":
+            signature = self.program.graph_signature
+            target = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}.get(node.name)
+            changes = target in signature.buffers_to_mutate.values()
+            return None if target is None or changes else self._tensor(target).detach()
+        if node.op != "call_function" or str(node.target) not in _VIEWS:
+            return None
+        of = self._constant(node.args[0]) if isinstance(node.args[0], torch.fx.Node) else None
+        plain = not any(isinstance(one, torch.fx.Node) for one in pytree.tree_leaves((node.args[1:], node.kwargs)))
+        return node.target(of, *node.args[1:], **node.kwargs) if of is not None and plain else None  # type: ignore
+
     def _host(self, node: torch.fx.Node, result: Any) -> Any:
         inputs: list[Value] = []
 
@@ -300,6 +328,8 @@ class _Translation:
                 return argument
             value = self.known[argument]
             if isinstance(value, Value):
+                if (tensor := self._constant(argument)) is not None:
+                    return tensor
                 inputs.append(value)
                 return Slot(len(inputs) - 1)
             if isinstance(value, sympy.Expr):

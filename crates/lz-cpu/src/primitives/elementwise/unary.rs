@@ -12,7 +12,7 @@
 //! leave them as they are; bool has `not`. All others are of floats: convert integers first. `round` takes the even one of two that are
 //! equally near. `not` is of bits, and of truth for bool. `gelu` and `silu` are 0 at minus infinity, their limit.
 
-use lz_abi::{Args, DType, KernelError};
+use lz_abi::{Args, DType, KernelError, Param};
 
 use super::super::kinds::kinds;
 use super::super::loops::Loop;
