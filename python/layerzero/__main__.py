@@ -8,7 +8,19 @@ from importlib import import_module
 from layerzero import _native
 
 #: Benchmarks that need Python: a module of that name in `layerzero.bench`, with `_` for `-`.
-BENCHES = ("compile", "cpu", "graph", "native", "out-of-box", "overhead", "resilience", "start", "tokenize", "tuning")
+BENCHES = (
+    "compile",
+    "cpu",
+    "graph",
+    "graph-ablation",
+    "native",
+    "out-of-box",
+    "overhead",
+    "resilience",
+    "start",
+    "tokenize",
+    "tuning",
+)
 
 
 def main() -> int:

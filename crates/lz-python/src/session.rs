@@ -289,6 +289,12 @@ impl PySession {
         Ok(PySession { session: Session::new(graph, options), report, several })
     }
 
+    /// The passes that optimise graphs, in the order in which they run.
+    #[staticmethod]
+    fn passes() -> Vec<&'static str> {
+        passes::PASSES.iter().map(|(name, _)| *name).collect()
+    }
+
     /// Runs the model. Inputs it updates are written; results are new tensors. `host` makes the calls of torch that have no kernel
     /// here: it gets the call's number and tensors, and gives a list of all results.
     #[pyo3(signature = (inputs, host = None))]

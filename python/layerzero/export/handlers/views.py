@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from layerzero.export import sizes
 from layerzero.export.building import Builder, Value, number
 from layerzero.export.handlers.registry import Call, handles
@@ -72,6 +74,19 @@ def slice_(builder: Builder, call: Call, value: Value, axis: int, start: Any, en
 def narrow(builder: Builder, call: Call, value: Value, axis: int, start: Any, length: Any) -> Value:
     """So many elements of an axis."""
     return slice_(builder, call, value, axis, start, None, 1)
+
+
+@handles("aten.diff.default")
+def diff(builder: Builder, call: Call, value: Value, times: int, axis: int, *ends: Value | None) -> Any:
+    """Each element less the one before it."""
+    if times != 1 or call.dtype == torch.bool:
+        return NotImplemented
+    before, after = ends
+    axis, parts = value.axis(axis), [one for one in (before, value, after) if one is not None]
+    whole = parts[0] if len(parts) == 1 else builder.concat(parts, axis)
+    length = call.shape[axis]
+    left, right = builder.slice(whole, axis, 0, length), builder.slice(whole, axis, 1, length)
+    return builder.binary("sub", right, left)
 
 
 @handles("aten.select.int")
