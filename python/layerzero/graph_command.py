@@ -29,23 +29,22 @@ def main(arguments: Sequence[str]) -> int:
         description="Shows the graph that a model is compiled to, after optimisation.",
         epilog="Exit codes: 0 it is shown; 1 the model cannot be compiled; 2 wrong usage, or something is missing.",
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="show")
-    show = commands.add_parser("show", help="print the graph of a model", description="Prints the graph of a model.")
-    show.add_argument("model", metavar="MODEL", help=_MODEL)
-    form = show.add_mutually_exclusive_group()
+    parser.add_argument("action", choices=["show"], help="print the graph of a model")
+    parser.add_argument("model", metavar="MODEL", help=_MODEL)
+    form = parser.add_mutually_exclusive_group()
     form.add_argument("--dot", action="store_true", help="in the language of Graphviz")
     form.add_argument("--svg", action="store_true", help="drawn as SVG; needs Graphviz")
-    show.add_argument("--output", metavar="FILE", help="write it to a file")
-    show.add_argument(
+    parser.add_argument("--output", metavar="FILE", help="write it to a file")
+    parser.add_argument(
         "--input",
         metavar="SIZES[:DTYPE]",
         action="append",
         default=[],
         help="an input of the model, for example 2x16:int64; once for each input",
     )
-    show.add_argument("--length", type=int, default=16, help="tokens, for a configuration (16)")
-    show.add_argument("--layers", type=int, help="only so many layers of a configuration: weights are allocated")
-    show.add_argument("--off", metavar="PASS", action="append", default=[], help="leave out an optimisation pass")
+    parser.add_argument("--length", type=int, default=16, help="tokens, for a configuration (16)")
+    parser.add_argument("--layers", type=int, help="only so many layers of a configuration: weights are allocated")
+    parser.add_argument("--off", metavar="PASS", action="append", default=[], help="leave out an optimisation pass")
     options = parser.parse_args(arguments)
     loading.load()
     try:

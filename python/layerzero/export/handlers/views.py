@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import sympy
 import torch
 
 from layerzero.export import sizes
@@ -62,12 +63,15 @@ def slice_(builder: Builder, call: Call, value: Value, axis: int, start: Any, en
     """A part of an axis. torch knows how long it is."""
     axis = value.axis(axis)
     size = value.shape[axis]
-    start = 0 if start is None else start
+    return builder.slice(value, axis, first(size, start), call.shape[axis], step)
+
+
+def first(size: sizes.Size, start: Any) -> sizes.Size:
+    """Where a part begins, as Python counts: from the end if it is negative, and never outside."""
+    start = sizes.size(0 if start is None else start)
     if isinstance(start, int) and start < 0:
-        start = max(size + start, 0) if isinstance(size, int) else sizes.size(size + start)
-    if isinstance(start, int) and isinstance(size, int):
-        start = min(start, size)
-    return builder.slice(value, axis, sizes.size(start), call.shape[axis], step)
+        start = max(size + start, 0) if isinstance(size, int) else sizes.size(sympy.Max(size + start, 0))
+    return min(start, size) if isinstance(start, int) and isinstance(size, int) else start
 
 
 @handles("aten.narrow.default")
@@ -192,9 +196,7 @@ def slice_scatter(
     if step != 1:
         return NotImplemented
     size, length = value.shape[axis], source.shape[axis]
-    start = sizes.size(start or 0)
-    if isinstance(start, int) and start < 0:
-        start = sizes.size(size + start)
+    start = first(size, start)
     behind = sizes.size(start + length)
     pieces = [
         builder.slice(value, axis, 0, start),
