@@ -8,7 +8,10 @@ use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use half::{bf16, f16};
-use lz_abi::{DType, Extents, NotASlice, Scalar, Storage, Tensor, TensorRef};
+use lz_abi::{
+    Arena, Args, DType, Extents, NotASlice, Param, Scalar, Storage, Tensor, TensorRef, TensorViewMut, Workspace,
+};
+use lz_cpu::primitives::Primitive;
 use lz_model::ops::mlp::{PACKED_GROUPS, PACKED_ROWS};
 
 use super::rounded::{self, Rounded};
@@ -134,7 +137,7 @@ impl Packs {
             let view = constant.view();
             let view = if turned { view.permuted(&[1, 0]) } else { view };
             let blocks = match view.dtype() {
-                DType::F32 => pack::<f32>(view.as_ref(), 1),
+                DType::F32 => return Some(Arc::new(packed_floats(view.as_ref())?)),
                 DType::F16 => pack::<f16>(view.as_ref(), 1),
                 DType::Bf16 => pack::<bf16>(view.as_ref(), 2),
                 _ => return None,
@@ -175,6 +178,22 @@ impl Packs {
             }
         })
     }
+}
+
+/// The blocks of a weight in float32 (out, in), made by all threads.
+fn packed_floats(weight: TensorRef<'_>) -> Option<Tensor> {
+    let (outs, ins) = (weight.shape()[0], weight.shape()[1]);
+    let (panels, width) = ((outs + PACKED_ROWS - 1) / PACKED_ROWS, PACKED_ROWS);
+    let mut memory = Arena::try_new(DType::F32.bytes_for((panels * ins * width) as usize))?;
+    {
+        let mut blocks = TensorViewMut::contiguous(DType::F32, &[panels, ins, width], memory.bytes_mut()).ok()?;
+        let (mut outputs, params, mut workspace) = ([blocks.as_mut()], [Param::Bool(true)], Workspace::none());
+        let inputs = [weight];
+        let args = Args::new(&inputs, &mut outputs, &params, &[], &mut workspace);
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        Primitive::Pack.run(&mut args.with_threads(lz_cpu::threads(threads))).ok()?;
+    }
+    Tensor::in_memory(DType::F32, &[panels, ins, width, 1], memory)
 }
 
 /// The blocks of a weight (out, in), with so many features side by side.
