@@ -9,6 +9,7 @@
 //! | [`gather`] | elements and rows by their indices |
 //! | [`reduce`] | sums, extremes and their places, along axes |
 //! | [`matmul`] | products of matrices, batched, with an epilogue |
+//! | [`conv`], [`pool`] | convolutions, and the largest or the mean of windows, over one or two axes |
 //!
 //! What holds for all of them:
 //!
@@ -46,17 +47,21 @@ use crate::simd::{Avx2, Avx512, Isa, Portable};
 
 #[cfg(test)]
 mod checking;
+pub mod conv;
 pub mod copy;
 pub mod elementwise;
 pub mod gather;
 mod kinds;
 mod loops;
 pub mod matmul;
+pub mod pool;
 pub mod reduce;
+mod windows;
 
 pub use elementwise::{BinaryOp, UnaryOp};
 pub use loops::RANK;
 pub use matmul::Activation;
+pub use pool::PoolOp;
 pub use reduce::ReduceOp;
 
 /// Dtype and sizes of an input, without its elements.
@@ -214,6 +219,10 @@ primitives! {
     Matmul "matmul" = matmul::Matmul;
     /// A weight in panels, for products: [`matmul`].
     Pack "pack" = matmul::Pack;
+    /// A convolution: [`conv`].
+    Conv "conv" = conv::Conv;
+    /// The largest or the mean of windows: [`pool`].
+    Pool "pool" = pool::Pool;
 }
 
 impl Primitive {

@@ -208,7 +208,7 @@ fn attend<'a, I: Isa, T: Narrow, C: Cache<'a, T>>(
             // Heads follow each other, and so do those of one key/value head.
             for (pass, output) in output.chunks_mut(HEADS * v_dim).enumerate() {
                 let first = item * group + pass * HEADS;
-                let group = Group { queries, first, cache, span, scale, softcap, v_dim, output, keys: PhantomData };
+                let group = Group { queries, first, cache: &cache, span, scale, softcap, v_dim, output };
                 group.attend::<I>();
             }
         }

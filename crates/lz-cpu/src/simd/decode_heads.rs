@@ -33,17 +33,18 @@ pub(super) struct Span {
     pub end: usize,
 }
 
-/// Where the keys and values of one sequence and head are.
-pub(super) trait Cache<'a, T>: Copy {
+/// Where the keys and values of one sequence and head are. Asked by address, once for each tile of keys: the arithmetic is compiled
+/// once for all of them.
+pub(super) trait Cache<'a, T> {
     /// Those of the tokens from `first` on.
     fn read(&self, first: usize, to: &mut [(&'a [T], &'a [T])]);
 }
 /// Up to [`HEADS`] query heads that share a key/value head.
-pub(super) struct Group<'a, 'o, T: Narrow, C: Cache<'a, T>> {
+pub(super) struct Group<'a, 'o, T: Narrow> {
     pub queries: Rows<'o, T>,
     /// The row of the first head's query.
     pub first: usize,
-    pub cache: C,
+    pub cache: &'o dyn Cache<'a, T>,
     pub span: Span,
     pub scale: f32,
     /// 0 is none.
@@ -51,10 +52,9 @@ pub(super) struct Group<'a, 'o, T: Narrow, C: Cache<'a, T>> {
     pub v_dim: usize,
     /// The results of the heads, one after the other.
     pub output: &'o mut [T],
-    pub keys: PhantomData<&'a T>,
 }
 
-impl<'a, T: Narrow, C: Cache<'a, T>> Group<'a, '_, T, C> {
+impl<T: Narrow> Group<'_, '_, T> {
     /// Computes it with the instructions of a set that this CPU has.
     pub fn attend<I: Isa>(self) {
         if I::FUSED {
@@ -79,7 +79,7 @@ struct State {
     largest: [f32; HEADS],
 }
 
-impl<'a, T: Narrow, C: Cache<'a, T>, V: Sixteen, const FUSED: bool> Work for Heads<Group<'a, '_, T, C>, V, FUSED> {
+impl<'a, T: Narrow, V: Sixteen, const FUSED: bool> Work for Heads<Group<'a, '_, T>, V, FUSED> {
     type Output = ();
 
     #[inline(always)]
@@ -123,7 +123,7 @@ impl<'a, T: Narrow, C: Cache<'a, T>, V: Sixteen, const FUSED: bool> Work for Hea
     }
 }
 
-impl<'a, T: Narrow, C: Cache<'a, T>, V: Sixteen, const FUSED: bool> Heads<Group<'a, '_, T, C>, V, FUSED> {
+impl<'a, T: Narrow, V: Sixteen, const FUSED: bool> Heads<Group<'a, '_, T>, V, FUSED> {
     /// Adds the keys and values at hand to `G` heads, and says how many these are.
     #[inline(always)]
     fn step<const G: usize>(&self, head: usize, tile: &[(&'a [T], &'a [T])], state: &mut State) -> usize {

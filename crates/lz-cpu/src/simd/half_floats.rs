@@ -83,7 +83,7 @@ impl Narrow for f16 {
             #[allow(unsafe_code)]
             return unsafe { f16c::widen(from, to) };
         }
-        from.convert_to_f32_slice(to);
+        widen_without(from, to);
     }
 
     #[inline(always)]
@@ -94,7 +94,7 @@ impl Narrow for f16 {
             #[allow(unsafe_code)]
             return unsafe { f16c::narrow(from, to) };
         }
-        to.convert_from_f32_slice(from);
+        narrow_without(from, to);
     }
 
     #[allow(unsafe_code)]
@@ -103,6 +103,18 @@ impl Narrow for f16 {
         // SAFETY: the caller's.
         unsafe { V::load_f16(from) }
     }
+}
+
+/// On a CPU without the instructions. One copy for all kernels.
+#[inline(never)]
+fn widen_without(from: &[f16], to: &mut [f32]) {
+    from.convert_to_f32_slice(to);
+}
+
+/// See above.
+#[inline(never)]
+fn narrow_without(from: &[f32], to: &mut [f16]) {
+    to.convert_from_f32_slice(from);
 }
 
 /// Eight at a time. In a function that is compiled for these instructions, they become part of it.

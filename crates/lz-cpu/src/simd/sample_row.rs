@@ -28,6 +28,8 @@ pub(super) enum Kept {
 /// Memory of a thread, which stays as large as the largest row needed.
 #[derive(Default)]
 pub(super) struct Scratch {
+    /// The row as float32, where it is not.
+    pub wide: Vec<f32>,
     maxima: Vec<f32>,
     some: Vec<f32>,
     weights: Vec<f64>,

@@ -60,12 +60,17 @@ fn rows<I: Isa, T: Narrow, const FUSED: bool>(args: &mut KernelArgs<'_, '_>, kep
     let per_part = rows_per_thread(output.len(), logits.len() * size_of::<T>(), threads.count());
     threads.each_chunk(output, per_part, |part, output| {
         let mut scratch = SCRATCH.take();
+        let mut wide = std::mem::take(&mut scratch.wide);
+        wide.resize(if size_of::<T>() == size_of::<f32>() { 0 } else { rows.len() }, 0.0);
         for (i, output) in output.iter_mut().enumerate() {
             let row = part * per_part + i;
             let uniform = uniforms.get(row as i64);
-            let draw = Draw::<T, FUSED> { row: rows.get(row), kept, uniform, scratch: &mut scratch };
+            // A row is widened once, so that draws are compiled for float32 alone.
+            let row = T::wide(rows.get(row), &mut wide);
+            let draw = Draw::<f32, FUSED> { row, kept, uniform, scratch: &mut scratch };
             *output = I::vectorize(draw).flatten().map_or(-1, |id| id as i64);
         }
+        scratch.wide = wide;
         SCRATCH.set(scratch);
     });
     Ok(())

@@ -390,3 +390,47 @@ fn a_residual_of_float64_is_added_in_place() {
     let compiled = agrees(&graph, &[drawn(DType::F64, &[3, 4], 4)], 1e-12);
     assert_eq!((compiled.failed(), kernels(&compiled)[1].as_str()), (0, "reference.linear"));
 }
+
+/// A stem, a block with a way around it, planes by themselves, and pools.
+const CONVOLUTIONS: &str = r#"{"name": "c", "symbols": [{"name": "s0", "min": 1, "max": 8}],
+    "inputs": [{"name": "x", "dtype": "float32", "shape": ["s0", 3, 21, 18]}],
+    "constants": ["stem", "bias", "block", "around", "planes"],
+    "nodes": [
+      {"op": "conv", "attrs": {"stride": [2, 2], "padding": [3, 3], "dilation": [1, 1], "groups": 1},
+       "inputs": ["x", "stem", "bias"], "output": "a"},
+      {"op": "unary", "attrs": {"kind": "relu"}, "inputs": ["a"], "output": "b"},
+      {"op": "pool", "attrs": {"kind": "max", "kernel": [3, 3], "stride": [2, 2], "padding": [1, 1]},
+       "inputs": ["b"], "output": "p"},
+      {"op": "conv", "attrs": {"stride": [1, 1], "padding": [1, 1], "dilation": [1, 1], "groups": 2},
+       "inputs": ["p", "block"], "output": "c"},
+      {"op": "conv", "attrs": {"stride": [1, 1], "padding": [0, 0], "dilation": [1, 1], "groups": 1},
+       "inputs": ["p", "around"], "output": "d"},
+      {"op": "binary", "attrs": {"kind": "add"}, "inputs": ["c", "d"], "output": "e"},
+      {"op": "conv", "attrs": {"stride": [1, 1], "padding": [2, 2], "dilation": [2, 2], "groups": 12},
+       "inputs": ["e", "planes"], "output": "f"},
+      {"op": "pool", "attrs": {"kind": "avg", "kernel": [2, 2], "stride": [2, 2], "padding": [1, 1], "count_padding": false},
+       "inputs": ["f"], "output": "y"}],
+    "outputs": ["y"]}"#;
+
+#[test]
+fn convolutions_agree_with_their_references() {
+    let constants: [(&str, &[i64]); 5] = [
+        ("stem", &[8, 3, 7, 7]),
+        ("bias", &[8]),
+        ("block", &[12, 4, 3, 3]),
+        ("around", &[12, 8, 1, 1]),
+        ("planes", &[12, 1, 3, 3]),
+    ];
+    let constants = constants.iter().enumerate();
+    let constants =
+        constants.map(|(i, (name, shape))| Constant::owned(name, drawn(DType::F32, shape, 20 + i as u64))).collect();
+    let mut graph = Graph::from_document(CONVOLUTIONS, constants).unwrap();
+    for images in [1, 3] {
+        let compiled = agrees(&graph, &[drawn(DType::F32, &[images, 3, 21, 18], 9)], 2e-6);
+        let used = kernels(&compiled);
+        assert!(used.iter().all(|name| name.starts_with("primitive.")), "{used:?}");
+    }
+    crate::passes::optimize(&mut graph, &crate::passes::Options::default()).unwrap();
+    let compiled = agrees(&graph, &[drawn(DType::F32, &[2, 3, 21, 18], 9)], 2e-6);
+    assert_eq!(kernels(&compiled).iter().filter(|name| *name == "primitive.conv").count(), 4);
+}

@@ -5,11 +5,12 @@ use serde::{Deserialize, Serialize};
 
 use super::elements::{Number, fill, given, same};
 use super::layer_norm::floats;
+use super::linear::Activation;
 use super::{Cost, OpDef};
 use crate::ir::{Dim, Inputs, Meta, ShapeError};
 
 /// Convolution of x (batch, channels, sizes…) with w (outputs, channels / groups, kernel…), plus a number for each output
-/// channel. Zeros stand around x.
+/// channel, put through an activation. Zeros stand around x.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Conv {
@@ -21,6 +22,9 @@ pub struct Conv {
     pub dilation: Vec<i64>,
     /// How many parts the channels have that do not see each other.
     pub groups: i64,
+    /// What is applied to the sum with its bias.
+    #[serde(default)]
+    pub activation: Activation,
 }
 
 /// How often a window fits: `(size + 2·padding - dilation·(kernel - 1) - 1) // stride + 1`.
@@ -102,7 +106,8 @@ impl OpDef for Conv {
                 let weight: Vec<i64> = [index[1]].into_iter().chain(k.iter().copied()).collect();
                 Some(x.get(&place) * w.get(&weight))
             });
-            Number::Float(terms.sum::<f64>() + b.map_or(0.0, |b| b.get(&index[1..2])))
+            let sum = terms.sum::<f64>() + b.map_or(0.0, |b| b.get(&index[1..2]));
+            Number::Float(self.activation.kind().map_or(sum, |kind| kind.of(sum)))
         });
         Ok(())
     }
@@ -127,7 +132,8 @@ mod tests {
     use lz_abi::DType;
 
     fn conv(stride: &[i64], padding: &[i64], dilation: &[i64], groups: i64) -> Conv {
-        Conv { stride: stride.to_vec(), padding: padding.to_vec(), dilation: dilation.to_vec(), groups }
+        let [stride, padding, dilation] = [stride, padding, dilation].map(<[i64]>::to_vec);
+        Conv { stride, padding, dilation, groups, activation: Activation::None }
     }
 
     #[test]

@@ -22,6 +22,7 @@ mod activations;
 mod add_norm;
 mod attention;
 mod constants;
+mod conv;
 mod cse;
 mod fold;
 mod gqa;
@@ -74,6 +75,10 @@ pub const PASSES: &[(&str, Pass)] = &[
     ("bias", linear::bias),
     ("gated", activations::gated),
     ("activation", linear::activation),
+    // Convolutions.
+    ("conv_affine", conv::affine),
+    ("conv_activation", conv::activation),
+    // Sums with what goes around a layer.
     ("residual", linear::residual),
     ("add_norm", add_norm::add_norm),
     ("merge_linear", merge_linear::merge),

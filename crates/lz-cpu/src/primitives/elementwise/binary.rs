@@ -30,7 +30,7 @@ use super::blocks::{Codec, Compute, Raw, Tensor, Tensors};
 use super::lanes::{Operand, map, zip, zip_one_by_one};
 use super::numbers::{Number, with_wide};
 use super::plain::{Plain, two_scalars};
-use crate::simd::{Isa, Work};
+use crate::simd::{Isa, Portable, Work};
 
 kinds! {
     /// Functions of two numbers.
@@ -291,7 +291,7 @@ impl Kernel for Binary {
         };
         let walk = Loop::new(shape, [(shape, strides), layout(0), layout(1)])?;
         let start = out.raw().start();
-        let codec = if float && dtype != DType::F64 { Codec::of::<I>(dtype)? } else { Codec::of::<I::Simple>(dtype)? };
+        let codec = if float && dtype != DType::F64 { Codec::of::<I>(dtype)? } else { Codec::of::<Portable>(dtype)? };
         let of = |i: usize| Tensor::new(inputs[i].map_or(start, |input| input.raw().start()), codec, scalars[i]);
         let (a, b) = (of(0)?, of(1)?);
         if op.divides() && !float && walk.len() > 0 {
@@ -301,8 +301,8 @@ impl Kernel for Binary {
         let compute: Compute = match (op.compares(), float && dtype != DType::F64) {
             (false, true) => compute::<I, f32>,
             (true, true) => compare::<I, f32>,
-            (false, false) => with_wide!(dtype, A => compute::<I::Simple, A>),
-            (true, false) => with_wide!(dtype, A => compare::<I::Simple, A>),
+            (false, false) => with_wide!(dtype, A => compute::<Portable, A>),
+            (true, false) => with_wide!(dtype, A => compare::<Portable, A>),
         };
         let all = Tensors { walk, tensors: [to, a, b], compute, op: op as u8 };
         // SAFETY: `run_on` says that the CPU has the instructions. The loop reaches elements of these tensors only; an absent input

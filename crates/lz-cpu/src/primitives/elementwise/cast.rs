@@ -25,7 +25,7 @@ use super::super::{Kernel, param, wrong};
 use super::blocks::{Codec, Conversion, Tensor};
 use super::numbers::{Number, with_wide};
 use super::select::{Bits, bits_of};
-use crate::simd::{Isa, Work};
+use crate::simd::{Isa, Portable, Work};
 
 /// The primitive.
 pub struct Cast;
@@ -44,8 +44,8 @@ impl Kernel for Cast {
         };
         let tensors = [of(out.raw().start(), to)?, of(input.raw().start(), from)?];
         let convert: unsafe fn(usize, *const u8, *mut u8) = match to {
-            DType::Bool => with_wide!(from, A => convert::<I::Simple, A, i32, true>),
-            to => with_wide!(from, A => with_wide!(to, B => convert::<I::Simple, A, B, false>)),
+            DType::Bool => with_wide!(from, A => convert::<Portable, A, i32, true>),
+            to => with_wide!(from, A => with_wide!(to, B => convert::<Portable, A, B, false>)),
         };
         // SAFETY: `run_on` says that the CPU has the instructions; the loop reaches elements of these tensors only.
         unsafe { Conversion { walk, tensors, convert }.each(threads) };

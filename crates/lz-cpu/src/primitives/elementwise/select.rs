@@ -19,7 +19,7 @@ use super::super::loops::{Layout, Loop, part, parts};
 use super::super::matmul::Products;
 use super::super::{Kernel, param, wrong};
 use super::blocks::BLOCK;
-use crate::simd::{Isa, Work};
+use crate::simd::{Isa, Portable, Work};
 
 /// The primitive.
 pub struct Where;
@@ -27,10 +27,10 @@ pub struct Where;
 impl Kernel for Where {
     fn run<I: Products>(args: &mut Args<'_, '_>) -> Result<(), KernelError> {
         match args.outputs[0].dtype().bits() {
-            8 => run::<I::Simple, u8>(args),
-            16 => run::<I::Simple, u16>(args),
+            8 => run::<Portable, u8>(args),
+            16 => run::<Portable, u16>(args),
             32 => run::<I::Simple, u32>(args),
-            64 => run::<I::Simple, u64>(args),
+            64 => run::<Portable, u64>(args),
             _ => wrong(format!("where does not take {}", args.outputs[0].dtype())),
         }
     }

@@ -28,7 +28,7 @@ use crate::reference::activation as exact;
 use crate::simd::exp::{erf, exp, tanh};
 use crate::simd::gelu::{by_erf, by_tanh};
 use crate::simd::silu_mul::silu;
-use crate::simd::{Isa, Work};
+use crate::simd::{Isa, Portable, Work};
 
 kinds! {
     /// Functions of one number.
@@ -144,12 +144,12 @@ impl Kernel for Unary {
         // For truth, not is x = 0.
         let op = if dtype == DType::Bool && op == UnaryOp::Not { UnaryOp::LogicalNot } else { op };
         let narrow = dtype.is_float() && dtype != DType::F64;
-        let codec = if narrow { Codec::of::<I>(dtype)? } else { Codec::of::<I::Simple>(dtype)? };
+        let codec = if narrow { Codec::of::<I>(dtype)? } else { Codec::of::<Portable>(dtype)? };
         let compute: Compute = match (op.tests(), narrow) {
             (false, true) => compute::<I, f32>,
             (true, true) => test::<I, f32>,
-            (false, false) => with_wide!(dtype, A => compute::<I::Simple, A>),
-            (true, false) => with_wide!(dtype, A => test::<I::Simple, A>),
+            (false, false) => with_wide!(dtype, A => compute::<Portable, A>),
+            (true, false) => with_wide!(dtype, A => test::<Portable, A>),
         };
         let to = Tensor { start, codec: if op.tests() { Codec::truth() } else { codec }, scalar: None };
         let a = Tensor { start: input.map_or(start, |input| input.raw().start()), codec, scalar: None };

@@ -7,11 +7,12 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use lz_abi::{Args, KernelError};
+use lz_abi::{Args, KernelError, Threads};
 
 use super::epilogue::Epilogue;
 use super::operand::Matrix;
 use super::{Call, Products, Sizes};
+use crate::primitives::windows::source::Windows;
 use crate::simd::Work;
 use crate::simd::packed::WIDTH;
 use crate::simd::packed::engine::{DEPTH, Engine, Panels, STRIDE, Scales};
@@ -51,71 +52,133 @@ struct Slots {
 // SAFETY: every thread uses a slot of its own.
 unsafe impl Sync for Slots {}
 
-/// Runs a call.
-pub fn run<I: Products>(args: &mut Args<'_, '_>, call: &Call) -> Result<(), KernelError> {
-    let sizes = call.sizes;
-    let matrices = call.batch.len();
-    if sizes.m == 0 || sizes.n == 0 || matrices == 0 {
-        return Ok(());
-    }
-    let threads = args.threads();
-    let work = sizes.m.saturating_mul(sizes.n).saturating_mul(sizes.k).saturating_mul(matrices);
-    let workers = if work < ONE_THREAD { 1 } else { threads.count() };
-    let panels = sizes.n.div_ceil(WIDTH);
-    let groups = panels.div_ceil(GROUP);
-    let enough = (workers * 4).div_ceil(groups * matrices);
-    let pieces = sizes.m.div_ceil(ROWS).max(enough.min(sizes.m / LEAST_ROWS)).max(1);
-    let tasks = matrices * pieces * groups;
-    let workers = workers.min(tasks);
-    let parts = numbers(sizes).map(|numbers| numbers.next_multiple_of(16));
-    let apart = parts.iter().sum();
-    let memory = args.workspace().take::<f32>(apart * workers)?;
-    let slots = Slots { start: memory.as_mut_ptr(), apart };
-    let next = AtomicUsize::new(0);
-    threads.each(workers, |worker| {
-        let slots = &slots;
-        // SAFETY: a slot for every worker, and each number of a worker is given out once.
-        let slot = unsafe { std::slice::from_raw_parts_mut(slots.start.add(worker * slots.apart), slots.apart) };
-        let (packed, slot) = slot.split_at_mut(parts[0]);
-        let (arranged, sums) = slot.split_at_mut(parts[1]);
-        loop {
-            let task = next.fetch_add(1, Ordering::Relaxed);
-            if task >= tasks {
-                return;
-            }
-            let (group, rest) = (task % groups, task / groups);
-            let (piece, matrix) = (rest % pieces, rest / pieces);
-            let panels = group * GROUP..((group + 1) * GROUP).min(panels);
-            let rows = sizes.m * piece / pieces..sizes.m * (piece + 1) / pieces;
-            let steps = call.batch.inner().1;
-            call.batch.pieces(matrix..matrix + 1, |_, [out, a, b, c]| {
-                let _ = steps;
-                let tiles = Tiles::<I> {
-                    sizes,
-                    a: call.a.at(a),
-                    b: call.b.at(b),
-                    epilogue: call.epilogue.at(out, c),
-                    rows: rows.clone(),
-                    panels: panels.clone(),
-                    packed: &mut *packed,
-                    arranged: &mut *arranged,
-                    sums: sums.as_chunks_mut::<WIDTH>().0,
-                    set: std::marker::PhantomData,
-                };
-                // SAFETY: `run_on` says that the CPU has the instructions. The matrices have these rows and panels, and no other
-                // task has them together.
-                unsafe { I::call(tiles) };
-            });
+/// Where B is.
+#[derive(Clone, Copy)]
+pub enum Source<'a> {
+    /// A matrix as it lies, or packed.
+    Matrix(Matrix),
+    /// The windows of a convolution.
+    Windows(Windows<'a>),
+}
+
+impl Source<'_> {
+    /// The same some elements further on.
+    fn at(self, place: isize) -> Self {
+        match self {
+            Source::Matrix(matrix) => Source::Matrix(matrix.at(place)),
+            Source::Windows(windows) => Source::Windows(windows.at(place)),
         }
-    });
+    }
+
+    /// Where its panels are, if it is packed.
+    fn packed(&self) -> Option<*const f32> {
+        match self {
+            Source::Matrix(matrix) if matrix.packed => Some(matrix.start.cast()),
+            _ => None,
+        }
+    }
+
+    /// As [`Matrix::pack`].
+    ///
+    /// # Safety
+    /// The same.
+    unsafe fn pack<I: Products>(&self, rows: Range<usize>, columns: Range<usize>, to: &mut [f32]) {
+        // SAFETY: the caller's.
+        unsafe {
+            match self {
+                Source::Matrix(matrix) => matrix.pack::<I>(rows, columns, to),
+                Source::Windows(windows) => windows.pack::<I>(rows, columns, to),
+            }
+        }
+    }
+}
+
+/// Runs a call.
+pub fn run<I: Products>(args: &mut Args<'_, '_>, call: &Call<'_>) -> Result<(), KernelError> {
+    let threads = args.threads();
+    let plan = Plan::of(call, threads);
+    let memory = args.workspace().take::<f32>(plan.slot.iter().sum::<usize>() * plan.workers)?;
+    plan.run::<I>(threads, memory, call);
     Ok(())
+}
+
+/// Runs a call in scratch memory of [`scratch`] bytes.
+pub fn run_in<I: Products>(threads: Threads<'_>, memory: &mut [f32], call: &Call<'_>) {
+    Plan::of(call, threads).run::<I>(threads, memory, call);
+}
+
+/// How a call is cut into tasks.
+struct Plan {
+    matrices: usize,
+    groups: usize,
+    pieces: usize,
+    workers: usize,
+    /// Numbers of the scratch memory of a thread.
+    slot: [usize; 3],
+}
+
+impl Plan {
+    fn of(call: &Call<'_>, threads: Threads<'_>) -> Plan {
+        let (sizes, matrices) = (call.sizes, call.batch.len());
+        let work = sizes.m.saturating_mul(sizes.n).saturating_mul(sizes.k).saturating_mul(matrices);
+        let workers = if work < ONE_THREAD { 1 } else { threads.count() };
+        let groups = sizes.n.div_ceil(WIDTH).div_ceil(GROUP);
+        let enough = (workers * 4).div_ceil((groups * matrices).max(1));
+        let pieces = sizes.m.div_ceil(ROWS).max(enough.min(sizes.m / LEAST_ROWS)).max(1);
+        let workers = if sizes.m == 0 { 0 } else { workers.min(matrices * pieces * groups) };
+        let slot = numbers(sizes).map(|numbers| numbers.next_multiple_of(16));
+        Plan { matrices, groups, pieces, workers, slot }
+    }
+
+    fn run<I: Products>(&self, threads: Threads<'_>, memory: &mut [f32], call: &Call<'_>) {
+        let Plan { matrices, groups, pieces, workers, slot: parts } = *self;
+        let (sizes, panels, tasks) = (call.sizes, call.sizes.n.div_ceil(WIDTH), matrices * pieces * groups);
+        let apart: usize = parts.iter().sum();
+        assert!(memory.len() >= apart * workers);
+        let slots = Slots { start: memory.as_mut_ptr(), apart };
+        let next = AtomicUsize::new(0);
+        threads.each(workers, |worker| {
+            let slots = &slots;
+            // SAFETY: a slot for every worker, and each number of a worker is given out once.
+            let slot = unsafe { std::slice::from_raw_parts_mut(slots.start.add(worker * slots.apart), slots.apart) };
+            let (packed, slot) = slot.split_at_mut(parts[0]);
+            let (arranged, sums) = slot.split_at_mut(parts[1]);
+            loop {
+                let task = next.fetch_add(1, Ordering::Relaxed);
+                if task >= tasks {
+                    return;
+                }
+                let (group, rest) = (task % groups, task / groups);
+                let (piece, matrix) = (rest % pieces, rest / pieces);
+                let panels = group * GROUP..((group + 1) * GROUP).min(panels);
+                let rows = sizes.m * piece / pieces..sizes.m * (piece + 1) / pieces;
+                call.batch.pieces(matrix..matrix + 1, |_, [out, a, b, c]| {
+                    let tiles = Tiles::<I> {
+                        sizes,
+                        a: call.a.at(a),
+                        b: call.b.at(b),
+                        epilogue: call.epilogue.at(out, c),
+                        rows: rows.clone(),
+                        panels: panels.clone(),
+                        packed: &mut *packed,
+                        arranged: &mut *arranged,
+                        sums: sums.as_chunks_mut::<WIDTH>().0,
+                        set: std::marker::PhantomData,
+                    };
+                    // SAFETY: `run_on` says that the CPU has the instructions. The matrices have these rows and panels, and no other
+                    // task has them together.
+                    unsafe { I::call(tiles) };
+                });
+            }
+        });
+    }
 }
 
 /// A task.
 struct Tiles<'a, I> {
     sizes: Sizes,
     a: Matrix,
-    b: Matrix,
+    b: Source<'a>,
     epilogue: Epilogue,
     rows: Range<usize>,
     panels: Range<usize>,
@@ -138,12 +201,12 @@ impl<I: Products> Work for Tiles<'_, I> {
             let features = block * DEPTH..((block + 1) * DEPTH).min(sizes.k);
             let depth = features.len() * WIDTH;
             // A packed weight is read where it is.
-            let (weight, apart): (&[f32], usize) = if b.packed {
+            let (weight, apart): (&[f32], usize) = if let Some(packed) = b.packed() {
                 let apart = sizes.k * WIDTH;
                 let start = panels.start * apart + features.start * WIDTH;
                 let len = (count - 1) * apart + depth;
                 // SAFETY: `bind` has checked the sizes of the packed weight.
-                (unsafe { std::slice::from_raw_parts(b.start.cast::<f32>().add(start), len) }, apart)
+                (unsafe { std::slice::from_raw_parts(packed.add(start), len) }, apart)
             } else {
                 for (i, panel) in panels.clone().enumerate() {
                     let columns = panel * WIDTH..((panel + 1) * WIDTH).min(sizes.n);

@@ -37,11 +37,12 @@ use crate::simd::packed::WIDTH;
 use crate::simd::packed::widened::Tile;
 use crate::simd::{Avx2, Avx512, Isa, Portable};
 
-mod epilogue;
-mod float;
-mod operand;
+pub(super) mod epilogue;
+pub(super) mod float;
+pub(super) mod operand;
 
 use epilogue::Epilogue;
+use float::Source;
 use operand::Matrix;
 
 #[cfg(test)]
@@ -65,7 +66,8 @@ kinds! {
 
 /// What an instruction set multiplies with.
 pub(crate) trait Products: Tile {
-    /// What is compiled for those dtypes and functions for which wider vectors bring little: code that is half as large.
+    /// What is compiled for copies of float32, for which wider vectors bring little. Functions of the rarer dtypes (float64 and
+    /// integers) are compiled once, for every CPU of the architecture.
     type Simple: Isa;
 }
 
@@ -86,20 +88,20 @@ pub struct Matmul;
 
 /// The sizes of a call.
 #[derive(Clone, Copy, Debug, Default)]
-struct Sizes {
-    m: usize,
-    n: usize,
-    k: usize,
+pub(super) struct Sizes {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
 }
 
 /// A product of one matrix for each element of a loop.
-struct Call {
-    sizes: Sizes,
-    a: Matrix,
-    b: Matrix,
-    /// The places of matrices, in elements: output, A, B, C.
-    batch: Loop<4>,
-    epilogue: Epilogue,
+pub(super) struct Call<'a> {
+    pub sizes: Sizes,
+    pub a: Matrix,
+    pub b: Source<'a>,
+    /// The places of matrices, in elements: output, A, B, and C; instead of C's those of the bias, where it has a number for each row.
+    pub batch: Loop<4>,
+    pub epilogue: Epilogue,
 }
 
 /// Sizes and strides of the last two axes, and of those before.
@@ -160,7 +162,7 @@ impl Kernel for Matmul {
 }
 
 /// Checks the arguments.
-fn bind(args: &Args<'_, '_>) -> Result<Call, KernelError> {
+fn bind(args: &Args<'_, '_>) -> Result<Call<'static>, KernelError> {
     let (Some(a), Some(b)) = (args.input(0), args.input(1)) else { return wrong("matmul needs two matrices") };
     let out = &args.outputs[0];
     let (shape, steps) = (out.shape(), out.strides());
@@ -261,8 +263,10 @@ fn bind(args: &Args<'_, '_>) -> Result<Call, KernelError> {
         }),
         c: Matrix { start: c_start, dtype: to, row: c_row, column: c_steps[1], packed: false },
         out: Matrix { start, dtype: to, row, column: 1, packed: false },
+        image: usize::MAX,
+        images: 0,
     };
-    Ok(Call { sizes, a, b, batch, epilogue })
+    Ok(Call { sizes, a, b: Source::Matrix(b), batch, epilogue })
 }
 
 /// The primitive.

@@ -49,7 +49,7 @@ macro_rules! with_narrow {
         }
     };
 }
-pub(super) use with_narrow;
+pub(in crate::primitives) use with_narrow;
 
 impl Matrix {
     /// The matrix some elements further on.

@@ -41,7 +41,7 @@ use super::kinds::kinds;
 use super::loops::{Loop, RANK, parts};
 use super::matmul::Products;
 use super::{Kernel, param, wrong};
-use crate::simd::{Isa, Work};
+use crate::simd::{Isa, Portable, Work};
 
 mod fold;
 
@@ -171,14 +171,14 @@ impl Functions {
         let narrow = from.is_float() && from != DType::F64;
         match narrow {
             true => Functions::of_numbers::<I, f32>(to),
-            false => with_wide!(from, A => Functions::of_numbers::<I::Simple, A>(to)),
+            false => with_wide!(from, A => Functions::of_numbers::<Portable, A>(to)),
         }
     }
 
     fn of_numbers<I: Isa, A: Sums>(to: DType) -> Functions {
         let convert: unsafe fn(usize, *const u8, *mut u8) = match to {
-            DType::Bool => convert::<crate::simd::Portable, A::Sum, i32, true>,
-            to => with_wide!(to, B => convert::<crate::simd::Portable, A::Sum, B, false>),
+            DType::Bool => convert::<Portable, A::Sum, i32, true>,
+            to => with_wide!(to, B => convert::<Portable, A::Sum, B, false>),
         };
         Functions {
             begin: |op, sums| sums.fill(fold::bits(A::begin(op))),
@@ -263,7 +263,7 @@ impl Kernel for Reduce {
         let (threads, out) = (args.threads(), &args.outputs[0]);
         let of = Functions::of::<I>(x.dtype(), out.dtype());
         let from = Tensor { start: x.raw().start(), codec: Codec::of::<I>(x.dtype())? };
-        let to = Tensor { start: out.raw().start(), codec: Codec::of::<I::Simple>(out.dtype())? };
+        let to = Tensor { start: out.raw().start(), codec: Codec::of::<Portable>(out.dtype())? };
         let count = along.len();
         if count == 0 && matches!(op, ReduceOp::Max | ReduceOp::Min) && kept.len() > 0 {
             return wrong(format!("{} of no elements", op.name()));
@@ -333,7 +333,7 @@ impl Kernel for ArgReduce {
         }
         let of = Functions::of::<I>(x.dtype(), out.dtype());
         let from = Tensor { start: x.raw().start(), codec: Codec::of::<I>(x.dtype())? };
-        let to = Tensor { start: out.raw().start(), codec: Codec::of::<I::Simple>(out.dtype())? };
+        let to = Tensor { start: out.raw().start(), codec: Codec::of::<Portable>(out.dtype())? };
         let wide = out.dtype() == DType::I64;
         let parts = parts(total.saturating_mul(count), from.codec.size() as usize, threads).min(total.max(1));
         let ([to_step, from_step], [step]) = (kept.inner().1, along.inner().1);
@@ -392,7 +392,7 @@ impl Kernel for Cumsum {
         let of = Functions::of::<I>(dtype, out.dtype());
         let start = out.raw().start();
         let from = Tensor { start: input.map_or(start, |x| x.raw().start()), codec: Codec::of::<I>(dtype)? };
-        let to = Tensor { start, codec: Codec::of::<I::Simple>(out.dtype())? };
+        let to = Tensor { start, codec: Codec::of::<Portable>(out.dtype())? };
         let running: unsafe fn(usize, *const u8, &mut [u64], &mut u64) = with_wide!(dtype, A => running::<A>);
         let (total, count) = (lines.len(), shape[axis] as usize);
         let parts = parts(total.saturating_mul(count), from.codec.size() as usize * 4, threads).min(total.max(1));

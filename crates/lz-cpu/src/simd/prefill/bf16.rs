@@ -20,7 +20,7 @@ use lz_model::{DType, DTypeSet, InputRule, KernelArgs, KernelDescriptor, KernelE
 use super::super::vector::{LANES, Sixteen};
 use super::super::{Isa, Portable, Work, prefill};
 use super::softmax::{Softmax, scale, turn_out};
-use super::tile::{Bias, Head, KEYS, Lanes, Path, ROWS, Scratch, Tile};
+use super::tile::{Head, KEYS, Lanes, Path, ROWS, Scratch, Tile, Write};
 use super::varlen::{self, Varlen, packed};
 use super::{Prefill, dense, takes_masks};
 use crate::kernel::NativeKernel;
@@ -134,19 +134,19 @@ pub(super) struct PairScratch {
 impl<E: PairProducts> Path<bf16> for InPairs<E> {
     type Isa = E::Isa;
 
-    fn attend<B: Bias>(tile: Tile<'_, bf16, B>, scratch: &mut Scratch, write: impl FnMut(usize, &[f32])) {
-        E::Isa::vectorize(Attend::<_, _, E> { tile, scratch: &mut scratch.pairs, write, by: PhantomData });
+    fn attend(tile: Tile<'_, bf16>, scratch: &mut Scratch, write: Write<'_>) {
+        E::Isa::vectorize(Attend::<_, E> { tile, scratch: &mut scratch.pairs, write, by: PhantomData });
     }
 }
 
-struct Attend<'s, W, F, E> {
+struct Attend<'s, W, E> {
     tile: W,
     scratch: &'s mut PairScratch,
-    write: F,
+    write: Write<'s>,
     by: PhantomData<E>,
 }
 
-impl<B: Bias, F: FnMut(usize, &[f32]), E: PairProducts> Work for Attend<'_, Tile<'_, bf16, B>, F, E> {
+impl<E: PairProducts> Work for Attend<'_, Tile<'_, bf16>, E> {
     type Output = ();
 
     #[allow(unsafe_code)]

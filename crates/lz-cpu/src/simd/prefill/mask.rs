@@ -4,7 +4,7 @@ use lz_abi::{Rows, TensorRef};
 use lz_model::{DType, KernelError};
 
 use super::super::half_floats::Narrow;
-use super::tile::{Bias, Lanes, ROWS};
+use super::tile::{Lanes, ROWS};
 use half::{bf16, f16};
 
 /// A mask of a dtype.
@@ -98,14 +98,16 @@ fn biased(score: f32, bias: f32) -> f32 {
     if bias == f32::NEG_INFINITY { bias } else { score + bias }
 }
 
-impl Bias for MaskBias<'_> {
+impl MaskBias<'_> {
+    /// Whether nothing is added.
     #[inline(always)]
-    fn is_none(&self) -> bool {
+    pub fn is_none(&self) -> bool {
         matches!(self, MaskBias::None)
     }
 
+    /// Adds it to the scores of `keys` keys from `first` on.
     #[inline(always)]
-    fn add(&self, first: usize, keys: usize, scores: &mut [Lanes]) {
+    pub fn add(&self, first: usize, keys: usize, scores: &mut [Lanes]) {
         match self {
             MaskBias::None => {}
             MaskBias::Bool(of) => of.each(first, keys, scores, |allowed, score| {

@@ -273,7 +273,7 @@ fn dense<P: Path<T>, T: Narrow>(args: &mut KernelArgs<'_, '_>) -> Result<(), Ker
             softcap: scoring.softcap,
             v_dim,
         };
-        P::attend(tile, scratch, |lane, numbers| {
+        P::attend(tile, scratch, &mut |lane, numbers| {
             let [b, head, i] = at(lane);
             // SAFETY: every query is in one tile, and every tile is one item.
             #[allow(unsafe_code)]

@@ -3,7 +3,7 @@
 
 use super::super::exp::TWO_TO;
 use super::super::vector::{LANES, Sixteen};
-use super::tile::{Lanes, ROWS};
+use super::tile::{Lanes, ROWS, Write};
 
 /// What is known of each query's scores so far.
 pub(super) struct Softmax {
@@ -119,7 +119,7 @@ pub(super) fn turn_out<V: Sixteen>(
     softmax: &Softmax,
     (count, v_dim): (usize, usize),
     rows: &mut Vec<f32>,
-    mut write: impl FnMut(usize, &[f32]),
+    write: Write<'_>,
 ) {
     let width = sums.len();
     rows.resize(ROWS * width, 0.0);

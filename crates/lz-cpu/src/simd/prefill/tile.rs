@@ -12,6 +12,7 @@ use super::super::exp::tanh;
 use super::super::half_floats::Narrow;
 use super::super::vector::Sixteen;
 use super::bf16::PairScratch;
+use super::mask::MaskBias;
 use super::widened::WideScratch;
 
 /// Queries of a tile: two vectors of AVX-512, so that a block of eight keys by all queries is 16 sums in registers.
@@ -39,7 +40,7 @@ pub(super) trait Path<T: Narrow> {
     type Isa: Isa;
 
     /// Computes a tile, and gives each query's result to `write`.
-    fn attend<B: Bias>(tile: Tile<'_, T, B>, scratch: &mut Scratch, write: impl FnMut(usize, &[f32]));
+    fn attend(tile: Tile<'_, T>, scratch: &mut Scratch, write: Write<'_>);
 }
 
 /// The keys that each query of a tile may attend to.
@@ -51,32 +52,14 @@ pub(super) struct Bounds {
     pub last: [i32; ROWS],
 }
 
-/// What is added to the scores of the queries of a tile.
-pub(super) trait Bias {
-    /// Whether nothing is.
-    fn is_none(&self) -> bool;
-    /// Adds it to the scores of `keys` keys from `first` on.
-    fn add(&self, first: usize, keys: usize, scores: &mut [Lanes]);
-}
-
-/// Nothing.
-pub(super) struct NoBias;
-
-impl Bias for NoBias {
-    #[inline(always)]
-    fn is_none(&self) -> bool {
-        true
-    }
-
-    #[inline(always)]
-    fn add(&self, _: usize, _: usize, _: &mut [Lanes]) {}
-}
+/// Takes the result of a query, by its lane. A call by address: tiles are compiled once for everything that takes their results.
+pub(super) type Write<'a> = &'a mut dyn FnMut(usize, &[f32]);
 
 /// A call, and a key/value head of one of its sequences.
 pub(super) type Head = (u64, usize);
 
 /// A tile of queries that share a key/value head.
-pub(super) struct Tile<'a, T: Narrow, B> {
+pub(super) struct Tile<'a, T: Narrow> {
     pub queries: &'a [&'a [T]],
     pub keys: Line<'a, T>,
     pub values: Line<'a, T>,
@@ -86,7 +69,8 @@ pub(super) struct Tile<'a, T: Narrow, B> {
     pub count: usize,
     pub head: Head,
     pub bounds: &'a Bounds,
-    pub bias: B,
+    /// What is added to scores.
+    pub bias: MaskBias<'a>,
     pub scale: f32,
     /// 0 is none.
     pub softcap: f32,
@@ -103,7 +87,7 @@ pub(super) struct Span {
     all: (i32, i32),
 }
 
-impl<T: Narrow, B: Bias> Tile<'_, T, B> {
+impl<T: Narrow> Tile<'_, T> {
     /// Which keys it reads.
     #[inline(always)]
     pub fn span(&self) -> Span {

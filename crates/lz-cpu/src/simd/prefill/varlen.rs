@@ -7,7 +7,8 @@ use lz_model::{KernelArgs, KernelDescriptor, KernelError, Op};
 
 use super::super::half_floats::Narrow;
 use super::super::{Isa, check, with_float};
-use super::tile::{Bounds, NoBias, Path, ROWS, Tile};
+use super::mask::MaskBias;
+use super::tile::{Bounds, Path, ROWS, Tile};
 use super::widened::Widened;
 use super::{Cut, Scoring, Target, described, each_item, given, number_of_call};
 use crate::kernel::NativeKernel;
@@ -94,12 +95,12 @@ pub(super) fn packed<P: Path<T>, T: Narrow>(args: &mut KernelArgs<'_, '_>) -> Re
             count: length as usize,
             head: (call, number * kv_heads + kv_head),
             bounds: &bounds,
-            bias: NoBias,
+            bias: MaskBias::None,
             scale: scoring.scale,
             softcap: scoring.softcap,
             v_dim,
         };
-        P::attend(tile, scratch, |lane, numbers| {
+        P::attend(tile, scratch, &mut |lane, numbers| {
             // SAFETY: every row is in one sequence, every query in one tile, and every tile is one item.
             #[allow(unsafe_code)]
             unsafe {

@@ -8,7 +8,7 @@ use super::super::vector::{LANES, Sixteen};
 use super::super::{Isa, Work};
 use super::products::{add_values, products};
 use super::softmax::{Softmax, scale, turn_out};
-use super::tile::{Bias, KEYS, Lanes, Path, ROWS, Scratch, Tile};
+use super::tile::{KEYS, Lanes, Path, ROWS, Scratch, Tile, Write};
 
 /// The path, for an instruction set.
 pub(super) struct Widened<I>(PhantomData<I>);
@@ -32,27 +32,25 @@ pub(super) struct WideScratch {
 impl<I: Isa, T: Narrow> Path<T> for Widened<I> {
     type Isa = I;
 
-    fn attend<B: Bias>(tile: Tile<'_, T, B>, scratch: &mut Scratch, write: impl FnMut(usize, &[f32])) {
+    fn attend(tile: Tile<'_, T>, scratch: &mut Scratch, write: Write<'_>) {
         let scratch = &mut scratch.wide;
         if I::FUSED {
-            I::vectorize(Attend::<_, _, I::Sixteen, true> { tile, scratch, write, vectors: PhantomData });
+            I::vectorize(Attend::<_, I::Sixteen, true> { tile, scratch, write, vectors: PhantomData });
         } else {
-            I::vectorize(Attend::<_, _, I::Sixteen, false> { tile, scratch, write, vectors: PhantomData });
+            I::vectorize(Attend::<_, I::Sixteen, false> { tile, scratch, write, vectors: PhantomData });
         }
     }
 }
 
 /// A tile, computed by vectors `V`. `FUSED`: as of [`Isa`].
-struct Attend<'s, W, F, V, const FUSED: bool> {
+struct Attend<'s, W, V, const FUSED: bool> {
     tile: W,
     scratch: &'s mut WideScratch,
-    write: F,
+    write: Write<'s>,
     vectors: PhantomData<V>,
 }
 
-impl<T: Narrow, B: Bias, F: FnMut(usize, &[f32]), V: Sixteen, const FUSED: bool> Work
-    for Attend<'_, Tile<'_, T, B>, F, V, FUSED>
-{
+impl<T: Narrow, V: Sixteen, const FUSED: bool> Work for Attend<'_, Tile<'_, T>, V, FUSED> {
     type Output = ();
 
     #[inline(always)]

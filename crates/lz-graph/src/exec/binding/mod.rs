@@ -14,6 +14,7 @@
 //! | [`attention`] | attention |
 //! | [`rope`] | rotary embeddings |
 //! | [`sums`] | norms of sums |
+//! | [`windows`] | convolutions and pools |
 //! | [`primitives`] | kernels that are no operation of the catalog |
 //! | [`needs`] | what candidates ask of the memory plan |
 
@@ -38,6 +39,7 @@ mod reductions;
 mod rope;
 mod rounded;
 mod sums;
+mod windows;
 
 pub use needs::Needs;
 pub use packs::{Packs, Weights};
@@ -245,6 +247,8 @@ pub fn candidates(site: &Site<'_>) -> Vec<Candidate> {
         Op::AddRmsNorm(op) => sums::add_rms_norm(site, op),
         Op::Gated(op) => catalog::gated(site, op),
         Op::Embedding(_) => catalog::embedding(site),
+        Op::Conv(op) => windows::conv(site, op),
+        Op::Pool(op) => windows::pool(site, op),
         // Nothing here can stand in for the program the graph came from.
         Op::Host(op) => return vec![host::host(site, op)],
         _ => Vec::new(),

@@ -71,7 +71,7 @@ fn binary(kind: BinaryKind, dtype: DType) -> BinaryOp {
 }
 
 /// The operation of a primitive for a function of one number.
-fn unary(kind: UnaryKind) -> UnaryOp {
+pub(super) fn unary(kind: UnaryKind) -> UnaryOp {
     match kind {
         UnaryKind::Neg => UnaryOp::Neg,
         UnaryKind::Abs => UnaryOp::Abs,

@@ -1,6 +1,7 @@
 mod attention;
 mod blocks;
 mod build;
+mod conv;
 mod elementwise;
 mod linear;
 mod order;
