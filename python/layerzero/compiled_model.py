@@ -14,7 +14,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,7 @@ class _How:
     tune: bool = False
     off: tuple[str, ...] = ()
     weights: str | None = None
+    precision: str = "highest"
 
 
 class _Variant:
@@ -62,6 +63,7 @@ class _Variant:
             off=list(how.off),
             tune=how.tune,
             weights=how.weights or "float32",
+            precision=how.precision,
             share=share,
         )
         self.host = exported.host_calls if len(exported.host_calls) else None
@@ -123,12 +125,13 @@ class CompiledModel:
         off: Sequence[str] = (),
         strict: bool = False,
         weights: str | None = None,
+        precision: str = "highest",
         share: _native.Session | None = None,
     ) -> None:
         #: The model.
         self.model = model
         self._dynamic_shapes, self._strict = dynamic_shapes, strict
-        self._how, self._share = _How(tune, tuple(off), weights), share
+        self._how, self._share = _How(tune, tuple(off), weights, precision), share
         self._lock = open_in_forks(threading.RLock())
         self._variants: list[_Variant] = []
         self._by_sizes: dict[tuple[Any, ...], _Variant | None] = {}
@@ -374,6 +377,7 @@ class CompiledModel:
             slow_steps=dict(slow),
             arena_bytes=variant.session.arena(inputs),
             weights=self._how.weights or "float32",
+            precision=self._how.precision,
             weight_bytes=variant.session.source_bytes,
             packed_bytes=variant.session.packed_bytes,
             largest_error=self.largest_error(),
@@ -487,6 +491,7 @@ class CompiledModel:
             "off": list(self._how.off),
             "tune": self._how.tune,
             "numbers": self._how.weights,
+            "precision": self._how.precision,
         }
         return plan_files.write(path, head, weights)
 
@@ -552,6 +557,7 @@ def compile(
     off: Sequence[str] = (),
     strict: bool = False,
     weights: str | None = None,
+    precision: str | None = None,
 ) -> CompiledModel:
     """A model as one native call: ``compiled = lz.compile(model, x)``, then ``compiled(x)``.
 
@@ -568,6 +574,10 @@ def compile(
         weights: the numbers that weights of linear layers are kept in: ``"bfloat16"``, ``"int8"`` or ``"int4"``, rounded as
             :func:`pack` does it. Results differ from the model's; ``report().largest_error`` says how much. The model keeps
             its own weights.
+        precision: how exactly products of float32 are computed, as ``torch.set_float32_matmul_precision`` says it, whose setting is
+            taken by default. ``"highest"``: as exactly as in float32; where the CPU multiplies bfloat16 by a matrix unit, numbers may
+            be split into three of those, which hold all their bits. ``"high"``: into two, which hold 16 bits; so does ``"medium"``.
+            ``"float32"``: nothing is split.
     """
     if weights not in (None, *_NARROW):
         raise InvalidCallError(
@@ -575,15 +585,32 @@ def compile(
             code="BAD_PARAM",
             hint="leave it out to keep the model's numbers",
         )
+    precision = _precision(precision)
     loading.load()
     if not callable(model):
         raise InvalidCallError(
             f"{type(model).__name__} cannot be called", code="NOT_A_MODEL", hint="pass a torch.nn.Module or a function"
         )
-    compiled = CompiledModel(model, dynamic_shapes=dynamic_shapes, tune=tune, off=off, strict=strict, weights=weights)
+    compiled = CompiledModel(
+        model, dynamic_shapes=dynamic_shapes, tune=tune, off=off, strict=strict, weights=weights, precision=precision
+    )
     if example_inputs or kwargs:
         compiled._prepare(example_inputs, dict(kwargs or {}))
     return compiled
+
+
+def _precision(asked: str | None) -> str:
+    """The precision of products, without an answer torch's."""
+    import torch
+
+    if asked not in (None, "float32", "highest", "high", "medium"):
+        raise InvalidCallError(
+            f"precision is {asked!r}, expected 'float32', 'highest', 'high' or 'medium'",
+            code="BAD_PARAM",
+            hint="leave it out to follow torch.set_float32_matmul_precision",
+        )
+    found = asked or torch.get_float32_matmul_precision()
+    return "high" if found == "medium" else found
 
 
 def load_plan(path: str | Path, *, verify: bool = True) -> CompiledModel:
@@ -614,8 +641,13 @@ def load_plan(path: str | Path, *, verify: bool = True) -> CompiledModel:
             out_spec=nesting.loads(head["results"]),
         )
         example = [torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for dtype, shape in head["examples"]]
-        how = _How(bool(head["tune"]), tuple(str(one) for one in head["off"]), head.get("numbers"))
-        loaded = LoadedModel(None, dynamic_shapes=(), tune=how.tune, off=how.off, weights=how.weights)
+        how = _How(
+            tune=bool(head["tune"]),
+            off=tuple(str(one) for one in head["off"]),
+            weights=head.get("numbers"),
+            precision=head.get("precision", "highest"),
+        )
+        loaded = LoadedModel(None, dynamic_shapes=(), **asdict(how))
         loaded._variants = [_Variant(exported, _zeros(example), how)]
         loaded._written = str(head["model"])
         _checked(loaded._variants[0])

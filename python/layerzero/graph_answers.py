@@ -78,6 +78,8 @@ class GraphReport(Result):
     """Memory for everything between inputs and results."""
     weights: str
     """The numbers that weights of linear layers are kept in."""
+    precision: str
+    """How exactly products of float32 are computed."""
     weight_bytes: int
     """Memory of the model's own weights that were packed."""
     packed_bytes: int

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use layerzero::abi::program::External;
 use layerzero::abi::{KernelError, TensorMut, TensorRef};
 use layerzero::model::{NamedCall, TensorView, TensorViewMut, row_major};
-use lz_graph::exec::binding::{Packs, Ranking, Weights};
+use lz_graph::exec::binding::{Packs, Precision, Ranking, Weights};
 use lz_graph::exec::choosing::{Chooser, Declared, Timed};
 use lz_graph::exec::compiled::{Compiled, ExecError, Options, StepInfo};
 use lz_graph::exec::kernel::Host;
@@ -251,9 +251,9 @@ fn step<'py>(py: Python<'py>, step: &StepInfo) -> PyResult<Bound<'py, PyDict>> {
 #[pymethods]
 impl PySession {
     /// Optimises a graph. `off` are passes that are left out; `tune` times the kernels of each node in their places. `weights`
-    /// are the numbers that weights of linear layers are made of. Packed weights and arenas are shared with another session.
+    /// are the numbers that weights of linear layers are made of, `precision` says how exactly products are computed. Packed weights and arenas are shared with another session.
     #[new]
-    #[pyo3(signature = (graph, *, threads, off = Vec::new(), tune = false, weights = "float32", share = None))]
+    #[pyo3(signature = (graph, *, threads, off = Vec::new(), tune = false, weights = "float32", precision = "highest", share = None))]
     fn new(
         py: Python<'_>,
         graph: &PyGraph,
@@ -261,11 +261,17 @@ impl PySession {
         off: Vec<String>,
         tune: bool,
         weights: &str,
+        precision: &str,
         share: Option<&PySession>,
     ) -> PyResult<PySession> {
         let Some(&(_, weights)) = Weights::NAMES.iter().find(|(name, _)| *name == weights) else {
             let text = format!("weights is '{weights}', expected one of {:?}", Weights::NAMES.map(|(name, _)| name));
             return Err(error::invalid(py, "BAD_PARAM", &text, "leave it out to keep the model's numbers"));
+        };
+        let Some(&(_, precision)) = Precision::NAMES.iter().find(|(name, _)| *name == precision) else {
+            let names = Precision::NAMES.map(|(name, _)| name);
+            let text = format!("precision is '{precision}', expected one of {names:?}");
+            return Err(error::invalid(py, "BAD_PARAM", &text, "leave it out for results as exact as float32"));
         };
         let shared = share.map(|other| &other.session).filter(|other| other.packs().weights() == weights);
         let mut how = passes::Options::default();
@@ -284,7 +290,8 @@ impl PySession {
         let chooser: Arc<dyn Chooser> = if tune { Arc::new(Timed::default()) } else { Arc::new(Declared) };
         let packs = shared.map_or_else(|| Arc::new(Packs::of(weights)), |other| other.packs().clone());
         let arenas = shared.map(|other| other.arenas().clone()).unwrap_or_default();
-        let options = Options { threads: threads.max(1), chooser, ranking: Arc::new(ByEngine), packs, arenas };
+        let options =
+            Options { threads: threads.max(1), precision, chooser, ranking: Arc::new(ByEngine), packs, arenas };
         let several = Several::of(&graph);
         Ok(PySession { session: Session::new(graph, options), report, several })
     }

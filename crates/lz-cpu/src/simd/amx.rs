@@ -6,7 +6,7 @@
 use super::vector::InOne;
 use super::{Avx512, Isa, Work};
 
-pub use instructions::{configure, multiply, release};
+pub use instructions::{configure, multiply, multiply_parts, release};
 
 /// Rows of a register.
 pub const HEIGHT: usize = 16;
@@ -30,6 +30,9 @@ impl Isa for Amx {
     }
 }
 
+/// Bytes of the pairs of a step.
+pub const PAIRS: usize = HEIGHT * ROW;
+
 /// Two matrices and where their product goes. Each is given by its first byte; its rows are so many bytes apart.
 #[derive(Clone, Copy)]
 pub struct Product {
@@ -52,7 +55,7 @@ mod instructions {
     use std::arch::asm;
     use std::sync::atomic::{AtomicU8, Ordering};
 
-    use super::{HEIGHT, Product, ROW, STEP};
+    use super::{HEIGHT, PAIRS, Product, ROW, STEP};
 
     /// Whether this CPU has the instructions and the system lets the process use them. Linux wants to be asked, once in a
     /// process, and answers for all of its threads.
@@ -138,19 +141,13 @@ mod instructions {
         unsafe { asm!("tilerelease", options(nostack)) };
     }
 
-    /// sums = rows · pairs, or more of them if `adds`. `each_step` is called with the pairs of a step, after its instructions were
-    /// issued, to prefetch others.
+    /// Reads the sums of a product into their registers, or zeros.
     ///
     /// # Safety
-    /// The registers are configured for `count` rows, or for 32 if it is 16. What the product names can be read, and its
-    /// sums written.
+    /// As of [`multiply`].
     #[inline(always)]
-    pub unsafe fn multiply(of: Product, adds: bool, each_step: impl Fn(*const u8)) {
-        let Product { rows, apart, pairs, sums, count, steps } = of;
-        let two = count > HEIGHT;
-        let (mut upper, mut pair) = (rows, pairs);
-        // SAFETY: a step reads 64 bytes of each row and 16 rows of pairs, which the caller says can be read; sums are read and written
-        // where they are. No other code uses these registers.
+    unsafe fn begin(sums: *mut u8, two: bool, adds: bool) {
+        // SAFETY: the caller's.
         unsafe {
             if adds {
                 asm!(
@@ -170,6 +167,138 @@ mod instructions {
             } else if two {
                 asm!("tilezero tmm2", "tilezero tmm3", out("tmm2") _, out("tmm3") _, options(nostack));
             }
+        }
+    }
+
+    /// Writes the sums of a product.
+    ///
+    /// # Safety
+    /// As of [`multiply`].
+    #[inline(always)]
+    unsafe fn end(sums: *mut u8, two: bool) {
+        // SAFETY: the caller's.
+        unsafe {
+            asm!(
+                "tilestored [{sum} + {row}], tmm0",
+                "tilestored [{sum} + {row} + 64], tmm1",
+                sum = in(reg) sums, row = in(reg) ROW, options(nostack),
+            );
+            if two {
+                asm!(
+                    "tilestored [{sum} + {row}], tmm2",
+                    "tilestored [{sum} + {row} + 64], tmm3",
+                    sum = in(reg) sums.add(HEIGHT * ROW), row = in(reg) ROW, options(nostack),
+                );
+            }
+        }
+    }
+
+    /// sums = rows · pairs, where each number is the sum of two or three parts, the largest first. The parts of a row are `plane` bytes
+    /// apart. Those of pairs follow each other in each step. Of four products of parts three are made, of nine six: those left
+    /// out are smaller than what float32 rounds off, or than the last part.
+    ///
+    /// The small products of all steps are added up first: each addition to a sum rounds it, by a share of the sum.
+    ///
+    /// # Safety
+    /// As of [`multiply`], for every part.
+    #[inline(always)]
+    pub unsafe fn multiply_parts<const PARTS: usize>(of: Product, plane: usize) {
+        let Product { rows, apart, pairs, sums, count, steps } = of;
+        let two = count > HEIGHT;
+        let (mut upper, mut pair) = (rows, pairs);
+        macro_rules! rows {
+            ($part:expr) => {
+                asm!(
+                    "tileloadd tmm4, [{upper} + {apart}]",
+                    upper = in(reg) upper.add($part * plane), apart = in(reg) apart, out("tmm4") _, options(nostack),
+                );
+                if two {
+                    asm!(
+                        "tileloadd tmm5, [{lower} + {apart}]",
+                        lower = in(reg) upper.add($part * plane + HEIGHT * apart), apart = in(reg) apart,
+                        out("tmm5") _, options(nostack),
+                    );
+                }
+            };
+        }
+        macro_rules! pairs {
+            ($part:expr) => {
+                asm!(
+                    "tileloadd tmm6, [{pair} + {row}]",
+                    "tileloadd tmm7, [{pair} + {row} + 64]",
+                    pair = in(reg) pair.add($part * PAIRS), row = in(reg) ROW, out("tmm6") _, out("tmm7") _,
+                    options(nostack),
+                );
+            };
+        }
+        macro_rules! times {
+            () => {
+                asm!(
+                    "tdpbf16ps tmm0, tmm4, tmm6",
+                    "tdpbf16ps tmm1, tmm4, tmm7",
+                    out("tmm0") _, out("tmm1") _, options(nostack),
+                );
+                if two {
+                    asm!(
+                        "tdpbf16ps tmm2, tmm5, tmm6",
+                        "tdpbf16ps tmm3, tmm5, tmm7",
+                        out("tmm2") _, out("tmm3") _, options(nostack),
+                    );
+                }
+            };
+        }
+        // SAFETY: as in `multiply`.
+        unsafe {
+            begin(sums, two, false);
+            for _ in 0..steps {
+                // Neighbouring products have one matrix in common.
+                rows!(0);
+                if PARTS == 3 {
+                    pairs!(2);
+                    times!();
+                }
+                pairs!(1);
+                times!();
+                rows!(1);
+                if PARTS == 3 {
+                    times!();
+                }
+                pairs!(0);
+                times!();
+                if PARTS == 3 {
+                    rows!(2);
+                    times!();
+                }
+                upper = upper.add(STEP);
+                pair = pair.add(PARTS * PAIRS);
+            }
+            (upper, pair) = (rows, pairs);
+            for _ in 0..steps {
+                rows!(0);
+                pairs!(0);
+                times!();
+                upper = upper.add(STEP);
+                pair = pair.add(PARTS * PAIRS);
+            }
+            end(sums, two);
+        }
+    }
+
+    /// sums = rows · pairs, or more of them if `adds`. `each_step` is called with the pairs of a step, after its instructions were
+    /// issued, to prefetch others.
+    ///
+    /// # Safety
+    /// The registers are configured for `count` rows, or for 32 if it is 16. What the product names can be read, and its
+    /// sums written.
+    #[inline(always)]
+    pub unsafe fn multiply(of: Product, adds: bool, each_step: impl Fn(*const u8)) {
+        let Product { rows, apart, pairs, sums, count, steps } = of;
+        let two = count > HEIGHT;
+        let (mut upper, mut pair) = (rows, pairs);
+        // SAFETY: a step reads 64 bytes of each row and 16 rows of pairs, which the caller says can be read; sums are read and written
+        // where they are. No other code uses these registers.
+        unsafe {
+            begin(sums, two, adds);
             for _ in 0..steps {
                 asm!(
                     "tileloadd tmm4, [{upper} + {apart}]",
@@ -193,20 +322,9 @@ mod instructions {
                 }
                 each_step(pair);
                 upper = upper.add(STEP);
-                pair = pair.add(HEIGHT * ROW);
+                pair = pair.add(PAIRS);
             }
-            asm!(
-                "tilestored [{sum} + {row}], tmm0",
-                "tilestored [{sum} + {row} + 64], tmm1",
-                sum = in(reg) sums, row = in(reg) ROW, options(nostack),
-            );
-            if two {
-                asm!(
-                    "tilestored [{sum} + {row}], tmm2",
-                    "tilestored [{sum} + {row} + 64], tmm3",
-                    sum = in(reg) sums.add(HEIGHT * ROW), row = in(reg) ROW, options(nostack),
-                );
-            }
+            end(sums, two);
         }
     }
 }
@@ -228,6 +346,10 @@ mod instructions {
     }
 
     pub unsafe fn multiply(_: super::Product, _: bool, _: impl Fn(*const u8)) {
+        unreachable!("only x86-64 has AMX")
+    }
+
+    pub unsafe fn multiply_parts<const PARTS: usize>(_: super::Product, _: usize) {
         unreachable!("only x86-64 has AMX")
     }
 }

@@ -10,7 +10,9 @@ use lz_abi::program::{
 };
 use lz_abi::{KernelError, Storage, Tensor, TensorViewMut, Threads};
 
-use super::binding::{Arg, AsDeclared, At, Bound, Candidate, Needs, Packs, Ranking, Site, candidates, copied};
+use super::binding::{
+    Arg, AsDeclared, At, Bound, Candidate, Needs, Packs, Precision, Ranking, Site, Terms, candidates, copied,
+};
 use super::choosing::{Chooser, Declared};
 use super::kernel::{Host, Kernel, NoHost};
 use crate::ir::{Graph, NodeId, Symbols, ValueId};
@@ -22,6 +24,8 @@ use crate::plan::{self, Instance, InstanceError, MemoryPlan};
 pub struct Options {
     /// The threads kernels may use.
     pub threads: usize,
+    /// How exactly products are computed.
+    pub precision: Precision,
     /// Decides which kernel runs a node.
     pub chooser: Arc<dyn Chooser>,
     /// Ranks the kernels of the catalog's operations.
@@ -32,11 +36,20 @@ pub struct Options {
     pub arenas: Arc<Arenas>,
 }
 
+impl Options {
+    /// What holds for every node.
+    fn terms(&self) -> Terms<'_> {
+        let Options { threads, precision, packs, ranking, .. } = self;
+        Terms { threads: *threads, precision: *precision, packs, ranking: &**ranking }
+    }
+}
+
 impl Default for Options {
     fn default() -> Options {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         Options {
             threads,
+            precision: Precision::default(),
             chooser: Arc::new(Declared),
             ranking: Arc::new(AsDeclared),
             packs: Arc::default(),
@@ -243,15 +256,7 @@ impl<'a> Builder<'a> {
         let is_output = |arg: &Arg| matches!((&arg.at, &output.at), (At::Memory(a), At::Memory(b)) if a == b);
         let in_place =
             inputs.iter().position(|arg| arg.as_ref().is_some_and(is_output)).filter(|_| !output.shape.contains(&0));
-        let site = Site {
-            op,
-            inputs: &inputs,
-            output: &output,
-            in_place,
-            threads: options.threads,
-            packs: &options.packs,
-            ranking: &*options.ranking,
-        };
+        let site = Site { op, inputs: &inputs, output: &output, in_place, terms: options.terms() };
         let scratch = self.plan.scratch.get(id.index()).copied().flatten();
         let scratch = scratch.map_or(0..0, |part| part.offset_bytes..part.offset_bytes + part.bytes);
         let mut found = candidates(&site);
@@ -295,7 +300,7 @@ impl Compiled {
     /// Compiles a graph for exact sizes.
     pub fn new(graph: &Graph, symbols: &Symbols, options: &Options) -> Result<Compiled, ExecError> {
         let instance = Instance::of(graph, symbols)?;
-        let needs = Needs::of(&instance, &options.packs, options.threads, &*options.ranking);
+        let needs = Needs::of(&instance, options.terms());
         let plan = plan::plan(&instance, &needs);
         Compiled::of(&instance, &plan, options)
     }
@@ -512,9 +517,7 @@ fn choose(
             inputs: &inputs,
             output: &found[0].calls[0].outputs[0],
             in_place: None,
-            threads: options.threads,
-            packs: &options.packs,
-            ranking: &*options.ranking,
+            terms: options.terms(),
         };
         let order = options.chooser.choose(&site, found, &mut time);
         let mut ways: Vec<Option<Way>> = std::mem::take(&mut step.ways).into_vec().into_iter().map(Some).collect();

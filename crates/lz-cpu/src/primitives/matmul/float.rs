@@ -63,7 +63,7 @@ pub enum Source<'a> {
 
 impl Source<'_> {
     /// The same some elements further on.
-    fn at(self, place: isize) -> Self {
+    pub(super) fn at(self, place: isize) -> Self {
         match self {
             Source::Matrix(matrix) => Source::Matrix(matrix.at(place)),
             Source::Windows(windows) => Source::Windows(windows.at(place)),
@@ -71,7 +71,8 @@ impl Source<'_> {
     }
 
     /// Where its panels are, if it is packed.
-    fn packed(&self) -> Option<*const f32> {
+    #[inline(always)]
+    pub(super) fn packed(&self) -> Option<*const f32> {
         match self {
             Source::Matrix(matrix) if matrix.packed => Some(matrix.start.cast()),
             _ => None,
@@ -82,7 +83,7 @@ impl Source<'_> {
     ///
     /// # Safety
     /// The same.
-    unsafe fn pack<I: Products>(&self, rows: Range<usize>, columns: Range<usize>, to: &mut [f32]) {
+    pub(super) unsafe fn pack<I: Products>(&self, rows: Range<usize>, columns: Range<usize>, to: &mut [f32]) {
         // SAFETY: the caller's.
         unsafe {
             match self {
@@ -105,6 +106,37 @@ pub fn run<I: Products>(args: &mut Args<'_, '_>, call: &Call<'_>) -> Result<(), 
 /// Runs a call in scratch memory of [`scratch`] bytes.
 pub fn run_in<I: Products>(threads: Threads<'_>, memory: &mut [f32], call: &Call<'_>) {
     Plan::of(call, threads).run::<I>(threads, memory, call);
+}
+
+/// Computes some rows of some panels in scratch memory of [`scratch`] bytes for so many rows. This CPU has the instructions, and nobody
+/// else uses these parts of the output.
+pub fn run_rows<I: Products>(
+    memory: &mut [f32],
+    sizes: Sizes,
+    (a, b): (Matrix, Source<'_>),
+    epilogue: Epilogue,
+    rows: Range<usize>,
+    panels: Range<usize>,
+) {
+    let parts = numbers(Sizes { m: rows.len(), ..sizes }).map(|numbers| numbers.next_multiple_of(16));
+    let (packed, rest) = memory.split_at_mut(parts[0]);
+    let (arranged, sums) = rest.split_at_mut(parts[1]);
+    for first in panels.clone().step_by(GROUP) {
+        let tiles = Tiles::<I> {
+            sizes,
+            a,
+            b,
+            epilogue,
+            rows: rows.clone(),
+            panels: first..(first + GROUP).min(panels.end),
+            packed: &mut *packed,
+            arranged: &mut *arranged,
+            sums: sums.as_chunks_mut::<WIDTH>().0,
+            set: std::marker::PhantomData,
+        };
+        // SAFETY: the caller's.
+        unsafe { I::call(tiles) };
+    }
 }
 
 /// How a call is cut into tasks.

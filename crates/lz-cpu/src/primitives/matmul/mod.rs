@@ -16,6 +16,7 @@
 //! | param 3 | beta; by default 1 where C is given, and 0 where it is not |
 //! | param 4 | the [`Activation`]; none by default |
 //! | param 5 | N, where B is packed: `[⌈N/32⌉, K, 32]`, float32, as [`Pack`] makes it of float weights; otherwise not given |
+//! | param 6 | 2 or 3: the bfloat16 parts that numbers of float32 may be split into where that is faster ([`split`]); not given: never |
 //!
 //! In place: C is absent and beta is not 0: C is the old output. Any strides do for A and B; fastest are those with one stride of 1
 //! among the last two axes. int8 has no bias, alpha, beta nor activation: cast and scale what it gives.
@@ -40,6 +41,7 @@ use crate::simd::{Avx2, Avx512, Isa, Portable};
 pub(super) mod epilogue;
 pub(super) mod float;
 pub(super) mod operand;
+pub mod split;
 
 use epilogue::Epilogue;
 use float::Source;
@@ -69,6 +71,8 @@ pub(crate) trait Products: Tile {
     /// What is compiled for copies of float32, for which wider vectors bring little. Functions of the rarer dtypes (float64 and
     /// integers) are compiled once, for every CPU of the architecture.
     type Simple: Isa;
+    /// Whether AMX may be used beside it.
+    const BESIDE_AMX: bool = false;
 }
 
 impl Products for Portable {
@@ -81,6 +85,7 @@ impl Products for Avx2 {
 
 impl Products for Avx512 {
     type Simple = Avx2;
+    const BESIDE_AMX: bool = true;
 }
 
 /// The primitive.
@@ -130,10 +135,21 @@ fn number(args: &Args<'_, '_>, at: usize, default: f32) -> Result<f32, KernelErr
     }
 }
 
+/// The parts that numbers may be split into.
+fn parts(params: &[Param]) -> Option<usize> {
+    params.get(6)?.as_int().filter(|parts| (2..=3).contains(parts)).map(|parts| parts as usize)
+}
+
 impl Kernel for Matmul {
     fn run<I: Products>(args: &mut Args<'_, '_>) -> Result<(), KernelError> {
         let call = bind(args)?;
-        float::run::<I>(args, &call)
+        match parts(args.params()) {
+            Some(parts) if I::BESIDE_AMX && split::is_here() && split::takes(&call) => match parts {
+                2 => split::run::<2>(args, &call),
+                _ => split::run::<3>(args, &call),
+            },
+            _ => float::run::<I>(args, &call),
+        }
     }
 
     fn scratch(inputs: &[Option<Meta<'_>>], params: &[Param], threads: usize) -> usize {
@@ -157,7 +173,9 @@ impl Kernel for Matmul {
         let lead = |at: usize, i: usize| sizes(at).iter().rev().skip(2).nth(i).copied().unwrap_or(1);
         let rows: i64 = (0..sizes(0).len().max(sizes(1).len())).map(|i| lead(0, i).max(lead(1, i))).product();
         let rows = (m as usize * rows as usize).max(float::HEIGHT);
-        float::scratch(Sizes { m: rows, n: n as usize, k: k as usize }, threads)
+        let sizes = Sizes { m: rows, n: n as usize, k: k as usize };
+        let split = parts(params).map_or(0, |parts| split::scratch(sizes, parts, threads));
+        split.max(float::scratch(sizes, threads))
     }
 }
 

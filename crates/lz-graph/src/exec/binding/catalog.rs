@@ -78,7 +78,7 @@ impl Call<'_> {
         let decision = bench.snapshot.select(&bound.query);
         let mut legal: Vec<_> =
             decision.ranked().filter(|candidate| candidate.accepted() && candidate.transforms.is_empty()).collect();
-        if let Some(ranked) = site.ranking.ranked(self.op, &named) {
+        if let Some(ranked) = site.terms.ranking.ranked(self.op, &named) {
             let place = |id: &str| ranked.iter().position(|one| one.split('@').next() == Some(id));
             legal.retain(|candidate| place(&bench.snapshot.kernel(candidate.kernel).id).is_some());
             legal.sort_by_key(|candidate| place(&bench.snapshot.kernel(candidate.kernel).id));

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use lz_abi::{DType, Extents, Param, Storage, row_major};
+use lz_cpu::primitives::matmul::split;
 use lz_cpu::primitives::{BinaryOp, Primitive};
 use lz_model::ParamValue;
 
@@ -37,7 +38,7 @@ impl Layer<'_> {
             return Vec::new();
         }
         let Some(turned) = self.turned_in(constant) else { return Vec::new() };
-        let narrow = match site.packs.weights() {
+        let narrow = match site.terms.packs.weights() {
             Weights::AsTheyAre => Vec::new(),
             Weights::Bfloat16 => self.halves(site, outs, turned),
             Weights::Int8 | Weights::Int4 => self.integers(site, outs, turned),
@@ -45,7 +46,7 @@ impl Layer<'_> {
         if !narrow.is_empty() {
             return narrow;
         }
-        let Some(blocks) = site.packs.packed(constant, turned) else { return Vec::new() };
+        let Some(blocks) = site.terms.packs.packed(constant, turned) else { return Vec::new() };
         let weight = Arg::constant(blocks);
         let mut found = self.primitive(site, &weight, outs);
         let call = Call {
@@ -73,7 +74,7 @@ impl Layer<'_> {
         if self.residual {
             let inputs = vec![None, site.get(3).cloned()];
             let params = vec![BinaryOp::Add.param()];
-            one.calls.push(bound(Primitive::Binary, inputs, site.output.clone(), params, site.threads));
+            one.calls.push(bound(Primitive::Binary, inputs, site.output.clone(), params, site.terms.threads));
             one.name += "+add";
         }
         one
@@ -82,7 +83,7 @@ impl Layer<'_> {
     /// Products with a weight that is rounded to integers with scales.
     fn integers(&self, site: &Site<'_>, outs: i64, turned: bool) -> Vec<Candidate> {
         let At::Constant(constant, 0) = &self.weight.at else { return Vec::new() };
-        let Some(rounded) = site.packs.rounded(constant, turned) else { return Vec::new() };
+        let Some(rounded) = site.terms.packs.rounded(constant, turned) else { return Vec::new() };
         let (weight, scales) = (Arg::constant(rounded.blocks), Arg::constant(rounded.scales));
         let call = Call {
             op: "mlp.linear.quantized",
@@ -109,10 +110,10 @@ impl Layer<'_> {
         let At::Constant(constant, 0) = &self.weight.at else { return Vec::new() };
         let bias = match self.bias.map(|bias| &bias.at) {
             None => None,
-            Some(At::Constant(bias, 0)) => Some(Arg::constant(site.packs.halved(bias))),
+            Some(At::Constant(bias, 0)) => Some(Arg::constant(site.terms.packs.halved(bias))),
             Some(_) => return Vec::new(),
         };
-        let Some(blocks) = site.packs.packed_halves(constant, turned) else { return Vec::new() };
+        let Some(blocks) = site.terms.packs.packed_halves(constant, turned) else { return Vec::new() };
         let weight = Arg::constant(blocks);
         // Input and output in bfloat16 lie one after the other in scratch memory.
         let half = |arg: &Arg, from: usize| {
@@ -134,7 +135,7 @@ impl Layer<'_> {
             output: &y,
         };
         let cast = |from: &Arg, to: &Arg| {
-            bound(Primitive::Cast, vec![Some(from.clone())], to.clone(), Vec::new(), site.threads)
+            bound(Primitive::Cast, vec![Some(from.clone())], to.clone(), Vec::new(), site.terms.threads)
         };
         let whole = call.candidates(site).into_iter().map(|mut one| {
             one.calls.insert(0, cast(self.x, &x));
@@ -181,9 +182,8 @@ impl Layer<'_> {
         let beta = if self.residual { Param::Float(1.0) } else { Param::None };
         let params = vec![Param::None, Param::None, Param::None, beta, activation(self.activation), Param::Int(outs)];
         let inputs = vec![Some(x), Some(weight), self.bias.cloned(), residual];
-        let call = bound(Primitive::Matmul, inputs, output, params, site.threads);
         let in_place: &[usize] = if self.residual { &[3] } else { &[] };
-        vec![Candidate { name: "primitive.matmul.packed".into(), calls: vec![call], in_place }]
+        products(site, "primitive.matmul.packed", inputs, &output, params, in_place)
     }
 }
 
@@ -209,15 +209,53 @@ pub(super) fn linear(site: &Site<'_>, op: &Linear) -> Vec<Candidate> {
     let layer = Layer { x, weight, turned: false, bias: site.get(2), activation: activation_name, residual };
     let mut found = layer.candidates(site);
     // With narrow weights nothing reads the wide ones, unless all other ways fail.
-    let wide = found.is_empty() || site.packs.weights() == Weights::AsTheyAre;
+    let wide = found.is_empty() || site.terms.packs.weights() == Weights::AsTheyAre;
     if x.shape.len() > 1 && wide && multiplies(x.dtype) {
         let beta = if residual { Param::Float(1.0) } else { Param::None };
         let params = vec![Param::None, Param::Bool(true), Param::None, beta, activation(activation_name)];
         let added = site.get(3).filter(|_| site.in_place != Some(3)).cloned();
         let inputs = vec![Some(x.clone()), Some(weight.clone()), site.get(2).cloned(), added];
-        let call = bound(Primitive::Matmul, inputs, site.output.clone(), params, site.threads);
         let in_place: &[usize] = if residual { &[3] } else { &[] };
-        found.push(Candidate { name: "primitive.matmul".into(), calls: vec![call], in_place });
+        found.extend(products(site, "primitive.matmul", inputs, site.output, params, in_place));
     }
+    // Where numbers are split for the matrix unit, that goes before all that computes in float32.
+    found.sort_by_key(|one| !one.name.contains(SPLIT));
     found
+}
+
+/// In the names of candidates whose numbers are split for the matrix unit.
+const SPLIT: &str = ".split";
+
+/// Rows from which splitting pays: every weight is split in each call, which takes as long as so many rows.
+const LEAST_SPLIT_ROWS: i64 = 48;
+/// Multiplications from which it pays.
+const LEAST_SPLIT_WORK: i64 = 1 << 21;
+
+/// The product as a primitive: with numbers split for the matrix unit, where that pays and is exact enough, and in float32.
+pub(super) fn products(
+    site: &Site<'_>,
+    name: &str,
+    inputs: Vec<Option<Arg>>,
+    output: &Arg,
+    params: Vec<Param>,
+    in_place: &'static [usize],
+) -> Vec<Candidate> {
+    let size = |at: usize| inputs.get(at).and_then(Option::as_ref).map_or(1, |arg| arg.shape.iter().product::<i64>());
+    let (outs, all) = (output.shape.last().copied().unwrap_or(1), output.shape.iter().product::<i64>());
+    let depth = size(0) / (all / outs.max(1)).max(1);
+    let pays = all / outs.max(1) >= LEAST_SPLIT_ROWS && all.saturating_mul(depth) >= LEAST_SPLIT_WORK;
+    let floats = inputs.iter().flatten().chain([output]).all(|arg| arg.dtype == DType::F32);
+    let parts = site.terms.precision.parts().filter(|_| pays && floats && split::is_here());
+    let split = parts.map(|parts| {
+        let mut params = params.clone();
+        params.resize(6, Param::None);
+        params.push(Param::Int(parts));
+        (format!("{name}{SPLIT}{parts}"), params)
+    });
+    let all = split.into_iter().chain([(name.to_owned(), params)]);
+    all.map(|(name, params)| {
+        let call = bound(Primitive::Matmul, inputs.clone(), output.clone(), params, site.terms.threads);
+        Candidate { name, calls: vec![call], in_place }
+    })
+    .collect()
 }

@@ -141,12 +141,48 @@ pub struct Site<'a> {
     pub output: &'a Arg,
     /// The input its result is written over.
     pub in_place: Option<usize>,
-    /// The threads its kernel may use.
+    /// What holds for every node.
+    pub terms: Terms<'a>,
+}
+
+/// What holds for every node of a graph.
+#[derive(Clone, Copy)]
+pub struct Terms<'a> {
+    /// The threads a kernel may use.
     pub threads: usize,
+    /// How exactly products are computed.
+    pub precision: Precision,
     /// Weights that were packed before.
     pub packs: &'a Packs,
     /// Which of the catalog's kernels may run, and in which order.
     pub ranking: &'a dyn Ranking,
+}
+
+/// How exactly products of float32 are computed. Sums are float32 always.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// In float32.
+    Float32,
+    /// As exactly as in float32: numbers may be three bfloat16 parts.
+    #[default]
+    Highest,
+    /// With 16 bits of each number: two bfloat16 parts.
+    High,
+}
+
+impl Precision {
+    /// All of them, by name.
+    pub const NAMES: [(&str, Precision); 3] =
+        [("float32", Precision::Float32), ("highest", Precision::Highest), ("high", Precision::High)];
+
+    /// The bfloat16 parts a number may be split into.
+    pub(crate) fn parts(self) -> Option<i64> {
+        match self {
+            Precision::Float32 => None,
+            Precision::Highest => Some(3),
+            Precision::High => Some(2),
+        }
+    }
 }
 
 /// Who ranks kernels of the catalog's operations: an engine, by its policy and its measurements.
@@ -287,8 +323,6 @@ pub fn copied(from: Arg, to: Arg) -> Vec<Candidate> {
         inputs: &[Some(from)],
         output: &to,
         in_place: None,
-        threads: 1,
-        packs: &Packs::default(),
-        ranking: &AsDeclared,
+        terms: Terms { threads: 1, precision: Precision::default(), packs: &Packs::default(), ranking: &AsDeclared },
     })
 }

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use lz_abi::{Extents, row_major};
 
 use super::attention::SWAPPED;
-use super::{Arg, At, Candidate, Packs, Ranking, Site, candidates};
+use super::{Arg, At, Candidate, Site, Terms, candidates};
 use crate::ir::{NodeId, Source, ValueId};
 use crate::ops::Op;
 use crate::plan::{Demands, Instance, Strides};
@@ -25,18 +25,16 @@ struct Known {
 /// What the kernels of an instance ask of its plan: found by binding each node to tensors that lie row-major.
 pub struct Needs<'a> {
     instance: &'a Instance<'a>,
-    packs: &'a Packs,
-    threads: usize,
-    ranking: &'a dyn Ranking,
+    terms: Terms<'a>,
     known: Vec<Option<Known>>,
     strided: RefCell<HashMap<(NodeId, usize), bool>>,
 }
 
 impl<'a> Needs<'a> {
     /// Of an instance.
-    pub fn of(instance: &'a Instance<'a>, packs: &'a Packs, threads: usize, ranking: &'a dyn Ranking) -> Needs<'a> {
+    pub fn of(instance: &'a Instance<'a>, terms: Terms<'a>) -> Needs<'a> {
         let known = (0..instance.node_count()).map(|_| None).collect();
-        let mut needs = Needs { instance, packs, threads, ranking, known, strided: RefCell::default() };
+        let mut needs = Needs { instance, terms, known, strided: RefCell::default() };
         for &id in instance.order() {
             let candidates = needs.bind(id, None);
             let scratch = candidates.iter().map(Candidate::scratch).max().unwrap_or(0);
@@ -56,7 +54,7 @@ impl<'a> Needs<'a> {
     fn inputs(&self, id: NodeId) -> Vec<Option<Arg>> {
         let (op, inputs) = (self.instance.op(id), &self.instance.node(id).inputs);
         let arg = |at, value| match self.instance.graph().constant(value) {
-            Some(constant) => Arg::constant_of(op, at, constant, self.packs),
+            Some(constant) => Arg::constant_of(op, at, constant, self.terms.packs),
             None => self.made(value),
         };
         inputs.iter().enumerate().map(|(at, input)| input.map(|value| arg(at, value))).collect()
@@ -77,8 +75,8 @@ impl<'a> Needs<'a> {
             arg.strides = strides;
         }
         let output = self.made(node.output);
-        let (op, packs, threads, ranking) = (self.instance.op(id), self.packs, self.threads, self.ranking);
-        candidates(&Site { op, inputs: &inputs, output: &output, in_place: None, threads, packs, ranking })
+        let (op, terms) = (self.instance.op(id), self.terms);
+        candidates(&Site { op, inputs: &inputs, output: &output, in_place: None, terms })
     }
 
     /// Whether tokens come before heads in everything that reads the result of attention: it is then stored so.
@@ -94,8 +92,8 @@ impl<'a> Needs<'a> {
         let mut output = self.made(node.output);
         output.strides = turned(&output.shape);
         let inputs = self.inputs(id);
-        let (op, packs, threads, ranking) = (self.instance.op(id), self.packs, self.threads, self.ranking);
-        let found = candidates(&Site { op, inputs: &inputs, output: &output, in_place: None, threads, packs, ranking });
+        let (op, terms) = (self.instance.op(id), self.terms);
+        let found = candidates(&Site { op, inputs: &inputs, output: &output, in_place: None, terms });
         !found[0].is_reference()
     }
 

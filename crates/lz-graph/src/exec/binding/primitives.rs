@@ -3,6 +3,7 @@
 use lz_abi::{DType, Param};
 use lz_cpu::primitives::{Activation, BinaryOp, Meta, Primitive, UnaryOp};
 
+use super::linear::products;
 use super::{Arg, Bound, Candidate, Site, reductions};
 use crate::exec::kernel::Kernel;
 use crate::ops::Op;
@@ -37,7 +38,7 @@ pub(super) fn one(site: &Site<'_>, primitive: Primitive, params: Vec<Param>, in_
     let inputs = site.read();
     Candidate {
         name: format!("primitive.{}", primitive.name()),
-        calls: vec![bound(primitive, inputs, site.output.clone(), params, site.threads)],
+        calls: vec![bound(primitive, inputs, site.output.clone(), params, site.terms.threads)],
         in_place,
     }
 }
@@ -107,7 +108,7 @@ pub(super) fn candidates(site: &Site<'_>) -> Vec<Candidate> {
     let given = || site.inputs.iter().flatten().collect::<Vec<_>>();
     let in_place = |inputs: &'static [usize]| if floats(&given()) && floats(&[site.output]) { inputs } else { &[] };
     let copy = |arg: Arg| {
-        let call = bound(Primitive::Copy, vec![Some(arg)], site.output.clone(), Vec::new(), site.threads);
+        let call = bound(Primitive::Copy, vec![Some(arg)], site.output.clone(), Vec::new(), site.terms.threads);
         vec![Candidate { name: "primitive.copy".into(), calls: vec![call], in_place: &[] }]
     };
     match site.op {
@@ -172,7 +173,7 @@ fn reshape(site: &Site<'_>) -> Vec<Candidate> {
     }
     // The result with the sizes of the input: the same row-major elements.
     let shaped = Arg { shape: from.shape.clone(), strides: lz_abi::row_major(&from.shape), ..to.clone() };
-    let call = bound(Primitive::Copy, vec![Some(from.clone())], shaped, Vec::new(), site.threads);
+    let call = bound(Primitive::Copy, vec![Some(from.clone())], shaped, Vec::new(), site.terms.threads);
     vec![Candidate { name: "primitive.copy".into(), calls: vec![call], in_place: &[] }]
 }
 
@@ -183,7 +184,7 @@ fn gated(site: &Site<'_>, op: &Gated) -> Vec<Candidate> {
         return Vec::new();
     }
     let gate = site.read().swap_remove(0);
-    let (kind, threads, out) = (unary(op.kind.function()), site.threads, || site.output.clone());
+    let (kind, threads, out) = (unary(op.kind.function()), site.terms.threads, || site.output.clone());
     let first = bound(Primitive::Unary, vec![gate], out(), vec![kind.param()], threads);
     let second =
         bound(Primitive::Binary, vec![None, site.inputs[1].clone()], out(), vec![BinaryOp::Mul.param()], threads);
@@ -202,5 +203,5 @@ fn matmul(site: &Site<'_>, op: &MatMul) -> Vec<Candidate> {
         return Vec::new();
     }
     let params = vec![Param::Bool(op.transpose_a), Param::Bool(op.transpose_b), Param::Float(op.alpha)];
-    vec![one(site, Primitive::Matmul, params, &[])]
+    products(site, "primitive.matmul", site.read(), site.output, params, &[])
 }
