@@ -193,16 +193,14 @@ mod instructions {
         }
     }
 
-    /// sums = rows · pairs, where each number is the sum of two or three parts, the largest first. The parts of a row are `plane` bytes
-    /// apart. Those of pairs follow each other in each step. Of four products of parts three are made, of nine six: those left
-    /// out are smaller than what float32 rounds off, or than the last part.
-    ///
-    /// The small products of all steps are added up first: each addition to a sum rounds it, by a share of the sum.
+    /// sums = rows · pairs, or more of them if `adds`, where each number is the sum of two or three parts, the largest first. The parts
+    /// of a row are `plane` bytes apart. Those of pairs follow each other in each step. Of four products of parts three are made,
+    /// of nine six: those left out are smaller than what float32 rounds off, or than the last part.
     ///
     /// # Safety
     /// As of [`multiply`], for every part.
     #[inline(always)]
-    pub unsafe fn multiply_parts<const PARTS: usize>(of: Product, plane: usize) {
+    pub unsafe fn multiply_parts<const PARTS: usize>(of: Product, plane: usize, adds: bool) {
         let Product { rows, apart, pairs, sums, count, steps } = of;
         let two = count > HEIGHT;
         let (mut upper, mut pair) = (rows, pairs);
@@ -249,7 +247,7 @@ mod instructions {
         }
         // SAFETY: as in `multiply`.
         unsafe {
-            begin(sums, two, false);
+            begin(sums, two, adds);
             for _ in 0..steps {
                 // Neighbouring products have one matrix in common.
                 rows!(0);
@@ -269,13 +267,7 @@ mod instructions {
                     rows!(2);
                     times!();
                 }
-                upper = upper.add(STEP);
-                pair = pair.add(PARTS * PAIRS);
-            }
-            (upper, pair) = (rows, pairs);
-            for _ in 0..steps {
                 rows!(0);
-                pairs!(0);
                 times!();
                 upper = upper.add(STEP);
                 pair = pair.add(PARTS * PAIRS);
@@ -349,7 +341,7 @@ mod instructions {
         unreachable!("only x86-64 has AMX")
     }
 
-    pub unsafe fn multiply_parts<const PARTS: usize>(_: super::Product, _: usize) {
+    pub unsafe fn multiply_parts<const PARTS: usize>(_: super::Product, _: usize, _: bool) {
         unreachable!("only x86-64 has AMX")
     }
 }

@@ -26,17 +26,20 @@ use crate::simd::amx::{self, Amx, HEIGHT, PAIRS, Product, ROW, STEP};
 use crate::simd::packed::WIDTH;
 use crate::simd::{Avx512, Isa, Work, check};
 
-/// Rows of B of a block: a tile's parts of it, at most 50 KiB, stay near.
-const DEEP: usize = 256;
+/// Rows of B of a block: a tile's parts of it, at most 26 KiB, stay in the first cache.
+const DEEP: usize = 128;
+/// Blocks whose products are added one after the other before their sum joins those of the blocks before: every addition rounds,
+/// by a share of the sum so far.
+const CHAIN: usize = 4;
 /// Rows of B that one instruction multiplies.
 const STEPS: usize = STEP / 2;
 /// Rows of a tile.
 const TALL: usize = 2 * HEIGHT;
-/// Panels of a group at most: their parts of a block, at most 768 KiB, stay in the second cache.
+/// Panels of a group at most: their parts of a block, at most 384 KiB, stay in the second cache.
 const GROUP: usize = 16;
 /// Panels of a group at least, where there are more: a tile is split again for each group.
 const LEAST_GROUP: usize = 6;
-/// Rows of a task at most: their sums are 1 MiB.
+/// Rows of a task at most: their sums are 1 MiB, and once more where there are several chains.
 const ROWS: usize = 512;
 /// Rows of a task at least, where there are more: panels are split again for each task.
 const LEAST_ROWS: usize = 128;
@@ -73,7 +76,7 @@ struct Plan {
     pieces: usize,
     workers: usize,
     /// Numbers of the scratch memory of a thread ([`slot`]).
-    slot: [usize; 4],
+    slot: [usize; 5],
 }
 
 impl Plan {
@@ -88,9 +91,9 @@ impl Plan {
     }
 }
 
-/// Numbers of the scratch memory of a thread: a tile or a panel in float32; the parts of a tile, and those of a group, as pairs; sums.
-/// The parts of a group are also the scratch memory of tiles in float32.
-fn slot(sizes: Sizes, parts: usize) -> [usize; 4] {
+/// Numbers of the scratch memory of a thread: a tile or a panel in float32; the parts of a tile, and those of a group, as pairs; sums of
+/// a chain, and of those before. The parts of a group are also the scratch memory of tiles in float32.
+fn slot(sizes: Sizes, parts: usize) -> [usize; 5] {
     let group = sizes.n.div_ceil(WIDTH).min(GROUP);
     let rows = if sizes.k > DEEP { sizes.m.min(ROWS) } else { TALL };
     let exact = float::scratch(Sizes { m: TALL, ..sizes }, 1) / size_of::<f32>();
@@ -99,6 +102,7 @@ fn slot(sizes: Sizes, parts: usize) -> [usize; 4] {
         TALL * apart(parts) / 2,
         (group * parts * DEEP * WIDTH / 2).max(exact),
         rows * group * WIDTH,
+        if sizes.k > CHAIN * DEEP { rows * group * WIDTH } else { 0 },
     ];
     numbers.map(|numbers| numbers.next_multiple_of(16))
 }
@@ -141,7 +145,8 @@ impl Plan {
             let slot = unsafe { std::slice::from_raw_parts_mut(slots.start.add(worker * slots.apart), slots.apart) };
             let (numbers, slot) = slot.split_at_mut(lengths[0]);
             let (row_parts, slot) = slot.split_at_mut(lengths[1]);
-            let (panel_parts, sums) = slot.split_at_mut(lengths[2]);
+            let (panel_parts, slot) = slot.split_at_mut(lengths[2]);
+            let (sums, totals) = slot.split_at_mut(lengths[3]);
             loop {
                 let task = next.fetch_add(1, Ordering::Relaxed);
                 if task >= tasks {
@@ -162,6 +167,7 @@ impl Plan {
                         row_parts: &mut *row_parts,
                         panel_parts: &mut *panel_parts,
                         sums: &mut *sums,
+                        totals: &mut *totals,
                     };
                     Amx::vectorize(tiles).expect("the caller has asked");
                 });
@@ -182,6 +188,7 @@ struct Tiles<'a, const PARTS: usize> {
     row_parts: &'a mut [f32],
     panel_parts: &'a mut [f32],
     sums: &'a mut [f32],
+    totals: &'a mut [f32],
 }
 
 impl<const PARTS: usize> Work for Tiles<'_, PARTS> {
@@ -211,32 +218,37 @@ impl<const PARTS: usize> Work for Tiles<'_, PARTS> {
                 let (height, first) = (mine.len(), self.rows.start + mine.start);
                 exact |= u32::from(!self.split_rows(first..first + height, features.clone())) << tile;
                 let place = if blocks > 1 { mine.start * count } else { 0 };
-                let sums = &mut self.sums[place * WIDTH..][..height * count * WIDTH];
+                let part = place * WIDTH..(place + height * count) * WIDTH;
+                let sums = &mut self.sums[part.clone()];
+                if block == CHAIN {
+                    self.totals[part.clone()].copy_from_slice(sums);
+                } else if block > 0 && block.is_multiple_of(CHAIN) {
+                    self.totals[part.clone()].iter_mut().zip(&*sums).for_each(|(total, sum)| *total += sum);
+                }
                 if height != begun {
                     begun = height;
                     // SAFETY: this runs where AMX is, and a tile has from one to `TALL` rows.
                     unsafe { amx::configure(height) };
                 }
-                let mut here = [[0f32; WIDTH]; TALL];
                 for (i, sums) in sums.chunks_exact_mut(height * WIDTH).enumerate() {
                     let pairs = &self.panel_parts[i * panel_size..][..panel_size];
                     let product = Product {
                         rows: self.row_parts.as_ptr().cast(),
                         apart: apart(PARTS) * 2,
                         pairs: pairs.as_ptr().cast(),
-                        sums: if block == 0 { sums.as_mut_ptr() } else { here.as_mut_ptr().cast() }.cast(),
+                        sums: sums.as_mut_ptr().cast(),
                         count: height,
                         steps,
                     };
                     const { assert!(ROW == WIDTH * size_of::<f32>()) };
                     // SAFETY: `split_rows` has written `TALL` rows, `split_panel` so many steps of each panel; the sums have
                     // `height` rows. The registers are configured for this height.
-                    unsafe { amx::multiply_parts::<PARTS>(product, DEEP * 2) };
-                    if block > 0 {
-                        sums.iter_mut().zip(here.as_flattened()).for_each(|(sum, more)| *sum += more);
-                    }
+                    unsafe { amx::multiply_parts::<PARTS>(product, DEEP * 2, !block.is_multiple_of(CHAIN)) };
                 }
                 if block + 1 == blocks && exact & 1 << tile == 0 {
+                    if block >= CHAIN {
+                        sums.iter_mut().zip(&self.totals[part]).for_each(|(sum, total)| *sum += total);
+                    }
                     for (sums, panel) in sums.chunks_exact_mut(height * WIDTH).zip(self.panels.clone()) {
                         let column = panel * WIDTH;
                         let sums = sums.as_chunks_mut::<WIDTH>().0;
@@ -282,16 +294,21 @@ impl<const PARTS: usize> Tiles<'_, PARTS> {
         let to = &mut self.panel_parts[place..][..steps * PARTS * HEIGHT * WIDTH];
         let to = to.as_chunks_mut::<WIDTH>().0;
         let (mut largest, zeros) = ([0u32; WIDTH], [0f32; WIDTH]);
-        for pair in 0..steps * HEIGHT {
-            let at = |feature: usize| from.get(feature).unwrap_or(&zeros);
-            let (even, odd) = (at(2 * pair), at(2 * pair + 1));
-            let place = pair / HEIGHT * PARTS * HEIGHT + pair % HEIGHT;
-            for lane in 0..WIDTH {
-                let (low, high) = (parts_of::<PARTS>(even[lane]), parts_of::<PARTS>(odd[lane]));
+        for (step, to) in to.chunks_exact_mut(PARTS * HEIGHT).enumerate() {
+            for pair in 0..HEIGHT {
+                let feature = (step * HEIGHT + pair) * 2;
+                let (even, odd) = (from.get(feature).unwrap_or(&zeros), from.get(feature + 1).unwrap_or(&zeros));
+                let (low, high) = (parts_of::<PARTS>(even), parts_of::<PARTS>(odd));
                 for part in 0..PARTS {
-                    to[place + part * HEIGHT][lane] = f32::from_bits(low[part] >> 16 | high[part]);
+                    let mut both = [0f32; WIDTH];
+                    for lane in 0..WIDTH {
+                        both[lane] = f32::from_bits(low[part][lane] >> 16 | high[part][lane]);
+                    }
+                    to[part * HEIGHT + pair] = both;
                 }
-                largest[lane] = largest[lane].max(size_of_bits(even[lane])).max(size_of_bits(odd[lane]));
+                for lane in 0..WIDTH {
+                    largest[lane] = largest[lane].max(size_of_bits(even[lane])).max(size_of_bits(odd[lane]));
+                }
             }
         }
         largest.into_iter().fold(true, |can, largest| can & can_be_split(largest))
@@ -313,16 +330,15 @@ impl<const PARTS: usize> Tiles<'_, PARTS> {
             // SAFETY: any bits are numbers of either type, and a float32 is aligned for two numbers of 16 bits.
             let to = unsafe { std::slice::from_raw_parts_mut(to.as_mut_ptr().cast::<u16>(), apart(PARTS)) };
             for (step, from) in from.as_chunks::<WIDTH>().0.iter().enumerate() {
-                let mut all = [[0u16; WIDTH]; PARTS];
-                for lane in 0..WIDTH {
-                    let parts = parts_of::<PARTS>(from[lane]);
-                    for part in 0..PARTS {
-                        all[part][lane] = (parts[part] >> 16) as u16;
+                for (part, bits) in parts_of::<PARTS>(from).iter().enumerate() {
+                    let to =
+                        to[part * DEEP + step * WIDTH..].first_chunk_mut::<WIDTH>().expect("a row holds all steps");
+                    for lane in 0..WIDTH {
+                        to[lane] = (bits[lane] >> 16) as u16;
                     }
-                    largest[lane] = largest[lane].max(size_of_bits(from[lane]));
                 }
-                for (part, numbers) in all.iter().enumerate() {
-                    to[part * DEEP + step * WIDTH..][..WIDTH].copy_from_slice(numbers);
+                for lane in 0..WIDTH {
+                    largest[lane] = largest[lane].max(size_of_bits(from[lane]));
                 }
             }
             can &= can_be_split(largest.into_iter().max().unwrap_or(0));
@@ -340,15 +356,16 @@ impl<const PARTS: usize> Tiles<'_, PARTS> {
 
 const _: () = assert!(STEPS == WIDTH, "a step of a row is as wide as a panel");
 
-/// The parts of a number, as the upper halves of bits.
+/// The parts of numbers, as bits whose lower halves are 0.
 #[inline(always)]
-fn parts_of<const PARTS: usize>(number: f32) -> [u32; PARTS] {
-    let mut parts = [0; PARTS];
-    let mut rest = number;
+fn parts_of<const PARTS: usize>(numbers: &[f32; WIDTH]) -> [[u32; WIDTH]; PARTS] {
+    let (mut parts, mut rest) = ([[0; WIDTH]; PARTS], *numbers);
     for part in &mut parts {
-        // The nearest number whose lower bits are 0; ties go away from 0.
-        *part = rest.to_bits().wrapping_add(0x8000) & 0xffff_0000;
-        rest -= f32::from_bits(*part);
+        for lane in 0..WIDTH {
+            // The nearest number whose lower bits are 0; ties go away from 0.
+            part[lane] = rest[lane].to_bits().wrapping_add(0x8000) & 0xffff_0000;
+            rest[lane] -= f32::from_bits(part[lane]);
+        }
     }
     parts
 }
@@ -372,9 +389,9 @@ mod tests {
     #[test]
     fn three_parts_are_the_number_and_two_are_most_of_it() {
         for number in [1.0, -1.0, 0.1, 3.402_823_4e37, -7.654_321e-12, 16_777_215.0, 0.0, 1.0 / 3.0] {
-            let sum = |parts: &[u32]| parts.iter().map(|&part| f64::from(f32::from_bits(part))).sum::<f64>();
-            assert_eq!(sum(&parts_of::<3>(number)), f64::from(number));
-            let off = sum(&parts_of::<2>(number)) - f64::from(number);
+            let sum = |parts: &[[u32; WIDTH]]| parts.iter().map(|part| f64::from(f32::from_bits(part[7]))).sum::<f64>();
+            assert_eq!(sum(&parts_of::<3>(&[number; WIDTH])), f64::from(number));
+            let off = sum(&parts_of::<2>(&[number; WIDTH])) - f64::from(number);
             assert!(off.abs() <= f64::from(number).abs() / f64::from(1 << 17), "{number} is off by {off}");
         }
     }

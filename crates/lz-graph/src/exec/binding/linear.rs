@@ -226,8 +226,11 @@ pub(super) fn linear(site: &Site<'_>, op: &Linear) -> Vec<Candidate> {
 /// In the names of candidates whose numbers are split for the matrix unit.
 const SPLIT: &str = ".split";
 
-/// Rows from which splitting pays: every weight is split in each call, which takes as long as so many rows.
-const LEAST_SPLIT_ROWS: i64 = 48;
+/// Rows from which splitting into so many parts pays: every weight is split in each call.
+fn least_split_rows(parts: i64) -> i64 {
+    if parts == 2 { 48 } else { 192 }
+}
+
 /// Multiplications from which it pays.
 const LEAST_SPLIT_WORK: i64 = 1 << 21;
 
@@ -243,9 +246,9 @@ pub(super) fn products(
     let size = |at: usize| inputs.get(at).and_then(Option::as_ref).map_or(1, |arg| arg.shape.iter().product::<i64>());
     let (outs, all) = (output.shape.last().copied().unwrap_or(1), output.shape.iter().product::<i64>());
     let depth = size(0) / (all / outs.max(1)).max(1);
-    let pays = all / outs.max(1) >= LEAST_SPLIT_ROWS && all.saturating_mul(depth) >= LEAST_SPLIT_WORK;
+    let pays = |parts| all / outs.max(1) >= least_split_rows(parts) && all.saturating_mul(depth) >= LEAST_SPLIT_WORK;
     let floats = inputs.iter().flatten().chain([output]).all(|arg| arg.dtype == DType::F32);
-    let parts = site.terms.precision.parts().filter(|_| pays && floats && split::is_here());
+    let parts = site.terms.precision.parts().filter(|&parts| pays(parts) && floats && split::is_here());
     let split = parts.map(|parts| {
         let mut params = params.clone();
         params.resize(6, Param::None);
