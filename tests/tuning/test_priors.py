@@ -87,7 +87,7 @@ def test_they_decide_for_an_h200_and_lose_to_no_row_of_its_table(on: None) -> No
     assert math.exp(sum(map(math.log, over_best)) / len(over_best)) < 1.08
 
 
-@pytest.mark.parametrize("run_of", ["fifteenth", "seventeenth"])
+@pytest.mark.parametrize("run_of", ["table-15", "table-17"])
 def test_models_that_were_never_measured_get_good_kernels(run_of: str, tmp_path: Path) -> None:
     """Every call is decided without those that have its heads, head size and width."""
     modes = cross_validated(run_of, tmp_path, "--leave-out", "model")
