@@ -251,8 +251,10 @@ fn step<'py>(py: Python<'py>, step: &StepInfo) -> PyResult<Bound<'py, PyDict>> {
 #[pymethods]
 impl PySession {
     /// Optimises a graph. `off` are passes that are left out; `tune` times the kernels of each node in their places. `weights`
-    /// are the numbers that weights of linear layers are made of, `precision` says how exactly products are computed. Packed weights and arenas are shared with another session.
+    /// are the numbers that weights of linear layers are made of, `precision` says how exactly products are computed. Packed weights
+    /// and arenas are shared with another session.
     #[new]
+    #[allow(clippy::too_many_arguments)] // by name, in Python
     #[pyo3(signature = (graph, *, threads, off = Vec::new(), tune = false, weights = "float32", precision = "highest", share = None))]
     fn new(
         py: Python<'_>,

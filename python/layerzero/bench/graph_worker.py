@@ -103,6 +103,7 @@ PEERS: dict[str, Callable[[nn.Module, tuple[Tensor, ...]], Run]] = {
     "openvino": openvino,
     "layerzero": layerzero,
     "layerzero tuned": layerzero_tuned,
+    "layerzero high": partial(layerzero, precision="high"),
     "layerzero bfloat16": partial(layerzero, weights="bfloat16"),
     "layerzero int8": partial(layerzero, weights="int8"),
     "layerzero int4": partial(layerzero, weights="int4"),

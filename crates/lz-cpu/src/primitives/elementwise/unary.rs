@@ -107,6 +107,15 @@ impl UnaryOp {
         self as u8 <= UnaryOp::Trunc as u8
     }
 
+    /// Whether there is such a function of an element type.
+    pub fn takes(self, dtype: DType) -> bool {
+        match dtype {
+            DType::Bool => self.tests() || self == UnaryOp::Not,
+            _ if dtype.is_float() => self != UnaryOp::Not,
+            _ => self.tests() || self.takes_integers(),
+        }
+    }
+
     /// Time of an element, in bytes copied.
     fn weight(self) -> usize {
         if self.takes_integers() || self.tests() { 1 } else { 4 }
@@ -130,12 +139,7 @@ impl Kernel for Unary {
         let (input, threads, out) = (args.input(0), args.threads(), &args.outputs[0]);
         let (shape, strides, own) = (out.shape(), out.strides(), out.dtype());
         let dtype = input.map_or(own, |input| input.dtype());
-        let taken = match dtype {
-            DType::Bool => op.tests() || op == UnaryOp::Not,
-            _ if dtype.is_float() => op != UnaryOp::Not,
-            _ => op.tests() || op.takes_integers(),
-        };
-        if !taken || own != if op.tests() { DType::Bool } else { dtype } {
+        if !op.takes(dtype) || own != if op.tests() { DType::Bool } else { dtype } {
             return wrong(format!("{} of {input:?} does not give {own}", op.name()));
         }
         let (sizes, steps) = input.map_or((shape, strides), |input| (input.shape(), input.strides()));

@@ -5,13 +5,12 @@
 //! take tasks until none is left, each with scratch memory of its own.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lz_abi::{Args, KernelError, Threads};
 
 use super::epilogue::Epilogue;
 use super::operand::Matrix;
-use super::{Call, Products, Sizes};
+use super::{Call, Products, Sizes, tasks};
 use crate::primitives::windows::source::Windows;
 use crate::simd::Work;
 use crate::simd::packed::WIDTH;
@@ -42,15 +41,6 @@ pub fn scratch(sizes: Sizes, threads: usize) -> usize {
     let slot: usize = numbers(sizes).iter().map(|numbers| (numbers * size_of::<f32>()).next_multiple_of(64)).sum();
     slot * threads.max(1)
 }
-
-/// Scratch memory of all threads.
-struct Slots {
-    start: *mut f32,
-    apart: usize,
-}
-
-// SAFETY: every thread uses a slot of its own.
-unsafe impl Sync for Slots {}
 
 /// Where B is.
 #[derive(Clone, Copy)]
@@ -165,43 +155,30 @@ impl Plan {
     fn run<I: Products>(&self, threads: Threads<'_>, memory: &mut [f32], call: &Call<'_>) {
         let Plan { matrices, groups, pieces, workers, slot: parts } = *self;
         let (sizes, panels, tasks) = (call.sizes, call.sizes.n.div_ceil(WIDTH), matrices * pieces * groups);
-        let apart: usize = parts.iter().sum();
-        assert!(memory.len() >= apart * workers);
-        let slots = Slots { start: memory.as_mut_ptr(), apart };
-        let next = AtomicUsize::new(0);
-        threads.each(workers, |worker| {
-            let slots = &slots;
-            // SAFETY: a slot for every worker, and each number of a worker is given out once.
-            let slot = unsafe { std::slice::from_raw_parts_mut(slots.start.add(worker * slots.apart), slots.apart) };
+        tasks::each(threads, workers, (memory, parts.iter().sum()), tasks, |task, slot| {
             let (packed, slot) = slot.split_at_mut(parts[0]);
             let (arranged, sums) = slot.split_at_mut(parts[1]);
-            loop {
-                let task = next.fetch_add(1, Ordering::Relaxed);
-                if task >= tasks {
-                    return;
-                }
-                let (group, rest) = (task % groups, task / groups);
-                let (piece, matrix) = (rest % pieces, rest / pieces);
-                let panels = group * GROUP..((group + 1) * GROUP).min(panels);
-                let rows = sizes.m * piece / pieces..sizes.m * (piece + 1) / pieces;
-                call.batch.pieces(matrix..matrix + 1, |_, [out, a, b, c]| {
-                    let tiles = Tiles::<I> {
-                        sizes,
-                        a: call.a.at(a),
-                        b: call.b.at(b),
-                        epilogue: call.epilogue.at(out, c),
-                        rows: rows.clone(),
-                        panels: panels.clone(),
-                        packed: &mut *packed,
-                        arranged: &mut *arranged,
-                        sums: sums.as_chunks_mut::<WIDTH>().0,
-                        set: std::marker::PhantomData,
-                    };
-                    // SAFETY: `run_on` says that the CPU has the instructions. The matrices have these rows and panels, and no other
-                    // task has them together.
-                    unsafe { I::call(tiles) };
-                });
-            }
+            let (group, rest) = (task % groups, task / groups);
+            let (piece, matrix) = (rest % pieces, rest / pieces);
+            let panels = group * GROUP..((group + 1) * GROUP).min(panels);
+            let rows = sizes.m * piece / pieces..sizes.m * (piece + 1) / pieces;
+            call.batch.pieces(matrix..matrix + 1, |_, [out, a, b, c]| {
+                let tiles = Tiles::<I> {
+                    sizes,
+                    a: call.a.at(a),
+                    b: call.b.at(b),
+                    epilogue: call.epilogue.at(out, c),
+                    rows: rows.clone(),
+                    panels: panels.clone(),
+                    packed: &mut *packed,
+                    arranged: &mut *arranged,
+                    sums: sums.as_chunks_mut::<WIDTH>().0,
+                    set: std::marker::PhantomData,
+                };
+                // SAFETY: `run_on` says that the CPU has the instructions. The matrices have these rows and panels, and no other
+                // task has them together.
+                unsafe { I::call(tiles) };
+            });
         });
     }
 }

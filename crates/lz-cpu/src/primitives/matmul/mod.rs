@@ -42,6 +42,7 @@ pub(super) mod epilogue;
 pub(super) mod float;
 pub(super) mod operand;
 pub mod split;
+mod tasks;
 
 use epilogue::Epilogue;
 use float::Source;

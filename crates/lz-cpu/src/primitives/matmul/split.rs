@@ -14,14 +14,13 @@
 //! in float32.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lz_abi::{Args, DType, KernelError, Threads};
 
 use super::epilogue::Epilogue;
 use super::float::{self, Source};
 use super::operand::Matrix;
-use super::{Call, Sizes};
+use super::{Call, Sizes, tasks};
 use crate::simd::amx::{self, Amx, HEIGHT, PAIRS, Product, ROW, STEP};
 use crate::simd::packed::WIDTH;
 use crate::simd::{Avx512, Isa, Work, check};
@@ -112,15 +111,6 @@ pub(super) fn scratch(sizes: Sizes, parts: usize, threads: usize) -> usize {
     slot(sizes, parts).iter().sum::<usize>() * size_of::<f32>() * threads.max(1)
 }
 
-/// Scratch memory of all threads.
-struct Slots {
-    start: *mut f32,
-    apart: usize,
-}
-
-// SAFETY: every thread uses a slot of its own.
-unsafe impl Sync for Slots {}
-
 /// Runs a call with so many parts. This CPU has the instructions ([`is_here`]), and the call is one of those it [`takes`].
 pub(super) fn run<const PARTS: usize>(args: &mut Args<'_, '_>, call: &Call<'_>) -> Result<(), KernelError> {
     let threads = args.threads();
@@ -135,43 +125,30 @@ impl Plan {
     fn run<const PARTS: usize>(&self, threads: Threads<'_>, memory: &mut [f32], call: &Call<'_>) {
         let Plan { matrices, groups, pieces, workers, slot: lengths } = *self;
         let (sizes, panels, tasks) = (call.sizes, call.sizes.n.div_ceil(WIDTH), matrices * pieces * groups);
-        let apart: usize = lengths.iter().sum();
-        assert!(memory.len() >= apart * workers);
-        let slots = Slots { start: memory.as_mut_ptr(), apart };
-        let next = AtomicUsize::new(0);
-        threads.each(workers, |worker| {
-            let slots = &slots;
-            // SAFETY: a slot for every worker, and each number of a worker is given out once.
-            let slot = unsafe { std::slice::from_raw_parts_mut(slots.start.add(worker * slots.apart), slots.apart) };
+        tasks::each(threads, workers, (memory, lengths.iter().sum()), tasks, |task, slot| {
             let (numbers, slot) = slot.split_at_mut(lengths[0]);
             let (row_parts, slot) = slot.split_at_mut(lengths[1]);
             let (panel_parts, slot) = slot.split_at_mut(lengths[2]);
             let (sums, totals) = slot.split_at_mut(lengths[3]);
-            loop {
-                let task = next.fetch_add(1, Ordering::Relaxed);
-                if task >= tasks {
-                    return;
-                }
-                let part = |all: usize, at: usize, of: usize| all * at / of..all * (at + 1) / of;
-                let (group, rest) = (task % groups, task / groups);
-                let (piece, matrix) = (rest % pieces, rest / pieces);
-                call.batch.pieces(matrix..matrix + 1, |_, [out, a, b, c]| {
-                    let tiles = Tiles::<PARTS> {
-                        sizes,
-                        a: call.a.at(a),
-                        b: call.b.at(b),
-                        epilogue: call.epilogue.at(out, c),
-                        rows: part(sizes.m, piece, pieces),
-                        panels: part(panels, group, groups),
-                        numbers: &mut *numbers,
-                        row_parts: &mut *row_parts,
-                        panel_parts: &mut *panel_parts,
-                        sums: &mut *sums,
-                        totals: &mut *totals,
-                    };
-                    Amx::vectorize(tiles).expect("the caller has asked");
-                });
-            }
+            let part = |all: usize, at: usize, of: usize| all * at / of..all * (at + 1) / of;
+            let (group, rest) = (task % groups, task / groups);
+            let (piece, matrix) = (rest % pieces, rest / pieces);
+            call.batch.pieces(matrix..matrix + 1, |_, [out, a, b, c]| {
+                let tiles = Tiles::<PARTS> {
+                    sizes,
+                    a: call.a.at(a),
+                    b: call.b.at(b),
+                    epilogue: call.epilogue.at(out, c),
+                    rows: part(sizes.m, piece, pieces),
+                    panels: part(panels, group, groups),
+                    numbers: &mut *numbers,
+                    row_parts: &mut *row_parts,
+                    panel_parts: &mut *panel_parts,
+                    sums: &mut *sums,
+                    totals: &mut *totals,
+                };
+                Amx::vectorize(tiles).expect("the caller has asked");
+            });
         });
     }
 }

@@ -116,6 +116,7 @@ pub(super) fn candidates(site: &Site<'_>) -> Vec<Candidate> {
             let kind = binary(op.kind, site.need(0).dtype);
             vec![one(site, Primitive::Binary, vec![kind.param()], in_place(&[0, 1]))]
         }
+        Op::Unary(op) if !unary(op.kind).takes(site.need(0).dtype) => Vec::new(),
         Op::Unary(op) => vec![one(site, Primitive::Unary, vec![unary(op.kind).param()], in_place(&[0]))],
         Op::Gated(op) => gated(site, op),
         Op::Where(_) => vec![one(site, Primitive::Where, Vec::new(), &[])],
