@@ -9,6 +9,7 @@ use super::session::Session;
 use crate::ir::{Constant, Graph};
 
 mod cached;
+mod composed;
 
 fn options() -> Options {
     Options { threads: 2, ..Options::default() }

@@ -124,6 +124,8 @@ pub struct MemoryPlan {
     pub scratch: Vec<Option<Scratch>>,
     /// By [`NodeId::index`]: the result is a view of an input. Such a node runs no kernel.
     pub views: Vec<bool>,
+    /// By [`NodeId::index`]: the input over which the result is written. An empty input has no memory, and is none.
+    pub over: Vec<Option<usize>>,
     /// What is copied after the last node, in this order: results that lie elsewhere, then new contents of inputs.
     pub transfers: Vec<Transfer>,
     /// Bytes of the arena.
@@ -143,5 +145,11 @@ impl MemoryPlan {
     /// Whether a node runs no kernel, since its result is a view of an input.
     pub fn is_view(&self, node: NodeId) -> bool {
         self.views.get(node.index()).copied().unwrap_or(false)
+    }
+
+    /// The inputs of a node that are the value over which its result is written: the same value may be given twice.
+    pub fn written_over(&self, node: NodeId, inputs: &[Option<ValueId>]) -> SmallVec<[usize; 2]> {
+        let Some(over) = self.over.get(node.index()).copied().flatten() else { return SmallVec::new() };
+        (0..inputs.len()).filter(|&at| inputs[at] == inputs[over]).collect()
     }
 }
