@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use lz_abi::program::External;
 use lz_abi::{DType, Tensor, TensorViewMut};
-use lz_graph::exec::compiled::Options as How;
+pub use lz_graph::exec::compiled::Options as How;
 use lz_graph::exec::interpreted;
 use lz_graph::exec::kernel::NoHost;
 use lz_graph::exec::session::Session;
@@ -40,7 +40,7 @@ fn references(graph: &Graph, sizes: [i64; 2], nudge: f64) -> Result<Vec<Tensor>,
     interpreted::run(graph, &views).map(|(results, _)| results).map_err(|why| why.to_string())
 }
 
-fn run(session: &Session, given: &[Tensor]) -> Result<Vec<Tensor>, String> {
+pub fn run(session: &Session, given: &[Tensor]) -> Result<Vec<Tensor>, String> {
     let shapes: Vec<_> = given.iter().map(|one| (one.dtype(), one.shape())).collect();
     let compiled = session.compiled(&shapes).map_err(|why| why.to_string())?;
     let slots = &compiled.slots()[compiled.inputs()..];
@@ -104,9 +104,15 @@ impl Truth {
     }
 }
 
+/// The graph that is drawn. Passes know that sizes are 1 or more where none is 0.
+fn made(check: &Check<'_>, nudge: f64) -> Graph {
+    let least = check.sizes[0].min(check.sizes[1]).min(1);
+    steps::graph(check.steps, check.results, check.wide, nudge, least)
+}
+
 /// Runs a graph in several ways.
 pub fn check(check: &Check<'_>) -> Result<(), String> {
-    let graph = steps::graph(check.steps, check.results, check.wide, 0.0);
+    let graph = made(check, 0.0);
     let told = |what: &str, why: String| format!("{what}: {why}\n{}", graph.text().unwrap_or_default());
     let all = Options::default();
     let name = PASSES[usize::from(check.left_out) % PASSES.len()].0;
@@ -128,8 +134,7 @@ pub fn check(check: &Check<'_>) -> Result<(), String> {
             };
             let rounding = rounding(&graph);
             let nudge = rounding.min(1e-3) / 8.0;
-            let others = [nudge, -nudge]
-                .map(|nudge| references(&steps::graph(check.steps, check.results, check.wide, nudge), sizes, nudge));
+            let others = [nudge, -nudge].map(|nudge| references(&made(check, nudge), sizes, nudge));
             let others: Vec<Vec<Tensor>> = others.into_iter().flatten().collect();
             let truth = Truth { results, others, rounding };
             let found = run(&session, &inputs(&graph, sizes, 0.0)).map_err(|why| told(way, why))?;
