@@ -5,7 +5,6 @@
 //! Instance         → order        order.rs       four orders of the nodes
 //! order            → groups       lifetimes.rs   values that share memory, and the steps each group lives
 //! groups           → offsets      offsets.rs     places in one arena
-//! sizes            → plan         buckets.rs     a tree over the symbols; its leaves keep plans of exact sizes
 //! ```
 //!
 //! [`plan`] tries the combinations and keeps the smallest arena. [`MemoryPlan::bound`] says how small it could be at
@@ -13,7 +12,6 @@
 
 pub mod ablation;
 pub mod bounds;
-pub mod buckets;
 mod instance;
 pub mod lifetimes;
 pub mod offsets;
@@ -25,7 +23,6 @@ use smallvec::SmallVec;
 
 use crate::ir::{NodeId, ValueId};
 
-pub use buckets::{Bucket, Buckets, HasArena, Level, NoBucket};
 pub use instance::{Instance, InstanceError};
 pub use lifetimes::Sharing;
 pub use offsets::Fit;

@@ -31,8 +31,9 @@ proptest! {
         left_out in any::<u16>(),
         sizes in (0i64..4, 0i64..7),
         wide in any::<bool>(),
+        special in prop::bool::weighted(0.2),
     ) {
-        let found = check(&Check { steps: &steps, results: &results, left_out, sizes: [sizes.0, sizes.1], wide });
+        let found = check(&Check { steps: &steps, results: &results, left_out, sizes: [sizes.0, sizes.1], wide, special });
         if let Err(wrong) = found {
             return Err(TestCaseError::fail(wrong));
         }
