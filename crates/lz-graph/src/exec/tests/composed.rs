@@ -123,7 +123,7 @@ fn no_kernel_runs_better_instructions_than_the_operator_allows() {
                 Kernel::Primitive(_, set) => assert_eq!(*set, InstructionSet::within(level), "{level:?}"),
                 Kernel::Builtin(kernel, query) => {
                     let op = lz_model::Catalog::get().op(query.op()).id();
-                    let descriptors = lz_cpu::descriptors().into_iter();
+                    let descriptors = lz_cpu::descriptors();
                     let mut own = descriptors.filter(|(other, one)| other == kernel && one.operation == op);
                     let sets = own.next().expect("a descriptor").1.instruction_sets;
                     assert!(sets.iter().all(|set| level.allows(set)), "{level:?}: {sets:?}");
