@@ -159,6 +159,20 @@ pub fn store(dtype: DType, bytes: &mut [u8], index: usize, value: f64) {
     }
 }
 
+/// Stores an integer as element `index`: the lowest bits for integer types, whether it is not 0 for truth values, rounded for floats.
+pub fn store_int(dtype: DType, bytes: &mut [u8], index: usize, value: i64) {
+    match dtype {
+        DType::I64 => put(bytes, index, value.to_le_bytes()),
+        DType::I32 => put(bytes, index, (value as i32).to_le_bytes()),
+        DType::I16 => put(bytes, index, (value as i16).to_le_bytes()),
+        DType::I8 | DType::U8 => bytes[index] = value as u8,
+        DType::I4 => put_nibble(bytes, index, value as u8),
+        DType::Bool => bytes[index] = u8::from(value != 0),
+        DType::F32 | DType::Tf32 => put(bytes, index, (value as f32).to_le_bytes()),
+        _ => store(dtype, bytes, index, value as f64),
+    }
+}
+
 /// Rounds to a binary format's mantissa, half to even, so that the conversion that follows is exact.
 /// (The `half` crate's own conversion drops the low bits first, which loses ties.)
 fn to_precision(value: f64, mantissa_bits: i32, min_exponent: i32) -> f64 {

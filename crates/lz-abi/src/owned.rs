@@ -44,10 +44,14 @@ impl Tensor {
         tensor
     }
 
-    /// From integers in row-major order.
+    /// From integers in row-major order, stored as [`numeric::store_int`] does. Panics as [`Tensor::from_f64`].
     pub fn from_ints(dtype: DType, shape: &[i64], values: &[i64]) -> Tensor {
-        let values: Vec<f64> = values.iter().map(|&i| i as f64).collect();
-        Tensor::from_f64(dtype, shape, &values)
+        let mut tensor = Tensor::zeros(dtype, shape);
+        assert_eq!(values.len() as i64, element_count(shape), "numbers for shape {shape:?}");
+        for (i, &value) in values.iter().enumerate() {
+            numeric::store_int(dtype, tensor.memory.bytes_mut(), i, value);
+        }
+        tensor
     }
 
     /// A view for reading.
@@ -94,6 +98,19 @@ mod tests {
             let tensor = Tensor::zeros(DType::U8, &[size]);
             assert_eq!((tensor.bytes().as_ptr() as usize % 64, tensor.bytes().len()), (0, size as usize));
         }
+    }
+
+    #[test]
+    fn integers_are_stored_bit_by_bit() {
+        let ints = |dtype, value: i64| Tensor::from_ints(dtype, &[1], &[value]).view().get_int(&[0]);
+        for value in [i64::MAX, i64::MIN, (1 << 53) + 1, -1] {
+            assert_eq!(ints(DType::I64, value), value);
+        }
+        assert_eq!([ints(DType::U8, 256), ints(DType::U8, -1), ints(DType::I8, 128)], [0, 255, -128]);
+        assert_eq!([ints(DType::I32, 1 << 31), ints(DType::I16, 1 << 15)], [-(1 << 31), -(1 << 15)]);
+        assert_eq!([ints(DType::I4, 8), ints(DType::I4, -9), ints(DType::Bool, 2)], [-8, 7, 1]);
+        assert_eq!(ints(DType::F32, (1 << 24) + 1), 1 << 24);
+        assert_eq!(Tensor::from_ints(DType::MxFp4, &[2], &[3, -100]).to_f64(), [3.0, -6.0]);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use layerzero::abi::program::External;
 use layerzero::abi::{KernelError, TensorMut, TensorRef};
-use layerzero::model::{NamedCall, TensorView, TensorViewMut, row_major};
+use layerzero::model::{CpuIsa, NamedCall, Reason, TensorView, TensorViewMut, row_major};
 use lz_graph::exec::binding::{Packs, Precision, Ranking, Weights};
 use lz_graph::exec::choosing::{Chooser, Declared, Timed};
 use lz_graph::exec::compiled::{Compiled, ExecError, Options, StepInfo};
@@ -22,6 +22,7 @@ use crate::error;
 use crate::graph::{PyGraph, did_not_run, read, to_python};
 use crate::host::kernel_error;
 use crate::host_calls::{Pending, Several};
+use crate::process::detached;
 use crate::tensors::Meta;
 use crate::torch::Torch;
 
@@ -42,9 +43,23 @@ impl Ranking for ByEngine {
         let (_, bound) = engine.bind(op, call).ok()?;
         Some(engine.with_snapshot(|snapshot| {
             let decision = snapshot.select(&bound.query);
-            let legal = decision.ranked().filter(|candidate| candidate.accepted());
-            legal.map(|candidate| snapshot.kernel(candidate.kernel).id.clone()).collect()
+            let mut all: Vec<_> = decision.ranked().collect();
+            // Kernels that conditions keep out where torch's are faster go before the references: a graph runs no kernel of torch's,
+            // and checks for itself what is legal.
+            let conditional = |reason: &Reason| matches!(reason, Reason::ConstraintFailed { .. });
+            let behind_torch = decision.candidates.iter().filter(|candidate| {
+                candidate.built_in && !candidate.accepted() && candidate.reasons.iter().all(conditional)
+            });
+            let willed =
+                decision.locked_by.is_some() || decision.overridden_by.is_some() || decision.pinned_by.is_some();
+            let references = all.iter().position(|candidate| candidate.reference && !willed).unwrap_or(all.len());
+            all.splice(references..references, behind_torch);
+            all.into_iter().map(|candidate| snapshot.kernel(candidate.kernel).id.clone()).collect()
         }))
+    }
+
+    fn level(&self) -> CpuIsa {
+        engine().with_snapshot(|snapshot| snapshot.spec().settings.max_cpu_isa)
     }
 }
 
@@ -132,16 +147,19 @@ impl PySession {
         let rows = inputs.iter().enumerate().map(|(at, object)| {
             let name = graph.inputs.get(at).map_or("input", |&id| &graph.value(id).name);
             let meta = read(object, "Session.run", name)?;
-            if meta.is_row_major() {
+            // Views of bytes may lie anywhere.
+            let aligned = (meta.data as usize).is_multiple_of((meta.dtype.bits() as usize / 8).max(1));
+            if meta.is_row_major() && aligned {
                 return Ok(Given { meta, object: object.clone() });
             }
             let updated = graph.inputs.get(at).is_some_and(|id| graph.updates.iter().any(|(old, _)| old == id));
             if updated {
-                let text = format!("Session.run: '{name}' is written, and does not lie row-major");
+                let lies = if aligned { "does not lie row-major" } else { "begins between two elements" };
+                let text = format!("Session.run: '{name}' is written, and {lies}");
                 let hint = "pass .contiguous() memory that stays the same between calls";
                 return Err(error::invalid(object.py(), "WRONG_INPUT", &text, hint));
             }
-            let object = object.call_method0("contiguous")?;
+            let object = object.call_method0(if meta.is_row_major() { "clone" } else { "contiguous" })?;
             Ok(Given { meta: read(&object, "Session.run", name)?, object })
         });
         rows.collect()
@@ -151,7 +169,7 @@ impl PySession {
         let shapes: SmallVec<[_; 8]> = given.iter().map(|one| (one.meta.dtype, &one.meta.shape[..])).collect();
         // Making a plan takes a while; finding one does not.
         let shapes = &shapes[..];
-        py.detach(|| self.session.compiled(shapes)).map_err(|why| failed(py, &why))
+        detached(py, || self.session.compiled(shapes)).map_err(|why| failed(py, &why))
     }
 
     fn fresh<'py>(&self, py: Python<'py>, compiled: &Compiled) -> PyResult<SmallVec<[Fresh<'py>; 4]>> {
@@ -226,7 +244,7 @@ impl PySession {
             });
         }
         let externals = &mut externals[..];
-        let ran = py.detach(|| run(compiled, externals, &called));
+        let ran = detached(py, || run(compiled, externals, &called));
         if let Some(raised) = called.raised.into_inner().unwrap_or_else(PoisonError::into_inner) {
             return Err(raised);
         }
@@ -285,7 +303,7 @@ impl PySession {
             })?;
         }
         let mut graph = graph.graph().clone();
-        let report = py.detach(|| passes::optimize(&mut graph, &how));
+        let report = detached(py, || passes::optimize(&mut graph, &how));
         let report = report.map_err(|why| {
             error::invalid(py, "BAD_GRAPH", &why.to_string(), "switch off the pass that did it, and report it")
         })?;

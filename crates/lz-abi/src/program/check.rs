@@ -1,10 +1,8 @@
 //! What must hold of a program's calls, so that running them is safe.
 
-use std::sync::Arc;
-
-use super::{ALIGNMENT, Call, MOST_OUTPUTS, Operand, Root, Slot};
+use super::{ALIGNMENT, Layout, MOST_OUTPUTS, Operand, Root};
 use crate::view::{check as inside, element_count};
-use crate::{Bytes, DType, Storage};
+use crate::{Bytes, DType};
 
 /// What is wrong with a call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,73 +37,49 @@ fn is_injective(shape: &[i64], strides: &[i64]) -> bool {
     })
 }
 
-/// Checks every place of every call.
-pub(super) fn check(
-    arena: usize,
-    slots: &[Slot],
-    constants: &[Arc<dyn Storage>],
-    calls: &[Call],
-) -> Result<(), LayoutError> {
-    let sizes: Vec<(DType, usize, usize)> = constants
-        .iter()
-        .map(|constant| {
-            let view = constant.view();
-            let of = Bytes::of(view.dtype(), view.shape(), view.strides(), 0);
-            // Elements before the first would be outside of every offset.
-            let bytes = if of.start == 0 { of.end } else { 0 };
-            (view.dtype(), bytes, view.as_ref().address())
-        })
-        .collect();
-    for (at, call) in calls.iter().enumerate() {
-        let wrong = |what: String| LayoutError { call: at, what };
-        if call.outputs.len() > MOST_OUTPUTS {
-            return Err(wrong(format!("{} outputs, at most {MOST_OUTPUTS} are possible", call.outputs.len())));
-        }
-        let scratch = &call.scratch;
-        let fits = scratch.start <= scratch.end && scratch.end <= arena;
-        if !(scratch.is_empty() || fits && scratch.start.is_multiple_of(ALIGNMENT)) || scratch.start > scratch.end {
-            return Err(wrong(format!("scratch memory {scratch:?} in an arena of {arena} bytes")));
-        }
-        let inputs =
-            call.inputs.iter().enumerate().filter_map(|(i, one)| Some((format!("input {i}"), one.as_ref()?, false)));
-        let outputs = call.outputs.iter().enumerate().map(|(i, one)| (format!("output {i}"), one, true));
-        let operands: Vec<(String, &Operand, bool)> = inputs.chain(outputs).collect();
-        for (name, operand, written) in &operands {
-            let (len, address) =
-                root(arena, slots, &sizes, operand, *written).map_err(|what| wrong(format!("{name} {what}")))?;
-            let Operand { dtype, shape, strides, place } = operand;
-            let first = place.offset;
-            if !(address.wrapping_add(first)).is_multiple_of(align_of(*dtype)) {
-                return Err(wrong(format!("{name} begins at byte {first}, which is no place of {dtype}")));
-            }
-            let bits = dtype.bits() as usize;
-            if first * 8 % bits != 0 && element_count(shape) > 0 && bits < 8 {
-                return Err(wrong(format!("{name} begins at byte {first}, which is no place of {dtype}")));
-            }
-            // Offsets that are no multiple of the element are excluded above, so whole elements are counted.
-            let offset = first * 8 / bits;
-            inside(*dtype, shape, strides, offset as i64, len).map_err(|why| wrong(format!("{name}: {why}")))?;
-            if *written && !is_injective(shape, strides) {
-                return Err(wrong(format!("{name} has two indices for one element: {shape:?} strides {strides:?}")));
-            }
-        }
-        apart(&operands, scratch).map_err(wrong)?;
+/// Checks every place of a call.
+pub(super) fn call(layout: &Layout, at: usize) -> Result<(), LayoutError> {
+    let call = &layout.calls[at];
+    let wrong = |what: String| LayoutError { call: at, what };
+    if call.outputs.len() > MOST_OUTPUTS {
+        return Err(wrong(format!("{} outputs, at most {MOST_OUTPUTS} are possible", call.outputs.len())));
     }
-    Ok(())
+    let (scratch, arena) = (&call.scratch, layout.arena);
+    let fits = scratch.start <= scratch.end && scratch.end <= arena;
+    if !(scratch.is_empty() || fits && scratch.start.is_multiple_of(ALIGNMENT)) || scratch.start > scratch.end {
+        return Err(wrong(format!("scratch memory {scratch:?} in an arena of {arena} bytes")));
+    }
+    let inputs =
+        call.inputs.iter().enumerate().filter_map(|(i, one)| Some((format!("input {i}"), one.as_ref()?, false)));
+    let outputs = call.outputs.iter().enumerate().map(|(i, one)| (format!("output {i}"), one, true));
+    let operands: Vec<(String, &Operand, bool)> = inputs.chain(outputs).collect();
+    for (name, operand, written) in &operands {
+        let (len, address) = root(layout, operand, *written).map_err(|what| wrong(format!("{name} {what}")))?;
+        let Operand { dtype, shape, strides, place } = operand;
+        let first = place.offset;
+        if !(address.wrapping_add(first)).is_multiple_of(align_of(*dtype)) {
+            return Err(wrong(format!("{name} begins at byte {first}, which is no place of {dtype}")));
+        }
+        let bits = dtype.bits() as usize;
+        if first * 8 % bits != 0 && element_count(shape) > 0 && bits < 8 {
+            return Err(wrong(format!("{name} begins at byte {first}, which is no place of {dtype}")));
+        }
+        // Offsets that are no multiple of the element are excluded above, so whole elements are counted.
+        let offset = first * 8 / bits;
+        inside(*dtype, shape, strides, offset as i64, len).map_err(|why| wrong(format!("{name}: {why}")))?;
+        if *written && !is_injective(shape, strides) {
+            return Err(wrong(format!("{name} has two indices for one element: {shape:?} strides {strides:?}")));
+        }
+    }
+    apart(&operands, scratch).map_err(wrong)
 }
 
 /// How many bytes the memory a tensor lies in has, and its address as far as it is known.
-fn root(
-    arena: usize,
-    slots: &[Slot],
-    constants: &[(DType, usize, usize)],
-    operand: &Operand,
-    written: bool,
-) -> Result<(usize, usize), String> {
+fn root(layout: &Layout, operand: &Operand, written: bool) -> Result<(usize, usize), String> {
     match operand.place.root {
-        Root::Arena => Ok((arena, 0)),
+        Root::Arena => Ok((layout.arena, 0)),
         Root::External(at) => {
-            let slot = slots.get(at).ok_or_else(|| format!("is in external {at}, which does not exist"))?;
+            let slot = layout.slots.get(at).ok_or_else(|| format!("is in external {at}, which does not exist"))?;
             if written && !slot.written {
                 return Err(format!("is written, and '{}' may only be read", slot.name));
             }
@@ -116,8 +90,11 @@ fn root(
         }
         Root::Constant(_) if written => Err("is a constant, and is written".into()),
         Root::Constant(at) => {
-            let constant = constants.get(at).ok_or_else(|| format!("is constant {at}, which does not exist"))?;
-            Ok((constant.1, constant.2))
+            let constant = layout.constants.get(at).ok_or_else(|| format!("is constant {at}, which does not exist"))?;
+            let view = constant.view();
+            let of = Bytes::of(view.dtype(), view.shape(), view.strides(), 0);
+            // Elements before the first would be outside of every offset.
+            Ok((if of.start == 0 { of.end } else { 0 }, view.as_ref().address()))
         }
     }
 }

@@ -105,6 +105,13 @@ pub struct Layout {
     pub calls: Vec<Call>,
 }
 
+impl Layout {
+    /// Checks the tensors of a call, by its place: a program with a call that fails cannot be made.
+    pub fn check(&self, call: usize) -> Result<(), LayoutError> {
+        check::call(self, call)
+    }
+}
+
 /// Where the address of a tensor comes from.
 #[derive(Clone, Copy)]
 struct Pointer {
@@ -150,8 +157,8 @@ unsafe impl Sync for Program {}
 impl Program {
     /// Checks the calls and prepares their arguments. Arenas are taken from `arenas`, which several programs may share.
     pub fn new(layout: Layout, arenas: Arc<Arenas>) -> Result<Program, LayoutError> {
+        (0..layout.calls.len()).try_for_each(|at| layout.check(at))?;
         let Layout { arena, slots, constants, calls } = layout;
-        check::check(arena, &slots, &constants, &calls)?;
         let tensors = || {
             calls.iter().flat_map(|call| call.inputs.iter().map(Option::as_ref).chain(call.outputs.iter().map(Some)))
         };

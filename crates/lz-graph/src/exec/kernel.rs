@@ -2,7 +2,7 @@
 
 use lz_abi::{Args, KernelError, Tensor, TensorMut, TensorRef, TensorView};
 use lz_cpu::Builtin;
-use lz_cpu::primitives::Primitive;
+use lz_cpu::primitives::{InstructionSet, Primitive};
 use lz_model::{KernelArgs, Query};
 
 use crate::ops::Op;
@@ -33,8 +33,8 @@ impl Host for NoHost {
 pub enum Kernel {
     /// A kernel of the catalog, with the bound call.
     Builtin(Builtin, Box<Query>),
-    /// A kernel that is no operation of the catalog.
-    Primitive(Primitive),
+    /// A kernel that is no operation of the catalog, and the instructions it runs with.
+    Primitive(Primitive, InstructionSet),
     /// The reference of an operation of graphs.
     Reference {
         /// The operation, with numbers in its attributes.
@@ -59,9 +59,9 @@ impl Kernel {
     pub fn run<'a>(&'a self, args: Args<'a, '_>, host: &dyn Host) -> Result<(), KernelError> {
         match self {
             Kernel::Builtin(kernel, query) => kernel.run(&mut KernelArgs { query, args }),
-            Kernel::Primitive(kernel) => {
+            Kernel::Primitive(kernel, set) => {
                 let mut args = args;
-                kernel.run(&mut args)
+                kernel.run_on(*set, &mut args)
             }
             Kernel::Reference { op, over } => reference(op, over, args),
             Kernel::Cached(cached) => cached.run(args),

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use lz_abi::Tensor;
 use lz_abi::program::External;
 
 use super::compiled::{Compiled, ExecError, StepInfo};
@@ -28,7 +29,8 @@ impl Timed {
     }
 }
 
-/// Runs a compiled graph some times, and gives the median time of each of its steps.
+/// Runs a compiled graph some times, and gives the median time of each of its steps. Inputs that it updates have the same contents
+/// before each run, and afterwards.
 pub fn profile(
     compiled: &Compiled,
     externals: &mut [External<'_>],
@@ -38,8 +40,22 @@ pub fn profile(
     let count = compiled.steps().len();
     let mut rows: Vec<Vec<Duration>> = vec![Vec::with_capacity(rounds); count];
     let mut times = vec![Duration::ZERO; count];
+    let before: Vec<Option<Tensor>> = externals
+        .iter()
+        .zip(&compiled.slots()[..compiled.inputs()])
+        .map(|(external, slot)| match external {
+            External::Write(tensor) if slot.written => Some(tensor.as_ref().view().to_tensor()),
+            _ => None,
+        })
+        .collect();
     for _ in 0..rounds.max(1) {
-        compiled.run_timed(externals, host, &mut times)?;
+        let ran = compiled.run_timed(externals, host, &mut times);
+        for (external, contents) in externals.iter_mut().zip(&before) {
+            if let (External::Write(tensor), Some(contents)) = (external, contents) {
+                tensor.view_mut().copy_bits_from(&contents.view());
+            }
+        }
+        ran?;
         rows.iter_mut().zip(&times).for_each(|(row, time)| row.push(*time));
     }
     let median = |row: &mut Vec<Duration>| {

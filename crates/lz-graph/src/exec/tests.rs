@@ -9,6 +9,7 @@ use super::session::Session;
 use crate::ir::{Constant, Graph};
 
 mod cached;
+mod composed;
 
 fn options() -> Options {
     Options { threads: 2, ..Options::default() }
@@ -421,10 +422,16 @@ fn convolutions_agree_with_their_references() {
         ("around", &[12, 8, 1, 1]),
         ("planes", &[12, 1, 3, 3]),
     ];
-    let constants = constants.iter().enumerate();
-    let constants =
-        constants.map(|(i, (name, shape))| Constant::owned(name, drawn(DType::F32, shape, 20 + i as u64))).collect();
-    let mut graph = Graph::from_document(CONVOLUTIONS, constants).unwrap();
+    let of = |dtype| {
+        let constants = constants.iter().enumerate();
+        let weight =
+            |(i, (name, shape)): (usize, &(&str, &[i64]))| Constant::owned(name, drawn(dtype, shape, 20 + i as u64));
+        let text = CONVOLUTIONS.replace("float32", DType::name(dtype));
+        Graph::from_document(&text, constants.map(weight).collect()).unwrap()
+    };
+    let compiled = agrees(&of(DType::F64), &[drawn(DType::F64, &[2, 3, 21, 18], 9)], 1e-12);
+    assert!(kernels(&compiled).iter().all(|name| name.starts_with("primitive.")), "{:?}", kernels(&compiled));
+    let mut graph = of(DType::F32);
     for images in [1, 3] {
         let compiled = agrees(&graph, &[drawn(DType::F32, &[images, 3, 21, 18], 9)], 2e-6);
         let used = kernels(&compiled);

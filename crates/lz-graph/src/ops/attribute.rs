@@ -18,36 +18,45 @@ pub mod dtype {
     }
 }
 
-/// A number, or one of the texts `inf`, `-inf` and `nan`.
+/// An integer, a float, or one of the texts `inf`, `-inf` and `nan`.
 pub mod number {
     use super::*;
+    use crate::ops::elements::Number;
 
     /// Writes a number.
-    pub fn serialize<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<S: Serializer>(number: &Number, serializer: S) -> Result<S::Ok, S::Error> {
         match *number {
-            x if x.is_finite() => serializer.serialize_f64(x),
-            x if x.is_nan() => serializer.serialize_str("nan"),
-            x if x > 0.0 => serializer.serialize_str("inf"),
-            _ => serializer.serialize_str("-inf"),
+            Number::Int(i) => serializer.serialize_i64(i),
+            Number::Float(x) if x.is_finite() => serializer.serialize_f64(x),
+            Number::Float(x) if x.is_nan() => serializer.serialize_str("nan"),
+            Number::Float(x) if x > 0.0 => serializer.serialize_str("inf"),
+            Number::Float(_) => serializer.serialize_str("-inf"),
         }
     }
 
     /// Reads a number.
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Number, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged)]
         enum Either {
-            Number(f64),
+            Int(i64),
+            Float(f64),
             Text(String),
         }
         match Either::deserialize(deserializer)? {
-            Either::Number(x) => Ok(x),
+            Either::Int(i) => Ok(Number::Int(i)),
+            Either::Float(x) => Ok(Number::Float(x)),
             Either::Text(text) => match text.as_str() {
-                "inf" => Ok(f64::INFINITY),
-                "-inf" => Ok(f64::NEG_INFINITY),
-                "nan" => Ok(f64::NAN),
+                "inf" => Ok(Number::Float(f64::INFINITY)),
+                "-inf" => Ok(Number::Float(f64::NEG_INFINITY)),
+                "nan" => Ok(Number::Float(f64::NAN)),
                 other => Err(serde::de::Error::custom(format!("'{other}' is none of inf, -inf and nan"))),
             },
         }
+    }
+
+    /// What is left out: 0.
+    pub fn zero() -> Number {
+        Number::Float(0.0)
     }
 }

@@ -44,6 +44,46 @@ pub enum BinaryKind {
 
 use BinaryKind::*;
 
+/// The remainder with the sign of the divisor, as torch has it: of the exact remainder, so that an infinite divisor leaves `a`.
+fn remainder(a: f64, b: f64) -> f64 {
+    let rest = a % b;
+    if rest != 0.0 && (b < 0.0) != (rest < 0.0) { rest + b } else { rest }
+}
+
+/// The quotient rounded down, as torch has it: from the exact remainder, so that rounding never reaches the next integer.
+fn floor_quotient(a: f64, b: f64) -> f64 {
+    if b == 0.0 {
+        return a / b;
+    }
+    let rest = a % b;
+    let quotient = (a - rest) / b - if rest != 0.0 && (b < 0.0) != (rest < 0.0) { 1.0 } else { 0.0 };
+    match quotient.floor() {
+        _ if quotient == 0.0 => 0f64.copysign(a / b),
+        floor if quotient - floor > 0.5 => floor + 1.0,
+        floor => floor,
+    }
+}
+
+/// An integer power that wraps. With a negative exponent it is 0, unless the base is 1 or -1.
+fn power(a: i64, b: i64) -> i64 {
+    match (a, b) {
+        (1, _) => 1,
+        (-1, _) => 1 - 2 * (b & 1),
+        (_, ..0) => 0,
+        _ => {
+            let (mut found, mut square, mut left) = (1i64, a, b);
+            while left > 0 {
+                if left & 1 == 1 {
+                    found = found.wrapping_mul(square);
+                }
+                square = square.wrapping_mul(square);
+                left >>= 1;
+            }
+            found
+        }
+    }
+}
+
 impl BinaryKind {
     /// Whether the result is a truth value.
     pub fn is_comparison(self) -> bool {
@@ -65,8 +105,8 @@ impl BinaryKind {
             Max | Min if a.is_nan() || b.is_nan() => f64::NAN,
             Max => a.max(b),
             Min => a.min(b),
-            Remainder => a - (a / b).floor() * b,
-            FloorDiv => (a / b).floor(),
+            Remainder => remainder(a, b),
+            FloorDiv => floor_quotient(a, b),
             kind => return Number::Int(i64::from(kind.truth(a.partial_cmp(&b), a != 0.0, b != 0.0))),
         })
     }
@@ -77,10 +117,7 @@ impl BinaryKind {
             Add => a.wrapping_add(b),
             Sub => a.wrapping_sub(b),
             Mul => a.wrapping_mul(b),
-            Pow => match u32::try_from(b) {
-                Ok(n) => a.wrapping_pow(n),
-                Err(_) => (a as f64).powf(b as f64) as i64,
-            },
+            Pow => power(a, b),
             Max => a.max(b),
             Min => a.min(b),
             Remainder | FloorDiv | Div if b == 0 => return Err(zero()),

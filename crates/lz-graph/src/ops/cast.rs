@@ -17,17 +17,6 @@ pub struct Cast {
     pub dtype: DType,
 }
 
-/// The lowest bits of an integer, as the type reads them.
-fn narrowed(dtype: DType, i: i64) -> i64 {
-    match dtype {
-        DType::I32 => i64::from(i as i32),
-        DType::I16 => i64::from(i as i16),
-        DType::I8 => i64::from(i as i8),
-        DType::U8 => i64::from(i as u8),
-        _ => i,
-    }
-}
-
 impl OpDef for Cast {
     const NAME: &'static str = "cast";
 
@@ -37,12 +26,8 @@ impl OpDef for Cast {
     }
 
     fn evaluate(&self, inputs: &[Option<TensorView<'_>>], output: &mut Tensor) -> Result<(), KernelError> {
-        let (input, dtype) = (given(inputs, 0), self.dtype);
-        fill(output, |index| match Number::of(input, index) {
-            Number::Int(i) if !dtype.is_float() && dtype != DType::Bool => Number::Int(narrowed(dtype, i)),
-            Number::Float(x) if !dtype.is_float() && dtype != DType::Bool => Number::Int(narrowed(dtype, x as i64)),
-            number => number,
-        });
+        let input = given(inputs, 0);
+        fill(output, |index| Number::of(input, index));
         Ok(())
     }
 

@@ -27,7 +27,7 @@ pub fn at(view: &TensorView<'_>, index: &[i64]) -> SmallVec<[i64; 6]> {
 }
 
 /// A number, as exactly as its element type holds it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Number {
     /// Of a float type.
     Float(f64),
@@ -49,6 +49,15 @@ impl Number {
         }
     }
 
+    /// As a number of an element type that is not rounded yet: an integer for integers and truth values.
+    pub fn of_type(self, dtype: DType) -> Number {
+        match dtype {
+            DType::Bool => Number::Int(i64::from(self.truth())),
+            dtype if dtype.is_float() => Number::Float(self.float()),
+            _ => Number::Int(self.int()),
+        }
+    }
+
     /// As an integer, rounded towards zero.
     pub fn int(self) -> i64 {
         match self {
@@ -57,7 +66,7 @@ impl Number {
         }
     }
 
-    /// Whether it is not zero. NaN is not.
+    /// Whether it is not zero. NaN is not zero.
     pub fn truth(self) -> bool {
         match self {
             Number::Float(x) => x != 0.0,
@@ -66,14 +75,31 @@ impl Number {
     }
 }
 
-/// Fills a tensor: `f` gives the number for each index, and is rounded to the element type once.
+impl From<f64> for Number {
+    fn from(number: f64) -> Number {
+        Number::Float(number)
+    }
+}
+
+impl From<i64> for Number {
+    fn from(number: i64) -> Number {
+        Number::Int(number)
+    }
+}
+
+/// Fills a tensor: `f` gives the number for each index, and is rounded to the element type once. Integers keep their lowest bits;
+/// floats become integers towards zero, as kernels have it: at the ends of int32, or of int64 for int64.
 pub fn fill(output: &mut Tensor, f: impl Fn(&[i64]) -> Number) {
     let (dtype, shape) = (output.dtype(), output.shape().to_vec());
     let numbers = indices(&shape).map(|index| f(&index));
     *output = match dtype {
         dtype if dtype.is_float() => Tensor::from_f64(dtype, &shape, &numbers.map(Number::float).collect::<Vec<_>>()),
         DType::Bool => Tensor::from_ints(dtype, &shape, &numbers.map(|n| i64::from(n.truth())).collect::<Vec<_>>()),
-        dtype => Tensor::from_ints(dtype, &shape, &numbers.map(Number::int).collect::<Vec<_>>()),
+        DType::I64 => Tensor::from_ints(dtype, &shape, &numbers.map(Number::int).collect::<Vec<_>>()),
+        dtype => {
+            let int = |number| if let Number::Float(x) = number { i64::from(x as i32) } else { number.int() };
+            Tensor::from_ints(dtype, &shape, &numbers.map(int).collect::<Vec<_>>())
+        }
     };
 }
 

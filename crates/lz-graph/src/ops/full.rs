@@ -15,7 +15,7 @@ pub struct Full {
     pub shape: Vec<Dim>,
     /// The number.
     #[serde(with = "super::attribute::number")]
-    pub value: f64,
+    pub value: Number,
     /// Element type.
     #[serde(with = "super::attribute::dtype")]
     pub dtype: DType,
@@ -39,7 +39,7 @@ impl OpDef for Full {
     }
 
     fn evaluate(&self, _: &[Option<TensorView<'_>>], output: &mut Tensor) -> Result<(), KernelError> {
-        let number = if self.dtype.is_float() { Number::Float(self.value) } else { Number::Int(self.value as i64) };
+        let number = self.value.of_type(self.dtype);
         fill(output, |_| number);
         Ok(())
     }
@@ -57,12 +57,27 @@ mod tests {
 
     #[test]
     fn every_element_is_the_number() {
-        let full = |value, dtype| Full { shape: vec![2.into()], value, dtype };
+        let full = |value: f64, dtype| Full { shape: vec![2.into()], value: value.into(), dtype };
         assert_eq!(evaluated(full(f64::NEG_INFINITY, DType::F32), &[]).to_f64(), [f64::NEG_INFINITY; 2]);
         assert!(evaluated(full(f64::NAN, DType::F16), &[]).to_f64()[0].is_nan());
         assert_eq!(evaluated(full(7.0, DType::I64), &[]).to_f64(), [7.0; 2]);
         assert_eq!(evaluated(full(7.0, DType::Bool), &[]).to_f64(), [1.0; 2]);
-        let negative = Full { shape: vec![(-1).into()], value: 0.0, dtype: DType::F32 };
+        assert_eq!(evaluated(full(0.5, DType::Bool), &[]).to_f64(), [1.0; 2]);
+        let negative = Full { shape: vec![(-1).into()], value: 0.0.into(), dtype: DType::F32 };
         assert_eq!(refused(&negative, &[]), "'shape' is [-1], sizes");
+    }
+
+    #[test]
+    fn integers_are_exact_and_older_documents_have_floats() {
+        for (text, wanted) in [("9223372036854775807", i64::MAX), ("-1", -1), ("7.0", 7), ("7", 7)] {
+            let attributes = format!(r#"{{"shape": [1], "value": {text}, "dtype": "int64"}}"#);
+            let full: Full = serde_json::from_str(&attributes).unwrap();
+            assert_eq!(evaluated(full.clone(), &[]).view().get_int(&[0]), wanted);
+            let back: Full = serde_json::from_str(&serde_json::to_string(&full).unwrap()).unwrap();
+            assert_eq!(back, full);
+        }
+        let full = |value: i64, dtype| Full { shape: vec![1.into()], value: value.into(), dtype };
+        assert_eq!(evaluated(full(256, DType::U8), &[]).to_f64(), [0.0]);
+        assert_eq!(evaluated(full(3, DType::F32), &[]).to_f64(), [3.0]);
     }
 }

@@ -55,15 +55,15 @@ impl OpDef for MatMul {
     }
 
     fn evaluate(&self, inputs: &[Option<TensorView<'_>>], output: &mut Tensor) -> Result<(), KernelError> {
-        let turned = |view: &TensorView<'_>, turn: bool| {
+        let laid = |view: &TensorView<'_>, transposed: bool| {
             let rank = view.shape().len();
             let mut axes: Vec<usize> = (0..rank).collect();
-            if turn {
+            if transposed {
                 axes.swap(rank - 2, rank - 1);
             }
             view.permuted(&axes).to_tensor()
         };
-        let (a, b) = (turned(given(inputs, 0), self.transpose_a), turned(given(inputs, 1), self.transpose_b));
+        let (a, b) = (laid(given(inputs, 0), self.transpose_a), laid(given(inputs, 1), self.transpose_b));
         let (a, b) = (a.view(), b.view());
         let depth = a.shape()[a.shape().len() - 1];
         let exact = !a.dtype().is_float();

@@ -22,7 +22,7 @@ mod checks;
 pub mod concat;
 pub mod conv;
 pub mod cumsum;
-mod elements;
+pub mod elements;
 pub mod embedding;
 pub mod expand;
 pub mod full;

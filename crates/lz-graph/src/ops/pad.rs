@@ -14,8 +14,8 @@ pub struct Pad {
     /// How many elements go before and after, for each axis.
     pub pads: Vec<(Dim, Dim)>,
     /// The number.
-    #[serde(default, with = "super::attribute::number")]
-    pub value: f64,
+    #[serde(default = "super::attribute::number::zero", with = "super::attribute::number")]
+    pub value: Number,
 }
 
 impl OpDef for Pad {
@@ -46,7 +46,7 @@ impl OpDef for Pad {
     fn evaluate(&self, inputs: &[Option<TensorView<'_>>], output: &mut Tensor) -> Result<(), KernelError> {
         let input = given(inputs, 0);
         let before: Vec<i64> = self.pads.iter().map(|(a, _)| a.known().expect("sizes are known here")).collect();
-        let value = if input.dtype().is_float() { Number::Float(self.value) } else { Number::Int(self.value as i64) };
+        let value = self.value.of_type(input.dtype());
         fill(output, |index| {
             let place: Vec<i64> = index.iter().zip(&before).map(|(i, n)| i - n).collect();
             let inside = place.iter().zip(input.shape()).all(|(i, n)| (0..*n).contains(i));
@@ -63,7 +63,7 @@ mod tests {
     use lz_abi::DType;
 
     fn pad(pads: &[(i64, i64)], value: f64) -> Pad {
-        Pad { pads: pads.iter().map(|&(a, b)| (a.into(), b.into())).collect(), value }
+        Pad { pads: pads.iter().map(|&(a, b)| (a.into(), b.into())).collect(), value: value.into() }
     }
 
     #[test]

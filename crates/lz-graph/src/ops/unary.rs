@@ -51,8 +51,8 @@ impl UnaryKind {
         match self {
             Neg => -x,
             Abs => x.abs(),
-            Sign if x == 0.0 || x.is_nan() => x,
-            Sign => x.signum(),
+            // As torch: 0 for a NaN.
+            Sign => f64::from(i8::from(x > 0.0) - i8::from(x < 0.0)),
             Exp => x.exp(),
             Log => x.ln(),
             Sqrt => x.sqrt(),

@@ -1,6 +1,7 @@
 //! Convolutions: what their weights and their kernels can do on the way.
 
-use lz_abi::Tensor;
+use lz_abi::numeric::rounded;
+use lz_abi::{DType, Tensor};
 
 use super::activations::activation as any_activation;
 use super::pattern::{Pattern, any, binary, node, rewrite};
@@ -41,6 +42,18 @@ fn per_output(graph: &Graph, value: ValueId, conv: ValueId) -> Option<Vec<f64>> 
     Some(if numbers.len() == 1 { vec![numbers[0]; outputs as usize] } else { numbers })
 }
 
+/// Whether numbers keep their precision as an element type: all are finite, and the largest is not below the smallest normal number.
+/// What is rounded away of the others is no more than a rounding of the largest.
+fn hold(dtype: DType, numbers: &[f64]) -> bool {
+    let most = numbers.iter().map(|&number| rounded(dtype, number).abs()).fold(0.0, |a, b| if b <= a { a } else { b });
+    let least = match dtype {
+        DType::F64 => f64::MIN_POSITIVE,
+        DType::F16 => half::f16::MIN_POSITIVE.to_f64(),
+        _ => f64::from(f32::MIN_POSITIVE),
+    };
+    most.is_finite() && (most >= least || numbers.iter().all(|&number| number == 0.0))
+}
+
 /// A number that is added to each output, or that it is multiplied with, becomes a part of the weights: a batch norm of a model that is
 /// not trained is four of these.
 pub fn affine(graph: &mut Graph) -> Result<usize, GraphError> {
@@ -72,11 +85,17 @@ pub fn affine(graph: &mut Graph) -> Result<usize, GraphError> {
                     _ => bias * scale[i],
                 };
                 let shifted: Vec<f64> = bias.into_iter().enumerate().map(shifted).collect();
+                if !hold(dtype, &shifted) {
+                    return None;
+                }
                 if scale.iter().any(|&number| number != 1.0) {
                     let mut weights = weight.view().to_f64();
                     let per_output = weights.len() / numbers.len().max(1);
                     for (weights, scale) in weights.chunks_mut(per_output.max(1)).zip(&scale) {
                         weights.iter_mut().for_each(|weight| *weight *= scale);
+                        if !hold(dtype, weights) {
+                            return None;
+                        }
                     }
                     let scaled = Tensor::from_f64(dtype, weight.view().shape(), &weights);
                     inputs[1] = Some(graph.add_constant(Constant::owned(&format!("{name}.scaled"), scaled)));

@@ -9,6 +9,7 @@ use std::cell::Cell;
 use crate::ir::{Constant, Dim, Graph, Meta, ValueId};
 use crate::ops::Op;
 use crate::ops::binary::BinaryKind;
+use crate::ops::elements::Number;
 use crate::ops::unary::UnaryKind;
 use lz_abi::DType;
 
@@ -182,7 +183,10 @@ impl<'g> Reader<'g> {
             Op::Iota(iota) if !iota.dtype.is_float() || iota.dtype == DType::F64 || iota.dtype == DType::F32 => {
                 Some(Term::Int(Lin { steps: vec![iota.step], start: iota.start.clone() }))
             }
-            Op::Full(full) => Some(of_number(full.dtype, full.value, rank)),
+            Op::Full(full) => Some(match full.value.of_type(full.dtype) {
+                Number::Int(i) if full.dtype != DType::Bool => Term::Int(Lin::constant(rank, Dim::from(i))),
+                number => of_number(full.dtype, number.float(), rank),
+            }),
             Op::Cast(cast) => {
                 let term = self.term(input(0)?)?;
                 Some(match (term, cast.dtype) {

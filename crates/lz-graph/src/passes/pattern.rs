@@ -214,7 +214,7 @@ pub fn number_of(graph: &Graph, value: ValueId) -> Option<f64> {
         return constant.scalar();
     }
     match &graph.made_by(value)?.1.op {
-        Op::Full(full) => Some(lz_abi::numeric::rounded(full.dtype, full.value)),
+        Op::Full(full) => Some(lz_abi::numeric::rounded(full.dtype, full.value.of_type(full.dtype).float())),
         _ => None,
     }
 }

@@ -1,4 +1,4 @@
-//! Rotary positional embedding that is written out: `x·cos + turned(x)·sin`.
+//! Rotary positional embedding that is written out: `x·cos + rotated(x)·sin`.
 
 use super::pattern::{Pattern, any, binary, node, rewrite, unary};
 use crate::ir::{Constant, Dim, Graph, GraphError, ValueId};
@@ -10,7 +10,7 @@ use crate::ops::rope::Rope;
 use crate::ops::unary::UnaryKind;
 
 fn slice(name: &'static str) -> Pattern {
-    // Both halves are read by `turned` only, and x by others too.
+    // Both halves are read by `rotated` only, and x by others too.
     node(|op| matches!(op, Op::Slice(_)), [any("x")]).named(name)
 }
 
@@ -37,9 +37,9 @@ fn joined_last(graph: &Graph, value: ValueId) -> bool {
     })
 }
 
-fn around(turned: Pattern) -> Pattern {
+fn around(rotated: Pattern) -> Pattern {
     let times = |a, b| binary(BinaryKind::Mul, a, b);
-    times(turned, any("sin")) + times(any("x"), any("cos"))
+    times(rotated, any("sin")) + times(any("x"), any("cos"))
 }
 
 /// The rotation of halves, as Llama has it, and of neighbours, as GPT-J has it.
@@ -84,7 +84,8 @@ pub fn rope(graph: &mut Graph) -> Result<usize, GraphError> {
 /// operations.
 fn half(graph: &mut Graph, table: ValueId, depth: usize) -> Option<ValueId> {
     let meta = graph.meta(table).clone();
-    let columns = meta.shape.last()?.known()? / 2;
+    // A table without columns, or with one that has no other, has no halves.
+    let columns = meta.shape.last()?.known().filter(|&columns| columns > 0 && columns % 2 == 0)? / 2;
     let name = format!("{}_half", graph.value(table).name);
     if let Some(constant) = graph.constant(table) {
         let (shape, numbers) = (constant.view().shape().to_vec(), constant.view().to_f64());

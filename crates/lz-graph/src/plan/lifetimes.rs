@@ -79,6 +79,8 @@ pub struct Groups {
     pub members: Vec<Option<Member>>,
     /// By [`NodeId::index`]: the result is a view.
     pub views: Vec<bool>,
+    /// By [`NodeId::index`]: the input over which the result is written.
+    pub over: Vec<Option<usize>>,
     /// Scratch: the node, and its group, which lives for one step.
     pub scratch: Vec<(NodeId, usize)>,
     late: Vec<Late>,
@@ -214,6 +216,7 @@ impl<'a, 'g> Builder<'a, 'g> {
             groups: Vec::with_capacity(graph.value_count()),
             members: vec![None; graph.value_count()],
             views: vec![false; instance.node_count()],
+            over: vec![None; instance.node_count()],
             scratch: Vec::new(),
             late: Vec::new(),
         };
@@ -274,7 +277,11 @@ impl<'a, 'g> Builder<'a, 'g> {
             self.join(output, member, step);
         } else {
             match self.over(step, id) {
-                Some(member) => self.join(output, member, step),
+                Some(at) => {
+                    self.groups.over[id.index()] = Some(at);
+                    let value = self.instance.node(id).inputs[at].expect("an input that may be written over");
+                    self.join(output, self.member(value).clone(), step);
+                }
                 None => {
                     self.own(output, Root::Arena, step);
                     let stored = if self.sharing == Sharing::Nothing { None } else { self.demands.stored(id) };
@@ -320,8 +327,8 @@ impl<'a, 'g> Builder<'a, 'g> {
         })
     }
 
-    /// Where a result lies that is written over an input.
-    fn over(&self, step: usize, id: NodeId) -> Option<Member> {
+    /// The input over which a result is written.
+    fn over(&self, step: usize, id: NodeId) -> Option<usize> {
         let on_way = self.chains.get(id.index()).copied().flatten();
         let others = match self.sharing {
             Sharing::InPlace => self.demands.in_place(id),
@@ -330,10 +337,7 @@ impl<'a, 'g> Builder<'a, 'g> {
         let allowed = self.demands.in_place(id);
         let candidates: SmallVec<[usize; 4]> =
             on_way.filter(|at| allowed.contains(at)).into_iter().chain(others.iter().copied()).collect();
-        candidates.into_iter().find(|&at| self.may_write(step, id, at, on_way == Some(at))).map(|at| {
-            let value = self.instance.node(id).inputs[at].expect("checked before");
-            self.member(value).clone()
-        })
+        candidates.into_iter().find(|&at| self.may_write(step, id, at, on_way == Some(at)))
     }
 
     /// Whether the result of a node may be written over an input: nothing reads that memory later, and the node itself
@@ -350,6 +354,7 @@ impl<'a, 'g> Builder<'a, 'g> {
         let (from, to) = (self.instance.meta(value), self.instance.meta(node.output));
         let others = node.inputs.iter().enumerate().filter_map(|(i, input)| Some((i, (*input)?)));
         memory
+            && self.instance.bytes(value) > 0
             && member.strides.is_none()
             && from.dtype.bits() == to.dtype.bits()
             && self.instance.bytes(value) == self.instance.bytes(node.output)

@@ -5,7 +5,6 @@
 //! Instance         → order        order.rs       four orders of the nodes
 //! order            → groups       lifetimes.rs   values that share memory, and the steps each group lives
 //! groups           → offsets      offsets.rs     places in one arena
-//! sizes            → plan         buckets.rs     a tree over the symbols; its leaves keep plans of exact sizes
 //! ```
 //!
 //! [`plan`] tries the combinations and keeps the smallest arena. [`MemoryPlan::bound`] says how small it could be at
@@ -13,7 +12,6 @@
 
 pub mod ablation;
 pub mod bounds;
-pub mod buckets;
 mod instance;
 pub mod lifetimes;
 pub mod offsets;
@@ -25,7 +23,6 @@ use smallvec::SmallVec;
 
 use crate::ir::{NodeId, ValueId};
 
-pub use buckets::{Bucket, Buckets, HasArena, Level, NoBucket};
 pub use instance::{Instance, InstanceError};
 pub use lifetimes::Sharing;
 pub use offsets::Fit;
@@ -124,6 +121,8 @@ pub struct MemoryPlan {
     pub scratch: Vec<Option<Scratch>>,
     /// By [`NodeId::index`]: the result is a view of an input. Such a node runs no kernel.
     pub views: Vec<bool>,
+    /// By [`NodeId::index`]: the input over which the result is written. An empty input has no memory, and is none.
+    pub over: Vec<Option<usize>>,
     /// What is copied after the last node, in this order: results that lie elsewhere, then new contents of inputs.
     pub transfers: Vec<Transfer>,
     /// Bytes of the arena.
@@ -143,5 +142,11 @@ impl MemoryPlan {
     /// Whether a node runs no kernel, since its result is a view of an input.
     pub fn is_view(&self, node: NodeId) -> bool {
         self.views.get(node.index()).copied().unwrap_or(false)
+    }
+
+    /// The inputs of a node that are the value over which its result is written: the same value may be given twice.
+    pub fn written_over(&self, node: NodeId, inputs: &[Option<ValueId>]) -> SmallVec<[usize; 2]> {
+        let Some(over) = self.over.get(node.index()).copied().flatten() else { return SmallVec::new() };
+        (0..inputs.len()).filter(|&at| inputs[at] == inputs[over]).collect()
     }
 }

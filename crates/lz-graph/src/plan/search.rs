@@ -106,6 +106,7 @@ impl Draft {
             scratch,
             transfers: self.groups.transfers(instance, &offsets),
             views: self.groups.views,
+            over: self.groups.over,
             order: self.order,
             arena: found.arena,
             bound,

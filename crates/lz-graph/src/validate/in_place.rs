@@ -101,6 +101,8 @@ fn written_over(planned: Planned<'_>, id: NodeId, findings: &mut Findings) {
             "which the operation cannot"
         } else if !planned.demands.in_place(id).contains(&input) {
             "which its kernel cannot"
+        } else if !plan.written_over(id, &node.inputs).contains(&input) {
+            "which the plan does not say"
         } else {
             continue;
         };

@@ -3,6 +3,7 @@
 #![cfg(feature = "cpu")]
 
 mod compare;
+mod edges;
 mod steps;
 mod told;
 
@@ -28,10 +29,11 @@ proptest! {
         steps in random_steps(),
         results in prop::collection::vec(any::<u16>(), 1..4),
         left_out in any::<u16>(),
-        sizes in (1i64..4, 1i64..7),
+        sizes in (0i64..4, 0i64..7),
         wide in any::<bool>(),
+        special in prop::bool::weighted(0.2),
     ) {
-        let found = check(&Check { steps: &steps, results: &results, left_out, sizes: [sizes.0, sizes.1], wide });
+        let found = check(&Check { steps: &steps, results: &results, left_out, sizes: [sizes.0, sizes.1], wide, special });
         if let Err(wrong) = found {
             return Err(TestCaseError::fail(wrong));
         }

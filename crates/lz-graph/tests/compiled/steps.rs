@@ -275,11 +275,11 @@ impl Made {
     }
 }
 
-/// The graph of some steps. `nudge` is how far its weights are from what they are, relatively.
-pub fn graph(steps: &[Step], results: &[u16], wide: bool, nudge: f64) -> Graph {
+/// The graph of some steps. `nudge` is how far its weights are from what they are, relatively; `least` is the least a size may be.
+pub fn graph(steps: &[Step], results: &[u16], wide: bool, nudge: f64, least: i64) -> Graph {
     let mut graph = Graph::new("random");
     for name in ["a", "b"] {
-        graph.symbols.push(Symbol { name: name.to_owned(), min: 1, max: Some(64) });
+        graph.symbols.push(Symbol { name: name.to_owned(), min: least, max: Some(64) });
     }
     let float = if wide { DType::F64 } else { DType::F32 };
     let size = |text: &str| Dim::parse(text).expect("a size");

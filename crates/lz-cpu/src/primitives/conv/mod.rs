@@ -1,11 +1,11 @@
 //! Convolutions over one or two axes.
 //!
 //! `out[n, o] = activation(Σ x[n, c, …] · w[o, c, …] + bias[o])` over the channels c of the group of o and the taps of the window.
-//! Zeros stand around x. Sums are made in float32, in the same order for any number of threads.
+//! Zeros stand around x. Sums are made in float32, or in float64 of float64, in the same order for any number of threads.
 //!
 //! | | |
 //! |---|---|
-//! | input 0 | x `[N, C, L]` or `[N, C, H, W]`: float32, float16 or bfloat16 |
+//! | input 0 | x `[N, C, L]` or `[N, C, H, W]`: float32, float16 or bfloat16, or row-major float64 |
 //! | input 1 | w `[O, C / groups, kernel…]` of the dtype of x, row-major |
 //! | input 2 | bias `[O]`, float32 or of the dtype of x; may be absent |
 //! | output 0 | `[N, O, …]` of the dtype of x, row-major |
@@ -22,8 +22,10 @@ use lz_abi::{Args, DType, KernelError, Param};
 use super::matmul::operand::Matrix;
 use super::matmul::{Activation, Products};
 use super::windows::Geometry;
+use super::windows::doubles::Doubles;
 use super::windows::planes::{Planes, steps};
 use super::{Kernel, Meta, param, wrong};
+use crate::reference::activation;
 
 mod depthwise;
 mod products;
@@ -94,7 +96,9 @@ fn bind(args: &Args<'_, '_>) -> Result<Call, KernelError> {
     let (Some(x), Some(w)) = (args.input(0), args.input(1)) else { return wrong("conv needs an input and a weight") };
     let out = &args.outputs[0];
     let dtype = x.dtype();
-    let takes = matches!(dtype, DType::F32 | DType::F16 | DType::Bf16) && w.dtype() == dtype && out.dtype() == dtype;
+    let takes = matches!(dtype, DType::F32 | DType::F16 | DType::Bf16 | DType::F64)
+        && w.dtype() == dtype
+        && out.dtype() == dtype;
     let (Some((windows, groups)), true) = (geometry(x.shape(), w.shape(), args.params()), takes) else {
         return wrong(format!("{x:?} is not convolved with {w:?} by {:?}", args.params()));
     };
@@ -138,11 +142,33 @@ fn bind(args: &Args<'_, '_>) -> Result<Call, KernelError> {
     })
 }
 
+/// A convolution of float64.
+fn in_doubles(args: &mut Args<'_, '_>, call: &Call) -> Result<(), KernelError> {
+    let given = |at: usize| args.input(at).map(|input| input.as_slice::<f64>()).transpose();
+    let (Some(x), Some(w), bias) = (given(0)?, given(1)?, given(2)?) else {
+        return wrong("conv needs an input and a weight");
+    };
+    let activation = match call.activation {
+        Activation::None => |x| x,
+        Activation::Relu => activation::relu,
+        Activation::Gelu => activation::gelu,
+        Activation::GeluTanh => activation::gelu_tanh,
+        Activation::Silu => activation::silu,
+    };
+    let sizes = [call.channels, call.outputs, call.groups];
+    let (threads, windows) = (args.threads(), &call.windows);
+    Doubles { windows, sizes, x, w, bias, activation }.convolve(threads, args.outputs[0].as_slice()?);
+    Ok(())
+}
+
 impl Kernel for Conv {
     fn run<I: Products>(args: &mut Args<'_, '_>) -> Result<(), KernelError> {
         let call = bind(args)?;
         if call.images * call.outputs * call.windows.windows() == 0 {
             return Ok(());
+        }
+        if call.x.dtype == DType::F64 {
+            return in_doubles(args, &call);
         }
         match call.is_depthwise() {
             true => depthwise::run::<I>(args, &call),
@@ -155,6 +181,9 @@ impl Kernel for Conv {
         let (x, w) = (shape(0), shape(1));
         let Some((windows, groups)) = geometry(x, w, params) else { return 0 };
         let (images, channels, outputs) = (x[0] as usize, x[1] as usize, w[0] as usize);
+        if inputs[0].is_some_and(|x| x.dtype == DType::F64) {
+            return 0;
+        }
         match is_depthwise(channels, outputs, groups) {
             true => depthwise::scratch(&windows, threads),
             false => products::scratch(&windows, (images, channels, outputs / groups.max(1)), w[1] as usize, threads),

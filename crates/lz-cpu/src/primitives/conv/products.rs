@@ -37,14 +37,15 @@ pub fn scratch(
     taps + (planes * size_of::<f32>()).next_multiple_of(64) + float::scratch(sizes, threads)
 }
 
-/// Whether windows can be read where x is.
+/// Whether windows can be read where x is. Without channels nothing is read.
 fn reads_in_place(call: &Call) -> bool {
     let windows = &call.windows;
-    call.x.dtype == DType::F32
-        && call.x.steps.iter().all(|&step| step >= 0)
-        && call.x.steps[3] == 1
-        && windows.padding == [0; 2]
-        && windows.stride[1] == 1
+    call.channels == 0
+        || call.x.dtype == DType::F32
+            && call.x.steps.iter().all(|&step| step >= 0)
+            && call.x.steps[3] == 1
+            && windows.padding == [0; 2]
+            && windows.stride[1] == 1
 }
 
 pub fn run<I: Products>(args: &mut Args<'_, '_>, call: &Call) -> Result<(), KernelError> {
@@ -73,7 +74,10 @@ pub fn run<I: Products>(args: &mut Args<'_, '_>, call: &Call) -> Result<(), Kern
         let source = if in_place {
             let [n, c, y, _] = call.x.steps.map(|step| step as usize);
             let [height, width] = call.windows.input;
-            let readable = (call.images - 1) * n + (call.channels - 1) * c + (height - 1) * y + width;
+            let readable = match call.channels {
+                0 => 0,
+                channels => (call.images - 1) * n + (channels - 1) * c + (height - 1) * y + width,
+            };
             let steps = [n, c, step];
             Windows { start: call.x.start.cast(), readable, steps, output: windows.output, taps }
         } else {

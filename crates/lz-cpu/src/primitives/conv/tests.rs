@@ -158,6 +158,25 @@ fn models_convolutions_are_right() {
 }
 
 #[test]
+fn float64_is_computed_in_float64() {
+    let of = |groups, channels, outputs, axes: &[[i64; 5]], activation| {
+        let (axes, images, dtype) = (axes.to_vec(), 2, DType::F64);
+        Convolution { dtype, images, groups, channels, outputs, axes, activation, ..PLAIN }.check();
+    };
+    of(1, 3, 4, &[[9, 3, 2, 1, 1]; 2], Activation::Gelu);
+    of(2, 2, 3, &[[11, 2, 3, 4, 2]], Activation::Relu);
+    of(3, 1, 2, &[[2, 5, 3, 4, 2]; 2], Activation::Silu);
+    of(1, 2, 3, &[[2, 5, 3, 4, 2], [7, 3, 1, 0, 1]], Activation::None);
+    let (x, w) = ([1.0 + f64::EPSILON, 1.0], [1.0, -1.0]);
+    let inputs = [Tensor::from_f64(DType::F64, &[1, 2, 1], &x), Tensor::from_f64(DType::F64, &[1, 2, 1], &w)];
+    let params = [Param::None, Param::None, Param::Int(1), Param::Int(0), Param::Int(1)];
+    let blank = Tensor::zeros(DType::F64, &[1, 1, 1]);
+    for (_, got) in results(Primitive::Conv, &inputs.each_ref().map(|one| Some(one.view())), &params, &blank) {
+        assert_eq!(got.to_f64(), [f64::EPSILON]);
+    }
+}
+
+#[test]
 fn calls_that_make_no_sense_are_refused() {
     let (x, w) = (drawn(DType::F32, &[1, 4, 5], 1.0, 1), drawn(DType::F32, &[2, 4, 3], 1.0, 1));
     let inputs = [Some(x.view()), Some(w.view())];

@@ -40,9 +40,7 @@ impl Kernel for Where {
 pub(in crate::primitives) fn bits_of(dtype: lz_abi::DType, param: Param) -> Result<u64, KernelError> {
     let mut bytes = [0u8; 8];
     match param {
-        // Integers beyond 2^53 are no float64.
-        Param::Int(number) if dtype == lz_abi::DType::I64 => bytes = number.to_le_bytes(),
-        Param::Int(number) => numeric::store(dtype, &mut bytes, 0, number as f64),
+        Param::Int(number) => numeric::store_int(dtype, &mut bytes, 0, number),
         Param::Bool(truth) => numeric::store(dtype, &mut bytes, 0, f64::from(u8::from(truth))),
         Param::Float(number) => numeric::store(dtype, &mut bytes, 0, number),
         other => return wrong(format!("{other:?} is no number")),

@@ -2,21 +2,21 @@
 //!
 //! | | |
 //! |---|---|
-//! | input 0 | x `[N, C, L]` or `[N, C, H, W]`: float32, float16 or bfloat16 |
+//! | input 0 | x `[N, C, L]` or `[N, C, H, W]`: float32, float16 or bfloat16, or row-major float64 |
 //! | output 0 | `[N, C, …]` of the dtype of x, row-major: its sizes say how many windows there are, each of which begins in x or before it |
 //! | param 0 | the operation: [`PoolOp`] |
 //! | param 1 | whether a mean counts what is within `padding` of x, as zeros; true by default |
 //! | params 2… | sizes of a window along each axis, then its stride along each axis, then the padding of each axis |
 //!
-//! Not in place. The largest of windows with a NaN is NaN. Sums are made in float32.
+//! Not in place. The largest of windows with a NaN is NaN. Sums are made in float32, or in float64 of float64.
 
 use lz_abi::{Args, DType, KernelError, Param};
 
 use super::kinds::kinds;
 use super::matmul::operand::Matrix;
 use super::matmul::{Activation, Products};
-use super::windows::Geometry;
 use super::windows::planes::{Planes, SLACK, steps, store};
+use super::windows::{Geometry, doubles};
 use super::{Kernel, Meta, param, wrong};
 use crate::simd::{Isa, Work};
 
@@ -67,7 +67,7 @@ impl Kernel for Pool {
         let op = PoolOp::of(param(args, 0))?;
         let counts = !matches!(param(args, 1), Param::Bool(false));
         let (input, threads, out) = (args.input(0), args.threads(), &args.outputs[0]);
-        let Some(x) = input.filter(|x| matches!(x.dtype(), DType::F32 | DType::F16 | DType::Bf16)) else {
+        let Some(x) = input.filter(|x| matches!(x.dtype(), DType::F32 | DType::F16 | DType::Bf16 | DType::F64)) else {
             return wrong("pool needs an input of floats");
         };
         let Some(mut windows) = geometry(x.shape(), args.params()) else {
@@ -84,6 +84,14 @@ impl Kernel for Pool {
         let (images, channels) = (x.shape()[0] as usize, x.shape()[1] as usize);
         let planes = images * channels;
         if planes * windows.windows() == 0 {
+            return Ok(());
+        }
+        if x.dtype() == DType::F64 {
+            let (x, out) = (x.as_slice()?, args.outputs[0].as_slice()?);
+            match op {
+                PoolOp::Max => doubles::largest(&windows, threads, x, out),
+                PoolOp::Avg => doubles::mean(&windows, counts, threads, x, out),
+            }
             return Ok(());
         }
         let from = Planes { start: x.raw().start(), dtype: x.dtype(), steps: steps(&x) };
@@ -127,18 +135,6 @@ struct Pooling<'a> {
     to: &'a mut [f32],
 }
 
-impl Pooling<'_> {
-    /// Elements of a window that a mean counts along an axis.
-    #[inline(always)]
-    fn counted(&self, axis: usize, window: usize) -> usize {
-        let Geometry { input, kernel, stride, padding, .. } = self.windows;
-        // Counted from the first place of the padding.
-        let (first, size) = (window * stride[axis], input[axis] + padding[axis]);
-        let (begin, end) = if self.counts { (0, size + padding[axis]) } else { (padding[axis], size) };
-        (first + kernel[axis]).min(end).saturating_sub(first.max(begin))
-    }
-}
-
 impl Work for Pooling<'_> {
     type Output = ();
 
@@ -159,8 +155,8 @@ impl Work for Pooling<'_> {
                 }
             }
             if self.op == PoolOp::Avg {
-                let rows = self.counted(0, y);
-                to.iter_mut().enumerate().for_each(|(x, to)| *to /= (rows * self.counted(1, x)) as f32);
+                let rows = windows.counted(0, y, self.counts);
+                to.iter_mut().enumerate().for_each(|(x, to)| *to /= (rows * windows.counted(1, x, self.counts)) as f32);
             }
         }
     }

@@ -50,7 +50,7 @@ proptest! {
     fn pools_are_those_of_float64(
         axes in proptest::collection::vec((1i64..20, 1i64..6, 1i64..5, 0i64..3), 1..3),
         (images, channels) in (0i64..3, 1i64..4),
-        dtype in prop_oneof![3 => Just(DType::F32), 1 => Just(DType::F16), 1 => Just(DType::Bf16)],
+        dtype in prop_oneof![3 => Just(DType::F32), 1 => Just(DType::F16), 1 => Just(DType::Bf16), 1 => Just(DType::F64)],
         (max, counts, ceil) in (any::<bool>(), any::<bool>(), any::<bool>()),
     ) {
         let axes: Vec<[i64; 4]> =

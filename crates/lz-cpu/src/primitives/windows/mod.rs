@@ -5,6 +5,7 @@
 //! next one 1, s + 1, 2s + 1, …. A *tap* is a place in a window. The numbers that the windows of an output row have at a tap follow
 //! each other in the plane.
 
+pub(super) mod doubles;
 pub(super) mod planes;
 pub(super) mod source;
 

@@ -14,14 +14,25 @@ pub(super) const SWAPPED: [usize; 4] = [0, 2, 1, 3];
 
 /// Attention with heads before tokens. Where the result lies with tokens before heads, so does the call.
 pub(super) fn attention(site: &Site<'_>, op: &Attention) -> Vec<Candidate> {
-    let (query, key) = (site.need(0), site.need(1));
+    let [query, key, value] = [0, 1, 2].map(|at| site.need(at));
     let (queries, keys, mask) = (query.shape[2], key.shape[2], site.get(3));
     // Catalog calls are aligned at the last key, and a mask excludes a causal bound there.
     let aligned = !op.top_left || queries == keys || !op.causal && op.window.is_none();
-    if !aligned || op.causal && (queries > keys || mask.is_some()) {
+    if aligned && !(op.causal && (queries > keys || mask.is_some())) {
+        return called(site, op, [query, key, value], mask, op.window);
+    }
+    if mask.is_some() {
         return Vec::new();
     }
-    called(site, op, mask, op.window)
+    // Keys behind the last query count for none.
+    if op.top_left && op.causal && op.window.is_none() && queries < keys {
+        let [key, value] = [key, value].map(|arg| arg.part(2, 0, queries, 1));
+        return called(site, op, [query, &key, &value], None, None);
+    }
+    let shift = if op.top_left { 0 } else { keys - queries };
+    let mask = Arg::constant(site.terms.packs.band([queries, keys], shift, op.causal, op.window));
+    let open = Attention { causal: false, window: None, ..op.clone() };
+    called(site, &open, [query, key, value], Some(&mask), None)
 }
 
 /// Attention over the part of a cache that is written: the kernels for all of it, which then get views of that part.
@@ -30,7 +41,7 @@ pub(super) fn cached(site: &Site<'_>, op: &CachedAttention) -> Vec<Candidate> {
     // The keys of one query begin where its window does.
     let window = op.window.filter(|_| queries > 1);
     let tokens = if site.output.is_row_major() { 2 } else { 1 };
-    let mut found = called(site, &op.dense(), None, window);
+    let mut found = called(site, &op.dense(), [0, 1, 2].map(|at| site.need(at)), None, window);
     // Scratch memory would have to be for what a part needs.
     found.retain_mut(|candidate| candidate.scratch() == 0 && narrowed(candidate, site, op.window, tokens));
     found
@@ -48,10 +59,15 @@ fn narrowed(candidate: &mut Candidate, site: &Site<'_>, window: Option<i64>, tok
 }
 
 /// A call of the catalog's attention.
-fn called(site: &Site<'_>, op: &Attention, mask: Option<&Arg>, window: Option<i64>) -> Vec<Candidate> {
-    let turned = !site.output.is_row_major();
-    let laid = |arg: &Arg| if turned { arg.permuted(&SWAPPED) } else { arg.clone() };
-    let (query, key, value) = (site.need(0), site.need(1), site.need(2));
+fn called(
+    site: &Site<'_>,
+    op: &Attention,
+    [query, key, value]: [&Arg; 3],
+    mask: Option<&Arg>,
+    window: Option<i64>,
+) -> Vec<Candidate> {
+    let tokens_first = !site.output.is_row_major();
+    let laid = |arg: &Arg| if tokens_first { arg.permuted(&SWAPPED) } else { arg.clone() };
     let queries = query.shape[2];
     let (output, query, key, value) = (laid(site.output), laid(query), laid(key), laid(value));
     let inputs = [("query", Some(&query)), ("key", Some(&key)), ("value", Some(&value)), ("attn_mask", mask)];
@@ -63,8 +79,8 @@ fn called(site: &Site<'_>, op: &Attention, mask: Option<&Arg>, window: Option<i6
         ("window_left", ParamValue::Int(window.unwrap_or(-1))),
         ("softcap", ParamValue::Float(op.softcap.unwrap_or(0.0))),
     ];
-    let layout = Some(if turned { Layout::Bshd } else { Layout::Bhsd });
-    let shared = query.shape != key.shape && heads(&query, turned) != heads(&key, turned);
+    let layout = Some(if tokens_first { Layout::Bshd } else { Layout::Bhsd });
+    let shared = query.shape != key.shape && heads(&query, tokens_first) != heads(&key, tokens_first);
     let name = match (shared, queries == 1) {
         (false, false) => "attention.standard.prefill",
         (false, true) => "attention.standard.decode",
@@ -74,6 +90,6 @@ fn called(site: &Site<'_>, op: &Attention, mask: Option<&Arg>, window: Option<i6
     Call { op: name, inputs: &inputs, params: &params, layout, output: &output }.candidates(site)
 }
 
-fn heads(arg: &Arg, turned: bool) -> i64 {
-    arg.shape[if turned { 2 } else { 1 }]
+fn heads(arg: &Arg, tokens_first: bool) -> i64 {
+    arg.shape[if tokens_first { 2 } else { 1 }]
 }

@@ -4,15 +4,21 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 
 use lz_cpu::Builtin;
+use lz_cpu::primitives::Primitive;
 use lz_model::{BindRules, Catalog, Layout, NamedCall, ParamValue};
 use lz_select::{Snapshot, SnapshotSpec};
 
+use super::sequence::Sequence;
 use super::{Arg, Bound, Candidate, Site};
 use crate::exec::kernel::Kernel;
+use crate::ops::elements::axis_of;
 use crate::ops::gated::{Gated, GatedKind};
 use crate::ops::layer_norm::LayerNorm;
 use crate::ops::rms_norm::RmsNorm;
 use crate::ops::softmax::Softmax;
+
+/// Operations whose native kernels have conditions on sizes that only say where torch's kernels are faster.
+const BEHIND_TORCH: [&str; 2] = ["norm.layer", "activation.silu_mul"];
 
 /// The native kernels on this processor.
 struct Bench {
@@ -25,7 +31,11 @@ static BENCH: LazyLock<Bench> = LazyLock::new(|| {
     let mut spec = SnapshotSpec { devices: vec![lz_hardware::detect_cpu()], ..SnapshotSpec::default() };
     spec.backend(lz_cpu::backend());
     let mut kernels = HashMap::new();
-    for (kernel, descriptor) in lz_cpu::descriptors() {
+    for (kernel, mut descriptor) in lz_cpu::descriptors() {
+        // Sizes for which torch's kernels are ahead: a graph does not have those.
+        if BEHIND_TORCH.contains(&descriptor.operation.as_str()) {
+            descriptor.conditions.clear();
+        }
         kernels.insert((descriptor.id.clone(), descriptor.operation.clone()), kernel);
         spec.kernels.push(Arc::new(descriptor));
     }
@@ -78,6 +88,8 @@ impl Call<'_> {
         let decision = bench.snapshot.select(&bound.query);
         let mut legal: Vec<_> =
             decision.ranked().filter(|candidate| candidate.accepted() && candidate.transforms.is_empty()).collect();
+        let within = |set: &String| site.terms.level.allows(set);
+        legal.retain(|candidate| bench.snapshot.kernel(candidate.kernel).instruction_sets.iter().all(within));
         if let Some(ranked) = site.terms.ranking.ranked(self.op, &named) {
             let place = |id: &str| ranked.iter().position(|one| one.split('@').next() == Some(id));
             legal.retain(|candidate| place(&bench.snapshot.kernel(candidate.kernel).id).is_some());
@@ -106,26 +118,35 @@ impl Call<'_> {
     }
 }
 
-/// A call with one input and no layout.
-fn simple(op: &'static str, site: &Site<'_>, params: &[(&'static str, ParamValue)]) -> Vec<Candidate> {
-    let inputs = [("input", Some(site.need(0)))];
-    Call { op, inputs: &inputs, params, layout: None, output: site.output }.candidates(site)
+/// Softmax: over another axis than the last one, of a copy with that axis last.
+pub(super) fn softmax(site: &Site<'_>, op: &Softmax) -> Vec<Candidate> {
+    let rank = site.output.shape.len();
+    let axis = axis_of(op.axis, rank);
+    if axis + 1 == rank {
+        return rows_softmax(site, site.need(0), site.output);
+    }
+    let axes: Vec<usize> = (0..rank).filter(|&other| other != axis).chain([axis]).collect();
+    let (x, y) = (site.need(0).permuted(&axes), site.output.permuted(&axes));
+    // Axes of one element may go anywhere.
+    let plain = |arg: &Arg| Arg { strides: lz_abi::row_major(&arg.shape), ..arg.clone() };
+    if x.is_row_major() && y.is_row_major() {
+        return rows_softmax(site, &plain(&x), &plain(&y));
+    }
+    let mut sequence = Sequence::new(site.terms);
+    let (from, to) = (sequence.scratch(x.dtype, &x.shape), sequence.scratch(x.dtype, &x.shape));
+    sequence.before(Primitive::Copy, vec![Some(x)], &from, Vec::new());
+    sequence.after(Primitive::Copy, vec![Some(to.clone())], &y, Vec::new());
+    sequence.around(rows_softmax(site, &from, &to), "permuted")
 }
 
 /// Softmax over the last axis.
-pub(super) fn softmax(site: &Site<'_>, op: &Softmax) -> Vec<Candidate> {
-    let rank = site.output.shape.len() as i64;
-    if op.axis != -1 && op.axis != rank - 1 {
-        return Vec::new();
-    }
-    simple("activation.softmax", site, &[])
+fn rows_softmax(site: &Site<'_>, input: &Arg, output: &Arg) -> Vec<Candidate> {
+    let inputs = [("input", Some(input))];
+    Call { op: "activation.softmax", inputs: &inputs, params: &[], layout: None, output }.candidates(site)
 }
 
 /// A normalization of the last axis.
 pub(super) fn layer_norm(site: &Site<'_>, op: &LayerNorm) -> Vec<Candidate> {
-    if op.axes != 1 {
-        return Vec::new();
-    }
     let inputs = [("input", site.get(0)), ("weight", site.get(1)), ("bias", site.get(2))];
     let params = [("eps", ParamValue::Float(op.eps))];
     Call { op: "norm.layer", inputs: &inputs, params: &params, layout: None, output: site.output }.candidates(site)

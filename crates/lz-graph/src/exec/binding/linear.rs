@@ -5,7 +5,7 @@ use std::sync::Arc;
 use lz_abi::{DType, Extents, Param, Storage, row_major};
 use lz_cpu::primitives::matmul::split;
 use lz_cpu::primitives::{BinaryOp, Primitive};
-use lz_model::ParamValue;
+use lz_model::{CpuIsa, ParamValue};
 
 use super::catalog::Call;
 use super::packs::Weights;
@@ -18,9 +18,9 @@ use crate::ops::matmul::MatMul;
 struct Layer<'a> {
     /// (…, in).
     x: &'a Arg,
-    /// (out, in), or (in, out) if `turned`.
+    /// (out, in), or (in, out) if `transposed`.
     weight: &'a Arg,
-    turned: bool,
+    transposed: bool,
     /// (out).
     bias: Option<&'a Arg>,
     /// By the name kernels have for it.
@@ -33,20 +33,22 @@ impl Layer<'_> {
     /// The kernels that take the weight packed.
     fn candidates(&self, site: &Site<'_>) -> Vec<Candidate> {
         let At::Constant(constant, 0) = &self.weight.at else { return Vec::new() };
-        let outs = self.weight.shape[usize::from(self.turned)];
+        let outs = self.weight.shape[usize::from(self.transposed)];
         if self.weight.shape.len() != 2 || self.weight.shape.contains(&0) {
             return Vec::new();
         }
-        let Some(turned) = self.turned_in(constant) else { return Vec::new() };
+        let Some(transposed) = self.transposed_in(constant) else { return Vec::new() };
         let narrow = match site.terms.packs.weights() {
             Weights::AsTheyAre => Vec::new(),
-            Weights::Bfloat16 => self.halves(site, outs, turned),
-            Weights::Int8 | Weights::Int4 => self.integers(site, outs, turned),
+            Weights::Bfloat16 => self.halves(site, outs, transposed),
+            Weights::Int8 | Weights::Int4 => self.integers(site, outs, transposed),
         };
         if !narrow.is_empty() {
             return narrow;
         }
-        let Some(blocks) = site.terms.packs.packed(constant, turned) else { return Vec::new() };
+        let Some(blocks) = site.terms.packs.packed(constant, transposed, site.terms.instructions()) else {
+            return Vec::new();
+        };
         let weight = Arg::constant(blocks);
         let mut found = self.primitive(site, &weight, outs);
         let call = Call {
@@ -74,16 +76,16 @@ impl Layer<'_> {
         if self.residual {
             let inputs = vec![None, site.get(3).cloned()];
             let params = vec![BinaryOp::Add.param()];
-            one.calls.push(bound(Primitive::Binary, inputs, site.output.clone(), params, site.terms.threads));
+            one.calls.push(bound(Primitive::Binary, inputs, site.output.clone(), params, site.terms));
             one.name += "+add";
         }
         one
     }
 
     /// Products with a weight that is rounded to integers with scales.
-    fn integers(&self, site: &Site<'_>, outs: i64, turned: bool) -> Vec<Candidate> {
+    fn integers(&self, site: &Site<'_>, outs: i64, transposed: bool) -> Vec<Candidate> {
         let At::Constant(constant, 0) = &self.weight.at else { return Vec::new() };
-        let Some(rounded) = site.terms.packs.rounded(constant, turned) else { return Vec::new() };
+        let Some(rounded) = site.terms.packs.rounded(constant, transposed) else { return Vec::new() };
         let (weight, scales) = (Arg::constant(rounded.blocks), Arg::constant(rounded.scales));
         let call = Call {
             op: "mlp.linear.quantized",
@@ -106,14 +108,14 @@ impl Layer<'_> {
     }
 
     /// Products in bfloat16: input, weight and bias are rounded, and so is the sum of each output.
-    fn halves(&self, site: &Site<'_>, outs: i64, turned: bool) -> Vec<Candidate> {
+    fn halves(&self, site: &Site<'_>, outs: i64, transposed: bool) -> Vec<Candidate> {
         let At::Constant(constant, 0) = &self.weight.at else { return Vec::new() };
         let bias = match self.bias.map(|bias| &bias.at) {
             None => None,
             Some(At::Constant(bias, 0)) => Some(Arg::constant(site.terms.packs.halved(bias))),
             Some(_) => return Vec::new(),
         };
-        let Some(blocks) = site.terms.packs.packed_halves(constant, turned) else { return Vec::new() };
+        let Some(blocks) = site.terms.packs.packed_halves(constant, transposed) else { return Vec::new() };
         let weight = Arg::constant(blocks);
         // Input and output in bfloat16 lie one after the other in scratch memory.
         let half = |arg: &Arg, from: usize| {
@@ -134,9 +136,8 @@ impl Layer<'_> {
             layout: None,
             output: &y,
         };
-        let cast = |from: &Arg, to: &Arg| {
-            bound(Primitive::Cast, vec![Some(from.clone())], to.clone(), Vec::new(), site.terms.threads)
-        };
+        let cast =
+            |from: &Arg, to: &Arg| bound(Primitive::Cast, vec![Some(from.clone())], to.clone(), Vec::new(), site.terms);
         let whole = call.candidates(site).into_iter().map(|mut one| {
             one.calls.insert(0, cast(self.x, &x));
             one.calls.push(cast(&y, site.output));
@@ -148,14 +149,14 @@ impl Layer<'_> {
     }
 
     /// Whether the constant is (in, out). The weight may be a view of it: only the whole, and the whole transposed, can be packed.
-    fn turned_in(&self, constant: &Arc<dyn Storage>) -> Option<bool> {
+    fn transposed_in(&self, constant: &Arc<dyn Storage>) -> Option<bool> {
         let view = constant.view();
         let lies = |shape: &[i64], strides: &[i64]| *self.weight.shape == *shape && *self.weight.strides == *strides;
         if lies(view.shape(), view.strides()) {
-            return Some(self.turned);
+            return Some(self.transposed);
         }
         let (&[rows, columns], &[down, across]) = (view.shape(), view.strides()) else { return None };
-        lies(&[columns, rows], &[across, down]).then_some(!self.turned)
+        lies(&[columns, rows], &[across, down]).then_some(!self.transposed)
     }
 
     /// The product of primitives, which adds the residual before it stores.
@@ -164,7 +165,7 @@ impl Layer<'_> {
             return Vec::new();
         };
         let weight = Arg { shape: weight.shape[..3].into(), strides: weight.strides[..3].into(), ..weight.clone() };
-        let residual = site.get(3).filter(|_| site.in_place != Some(3));
+        let residual = site.get(3).filter(|_| !site.is_over(3));
         // One product of many rows instead of many products, where rows follow each other.
         let matrix = |arg: &Arg| {
             let width = *arg.shape.last()?;
@@ -193,7 +194,7 @@ pub(super) fn matmul(site: &Site<'_>, op: &MatMul) -> Vec<Candidate> {
         return Vec::new();
     }
     let (x, weight) = (site.need(0), site.need(1));
-    Layer { x, weight, turned: !op.transpose_b, bias: None, activation: "none", residual: false }.candidates(site)
+    Layer { x, weight, transposed: !op.transpose_b, bias: None, activation: "none", residual: false }.candidates(site)
 }
 
 /// A linear layer. With a weight that is no constant it is a product of matrices as it lies.
@@ -206,14 +207,14 @@ pub(super) fn linear(site: &Site<'_>, op: &Linear) -> Vec<Candidate> {
         Activation::Silu => "silu",
     };
     let (x, weight, residual) = (site.need(0), site.need(1), site.inputs.get(3).is_some_and(Option::is_some));
-    let layer = Layer { x, weight, turned: false, bias: site.get(2), activation: activation_name, residual };
+    let layer = Layer { x, weight, transposed: false, bias: site.get(2), activation: activation_name, residual };
     let mut found = layer.candidates(site);
     // With narrow weights nothing reads the wide ones, unless all other ways fail.
     let wide = found.is_empty() || site.terms.packs.weights() == Weights::AsTheyAre;
     if x.shape.len() > 1 && wide && multiplies(x.dtype) {
         let beta = if residual { Param::Float(1.0) } else { Param::None };
         let params = vec![Param::None, Param::Bool(true), Param::None, beta, activation(activation_name)];
-        let added = site.get(3).filter(|_| site.in_place != Some(3)).cloned();
+        let added = site.get(3).filter(|_| !site.is_over(3)).cloned();
         let inputs = vec![Some(x.clone()), Some(weight.clone()), site.get(2).cloned(), added];
         let in_place: &[usize] = if residual { &[3] } else { &[] };
         found.extend(products(site, "primitive.matmul", inputs, site.output, params, in_place));
@@ -248,7 +249,8 @@ pub(super) fn products(
     let depth = size(0) / (all / outs.max(1)).max(1);
     let pays = |parts| all / outs.max(1) >= least_split_rows(parts) && all.saturating_mul(depth) >= LEAST_SPLIT_WORK;
     let floats = inputs.iter().flatten().chain([output]).all(|arg| arg.dtype == DType::F32);
-    let parts = site.terms.precision.parts().filter(|&parts| pays(parts) && floats && split::is_here());
+    let here = floats && site.terms.level == CpuIsa::Native && split::is_here();
+    let parts = site.terms.precision.parts().filter(|&parts| here && pays(parts));
     let split = parts.map(|parts| {
         let mut params = params.clone();
         params.resize(6, Param::None);
@@ -257,7 +259,7 @@ pub(super) fn products(
     });
     let all = split.into_iter().chain([(name.to_owned(), params)]);
     all.map(|(name, params)| {
-        let call = bound(Primitive::Matmul, inputs.clone(), output.clone(), params, site.terms.threads);
+        let call = bound(Primitive::Matmul, inputs.clone(), output.clone(), params, site.terms);
         Candidate { name, calls: vec![call], in_place }
     })
     .collect()

@@ -13,7 +13,9 @@
 //! | [`packs`] | weights as products read them: in blocks, as narrower numbers |
 //! | [`attention`] | attention |
 //! | [`rope`] | rotary embeddings |
+//! | [`norms`] | norms of groups and of several axes |
 //! | [`sums`] | norms of sums |
+//! | [`sequence`] | candidates of several calls |
 //! | [`windows`] | convolutions and pools |
 //! | [`primitives`] | kernels that are no operation of the catalog |
 //! | [`needs`] | what candidates ask of the memory plan |
@@ -22,7 +24,8 @@ use std::sync::Arc;
 
 use lz_abi::program::Place;
 use lz_abi::{DType, Extents, Param, Storage, row_major};
-use lz_model::{NamedCall, TensorMeta};
+use lz_cpu::primitives::InstructionSet;
+use lz_model::{CpuIsa, NamedCall, TensorMeta};
 
 use crate::exec::kernel::Kernel;
 use crate::ir::{Constant, Meta};
@@ -33,11 +36,13 @@ pub mod catalog;
 mod host;
 mod linear;
 pub mod needs;
+mod norms;
 pub mod packs;
 mod primitives;
 mod reductions;
 mod rope;
 mod rounded;
+mod sequence;
 mod sums;
 mod windows;
 
@@ -89,7 +94,7 @@ impl Arg {
     /// A constant as a node reads it: weights of products as they lie, since they are packed; others row-major.
     pub fn constant_of(op: &Op, input: usize, constant: &Constant, packs: &Packs) -> Arg {
         let is_weight = input == 1 && matches!(op, Op::Linear(_) | Op::MatMul(_));
-        Arg::constant(if is_weight { constant.storage().clone() } else { packs.laid(constant.storage()) })
+        Arg::constant(if is_weight { packs.aligned(constant.storage()) } else { packs.laid(constant.storage()) })
     }
 
     /// The same with axes in another order.
@@ -139,8 +144,8 @@ pub struct Site<'a> {
     pub inputs: &'a [Option<Arg>],
     /// What it makes.
     pub output: &'a Arg,
-    /// The input its result is written over.
-    pub in_place: Option<usize>,
+    /// The inputs its result is written over: one value, which may be given several times.
+    pub over: &'a [usize],
     /// What holds for every node.
     pub terms: Terms<'a>,
 }
@@ -152,10 +157,19 @@ pub struct Terms<'a> {
     pub threads: usize,
     /// How exactly products are computed.
     pub precision: Precision,
+    /// The best instructions kernels may use.
+    pub level: CpuIsa,
     /// Weights that were packed before.
     pub packs: &'a Packs,
     /// Which of the catalog's kernels may run, and in which order.
     pub ranking: &'a dyn Ranking,
+}
+
+impl Terms<'_> {
+    /// The instructions primitives run with.
+    pub fn instructions(&self) -> InstructionSet {
+        InstructionSet::within(self.level)
+    }
 }
 
 /// How exactly products of float32 are computed. Sums are float32 always.
@@ -190,6 +204,11 @@ pub trait Ranking: Send + Sync {
     /// The ids of the kernels that may serve a call, the best first; those of other libraries are passed over. `None`: as the kernels
     /// were declared.
     fn ranked(&self, op: &str, call: &NamedCall<'_>) -> Option<Vec<String>>;
+
+    /// The best instructions kernels may use, those of the catalog and primitives alike.
+    fn level(&self) -> CpuIsa {
+        CpuIsa::Native
+    }
 }
 
 /// Nobody: kernels are ranked as they were declared.
@@ -208,11 +227,9 @@ impl Site<'_> {
         self.inputs[at].as_ref().expect("checked by the shape rule")
     }
 
-    /// Whether an input is what the result is written over. The same value may be given twice.
+    /// Whether an input is what the result is written over.
     fn is_over(&self, at: usize) -> bool {
-        let place = |arg: &Arg| if let At::Memory(place) = arg.at { Some(place) } else { None };
-        self.in_place == Some(at)
-            || self.in_place.is_some() && self.get(at).is_some_and(|arg| place(arg) == place(self.output))
+        self.over.contains(&at)
     }
 
     /// The inputs as kernels get them: without those the result is written over, which stand among the outputs.
@@ -277,7 +294,8 @@ pub fn candidates(site: &Site<'_>) -> Vec<Candidate> {
         Op::MatMul(op) => linear::matmul(site, op),
         Op::Linear(op) => linear::linear(site, op),
         Op::Softmax(op) => catalog::softmax(site, op),
-        Op::LayerNorm(op) => catalog::layer_norm(site, op),
+        Op::LayerNorm(op) => norms::layer_norm(site, op),
+        Op::GroupNorm(op) => norms::group_norm(site, op),
         Op::RmsNorm(op) => catalog::rms_norm(site, op),
         Op::AddLayerNorm(op) => sums::add_layer_norm(site, op),
         Op::AddRmsNorm(op) => sums::add_rms_norm(site, op),
@@ -292,7 +310,7 @@ pub fn candidates(site: &Site<'_>) -> Vec<Candidate> {
     found.extend(primitives::candidates(site));
     found.push(reference(site));
     // An input that is written over does not exist for kernels that read it.
-    found.retain(|candidate| site.in_place.is_none_or(|at| candidate.in_place.contains(&at)));
+    found.retain(|candidate| site.over.iter().all(|at| candidate.in_place.contains(at)));
     found
 }
 
@@ -315,14 +333,8 @@ fn reference(site: &Site<'_>) -> Candidate {
 }
 
 /// Ways to copy a tensor to another place.
-pub fn copied(from: Arg, to: Arg) -> Vec<Candidate> {
+pub fn copied(from: Arg, to: Arg, terms: Terms<'_>) -> Vec<Candidate> {
     let axes = (0..to.shape.len()).collect();
     let op = Op::from(crate::ops::permute::Permute { axes });
-    candidates(&Site {
-        op: &op,
-        inputs: &[Some(from)],
-        output: &to,
-        in_place: None,
-        terms: Terms { threads: 1, precision: Precision::default(), packs: &Packs::default(), ranking: &AsDeclared },
-    })
+    candidates(&Site { op: &op, inputs: &[Some(from)], output: &to, over: &[], terms })
 }

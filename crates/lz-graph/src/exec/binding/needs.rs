@@ -76,11 +76,11 @@ impl<'a> Needs<'a> {
         }
         let output = self.made(node.output);
         let (op, terms) = (self.instance.op(id), self.terms);
-        candidates(&Site { op, inputs: &inputs, output: &output, in_place: None, terms })
+        candidates(&Site { op, inputs: &inputs, output: &output, over: &[], terms })
     }
 
     /// Whether tokens come before heads in everything that reads the result of attention: it is then stored so.
-    fn is_turned(&self, id: NodeId) -> bool {
+    fn has_tokens_first(&self, id: NodeId) -> bool {
         let (graph, node) = (self.instance.graph(), self.instance.node(id));
         let (Op::Attention(_) | Op::CachedAttention(_)) = self.instance.op(id) else { return false };
         let given = graph.outputs.contains(&node.output) || graph.updates.iter().any(|(_, new)| *new == node.output);
@@ -90,10 +90,10 @@ impl<'a> Needs<'a> {
             return false;
         }
         let mut output = self.made(node.output);
-        output.strides = turned(&output.shape);
+        output.strides = tokens_first(&output.shape);
         let inputs = self.inputs(id);
         let (op, terms) = (self.instance.op(id), self.terms);
-        let found = candidates(&Site { op, inputs: &inputs, output: &output, in_place: None, terms });
+        let found = candidates(&Site { op, inputs: &inputs, output: &output, over: &[], terms });
         !found[0].is_reference()
     }
 
@@ -120,7 +120,7 @@ impl<'a> Needs<'a> {
 }
 
 /// Strides of (batch, heads, tokens, width) with tokens before heads in memory.
-fn turned(shape: &[i64]) -> Extents {
+fn tokens_first(shape: &[i64]) -> Extents {
     let &[batch, heads, tokens, width] = shape else { unreachable!("attention has four axes") };
     let mut strides = row_major(&[batch, tokens, heads, width]);
     strides.swap(1, 2);
@@ -158,7 +158,7 @@ impl Demands for Needs<'_> {
 
     fn stored(&self, node: NodeId) -> Option<Strides> {
         let shape = self.instance.sizes(self.instance.node(node).output)?;
-        self.is_turned(node).then(|| turned(&shape).as_slice().into())
+        self.has_tokens_first(node).then(|| tokens_first(&shape).as_slice().into())
     }
 
     /// Whether the kernel that is preferred for row-major inputs is also preferred with strides.

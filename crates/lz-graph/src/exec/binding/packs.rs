@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use lz_abi::{
     Arena, Args, DType, Extents, NotASlice, Param, Scalar, Storage, Tensor, TensorRef, TensorViewMut, Workspace,
 };
-use lz_cpu::primitives::Primitive;
+use lz_cpu::primitives::{InstructionSet, Primitive};
 use lz_model::ops::mlp::{PACKED_GROUPS, PACKED_ROWS};
 
 use super::rounded::{self, Rounded};
@@ -40,21 +40,23 @@ impl Weights {
     ];
 }
 
-/// The memory of a constant, and whether it is (in, out). Two constants of the same memory are one.
+/// The memory of a constant, whether it is (in, out), and what is made of it. Two constants of the same memory are one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
     address: usize,
     dtype: DType,
     shape: Extents,
     strides: Extents,
-    turned: bool,
+    transposed: bool,
+    /// The element type of what is made.
+    made: DType,
 }
 
 impl Key {
-    fn of(constant: &Arc<dyn Storage>, turned: bool) -> Key {
+    fn of(constant: &Arc<dyn Storage>, transposed: bool, made: DType) -> Key {
         let view = constant.view();
         let (address, dtype) = (view.as_ref().address(), view.dtype());
-        Key { address, dtype, shape: view.shape().into(), strides: view.strides().into(), turned }
+        Key { address, dtype, shape: view.shape().into(), strides: view.strides().into(), transposed, made }
     }
 }
 
@@ -71,17 +73,21 @@ pub struct Packs {
     copies: Made<Arc<dyn Storage>>,
     /// The same in bfloat16.
     halves: Made<Arc<dyn Storage>>,
+    bands: Mutex<HashMap<Band, Arc<dyn Storage>>>,
 }
+
+/// Queries and keys, how many keys the first query is behind the first key, whether it is causal, and the keys of a window.
+type Band = ([i64; 2], i64, bool, Option<i64>);
 
 /// What was made of a constant, or is made now.
 fn made<T: Clone>(
     of: &Made<T>,
     constant: &Arc<dyn Storage>,
-    turned: bool,
+    (transposed, dtype): (bool, DType),
     make: impl FnOnce() -> Option<T>,
 ) -> Option<T> {
     let mut known = of.lock().unwrap_or_else(PoisonError::into_inner);
-    let key = Key::of(constant, turned);
+    let key = Key::of(constant, transposed, dtype);
     if let Some((_, found)) = known.get(&key) {
         return Some(found.clone());
     }
@@ -107,12 +113,13 @@ impl Packs {
 
     /// Bytes of all packed weights and copies.
     pub fn bytes(&self) -> usize {
+        let bands = self.bands.lock().unwrap_or_else(PoisonError::into_inner).values().map(bytes_of).sum::<usize>();
         let total = |of: &Made<Arc<dyn Storage>>| {
             of.lock().unwrap_or_else(PoisonError::into_inner).values().map(|(_, one)| bytes_of(one)).sum::<usize>()
         };
         let integers = self.integers.lock().unwrap_or_else(PoisonError::into_inner);
         let rounded = integers.values().map(|(_, one)| bytes_of(&one.blocks) + bytes_of(&one.scales)).sum::<usize>();
-        rounded + [&self.blocks, &self.copies, &self.halves].into_iter().map(total).sum::<usize>()
+        bands + rounded + [&self.blocks, &self.copies, &self.halves].into_iter().map(total).sum::<usize>()
     }
 
     /// Bytes of the constants that weights were packed of.
@@ -122,22 +129,35 @@ impl Packs {
         blocks.values().map(|(source, _)| source).chain(integers.values().map(|(source, _)| source)).map(bytes_of).sum()
     }
 
-    /// A constant that lies row-major: itself, or a copy.
+    /// A constant that lies row-major at an address its elements may have: itself, or a copy.
     pub fn laid(&self, constant: &Arc<dyn Storage>) -> Arc<dyn Storage> {
-        if constant.view().is_contiguous() {
-            return constant.clone();
-        }
-        let copy = || Some(Arc::new(constant.view().to_tensor()) as Arc<dyn Storage>);
-        made(&self.copies, constant, false, copy).unwrap_or_else(|| constant.clone())
+        if constant.view().is_contiguous() { self.aligned(constant) } else { self.copied(constant) }
     }
 
-    /// The packed form of a constant matrix: (out, in), or (in, out) if `turned`. `None` if it cannot be packed.
-    pub(super) fn packed(&self, constant: &Arc<dyn Storage>, turned: bool) -> Option<Arc<dyn Storage>> {
-        made(&self.blocks, constant, turned, || {
+    /// A constant at an address its elements may have: itself, or a row-major copy.
+    pub fn aligned(&self, constant: &Arc<dyn Storage>) -> Arc<dyn Storage> {
+        let (address, bytes) = (constant.view().as_ref().address(), constant.view().dtype().bits() as usize / 8);
+        if address.is_multiple_of(bytes.max(1)) { constant.clone() } else { self.copied(constant) }
+    }
+
+    fn copied(&self, constant: &Arc<dyn Storage>) -> Arc<dyn Storage> {
+        let copy = || Some(Arc::new(constant.view().to_tensor()) as Arc<dyn Storage>);
+        let dtype = constant.view().dtype();
+        made(&self.copies, constant, (false, dtype), copy).unwrap_or_else(|| constant.clone())
+    }
+
+    /// The packed form of a constant matrix: (out, in), or (in, out) if `transposed`. `None` if it cannot be packed.
+    pub(in crate::exec) fn packed(
+        &self,
+        constant: &Arc<dyn Storage>,
+        transposed: bool,
+        instructions: InstructionSet,
+    ) -> Option<Arc<dyn Storage>> {
+        made(&self.blocks, constant, (transposed, constant.view().dtype()), || {
             let view = constant.view();
-            let view = if turned { view.permuted(&[1, 0]) } else { view };
+            let view = if transposed { view.permuted(&[1, 0]) } else { view };
             let blocks = match view.dtype() {
-                DType::F32 => return Some(Arc::new(packed_floats(view.as_ref())?)),
+                DType::F32 => return Some(Arc::new(packed_floats(view.as_ref(), instructions)?)),
                 DType::F16 => pack::<f16>(view.as_ref(), 1),
                 DType::Bf16 => pack::<bf16>(view.as_ref(), 2),
                 _ => return None,
@@ -147,13 +167,17 @@ impl Packs {
     }
 
     /// The same, rounded to bfloat16.
-    pub(super) fn packed_halves(&self, constant: &Arc<dyn Storage>, turned: bool) -> Option<Arc<dyn Storage>> {
+    pub(in crate::exec) fn packed_halves(
+        &self,
+        constant: &Arc<dyn Storage>,
+        transposed: bool,
+    ) -> Option<Arc<dyn Storage>> {
         if constant.view().dtype() != DType::F32 {
             return None;
         }
-        made(&self.blocks, constant, turned, || {
+        made(&self.blocks, constant, (transposed, DType::Bf16), || {
             let view = constant.view();
-            let view = if turned { view.permuted(&[1, 0]) } else { view };
+            let view = if transposed { view.permuted(&[1, 0]) } else { view };
             let blocks = pack_as::<f32, bf16>(view.as_ref(), DType::Bf16, 2, bf16::from_f32);
             Some(Arc::new(blocks.ok()?))
         })
@@ -162,14 +186,30 @@ impl Packs {
     /// A constant in bfloat16.
     pub(super) fn halved(&self, constant: &Arc<dyn Storage>) -> Arc<dyn Storage> {
         let cast = || Some(Arc::new(constant.view().cast(DType::Bf16)) as Arc<dyn Storage>);
-        made(&self.halves, constant, false, cast).unwrap_or_else(|| constant.clone())
+        made(&self.halves, constant, (false, DType::Bf16), cast).unwrap_or_else(|| constant.clone())
     }
 
-    /// A constant matrix as integers with scales: (out, in), or (in, out) if `turned`. `None` if it cannot be rounded.
-    pub(super) fn rounded(&self, constant: &Arc<dyn Storage>, turned: bool) -> Option<Rounded> {
-        made(&self.integers, constant, turned, || {
+    /// Which keys count for which queries, as truth values: where query `i` is at key `i + shift`, those up to it if `causal`, and
+    /// so many before it if there is a window.
+    pub(super) fn band(&self, sizes: [i64; 2], shift: i64, causal: bool, window: Option<i64>) -> Arc<dyn Storage> {
+        let mut known = self.bands.lock().unwrap_or_else(PoisonError::into_inner);
+        let make = || -> Arc<dyn Storage> {
+            let counts = |i: i64, j: i64| {
+                let ahead = j - i - shift;
+                !(causal && ahead > 0 || window.is_some_and(|before| -ahead > before))
+            };
+            let [queries, keys] = sizes;
+            let kept = (0..queries).flat_map(|i| (0..keys).map(move |j| i64::from(counts(i, j))));
+            Arc::new(Tensor::from_ints(DType::Bool, &sizes, &kept.collect::<Vec<_>>()))
+        };
+        known.entry((sizes, shift, causal, window)).or_insert_with(make).clone()
+    }
+
+    /// A constant matrix as integers with scales: (out, in), or (in, out) if `transposed`. `None` if it cannot be rounded.
+    pub(super) fn rounded(&self, constant: &Arc<dyn Storage>, transposed: bool) -> Option<Rounded> {
+        made(&self.integers, constant, (transposed, constant.view().dtype()), || {
             let view = constant.view();
-            let view = if turned { view.permuted(&[1, 0]) } else { view };
+            let view = if transposed { view.permuted(&[1, 0]) } else { view };
             match view.dtype() {
                 DType::F32 => rounded::round::<f32>(view.as_ref(), self.weights),
                 DType::F16 => rounded::round::<f16>(view.as_ref(), self.weights),
@@ -181,7 +221,7 @@ impl Packs {
 }
 
 /// The blocks of a weight in float32 (out, in), made by all threads.
-fn packed_floats(weight: TensorRef<'_>) -> Option<Tensor> {
+fn packed_floats(weight: TensorRef<'_>, instructions: InstructionSet) -> Option<Tensor> {
     let (outs, ins) = (weight.shape()[0], weight.shape()[1]);
     let (panels, width) = ((outs + PACKED_ROWS - 1) / PACKED_ROWS, PACKED_ROWS);
     let mut memory = Arena::try_new(DType::F32.bytes_for((panels * ins * width) as usize))?;
@@ -191,7 +231,7 @@ fn packed_floats(weight: TensorRef<'_>) -> Option<Tensor> {
         let inputs = [weight];
         let args = Args::new(&inputs, &mut outputs, &params, &[], &mut workspace);
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Primitive::Pack.run(&mut args.with_threads(lz_cpu::threads(threads))).ok()?;
+        Primitive::Pack.run_on(instructions, &mut args.with_threads(lz_cpu::threads(threads))).ok()?;
     }
     Tensor::in_memory(DType::F32, &[panels, ins, width, 1], memory)
 }

@@ -4,10 +4,11 @@ use lz_abi::{DType, Param};
 use lz_cpu::primitives::{Activation, BinaryOp, Meta, Primitive, UnaryOp};
 
 use super::linear::products;
-use super::{Arg, Bound, Candidate, Site, reductions};
+use super::{Arg, Bound, Candidate, Site, Terms, reductions};
 use crate::exec::kernel::Kernel;
 use crate::ops::Op;
 use crate::ops::binary::BinaryKind;
+use crate::ops::elements::Number;
 use crate::ops::gated::Gated;
 use crate::ops::matmul::MatMul;
 use crate::ops::unary::UnaryKind;
@@ -24,12 +25,12 @@ pub(super) fn bound(
     inputs: Vec<Option<Arg>>,
     output: Arg,
     params: Vec<Param>,
-    threads: usize,
+    terms: Terms<'_>,
 ) -> Bound {
     let metas: Vec<Option<Meta<'_>>> =
         inputs.iter().map(|arg| arg.as_ref().map(|arg| Meta { dtype: arg.dtype, shape: &arg.shape })).collect();
-    let scratch = primitive.scratch(&metas, &params, threads);
-    let kernel = Kernel::Primitive(primitive);
+    let scratch = primitive.scratch(&metas, &params, terms.threads);
+    let kernel = Kernel::Primitive(primitive, terms.instructions());
     Bound { kernel, inputs, outputs: vec![output], params, dims: Vec::new(), scratch, reserved: 0 }
 }
 
@@ -38,7 +39,7 @@ pub(super) fn one(site: &Site<'_>, primitive: Primitive, params: Vec<Param>, in_
     let inputs = site.read();
     Candidate {
         name: format!("primitive.{}", primitive.name()),
-        calls: vec![bound(primitive, inputs, site.output.clone(), params, site.terms.threads)],
+        calls: vec![bound(primitive, inputs, site.output.clone(), params, site.terms)],
         in_place,
     }
 }
@@ -98,6 +99,14 @@ pub(super) fn unary(kind: UnaryKind) -> UnaryOp {
     }
 }
 
+/// A number of an element type as a parameter.
+fn number(number: Number, dtype: DType) -> Param {
+    match number.of_type(dtype) {
+        Number::Float(x) => Param::Float(x),
+        Number::Int(i) => Param::Int(i),
+    }
+}
+
 /// The name of an activation as a parameter of products.
 pub(super) fn activation(name: &str) -> Param {
     Activation::named(name).unwrap_or(Activation::None).param()
@@ -108,7 +117,7 @@ pub(super) fn candidates(site: &Site<'_>) -> Vec<Candidate> {
     let given = || site.inputs.iter().flatten().collect::<Vec<_>>();
     let in_place = |inputs: &'static [usize]| if floats(&given()) && floats(&[site.output]) { inputs } else { &[] };
     let copy = |arg: Arg| {
-        let call = bound(Primitive::Copy, vec![Some(arg)], site.output.clone(), Vec::new(), site.terms.threads);
+        let call = bound(Primitive::Copy, vec![Some(arg)], site.output.clone(), Vec::new(), site.terms);
         vec![Candidate { name: "primitive.copy".into(), calls: vec![call], in_place: &[] }]
     };
     match site.op {
@@ -121,7 +130,7 @@ pub(super) fn candidates(site: &Site<'_>) -> Vec<Candidate> {
         Op::Gated(op) => gated(site, op),
         Op::Where(_) => vec![one(site, Primitive::Where, Vec::new(), &[])],
         Op::Cast(_) => vec![one(site, Primitive::Cast, Vec::new(), &[])],
-        Op::Full(op) => vec![one(site, Primitive::Fill, vec![Param::Float(op.value)], &[])],
+        Op::Full(op) => vec![one(site, Primitive::Fill, vec![number(op.value, op.dtype)], &[])],
         Op::Permute(op) => copy(site.need(0).permuted(&op.axes)),
         Op::Expand(_) => copy(site.need(0).clone()),
         Op::Reshape(_) => reshape(site),
@@ -141,7 +150,7 @@ pub(super) fn candidates(site: &Site<'_>) -> Vec<Candidate> {
             let before: Option<Vec<i64>> = op.pads.iter().map(|(before, _)| before.known()).collect();
             let Some(before) = before.filter(|before| before.iter().all(|&n| n >= 0)) else { return Vec::new() };
             let after = op.pads.iter().all(|(_, after)| after.known().is_some_and(|n| n >= 0));
-            let params = std::iter::once(Param::Float(op.value)).chain(before.into_iter().map(Param::Int));
+            let params = std::iter::once(number(op.value, site.output.dtype)).chain(before.into_iter().map(Param::Int));
             let params = params.collect();
             if after { vec![one(site, Primitive::Pad, params, &[])] } else { Vec::new() }
         }
@@ -174,7 +183,7 @@ fn reshape(site: &Site<'_>) -> Vec<Candidate> {
     }
     // The result with the sizes of the input: the same row-major elements.
     let shaped = Arg { shape: from.shape.clone(), strides: lz_abi::row_major(&from.shape), ..to.clone() };
-    let call = bound(Primitive::Copy, vec![Some(from.clone())], shaped, Vec::new(), site.terms.threads);
+    let call = bound(Primitive::Copy, vec![Some(from.clone())], shaped, Vec::new(), site.terms);
     vec![Candidate { name: "primitive.copy".into(), calls: vec![call], in_place: &[] }]
 }
 
@@ -185,10 +194,10 @@ fn gated(site: &Site<'_>, op: &Gated) -> Vec<Candidate> {
         return Vec::new();
     }
     let gate = site.read().swap_remove(0);
-    let (kind, threads, out) = (unary(op.kind.function()), site.terms.threads, || site.output.clone());
-    let first = bound(Primitive::Unary, vec![gate], out(), vec![kind.param()], threads);
+    let (kind, terms, out) = (unary(op.kind.function()), site.terms, || site.output.clone());
+    let first = bound(Primitive::Unary, vec![gate], out(), vec![kind.param()], terms);
     let second =
-        bound(Primitive::Binary, vec![None, site.inputs[1].clone()], out(), vec![BinaryOp::Mul.param()], threads);
+        bound(Primitive::Binary, vec![None, site.inputs[1].clone()], out(), vec![BinaryOp::Mul.param()], terms);
     let in_place: &[usize] = if floats(&[site.output]) { &[0] } else { &[] };
     vec![Candidate { name: format!("primitive.{}+mul", kind.name()), calls: vec![first, second], in_place }]
 }

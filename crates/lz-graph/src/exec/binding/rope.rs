@@ -68,7 +68,7 @@ fn primitive(site: &Site<'_>, op: &Rope) -> Option<Candidate> {
     let call = |kind: BinaryOp, left: Option<&Arg>, right: &Arg, to: &Arg| {
         let params: Vec<Param> = vec![kind.param()];
         let inputs = vec![left.cloned(), Some(right.clone())];
-        let mut call = bound(Primitive::Binary, inputs, to.clone(), params, site.terms.threads);
+        let mut call = bound(Primitive::Binary, inputs, to.clone(), params, site.terms);
         call.reserved = bytes;
         call
     };

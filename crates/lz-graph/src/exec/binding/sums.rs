@@ -28,12 +28,12 @@ fn summed(site: &Site<'_>, norm: impl Fn(&Site<'_>) -> Vec<Candidate>) -> Vec<Ca
     let bytes = output.dtype.bytes_for(output.shape.iter().product::<i64>() as usize).next_multiple_of(64);
     let inputs = vec![site.inputs[0].clone(), site.inputs[1].clone()];
     let params = vec![BinaryOp::Add.param()];
-    let mut first = bound(Primitive::Binary, inputs, sum.clone(), params, site.terms.threads);
+    let mut first = bound(Primitive::Binary, inputs, sum.clone(), params, site.terms);
     first.reserved = bytes;
     let mut rest = vec![Some(sum)];
     rest.extend(site.inputs[2..].iter().cloned());
     let op: &Op = site.op;
-    let normed = norm(&Site { op, inputs: &rest, output, in_place: None, terms: site.terms });
+    let normed = norm(&Site { op, inputs: &rest, output, over: &[], terms: site.terms });
     normed
         .into_iter()
         .map(|mut one| {

@@ -13,9 +13,15 @@ fn numbers<'a>(of: &'a [&'a [i64]]) -> impl Iterator<Item = Param> + 'a {
     of.iter().flat_map(|axes| axes.iter().copied().map(Param::Int))
 }
 
-/// Whether the primitives take it: floats that are computed as float32, into a row-major result.
+/// Whether the primitives take it: floats that are computed as float32, or row-major float64, into a row-major result.
 fn takes(site: &Site<'_>) -> bool {
-    matches!(site.output.dtype, DType::F32 | DType::F16 | DType::Bf16) && site.output.is_row_major()
+    let inputs = || site.inputs.iter().flatten();
+    site.output.is_row_major()
+        && match site.output.dtype {
+            DType::F32 | DType::F16 | DType::Bf16 => true,
+            DType::F64 => inputs().all(|input| input.dtype == DType::F64 && input.is_row_major()),
+            _ => false,
+        }
 }
 
 /// A convolution.

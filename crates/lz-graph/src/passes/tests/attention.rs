@@ -282,7 +282,7 @@ fn masks_of_positions_are_recognised_for_every_size() {
         let three = b.tensor(Tensor::from_ints(DType::I64, &[], &[3]));
         let oldest = b.sub(i, three);
         let near = b.binary(Gt, j, oldest);
-        let ones = b.op(Full { shape: dims("s0 s0"), value: 1.0, dtype: DType::Bool }, &[]);
+        let ones = b.op(Full { shape: dims("s0 s0"), value: 1.0.into(), dtype: DType::Bool }, &[]);
         let both = b.binary(And, ones, near);
         let both = b.binary(And, both, causal);
         let four = b.reshape(both, "1 1 s0 s0");
@@ -294,7 +294,7 @@ fn masks_of_positions_are_recognised_for_every_size() {
 #[test]
 fn masks_of_triangles_are_recognised() {
     let triangle = |upper, diagonal| Triangle { upper, diagonal };
-    let full = |value, dtype| Full { shape: dims("s0 s0"), value, dtype };
+    let full = |value: f64, dtype| Full { shape: dims("s0 s0"), value: value.into(), dtype };
     expect(
         &masked("s0", "s0", |b| {
             let ones = b.op(full(1.0, DType::Bool), &[]);

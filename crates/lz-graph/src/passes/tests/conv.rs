@@ -1,5 +1,7 @@
 //! Convolutions take in what follows them.
 
+use lz_abi::{DType, Tensor};
+
 use super::build::*;
 use crate::ir::ValueId;
 use crate::ops::Op;
@@ -76,6 +78,22 @@ fn numbers_along_other_axes_stay() {
     let zero = b.number(0.0);
     let y = b.div(y, zero);
     assert_eq!(left(&b.output(y)).len(), 2);
+}
+
+#[test]
+fn what_weights_cannot_hold_stays() {
+    let cases =
+        [(1e10, 1e20, true), (1e10, 1e30, false), (1e10, 1e-40, true), (1e-10, 1e-20, true), (1e-10, 1e-30, false)];
+    for (weight, number, folded) in cases {
+        let mut b = Build::of(DType::F32);
+        let x = b.input("2 3 4");
+        let w = b.tensor(Tensor::from_f64(DType::F32, &[1, 3, 1], &[1.5 * weight, -weight, 1e-3 * weight]));
+        let op = Conv { stride: vec![1], padding: vec![0], dilation: vec![1], groups: 1, activation: Activation::None };
+        let y = b.op(op, &[x, w]);
+        let c = b.number(number);
+        let y = b.mul(y, c);
+        assert_eq!(left(&b.output(y)) == ["conv"], folded, "{weight} times {number}");
+    }
 }
 
 #[test]

@@ -61,7 +61,7 @@ fn what_changes_something_stays() {
     let y = b.times(x, 2.0);
     let y = b.sub(wide, y);
     // The sum with zeros of a larger size repeats the input.
-    let zeros = b.op(Full { shape: dims("3 6"), value: 0.0, dtype: DType::F64 }, &[]);
+    let zeros = b.op(Full { shape: dims("3 6"), value: 0.0.into(), dtype: DType::F64 }, &[]);
     let y = b.add(y, zeros);
     let y = b.slice(y, 1, 0, 5, 1);
     // A cast to a narrower type rounds.

@@ -261,6 +261,22 @@ fn table_columns(b: &Build) -> i64 {
 }
 
 #[test]
+fn tables_without_halves_stay() {
+    for columns in [0, 1, 3] {
+        let mut b = Build::new();
+        let x = b.input(&format!("1 3 5 {columns}"));
+        let table = b.tensor(lz_abi::Tensor::zeros(b.dtype, &[1, 1, 5, columns]));
+        let mut graph = b.graph;
+        let op = crate::ops::rope::Rope { interleaved: false };
+        if let Ok(y) = graph.push(op.into(), &[Some(x), Some(table), Some(table)], "y", "") {
+            graph.outputs.push(y);
+            crate::passes::rope::tables(&mut graph).unwrap();
+            assert_eq!(graph.meta(graph.nodes().next().unwrap().1.inputs[1].unwrap()).shape[3], columns.into());
+        }
+    }
+}
+
+#[test]
 fn tables_of_two_equal_halves_are_read_once() {
     // cos(concat(a, a)), cast and with an axis for the heads; and a constant.
     for (constant, equal) in [(false, true), (false, false), (true, true), (true, false)] {
