@@ -78,6 +78,12 @@ class Signature:
             return None
         return [[name, one.kind.name] for name, one in self._signature.parameters.items()]
 
+    @property
+    def parameters(self) -> list[str]:
+        """The names that arguments can be given by."""
+        rows = self._signature.parameters.values() if self._signature is not None else ()
+        return [one.name for one in rows if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+
     def arranged(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments as positions as far as there is no gap, the others by name in a fixed order."""
         if not kwargs or self._signature is None:

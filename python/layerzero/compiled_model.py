@@ -292,7 +292,7 @@ class CompiledModel:
                 hint="call model.eval() first",
             )
         try:
-            exported = export(_module(self.model), args, kwargs, dynamic_shapes=dynamic_shapes)
+            exported = export(_module(self.model, [*kwargs]), args, kwargs, dynamic_shapes=dynamic_shapes)
         except ExportError as error:
             # torch notes the lines of modules, and not those of functions.
             if error.line or not (line := line_of_definition(self.model)):
@@ -394,7 +394,7 @@ class CompiledModel:
         for at, place in enumerate(self._signature.places(args, kwargs)):
             given[place] = shapes[at]
         positional, named = pytree.tree_unflatten(given, spec)
-        return dict(inspect.signature(_module(self.model).forward).bind(*positional, **named).arguments)
+        return dict(inspect.signature(_module(self.model, [*kwargs]).forward).bind(*positional, **named).arguments)
 
     def _left_to_model(self, why: _Left, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._left[why.kind] += 1
@@ -988,16 +988,31 @@ def _unchanged(buffers: Sequence[Tensor]) -> Iterator[None]:
                 one.copy_(before)
 
 
-def _module(model: Any) -> Any:
+def _module(model: Any, names: Sequence[str]) -> Any:
+    """What torch.export takes: a module. Of arguments by name without a parameter of their own, torch opens no sizes: they get one."""
     import torch
 
+    from layerzero.call_arguments import Signature
+
     if isinstance(model, torch.nn.Module):
-        return model
+        parameters = Signature.of(model).parameters
+        if all(name in parameters for name in names):
+            return model
 
     class Function(torch.nn.Module):
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return model(*args, **kwargs)
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
 
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return self.model(*args, **kwargs)
+
+    kinds = inspect.Parameter
+    of_self = kinds("self", kinds.POSITIONAL_OR_KEYWORD)
+    named = [kinds(name, kinds.KEYWORD_ONLY) for name in names]
+    Function.forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [of_self, kinds("args", kinds.VAR_POSITIONAL), *named]
+    )
     return Function()
 
 

@@ -103,11 +103,20 @@ def write(path: str | Path, head: dict[str, Any], weights: dict[str, Tensor]) ->
             file.truncate(first + offset)
             file.flush()
             os.fsync(file.fileno())
+        # A temporary file is its owner's alone; this one is as readable as others that the process makes.
+        Path(temporary).chmod(0o666 & ~_umask())
         Path(temporary).replace(target)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
     return target
+
+
+def _umask() -> int:
+    """Which permissions new files do not get. The system has no way to ask without setting it for a moment."""
+    before = os.umask(0o077)
+    os.umask(before)
+    return before
 
 
 def read(path: str | Path, *, verify: bool = True) -> PlanFile:
