@@ -239,8 +239,10 @@ class CompiledModel:
         return "a dispatch mode" if torch._C._len_torch_dispatch_stack() else ""
 
     def _look(self, watched: WatchedWeights) -> None:
-        """Follows changed weights."""
-        with self._lock:
+        """Follows changed weights. While another thread exports the model, nobody waits for that."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
             if watched is not self._watched or not (how := watched.look()):
                 return
             if how == "in place":
@@ -249,6 +251,8 @@ class CompiledModel:
                 self._decoder, self._error = None, None
             else:
                 self.refresh()
+        finally:
+            self._lock.release()
         if "weights" not in self._told:
             self._told.add("weights")
             warn(f"weights of {self._name} changed: they are compiled again. Call refresh() after a change to have it at once")
@@ -437,30 +441,38 @@ class CompiledModel:
         read. Tokens are chosen greedily, or drawn if ``temperature``, ``top_k`` or ``top_p`` is given.
 
         Args:
-            input_ids: prompts (batch, tokens) or (tokens,), or a list of prompts of any lengths.
+            input_ids: prompts (batch, tokens) or (tokens,), a list of prompts of any lengths, or a list of ids.
             max_new_tokens: how many tokens to generate at most.
-            attention_mask: 0 where a prompt is padded, as the tokenizer gives it. Padding is on the left.
+            attention_mask: 0 where a prompt is padded, as the tokenizer gives it. Padding is on the left. Without it, the
+                padding token is padding if it is not also one that ends a text.
             temperature: scores are divided by it; 0 is greedy.
             top_k: draw among so many tokens with the largest scores.
             top_p: draw among the most likely tokens that together have this probability.
             seed: makes the draws the same at every call.
             generator: torch's generator to draw with, in the place of a seed.
             eos_token_id: ids that end a sequence; without it those of the model, if it has any. An empty list is none.
-            pad_token_id: what follows the end of a sequence while others go on; without it the first id of the end.
+            pad_token_id: what pads prompts, and follows the end of a sequence while others go on; without it that of the
+                model, or the first id of the end.
             num_return_sequences: generate so many for each prompt.
-            on_token: called with the new tokens (batch,) after each step. Generating ends where it returns ``False``.
+            on_token: called with the new tokens (batch,) after each step. Generating ends where it returns ``False``. It may
+                generate too: calls at once have a cache each.
         """
         from layerzero.generating import loop, sampling
 
         choose = sampling.choice(temperature, top_k, top_p, seed, generator)
-        ids, firsts = loop.prompt(input_ids, attention_mask)
-        if num_return_sequences != 1:
-            ids, firsts = (one.repeat_interleave(num_return_sequences, 0) for one in (ids, firsts))
+        several = num_return_sequences
+        if isinstance(several, bool) or not isinstance(several, int) or several < 1:
+            text = f"num_return_sequences is {several!r}, expected 1 or more"
+            raise InvalidCallError(text, code="BAD_PARAM", hint="leave it out for one text of each prompt")
         if self._watched is not None:
             self._look(self._watched)
         decoder = self.decoder()
         ending = loop.ends(self.model, eos_token_id)
-        return loop.generate(decoder, ids, firsts, max_new_tokens, choose, ending, pad_token_id, on_token)
+        pad = loop.padding(self.model, pad_token_id, ending)
+        ids, firsts = loop.prompt(input_ids, attention_mask, pad, ending)
+        if several != 1:
+            ids, firsts = (one.repeat_interleave(several, 0) for one in (ids, firsts))
+        return loop.generate(decoder, ids, firsts, max_new_tokens, choose, ending, pad, on_token)
 
     def refresh(self) -> None:
         """Forgets everything that was made of the weights. The next call exports the model again."""
