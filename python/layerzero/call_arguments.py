@@ -84,6 +84,19 @@ class Signature:
         rows = self._signature.parameters.values() if self._signature is not None else ()
         return [one.name for one in rows if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
 
+    def of_method(self, names: Sequence[str]) -> inspect.Signature:
+        """The signature of a method with these parameters, in which each of the names has one."""
+        kinds = inspect.Parameter
+        of_self = [kinds("self", kinds.POSITIONAL_ONLY)]
+        if self._signature is None:
+            own = [kinds("args", kinds.VAR_POSITIONAL)]
+        else:
+            own = [one for one in self._signature.parameters.values() if one.kind != one.VAR_KEYWORD]
+        known = self.parameters
+        return inspect.Signature(
+            [*of_self, *own, *(kinds(name, kinds.KEYWORD_ONLY) for name in names if name not in known)]
+        )
+
     def arranged(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments as positions as far as there is no gap, the others by name in a fixed order."""
         if not kwargs or self._signature is None:

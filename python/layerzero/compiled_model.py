@@ -1006,10 +1006,9 @@ def _module(model: Any, names: Sequence[str]) -> Any:
 
     from layerzero.call_arguments import Signature
 
-    if isinstance(model, torch.nn.Module):
-        parameters = Signature.of(model).parameters
-        if all(name in parameters for name in names):
-            return model
+    signature = Signature.of(model)
+    if isinstance(model, torch.nn.Module) and all(name in signature.parameters for name in names):
+        return model
 
     class Function(torch.nn.Module):
         def __init__(self) -> None:
@@ -1019,12 +1018,7 @@ def _module(model: Any, names: Sequence[str]) -> Any:
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             return self.model(*args, **kwargs)
 
-    kinds = inspect.Parameter
-    of_self = kinds("self", kinds.POSITIONAL_OR_KEYWORD)
-    named = [kinds(name, kinds.KEYWORD_ONLY) for name in names]
-    Function.forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [of_self, kinds("args", kinds.VAR_POSITIONAL), *named]
-    )
+    Function.forward.__signature__ = signature.of_method(names)  # type: ignore[attr-defined]
     return Function()
 
 
