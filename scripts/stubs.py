@@ -95,6 +95,7 @@ class Session:
         off: Sequence[str] = ...,
         tune: bool = False,
         weights: str = "float32",
+        precision: str = "highest",
         share: Session | None = None,
     ) -> Session: ...
     def arena(self, inputs: Sequence[Any]) -> int: ...

@@ -197,7 +197,9 @@ def _kind(one: Any) -> tuple[Any, ...]:
         if type(one) not in _PLAIN:
             raise _UnfitError(f"an argument is a {type(one).__name__}, a graph takes plain tensors")
         if one.layout is not torch.strided:
-            raise _UnfitError(f"an argument is a {one.layout} tensor, a graph takes dense ones: sparse ones are the model's")
+            raise _UnfitError(
+                f"an argument is a {one.layout} tensor, a graph takes dense ones: sparse ones are the model's"
+            )
         if not one.is_cpu:
             raise _UnfitError(f"an argument is on {one.device}: its memory cannot be read from the host")
         if one.is_complex():

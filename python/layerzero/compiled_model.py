@@ -109,7 +109,9 @@ class _Variant:
         from layerzero.call_arguments import nesting
 
         if call.spec != self.exported.in_spec:
-            return f"other arguments: the graph is for {nesting(self.exported.in_spec)}, the call has {nesting(call.spec)}"
+            return (
+                f"other arguments: the graph is for {nesting(self.exported.in_spec)}, the call has {nesting(call.spec)}"
+            )
         names = [name for name, _, _ in self.graph.inputs]
         for at, name in zip(self.exported.taken, names, strict=False):
             if not hasattr(call.flat[at], "shape"):
@@ -255,7 +257,9 @@ class CompiledModel:
             self._lock.release()
         if "weights" not in self._told:
             self._told.add("weights")
-            warn(f"weights of {self._name} changed: they are compiled again. Call refresh() after a change to have it at once")
+            warn(
+                f"weights of {self._name} changed: they are compiled again. Call refresh() after a change to have it at once"
+            )
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Exports the model for its first arguments."""
@@ -358,7 +362,9 @@ class CompiledModel:
             return _Left(kind, f"{why}, which it was not compiled for")
         if len(self._variants) >= _MOST_EXPORTS:
             return _Left(kind, f"{why}, and it was exported {_MOST_EXPORTS} times")
-        attempts = [self._dynamic_shapes] if self._dynamic_shapes is not None else [self._open_sizes(call, args, kwargs)]
+        attempts = (
+            [self._dynamic_shapes] if self._dynamic_shapes is not None else [self._open_sizes(call, args, kwargs)]
+        )
         try:
             variant = self._exported(args, kwargs, attempts[0])
         except Exception:  # noqa: BLE001 - sizes that cannot be symbols are exported as they are
@@ -909,7 +915,9 @@ def _checked(variant: _Variant) -> None:
         raise ValueError(f"it takes {len(taken)} arguments, and its graph {len(graph.inputs)}")
     if any(not 0 <= at < exported.in_spec.num_leaves for at in taken) or exported.in_spec.num_children != 2:
         raise ValueError("it takes arguments that it does not have")
-    if {*taken, *exported.fixed} != {*range(exported.in_spec.num_leaves)} or not exported.fixed.keys().isdisjoint(taken):
+    if {*taken, *exported.fixed} != {*range(exported.in_spec.num_leaves)} or not exported.fixed.keys().isdisjoint(
+        taken
+    ):
         raise ValueError("it has arguments that are neither tensors nor constants")
     results = range(len(graph.outputs))
     if len(given) != exported.out_spec.num_leaves or any(at is not None and at not in results for at, _ in given):

@@ -152,7 +152,7 @@ def test_every_index_is_of_its_own_axis(bad: tuple[int, int]) -> None:
 def test_softmax_of_a_row_that_is_all_masked() -> None:
     """torch's own safe softmax gives 0, and NaN stays NaN."""
     x = torch.tensor([[1.0, 2.0], [float("-inf")] * 2, [float("nan"), float("-inf")], [float("-inf"), 0.0]])
-    function = lambda x: torch.ops.aten._safe_softmax(x, -1)  # noqa: E731
+    function = lambda x: torch.ops.aten._safe_softmax(x, -1)
     torch.testing.assert_close(lz.compile(function, x)(x), function(x), equal_nan=True)
 
 
@@ -196,7 +196,9 @@ def test_a_handler_that_fails_is_not_torchs_error(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setitem(HANDLERS, "aten.sin.default", broken)
     x = torch.randn(4)
-    with pytest.warns(LayerZeroWarning, match="LayerZero's handler failed, please report it: ZeroDivisionError: a mistake"):
+    with pytest.warns(
+        LayerZeroWarning, match="LayerZero's handler failed, please report it: ZeroDivisionError: a mistake"
+    ):
         compiled = lz.compile(lambda x: x.sin() * 2, x)
     torch.testing.assert_close(compiled(x), x.sin() * 2)
     assert compiled.report().torch_calls == {"aten.sin.default": 1}

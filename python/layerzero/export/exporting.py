@@ -324,7 +324,9 @@ class _Translation:
             if not any(isinstance(one, sympy.Basic) for one in pytree.tree_leaves(given)):
                 # A graph without this operation is right, and slower.
                 said = (str(raised).strip().splitlines() or [""])[0]
-                warn(f"{op} stays torch's: LayerZero's handler failed, please report it: {type(raised).__name__}: {said}")
+                warn(
+                    f"{op} stays torch's: LayerZero's handler failed, please report it: {type(raised).__name__}: {said}"
+                )
         # A size that is a symbol where the operation has a number.
         symbolic = any(not _is_data(row["attrs"]) for row in self.builder.nodes[written:])
         if found is NotImplemented or symbolic:

@@ -183,8 +183,6 @@ def _compiled(
     )
     with our_attention(model):
         module = CachedModel(model).eval()
-        compiled = compiled_model.CompiledModel(
-            module, dynamic_shapes=shapes, share=share, **asdict(how)
-        )
+        compiled = compiled_model.CompiledModel(module, dynamic_shapes=shapes, share=share, **asdict(how))
         compiled._prepare(arguments, {})
     return compiled
