@@ -25,7 +25,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from layerzero import _native, deciding, loading
-from layerzero.errors import ConfigurationError, InvalidCallError, LayerZeroError, warn
+from layerzero.errors import ConfigurationError, ExportError, InvalidCallError, LayerZeroError, warn
 from layerzero.graph_answers import GraphReport, GraphStep, TimedStep
 from layerzero.lifecycle import open_in_forks
 from layerzero.results import Rows, rows
@@ -291,7 +291,7 @@ class CompiledModel:
 
     def _exported(self, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> _Variant:
         from layerzero.export import export
-        from layerzero.export.refusals import ExportError, line_of_definition
+        from layerzero.export.refusals import line_of_definition
 
         if getattr(self.model, "training", False):
             raise InvalidCallError(

@@ -13,7 +13,7 @@ import torch
 from torch.export import graph_signature as signatures
 from torch.utils import _pytree as pytree
 
-from layerzero.errors import warn
+from layerzero.errors import ExportError, warn
 from layerzero.export import refusals, sizes
 from layerzero.export.building import Builder, Value, dtype_name
 from layerzero.export.handlers import HANDLERS, Call
@@ -64,13 +64,13 @@ class Exported:
         """The inputs of the graph for the arguments of a call, the model's changing tensors behind them."""
         flat, spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
         if spec != self.in_spec:
-            raise refusals.ExportError(
+            raise ExportError(
                 f"the model was exported for arguments {self.in_spec}, and was called with {spec}",
                 code="WRONG_ARGUMENTS",
                 hint="pass arguments of the same structure as the examples, or export it for these",
             )
         if other := self.differing(flat):
-            raise refusals.ExportError(
+            raise ExportError(
                 f"the model was exported for other arguments: {other}",
                 code="WRONG_ARGUMENTS",
                 hint="pass the values it was exported for, or export it for these",
@@ -121,9 +121,7 @@ def export(
 ) -> Exported:
     """Exports a module for example arguments; `dynamic_shapes` as torch.export takes them."""
     if not isinstance(module, torch.nn.Module):
-        raise refusals.ExportError(
-            f"a {type(module).__name__} is no torch.nn.Module", code="NOT_A_MODEL", hint="pass a module"
-        )
+        raise ExportError(f"a {type(module).__name__} is no torch.nn.Module", code="NOT_A_MODEL", hint="pass a module")
     try:
         # Autocast would become casts of the graph.
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
@@ -162,7 +160,7 @@ def _as_it_is(program: torch.export.ExportedProgram, name: str) -> Exported | No
         return None
     try:
         found = of_program(program, name)
-    except refusals.ExportError:
+    except ExportError:
         return None
     return None if len(found.host_calls) else found
 
@@ -255,7 +253,7 @@ class _Translation:
         if found is None:
             found = self.program.constants[target]
         if not isinstance(found, torch.Tensor):
-            raise refusals.ExportError(
+            raise ExportError(
                 f"the model holds {target}, which is no tensor", code="NOT_EXPORTABLE", hint="replace it by tensors"
             )
         return found
@@ -317,7 +315,7 @@ class _Translation:
         written = len(self.builder.nodes)
         try:
             found = handler(self.builder, Call(result, _used(node, result), names), *given)
-        except (refusals.ExportError, sizes.UnknownSizeError):
+        except (ExportError, sizes.UnknownSizeError):
             raise
         except Exception as raised:  # noqa: BLE001 - told below
             found = NotImplemented

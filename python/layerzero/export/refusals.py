@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from layerzero.errors import ExportError as ExportError
+from layerzero.errors import ExportError
 
 if TYPE_CHECKING:
     from types import TracebackType
