@@ -85,9 +85,9 @@ class _Variant:
         #: A call in native code alone, or nothing where it cannot be one.
         self.quick = self.session.quick if plain and self.single and self.host is None else None
 
-    def anew(self) -> _Variant:
+    def anew(self, share: _native.Session | None) -> _Variant:
         """The same with weights read again, where they lie as they did."""
-        return _Variant(self.exported, self.example, self.how)
+        return _Variant(self.exported, self.example, self.how, share)
 
     def inputs(self, call: Call) -> list[Tensor]:
         """The inputs of the graph, from the arguments of a call that it takes."""
@@ -188,6 +188,8 @@ class CompiledModel:
         self._example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._error: float | None = None
         self._watched: WatchedWeights | None = None
+        #: Whether the caller asked for a precision.
+        self._precise = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model."""
@@ -204,12 +206,12 @@ class CompiledModel:
             return self._decided(*args, **kwargs)
         if why := self._surroundings():
             return self._left_to_model(_Left(why), args, kwargs)
-        if not self._variants:
+        # Another thread may call `refresh` meanwhile.
+        while not (variants := self._variants):
             self._prepare(args, kwargs)
             if self._decided is not None:
                 self._calls += 1
                 return self._decided(*args, **kwargs)
-        variants = self._variants
         call = self._signature.read(args, kwargs, variants[0].plain)
         if isinstance(call, str):
             return self._left_to_model(_Left("other arguments", call), args, kwargs)
@@ -248,7 +250,10 @@ class CompiledModel:
             if watched is not self._watched or not (how := watched.look()):
                 return
             if how == "in place":
-                self._variants = [one.anew() for one in self._variants]
+                anew: list[_Variant] = []
+                for one in self._variants:
+                    anew.append(one.anew(anew[0].session if anew else None))
+                self._variants = anew
                 self._by_key.clear()
                 self._decoder, self._error = None, None
             else:
@@ -282,7 +287,9 @@ class CompiledModel:
                 code="BAD_PARAM",
                 hint="leave it out; there the kernels of the model's own LayerZero calls are decided once",
             )
-        unused = [name for name, given in (("tune", how.tune), ("off", how.off)) if given]
+        unused = [
+            name for name, given in (("tune", how.tune), ("off", how.off), ("precision", self._precise)) if given
+        ]
         if self._dynamic_shapes is not None:
             unused.append("dynamic_shapes")
         if unused:
@@ -312,6 +319,9 @@ class CompiledModel:
                 code="NOT_EXPORTABLE",
                 hint="leave strict=True out, or write the model without these",
             )
+        if self._watched is not None:
+            # Packed copies of weights that changed meanwhile are not shared.
+            self._look(self._watched)
         example = exported.flatten(args, kwargs)
         exported = self._signature.normal(exported, args, kwargs)
         variant = _Variant(exported, example, self._how, self._shared())
@@ -322,10 +332,6 @@ class CompiledModel:
         """Remembers the weights as they are now."""
         from layerzero.watched_weights import WatchedWeights
 
-        if self._watched is not None and (how := self._watched.look()):
-            # What was compiled before is of other weights.
-            self._variants, self._decoder = ([one.anew() for one in self._variants] if how == "in place" else []), None
-            self._by_key.clear()
         constants = [one for variant in variants for one in variant.exported.constants]
         changing = [one for variant in variants for one in variant.exported.buffers]
         self._watched = WatchedWeights(self.model, constants, changing)
@@ -362,17 +368,17 @@ class CompiledModel:
             return _Left(kind, f"{why}, which it was not compiled for")
         if len(self._variants) >= _MOST_EXPORTS:
             return _Left(kind, f"{why}, and it was exported {_MOST_EXPORTS} times")
-        attempts = (
-            [self._dynamic_shapes] if self._dynamic_shapes is not None else [self._open_sizes(call, args, kwargs)]
-        )
+        shapes = self._dynamic_shapes
+        if shapes is None:
+            shapes = self._open_sizes(call, args, kwargs)
         try:
-            variant = self._exported(args, kwargs, attempts[0])
+            variant = self._exported(args, kwargs, shapes)
         except Exception:  # noqa: BLE001 - sizes that cannot be symbols are exported as they are
             try:
                 variant = self._exported(args, kwargs, None)
             except LayerZeroError as error:
                 # The model may refuse the call too, and then says so itself.
-                return _Left(kind, _line(error))
+                return _Left(kind, error.message)
         self._variants = [*self._variants, variant]
         return variant
 
@@ -419,7 +425,10 @@ class CompiledModel:
         from layerzero.generating import Decoder
 
         with self._lock:
-            if self._decoder is None:
+            if self._watched is not None:
+                self._look(self._watched)
+            # A model that was put into training mode is refused there.
+            if self._decoder is None or getattr(self.model, "training", False):
                 decoder = Decoder(self.model, self._how, self._shared())
                 self._watch([*self._variants, *decoder._compiled._variants])
                 self._decoder = decoder
@@ -470,8 +479,6 @@ class CompiledModel:
         if isinstance(several, bool) or not isinstance(several, int) or several < 1:
             text = f"num_return_sequences is {several!r}, expected 1 or more"
             raise InvalidCallError(text, code="BAD_PARAM", hint="leave it out for one text of each prompt")
-        if self._watched is not None:
-            self._look(self._watched)
         decoder = self.decoder()
         ending = loop.ends(self.model, eos_token_id)
         pad = loop.padding(self.model, pad_token_id, ending)
@@ -821,7 +828,7 @@ def compile(
             code="BAD_PARAM",
             hint="leave it out to keep the model's numbers",
         )
-    precision = _precision(precision)
+    precise, precision = precision is not None, _precision(precision)
     loading.load()
     if not callable(model):
         raise InvalidCallError(
@@ -830,6 +837,7 @@ def compile(
     compiled = CompiledModel(
         model, dynamic_shapes=dynamic_shapes, tune=tune, off=off, strict=strict, weights=weights, precision=precision
     )
+    compiled._precise = precise
     if example_inputs or kwargs:
         compiled._prepare(example_inputs, dict(kwargs or {}))
     return compiled

@@ -49,7 +49,12 @@ class WatchedWeights:
     def look(self) -> str:
         """What changed: ``""``, ``"in place"`` or ``"replaced"``. Tells it once."""
         begin = time.perf_counter()
-        seen, before = self._seen(), self._before
+        before = self._before
+        try:
+            seen = self._seen()
+        except RuntimeError:
+            # Another thread adds or removes a module now: the next look sees all of it.
+            seen = before
         self._before = seen
         end = time.perf_counter()
         self.next_look = end + _PAUSE * (end - begin)

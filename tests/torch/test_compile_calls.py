@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -427,8 +428,8 @@ def test_elsewhere_than_on_the_cpu_what_has_no_effect_is_said() -> None:
         lz.compile(model, x, weights="int8")
     with pytest.raises(lz.InvalidCallError, match="strict is for graphs"):
         lz.compile(model, x, strict=True)
-    with pytest.warns(LayerZeroWarning, match="tune, off: for graphs on the CPU only"):
-        compiled = lz.compile(model, x, tune=True, off=["cse"])
+    with pytest.warns(LayerZeroWarning, match="tune, off, precision: for graphs on the CPU only"):
+        compiled = lz.compile(model, x, tune=True, off=["cse"], precision="high")
     assert compiled(x).shape == (3, 4)
     report = compiled.report()
     assert (report.exports, report.calls) == (0, 1)
@@ -463,3 +464,41 @@ def test_precision_follows_torch(tmp_path: Path) -> None:
     with pytest.raises(lz.InvalidCallError, match="precision is 'low'") as raised:
         lz.compile(model, x, precision="low")
     assert raised.value.code == "BAD_PARAM"
+
+
+# Other states of the process.
+
+
+def test_several_threads_with_other_values_and_refreshes() -> None:
+    model, x = layer()
+    compiled = lz.compile(model, x)
+    expected, wrong = model(x).detach(), []
+
+    def work(at: int) -> None:
+        try:
+            with torch.no_grad():
+                for n in range(30):
+                    if at == 0 and n % 10 == 9:
+                        compiled.refresh()
+                    torch.testing.assert_close(compiled(x), expected)
+        except BaseException as error:  # noqa: BLE001 - told by the thread that started this one
+            wrong.append(repr(error))
+
+    threads = [threading.Thread(target=work, args=(at,)) for at in range(3)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert wrong == []
+
+
+def test_packed_weights_that_changed_are_not_shared_with_the_next_export() -> None:
+    model = nn.Linear(64, 64).eval()
+    compiled = lz.compile(model, torch.randn(3, 64))
+    with torch.no_grad():
+        compiled(torch.randn(3, 64))
+        model.weight.mul_(3)
+        # Without a moment to look.
+        compiled._watched.next_look = math.inf  # type: ignore[union-attr]
+        x = torch.randn(17, 64)
+        torch.testing.assert_close(compiled(x), model(x))
