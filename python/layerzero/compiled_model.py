@@ -104,6 +104,17 @@ class _Variant:
         rows = zip(inputs, self.graph.inputs, strict=True)
         return [one.clone() if name in written else one for one, (name, _, _) in rows]
 
+    def serves(self, other: _Variant) -> bool:
+        """Whether it serves the first call of another export."""
+        from layerzero.export import same_constant
+
+        mine, theirs = self.exported, other.exported
+        alike = (
+            mine.in_spec == theirs.in_spec and mine.taken == theirs.taken and mine.fixed.keys() == theirs.fixed.keys()
+        )
+        values = ((value, theirs.fixed.get(at)) for at, value in mine.fixed.items())
+        return alike and all(same_constant(*pair) for pair in values) and not self.fits(other.example)
+
     def takes(self, call: Call) -> str:
         """Why it cannot serve arguments of this nesting and these values; nothing if it can, for some sizes."""
         from layerzero.call_arguments import nesting
@@ -287,9 +298,7 @@ class CompiledModel:
                 code="BAD_PARAM",
                 hint="leave it out; there the kernels of the model's own LayerZero calls are decided once",
             )
-        unused = [
-            name for name, given in (("tune", how.tune), ("off", how.off), ("precision", self._precise)) if given
-        ]
+        unused = [name for name, given in (("tune", how.tune), ("off", how.off), ("precision", self._precise)) if given]
         if self._dynamic_shapes is not None:
             unused.append("dynamic_shapes")
         if unused:
@@ -653,12 +662,15 @@ class CompiledModel:
         """Writes the compiled model to a file, weights included. :func:`load_plan` reads it without the model's code."""
         from layerzero import nesting, plan_files
 
-        variant, _ = self._variant((), {})
+        self._variant((), {})
+        variants = self._variants
+        # The first of those that serve the most.
+        variant = max(variants, key=lambda one: sum(map(one.serves, variants)))
         exported = variant.exported
-        if len(self._variants) > 1:
+        if left_out := [one for one in self._variants if not variant.serves(one)]:
             warn(
-                f"{self._name} was exported {len(self._variants)} times, and the file has the first only: for "
-                f"{', '.join(_outline(one) for one in variant.example)}. Name sizes that differ in dynamic_shapes"
+                f"the file of {self._name} has one of its {len(self._variants)} exports, which does not serve "
+                f"{'; '.join(', '.join(map(_outline, one.example)) for one in left_out)}. Name sizes that differ in dynamic_shapes"
             )
         if len(exported.host_calls):
             raise InvalidCallError(
