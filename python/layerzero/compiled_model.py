@@ -74,6 +74,9 @@ class _Variant:
             share=share,
         )
         self.host = exported.host_calls if len(exported.host_calls) else None
+        updated = set(self.graph.updates)
+        #: Which inputs are written in their places.
+        self.written = [at for at, (name, _, _) in enumerate(self.graph.inputs) if name in updated]
         #: Inputs of the sizes it was first made for: what `steps` shows without others.
         self.example = list(example)
         positional, named = _parts(exported.in_spec)
@@ -100,9 +103,19 @@ class _Variant:
 
     def copied(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Inputs of which a run changes nothing but copies."""
-        written = set(self.graph.updates)
-        rows = zip(inputs, self.graph.inputs, strict=True)
-        return [one.clone() if name in written else one for one, (name, _, _) in rows]
+        import torch
+
+        found = list(inputs)
+        for at in self.written:
+            found[at] = found[at].clone(memory_format=torch.contiguous_format)
+        return found
+
+    def laid(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Inputs as a plan is made for them, which is not run."""
+        found = list(inputs)
+        for at in self.written:
+            found[at] = found[at].contiguous()
+        return found
 
     def serves(self, other: _Variant) -> bool:
         """Whether it serves the first call of another export."""
@@ -157,6 +170,9 @@ class _Left:
     kind: str
     #: What is said of the first one.
     detail: str = ""
+
+
+_SCATTERED = _Left("other arguments", "a tensor that the model changes is not contiguous")
 
 
 class CompiledModel:
@@ -233,8 +249,11 @@ class CompiledModel:
             found = self._found(call, args, kwargs)
         if isinstance(found, _Left):
             return self._left_to_model(found, args, kwargs)
+        inputs = found.inputs(call)
+        if found.written and not all(inputs[at].is_contiguous() for at in found.written):
+            return self._left_to_model(_SCATTERED, args, kwargs)
         self._calls += 1
-        return found.run(found.inputs(call))
+        return found.run(inputs)
 
     def _surroundings(self) -> str:
         """What surrounds a call that only the model itself follows; nothing if there is none."""
@@ -535,13 +554,14 @@ class CompiledModel:
     def explain(self, *args: Any, **kwargs: Any) -> Rows[GraphStep]:
         """The steps for some inputs, or those of the first call: which kernel runs each, and which others could."""
         variant, inputs = self._variant(args, kwargs)
-        return rows((GraphStep(**row) for row in variant.session.steps(inputs)), "steps")
+        return rows((GraphStep(**row) for row in variant.session.steps(variant.laid(inputs))), "steps")
 
     def report(self, *args: Any, **kwargs: Any) -> GraphReport:
         """What became of the model, for some inputs or those of the first call."""
         if self._decided is not None:
             return self._report_of_plan(self._decided)
         variant, inputs = self._variant(args, kwargs)
+        inputs = variant.laid(inputs)
         steps = variant.session.steps(inputs)
         targets = [row["kernel"] for row in steps]
         optimised = variant.session.optimised
@@ -1020,7 +1040,7 @@ def _unchanged(buffers: Sequence[Tensor]) -> Iterator[None]:
     import torch
 
     kept = [one.clone() for one in buffers]
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.random.fork_rng(devices=[]):
         try:
             yield
         finally:

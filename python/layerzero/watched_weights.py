@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-#: How many times as long as a look took no other is taken: looking costs 2% of the time at most.
-_PAUSE = 50
+#: How many times as long as a look took no other is taken: looking costs 1% of the time at most.
+_PAUSE = 100
 
 
 class WatchedWeights:

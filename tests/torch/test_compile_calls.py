@@ -306,6 +306,29 @@ def test_answers_run_nothing(weights: str | None) -> None:
     assert compiled.report().largest_error is None if weights is None else compiled.report().largest_error < 0.02
 
 
+def test_what_is_changed_and_not_contiguous_is_the_models() -> None:
+    """Arguments, and tensors of the model."""
+    model, reference = Counting().eval(), Counting().eval()
+    reference.load_state_dict(model.state_dict())
+    compiled, x = lz.compile(model, torch.ones(2, 3)), torch.ones(3, 2)
+    y = x.clone()
+    with torch.no_grad():
+        with pytest.warns(LayerZeroWarning, match="a tensor that the model changes is not contiguous"):
+            found = compiled(x.t())
+        torch.testing.assert_close(found, reference(y.t()))
+        assert torch.equal(x, y)
+        torch.testing.assert_close(compiled(torch.ones(2, 3)), reference(torch.ones(2, 3)))
+    model = Counting().eval()
+    model.seen = torch.zeros(3, 2)[:, 0]
+    compiled = lz.compile(model, torch.ones(2, 3))
+    with torch.no_grad(), pytest.warns(LayerZeroWarning, match="not contiguous"):
+        compiled(torch.ones(2, 3))
+    assert model.seen.tolist() == [1, 1, 1]
+    compiled.report()
+    compiled.profile(rounds=1)
+    assert model.seen.tolist() == [1, 1, 1]
+
+
 def test_updates_in_place_are_counted() -> None:
     model, x = Counting().eval(), torch.ones(2, 3)
     compiled = lz.compile(model, x)

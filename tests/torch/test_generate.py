@@ -369,3 +369,29 @@ def test_generating_follows_changed_weights():
         for parameter in model.parameters():
             parameter.copy_(parameter.roll(1))
     assert torch.equal(ours.generate(ids, 4), _own(model, ids, 4))
+
+
+def test_generating_under_autocast_is_in_the_models_numbers():
+    model = _made("llama")
+    ours, ids = lz.compile(model, weights="bfloat16"), _prompt(1, 5)
+    plain = lz.compile(model)
+    with torch.autocast("cpu"):
+        assert torch.equal(plain.generate(ids, 5), _own_outside(model, ids, 5))
+        ours.generate(ids, 2)
+        assert ours.decoder().report().largest_error < 0.05
+
+
+def _own_outside(model, ids, count):
+    with torch.autocast("cpu", enabled=False):
+        return _own(model, ids, count)
+
+
+def test_a_model_in_training_mode_does_not_generate():
+    model = _made("gpt2")
+    ours = lz.compile(model)
+    ours.generate(_prompt(1, 3), 1)
+    model.train()
+    with pytest.raises(InvalidCallError, match="training mode"):
+        ours.generate(_prompt(1, 3), 1)
+    model.eval()
+    ours.generate(_prompt(1, 3), 1)

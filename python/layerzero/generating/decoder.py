@@ -127,7 +127,7 @@ class Decoder:
         tokens = min(16, self.most)
         ids = torch.randint(vocabulary, (1, tokens), generator=torch.Generator().manual_seed(0))
         at, firsts = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
             found = self.step(ids, at, firsts, self.room(1, tokens))
             expected = self.model(input_ids=ids, use_cache=False).logits[:, -1]
         return compiled_model.largest_error([found], [expected])
