@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import os
 import threading
 import time
 import warnings
@@ -14,6 +15,8 @@ from typing import Any
 import layerzero as lz
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from layerzero import compiled_model
 from layerzero.errors import LayerZeroWarning
 from torch import Tensor, nn
@@ -140,6 +143,51 @@ def test_one_graph_for_all_ways_to_name_arguments() -> None:
     assert report.model_calls == {}
     with pytest.raises(TypeError, match="multiple values"):
         compiled(x, x=x)
+
+
+ARGUMENTS = {
+    "x": [torch.randn(3), torch.randn(2, 3)],
+    "y": [None, 2, True, 0.5, torch.randn(3)],
+    "z": ["add", "mul", torch.randn(3)],
+    "k": [0.0, -0.0, None, torch.randn(3)],
+    "p": [1, torch.randn(1)],
+    "q": [False, torch.randn(3)],
+}
+
+
+def many(x: Tensor, y: Any = 1, z: Any = "add", *, k: Any = None, **more: Any) -> Any:
+    """Each argument is a tensor, a number, a text or nothing."""
+    found = x if y is None else x * y
+    found = found * 3 if z == "mul" else found + (1 if isinstance(z, str) else z)
+    found = found if k is None else found * k
+    return {"found": found, "more": [found + more[name] for name in sorted(more)], "z": None if k is None else 7}
+
+
+MANY = lz.compile(many)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_arguments_in_any_form(data: st.DataObject) -> None:
+    """By position or by name, in any order, left out or given: what comes is what the function gives."""
+    given_ = {name: data.draw(st.sampled_from(values), name) for name, values in ARGUMENTS.items()}
+    for name in data.draw(st.sets(st.sampled_from(list("yzkpq")))):
+        del given_[name]
+    positions: list[Any] = []
+    for name in "xyz"[: data.draw(st.integers(0, 3))]:
+        if name not in given_:
+            break
+        positions.append(given_.pop(name))
+    names = {name: given_[name] for name in data.draw(st.permutations(list(given_)))}
+    compiled = data.draw(st.sampled_from([MANY, lz.compile(many)]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LayerZeroWarning)
+        for _ in range(2):
+            found, expected = compiled(*positions, **names), many(*positions, **names)
+            torch.testing.assert_close(found["found"], expected["found"], equal_nan=True)
+            assert torch.equal(found["found"].signbit(), expected["found"].signbit())
+            torch.testing.assert_close(found["more"], expected["more"])
+            assert found["z"] == expected["z"]
 
 
 def test_a_keyword_first_and_then_a_position() -> None:
@@ -496,6 +544,22 @@ def test_precision_follows_torch(tmp_path: Path) -> None:
 
 
 # Other states of the process.
+
+
+def test_a_child_process_goes_on() -> None:
+    model, x = layer()
+    compiled = lz.compile(model, x)
+    with torch.no_grad():
+        expected = compiled(x)
+        with compiled._lock:
+            child = os.fork()
+            if child == 0:
+                right = False
+                try:
+                    right = torch.equal(compiled(x), expected) and compiled(torch.randn(3, 6)).shape == (3, 4)
+                finally:
+                    os._exit(0 if right else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_several_threads_with_other_values_and_refreshes() -> None:
