@@ -9,18 +9,23 @@ model again with the sizes that differ as symbols. What cannot be exported, and 
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
 import json
+import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from layerzero import _native, deciding, loading
-from layerzero.errors import ConfigurationError, InvalidCallError, LayerZeroError, warn
+from layerzero.errors import ConfigurationError, ExportError, InvalidCallError, LayerZeroError, warn
 from layerzero.graph_answers import GraphReport, GraphStep, TimedStep
 from layerzero.lifecycle import open_in_forks
 from layerzero.results import Rows, rows
@@ -28,8 +33,10 @@ from layerzero.results import Rows, rows
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from layerzero.call_arguments import Call
     from layerzero.export import Exported
     from layerzero.generating import Decoder
+    from layerzero.watched_weights import WatchedWeights
 
 #: How often a model is exported for sizes that do not fit what was exported before.
 _MOST_EXPORTS = 8
@@ -48,14 +55,14 @@ class _How:
 
 
 class _Variant:
-    """A model exported for some sizes, or ranges of them."""
+    """A model exported for some sizes, or ranges of them, and for the values of its arguments that are no tensors."""
 
     def __init__(
         self, exported: Exported, example: Sequence[Tensor], how: _How, share: _native.Session | None = None
     ) -> None:
         import torch
 
-        self.exported = exported
+        self.exported, self.how = exported, how
         self.graph = _native.Graph.from_document(exported.document, exported.constants)
         self.session = _native.Session(
             self.graph,
@@ -67,32 +74,78 @@ class _Variant:
             share=share,
         )
         self.host = exported.host_calls if len(exported.host_calls) else None
+        updated = set(self.graph.updates)
+        #: Which inputs are written in their places.
+        self.written = [at for at, (name, _, _) in enumerate(self.graph.inputs) if name in updated]
         #: Inputs of the sizes it was first made for: what `steps` shows without others.
         self.example = list(example)
         positional, named = _parts(exported.in_spec)
-        self.plain = exported.taken == list(range(positional.num_leaves)) and named.num_leaves == 0
-        self.plain = self.plain and all(part.is_leaf() for part in _parts(positional))
+        plain = exported.taken == list(range(positional.num_leaves)) and named.num_leaves == 0
+        plain = plain and all(part.is_leaf() for part in _parts(positional))
+        #: How many arguments there are and how they are nested, where all are tensors by position.
+        self.plain = (len(exported.taken), exported.in_spec) if plain else None
         self.single = exported.given == [(0, None)] and exported.out_spec.is_leaf()
         #: A call in native code alone, or nothing where it cannot be one.
-        self.quick = self.session.quick if self.plain and self.single and self.host is None else None
+        self.quick = self.session.quick if plain and self.single and self.host is None else None
 
-    def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-        """The inputs of the graph, from the arguments of a call."""
-        if self.plain and not kwargs and len(args) == len(self.exported.taken):
-            return [*args, *self.exported.buffers]
-        return self.exported.flatten(args, kwargs)
+    def anew(self, share: _native.Session | None) -> _Variant:
+        """The same with weights read again, where they lie as they did."""
+        return _Variant(self.exported, self.example, self.how, share)
+
+    def inputs(self, call: Call) -> list[Tensor]:
+        """The inputs of the graph, from the arguments of a call that it takes."""
+        return [*[call.flat[at] for at in self.exported.taken], *self.exported.buffers]
 
     def run(self, inputs: list[Tensor]) -> Any:
         """A call."""
         results = self.session.run(inputs, self.host)
         return results[0] if self.single else self.exported.unflatten(results)
 
+    def copied(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Inputs of which a run changes nothing but copies."""
+        import torch
+
+        found = list(inputs)
+        for at in self.written:
+            found[at] = found[at].clone(memory_format=torch.contiguous_format)
+        return found
+
+    def laid(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Inputs as a plan is made for them, which is not run."""
+        found = list(inputs)
+        for at in self.written:
+            found[at] = found[at].contiguous()
+        return found
+
+    def serves(self, other: _Variant) -> bool:
+        """Whether it serves the first call of another export."""
+        from layerzero.export import same_constant
+
+        mine, theirs = self.exported, other.exported
+        alike = (
+            mine.in_spec == theirs.in_spec and mine.taken == theirs.taken and mine.fixed.keys() == theirs.fixed.keys()
+        )
+        values = ((value, theirs.fixed.get(at)) for at, value in mine.fixed.items())
+        return alike and all(same_constant(*pair) for pair in values) and not self.fits(other.example)
+
+    def takes(self, call: Call) -> str:
+        """Why it cannot serve arguments of this nesting and these values; nothing if it can, for some sizes."""
+        from layerzero.call_arguments import nesting
+
+        if call.spec != self.exported.in_spec:
+            return (
+                f"other arguments: the graph is for {nesting(self.exported.in_spec)}, the call has {nesting(call.spec)}"
+            )
+        names = [name for name, _, _ in self.graph.inputs]
+        for at, name in zip(self.exported.taken, names, strict=False):
+            if not hasattr(call.flat[at], "shape"):
+                return f"'{name}' is a {type(call.flat[at]).__name__}, the graph takes a tensor"
+        return self.exported.differing(call.flat)
+
     def fits(self, inputs: Sequence[Tensor]) -> str:
         """Why it cannot serve inputs of these sizes; nothing if it can."""
         symbols: dict[str, int] = {}
         for tensor, (name, dtype, shape) in zip(inputs, self.graph.inputs, strict=True):
-            if not hasattr(tensor, "shape"):
-                return f"'{name}' is a {type(tensor).__name__}, the graph takes a tensor"
             if str(tensor.dtype) != f"torch.{dtype}" or tensor.dim() != len(shape):
                 given = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
                 return f"'{name}' is {given}, the graph takes {dtype}[{', '.join(map(str, shape))}]"
@@ -109,11 +162,28 @@ class _Variant:
         return f"{violated[0]} does not hold" if violated else ""
 
 
+@dataclass(frozen=True)
+class _Left:
+    """Why calls are left to the model."""
+
+    #: What they are counted as.
+    kind: str
+    #: What is said of the first one.
+    detail: str = ""
+
+
+_SCATTERED = _Left("other arguments", "a tensor that the model changes is not contiguous")
+
+
 class CompiledModel:
     """A model that runs in one native call. You call it as you call the model, on the CPU and for inference.
 
-    Weights are read where the model has them, but packed copies are made of some: after a change of weights, call
-    :meth:`refresh`. Results never need gradients; a call whose inputs do, with gradients enabled, is the model's own.
+    Weights are read where the model has them, but packed copies are made of some. A change of weights is noticed soon after;
+    call :meth:`refresh` to have the next call follow it. Results never need gradients; a call whose inputs do, with gradients
+    enabled, is the model's own. So is a call under autocast, in a trace or in a transform of ``torch.func``, and of a model in
+    training mode. The first call of each kind that is left to the model gives a warning, and ``report().model_calls`` counts them.
+
+    Attributes that it does not have are the model's: ``compiled.config``, ``compiled.state_dict()``.
     """
 
     def __init__(
@@ -128,64 +198,135 @@ class CompiledModel:
         precision: str = "highest",
         share: _native.Session | None = None,
     ) -> None:
+        from layerzero.call_arguments import Signature
+
         #: The model.
         self.model = model
         self._dynamic_shapes, self._strict = dynamic_shapes, strict
         self._how, self._share = _How(tune, tuple(off), weights, precision), share
         self._lock = open_in_forks(threading.RLock())
+        self._signature = Signature.of(model)
         self._variants: list[_Variant] = []
-        self._by_sizes: dict[tuple[Any, ...], _Variant | None] = {}
+        self._by_key: dict[tuple[Any, ...], _Variant | _Left] = {}
         self._calls, self._left = 0, Counter[str]()
+        self._told: set[str] = set()
         self._decided: deciding.Plan | None = None
-        self._closed = ""
         self._decoder: Decoder | None = None
         self._example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._error: float | None = None
+        self._watched: WatchedWeights | None = None
+        #: Whether the caller asked for a precision.
+        self._precise = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model."""
-        variants = self._variants
-        if not kwargs:
-            for variant in variants:
+        watched = self._watched
+        if watched is not None and perf_counter() >= watched.next_look:
+            self._look(watched)
+        if not kwargs and not getattr(self.model, "training", False):
+            for variant in self._variants:
                 if variant.quick is not None and (found := variant.quick(args)) is not None:
                     self._calls += 1
                     return found
-        if not variants:
-            self._prepare(args, kwargs)
-            variants = self._variants
         if self._decided is not None:
-            return self._decided(*args, **kwargs)
-        first = variants[0] if variants else None
-        if first is None:
-            return self._left_to_model(self._closed, args, kwargs)
-        try:
-            inputs = first.inputs(args, kwargs)
-            key = tuple([(one.dtype, one.shape) for one in inputs])
-        except Exception as error:  # noqa: BLE001 - other arguments than those of the examples
-            return self._left_to_model(f"other arguments: {_line(error)}", args, kwargs)
-        if _wants_gradients(inputs):
-            return self._left_to_model("gradients", args, kwargs)
-        if self._by_sizes.get(key) is first:
             self._calls += 1
-            return first.run(inputs)
-        return self._other_sizes(key, args, kwargs)
+            return self._decided(*args, **kwargs)
+        if why := self._surroundings():
+            return self._left_to_model(_Left(why), args, kwargs)
+        # Another thread may call `refresh` meanwhile.
+        while not (variants := self._variants):
+            self._prepare(args, kwargs)
+            if self._decided is not None:
+                self._calls += 1
+                return self._decided(*args, **kwargs)
+        call = self._signature.read(args, kwargs, variants[0].plain)
+        if isinstance(call, str):
+            return self._left_to_model(_Left("other arguments", call), args, kwargs)
+        if _wants_gradients(call.tensors):
+            return self._left_to_model(_Left("gradients", "an input needs gradients"), args, kwargs)
+        found = self._by_key.get(call.key)
+        if found is None:
+            found = self._found(call, args, kwargs)
+        if isinstance(found, _Left):
+            return self._left_to_model(found, args, kwargs)
+        inputs = found.inputs(call)
+        if found.written and not all(inputs[at].is_contiguous() for at in found.written):
+            return self._left_to_model(_SCATTERED, args, kwargs)
+        self._calls += 1
+        return found.run(inputs)
+
+    def _surroundings(self) -> str:
+        """What surrounds a call that only the model itself follows; nothing if there is none."""
+        import torch
+        from torch.autograd import forward_ad
+
+        if getattr(self.model, "training", False):
+            return "training mode"
+        if torch.is_autocast_enabled("cpu"):
+            return "autocast"
+        if torch._C._get_tracing_state() is not None:
+            return "torch.jit.trace"
+        if forward_ad._current_level >= 0:
+            return "forward-mode derivatives"
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return "a transform of torch.func"
+        return "a dispatch mode" if torch._C._len_torch_dispatch_stack() else ""
+
+    def _look(self, watched: WatchedWeights) -> None:
+        """Follows changed weights. While another thread exports the model, nobody waits for that."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if watched is not self._watched or not (how := watched.look()):
+                return
+            if how == "in place":
+                anew: list[_Variant] = []
+                for one in self._variants:
+                    anew.append(one.anew(anew[0].session if anew else None))
+                self._variants = anew
+                self._by_key.clear()
+                self._decoder, self._error = None, None
+            else:
+                self.refresh()
+        finally:
+            self._lock.release()
+        if "weights" not in self._told:
+            self._told.add("weights")
+            warn(
+                f"weights of {self._name} changed: they are compiled again. Call refresh() after a change to have it at once"
+            )
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Exports the model for its first arguments."""
         with self._lock:
-            if self._variants or self._decided is not None or self._closed:
+            if self._variants or self._decided is not None:
                 return
             where = {one.device.type for one in _tensors((args, kwargs))}
             if where - {"cpu"}:
-                # Graphs run on the CPU; elsewhere the kernels of the model's own calls are decided once.
-                self._decided = deciding.decide(self.model, *args, **kwargs)
+                self._decide(min(where - {"cpu"}), args, kwargs)
                 return
             self._variants = [self._exported(args, kwargs, self._dynamic_shapes)]
             self._example = args, kwargs
 
+    def _decide(self, device: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Graphs run on the CPU; elsewhere the kernels of the model's own calls are decided once."""
+        how = self._how
+        if how.weights is not None or self._strict:
+            raise InvalidCallError(
+                f"{'weights' if how.weights is not None else 'strict'} is for graphs, and graphs run on the CPU: an input is on {device}",
+                code="BAD_PARAM",
+                hint="leave it out; there the kernels of the model's own LayerZero calls are decided once",
+            )
+        unused = [name for name, given in (("tune", how.tune), ("off", how.off), ("precision", self._precise)) if given]
+        if self._dynamic_shapes is not None:
+            unused.append("dynamic_shapes")
+        if unused:
+            warn(f"{', '.join(unused)}: for graphs on the CPU only, without effect for inputs on {device}")
+        self._decided = deciding.decide(self.model, *args, **kwargs)
+
     def _exported(self, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> _Variant:
         from layerzero.export import export
-        from layerzero.export.refusals import ExportError, line_of_definition
+        from layerzero.export.refusals import line_of_definition
 
         if getattr(self.model, "training", False):
             raise InvalidCallError(
@@ -194,7 +335,7 @@ class CompiledModel:
                 hint="call model.eval() first",
             )
         try:
-            exported = export(_module(self.model), args, kwargs, dynamic_shapes=dynamic_shapes)
+            exported = export(_module(self.model, [*kwargs]), args, kwargs, dynamic_shapes=dynamic_shapes)
         except ExportError as error:
             # torch notes the lines of modules, and not those of functions.
             if error.line or not (line := line_of_definition(self.model)):
@@ -206,7 +347,22 @@ class CompiledModel:
                 code="NOT_EXPORTABLE",
                 hint="leave strict=True out, or write the model without these",
             )
-        return _Variant(exported, exported.flatten(args, kwargs), self._how, self._shared())
+        if self._watched is not None:
+            # Packed copies of weights that changed meanwhile are not shared.
+            self._look(self._watched)
+        example = exported.flatten(args, kwargs)
+        exported = self._signature.normal(exported, args, kwargs)
+        variant = _Variant(exported, example, self._how, self._shared())
+        self._watch([*self._variants, variant])
+        return variant
+
+    def _watch(self, variants: Sequence[_Variant]) -> None:
+        """Remembers the weights as they are now."""
+        from layerzero.watched_weights import WatchedWeights
+
+        constants = [one for variant in variants for one in variant.exported.constants]
+        changing = [one for variant in variants for one in variant.exported.buffers]
+        self._watched = WatchedWeights(self.model, constants, changing)
 
     def _shared(self) -> _native.Session | None:
         """A session of the same weights, whose packed copies another one takes."""
@@ -214,73 +370,96 @@ class CompiledModel:
             return self._variants[0].session
         return self._decoder.session if self._decoder is not None else self._share
 
-    def _other_sizes(self, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call whose sizes were not seen, or which another export serves."""
+    def _found(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Variant | _Left:
+        """Who serves a call that was not seen before."""
         with self._lock:
-            if key not in self._by_sizes:
-                if len(self._by_sizes) > 4096:
-                    self._by_sizes.clear()
-                self._by_sizes[key] = self._for_sizes(args, kwargs)
-            variant = self._by_sizes[key]
-        if variant is None:
-            return self._left_to_model("sizes outside of what was exported", args, kwargs)
-        self._calls += 1
-        return variant.run(variant.inputs(args, kwargs))
+            found = self._by_key.get(call.key)
+            if found is None:
+                if len(self._by_key) > 4096:
+                    self._by_key.clear()
+                found = self._serving(call, args, kwargs)
+                self._by_key[call.key] = found
+            return found
 
-    def _for_sizes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Variant | None:
-        """Who serves these sizes: an export there is, or a new one whose sizes are symbols where they differ."""
+    def _serving(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Variant | _Left:
+        """An export there is, or a new one whose sizes are symbols where they differ."""
+        alike, why = False, ""
         for variant in self._variants:
-            if not variant.fits(variant.inputs(args, kwargs)):
+            if other := variant.takes(call):
+                why = why or other
+            elif other := variant.fits(variant.inputs(call)):
+                alike, why = True, other
+            else:
                 return variant
-        if self._dynamic_shapes is not None or len(self._variants) >= _MOST_EXPORTS:
-            first = self._variants[0]
-            why = first.fits(first.inputs(args, kwargs))
-            if self.model is not None:
-                warn(f"{self._name} runs by itself: {why}, which it was not compiled for")
-            return None
+        kind = "sizes outside of what was exported" if alike else "arguments outside of what was exported"
+        if self.model is None or (alike and self._dynamic_shapes is not None):
+            return _Left(kind, f"{why}, which it was not compiled for")
+        if len(self._variants) >= _MOST_EXPORTS:
+            return _Left(kind, f"{why}, and it was exported {_MOST_EXPORTS} times")
+        shapes = self._dynamic_shapes
+        if shapes is None:
+            shapes = self._open_sizes(call, args, kwargs)
         try:
-            variant = self._exported(args, kwargs, self._open_sizes(args, kwargs))
+            variant = self._exported(args, kwargs, shapes)
         except Exception:  # noqa: BLE001 - sizes that cannot be symbols are exported as they are
             try:
                 variant = self._exported(args, kwargs, None)
             except LayerZeroError as error:
-                # The model may refuse them too, and then says so itself.
-                self.model(*args, **kwargs)
-                warn(f"{self._name} runs by itself: {_line(error)}")
-                return None
+                # The model may refuse the call too, and then says so itself.
+                return _Left(kind, error.message)
         self._variants = [*self._variants, variant]
         return variant
 
-    def _open_sizes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What torch.export is told: sizes that differ from those of the first call are symbols."""
+    def _open_sizes(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What torch.export is told: sizes that differ from those of an earlier call are symbols."""
         import torch
         from torch.utils import _pytree as pytree
 
-        first = self._variants[0]
-        flat, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-        shapes: list[Any] = [None] * len(flat)
-        for at, before in zip(first.exported.taken, first.example, strict=False):
-            now = flat[at]
-            shapes[at] = {
-                axis: torch.export.Dim.AUTO
-                for axis, (a, b) in enumerate(zip(now.shape, before.shape, strict=True))
-                # A size of 0 or 1 is never a symbol.
-                if a != b and a > 1
-            }
-        positional, named = pytree.tree_unflatten(shapes, spec)
-        return {**dict(zip(_parameters(self.model), positional, strict=False)), **named}
+        shapes: list[Any] = [None] * len(call.flat)
+        for variant in self._variants:
+            before = dict(zip(variant.exported.taken, variant.example, strict=False))
+            now = {at: one for at, one in enumerate(call.flat) if isinstance(one, torch.Tensor)}
+            if variant.exported.in_spec == call.spec and before.keys() == now.keys():
+                if any(now[at].dim() != before[at].dim() for at in now):
+                    continue
+                for at, one in now.items():
+                    shapes[at] = {
+                        axis: torch.export.Dim.AUTO
+                        for axis, (a, b) in enumerate(zip(one.shape, before[at].shape, strict=True))
+                        # A size of 0 or 1 is never a symbol.
+                        if a != b and a > 1
+                    }
+                break
+        else:
+            return None
+        # As the call names its arguments.
+        _, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        given: list[Any] = [None] * len(shapes)
+        for at, place in enumerate(self._signature.places(args, kwargs)):
+            given[place] = shapes[at]
+        positional, named = pytree.tree_unflatten(given, spec)
+        return dict(inspect.signature(_module(self.model, [*kwargs]).forward).bind(*positional, **named).arguments)
 
-    def _left_to_model(self, why: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._left[why] += 1
-        return self.model(*args, **kwargs)
+    def _left_to_model(self, why: _Left, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._left[why.kind] += 1
+        found = self.model(*args, **kwargs)
+        if why.kind not in self._told:
+            self._told.add(why.kind)
+            warn(f"{self._name} runs by itself: {why.detail or why.kind}")
+        return found
 
     def decoder(self) -> Decoder:
         """The graph that :meth:`generate` runs: it is made at its first use, once for all batches and lengths."""
         from layerzero.generating import Decoder
 
         with self._lock:
-            if self._decoder is None:
-                self._decoder = Decoder(self.model, self._how, self._shared())
+            if self._watched is not None:
+                self._look(self._watched)
+            # A model that was put into training mode is refused there.
+            if self._decoder is None or getattr(self.model, "training", False):
+                decoder = Decoder(self.model, self._how, self._shared())
+                self._watch([*self._variants, *decoder._compiled._variants])
+                self._decoder = decoder
             return self._decoder
 
     def generate(
@@ -305,39 +484,54 @@ class CompiledModel:
         read. Tokens are chosen greedily, or drawn if ``temperature``, ``top_k`` or ``top_p`` is given.
 
         Args:
-            input_ids: prompts (batch, tokens) or (tokens,), or a list of prompts of any lengths.
+            input_ids: prompts (batch, tokens) or (tokens,), a list of prompts of any lengths, or a list of ids.
             max_new_tokens: how many tokens to generate at most.
-            attention_mask: 0 where a prompt is padded, as the tokenizer gives it. Padding is on the left.
+            attention_mask: 0 where a prompt is padded, as the tokenizer gives it. Padding is on the left. Without it, the
+                padding token is padding if it is not also one that ends a text.
             temperature: scores are divided by it; 0 is greedy.
             top_k: draw among so many tokens with the largest scores.
             top_p: draw among the most likely tokens that together have this probability.
             seed: makes the draws the same at every call.
             generator: torch's generator to draw with, in the place of a seed.
             eos_token_id: ids that end a sequence; without it those of the model, if it has any. An empty list is none.
-            pad_token_id: what follows the end of a sequence while others go on; without it the first id of the end.
+            pad_token_id: what pads prompts, and follows the end of a sequence while others go on; without it that of the
+                model, or the first id of the end.
             num_return_sequences: generate so many for each prompt.
-            on_token: called with the new tokens (batch,) after each step. Generating ends where it returns ``False``.
+            on_token: called with the new tokens (batch,) after each step. Generating ends where it returns ``False``. It may
+                generate too: calls at once have a cache each.
         """
         from layerzero.generating import loop, sampling
 
         choose = sampling.choice(temperature, top_k, top_p, seed, generator)
-        ids, firsts = loop.prompt(input_ids, attention_mask)
-        if num_return_sequences != 1:
-            ids, firsts = (one.repeat_interleave(num_return_sequences, 0) for one in (ids, firsts))
+        several = num_return_sequences
+        if isinstance(several, bool) or not isinstance(several, int) or several < 1:
+            text = f"num_return_sequences is {several!r}, expected 1 or more"
+            raise InvalidCallError(text, code="BAD_PARAM", hint="leave it out for one text of each prompt")
         decoder = self.decoder()
         ending = loop.ends(self.model, eos_token_id)
-        return loop.generate(decoder, ids, firsts, max_new_tokens, choose, ending, pad_token_id, on_token)
+        pad = loop.padding(self.model, pad_token_id, ending)
+        ids, firsts = loop.prompt(input_ids, attention_mask, pad, ending)
+        if several != 1:
+            ids, firsts = (one.repeat_interleave(several, 0) for one in (ids, firsts))
+        return loop.generate(decoder, ids, firsts, max_new_tokens, choose, ending, pad, on_token)
 
     def refresh(self) -> None:
         """Forgets everything that was made of the weights. The next call exports the model again."""
         with self._lock:
-            self._variants, self._decided, self._closed = [], None, ""
-            self._decoder = None
-            self._by_sizes.clear()
+            self._variants, self._decided = [], None
+            self._decoder, self._error, self._watched = None, None, None
+            self._by_key.clear()
 
     def _variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Variant, list[Tensor]]:
-        if args or kwargs:
-            self(*args, **kwargs)
+        """The graph for some arguments, and its inputs. It is made where it is not there yet, and not run."""
+        if not self._variants and self._decided is None and (args or kwargs):
+            self._prepare(args, kwargs)
+        if self._decided is not None:
+            raise InvalidCallError(
+                "there is no graph: the inputs are not on the CPU, and the kernels of the model's own calls were decided",
+                code="WRONG_INPUT",
+                hint="report() says what was decided",
+            )
         if not self._variants:
             raise InvalidCallError(
                 "nothing is compiled yet",
@@ -346,22 +540,28 @@ class CompiledModel:
             )
         if not (args or kwargs):
             return self._variants[0], self._variants[0].example
-        inputs = self._variants[0].inputs(args, kwargs)
-        found = self._by_sizes.get(tuple([(one.dtype, one.shape) for one in inputs]))
-        if found is None:
+        call = self._signature.read(args, kwargs, self._variants[0].plain)
+        found = _Left("other arguments", call) if isinstance(call, str) else self._found(call, args, kwargs)
+        if isinstance(found, _Left):
             raise InvalidCallError(
-                "the model runs by itself for these inputs", code="WRONG_INPUT", hint="pass sizes it was compiled for"
+                f"the model runs by itself for these inputs: {found.detail}",
+                code="WRONG_INPUT",
+                hint="pass inputs it was compiled for",
             )
-        return found, found.inputs(args, kwargs)
+        assert not isinstance(call, str)
+        return found, found.inputs(call)
 
     def explain(self, *args: Any, **kwargs: Any) -> Rows[GraphStep]:
         """The steps for some inputs, or those of the first call: which kernel runs each, and which others could."""
         variant, inputs = self._variant(args, kwargs)
-        return rows((GraphStep(**row) for row in variant.session.steps(inputs)), "steps")
+        return rows((GraphStep(**row) for row in variant.session.steps(variant.laid(inputs))), "steps")
 
     def report(self, *args: Any, **kwargs: Any) -> GraphReport:
         """What became of the model, for some inputs or those of the first call."""
+        if self._decided is not None:
+            return self._report_of_plan(self._decided)
         variant, inputs = self._variant(args, kwargs)
+        inputs = variant.laid(inputs)
         steps = variant.session.steps(inputs)
         targets = [row["kernel"] for row in steps]
         optimised = variant.session.optimised
@@ -387,6 +587,29 @@ class CompiledModel:
             model_calls=dict(self._left),
         )
 
+    def _report_of_plan(self, plan: deciding.Plan) -> GraphReport:
+        """Of a model that is not on the CPU: its decisions. There is no graph."""
+        return GraphReport(
+            model=self._name,
+            nodes_exported=0,
+            nodes=0,
+            steps=len(plan.decisions),
+            rewrites={},
+            kernels=dict(Counter(one.kernel_id for one in plan.decisions)),
+            torch_calls=plan.torch_calls,
+            slow_steps={},
+            arena_bytes=0,
+            weights="float32",
+            precision=self._how.precision,
+            weight_bytes=0,
+            packed_bytes=0,
+            largest_error=None,
+            exports=0,
+            plans=1,
+            calls=self._calls,
+            model_calls=dict(self._left),
+        )
+
     def largest_error(self) -> float | None:
         """How far results for the first inputs are from those of the model: the largest difference ÷ the largest number.
 
@@ -394,18 +617,18 @@ class CompiledModel:
         """
         if self._how.weights is None or self._error is not None or self._example is None or self.model is None:
             return self._error
-        import torch
-
         args, kwargs = self._example
-        with torch.no_grad():
-            expected, found = self.model(*args, **kwargs), self(*args, **kwargs)
+        variant, inputs = self._variant(args, kwargs)
+        with _unchanged(variant.exported.buffers):
+            found = variant.run(variant.copied(inputs))
+            expected = self.model(*_copies(args), **_copies(kwargs))
         self._error = largest_error(_tensors(found), _tensors(expected))
         return self._error
 
     def profile(self, *args: Any, rounds: int = 20, **kwargs: Any) -> Rows[TimedStep]:
         """The median time of each step, over some runs."""
         variant, inputs = self._variant(args, kwargs)
-        timed = variant.session.profile(inputs, rounds, variant.host)
+        timed = variant.session.profile(variant.copied(inputs), rounds, variant.host)
         total = sum(row["us"] for row in timed) or 1.0
         return rows(
             (
@@ -459,8 +682,16 @@ class CompiledModel:
         """Writes the compiled model to a file, weights included. :func:`load_plan` reads it without the model's code."""
         from layerzero import nesting, plan_files
 
-        variant, _ = self._variant((), {})
+        self._variant((), {})
+        variants = self._variants
+        # The first of those that serve the most.
+        variant = max(variants, key=lambda one: sum(map(one.serves, variants)))
         exported = variant.exported
+        if left_out := [one for one in self._variants if not variant.serves(one)]:
+            warn(
+                f"the file of {self._name} has one of its {len(self._variants)} exports, which does not serve "
+                f"{'; '.join(', '.join(map(_outline, one.example)) for one in left_out)}. Name sizes that differ in dynamic_shapes"
+            )
         if len(exported.host_calls):
             raise InvalidCallError(
                 f"{', '.join(exported.hosts)} stay torch's calls, which a file cannot hold",
@@ -484,6 +715,8 @@ class CompiledModel:
             "document": exported.document,
             "conditions": [str(one) for one in exported.conditions],
             "taken": exported.taken,
+            "fixed": [[at, type(value).__name__, _text(value)] for at, value in exported.fixed.items()],
+            "parameters": self._signature.dumps(),
             "given": exported.given,
             "arguments": arguments,
             "results": results,
@@ -496,11 +729,46 @@ class CompiledModel:
         return plan_files.write(path, head, weights)
 
     def __repr__(self) -> str:
-        return f"<CompiledModel of {type(self.model).__name__}: {len(self._variants)} exports, {self._calls} calls>"
+        return f"<{type(self).__name__} of {self._name}: {len(self._variants)} exports, {self._calls} calls>"
 
     def eval(self) -> CompiledModel:
-        """The compiled model itself: it is for inference."""
+        """Puts the model in evaluation mode, in which its calls are compiled. Gives the compiled model."""
+        if hasattr(self.model, "eval"):
+            self.model.eval()
         return self
+
+    def __getattr__(self, name: str) -> Any:
+        model = self.__dict__.get("model")
+        if model is None or name.startswith("_"):
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        found = getattr(model, name)
+        if not inspect.ismethod(found) or found.__self__ is not model:
+            return found
+
+        @functools.wraps(found)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            # `.to(…)`, `.train()`, `.requires_grad_()` give the model itself.
+            result = found(*args, **kwargs)
+            return self if result is model else result
+
+        return method
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
+        """A copy of the model, which is compiled at its first call."""
+        how = self._how
+        copied = CompiledModel.__new__(CompiledModel)
+        memo[id(self)] = copied
+        CompiledModel.__init__(
+            copied,
+            copy.deepcopy(self.model, memo),
+            dynamic_shapes=self._dynamic_shapes,
+            strict=self._strict,
+            **asdict(how),
+        )
+        return copied
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a compiled model cannot be pickled: save() writes it to a file, and lz.load_plan reads that")
 
 
 class LoadedModel(CompiledModel):
@@ -513,17 +781,24 @@ class LoadedModel(CompiledModel):
     def _name(self) -> str:
         return self._written
 
-    def _left_to_model(self, why: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        variant = self._variants[0]
-        try:
-            detail = variant.fits(variant.inputs(args, kwargs)) or why
-        except LayerZeroError as error:
-            detail = f"other arguments: {error.message}"
+    def _left_to_model(self, why: _Left, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise InvalidCallError(
-            f"this plan cannot serve the call: {detail}",
+            f"this plan cannot serve the call: {why.detail or why.kind}",
             code="WRONG_INPUT",
             hint="compile the model for these inputs, and save it again",
         )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
+        """The same graph with the same weights; what the model changes is its own."""
+        from dataclasses import replace
+
+        copied = LoadedModel(None, dynamic_shapes=(), **asdict(self._how))
+        memo[id(self)] = copied
+        before = self._variants[0]
+        exported = replace(before.exported, buffers=[one.clone() for one in before.exported.buffers])
+        copied._variants = [_Variant(exported, before.example, before.how, before.session)]
+        copied._written, copied._signature = self._written, self._signature
+        return copied
 
     def decoder(self) -> Decoder:
         """Not for models from files, which have no graph for it."""
@@ -585,7 +860,7 @@ def compile(
             code="BAD_PARAM",
             hint="leave it out to keep the model's numbers",
         )
-    precision = _precision(precision)
+    precise, precision = precision is not None, _precision(precision)
     loading.load()
     if not callable(model):
         raise InvalidCallError(
@@ -594,6 +869,7 @@ def compile(
     compiled = CompiledModel(
         model, dynamic_shapes=dynamic_shapes, tune=tune, off=off, strict=strict, weights=weights, precision=precision
     )
+    compiled._precise = precise
     if example_inputs or kwargs:
         compiled._prepare(example_inputs, dict(kwargs or {}))
     return compiled
@@ -621,6 +897,7 @@ def load_plan(path: str | Path, *, verify: bool = True) -> CompiledModel:
     import torch
 
     from layerzero import nesting, plan_files
+    from layerzero.call_arguments import Signature
     from layerzero.export import Exported
     from layerzero.export.host_calls import HostCalls
 
@@ -639,6 +916,7 @@ def load_plan(path: str | Path, *, verify: bool = True) -> CompiledModel:
             given=[(None if at is None else int(at), constant) for at, constant in head["given"]],
             in_spec=nesting.loads(head["arguments"]),
             out_spec=nesting.loads(head["results"]),
+            fixed={int(at): _constant(str(name), text) for at, name, text in head["fixed"]},
         )
         example = [torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for dtype, shape in head["examples"]]
         how = _How(
@@ -650,6 +928,7 @@ def load_plan(path: str | Path, *, verify: bool = True) -> CompiledModel:
         loaded = LoadedModel(None, dynamic_shapes=(), **asdict(how))
         loaded._variants = [_Variant(exported, _zeros(example), how)]
         loaded._written = str(head["model"])
+        loaded._signature = Signature.loads(head["parameters"])
         _checked(loaded._variants[0])
         here, there = _hardware(), str(head["hardware"])
     except ConfigurationError:
@@ -676,6 +955,10 @@ def _checked(variant: _Variant) -> None:
         raise ValueError(f"it takes {len(taken)} arguments, and its graph {len(graph.inputs)}")
     if any(not 0 <= at < exported.in_spec.num_leaves for at in taken) or exported.in_spec.num_children != 2:
         raise ValueError("it takes arguments that it does not have")
+    if {*taken, *exported.fixed} != {*range(exported.in_spec.num_leaves)} or not exported.fixed.keys().isdisjoint(
+        taken
+    ):
+        raise ValueError("it has arguments that are neither tensors nor constants")
     results = range(len(graph.outputs))
     if len(given) != exported.out_spec.num_leaves or any(at is not None and at not in results for at, _ in given):
         raise ValueError("it gives results that its graph does not have")
@@ -720,22 +1003,71 @@ def _condition(text: str) -> Any:
     return sympy.sympify(text, locals={**names, **ours})
 
 
-def _module(model: Any) -> Any:
+#: Arguments that are no tensors, in a file.
+_CONSTANTS: dict[str, Callable[[Any], Any]] = {
+    "int": int,
+    "float": float,
+    "bool": lambda text: {"True": True, "False": False}[text],
+    "str": str,
+    "NoneType": lambda _: None,
+}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else repr(value)
+
+
+def _constant(name: str, text: Any) -> Any:
+    """An argument that is no tensor, from a file."""
+    return _CONSTANTS[name](str(text))
+
+
+def _outline(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _copies(tree: Any) -> Any:
+    """The same with tensors of their own memory."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    return pytree.tree_map(lambda one: one.clone() if isinstance(one, torch.Tensor) else one, tree)
+
+
+@contextmanager
+def _unchanged(buffers: Sequence[Tensor]) -> Iterator[None]:
+    """Without gradients; what tensors hold and where random numbers are is as before afterwards."""
     import torch
 
-    if isinstance(model, torch.nn.Module):
+    kept = [one.clone() for one in buffers]
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            for one, before in zip(buffers, kept, strict=True):
+                one.copy_(before)
+
+
+def _module(model: Any, names: Sequence[str]) -> Any:
+    """What torch.export takes: a module. Of arguments by name without a parameter of their own, torch opens no sizes: they get one."""
+    import torch
+
+    from layerzero.call_arguments import Signature
+
+    signature = Signature.of(model)
+    if isinstance(model, torch.nn.Module) and all(name in signature.parameters for name in names):
         return model
 
     class Function(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return model(*args, **kwargs)
+            return self.model(*args, **kwargs)
 
+    Function.forward.__signature__ = signature.of_method(names)  # type: ignore[attr-defined]
     return Function()
-
-
-def _parameters(model: Any) -> list[str]:
-    function = getattr(model, "forward", model)
-    return list(inspect.signature(function).parameters)
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -746,12 +1078,18 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def largest_error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """The largest difference of some tensors, each in parts of its largest number."""
+    """The largest difference of some tensors, each in parts of its largest number. Infinite where one has another NaN or infinity."""
     worst = 0.0
     for ours, theirs in zip(found, expected, strict=True):
-        if theirs.is_floating_point() and theirs.numel():
-            difference, size = (ours.double() - theirs.double()).abs().max(), theirs.double().abs().max()
-            worst = max(worst, float(difference / size) if size > 0 else float(difference))
+        if not theirs.is_floating_point() or not theirs.numel():
+            continue
+        ours, theirs = ours.double(), theirs.double()
+        numbers = theirs.isfinite()
+        if not numbers.equal(ours.isfinite()) or not ours[~numbers].nan_to_num().equal(theirs[~numbers].nan_to_num()):
+            return math.inf
+        if numbers.any():
+            difference, size = float((ours - theirs)[numbers].abs().max()), float(theirs[numbers].abs().max())
+            worst = max(worst, difference / size if size > 0 else difference)
     return worst
 
 

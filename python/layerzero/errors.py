@@ -117,6 +117,18 @@ class CapabilitiesError(ConfigurationError):
     """A capabilities document was refused. Its backend is disabled."""
 
 
+class ExportError(LayerZeroError, RuntimeError):
+    """A model that cannot become a graph. ``line`` says where in the model, if that is known."""
+
+    def __init__(self, message: str, *, line: str = "", **rest: str) -> None:
+        super().__init__(f"{message} ({line})" if line else message, **rest)
+        self.line = line
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as data, with the line of the model."""
+        return {**super().to_dict(), "line": self.line}
+
+
 class LayerZeroInternalError(LayerZeroError, RuntimeError):
     """A defect of LayerZero's own."""
 

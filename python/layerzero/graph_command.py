@@ -22,6 +22,12 @@ _MODEL = (
 )
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return int(text)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Prints a graph; gives the exit code."""
     parser = argparse.ArgumentParser(
@@ -42,8 +48,8 @@ def main(arguments: Sequence[str]) -> int:
         default=[],
         help="an input of the model, for example 2x16:int64; once for each input",
     )
-    parser.add_argument("--length", type=int, default=16, help="tokens, for a configuration (16)")
-    parser.add_argument("--layers", type=int, help="only so many layers of a configuration: weights are allocated")
+    parser.add_argument("--length", type=_count, default=16, help="tokens, for a configuration (16)")
+    parser.add_argument("--layers", type=_count, help="only so many layers of a configuration: weights are allocated")
     parser.add_argument("--off", metavar="PASS", action="append", default=[], help="leave out an optimisation pass")
     options = parser.parse_args(arguments)
     loading.load()
@@ -52,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
         compiled = _compiled(options)
         text = compiled.graph("dot" if options.dot or options.svg else "text")
         if drawing:
-            text = subprocess.run([drawing, "-Tsvg"], input=text, capture_output=True, text=True, check=True).stdout
+            text = _drawn(drawing, text)
     except ConfigurationError as error:
         print(error, file=sys.stderr)
         return 2
@@ -60,7 +66,11 @@ def main(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return 1
     if options.output:
-        Path(options.output).write_text(text, encoding="utf-8")
+        try:
+            Path(options.output).write_text(text, encoding="utf-8")
+        except OSError as error:
+            print(f"{options.output} cannot be written: {error.strerror or error}", file=sys.stderr)
+            return 2
     else:
         print(text, end="" if text.endswith("\n") else "\n")
     return 0
@@ -75,6 +85,18 @@ def _drawing_program() -> str:
             hint="install Graphviz, or use --dot and draw it elsewhere",
         )
     return found
+
+
+def _drawn(program: str, text: str) -> str:
+    try:
+        return subprocess.run([program, "-Tsvg"], input=text, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = (getattr(error, "stderr", "") or str(error)).strip().splitlines() or [""]
+        raise ConfigurationError(
+            f"Graphviz could not draw the graph: {said[0]}",
+            code="DRAWING_FAILED",
+            hint="use --dot and draw it elsewhere",
+        ) from error
 
 
 def _compiled(options: argparse.Namespace) -> Any:
@@ -106,17 +128,30 @@ def _member(module: str, member: str) -> tuple[Any, list[Any]]:
         found = importlib.import_module(module)
         for part in member.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:
+        said = (
+            error
+            if isinstance(error, (ImportError, AttributeError, ValueError))
+            else f"{type(error).__name__}: {error}"
+        )
         raise ConfigurationError(
-            f"{module}:{member} cannot be imported: {error}", code="BAD_MODEL", hint="give MODULE:NAME as in an import"
+            f"{module}:{member} cannot be imported: {said}", code="BAD_MODEL", hint="give MODULE:NAME as in an import"
         ) from error
     finally:
-        sys.path.remove("")
+        if "" in sys.path:
+            sys.path.remove("")
     model: Any = found
     if not isinstance(model, torch.nn.Module) and callable(model) and not _needs_arguments(model):
-        model = model()
+        try:
+            model = model()
+        except Exception as error:
+            raise ConfigurationError(
+                f"{module}:{member}() gives no model: {type(error).__name__}: {error}",
+                code="BAD_MODEL",
+                hint="give a function without arguments that gives a module, or a module and its inputs",
+            ) from error
     inputs: list[Any] = []
-    if isinstance(model, tuple):
+    if isinstance(model, tuple) and model:
         model, *inputs = model
         inputs = list(inputs[0]) if len(inputs) == 1 and isinstance(inputs[0], (list, tuple)) else inputs
     if isinstance(model, torch.nn.Module):
@@ -125,7 +160,11 @@ def _member(module: str, member: str) -> tuple[Any, list[Any]]:
 
 
 def _needs_arguments(function: Any) -> bool:
-    parameters = inspect.signature(function).parameters.values()
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        # Built-in functions do not tell. None of them gives a model.
+        return True
     return any(one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters)
 
 

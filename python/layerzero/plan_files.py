@@ -2,7 +2,7 @@
 
 A file is a head and the weights. The weights are mapped into memory, not read, so that several processes share them.
 
-    bytes 0–7     LZPLAN01
+    bytes 0–7     LZPLAN02
     bytes 8–15    length of the head, little-endian
     bytes 16–47   SHA-256 of the head
     head          JSON: the graph, how arguments and results are nested, the machine, and for each weight its name, dtype, shape,
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from layerzero.errors import ConfigurationError
 
-_MAGIC = b"LZPLAN01"
+_MAGIC = b"LZPLAN02"
 _HEAD_AT = 48
 _ALIGN = 64
 #: The longest head: a model has at most some ten thousand nodes of a few hundred bytes.
@@ -103,11 +103,20 @@ def write(path: str | Path, head: dict[str, Any], weights: dict[str, Tensor]) ->
             file.truncate(first + offset)
             file.flush()
             os.fsync(file.fileno())
+        # A temporary file is its owner's alone; this one is as readable as others that the process makes.
+        Path(temporary).chmod(0o666 & ~_umask())
         Path(temporary).replace(target)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
     return target
+
+
+def _umask() -> int:
+    """Which permissions new files do not get. The system has no way to ask without setting it for a moment."""
+    before = os.umask(0o077)
+    os.umask(before)
+    return before
 
 
 def read(path: str | Path, *, verify: bool = True) -> PlanFile:
@@ -120,7 +129,7 @@ def read(path: str | Path, *, verify: bool = True) -> PlanFile:
                 raise _bad(path, "it does not begin as one")
             if start[:8] != _MAGIC:
                 version = start[6:8].decode("ascii", "replace")
-                raise _bad(path, f"its format is version {version}, this LayerZero reads version 01")
+                raise _bad(path, f"its format is version {version}, this LayerZero reads version 02")
             length = int.from_bytes(start[8:16], "little")
             if length > min(size - _HEAD_AT, _LONGEST_HEAD):
                 raise _bad(

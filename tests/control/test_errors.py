@@ -34,6 +34,7 @@ BASES: dict[type[Exception], tuple[type[Exception], ...]] = {
     lz.ConfigurationError: (lz.LayerZeroError, ValueError),
     lz.CapabilitiesError: (lz.ConfigurationError,),
     lz.UntraceableModelError: (lz.LayerZeroError, RuntimeError),
+    lz.ExportError: (lz.LayerZeroError, RuntimeError),
     lz.LayerZeroInternalError: (lz.LayerZeroError, RuntimeError),
 }
 
@@ -122,6 +123,7 @@ RAISED: dict[type[lz.LayerZeroError], tuple[str, Callable[[Kernels], Any]]] = {
     lz.ConfigurationError: ("INVALID_CONFIGURATION", register_twice),
     lz.CapabilitiesError: ("INVALID_CAPABILITIES", lambda k: k.add(broken, max_headdim=3)),
     lz.UntraceableModelError: ("UNTRACEABLE_MODEL", lambda _: lz.dry_run(lambda x: int(x.sum()), X)),
+    lz.ExportError: ("NOT_EXPORTABLE", lambda _: lz.compile(lambda x: x if x.sum() > 0 else -x, X)),
 }
 NOT_RAISED = {
     lz.CudaGraphUnsafeError: "needs a CUDA graph under capture",

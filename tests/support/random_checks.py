@@ -15,8 +15,8 @@ from typing import Any
 import layerzero as lz
 import torch
 from layerzero import _native
+from layerzero.errors import ExportError
 from layerzero.export import Exported
-from layerzero.export.refusals import ExportError
 from random_modules import SIZES, Program, names_in, without_dead_layers, written
 from torch import Tensor, nn
 

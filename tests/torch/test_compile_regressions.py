@@ -8,7 +8,9 @@ import layerzero as lz
 import pytest
 import torch
 from layerzero import _native
+from layerzero.errors import LayerZeroWarning
 from layerzero.export import export
+from layerzero.export.handlers import HANDLERS
 from torch import Tensor, nn
 
 
@@ -95,3 +97,108 @@ def test_a_number_that_only_the_data_knows_is_refused() -> None:
     with pytest.raises(lz.LayerZeroError) as raised:
         lz.compile(lambda x: x * x[0].item(), torch.randn(3))
     assert raised.value.code == "NOT_EXPORTABLE"
+
+
+HALF = torch.float16
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.var(-1),
+        lambda x: x.std(-1, correction=0, keepdim=True),
+        lambda x: torch.var_mean(x, -1),
+        lambda x: torch.log_softmax(x / 60, -1),
+        lambda x: torch.log_softmax(x / 60, -1, dtype=torch.float32),
+        lambda x: torch.linalg.vector_norm(x, dim=-1),
+        lambda x: torch.linalg.vector_norm(x, ord=1, dim=-1),
+    ],
+)
+@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16])
+def test_what_is_between_does_not_overflow(function: Any, dtype: torch.dtype) -> None:
+    """The square of 300 is no float16; sums were rounded several times."""
+    x = (300 + torch.randn(4, 64) * 200).to(dtype)
+    torch.testing.assert_close(lz.compile(function, x)(x), function(x), atol=2e-3, rtol=8e-3 if dtype != HALF else 2e-3)
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16])
+def test_numbers_that_halves_are_compared_with_are_rounded(dtype: torch.dtype) -> None:
+    """0.1 is no half, and was compared as it is."""
+    x = torch.tensor([0.1, 0.0999, 0.1001, -0.1, 3.0]).to(dtype)
+
+    def function(x: Tensor) -> Any:
+        return x == 0.1, x != 0.1, x < 0.1, x <= 0.1, x > 0.1, x >= 0.1, 0.1 >= x, x.clamp(max=0.1) == 0.1
+
+    for found, expected in zip(lz.compile(function, x)(x), function(x), strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("bad", [(0, 3), (0, -4), (2, 0), (-3, 0), (1, 2**40), (-1, 2**40)])
+def test_every_index_is_of_its_own_axis(bad: tuple[int, int]) -> None:
+    """x[0, 3] was x[1, 0]."""
+    x, function = torch.arange(6.0).reshape(2, 3), lambda x, i, j: x[i, j]
+    i, j = torch.tensor([[0], [-1]]), torch.tensor([2, 0, -3])
+    compiled = lz.compile(function, x, i, j)
+    assert torch.equal(compiled(x, i, j), function(x, i, j))
+    i, j = i.clone(), j.clone()
+    i[1, 0], j[1] = bad
+    with pytest.raises((lz.InvalidCallError, IndexError)):
+        compiled(x, i, j)
+    compiled = lz.compile(lambda x, i, j: x[:, i, :, j], torch.randn(2, 3, 4, 5), i * 0, j * 0)
+    x, i, j = torch.randn(2, 3, 4, 5), torch.tensor([[2], [-3]]), torch.tensor([4, -5, 0])
+    assert torch.equal(compiled(x, i, j), x[:, i, :, j])
+
+
+def test_softmax_of_a_row_that_is_all_masked() -> None:
+    """torch's own safe softmax gives 0, and NaN stays NaN."""
+    x = torch.tensor([[1.0, 2.0], [float("-inf")] * 2, [float("nan"), float("-inf")], [float("-inf"), 0.0]])
+    function = lambda x: torch.ops.aten._safe_softmax(x, -1)
+    torch.testing.assert_close(lz.compile(function, x)(x), function(x), equal_nan=True)
+
+
+def test_any_and_all_of_bytes_are_bytes() -> None:
+    x = torch.tensor([[0, 2], [0, 0], [7, 255]], dtype=torch.uint8)
+
+    def function(x: Tensor) -> Any:
+        return x.any(), x.any(-1), x.all(), x.all(0, keepdim=True), x.bool().any(-1)
+
+    for found, expected in zip(lz.compile(function, x)(x), function(x), strict=True):
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("function", "op"),
+    [
+        (lambda x: x.roll(x.shape[0] // 2, 0), "roll"),
+        (lambda x: x.var(0, correction=x.shape[0] - 1), "var"),
+        (lambda x: (x @ x.T).tril(x.shape[0] - 3), "tril"),
+        (lambda x: torch.full_like(x, x.shape[0]), "full_like"),
+    ],
+)
+def test_an_attribute_that_is_a_symbol_leaves_the_operation_to_torch(function: Any, op: str) -> None:
+    """It was said to be an error of torch.export."""
+    rows = torch.export.Dim("rows", min=2, max=64)
+    compiled = lz.compile(function, torch.randn(8, 3), dynamic_shapes=({0: rows},))
+    for n in (8, 5, 30):
+        x = torch.randn(n, 3)
+        torch.testing.assert_close(compiled(x), function(x))
+    assert compiled.report().model_calls == {}
+    assert [name.split(".")[1] for name in compiled.report().torch_calls] == [op]
+
+
+def test_a_handler_that_fails_is_not_torchs_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its operation stays torch's, with a warning that says whose mistake it is."""
+
+    def broken(builder: Any, call: Any, value: Any) -> Any:
+        builder.unary("sin", value)
+        raise ZeroDivisionError("a mistake")
+
+    monkeypatch.setitem(HANDLERS, "aten.sin.default", broken)
+    x = torch.randn(4)
+    with pytest.warns(
+        LayerZeroWarning, match="LayerZero's handler failed, please report it: ZeroDivisionError: a mistake"
+    ):
+        compiled = lz.compile(lambda x: x.sin() * 2, x)
+    torch.testing.assert_close(compiled(x), x.sin() * 2)
+    assert compiled.report().torch_calls == {"aten.sin.default": 1}

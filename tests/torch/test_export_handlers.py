@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from exported_graphs import Function, assert_graph_is, export, operations, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from layerzero.errors import ExportError
 from layerzero.export.handlers import HANDLERS
-from layerzero.export.refusals import ExportError
 from torch import Tensor
 from torch.export import Dim
 

@@ -1,6 +1,7 @@
 """`CompiledModel.generate`: tokens equal those of transformers' own generate, whatever the model, the batch and the padding."""
 
 import gc
+import threading
 import weakref
 
 import layerzero as lz
@@ -259,3 +260,138 @@ def test_the_benchmark_times_the_same_step():
     step, token = DecodeStep(model, 9, layers=2, kv_heads=2, width=8), torch.tensor([[5]])
     with torch.no_grad():
         torch.testing.assert_close(layerzero_step(step, token)(), step(token), atol=1e-4, rtol=1e-4)
+
+
+def test_generating_inside_of_on_token_and_in_threads():
+    model, ours = compiled("gpt2")
+    ids, told = _prompt(1, 4), []
+
+    def again(_):
+        told.append(ours.generate(_prompt(2, 7), 3))
+        ours.decoder().report()
+
+    worker = threading.Thread(target=lambda: told.append(ours.generate(ids, 6, on_token=again)), daemon=True)
+    worker.start()
+    worker.join(60)
+    assert not worker.is_alive(), "deadlock"
+    assert torch.equal(told.pop(), _own(model, ids, 6))
+    assert all(torch.equal(one, _own(model, _prompt(2, 7), 3)) for one in told)
+    expected, found = [_own(model, _prompt(1, n), 8) for n in range(2, 6)], {}
+
+    def work(n):
+        found[n] = [ours.generate(_prompt(1, n), 8) for _ in range(5)]
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(2, 6)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(60)
+    assert all(torch.equal(one, expected[n - 2]) for n, several in found.items() for one in several)
+    assert len(found) == 4
+
+
+def test_answers_leave_the_cache_of_a_text_alone():
+    model, ours = compiled("llama")
+    ids = _prompt(1, 5)
+
+    def ask(_):
+        decoder = ours.decoder()
+        decoder.explain(batch=1, tokens=3, written=9)
+        decoder.profile(batch=1, rounds=2)
+
+    assert torch.equal(ours.generate(ids, 6, on_token=ask), _own(model, ids, 6))
+
+
+def test_ids_are_one_prompt():
+    model, ours = compiled("gpt2")
+    ids = _prompt(1, 5)
+    assert torch.equal(ours.generate(ids[0].tolist(), 4), _own(model, ids, 4))
+
+
+@pytest.mark.parametrize(
+    ("ids", "how", "code"),
+    [
+        ([1.5, 2.0], {}, "BAD_DATA"),
+        ([[1.5, 2.0]], {}, "BAD_DATA"),
+        ([True, False], {}, "BAD_DATA"),
+        ("text", {}, "BAD_DATA"),
+        ([["text"]], {}, "BAD_DATA"),
+        ({"input_ids": [[1, 2]]}, {}, "BAD_DATA"),
+        (7, {}, "BAD_DATA"),
+        ([[]], {}, "WRONG_SHAPE"),
+        ([], {}, "WRONG_SHAPE"),
+        ([[3, 4]], {"num_return_sequences": 0}, "BAD_PARAM"),
+        ([[3, 4]], {"num_return_sequences": True}, "BAD_PARAM"),
+        ([[3, 4]], {"num_return_sequences": 1.5}, "BAD_PARAM"),
+        (torch.tensor([[3, 0, 4]]), {}, "BAD_DATA"),
+    ],
+)
+def test_what_are_no_ids_is_refused(ids, how, code):
+    _, ours = compiled("gpt2")
+    with pytest.raises(InvalidCallError) as raised:
+        ours.generate(ids, 2, **how)
+    assert raised.value.code == code
+    assert raised.value.hint
+
+
+def test_padding_is_as_in_transformers():
+    model, ours = compiled("llama")
+    ids = _prompt(3, 9)
+    ids[0, :2], ids[2, :7] = 0, 0
+    expected = model.generate(ids, max_new_tokens=6, do_sample=False)
+    assert torch.equal(ours.generate(ids, 6), expected)
+    model.generation_config.pad_token_id = 5
+    try:
+        found = ours.generate([[9, 8, 7], [6]], 2)
+        assert found[1, :2].tolist() == [5, 5]
+        plain = ours.generate(_prompt(2, 5), 8)
+        found = ours.generate(_prompt(2, 5), 8, eos_token_id=int(plain[0, 6]))
+        assert found[0, 7:].eq(5).all()
+        # What also ends a text is no padding.
+        with pytest.warns(lz.errors.LayerZeroWarning, match="pads and ends texts"):
+            ours.generate(torch.tensor([[5, 8], [7, 8]]), 2, eos_token_id=5)
+    finally:
+        model.generation_config.pad_token_id = 0
+
+
+def test_generating_follows_the_precision():
+    model, _ = compiled("llama")
+    ours = lz.compile(model, precision="high")
+    ours.generate(_prompt(1, 3), 2)
+    assert ours.decoder().report().precision == "high"
+
+
+def test_generating_follows_changed_weights():
+    model = _made("gpt2")
+    ours, ids = lz.compile(model), _prompt(1, 5)
+    ours.generate(ids, 4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.roll(1))
+    assert torch.equal(ours.generate(ids, 4), _own(model, ids, 4))
+
+
+def test_generating_under_autocast_is_in_the_models_numbers():
+    model = _made("llama")
+    ours, ids = lz.compile(model, weights="bfloat16"), _prompt(1, 5)
+    plain = lz.compile(model)
+    with torch.autocast("cpu"):
+        assert torch.equal(plain.generate(ids, 5), _own_outside(model, ids, 5))
+        ours.generate(ids, 2)
+        assert ours.decoder().report().largest_error < 0.05
+
+
+def _own_outside(model, ids, count):
+    with torch.autocast("cpu", enabled=False):
+        return _own(model, ids, count)
+
+
+def test_a_model_in_training_mode_does_not_generate():
+    model = _made("gpt2")
+    ours = lz.compile(model)
+    ours.generate(_prompt(1, 3), 1)
+    model.train()
+    with pytest.raises(InvalidCallError, match="training mode"):
+        ours.generate(_prompt(1, 3), 1)
+    model.eval()
+    ours.generate(_prompt(1, 3), 1)

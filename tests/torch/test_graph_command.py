@@ -94,6 +94,37 @@ def test_what_cannot_be_found_is_an_error(arguments: list[str], said: str, capsy
     assert said in capsys.readouterr().err
 
 
+def raising() -> nn.Module:
+    """A function that has no model."""
+    raise RuntimeError("no weights here")
+
+
+def test_what_a_users_code_raises_is_told_in_a_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    sys.modules["made_here"] = sys.modules[__name__]
+    (tmp_path / "broken_module.py").write_text("1 +")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        assert show("made_here:raising") == 2
+        assert "gives no model: RuntimeError: no weights here" in capsys.readouterr().err
+        assert show("broken_module:model") == 2
+        assert "cannot be imported: SyntaxError" in capsys.readouterr().err
+        assert show("torch:relu", "--input", "2", "--output", str(tmp_path / "absent" / "graph.txt")) == 2
+        assert "graph.txt cannot be written: No such file" in capsys.readouterr().err
+        assert show("torch:relu", "--input", "2") == 0
+        assert "relu" in capsys.readouterr().out
+    finally:
+        del sys.modules["made_here"]
+        sys.path.remove(str(tmp_path))
+
+
+@pytest.mark.parametrize("option", ["--length", "--layers"])
+def test_counts_are_above_zero(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for count in ("0", "-3", "x"):
+        with pytest.raises(SystemExit):
+            show("gpt2", option, count)
+        assert "is no number above 0" in capsys.readouterr().err
+
+
 def test_a_damaged_plan_is_an_error(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan.write_bytes(plan.read_bytes()[:-1])
     assert show(str(plan)) == 2
@@ -115,6 +146,9 @@ def test_drawing_needs_graphviz(
     monkeypatch.setattr(shutil, "which", lambda _: str(drawing))
     assert show(str(plan), "--svg") == 0
     assert capsys.readouterr().out == "<svg/>\n"
+    drawing.write_text("#!/bin/sh\ncat > /dev/null\necho 'out of paper' >&2\nexit 3\n")
+    assert show(str(plan), "--svg") == 2
+    assert "could not draw the graph: out of paper" in capsys.readouterr().err
 
 
 class _Checked(html.parser.HTMLParser):

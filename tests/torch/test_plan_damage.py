@@ -50,7 +50,7 @@ def with_head(path: Path, change: Any) -> bytes:
     weights = data[-(-(48 + length) // 64) * 64 :]
     changed = change(head)
     text = json.dumps(head if changed is None else changed).encode()
-    start = b"LZPLAN01" + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest() + text
+    start = b"LZPLAN02" + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest() + text
     return start + bytes(-len(start) % 64) + weights
 
 
@@ -192,7 +192,7 @@ def _spoil(tree: Any, rng: random.Random) -> None:
 )
 def test_heads_of_another_form(plan: Path, text: str) -> None:
     data = text.encode("latin-1")
-    start = b"LZPLAN01" + len(data).to_bytes(8, "little") + hashlib.sha256(data).digest() + data
+    start = b"LZPLAN02" + len(data).to_bytes(8, "little") + hashlib.sha256(data).digest() + data
     refused(plan, start + bytes(-len(start) % 64))
 
 

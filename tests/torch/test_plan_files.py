@@ -68,7 +68,7 @@ def test_no_changed_byte_goes_unnoticed(path: Path) -> None:
             plan_files.read(path)
 
 
-@pytest.mark.parametrize("foreign", [b"", b"PK\x03\x04" * 100, b"LZPLAN02" + bytes(200), b"{}" * 40])
+@pytest.mark.parametrize("foreign", [b"", b"PK\x03\x04" * 100, b"LZPLAN01" + bytes(200), b"{}" * 40])
 def test_other_files_are_refused(tmp_path: Path, foreign: bytes) -> None:
     (tmp_path / "foreign").write_bytes(foreign)
     with pytest.raises(ConfigurationError, match="no plan") as raised:

@@ -25,6 +25,7 @@ use crate::host_calls::{Pending, Several};
 use crate::process::detached;
 use crate::tensors::Meta;
 use crate::torch::Torch;
+use crate::written;
 
 /// A graph that was optimised, and is compiled for each size of its inputs at the first use.
 #[pyclass(name = "Session", module = "layerzero._native", frozen)]
@@ -226,8 +227,8 @@ impl PySession {
         // kernel of torch's.
         let reads: SmallVec<[TensorView<'_>; 8]> = given.iter().map(|one| unsafe { one.meta.view() }).collect();
         let mut writes: SmallVec<[TensorViewMut<'_>; 8]> = SmallVec::new();
-        let written = |at: usize| compiled.slots()[at].written;
-        for one in given.iter().enumerate().filter(|(at, _)| written(*at)).map(|(_, one)| one) {
+        let is_written = |at: usize| compiled.slots()[at].written;
+        for one in given.iter().enumerate().filter(|(at, _)| is_written(*at)).map(|(_, one)| one) {
             // SAFETY: as above; the run checks that it overlaps no other tensor of it.
             writes.push(unsafe { one.meta.view_mut() });
         }
@@ -238,7 +239,7 @@ impl PySession {
         let mut free = writes.iter_mut();
         let mut externals: SmallVec<[External<'_>; 12]> = SmallVec::new();
         for at in 0..compiled.slots().len() {
-            externals.push(match written(at) {
+            externals.push(match is_written(at) {
                 true => External::Write(free.next().expect("one for each written slot").as_mut()),
                 false => External::Read(reads[at].as_ref()),
             });
@@ -249,7 +250,12 @@ impl PySession {
             return Err(raised);
         }
         let found = ran.map_err(|why| failed(py, &why))?;
-        drop(given.into_iter().map(|one| one.object));
+        let changed = given.into_iter().enumerate().filter(|(at, _)| is_written(*at)).map(|(_, one)| one.object);
+        let changed: Vec<_> =
+            changed.filter(|object| Torch::known().is_some_and(|torch| torch.is_tensor(object))).collect();
+        if !changed.is_empty() {
+            written::count(py, changed.into_iter())?;
+        }
         Ok((found, fresh))
     }
 }
@@ -346,7 +352,12 @@ impl PySession {
         if !fits || !inputs.iter().all(|input| torch.is_plain(input.as_ptr())) {
             return Ok(None);
         }
-        let given = self.given(&inputs)?;
+        // Autocast, dispatch modes, traces and forward-mode derivatives are the model's own business.
+        if torch.surroundings_on_host().special || torch.is_recording() {
+            return Ok(None);
+        }
+        // Complex, sparse and meta tensors, those of a GPU, and wrappers of torch.func cannot be read: the caller asks again.
+        let Ok(given) = self.given(&inputs) else { return Ok(None) };
         let shapes: SmallVec<[_; 8]> = given.iter().map(|one| (one.meta.dtype, &one.meta.shape[..])).collect();
         let Some(compiled) = self.session.planned(&shapes).filter(|_| given.iter().all(|one| !one.meta.requires_grad))
         else {

@@ -2,7 +2,8 @@
 
 Every peer has a process of its own, because thread pools that spin disturb each other in one process. They take turns: in each
 round, every peer is timed for a moment while the others wait. A number is the median over rounds of the peer's time ÷ the time of
-eager torch in the same round: below 1 is faster. Results are compared with those of eager torch.
+eager torch in the same round: below 1 is faster. Results are compared with those of eager torch. Without eager torch, the first peer
+stands in its place. A peer whose process ends, or takes too long to end, loses its row and nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -51,9 +52,10 @@ class Worker:
         try:
             print(line, file=self._process.stdin, flush=True)
             answer = self._process.stdout.readline()
-        except BrokenPipeError:
+        except OSError:
             answer = ""
-        found: dict[str, Any] = json.loads(answer) if answer else {"error": "the process ended"}
+        # A process that ends in the middle of an answer leaves a part of a line.
+        found: dict[str, Any] = json.loads(answer) if answer.endswith("\n") else {"error": "the process ended"}
         return found
 
     def runs(self) -> bool:
@@ -61,22 +63,39 @@ class Worker:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """Ends the process."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process.wait(timeout=30)
+        """Ends the process, by force if it does not end by itself."""
+        with suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+def divisor(peers: Sequence[str]) -> str:
+    """Whose times the others are divided by, and whose results they are compared with."""
+    return "eager" if "eager" in peers else peers[0] if peers else ""
 
 
 def _row(case: str, tokens: int, workers: Sequence[Worker], rounds: int, seconds: float) -> dict[str, Any]:
     import torch
 
     found: dict[str, dict[str, Any]] = {}
+    first = divisor([worker.peer for worker in workers])
+    # Whom the others are compared with comes first.
+    workers = sorted(workers, key=lambda worker: worker.peer != first)
     with TemporaryDirectory() as folder:
         for number, worker in enumerate(workers):
             found[worker.peer] = worker.ask(f"prepare {case}")
             if "error" not in found[worker.peer]:
                 path = Path(folder) / f"{number}.pt"
-                worker.ask(f"result {path}")
+                if "error" in (answer := worker.ask(f"result {path}")):
+                    found[worker.peer] = answer
+                    continue
                 expected = Path(folder) / "0.pt"
                 if path.exists() and expected.exists():
                     difference = (torch.load(path) - torch.load(expected)).abs().max().item()
@@ -86,8 +105,13 @@ def _row(case: str, tokens: int, workers: Sequence[Worker], rounds: int, seconds
     orders = random.Random(0)
     for _ in range(rounds):
         for worker in orders.sample(ready, len(ready)):
-            times[worker.peer].append(statistics.median(worker.ask(f"time {seconds}")["times_us"]))
-    first = workers[0].peer
+            answer = worker.ask(f"time {seconds}")
+            if "times_us" in answer:
+                times[worker.peer].append(statistics.median(answer["times_us"]))
+            else:
+                found[worker.peer] = {"error": answer.get("error", "no times")}
+                ready.remove(worker)
+                del times[worker.peer]
     for name, of in times.items():
         found[name]["us"] = statistics.median(of)
         if first in times:
@@ -125,6 +149,7 @@ def measure(
         "threads": threads,
         "rounds": rounds,
         "peers": present,
+        "divisor": divisor(present),
         "left_out": left_out,
         "rows": rows,
     }
@@ -152,7 +177,8 @@ def _cell(found: dict[str, Any]) -> str:
 
 
 def _print(result: dict[str, Any]) -> None:
-    print(f"float32, {result['threads']} threads; µs, in brackets ÷ eager torch: below 1 is faster")
+    of = "eager torch" if result["divisor"] == "eager" else result["divisor"]
+    print(f"float32, {result['threads']} threads; µs, in brackets ÷ {of}: below 1 is faster")
     peers = result["peers"]
     rows = [
         [

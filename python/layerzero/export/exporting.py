@@ -13,6 +13,7 @@ import torch
 from torch.export import graph_signature as signatures
 from torch.utils import _pytree as pytree
 
+from layerzero.errors import ExportError, warn
 from layerzero.export import refusals, sizes
 from layerzero.export.building import Builder, Value, dtype_name
 from layerzero.export.handlers import HANDLERS, Call
@@ -56,17 +57,33 @@ class Exported:
     given: list[tuple[int | None, Any]]
     in_spec: Any
     out_spec: Any
+    #: The other flattened arguments, which are no tensors: the graph is the model for these values only.
+    fixed: dict[int, Any] = field(default_factory=dict)
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
         """The inputs of the graph for the arguments of a call, the model's changing tensors behind them."""
         flat, spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
         if spec != self.in_spec:
-            raise refusals.ExportError(
+            raise ExportError(
                 f"the model was exported for arguments {self.in_spec}, and was called with {spec}",
                 code="WRONG_ARGUMENTS",
                 hint="pass arguments of the same structure as the examples, or export it for these",
             )
+        if other := self.differing(flat):
+            raise ExportError(
+                f"the model was exported for other arguments: {other}",
+                code="WRONG_ARGUMENTS",
+                hint="pass the values it was exported for, or export it for these",
+            )
         return [flat[i] for i in self.taken] + self.buffers
+
+    def differing(self, flat: Sequence[Any]) -> str:
+        """Which of the flattened arguments has another value than the one it was exported for; nothing if none has."""
+        for at, value in self.fixed.items():
+            if not same_constant(flat[at], value):
+                given = "a tensor" if isinstance(flat[at], torch.Tensor) else repr(flat[at])
+                return f"argument {at} is {given}, the graph is for {value!r}"
+        return ""
 
     def unflatten(self, results: Sequence[Any]) -> Any:
         """The results of the graph as the model gives them."""
@@ -88,6 +105,11 @@ class Exported:
         return list(dict.fromkeys(call.name for call in self.host_calls.calls))
 
 
+def same_constant(one: Any, other: Any) -> bool:
+    """Whether two arguments that are no tensors are the same to a model: of one type, and of one value to the bit."""
+    return type(one) is type(other) and (repr(one) == repr(other) if isinstance(one, float) else one == other)
+
+
 def export(
     module: torch.nn.Module,
     args: Sequence[Any],
@@ -99,11 +121,10 @@ def export(
 ) -> Exported:
     """Exports a module for example arguments; `dynamic_shapes` as torch.export takes them."""
     if not isinstance(module, torch.nn.Module):
-        raise refusals.ExportError(
-            f"a {type(module).__name__} is no torch.nn.Module", code="NOT_A_MODEL", hint="pass a module"
-        )
+        raise ExportError(f"a {type(module).__name__} is no torch.nn.Module", code="NOT_A_MODEL", hint="pass a module")
     try:
-        with torch.no_grad():
+        # Autocast would become casts of the graph.
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
             program = torch.export.export(
                 module,
                 tuple(args),
@@ -113,12 +134,17 @@ def export(
                 # Comparisons of sizes that torch cannot prove are kept as conditions.
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
-            if (found := _as_it_is(program, name or type(module).__name__)) is not None:
-                return found
-            with warnings.catch_warnings():
-                # torch warns about its own code.
-                warnings.filterwarnings("ignore", category=FutureWarning, message=".*treespec")
-                program = program.run_decompositions(dict(_decompositions()))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except Exception as raised:
+        raise refusals.not_exported(raised) from raised
+    if (found := _as_it_is(program, name or type(module).__name__)) is not None:
+        return found
+    try:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False), warnings.catch_warnings():
+            # torch warns about its own code.
+            warnings.filterwarnings("ignore", category=FutureWarning, message=".*treespec")
+            program = program.run_decompositions(dict(_decompositions()))
     except (KeyboardInterrupt, SystemExit):
         raise
     except Exception as raised:
@@ -134,7 +160,7 @@ def _as_it_is(program: torch.export.ExportedProgram, name: str) -> Exported | No
         return None
     try:
         found = of_program(program, name)
-    except refusals.ExportError:
+    except ExportError:
         return None
     return None if len(found.host_calls) else found
 
@@ -162,6 +188,7 @@ class _Translation:
     hosts: HostCalls = field(default_factory=HostCalls)
     conditions: list[sympy.Basic] = field(default_factory=list)
     taken: list[int] = field(default_factory=list)
+    fixed: dict[int, Any] = field(default_factory=dict)
     #: Inputs that are changed, by what torch calls them.
     changed: dict[str, Value] = field(default_factory=dict)
     buffers: list[torch.Tensor] = field(default_factory=list)
@@ -183,7 +210,7 @@ class _Translation:
 
     def _placeholders(self, nodes: list[torch.fx.Node]) -> None:
         signature = self.program.graph_signature
-        changes = set(signature.buffers_to_mutate.values())
+        changes = _changed(signature)
         flat = 0
         late: list[tuple[torch.fx.Node, str]] = []
         for node, spec in zip(nodes, signature.input_specs, strict=True):
@@ -219,14 +246,14 @@ class _Translation:
                 "pass it as a tensor, or do not name it in dynamic_shapes",
             )
         else:
-            self.known[node] = getattr(spec.arg, "value", None)
+            self.known[node] = self.fixed[at] = getattr(spec.arg, "value", None)
 
     def _tensor(self, target: str) -> torch.Tensor:
         found = self.program.state_dict.get(target)
         if found is None:
             found = self.program.constants[target]
         if not isinstance(found, torch.Tensor):
-            raise refusals.ExportError(
+            raise ExportError(
                 f"the model holds {target}, which is no tensor", code="NOT_EXPORTABLE", hint="replace it by tensors"
             )
         return found
@@ -277,11 +304,35 @@ class _Translation:
                 f"{op} is control flow, which a graph does not have", node, "use torch.where on both results"
             )
         if handler := HANDLERS.get(op):
-            names, given = self._arguments(node)
-            found = handler(self.builder, Call(result, _used(node, result), names), *given)
+            found = self._handled(handler, node, op, result)
             if found is not NotImplemented:
                 return found
         return self._host(node, result)
+
+    def _handled(self, handler: Any, node: torch.fx.Node, op: str, result: Any) -> Any:
+        """What a handler makes of a node; `NotImplemented`, and nothing written, where the node must stay torch's."""
+        names, given = self._arguments(node)
+        written = len(self.builder.nodes)
+        try:
+            found = handler(self.builder, Call(result, _used(node, result), names), *given)
+        except (ExportError, sizes.UnknownSizeError):
+            raise
+        except Exception as raised:  # noqa: BLE001 - told below
+            found = NotImplemented
+            if not any(isinstance(one, sympy.Basic) for one in pytree.tree_leaves(given)):
+                # A graph without this operation is right, and slower.
+                said = (str(raised).strip().splitlines() or [""])[0]
+                warn(
+                    f"{op} stays torch's: LayerZero's handler failed, please report it: {type(raised).__name__}: {said}"
+                )
+        # A size that is a symbol where the operation has a number.
+        symbolic = any(not _is_data(row["attrs"]) for row in self.builder.nodes[written:])
+        if found is NotImplemented or symbolic:
+            for row in self.builder.nodes[written:]:
+                self.builder.names.discard(row["output"])
+            del self.builder.nodes[written:]
+            return NotImplemented
+        return found
 
     def _arguments(self, node: torch.fx.Node) -> tuple[tuple[str, ...], list[Any]]:
         """The names of the arguments of the op's schema, and what they are."""
@@ -327,7 +378,7 @@ class _Translation:
         if node.op == "placeholder":
             signature = self.program.graph_signature
             target = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}.get(node.name)
-            changes = target in signature.buffers_to_mutate.values()
+            changes = target in _changed(signature)
             return None if target is None or changes else self._tensor(target).detach()
         if node.op != "call_function" or str(node.target) not in _VIEWS:
             return None
@@ -381,8 +432,11 @@ class _Translation:
         flat: Any = output.args[0]
         for node, spec in zip(flat, specs, strict=True):
             value = self.known[node] if isinstance(node, torch.fx.Node) else node
-            if spec.kind in (signatures.OutputKind.BUFFER_MUTATION, signatures.OutputKind.USER_INPUT_MUTATION):
+            if spec.kind in _UPDATES:
                 updates.append([self.changed[str(spec.target)].name, value.name])
+            elif spec.kind != signatures.OutputKind.USER_OUTPUT:
+                hint = "a graph gives results and updates tensors: take it out of the model's forward"
+                raise refusals.unsupported(f"the model gives {spec.kind.name} '{spec.target}'", output, hint)
             elif isinstance(value, Value):
                 given.append((len(outputs), None))
                 outputs.append(value.name)
@@ -405,7 +459,30 @@ class _Translation:
             given=given,
             in_spec=self.program.call_spec.in_spec,
             out_spec=self.program.call_spec.out_spec,
+            fixed=self.fixed,
         )
+
+
+def _is_data(value: Any) -> bool:
+    """Whether JSON has it."""
+    if isinstance(value, dict):
+        return all(map(_is_data, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_data, value))
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+#: Outputs of a program that are new contents of tensors.
+_UPDATES = (
+    signatures.OutputKind.BUFFER_MUTATION,
+    signatures.OutputKind.PARAMETER_MUTATION,
+    signatures.OutputKind.USER_INPUT_MUTATION,
+)
+
+
+def _changed(signature: Any) -> set[str]:
+    """The buffers and parameters that a program changes."""
+    return {*signature.buffers_to_mutate.values(), *signature.parameters_to_mutate.values()}
 
 
 def _most(bound: Any) -> int | None:

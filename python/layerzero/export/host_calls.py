@@ -56,7 +56,8 @@ class HostCalls:
 
     def __call__(self, call: int, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """All results of a call, which is made once in a run."""
-        with torch.no_grad():
+        # The casts of autocast, if the model has any, are calls of their own.
+        with torch.no_grad(), torch._C._DisableAutocast():
             results = self.calls[call](inputs)
         several = results if isinstance(results, (tuple, list)) else [results]
         return [one.contiguous() if isinstance(one, torch.Tensor) else None for one in several]

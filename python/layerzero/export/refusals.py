@@ -9,21 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from layerzero.errors import LayerZeroError
+from layerzero.errors import ExportError
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[1])
-
-
-class ExportError(LayerZeroError, RuntimeError):
-    """A model that cannot be exported as a graph. ``line`` says where in the model, if that is known."""
-
-    def __init__(self, message: str, *, line: str = "", **rest: str) -> None:
-        super().__init__(f"{message} ({line})" if line else message, **rest)
-        self.line = line
 
 
 def _is_torchs(file: str) -> bool:

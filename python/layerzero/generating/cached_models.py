@@ -20,6 +20,7 @@ from torch import Tensor
 
 from layerzero.errors import InvalidCallError
 from layerzero.generating.cached_attention import operator
+from layerzero.lifecycle import open_in_forks
 
 #: What transformers calls our attention while a model is exported.
 _NAME = "layerzero_cached"
@@ -170,7 +171,7 @@ class CachedModel(torch.nn.Module):
             raise refused(self.model, "it has layers with a sliding window that they do not tell")
 
 
-_switching = threading.Lock()
+_switching = open_in_forks(threading.Lock())
 
 
 @contextmanager
@@ -194,7 +195,8 @@ def layers_of(model: Any) -> list[LayerCache]:
     from transformers.cache_utils import DynamicCache
 
     cache = DynamicCache()
-    with torch.no_grad():
+    # Under autocast, keys would have another type.
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
         model(input_ids=torch.zeros(1, 1, dtype=torch.int64), past_key_values=cache, use_cache=True)
     found = []
     for layer in cache.layers:

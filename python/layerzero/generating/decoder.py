@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from layerzero.generating.cached_models import (
     refused,
 )
 from layerzero.graph_answers import GraphReport, GraphStep, TimedStep
+from layerzero.lifecycle import open_in_forks
 from layerzero.results import Rows
 
 #: The cache has room for a multiple of so many tokens: a size that is used again has a plan.
@@ -54,22 +57,43 @@ class Decoder:
         self.session, self._host = variant.session, variant.host
         # A pass of the module by itself would need our attention.
         self._compiled._example = None
-        self.lock = threading.Lock()
+        self._lock = open_in_forks(threading.Lock())
         self._cache: list[Tensor] = []
+
+    @contextmanager
+    def taken_cache(self, batch: int, tokens: int) -> Iterator[list[Tensor]]:
+        """Room for so many tokens, which nobody else writes while the block runs. It is kept for the next block."""
+        with self._lock:
+            self.cache(batch, tokens)
+            cache, self._cache = self._cache, []
+        try:
+            yield cache
+        finally:
+            with self._lock:
+                self._cache = cache
 
     def cache(self, batch: int, tokens: int) -> list[Tensor]:
         """Room for so many tokens. The last one is used again where it is large enough."""
+        self.checked(tokens)
+        kept = self._cache
+        if not kept or kept[0].shape[0] != batch or kept[0].shape[2] < tokens:
+            self._cache = self.room(batch, tokens)
+        return self._cache
+
+    def room(self, batch: int, tokens: int) -> list[Tensor]:
+        """New memory for so many tokens."""
+        self.checked(tokens)
+        capacity = min(-(-tokens // _ROOM) * _ROOM, self.most)
+        return [one for layer in self.layers for one in layer.empty(batch, capacity)]
+
+    def checked(self, tokens: int) -> None:
+        """Refuses more tokens than the model has positions for."""
         if tokens > self.most:
             raise InvalidCallError(
                 f"{tokens} tokens do not fit: {type(self.model).__name__} has {self.most} positions",
                 code="TOO_LONG",
                 hint="pass a shorter prompt, or a smaller max_new_tokens",
             )
-        kept = self._cache
-        if not kept or kept[0].shape[0] != batch or kept[0].shape[2] < tokens:
-            capacity = min(-(-tokens // _ROOM) * _ROOM, self.most)
-            self._cache = [one for layer in self.layers for one in layer.empty(batch, capacity)]
-        return self._cache
 
     @property
     def cache_bytes(self) -> int:
@@ -84,10 +108,13 @@ class Decoder:
     def inputs(
         self, batch: int = 1, tokens: int = 1, written: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-        """What :meth:`step` takes for so many new tokens after so many others (127, or as many as fit), all of id 0."""
+        """What :meth:`step` takes for so many new tokens after so many others (127, or as many as fit), all of id 0.
+
+        The cache is a new one.
+        """
         written = min(127, self.most - tokens) if written is None else written
         ids, firsts = (torch.zeros(shape, dtype=torch.int64) for shape in ((batch, tokens), (batch,)))
-        return ids, torch.tensor([written]), firsts, self.cache(batch, written + tokens)
+        return ids, torch.tensor([written]), firsts, self.room(batch, written + tokens)
 
     def report(self, batch: int = 1, tokens: int = 1, written: int | None = None) -> GraphReport:
         """As :meth:`CompiledModel.report`, for a step of these sizes. The error is that of the scores after 16 random tokens."""
@@ -100,8 +127,8 @@ class Decoder:
         tokens = min(16, self.most)
         ids = torch.randint(vocabulary, (1, tokens), generator=torch.Generator().manual_seed(0))
         at, firsts = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-        with self.lock, torch.no_grad():
-            found = self.step(ids, at, firsts, self.cache(1, tokens))
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            found = self.step(ids, at, firsts, self.room(1, tokens))
             expected = self.model(input_ids=ids, use_cache=False).logits[:, -1]
         return compiled_model.largest_error([found], [expected])
 
@@ -156,8 +183,6 @@ def _compiled(
     )
     with our_attention(model):
         module = CachedModel(model).eval()
-        compiled = compiled_model.CompiledModel(
-            module, dynamic_shapes=shapes, tune=how.tune, off=how.off, weights=how.weights, share=share
-        )
+        compiled = compiled_model.CompiledModel(module, dynamic_shapes=shapes, share=share, **asdict(how))
         compiled._prepare(arguments, {})
     return compiled

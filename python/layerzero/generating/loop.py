@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from layerzero.errors import InvalidCallError
+from layerzero.errors import InvalidCallError, warn
 from layerzero.generating.decoder import Decoder
 from layerzero.generating.sampling import Choice
 
@@ -16,16 +17,19 @@ from layerzero.generating.sampling import Choice
 OnToken = Callable[[Tensor], Any]
 
 
-def prompt(input_ids: Any, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def prompt(
+    input_ids: Any, attention_mask: Tensor | None, pad: int | None = None, ending: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Prompts as one tensor (batch, tokens), padded on the left, and how much padding is before each.
 
-    `input_ids` is a tensor, or a list of prompts, each a tensor or a list of ids, of any lengths.
+    `input_ids` is a tensor, or a list of prompts, each a tensor or a list of ids, of any lengths; or a list of ids. Without a mask,
+    the ids `pad` of a tensor are padding, unless `ending` has it too, as in transformers.
     """
     if not isinstance(input_ids, Tensor):
         if attention_mask is not None:
             text = "attention_mask is for a tensor of prompts"
             raise InvalidCallError(text, code="BAD_PARAM", hint="a list of prompts is padded here")
-        return _padded(input_ids)
+        return _padded(input_ids, pad)
     if input_ids.dim() == 1:
         input_ids = input_ids[None]
     if input_ids.dim() != 2 or input_ids.dtype not in (torch.int64, torch.int32) or input_ids.numel() == 0:
@@ -33,7 +37,7 @@ def prompt(input_ids: Any, attention_mask: Tensor | None) -> tuple[Tensor, Tenso
         raise InvalidCallError(text, code="WRONG_SHAPE", hint="pass what the tokenizer gives")
     ids = input_ids.to(torch.int64).contiguous()
     if attention_mask is None:
-        return ids, torch.zeros(ids.shape[0], dtype=torch.int64)
+        return ids, _inferred(ids, pad, ending)
     if attention_mask.shape != ids.shape:
         text = f"attention_mask has shape {list(attention_mask.shape)}, input_ids {list(ids.shape)}"
         raise InvalidCallError(text, code="WRONG_SHAPE", hint="pass both as the tokenizer gives them")
@@ -48,12 +52,52 @@ def prompt(input_ids: Any, attention_mask: Tensor | None) -> tuple[Tensor, Tenso
     return ids, firsts
 
 
-def _padded(prompts: Sequence[Any]) -> tuple[Tensor, Tensor]:
-    rows = [torch.as_tensor(one, dtype=torch.int64).flatten() for one in prompts]
+def _inferred(ids: Tensor, pad: int | None, ending: Tensor | None) -> Tensor:
+    """How much padding is before each prompt of a tensor without a mask."""
+    none = torch.zeros(ids.shape[0], dtype=torch.int64)
+    if pad is None or not bool((ids == pad).any()):
+        return none
+    if ending is not None and pad in ending:
+        if len(ids) > 1 and bool((ids[:, 0] == pad).any()):
+            warn(f"prompts begin with {pad}, which pads and ends texts: it is read as a token. Pass attention_mask")
+        return none
+    kept = ids != pad
+    firsts = ids.shape[1] - kept.sum(-1)
+    if not torch.equal(kept, torch.arange(ids.shape[1]) >= firsts[:, None]) or bool((firsts == ids.shape[1]).any()):
+        raise InvalidCallError(
+            f"prompts have the padding token {pad} elsewhere than at the start, or nothing else",
+            code="BAD_DATA",
+            hint='pad on the left (tokenizer.padding_side = "left"), or pass attention_mask to say that it is a token',
+        )
+    return firsts
+
+
+def _ids(one: Any) -> Tensor:
+    """The ids of a prompt."""
+    try:
+        found = torch.as_tensor(one)
+    except (TypeError, ValueError, RuntimeError) as error:
+        text = f"a prompt is {str(one)[:60]!r}, expected ids"
+        raise InvalidCallError(text, code="BAD_DATA", hint="pass what the tokenizer gives as input_ids") from error
+    if found.numel() and (found.dtype.is_floating_point or found.dtype.is_complex or found.dtype == torch.bool):
+        text = f"a prompt holds {str(found.dtype).removeprefix('torch.')}, expected ids, which are integers"
+        raise InvalidCallError(text, code="BAD_DATA", hint="pass what the tokenizer gives as input_ids")
+    return found.to(torch.int64).flatten()
+
+
+def _padded(prompts: Any, pad: int | None) -> tuple[Tensor, Tensor]:
+    if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
+        text = f"input_ids is a {type(prompts).__name__}, expected ids"
+        raise InvalidCallError(text, code="BAD_DATA", hint="pass a tensor or a list of ids: tokenizer(text).input_ids")
+    prompts = list(prompts)
+    if prompts and all(isinstance(one, Integral) and not isinstance(one, bool) for one in prompts):
+        # One prompt.
+        prompts = [prompts]
+    rows = [_ids(one) for one in prompts]
     if not rows or any(len(row) == 0 for row in rows):
         raise InvalidCallError("there is a prompt without tokens", code="WRONG_SHAPE", hint="pass one token or more")
     most = max(map(len, rows))
-    ids = torch.zeros(len(rows), most, dtype=torch.int64)
+    ids = torch.full((len(rows), most), pad or 0, dtype=torch.int64)
     for row, to in zip(rows, ids, strict=True):
         to[most - len(row) :] = row
     return ids, torch.tensor([most - len(row) for row in rows])
@@ -67,6 +111,16 @@ def ends(model: Any, eos_token_id: int | Sequence[int] | None) -> Tensor:
     if eos_token_id is None:
         return torch.empty(0, dtype=torch.int64)
     return torch.as_tensor(eos_token_id, dtype=torch.int64).flatten()
+
+
+def padding(model: Any, pad_token_id: int | None, ending: Tensor) -> int | None:
+    """The id that pads: the one given, that of the model, or the first one that ends a text."""
+    if pad_token_id is None:
+        own = getattr(model, "generation_config", None) or model.config
+        pad_token_id = getattr(own, "pad_token_id", None)
+    if pad_token_id is None and len(ending):
+        return int(ending[0])
+    return pad_token_id
 
 
 def generate(
@@ -83,13 +137,12 @@ def generate(
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
         text = f"max_new_tokens is {max_new_tokens!r}, expected 0 or more"
         raise InvalidCallError(text, code="BAD_PARAM", hint="pass how many tokens to generate")
-    (batch, length), filled = ids.shape, int(ending[0]) if pad is None and len(ending) else int(pad or 0)
+    (batch, length), filled = ids.shape, int(pad or 0)
     found = torch.full((batch, length + max_new_tokens), filled, dtype=torch.int64)
     found[:, :length] = ids
     if not max_new_tokens:
         return found
-    with decoder.lock, torch.no_grad():
-        cache = decoder.cache(batch, length + max_new_tokens - 1)
+    with decoder.taken_cache(batch, length + max_new_tokens - 1) as cache, torch.no_grad():
         running, new, position = torch.ones(batch, dtype=torch.bool), ids, torch.zeros(1, dtype=torch.int64)
         for at in range(length, length + max_new_tokens):
             scores = decoder.step(new, position, firsts, cache)

@@ -73,7 +73,7 @@ BINARY = {
     "ge.Scalar": "ge",
 }
 LOGICAL = {"logical_and.default": "and", "logical_or.default": "or", "logical_xor.default": "xor"}
-_HALVES = (torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)
 
 
 def result_type(*operands: Value | complex) -> torch.dtype:
@@ -97,7 +97,7 @@ def is_number(operand: Any) -> bool:
 
 def computed_in(dtype: torch.dtype, *operands: Any) -> torch.dtype:
     """float32 for halves where a number would be rounded to them: torch rounds the result only."""
-    if dtype in _HALVES:
+    if dtype in HALVES:
         for one in operands:
             if is_number(one) and torch.tensor(one, dtype=dtype).item() != float(one):
                 return torch.float32
@@ -114,9 +114,13 @@ def operand(builder: Builder, one: Any, dtype: torch.dtype) -> Value:
     return builder.reshape(builder.iota(one, 1, 1, dtype), [])
 
 
+#: Of these torch rounds a number to the type of the tensor first.
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
 def combine(builder: Builder, kind: str, left: Any, right: Any, dtype: torch.dtype) -> Value:
     """A binary function of two sides, computed in a type."""
-    dtype = computed_in(dtype, left, right)
+    dtype = dtype if kind in _COMPARISONS else computed_in(dtype, left, right)
     return builder.binary(kind, operand(builder, left, dtype), operand(builder, right, dtype))
 
 
@@ -134,8 +138,7 @@ def _unary(kind: str) -> Any:
 
 def _binary(kind: str) -> Any:
     def handler(builder: Builder, call: Call, left: Any, right: Any) -> Value:
-        comparison = kind in ("eq", "ne", "lt", "le", "gt", "ge")
-        dtype = operand_type(left, right) if comparison else call.dtype
+        dtype = operand_type(left, right) if kind in _COMPARISONS else call.dtype
         return builder.cast(combine(builder, kind, left, right, dtype), call.dtype)
 
     return handler

@@ -23,6 +23,14 @@ def not_negative(builder: Builder, ids: Value, size: sizes.Size) -> Value:
     return builder.where(below, combine(builder, "add", ids, size, ids.dtype), ids)
 
 
+def _outside(builder: Builder, ids: Value, size: sizes.Size) -> Value:
+    """Where indices that count from the front are none of an axis."""
+    beyond = builder.binary("ge", ids, operand(builder, size, ids.dtype))
+    if ids.name in builder.not_negative:
+        return beyond
+    return builder.binary("or", beyond, builder.binary("lt", ids, builder.number(0, ids.dtype)))
+
+
 @handles("aten.index.Tensor", "aten._unsafe_index.Tensor")
 def index(builder: Builder, call: Call, value: Value, ids: Sequence[Value | None]) -> Any:
     """Elements of some axes together: these axes become one, of which elements are selected by one number."""
@@ -41,11 +49,17 @@ def index(builder: Builder, call: Call, value: Value, ids: Sequence[Value | None
         place = given[0]
     else:
         given = [not_negative(builder, one, n) for one, n in zip(given, indexed, strict=True)]
+        outside = [_outside(builder, one, n) for one, n in zip(given, indexed, strict=True)]
         place = given[0]
         for one, n in zip(given[1:], indexed[1:], strict=True):
             dtype = torch.promote_types(place.dtype, one.dtype)
             scaled = place if n == 1 else combine(builder, "mul", place, n, dtype)
             place = combine(builder, "add", scaled, one, dtype)
+        # One that is outside of its own axis must not reach another row: it becomes one outside of all.
+        wrong = outside[0]
+        for one in outside[1:]:
+            wrong = builder.binary("or", wrong, one)
+        place = builder.where(wrong, operand(builder, sizes.product(indexed), place.dtype), place)
         place = builder.expand(place, places)
     flat = [*value.shape[:first], sizes.product(indexed), *value.shape[first + len(axes) :]]
     value, place = builder.reshape(value, flat), builder.reshape(place, [sizes.product(places)])

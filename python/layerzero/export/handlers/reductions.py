@@ -9,7 +9,7 @@ import torch
 
 from layerzero.export import sizes
 from layerzero.export.building import Builder, Value
-from layerzero.export.handlers.elementwise import operand
+from layerzero.export.handlers.elementwise import HALVES, operand
 from layerzero.export.handlers.registry import Call, handles
 
 #: For each overload: which number. Their arguments are the axes, whether they stay, and a type, or the first of those.
@@ -33,6 +33,11 @@ REDUCTIONS = {
 }
 
 
+def wide(builder: Builder, value: Value) -> Value:
+    """Halves as float32: what is between would overflow, or be rounded more than once."""
+    return builder.cast(value, torch.float32 if value.dtype in HALVES else value.dtype)
+
+
 def axes_of(value: Value, axes: Any) -> list[int]:
     """The axes a call names; all of them if it names none."""
     if axes is None or axes == []:
@@ -46,7 +51,8 @@ def _reduction(kind: str, has_axes: bool) -> Any:
         keepdim = bool(rest[1]) if has_axes and len(rest) > 1 else False
         if kind not in ("any", "all"):
             value = builder.cast(value, call.dtype)
-        return builder.reduce(kind, value, axes, keepdim)
+        # `any` and `all` of uint8 are uint8.
+        return builder.cast(builder.reduce(kind, value, axes, keepdim), call.dtype)
 
     return handler
 
@@ -105,23 +111,25 @@ def variance(builder: Builder, value: Value, axes: Any, correction: float | None
 @handles("aten.var.correction")
 def var(builder: Builder, call: Call, value: Value, axes: Any, correction: Any, keepdim: bool) -> Any:
     """The variance."""
-    return variance(builder, value, axes, correction, keepdim)
+    return builder.cast(variance(builder, wide(builder, value), axes, correction, keepdim), call.dtype)
 
 
 @handles("aten.std.correction")
 def std(builder: Builder, call: Call, value: Value, axes: Any, correction: Any, keepdim: bool) -> Any:
     """The square root of the variance."""
-    return builder.unary("sqrt", variance(builder, value, axes, correction, keepdim))
+    found = variance(builder, wide(builder, value), axes, correction, keepdim)
+    return builder.cast(builder.unary("sqrt", found), call.dtype)
 
 
 @handles("aten.var_mean.correction")
 def var_mean(builder: Builder, call: Call, value: Value, axes: Any, correction: Any, keepdim: bool) -> Any:
     """The variance and the mean."""
+    dtype, value = value.dtype, wide(builder, value)
     mean = builder.reduce("mean", value, axes_of(value, axes), keepdim)
-    return [variance(builder, value, axes, correction, keepdim), mean]
+    return [builder.cast(one, dtype) for one in (variance(builder, value, axes, correction, keepdim), mean)]
 
 
-@handles("aten.softmax.int", "aten._softmax.default", "aten._safe_softmax.default")
+@handles("aten.softmax.int", "aten._softmax.default")
 def softmax(builder: Builder, call: Call, value: Value, axis: int, dtype: Any) -> Any:
     """Shares that sum up to 1."""
     if value.rank == 0:
@@ -130,24 +138,38 @@ def softmax(builder: Builder, call: Call, value: Value, axis: int, dtype: Any) -
     return builder.emit("softmax", [value], call.dtype, value.shape, axis=value.axis(axis))
 
 
+@handles("aten._safe_softmax.default")
+def safe_softmax(builder: Builder, call: Call, value: Value, axis: int, dtype: Any) -> Any:
+    """The same with zeros where everything is minus infinity."""
+    found = softmax(builder, call, value, axis, dtype)
+    if found is NotImplemented:
+        return found
+    value = builder.cast(value, call.dtype)
+    most = builder.reduce("max", value, [value.axis(axis)], True)
+    masked = builder.binary("eq", most, builder.number(float("-inf"), call.dtype))
+    return builder.where(masked, builder.number(0.0, call.dtype), found)
+
+
 @handles("aten.log_softmax.int", "aten._log_softmax.default")
 def log_softmax(builder: Builder, call: Call, value: Value, axis: int, dtype: Any) -> Any:
     """`y - log(sum(exp(y)))` of `y = x - max(x)`."""
-    value = builder.cast(value, call.dtype)
     if value.rank == 0:
         return NotImplemented
+    value = wide(builder, builder.cast(value, call.dtype))
     axes = [value.axis(axis)]
     below = builder.binary("sub", value, builder.reduce("max", value, axes, True))
     total = builder.reduce("sum", builder.unary("exp", below), axes, True)
-    return builder.binary("sub", below, builder.unary("log", total))
+    return builder.cast(builder.binary("sub", below, builder.unary("log", total)), call.dtype)
 
 
 @handles("aten.linalg_vector_norm.default")
 def vector_norm(builder: Builder, call: Call, value: Value, order: float, axes: Any, keepdim: bool) -> Any:
     """The root of the sum of squares; the sum or the greatest of what is left of signs."""
-    value, axes = builder.cast(value, call.dtype), axes_of(value, axes)
+    if order not in (1, 2, float("inf")):
+        return NotImplemented
+    value, axes = wide(builder, builder.cast(value, call.dtype)), axes_of(value, axes)
     if order == 2:
-        return builder.unary("sqrt", builder.reduce("sum", builder.binary("mul", value, value), axes, keepdim))
-    if order in (1, float("inf")):
-        return builder.reduce("sum" if order == 1 else "max", builder.unary("abs", value), axes, keepdim)
-    return NotImplemented
+        found = builder.unary("sqrt", builder.reduce("sum", builder.binary("mul", value, value), axes, keepdim))
+    else:
+        found = builder.reduce("sum" if order == 1 else "max", builder.unary("abs", value), axes, keepdim)
+    return builder.cast(found, call.dtype)

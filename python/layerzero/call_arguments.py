@@ -1,0 +1,211 @@
+"""The arguments of a call of a compiled model: one form for a call, however the caller names its arguments.
+
+A call is known by its *key*: how arguments are nested, dtype and sizes of tensors, type and value of everything else.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+if TYPE_CHECKING:
+    from layerzero.export import Exported
+
+#: Arguments that are no tensors, as torch.export takes them. They are part of what is compiled.
+CONSTANTS = (int, float, bool, str, type(None))
+#: Forms of calls that are remembered.
+_MOST_ORDERS = 256
+
+
+class _UnfitError(Exception):
+    """Arguments that no graph takes. The text says why."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of a call."""
+
+    #: Tensors and constants, in one order.
+    flat: Sequence[Any]
+    #: How they are nested.
+    spec: Any
+    #: What a graph is chosen by.
+    key: tuple[Any, ...]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors."""
+        return [one for one in self.flat if isinstance(one, torch.Tensor)]
+
+
+class Signature:
+    """The parameters of a model, by which arguments are put into one order."""
+
+    def __init__(self, signature: inspect.Signature | None) -> None:
+        self._signature = signature
+        self._orders: dict[tuple[int, tuple[str, ...]], tuple[list[str], list[str]]] = {}
+        self._specs: list[Any] = []
+
+    @classmethod
+    def of(cls, model: Any) -> Signature:
+        """Of a module or a function. Without a signature (built-in functions), arguments stay as they are."""
+        function = model.forward if isinstance(model, torch.nn.Module) else model
+        try:
+            return cls(inspect.signature(function))
+        except (TypeError, ValueError):
+            return cls(None)
+
+    @classmethod
+    def loads(cls, rows: Any) -> Signature:
+        """From :meth:`dumps`. Every parameter may be left out."""
+        if rows is None:
+            return cls(None)
+        kinds = {kind.name: kind for kind in inspect._ParameterKind}
+        parameters = []
+        for name, kind in rows:
+            default = inspect.Parameter.empty if kind.startswith("VAR_") else None
+            parameters.append(inspect.Parameter(str(name), kinds[kind], default=default))
+        return cls(inspect.Signature(parameters))
+
+    def dumps(self) -> list[list[str]] | None:
+        """Names and kinds of the parameters, as data."""
+        if self._signature is None:
+            return None
+        return [[name, one.kind.name] for name, one in self._signature.parameters.items()]
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names that arguments can be given by."""
+        rows = self._signature.parameters.values() if self._signature is not None else ()
+        return [one.name for one in rows if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+
+    def of_method(self, names: Sequence[str]) -> inspect.Signature:
+        """The signature of a method with these parameters, in which each of the names has one."""
+        kinds = inspect.Parameter
+        of_self = [kinds("self", kinds.POSITIONAL_ONLY)]
+        if self._signature is None:
+            own = [kinds("args", kinds.VAR_POSITIONAL)]
+        else:
+            own = [one for one in self._signature.parameters.values() if one.kind != one.VAR_KEYWORD]
+        known = self.parameters
+        return inspect.Signature(
+            [*of_self, *own, *(kinds(name, kinds.KEYWORD_ONLY) for name in names if name not in known)]
+        )
+
+    def arranged(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments as positions as far as there is no gap, the others by name in a fixed order."""
+        if not kwargs or self._signature is None:
+            return tuple(args), dict(kwargs)
+        form = len(args), tuple(kwargs)
+        order = self._orders.get(form)
+        if order is None:
+            if len(self._orders) >= _MOST_ORDERS:
+                self._orders.clear()
+            order = self._orders[form] = self._order(*form)
+        behind, named = order
+        return (*args, *[kwargs[name] for name in behind]), {name: kwargs[name] for name in named}
+
+    def _order(self, positional: int, names: tuple[str, ...]) -> tuple[list[str], list[str]]:
+        """Which named arguments become positions, and the order of the others."""
+        assert self._signature is not None
+        try:
+            bound = self._signature.bind(*[None] * positional, **{name: name for name in names})
+        except TypeError:
+            # The model says so itself.
+            return [], list(names)
+        places = {name: at for at, name in enumerate(self._signature.parameters)}
+        named = sorted(bound.kwargs, key=lambda name: (places.get(name, len(places)), name))
+        return list(bound.args[positional:]), named
+
+    def read(self, args: Sequence[Any], kwargs: Mapping[str, Any], plain: Any = None) -> Call | str:
+        """A call, or why no graph takes it: an argument is neither a plain tensor nor a number, text or None.
+
+        `plain` is how many tensors by position there are and how they are nested, if there is nothing else: then nothing is taken
+        apart.
+        """
+        try:
+            return self._read(args, kwargs, plain)
+        except _UnfitError as error:
+            return str(error)
+
+    def _read(self, args: Sequence[Any], kwargs: Mapping[str, Any], plain: Any) -> Call:
+        if plain is not None and not kwargs and len(args) == plain[0] and all(map(_is_tensor, args)):
+            flat, spec = args, plain[1]
+        else:
+            given, spec = pytree.tree_flatten(self.arranged(args, kwargs))
+            flat = tuple(given)
+        return Call(flat, spec, (self._number(spec), *map(_kind, flat)))
+
+    def _number(self, spec: Any) -> int:
+        """The same number for the same nesting."""
+        for at, known in enumerate(self._specs):
+            if known is spec or known == spec:
+                return at
+        if len(self._specs) >= _MOST_ORDERS:
+            raise _UnfitError(f"arguments were nested in {_MOST_ORDERS} other ways before")
+        self._specs.append(spec)
+        return len(self._specs) - 1
+
+    def places(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int]:
+        """For each flattened argument of the one order: its place among those of the call as it was made."""
+        flat, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        numbered, named = pytree.tree_unflatten(list(range(len(flat))), spec)
+        return [*pytree.tree_leaves(self.arranged(numbered, named))]
+
+    def normal(self, exported: Exported, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exported:
+        """What was exported for a call, as taking arguments in the one order."""
+        if not kwargs:
+            return exported
+        now = {before: at for at, before in enumerate(self.places(args, kwargs))}
+        return replace(
+            exported,
+            in_spec=pytree.tree_flatten(self.arranged(args, kwargs))[1],
+            taken=[now[at] for at in exported.taken],
+            fixed={now[at]: value for at, value in exported.fixed.items()},
+        )
+
+
+class _Leaf:
+    def __repr__(self) -> str:
+        return "·"
+
+
+def nesting(spec: Any) -> str:
+    """How arguments are nested, for people: each of them is a dot."""
+    try:
+        args, kwargs = pytree.tree_unflatten([_Leaf()] * spec.num_leaves, spec)
+        return ", ".join([*map(repr, args), *(f"{name}={one!r}" for name, one in kwargs.items())]) or "none"
+    except Exception:  # noqa: BLE001 - classes of others, which may want their own leaves
+        return f"{spec.num_leaves} in all"
+
+
+def _is_tensor(one: Any) -> bool:
+    return isinstance(one, torch.Tensor)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _kind(one: Any) -> tuple[Any, ...]:
+    """What a graph is chosen by: of a tensor dtype and sizes, of a constant type and value."""
+    if isinstance(one, torch.Tensor):
+        if type(one) not in _PLAIN:
+            raise _UnfitError(f"an argument is a {type(one).__name__}, a graph takes plain tensors")
+        if one.layout is not torch.strided:
+            raise _UnfitError(
+                f"an argument is a {one.layout} tensor, a graph takes dense ones: sparse ones are the model's"
+            )
+        if not one.is_cpu:
+            raise _UnfitError(f"an argument is on {one.device}: its memory cannot be read from the host")
+        if one.is_complex():
+            raise _UnfitError("an argument is complex, a graph holds real numbers")
+        return one.dtype, one.shape
+    if isinstance(one, CONSTANTS):
+        # 0.0 and -0.0 are equal, and NaN differs from itself.
+        return type(one), repr(one) if isinstance(one, float) else one
+    raise _UnfitError(f"an argument is a {type(one).__name__}, a graph takes tensors, numbers, texts and None")
