@@ -3,7 +3,7 @@
 use lz_abi::{KernelError, Tensor, TensorView};
 use serde::{Deserialize, Serialize};
 
-use super::elements::{Number, given, indices_at, try_fill};
+use super::elements::{Number, fill, given, indices_at};
 use super::{Cost, OpDef};
 use crate::ir::{Inputs, Meta, ShapeError};
 
@@ -27,15 +27,20 @@ impl OpDef for Embedding {
 
     fn evaluate(&self, inputs: &[Option<TensorView<'_>>], output: &mut Tensor) -> Result<(), KernelError> {
         let (table, ids) = (given(inputs, 0), given(inputs, 1));
-        try_fill(output, |index| {
-            let (place, column) = index.split_at(index.len() - 1);
-            let (row, rows) = (ids.as_ref().get_int(place), table.shape()[0]);
-            if (0..rows).contains(&row) {
-                return Ok(Number::of(table, &[row, column[0]]));
+        let rows = table.shape()[0];
+        // All of them, also where the result has no elements.
+        for place in lz_abi::indices(ids.shape()) {
+            let value = ids.as_ref().get_int(&place);
+            if !(0..rows).contains(&value) {
+                let expected = format!("a row of a table of {rows}");
+                return Err(KernelError::BadData { input: "indices", at: place.to_vec(), value, expected });
             }
-            let expected = format!("a row of a table of {rows}");
-            Err(KernelError::BadData { input: "indices", at: place.to_vec(), value: row, expected })
-        })
+        }
+        fill(output, |index| {
+            let (place, column) = index.split_at(index.len() - 1);
+            Number::of(table, &[ids.as_ref().get_int(place), column[0]])
+        });
+        Ok(())
     }
 
     fn cost(&self, inputs: Inputs<'_>, output: &Meta) -> Cost {

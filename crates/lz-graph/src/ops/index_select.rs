@@ -4,7 +4,7 @@ use lz_abi::{KernelError, Tensor, TensorView};
 use serde::{Deserialize, Serialize};
 
 use super::OpDef;
-use super::elements::{Number, axis_of, given, index_in, indices_at, try_fill};
+use super::elements::{Number, axis_of, fill, given, index_in, indices_at};
 use crate::ir::{Inputs, Meta, ShapeError};
 
 /// The input at some places along one axis. Negative indices count from the back.
@@ -33,11 +33,15 @@ impl OpDef for IndexSelect {
     fn evaluate(&self, inputs: &[Option<TensorView<'_>>], output: &mut Tensor) -> Result<(), KernelError> {
         let (input, ids) = (given(inputs, 0), given(inputs, 1));
         let axis = axis_of(self.axis, input.shape().len());
-        try_fill(output, |index| {
+        // All of them, also where the result has no elements.
+        let chosen = (0..ids.len() as i64).map(|i| index_in(ids, &[i], input.shape()[axis]));
+        let chosen: Vec<i64> = chosen.collect::<Result<_, _>>()?;
+        fill(output, |index| {
             let mut place = index.to_vec();
-            place[axis] = index_in(ids, &[index[axis]], input.shape()[axis])?;
-            Ok(Number::of(input, &place))
-        })
+            place[axis] = chosen[index[axis] as usize];
+            Number::of(input, &place)
+        });
+        Ok(())
     }
 }
 

@@ -24,14 +24,21 @@ pub(super) fn attention(site: &Site<'_>, op: &Attention) -> Vec<Candidate> {
     if mask.is_some() {
         return Vec::new();
     }
-    // Keys behind the last query count for none.
+    let shift = if op.top_left { 0 } else { keys - queries };
+    let part = |begin: i64, end: i64| [key, value].map(|arg| arg.part(2, begin, end - begin, 1));
+    // Keys behind the last query count for none, and one query has a range of keys.
     if op.top_left && op.causal && op.window.is_none() && queries < keys {
-        let [key, value] = [key, value].map(|arg| arg.part(2, 0, queries, 1));
+        let [key, value] = part(0, queries);
         return called(site, op, [query, &key, &value], None, None);
     }
-    let shift = if op.top_left { 0 } else { keys - queries };
-    let mask = Arg::constant(site.terms.packs.band([queries, keys], shift, op.causal, op.window));
     let open = Attention { causal: false, window: None, ..op.clone() };
+    let begin = op.window.map_or(0, |before| shift.saturating_sub(before).max(0));
+    let end = if op.causal { shift + 1 } else { keys };
+    if queries == 1 && begin < end {
+        let [key, value] = part(begin, end.min(keys));
+        return called(site, &open, [query, &key, &value], None, None);
+    }
+    let mask = Arg::constant(site.terms.packs.band([queries, keys], shift, op.causal, op.window));
     called(site, &open, [query, key, value], Some(&mask), None)
 }
 
@@ -81,7 +88,8 @@ fn called(
     ];
     let layout = Some(if tokens_first { Layout::Bshd } else { Layout::Bhsd });
     let shared = query.shape != key.shape && heads(&query, tokens_first) != heads(&key, tokens_first);
-    let name = match (shared, queries == 1) {
+    // Kernels for one query take no mask.
+    let name = match (shared, queries == 1 && mask.is_none()) {
         (false, false) => "attention.standard.prefill",
         (false, true) => "attention.standard.decode",
         (true, false) => "attention.gqa.prefill",

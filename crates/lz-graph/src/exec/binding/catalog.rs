@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 
+use lz_abi::DType;
 use lz_cpu::Builtin;
 use lz_cpu::primitives::Primitive;
 use lz_model::{BindRules, Catalog, Layout, NamedCall, ParamValue};
@@ -118,25 +119,28 @@ impl Call<'_> {
     }
 }
 
-/// Softmax: over another axis than the last one, of a copy with that axis last.
+/// Softmax: over another axis than the last one of a copy with that axis last, of halves of a copy in float32.
 pub(super) fn softmax(site: &Site<'_>, op: &Softmax) -> Vec<Candidate> {
     let rank = site.output.shape.len();
     let axis = axis_of(op.axis, rank);
-    if axis + 1 == rank {
-        return rows_softmax(site, site.need(0), site.output);
-    }
     let axes: Vec<usize> = (0..rank).filter(|&other| other != axis).chain([axis]).collect();
     let (x, y) = (site.need(0).permuted(&axes), site.output.permuted(&axes));
+    // Native kernels compute halves as float32.
+    let narrow = matches!(x.dtype, DType::F16 | DType::Bf16);
+    if axis + 1 == rank && !narrow {
+        return rows_softmax(site, &x, &y);
+    }
     // Axes of one element may go anywhere.
     let plain = |arg: &Arg| Arg { strides: lz_abi::row_major(&arg.shape), ..arg.clone() };
-    if x.is_row_major() && y.is_row_major() {
+    if x.is_row_major() && y.is_row_major() && !narrow {
         return rows_softmax(site, &plain(&x), &plain(&y));
     }
+    let (dtype, copy) = if narrow { (DType::F32, Primitive::Cast) } else { (x.dtype, Primitive::Copy) };
     let mut sequence = Sequence::new(site.terms);
-    let (from, to) = (sequence.scratch(x.dtype, &x.shape), sequence.scratch(x.dtype, &x.shape));
-    sequence.before(Primitive::Copy, vec![Some(x)], &from, Vec::new());
-    sequence.after(Primitive::Copy, vec![Some(to.clone())], &y, Vec::new());
-    sequence.around(rows_softmax(site, &from, &to), "permuted")
+    let (from, to) = (sequence.scratch(dtype, &x.shape), sequence.scratch(dtype, &x.shape));
+    sequence.before(copy, vec![Some(x)], &from, Vec::new());
+    sequence.after(copy, vec![Some(to.clone())], &y, Vec::new());
+    sequence.around(rows_softmax(site, &from, &to), if narrow { "cast" } else { "permuted" })
 }
 
 /// Softmax over the last axis.

@@ -38,7 +38,7 @@ fn fast(op: &str, attrs: &str, dtype: DType, shapes: &[&[i64]]) -> String {
     let compiled = agrees(&graph, &tensors, tolerance);
     assert_eq!(compiled.failed(), 0, "{:?}", compiled.failures());
     let used = kernels(&compiled).pop().unwrap();
-    assert!(!used.contains("reference"), "{op} {attrs} of {shapes:?}: {used}");
+    assert!(!used.contains("reference") && !used.contains(".ref."), "{op} {attrs} of {dtype}{shapes:?}: {used}");
     used
 }
 
@@ -94,6 +94,37 @@ fn attention_may_be_causal_for_any_numbers_of_queries_and_keys() {
             ] {
                 fast("attention", attrs, DType::F32, &[&q, &k, &k]);
             }
+        }
+    }
+}
+
+/// With a mask or without, for one query or several, in each float that kernels compute with.
+#[test]
+fn common_calls_have_kernels() {
+    for dtype in [DType::F32, DType::F16, DType::Bf16] {
+        let call = |op: &str, attrs: &str, shapes: &[&[i64]]| drop(fast(op, attrs, dtype, shapes));
+        for (queries, heads) in [(1, 2), (1, 4), (7, 2), (7, 4)] {
+            let (q, k) = ([2, heads, queries, 16], [2, 2, 9, 16]);
+            for attrs in ["{}", r#"{"causal": true}"#, r#"{"softcap": 3.0}"#, r#"{"window": 3, "causal": true}"#] {
+                call("attention", attrs, &[&q, &k, &k]);
+            }
+            for mask in [&[queries, 9][..], &[2, 1, queries, 9], &[1, 1, 1, 9], &[2, 1, 1, 9]] {
+                call("attention", "{}", &[&q, &k, &k, mask]);
+            }
+        }
+        call("softmax", r#"{"axis": -1}"#, &[&[4, 9]]);
+        call("rms_norm", r#"{"eps": 0.1}"#, &[&[4, 9], &[9]]);
+        call("layer_norm", r#"{"eps": 0.1}"#, &[&[4, 9], &[9]]);
+        call("add_rms_norm", r#"{"eps": 0.1}"#, &[&[4, 9], &[4, 9], &[9]]);
+        call("gated", r#"{"kind": "silu_mul"}"#, &[&[4, 9], &[4, 9]]);
+        call("rope", "{}", &[&[1, 2, 4, 8], &[4, 4], &[4, 4]]);
+        call("matmul", "{}", &[&[2, 4, 8], &[2, 8, 4]]);
+        call("linear", "{}", &[&[2, 4, 8], &[3, 8]]);
+        call("conv", r#"{"stride": [1], "padding": [0], "dilation": [1], "groups": 1}"#, &[&[2, 4, 8], &[3, 4, 3]]);
+        call("cumsum", r#"{"axis": 1}"#, &[&[2, 4, 8]]);
+        for kind in ["sum", "mean", "max", "prod"] {
+            let attrs = format!(r#"{{"kind": "{kind}", "axes": [1], "keepdim": true}}"#);
+            call("reduce", &attrs, &[&[2, 4, 8]]);
         }
     }
 }
