@@ -10,8 +10,10 @@ import torch
 from layerzero import _native
 from layerzero.errors import LayerZeroWarning
 from layerzero.export import export
+from layerzero.export.exporting import of_program
 from layerzero.export.handlers import HANDLERS
 from torch import Tensor, nn
+from torch.export.graph_signature import OutputKind
 
 
 def same(model: Any, *inputs: Tensor, close: float = 2e-5) -> Any:
@@ -254,3 +256,26 @@ def test_a_handler_that_fails_is_not_torchs_error(monkeypatch: pytest.MonkeyPatc
         compiled = lz.compile(lambda x: x.sin() * 2, x)
     torch.testing.assert_close(compiled(x), x.sin() * 2)
     assert compiled.report().torch_calls == {"aten.sin.default": 1}
+
+
+def test_results_that_a_graph_does_not_have_are_refused() -> None:
+    """They were taken for results of the caller."""
+    program = torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),))
+    program.graph_signature.output_specs[0].kind = OutputKind.LOSS_OUTPUT
+    with pytest.raises(lz.ExportError, match="the model gives LOSS_OUTPUT") as raised:
+        of_program(program, "model")
+    assert raised.value.code == "NOT_EXPORTABLE"
+
+
+def test_the_native_call_leaves_what_it_cannot_read() -> None:
+    """It raised errors, before anybody could have the model run."""
+    compiled = lz.compile(lambda x: x * 2, torch.randn(3))
+    compiled(torch.randn(3))
+    quick = compiled._variants[0].quick
+    assert torch.is_tensor(quick((torch.ones(3),)))
+    for other in (torch.ones(3, dtype=torch.complex64), torch.ones(3, device="meta"), torch.ones(3).to_sparse()):
+        assert quick((other,)) is None
+    with torch.autocast("cpu"):
+        assert quick((torch.ones(3),)) is None
+    with torch.autograd.forward_ad.dual_level():
+        assert quick((torch.ones(3),)) is None
