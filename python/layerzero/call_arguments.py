@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 if TYPE_CHECKING:
@@ -26,8 +27,7 @@ class _UnfitError(Exception):
     """Arguments that no graph takes. The text says why."""
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """The arguments of a call."""
 
     #: Tensors and constants, in one order.
@@ -37,10 +37,23 @@ class Call:
     #: What a graph is chosen by.
     key: tuple[Any, ...]
 
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        """The tensors."""
-        return [one for one in self.flat if isinstance(one, torch.Tensor)]
+
+def surroundings() -> str:
+    """What surrounds this call that only torch's own functions follow; nothing if there is none."""
+    if torch.is_autocast_enabled("cpu"):
+        return "autocast"
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit.trace"
+    if forward_ad._current_level >= 0:
+        return "forward-mode derivatives"
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a transform of torch.func"
+    return "a dispatch mode" if torch._C._len_torch_dispatch_stack() else ""
+
+
+def wants_gradients(flat: Sequence[Any]) -> bool:
+    """Whether a gradient is to be computed for one of some arguments."""
+    return torch.is_grad_enabled() and any(one.requires_grad for one in flat if isinstance(one, torch.Tensor))
 
 
 class Signature:
@@ -134,11 +147,13 @@ class Signature:
             return str(error)
 
     def _read(self, args: Sequence[Any], kwargs: Mapping[str, Any], plain: Any) -> Call:
-        if plain is not None and not kwargs and len(args) == plain[0] and all(map(_is_tensor, args)):
-            flat, spec = args, plain[1]
-        else:
-            given, spec = pytree.tree_flatten(self.arranged(args, kwargs))
-            flat = tuple(given)
+        if plain is not None and not kwargs and len(args) == plain[0]:
+            key = tuple(
+                [(one.dtype, one.shape) for one in args if type(one) in _PLAIN and one.is_cpu and _is_dense(one)]
+            )
+            if len(key) == plain[0]:
+                return Call(args, plain[1], (self._number(plain[1]), *key))
+        flat, spec = pytree.tree_flatten(self.arranged(args, kwargs))
         return Call(flat, spec, (self._number(spec), *map(_kind, flat)))
 
     def _number(self, spec: Any) -> int:
@@ -184,16 +199,19 @@ def nesting(spec: Any) -> str:
         return f"{spec.num_leaves} in all"
 
 
-def _is_tensor(one: Any) -> bool:
-    return isinstance(one, torch.Tensor)
+_PLAIN = frozenset([torch.Tensor, torch.nn.Parameter])
+_STRIDED = torch.strided
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+def _is_dense(one: torch.Tensor) -> bool:
+    return one.layout is _STRIDED and not one.dtype.is_complex
 
 
 def _kind(one: Any) -> tuple[Any, ...]:
     """What a graph is chosen by: of a tensor dtype and sizes, of a constant type and value."""
     if isinstance(one, torch.Tensor):
+        if type(one) in _PLAIN and one.is_cpu and _is_dense(one):
+            return one.dtype, one.shape
         if type(one) not in _PLAIN:
             raise _UnfitError(f"an argument is a {type(one).__name__}, a graph takes plain tensors")
         if one.layout is not torch.strided:
@@ -202,9 +220,7 @@ def _kind(one: Any) -> tuple[Any, ...]:
             )
         if not one.is_cpu:
             raise _UnfitError(f"an argument is on {one.device}: its memory cannot be read from the host")
-        if one.is_complex():
-            raise _UnfitError("an argument is complex, a graph holds real numbers")
-        return one.dtype, one.shape
+        raise _UnfitError("an argument is complex, a graph holds real numbers")
     if isinstance(one, CONSTANTS):
         # 0.0 and -0.0 are equal, and NaN differs from itself.
         return type(one), repr(one) if isinstance(one, float) else one

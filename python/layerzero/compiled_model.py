@@ -198,8 +198,10 @@ class CompiledModel:
         precision: str = "highest",
         share: _native.Session | None = None,
     ) -> None:
-        from layerzero.call_arguments import Signature
+        from layerzero.call_arguments import Signature, surroundings, wants_gradients
 
+        # This module is imported without torch, and a call should not look for them.
+        self._surroundings, self._wants_gradients = surroundings, wants_gradients
         #: The model.
         self.model = model
         self._dynamic_shapes, self._strict = dynamic_shapes, strict
@@ -223,7 +225,8 @@ class CompiledModel:
         watched = self._watched
         if watched is not None and perf_counter() >= watched.next_look:
             self._look(watched)
-        if not kwargs and not getattr(self.model, "training", False):
+        training = getattr(self.model, "training", False)
+        if not kwargs and not training:
             for variant in self._variants:
                 if variant.quick is not None and (found := variant.quick(args)) is not None:
                     self._calls += 1
@@ -231,7 +234,7 @@ class CompiledModel:
         if self._decided is not None:
             self._calls += 1
             return self._decided(*args, **kwargs)
-        if why := self._surroundings():
+        if why := "training mode" if training else self._surroundings():
             return self._left_to_model(_Left(why), args, kwargs)
         # Another thread may call `refresh` meanwhile.
         while not (variants := self._variants):
@@ -242,7 +245,7 @@ class CompiledModel:
         call = self._signature.read(args, kwargs, variants[0].plain)
         if isinstance(call, str):
             return self._left_to_model(_Left("other arguments", call), args, kwargs)
-        if _wants_gradients(call.tensors):
+        if self._wants_gradients(call.flat):
             return self._left_to_model(_Left("gradients", "an input needs gradients"), args, kwargs)
         found = self._by_key.get(call.key)
         if found is None:
@@ -254,23 +257,6 @@ class CompiledModel:
             return self._left_to_model(_SCATTERED, args, kwargs)
         self._calls += 1
         return found.run(inputs)
-
-    def _surroundings(self) -> str:
-        """What surrounds a call that only the model itself follows; nothing if there is none."""
-        import torch
-        from torch.autograd import forward_ad
-
-        if getattr(self.model, "training", False):
-            return "training mode"
-        if torch.is_autocast_enabled("cpu"):
-            return "autocast"
-        if torch._C._get_tracing_state() is not None:
-            return "torch.jit.trace"
-        if forward_ad._current_level >= 0:
-            return "forward-mode derivatives"
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            return "a transform of torch.func"
-        return "a dispatch mode" if torch._C._len_torch_dispatch_stack() else ""
 
     def _look(self, watched: WatchedWeights) -> None:
         """Follows changed weights. While another thread exports the model, nobody waits for that."""
@@ -1091,12 +1077,6 @@ def largest_error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
             difference, size = float((ours - theirs)[numbers].abs().max()), float(theirs[numbers].abs().max())
             worst = max(worst, difference / size if size > 0 else difference)
     return worst
-
-
-def _wants_gradients(inputs: Sequence[Tensor]) -> bool:
-    import torch
-
-    return torch.is_grad_enabled() and any(one.requires_grad for one in inputs)
 
 
 def _line(error: BaseException) -> str:

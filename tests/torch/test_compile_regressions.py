@@ -10,8 +10,10 @@ import torch
 from layerzero import _native
 from layerzero.errors import LayerZeroWarning
 from layerzero.export import export
+from layerzero.export.exporting import of_program
 from layerzero.export.handlers import HANDLERS
 from torch import Tensor, nn
+from torch.export.graph_signature import OutputKind
 
 
 def same(model: Any, *inputs: Tensor, close: float = 2e-5) -> Any:
@@ -133,6 +135,58 @@ def test_numbers_that_halves_are_compared_with_are_rounded(dtype: torch.dtype) -
         assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(lambda y: y + 0.3, lambda y: y - 0.3, lambda y: 0.3 - y),
+        *(
+            lambda y: y * 0.3,
+            lambda y: y / 0.3,
+            lambda y: y // 0.3,
+            lambda y: y % 0.3,
+            lambda y: torch.remainder(0.3, y),
+        ),
+        *(lambda y: torch.div(y, 0.3, rounding_mode="floor"), lambda y: 0.3 / y),
+        *(lambda y: y.clamp(-0.3, 0.3), lambda y: torch.where(y > 0.3, y, 0.3), lambda y: y.masked_fill(y < 0.3, 0.3)),
+        lambda y: torch.nn.functional.leaky_relu(y, 0.3),
+    ],
+)
+@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16])
+def test_halves_and_numbers_are_rounded_where_torch_rounds_them(function: Any, dtype: torch.dtype) -> None:
+    """To the last bit: products and quotients take a number as it is, all others round it first."""
+    x = (torch.randn(2000, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
+    found, expected = lz.compile(function, x)(x), function(x)
+    differing = found != expected
+    assert not differing.any(), (found[differing][:4], expected[differing][:4], x[differing][:4])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y: torch.add(y, y.flip(0), alpha=0.3),
+        lambda y: torch.sub(y, y.flip(0), alpha=0.3),
+        lambda y: torch.rsub(y, y.flip(0), alpha=0.3),
+        lambda y: torch.add(y, 3, alpha=0.3),
+        lambda y: torch.sub(y, 3.3, alpha=3),
+    ],
+)
+@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16])
+def test_sums_of_halves_with_a_factor_are_rounded_once(function: Any, dtype: torch.dtype) -> None:
+    """torch fuses the product and the sum in some places of a vector, so a few bits differ."""
+    x = (torch.randn(2000, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
+    assert (lz.compile(function, x)(x) != function(x)).sum() <= 20
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16])
+def test_powers_of_halves_and_numbers(dtype: torch.dtype) -> None:
+    """1.1 is no half: torch rounds it before."""
+    x = torch.linspace(-8, 8, 400).to(dtype)
+    for function in (lambda y: 1.1**y, lambda y: y.abs() ** 0.3):
+        torch.testing.assert_close(
+            lz.compile(function, x)(x), function(x), atol=0, rtol=2 * torch.finfo(dtype).eps / 1.9
+        )
+
+
 @pytest.mark.parametrize("bad", [(0, 3), (0, -4), (2, 0), (-3, 0), (1, 2**40), (-1, 2**40)])
 def test_every_index_is_of_its_own_axis(bad: tuple[int, int]) -> None:
     """x[0, 3] was x[1, 0]."""
@@ -202,3 +256,26 @@ def test_a_handler_that_fails_is_not_torchs_error(monkeypatch: pytest.MonkeyPatc
         compiled = lz.compile(lambda x: x.sin() * 2, x)
     torch.testing.assert_close(compiled(x), x.sin() * 2)
     assert compiled.report().torch_calls == {"aten.sin.default": 1}
+
+
+def test_results_that_a_graph_does_not_have_are_refused() -> None:
+    """They were taken for results of the caller."""
+    program = torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),))
+    program.graph_signature.output_specs[0].kind = OutputKind.LOSS_OUTPUT
+    with pytest.raises(lz.ExportError, match="the model gives LOSS_OUTPUT") as raised:
+        of_program(program, "model")
+    assert raised.value.code == "NOT_EXPORTABLE"
+
+
+def test_the_native_call_leaves_what_it_cannot_read() -> None:
+    """It raised errors, before anybody could have the model run."""
+    compiled = lz.compile(lambda x: x * 2, torch.randn(3))
+    compiled(torch.randn(3))
+    quick = compiled._variants[0].quick
+    assert torch.is_tensor(quick((torch.ones(3),)))
+    for other in (torch.ones(3, dtype=torch.complex64), torch.ones(3, device="meta"), torch.ones(3).to_sparse()):
+        assert quick((other,)) is None
+    with torch.autocast("cpu"):
+        assert quick((torch.ones(3),)) is None
+    with torch.autograd.forward_ad.dual_level():
+        assert quick((torch.ones(3),)) is None

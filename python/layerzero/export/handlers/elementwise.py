@@ -96,7 +96,7 @@ def is_number(operand: Any) -> bool:
 
 
 def computed_in(dtype: torch.dtype, *operands: Any) -> torch.dtype:
-    """float32 for halves where a number would be rounded to them: torch rounds the result only."""
+    """float32 for halves where a number would be rounded to them: of products and quotients torch rounds the result only."""
     if dtype in HALVES:
         for one in operands:
             if is_number(one) and torch.tensor(one, dtype=dtype).item() != float(one):
@@ -114,13 +114,15 @@ def operand(builder: Builder, one: Any, dtype: torch.dtype) -> Value:
     return builder.reshape(builder.iota(one, 1, 1, dtype), [])
 
 
-#: Of these torch rounds a number to the type of the tensor first.
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+#: Of halves and a number, torch computes these with the number as it is. For all others it rounds the number to the half first.
+_EXACT_NUMBERS = ("mul", "div", "floor_div")
 
 
 def combine(builder: Builder, kind: str, left: Any, right: Any, dtype: torch.dtype) -> Value:
     """A binary function of two sides, computed in a type."""
-    dtype = dtype if kind in _COMPARISONS else computed_in(dtype, left, right)
+    if kind in _EXACT_NUMBERS:
+        dtype = computed_in(dtype, left, right)
     return builder.binary(kind, operand(builder, left, dtype), operand(builder, right, dtype))
 
 
@@ -181,6 +183,13 @@ def dropout(builder: Builder, call: Call, value: Value, p: float, train: bool) -
 @handles("aten.add.Tensor", "aten.add.Scalar", "aten.sub.Tensor", "aten.sub.Scalar")
 def add(builder: Builder, call: Call, left: Any, right: Any, alpha: Any, kind: str = "add") -> Value:
     """`left ± alpha · right`."""
+    if alpha != 1 and call.dtype in HALVES:
+        # Numbers are rounded, and the result; the product is not.
+        if is_number(alpha):
+            alpha = torch.tensor(alpha, dtype=call.dtype).item()
+        left, right = (operand(builder, operand(builder, one, call.dtype), torch.float32) for one in (left, right))
+        right = combine(builder, "mul", right, alpha, torch.float32)
+        return builder.cast(builder.binary(kind, left, right), call.dtype)
     if alpha != 1:
         right = right * alpha if is_number(right) else combine(builder, "mul", right, alpha, call.dtype)
     return builder.cast(combine(builder, kind, left, right, call.dtype), call.dtype)
