@@ -60,7 +60,9 @@ def test_empty_tensors() -> None:
         (lambda q, k: F.scaled_dot_product_attention(q, k, k, is_causal=True), [(2, 3, 9, 16), (2, 3, 5, 16)]),
     ],
 )
-def test_no_common_call_is_left_to_its_reference(function: Callable[..., Tensor], shapes: list[tuple[int, ...]]) -> None:
+def test_no_common_call_is_left_to_its_reference(
+    function: Callable[..., Tensor], shapes: list[tuple[int, ...]]
+) -> None:
     """They had no kernel of their own, or one that is used only where torch's is not faster."""
     inputs = [torch.randn(shape) for shape in shapes]
     made = session(Made(function), *inputs)
@@ -138,3 +140,15 @@ answer(codes)
 def test_a_child_process_compiles_whatever_its_parent_compiled() -> None:
     """A lock that another thread held at the fork stayed locked in the child."""
     assert answer(_FORKS) == [0] * 20
+
+
+def test_integers_keep_all_their_digits() -> None:
+    """Hashes of ids: products that wrap, and constants beyond what a float64 holds."""
+    ids = torch.arange(6).reshape(2, 3)
+
+    def hashed(x: Tensor) -> Tensor:
+        return x * 6364136223846793005 + torch.full((3,), 2**60 + 1, dtype=torch.int64) + torch.arange(3) * (2**53 + 1)
+
+    exported = export(Made(hashed), (ids,))
+    made = _native.Session(_native.Graph.from_document(exported.document, exported.constants), threads=1)
+    assert torch.equal(made.run([ids])[0], hashed(ids))

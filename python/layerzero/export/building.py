@@ -40,7 +40,9 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def number(value: float) -> float | str:
-    """A number as JSON has it; infinities are texts."""
+    """A number as JSON has it: integers with all their digits; infinities are texts."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
     value = float(value)
     return value if math.isfinite(value) else "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
 
