@@ -21,6 +21,7 @@ def bench() -> ModuleType:
     return module
 
 
+@pytest.mark.slow  # two minutes: models are compiled for every step
 def test_every_variant_runs_every_step(bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "models.json"
     bench.main(["--tiny", "--device", "cpu", "--compile-seconds", "0", "--rounds", "1", "--json", str(file)])

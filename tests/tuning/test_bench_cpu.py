@@ -43,6 +43,15 @@ def test_both_sides_of_every_row_compute_the_same(monkeypatch: pytest.MonkeyPatc
     assert found == {(dtype, function) for dtype in cpu.DTYPES for function in functions}
 
 
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One small vocabulary, and kinds of calls that are not asked for left out: making their numbers takes seconds."""
+    monkeypatch.setattr(cpu, "VOCABULARIES", (300,))
+    for name in ("LINEARS", "PRODUCTS", "QUANTIZED", "DECODES", "PREFILLS"):
+        monkeypatch.setattr(cpu, name, ())
+
+
+@pytest.mark.usefixtures("small")
 def test_the_command_prints_rows_of_the_functions_that_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert cpu.main(["--json", "--rounds", "1", "--functions", "embedding"]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -87,6 +96,7 @@ def test_peers_compute_the_same_and_take_turns(
     assert "no peer is called blis; there are mkl, onednn, openvino" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("small")
 def test_a_backend_can_be_preferred(capsys: pytest.CaptureFixture[str]) -> None:
     assert cpu.main(["--json", "--rounds", "1", "--functions", "sample_topk", "--prefer", "lz_cpu"]) == 0
     result = json.loads(capsys.readouterr().out)
