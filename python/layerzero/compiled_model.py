@@ -18,7 +18,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from time import perf_counter
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from layerzero import _native, deciding, loading
 from layerzero.errors import ConfigurationError, ExportError, InvalidCallError, LayerZeroError, warn
 from layerzero.graph_answers import GraphReport, GraphStep, TimedStep
+from layerzero.graph_variants import How, Left, Variant, outline
 from layerzero.lifecycle import open_in_forks
 from layerzero.results import Rows, rows
 
@@ -34,145 +35,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from layerzero.call_arguments import Call
-    from layerzero.export import Exported
     from layerzero.generating import Decoder
     from layerzero.watched_weights import WatchedWeights
 
 #: How often a model is exported for sizes that do not fit what was exported before.
-_MOST_EXPORTS = 8
+MOST_EXPORTS = 8
 #: What weights can be rounded to.
 _NARROW = ("bfloat16", "int8", "int4")
-
-
-@dataclass(frozen=True)
-class _How:
-    """How graphs are compiled."""
-
-    tune: bool = False
-    off: tuple[str, ...] = ()
-    weights: str | None = None
-    precision: str = "highest"
-
-
-class _Variant:
-    """A model exported for some sizes, or ranges of them, and for the values of its arguments that are no tensors."""
-
-    def __init__(
-        self, exported: Exported, example: Sequence[Tensor], how: _How, share: _native.Session | None = None
-    ) -> None:
-        import torch
-
-        self.exported, self.how = exported, how
-        self.graph = _native.Graph.from_document(exported.document, exported.constants)
-        self.session = _native.Session(
-            self.graph,
-            threads=torch.get_num_threads(),
-            off=list(how.off),
-            tune=how.tune,
-            weights=how.weights or "float32",
-            precision=how.precision,
-            share=share,
-        )
-        self.host = exported.host_calls if len(exported.host_calls) else None
-        updated = set(self.graph.updates)
-        #: Which inputs are written in their places.
-        self.written = [at for at, (name, _, _) in enumerate(self.graph.inputs) if name in updated]
-        #: Inputs of the sizes it was first made for: what `steps` shows without others.
-        self.example = list(example)
-        positional, named = _parts(exported.in_spec)
-        plain = exported.taken == list(range(positional.num_leaves)) and named.num_leaves == 0
-        plain = plain and all(part.is_leaf() for part in _parts(positional))
-        #: How many arguments there are and how they are nested, where all are tensors by position.
-        self.plain = (len(exported.taken), exported.in_spec) if plain else None
-        self.single = exported.given == [(0, None)] and exported.out_spec.is_leaf()
-        #: A call in native code alone, or nothing where it cannot be one.
-        self.quick = self.session.quick if plain and self.single and self.host is None else None
-
-    def anew(self, share: _native.Session | None) -> _Variant:
-        """The same with weights read again, where they lie as they did."""
-        return _Variant(self.exported, self.example, self.how, share)
-
-    def inputs(self, call: Call) -> list[Tensor]:
-        """The inputs of the graph, from the arguments of a call that it takes."""
-        return [*[call.flat[at] for at in self.exported.taken], *self.exported.buffers]
-
-    def run(self, inputs: list[Tensor]) -> Any:
-        """A call."""
-        results = self.session.run(inputs, self.host)
-        return results[0] if self.single else self.exported.unflatten(results)
-
-    def copied(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Inputs of which a run changes nothing but copies."""
-        import torch
-
-        found = list(inputs)
-        for at in self.written:
-            found[at] = found[at].clone(memory_format=torch.contiguous_format)
-        return found
-
-    def laid(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Inputs as a plan is made for them, which is not run."""
-        found = list(inputs)
-        for at in self.written:
-            found[at] = found[at].contiguous()
-        return found
-
-    def serves(self, other: _Variant) -> bool:
-        """Whether it serves the first call of another export."""
-        from layerzero.export import same_constant
-
-        mine, theirs = self.exported, other.exported
-        alike = (
-            mine.in_spec == theirs.in_spec and mine.taken == theirs.taken and mine.fixed.keys() == theirs.fixed.keys()
-        )
-        values = ((value, theirs.fixed.get(at)) for at, value in mine.fixed.items())
-        return alike and all(same_constant(*pair) for pair in values) and not self.fits(other.example)
-
-    def takes(self, call: Call) -> str:
-        """Why it cannot serve arguments of this nesting and these values; nothing if it can, for some sizes."""
-        from layerzero.call_arguments import nesting
-
-        if call.spec != self.exported.in_spec:
-            return (
-                f"other arguments: the graph is for {nesting(self.exported.in_spec)}, the call has {nesting(call.spec)}"
-            )
-        names = [name for name, _, _ in self.graph.inputs]
-        for at, name in zip(self.exported.taken, names, strict=False):
-            if not hasattr(call.flat[at], "shape"):
-                return f"'{name}' is a {type(call.flat[at]).__name__}, the graph takes a tensor"
-        return self.exported.differing(call.flat)
-
-    def fits(self, inputs: Sequence[Tensor]) -> str:
-        """Why it cannot serve inputs of these sizes; nothing if it can."""
-        symbols: dict[str, int] = {}
-        for tensor, (name, dtype, shape) in zip(inputs, self.graph.inputs, strict=True):
-            if str(tensor.dtype) != f"torch.{dtype}" or tensor.dim() != len(shape):
-                given = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-                return f"'{name}' is {given}, the graph takes {dtype}[{', '.join(map(str, shape))}]"
-            for size, wanted in zip(tensor.shape, shape, strict=True):
-                if isinstance(wanted, int):
-                    if size != wanted:
-                        return f"'{name}' has a size of {size} where the graph has {wanted}"
-                elif wanted.isidentifier() and symbols.setdefault(wanted, size) != size:
-                    return f"'{name}' has a size of {size} where another is {symbols[wanted]}"
-        for name, least, most in self.graph.symbols:
-            if name in symbols and not least <= symbols[name] <= (most or symbols[name]):
-                return f"a size is {symbols[name]}, exported for {least} to {most}"
-        violated = self.exported.violated(symbols)
-        return f"{violated[0]} does not hold" if violated else ""
-
-
-@dataclass(frozen=True)
-class _Left:
-    """Why calls are left to the model."""
-
-    #: What they are counted as.
-    kind: str
-    #: What is said of the first one.
-    detail: str = ""
-
-
-_SCATTERED = _Left("other arguments", "a tensor that the model changes is not contiguous")
+_SCATTERED = Left("other arguments", "a tensor that the model changes is not contiguous")
 
 
 class CompiledModel:
@@ -205,11 +75,11 @@ class CompiledModel:
         #: The model.
         self.model = model
         self._dynamic_shapes, self._strict = dynamic_shapes, strict
-        self._how, self._share = _How(tune, tuple(off), weights, precision), share
+        self._how, self._share = How(tune, tuple(off), weights, precision), share
         self._lock = open_in_forks(threading.RLock())
         self._signature = Signature.of(model)
-        self._variants: list[_Variant] = []
-        self._by_key: dict[tuple[Any, ...], _Variant | _Left] = {}
+        self._variants: list[Variant] = []
+        self._by_key: dict[tuple[Any, ...], Variant | Left] = {}
         self._calls, self._left = 0, Counter[str]()
         self._told: set[str] = set()
         self._decided: deciding.Plan | None = None
@@ -235,7 +105,7 @@ class CompiledModel:
             self._calls += 1
             return self._decided(*args, **kwargs)
         if why := "training mode" if training else self._surroundings():
-            return self._left_to_model(_Left(why), args, kwargs)
+            return self._left_to_model(Left(why), args, kwargs)
         # Another thread may call `refresh` meanwhile.
         while not (variants := self._variants):
             self._prepare(args, kwargs)
@@ -244,13 +114,13 @@ class CompiledModel:
                 return self._decided(*args, **kwargs)
         call = self._signature.read(args, kwargs, variants[0].plain)
         if isinstance(call, str):
-            return self._left_to_model(_Left("other arguments", call), args, kwargs)
+            return self._left_to_model(Left("other arguments", call), args, kwargs)
         if self._wants_gradients(call.flat):
-            return self._left_to_model(_Left("gradients", "an input needs gradients"), args, kwargs)
+            return self._left_to_model(Left("gradients", "an input needs gradients"), args, kwargs)
         found = self._by_key.get(call.key)
         if found is None:
             found = self._found(call, args, kwargs)
-        if isinstance(found, _Left):
+        if isinstance(found, Left):
             return self._left_to_model(found, args, kwargs)
         inputs = found.inputs(call)
         if found.written and not all(inputs[at].is_contiguous() for at in found.written):
@@ -266,7 +136,7 @@ class CompiledModel:
             if watched is not self._watched or not (how := watched.look()):
                 return
             if how == "in place":
-                anew: list[_Variant] = []
+                anew: list[Variant] = []
                 for one in self._variants:
                     anew.append(one.anew(anew[0].session if anew else None))
                 self._variants = anew
@@ -310,7 +180,7 @@ class CompiledModel:
             warn(f"{', '.join(unused)}: for graphs on the CPU only, without effect for inputs on {device}")
         self._decided = deciding.decide(self.model, *args, **kwargs)
 
-    def _exported(self, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> _Variant:
+    def _exported(self, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> Variant:
         from layerzero.export import export
         from layerzero.export.refusals import line_of_definition
 
@@ -338,11 +208,11 @@ class CompiledModel:
             self._look(self._watched)
         example = exported.flatten(args, kwargs)
         exported = self._signature.normal(exported, args, kwargs)
-        variant = _Variant(exported, example, self._how, self._shared())
+        variant = Variant(exported, example, self._how, self._shared())
         self._watch([*self._variants, variant])
         return variant
 
-    def _watch(self, variants: Sequence[_Variant]) -> None:
+    def _watch(self, variants: Sequence[Variant]) -> None:
         """Remembers the weights as they are now."""
         from layerzero.watched_weights import WatchedWeights
 
@@ -356,7 +226,7 @@ class CompiledModel:
             return self._variants[0].session
         return self._decoder.session if self._decoder is not None else self._share
 
-    def _found(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Variant | _Left:
+    def _found(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant | Left:
         """Who serves a call that was not seen before."""
         with self._lock:
             found = self._by_key.get(call.key)
@@ -367,7 +237,7 @@ class CompiledModel:
                 self._by_key[call.key] = found
             return found
 
-    def _serving(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Variant | _Left:
+    def _serving(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant | Left:
         """An export there is, or a new one whose sizes are symbols where they differ."""
         alike, why = False, ""
         for variant in self._variants:
@@ -379,9 +249,9 @@ class CompiledModel:
                 return variant
         kind = "sizes outside of what was exported" if alike else "arguments outside of what was exported"
         if self.model is None or (alike and self._dynamic_shapes is not None):
-            return _Left(kind, f"{why}, which it was not compiled for")
-        if len(self._variants) >= _MOST_EXPORTS:
-            return _Left(kind, f"{why}, and it was exported {_MOST_EXPORTS} times")
+            return Left(kind, f"{why}, which it was not compiled for")
+        if len(self._variants) >= MOST_EXPORTS:
+            return Left(kind, f"{why}, and it was exported {MOST_EXPORTS} times")
         shapes = self._dynamic_shapes
         if shapes is None:
             shapes = self._open_sizes(call, args, kwargs)
@@ -392,7 +262,7 @@ class CompiledModel:
                 variant = self._exported(args, kwargs, None)
             except LayerZeroError as error:
                 # The model may refuse the call too, and then says so itself.
-                return _Left(kind, error.message)
+                return Left(kind, error.message)
         self._variants = [*self._variants, variant]
         return variant
 
@@ -426,7 +296,7 @@ class CompiledModel:
         positional, named = pytree.tree_unflatten(given, spec)
         return dict(inspect.signature(_module(self.model, [*kwargs]).forward).bind(*positional, **named).arguments)
 
-    def _left_to_model(self, why: _Left, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _left_to_model(self, why: Left, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._left[why.kind] += 1
         found = self.model(*args, **kwargs)
         if why.kind not in self._told:
@@ -508,7 +378,7 @@ class CompiledModel:
             self._decoder, self._error, self._watched = None, None, None
             self._by_key.clear()
 
-    def _variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Variant, list[Tensor]]:
+    def _variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, list[Tensor]]:
         """The graph for some arguments, and its inputs. It is made where it is not there yet, and not run."""
         if not self._variants and self._decided is None and (args or kwargs):
             self._prepare(args, kwargs)
@@ -527,8 +397,8 @@ class CompiledModel:
         if not (args or kwargs):
             return self._variants[0], self._variants[0].example
         call = self._signature.read(args, kwargs, self._variants[0].plain)
-        found = _Left("other arguments", call) if isinstance(call, str) else self._found(call, args, kwargs)
-        if isinstance(found, _Left):
+        found = Left("other arguments", call) if isinstance(call, str) else self._found(call, args, kwargs)
+        if isinstance(found, Left):
             raise InvalidCallError(
                 f"the model runs by itself for these inputs: {found.detail}",
                 code="WRONG_INPUT",
@@ -676,7 +546,7 @@ class CompiledModel:
         if left_out := [one for one in self._variants if not variant.serves(one)]:
             warn(
                 f"the file of {self._name} has one of its {len(self._variants)} exports, which does not serve "
-                f"{'; '.join(', '.join(map(_outline, one.example)) for one in left_out)}. Name sizes that differ in dynamic_shapes"
+                f"{'; '.join(', '.join(map(outline, one.example)) for one in left_out)}. Name sizes that differ in dynamic_shapes"
             )
         if len(exported.host_calls):
             raise InvalidCallError(
@@ -767,7 +637,7 @@ class LoadedModel(CompiledModel):
     def _name(self) -> str:
         return self._written
 
-    def _left_to_model(self, why: _Left, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _left_to_model(self, why: Left, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise InvalidCallError(
             f"this plan cannot serve the call: {why.detail or why.kind}",
             code="WRONG_INPUT",
@@ -782,7 +652,7 @@ class LoadedModel(CompiledModel):
         memo[id(self)] = copied
         before = self._variants[0]
         exported = replace(before.exported, buffers=[one.clone() for one in before.exported.buffers])
-        copied._variants = [_Variant(exported, before.example, before.how, before.session)]
+        copied._variants = [Variant(exported, before.example, before.how, before.session)]
         copied._written, copied._signature = self._written, self._signature
         return copied
 
@@ -795,12 +665,6 @@ class LoadedModel(CompiledModel):
     def refresh(self) -> None:
         """Not for models from files: their weights are in the file."""
         raise InvalidCallError("a plan from a file has no model", code="WRONG_INPUT", hint="compile the model again")
-
-
-def _parts(spec: Any) -> list[Any]:
-    """What a nested structure holds, as torch 2.10 and later tell it."""
-    found: list[Any] = spec.children() if hasattr(spec, "children") else spec.children_specs
-    return found
 
 
 @cache
@@ -905,14 +769,14 @@ def load_plan(path: str | Path, *, verify: bool = True) -> CompiledModel:
             fixed={int(at): _constant(str(name), text) for at, name, text in head["fixed"]},
         )
         example = [torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for dtype, shape in head["examples"]]
-        how = _How(
+        how = How(
             tune=bool(head["tune"]),
             off=tuple(str(one) for one in head["off"]),
             weights=head.get("numbers"),
             precision=head.get("precision", "highest"),
         )
         loaded = LoadedModel(None, dynamic_shapes=(), **asdict(how))
-        loaded._variants = [_Variant(exported, _zeros(example), how)]
+        loaded._variants = [Variant(exported, _zeros(example), how)]
         loaded._written = str(head["model"])
         loaded._signature = Signature.loads(head["parameters"])
         _checked(loaded._variants[0])
@@ -933,7 +797,7 @@ def load_plan(path: str | Path, *, verify: bool = True) -> CompiledModel:
     return loaded
 
 
-def _checked(variant: _Variant) -> None:
+def _checked(variant: Variant) -> None:
     """Checks that arguments, results and examples are those of the graph."""
     exported, graph = variant.exported, variant.graph
     taken, given = exported.taken, exported.given
@@ -1006,10 +870,6 @@ def _text(value: Any) -> str:
 def _constant(name: str, text: Any) -> Any:
     """An argument that is no tensor, from a file."""
     return _CONSTANTS[name](str(text))
-
-
-def _outline(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def _copies(tree: Any) -> Any:

@@ -79,7 +79,7 @@ def test_too_many_values_are_the_models_with_a_warning() -> None:
     for value in range(9, 12):
         assert torch.equal(silent(lambda v=value: compiled(x, v)), x * value)
     report = compiled.report()
-    assert report.exports == compiled_model._MOST_EXPORTS
+    assert report.exports == compiled_model.MOST_EXPORTS
     assert report.model_calls == {"arguments outside of what was exported": 4}
 
 

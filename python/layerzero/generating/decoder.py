@@ -22,6 +22,7 @@ from layerzero.generating.cached_models import (
     refused,
 )
 from layerzero.graph_answers import GraphReport, GraphStep, TimedStep
+from layerzero.graph_variants import How
 from layerzero.lifecycle import open_in_forks
 from layerzero.results import Rows
 
@@ -34,7 +35,7 @@ _MOST = 1 << 20
 class Decoder:
     """The graph of a model with a cache. It is exported once: any batch, number of new tokens and capacity share it."""
 
-    def __init__(self, model: Any, how: compiled_model._How, share: _native.Session | None = None) -> None:
+    def __init__(self, model: Any, how: How, share: _native.Session | None = None) -> None:
         if not is_causal_language_model(model):
             raise InvalidCallError(
                 f"{type(model).__name__} is no causal language model of transformers",
@@ -162,7 +163,7 @@ _BOUNDS = {"batch": 1 << 16, "tokens": _MOST, "capacity": _MOST}
 
 
 def _compiled(
-    model: Any, layers: Sequence[LayerCache], most: int, how: compiled_model._How, share: _native.Session | None
+    model: Any, layers: Sequence[LayerCache], most: int, how: How, share: _native.Session | None
 ) -> compiled_model.CompiledModel:
     """The model with a cache as one graph, with symbols for batch, new tokens and capacity."""
     # Sizes that differ: torch takes equal ones for one.
