@@ -25,7 +25,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from layerzero import _native, deciding, loading
-from layerzero.errors import ConfigurationError, ExportError, InvalidCallError, LayerZeroError, warn
+from layerzero.errors import ConfigurationError, InvalidCallError, LayerZeroError, warn
 from layerzero.graph_answers import GraphReport, GraphStep, TimedStep
 from layerzero.graph_variants import How, Left, Variant, outline
 from layerzero.lifecycle import open_in_forks
@@ -181,28 +181,9 @@ class CompiledModel:
         self._decided = deciding.decide(self.model, *args, **kwargs)
 
     def _exported(self, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> Variant:
-        from layerzero.export import export
-        from layerzero.export.refusals import line_of_definition
+        from layerzero.call_exports import export_call
 
-        if getattr(self.model, "training", False):
-            raise InvalidCallError(
-                "the model is in training mode, and a compiled model is for inference",
-                code="TRAINING_MODE",
-                hint="call model.eval() first",
-            )
-        try:
-            exported = export(_module(self.model, [*kwargs]), args, kwargs, dynamic_shapes=dynamic_shapes)
-        except ExportError as error:
-            # torch notes the lines of modules, and not those of functions.
-            if error.line or not (line := line_of_definition(self.model)):
-                raise
-            raise ExportError(error.message, line=line, code=error.code, hint=error.hint) from error
-        if self._strict and len(exported.host_calls):
-            raise InvalidCallError(
-                f"{', '.join(exported.hosts)} would stay torch's",
-                code="NOT_EXPORTABLE",
-                hint="leave strict=True out, or write the model without these",
-            )
+        exported = export_call(self.model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=self._strict)
         if self._watched is not None:
             # Packed copies of weights that changed meanwhile are not shared.
             self._look(self._watched)
@@ -239,6 +220,8 @@ class CompiledModel:
 
     def _serving(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant | Left:
         """An export there is, or a new one whose sizes are symbols where they differ."""
+        from layerzero.call_exports import open_sizes
+
         alike, why = False, ""
         for variant in self._variants:
             if other := variant.takes(call):
@@ -254,7 +237,7 @@ class CompiledModel:
             return Left(kind, f"{why}, and it was exported {MOST_EXPORTS} times")
         shapes = self._dynamic_shapes
         if shapes is None:
-            shapes = self._open_sizes(call, args, kwargs)
+            shapes = open_sizes(self.model, self._signature, self._variants, call, args, kwargs)
         try:
             variant = self._exported(args, kwargs, shapes)
         except Exception:  # noqa: BLE001 - sizes that cannot be symbols are exported as they are
@@ -265,36 +248,6 @@ class CompiledModel:
                 return Left(kind, error.message)
         self._variants = [*self._variants, variant]
         return variant
-
-    def _open_sizes(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What torch.export is told: sizes that differ from those of an earlier call are symbols."""
-        import torch
-        from torch.utils import _pytree as pytree
-
-        shapes: list[Any] = [None] * len(call.flat)
-        for variant in self._variants:
-            before = dict(zip(variant.exported.taken, variant.example, strict=False))
-            now = {at: one for at, one in enumerate(call.flat) if isinstance(one, torch.Tensor)}
-            if variant.exported.in_spec == call.spec and before.keys() == now.keys():
-                if any(now[at].dim() != before[at].dim() for at in now):
-                    continue
-                for at, one in now.items():
-                    shapes[at] = {
-                        axis: torch.export.Dim.AUTO
-                        for axis, (a, b) in enumerate(zip(one.shape, before[at].shape, strict=True))
-                        # A size of 0 or 1 is never a symbol.
-                        if a != b and a > 1
-                    }
-                break
-        else:
-            return None
-        # As the call names its arguments.
-        _, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-        given: list[Any] = [None] * len(shapes)
-        for at, place in enumerate(self._signature.places(args, kwargs)):
-            given[place] = shapes[at]
-        positional, named = pytree.tree_unflatten(given, spec)
-        return dict(inspect.signature(_module(self.model, [*kwargs]).forward).bind(*positional, **named).arguments)
 
     def _left_to_model(self, why: Left, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._left[why.kind] += 1
@@ -892,28 +845,6 @@ def _unchanged(buffers: Sequence[Tensor]) -> Iterator[None]:
         finally:
             for one, before in zip(buffers, kept, strict=True):
                 one.copy_(before)
-
-
-def _module(model: Any, names: Sequence[str]) -> Any:
-    """What torch.export takes: a module. Of arguments by name without a parameter of their own, torch opens no sizes: they get one."""
-    import torch
-
-    from layerzero.call_arguments import Signature
-
-    signature = Signature.of(model)
-    if isinstance(model, torch.nn.Module) and all(name in signature.parameters for name in names):
-        return model
-
-    class Function(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return self.model(*args, **kwargs)
-
-    Function.forward.__signature__ = signature.of_method(names)  # type: ignore[attr-defined]
-    return Function()
 
 
 def _tensors(tree: Any) -> list[Tensor]:
