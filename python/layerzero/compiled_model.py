@@ -19,13 +19,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from layerzero import _native, deciding, loading
-from layerzero.errors import ConfigurationError, InvalidCallError, LayerZeroError, warn
+from layerzero import _native, deciding, devices, loading
+from layerzero.errors import InvalidCallError, LayerZeroError, warn
 from layerzero.graph_answers import GraphReport, GraphStep, TimedStep
 from layerzero.graph_variants import How, Left, Variant, outline
 from layerzero.lifecycle import open_in_forks
@@ -471,7 +470,7 @@ class CompiledModel:
         from layerzero import profile_page
 
         steps = self.profile(*args, rounds=rounds, **kwargs)
-        text = profile_page.page(self._name, _hardware(), steps, profile_page.ceilings())
+        text = profile_page.page(self._name, devices.cpu_name(), steps, profile_page.ceilings())
         Path(path).write_text(text, encoding="utf-8")
         return Path(path)
 
@@ -489,53 +488,19 @@ class CompiledModel:
 
     def save(self, path: str | Path) -> Path:
         """Writes the compiled model to a file, weights included. :func:`load_plan` reads it without the model's code."""
-        from layerzero import nesting, plan_files
+        from layerzero import saved_graphs
 
         self._variant((), {})
         variants = self._variants
         # The first of those that serve the most.
         variant = max(variants, key=lambda one: sum(map(one.serves, variants)))
-        exported = variant.exported
         if left_out := [one for one in self._variants if not variant.serves(one)]:
             warn(
                 f"the file of {self._name} has one of its {len(self._variants)} exports, which does not serve "
                 f"{'; '.join(', '.join(map(outline, one.example)) for one in left_out)}. Name sizes that differ in dynamic_shapes"
             )
-        if len(exported.host_calls):
-            raise InvalidCallError(
-                f"{', '.join(exported.hosts)} stay torch's calls, which a file cannot hold",
-                code="NOT_EXPORTABLE",
-                hint="compile with strict=True to see all of them",
-            )
-        try:
-            arguments, results = nesting.dumps(exported.in_spec), nesting.dumps(exported.out_spec)
-        except nesting.NestingError as error:
-            raise InvalidCallError(
-                f"arguments or results cannot be written: {_line(error)}",
-                code="NOT_EXPORTABLE",
-                hint="pass and return tensors, lists, tuples and dicts",
-            ) from error
-        names = json.loads(exported.document)["constants"]
-        weights = dict(zip(names, exported.constants, strict=True))
-        weights |= {f"buffer:{at}": buffer for at, buffer in enumerate(exported.buffers)}
-        head = {
-            "model": self._name,
-            "hardware": _hardware(),
-            "document": exported.document,
-            "conditions": [str(one) for one in exported.conditions],
-            "taken": exported.taken,
-            "fixed": [[at, type(value).__name__, _text(value)] for at, value in exported.fixed.items()],
-            "parameters": self._signature.dumps(),
-            "given": exported.given,
-            "arguments": arguments,
-            "results": results,
-            "examples": [[str(one.dtype).removeprefix("torch."), list(one.shape)] for one in variant.example],
-            "off": list(self._how.off),
-            "tune": self._how.tune,
-            "numbers": self._how.weights,
-            "precision": self._how.precision,
-        }
-        return plan_files.write(path, head, weights)
+        saved = saved_graphs.SavedGraph(self._name, devices.cpu_name(), self._signature, variant)
+        return saved_graphs.write(path, saved)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._name}: {len(self._variants)} exports, {self._calls} calls>"
@@ -578,52 +543,6 @@ class CompiledModel:
 
     def __reduce__(self) -> Any:
         raise TypeError("a compiled model cannot be pickled: save() writes it to a file, and lz.load_plan reads that")
-
-
-class LoadedModel(CompiledModel):
-    """A compiled model from a file. It has no model to fall back to: other sizes than those it was exported for are an error."""
-
-    #: What the file says the model is called.
-    _written: str = "LoadedModel"
-
-    @property
-    def _name(self) -> str:
-        return self._written
-
-    def _left_to_model(self, why: Left, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        raise InvalidCallError(
-            f"this plan cannot serve the call: {why.detail or why.kind}",
-            code="WRONG_INPUT",
-            hint="compile the model for these inputs, and save it again",
-        )
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
-        """The same graph with the same weights; what the model changes is its own."""
-        from dataclasses import replace
-
-        copied = LoadedModel(None, dynamic_shapes=(), **asdict(self._how))
-        memo[id(self)] = copied
-        before = self._variants[0]
-        exported = replace(before.exported, buffers=[one.clone() for one in before.exported.buffers])
-        copied._variants = [Variant(exported, before.example, before.how, before.session)]
-        copied._written, copied._signature = self._written, self._signature
-        return copied
-
-    def decoder(self) -> Decoder:
-        """Not for models from files, which have no graph for it."""
-        raise InvalidCallError(
-            "a plan from a file cannot generate", code="WRONG_INPUT", hint="compile the model in this process"
-        )
-
-    def refresh(self) -> None:
-        """Not for models from files: their weights are in the file."""
-        raise InvalidCallError("a plan from a file has no model", code="WRONG_INPUT", hint="compile the model again")
-
-
-@cache
-def _hardware() -> str:
-    """This machine's CPU."""
-    return str(json.loads(_native.devices())[0]["name"])
 
 
 def compile(
@@ -692,139 +611,6 @@ def _precision(asked: str | None) -> str:
     return "high" if found == "medium" else found
 
 
-def load_plan(path: str | Path, *, verify: bool = True) -> CompiledModel:
-    """A compiled model that :meth:`CompiledModel.save` wrote. The model's own code is not needed.
-
-    Weights are mapped from the file. ``verify`` compares them with their checksums, which reads all of them once.
-    """
-    import torch
-
-    from layerzero import nesting, plan_files
-    from layerzero.call_arguments import Signature
-    from layerzero.export import Exported
-    from layerzero.export.host_calls import HostCalls
-
-    loading.load()
-    try:
-        file = plan_files.read(path, verify=verify)
-        head = file.head
-        count = len(json.loads(head["document"])["constants"])
-        exported = Exported(
-            document=head["document"],
-            constants=file.weights[:count],
-            buffers=file.weights[count:],
-            host_calls=HostCalls(),
-            conditions=[_condition(one) for one in head["conditions"]],
-            taken=[int(at) for at in head["taken"]],
-            given=[(None if at is None else int(at), constant) for at, constant in head["given"]],
-            in_spec=nesting.loads(head["arguments"]),
-            out_spec=nesting.loads(head["results"]),
-            fixed={int(at): _constant(str(name), text) for at, name, text in head["fixed"]},
-        )
-        example = [torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for dtype, shape in head["examples"]]
-        how = How(
-            tune=bool(head["tune"]),
-            off=tuple(str(one) for one in head["off"]),
-            weights=head.get("numbers"),
-            precision=head.get("precision", "highest"),
-        )
-        loaded = LoadedModel(None, dynamic_shapes=(), **asdict(how))
-        loaded._variants = [Variant(exported, _zeros(example), how)]
-        loaded._written = str(head["model"])
-        loaded._signature = Signature.loads(head["parameters"])
-        _checked(loaded._variants[0])
-        here, there = _hardware(), str(head["hardware"])
-    except ConfigurationError:
-        raise
-    except (
-        *(KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError),
-        *(RecursionError, OverflowError, MemoryError, NotImplementedError, SyntaxError),
-    ) as error:
-        raise ConfigurationError(
-            f"{path} is no plan of a compiled model: {_line(error)}",
-            code="BAD_PLAN",
-            hint="make it anew with lz.compile(…).save(…)",
-        ) from error
-    if there != here:
-        warn(f"{path} was written on {there}; its kernels are chosen anew for {here}")
-    return loaded
-
-
-def _checked(variant: Variant) -> None:
-    """Checks that arguments, results and examples are those of the graph."""
-    exported, graph = variant.exported, variant.graph
-    taken, given = exported.taken, exported.given
-    if len(taken) + len(exported.buffers) != len(graph.inputs) or len(set(taken)) != len(taken):
-        raise ValueError(f"it takes {len(taken)} arguments, and its graph {len(graph.inputs)}")
-    if any(not 0 <= at < exported.in_spec.num_leaves for at in taken) or exported.in_spec.num_children != 2:
-        raise ValueError("it takes arguments that it does not have")
-    if {*taken, *exported.fixed} != {*range(exported.in_spec.num_leaves)} or not exported.fixed.keys().isdisjoint(
-        taken
-    ):
-        raise ValueError("it has arguments that are neither tensors nor constants")
-    results = range(len(graph.outputs))
-    if len(given) != exported.out_spec.num_leaves or any(at is not None and at not in results for at, _ in given):
-        raise ValueError("it gives results that its graph does not have")
-    if len(variant.example) != len(graph.inputs):
-        raise ValueError(f"it has {len(variant.example)} examples for {len(graph.inputs)} inputs")
-    if why := variant.fits([*variant.example[: len(taken)], *exported.buffers]):
-        raise ValueError(f"its examples do not fit: {why}")
-
-
-#: The greatest example that a plan shows its steps for, in elements.
-_MOST_ELEMENTS = 1 << 30
-
-
-def _zeros(outlines: Sequence[Tensor]) -> list[Tensor]:
-    """Inputs of these sizes. Their memory is not used before it is read."""
-    import torch
-
-    if any(one.numel() > _MOST_ELEMENTS for one in outlines):
-        raise ValueError("its examples are too large")
-    return [torch.zeros(one.shape, dtype=one.dtype) for one in outlines]
-
-
-#: The words a condition may have besides sizes and numbers.
-_WORDS = frozenset(["Eq", "Ne", "Mod", "Max", "Min", "FloorDiv", "PythonMod", "CleanDiv", "And", "Or", "Not"])
-
-
-def _condition(text: str) -> Any:
-    """An expression of sizes: names, numbers, arithmetic, comparisons. Nothing else is read."""
-    import re
-
-    import sympy
-
-    # sympy evaluates what it reads: only sums, products and comparisons of sizes get there, no powers.
-    tokens = re.findall(r"[A-Za-z_]\w*|\d+|\S", text) if len(text) <= 2000 else [""]
-    known = (one in _WORDS or re.fullmatch(r"[su]\d{1,9}|\d{1,18}|[()+*/<>=,&|~-]", one) for one in tokens)
-    if "**" in text or not all(known):
-        raise ValueError(f"the condition {text[:100]!r} is not understood")
-    names = {name: sympy.Symbol(name, integer=True) for name in re.findall(r"[su]\d+", text)}
-    from torch.utils._sympy import functions
-
-    ours = {word: getattr(functions, word) for word in ("FloorDiv", "Mod", "PythonMod", "CleanDiv")}
-    return sympy.sympify(text, locals={**names, **ours})
-
-
-#: Arguments that are no tensors, in a file.
-_CONSTANTS: dict[str, Callable[[Any], Any]] = {
-    "int": int,
-    "float": float,
-    "bool": lambda text: {"True": True, "False": False}[text],
-    "str": str,
-    "NoneType": lambda _: None,
-}
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else repr(value)
-
-
-def _constant(name: str, text: Any) -> Any:
-    """An argument that is no tensor, from a file."""
-    return _CONSTANTS[name](str(text))
-
-
 def _copies(tree: Any) -> Any:
     """The same with tensors of their own memory."""
     import torch
@@ -868,7 +654,3 @@ def largest_error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
             difference, size = float((ours - theirs)[numbers].abs().max()), float(theirs[numbers].abs().max())
             worst = max(worst, difference / size if size > 0 else difference)
     return worst
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
