@@ -12,12 +12,9 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import json
-import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -28,7 +25,7 @@ from layerzero.errors import InvalidCallError, LayerZeroError, warn
 from layerzero.graph_answers import GraphReport, GraphStep, TimedStep
 from layerzero.graph_variants import How, Left, Variant, outline
 from layerzero.lifecycle import open_in_forks
-from layerzero.results import Rows, rows
+from layerzero.results import Rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -153,10 +150,12 @@ class CompiledModel:
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Exports the model for its first arguments."""
+        from layerzero.call_arguments import tensors
+
         with self._lock:
             if self._variants or self._decided is not None:
                 return
-            where = {one.device.type for one in _tensors((args, kwargs))}
+            where = {one.device.type for one in tensors((args, kwargs))}
             if where - {"cpu"}:
                 self._decide(min(where - {"cpu"}), args, kwargs)
                 return
@@ -361,61 +360,31 @@ class CompiledModel:
 
     def explain(self, *args: Any, **kwargs: Any) -> Rows[GraphStep]:
         """The steps for some inputs, or those of the first call: which kernel runs each, and which others could."""
-        variant, inputs = self._variant(args, kwargs)
-        return rows((GraphStep(**row) for row in variant.session.steps(variant.laid(inputs))), "steps")
+        from layerzero import graph_questions
+
+        return graph_questions.steps(*self._variant(args, kwargs))
 
     def report(self, *args: Any, **kwargs: Any) -> GraphReport:
         """What became of the model, for some inputs or those of the first call."""
-        if self._decided is not None:
-            return self._report_of_plan(self._decided)
-        variant, inputs = self._variant(args, kwargs)
-        inputs = variant.laid(inputs)
-        steps = variant.session.steps(inputs)
-        targets = [row["kernel"] for row in steps]
-        optimised = variant.session.optimised
-        slow = Counter(row["op"] for row in steps if row["kernel"].startswith("reference."))
-        return GraphReport(
-            model=self._name,
-            nodes_exported=optimised["before"],
-            nodes=optimised["after"],
-            steps=len(steps),
-            rewrites=optimised["rewrites"],
-            kernels=dict(Counter(targets)),
-            torch_calls=dict(Counter(call.name for call in variant.exported.host_calls.calls)),
-            slow_steps=dict(slow),
-            arena_bytes=variant.session.arena(inputs),
-            weights=self._how.weights or "float32",
-            precision=self._how.precision,
-            weight_bytes=variant.session.source_bytes,
-            packed_bytes=variant.session.packed_bytes,
-            largest_error=self.largest_error(),
-            exports=len(self._variants),
-            plans=sum(one.session.plans for one in self._variants),
-            calls=self._calls,
-            model_calls=dict(self._left),
-        )
+        from layerzero import graph_questions
 
-    def _report_of_plan(self, plan: deciding.Plan) -> GraphReport:
-        """Of a model that is not on the CPU: its decisions. There is no graph."""
-        return GraphReport(
+        if self._decided is not None:
+            return graph_questions.report_of_plan(
+                self._decided,
+                model=self._name,
+                precision=self._how.precision,
+                calls=self._calls,
+                model_calls=self._left,
+            )
+        variant, inputs = self._variant(args, kwargs)
+        return graph_questions.report(
+            self._variants,
+            variant,
+            inputs,
             model=self._name,
-            nodes_exported=0,
-            nodes=0,
-            steps=len(plan.decisions),
-            rewrites={},
-            kernels=dict(Counter(one.kernel_id for one in plan.decisions)),
-            torch_calls=plan.torch_calls,
-            slow_steps={},
-            arena_bytes=0,
-            weights="float32",
-            precision=self._how.precision,
-            weight_bytes=0,
-            packed_bytes=0,
-            largest_error=None,
-            exports=0,
-            plans=1,
+            largest_error=self.largest_error(),
             calls=self._calls,
-            model_calls=dict(self._left),
+            model_calls=self._left,
         )
 
     def largest_error(self) -> float | None:
@@ -423,54 +392,33 @@ class CompiledModel:
 
         It is known for narrow ``weights``, and measured at the first use. None without them.
         """
+        from layerzero import graph_questions
+
         if self._how.weights is None or self._error is not None or self._example is None or self.model is None:
             return self._error
         args, kwargs = self._example
         variant, inputs = self._variant(args, kwargs)
-        with _unchanged(variant.exported.buffers):
-            found = variant.run(variant.copied(inputs))
-            expected = self.model(*_copies(args), **_copies(kwargs))
-        self._error = largest_error(_tensors(found), _tensors(expected))
+        self._error = graph_questions.measured_error(variant, inputs, self.model, args, kwargs)
         return self._error
 
     def profile(self, *args: Any, rounds: int = 20, **kwargs: Any) -> Rows[TimedStep]:
         """The median time of each step, over some runs."""
-        variant, inputs = self._variant(args, kwargs)
-        timed = variant.session.profile(variant.copied(inputs), rounds, variant.host)
-        total = sum(row["us"] for row in timed) or 1.0
-        return rows(
-            (
-                TimedStep(
-                    op=row["op"],
-                    kernel=row["kernel"],
-                    us=row["us"],
-                    share=row["us"] / total,
-                    gflops=row["flops"] / max(row["us"], 1e-3) / 1e3,
-                    gbytes=row["bytes"] / max(row["us"], 1e-3) / 1e3,
-                    output=row["output"],
-                    origin=row["origin"],
-                )
-                for row in timed
-            ),
-            "steps",
-        )
+        from layerzero import graph_questions
+
+        return graph_questions.timed_steps(*self._variant(args, kwargs), rounds)
 
     def save_trace(self, path: str | Path, *args: Any, rounds: int = 20, **kwargs: Any) -> Path:
         """Writes :meth:`profile` as trace events, which ``chrome://tracing`` and Perfetto show."""
-        events, begin = [], 0.0
-        for step in self.profile(*args, rounds=rounds, **kwargs):
-            names = {"kernel": step.kernel, "output": step.output, "origin": step.origin}
-            events.append({"name": step.op, "ph": "X", "ts": begin, "dur": step.us, "pid": 1, "tid": 1, "args": names})
-            begin += step.us
-        Path(path).write_text(json.dumps({"traceEvents": events}))
+        from layerzero import graph_questions
+
+        Path(path).write_text(graph_questions.trace(self.profile(*args, rounds=rounds, **kwargs)))
         return Path(path)
 
     def save_profile(self, path: str | Path, *args: Any, rounds: int = 20, **kwargs: Any) -> Path:
         """Writes :meth:`profile` as an HTML page: steps by their time, kernels, and floors where the machine's peaks are known."""
-        from layerzero import profile_page
+        from layerzero import graph_questions
 
-        steps = self.profile(*args, rounds=rounds, **kwargs)
-        text = profile_page.page(self._name, devices.cpu_name(), steps, profile_page.ceilings())
+        text = graph_questions.page(self._name, self.profile(*args, rounds=rounds, **kwargs))
         Path(path).write_text(text, encoding="utf-8")
         return Path(path)
 
@@ -609,48 +557,3 @@ def _precision(asked: str | None) -> str:
         )
     found = asked or torch.get_float32_matmul_precision()
     return "high" if found == "medium" else found
-
-
-def _copies(tree: Any) -> Any:
-    """The same with tensors of their own memory."""
-    import torch
-    from torch.utils import _pytree as pytree
-
-    return pytree.tree_map(lambda one: one.clone() if isinstance(one, torch.Tensor) else one, tree)
-
-
-@contextmanager
-def _unchanged(buffers: Sequence[Tensor]) -> Iterator[None]:
-    """Without gradients; what tensors hold and where random numbers are is as before afterwards."""
-    import torch
-
-    kept = [one.clone() for one in buffers]
-    with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.random.fork_rng(devices=[]):
-        try:
-            yield
-        finally:
-            for one, before in zip(buffers, kept, strict=True):
-                one.copy_(before)
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    import torch
-    from torch.utils import _pytree as pytree
-
-    return [one for one in pytree.tree_leaves(tree) if isinstance(one, torch.Tensor)]
-
-
-def largest_error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """The largest difference of some tensors, each in parts of its largest number. Infinite where one has another NaN or infinity."""
-    worst = 0.0
-    for ours, theirs in zip(found, expected, strict=True):
-        if not theirs.is_floating_point() or not theirs.numel():
-            continue
-        ours, theirs = ours.double(), theirs.double()
-        numbers = theirs.isfinite()
-        if not numbers.equal(ours.isfinite()) or not ours[~numbers].nan_to_num().equal(theirs[~numbers].nan_to_num()):
-            return math.inf
-        if numbers.any():
-            difference, size = float((ours - theirs)[numbers].abs().max()), float(theirs[numbers].abs().max())
-            worst = max(worst, difference / size if size > 0 else difference)
-    return worst
