@@ -8,16 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
-
-from layerzero import checks, devices, profile_page
-from layerzero.call_arguments import tensors
+from layerzero import checks, devices
 from layerzero.graph_answers import GraphReport, GraphStep, TimedStep
 from layerzero.results import Rows, rows
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from layerzero.deciding import Plan
     from layerzero.graph_variants import Variant
 
@@ -61,6 +58,8 @@ def trace(timed: Iterable[TimedStep]) -> str:
 
 def page(model: str, timed: Sequence[TimedStep]) -> str:
     """Steps as an HTML page."""
+    from layerzero import profile_page
+
     return profile_page.page(model, devices.cpu_name(), timed, profile_page.ceilings())
 
 
@@ -130,6 +129,8 @@ def measured_error(
     variant: Variant, inputs: Sequence[Tensor], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> float:
     """How far the results of a graph are from those of its model, for some arguments and the graph's inputs for them."""
+    from layerzero.call_arguments import tensors
+
     with _unchanged(variant.exported.buffers):
         found = variant.run(variant.copied(inputs))
         expected = model(*_copies(args), **_copies(kwargs))
@@ -138,12 +139,17 @@ def measured_error(
 
 def _copies(tree: Any) -> Any:
     """The same with tensors of their own memory."""
+    import torch
+    from torch.utils import _pytree as pytree
+
     return pytree.tree_map(lambda one: one.clone() if isinstance(one, torch.Tensor) else one, tree)
 
 
 @contextmanager
 def _unchanged(buffers: Sequence[Tensor]) -> Iterator[None]:
     """Without gradients; what tensors hold and where random numbers are is as before afterwards."""
+    import torch
+
     kept = [one.clone() for one in buffers]
     with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.random.fork_rng(devices=[]):
         try:

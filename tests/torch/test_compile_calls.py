@@ -17,8 +17,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layerzero import checks, compiled_model
+from layerzero import checks
 from layerzero.errors import LayerZeroWarning
+from layerzero.served_model import MOST_EXPORTS
 from torch import Tensor, nn
 
 
@@ -79,7 +80,7 @@ def test_too_many_values_are_the_models_with_a_warning() -> None:
     for value in range(9, 12):
         assert torch.equal(silent(lambda v=value: compiled(x, v)), x * value)
     report = compiled.report()
-    assert report.exports == compiled_model.MOST_EXPORTS
+    assert report.exports == MOST_EXPORTS
     assert report.model_calls == {"arguments outside of what was exported": 4}
 
 
