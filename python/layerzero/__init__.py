@@ -49,7 +49,7 @@ from layerzero._native import (
 )
 from layerzero.arrays import Quantized
 from layerzero.auto_tuning import AutoTunedCall, AutoTuneStatus, auto_tune_status
-from layerzero.compiled_model import CompiledModel, compile, load_plan
+from layerzero.compiled_model import CompiledModel, compile
 from layerzero.control import (
     Check,
     Health,
@@ -127,6 +127,7 @@ from layerzero.inspection import (
 from layerzero.integrations._diffusers.backend import register_with_diffusers
 from layerzero.integrations._transformers.registering import register_with_transformers
 from layerzero.kernels import register_kernel, unregister_kernel
+from layerzero.loaded_models import load_plan
 from layerzero.loading import register_backend
 from layerzero.lowerings import CompileReport, LoweredCall, compile_report
 from layerzero.models import (

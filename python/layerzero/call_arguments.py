@@ -56,6 +56,11 @@ def wants_gradients(flat: Sequence[Any]) -> bool:
     return torch.is_grad_enabled() and any(one.requires_grad for one in flat if isinstance(one, torch.Tensor))
 
 
+def tensors(tree: Any) -> list[torch.Tensor]:
+    """The tensors of nested arguments or results."""
+    return [one for one in pytree.tree_leaves(tree) if isinstance(one, torch.Tensor)]
+
+
 class Signature:
     """The parameters of a model, by which arguments are put into one order."""
 

@@ -1,8 +1,13 @@
-"""What results are compared by: in checked mode, and for kernels in a rollout."""
+"""What results are compared by: in checked mode, for kernels in a rollout, and of compiled models with the model's own."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def synchronize() -> None:
@@ -62,3 +67,19 @@ def difference(one: Any, other: Any, rtol: float) -> tuple[float, bool]:
             within = within and bool((apart.isfinite() & (apart <= 2 * rtol * (1.0 + y.abs()))).all())
             worst = max(worst, float(apart.max()))
     return (worst, within)
+
+
+def largest_error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The largest difference of some tensors, each in parts of its largest number. Infinite where one has another NaN or infinity."""
+    worst = 0.0
+    for ours, theirs in zip(found, expected, strict=True):
+        if not theirs.is_floating_point() or not theirs.numel():
+            continue
+        ours, theirs = ours.double(), theirs.double()
+        numbers = theirs.isfinite()
+        if not numbers.equal(ours.isfinite()) or not ours[~numbers].nan_to_num().equal(theirs[~numbers].nan_to_num()):
+            return math.inf
+        if numbers.any():
+            difference, size = float((ours - theirs)[numbers].abs().max()), float(theirs[numbers].abs().max())
+            worst = max(worst, difference / size if size > 0 else difference)
+    return worst

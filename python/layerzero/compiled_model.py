@@ -5,6 +5,16 @@
 
 The model is exported by ``torch.export``, its graph is optimised, and each node gets a kernel. A call with other sizes exports the
 model again with the sizes that differ as symbols. What cannot be exported, and calls that need gradients, are left to the model.
+
+| files | what is there |
+|---|---|
+| `compiled_model.py` | `compile`, and `CompiledModel`: what a user can ask of it |
+| `served_model.py` | its calls: which graph serves each, when the model is exported, what is left to the model |
+| `graph_variants.py` | a model exported for some sizes, and which arguments and sizes it takes |
+| `call_exports.py`, `call_arguments.py` | the export for a call; the arguments of calls in one order |
+| `graph_questions.py`, `graph_answers.py` | how questions are answered, and what the answers hold |
+| `loaded_models.py`, `saved_graphs.py`, `plan_files.py` | `load_plan`; what a plan file says; its bytes |
+| `watched_weights.py` | whether weights changed |
 """
 
 from __future__ import annotations
@@ -12,170 +22,28 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import json
-import math
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from layerzero import _native, deciding, loading
-from layerzero.errors import ConfigurationError, ExportError, InvalidCallError, LayerZeroError, warn
+from layerzero import devices, graph_questions, loading
+from layerzero.errors import InvalidCallError, warn
 from layerzero.graph_answers import GraphReport, GraphStep, TimedStep
-from layerzero.lifecycle import open_in_forks
-from layerzero.results import Rows, rows
+from layerzero.graph_variants import outline
+from layerzero.results import Rows
+from layerzero.served_model import ServedModel
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from layerzero.call_arguments import Call
-    from layerzero.export import Exported
     from layerzero.generating import Decoder
-    from layerzero.watched_weights import WatchedWeights
 
-#: How often a model is exported for sizes that do not fit what was exported before.
-_MOST_EXPORTS = 8
 #: What weights can be rounded to.
 _NARROW = ("bfloat16", "int8", "int4")
 
 
-@dataclass(frozen=True)
-class _How:
-    """How graphs are compiled."""
-
-    tune: bool = False
-    off: tuple[str, ...] = ()
-    weights: str | None = None
-    precision: str = "highest"
-
-
-class _Variant:
-    """A model exported for some sizes, or ranges of them, and for the values of its arguments that are no tensors."""
-
-    def __init__(
-        self, exported: Exported, example: Sequence[Tensor], how: _How, share: _native.Session | None = None
-    ) -> None:
-        import torch
-
-        self.exported, self.how = exported, how
-        self.graph = _native.Graph.from_document(exported.document, exported.constants)
-        self.session = _native.Session(
-            self.graph,
-            threads=torch.get_num_threads(),
-            off=list(how.off),
-            tune=how.tune,
-            weights=how.weights or "float32",
-            precision=how.precision,
-            share=share,
-        )
-        self.host = exported.host_calls if len(exported.host_calls) else None
-        updated = set(self.graph.updates)
-        #: Which inputs are written in their places.
-        self.written = [at for at, (name, _, _) in enumerate(self.graph.inputs) if name in updated]
-        #: Inputs of the sizes it was first made for: what `steps` shows without others.
-        self.example = list(example)
-        positional, named = _parts(exported.in_spec)
-        plain = exported.taken == list(range(positional.num_leaves)) and named.num_leaves == 0
-        plain = plain and all(part.is_leaf() for part in _parts(positional))
-        #: How many arguments there are and how they are nested, where all are tensors by position.
-        self.plain = (len(exported.taken), exported.in_spec) if plain else None
-        self.single = exported.given == [(0, None)] and exported.out_spec.is_leaf()
-        #: A call in native code alone, or nothing where it cannot be one.
-        self.quick = self.session.quick if plain and self.single and self.host is None else None
-
-    def anew(self, share: _native.Session | None) -> _Variant:
-        """The same with weights read again, where they lie as they did."""
-        return _Variant(self.exported, self.example, self.how, share)
-
-    def inputs(self, call: Call) -> list[Tensor]:
-        """The inputs of the graph, from the arguments of a call that it takes."""
-        return [*[call.flat[at] for at in self.exported.taken], *self.exported.buffers]
-
-    def run(self, inputs: list[Tensor]) -> Any:
-        """A call."""
-        results = self.session.run(inputs, self.host)
-        return results[0] if self.single else self.exported.unflatten(results)
-
-    def copied(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Inputs of which a run changes nothing but copies."""
-        import torch
-
-        found = list(inputs)
-        for at in self.written:
-            found[at] = found[at].clone(memory_format=torch.contiguous_format)
-        return found
-
-    def laid(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Inputs as a plan is made for them, which is not run."""
-        found = list(inputs)
-        for at in self.written:
-            found[at] = found[at].contiguous()
-        return found
-
-    def serves(self, other: _Variant) -> bool:
-        """Whether it serves the first call of another export."""
-        from layerzero.export import same_constant
-
-        mine, theirs = self.exported, other.exported
-        alike = (
-            mine.in_spec == theirs.in_spec and mine.taken == theirs.taken and mine.fixed.keys() == theirs.fixed.keys()
-        )
-        values = ((value, theirs.fixed.get(at)) for at, value in mine.fixed.items())
-        return alike and all(same_constant(*pair) for pair in values) and not self.fits(other.example)
-
-    def takes(self, call: Call) -> str:
-        """Why it cannot serve arguments of this nesting and these values; nothing if it can, for some sizes."""
-        from layerzero.call_arguments import nesting
-
-        if call.spec != self.exported.in_spec:
-            return (
-                f"other arguments: the graph is for {nesting(self.exported.in_spec)}, the call has {nesting(call.spec)}"
-            )
-        names = [name for name, _, _ in self.graph.inputs]
-        for at, name in zip(self.exported.taken, names, strict=False):
-            if not hasattr(call.flat[at], "shape"):
-                return f"'{name}' is a {type(call.flat[at]).__name__}, the graph takes a tensor"
-        return self.exported.differing(call.flat)
-
-    def fits(self, inputs: Sequence[Tensor]) -> str:
-        """Why it cannot serve inputs of these sizes; nothing if it can."""
-        symbols: dict[str, int] = {}
-        for tensor, (name, dtype, shape) in zip(inputs, self.graph.inputs, strict=True):
-            if str(tensor.dtype) != f"torch.{dtype}" or tensor.dim() != len(shape):
-                given = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-                return f"'{name}' is {given}, the graph takes {dtype}[{', '.join(map(str, shape))}]"
-            for size, wanted in zip(tensor.shape, shape, strict=True):
-                if isinstance(wanted, int):
-                    if size != wanted:
-                        return f"'{name}' has a size of {size} where the graph has {wanted}"
-                elif wanted.isidentifier() and symbols.setdefault(wanted, size) != size:
-                    return f"'{name}' has a size of {size} where another is {symbols[wanted]}"
-        for name, least, most in self.graph.symbols:
-            if name in symbols and not least <= symbols[name] <= (most or symbols[name]):
-                return f"a size is {symbols[name]}, exported for {least} to {most}"
-        violated = self.exported.violated(symbols)
-        return f"{violated[0]} does not hold" if violated else ""
-
-
-@dataclass(frozen=True)
-class _Left:
-    """Why calls are left to the model."""
-
-    #: What they are counted as.
-    kind: str
-    #: What is said of the first one.
-    detail: str = ""
-
-
-_SCATTERED = _Left("other arguments", "a tensor that the model changes is not contiguous")
-
-
-class CompiledModel:
+class CompiledModel(ServedModel):
     """A model that runs in one native call. You call it as you call the model, on the CPU and for inference.
 
     Weights are read where the model has them, but packed copies are made of some. A change of weights is noticed soon after;
@@ -185,254 +53,6 @@ class CompiledModel:
 
     Attributes that it does not have are the model's: ``compiled.config``, ``compiled.state_dict()``.
     """
-
-    def __init__(
-        self,
-        model: Any,
-        *,
-        dynamic_shapes: Any = None,
-        tune: bool = False,
-        off: Sequence[str] = (),
-        strict: bool = False,
-        weights: str | None = None,
-        precision: str = "highest",
-        share: _native.Session | None = None,
-    ) -> None:
-        from layerzero.call_arguments import Signature, surroundings, wants_gradients
-
-        # This module is imported without torch, and a call should not look for them.
-        self._surroundings, self._wants_gradients = surroundings, wants_gradients
-        #: The model.
-        self.model = model
-        self._dynamic_shapes, self._strict = dynamic_shapes, strict
-        self._how, self._share = _How(tune, tuple(off), weights, precision), share
-        self._lock = open_in_forks(threading.RLock())
-        self._signature = Signature.of(model)
-        self._variants: list[_Variant] = []
-        self._by_key: dict[tuple[Any, ...], _Variant | _Left] = {}
-        self._calls, self._left = 0, Counter[str]()
-        self._told: set[str] = set()
-        self._decided: deciding.Plan | None = None
-        self._decoder: Decoder | None = None
-        self._example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-        self._error: float | None = None
-        self._watched: WatchedWeights | None = None
-        #: Whether the caller asked for a precision.
-        self._precise = False
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the model."""
-        watched = self._watched
-        if watched is not None and perf_counter() >= watched.next_look:
-            self._look(watched)
-        training = getattr(self.model, "training", False)
-        if not kwargs and not training:
-            for variant in self._variants:
-                if variant.quick is not None and (found := variant.quick(args)) is not None:
-                    self._calls += 1
-                    return found
-        if self._decided is not None:
-            self._calls += 1
-            return self._decided(*args, **kwargs)
-        if why := "training mode" if training else self._surroundings():
-            return self._left_to_model(_Left(why), args, kwargs)
-        # Another thread may call `refresh` meanwhile.
-        while not (variants := self._variants):
-            self._prepare(args, kwargs)
-            if self._decided is not None:
-                self._calls += 1
-                return self._decided(*args, **kwargs)
-        call = self._signature.read(args, kwargs, variants[0].plain)
-        if isinstance(call, str):
-            return self._left_to_model(_Left("other arguments", call), args, kwargs)
-        if self._wants_gradients(call.flat):
-            return self._left_to_model(_Left("gradients", "an input needs gradients"), args, kwargs)
-        found = self._by_key.get(call.key)
-        if found is None:
-            found = self._found(call, args, kwargs)
-        if isinstance(found, _Left):
-            return self._left_to_model(found, args, kwargs)
-        inputs = found.inputs(call)
-        if found.written and not all(inputs[at].is_contiguous() for at in found.written):
-            return self._left_to_model(_SCATTERED, args, kwargs)
-        self._calls += 1
-        return found.run(inputs)
-
-    def _look(self, watched: WatchedWeights) -> None:
-        """Follows changed weights. While another thread exports the model, nobody waits for that."""
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
-            if watched is not self._watched or not (how := watched.look()):
-                return
-            if how == "in place":
-                anew: list[_Variant] = []
-                for one in self._variants:
-                    anew.append(one.anew(anew[0].session if anew else None))
-                self._variants = anew
-                self._by_key.clear()
-                self._decoder, self._error = None, None
-            else:
-                self.refresh()
-        finally:
-            self._lock.release()
-        if "weights" not in self._told:
-            self._told.add("weights")
-            warn(
-                f"weights of {self._name} changed: they are compiled again. Call refresh() after a change to have it at once"
-            )
-
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Exports the model for its first arguments."""
-        with self._lock:
-            if self._variants or self._decided is not None:
-                return
-            where = {one.device.type for one in _tensors((args, kwargs))}
-            if where - {"cpu"}:
-                self._decide(min(where - {"cpu"}), args, kwargs)
-                return
-            self._variants = [self._exported(args, kwargs, self._dynamic_shapes)]
-            self._example = args, kwargs
-
-    def _decide(self, device: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Graphs run on the CPU; elsewhere the kernels of the model's own calls are decided once."""
-        how = self._how
-        if how.weights is not None or self._strict:
-            raise InvalidCallError(
-                f"{'weights' if how.weights is not None else 'strict'} is for graphs, and graphs run on the CPU: an input is on {device}",
-                code="BAD_PARAM",
-                hint="leave it out; there the kernels of the model's own LayerZero calls are decided once",
-            )
-        unused = [name for name, given in (("tune", how.tune), ("off", how.off), ("precision", self._precise)) if given]
-        if self._dynamic_shapes is not None:
-            unused.append("dynamic_shapes")
-        if unused:
-            warn(f"{', '.join(unused)}: for graphs on the CPU only, without effect for inputs on {device}")
-        self._decided = deciding.decide(self.model, *args, **kwargs)
-
-    def _exported(self, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> _Variant:
-        from layerzero.export import export
-        from layerzero.export.refusals import line_of_definition
-
-        if getattr(self.model, "training", False):
-            raise InvalidCallError(
-                "the model is in training mode, and a compiled model is for inference",
-                code="TRAINING_MODE",
-                hint="call model.eval() first",
-            )
-        try:
-            exported = export(_module(self.model, [*kwargs]), args, kwargs, dynamic_shapes=dynamic_shapes)
-        except ExportError as error:
-            # torch notes the lines of modules, and not those of functions.
-            if error.line or not (line := line_of_definition(self.model)):
-                raise
-            raise ExportError(error.message, line=line, code=error.code, hint=error.hint) from error
-        if self._strict and len(exported.host_calls):
-            raise InvalidCallError(
-                f"{', '.join(exported.hosts)} would stay torch's",
-                code="NOT_EXPORTABLE",
-                hint="leave strict=True out, or write the model without these",
-            )
-        if self._watched is not None:
-            # Packed copies of weights that changed meanwhile are not shared.
-            self._look(self._watched)
-        example = exported.flatten(args, kwargs)
-        exported = self._signature.normal(exported, args, kwargs)
-        variant = _Variant(exported, example, self._how, self._shared())
-        self._watch([*self._variants, variant])
-        return variant
-
-    def _watch(self, variants: Sequence[_Variant]) -> None:
-        """Remembers the weights as they are now."""
-        from layerzero.watched_weights import WatchedWeights
-
-        constants = [one for variant in variants for one in variant.exported.constants]
-        changing = [one for variant in variants for one in variant.exported.buffers]
-        self._watched = WatchedWeights(self.model, constants, changing)
-
-    def _shared(self) -> _native.Session | None:
-        """A session of the same weights, whose packed copies another one takes."""
-        if self._variants:
-            return self._variants[0].session
-        return self._decoder.session if self._decoder is not None else self._share
-
-    def _found(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Variant | _Left:
-        """Who serves a call that was not seen before."""
-        with self._lock:
-            found = self._by_key.get(call.key)
-            if found is None:
-                if len(self._by_key) > 4096:
-                    self._by_key.clear()
-                found = self._serving(call, args, kwargs)
-                self._by_key[call.key] = found
-            return found
-
-    def _serving(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Variant | _Left:
-        """An export there is, or a new one whose sizes are symbols where they differ."""
-        alike, why = False, ""
-        for variant in self._variants:
-            if other := variant.takes(call):
-                why = why or other
-            elif other := variant.fits(variant.inputs(call)):
-                alike, why = True, other
-            else:
-                return variant
-        kind = "sizes outside of what was exported" if alike else "arguments outside of what was exported"
-        if self.model is None or (alike and self._dynamic_shapes is not None):
-            return _Left(kind, f"{why}, which it was not compiled for")
-        if len(self._variants) >= _MOST_EXPORTS:
-            return _Left(kind, f"{why}, and it was exported {_MOST_EXPORTS} times")
-        shapes = self._dynamic_shapes
-        if shapes is None:
-            shapes = self._open_sizes(call, args, kwargs)
-        try:
-            variant = self._exported(args, kwargs, shapes)
-        except Exception:  # noqa: BLE001 - sizes that cannot be symbols are exported as they are
-            try:
-                variant = self._exported(args, kwargs, None)
-            except LayerZeroError as error:
-                # The model may refuse the call too, and then says so itself.
-                return _Left(kind, error.message)
-        self._variants = [*self._variants, variant]
-        return variant
-
-    def _open_sizes(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What torch.export is told: sizes that differ from those of an earlier call are symbols."""
-        import torch
-        from torch.utils import _pytree as pytree
-
-        shapes: list[Any] = [None] * len(call.flat)
-        for variant in self._variants:
-            before = dict(zip(variant.exported.taken, variant.example, strict=False))
-            now = {at: one for at, one in enumerate(call.flat) if isinstance(one, torch.Tensor)}
-            if variant.exported.in_spec == call.spec and before.keys() == now.keys():
-                if any(now[at].dim() != before[at].dim() for at in now):
-                    continue
-                for at, one in now.items():
-                    shapes[at] = {
-                        axis: torch.export.Dim.AUTO
-                        for axis, (a, b) in enumerate(zip(one.shape, before[at].shape, strict=True))
-                        # A size of 0 or 1 is never a symbol.
-                        if a != b and a > 1
-                    }
-                break
-        else:
-            return None
-        # As the call names its arguments.
-        _, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-        given: list[Any] = [None] * len(shapes)
-        for at, place in enumerate(self._signature.places(args, kwargs)):
-            given[place] = shapes[at]
-        positional, named = pytree.tree_unflatten(given, spec)
-        return dict(inspect.signature(_module(self.model, [*kwargs]).forward).bind(*positional, **named).arguments)
-
-    def _left_to_model(self, why: _Left, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._left[why.kind] += 1
-        found = self.model(*args, **kwargs)
-        if why.kind not in self._told:
-            self._told.add(why.kind)
-            warn(f"{self._name} runs by itself: {why.detail or why.kind}")
-        return found
 
     def decoder(self) -> Decoder:
         """The graph that :meth:`generate` runs: it is made at its first use, once for all batches and lengths."""
@@ -503,97 +123,31 @@ class CompiledModel:
 
     def refresh(self) -> None:
         """Forgets everything that was made of the weights. The next call exports the model again."""
-        with self._lock:
-            self._variants, self._decided = [], None
-            self._decoder, self._error, self._watched = None, None, None
-            self._by_key.clear()
-
-    def _variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Variant, list[Tensor]]:
-        """The graph for some arguments, and its inputs. It is made where it is not there yet, and not run."""
-        if not self._variants and self._decided is None and (args or kwargs):
-            self._prepare(args, kwargs)
-        if self._decided is not None:
-            raise InvalidCallError(
-                "there is no graph: the inputs are not on the CPU, and the kernels of the model's own calls were decided",
-                code="WRONG_INPUT",
-                hint="report() says what was decided",
-            )
-        if not self._variants:
-            raise InvalidCallError(
-                "nothing is compiled yet",
-                code="NO_EXAMPLE_INPUTS",
-                hint="call the compiled model once, or pass inputs: compiled.report(x)",
-            )
-        if not (args or kwargs):
-            return self._variants[0], self._variants[0].example
-        call = self._signature.read(args, kwargs, self._variants[0].plain)
-        found = _Left("other arguments", call) if isinstance(call, str) else self._found(call, args, kwargs)
-        if isinstance(found, _Left):
-            raise InvalidCallError(
-                f"the model runs by itself for these inputs: {found.detail}",
-                code="WRONG_INPUT",
-                hint="pass inputs it was compiled for",
-            )
-        assert not isinstance(call, str)
-        return found, found.inputs(call)
+        self._forget()
 
     def explain(self, *args: Any, **kwargs: Any) -> Rows[GraphStep]:
         """The steps for some inputs, or those of the first call: which kernel runs each, and which others could."""
-        variant, inputs = self._variant(args, kwargs)
-        return rows((GraphStep(**row) for row in variant.session.steps(variant.laid(inputs))), "steps")
+        return graph_questions.steps(*self._variant(args, kwargs))
 
     def report(self, *args: Any, **kwargs: Any) -> GraphReport:
         """What became of the model, for some inputs or those of the first call."""
         if self._decided is not None:
-            return self._report_of_plan(self._decided)
+            return graph_questions.report_of_plan(
+                self._decided,
+                model=self._name,
+                precision=self._how.precision,
+                calls=self._calls,
+                model_calls=self._left,
+            )
         variant, inputs = self._variant(args, kwargs)
-        inputs = variant.laid(inputs)
-        steps = variant.session.steps(inputs)
-        targets = [row["kernel"] for row in steps]
-        optimised = variant.session.optimised
-        slow = Counter(row["op"] for row in steps if row["kernel"].startswith("reference."))
-        return GraphReport(
+        return graph_questions.report(
+            self._variants,
+            variant,
+            inputs,
             model=self._name,
-            nodes_exported=optimised["before"],
-            nodes=optimised["after"],
-            steps=len(steps),
-            rewrites=optimised["rewrites"],
-            kernels=dict(Counter(targets)),
-            torch_calls=dict(Counter(call.name for call in variant.exported.host_calls.calls)),
-            slow_steps=dict(slow),
-            arena_bytes=variant.session.arena(inputs),
-            weights=self._how.weights or "float32",
-            precision=self._how.precision,
-            weight_bytes=variant.session.source_bytes,
-            packed_bytes=variant.session.packed_bytes,
             largest_error=self.largest_error(),
-            exports=len(self._variants),
-            plans=sum(one.session.plans for one in self._variants),
             calls=self._calls,
-            model_calls=dict(self._left),
-        )
-
-    def _report_of_plan(self, plan: deciding.Plan) -> GraphReport:
-        """Of a model that is not on the CPU: its decisions. There is no graph."""
-        return GraphReport(
-            model=self._name,
-            nodes_exported=0,
-            nodes=0,
-            steps=len(plan.decisions),
-            rewrites={},
-            kernels=dict(Counter(one.kernel_id for one in plan.decisions)),
-            torch_calls=plan.torch_calls,
-            slow_steps={},
-            arena_bytes=0,
-            weights="float32",
-            precision=self._how.precision,
-            weight_bytes=0,
-            packed_bytes=0,
-            largest_error=None,
-            exports=0,
-            plans=1,
-            calls=self._calls,
-            model_calls=dict(self._left),
+            model_calls=self._left,
         )
 
     def largest_error(self) -> float | None:
@@ -605,56 +159,23 @@ class CompiledModel:
             return self._error
         args, kwargs = self._example
         variant, inputs = self._variant(args, kwargs)
-        with _unchanged(variant.exported.buffers):
-            found = variant.run(variant.copied(inputs))
-            expected = self.model(*_copies(args), **_copies(kwargs))
-        self._error = largest_error(_tensors(found), _tensors(expected))
+        self._error = graph_questions.measured_error(variant, inputs, self.model, args, kwargs)
         return self._error
 
     def profile(self, *args: Any, rounds: int = 20, **kwargs: Any) -> Rows[TimedStep]:
         """The median time of each step, over some runs."""
-        variant, inputs = self._variant(args, kwargs)
-        timed = variant.session.profile(variant.copied(inputs), rounds, variant.host)
-        total = sum(row["us"] for row in timed) or 1.0
-        return rows(
-            (
-                TimedStep(
-                    op=row["op"],
-                    kernel=row["kernel"],
-                    us=row["us"],
-                    share=row["us"] / total,
-                    gflops=row["flops"] / max(row["us"], 1e-3) / 1e3,
-                    gbytes=row["bytes"] / max(row["us"], 1e-3) / 1e3,
-                    output=row["output"],
-                    origin=row["origin"],
-                )
-                for row in timed
-            ),
-            "steps",
-        )
+        return graph_questions.timed_steps(*self._variant(args, kwargs), rounds)
 
     def save_trace(self, path: str | Path, *args: Any, rounds: int = 20, **kwargs: Any) -> Path:
         """Writes :meth:`profile` as trace events, which ``chrome://tracing`` and Perfetto show."""
-        events, begin = [], 0.0
-        for step in self.profile(*args, rounds=rounds, **kwargs):
-            names = {"kernel": step.kernel, "output": step.output, "origin": step.origin}
-            events.append({"name": step.op, "ph": "X", "ts": begin, "dur": step.us, "pid": 1, "tid": 1, "args": names})
-            begin += step.us
-        Path(path).write_text(json.dumps({"traceEvents": events}))
+        Path(path).write_text(graph_questions.trace(self.profile(*args, rounds=rounds, **kwargs)))
         return Path(path)
 
     def save_profile(self, path: str | Path, *args: Any, rounds: int = 20, **kwargs: Any) -> Path:
         """Writes :meth:`profile` as an HTML page: steps by their time, kernels, and floors where the machine's peaks are known."""
-        from layerzero import profile_page
-
-        steps = self.profile(*args, rounds=rounds, **kwargs)
-        text = profile_page.page(self._name, _hardware(), steps, profile_page.ceilings())
+        text = graph_questions.page(self._name, self.profile(*args, rounds=rounds, **kwargs))
         Path(path).write_text(text, encoding="utf-8")
         return Path(path)
-
-    @property
-    def _name(self) -> str:
-        return type(self.model).__name__ if not inspect.isroutine(self.model) else str(self.model.__name__)
 
     def graph(self, form: str = "text") -> str:
         """The optimised graph: as ``text``, a node a line, or as ``dot`` for Graphviz."""
@@ -666,53 +187,19 @@ class CompiledModel:
 
     def save(self, path: str | Path) -> Path:
         """Writes the compiled model to a file, weights included. :func:`load_plan` reads it without the model's code."""
-        from layerzero import nesting, plan_files
+        from layerzero import saved_graphs
 
         self._variant((), {})
         variants = self._variants
         # The first of those that serve the most.
         variant = max(variants, key=lambda one: sum(map(one.serves, variants)))
-        exported = variant.exported
         if left_out := [one for one in self._variants if not variant.serves(one)]:
             warn(
                 f"the file of {self._name} has one of its {len(self._variants)} exports, which does not serve "
-                f"{'; '.join(', '.join(map(_outline, one.example)) for one in left_out)}. Name sizes that differ in dynamic_shapes"
+                f"{'; '.join(', '.join(map(outline, one.example)) for one in left_out)}. Name sizes that differ in dynamic_shapes"
             )
-        if len(exported.host_calls):
-            raise InvalidCallError(
-                f"{', '.join(exported.hosts)} stay torch's calls, which a file cannot hold",
-                code="NOT_EXPORTABLE",
-                hint="compile with strict=True to see all of them",
-            )
-        try:
-            arguments, results = nesting.dumps(exported.in_spec), nesting.dumps(exported.out_spec)
-        except nesting.NestingError as error:
-            raise InvalidCallError(
-                f"arguments or results cannot be written: {_line(error)}",
-                code="NOT_EXPORTABLE",
-                hint="pass and return tensors, lists, tuples and dicts",
-            ) from error
-        names = json.loads(exported.document)["constants"]
-        weights = dict(zip(names, exported.constants, strict=True))
-        weights |= {f"buffer:{at}": buffer for at, buffer in enumerate(exported.buffers)}
-        head = {
-            "model": self._name,
-            "hardware": _hardware(),
-            "document": exported.document,
-            "conditions": [str(one) for one in exported.conditions],
-            "taken": exported.taken,
-            "fixed": [[at, type(value).__name__, _text(value)] for at, value in exported.fixed.items()],
-            "parameters": self._signature.dumps(),
-            "given": exported.given,
-            "arguments": arguments,
-            "results": results,
-            "examples": [[str(one.dtype).removeprefix("torch."), list(one.shape)] for one in variant.example],
-            "off": list(self._how.off),
-            "tune": self._how.tune,
-            "numbers": self._how.weights,
-            "precision": self._how.precision,
-        }
-        return plan_files.write(path, head, weights)
+        saved = saved_graphs.SavedGraph(self._name, devices.cpu_name(), self._signature, variant)
+        return saved_graphs.write(path, saved)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._name}: {len(self._variants)} exports, {self._calls} calls>"
@@ -755,58 +242,6 @@ class CompiledModel:
 
     def __reduce__(self) -> Any:
         raise TypeError("a compiled model cannot be pickled: save() writes it to a file, and lz.load_plan reads that")
-
-
-class LoadedModel(CompiledModel):
-    """A compiled model from a file. It has no model to fall back to: other sizes than those it was exported for are an error."""
-
-    #: What the file says the model is called.
-    _written: str = "LoadedModel"
-
-    @property
-    def _name(self) -> str:
-        return self._written
-
-    def _left_to_model(self, why: _Left, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        raise InvalidCallError(
-            f"this plan cannot serve the call: {why.detail or why.kind}",
-            code="WRONG_INPUT",
-            hint="compile the model for these inputs, and save it again",
-        )
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
-        """The same graph with the same weights; what the model changes is its own."""
-        from dataclasses import replace
-
-        copied = LoadedModel(None, dynamic_shapes=(), **asdict(self._how))
-        memo[id(self)] = copied
-        before = self._variants[0]
-        exported = replace(before.exported, buffers=[one.clone() for one in before.exported.buffers])
-        copied._variants = [_Variant(exported, before.example, before.how, before.session)]
-        copied._written, copied._signature = self._written, self._signature
-        return copied
-
-    def decoder(self) -> Decoder:
-        """Not for models from files, which have no graph for it."""
-        raise InvalidCallError(
-            "a plan from a file cannot generate", code="WRONG_INPUT", hint="compile the model in this process"
-        )
-
-    def refresh(self) -> None:
-        """Not for models from files: their weights are in the file."""
-        raise InvalidCallError("a plan from a file has no model", code="WRONG_INPUT", hint="compile the model again")
-
-
-def _parts(spec: Any) -> list[Any]:
-    """What a nested structure holds, as torch 2.10 and later tell it."""
-    found: list[Any] = spec.children() if hasattr(spec, "children") else spec.children_specs
-    return found
-
-
-@cache
-def _hardware() -> str:
-    """This machine's CPU."""
-    return str(json.loads(_native.devices())[0]["name"])
 
 
 def compile(
@@ -873,211 +308,3 @@ def _precision(asked: str | None) -> str:
         )
     found = asked or torch.get_float32_matmul_precision()
     return "high" if found == "medium" else found
-
-
-def load_plan(path: str | Path, *, verify: bool = True) -> CompiledModel:
-    """A compiled model that :meth:`CompiledModel.save` wrote. The model's own code is not needed.
-
-    Weights are mapped from the file. ``verify`` compares them with their checksums, which reads all of them once.
-    """
-    import torch
-
-    from layerzero import nesting, plan_files
-    from layerzero.call_arguments import Signature
-    from layerzero.export import Exported
-    from layerzero.export.host_calls import HostCalls
-
-    loading.load()
-    try:
-        file = plan_files.read(path, verify=verify)
-        head = file.head
-        count = len(json.loads(head["document"])["constants"])
-        exported = Exported(
-            document=head["document"],
-            constants=file.weights[:count],
-            buffers=file.weights[count:],
-            host_calls=HostCalls(),
-            conditions=[_condition(one) for one in head["conditions"]],
-            taken=[int(at) for at in head["taken"]],
-            given=[(None if at is None else int(at), constant) for at, constant in head["given"]],
-            in_spec=nesting.loads(head["arguments"]),
-            out_spec=nesting.loads(head["results"]),
-            fixed={int(at): _constant(str(name), text) for at, name, text in head["fixed"]},
-        )
-        example = [torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for dtype, shape in head["examples"]]
-        how = _How(
-            tune=bool(head["tune"]),
-            off=tuple(str(one) for one in head["off"]),
-            weights=head.get("numbers"),
-            precision=head.get("precision", "highest"),
-        )
-        loaded = LoadedModel(None, dynamic_shapes=(), **asdict(how))
-        loaded._variants = [_Variant(exported, _zeros(example), how)]
-        loaded._written = str(head["model"])
-        loaded._signature = Signature.loads(head["parameters"])
-        _checked(loaded._variants[0])
-        here, there = _hardware(), str(head["hardware"])
-    except ConfigurationError:
-        raise
-    except (
-        *(KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError),
-        *(RecursionError, OverflowError, MemoryError, NotImplementedError, SyntaxError),
-    ) as error:
-        raise ConfigurationError(
-            f"{path} is no plan of a compiled model: {_line(error)}",
-            code="BAD_PLAN",
-            hint="make it anew with lz.compile(…).save(…)",
-        ) from error
-    if there != here:
-        warn(f"{path} was written on {there}; its kernels are chosen anew for {here}")
-    return loaded
-
-
-def _checked(variant: _Variant) -> None:
-    """Checks that arguments, results and examples are those of the graph."""
-    exported, graph = variant.exported, variant.graph
-    taken, given = exported.taken, exported.given
-    if len(taken) + len(exported.buffers) != len(graph.inputs) or len(set(taken)) != len(taken):
-        raise ValueError(f"it takes {len(taken)} arguments, and its graph {len(graph.inputs)}")
-    if any(not 0 <= at < exported.in_spec.num_leaves for at in taken) or exported.in_spec.num_children != 2:
-        raise ValueError("it takes arguments that it does not have")
-    if {*taken, *exported.fixed} != {*range(exported.in_spec.num_leaves)} or not exported.fixed.keys().isdisjoint(
-        taken
-    ):
-        raise ValueError("it has arguments that are neither tensors nor constants")
-    results = range(len(graph.outputs))
-    if len(given) != exported.out_spec.num_leaves or any(at is not None and at not in results for at, _ in given):
-        raise ValueError("it gives results that its graph does not have")
-    if len(variant.example) != len(graph.inputs):
-        raise ValueError(f"it has {len(variant.example)} examples for {len(graph.inputs)} inputs")
-    if why := variant.fits([*variant.example[: len(taken)], *exported.buffers]):
-        raise ValueError(f"its examples do not fit: {why}")
-
-
-#: The greatest example that a plan shows its steps for, in elements.
-_MOST_ELEMENTS = 1 << 30
-
-
-def _zeros(outlines: Sequence[Tensor]) -> list[Tensor]:
-    """Inputs of these sizes. Their memory is not used before it is read."""
-    import torch
-
-    if any(one.numel() > _MOST_ELEMENTS for one in outlines):
-        raise ValueError("its examples are too large")
-    return [torch.zeros(one.shape, dtype=one.dtype) for one in outlines]
-
-
-#: The words a condition may have besides sizes and numbers.
-_WORDS = frozenset(["Eq", "Ne", "Mod", "Max", "Min", "FloorDiv", "PythonMod", "CleanDiv", "And", "Or", "Not"])
-
-
-def _condition(text: str) -> Any:
-    """An expression of sizes: names, numbers, arithmetic, comparisons. Nothing else is read."""
-    import re
-
-    import sympy
-
-    # sympy evaluates what it reads: only sums, products and comparisons of sizes get there, no powers.
-    tokens = re.findall(r"[A-Za-z_]\w*|\d+|\S", text) if len(text) <= 2000 else [""]
-    known = (one in _WORDS or re.fullmatch(r"[su]\d{1,9}|\d{1,18}|[()+*/<>=,&|~-]", one) for one in tokens)
-    if "**" in text or not all(known):
-        raise ValueError(f"the condition {text[:100]!r} is not understood")
-    names = {name: sympy.Symbol(name, integer=True) for name in re.findall(r"[su]\d+", text)}
-    from torch.utils._sympy import functions
-
-    ours = {word: getattr(functions, word) for word in ("FloorDiv", "Mod", "PythonMod", "CleanDiv")}
-    return sympy.sympify(text, locals={**names, **ours})
-
-
-#: Arguments that are no tensors, in a file.
-_CONSTANTS: dict[str, Callable[[Any], Any]] = {
-    "int": int,
-    "float": float,
-    "bool": lambda text: {"True": True, "False": False}[text],
-    "str": str,
-    "NoneType": lambda _: None,
-}
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else repr(value)
-
-
-def _constant(name: str, text: Any) -> Any:
-    """An argument that is no tensor, from a file."""
-    return _CONSTANTS[name](str(text))
-
-
-def _outline(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-
-
-def _copies(tree: Any) -> Any:
-    """The same with tensors of their own memory."""
-    import torch
-    from torch.utils import _pytree as pytree
-
-    return pytree.tree_map(lambda one: one.clone() if isinstance(one, torch.Tensor) else one, tree)
-
-
-@contextmanager
-def _unchanged(buffers: Sequence[Tensor]) -> Iterator[None]:
-    """Without gradients; what tensors hold and where random numbers are is as before afterwards."""
-    import torch
-
-    kept = [one.clone() for one in buffers]
-    with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.random.fork_rng(devices=[]):
-        try:
-            yield
-        finally:
-            for one, before in zip(buffers, kept, strict=True):
-                one.copy_(before)
-
-
-def _module(model: Any, names: Sequence[str]) -> Any:
-    """What torch.export takes: a module. Of arguments by name without a parameter of their own, torch opens no sizes: they get one."""
-    import torch
-
-    from layerzero.call_arguments import Signature
-
-    signature = Signature.of(model)
-    if isinstance(model, torch.nn.Module) and all(name in signature.parameters for name in names):
-        return model
-
-    class Function(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return self.model(*args, **kwargs)
-
-    Function.forward.__signature__ = signature.of_method(names)  # type: ignore[attr-defined]
-    return Function()
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    import torch
-    from torch.utils import _pytree as pytree
-
-    return [one for one in pytree.tree_leaves(tree) if isinstance(one, torch.Tensor)]
-
-
-def largest_error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """The largest difference of some tensors, each in parts of its largest number. Infinite where one has another NaN or infinity."""
-    worst = 0.0
-    for ours, theirs in zip(found, expected, strict=True):
-        if not theirs.is_floating_point() or not theirs.numel():
-            continue
-        ours, theirs = ours.double(), theirs.double()
-        numbers = theirs.isfinite()
-        if not numbers.equal(ours.isfinite()) or not ours[~numbers].nan_to_num().equal(theirs[~numbers].nan_to_num()):
-            return math.inf
-        if numbers.any():
-            difference, size = float((ours - theirs)[numbers].abs().max()), float(theirs[numbers].abs().max())
-            worst = max(worst, difference / size if size > 0 else difference)
-    return worst
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from layerzero import _native
@@ -58,6 +59,12 @@ def in_use() -> str:
         return CPU
     accelerator = torch.accelerator.current_accelerator()
     return CPU if accelerator is None else f"{accelerator.type}:{torch.accelerator.current_device_index()}"
+
+
+@cache
+def cpu_name() -> str:
+    """What this machine's CPU is called."""
+    return str(json.loads(_native.devices())[0]["name"])
 
 
 def in_use_by_files(cuda: int) -> str:

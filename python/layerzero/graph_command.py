@@ -100,7 +100,8 @@ def _drawn(program: str, text: str) -> str:
 
 
 def _compiled(options: argparse.Namespace) -> Any:
-    from layerzero.compiled_model import compile, load_plan
+    from layerzero.compiled_model import compile
+    from layerzero.loaded_models import load_plan
 
     name = options.model
     path = Path(name)

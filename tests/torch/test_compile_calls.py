@@ -17,8 +17,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layerzero import compiled_model
+from layerzero import checks
 from layerzero.errors import LayerZeroWarning
+from layerzero.served_model import MOST_EXPORTS
 from torch import Tensor, nn
 
 
@@ -79,7 +80,7 @@ def test_too_many_values_are_the_models_with_a_warning() -> None:
     for value in range(9, 12):
         assert torch.equal(silent(lambda v=value: compiled(x, v)), x * value)
     report = compiled.report()
-    assert report.exports == compiled_model._MOST_EXPORTS
+    assert report.exports == MOST_EXPORTS
     assert report.model_calls == {"arguments outside of what was exported": 4}
 
 
@@ -417,7 +418,7 @@ def test_parameters_that_the_model_changes() -> None:
     ],
 )
 def test_the_largest_error_is_also_that_of_no_numbers(found: list[float], expected: list[float], error: float) -> None:
-    assert compiled_model.largest_error([torch.tensor(found)], [torch.tensor(expected)]) == error
+    assert checks.largest_error([torch.tensor(found)], [torch.tensor(expected)]) == error
 
 
 # Weights, and the model behind.
@@ -522,7 +523,7 @@ def test_the_precision_of_products(precision: str) -> None:
     model, x = nn.Linear(64, 64).eval(), torch.randn(32, 64)
     compiled = lz.compile(model, x, precision=precision)
     with torch.no_grad():
-        error = compiled_model.largest_error([compiled(x)], [model(x)])
+        error = checks.largest_error([compiled(x)], [model(x)])
     assert error < (1e-5 if precision in ("float32", "highest") else 1e-3)
     assert compiled.report().precision == ("high" if precision == "medium" else precision)
 

@@ -15,7 +15,7 @@ import layerzero as lz
 import pytest
 import torch
 from layerzero import nesting
-from layerzero.compiled_model import _condition
+from layerzero.saved_graphs import condition
 from strategies import SCALE
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -242,12 +242,12 @@ def test_a_result_that_a_file_cannot_hold_is_refused_when_it_is_written(tmp_path
 )
 def test_conditions_are_no_code(text: str) -> None:
     with pytest.raises(ValueError, match="condition|parse"):
-        _condition(text)
+        condition(text)
 
 
 def test_conditions_are_read_as_they_were_written() -> None:
     for text in ("Eq(Mod(s0, 2), 0)", "s0 <= 4*s1", "(s0 > 2) & Ne(s0, s1)", "((s0//2)) >= 1"):
-        assert str(_condition(str(_condition(text)))) == str(_condition(text))
+        assert str(condition(str(condition(text)))) == str(condition(text))
 
 
 def test_a_plan_of_other_hardware_runs_with_a_warning(plan: Path) -> None:

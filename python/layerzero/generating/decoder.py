@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerzero import _native, compiled_model
+from layerzero import _native
+from layerzero.checks import largest_error
+from layerzero.compiled_model import CompiledModel
 from layerzero.errors import InvalidCallError
 from layerzero.generating.cached_models import (
     CachedModel,
@@ -22,6 +24,7 @@ from layerzero.generating.cached_models import (
     refused,
 )
 from layerzero.graph_answers import GraphReport, GraphStep, TimedStep
+from layerzero.graph_variants import How
 from layerzero.lifecycle import open_in_forks
 from layerzero.results import Rows
 
@@ -34,7 +37,7 @@ _MOST = 1 << 20
 class Decoder:
     """The graph of a model with a cache. It is exported once: any batch, number of new tokens and capacity share it."""
 
-    def __init__(self, model: Any, how: compiled_model._How, share: _native.Session | None = None) -> None:
+    def __init__(self, model: Any, how: How, share: _native.Session | None = None) -> None:
         if not is_causal_language_model(model):
             raise InvalidCallError(
                 f"{type(model).__name__} is no causal language model of transformers",
@@ -130,7 +133,7 @@ class Decoder:
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             found = self.step(ids, at, firsts, self.room(1, tokens))
             expected = self.model(input_ids=ids, use_cache=False).logits[:, -1]
-        return compiled_model.largest_error([found], [expected])
+        return largest_error([found], [expected])
 
     def explain(self, batch: int = 1, tokens: int = 1, written: int | None = None) -> Rows[GraphStep]:
         """As :meth:`CompiledModel.explain`."""
@@ -162,8 +165,8 @@ _BOUNDS = {"batch": 1 << 16, "tokens": _MOST, "capacity": _MOST}
 
 
 def _compiled(
-    model: Any, layers: Sequence[LayerCache], most: int, how: compiled_model._How, share: _native.Session | None
-) -> compiled_model.CompiledModel:
+    model: Any, layers: Sequence[LayerCache], most: int, how: How, share: _native.Session | None
+) -> CompiledModel:
     """The model with a cache as one graph, with symbols for batch, new tokens and capacity."""
     # Sizes that differ: torch takes equal ones for one.
     batch, tokens, capacity = 2, 3, min(8, most)
@@ -183,6 +186,6 @@ def _compiled(
     )
     with our_attention(model):
         module = CachedModel(model).eval()
-        compiled = compiled_model.CompiledModel(module, dynamic_shapes=shapes, share=share, **asdict(how))
+        compiled = CompiledModel(module, dynamic_shapes=shapes, share=share, **asdict(how))
         compiled._prepare(arguments, {})
     return compiled

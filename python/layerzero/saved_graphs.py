@@ -1,0 +1,193 @@
+"""A compiled model as a plan file has it: a graph, how its arguments and results are nested, and for which sizes and values it is.
+
+`plan_files.py` has the bytes of a file, this module what its head says. All of it is data: of conditions on sizes only known words
+are read, of arguments only numbers, texts and ``None``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor
+from torch.utils._sympy import functions
+
+from layerzero import nesting, plan_files
+from layerzero.call_arguments import Signature
+from layerzero.errors import ConfigurationError, InvalidCallError
+from layerzero.export import Exported
+from layerzero.export.host_calls import HostCalls
+from layerzero.graph_variants import How, Variant
+
+#: The greatest example that a plan shows its steps for, in elements.
+_MOST_ELEMENTS = 1 << 30
+#: The words a condition may have besides sizes and numbers.
+_WORDS = frozenset(["Eq", "Ne", "Mod", "Max", "Min", "FloorDiv", "PythonMod", "CleanDiv", "And", "Or", "Not"])
+#: Arguments that are no tensors, in a file.
+_CONSTANTS: dict[str, Callable[[Any], Any]] = {
+    "int": int,
+    "float": float,
+    "bool": lambda text: {"True": True, "False": False}[text],
+    "str": str,
+    "NoneType": lambda _: None,
+}
+
+
+@dataclass(frozen=True)
+class SavedGraph:
+    """What a plan file holds."""
+
+    #: What the model is called.
+    model: str
+    #: The name of the CPU it was written on.
+    hardware: str
+    #: The parameters of the model.
+    signature: Signature
+    #: The graph and its weights.
+    variant: Variant
+
+
+def write(path: str | Path, saved: SavedGraph) -> Path:
+    """Writes a file. Calls that stay torch's, and nestings that need code to be read, are refused."""
+    exported, how = saved.variant.exported, saved.variant.how
+    if len(exported.host_calls):
+        raise InvalidCallError(
+            f"{', '.join(exported.hosts)} stay torch's calls, which a file cannot hold",
+            code="NOT_EXPORTABLE",
+            hint="compile with strict=True to see all of them",
+        )
+    try:
+        arguments, results = nesting.dumps(exported.in_spec), nesting.dumps(exported.out_spec)
+    except nesting.NestingError as error:
+        raise InvalidCallError(
+            f"arguments or results cannot be written: {_line(error)}",
+            code="NOT_EXPORTABLE",
+            hint="pass and return tensors, lists, tuples and dicts",
+        ) from error
+    names = json.loads(exported.document)["constants"]
+    weights = dict(zip(names, exported.constants, strict=True))
+    weights |= {f"buffer:{at}": buffer for at, buffer in enumerate(exported.buffers)}
+    head = {
+        "model": saved.model,
+        "hardware": saved.hardware,
+        "document": exported.document,
+        "conditions": [str(one) for one in exported.conditions],
+        "taken": exported.taken,
+        "fixed": [[at, type(value).__name__, _text(value)] for at, value in exported.fixed.items()],
+        "parameters": saved.signature.dumps(),
+        "given": exported.given,
+        "arguments": arguments,
+        "results": results,
+        "examples": [[str(one.dtype).removeprefix("torch."), list(one.shape)] for one in saved.variant.example],
+        "off": list(how.off),
+        "tune": how.tune,
+        "numbers": how.weights,
+        "precision": how.precision,
+    }
+    return plan_files.write(path, head, weights)
+
+
+def read(path: str | Path, *, verify: bool) -> SavedGraph:
+    """Reads a file, and checks that what it says fits together. `verify` compares weights with their checksums."""
+    try:
+        file = plan_files.read(path, verify=verify)
+        return _read(file.head, file.weights)
+    except ConfigurationError:
+        raise
+    except (
+        *(KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError),
+        *(RecursionError, OverflowError, MemoryError, NotImplementedError, SyntaxError),
+    ) as error:
+        raise ConfigurationError(
+            f"{path} is no plan of a compiled model: {_line(error)}",
+            code="BAD_PLAN",
+            hint="make it anew with lz.compile(…).save(…)",
+        ) from error
+
+
+def _read(head: dict[str, Any], weights: list[Tensor]) -> SavedGraph:
+    count = len(json.loads(head["document"])["constants"])
+    exported = Exported(
+        document=head["document"],
+        constants=weights[:count],
+        buffers=weights[count:],
+        host_calls=HostCalls(),
+        conditions=[condition(one) for one in head["conditions"]],
+        taken=[int(at) for at in head["taken"]],
+        given=[(None if at is None else int(at), constant) for at, constant in head["given"]],
+        in_spec=nesting.loads(head["arguments"]),
+        out_spec=nesting.loads(head["results"]),
+        fixed={int(at): _constant(str(name), text) for at, name, text in head["fixed"]},
+    )
+    example = [torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for dtype, shape in head["examples"]]
+    how = How(
+        tune=bool(head["tune"]),
+        off=tuple(str(one) for one in head["off"]),
+        weights=head.get("numbers"),
+        precision=head.get("precision", "highest"),
+    )
+    variant = Variant(exported, _zeros(example), how)
+    saved = SavedGraph(str(head["model"]), str(head["hardware"]), Signature.loads(head["parameters"]), variant)
+    _check(variant)
+    return saved
+
+
+def _check(variant: Variant) -> None:
+    """Checks that arguments, results and examples are those of the graph."""
+    exported, graph = variant.exported, variant.graph
+    taken, given = exported.taken, exported.given
+    if len(taken) + len(exported.buffers) != len(graph.inputs) or len(set(taken)) != len(taken):
+        raise ValueError(f"it takes {len(taken)} arguments, and its graph {len(graph.inputs)}")
+    if any(not 0 <= at < exported.in_spec.num_leaves for at in taken) or exported.in_spec.num_children != 2:
+        raise ValueError("it takes arguments that it does not have")
+    if {*taken, *exported.fixed} != {*range(exported.in_spec.num_leaves)} or not exported.fixed.keys().isdisjoint(
+        taken
+    ):
+        raise ValueError("it has arguments that are neither tensors nor constants")
+    results = range(len(graph.outputs))
+    if len(given) != exported.out_spec.num_leaves or any(at is not None and at not in results for at, _ in given):
+        raise ValueError("it gives results that its graph does not have")
+    if len(variant.example) != len(graph.inputs):
+        raise ValueError(f"it has {len(variant.example)} examples for {len(graph.inputs)} inputs")
+    if why := variant.fits([*variant.example[: len(taken)], *exported.buffers]):
+        raise ValueError(f"its examples do not fit: {why}")
+
+
+def _zeros(outlines: Sequence[Tensor]) -> list[Tensor]:
+    """Inputs of these sizes. Their memory is not used before it is read."""
+    if any(one.numel() > _MOST_ELEMENTS for one in outlines):
+        raise ValueError("its examples are too large")
+    return [torch.zeros(one.shape, dtype=one.dtype) for one in outlines]
+
+
+def condition(text: str) -> Any:
+    """An expression of sizes: names, numbers, arithmetic, comparisons. Nothing else is read."""
+    # sympy evaluates what it reads: only sums, products and comparisons of sizes get there, no powers.
+    tokens = re.findall(r"[A-Za-z_]\w*|\d+|\S", text) if len(text) <= 2000 else [""]
+    known = (one in _WORDS or re.fullmatch(r"[su]\d{1,9}|\d{1,18}|[()+*/<>=,&|~-]", one) for one in tokens)
+    if "**" in text or not all(known):
+        raise ValueError(f"the condition {text[:100]!r} is not understood")
+    names = {name: sympy.Symbol(name, integer=True) for name in re.findall(r"[su]\d+", text)}
+    ours = {word: getattr(functions, word) for word in ("FloorDiv", "Mod", "PythonMod", "CleanDiv")}
+    return sympy.sympify(text, locals={**names, **ours})
+
+
+def _text(value: Any) -> str:
+    """An argument that is no tensor, for a file."""
+    return value if isinstance(value, str) else repr(value)
+
+
+def _constant(name: str, text: Any) -> Any:
+    """An argument that is no tensor, from a file."""
+    return _CONSTANTS[name](str(text))
+
+
+def _line(error: BaseException) -> str:
+    """The first line of what an error says."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
