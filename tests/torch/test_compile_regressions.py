@@ -119,8 +119,11 @@ HALF = torch.float16
 @pytest.mark.parametrize("dtype", [HALF, torch.bfloat16])
 def test_what_is_between_does_not_overflow(function: Any, dtype: torch.dtype) -> None:
     """The square of 300 is no float16; sums were rounded several times."""
+    torch.manual_seed(0)
     x = (300 + torch.randn(4, 64) * 200).to(dtype)
-    torch.testing.assert_close(lz.compile(function, x)(x), function(x), atol=2e-3, rtol=8e-3 if dtype != HALF else 2e-3)
+    # Half a unit of the last place of a number around 1, and of its own.
+    near = {"atol": 2e-3, "rtol": 2e-3} if dtype == HALF else {"atol": 1.6e-2, "rtol": 8e-3}
+    torch.testing.assert_close(lz.compile(function, x)(x), function(x), **near)
 
 
 @pytest.mark.parametrize("dtype", [HALF, torch.bfloat16])
