@@ -68,12 +68,9 @@ impl Chooser for Timed {
                 times[at].extend(time(at));
             }
         }
-        let median = |at: usize| {
-            let mut one = times[at].clone();
-            one.sort_unstable();
-            one.get(one.len() / 2).copied().unwrap_or(Duration::MAX)
-        };
-        rank(&timed.iter().map(|&at| (at, median(at))).collect::<Vec<_>>(), self.noise, candidates.len())
+        // What disturbs a run makes it slower: the least of the times was disturbed least.
+        let least = |at: usize| times[at].iter().copied().min().unwrap_or(Duration::MAX);
+        rank(&timed.iter().map(|&at| (at, least(at))).collect::<Vec<_>>(), self.noise, candidates.len())
     }
 }
 

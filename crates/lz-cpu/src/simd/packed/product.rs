@@ -42,6 +42,9 @@ fn chunk(rows: usize, blocks: usize, height: usize) -> usize {
 
 /// Multiplications below which one thread does all: about 10 µs of one core.
 const ONE_THREAD: usize = 1 << 19;
+/// Bytes of a weight from which several threads read it in any case: one reads them in about 15 µs where they are in no cache of
+/// its own.
+const READ_BY_ALL: usize = 1 << 19;
 /// Numbers of the input below which one thread arranges them all.
 const ARRANGED_BY_ONE: usize = 1 << 14;
 /// Parts for each thread, so that one which is late costs little.
@@ -161,7 +164,8 @@ pub fn run<E: Engine>(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> 
     let threads = args.threads();
     let output = Shared::new(args.outputs[0].as_slice::<E::Number>()?);
     let sums = Shared::new(sums);
-    let alone = threads.count() == 1 || rows.saturating_mul(ins).saturating_mul(outs) < ONE_THREAD;
+    let little = rows.saturating_mul(ins).saturating_mul(outs) < ONE_THREAD && size_of_val(weight) < READ_BY_ALL;
+    let alone = threads.count() == 1 || little;
     for first in (0..rows).step_by(chunk) {
         let sizes = Sizes { count: chunk.min(rows - first), first, ins, padded, outs };
         let part_of = |all: usize, part: usize, parts: usize| all * part / parts..all * (part + 1) / parts;

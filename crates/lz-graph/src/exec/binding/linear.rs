@@ -227,9 +227,12 @@ pub(super) fn linear(site: &Site<'_>, op: &Linear) -> Vec<Candidate> {
 /// In the names of candidates whose numbers are split for the matrix unit.
 const SPLIT: &str = ".split";
 
-/// Rows from which splitting into so many parts pays: every weight is split in each call.
-fn least_split_rows(parts: i64) -> i64 {
-    if parts == 2 { 48 } else { 192 }
+/// Whether splitting into so many parts pays: each call splits the weight once, and the rows once for some columns.
+fn split_pays(parts: i64, rows: i64, outs: i64) -> bool {
+    match parts {
+        2 => rows >= 48,
+        _ => rows >= 192 || rows >= 96 && outs >= 2048,
+    }
 }
 
 /// Multiplications from which it pays.
@@ -247,7 +250,8 @@ pub(super) fn products(
     let size = |at: usize| inputs.get(at).and_then(Option::as_ref).map_or(1, |arg| arg.shape.iter().product::<i64>());
     let (outs, all) = (output.shape.last().copied().unwrap_or(1), output.shape.iter().product::<i64>());
     let depth = size(0) / (all / outs.max(1)).max(1);
-    let pays = |parts| all / outs.max(1) >= least_split_rows(parts) && all.saturating_mul(depth) >= LEAST_SPLIT_WORK;
+    let rows = all / outs.max(1);
+    let pays = |parts| split_pays(parts, rows, outs) && all.saturating_mul(depth) >= LEAST_SPLIT_WORK;
     let floats = inputs.iter().flatten().chain([output]).all(|arg| arg.dtype == DType::F32);
     let here = floats && site.terms.level == CpuIsa::Native && split::is_here();
     let parts = site.terms.precision.parts().filter(|&parts| here && pays(parts));
