@@ -83,7 +83,7 @@ def test_inputs_at_any_address() -> None:
 
 def test_the_operators_limit_of_instructions() -> None:
     """Products are split for the matrix unit, and kernels run with AVX-512, only where the operator allows it."""
-    model, x = nn.Sequential(nn.Linear(256, 256), nn.LayerNorm(256)).eval(), torch.randn(128, 256)
+    model, x = nn.Sequential(nn.Linear(256, 256), nn.LayerNorm(256)).eval(), torch.randn(200, 256)
     lz.configure(max_cpu_isa="avx2")
     try:
         made = session(model, x)
