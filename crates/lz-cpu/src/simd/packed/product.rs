@@ -2,8 +2,9 @@
 
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use lz_abi::Rows;
+use lz_abi::{Rows, Threads};
 use lz_model::{KernelArgs, KernelError};
 
 use super::super::rms_norm::as_f32;
@@ -47,6 +48,8 @@ const ONE_THREAD: usize = 1 << 19;
 const READ_BY_ALL: usize = 1 << 19;
 /// Numbers of the input below which one thread arranges them all.
 const ARRANGED_BY_ONE: usize = 1 << 14;
+/// Rows of a thread that are worth reading a weight of up to 8 times as many outputs on every core.
+const MANY_ROWS: usize = 96;
 /// Parts for each thread, so that one which is late costs little.
 const PARTS: usize = 4;
 
@@ -163,43 +166,138 @@ pub fn run<E: Engine>(args: &mut KernelArgs<'_, '_>) -> Result<(), KernelError> 
     };
     let threads = args.threads();
     let output = Shared::new(args.outputs[0].as_slice::<E::Number>()?);
-    let sums = Shared::new(sums);
     let little = rows.saturating_mul(ins).saturating_mul(outs) < ONE_THREAD && size_of_val(weight) < READ_BY_ALL;
     let alone = threads.count() == 1 || little;
-    for first in (0..rows).step_by(chunk) {
-        let sizes = Sizes { count: chunk.min(rows - first), first, ins, padded, outs };
-        let part_of = |all: usize, part: usize, parts: usize| all * part / parts..all * (part + 1) / parts;
-        let to = Shared::new(&mut *arranged);
-        let row_parts = if alone || sizes.count * ins < ARRANGED_BY_ONE { 1 } else { threads.count() };
-        threads.each(if blocks == 0 { 0 } else { row_parts }, |part| {
-            let rows = part_of(sizes.count, part, row_parts);
-            E::Isa::vectorize(Arranging::<E> { input, rows, sizes, to: &to });
-        });
-        let arranged = &*arranged;
-        // Rows of one tile are computed with several panels at a time, which therefore are not parted.
-        let abreast = if sizes.count > E::ROWS { 1 } else { E::abreast(sizes.count) };
-        let units = panels.div_ceil(abreast);
-        let parts = if alone { 1 } else { units.min(threads.count() * PARTS) };
-        threads.each(parts, |part| {
-            let units = part_of(units, part, parts);
-            let panels = units.start * abreast..(units.end * abreast).min(panels);
-            let tiles = Tiles::<E> {
-                arranged,
-                weight,
-                scales,
-                bias,
-                activation,
-                output: &output,
-                sums: &sums,
-                chunk,
-                panels,
-                abreast,
-                sizes,
-            };
-            E::Isa::vectorize(tiles);
-        });
+    let whole = Whole::<E> {
+        input,
+        weight,
+        scales,
+        bias,
+        activation,
+        output: &output,
+        sizes: Sizes { count: rows, first: 0, ins, padded, outs },
+    };
+    match rows_of_thread::<E>(&whole.sizes, chunk, threads.count()) {
+        Some(each) if !alone => whole.by_rows(threads, each, arranged, sums),
+        _ => whole.by_panels(if alone { Threads::ONE } else { threads }, chunk, arranged, sums),
     }
     Ok(())
+}
+
+/// Rows that a thread arranges for itself and multiplies with all panels, where that is faster than arranging them together.
+///
+/// Rows that another thread arranged lie in that core's cache, and fetching them from there is slow. By rows, no thread needs
+/// another's, but every thread reads the whole weight. So it pays where there are many rows for the weight's outputs. Panels of
+/// integers are unpacked by who reads them, so they are shared.
+fn rows_of_thread<E: Engine>(sizes: &Sizes, chunk: usize, threads: usize) -> Option<usize> {
+    let (rows, outs) = (sizes.count, sizes.outs);
+    let most = chunk / threads / E::ROWS * E::ROWS;
+    let each = rows.div_ceil(threads * 2).max(LEAST_ROWS).next_multiple_of(E::ROWS).min(most);
+    let many = rows * 2 >= outs || rows >= threads * MANY_ROWS && rows * 8 > outs;
+    (!E::Weight::SCALED && many && most >= LEAST_ROWS && rows >= threads * LEAST_ROWS).then_some(each)
+}
+
+/// A call.
+struct Whole<'a, E: Engine> {
+    input: Rows<'a, E::Number>,
+    weight: &'a [E::Weight],
+    scales: AllScales<'a>,
+    bias: Option<&'a [f32]>,
+    activation: Activation,
+    output: &'a Shared<'a, E::Number>,
+    sizes: Sizes,
+}
+
+impl<E: Engine> Whole<'_, E> {
+    fn panels(&self) -> usize {
+        self.sizes.outs.div_ceil(WIDTH)
+    }
+
+    /// The rows from `first` on, `count` at most.
+    fn piece(&self, first: usize, count: usize) -> Sizes {
+        Sizes { count: count.min(self.sizes.count - first), first, ..self.sizes }
+    }
+
+    /// Writes some rows of a piece as the engine computes with them.
+    fn arrange(&self, sizes: Sizes, rows: Range<usize>, to: &Shared<'_, E::Row>) {
+        if sizes.padded > 0 {
+            E::Isa::vectorize(Arranging::<E> { input: self.input, rows, sizes, to });
+        }
+    }
+
+    /// Multiplies the arranged rows of a piece with some panels. `sums` has room for `room` rows of each.
+    fn multiply(
+        &self,
+        sizes: Sizes,
+        (panels, abreast): (Range<usize>, usize),
+        arranged: &[E::Row],
+        (sums, room): (&Shared<'_, f32>, usize),
+    ) {
+        let Whole { weight, scales, bias, activation, output, .. } = *self;
+        let tiles = Tiles::<E> {
+            arranged,
+            weight,
+            scales,
+            bias,
+            activation,
+            output,
+            sums,
+            chunk: room,
+            panels,
+            abreast,
+            sizes,
+        };
+        E::Isa::vectorize(tiles);
+    }
+
+    /// Panels that are computed side by side.
+    fn abreast(sizes: Sizes) -> usize {
+        // Rows of one tile are computed with several panels at a time, which therefore are not parted.
+        if sizes.count > E::ROWS { 1 } else { E::abreast(sizes.count) }
+    }
+
+    /// Each thread takes `each` rows at a time, arranges them, and multiplies them with all panels.
+    #[allow(unsafe_code)]
+    fn by_rows(&self, threads: Threads<'_>, each: usize, arranged: &mut [E::Row], sums: &mut [f32]) {
+        let (workers, pieces) = (threads.count(), self.sizes.count.div_ceil(each));
+        let (rows_room, sums_room) = (arranged.len() / workers, sums.len() / workers);
+        let (arranged, sums, next) = (Shared::new(arranged), Shared::new(sums), AtomicUsize::new(0));
+        threads.each(workers.min(pieces), |worker| {
+            // SAFETY: every worker has parts of its own.
+            let (arranged, sums) =
+                unsafe { (arranged.part(worker * rows_room, rows_room), sums.part(worker * sums_room, sums_room)) };
+            let sums = Shared::new(sums);
+            loop {
+                let piece = next.fetch_add(1, Ordering::Relaxed);
+                if piece >= pieces {
+                    return;
+                }
+                let sizes = self.piece(piece * each, each);
+                self.arrange(sizes, 0..sizes.count, &Shared::new(&mut *arranged));
+                self.multiply(sizes, (0..self.panels(), Self::abreast(sizes)), arranged, (&sums, each));
+            }
+        });
+    }
+
+    /// All threads arrange the rows of a chunk; then each takes some panels at a time, and multiplies all rows with them.
+    fn by_panels(&self, threads: Threads<'_>, chunk: usize, arranged: &mut [E::Row], sums: &mut [f32]) {
+        let (panels, sums) = (self.panels(), Shared::new(sums));
+        let part_of = |all: usize, part: usize, parts: usize| all * part / parts..all * (part + 1) / parts;
+        for first in (0..self.sizes.count).step_by(chunk) {
+            let sizes = self.piece(first, chunk);
+            let to = Shared::new(&mut *arranged);
+            let row_parts = if sizes.count * sizes.ins < ARRANGED_BY_ONE { 1 } else { threads.count() };
+            threads.each(row_parts, |part| self.arrange(sizes, part_of(sizes.count, part, row_parts), &to));
+            let (arranged, abreast) = (&*arranged, Self::abreast(sizes));
+            let units = panels.div_ceil(abreast);
+            let parts = if threads.count() == 1 { 1 } else { units.min(threads.count() * PARTS) };
+            threads.each(parts, |part| {
+                let units = part_of(units, part, parts);
+                let panels = units.start * abreast..(units.end * abreast).min(panels);
+                self.multiply(sizes, (panels, abreast), arranged, (&sums, chunk));
+            });
+        }
+    }
 }
 
 /// Writes rows of a chunk as the engine computes with them, block by block.
