@@ -38,9 +38,9 @@ class Call(NamedTuple):
     key: tuple[Any, ...]
 
 
-def surroundings() -> str:
-    """What surrounds this call that only torch's own functions follow; nothing if there is none."""
-    if torch.is_autocast_enabled("cpu"):
+def surroundings(device: str = "cpu") -> str:
+    """What surrounds a call on a kind of device that only torch's own functions follow; nothing if there is none."""
+    if torch.is_autocast_enabled(device):
         return "autocast"
     if torch._C._get_tracing_state() is not None:
         return "torch.jit.trace"

@@ -27,6 +27,8 @@ _CHECKS = frozenset(
     ["aten._assert_tensor_metadata.default", "aten.sym_constrain_range_for_size.default", "aten.sym_size.int"]
 )
 _GREATEST = 2**62
+#: Elements of a tensor on a device that passes may read: tables and masks, which they absorb.
+_READ_BY_PASSES = 1 << 16
 #: What gives other sizes and strides to the same memory.
 _VIEWS = frozenset(
     f"aten.{name}"
@@ -47,6 +49,8 @@ class Exported:
     constants: list[torch.Tensor]
     #: The model's tensors that it changes: inputs of the graph behind the caller's.
     buffers: list[torch.Tensor]
+    #: Weights on a device, which the host does not read: inputs of the graph behind those.
+    held: list[torch.Tensor]
     #: What stays torch's.
     host_calls: HostCalls
     #: Conditions on sizes under which the graph is the model: expressions of symbols.
@@ -61,7 +65,7 @@ class Exported:
     fixed: dict[int, Any] = field(default_factory=dict)
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
-        """The inputs of the graph for the arguments of a call, the model's changing tensors behind them."""
+        """The inputs of the graph for the arguments of a call, the model's own tensors behind them."""
         flat, spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
         if spec != self.in_spec:
             raise ExportError(
@@ -75,7 +79,7 @@ class Exported:
                 code="WRONG_ARGUMENTS",
                 hint="pass the values it was exported for, or export it for these",
             )
-        return [flat[i] for i in self.taken] + self.buffers
+        return [flat[i] for i in self.taken] + self.buffers + self.held
 
     def differing(self, flat: Sequence[Any]) -> str:
         """Which of the flattened arguments has another value than the one it was exported for; nothing if none has."""
@@ -118,13 +122,17 @@ def export(
     dynamic_shapes: Any = None,
     strict: bool = False,
     name: str | None = None,
+    held: bool = False,
 ) -> Exported:
-    """Exports a module for example arguments; `dynamic_shapes` as torch.export takes them."""
+    """Exports a module for example arguments; `dynamic_shapes` as torch.export takes them.
+
+    `held`: weights are inputs of the graph, as those on a device always are.
+    """
     if not isinstance(module, torch.nn.Module):
         raise ExportError(f"a {type(module).__name__} is no torch.nn.Module", code="NOT_A_MODEL", hint="pass a module")
     try:
         # Autocast would become casts of the graph.
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        with torch.no_grad(), torch._C._DisableAutocast():
             program = torch.export.export(
                 module,
                 tuple(args),
@@ -138,10 +146,10 @@ def export(
         raise
     except Exception as raised:
         raise refusals.not_exported(raised) from raised
-    if (found := _as_it_is(program, name or type(module).__name__)) is not None:
+    if (found := _as_it_is(program, name or type(module).__name__, held)) is not None:
         return found
     try:
-        with torch.no_grad(), torch.autocast("cpu", enabled=False), warnings.catch_warnings():
+        with torch.no_grad(), torch._C._DisableAutocast(), warnings.catch_warnings():
             # torch warns about its own code.
             warnings.filterwarnings("ignore", category=FutureWarning, message=".*treespec")
             program = program.run_decompositions(dict(_decompositions()))
@@ -149,17 +157,17 @@ def export(
         raise
     except Exception as raised:
         raise refusals.not_exported(raised) from raised
-    return of_program(program, name or type(module).__name__)
+    return of_program(program, name or type(module).__name__, held)
 
 
-def _as_it_is(program: torch.export.ExportedProgram, name: str) -> Exported | None:
+def _as_it_is(program: torch.export.ExportedProgram, name: str, held: bool) -> Exported | None:
     """The graph of a program whose ops all have a handler and change nothing: torch need not trace it once more to take it apart."""
     ops = [node.target for node in program.graph.nodes if node.op == "call_function"]
     changes = any(getattr(getattr(op, "_schema", None), "is_mutable", False) for op in ops)
     if changes or any(isinstance(op, torch._ops.HigherOrderOperator) for op in ops):
         return None
     try:
-        found = of_program(program, name)
+        found = of_program(program, name, held)
     except ExportError:
         return None
     return None if len(found.host_calls) else found
@@ -172,9 +180,9 @@ def _decompositions() -> dict[Any, Any]:
     return {op: decomposition for op, decomposition in table.items() if str(op) not in HANDLERS}
 
 
-def of_program(program: torch.export.ExportedProgram, name: str) -> Exported:
+def of_program(program: torch.export.ExportedProgram, name: str, held: bool = False) -> Exported:
     """The graph of an exported program that has no ops that change their arguments."""
-    return _Translation(program).run(name)
+    return _Translation(program, hold=held).run(name)
 
 
 @dataclass
@@ -182,6 +190,8 @@ class _Translation:
     """One program on its way."""
 
     program: torch.export.ExportedProgram
+    #: Whether weights are inputs, wherever they are.
+    hold: bool = False
     builder: Builder = field(default_factory=Builder)
     #: What each node is: a value, a size, a list of values, or a plain object.
     known: dict[torch.fx.Node, Any] = field(default_factory=dict)
@@ -192,6 +202,8 @@ class _Translation:
     #: Inputs that are changed, by what torch calls them.
     changed: dict[str, Value] = field(default_factory=dict)
     buffers: list[torch.Tensor] = field(default_factory=list)
+    #: Weights on a device, and what stands for each.
+    held: dict[tuple[Any, ...], tuple[torch.Tensor, Value]] = field(default_factory=dict)
     #: Nodes that are weights or views of them, as calls of torch get them; `None` for others.
     weights: dict[torch.fx.Node, torch.Tensor | None] = field(default_factory=dict)
 
@@ -213,6 +225,7 @@ class _Translation:
         changes = _changed(signature)
         flat = 0
         late: list[tuple[torch.fx.Node, str]] = []
+        weights: list[tuple[torch.fx.Node, str]] = []
         for node, spec in zip(nodes, signature.input_specs, strict=True):
             kind, target = spec.kind, spec.target
             if kind == signatures.InputKind.USER_INPUT:
@@ -225,12 +238,25 @@ class _Translation:
             elif target in changes:
                 late.append((node, str(target)))
             else:
-                self.known[node] = self.builder.constant(str(target), self._tensor(str(target)))
+                weights.append((node, str(target)))
         for node, target in late:
             tensor = self._tensor(target)
             value = self.builder.input(node.name, tensor.dtype, tensor.shape)
             self.known[node] = self.changed[target] = value
             self.buffers.append(tensor.detach())
+        for node, target in weights:
+            self.known[node] = self._weight_value(target, self._tensor(target))
+
+    def _weight_value(self, name: str, tensor: torch.Tensor) -> Value:
+        """A constant, which passes may read; or an input, where it is a weight or large and the host has no memory of it."""
+        small = tensor.numel() <= _READ_BY_PASSES and not isinstance(tensor, torch.nn.Parameter)
+        if small or (tensor.device.type == "cpu" and not self.hold):
+            return self.builder.constant(name, tensor)
+        key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if key not in self.held:
+            value = self.builder.input(name, tensor.dtype, tensor.shape)
+            self.held[key] = (tensor.detach(), value)
+        return self.held[key][1]
 
     def _user_input(self, node: torch.fx.Node, spec: Any, at: int) -> None:
         value = node.meta.get("val")
@@ -263,7 +289,7 @@ class _Translation:
         for part in str(node.target).split("."):
             found = getattr(found, part)
         is_tensor = isinstance(found, torch.Tensor)
-        self.known[node] = self.builder.constant(str(node.target), found) if is_tensor else found
+        self.known[node] = self._weight_value(str(node.target), found) if is_tensor else found
 
     # Nodes.
 
@@ -453,6 +479,7 @@ class _Translation:
             document=self.builder.document(name, symbols, outputs, updates),
             constants=list(self.builder.constants.values()),
             buffers=self.buffers,
+            held=[tensor for tensor, _ in self.held.values()],
             host_calls=self.hosts,
             conditions=self.conditions,
             taken=self.taken,

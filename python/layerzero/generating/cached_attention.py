@@ -13,18 +13,20 @@ def _attend(
     key: torch.Tensor,
     value: torch.Tensor,
     position: torch.Tensor,
-    firsts: torch.Tensor,
+    firsts: torch.Tensor | None,
     scale: float | None,
     window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
     """In torch: with a mask over the whole cache, and no scores of keys that are not written."""
     queries, capacity = query.shape[2], key.shape[2]
-    keys = torch.arange(capacity)
-    at = (position + torch.arange(queries))[:, None]
-    kept = (keys <= at) & (keys >= firsts[:, None, None])
+    keys = torch.arange(capacity, device=query.device)
+    at = (position + torch.arange(queries, device=query.device))[:, None]
+    kept = (keys <= at)[None]
+    if firsts is not None:
+        kept = kept & (keys >= firsts[:, None, None])
     if window is not None:
-        kept &= at - keys <= window
+        kept = kept & (at - keys <= window)
     group = query.shape[1] // key.shape[1]
     key, value = (one.repeat_interleave(group, 1) for one in (key, value))
     scores = (query @ key.transpose(2, 3)) * (query.shape[3] ** -0.5 if scale is None else scale)
@@ -44,7 +46,7 @@ def operator() -> Any:
         key: torch.Tensor,
         value: torch.Tensor,
         position: torch.Tensor,
-        firsts: torch.Tensor,
+        firsts: torch.Tensor | None,
         scale: float | None,
         window: int | None,
         softcap: float | None,

@@ -43,7 +43,7 @@ def prompt(
         raise InvalidCallError(text, code="WRONG_SHAPE", hint="pass both as the tokenizer gives them")
     kept = attention_mask != 0
     firsts = ids.shape[1] - kept.sum(-1)
-    if not torch.equal(kept, torch.arange(ids.shape[1]) >= firsts[:, None]) or bool((firsts == ids.shape[1]).any()):
+    if not torch.equal(kept, torch.arange(ids.shape[1], device=ids.device) >= firsts[:, None]) or bool((firsts == ids.shape[1]).any()):
         raise InvalidCallError(
             "attention_mask leaves out tokens that are not at the start, or all of a prompt",
             code="BAD_DATA",
@@ -54,7 +54,7 @@ def prompt(
 
 def _inferred(ids: Tensor, pad: int | None, ending: Tensor | None) -> Tensor:
     """How much padding is before each prompt of a tensor without a mask."""
-    none = torch.zeros(ids.shape[0], dtype=torch.int64)
+    none = torch.zeros(ids.shape[0], dtype=torch.int64, device=ids.device)
     if pad is None or not bool((ids == pad).any()):
         return none
     if ending is not None and pad in ending:
@@ -63,7 +63,7 @@ def _inferred(ids: Tensor, pad: int | None, ending: Tensor | None) -> Tensor:
         return none
     kept = ids != pad
     firsts = ids.shape[1] - kept.sum(-1)
-    if not torch.equal(kept, torch.arange(ids.shape[1]) >= firsts[:, None]) or bool((firsts == ids.shape[1]).any()):
+    if not torch.equal(kept, torch.arange(ids.shape[1], device=ids.device) >= firsts[:, None]) or bool((firsts == ids.shape[1]).any()):
         raise InvalidCallError(
             f"prompts have the padding token {pad} elsewhere than at the start, or nothing else",
             code="BAD_DATA",
@@ -138,14 +138,17 @@ def generate(
         text = f"max_new_tokens is {max_new_tokens!r}, expected 0 or more"
         raise InvalidCallError(text, code="BAD_PARAM", hint="pass how many tokens to generate")
     (batch, length), filled = ids.shape, int(pad or 0)
-    found = torch.full((batch, length + max_new_tokens), filled, dtype=torch.int64)
+    device = decoder.device
+    found = torch.full((batch, length + max_new_tokens), filled, dtype=torch.int64, device=device)
     found[:, :length] = ids
     if not max_new_tokens:
         return found
+    padding = firsts.to(device) if bool((firsts != 0).any()) else None
     with decoder.taken_cache(batch, length + max_new_tokens - 1) as cache, torch.no_grad():
-        running, new, position = torch.ones(batch, dtype=torch.bool), ids, torch.zeros(1, dtype=torch.int64)
+        running, ending = torch.ones(batch, dtype=torch.bool, device=device), ending.to(device)
+        new, position = ids.to(device), torch.zeros(1, dtype=torch.int64, device=device)
         for at in range(length, length + max_new_tokens):
-            scores = decoder.step(new, position, firsts, cache)
+            scores = decoder.step(new, position, padding, cache)
             position += new.shape[1]
             tokens = choose(scores)
             if len(ending):

@@ -37,13 +37,23 @@ def choice(
         )
     if temperature == 0 or (temperature is None and top_k is None and top_p is None):
         return greedy
-    source = torch.Generator().manual_seed(seed) if seed is not None else generator
+    sources: dict[torch.device, torch.Generator | None] = {}
+
+    def source(device: torch.device) -> torch.Generator | None:
+        """Whose random numbers are used for scores on a device."""
+        if seed is None:
+            return generator
+        if device not in sources:
+            sources[device] = torch.Generator(device).manual_seed(seed)
+        return sources[device]
 
     def drawn(scores: Tensor) -> Tensor:
         scores = scores.float()
         if temperature is not None:
             scores = scores / temperature
-        uniform = torch.rand(scores.shape[:-1], generator=source)
+        numbers = source(scores.device)
+        where = scores.device if numbers is None else numbers.device
+        uniform = torch.rand(scores.shape[:-1], generator=numbers, device=where).to(scores.device)
         ids = _draw(scores, top_k, top_p, uniform)
         if bool((ids < 0).any()):
             raise InvalidCallError(
