@@ -49,7 +49,7 @@ class Exported:
     constants: list[torch.Tensor]
     #: The model's tensors that it changes: inputs of the graph behind the caller's.
     buffers: list[torch.Tensor]
-    #: Weights on a device, which the host does not read: inputs of the graph behind those.
+    #: Weights on a device, which the host does not read: inputs of the graph behind those. They are the model's own.
     held: list[torch.Tensor]
     #: What stays torch's.
     host_calls: HostCalls
@@ -255,7 +255,7 @@ class _Translation:
         key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
         if key not in self.held:
             value = self.builder.input(name, tensor.dtype, tensor.shape)
-            self.held[key] = (tensor.detach(), value)
+            self.held[key] = (tensor, value)
         return self.held[key][1]
 
     def _user_input(self, node: torch.fx.Node, spec: Any, at: int) -> None:
