@@ -215,14 +215,20 @@ def _two_ropes(first: Node, second: Node) -> Step:
 
 def _heads_of_both(a: Any, b: Any) -> Any:
     """Two tensors (batch, heads, positions, width) of one memory as one with the heads of both, where they lie so."""
-    if a.dim() != 4 or a.shape[0] != b.shape[0] or a.shape[2:] != b.shape[2:] or a.stride() != b.stride():
+    if a.dim() != 4 or a.shape[0] != b.shape[0] or a.shape[2:] != b.shape[2:]:
         return None
-    heads, apart = a.shape[1], a.stride(1)
+    # The stride of an axis of one element says nothing.
+    if any(one.shape[axis] > 1 and a.stride(axis) != b.stride(axis) for axis in (0, 2, 3) for one in (a, b)):
+        return None
+    if any(one.shape[1] > 1 and one.stride(1) != one.shape[3] for one in (a, b)):
+        return None
+    heads, apart = a.shape[1], a.shape[3]
     if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
         return None
-    if b.storage_offset() != a.storage_offset() + heads * apart or apart != a.shape[3] or a.stride(3) != 1:
+    if b.storage_offset() != a.storage_offset() + heads * apart or a.stride(3) != 1:
         return None
-    return a.as_strided((a.shape[0], heads + b.shape[1], *a.shape[2:]), a.stride())
+    strides = (a.stride(0), apart, a.stride(2), 1)
+    return a.as_strided((a.shape[0], heads + b.shape[1], *a.shape[2:]), strides)
 
 
 def _sum_and_norm(added: Node, norm: Node) -> Step:

@@ -85,6 +85,7 @@ class Program:
         self.writes = bool(graph.updates)
         self._updates = [(self._names[old], self._names[new]) for old, new in updates]
         self._planned = self._plan(steps)
+        self._views_of_inputs = self._found_views_of_inputs()
 
     def _place(self, name: str) -> int:
         return self._names.setdefault(name, len(self._names))
@@ -99,6 +100,18 @@ class Program:
             kept |= last
             found.append(_Planned(step, reads, makes, tuple(last)))
         return found[::-1]
+
+    def _found_views_of_inputs(self) -> list[int]:
+        """The results whose memory is an input's, or what is known before."""
+        own: set[int] = set()
+        for planned in self._planned:
+            of = planned.reads[0] if planned.step.work.view else None
+            if of is not None and (of in own or self._is_given(of)):
+                own.update(planned.makes)
+        return [at for at in self.outputs if at in own or self._is_given(at)]
+
+    def _is_given(self, at: int) -> bool:
+        return at < self._count or any(at == known for known, _ in self._known)
 
     def values(self, inputs: Sequence[Tensor]) -> list[Tensor | None]:
         """The places of all values, those that are known before a run filled."""
@@ -117,8 +130,11 @@ class Program:
             for at in planned.dies:
                 values[at] = None
 
-    def update(self, values: Sequence[Any]) -> None:
-        """Writes the new contents of inputs that the model changes."""
+    def update(self, values: list[Any]) -> None:
+        """Writes the new contents of inputs that the model changes. Results that are views of inputs stay what they are."""
+        if self._updates:
+            for at in self._views_of_inputs:
+                values[at] = values[at].clone()
         fresh = [(old, values[new]) for old, new in self._updates]
         # What is written may be read by another: an exchange of two inputs.
         several = len(fresh) > 1
@@ -133,13 +149,10 @@ class Program:
             self.run_steps(values, at, at + 1)
             if after is not None:
                 after()
-        results = [values[at] for at in self.outputs]
-        # A result may be a view of what an update overwrites, or of what is known before.
-        known = {at for at, _ in self._known}
-        copied = [self.writes or at in known for at in self.outputs]
-        results = [one.clone() if copy else one for one, copy in zip(results, copied, strict=True)]
         self.update(values)
-        return results
+        # What is known before stays as it is, whatever the caller writes to the result.
+        known = {at for at, _ in self._known}
+        return [values[at].clone() if at in known else values[at] for at in self.outputs]
 
     def signature(self, step: Step) -> str:
         """What two steps share that make the same calls."""

@@ -43,6 +43,15 @@ class _Sizes:
     kernels: dict[str, str] = field(default_factory=dict)
 
 
+def graphs_of(device: torch.device) -> Graphs | None:
+    """What captures on a device, if anything does. All graphs of a session share a pool."""
+    if device.type != "cuda":
+        return None
+    from layerzero.graphs import CudaGraphs
+
+    return CudaGraphs(device.index or 0, torch.cuda.Stream(device), torch.cuda.graph_pool_handle())
+
+
 class DeviceSession:
     """Runs a graph on a device. It is used as the native session of graphs on the CPU is.
 
@@ -73,12 +82,7 @@ class DeviceSession:
         self._constants: dict[str, Tensor] = {}
         self._contents: dict[tuple[Any, ...], Tensor] = {}
         self._lock = open_in_forks(threading.RLock())
-        self._graphs = graphs
-        if graphs is None and device.type == "cuda":
-            from layerzero.graphs import CudaGraphs
-
-            index = device.index or 0
-            self._graphs = CudaGraphs(index, torch.cuda.Stream(device), torch.cuda.graph_pool_handle())
+        self._graphs = graphs if graphs is not None else graphs_of(device)
         #: Behind the last run: graphs have one set of slots, and runs may be on several streams.
         self._done: Any = torch.cuda.Event() if device.type == "cuda" else None
 
