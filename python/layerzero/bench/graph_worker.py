@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from layerzero.bench import decode_steps, graph_models
+from layerzero.errors import named_line
 
 #: A model as a function of tensors.
 Run = Callable[[], Tensor]
@@ -154,8 +155,7 @@ def main(peer: str, threads: int) -> None:
                 else:
                     answer = {"times_us": _timed(run, float(rest))}
         except Exception as error:  # noqa: BLE001 - the row says what was wrong
-            text = str(error).strip().splitlines() or [""]
-            answer = {"error": f"{type(error).__name__}: {text[0][:200]}"}
+            answer = {"error": named_line(error)[:200]}
         print(json.dumps(answer), file=answers, flush=True)
 
 
