@@ -20,7 +20,7 @@ from torch.utils._sympy import functions
 
 from layerzero import nesting, plan_files
 from layerzero.call_arguments import Signature
-from layerzero.errors import ConfigurationError, InvalidCallError
+from layerzero.errors import ConfigurationError, InvalidCallError, first_line
 from layerzero.export import Exported
 from layerzero.export.host_calls import HostCalls
 from layerzero.graph_variants import How, Variant
@@ -66,7 +66,7 @@ def write(path: str | Path, saved: SavedGraph) -> Path:
         arguments, results = nesting.dumps(exported.in_spec), nesting.dumps(exported.out_spec)
     except nesting.NestingError as error:
         raise InvalidCallError(
-            f"arguments or results cannot be written: {_line(error)}",
+            f"arguments or results cannot be written: {first_line(error)}",
             code="NOT_EXPORTABLE",
             hint="pass and return tensors, lists, tuples and dicts",
         ) from error
@@ -87,7 +87,7 @@ def write(path: str | Path, saved: SavedGraph) -> Path:
         "examples": [[str(one.dtype).removeprefix("torch."), list(one.shape)] for one in saved.variant.example],
         "off": list(how.off),
         "tune": how.tune,
-        "numbers": how.weights,
+        "weight_dtype": how.weights,
         "precision": how.precision,
     }
     return plan_files.write(path, head, weights)
@@ -104,11 +104,7 @@ def read(path: str | Path, *, verify: bool) -> SavedGraph:
         *(KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError),
         *(RecursionError, OverflowError, MemoryError, NotImplementedError, SyntaxError),
     ) as error:
-        raise ConfigurationError(
-            f"{path} is no plan of a compiled model: {_line(error)}",
-            code="BAD_PLAN",
-            hint="make it anew with lz.compile(…).save(…)",
-        ) from error
+        raise plan_files.bad(path, first_line(error)) from error
 
 
 def _read(head: dict[str, Any], weights: list[Tensor]) -> SavedGraph:
@@ -129,8 +125,8 @@ def _read(head: dict[str, Any], weights: list[Tensor]) -> SavedGraph:
     how = How(
         tune=bool(head["tune"]),
         off=tuple(str(one) for one in head["off"]),
-        weights=head.get("numbers"),
-        precision=head.get("precision", "highest"),
+        weights=head["weight_dtype"],
+        precision=str(head["precision"]),
     )
     variant = Variant(exported, _zeros(example), how)
     saved = SavedGraph(str(head["model"]), str(head["hardware"]), Signature.loads(head["parameters"]), variant)
@@ -160,10 +156,10 @@ def _check(variant: Variant) -> None:
 
 
 def _zeros(outlines: Sequence[Tensor]) -> list[Tensor]:
-    """Inputs of these sizes. Their memory is not used before it is read."""
+    """Inputs of these sizes, each one zero that is repeated."""
     if any(one.numel() > _MOST_ELEMENTS for one in outlines):
         raise ValueError("its examples are too large")
-    return [torch.zeros(one.shape, dtype=one.dtype) for one in outlines]
+    return [torch.zeros((), dtype=one.dtype).expand(one.shape) for one in outlines]
 
 
 def condition(text: str) -> Any:
@@ -186,8 +182,3 @@ def _text(value: Any) -> str:
 def _constant(name: str, text: Any) -> Any:
     """An argument that is no tensor, from a file."""
     return _CONSTANTS[name](str(text))
-
-
-def _line(error: BaseException) -> str:
-    """The first line of what an error says."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
