@@ -77,17 +77,16 @@ class ServedModel:
                 if variant.quick is not None and (found := variant.quick(args)) is not None:
                     self._calls += 1
                     return found
-        if self._decided is not None:
-            self._calls += 1
-            return self._decided(*args, **kwargs)
-        if why := "training mode" if training else self._surroundings():
+        plan, variants = self._decided, self._variants
+        if plan is None and (why := "training mode" if training else self._surroundings()):
             return self._left_to_model(Left(why), args, kwargs)
         # Another thread may call `refresh` meanwhile.
-        while not (variants := self._variants):
+        while plan is None and not variants:
             self._prepare(args, kwargs)
-            if self._decided is not None:
-                self._calls += 1
-                return self._decided(*args, **kwargs)
+            plan, variants = self._decided, self._variants
+        if plan is not None:
+            self._calls += 1
+            return plan(*args, **kwargs)
         call = self._signature.read(args, kwargs, variants[0].plain)
         if isinstance(call, str):
             return self._left_to_model(Left("other arguments", call), args, kwargs)
