@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
+
+from layerzero.torch_state import recorder
 
 if TYPE_CHECKING:
     from layerzero.export import Exported
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 CONSTANTS = (int, float, bool, str, type(None))
 #: Forms of calls that are remembered.
 _MOST_ORDERS = 256
+
+
+def constant_key(one: Any) -> tuple[type, Any]:
+    """Equal for two constants that a model cannot distinguish: of the same type, and of the same value to the bit."""
+    # 0.0 equals -0.0, and NaN does not equal itself.
+    return type(one), repr(one) if isinstance(one, float) else one
 
 
 class _UnfitError(Exception):
@@ -42,10 +49,8 @@ def surroundings() -> str:
     """What surrounds this call that only torch's own functions follow; nothing if there is none."""
     if torch.is_autocast_enabled("cpu"):
         return "autocast"
-    if torch._C._get_tracing_state() is not None:
-        return "torch.jit.trace"
-    if forward_ad._current_level >= 0:
-        return "forward-mode derivatives"
+    if (who := recorder()) is not None:
+        return who
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "a transform of torch.func"
     return "a dispatch mode" if torch._C._len_torch_dispatch_stack() else ""
@@ -227,6 +232,5 @@ def _kind(one: Any) -> tuple[Any, ...]:
             raise _UnfitError(f"an argument is on {one.device}: its memory cannot be read from the host")
         raise _UnfitError("an argument is complex, a graph holds real numbers")
     if isinstance(one, CONSTANTS):
-        # 0.0 and -0.0 are equal, and NaN differs from itself.
-        return type(one), repr(one) if isinstance(one, float) else one
+        return constant_key(one)
     raise _UnfitError(f"an argument is a {type(one).__name__}, a graph takes tensors, numbers, texts and None")

@@ -131,9 +131,9 @@ class CompiledModel(ServedModel):
 
     def report(self, *args: Any, **kwargs: Any) -> GraphReport:
         """What became of the model, for some inputs or those of the first call."""
-        if self._decided is not None:
+        if (plan := self._decided) is not None:
             return graph_questions.report_of_plan(
-                self._decided,
+                plan,
                 model=self._name,
                 precision=self._how.precision,
                 calls=self._calls,
@@ -238,6 +238,7 @@ class CompiledModel(ServedModel):
             strict=self._strict,
             **asdict(how),
         )
+        copied._precise = self._precise
         return copied
 
     def __reduce__(self) -> Any:

@@ -90,14 +90,14 @@ class Variant:
 
     def serves(self, other: Variant) -> bool:
         """Whether it serves the first call of another export."""
-        from layerzero.export import same_constant
+        from layerzero.call_arguments import constant_key
 
         mine, theirs = self.exported, other.exported
         alike = (
             mine.in_spec == theirs.in_spec and mine.taken == theirs.taken and mine.fixed.keys() == theirs.fixed.keys()
         )
-        values = ((value, theirs.fixed.get(at)) for at, value in mine.fixed.items())
-        return alike and all(same_constant(*pair) for pair in values) and not self.fits(other.example)
+        same = all(constant_key(value) == constant_key(theirs.fixed.get(at)) for at, value in mine.fixed.items())
+        return alike and same and not self.fits(other.example)
 
     def takes(self, call: Call) -> str:
         """Why it cannot serve arguments of this nesting and these values; nothing if it can, for some sizes."""

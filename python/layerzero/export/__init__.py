@@ -10,6 +10,6 @@
 | `refusals.py` | models that cannot be exported, with the line that is the cause |
 """
 
-from layerzero.export.exporting import Exported, export, same_constant
+from layerzero.export.exporting import Exported, export
 
-__all__ = ["Exported", "export", "same_constant"]
+__all__ = ["Exported", "export"]

@@ -13,7 +13,8 @@ import torch
 from torch.export import graph_signature as signatures
 from torch.utils import _pytree as pytree
 
-from layerzero.errors import ExportError, warn
+from layerzero.call_arguments import constant_key
+from layerzero.errors import ExportError, named_line, warn
 from layerzero.export import refusals, sizes
 from layerzero.export.building import Builder, Value, dtype_name
 from layerzero.export.handlers import HANDLERS, Call
@@ -80,7 +81,7 @@ class Exported:
     def differing(self, flat: Sequence[Any]) -> str:
         """Which of the flattened arguments has another value than the one it was exported for; nothing if none has."""
         for at, value in self.fixed.items():
-            if not same_constant(flat[at], value):
+            if constant_key(flat[at]) != constant_key(value):
                 given = "a tensor" if isinstance(flat[at], torch.Tensor) else repr(flat[at])
                 return f"argument {at} is {given}, the graph is for {value!r}"
         return ""
@@ -103,11 +104,6 @@ class Exported:
     def hosts(self) -> list[str]:
         """The functions that stay torch's, each once."""
         return list(dict.fromkeys(call.name for call in self.host_calls.calls))
-
-
-def same_constant(one: Any, other: Any) -> bool:
-    """Whether two arguments that are no tensors are the same to a model: of one type, and of one value to the bit."""
-    return type(one) is type(other) and (repr(one) == repr(other) if isinstance(one, float) else one == other)
 
 
 def export(
@@ -321,10 +317,7 @@ class _Translation:
             found = NotImplemented
             if not any(isinstance(one, sympy.Basic) for one in pytree.tree_leaves(given)):
                 # A graph without this operation is right, and slower.
-                said = (str(raised).strip().splitlines() or [""])[0]
-                warn(
-                    f"{op} stays torch's: LayerZero's handler failed, please report it: {type(raised).__name__}: {said}"
-                )
+                warn(f"{op} stays torch's: LayerZero's handler failed, please report it: {named_line(raised)}")
         # A size that is a symbol where the operation has a number.
         symbolic = any(not _is_data(row["attrs"]) for row in self.builder.nodes[written:])
         if found is NotImplemented or symbolic:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from layerzero.errors import InvalidCallError
-from layerzero.generating.cached_attention import operator
+from layerzero.generating.cached_attention import cached_attention
 from layerzero.lifecycle import open_in_forks
 
 #: What transformers calls our attention while a model is exported.
@@ -91,7 +91,7 @@ def _attend(
         tracing.refused.append("is_causal=False")
     # transformers counts the query's own key.
     window = None if sliding_window is None else sliding_window - 1
-    out = operator()(query, key, value, tracing.position, tracing.firsts, scaling, window, softcap)
+    out = cached_attention(query, key, value, tracing.position, tracing.firsts, scaling, window, softcap)
     return out.transpose(1, 2).contiguous(), None
 
 

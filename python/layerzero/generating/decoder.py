@@ -105,6 +105,7 @@ class Decoder:
 
     def step(self, input_ids: Tensor, position: Tensor, firsts: Tensor, cache: Sequence[Tensor]) -> Tensor:
         """The scores after the last of some new tokens, (batch, vocabulary). Writes their keys and values to the cache."""
+        self._compiled._calls += 1
         scores: Tensor = self.session.run([input_ids, position, firsts, *cache], self._host)[0]
         return scores
 
