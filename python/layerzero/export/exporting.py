@@ -1,4 +1,4 @@
-"""The exporter: a module is traced by torch.export, and each node of what it traces is written by its handler."""
+"""The exporter: torch.export traces a module, and a handler for each op writes its nodes to the graph."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from layerzero.export.host_calls import HostCall, HostCalls, Slot
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: What checks what torch has checked while tracing; sizes are checked by the graph.
+#: Ops that check dtypes and sizes. torch checked them while it traced, and the graph checks sizes in each call.
 _CHECKS = frozenset(
     ["aten._assert_tensor_metadata.default", "aten.sym_constrain_range_for_size.default", "aten.sym_size.int"]
 )
 _GREATEST = 2**62
-#: What gives other sizes and strides to the same memory.
+#: Ops whose results are views of their inputs.
 _VIEWS = frozenset(
     f"aten.{name}"
     for name in (
@@ -40,29 +40,29 @@ _VIEWS = frozenset(
 
 @dataclass(frozen=True)
 class Exported:
-    """A model as the document of a graph, and what belongs to it."""
+    """A model as a graph in JSON, with its weights and the form of its arguments and results."""
 
-    #: The document, as the native `Graph.from_document` reads it.
+    #: The graph as JSON, which the native `Graph.from_document` reads.
     document: str
-    #: The tensors the document names as its constants, in order. They are the model's own.
+    #: The tensors that the document names as constants, in its order. They are the model's own, not copies.
     constants: list[torch.Tensor]
-    #: The model's tensors that it changes: inputs of the graph behind the caller's.
+    #: Buffers and parameters that the model writes to. They are inputs of the graph, after those of the caller.
     buffers: list[torch.Tensor]
-    #: What stays torch's.
+    #: Calls that stay torch's.
     host_calls: HostCalls
-    #: Conditions on sizes under which the graph is the model: expressions of symbols.
+    #: Conditions on the sizes, as expressions of symbols. The graph is valid only where all of them hold.
     conditions: list[sympy.Basic]
-    #: Which of the flattened arguments are inputs of the graph.
+    #: For each input of the graph that the caller gives: its index among the flattened arguments.
     taken: list[int]
-    #: What the flattened results are: the place among the graph's results, or what they are always.
+    #: For each flattened result: its index among the results of the graph; or `None`, and the constant it is.
     given: list[tuple[int | None, Any]]
     in_spec: Any
     out_spec: Any
-    #: The other flattened arguments, which are no tensors: the graph is the model for these values only.
+    #: The flattened arguments that are no tensors, by index. The graph is valid only for these values.
     fixed: dict[int, Any] = field(default_factory=dict)
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
-        """The inputs of the graph for the arguments of a call, the model's changing tensors behind them."""
+        """The inputs of the graph for the arguments of a call, followed by the buffers that the model writes to."""
         flat, spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
         if spec != self.in_spec:
             raise ExportError(
@@ -79,7 +79,7 @@ class Exported:
         return [flat[i] for i in self.taken] + self.buffers
 
     def differing(self, flat: Sequence[Any]) -> str:
-        """Which of the flattened arguments has another value than the one it was exported for; nothing if none has."""
+        """Which flattened argument has another value than the one the model was exported for; ``""`` if none has."""
         for at, value in self.fixed.items():
             if constant_key(flat[at]) != constant_key(value):
                 given = "a tensor" if isinstance(flat[at], torch.Tensor) else repr(flat[at])
@@ -92,7 +92,7 @@ class Exported:
         return pytree.tree_unflatten(flat, self.out_spec)
 
     def violated(self, symbols: Mapping[str, int]) -> list[str]:
-        """The conditions that do not hold for some sizes."""
+        """The conditions that do not hold for these sizes."""
         numbers = {sympy.Symbol(name): number for name, number in symbols.items()}
         by_name = [
             (one, {s: numbers[sympy.Symbol(s.name)] for s in one.free_symbols if sympy.Symbol(s.name) in numbers})
@@ -112,8 +112,6 @@ def export(
     kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_shapes: Any = None,
-    strict: bool = False,
-    name: str | None = None,
 ) -> Exported:
     """Exports a module for example arguments; `dynamic_shapes` as torch.export takes them."""
     if not isinstance(module, torch.nn.Module):
@@ -126,7 +124,7 @@ def export(
                 tuple(args),
                 dict(kwargs or {}),
                 dynamic_shapes=dynamic_shapes,
-                strict=strict,
+                strict=False,
                 # Comparisons of sizes that torch cannot prove are kept as conditions.
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
@@ -134,7 +132,8 @@ def export(
         raise
     except Exception as raised:
         raise refusals.not_exported(raised) from raised
-    if (found := _as_it_is(program, name or type(module).__name__)) is not None:
+    name = type(module).__name__
+    if (found := _as_it_is(program, name)) is not None:
         return found
     try:
         with torch.no_grad(), torch.autocast("cpu", enabled=False), warnings.catch_warnings():
@@ -145,11 +144,11 @@ def export(
         raise
     except Exception as raised:
         raise refusals.not_exported(raised) from raised
-    return of_program(program, name or type(module).__name__)
+    return of_program(program, name)
 
 
 def _as_it_is(program: torch.export.ExportedProgram, name: str) -> Exported | None:
-    """The graph of a program whose ops all have a handler and change nothing: torch need not trace it once more to take it apart."""
+    """The graph of a program, if each of its ops has a handler and none writes in place: then torch need not decompose it."""
     ops = [node.target for node in program.graph.nodes if node.op == "call_function"]
     changes = any(getattr(getattr(op, "_schema", None), "is_mutable", False) for op in ops)
     if changes or any(isinstance(op, torch._ops.HigherOrderOperator) for op in ops):
@@ -163,32 +162,32 @@ def _as_it_is(program: torch.export.ExportedProgram, name: str) -> Exported | No
 
 @functools.cache
 def _decompositions() -> dict[Any, Any]:
-    """torch's, but for ops that have a handler: those stay whole."""
+    """torch's decompositions, without those of ops that have a handler."""
     table: Any = torch.export.default_decompositions()
     return {op: decomposition for op, decomposition in table.items() if str(op) not in HANDLERS}
 
 
 def of_program(program: torch.export.ExportedProgram, name: str) -> Exported:
-    """The graph of an exported program that has no ops that change their arguments."""
+    """The graph of an exported program without ops that write in place."""
     return _Translation(program).run(name)
 
 
 @dataclass
 class _Translation:
-    """One program on its way."""
+    """The translation of one program."""
 
     program: torch.export.ExportedProgram
     builder: Builder = field(default_factory=Builder)
-    #: What each node is: a value, a size, a list of values, or a plain object.
+    #: What each node of the program became: a value, a size, a list of values, or a plain object.
     known: dict[torch.fx.Node, Any] = field(default_factory=dict)
     hosts: HostCalls = field(default_factory=HostCalls)
     conditions: list[sympy.Basic] = field(default_factory=list)
     taken: list[int] = field(default_factory=list)
     fixed: dict[int, Any] = field(default_factory=dict)
-    #: Inputs that are changed, by what torch calls them.
+    #: Inputs that the model writes to, by torch's names.
     changed: dict[str, Value] = field(default_factory=dict)
     buffers: list[torch.Tensor] = field(default_factory=list)
-    #: Nodes that are weights or views of them, as calls of torch get them; `None` for others.
+    #: For each node: the weight that it is or is a view of, which a call of torch gets as it is; else `None`.
     weights: dict[torch.fx.Node, torch.Tensor | None] = field(default_factory=dict)
 
     def run(self, name: str) -> Exported:
@@ -306,19 +305,19 @@ class _Translation:
         return self._host(node, result)
 
     def _handled(self, handler: Any, node: torch.fx.Node, op: str, result: Any) -> Any:
-        """What a handler makes of a node; `NotImplemented`, and nothing written, where the node must stay torch's."""
+        """The result of a handler. `NotImplemented` if the node must stay torch's; then nothing is written."""
         names, given = self._arguments(node)
         written = len(self.builder.nodes)
         try:
             found = handler(self.builder, Call(result, _used(node, result), names), *given)
         except (ExportError, sizes.UnknownSizeError):
             raise
-        except Exception as raised:  # noqa: BLE001 - told below
+        except Exception as raised:  # noqa: BLE001 - there is a warning
             found = NotImplemented
             if not any(isinstance(one, sympy.Basic) for one in pytree.tree_leaves(given)):
-                # A graph without this operation is right, and slower.
+                # The graph is correct without the handler, and slower.
                 warn(f"{op} stays torch's: LayerZero's handler failed, please report it: {named_line(raised)}")
-        # A size that is a symbol where the operation has a number.
+        # An attribute that must be a number is a symbol.
         symbolic = any(not _is_data(row["attrs"]) for row in self.builder.nodes[written:])
         if found is NotImplemented or symbolic:
             for row in self.builder.nodes[written:]:
@@ -328,7 +327,7 @@ class _Translation:
         return found
 
     def _arguments(self, node: torch.fx.Node) -> tuple[tuple[str, ...], list[Any]]:
-        """The names of the arguments of the op's schema, and what they are."""
+        """The names and the values of the arguments, in the order of the op's schema."""
         schema = node.target._schema.arguments  # type: ignore[union-attr]
         given = []
         for i, argument in enumerate(schema):
@@ -362,7 +361,7 @@ class _Translation:
     # What stays torch's.
 
     def _constant(self, node: torch.fx.Node) -> torch.Tensor | None:
-        """The weight that a node is, or is a view of. A call of torch gets it as it lies in the model: nothing is copied."""
+        """The weight that a node is, or is a view of. A call of torch gets it without a copy."""
         if node not in self.weights:
             self.weights[node] = self._weight(node)
         return self.weights[node]
@@ -457,7 +456,7 @@ class _Translation:
 
 
 def _is_data(value: Any) -> bool:
-    """Whether JSON has it."""
+    """Whether JSON can hold it."""
     if isinstance(value, dict):
         return all(map(_is_data, value.values()))
     if isinstance(value, (list, tuple)):
@@ -465,7 +464,7 @@ def _is_data(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-#: Outputs of a program that are new contents of tensors.
+#: Outputs of a program that are written to tensors of the model or of the caller.
 _UPDATES = (
     signatures.OutputKind.BUFFER_MUTATION,
     signatures.OutputKind.PARAMETER_MUTATION,
@@ -479,12 +478,12 @@ def _changed(signature: Any) -> set[str]:
 
 
 def _most(bound: Any) -> int | None:
-    """A greatest number, if it is one a size can reach."""
+    """The upper end of a range, if a size can reach it."""
     return int(bound) if bound.is_Integer and int(bound) < _GREATEST else None
 
 
 def _used(node: torch.fx.Node, result: Any) -> frozenset[int]:
-    """Which results of a node something reads."""
+    """The indices of the results of a node that are used."""
     if isinstance(result, torch.Tensor):
         return frozenset([0])
     reads = [user.args[1] for user in node.users if user.target is operator.getitem]
@@ -492,12 +491,12 @@ def _used(node: torch.fx.Node, result: Any) -> frozenset[int]:
 
 
 def _origin(node: torch.fx.Node) -> str:
-    """The module of the model a node is of."""
+    """The name of the module that a node comes from."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return str(stack[-1][0]) if stack else ""
 
 
-#: Arguments that say where and how a result lies, and what differentiation needs.
+#: Arguments that only say where and how a result is stored, or that only differentiation needs.
 _PLACEMENT = frozenset(["dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking", "copy", "implicit"])
 
 

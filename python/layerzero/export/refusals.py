@@ -70,7 +70,7 @@ def line_of_node(node: Any) -> str:
 
 
 def not_exported(raised: BaseException) -> ExportError:
-    """What torch.export says no with."""
+    """The error for a model that torch.export refuses."""
     if "transformers.cache_utils." in first_line(raised):
         return ExportError(
             "the model gives a cache, which a graph does not",
@@ -86,5 +86,5 @@ def not_exported(raised: BaseException) -> ExportError:
 
 
 def unsupported(what: str, node: Any, hint: str) -> ExportError:
-    """Something torch exports and a graph cannot hold."""
+    """The error for something that torch exports and a graph cannot hold."""
     return ExportError(what, line=line_of_node(node), code="NOT_EXPORTABLE", hint=hint)
