@@ -1,4 +1,4 @@
-"""A model exported for some sizes: its session, which arguments and sizes it takes, and why a call is left to the model."""
+"""A variant of a model: its export for some sizes, which calls fit it, and why a call runs the model itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class How:
-    """How graphs are compiled."""
+    """Options of :func:`layerzero.compile` that every variant of a model shares."""
 
     tune: bool = False
     off: tuple[str, ...] = ()
@@ -26,7 +26,7 @@ class How:
 
 
 class Variant:
-    """A model exported for some sizes, or ranges of them, and for the values of its arguments that are no tensors."""
+    """A model exported for some sizes or ranges of sizes, and for the values of its arguments that are not tensors."""
 
     def __init__(
         self, exported: Exported, example: Sequence[Tensor], how: How, share: _native.Session | None = None
@@ -46,34 +46,34 @@ class Variant:
         )
         self.host = exported.host_calls if len(exported.host_calls) else None
         updated = set(self.graph.updates)
-        #: Which inputs are written in their places.
+        #: The indices of inputs that the graph writes to.
         self.written = [at for at, (name, _, _) in enumerate(self.graph.inputs) if name in updated]
-        #: Inputs of the sizes it was first made for: what `steps` shows without others.
+        #: The inputs it was exported for. `explain()` without arguments is about these.
         self.example = list(example)
         positional, named = _parts(exported.in_spec)
         plain = exported.taken == list(range(positional.num_leaves)) and named.num_leaves == 0
         plain = plain and all(part.is_leaf() for part in _parts(positional))
-        #: How many arguments there are and how they are nested, where all are tensors by position.
+        #: The number of arguments and their nesting, if all of them are positional tensors; else `None`.
         self.plain = (len(exported.taken), exported.in_spec) if plain else None
         self.single = exported.given == [(0, None)] and exported.out_spec.is_leaf()
-        #: A call in native code alone, or nothing where it cannot be one.
+        #: The native function of the whole call, or `None` if the call needs Python.
         self.quick = self.session.quick if plain and self.single and self.host is None else None
 
     def anew(self, share: _native.Session | None) -> Variant:
-        """The same with weights read again, where they lie as they did."""
+        """The same variant after its weights changed in place: they are packed again."""
         return Variant(self.exported, self.example, self.how, share)
 
     def inputs(self, call: Call) -> list[Tensor]:
-        """The inputs of the graph, from the arguments of a call that it takes."""
+        """The inputs of the graph, from the arguments of a call that fits."""
         return [*[call.flat[at] for at in self.exported.taken], *self.exported.buffers]
 
     def run(self, inputs: list[Tensor]) -> Any:
-        """A call."""
+        """Runs the graph."""
         results = self.session.run(inputs, self.host)
         return results[0] if self.single else self.exported.unflatten(results)
 
     def copied(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Inputs of which a run changes nothing but copies."""
+        """The inputs with copies of those that the graph writes to, so that a run leaves the caller's tensors alone."""
         import torch
 
         found = list(inputs)
@@ -82,14 +82,14 @@ class Variant:
         return found
 
     def laid(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Inputs as a plan is made for them, which is not run."""
+        """The inputs as a plan needs them: those that the graph writes to are contiguous. They are not run."""
         found = list(inputs)
         for at in self.written:
             found[at] = found[at].contiguous()
         return found
 
     def serves(self, other: Variant) -> bool:
-        """Whether it serves the first call of another export."""
+        """Whether it fits the call that another variant was exported for."""
         from layerzero.call_arguments import constant_key
 
         mine, theirs = self.exported, other.exported
@@ -100,7 +100,7 @@ class Variant:
         return alike and same and not self.fits(other.example)
 
     def takes(self, call: Call) -> str:
-        """Why it cannot serve arguments of this nesting and these values; nothing if it can, for some sizes."""
+        """Why the nesting or the constants of a call do not fit; ``""`` if they do. Sizes are not checked."""
         from layerzero.call_arguments import nesting
 
         if call.spec != self.exported.in_spec:
@@ -114,7 +114,7 @@ class Variant:
         return self.exported.differing(call.flat)
 
     def fits(self, inputs: Sequence[Tensor]) -> str:
-        """Why it cannot serve inputs of these sizes; nothing if it can."""
+        """Why the dtypes or sizes of inputs do not fit; ``""`` if they do."""
         symbols: dict[str, int] = {}
         for tensor, (name, dtype, shape) in zip(inputs, self.graph.inputs, strict=True):
             if str(tensor.dtype) != f"torch.{dtype}" or tensor.dim() != len(shape):
@@ -134,20 +134,20 @@ class Variant:
 
 @dataclass(frozen=True)
 class Left:
-    """Why calls are left to the model."""
+    """Why calls run the model itself."""
 
-    #: What they are counted as.
+    #: The kind that `report().model_calls` counts them as.
     kind: str
-    #: What is said of the first one.
+    #: The reason in the warning about the first one.
     detail: str = ""
 
 
 def outline(tensor: Tensor) -> str:
-    """Its element type and sizes: ``float32[2, 3]``."""
+    """The dtype and the sizes of a tensor: ``float32[2, 3]``."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def _parts(spec: Any) -> list[Any]:
-    """What a nested structure holds, as torch 2.10 and later tell it."""
+    """The children of a nested structure: a method from torch 2.10 on, an attribute before."""
     found: list[Any] = spec.children() if hasattr(spec, "children") else spec.children_specs
     return found

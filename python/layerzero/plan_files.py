@@ -1,15 +1,15 @@
 """Compiled models as files: ``lz.compile(…).save(path)`` and ``lz.load_plan(path)``.
 
-A file is a head and the weights. The weights are mapped into memory, not read, so that several processes share them.
+A file has a head and the weights. The weights are mapped into memory, so that several processes share them.
 
     bytes 0–7     LZPLAN03
     bytes 8–15    length of the head, little-endian
     bytes 16–47   SHA-256 of the head
-    head          JSON: the graph, how arguments and results are nested, the machine, and for each weight its name, dtype, shape,
-                  offset, length and SHA-256
+    head          JSON: the fields that `saved_graphs.py` writes, and for each weight its name, dtype, shape, offset, length and
+                  SHA-256
     weights       each at a multiple of 64 bytes from the start of the file
 
-Nothing in it is code: no pickle, no Python names that are looked up.
+A file holds no code: no pickle, and no names that Python would look up.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from layerzero.errors import ConfigurationError
 _MAGIC = b"LZPLAN03"
 _HEAD_AT = 48
 _ALIGN = 64
-#: The longest head: a model has at most some ten thousand nodes of a few hundred bytes.
+#: The longest head that is read. A model has at most some ten thousand nodes, of a few hundred bytes each.
 _LONGEST_HEAD = 256 << 20
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -54,12 +54,12 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class PlanFile:
-    """What a file holds."""
+    """The contents of a file."""
 
     head: dict[str, Any]
-    """All but the weights."""
+    """The fields."""
     weights: list[Tensor]
-    """The weights, in memory that is mapped from the file."""
+    """The weights, mapped from the file."""
 
 
 def bad(path: str | Path, why: str) -> ConfigurationError:
@@ -75,7 +75,7 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def write(path: str | Path, head: dict[str, Any], weights: dict[str, Tensor]) -> Path:
-    """Writes a file in one piece: a reader sees the old one or the new one, never a part."""
+    """Writes a file atomically: a reader sees the old file or the new one, never a part."""
     target = Path(path)
     rows: list[dict[str, Any]] = []
     offset = 0
@@ -93,7 +93,7 @@ def write(path: str | Path, head: dict[str, Any], weights: dict[str, Tensor]) ->
         )
         offset += -(-data.nbytes // _ALIGN) * _ALIGN
     text = json.dumps({**head, "weights": rows, "weights_length": offset}, separators=(",", ":")).encode()
-    # Where the weights begin is not in the head: it follows from the length of the head.
+    # The weights begin at the next multiple of 64 after the head.
     first = -(-(_HEAD_AT + len(text)) // _ALIGN) * _ALIGN
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
@@ -105,7 +105,7 @@ def write(path: str | Path, head: dict[str, Any], weights: dict[str, Tensor]) ->
             file.truncate(first + offset)
             file.flush()
             os.fsync(file.fileno())
-        # A temporary file is its owner's alone; this one is as readable as others that the process makes.
+        # mkstemp lets only the owner read. Give the file the permissions that the umask allows.
         Path(temporary).chmod(0o666 & ~_umask())
         Path(temporary).replace(target)
     except BaseException:
@@ -115,14 +115,14 @@ def write(path: str | Path, head: dict[str, Any], weights: dict[str, Tensor]) ->
 
 
 def _umask() -> int:
-    """Which permissions new files do not get. The system has no way to ask without setting it for a moment."""
+    """The process's umask. The only way to read it is to set it for a moment."""
     before = os.umask(0o077)
     os.umask(before)
     return before
 
 
 def read(path: str | Path, *, verify: bool = True) -> PlanFile:
-    """Reads a file. ``verify`` compares each weight with its checksum, which reads all of them once."""
+    """Reads a file. With ``verify``, all weights are read once and compared with their checksums."""
     try:
         with Path(path).open("rb") as file:
             size = os.fstat(file.fileno()).st_size

@@ -1,7 +1,7 @@
-"""A compiled model as a plan file has it: a graph, how its arguments and results are nested, and for which sizes and values it is.
+"""The fields of a plan file: the graph, the nesting of its arguments and results, and the sizes and values that it is for.
 
-`plan_files.py` has the bytes of a file, this module what its head says. All of it is data: of conditions on sizes only known words
-are read, of arguments only numbers, texts and ``None``.
+`plan_files.py` reads and writes the bytes; this module reads and writes the fields of the head. They are data, never code: a
+condition on sizes may have only known words, and a constant argument is a number, a text or ``None``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from layerzero.export import Exported
 from layerzero.export.host_calls import HostCalls
 from layerzero.graph_variants import How, Variant
 
-#: The greatest example that a plan shows its steps for, in elements.
+#: The largest example input that a file may have, in elements.
 _MOST_ELEMENTS = 1 << 30
-#: The words a condition may have besides sizes and numbers.
+#: The words that a condition may have, besides symbols and numbers.
 _WORDS = frozenset(["Eq", "Ne", "Mod", "Max", "Min", "FloorDiv", "PythonMod", "CleanDiv", "And", "Or", "Not"])
-#: Arguments that are no tensors, in a file.
+#: Constant arguments, by the name of their type: how each is read from its text.
 _CONSTANTS: dict[str, Callable[[Any], Any]] = {
     "int": int,
     "float": float,
@@ -43,7 +43,7 @@ _CONSTANTS: dict[str, Callable[[Any], Any]] = {
 class SavedGraph:
     """What a plan file holds."""
 
-    #: What the model is called.
+    #: The name of the model.
     model: str
     #: The name of the CPU it was written on.
     hardware: str
@@ -54,7 +54,7 @@ class SavedGraph:
 
 
 def write(path: str | Path, saved: SavedGraph) -> Path:
-    """Writes a file. Calls that stay torch's, and nestings that need code to be read, are refused."""
+    """Writes a file. A model with calls that stay torch's is refused, and so is a nesting that could be read only with code."""
     exported, how = saved.variant.exported, saved.variant.how
     if len(exported.host_calls):
         raise InvalidCallError(
@@ -94,7 +94,7 @@ def write(path: str | Path, saved: SavedGraph) -> Path:
 
 
 def read(path: str | Path, *, verify: bool) -> SavedGraph:
-    """Reads a file, and checks that what it says fits together. `verify` compares weights with their checksums."""
+    """Reads a file and checks that its fields fit together. `verify` compares the weights with their checksums."""
     try:
         file = plan_files.read(path, verify=verify)
         return _read(file.head, file.weights)
@@ -135,7 +135,7 @@ def _read(head: dict[str, Any], weights: list[Tensor]) -> SavedGraph:
 
 
 def _check(variant: Variant) -> None:
-    """Checks that arguments, results and examples are those of the graph."""
+    """Raises an error if arguments, results and examples are not those of the graph."""
     exported, graph = variant.exported, variant.graph
     taken, given = exported.taken, exported.given
     if len(taken) + len(exported.buffers) != len(graph.inputs) or len(set(taken)) != len(taken):
@@ -156,15 +156,15 @@ def _check(variant: Variant) -> None:
 
 
 def _zeros(outlines: Sequence[Tensor]) -> list[Tensor]:
-    """Inputs of these sizes, each one zero that is repeated."""
+    """Inputs of these sizes. They are single zeros, expanded, so that they take no memory."""
     if any(one.numel() > _MOST_ELEMENTS for one in outlines):
         raise ValueError("its examples are too large")
     return [torch.zeros((), dtype=one.dtype).expand(one.shape) for one in outlines]
 
 
 def condition(text: str) -> Any:
-    """An expression of sizes: names, numbers, arithmetic, comparisons. Nothing else is read."""
-    # sympy evaluates what it reads: only sums, products and comparisons of sizes get there, no powers.
+    """A condition on sizes from its text. Only symbols, numbers, arithmetic and comparisons are accepted."""
+    # sympify evaluates the text. So only known words get there, and no powers, which could take forever.
     tokens = re.findall(r"[A-Za-z_]\w*|\d+|\S", text) if len(text) <= 2000 else [""]
     known = (one in _WORDS or re.fullmatch(r"[su]\d{1,9}|\d{1,18}|[()+*/<>=,&|~-]", one) for one in tokens)
     if "**" in text or not all(known):
@@ -175,10 +175,10 @@ def condition(text: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    """An argument that is no tensor, for a file."""
+    """The text of a constant argument."""
     return value if isinstance(value, str) else repr(value)
 
 
 def _constant(name: str, text: Any) -> Any:
-    """An argument that is no tensor, from a file."""
+    """A constant argument from the name of its type and its text."""
     return _CONSTANTS[name](str(text))
