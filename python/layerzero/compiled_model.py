@@ -13,6 +13,7 @@ itself.
 | `served_model.py` | its calls: which graph serves each, when the model is exported, which calls run the model itself |
 | `graph_variants.py` | a variant: the model exported for some sizes, and which arguments and sizes it fits |
 | `call_exports.py`, `call_arguments.py` | exporting the model for a call; the arguments of a call in a fixed order |
+| `planned_graphs.py` | `dry_run` and `solve` of compiled models |
 | `graph_questions.py`, `graph_answers.py` | how `explain`, `profile` and `report` are made; the classes they return |
 | `loaded_models.py`, `saved_graphs.py`, `plan_files.py` | `load_plan`; the fields of a plan file; its bytes |
 | `watched_weights.py` | whether weights changed |

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from layerzero.results import Result, Table
+from layerzero.results import Result, Rows, Table
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -97,24 +97,49 @@ class GraphReport(Result):
 
     def _table(self) -> Table:
         kernels = sorted(self.kernels.items(), key=lambda pair: (-pair[1], pair[0]))
-        notes = [
-            f"{self.nodes_exported} nodes exported, {self.nodes} after optimisation, {self.steps} steps",
-            f"arena {_bytes(self.arena_bytes)}, packed weights {_bytes(self.packed_bytes)}",
-            *self._narrow(),
-            f"{self.exports} exports, {self.plans} plans, {self.calls} calls",
-        ]
-        notes += [f"{count} steps of {name} stay torch's" for name, count in self.torch_calls.items()]
-        notes += [f"{count} steps of {name} run by a slow reference" for name, count in self.slow_steps.items()]
+        notes = self._notes()
+        notes.append(f"{self.exports} exports, {self.plans} plans, {self.calls} calls")
         notes += [f"{count} calls left to the model: {why}" for why, count in self.model_calls.items()]
         return Table(
             f"{self.model}, compiled", ("kernel", "steps"), [(k, str(n)) for k, n in kernels], notes, ("steps",)
         )
+
+    def _notes(self) -> list[str]:
+        """Nodes, memory, and steps that no fast kernel runs."""
+        return [
+            f"{self.nodes_exported} nodes exported, {self.nodes} after optimisation, {self.steps} steps",
+            f"arena {_bytes(self.arena_bytes)}, packed weights {_bytes(self.packed_bytes)}",
+            *self._narrow(),
+            *(f"{count} steps of {name} stay torch's" for name, count in self.torch_calls.items()),
+            *(f"{count} steps of {name} run by a slow reference" for name, count in self.slow_steps.items()),
+        ]
 
     def _narrow(self) -> list[str]:
         if self.weights == "float32":
             return []
         error = "" if self.largest_error is None else f", largest error {self.largest_error:.1e}"
         return [f"weights in {self.weights}: {_bytes(self.packed_bytes)} for {_bytes(self.weight_bytes)}{error}"]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PlannedGraph(Result):
+    """What a compiled model would run for some sizes: its steps, and the memory they need. Prints as a table."""
+
+    steps: Rows[GraphStep]
+    """The steps, in the order in which they run."""
+    report: GraphReport
+    """Nodes, memory, and calls that stay torch's."""
+
+    def _table(self) -> Table:
+        columns = ("op", "output", "kernel", "else", "module")
+        shown = [(one.op, one.output, one.kernel, _others(one), one.origin) for one in self.steps]
+        return Table(f"{self.report.model}, compiled", columns, shown, self.report._notes())
+
+
+def _others(step: GraphStep) -> str:
+    """The next candidate of a step, and how many more there are."""
+    others = [one for one in step.candidates if one != step.kernel]
+    return "" if not others else others[0] if len(others) == 1 else f"{others[0]}, {len(others) - 1} more"
 
 
 def _bytes(count: int) -> str:
