@@ -46,9 +46,9 @@ class Call(NamedTuple):
     key: tuple[Any, ...]
 
 
-def surroundings() -> str:
-    """A mode that is active around this call and that only torch's own functions follow; ``""`` if there is none."""
-    if torch.is_autocast_enabled("cpu"):
+def surroundings(device: str = "cpu") -> str:
+    """A mode that is active around a call on a kind of device and that only torch's own functions follow; ``""`` if none is."""
+    if torch.is_autocast_enabled(device):
         return "autocast"
     if (who := recorder()) is not None:
         return who

@@ -193,7 +193,12 @@ class CompiledModel(ServedModel):
         """Writes the compiled model to a file, weights included. :func:`load_plan` reads it without the model's code."""
         from layerzero import saved_graphs
 
-        self._variant((), {})
+        if self._variant((), {})[0].device.type != "cpu":
+            raise InvalidCallError(
+                f"{self._name} is compiled for {self._variants[0].device}, and files are for the CPU",
+                code="NOT_EXPORTABLE",
+                hint="compile it on the CPU to save it; on a device, compile the model again",
+            )
         variants = self._variants
         # The variant that serves the most of the others' first calls.
         variant = max(variants, key=lambda one: sum(map(one.serves, variants)))

@@ -59,6 +59,25 @@ def release() -> None:
     _native.graph_release()
 
 
+class Noting:
+    """Takes note of the kinds of calls that are made between its begin and its end."""
+
+    def begin(self) -> None:
+        """Calls are noted from here on."""
+        self._plan = _native.recording()
+        self._around = control.frames()
+        self._frame = control.Frame({}, self._plan, control.overlay({}, self._plan, self._around))
+        control.stand_in((self._frame, *self._around))
+
+    def end(self) -> None:
+        """Up to here."""
+        control.leave(self._frame, self._around)
+
+    def calls(self) -> list[tuple[str, int]]:
+        """The kinds of calls since this was asked last: as JSON, with the numbers of their devices."""
+        return self._plan.noted()
+
+
 class capture:
     """Makes the calls of a block ready for a CUDA graph::
 
@@ -87,20 +106,18 @@ class capture:
         self._recording = Recording()
         self._streams = ExitStack()
         self._enter_stream()
-        self._plan = _native.recording()
-        self._around = control.frames()
-        self._frame = control.Frame({}, self._plan, control.overlay({}, self._plan, self._around))
-        control.stand_in((self._frame, *self._around))
+        self._noting = Noting()
+        self._noting.begin()
         return self._recording
 
     def __exit__(
         self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
     ) -> None:
-        control.leave(self._frame, self._around)
+        self._noting.end()
         with self._streams:
             if raised is None:
-                for call, device in self._plan.noted():
-                    self._recording._calls.append(_ready(call, device, self._stream))
+                for call, device in self._noting.calls():
+                    self._recording._calls.append(ready(call, device, self._stream))
 
     def _enter_stream(self) -> None:
         """Goes over to the side stream, where there is one."""
@@ -133,7 +150,7 @@ def _default_stream() -> Any:
     return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 
-def _ready(call: str, device: int, stream: Any) -> RecordedCall:
+def ready(call: str, device: int, stream: Any) -> RecordedCall:
     """Makes the kernel of a call ready for a capture, and holds it."""
     told, name = json.loads(call), _native.device_name(device)
     if not graphs.captures(device):

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from layerzero import _native
+from layerzero import _native, device_graphs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from layerzero.call_arguments import Call
+    from layerzero.device_graphs.session import DeviceSession
     from layerzero.export import Exported
+
+#: What runs graphs: native code on the CPU, the kernels of a device elsewhere.
+Session: TypeAlias = "_native.Session | DeviceSession"
 
 
 @dataclass(frozen=True)
@@ -28,22 +32,16 @@ class How:
 class Variant:
     """A model exported for some sizes or ranges of sizes, and for the values of its arguments that are not tensors."""
 
-    def __init__(
-        self, exported: Exported, example: Sequence[Tensor], how: How, share: _native.Session | None = None
-    ) -> None:
+    def __init__(self, exported: Exported, example: Sequence[Tensor], how: How, share: Session | None = None) -> None:
         import torch
 
         self.exported, self.how = exported, how
-        self.graph = _native.Graph.from_document(exported.document, exported.constants)
-        self.session = _native.Session(
-            self.graph,
-            threads=torch.get_num_threads(),
-            off=list(how.off),
-            tune=how.tune,
-            weights=how.weights or "float32",
-            precision=how.precision,
-            share=share,
-        )
+        #: Where it runs.
+        self.device = next((one.device for one in (*example, *exported.held)), torch.device("cpu"))
+        # What passes read, they read on the host.
+        constants = [one.cpu() for one in exported.constants]
+        self.graph = _native.Graph.from_document(exported.document, constants)
+        self.session = self._session(share)
         self.host = exported.host_calls if len(exported.host_calls) else None
         updated = set(self.graph.updates)
         #: The indices of inputs that the graph writes to.
@@ -57,15 +55,34 @@ class Variant:
         self.plain = (len(exported.taken), exported.in_spec) if plain else None
         self.single = exported.given == [(0, None)] and exported.out_spec.is_leaf()
         #: The native function of the whole call, or `None` if the call needs Python.
-        self.quick = self.session.quick if plain and self.single and self.host is None else None
+        native = isinstance(self.session, _native.Session)
+        self.quick = self.session.quick if native and plain and self.single and self.host is None else None
 
-    def anew(self, share: _native.Session | None) -> Variant:
+    def _session(self, share: Session | None) -> Session:
+        if device_graphs.serves(self.device):
+            from layerzero.device_graphs.session import DeviceSession
+
+            held = len(self.exported.buffers) + len(self.exported.held)
+            return DeviceSession(self.graph, self.device, off=self.how.off, held=held, host=self.exported.host_calls)
+        import torch
+
+        return _native.Session(
+            self.graph,
+            threads=torch.get_num_threads(),
+            off=list(self.how.off),
+            tune=self.how.tune,
+            weights=self.how.weights or "float32",
+            precision=self.how.precision,
+            share=share if isinstance(share, _native.Session) else None,
+        )
+
+    def anew(self, share: Session | None) -> Variant:
         """The same variant after its weights changed in place: they are packed again."""
         return Variant(self.exported, self.example, self.how, share)
 
     def inputs(self, call: Call) -> list[Tensor]:
         """The inputs of the graph, from the arguments of a call that fits."""
-        return [*[call.flat[at] for at in self.exported.taken], *self.exported.buffers]
+        return [*[call.flat[at] for at in self.exported.taken], *self.exported.buffers, *self.exported.held]
 
     def run(self, inputs: list[Tensor]) -> Any:
         """Runs the graph."""
@@ -76,16 +93,20 @@ class Variant:
         """The inputs with copies of those that the graph writes to, so that a run leaves the caller's tensors alone."""
         import torch
 
+        # Kernels of a device take any strides.
+        native = isinstance(self.session, _native.Session)
+        lying = torch.contiguous_format if native else torch.preserve_format
         found = list(inputs)
         for at in self.written:
-            found[at] = found[at].clone(memory_format=torch.contiguous_format)
+            found[at] = found[at].clone(memory_format=lying)
         return found
 
     def laid(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The inputs as a plan needs them: those that the graph writes to are contiguous. They are not run."""
         found = list(inputs)
-        for at in self.written:
-            found[at] = found[at].contiguous()
+        if isinstance(self.session, _native.Session):
+            for at in self.written:
+                found[at] = found[at].contiguous()
         return found
 
     def serves(self, other: Variant) -> bool:

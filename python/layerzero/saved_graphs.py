@@ -113,6 +113,7 @@ def _read(head: dict[str, Any], weights: list[Tensor]) -> SavedGraph:
         document=head["document"],
         constants=weights[:count],
         buffers=weights[count:],
+        held=[],
         host_calls=HostCalls(),
         conditions=[condition(one) for one in head["conditions"]],
         taken=[int(at) for at in head["taken"]],

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from layerzero import _native, deciding
-from layerzero.errors import InvalidCallError, LayerZeroError, warn
-from layerzero.graph_variants import How, Left, Variant
+from layerzero import deciding
+from layerzero.errors import ExportError, InvalidCallError, LayerZeroError, warn
+from layerzero.graph_variants import How, Left, Session, Variant
 from layerzero.lifecycle import open_in_forks
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from layerzero.call_arguments import Call
@@ -43,7 +44,7 @@ class ServedModel:
         strict: bool = False,
         weights: str | None = None,
         precision: str = "highest",
-        share: _native.Session | None = None,
+        share: Session | None = None,
     ) -> None:
         from layerzero.call_arguments import Signature, surroundings, wants_gradients
 
@@ -64,6 +65,8 @@ class ServedModel:
         self._example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._error: float | None = None
         self._watched: WatchedWeights | None = None
+        #: The kind of device its graphs run on.
+        self._device = "cpu"
         #: Whether the caller passed a precision.
         self._precise = False
 
@@ -79,7 +82,7 @@ class ServedModel:
                     self._calls += 1
                     return found
         plan, variants = self._decided, self._variants
-        if plan is None and (why := "training mode" if training else self._surroundings()):
+        if plan is None and (why := "training mode" if training else self._surroundings(self._device)):
             return self._left_to_model(Left(why), args, kwargs)
         # Another thread may call `refresh` meanwhile.
         while plan is None and not variants:
@@ -140,27 +143,46 @@ class ServedModel:
         with self._lock:
             if self._variants or self._decided is not None:
                 return
-            where = {one.device.type for one in tensors((args, kwargs))}
-            if where - {"cpu"}:
-                self._decide(min(where - {"cpu"}), args, kwargs)
+            where = {one.device for one in tensors((args, kwargs))}
+            if (elsewhere := {one.type for one in where} - {"cpu"}) and not self._prepared_on(where, args, kwargs):
+                self._decide(min(elsewhere), args, kwargs)
                 return
-            self._variants = [self._exported(args, kwargs, self._dynamic_shapes)]
+            if not self._variants:
+                self._variants = [self._exported(args, kwargs, self._dynamic_shapes)]
             self._example = args, kwargs
 
+    def _prepared_on(self, where: set[torch.device], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Exports the model for one CUDA device. What cannot be exported there runs as it is, with its calls decided."""
+        device = min(where, key=str)
+        if len(where) > 1 or device.type != "cuda" or self._how.weights is not None:
+            return False
+        if unused := [name for name, given in (("tune", self._how.tune), ("precision", self._precise)) if given]:
+            warn(f"{', '.join(unused)}: for graphs on the CPU only, without effect for inputs on {device}")
+        try:
+            self._variants = [self._exported(args, kwargs, self._dynamic_shapes)]
+        except ExportError as error:
+            if self._strict:
+                raise
+            warn(f"{self._name} is not a graph on {device}, only the kernels of its calls are decided: {error.message}")
+            return False
+        self._device = device.type
+        return True
+
     def _decide(self, device: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """For inputs that are not on the CPU: decides the kernels of the model's own LayerZero calls. Graphs run on the CPU only."""
+        """For inputs on a device without graphs: decides the kernels of the model's own LayerZero calls."""
         how = self._how
         if how.weights is not None or self._strict:
+            given = "weights is for graphs on the CPU" if how.weights is not None else "strict is for graphs"
             raise InvalidCallError(
-                f"{'weights' if how.weights is not None else 'strict'} is for graphs, and graphs run on the CPU: an input is on {device}",
+                f"{given}, and an input is on {device}",
                 code="BAD_PARAM",
                 hint="leave it out; there the kernels of the model's own LayerZero calls are decided once",
             )
         unused = [name for name, given in (("tune", how.tune), ("off", how.off), ("precision", self._precise)) if given]
         if self._dynamic_shapes is not None:
             unused.append("dynamic_shapes")
-        if unused:
-            warn(f"{', '.join(unused)}: for graphs on the CPU only, without effect for inputs on {device}")
+        if unused and device != "cuda":
+            warn(f"{', '.join(unused)}: for graphs only, without effect for inputs on {device}")
         self._decided = deciding.decide(self.model, *args, **kwargs)
 
     def _exported(self, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> Variant:
@@ -182,11 +204,12 @@ class ServedModel:
         """Records the state of the weights, to notice changes."""
         from layerzero.watched_weights import WatchedWeights
 
-        constants = [one for variant in variants for one in variant.exported.constants]
+        exports = [variant.exported for variant in variants]
+        constants = [one for exported in exports for one in (*exported.constants, *exported.held)]
         changing = [one for variant in variants for one in variant.exported.buffers]
         self._watched = WatchedWeights(self.model, constants, changing)
 
-    def _shared(self) -> _native.Session | None:
+    def _shared(self) -> Session | None:
         """A session of the same weights, whose packed copies a new one can use."""
         if self._variants:
             return self._variants[0].session
@@ -248,7 +271,7 @@ class ServedModel:
             self._prepare(args, kwargs)
         if self._decided is not None:
             raise InvalidCallError(
-                "there is no graph: the inputs are not on the CPU, and the kernels of the model's own calls were decided",
+                "there is no graph for where the inputs are: the kernels of the model's own calls were decided",
                 code="WRONG_INPUT",
                 hint="report() says what was decided",
             )

@@ -15,8 +15,10 @@ from typing import Any
 import layerzero as lz
 import torch
 from layerzero import _native
+from layerzero.device_graphs.session import DeviceSession
 from layerzero.errors import ExportError
-from layerzero.export import Exported
+from layerzero.export import Exported, export
+from recorded_graphs import RecordedGraphs
 from random_modules import SIZES, Program, names_in, without_dead_layers, written
 from torch import Tensor, nn
 
@@ -208,6 +210,7 @@ class Check:
         self.count["calls of torch"] += len(variant.exported.host_calls)
         if self.thorough:
             self._switched_off(variant.exported, truth, args)
+        self._as_on_a_device(module, truth, args)
         # Most of the time goes to torch.export, which other sizes need once more.
         self._other_sizes(compiled, module, truth.rounding)
 
@@ -225,6 +228,21 @@ class Check:
             found = _session(exported, off).run(exported.flatten(copied(args)), host)
             truth.compare(list(exported.unflatten(found)))
             self.count["runs without passes"] += 1
+
+    def _as_on_a_device(self, module: nn.Module, truth: Truth, args: list[Tensor]) -> None:
+        """By the steps that run graphs on devices, which run on the CPU too; weights are inputs. Run, captured and replayed."""
+        self.way = "as on a device"
+        exported = export(copy.deepcopy(module), copied(args), held=True)
+        graph = _native.Graph.from_document(exported.document, exported.constants)
+        held, host = len(exported.buffers) + len(exported.held), exported.host_calls
+        for way, graphs in (("by steps", None), ("in graphs", RecordedGraphs())):
+            session = DeviceSession(graph, torch.device("cpu"), held=held, host=host, graphs=graphs)
+            for turn in range(1 if graphs is None else 3):
+                self.way = f"as on a device, {way}, run {turn}"
+                given = copied(args)
+                truth.compare(list(exported.unflatten(session.run(exported.flatten(given)))))
+                self._unchanged(given, truth)
+                self.count["runs as on a device"] += 1
 
     def _other_sizes(self, compiled: Any, module: nn.Module, rounding: float) -> None:
         """The same compiled model with other batches and lengths."""

@@ -16,6 +16,7 @@ mod context;
 mod control;
 #[cfg(any(debug_assertions, feature = "count-allocations"))]
 mod counted;
+mod device_graph;
 mod devices;
 mod docs;
 mod engine;
@@ -208,6 +209,7 @@ fn _native(py: Python<'_>, module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(capture::exchange_capture_mode, module)?)?;
     module.add_class::<graph::PyGraph>()?;
     module.add_class::<session::PySession>()?;
+    module.add_class::<device_graph::PyDeviceGraph>()?;
     module.add_class::<pinned::Plan>()?;
     module.add_function(wrap_pyfunction!(pinned::solve, module)?)?;
     module.add_function(wrap_pyfunction!(pinned::load_table, module)?)?;

@@ -11,12 +11,12 @@ use lz_graph::exec::compiled::{Compiled, ExecError, Options, StepInfo};
 use lz_graph::exec::kernel::Host;
 use lz_graph::exec::profile::profile;
 use lz_graph::exec::session::Session;
-use lz_graph::ir::GraphError;
 use lz_graph::passes;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 use smallvec::SmallVec;
 
+use crate::device_graph;
 use crate::engine::engine;
 use crate::error;
 use crate::graph::{PyGraph, did_not_run, read, to_python};
@@ -300,19 +300,7 @@ impl PySession {
             return Err(error::invalid(py, "BAD_PARAM", &text, "leave it out for results as exact as float32"));
         };
         let shared = share.map(|other| &other.session).filter(|other| other.packs().weights() == weights);
-        let mut how = passes::Options::default();
-        for name in &off {
-            let known: Vec<&str> = passes::PASSES.iter().map(|(name, _)| *name).collect();
-            how = how.without(name).map_err(|why| {
-                let hint = format!("the passes are {}", known.join(", "));
-                error::invalid(py, "UNKNOWN_PASS", &why.to_string(), &hint)
-            })?;
-        }
-        let mut graph = graph.graph().clone();
-        let report = detached(py, || passes::optimize(&mut graph, &how));
-        let report = report.map_err(|why| {
-            error::invalid(py, "BAD_GRAPH", &why.to_string(), "switch off the pass that did it, and report it")
-        })?;
+        let (graph, report) = device_graph::optimised(py, graph, &off)?;
         let chooser: Arc<dyn Chooser> = if tune { Arc::new(Timed::default()) } else { Arc::new(Declared) };
         let packs = shared.map_or_else(|| Arc::new(Packs::of(weights)), |other| other.packs().clone());
         let arenas = shared.map(|other| other.arenas().clone()).unwrap_or_default();
@@ -428,27 +416,16 @@ impl PySession {
     /// Nodes before and after optimisation, and how often each pass changed something.
     #[getter]
     fn optimised<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let row = PyDict::new(py);
-        row.set_item("before", self.report.before)?;
-        row.set_item("after", self.report.after)?;
-        row.set_item(
-            "rewrites",
-            self.report.rewrites.iter().map(|(k, v)| (*k, *v)).collect::<std::collections::BTreeMap<_, _>>(),
-        )?;
-        Ok(row)
+        device_graph::report(py, &self.report)
     }
 
     /// The optimised graph as text, a node a line.
     fn text(&self, py: Python<'_>) -> PyResult<String> {
-        shown(py, self.session.graph().text())
+        device_graph::shown(py, self.session.graph().text())
     }
 
     /// The optimised graph in Graphviz' language.
     fn dot(&self, py: Python<'_>) -> PyResult<String> {
-        shown(py, self.session.graph().dot())
+        device_graph::shown(py, self.session.graph().dot())
     }
-}
-
-fn shown(py: Python<'_>, text: Result<String, GraphError>) -> PyResult<String> {
-    text.map_err(|why| error::invalid(py, "BAD_GRAPH", &why.to_string(), "report it: an optimised graph has an order"))
 }

@@ -28,6 +28,8 @@ _CHECKS = frozenset(
     ["aten._assert_tensor_metadata.default", "aten.sym_constrain_range_for_size.default", "aten.sym_size.int"]
 )
 _GREATEST = 2**62
+#: Elements of a tensor on a device that passes may read: tables and masks, which they absorb.
+_READ_BY_PASSES = 1 << 16
 #: Ops whose results are views of their inputs.
 _VIEWS = frozenset(
     f"aten.{name}"
@@ -48,6 +50,8 @@ class Exported:
     constants: list[torch.Tensor]
     #: Buffers and parameters that the model writes to. They are inputs of the graph, after those of the caller.
     buffers: list[torch.Tensor]
+    #: Weights on a device, which the host does not read. They are inputs of the graph too, the last ones.
+    held: list[torch.Tensor]
     #: Calls that stay torch's.
     host_calls: HostCalls
     #: Conditions on the sizes, as expressions of symbols. The graph is valid only where all of them hold.
@@ -62,7 +66,7 @@ class Exported:
     fixed: dict[int, Any] = field(default_factory=dict)
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
-        """The inputs of the graph for the arguments of a call, followed by the buffers that the model writes to."""
+        """The inputs of the graph for the arguments of a call, followed by the model's own tensors that are inputs."""
         flat, spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
         if spec != self.in_spec:
             raise ExportError(
@@ -76,7 +80,7 @@ class Exported:
                 code="WRONG_ARGUMENTS",
                 hint="pass the values it was exported for, or export it for these",
             )
-        return [flat[i] for i in self.taken] + self.buffers
+        return [flat[i] for i in self.taken] + self.buffers + self.held
 
     def differing(self, flat: Sequence[Any]) -> str:
         """Which flattened argument has another value than the one the model was exported for; ``""`` if none has."""
@@ -112,13 +116,17 @@ def export(
     kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_shapes: Any = None,
+    held: bool = False,
 ) -> Exported:
-    """Exports a module for example arguments; `dynamic_shapes` as torch.export takes them."""
+    """Exports a module for example arguments; `dynamic_shapes` as torch.export takes them.
+
+    `held`: weights are inputs of the graph, as those on a device always are.
+    """
     if not isinstance(module, torch.nn.Module):
         raise ExportError(f"a {type(module).__name__} is no torch.nn.Module", code="NOT_A_MODEL", hint="pass a module")
     try:
         # Autocast would become casts of the graph.
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        with torch.no_grad(), torch._C._DisableAutocast():
             program = torch.export.export(
                 module,
                 tuple(args),
@@ -133,10 +141,10 @@ def export(
     except Exception as raised:
         raise refusals.not_exported(raised) from raised
     name = type(module).__name__
-    if (found := _as_it_is(program, name)) is not None:
+    if (found := _as_it_is(program, name, held)) is not None:
         return found
     try:
-        with torch.no_grad(), torch.autocast("cpu", enabled=False), warnings.catch_warnings():
+        with torch.no_grad(), torch._C._DisableAutocast(), warnings.catch_warnings():
             # torch warns about its own code.
             warnings.filterwarnings("ignore", category=FutureWarning, message=".*treespec")
             program = program.run_decompositions(dict(_decompositions()))
@@ -144,17 +152,17 @@ def export(
         raise
     except Exception as raised:
         raise refusals.not_exported(raised) from raised
-    return of_program(program, name)
+    return of_program(program, name, held)
 
 
-def _as_it_is(program: torch.export.ExportedProgram, name: str) -> Exported | None:
+def _as_it_is(program: torch.export.ExportedProgram, name: str, held: bool) -> Exported | None:
     """The graph of a program, if each of its ops has a handler and none writes in place: then torch need not decompose it."""
     ops = [node.target for node in program.graph.nodes if node.op == "call_function"]
     changes = any(getattr(getattr(op, "_schema", None), "is_mutable", False) for op in ops)
     if changes or any(isinstance(op, torch._ops.HigherOrderOperator) for op in ops):
         return None
     try:
-        found = of_program(program, name)
+        found = of_program(program, name, held)
     except ExportError:
         return None
     return None if len(found.host_calls) else found
@@ -167,9 +175,9 @@ def _decompositions() -> dict[Any, Any]:
     return {op: decomposition for op, decomposition in table.items() if str(op) not in HANDLERS}
 
 
-def of_program(program: torch.export.ExportedProgram, name: str) -> Exported:
+def of_program(program: torch.export.ExportedProgram, name: str, held: bool = False) -> Exported:
     """The graph of an exported program without ops that write in place."""
-    return _Translation(program).run(name)
+    return _Translation(program, hold=held).run(name)
 
 
 @dataclass
@@ -177,6 +185,8 @@ class _Translation:
     """The translation of one program."""
 
     program: torch.export.ExportedProgram
+    #: Whether weights are inputs, wherever they are.
+    hold: bool = False
     builder: Builder = field(default_factory=Builder)
     #: What each node of the program became: a value, a size, a list of values, or a plain object.
     known: dict[torch.fx.Node, Any] = field(default_factory=dict)
@@ -187,6 +197,8 @@ class _Translation:
     #: Inputs that the model writes to, by torch's names.
     changed: dict[str, Value] = field(default_factory=dict)
     buffers: list[torch.Tensor] = field(default_factory=list)
+    #: Weights on a device, and the value of each.
+    held: dict[tuple[Any, ...], tuple[torch.Tensor, Value]] = field(default_factory=dict)
     #: For each node: the weight that it is or is a view of, which a call of torch gets as it is; else `None`.
     weights: dict[torch.fx.Node, torch.Tensor | None] = field(default_factory=dict)
 
@@ -208,6 +220,7 @@ class _Translation:
         changes = _changed(signature)
         flat = 0
         late: list[tuple[torch.fx.Node, str]] = []
+        weights: list[tuple[torch.fx.Node, str]] = []
         for node, spec in zip(nodes, signature.input_specs, strict=True):
             kind, target = spec.kind, spec.target
             if kind == signatures.InputKind.USER_INPUT:
@@ -220,12 +233,25 @@ class _Translation:
             elif target in changes:
                 late.append((node, str(target)))
             else:
-                self.known[node] = self.builder.constant(str(target), self._tensor(str(target)))
+                weights.append((node, str(target)))
         for node, target in late:
             tensor = self._tensor(target)
             value = self.builder.input(node.name, tensor.dtype, tensor.shape)
             self.known[node] = self.changed[target] = value
             self.buffers.append(tensor.detach())
+        for node, target in weights:
+            self.known[node] = self._weight_value(target, self._tensor(target))
+
+    def _weight_value(self, name: str, tensor: torch.Tensor) -> Value:
+        """A constant, which passes may read; or an input, where it is a weight or large and the host has no memory of it."""
+        small = tensor.numel() <= _READ_BY_PASSES and not isinstance(tensor, torch.nn.Parameter)
+        if small or (tensor.device.type == "cpu" and not self.hold):
+            return self.builder.constant(name, tensor)
+        key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if key not in self.held:
+            value = self.builder.input(name, tensor.dtype, tensor.shape)
+            self.held[key] = (tensor.detach(), value)
+        return self.held[key][1]
 
     def _user_input(self, node: torch.fx.Node, spec: Any, at: int) -> None:
         value = node.meta.get("val")
@@ -258,7 +284,7 @@ class _Translation:
         for part in str(node.target).split("."):
             found = getattr(found, part)
         is_tensor = isinstance(found, torch.Tensor)
-        self.known[node] = self.builder.constant(str(node.target), found) if is_tensor else found
+        self.known[node] = self._weight_value(str(node.target), found) if is_tensor else found
 
     # Nodes.
 
@@ -445,6 +471,7 @@ class _Translation:
             document=self.builder.document(name, symbols, outputs, updates),
             constants=list(self.builder.constants.values()),
             buffers=self.buffers,
+            held=[tensor for tensor, _ in self.held.values()],
             host_calls=self.hosts,
             conditions=self.conditions,
             taken=self.taken,

@@ -45,6 +45,17 @@ class HostCall:
         return self.target(*args, **kwargs)
 
 
+    def with_numbers(self, names: Sequence[str | None], number: Callable[[str], int]) -> HostCall:
+        """The same with the numbers among its inputs, by the names of those, which are known once sizes are."""
+
+        def filled(argument: Any) -> Any:
+            known = isinstance(argument, Slot) and argument.is_number
+            return number(str(names[argument.at])) if known else argument
+
+        args, kwargs = pytree.tree_map(filled, (self.args, self.kwargs), is_leaf=lambda one: isinstance(one, Slot))
+        return HostCall(self.target, args, kwargs, self.origin)
+
+
 @dataclass
 class HostCalls:
     """All calls of a model that stay torch's. A host node has the index of its call."""

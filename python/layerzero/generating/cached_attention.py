@@ -13,18 +13,20 @@ def cached_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     position: torch.Tensor,
-    firsts: torch.Tensor,
+    firsts: torch.Tensor | None,
     scale: float | None,
     window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
     """Attention to the keys that are written. This form, in torch, masks the whole cache; the graph has a kernel for it."""
     queries, capacity = query.shape[2], key.shape[2]
-    keys = torch.arange(capacity)
-    at = (position + torch.arange(queries))[:, None]
-    kept = (keys <= at) & (keys >= firsts[:, None, None])
+    keys = torch.arange(capacity, device=query.device)
+    at = (position + torch.arange(queries, device=query.device))[:, None]
+    kept = (keys <= at)[None]
+    if firsts is not None:
+        kept = kept & (keys >= firsts[:, None, None])
     if window is not None:
-        kept &= at - keys <= window
+        kept = kept & (at - keys <= window)
     group = query.shape[1] // key.shape[1]
     key, value = (one.repeat_interleave(group, 1) for one in (key, value))
     scores = (query @ key.transpose(2, 3)) * (query.shape[3] ** -0.5 if scale is None else scale)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from layerzero import device_graphs
 from layerzero.errors import InvalidCallError
 from layerzero.generating.cached_attention import cached_attention
 from layerzero.lifecycle import open_in_forks
@@ -45,11 +46,19 @@ class LayerCache:
     key_width: int
     value_width: int
     dtype: torch.dtype
+    device: torch.device
 
     def empty(self, batch: int, capacity: int) -> list[Tensor]:
         """Memory for the keys and values of `capacity` tokens. Attention reads only what was written."""
-        widths = (self.key_width, self.value_width)
-        return [torch.zeros(batch, self.kv_heads, capacity, width, dtype=self.dtype) for width in widths]
+        made = []
+        for width in (self.key_width, self.value_width):
+            if not device_graphs.serves(self.device):
+                made.append(torch.zeros(batch, self.kv_heads, capacity, width, dtype=self.dtype))
+            else:
+                # The heads of a token lie beside each other, as in pages: kernels for paged caches read it.
+                shape = (batch, capacity, self.kv_heads, width)
+                made.append(torch.zeros(shape, dtype=self.dtype, device=self.device).transpose(1, 2))
+        return made
 
 
 @dataclass
@@ -57,7 +66,7 @@ class _Tracing:
     """State of one pass through the model: the places of the new tokens, and what the layers called."""
 
     position: Tensor
-    firsts: Tensor
+    firsts: Tensor | None
     attended: int = 0
     windows: int = 0
     #: Arguments that a layer passed and that are not supported.
@@ -130,17 +139,19 @@ class CachedModel(torch.nn.Module):
         if "position_ids" not in accepted or "past_key_values" not in accepted:
             raise refused(model, "its forward takes no position_ids and past_key_values")
 
-    def forward(self, input_ids: Tensor, position: Tensor, firsts: Tensor, cache: list[Tensor]) -> Tensor:
+    def forward(self, input_ids: Tensor, position: Tensor, firsts: Tensor | None, cache: list[Tensor]) -> Tensor:
         """The logits after the last token, (batch, vocabulary).
 
         Args:
             input_ids: the new tokens, (batch, tokens).
             position: how many tokens are in the cache before these, a tensor of one integer.
-            firsts: how many tokens of padding are before each sequence, (batch,).
+            firsts: how many tokens of padding are before each sequence, (batch,); ``None`` without padding.
             cache: keys and values of each layer, (batch, kv_heads, capacity, width).
         """
-        places = position + torch.arange(input_ids.shape[1])
-        position_ids = (places[None, :] - firsts[:, None]).clamp(min=0)
+        places = position + torch.arange(input_ids.shape[1], device=input_ids.device)
+        position_ids = places[None, :]
+        if firsts is not None:
+            position_ids = (position_ids - firsts[:, None]).clamp(min=0)
         written = _cache(cache, places)
         tracing = _Tracing(position, firsts)
         token = _tracing.set(tracing)
@@ -195,14 +206,15 @@ def layers_of(model: Any) -> list[LayerCache]:
 
     cache = DynamicCache()
     # Under autocast, keys would have another dtype.
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        model(input_ids=torch.zeros(1, 1, dtype=torch.int64), past_key_values=cache, use_cache=True)
+    with torch.no_grad(), torch._C._DisableAutocast():
+        ids = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+        model(input_ids=ids, past_key_values=cache, use_cache=True)
     found = []
     for layer in cache.layers:
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if keys is None or values is None or keys.dim() != 4 or keys.shape[:3] != values.shape[:3]:
             raise refused(model, f"a layer keeps {type(layer).__name__}, not keys and values of each token")
-        found.append(LayerCache(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype))
+        found.append(LayerCache(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, keys.device))
     if not found:
         raise refused(model, "it keeps no keys and values")
     return found

@@ -55,13 +55,13 @@ def _firsts(kept: Tensor) -> Tensor | None:
     """How much padding is before each prompt; ``None`` if padding is elsewhere too, or a prompt is only padding."""
     length = kept.shape[1]
     firsts = length - kept.sum(-1)
-    on_the_left = torch.equal(kept, torch.arange(length) >= firsts[:, None])
+    on_the_left = torch.equal(kept, torch.arange(length, device=kept.device) >= firsts[:, None])
     return firsts if on_the_left and bool((firsts < length).all()) else None
 
 
 def _inferred(ids: Tensor, pad: int | None, ending: Tensor | None) -> Tensor:
     """How much padding is before each prompt, by the ids alone."""
-    none = torch.zeros(ids.shape[0], dtype=torch.int64)
+    none = torch.zeros(ids.shape[0], dtype=torch.int64, device=ids.device)
     if pad is None or not bool((ids == pad).any()):
         return none
     if ending is not None and pad in ending:
@@ -144,14 +144,17 @@ def generate(
         text = f"max_new_tokens is {max_new_tokens!r}, expected 0 or more"
         raise InvalidCallError(text, code="BAD_PARAM", hint="pass how many tokens to generate")
     (batch, length), filled = ids.shape, int(pad or 0)
-    found = torch.full((batch, length + max_new_tokens), filled, dtype=torch.int64)
+    device = decoder.device
+    found = torch.full((batch, length + max_new_tokens), filled, dtype=torch.int64, device=device)
     found[:, :length] = ids
     if not max_new_tokens:
         return found
+    padding = firsts.to(device) if bool((firsts != 0).any()) else None
     with decoder.taken_cache(batch, length + max_new_tokens - 1) as cache, torch.no_grad():
-        running, new, position = torch.ones(batch, dtype=torch.bool), ids, torch.zeros(1, dtype=torch.int64)
+        running, ending = torch.ones(batch, dtype=torch.bool, device=device), ending.to(device)
+        new, position = ids.to(device), torch.zeros(1, dtype=torch.int64, device=device)
         for at in range(length, length + max_new_tokens):
-            logits = decoder.step(new, position, firsts, cache)
+            logits = decoder.step(new, position, padding, cache)
             position += new.shape[1]
             tokens = choose(logits)
             if len(ending):

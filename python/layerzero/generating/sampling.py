@@ -37,13 +37,23 @@ def choice(
         )
     if temperature == 0 or (temperature is None and top_k is None and top_p is None):
         return greedy
-    source = torch.Generator().manual_seed(seed) if seed is not None else generator
+    sources: dict[torch.device, torch.Generator | None] = {}
+
+    def source(device: torch.device) -> torch.Generator | None:
+        """Whose random numbers are used for scores on a device."""
+        if seed is None:
+            return generator
+        if device not in sources:
+            sources[device] = torch.Generator(device).manual_seed(seed)
+        return sources[device]
 
     def sampled(logits: Tensor) -> Tensor:
         logits = logits.float()
         if temperature is not None:
             logits = logits / temperature
-        uniform = torch.rand(logits.shape[:-1], generator=source)
+        numbers = source(logits.device)
+        where = logits.device if numbers is None else numbers.device
+        uniform = torch.rand(logits.shape[:-1], generator=numbers, device=where).to(logits.device)
         ids = _sample(logits, top_k, top_p, uniform)
         if bool((ids < 0).any()):
             raise InvalidCallError("the model's logits are NaN", code="BAD_DATA", hint="look for NaN in its weights")

@@ -130,7 +130,7 @@ def cached_attention(
     key: Value,
     value: Value,
     position: Value,
-    firsts: Value,
+    firsts: Value | None,
     scale: float | None,
     window: int | None,
     softcap: float | None,

@@ -1,0 +1,111 @@
+"""Attention, dense and over a cache that is partly written."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+import layerzero as lz
+from layerzero.device_graphs.nodes import Node, Work
+from layerzero.device_graphs.runners.registry import runs
+
+
+def _heads_inside(*tensors: Any) -> bool:
+    """Whether heads lie beside each other, as where they were split off the last axis."""
+    return all(one.shape[1] == 1 or one.shape[2] == 1 or one.stride(1) < one.stride(2) for one in tensors)
+
+
+@runs("attention")
+def attention(node: Node) -> Work:
+    """``softmax(scale · q·kᵀ + mask)·v``."""
+    given = node.attributes
+    scale, window, softcap = given.get("scale"), given.get("window"), given.get("softcap") or 0.0
+    causal, top_left = given.get("causal", False), given.get("top_left", False)
+
+    def run(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+        queries, keys = q.shape[2], k.shape[2]
+        bottom_right = causal
+        if causal and queries != keys and (top_left or queries > keys):
+            # `lz.attention` has the last query at the last key, and no query before the first.
+            shift = 0 if top_left else keys - queries
+            kept = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(shift)
+            mask, bottom_right = _both(mask, kept, q.dtype), False
+        if mask is not None and mask.dim() not in (2, 4):
+            mask = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
+        how = {"causal": bottom_right, "scale": scale, "attn_mask": mask, "softcap": softcap}
+        how["window"] = None if window is None else (window, 0 if causal else keys)
+        if _heads_inside(q, k, v):
+            q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+            return lz.attention(q, k, v, **how, layout="bshd").transpose(1, 2)
+        return lz.attention(q, k, v, **how, layout="bhsd")
+
+    return Work(run, "attention", chosen=True)
+
+
+def _both(mask: Any, kept: Any, dtype: torch.dtype) -> Any:
+    """A mask, and keys that are left out beside it."""
+    if mask is None:
+        return kept
+    if mask.dtype == torch.bool:
+        return mask & kept
+    return torch.where(kept, mask, torch.full((), -torch.inf, dtype=mask.dtype, device=mask.device)).to(dtype)
+
+
+@runs("cached_attention")
+def cached_attention(node: Node) -> Work:
+    """Causal attention of new tokens over the written part of a cache."""
+    given = node.attributes
+    scale, window, softcap = given.get("scale"), given.get("window"), given.get("softcap") or 0.0
+
+    def run(q: Any, keys: Any, values: Any, position: Any, firsts: Any = None) -> Any:
+        if firsts is None and (pages := _pages(keys)) is not None and _pages(values) == pages:
+            return _paged(q, keys, values, position, pages, scale=scale, window=window, softcap=softcap)
+        queries, capacity = q.shape[2], keys.shape[2]
+        places = torch.arange(capacity, device=q.device)
+        at = (position.reshape(1) + torch.arange(queries, device=q.device))[:, None]
+        kept = places <= at
+        if window is not None:
+            kept = kept & (at - places <= window)
+        kept = kept[None, None]
+        if firsts is not None:
+            kept = kept & (places >= firsts[:, None, None])[:, None]
+        return lz.attention(q, keys, values, causal=False, scale=scale, attn_mask=kept, softcap=softcap, layout="bhsd")
+
+    return Work(run, "paged_attention", chosen=True)
+
+
+#: Tokens of a page, where the capacity of a cache is a multiple of it.
+_PAGE = 64
+
+
+def _pages(cache: Any) -> tuple[int, int] | None:
+    """A cache (batch, heads, capacity, width) as pages of tokens: how many each sequence has, and their size. None where the heads
+    of a token do not lie beside each other."""
+    if not cache.transpose(1, 2).is_contiguous():
+        return None
+    size = math.gcd(cache.shape[2], _PAGE)
+    return cache.shape[2] // size, size
+
+
+def _paged(q: Any, keys: Any, values: Any, position: Any, pages: tuple[int, int], **how: Any) -> Any:
+    """Attention over the written part of a cache: how much that is stays on the device."""
+    batch, heads, queries, _ = q.shape
+    count, size = pages
+    key_pages, value_pages = (
+        one.transpose(1, 2).view(batch * count, size, one.shape[1], one.shape[3]) for one in (keys, values)
+    )
+    tables = torch.arange(batch * count, device=q.device, dtype=torch.int32).view(batch, count)
+    lengths = (position.reshape(1) + queries).to(torch.int32).expand(batch).contiguous()
+    window, softcap = how["window"], how["softcap"]
+    more = {"window": None if window is None else (window, 0), "softcap": softcap, "layout": "nhd"}
+    if queries == 1:
+        out = lz.paged_attention(q[:, :, 0], key_pages, value_pages, tables, lengths, how["scale"], **more)
+        return out[:, :, None]
+    packed = q.transpose(1, 2).reshape(batch * queries, heads, q.shape[3])
+    bounds = torch.arange(0, (batch + 1) * queries, queries, device=q.device, dtype=torch.int32)
+    out = lz.paged_attention(
+        *(packed, key_pages, value_pages, tables, lengths, how["scale"]), cu_seqlens_q=bounds, causal=True, **more
+    )
+    return out.view(batch, queries, heads, -1).transpose(1, 2)
