@@ -26,6 +26,7 @@ from typing import Any
 
 import layerzero as lz
 import torch
+from layerzero import _native
 from models import build, decode, fixed_decode, prefill
 
 CONTEXT = 1024
@@ -50,21 +51,30 @@ def milliseconds(step: Step) -> float:
     return (time.perf_counter() - begun) * 1e3
 
 
+class Logits(torch.nn.Module):
+    """The logits of a prompt's last token, as a module."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """The call."""
+        found: torch.Tensor = self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits
+        return found
+
+
 class Run:
     """All rows."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options, self._device = options, options.device
         self._model = build(options.device, options.layers, options.tiny)
-        self._compiled = lz.compile(self._logits)
+        self._compiled = lz.compile(Logits(self._model).eval())
         self._decoded = lz.compile(self._model)
         self._left: float = options.compile_seconds
         self.rows: list[dict[str, Any]] = []
         self.failures: dict[str, str] = {}
-
-    def _logits(self, ids: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self._model(input_ids=ids, use_cache=False, logits_to_keep=1).logits
-        return found
 
     @torch.no_grad()
     def run(self) -> None:
@@ -199,7 +209,11 @@ class Run:
             if not compiled._variants:
                 continue
             variant = compiled._variants[0]
+            if isinstance(variant.session, _native.Session):
+                continue
             for sizes in variant.session._known.values():
+                if not sizes.runs:
+                    continue
                 kernels = [row["kernel"] for _, row in variant.session._rows(sizes)]
                 counts = {name: kernels.count(name) for name in dict.fromkeys(kernels)}
                 cut = None if sizes.captured is None else sizes.captured.cut

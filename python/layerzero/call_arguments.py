@@ -74,6 +74,8 @@ class Signature:
         self._signature = signature
         self._orders: dict[tuple[int, tuple[str, ...]], tuple[list[str], list[str]]] = {}
         self._specs: list[Any] = []
+        #: The device that tensors have to be on; without one the CPU.
+        self.device: torch.device | None = None
 
     @classmethod
     def of(cls, model: Any) -> Signature:
@@ -159,12 +161,33 @@ class Signature:
     def _read(self, args: Sequence[Any], kwargs: Mapping[str, Any], plain: Any) -> Call:
         if plain is not None and not kwargs and len(args) == plain[0]:
             key = tuple(
-                [(one.dtype, one.shape) for one in args if type(one) in _PLAIN and one.is_cpu and _is_dense(one)]
+                [(one.dtype, one.shape) for one in args if type(one) in _PLAIN and self._here(one) and _is_dense(one)]
             )
             if len(key) == plain[0]:
                 return Call(args, plain[1], (self._number(plain[1]), *key))
         flat, spec = pytree.tree_flatten(self.arranged(args, kwargs))
-        return Call(flat, spec, (self._number(spec), *map(_kind, flat)))
+        return Call(flat, spec, (self._number(spec), *map(self._kind, flat)))
+
+    def _here(self, one: torch.Tensor) -> bool:
+        return one.is_cpu if self.device is None else one.device == self.device
+
+    def _kind(self, one: Any) -> tuple[Any, ...]:
+        """The part of the key for an argument: dtype and sizes of a tensor, type and value of a constant."""
+        if isinstance(one, torch.Tensor):
+            if type(one) in _PLAIN and self._here(one) and _is_dense(one):
+                return one.dtype, one.shape
+            if type(one) not in _PLAIN:
+                raise _UnfitError(f"an argument is a {type(one).__name__}, a graph takes plain tensors")
+            if one.layout is not torch.strided:
+                raise _UnfitError(
+                    f"an argument is a {one.layout} tensor, a graph takes dense ones: sparse ones are the model's"
+                )
+            if not self._here(one):
+                raise _UnfitError(f"an argument is on {one.device}, the graph is for {self.device or 'the CPU'}")
+            raise _UnfitError("an argument is complex, a graph holds real numbers")
+        if isinstance(one, CONSTANTS):
+            return constant_key(one)
+        raise _UnfitError(f"an argument is a {type(one).__name__}, a graph takes tensors, numbers, texts and None")
 
     def _number(self, spec: Any) -> int:
         """A number for a nesting: equal nestings have the same number."""
@@ -215,22 +238,3 @@ _STRIDED = torch.strided
 
 def _is_dense(one: torch.Tensor) -> bool:
     return one.layout is _STRIDED and not one.dtype.is_complex
-
-
-def _kind(one: Any) -> tuple[Any, ...]:
-    """The part of the key for an argument: dtype and sizes of a tensor, type and value of a constant."""
-    if isinstance(one, torch.Tensor):
-        if type(one) in _PLAIN and one.is_cpu and _is_dense(one):
-            return one.dtype, one.shape
-        if type(one) not in _PLAIN:
-            raise _UnfitError(f"an argument is a {type(one).__name__}, a graph takes plain tensors")
-        if one.layout is not torch.strided:
-            raise _UnfitError(
-                f"an argument is a {one.layout} tensor, a graph takes dense ones: sparse ones are the model's"
-            )
-        if not one.is_cpu:
-            raise _UnfitError(f"an argument is on {one.device}: its memory cannot be read from the host")
-        raise _UnfitError("an argument is complex, a graph holds real numbers")
-    if isinstance(one, CONSTANTS):
-        return constant_key(one)
-    raise _UnfitError(f"an argument is a {type(one).__name__}, a graph takes tensors, numbers, texts and None")

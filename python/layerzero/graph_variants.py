@@ -48,6 +48,8 @@ class Variant:
         self.written = [at for at, (name, _, _) in enumerate(self.graph.inputs) if name in updated]
         #: The inputs it was exported for. `explain()` without arguments is about these.
         self.example = list(example)
+        if not isinstance(self.session, _native.Session):
+            self.session.prepare(self.example)
         positional, named = _parts(exported.in_spec)
         plain = exported.taken == list(range(positional.num_leaves)) and named.num_leaves == 0
         plain = plain and all(part.is_leaf() for part in _parts(positional))

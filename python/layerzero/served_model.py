@@ -165,7 +165,7 @@ class ServedModel:
                 raise
             warn(f"{self._name} is not a graph on {device}, only the kernels of its calls are decided: {error.message}")
             return False
-        self._device = device.type
+        self._device, self._signature.device = device.type, device
         return True
 
     def _decide(self, device: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import layerzero as lz
+from layerzero.device_graphs.joined_weights import together
 from layerzero.device_graphs.nodes import Node, Step, Work
 from layerzero.device_graphs.runners import RUNNERS
 
@@ -29,8 +30,10 @@ class Fusing:
         kept: Iterable[str],
         host: HostCalls | None,
         number: Callable[[str], int],
+        joins: Callable[[Sequence[str]], bool] = lambda _: False,
+        same: Callable[[str], object] = lambda name: name,
     ) -> None:
-        self._nodes, self._host, self._number = nodes, host, number
+        self._nodes, self._host, self._number, self._same = nodes, host, number, same
         self._made = {node.output: node for node in nodes}
         self._shapes = {**{name: tuple(shape) for name, shape in shapes.items()}}
         self._shapes |= {node.output: node.shape for node in nodes}
@@ -38,10 +41,12 @@ class Fusing:
         self._reads = Counter(kept)
         self._reads.update(name for node in nodes for name in node.inputs if name is not None)
         self._taken: set[str] = set()
+        self._biased = self._biased_products()
+        self._joined = self._joined_products(joins)
 
     def steps(self) -> list[Step]:
         """The steps, in the order of the nodes that are first in each."""
-        norms, biases = self._norms_of_sums(), self._biased_products()
+        norms, ropes = self._norms_of_sums(), self._pairs_of_ropes()
         found = []
         for node in self._nodes:
             if node.output in self._taken:
@@ -51,9 +56,14 @@ class Fusing:
             elif (norm := norms.get(node.output)) is not None:
                 self._taken.add(norm.output)
                 found.append(_sum_and_norm(node, norm))
-            elif (added := biases.get(node.output)) is not None:
+            elif (group := self._joined.get(node.output)) is not None:
+                found.append(self._joined_product(group))
+            elif (added := self._biased.get(node.output)) is not None:
                 self._taken.add(added.output)
                 found.append(self._product(node, added))
+            elif (other := ropes.get(node.output)) is not None:
+                self._taken.add(other.output)
+                found.append(_two_ropes(node, other))
             else:
                 found.append(Step((node,), RUNNERS[node.op](node), node.inputs, (node.output,)))
         return found
@@ -106,6 +116,77 @@ class Fusing:
                     break
         return found
 
+    def _joined_products(self, joins: Callable[[Sequence[str]], bool]) -> dict[str, list[Node]]:
+        """By the name of the first: products of one value with weights that lie beside each other, which are one product."""
+        groups: dict[tuple[Any, ...], list[Node]] = {}
+        for node in self._nodes:
+            if node.op != "matmul" or not node.transpose_b or node.transpose_a:
+                continue
+            weight = str(node.inputs[1])
+            alone = node.attributes.get("alpha", 1.0) == 1.0 and self._reads[weight] == 1
+            if alone and weight not in self._made and len(self._shapes[weight]) == 2 and len(node.shape) >= 2:
+                groups.setdefault((node.inputs[0], node.output in self._biased), []).append(node)
+        found = {}
+        for (_, biased), group in groups.items():
+            names = [[str(node.inputs[1]) for node in group]]
+            if biased:
+                names.append([self._bias(node) for node in group])
+            if len(group) > 1 and all(joins(one) for one in names):
+                found[group[0].output] = group
+        return found
+
+    def _bias(self, product: Node) -> str:
+        return next(str(name) for name in self._biased[product.output].inputs if name != product.output)
+
+    def _joined_product(self, group: Sequence[Node]) -> Step:
+        """Several products as one, and its parts."""
+        count, sizes = len(group), [node.shape[-1] for node in group]
+        biased = group[0].output in self._biased
+        nodes = list(group)
+        reads = [group[0].inputs[0], *(node.inputs[1] for node in group)]
+        if biased:
+            nodes += [self._biased[node.output] for node in group]
+            reads += [self._bias(node) for node in group]
+        self._taken.update(node.output for node in nodes)
+
+        def run(x: Any, *weights: Any) -> tuple[Any, ...]:
+            bias = together(weights[count:]) if biased else None
+            return torch.split_with_sizes(lz.linear(x, together(weights[:count]), bias), sizes, -1)
+
+        makes = [node.output for node in nodes[-count:]]
+        return Step(tuple(nodes), Work(run, "linear", chosen=True), tuple(reads), tuple(makes))
+
+    def _pairs_of_ropes(self) -> dict[str, Node]:
+        """By the name of a rotary embedding: another one by the same tables, whose input is there too."""
+        found: dict[str, Node] = {}
+        before: dict[tuple[Any, ...], Node] = {}
+        for node in self._nodes:
+            if node.op != "rope":
+                continue
+            key = (*(self._same(str(name)) for name in node.inputs[1:]), node.attributes.get("interleaved", False))
+            first = before.pop(key, None)
+            if first is not None and self._behind(first, node):
+                found[first.output] = node
+            else:
+                before[key] = node
+        return found
+
+    def _behind(self, first: Node, second: Node) -> bool:
+        """Whether the second's input is made of what is there before the first: by views of the value that the first's is made of."""
+        return self._source(str(first.inputs[0])) is not None and self._source(
+            str(first.inputs[0])
+        ) == self._source(str(second.inputs[0]))
+
+    def _source(self, name: str) -> str | None:
+        """The joined product that a value is a view of, by the name of its first part."""
+        while (made := self._made.get(name)) is not None and made.op in ("reshape", "permute"):
+            name = str(made.inputs[0])
+        for first, group in self._joined.items():
+            parts = [self._biased[node.output] if node.output in self._biased else node for node in group]
+            if name in [node.output for node in parts]:
+                return first
+        return None
+
     def _product(self, product: Node, added: Node) -> Step:
         bias = next(name for name in added.inputs if name != product.output)
         reads = (*product.inputs, bias)
@@ -116,6 +197,32 @@ class Fusing:
             return torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight).view(added.shape)
 
         return Step((product, added), Work(run, "torch.addmm"), reads, (added.output,))
+
+
+def _two_ropes(first: Node, second: Node) -> Step:
+    """Two rotary embeddings: one call where their inputs lie beside each other, heads behind heads."""
+    one, two = RUNNERS["rope"](first), RUNNERS["rope"](second)
+
+    def run(a: Any, cos: Any, sin: Any, b: Any) -> tuple[Any, ...]:
+        if (both := _heads_of_both(a, b)) is None:
+            return one.run(a, cos, sin), two.run(b, cos, sin)
+        found = one.run(both, cos, sin)
+        return found[:, : a.shape[1]], found[:, a.shape[1] :]
+
+    reads = (*first.inputs, second.inputs[0])
+    return Step((first, second), Work(run, "rope", chosen=True), reads, (first.output, second.output))
+
+
+def _heads_of_both(a: Any, b: Any) -> Any:
+    """Two tensors (batch, heads, positions, width) of one memory as one with the heads of both, where they lie so."""
+    if a.dim() != 4 or a.shape[0] != b.shape[0] or a.shape[2:] != b.shape[2:] or a.stride() != b.stride():
+        return None
+    heads, apart = a.shape[1], a.stride(1)
+    if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+        return None
+    if b.storage_offset() != a.storage_offset() + heads * apart or apart != a.shape[3] or a.stride(3) != 1:
+        return None
+    return a.as_strided((a.shape[0], heads + b.shape[1], *a.shape[2:]), a.stride())
 
 
 def _sum_and_norm(added: Node, norm: Node) -> Step:

@@ -61,6 +61,8 @@ class Work:
     """A torch function, as ``torch.addmm``. For a function of LayerZero its name, as ``rms_norm``: the engine chooses."""
     chosen: bool = False
     """Whether `kernel` is a function of LayerZero, whose kernel the engine chooses."""
+    in_place: bool = False
+    """Whether it writes its first input, which is the result."""
     view: bool = False
     """Whether the result shares the memory of its first input, and nothing runs."""
 

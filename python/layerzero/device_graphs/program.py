@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from layerzero.device_graphs import fusions
+from layerzero.device_graphs import appends, fusions
 from layerzero.device_graphs.nodes import Node, Step, Work
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class Program:
         device: torch.device,
         host: HostCalls | None = None,
         constants: Callable[[str], Tensor] | None = None,
+        joins: Callable[[Sequence[str]], bool] = lambda _: False,
     ) -> None:
         self.device = device
         self.nodes = [Node.of(row) for row in graph.nodes(sizes)]
@@ -63,12 +64,17 @@ class Program:
             made = by_name.get(name)
             return int(made.start) if made is not None and made.op == "iota" else int(graph.constant(name).item())
 
+        def same(name: str) -> object:
+            """Equal for names of the same value: tables of each layer."""
+            return known[name].data_ptr() if name in known else name
+
         shapes = {name: tuple(size) for name, (_, size) in zip(graph.inputs, sizes, strict=True)}
         shapes |= {name: tuple(tensor.shape) for name, tensor in known.items()}
         self._shapes = {**shapes, **{node.output: node.shape for node in self.nodes}}
         kept = [*graph.outputs, *(new for _, new in graph.updates)]
-        steps = fusions.Fusing(self.nodes, shapes, kept, host, number).steps()
+        steps = fusions.Fusing(self.nodes, shapes, kept, host, number, joins, same).steps()
         updates, steps = _in_place(graph.updates, steps, graph.outputs)
+        steps = appends.joined(steps, self._shapes)
         steps = [_creating(step, device) if step.last.op in _CREATES else step for step in steps]
         for step in steps:
             for name in step.makes:
@@ -143,7 +149,8 @@ class Program:
 
     def peak_bytes(self) -> int:
         """Bytes of everything between inputs and results, at the step with the most of them. Views take none."""
-        size = {node.output: math.prod(node.shape) * node.dtype.itemsize for node in self.nodes}
+        nodes = [node for step in self.steps for node in step.nodes]
+        size = {node.output: math.prod(node.shape) * node.dtype.itemsize for node in nodes}
         names = {at: name for name, at in self._names.items()}
         root: dict[int, int] = {}
         #: How many values there are of each memory.
@@ -151,7 +158,8 @@ class Program:
         most = now = 0
         for planned in self._planned:
             for at in planned.makes:
-                of = planned.reads[0] if planned.step.work.view else None
+                work = planned.step.work
+                of = planned.reads[0] if work.view or work.in_place else None
                 root[at] = at if of is None else root.get(of, of)
                 users[root[at]] += 1
                 now += size[names[at]] if root[at] == at else 0
@@ -205,9 +213,10 @@ def _written(step: Step) -> Work:
     node = step.last
     if node.op == "index_copy":
         axis = node.axis
-        return replace(step.work, run=lambda x, at, source: x.index_copy_(axis, at.long(), source))
+        return replace(step.work, run=lambda x, at, source: x.index_copy_(axis, at.long(), source), in_place=True)
     add = node.attributes.get("accumulate", False)
     return replace(
         step.work,
         run=lambda x, source, *at: x.index_put_([one.long() for one in at], source, accumulate=add),
+        in_place=True,
     )

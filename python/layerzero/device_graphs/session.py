@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from layerzero import _native, graph_capture
+from layerzero.device_graphs import joined_weights
 from layerzero.device_graphs.captured import CapturedProgram, Graphs
 from layerzero.device_graphs.fusions import LEFT_OUT
 from layerzero.device_graphs.program import Program
@@ -63,7 +64,9 @@ class DeviceSession:
         self._device, self._host = device, host
         written = {old for old, _ in self._graph.updates}
         names = self._graph.inputs
-        first_held = len(names) - held
+        first_held = self._first_held = len(names) - held
+        #: As on the CPU, where the pass of this name does it.
+        self._joins = "merge_linear" not in off
         #: Inputs that a graph reads and writes where they lie.
         self._stays = [at >= first_held or name in written for at, name in enumerate(names)]
         self._known: OrderedDict[tuple[Any, ...], _Sizes] = OrderedDict()
@@ -92,12 +95,26 @@ class DeviceSession:
                 self._done.record(stream)
                 return results
 
-    def _sizes(self, inputs: Sequence[Tensor]) -> _Sizes:
+    def prepare(self, inputs: Sequence[Tensor]) -> None:
+        """Makes the program for inputs of these sizes, and moves weights together that are read together."""
+        with self._lock, torch.no_grad():
+            self._sizes(inputs, joining=True)
+
+    def _sizes(self, inputs: Sequence[Tensor], joining: bool = False) -> _Sizes:
         key = tuple((one.dtype, one.shape) for one in inputs)
         found = self._known.get(key)
         if found is None:
             rows = [(str(one.dtype).removeprefix("torch."), list(one.shape)) for one in inputs]
-            found = _Sizes(Program(self._graph, rows, self._device, self._host, self._constant))
+            held = dict(zip(self._graph.inputs[self._first_held :], inputs[self._first_held :], strict=True))
+
+            def joins(names: Sequence[str]) -> bool:
+                weights = [held[name] for name in names if name in held]
+                if not self._joins or len(weights) != len(names):
+                    return False
+                # Later, other graphs may be captured that read the weights where they are.
+                return joined_weights.beside(weights) or joining and joined_weights.move(weights)
+
+            found = _Sizes(Program(self._graph, rows, self._device, self._host, self._constant, joins))
             self._known[key] = found
             while len(self._known) > MOST_PROGRAMS:
                 self._known.popitem(last=False)

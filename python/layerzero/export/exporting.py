@@ -250,7 +250,7 @@ class _Translation:
         key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
         if key not in self.held:
             value = self.builder.input(name, tensor.dtype, tensor.shape)
-            self.held[key] = (tensor.detach(), value)
+            self.held[key] = (tensor, value)
         return self.held[key][1]
 
     def _user_input(self, node: torch.fx.Node, spec: Any, at: int) -> None:

@@ -44,7 +44,6 @@ class HostCall:
         args, kwargs = pytree.tree_map(filled, (self.args, self.kwargs), is_leaf=lambda one: isinstance(one, Slot))
         return self.target(*args, **kwargs)
 
-
     def with_numbers(self, names: Sequence[str | None], number: Callable[[str], int]) -> HostCall:
         """The same with the numbers among its inputs, by the names of those, which are known once sizes are."""
 

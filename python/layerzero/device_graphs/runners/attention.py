@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 
 import layerzero as lz
+from layerzero.device_graphs.cache_pages import as_pages, pages_of
 from layerzero.device_graphs.nodes import Node, Work
 from layerzero.device_graphs.runners.registry import runs
 
@@ -60,7 +60,7 @@ def cached_attention(node: Node) -> Work:
     scale, window, softcap = given.get("scale"), given.get("window"), given.get("softcap") or 0.0
 
     def run(q: Any, keys: Any, values: Any, position: Any, firsts: Any = None) -> Any:
-        if firsts is None and (pages := _pages(keys)) is not None and _pages(values) == pages:
+        if firsts is None and (pages := pages_of(keys)) is not None and pages_of(values) == pages:
             return _paged(q, keys, values, position, pages, scale=scale, window=window, softcap=softcap)
         queries, capacity = q.shape[2], keys.shape[2]
         places = torch.arange(capacity, device=q.device)
@@ -76,26 +76,11 @@ def cached_attention(node: Node) -> Work:
     return Work(run, "paged_attention", chosen=True)
 
 
-#: Tokens of a page, where the capacity of a cache is a multiple of it.
-_PAGE = 64
-
-
-def _pages(cache: Any) -> tuple[int, int] | None:
-    """A cache (batch, heads, capacity, width) as pages of tokens: how many each sequence has, and their size. None where the heads
-    of a token do not lie beside each other."""
-    if not cache.transpose(1, 2).is_contiguous():
-        return None
-    size = math.gcd(cache.shape[2], _PAGE)
-    return cache.shape[2] // size, size
-
-
 def _paged(q: Any, keys: Any, values: Any, position: Any, pages: tuple[int, int], **how: Any) -> Any:
     """Attention over the written part of a cache: how much that is stays on the device."""
     batch, heads, queries, _ = q.shape
-    count, size = pages
-    key_pages, value_pages = (
-        one.transpose(1, 2).view(batch * count, size, one.shape[1], one.shape[3]) for one in (keys, values)
-    )
+    count, _ = pages
+    key_pages, value_pages = (as_pages(one, pages) for one in (keys, values))
     tables = torch.arange(batch * count, device=q.device, dtype=torch.int32).view(batch, count)
     lengths = (position.reshape(1) + queries).to(torch.int32).expand(batch).contiguous()
     window, softcap = how["window"], how["softcap"]

@@ -14,9 +14,13 @@ from layerzero.device_graphs.runners.registry import runs
 def iota(node: Node) -> Work:
     """Numbers at equal distances."""
     start, step, count, dtype = int(node.start), node.step, int(node.len), node.dtype
-    numbers = torch.arange(start, start + step * count, step) if step else torch.full((count,), start)
-    numbers = numbers[:count].to(dtype)
-    return Work(lambda device: numbers.to(device), "torch.arange")
+
+    def run(device: torch.device) -> torch.Tensor:
+        if step == 0:
+            return torch.full((count,), start, dtype=dtype, device=device)
+        return torch.arange(start, start + step * count, step, device=device).to(dtype)
+
+    return Work(run, "torch.arange")
 
 
 @runs("full")
