@@ -103,7 +103,7 @@ from layerzero.errors import (
     UnsupportedDerivativeError,
     UnsupportedTensorError,
 )
-from layerzero.graph_answers import GraphReport, GraphStep, TimedStep
+from layerzero.graph_answers import GraphReport, GraphStep, PlannedGraph, TimedStep
 from layerzero.graph_capture import RecordedCall, Recording, capture
 from layerzero.graph_capture import release as release_captures
 from layerzero.inspection import (
@@ -221,6 +221,7 @@ __all__ = [
     "PageTables",
     "Plan",
     "PlannedCall",
+    "PlannedGraph",
     "Quantized",
     "Readiness",
     "Reason",

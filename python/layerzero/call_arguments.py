@@ -1,6 +1,7 @@
-"""The arguments of a call of a compiled model: one form for a call, however the caller names its arguments.
+"""The arguments of a call of a compiled model, in the same order whether they are passed by position or by name.
 
-A call is known by its *key*: how arguments are nested, dtype and sizes of tensors, type and value of everything else.
+The *key* of a call says which graph serves it: the nesting of the arguments, the dtype and sizes of each tensor, and the type and
+value of everything else.
 """
 
 from __future__ import annotations
@@ -11,58 +12,63 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
+
+from layerzero.torch_state import recorder
 
 if TYPE_CHECKING:
     from layerzero.export import Exported
 
-#: Arguments that are no tensors, as torch.export takes them. They are part of what is compiled.
+#: Types of arguments that become constants of a graph.
 CONSTANTS = (int, float, bool, str, type(None))
-#: Forms of calls that are remembered.
+#: How many orders and nestings of arguments are kept.
 _MOST_ORDERS = 256
 
 
+def constant_key(one: Any) -> tuple[type, Any]:
+    """Equal for two constants that a model cannot distinguish: of the same type, and of the same value to the bit."""
+    # 0.0 equals -0.0, and NaN does not equal itself.
+    return type(one), repr(one) if isinstance(one, float) else one
+
+
 class _UnfitError(Exception):
-    """Arguments that no graph takes. The text says why."""
+    """An argument that no graph takes. The message says why."""
 
 
 class Call(NamedTuple):
     """The arguments of a call."""
 
-    #: Tensors and constants, in one order.
+    #: Tensors and constants, flattened.
     flat: Sequence[Any]
     #: How they are nested.
     spec: Any
-    #: What a graph is chosen by.
+    #: The key by which a graph is chosen.
     key: tuple[Any, ...]
 
 
 def surroundings(device: str = "cpu") -> str:
-    """What surrounds a call on a kind of device that only torch's own functions follow; nothing if there is none."""
+    """A mode that is active around a call on a kind of device and that only torch's own functions follow; ``""`` if none is."""
     if torch.is_autocast_enabled(device):
         return "autocast"
-    if torch._C._get_tracing_state() is not None:
-        return "torch.jit.trace"
-    if forward_ad._current_level >= 0:
-        return "forward-mode derivatives"
+    if (who := recorder()) is not None:
+        return who
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "a transform of torch.func"
     return "a dispatch mode" if torch._C._len_torch_dispatch_stack() else ""
 
 
 def wants_gradients(flat: Sequence[Any]) -> bool:
-    """Whether a gradient is to be computed for one of some arguments."""
+    """Whether gradients are enabled and one of the arguments requires them."""
     return torch.is_grad_enabled() and any(one.requires_grad for one in flat if isinstance(one, torch.Tensor))
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
-    """The tensors of nested arguments or results."""
+    """The tensors in nested arguments or results."""
     return [one for one in pytree.tree_leaves(tree) if isinstance(one, torch.Tensor)]
 
 
 class Signature:
-    """The parameters of a model, by which arguments are put into one order."""
+    """The parameters of a model, which define the order of the arguments."""
 
     def __init__(self, signature: inspect.Signature | None) -> None:
         self._signature = signature
@@ -73,7 +79,7 @@ class Signature:
 
     @classmethod
     def of(cls, model: Any) -> Signature:
-        """Of a module or a function. Without a signature (built-in functions), arguments stay as they are."""
+        """The signature of a module or a function. Built-in functions have none: their arguments stay as they are."""
         function = model.forward if isinstance(model, torch.nn.Module) else model
         try:
             return cls(inspect.signature(function))
@@ -82,7 +88,7 @@ class Signature:
 
     @classmethod
     def loads(cls, rows: Any) -> Signature:
-        """From :meth:`dumps`. Every parameter may be left out."""
+        """A signature that :meth:`dumps` wrote. Every parameter is optional."""
         if rows is None:
             return cls(None)
         kinds = {kind.name: kind for kind in inspect._ParameterKind}
@@ -105,7 +111,7 @@ class Signature:
         return [one.name for one in rows if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
 
     def of_method(self, names: Sequence[str]) -> inspect.Signature:
-        """The signature of a method with these parameters, in which each of the names has one."""
+        """The signature of a method with these parameters, and a keyword parameter for each name that has none."""
         kinds = inspect.Parameter
         of_self = [kinds("self", kinds.POSITIONAL_ONLY)]
         if self._signature is None:
@@ -118,7 +124,7 @@ class Signature:
         )
 
     def arranged(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments as positions as far as there is no gap, the others by name in a fixed order."""
+        """The arguments by position up to the first one that is left out, the others by name in a fixed order."""
         if not kwargs or self._signature is None:
             return tuple(args), dict(kwargs)
         form = len(args), tuple(kwargs)
@@ -136,17 +142,16 @@ class Signature:
         try:
             bound = self._signature.bind(*[None] * positional, **{name: name for name in names})
         except TypeError:
-            # The model says so itself.
+            # The model raises the error.
             return [], list(names)
         places = {name: at for at, name in enumerate(self._signature.parameters)}
         named = sorted(bound.kwargs, key=lambda name: (places.get(name, len(places)), name))
         return list(bound.args[positional:]), named
 
     def read(self, args: Sequence[Any], kwargs: Mapping[str, Any], plain: Any = None) -> Call | str:
-        """A call, or why no graph takes it: an argument is neither a plain tensor nor a number, text or None.
+        """The call, or why no graph takes it: an argument is neither a plain tensor nor a number, a text or ``None``.
 
-        `plain` is how many tensors by position there are and how they are nested, if there is nothing else: then nothing is taken
-        apart.
+        `plain` is `Variant.plain`. A call with just so many positional tensors need not be flattened.
         """
         try:
             return self._read(args, kwargs, plain)
@@ -167,7 +172,7 @@ class Signature:
         return one.is_cpu if self.device is None else one.device == self.device
 
     def _kind(self, one: Any) -> tuple[Any, ...]:
-        """What a graph is chosen by: of a tensor dtype and sizes, of a constant type and value."""
+        """The part of the key for an argument: dtype and sizes of a tensor, type and value of a constant."""
         if isinstance(one, torch.Tensor):
             if type(one) in _PLAIN and self._here(one) and _is_dense(one):
                 return one.dtype, one.shape
@@ -181,12 +186,11 @@ class Signature:
                 raise _UnfitError(f"an argument is on {one.device}, the graph is for {self.device or 'the CPU'}")
             raise _UnfitError("an argument is complex, a graph holds real numbers")
         if isinstance(one, CONSTANTS):
-            # 0.0 and -0.0 are equal, and NaN differs from itself.
-            return type(one), repr(one) if isinstance(one, float) else one
+            return constant_key(one)
         raise _UnfitError(f"an argument is a {type(one).__name__}, a graph takes tensors, numbers, texts and None")
 
     def _number(self, spec: Any) -> int:
-        """The same number for the same nesting."""
+        """A number for a nesting: equal nestings have the same number."""
         for at, known in enumerate(self._specs):
             if known is spec or known == spec:
                 return at
@@ -196,13 +200,13 @@ class Signature:
         return len(self._specs) - 1
 
     def places(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int]:
-        """For each flattened argument of the one order: its place among those of the call as it was made."""
+        """For each flattened argument in the fixed order: its index among the flattened arguments as they were passed."""
         flat, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         numbered, named = pytree.tree_unflatten(list(range(len(flat))), spec)
         return [*pytree.tree_leaves(self.arranged(numbered, named))]
 
     def normal(self, exported: Exported, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exported:
-        """What was exported for a call, as taking arguments in the one order."""
+        """An export for this call that takes the arguments in the fixed order."""
         if not kwargs:
             return exported
         now = {before: at for at, before in enumerate(self.places(args, kwargs))}
@@ -220,11 +224,11 @@ class _Leaf:
 
 
 def nesting(spec: Any) -> str:
-    """How arguments are nested, for people: each of them is a dot."""
+    """The nesting of arguments as text, in which each argument is a dot."""
     try:
         args, kwargs = pytree.tree_unflatten([_Leaf()] * spec.num_leaves, spec)
         return ", ".join([*map(repr, args), *(f"{name}={one!r}" for name, one in kwargs.items())]) or "none"
-    except Exception:  # noqa: BLE001 - classes of others, which may want their own leaves
+    except Exception:  # noqa: BLE001 - a class of another library, which may not take dots
         return f"{spec.num_leaves} in all"
 
 

@@ -1,4 +1,4 @@
-"""A model exported for a call: as a module, and with sizes as symbols where they differ from those of earlier calls."""
+"""Exports a model for a call. Sizes that differ from those of an earlier call are symbols."""
 
 from __future__ import annotations
 
@@ -19,9 +19,15 @@ if TYPE_CHECKING:
 
 
 def export_call(
-    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic_shapes: Any, strict: bool
+    model: Any,
+    signature: Signature,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    dynamic_shapes: Any,
+    strict: bool,
 ) -> Exported:
-    """The model exported for the arguments of a call. `strict`: calls that would stay torch's are an error."""
+    """The model exported for the arguments of a call. With `strict`, a call that would stay torch's is an error."""
     if getattr(model, "training", False):
         raise InvalidCallError(
             "the model is in training mode, and a compiled model is for inference",
@@ -29,9 +35,9 @@ def export_call(
             hint="call model.eval() first",
         )
     try:
-        exported = export(_module(model, [*kwargs]), args, kwargs, dynamic_shapes=dynamic_shapes)
+        exported = export(_module(model, signature, [*kwargs]), args, kwargs, dynamic_shapes=dynamic_shapes)
     except ExportError as error:
-        # torch notes the lines of modules, and not those of functions.
+        # torch records no lines of functions, only of modules.
         if error.line or not (line := line_of_definition(model)):
             raise
         raise ExportError(error.message, line=line, code=error.code, hint=error.hint) from error
@@ -52,7 +58,7 @@ def open_sizes(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """What torch.export is told: sizes that differ from those of an earlier call are symbols."""
+    """`dynamic_shapes` for torch.export, in which the sizes that differ from those of an earlier call are symbols."""
     shapes: list[Any] = [None] * len(call.flat)
     for variant in earlier:
         before = dict(zip(variant.exported.taken, variant.example, strict=False))
@@ -64,24 +70,26 @@ def open_sizes(
                 shapes[at] = {
                     axis: torch.export.Dim.AUTO
                     for axis, (a, b) in enumerate(zip(one.shape, before[at].shape, strict=True))
-                    # A size of 0 or 1 is never a symbol.
+                    # torch.export never makes a size of 0 or 1 a symbol.
                     if a != b and a > 1
                 }
             break
     else:
         return None
-    # As the call names its arguments.
+    # In the order in which this call passes its arguments.
     _, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     given: list[Any] = [None] * len(shapes)
     for at, place in enumerate(signature.places(args, kwargs)):
         given[place] = shapes[at]
     positional, named = pytree.tree_unflatten(given, spec)
-    return dict(inspect.signature(_module(model, [*kwargs]).forward).bind(*positional, **named).arguments)
+    return dict(inspect.signature(_module(model, signature, [*kwargs]).forward).bind(*positional, **named).arguments)
 
 
-def _module(model: Any, names: Sequence[str]) -> Any:
-    """What torch.export takes: a module. Of arguments by name without a parameter of their own, torch opens no sizes: they get one."""
-    signature = Signature.of(model)
+def _module(model: Any, signature: Signature, names: Sequence[str]) -> Any:
+    """The model as a module, which is all that torch.export takes. Each of the names is a parameter of its ``forward``.
+
+    torch.export has no symbols for the sizes of arguments that are collected in ``**kwargs``.
+    """
     if isinstance(model, torch.nn.Module) and all(name in signature.parameters for name in names):
         return model
 

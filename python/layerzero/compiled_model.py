@@ -3,17 +3,19 @@
     compiled = lz.compile(model, input_ids)
     logits = compiled(input_ids)
 
-The model is exported by ``torch.export``, its graph is optimised, and each node gets a kernel. A call with other sizes exports the
-model again with the sizes that differ as symbols. What cannot be exported, and calls that need gradients, are left to the model.
+``torch.export`` exports the model, its graph is optimised, and each node gets a kernel. A call with other sizes exports the model
+again, with the sizes that differ as symbols. Calls that no graph can serve, for example those that need gradients, run the model
+itself.
 
 | files | what is there |
 |---|---|
-| `compiled_model.py` | `compile`, and `CompiledModel`: what a user can ask of it |
-| `served_model.py` | its calls: which graph serves each, when the model is exported, what is left to the model |
-| `graph_variants.py` | a model exported for some sizes, and which arguments and sizes it takes |
-| `call_exports.py`, `call_arguments.py` | the export for a call; the arguments of calls in one order |
-| `graph_questions.py`, `graph_answers.py` | how questions are answered, and what the answers hold |
-| `loaded_models.py`, `saved_graphs.py`, `plan_files.py` | `load_plan`; what a plan file says; its bytes |
+| `compiled_model.py` | `compile` and `CompiledModel`: its methods for users |
+| `served_model.py` | its calls: which graph serves each, when the model is exported, which calls run the model itself |
+| `graph_variants.py` | a variant: the model exported for some sizes, and which arguments and sizes it fits |
+| `call_exports.py`, `call_arguments.py` | exporting the model for a call; the arguments of a call in a fixed order |
+| `planned_graphs.py` | `dry_run` and `solve` of compiled models |
+| `graph_questions.py`, `graph_answers.py` | how `explain`, `profile` and `report` are made; the classes they return |
+| `loaded_models.py`, `saved_graphs.py`, `plan_files.py` | `load_plan`; the fields of a plan file; its bytes |
 | `watched_weights.py` | whether weights changed |
 """
 
@@ -39,29 +41,31 @@ if TYPE_CHECKING:
 
     from layerzero.generating import Decoder
 
-#: What weights can be rounded to.
+#: The narrow formats of weights.
 _NARROW = ("bfloat16", "int8", "int4")
 
 
 class CompiledModel(ServedModel):
     """A model that runs in one native call. You call it as you call the model, on the CPU and for inference.
 
-    Weights are read where the model has them, but packed copies are made of some. A change of weights is noticed soon after;
-    call :meth:`refresh` to have the next call follow it. Results never need gradients; a call whose inputs do, with gradients
-    enabled, is the model's own. So is a call under autocast, in a trace or in a transform of ``torch.func``, and of a model in
-    training mode. The first call of each kind that is left to the model gives a warning, and ``report().model_calls`` counts them.
+    Some calls run the model itself: if an input requires gradients and gradients are enabled, in training mode, under autocast,
+    and in a trace or a transform of ``torch.func``. The first call of each kind gives a warning, and ``report().model_calls``
+    counts them.
 
-    Attributes that it does not have are the model's: ``compiled.config``, ``compiled.state_dict()``.
+    Weights are not copied, except those that are packed. LayerZero notices soon when weights change; call :meth:`refresh` to use
+    the new ones from the next call on.
+
+    All other attributes are the model's: ``compiled.config``, ``compiled.state_dict()``.
     """
 
     def decoder(self) -> Decoder:
-        """The graph that :meth:`generate` runs: it is made at its first use, once for all batches and lengths."""
+        """The graph that :meth:`generate` runs, made at the first use. One graph serves all batches and lengths."""
         from layerzero.generating import Decoder
 
         with self._lock:
             if self._watched is not None:
                 self._look(self._watched)
-            # A model that was put into training mode is refused there.
+            # `Decoder` raises the error for a model in training mode.
             if self._decoder is None or getattr(self.model, "training", False):
                 decoder = Decoder(self.model, self._how, self._shared())
                 self._watch([*self._variants, *decoder._compiled._variants])
@@ -86,25 +90,25 @@ class CompiledModel(ServedModel):
     ) -> Tensor:
         """The prompts and the tokens that follow them, (batch, tokens). For causal language models of transformers.
 
-        The prompt runs at once; each later token is a step over a cache of keys and values, of which only what is written is
-        read. Tokens are chosen greedily, or drawn if ``temperature``, ``top_k`` or ``top_p`` is given.
+        All tokens of a prompt run in one step; each later token is a step that reads a cache of keys and values. Tokens are
+        sampled if you pass ``temperature``, ``top_k`` or ``top_p``; else the most likely token is taken.
 
         Args:
             input_ids: prompts (batch, tokens) or (tokens,), a list of prompts of any lengths, or a list of ids.
             max_new_tokens: how many tokens to generate at most.
-            attention_mask: 0 where a prompt is padded, as the tokenizer gives it. Padding is on the left. Without it, the
-                padding token is padding if it is not also one that ends a text.
-            temperature: scores are divided by it; 0 is greedy.
-            top_k: draw among so many tokens with the largest scores.
-            top_p: draw among the most likely tokens that together have this probability.
-            seed: makes the draws the same at every call.
-            generator: torch's generator to draw with, in the place of a seed.
-            eos_token_id: ids that end a sequence; without it those of the model, if it has any. An empty list is none.
-            pad_token_id: what pads prompts, and follows the end of a sequence while others go on; without it that of the
-                model, or the first id of the end.
-            num_return_sequences: generate so many for each prompt.
-            on_token: called with the new tokens (batch,) after each step. Generating ends where it returns ``False``. It may
-                generate too: calls at once have a cache each.
+            attention_mask: 0 where a prompt is padded, as the tokenizer returns it. Padding must be on the left. Without a mask,
+                ids equal to ``pad_token_id`` are padding, unless that id also ends texts.
+            temperature: logits are divided by it; 0 is greedy.
+            top_k: sample among the ``top_k`` tokens with the largest logits.
+            top_p: sample among the most likely tokens that together have this probability.
+            seed: the same seed samples the same tokens at every call.
+            generator: a generator of torch to sample with, instead of a seed.
+            eos_token_id: ids that end a sequence; by default those of the model. An empty list: none.
+            pad_token_id: the id of padding before prompts and after the end of a sequence; by default that of the model, or the
+                first of the ids that end a sequence.
+            num_return_sequences: how many texts to generate for each prompt.
+            on_token: called with the new token of each sequence, (batch,), after each step. Generating ends when it returns
+                ``False``. It may call ``generate`` itself: calls that run at the same time have a cache each.
         """
         from layerzero.generating import loop, sampling
 
@@ -122,18 +126,18 @@ class CompiledModel(ServedModel):
         return loop.generate(decoder, ids, firsts, max_new_tokens, choose, ending, pad, on_token)
 
     def refresh(self) -> None:
-        """Forgets everything that was made of the weights. The next call exports the model again."""
+        """Discards the graphs and the packed weights. The next call exports the model again."""
         self._forget()
 
     def explain(self, *args: Any, **kwargs: Any) -> Rows[GraphStep]:
-        """The steps for some inputs, or those of the first call: which kernel runs each, and which others could."""
+        """The steps for these inputs (by default those of the first call): the kernel of each, and the other candidates."""
         return graph_questions.steps(*self._variant(args, kwargs))
 
     def report(self, *args: Any, **kwargs: Any) -> GraphReport:
-        """What became of the model, for some inputs or those of the first call."""
-        if self._decided is not None:
+        """What became of the model: nodes, kernels and memory for these inputs (by default those of the first call), and counts."""
+        if (plan := self._decided) is not None:
             return graph_questions.report_of_plan(
-                self._decided,
+                plan,
                 model=self._name,
                 precision=self._how.precision,
                 calls=self._calls,
@@ -151,9 +155,9 @@ class CompiledModel(ServedModel):
         )
 
     def largest_error(self) -> float | None:
-        """How far results for the first inputs are from those of the model: the largest difference ÷ the largest number.
+        """With narrow ``weights``: the largest difference to the model's results for the first inputs ÷ the largest of these.
 
-        It is known for narrow ``weights``, and measured at the first use. None without them.
+        It is measured at the first use. ``None`` without narrow weights.
         """
         if self._how.weights is None or self._error is not None or self._example is None or self.model is None:
             return self._error
@@ -163,7 +167,7 @@ class CompiledModel(ServedModel):
         return self._error
 
     def profile(self, *args: Any, rounds: int = 20, **kwargs: Any) -> Rows[TimedStep]:
-        """The median time of each step, over some runs."""
+        """The median time of each step over ``rounds`` runs."""
         return graph_questions.timed_steps(*self._variant(args, kwargs), rounds)
 
     def save_trace(self, path: str | Path, *args: Any, rounds: int = 20, **kwargs: Any) -> Path:
@@ -172,13 +176,13 @@ class CompiledModel(ServedModel):
         return Path(path)
 
     def save_profile(self, path: str | Path, *args: Any, rounds: int = 20, **kwargs: Any) -> Path:
-        """Writes :meth:`profile` as an HTML page: steps by their time, kernels, and floors where the machine's peaks are known."""
+        """Writes :meth:`profile` as an HTML page: the steps, slowest first, and the time of each kernel."""
         text = graph_questions.page(self._name, self.profile(*args, rounds=rounds, **kwargs))
         Path(path).write_text(text, encoding="utf-8")
         return Path(path)
 
     def graph(self, form: str = "text") -> str:
-        """The optimised graph: as ``text``, a node a line, or as ``dot`` for Graphviz."""
+        """The optimised graph: as ``text``, one node in each line, or as ``dot`` for Graphviz."""
         if form not in ("text", "dot"):
             raise InvalidCallError(f"form is {form!r}, expected 'text' or 'dot'", code="BAD_PARAM")
         variant, _ = self._variant((), {})
@@ -196,7 +200,7 @@ class CompiledModel(ServedModel):
                 hint="compile it on the CPU to save it; on a device, compile the model again",
             )
         variants = self._variants
-        # The first of those that serve the most.
+        # The variant that serves the most of the others' first calls.
         variant = max(variants, key=lambda one: sum(map(one.serves, variants)))
         if left_out := [one for one in self._variants if not variant.serves(one)]:
             warn(
@@ -210,7 +214,7 @@ class CompiledModel(ServedModel):
         return f"<{type(self).__name__} of {self._name}: {len(self._variants)} exports, {self._calls} calls>"
 
     def eval(self) -> CompiledModel:
-        """Puts the model in evaluation mode, in which its calls are compiled. Gives the compiled model."""
+        """Puts the model in evaluation mode and returns the compiled model."""
         if hasattr(self.model, "eval"):
             self.model.eval()
         return self
@@ -225,14 +229,14 @@ class CompiledModel(ServedModel):
 
         @functools.wraps(found)
         def method(*args: Any, **kwargs: Any) -> Any:
-            # `.to(…)`, `.train()`, `.requires_grad_()` give the model itself.
+            # `.to(…)`, `.train()`, `.requires_grad_()` return the model itself.
             result = found(*args, **kwargs)
             return self if result is model else result
 
         return method
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
-        """A copy of the model, which is compiled at its first call."""
+        """A copy with a copy of the model. It is compiled at its first call."""
         how = self._how
         copied = CompiledModel.__new__(CompiledModel)
         memo[id(self)] = copied
@@ -243,6 +247,7 @@ class CompiledModel(ServedModel):
             strict=self._strict,
             **asdict(how),
         )
+        copied._precise = self._precise
         return copied
 
     def __reduce__(self) -> Any:
@@ -262,22 +267,21 @@ def compile(
 ) -> CompiledModel:
     """A model as one native call: ``compiled = lz.compile(model, x)``, then ``compiled(x)``.
 
-    The model is exported for the inputs now, or for those of the first call if there are none. Calls with other sizes work too.
+    The model is exported for the example inputs, or at the first call if you pass none. Calls with other sizes work too.
 
     Args:
         model: a module in evaluation mode, or a function of tensors.
-        example_inputs: what it is called with.
-        kwargs: what it is called with by name.
-        dynamic_shapes: which sizes may differ, as ``torch.export`` takes it. Without it, sizes that turn out to differ are.
-        tune: time the kernels of each node in their places, and take the fastest.
-        off: names of optimisation passes that are left out.
-        strict: raise an error if a part of the model would stay torch's.
-        weights: the numbers that weights of linear layers are kept in: ``"bfloat16"``, ``"int8"`` or ``"int4"``, rounded as
-            :func:`pack` does it. Results differ from the model's; ``report().largest_error`` says how much. The model keeps
-            its own weights.
-        precision: how exactly products of float32 are computed, as ``torch.set_float32_matmul_precision`` says it, whose setting is
-            taken by default. ``"highest"``: as exactly as in float32; where the CPU multiplies bfloat16 by a matrix unit, numbers may
-            be split into three of those, which hold all their bits. ``"high"``: into two, which hold 16 bits; so does ``"medium"``.
+        example_inputs: positional arguments of a call.
+        kwargs: keyword arguments of that call.
+        dynamic_shapes: which sizes may differ, in the form ``torch.export`` takes. Without it, LayerZero finds out from the calls.
+        tune: time the candidate kernels of each node inside the graph, and take the fastest.
+        off: names of optimisation passes to leave out.
+        strict: raise an error if a call of the model would stay torch's.
+        weights: keep the weights of linear layers as ``"bfloat16"``, ``"int8"`` or ``"int4"``, rounded as :func:`pack` does it.
+            Results differ from the model's; ``report().largest_error`` says how much. The model keeps its own weights.
+        precision: how exactly float32 products are computed; by default the setting of ``torch.set_float32_matmul_precision``.
+            ``"highest"``: as exactly as in float32. On a CPU with a matrix unit for bfloat16, a float32 number may be split into
+            three bfloat16 numbers, which hold all its bits. ``"high"`` or ``"medium"``: into two, which hold 16 of its 24 bits.
             ``"float32"``: nothing is split.
     """
     if weights not in (None, *_NARROW):
@@ -302,7 +306,7 @@ def compile(
 
 
 def _precision(asked: str | None) -> str:
-    """The precision of products, without an answer torch's."""
+    """The precision of float32 products: the one that was asked for, else torch's setting."""
     import torch
 
     if asked not in (None, "float32", "highest", "high", "medium"):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from functools import cache
 from typing import Any
 
 from layerzero import _native
@@ -61,10 +60,15 @@ def in_use() -> str:
     return CPU if accelerator is None else f"{accelerator.type}:{torch.accelerator.current_device_index()}"
 
 
-@cache
+def cpu() -> dict[str, Any]:
+    """The description of this machine's CPU."""
+    found: dict[str, Any] = json.loads(_native.devices())[0]
+    return found
+
+
 def cpu_name() -> str:
-    """What this machine's CPU is called."""
-    return str(json.loads(_native.devices())[0]["name"])
+    """The name of this machine's CPU."""
+    return str(cpu()["name"])
 
 
 def in_use_by_files(cuda: int) -> str:

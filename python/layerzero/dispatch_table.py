@@ -7,15 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from layerzero import _native, devices, fingerprints, loading, models, workloads
+from layerzero import _native, devices, fingerprints, loading, models, planned_graphs, workloads
 from layerzero.documents import to_json
-from layerzero.errors import ConfigurationError
+from layerzero.errors import ConfigurationError, InvalidCallError
 from layerzero.inspection import TensorSpec
 from layerzero.integrations._transformers import models as transformers_models
 from layerzero.printing import visible
 from layerzero.results import KeyedResult, Result, Rows, Table, rows
+
+if TYPE_CHECKING:
+    from layerzero.compiled_model import CompiledModel
+    from layerzero.graph_answers import GraphStep
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -141,8 +145,13 @@ def solve(
     inputs, ``batch`` the first. Without example inputs ``model.dummy_inputs`` or ``model.example_inputs`` are used.
     A configuration of transformers is traced as by :func:`layerzero.tune`: a prompt and a context of each ``seq_len``.
 
+    A model that :func:`layerzero.compile` compiled is not traced: its graph is planned at the end of every bucket, and the
+    kernels of its nodes are the decisions. Without example inputs those of its first call are used. An entry of such a table is
+    for all calls of an operation in its bucket; if nodes differ, the one with the most FLOPs decides. Steps that are no operation
+    of LayerZero's are in ``left_out``.
+
     Args:
-        model: the module; or a transformers configuration, the path of its ``config.json``, or a name (see
+        model: the module, compiled or not; or a transformers configuration, the path of its ``config.json``, or a name (see
             :func:`layerzero.tune`).
         example_inputs: what the module is called with, at any sizes.
         dtype: what the model of a configuration computes in; float32 when not given.
@@ -152,8 +161,14 @@ def solve(
         device: what to decide for; by default where the model makes its calls, else torch's accelerator in use, else the
             CPU.
     """
+    from layerzero.compiled_model import CompiledModel
+
     loading.load()
     args, kwargs = example_inputs, example_kwargs
+    if isinstance(model, CompiledModel):
+        if dtype is not None:
+            kwargs = {**kwargs, "dtype": dtype}
+        return _of_graph(model, args, kwargs, shape_buckets, model_id, device)
     if transformers_models.named(model):
         if args or kwargs:
             raise ConfigurationError(
@@ -176,6 +191,45 @@ def solve(
 
         warmup(calls=calls, device=device)
     return decided(model_id or type(model).__name__, calls, device, buckets)
+
+
+def _of_graph(
+    model: CompiledModel,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shape_buckets: Mapping[str, Sequence[int]],
+    model_id: str | None,
+    device: Any,
+) -> DispatchTable:
+    """The kernels of a compiled model's nodes, by buckets."""
+    if not args and not kwargs:
+        if model._example is None:
+            raise InvalidCallError(
+                "nothing says what the compiled model is called with",
+                code="NO_EXAMPLE_INPUTS",
+                hint="pass example inputs after the model, or call it once",
+            )
+        args, kwargs = model._example
+    where = devices.resolve(device, [devices.CPU] if device is None else ())
+    if where != devices.CPU or not planned_graphs.is_on_cpu(args, kwargs):
+        raise ConfigurationError(
+            f"graphs run on the CPU, and the table is for {where}",
+            code="BAD_DEVICE",
+            hint="solve for the model itself: lz.solve(compiled.model, …)",
+        )
+    axes = planned_graphs.buckets_of(_axes(shape_buckets), (args, kwargs))
+    text, _ = _native.solve(model_id or model._name, [], devices.number(where), axes)
+    data, left_out = json.loads(text), dict[tuple[str, str], UndecidedCall]()
+
+    def undecided(step: GraphStep, why: str) -> None:
+        call = planned_graphs.undecided_call(step)
+        left_out.setdefault((call, why), UndecidedCall(call, why))
+
+    for at in planned_graphs.sizes_of(axes):
+        resized = tuple(_resized(one, at) for one in args), {name: _resized(one, at) for name, one in kwargs.items()}
+        ops = planned_graphs.plan_of_bucket(model, *resized, undecided)
+        data["plans"].append({"bucket": at, "ops": ops, "jit_artifacts": []})
+    return DispatchTable._from(json.dumps(data, indent=2) + "\n", left_out.values(), where)
 
 
 def _axes(shape_buckets: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:

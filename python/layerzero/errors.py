@@ -19,6 +19,17 @@ def visible(text: str) -> str:
     return text.translate(_SHOWN)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message; the name of its class if it has no message."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def named_line(error: BaseException) -> str:
+    """The class of an exception, and the first line of its message."""
+    name, line = type(error).__name__, first_line(error)
+    return name if line == name else f"{name}: {line}"
+
+
 class LayerZeroError(Exception):
     """The base of all exceptions of LayerZero. It has a stable ``code``, a message, and a ``hint``."""
 
@@ -155,4 +166,4 @@ def warn(text: str) -> None:
     if _held.texts is not None:
         _held.texts[text] = None
         return
-    warnings.warn(visible(text), LayerZeroWarning, stacklevel=2)
+    warnings.warn(text, LayerZeroWarning, stacklevel=2)

@@ -1,4 +1,4 @@
-"""How a compiled model answers questions: the steps of a graph, their times, a report, the error of its results."""
+"""What `explain`, `profile` and `report` of a compiled model return: steps, their times, a report, the error of results."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def steps(variant: Variant, inputs: Sequence[Tensor]) -> Rows[GraphStep]:
-    """The steps for some inputs."""
+    """The steps for these inputs."""
     return rows((GraphStep(**row) for row in variant.session.steps(variant.laid(inputs))), "steps")
 
 
 def timed_steps(variant: Variant, inputs: Sequence[Tensor], rounds: int) -> Rows[TimedStep]:
-    """The steps for some inputs, and their median times."""
+    """The steps for these inputs, and their median times."""
     timed = variant.session.profile(variant.copied(inputs), rounds, variant.host)
     total = sum(row["us"] for row in timed) or 1.0
     return rows(
@@ -47,7 +47,7 @@ def timed_steps(variant: Variant, inputs: Sequence[Tensor], rounds: int) -> Rows
 
 
 def trace(timed: Iterable[TimedStep]) -> str:
-    """Steps as trace events, one after the other."""
+    """The steps as trace events, one after the other."""
     events, begin = [], 0.0
     for step in timed:
         names = {"kernel": step.kernel, "output": step.output, "origin": step.origin}
@@ -57,7 +57,7 @@ def trace(timed: Iterable[TimedStep]) -> str:
 
 
 def page(model: str, timed: Sequence[TimedStep]) -> str:
-    """Steps as an HTML page."""
+    """The steps as an HTML page."""
     from layerzero import profile_page
 
     return profile_page.page(model, devices.cpu_name(), timed, profile_page.ceilings())
@@ -73,7 +73,7 @@ def report(
     calls: int,
     model_calls: Mapping[str, int],
 ) -> GraphReport:
-    """What became of a model: of all its variants, and of one of them for some inputs."""
+    """What became of a model: counts over all variants, and the steps of one of them for these inputs."""
     session, inputs = variant.session, variant.laid(inputs)
     ran, optimised = session.steps(inputs), session.optimised
     slow = Counter(row["op"] for row in ran if row["kernel"].startswith("reference."))
@@ -102,7 +102,7 @@ def report(
 def report_of_plan(
     plan: Plan, *, model: str, precision: str, calls: int, model_calls: Mapping[str, int]
 ) -> GraphReport:
-    """What became of a model that is not on the CPU: its decisions. There is no graph."""
+    """What became of a model that is not on the CPU: it has decisions, and no graph."""
     return GraphReport(
         model=model,
         nodes_exported=0,
@@ -128,7 +128,7 @@ def report_of_plan(
 def measured_error(
     variant: Variant, inputs: Sequence[Tensor], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> float:
-    """How far the results of a graph are from those of its model, for some arguments and the graph's inputs for them."""
+    """The largest difference between the results of a graph and those of its model ÷ the largest of the model's results."""
     from layerzero.call_arguments import tensors
 
     with _unchanged(variant.exported.buffers):
@@ -138,7 +138,7 @@ def measured_error(
 
 
 def _copies(tree: Any) -> Any:
-    """The same with tensors of their own memory."""
+    """The same arguments with copies of the tensors."""
     import torch
     from torch.utils import _pytree as pytree
 
@@ -147,7 +147,7 @@ def _copies(tree: Any) -> Any:
 
 @contextmanager
 def _unchanged(buffers: Sequence[Tensor]) -> Iterator[None]:
-    """Without gradients; what tensors hold and where random numbers are is as before afterwards."""
+    """Without gradients. Afterwards the buffers and the state of torch's generator are as before."""
     import torch
 
     kept = [one.clone() for one in buffers]

@@ -1,4 +1,4 @@
-"""A model exported for some sizes: its session, which arguments and sizes it takes, and why a call is left to the model."""
+"""A variant of a model: its export for some sizes, which calls fit it, and why a call runs the model itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Session: TypeAlias = "_native.Session | DeviceSession"
 
 @dataclass(frozen=True)
 class How:
-    """How graphs are compiled."""
+    """Options of :func:`layerzero.compile` that every variant of a model shares."""
 
     tune: bool = False
     off: tuple[str, ...] = ()
@@ -30,11 +30,9 @@ class How:
 
 
 class Variant:
-    """A model exported for some sizes, or ranges of them, and for the values of its arguments that are no tensors."""
+    """A model exported for some sizes or ranges of sizes, and for the values of its arguments that are not tensors."""
 
-    def __init__(
-        self, exported: Exported, example: Sequence[Tensor], how: How, share: Session | None = None
-    ) -> None:
+    def __init__(self, exported: Exported, example: Sequence[Tensor], how: How, share: Session | None = None) -> None:
         import torch
 
         self.exported, self.how = exported, how
@@ -46,19 +44,19 @@ class Variant:
         self.session = self._session(share)
         self.host = exported.host_calls if len(exported.host_calls) else None
         updated = set(self.graph.updates)
-        #: Which inputs are written in their places.
+        #: The indices of inputs that the graph writes to.
         self.written = [at for at, (name, _, _) in enumerate(self.graph.inputs) if name in updated]
-        #: Inputs of the sizes it was first made for: what `steps` shows without others.
+        #: The inputs it was exported for. `explain()` without arguments is about these.
         self.example = list(example)
         if not isinstance(self.session, _native.Session):
             self.session.prepare(self.example)
         positional, named = _parts(exported.in_spec)
         plain = exported.taken == list(range(positional.num_leaves)) and named.num_leaves == 0
         plain = plain and all(part.is_leaf() for part in _parts(positional))
-        #: How many arguments there are and how they are nested, where all are tensors by position.
+        #: The number of arguments and their nesting, if all of them are positional tensors; else `None`.
         self.plain = (len(exported.taken), exported.in_spec) if plain else None
         self.single = exported.given == [(0, None)] and exported.out_spec.is_leaf()
-        #: A call in native code alone, or nothing where it cannot be one.
+        #: The native function of the whole call, or `None` if the call needs Python.
         native = isinstance(self.session, _native.Session)
         self.quick = self.session.quick if native and plain and self.single and self.host is None else None
 
@@ -67,9 +65,7 @@ class Variant:
             from layerzero.device_graphs.session import DeviceSession
 
             held = len(self.exported.buffers) + len(self.exported.held)
-            return DeviceSession(
-                self.graph, self.device, off=self.how.off, held=held, host=self.exported.host_calls
-            )
+            return DeviceSession(self.graph, self.device, off=self.how.off, held=held, host=self.exported.host_calls)
         import torch
 
         return _native.Session(
@@ -83,20 +79,20 @@ class Variant:
         )
 
     def anew(self, share: Session | None) -> Variant:
-        """The same with weights read again, where they lie as they did."""
+        """The same variant after its weights changed in place: they are packed again."""
         return Variant(self.exported, self.example, self.how, share)
 
     def inputs(self, call: Call) -> list[Tensor]:
-        """The inputs of the graph, from the arguments of a call that it takes."""
+        """The inputs of the graph, from the arguments of a call that fits."""
         return [*[call.flat[at] for at in self.exported.taken], *self.exported.buffers, *self.exported.held]
 
     def run(self, inputs: list[Tensor]) -> Any:
-        """A call."""
+        """Runs the graph."""
         results = self.session.run(inputs, self.host)
         return results[0] if self.single else self.exported.unflatten(results)
 
     def copied(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Inputs of which a run changes nothing but copies."""
+        """The inputs with copies of those that the graph writes to, so that a run leaves the caller's tensors alone."""
         import torch
 
         # Kernels of a device take any strides.
@@ -108,7 +104,7 @@ class Variant:
         return found
 
     def laid(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Inputs as a plan is made for them, which is not run."""
+        """The inputs as a plan needs them: those that the graph writes to are contiguous. They are not run."""
         found = list(inputs)
         if isinstance(self.session, _native.Session):
             for at in self.written:
@@ -116,18 +112,18 @@ class Variant:
         return found
 
     def serves(self, other: Variant) -> bool:
-        """Whether it serves the first call of another export."""
-        from layerzero.export import same_constant
+        """Whether it fits the call that another variant was exported for."""
+        from layerzero.call_arguments import constant_key
 
         mine, theirs = self.exported, other.exported
         alike = (
             mine.in_spec == theirs.in_spec and mine.taken == theirs.taken and mine.fixed.keys() == theirs.fixed.keys()
         )
-        values = ((value, theirs.fixed.get(at)) for at, value in mine.fixed.items())
-        return alike and all(same_constant(*pair) for pair in values) and not self.fits(other.example)
+        same = all(constant_key(value) == constant_key(theirs.fixed.get(at)) for at, value in mine.fixed.items())
+        return alike and same and not self.fits(other.example)
 
     def takes(self, call: Call) -> str:
-        """Why it cannot serve arguments of this nesting and these values; nothing if it can, for some sizes."""
+        """Why the nesting or the constants of a call do not fit; ``""`` if they do. Sizes are not checked."""
         from layerzero.call_arguments import nesting
 
         if call.spec != self.exported.in_spec:
@@ -141,7 +137,7 @@ class Variant:
         return self.exported.differing(call.flat)
 
     def fits(self, inputs: Sequence[Tensor]) -> str:
-        """Why it cannot serve inputs of these sizes; nothing if it can."""
+        """Why the dtypes or sizes of inputs do not fit; ``""`` if they do."""
         symbols: dict[str, int] = {}
         for tensor, (name, dtype, shape) in zip(inputs, self.graph.inputs, strict=True):
             if str(tensor.dtype) != f"torch.{dtype}" or tensor.dim() != len(shape):
@@ -161,20 +157,20 @@ class Variant:
 
 @dataclass(frozen=True)
 class Left:
-    """Why calls are left to the model."""
+    """Why calls run the model itself."""
 
-    #: What they are counted as.
+    #: The kind that `report().model_calls` counts them as.
     kind: str
-    #: What is said of the first one.
+    #: The reason in the warning about the first one.
     detail: str = ""
 
 
 def outline(tensor: Tensor) -> str:
-    """Its element type and sizes: ``float32[2, 3]``."""
+    """The dtype and the sizes of a tensor: ``float32[2, 3]``."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def _parts(spec: Any) -> list[Any]:
-    """What a nested structure holds, as torch 2.10 and later tell it."""
+    """The children of a nested structure: a method from torch 2.10 on, an attribute before."""
     found: list[Any] = spec.children() if hasattr(spec, "children") else spec.children_specs
     return found

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def load_plan(path: str | Path, *, verify: bool = True) -> CompiledModel:
-    """A compiled model that :meth:`CompiledModel.save` wrote. The model's own code is not needed.
+    """A compiled model from a file that :meth:`CompiledModel.save` wrote. The model's code is not needed.
 
-    Weights are mapped from the file. ``verify`` compares them with their checksums, which reads all of them once.
+    The weights are mapped into memory. With ``verify``, all of them are read once and compared with their checksums.
     """
     from layerzero import saved_graphs
 
@@ -31,14 +31,14 @@ def load_plan(path: str | Path, *, verify: bool = True) -> CompiledModel:
 
 
 class LoadedModel(CompiledModel):
-    """A compiled model from a file. It has no model to fall back to: other sizes than those it was exported for are an error."""
+    """A compiled model from a file. It has no model to fall back to, so a call that its graph does not fit is an error."""
 
-    #: What the file says the model is called.
+    #: The name of the model, from the file.
     _written: str = "LoadedModel"
 
     @classmethod
     def of(cls, name: str, signature: Signature, variant: Variant) -> LoadedModel:
-        """A graph, what its model was called, and the parameters of that."""
+        """The loaded model of a name, the signature of its model, and its graph."""
         loaded = cls(None, dynamic_shapes=(), **asdict(variant.how))
         loaded._variants, loaded._written, loaded._signature = [variant], name, signature
         return loaded
@@ -55,7 +55,7 @@ class LoadedModel(CompiledModel):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
-        """The same graph with the same weights; what the model changes is its own."""
+        """The same graph with the same weights, and copies of the buffers that it writes to."""
         before = self._variants[0]
         exported = replace(before.exported, buffers=[one.clone() for one in before.exported.buffers])
         variant = Variant(exported, before.example, before.how, before.session)
@@ -63,11 +63,11 @@ class LoadedModel(CompiledModel):
         return copied
 
     def decoder(self) -> Decoder:
-        """Not for models from files, which have no graph for it."""
+        """Raises an error: a plan file has no graph with a cache."""
         raise InvalidCallError(
             "a plan from a file cannot generate", code="WRONG_INPUT", hint="compile the model in this process"
         )
 
     def refresh(self) -> None:
-        """Not for models from files: their weights are in the file."""
+        """Raises an error: there is no model to export again."""
         raise InvalidCallError("a plan from a file has no model", code="WRONG_INPUT", hint="compile the model again")

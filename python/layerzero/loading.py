@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerzero import _native, backend_files
 from layerzero.documents import to_json
-from layerzero.errors import ConfigurationError, hold, warn
+from layerzero.errors import ConfigurationError, hold, named_line, warn
 from layerzero.lifecycle import taken_around_forks, waited_for
 
 if TYPE_CHECKING:
@@ -285,7 +285,7 @@ def _import_library(name: str) -> None:
                 cause = error if isinstance(error, Exception) else None
                 if cause is not None and interruption(cause, ()) is not None:
                     raise
-                _unusable[name] = _one_line(error).removeprefix("ImportError: ")
+                _unusable[name] = named_line(error).removeprefix("ImportError: ")
     raise ImportError(_unusable[name]) from cause
 
 
@@ -319,12 +319,7 @@ def import_backend(name: str, document: str) -> None:
 def _why_not(library: str, error: BaseException) -> tuple[str, str]:
     if isinstance(error, ImportError) and not _is_installed(library):
         return ("NOT_INSTALLED", library)
-    return ("BACKEND_IMPORT_FAILED", _one_line(error))
-
-
-def _one_line(error: BaseException) -> str:
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return ("BACKEND_IMPORT_FAILED", named_line(error))
 
 
 class _Before:
@@ -358,7 +353,7 @@ def _load_plugin(entry: EntryPoint) -> None:
         before.restore()
         if isinstance(error, KeyboardInterrupt):
             raise
-        why = _one_line(error)
+        why = named_line(error)
         warn(f"the plugin '{entry.name}' ({entry.value}) is disabled: {why}")
         _native.disable(entry.name, why)
 

@@ -22,6 +22,7 @@ from layerzero.results import Result, Rows, Table, cell, rows
 
 if TYPE_CHECKING:
     from layerzero.costs import Share
+    from layerzero.graph_answers import PlannedGraph
     from layerzero.tracing import Obstacle, Seen
 
 
@@ -252,14 +253,20 @@ class SkippedCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DryRun(Result):
-    """What a model would run: its calls, each with the kernel it would get. Prints as a table."""
+    """What a model would run: its calls, each with the kernel it would get, and the graph of it. Prints as a table."""
 
     calls: Rows[PlannedCall]
-    """Every call, in the order the model first makes it."""
+    """Every call that the model itself makes, in the order of the first ones. A compiled model makes none of them."""
     skipped: list[SkippedCall]
     """Calls of torch's that look like one of LayerZero's and are none."""
+    graph: PlannedGraph | None = None
+    """What :func:`layerzero.compile` makes of the model on a CPU: the kernel of each node, and the memory."""
+    no_graph: str = ""
+    """Why there is no graph."""
 
     def _table(self) -> Table:
+        if self.graph is not None and not self.calls:
+            return self.graph._table()
         return Table("", _COLUMNS, [_row(call) for call in self.calls], self._remarks(), ("count", "time", "torch"))
 
     def _remarks(self) -> list[str]:
@@ -268,12 +275,16 @@ class DryRun(Result):
         if timed:
             ours, torchs = (sum(getattr(c, of) * c.count for c in timed) for of in ("time_us", "baseline_us"))
             lines.append(f"{ours:.1f} µs where torch takes {torchs:.1f} µs, over the calls of which both are known")
+        if self.graph is not None:
+            lines.append(f"compiled by lz.compile: {'; '.join(self.graph.report._notes())}. Print .graph for its steps")
         return lines + [f"{s.module or 'the model'}: {s.function} is left to torch: {s.why}" for s in self.skipped]
 
     def to_dict(self) -> dict[str, Any]:
         """The same as data."""
         skipped = [skipped._asdict() for skipped in self.skipped]
-        return {"schema_version": "1.0", **self.calls.to_dict(), "skipped": skipped}
+        graph = None if self.graph is None else self.graph.to_dict()
+        found = {"schema_version": "1.0", **self.calls.to_dict(), "skipped": skipped}
+        return {**found, "graph": graph, "no_graph": self.no_graph}
 
 
 def _row(call: PlannedCall) -> tuple[str, ...]:
@@ -285,10 +296,26 @@ def _row(call: PlannedCall) -> tuple[str, ...]:
 
 
 def dry_run(model: Any, *args: Any, **kwargs: Any) -> DryRun:
-    """Which kernel each call of a model would get, without running one. Inputs as for :func:`calls_of`."""
+    """Which kernel each call of a model would get, without running the model. Inputs as for :func:`calls_of`.
+
+    For a compiled model, ``graph`` has the kernel of each node of its graph, the other candidates, the memory and the calls
+    that stay torch's. So it has for a module in evaluation mode on the CPU, as :func:`layerzero.compile` would make its
+    graph; ``no_graph`` says why there is none. Of models of more than 2 GiB a graph is made only if they are compiled:
+    ``lz.dry_run(lz.compile(model), x)``.
+    """
+    from layerzero import planned_graphs
+    from layerzero.compiled_model import CompiledModel
+
     loading.load()
+    if isinstance(model, CompiledModel):
+        if model.model is None or (model._decided is None and planned_graphs.is_on_cpu(args, kwargs)):
+            return DryRun(rows((), "calls"), [], planned_graphs.of_compiled(model, args, kwargs))
+        model = model.model
+    if not args and not kwargs:
+        args, kwargs = examples(model)
     calls, skipped, _ = traced(model, args, kwargs)
-    return DryRun(rows(map(_planned, calls), "calls"), [SkippedCall(*one) for one in skipped])
+    graph, why = planned_graphs.of_module(model, args, kwargs)
+    return DryRun(rows(map(_planned, calls), "calls"), [SkippedCall(*one) for one in skipped], graph, why)
 
 
 def _planned(call: Call) -> PlannedCall:

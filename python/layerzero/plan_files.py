@@ -1,15 +1,15 @@
 """Compiled models as files: ``lz.compile(…).save(path)`` and ``lz.load_plan(path)``.
 
-A file is a head and the weights. The weights are mapped into memory, not read, so that several processes share them.
+A file has a head and the weights. The weights are mapped into memory, so that several processes share them.
 
-    bytes 0–7     LZPLAN02
+    bytes 0–7     LZPLAN03
     bytes 8–15    length of the head, little-endian
     bytes 16–47   SHA-256 of the head
-    head          JSON: the graph, how arguments and results are nested, the machine, and for each weight its name, dtype, shape,
-                  offset, length and SHA-256
+    head          JSON: the fields that `saved_graphs.py` writes, and for each weight its name, dtype, shape, offset, length and
+                  SHA-256
     weights       each at a multiple of 64 bytes from the start of the file
 
-Nothing in it is code: no pickle, no Python names that are looked up.
+A file holds no code: no pickle, and no names that Python would look up.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from torch import Tensor
 
 from layerzero.errors import ConfigurationError
 
-_MAGIC = b"LZPLAN02"
+_MAGIC = b"LZPLAN03"
 _HEAD_AT = 48
 _ALIGN = 64
-#: The longest head: a model has at most some ten thousand nodes of a few hundred bytes.
+#: The longest head that is read. A model has at most some ten thousand nodes, of a few hundred bytes each.
 _LONGEST_HEAD = 256 << 20
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -54,15 +54,17 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class PlanFile:
-    """What a file holds."""
+    """The contents of a file."""
 
     head: dict[str, Any]
-    """All but the weights."""
+    """The fields."""
     weights: list[Tensor]
-    """The weights, in memory that is mapped from the file."""
+    """The weights, mapped from the file."""
 
 
-def _bad(path: str | Path, why: str, hint: str = "make it anew with lz.compile(…).save(…)") -> ConfigurationError:
+def bad(path: str | Path, why: str) -> ConfigurationError:
+    """The error for a file that is no plan file, or is damaged."""
+    hint = "write it again with lz.compile(…).save(…)"
     return ConfigurationError(f"{path} is no plan of a compiled model: {why}", code="BAD_PLAN", hint=hint)
 
 
@@ -73,7 +75,7 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def write(path: str | Path, head: dict[str, Any], weights: dict[str, Tensor]) -> Path:
-    """Writes a file in one piece: a reader sees the old one or the new one, never a part."""
+    """Writes a file atomically: a reader sees the old file or the new one, never a part."""
     target = Path(path)
     rows: list[dict[str, Any]] = []
     offset = 0
@@ -91,7 +93,7 @@ def write(path: str | Path, head: dict[str, Any], weights: dict[str, Tensor]) ->
         )
         offset += -(-data.nbytes // _ALIGN) * _ALIGN
     text = json.dumps({**head, "weights": rows, "weights_length": offset}, separators=(",", ":")).encode()
-    # Where the weights begin is not in the head: it follows from the length of the head.
+    # The weights begin at the next multiple of 64 after the head.
     first = -(-(_HEAD_AT + len(text)) // _ALIGN) * _ALIGN
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
@@ -103,7 +105,7 @@ def write(path: str | Path, head: dict[str, Any], weights: dict[str, Tensor]) ->
             file.truncate(first + offset)
             file.flush()
             os.fsync(file.fileno())
-        # A temporary file is its owner's alone; this one is as readable as others that the process makes.
+        # mkstemp lets only the owner read. Give the file the permissions that the umask allows.
         Path(temporary).chmod(0o666 & ~_umask())
         Path(temporary).replace(target)
     except BaseException:
@@ -113,26 +115,26 @@ def write(path: str | Path, head: dict[str, Any], weights: dict[str, Tensor]) ->
 
 
 def _umask() -> int:
-    """Which permissions new files do not get. The system has no way to ask without setting it for a moment."""
+    """The process's umask. The only way to read it is to set it for a moment."""
     before = os.umask(0o077)
     os.umask(before)
     return before
 
 
 def read(path: str | Path, *, verify: bool = True) -> PlanFile:
-    """Reads a file. ``verify`` compares each weight with its checksum, which reads all of them once."""
+    """Reads a file. With ``verify``, all weights are read once and compared with their checksums."""
     try:
         with Path(path).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             start = file.read(_HEAD_AT)
             if len(start) < _HEAD_AT or start[:6] != _MAGIC[:6]:
-                raise _bad(path, "it does not begin as one")
+                raise bad(path, "it does not begin as one")
             if start[:8] != _MAGIC:
                 version = start[6:8].decode("ascii", "replace")
-                raise _bad(path, f"its format is version {version}, this LayerZero reads version 02")
+                raise bad(path, f"its format is version {version}, this LayerZero reads version 03")
             length = int.from_bytes(start[8:16], "little")
             if length > min(size - _HEAD_AT, _LONGEST_HEAD):
-                raise _bad(
+                raise bad(
                     path, f"its head should be {length} bytes long, and the file has {size} bytes: it was cut off"
                 )
             text = file.read(length)
@@ -142,11 +144,11 @@ def read(path: str | Path, *, verify: bool = True) -> PlanFile:
             f"{path} cannot be read: {error.strerror or error}", code="UNREADABLE_FILE", hint="check the path"
         ) from error
     if hashlib.sha256(text).digest() != start[16:48]:
-        raise _bad(path, "its head does not match its checksum")
+        raise bad(path, "its head does not match its checksum")
     head = json.loads(text)
     first = -(-(_HEAD_AT + length) // _ALIGN) * _ALIGN
     if size != first + head["weights_length"]:
-        raise _bad(path, f"it should have {first + head['weights_length']} bytes, and has {size}: it was cut off")
+        raise bad(path, f"it should have {first + head['weights_length']} bytes, and has {size}: it was cut off")
     weights = [_weight(path, mapped, first, row, size, verify=verify) for row in head["weights"]]
     return PlanFile(head, weights)
 
@@ -154,18 +156,18 @@ def read(path: str | Path, *, verify: bool = True) -> PlanFile:
 def _weight(path: str | Path, mapped: mmap.mmap, first: int, row: dict[str, Any], size: int, *, verify: bool) -> Tensor:
     name, dtype = row["name"], _DTYPES.get(row["dtype"])
     if dtype is None:
-        raise _bad(path, f"the weight '{name}' is {row['dtype']}, which is unknown here")
+        raise bad(path, f"the weight '{name}' is {row['dtype']}, which is unknown here")
     start, length, count = first + row["offset"], row["length"], 1
     for extent in row["shape"]:
         count *= extent
     if min(row["shape"], default=0) < 0 or row["offset"] < 0 or count * dtype.itemsize != length:
-        raise _bad(path, f"the weight '{name}' of shape {row['shape']} cannot have {length} bytes")
+        raise bad(path, f"the weight '{name}' of shape {row['shape']} cannot have {length} bytes")
     if start % _ALIGN:
-        raise _bad(path, f"the weight '{name}' begins at byte {start}, which is no multiple of {_ALIGN}")
+        raise bad(path, f"the weight '{name}' begins at byte {start}, which is no multiple of {_ALIGN}")
     if start + length > size:
-        raise _bad(path, f"the weight '{name}' ends at byte {start + length} of {size}: the file was cut off")
+        raise bad(path, f"the weight '{name}' ends at byte {start + length} of {size}: the file was cut off")
     if verify and hashlib.sha256(memoryview(mapped)[start : start + length]).hexdigest() != row["sha256"]:
-        raise _bad(path, f"the weight '{name}' does not match its checksum")
+        raise bad(path, f"the weight '{name}' does not match its checksum")
     if count == 0:
         return torch.empty(row["shape"], dtype=dtype)
     return torch.frombuffer(mapped, dtype=dtype, count=count, offset=start).reshape(row["shape"])

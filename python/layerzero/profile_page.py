@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from layerzero import _native
+from layerzero import devices
 from layerzero.graph_answers import TimedStep
 
 _STYLE = """
@@ -48,7 +47,7 @@ class Ceilings:
 
 def ceilings() -> Ceilings:
     """Those of this machine's CPU, in float32."""
-    device = json.loads(_native.devices())[0]
+    device = devices.cpu()
     tflops = device.get("peak_tflops", {}).get("float32")
     return Ceilings(device.get("bandwidth_gbs"), tflops and tflops * 1e3)
 

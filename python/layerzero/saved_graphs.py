@@ -1,7 +1,7 @@
-"""A compiled model as a plan file has it: a graph, how its arguments and results are nested, and for which sizes and values it is.
+"""The fields of a plan file: the graph, the nesting of its arguments and results, and the sizes and values that it is for.
 
-`plan_files.py` has the bytes of a file, this module what its head says. All of it is data: of conditions on sizes only known words
-are read, of arguments only numbers, texts and ``None``.
+`plan_files.py` reads and writes the bytes; this module reads and writes the fields of the head. They are data, never code: a
+condition on sizes may have only known words, and a constant argument is a number, a text or ``None``.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from torch.utils._sympy import functions
 
 from layerzero import nesting, plan_files
 from layerzero.call_arguments import Signature
-from layerzero.errors import ConfigurationError, InvalidCallError
+from layerzero.errors import ConfigurationError, InvalidCallError, first_line
 from layerzero.export import Exported
 from layerzero.export.host_calls import HostCalls
 from layerzero.graph_variants import How, Variant
 
-#: The greatest example that a plan shows its steps for, in elements.
+#: The largest example input that a file may have, in elements.
 _MOST_ELEMENTS = 1 << 30
-#: The words a condition may have besides sizes and numbers.
+#: The words that a condition may have, besides symbols and numbers.
 _WORDS = frozenset(["Eq", "Ne", "Mod", "Max", "Min", "FloorDiv", "PythonMod", "CleanDiv", "And", "Or", "Not"])
-#: Arguments that are no tensors, in a file.
+#: Constant arguments, by the name of their type: how each is read from its text.
 _CONSTANTS: dict[str, Callable[[Any], Any]] = {
     "int": int,
     "float": float,
@@ -43,7 +43,7 @@ _CONSTANTS: dict[str, Callable[[Any], Any]] = {
 class SavedGraph:
     """What a plan file holds."""
 
-    #: What the model is called.
+    #: The name of the model.
     model: str
     #: The name of the CPU it was written on.
     hardware: str
@@ -54,7 +54,7 @@ class SavedGraph:
 
 
 def write(path: str | Path, saved: SavedGraph) -> Path:
-    """Writes a file. Calls that stay torch's, and nestings that need code to be read, are refused."""
+    """Writes a file. A model with calls that stay torch's is refused, and so is a nesting that could be read only with code."""
     exported, how = saved.variant.exported, saved.variant.how
     if len(exported.host_calls):
         raise InvalidCallError(
@@ -66,7 +66,7 @@ def write(path: str | Path, saved: SavedGraph) -> Path:
         arguments, results = nesting.dumps(exported.in_spec), nesting.dumps(exported.out_spec)
     except nesting.NestingError as error:
         raise InvalidCallError(
-            f"arguments or results cannot be written: {_line(error)}",
+            f"arguments or results cannot be written: {first_line(error)}",
             code="NOT_EXPORTABLE",
             hint="pass and return tensors, lists, tuples and dicts",
         ) from error
@@ -87,14 +87,14 @@ def write(path: str | Path, saved: SavedGraph) -> Path:
         "examples": [[str(one.dtype).removeprefix("torch."), list(one.shape)] for one in saved.variant.example],
         "off": list(how.off),
         "tune": how.tune,
-        "numbers": how.weights,
+        "weight_dtype": how.weights,
         "precision": how.precision,
     }
     return plan_files.write(path, head, weights)
 
 
 def read(path: str | Path, *, verify: bool) -> SavedGraph:
-    """Reads a file, and checks that what it says fits together. `verify` compares weights with their checksums."""
+    """Reads a file and checks that its fields fit together. `verify` compares the weights with their checksums."""
     try:
         file = plan_files.read(path, verify=verify)
         return _read(file.head, file.weights)
@@ -104,11 +104,7 @@ def read(path: str | Path, *, verify: bool) -> SavedGraph:
         *(KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError),
         *(RecursionError, OverflowError, MemoryError, NotImplementedError, SyntaxError),
     ) as error:
-        raise ConfigurationError(
-            f"{path} is no plan of a compiled model: {_line(error)}",
-            code="BAD_PLAN",
-            hint="make it anew with lz.compile(…).save(…)",
-        ) from error
+        raise plan_files.bad(path, first_line(error)) from error
 
 
 def _read(head: dict[str, Any], weights: list[Tensor]) -> SavedGraph:
@@ -130,8 +126,8 @@ def _read(head: dict[str, Any], weights: list[Tensor]) -> SavedGraph:
     how = How(
         tune=bool(head["tune"]),
         off=tuple(str(one) for one in head["off"]),
-        weights=head.get("numbers"),
-        precision=head.get("precision", "highest"),
+        weights=head["weight_dtype"],
+        precision=str(head["precision"]),
     )
     variant = Variant(exported, _zeros(example), how)
     saved = SavedGraph(str(head["model"]), str(head["hardware"]), Signature.loads(head["parameters"]), variant)
@@ -140,7 +136,7 @@ def _read(head: dict[str, Any], weights: list[Tensor]) -> SavedGraph:
 
 
 def _check(variant: Variant) -> None:
-    """Checks that arguments, results and examples are those of the graph."""
+    """Raises an error if arguments, results and examples are not those of the graph."""
     exported, graph = variant.exported, variant.graph
     taken, given = exported.taken, exported.given
     if len(taken) + len(exported.buffers) != len(graph.inputs) or len(set(taken)) != len(taken):
@@ -161,15 +157,15 @@ def _check(variant: Variant) -> None:
 
 
 def _zeros(outlines: Sequence[Tensor]) -> list[Tensor]:
-    """Inputs of these sizes. Their memory is not used before it is read."""
+    """Inputs of these sizes. They are single zeros, expanded, so that they take no memory."""
     if any(one.numel() > _MOST_ELEMENTS for one in outlines):
         raise ValueError("its examples are too large")
-    return [torch.zeros(one.shape, dtype=one.dtype) for one in outlines]
+    return [torch.zeros((), dtype=one.dtype).expand(one.shape) for one in outlines]
 
 
 def condition(text: str) -> Any:
-    """An expression of sizes: names, numbers, arithmetic, comparisons. Nothing else is read."""
-    # sympy evaluates what it reads: only sums, products and comparisons of sizes get there, no powers.
+    """A condition on sizes from its text. Only symbols, numbers, arithmetic and comparisons are accepted."""
+    # sympify evaluates the text. So only known words get there, and no powers, which could take forever.
     tokens = re.findall(r"[A-Za-z_]\w*|\d+|\S", text) if len(text) <= 2000 else [""]
     known = (one in _WORDS or re.fullmatch(r"[su]\d{1,9}|\d{1,18}|[()+*/<>=,&|~-]", one) for one in tokens)
     if "**" in text or not all(known):
@@ -180,15 +176,10 @@ def condition(text: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    """An argument that is no tensor, for a file."""
+    """The text of a constant argument."""
     return value if isinstance(value, str) else repr(value)
 
 
 def _constant(name: str, text: Any) -> Any:
-    """An argument that is no tensor, from a file."""
+    """A constant argument from the name of its type and its text."""
     return _CONSTANTS[name](str(text))
-
-
-def _line(error: BaseException) -> str:
-    """The first line of what an error says."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

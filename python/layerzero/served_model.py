@@ -1,4 +1,4 @@
-"""The calls of a compiled model: which graph serves each, when the model is exported, and what is left to the model itself."""
+"""The calls of a compiled model: which graph serves each, when the model is exported, and which calls run the model itself."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ if TYPE_CHECKING:
     from layerzero.generating import Decoder
     from layerzero.watched_weights import WatchedWeights
 
-#: How often a model is exported for sizes that do not fit what was exported before.
+#: How many times a model is exported at most.
 MOST_EXPORTS = 8
 _SCATTERED = Left("other arguments", "a tensor that the model changes is not contiguous")
 
 
 class ServedModel:
-    """A model whose calls are served by graphs: one that fits, else a new one. What no graph can serve is left to the model.
+    """A model whose calls are served by graphs. A call that no graph fits gets a new one; if that fails, the model itself runs.
 
-    Its names begin with an underscore, also where other files use them: a :class:`CompiledModel` gives all other names to the model.
+    Names of attributes begin with an underscore, even those that other files use: a :class:`CompiledModel` passes all other names on
+    to the model.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class ServedModel:
     ) -> None:
         from layerzero.call_arguments import Signature, surroundings, wants_gradients
 
-        # This module is imported without torch, and a call should not look for them.
+        # Kept as attributes: this module must not import torch, and a call should not repeat the import.
         self._surroundings, self._wants_gradients = surroundings, wants_gradients
         #: The model.
         self.model = model
@@ -66,7 +67,7 @@ class ServedModel:
         self._watched: WatchedWeights | None = None
         #: The kind of device its graphs run on.
         self._device = "cpu"
-        #: Whether the caller asked for a precision.
+        #: Whether the caller passed a precision.
         self._precise = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -80,17 +81,16 @@ class ServedModel:
                 if variant.quick is not None and (found := variant.quick(args)) is not None:
                     self._calls += 1
                     return found
-        if self._decided is not None:
-            self._calls += 1
-            return self._decided(*args, **kwargs)
-        if why := "training mode" if training else self._surroundings(self._device):
+        plan, variants = self._decided, self._variants
+        if plan is None and (why := "training mode" if training else self._surroundings(self._device)):
             return self._left_to_model(Left(why), args, kwargs)
         # Another thread may call `refresh` meanwhile.
-        while not (variants := self._variants):
+        while plan is None and not variants:
             self._prepare(args, kwargs)
-            if self._decided is not None:
-                self._calls += 1
-                return self._decided(*args, **kwargs)
+            plan, variants = self._decided, self._variants
+        if plan is not None:
+            self._calls += 1
+            return plan(*args, **kwargs)
         call = self._signature.read(args, kwargs, variants[0].plain)
         if isinstance(call, str):
             return self._left_to_model(Left("other arguments", call), args, kwargs)
@@ -108,7 +108,7 @@ class ServedModel:
         return found.run(inputs)
 
     def _look(self, watched: WatchedWeights) -> None:
-        """Follows changed weights. While another thread exports the model, nobody waits for that."""
+        """Follows changed weights. Does nothing while another thread holds the lock, so that no call waits for an export."""
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -127,12 +127,10 @@ class ServedModel:
             self._lock.release()
         if "weights" not in self._told:
             self._told.add("weights")
-            warn(
-                f"weights of {self._name} changed: they are compiled again. Call refresh() after a change to have it at once"
-            )
+            warn(f"weights of {self._name} changed: they are compiled again. Call refresh() to use new weights at once")
 
     def _forget(self) -> None:
-        """Forgets everything that was made of the weights. The next call exports the model again."""
+        """Discards the graphs and the packed weights. The next call exports the model again."""
         with self._lock:
             self._variants, self._decided = [], None
             self._decoder, self._error, self._watched = None, None, None
@@ -171,7 +169,7 @@ class ServedModel:
         return True
 
     def _decide(self, device: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Where there are no graphs, the kernels of the model's own calls are decided once."""
+        """For inputs on a device without graphs: decides the kernels of the model's own LayerZero calls."""
         how = self._how
         if how.weights is not None or self._strict:
             given = "weights is for graphs on the CPU" if how.weights is not None else "strict is for graphs"
@@ -190,9 +188,11 @@ class ServedModel:
     def _exported(self, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> Variant:
         from layerzero.call_exports import export_call
 
-        exported = export_call(self.model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=self._strict)
+        exported = export_call(
+            self.model, self._signature, args, kwargs, dynamic_shapes=dynamic_shapes, strict=self._strict
+        )
         if self._watched is not None:
-            # Packed copies of weights that changed meanwhile are not shared.
+            # Weights may have changed meanwhile: then their packed copies must not be shared.
             self._look(self._watched)
         example = exported.flatten(args, kwargs)
         exported = self._signature.normal(exported, args, kwargs)
@@ -201,7 +201,7 @@ class ServedModel:
         return variant
 
     def _watch(self, variants: Sequence[Variant]) -> None:
-        """Remembers the weights as they are now."""
+        """Records the state of the weights, to notice changes."""
         from layerzero.watched_weights import WatchedWeights
 
         exports = [variant.exported for variant in variants]
@@ -210,13 +210,13 @@ class ServedModel:
         self._watched = WatchedWeights(self.model, constants, changing)
 
     def _shared(self) -> Session | None:
-        """A session of the same weights, whose packed copies another one takes."""
+        """A session of the same weights, whose packed copies a new one can use."""
         if self._variants:
             return self._variants[0].session
         return self._decoder.session if self._decoder is not None else self._share
 
     def _found(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant | Left:
-        """Who serves a call that was not seen before."""
+        """Which variant serves a call of a form that was not seen before, or why the model itself runs."""
         with self._lock:
             found = self._by_key.get(call.key)
             if found is None:
@@ -227,7 +227,7 @@ class ServedModel:
             return found
 
     def _serving(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant | Left:
-        """An export there is, or a new one whose sizes are symbols where they differ."""
+        """A variant that fits the call, else a new one in which the sizes that differ are symbols."""
         from layerzero.call_exports import open_sizes
 
         alike, why = False, ""
@@ -248,11 +248,11 @@ class ServedModel:
             shapes = open_sizes(self.model, self._signature, self._variants, call, args, kwargs)
         try:
             variant = self._exported(args, kwargs, shapes)
-        except Exception:  # noqa: BLE001 - sizes that cannot be symbols are exported as they are
+        except Exception:  # noqa: BLE001 - if sizes cannot be symbols, the model is exported for these numbers
             try:
                 variant = self._exported(args, kwargs, None)
             except LayerZeroError as error:
-                # The model may refuse the call too, and then says so itself.
+                # The model may refuse the call too, with an error of its own.
                 return Left(kind, error.message)
         self._variants = [*self._variants, variant]
         return variant
@@ -262,11 +262,11 @@ class ServedModel:
         found = self.model(*args, **kwargs)
         if why.kind not in self._told:
             self._told.add(why.kind)
-            warn(f"{self._name} runs by itself: {why.detail or why.kind}")
+            warn(f"this call of {self._name} ran uncompiled: {why.detail or why.kind}")
         return found
 
     def _variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, list[Tensor]]:
-        """The graph for some arguments, and its inputs. It is made where it is not there yet, and not run."""
+        """The variant for some arguments, exported if need be, and its inputs. Nothing is run."""
         if not self._variants and self._decided is None and (args or kwargs):
             self._prepare(args, kwargs)
         if self._decided is not None:
@@ -287,7 +287,7 @@ class ServedModel:
         found = Left("other arguments", call) if isinstance(call, str) else self._found(call, args, kwargs)
         if isinstance(found, Left):
             raise InvalidCallError(
-                f"the model runs by itself for these inputs: {found.detail}",
+                f"a call with these inputs runs uncompiled: {found.detail}",
                 code="WRONG_INPUT",
                 hint="pass inputs it was compiled for",
             )

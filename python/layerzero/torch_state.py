@@ -90,9 +90,8 @@ def symbols_agree(look: Callable[[], tuple[bool, bool, bool, int, int | None]]) 
 def recorder() -> str | None:
     """Who is recording torch's operations and would miss what a native kernel does: forward derivatives, or a trace."""
     import torch
-    from torch.autograd import forward_ad
 
-    if forward_ad._current_level >= 0:
+    if torch.autograd.forward_ad._current_level >= 0:
         return "forward-mode derivatives"
     return "torch.jit.trace" if torch._C._get_tracing_state() is not None else None
 

@@ -27,7 +27,7 @@ from layerzero import _native, compile_jobs, devices, disk_caches, events, graph
 from layerzero.compile_child import ChildError, CompileChild, NotCompiledError, Status, UnavailableError
 from layerzero.control import setting
 from layerzero.documents import to_json
-from layerzero.errors import InvalidCallError, LayerZeroError
+from layerzero.errors import InvalidCallError, LayerZeroError, named_line
 from layerzero.lifecycle import start_thread
 from layerzero.models import calls_of, model_hash
 from layerzero.results import KeyedResult, Result, Rows, Table, plain, rows
@@ -386,7 +386,7 @@ def _warm_up(report: WarmupReport, stopped: Any) -> None:
         report.tuned += _tuned(done)
     except BaseException as error:  # noqa: BLE001
         # Nobody is there to catch it, and whoever waits is to know.
-        report.notes.append(f"the warm-up ended early: {_one_line(error)}")
+        report.notes.append(f"the warm-up ended early: {named_line(error)}")
     finally:
         report.seconds = time.perf_counter() - report._begun
         report._over.set()
@@ -450,7 +450,7 @@ def _compile(
         _native.jit_done(number, elsewhere + ms, caches)
     except BaseException as error:  # noqa: BLE001
         # Whatever a compiler raises, no caller has anything to do with it.
-        told = str(error) if isinstance(error, ChildError) else _one_line(error)
+        told = str(error) if isinstance(error, ChildError) else named_line(error)
         _native.jit_failed(number, told)
         return told, (time.perf_counter() - begun) * 1e3
     return None, elsewhere + ms
@@ -494,11 +494,6 @@ def _compile_in(child: CompileChild, kernel: str, call: str, device: int) -> flo
 def _log(level: int, event: str, kernel: str, error: Exception) -> None:
     text = f"{kernel} was not compiled in the background: {error}"
     events.log(event, level, text, to_json({"kernel": kernel, "error": str(error)}), False)
-
-
-def _one_line(error: BaseException) -> str:
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _tuned(done: list[tuple[str, str]]) -> list[TuneReport]:

@@ -1,4 +1,4 @@
-"""Whether the weights of a model are still those that were compiled."""
+"""Notices when the weights of a model are no longer those that were compiled."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import Any
 
 import torch
 
-#: How many times as long as a look took no other is taken: looking costs 1% of the time at most.
+#: The pause after a look, in multiples of the time the look took: looking takes 1% of the time at most.
 _PAUSE = 100
 
 
 class WatchedWeights:
-    """The tensors and parts of a model as they were.
+    """The state of a model's modules and tensors when it was compiled.
 
-    Each tensor has a number that torch increments when it is changed in place, and an address. `tensor.data` changes neither.
+    Of each tensor it keeps the address and the version, which torch increments at each change in place. Changes through
+    `tensor.data` change neither, and go unnoticed.
     """
 
     def __init__(self, model: Any, constants: Iterable[torch.Tensor], changing: Iterable[torch.Tensor]) -> None:
         modules = list(model.modules()) if isinstance(model, torch.nn.Module) else []
         self._parts = [one._modules for one in modules]
         self._tensors = [held for one in modules for held in (one._parameters, one._buffers) if held]
-        #: What the model changes itself.
+        #: Addresses of buffers that the model itself writes to.
         self._left_out = frozenset(one.data_ptr() for one in changing)
         known = (one for one in constants if not one.is_inference())
         self._constants = [one for one in known if _address(one) not in self._left_out]
@@ -31,7 +32,7 @@ class WatchedWeights:
         self.next_look = 0.0
 
     def _seen(self) -> tuple[int, int]:
-        """The number of changes in place, and a hash of what there is."""
+        """The sum of the versions of all tensors, and a hash of the modules and of the addresses of the tensors."""
         versions, places = 0, 0
         for part in self._parts:
             for module in part.values():
@@ -47,13 +48,13 @@ class WatchedWeights:
         return versions, places
 
     def look(self) -> str:
-        """What changed: ``""``, ``"in place"`` or ``"replaced"``. Tells it once."""
+        """What changed since the last look: ``""``, ``"in place"`` or ``"replaced"``."""
         begin = time.perf_counter()
         before = self._before
         try:
             seen = self._seen()
         except RuntimeError:
-            # Another thread adds or removes a module now: the next look sees all of it.
+            # Another thread is adding or removing a module. The next look sees the change.
             seen = before
         self._before = seen
         end = time.perf_counter()
@@ -67,5 +68,5 @@ def _address(tensor: torch.Tensor) -> int:
     try:
         return tensor.data_ptr()
     except RuntimeError:
-        # Sparse tensors, and those without memory.
+        # A sparse tensor, or one without memory.
         return id(tensor)

@@ -8,23 +8,12 @@ from typing import Any
 import layerzero as lz
 import pytest
 import torch
+from exported_graphs import Function
 from layerzero import _native
 from layerzero.export import export
 from processes import answer
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-
-class Made(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """Calls it."""
-        return self.function(*inputs)
 
 
 def session(model: nn.Module, *inputs: Tensor) -> Any:
@@ -45,8 +34,8 @@ def kernels(made: Any, *inputs: Tensor) -> list[str]:
 
 def test_empty_tensors() -> None:
     """An empty tensor takes no memory, and was taken for what the result is written over."""
-    session(Made(lambda a, b: torch.cat([a.relu(), b]).cumsum(0)), torch.empty(0, 4), torch.randn(3, 4))
-    session(Made(lambda a, b: (a.relu() @ b.relu()).cumsum(0)), torch.empty(3, 0), torch.empty(0, 4))
+    session(Function(lambda a, b: torch.cat([a.relu(), b]).cumsum(0)), torch.empty(0, 4), torch.randn(3, 4))
+    session(Function(lambda a, b: (a.relu() @ b.relu()).cumsum(0)), torch.empty(3, 0), torch.empty(0, 4))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +54,7 @@ def test_no_common_call_is_left_to_its_reference(
 ) -> None:
     """They had no kernel of their own, or one that is used only where torch's is not faster."""
     inputs = [torch.randn(shape) for shape in shapes]
-    made = session(Made(function), *inputs)
+    made = session(Function(function), *inputs)
     left = [kernel for kernel in kernels(made, *inputs) if "reference" in kernel or ".ref." in kernel]
     assert left == []
 
@@ -73,7 +62,7 @@ def test_no_common_call_is_left_to_its_reference(
 def test_inputs_at_any_address() -> None:
     """A view of bytes may begin between two elements."""
     inputs = torch.randn(3, 4)
-    made = session(Made(lambda x: x.exp() + x), inputs)
+    made = session(Function(lambda x: x.exp() + x), inputs)
     held = torch.zeros(3 * 4 * 4 + 1, dtype=torch.uint8).numpy()
     held[1:] = inputs.flatten().numpy().view("uint8")
     shifted = torch.from_numpy(held[1:].view("float32").reshape(3, 4))
@@ -149,6 +138,6 @@ def test_integers_keep_all_their_digits() -> None:
     def hashed(x: Tensor) -> Tensor:
         return x * 6364136223846793005 + torch.full((3,), 2**60 + 1, dtype=torch.int64) + torch.arange(3) * (2**53 + 1)
 
-    exported = export(Made(hashed), (ids,))
+    exported = export(Function(hashed), (ids,))
     made = _native.Session(_native.Graph.from_document(exported.document, exported.constants), threads=1)
     assert torch.equal(made.run([ids])[0], hashed(ids))

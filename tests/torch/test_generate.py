@@ -395,3 +395,13 @@ def test_a_model_in_training_mode_does_not_generate():
         ours.generate(_prompt(1, 3), 1)
     model.eval()
     ours.generate(_prompt(1, 3), 1)
+
+
+def test_steps_are_counted():
+    _, ours = compiled("llama")
+    decoder = ours.decoder()
+    before = decoder.report().calls
+    ours.generate(_prompt(1, 3), 4)
+    report = decoder.report()
+    assert report.calls == before + 4
+    assert report.model_calls == {}

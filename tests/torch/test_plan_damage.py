@@ -50,7 +50,7 @@ def with_head(path: Path, change: Any) -> bytes:
     weights = data[-(-(48 + length) // 64) * 64 :]
     changed = change(head)
     text = json.dumps(head if changed is None else changed).encode()
-    start = b"LZPLAN02" + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest() + text
+    start = b"LZPLAN03" + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest() + text
     return start + bytes(-len(start) % 64) + weights
 
 
@@ -139,16 +139,23 @@ STRANGE: list[Any] = [
 
 @pytest.mark.filterwarnings("ignore")
 def test_heads_that_were_made_up(plan: Path) -> None:
-    """A good checksum, and something strange in each place: an error, or a plan that gives what it should; never a crash."""
+    """A good checksum, and something strange in each place: an error, or a plan that runs; never a crash.
+
+    Results stay the same where what changed is neither the graph nor which of its results are given.
+    """
     good = plan.read_bytes()
     x = torch.randn(2, 4)
     expected = lz.load_plan(plan)(x)
     rng = random.Random(1)
+    served = 0
     for _ in range(300 if SCALE < 1 else 10_000):
+        changed = ""
 
         def change(head: dict[str, Any]) -> Any:
+            nonlocal changed
             place: Any = head
             path: Any = rng.choice([*head, "document"])
+            changed = path
             if path == "document" and rng.random() < 0.8:
                 document = json.loads(head["document"])
                 _spoil(document, rng)
@@ -170,7 +177,10 @@ def test_heads_that_were_made_up(plan: Path) -> None:
             found = loaded(x)
         except lz.LayerZeroError:
             continue
-        assert isinstance(found, (torch.Tensor, list, tuple, dict)) or found is None or expected is not None
+        if changed not in ("document", "given", "results"):
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+            served += 1
+    assert served > 20
 
 
 def _spoil(tree: Any, rng: random.Random) -> None:
@@ -192,7 +202,7 @@ def _spoil(tree: Any, rng: random.Random) -> None:
 )
 def test_heads_of_another_form(plan: Path, text: str) -> None:
     data = text.encode("latin-1")
-    start = b"LZPLAN02" + len(data).to_bytes(8, "little") + hashlib.sha256(data).digest() + data
+    start = b"LZPLAN03" + len(data).to_bytes(8, "little") + hashlib.sha256(data).digest() + data
     refused(plan, start + bytes(-len(start) % 64))
 
 

@@ -14,7 +14,7 @@ from layerzero.bench import graph
 
 
 class Peer:
-    """A peer without a process: its times, and the number of timings after which it is gone."""
+    """A fake worker: its time, and how many timings it answers before it fails."""
 
     def __init__(self, peer: str, us: float, timings: int = 1000) -> None:
         self.peer, self.us, self.left = peer, us, timings

@@ -1,7 +1,10 @@
-"""Steps of causal language models for ``layerzero bench graph``: one new token after so many that are in a cache.
+"""Decode steps of causal language models for ``layerzero bench graph``: one new token after a context in a cache.
 
-Every peer gets the same step: a cache whose room is exactly what it needs, written at one place, read as far as it is written,
-with no mask. The same token is run again and again, at the same place.
+The step is repeated: the same token, written to the same place of the cache, after the same keys and values.
+
+- torch and the peers that export the model run :class:`DecodeStep`. Its cache has room for exactly the context and one token, so
+  all of it is read. Eager torch needs no mask then; exported models may have one, because transformers builds it when traced.
+- LayerZero runs the step of ``generate``. Its cache has room for a multiple of 128 tokens, of which it reads the written ones.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from torch import Tensor, nn
 
 
 class DecodeStep(nn.Module):
-    """A causal language model of transformers with a cache of random keys and values. Gives the scores after a token."""
+    """A causal language model of transformers with a cache of random keys and values. Returns the logits after a token."""
 
     def __init__(self, model: Any, context: int, layers: int, kv_heads: int, width: int) -> None:
         super().__init__()
@@ -35,7 +38,7 @@ class DecodeStep(nn.Module):
 
 
 class _Kept:
-    """A cache of transformers over given tensors, written at one place."""
+    """A cache for transformers' models that writes to a fixed place of given tensors."""
 
     is_compileable, is_sliding = False, (False,)
 
@@ -64,7 +67,7 @@ class _Kept:
 
 
 def layerzero_step(step: DecodeStep, ids: Tensor, **options: Any) -> Callable[[], Tensor]:
-    """The step as `generate` of a compiled model makes it."""
+    """The step that `generate` of a compiled model runs."""
     import layerzero as lz
 
     decoder = lz.compile(step.model, **options).decoder()

@@ -1,9 +1,12 @@
 """``layerzero bench graph``: models compiled by ``lz.compile`` against torch, ``torch.compile``, ONNX Runtime and OpenVINO, on a CPU.
 
-Every peer has a process of its own, because thread pools that spin disturb each other in one process. They take turns: in each
-round, every peer is timed for a moment while the others wait. A number is the median over rounds of the peer's time ÷ the time of
-eager torch in the same round: below 1 is faster. Results are compared with those of eager torch. Without eager torch, the first peer
-stands in its place. A peer whose process ends, or takes too long to end, loses its row and nothing else.
+Every peer has a process of its own, because thread pools that spin slow each other down. In each round, every peer is timed for a
+moment while the others wait. A cell has the peer's time, the median over the rounds, and in brackets the median of its time ÷ that
+of eager torch in the same round: below 1 is faster. "÷ best peer" is the time of the fastest LayerZero variant ÷ that of the fastest
+other peer. "difference" is the largest difference between LayerZero's results and those of eager torch. Without eager torch, the
+first peer of ``--peers`` takes its place in both.
+
+A peer whose process ends has no time for that model, and is started again for the next one.
 """
 
 from __future__ import annotations
@@ -59,7 +62,7 @@ class Worker:
         return found
 
     def runs(self) -> bool:
-        """Whether the process is there: some libraries end it when a model is too much for them."""
+        """Whether the process still runs. Some libraries end it when they cannot handle a model."""
         return self._process.poll() is None
 
     def close(self) -> None:
@@ -77,7 +80,7 @@ class Worker:
 
 
 def divisor(peers: Sequence[str]) -> str:
-    """Whose times the others are divided by, and whose results they are compared with."""
+    """The peer whose times the others' are divided by, and whose results they are compared with."""
     return "eager" if "eager" in peers else peers[0] if peers else ""
 
 
@@ -86,7 +89,7 @@ def _row(case: str, tokens: int, workers: Sequence[Worker], rounds: int, seconds
 
     found: dict[str, dict[str, Any]] = {}
     first = divisor([worker.peer for worker in workers])
-    # Whom the others are compared with comes first.
+    # The divisor first: the others' results are compared with its result.
     workers = sorted(workers, key=lambda worker: worker.peer != first)
     with TemporaryDirectory() as folder:
         for number, worker in enumerate(workers):

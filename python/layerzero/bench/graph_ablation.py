@@ -1,8 +1,8 @@
 """``layerzero bench graph-ablation``: what each optimisation of compiled models is worth.
 
-A model is compiled with all passes, with each of them left out, and with none. All are timed in turns in one process, so that what
-disturbs the machine disturbs all of them. A number is the median over rounds of the time without a pass ÷ the time with all: above 1
-the pass gains. The memory between inputs and results, and the steps that run, are beside it.
+A model is compiled with all passes, without each of them, and without any. These graphs are timed in turns in one process, so that
+other load on the machine slows all of them down. "÷ all" is the median over the rounds of a graph's time ÷ the time with all passes:
+above 1, the pass is worth having. "steps" and "arena kB" are the number of steps and the memory between inputs and results.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DEFAULT = ("block 1×16×64", "block 4×64×128", "gpt2 S=16")
 
 
 def measure(names: Sequence[str], threads: int, rounds: int) -> dict[str, Any]:
-    """Times the models of these names with all passes, and without each."""
+    """Times the models of these names with all passes, without each, and without any."""
     import torch
 
     import layerzero as lz
@@ -42,7 +42,7 @@ def measure(names: Sequence[str], threads: int, rounds: int) -> dict[str, Any]:
             whole = made["all"].graph()
             for one in passes:
                 without = lz.compile(model, *inputs, off=[one])
-                # A pass that found nothing to do here is worth nothing here.
+                # The pass changes nothing in this model: there is nothing to time.
                 if without.graph() != whole:
                     made[one] = without
             made["none"] = lz.compile(model, *inputs, off=passes)

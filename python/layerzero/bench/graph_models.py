@@ -1,6 +1,6 @@
-"""The models of ``layerzero bench graph``: weights are drawn from a seed, inputs too.
+"""The models of ``layerzero bench graph``. Weights and inputs are random, from a seed.
 
-A case is a name, and how its model and inputs are made. `CASES` is the list.
+`CASES` is the list.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Case:
     """A model at one size of its inputs."""
 
     name: str
-    """How it is called in tables."""
+    """Its name in tables."""
     make: Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]
     """Makes the model and its inputs."""
     requires: str = ""
-    """The package it comes from."""
+    """The package it needs besides torch."""
     tokens: int = 0
     """Tokens that a call generates."""
 
@@ -67,7 +67,7 @@ class Block(nn.Module):
 
 
 class Logits(nn.Module):
-    """A causal language model of transformers that gives its logits and keeps no cache."""
+    """A causal language model of transformers that returns its logits and keeps no cache."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

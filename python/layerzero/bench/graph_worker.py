@@ -1,7 +1,14 @@
-"""One peer of ``layerzero bench graph``, in a process of its own: it makes the model, and times it when it is told to.
+"""One peer of ``layerzero bench graph``, in a process of its own.
 
-It reads a line for each command from stdin, and answers with a line of JSON on stdout: ``prepare CASE``, ``result FILE``, ``time SECONDS``.
-Thread pools that wait by spinning disturb each other, so only one worker is to run at a time: the others wait for their next line.
+It reads commands from stdin, one in each line, and answers each with a line of JSON on stdout:
+
+- ``prepare CASE``: makes and compiles the model, and runs it for 0.2 s. The answer has the seconds and the memory that making,
+  compiling and the first call took.
+- ``result FILE``: saves the model's result.
+- ``time SECONDS``: the answer has the time of each call in microseconds.
+
+An answer may have an ``error`` instead. ``graph.py`` lets only one worker run at a time, because thread pools that spin slow each
+other down.
 """
 
 from __future__ import annotations
@@ -21,13 +28,14 @@ import torch
 from torch import Tensor, nn
 
 from layerzero.bench import decode_steps, graph_models
+from layerzero.errors import named_line
 
-#: A model as a function of tensors.
+#: One call of a model with the inputs of its case.
 Run = Callable[[], Tensor]
 
 
 def eager(model: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
-    """torch as it is."""
+    """Eager torch."""
     return lambda: model(*inputs)
 
 
@@ -46,7 +54,7 @@ def tuned(model: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
 
 
 def onnxruntime(model: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
-    """ONNX Runtime, of the model as torch exports it."""
+    """ONNX Runtime, with the model that torch.onnx exports."""
     import onnxruntime as ort
 
     with TemporaryDirectory() as folder:
@@ -61,7 +69,7 @@ def onnxruntime(model: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
 
 
 def openvino(model: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
-    """OpenVINO in float32, of the model as torch exports it."""
+    """OpenVINO in float32, with the model that torch.export exports."""
     import openvino as ov
 
     program = torch.export.export(model, inputs)
@@ -80,7 +88,7 @@ def openvino(model: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
 
 
 def layerzero(model: nn.Module, inputs: tuple[Tensor, ...], **options: Any) -> Run:
-    """``lz.compile``; of a step with a cache, what `generate` runs."""
+    """``lz.compile``. For a decode step, the graph that `generate` runs."""
     import layerzero as lz
 
     if isinstance(model, decode_steps.DecodeStep):
@@ -94,7 +102,7 @@ def layerzero_tuned(model: nn.Module, inputs: tuple[Tensor, ...]) -> Run:
     return layerzero(model, inputs, tune=True)
 
 
-#: Who is compared, by name. The first is what the others are compared with.
+#: All peers by name. `graph.divisor` says which of them the others are compared with.
 PEERS: dict[str, Callable[[nn.Module, tuple[Tensor, ...]], Run]] = {
     "eager": eager,
     "torch.compile": compiled,
@@ -115,7 +123,7 @@ def _peak() -> int:
 
 
 def _timed(run: Run, seconds: float) -> list[float]:
-    """Microseconds of each call; ten at the least, and as many as fit into the time."""
+    """Microseconds of each call: as many calls as fit into the time, and at least ten."""
     times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < 10 or time.perf_counter() < end:
@@ -126,7 +134,7 @@ def _timed(run: Run, seconds: float) -> list[float]:
 
 
 def main(peer: str, threads: int) -> None:
-    """Follows the commands on stdin until it ends."""
+    """Runs the commands from stdin until it ends."""
     answers = os.fdopen(os.dup(1), "w")
     # Compilers print; their lines are not answers.
     os.dup2(2, 1)
@@ -154,8 +162,7 @@ def main(peer: str, threads: int) -> None:
                 else:
                     answer = {"times_us": _timed(run, float(rest))}
         except Exception as error:  # noqa: BLE001 - the row says what was wrong
-            text = str(error).strip().splitlines() or [""]
-            answer = {"error": f"{type(error).__name__}: {text[0][:200]}"}
+            answer = {"error": named_line(error)[:200]}
         print(json.dumps(answer), file=answers, flush=True)
 
 

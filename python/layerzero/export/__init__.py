@@ -1,15 +1,15 @@
-"""From a torch module to a graph: torch.export, one small handler for each ATen op, weights by reference.
+"""From a torch module to a graph, by torch.export and a small handler for each ATen op. Weights are not copied.
 
 | files | what is there |
 |---|---|
 | `exporting.py` | `export`: inputs, nodes, results, in this order |
-| `building.py` | the document while it is written: values, nodes, constants, casts |
-| `handlers/` | what each ATen op is in operations of the graph, by families; `registry.py` has the list |
-| `sizes.py` | sizes with symbols as the graph reads them |
+| `building.py` | writes the document: values, nodes, constants, casts |
+| `handlers/` | translates ATen ops to operations of the graph, a file for each family; `registry.py` has the list |
+| `sizes.py` | sizes with symbols, as the graph has them |
 | `host_calls.py` | calls that stay torch's |
-| `refusals.py` | models that cannot be exported, with the line that is the cause |
+| `refusals.py` | errors for models that cannot be exported, with the line that is the cause |
 """
 
-from layerzero.export.exporting import Exported, export, same_constant
+from layerzero.export.exporting import Exported, export
 
-__all__ = ["Exported", "export", "same_constant"]
+__all__ = ["Exported", "export"]

@@ -1,4 +1,4 @@
-"""The document of a graph while it is written: values, nodes, constants."""
+"""Writes the document of a graph: its values, nodes and constants."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ class Value:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As the graph calls it."""
+    """The name of a dtype in the graph."""
     return str(dtype).removeprefix("torch.")
 
 
 def number(value: float) -> float | str:
-    """A number as JSON has it: integers with all their digits; infinities are texts."""
+    """A number for JSON. Integers keep all their digits; NaN and infinities become texts."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     value = float(value)
     return value if math.isfinite(value) else "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
 
 
-#: Operations whose results hold no negative number if what they read holds none.
+#: Operations whose results have no negative elements if their first input has none.
 _KEEPS_SIGN = frozenset({"reshape", "permute", "expand", "slice", "cast"})
 
 
 @dataclass
 class Builder:
-    """Collects the rows of the document. `node` is what is translated: it names what is made meanwhile."""
+    """Collects the parts of the document. `node` is the name of the node that is translated now; its values get that name."""
 
     node: str = "v"
     origin: str = ""
@@ -66,7 +66,7 @@ class Builder:
     _memory: dict[tuple[Any, ...], Value] = field(default_factory=dict)
 
     def named(self, wanted: str) -> str:
-        """A name that no other value has."""
+        """The wanted name, with a number behind it if another value has that name."""
         name, i = wanted, 0
         while name in self.names:
             i += 1
@@ -82,7 +82,7 @@ class Builder:
         return value
 
     def constant(self, name: str, tensor: torch.Tensor) -> Value:
-        """A tensor that is known now. Two names of the same memory are one constant."""
+        """A weight, or another tensor of the model. The same memory under two names is one constant."""
         tensor = tensor.detach()
         key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
         if key in self._memory and tensor.numel() > 0:
@@ -111,7 +111,7 @@ class Builder:
         /,
         **attributes: Any,
     ) -> Value:
-        """A node. `dtype` and `shape` are what it gives, which the graph checks."""
+        """A node. `dtype` and `shape` are those of its result; the graph checks them."""
         value = Value(self.named(self.node), dtype, tuple(map(sizes.size, shape)))
         self.nodes.append(
             {
@@ -129,7 +129,7 @@ class Builder:
         return value
 
     def cast(self, value: Value, dtype: torch.dtype | None) -> Value:
-        """The value as another type, if it is not of it."""
+        """The value as `dtype`: itself if it has that dtype already."""
         if dtype is None or value.dtype == dtype:
             return value
         return self.emit("cast", [value], dtype, value.shape, dtype=dtype_name(dtype))
@@ -145,11 +145,11 @@ class Builder:
         return self.emit("binary", [left, right], dtype, broadcast(left.shape, right.shape), kind=kind)
 
     def where(self, condition: Value, a: Value, b: Value) -> Value:
-        """One of two elements."""
+        """`a` where the condition holds, else `b`."""
         return self.emit("where", [condition, a, b], a.dtype, broadcast(condition.shape, a.shape, b.shape))
 
     def reshape(self, value: Value, shape: Iterable[Any]) -> Value:
-        """The same elements with other sizes."""
+        """The same elements in another shape."""
         shape = tuple(map(sizes.size, shape))
         if shape == value.shape:
             return value
@@ -169,7 +169,7 @@ class Builder:
         return self.emit("expand", [value], value.dtype, shape, shape=[sizes.text(n) for n in shape])
 
     def slice(self, value: Value, axis: int, start: Size, length: Size, step: int = 1) -> Value:
-        """So many elements of one axis, from `start` on."""
+        """`length` elements of an axis, from `start` on, each `step` after the one before."""
         shape = list(value.shape)
         if start == 0 and step == 1 and sizes.same(length, shape[axis]):
             return value
@@ -179,7 +179,7 @@ class Builder:
         return self.emit("slice", [value], value.dtype, shape, **attributes)
 
     def concat(self, values: Sequence[Value], axis: int) -> Value:
-        """Tensors behind each other."""
+        """Tensors joined along an axis."""
         if len(values) == 1:
             return values[0]
         shape = list(values[0].shape)
@@ -187,7 +187,7 @@ class Builder:
         return self.emit("concat", values, values[0].dtype, shape, axis=axis)
 
     def reduce(self, kind: str, value: Value, axes: Sequence[int], keepdim: bool) -> Value:
-        """A number of all elements along some axes."""
+        """A reduction over some axes: a sum, a maximum, …"""
         joined = {value.axis(axis) for axis in axes} if value.rank else set()
         kept = ((i, n) for i, n in enumerate(value.shape))
         shape = [1 if i in joined else n for i, n in kept if keepdim or i not in joined]
@@ -195,7 +195,7 @@ class Builder:
         return self.emit("reduce", [value], dtype, shape, kind=kind, axes=sorted(joined), keepdim=keepdim)
 
     def iota(self, start: Size, step: int, length: Size, dtype: torch.dtype = torch.int64) -> Value:
-        """Numbers at equal distances."""
+        """`length` numbers from `start` on, each `step` more than the one before."""
         attributes = {"start": sizes.text(start), "len": sizes.text(length), "dtype": dtype_name(dtype)}
         value = self.emit("iota", [], dtype, [length], step=step, **attributes)
         if isinstance(start, int) and start >= 0 and step > 0:
@@ -203,7 +203,7 @@ class Builder:
         return value
 
     def full(self, shape: Iterable[Any], value: float, dtype: torch.dtype) -> Value:
-        """One number everywhere."""
+        """A tensor filled with one number."""
         shape = tuple(map(sizes.size, shape))
         attributes = {"shape": [sizes.text(n) for n in shape], "value": number(value), "dtype": dtype_name(dtype)}
         return self.emit("full", [], dtype, shape, **attributes)

@@ -1,4 +1,4 @@
-"""The exporter: a module is traced by torch.export, and each node of what it traces is written by its handler."""
+"""The exporter: torch.export traces a module, and a handler for each op writes its nodes to the graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import torch
 from torch.export import graph_signature as signatures
 from torch.utils import _pytree as pytree
 
-from layerzero.errors import ExportError, warn
+from layerzero.call_arguments import constant_key
+from layerzero.errors import ExportError, named_line, warn
 from layerzero.export import refusals, sizes
 from layerzero.export.building import Builder, Value, dtype_name
 from layerzero.export.handlers import HANDLERS, Call
@@ -22,14 +23,14 @@ from layerzero.export.host_calls import HostCall, HostCalls, Slot
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: What checks what torch has checked while tracing; sizes are checked by the graph.
+#: Ops that check dtypes and sizes. torch checked them while it traced, and the graph checks sizes in each call.
 _CHECKS = frozenset(
     ["aten._assert_tensor_metadata.default", "aten.sym_constrain_range_for_size.default", "aten.sym_size.int"]
 )
 _GREATEST = 2**62
 #: Elements of a tensor on a device that passes may read: tables and masks, which they absorb.
 _READ_BY_PASSES = 1 << 16
-#: What gives other sizes and strides to the same memory.
+#: Ops whose results are views of their inputs.
 _VIEWS = frozenset(
     f"aten.{name}"
     for name in (
@@ -41,31 +42,31 @@ _VIEWS = frozenset(
 
 @dataclass(frozen=True)
 class Exported:
-    """A model as the document of a graph, and what belongs to it."""
+    """A model as a graph in JSON, with its weights and the form of its arguments and results."""
 
-    #: The document, as the native `Graph.from_document` reads it.
+    #: The graph as JSON, which the native `Graph.from_document` reads.
     document: str
-    #: The tensors the document names as its constants, in order. They are the model's own.
+    #: The tensors that the document names as constants, in its order. They are the model's own, not copies.
     constants: list[torch.Tensor]
-    #: The model's tensors that it changes: inputs of the graph behind the caller's.
+    #: Buffers and parameters that the model writes to. They are inputs of the graph, after those of the caller.
     buffers: list[torch.Tensor]
-    #: Weights on a device, which the host does not read: inputs of the graph behind those. They are the model's own.
+    #: Weights on a device, which the host does not read. They are inputs of the graph too, the last ones.
     held: list[torch.Tensor]
-    #: What stays torch's.
+    #: Calls that stay torch's.
     host_calls: HostCalls
-    #: Conditions on sizes under which the graph is the model: expressions of symbols.
+    #: Conditions on the sizes, as expressions of symbols. The graph is valid only where all of them hold.
     conditions: list[sympy.Basic]
-    #: Which of the flattened arguments are inputs of the graph.
+    #: For each input of the graph that the caller gives: its index among the flattened arguments.
     taken: list[int]
-    #: What the flattened results are: the place among the graph's results, or what they are always.
+    #: For each flattened result: its index among the results of the graph; or `None`, and the constant it is.
     given: list[tuple[int | None, Any]]
     in_spec: Any
     out_spec: Any
-    #: The other flattened arguments, which are no tensors: the graph is the model for these values only.
+    #: The flattened arguments that are no tensors, by index. The graph is valid only for these values.
     fixed: dict[int, Any] = field(default_factory=dict)
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
-        """The inputs of the graph for the arguments of a call, the model's own tensors behind them."""
+        """The inputs of the graph for the arguments of a call, followed by the model's own tensors that are inputs."""
         flat, spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
         if spec != self.in_spec:
             raise ExportError(
@@ -82,9 +83,9 @@ class Exported:
         return [flat[i] for i in self.taken] + self.buffers + self.held
 
     def differing(self, flat: Sequence[Any]) -> str:
-        """Which of the flattened arguments has another value than the one it was exported for; nothing if none has."""
+        """Which flattened argument has another value than the one the model was exported for; ``""`` if none has."""
         for at, value in self.fixed.items():
-            if not same_constant(flat[at], value):
+            if constant_key(flat[at]) != constant_key(value):
                 given = "a tensor" if isinstance(flat[at], torch.Tensor) else repr(flat[at])
                 return f"argument {at} is {given}, the graph is for {value!r}"
         return ""
@@ -95,7 +96,7 @@ class Exported:
         return pytree.tree_unflatten(flat, self.out_spec)
 
     def violated(self, symbols: Mapping[str, int]) -> list[str]:
-        """The conditions that do not hold for some sizes."""
+        """The conditions that do not hold for these sizes."""
         numbers = {sympy.Symbol(name): number for name, number in symbols.items()}
         by_name = [
             (one, {s: numbers[sympy.Symbol(s.name)] for s in one.free_symbols if sympy.Symbol(s.name) in numbers})
@@ -109,19 +110,12 @@ class Exported:
         return list(dict.fromkeys(call.name for call in self.host_calls.calls))
 
 
-def same_constant(one: Any, other: Any) -> bool:
-    """Whether two arguments that are no tensors are the same to a model: of one type, and of one value to the bit."""
-    return type(one) is type(other) and (repr(one) == repr(other) if isinstance(one, float) else one == other)
-
-
 def export(
     module: torch.nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_shapes: Any = None,
-    strict: bool = False,
-    name: str | None = None,
     held: bool = False,
 ) -> Exported:
     """Exports a module for example arguments; `dynamic_shapes` as torch.export takes them.
@@ -138,7 +132,7 @@ def export(
                 tuple(args),
                 dict(kwargs or {}),
                 dynamic_shapes=dynamic_shapes,
-                strict=strict,
+                strict=False,
                 # Comparisons of sizes that torch cannot prove are kept as conditions.
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
@@ -146,7 +140,8 @@ def export(
         raise
     except Exception as raised:
         raise refusals.not_exported(raised) from raised
-    if (found := _as_it_is(program, name or type(module).__name__, held)) is not None:
+    name = type(module).__name__
+    if (found := _as_it_is(program, name, held)) is not None:
         return found
     try:
         with torch.no_grad(), torch._C._DisableAutocast(), warnings.catch_warnings():
@@ -157,11 +152,11 @@ def export(
         raise
     except Exception as raised:
         raise refusals.not_exported(raised) from raised
-    return of_program(program, name or type(module).__name__, held)
+    return of_program(program, name, held)
 
 
 def _as_it_is(program: torch.export.ExportedProgram, name: str, held: bool) -> Exported | None:
-    """The graph of a program whose ops all have a handler and change nothing: torch need not trace it once more to take it apart."""
+    """The graph of a program, if each of its ops has a handler and none writes in place: then torch need not decompose it."""
     ops = [node.target for node in program.graph.nodes if node.op == "call_function"]
     changes = any(getattr(getattr(op, "_schema", None), "is_mutable", False) for op in ops)
     if changes or any(isinstance(op, torch._ops.HigherOrderOperator) for op in ops):
@@ -175,36 +170,36 @@ def _as_it_is(program: torch.export.ExportedProgram, name: str, held: bool) -> E
 
 @functools.cache
 def _decompositions() -> dict[Any, Any]:
-    """torch's, but for ops that have a handler: those stay whole."""
+    """torch's decompositions, without those of ops that have a handler."""
     table: Any = torch.export.default_decompositions()
     return {op: decomposition for op, decomposition in table.items() if str(op) not in HANDLERS}
 
 
 def of_program(program: torch.export.ExportedProgram, name: str, held: bool = False) -> Exported:
-    """The graph of an exported program that has no ops that change their arguments."""
+    """The graph of an exported program without ops that write in place."""
     return _Translation(program, hold=held).run(name)
 
 
 @dataclass
 class _Translation:
-    """One program on its way."""
+    """The translation of one program."""
 
     program: torch.export.ExportedProgram
     #: Whether weights are inputs, wherever they are.
     hold: bool = False
     builder: Builder = field(default_factory=Builder)
-    #: What each node is: a value, a size, a list of values, or a plain object.
+    #: What each node of the program became: a value, a size, a list of values, or a plain object.
     known: dict[torch.fx.Node, Any] = field(default_factory=dict)
     hosts: HostCalls = field(default_factory=HostCalls)
     conditions: list[sympy.Basic] = field(default_factory=list)
     taken: list[int] = field(default_factory=list)
     fixed: dict[int, Any] = field(default_factory=dict)
-    #: Inputs that are changed, by what torch calls them.
+    #: Inputs that the model writes to, by torch's names.
     changed: dict[str, Value] = field(default_factory=dict)
     buffers: list[torch.Tensor] = field(default_factory=list)
-    #: Weights on a device, and what stands for each.
+    #: Weights on a device, and the value of each.
     held: dict[tuple[Any, ...], tuple[torch.Tensor, Value]] = field(default_factory=dict)
-    #: Nodes that are weights or views of them, as calls of torch get them; `None` for others.
+    #: For each node: the weight that it is or is a view of, which a call of torch gets as it is; else `None`.
     weights: dict[torch.fx.Node, torch.Tensor | None] = field(default_factory=dict)
 
     def run(self, name: str) -> Exported:
@@ -336,22 +331,19 @@ class _Translation:
         return self._host(node, result)
 
     def _handled(self, handler: Any, node: torch.fx.Node, op: str, result: Any) -> Any:
-        """What a handler makes of a node; `NotImplemented`, and nothing written, where the node must stay torch's."""
+        """The result of a handler. `NotImplemented` if the node must stay torch's; then nothing is written."""
         names, given = self._arguments(node)
         written = len(self.builder.nodes)
         try:
             found = handler(self.builder, Call(result, _used(node, result), names), *given)
         except (ExportError, sizes.UnknownSizeError):
             raise
-        except Exception as raised:  # noqa: BLE001 - told below
+        except Exception as raised:  # noqa: BLE001 - there is a warning
             found = NotImplemented
             if not any(isinstance(one, sympy.Basic) for one in pytree.tree_leaves(given)):
-                # A graph without this operation is right, and slower.
-                said = (str(raised).strip().splitlines() or [""])[0]
-                warn(
-                    f"{op} stays torch's: LayerZero's handler failed, please report it: {type(raised).__name__}: {said}"
-                )
-        # A size that is a symbol where the operation has a number.
+                # The graph is correct without the handler, and slower.
+                warn(f"{op} stays torch's: LayerZero's handler failed, please report it: {named_line(raised)}")
+        # An attribute that must be a number is a symbol.
         symbolic = any(not _is_data(row["attrs"]) for row in self.builder.nodes[written:])
         if found is NotImplemented or symbolic:
             for row in self.builder.nodes[written:]:
@@ -361,7 +353,7 @@ class _Translation:
         return found
 
     def _arguments(self, node: torch.fx.Node) -> tuple[tuple[str, ...], list[Any]]:
-        """The names of the arguments of the op's schema, and what they are."""
+        """The names and the values of the arguments, in the order of the op's schema."""
         schema = node.target._schema.arguments  # type: ignore[union-attr]
         given = []
         for i, argument in enumerate(schema):
@@ -395,7 +387,7 @@ class _Translation:
     # What stays torch's.
 
     def _constant(self, node: torch.fx.Node) -> torch.Tensor | None:
-        """The weight that a node is, or is a view of. A call of torch gets it as it lies in the model: nothing is copied."""
+        """The weight that a node is, or is a view of. A call of torch gets it without a copy."""
         if node not in self.weights:
             self.weights[node] = self._weight(node)
         return self.weights[node]
@@ -491,7 +483,7 @@ class _Translation:
 
 
 def _is_data(value: Any) -> bool:
-    """Whether JSON has it."""
+    """Whether JSON can hold it."""
     if isinstance(value, dict):
         return all(map(_is_data, value.values()))
     if isinstance(value, (list, tuple)):
@@ -499,7 +491,7 @@ def _is_data(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-#: Outputs of a program that are new contents of tensors.
+#: Outputs of a program that are written to tensors of the model or of the caller.
 _UPDATES = (
     signatures.OutputKind.BUFFER_MUTATION,
     signatures.OutputKind.PARAMETER_MUTATION,
@@ -513,12 +505,12 @@ def _changed(signature: Any) -> set[str]:
 
 
 def _most(bound: Any) -> int | None:
-    """A greatest number, if it is one a size can reach."""
+    """The upper end of a range, if a size can reach it."""
     return int(bound) if bound.is_Integer and int(bound) < _GREATEST else None
 
 
 def _used(node: torch.fx.Node, result: Any) -> frozenset[int]:
-    """Which results of a node something reads."""
+    """The indices of the results of a node that are used."""
     if isinstance(result, torch.Tensor):
         return frozenset([0])
     reads = [user.args[1] for user in node.users if user.target is operator.getitem]
@@ -526,12 +518,12 @@ def _used(node: torch.fx.Node, result: Any) -> frozenset[int]:
 
 
 def _origin(node: torch.fx.Node) -> str:
-    """The module of the model a node is of."""
+    """The name of the module that a node comes from."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return str(stack[-1][0]) if stack else ""
 
 
-#: Arguments that say where and how a result lies, and what differentiation needs.
+#: Arguments that only say where and how a result is stored, or that only differentiation needs.
 _PLACEMENT = frozenset(["dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking", "copy", "implicit"])
 
 

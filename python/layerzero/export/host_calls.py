@@ -1,4 +1,4 @@
-"""Calls that stay torch's: what has no handler is a host node for each of its results."""
+"""Calls that stay torch's. An op without a handler becomes one host node for each of its results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of an argument among the inputs of the node. A number comes as a tensor of one element."""
+    """Stands for an argument that is an input of the node. A number is passed as a tensor of one element."""
 
     at: int
     is_number: bool = False
@@ -22,7 +22,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class HostCall:
-    """A function of torch and its arguments, in which `Slot` stands for inputs of the node."""
+    """A function of torch and its arguments. Those that are inputs of the node are a `Slot`."""
 
     target: Callable[..., Any]
     args: tuple[Any, ...]
@@ -31,7 +31,7 @@ class HostCall:
 
     @property
     def name(self) -> str:
-        """What is called, for people."""
+        """The function, for reports."""
         return str(self.target)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Any:
@@ -43,7 +43,6 @@ class HostCall:
 
         args, kwargs = pytree.tree_map(filled, (self.args, self.kwargs), is_leaf=lambda one: isinstance(one, Slot))
         return self.target(*args, **kwargs)
-
 
     def with_numbers(self, names: Sequence[str | None], number: Callable[[str], int]) -> HostCall:
         """The same with the numbers among its inputs, by the names of those, which are known once sizes are."""
@@ -58,7 +57,7 @@ class HostCall:
 
 @dataclass
 class HostCalls:
-    """All of a model, by their numbers."""
+    """All calls of a model that stay torch's. A host node has the index of its call."""
 
     calls: list[HostCall] = field(default_factory=list)
 
@@ -66,8 +65,8 @@ class HostCalls:
         return len(self.calls)
 
     def __call__(self, call: int, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """All results of a call, which is made once in a run."""
-        # The casts of autocast, if the model has any, are calls of their own.
+        """Makes a call and returns all its results. The graph makes each call once in a run."""
+        # If the model uses autocast itself, the casts are calls in the graph already.
         with torch.no_grad(), torch._C._DisableAutocast():
             results = self.calls[call](inputs)
         several = results if isinstance(results, (tuple, list)) else [results]

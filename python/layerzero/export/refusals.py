@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from layerzero.errors import ExportError
+from layerzero.errors import ExportError, first_line, named_line
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -70,15 +70,14 @@ def line_of_node(node: Any) -> str:
 
 
 def not_exported(raised: BaseException) -> ExportError:
-    """What torch.export says no with."""
-    said = str(raised).strip().splitlines() or [type(raised).__name__]
-    if "transformers.cache_utils." in said[0]:
+    """The error for a model that torch.export refuses."""
+    if "transformers.cache_utils." in first_line(raised):
         return ExportError(
             "the model gives a cache, which a graph does not",
             code="NOT_EXPORTABLE",
             hint="call it with use_cache=False, or generate text with compiled.generate(input_ids, max_new_tokens)",
         )
-    text = f"torch.export cannot trace the model: {type(raised).__name__}: {said[0]}"
+    text = f"torch.export cannot trace the model: {named_line(raised)}"
     hint = (
         "the code a graph is made of may not depend on values of tensors: use torch.where or torch.cond, or give the "
         "size a range with torch.export.Dim"
@@ -87,5 +86,5 @@ def not_exported(raised: BaseException) -> ExportError:
 
 
 def unsupported(what: str, node: Any, hint: str) -> ExportError:
-    """Something torch exports and a graph cannot hold."""
+    """The error for something that torch exports and a graph cannot hold."""
     return ExportError(what, line=line_of_node(node), code="NOT_EXPORTABLE", hint=hint)

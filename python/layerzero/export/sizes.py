@@ -1,4 +1,4 @@
-"""Sizes: numbers, or expressions of symbols, and the text the graph reads them from."""
+"""Sizes: numbers or expressions of symbols, and how they are written in a graph."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _BINARY = {"FloorDiv": "//", "CleanDiv": "//", "Mod": "%", "PythonMod": "%"}
 
 
 class UnknownSizeError(ValueError):
-    """A size that only the data knows, or a function of sizes that the graph does not have."""
+    """A size that depends on data, or a function of sizes that a graph cannot express."""
 
 
 def size(value: Any) -> Size:
-    """A size out of what torch has: an int, a SymInt or an expression."""
+    """A size from an int, a SymInt or an expression of torch's."""
     if isinstance(value, torch.SymInt):
         value = value.node.expr
     if isinstance(value, (int, sympy.Integer)):
@@ -44,12 +44,12 @@ def product(sizes: Any) -> Size:
 
 
 def same(a: Size, b: Size) -> bool:
-    """Whether two sizes are equal by their form."""
+    """Whether two expressions are equal for all values of their symbols, as far as expanding them shows it."""
     return a == b or bool(sympy.expand(sympy.sympify(a) - sympy.sympify(b)) == 0)
 
 
 def text(value: Size) -> int | str:
-    """As the graph reads it: a number, or a text with ``+ - * // %``, ``min`` and ``max``."""
+    """A size as a graph has it: a number, or a text with ``+ - * // %``, ``min`` and ``max``."""
     return int(value) if isinstance(value, (int, sympy.Integer)) else _text(value)
 
 
@@ -64,7 +64,7 @@ def _text(expression: Any) -> str:
     numbers = [argument for argument in expression.args if isinstance(argument, sympy.Rational)]
     name = type(expression).__name__
     if isinstance(expression, sympy.Mul):
-        # A fraction in front: all multiplied, then divided once.
+        # With a fraction: multiply everything, then divide once.
         number = sympy.sympify(sympy.prod(numbers))
         above = "*".join(f"({part})" for part in [str(number.p), *parts])
         return above if number.q == 1 else f"({above}) // {number.q}"

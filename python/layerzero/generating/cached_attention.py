@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 
 
-def _attend(
+@torch.library.custom_op("layerzero_graph::cached_attention", mutates_args=())
+def cached_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -18,7 +18,7 @@ def _attend(
     window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """In torch: with a mask over the whole cache, and no scores of keys that are not written."""
+    """Attention to the keys that are written. This form, in torch, masks the whole cache; the graph has a kernel for it."""
     queries, capacity = query.shape[2], key.shape[2]
     keys = torch.arange(capacity, device=query.device)
     at = (position + torch.arange(queries, device=query.device))[:, None]
@@ -36,25 +36,6 @@ def _attend(
     return weights @ value.nan_to_num(0.0)
 
 
-@functools.cache
-def operator() -> Any:
-    """The operator, defined at its first use."""
-
-    @torch.library.custom_op("layerzero_graph::cached_attention", mutates_args=())
-    def cached_attention(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        position: torch.Tensor,
-        firsts: torch.Tensor | None,
-        scale: float | None,
-        window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
-        return _attend(query, key, value, position, firsts, scale, window, softcap)
-
-    @cached_attention.register_fake
-    def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> torch.Tensor:
-        return query.new_empty((*query.shape[:3], value.shape[3]))
-
-    return cached_attention
+@cached_attention.register_fake
+def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> torch.Tensor:
+    return query.new_empty((*query.shape[:3], value.shape[3]))

@@ -1,8 +1,8 @@
 """A causal language model of transformers as a module whose cache is an input.
 
-The cache has room for a fixed number of tokens. New keys and values are written to their places by `index_copy`, and attention
-is one operator that knows how much of the cache is written (`cached_attention.py`). So no mask is built, and one graph serves
-the prompt and every later token.
+The cache has room for a fixed number of tokens, its capacity. `index_copy` writes new keys and values to it. Attention is one
+operator, which gets the number of tokens in the cache (`cached_attention.py`). So no mask is built, and one graph serves the
+prompt and every later token.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from torch import Tensor
 
 from layerzero import device_graphs
 from layerzero.errors import InvalidCallError
-from layerzero.generating.cached_attention import operator
+from layerzero.generating.cached_attention import cached_attention
 from layerzero.lifecycle import open_in_forks
 
-#: What transformers calls our attention while a model is exported.
+#: The name of our attention function in transformers' registry.
 _NAME = "layerzero_cached"
-#: Arguments of attention functions that change the result, and that ours does not have.
+#: Arguments of attention functions that change the result, and that ours does not take.
 _REFUSED = ("position_bias", "s_aux", "indices")
 
 
 def refused(model: Any, why: str) -> InvalidCallError:
-    """The error for a model that cannot be decoded so."""
+    """The error for a model that cannot generate as a compiled model."""
     return InvalidCallError(
         f"{type(model).__name__} cannot generate as a compiled model: {why}",
         code="NOT_EXPORTABLE",
-        hint="use model.generate, which runs the model by itself",
+        hint="use model.generate, which runs uncompiled",
     )
 
 
 @dataclass(frozen=True)
 class LayerCache:
-    """What one layer keeps of each token."""
+    """The shape of the keys and values that one layer keeps of each token."""
 
     kv_heads: int
     key_width: int
@@ -49,7 +49,7 @@ class LayerCache:
     device: torch.device
 
     def empty(self, batch: int, capacity: int) -> list[Tensor]:
-        """Room for keys and values. What is not written is never read."""
+        """Memory for the keys and values of `capacity` tokens. Attention reads only what was written."""
         made = []
         for width in (self.key_width, self.value_width):
             if not device_graphs.serves(self.device):
@@ -63,13 +63,13 @@ class LayerCache:
 
 @dataclass
 class _Tracing:
-    """A pass through the model: where its new tokens are, and what its layers did."""
+    """State of one pass through the model: the places of the new tokens, and what the layers called."""
 
     position: Tensor
     firsts: Tensor | None
     attended: int = 0
     windows: int = 0
-    #: Arguments no layer may give.
+    #: Arguments that a layer passed and that are not supported.
     refused: list[str] = field(default_factory=list)
 
 
@@ -98,9 +98,9 @@ def _attend(
         tracing.refused.append("attention_mask")
     if is_causal is False or not getattr(module, "is_causal", True):
         tracing.refused.append("is_causal=False")
-    # transformers counts the query's own key.
+    # The window of transformers includes the query's own key, ours does not.
     window = None if sliding_window is None else sliding_window - 1
-    out = operator()(query, key, value, tracing.position, tracing.firsts, scaling, window, softcap)
+    out = cached_attention(query, key, value, tracing.position, tracing.firsts, scaling, window, softcap)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -122,14 +122,14 @@ def _cache(tensors: list[Tensor], places: Tensor) -> Any:
             return keys, values
 
         def get_seq_length(self, *_: Any, **__: Any) -> int:
-            # Positions are given, and there are no masks.
+            # It is not used: positions are passed, and no mask is built.
             return 0
 
     return Written()
 
 
 class CachedModel(torch.nn.Module):
-    """Next-token scores of a causal language model, with the cache as an input."""
+    """The logits of a causal language model for the next token, with the cache as an input."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -140,12 +140,12 @@ class CachedModel(torch.nn.Module):
             raise refused(model, "its forward takes no position_ids and past_key_values")
 
     def forward(self, input_ids: Tensor, position: Tensor, firsts: Tensor | None, cache: list[Tensor]) -> Tensor:
-        """The scores after the last token.
+        """The logits after the last token, (batch, vocabulary).
 
         Args:
             input_ids: the new tokens, (batch, tokens).
-            position: how many tokens were written before, one integer.
-            firsts: where each sequence begins: how many tokens of padding are before it, (batch,). None: there is no padding.
+            position: how many tokens are in the cache before these, a tensor of one integer.
+            firsts: how many tokens of padding are before each sequence, (batch,); ``None`` without padding.
             cache: keys and values of each layer, (batch, kv_heads, capacity, width).
         """
         places = position + torch.arange(input_ids.shape[1], device=input_ids.device)
@@ -166,8 +166,8 @@ class CachedModel(torch.nn.Module):
         finally:
             _tracing.reset(token)
         self._check(tracing, written.updates, len(cache) // 2)
-        scores: Tensor = result.logits[:, -1]
-        return scores
+        logits: Tensor = result.logits[:, -1]
+        return logits
 
     def _check(self, tracing: _Tracing, updates: int, layers: int) -> None:
         if tracing.refused:
@@ -175,11 +175,10 @@ class CachedModel(torch.nn.Module):
         if updates != layers or tracing.attended != layers:
             raise refused(self.model, "its attention is not looked up by name in every layer")
         kinds = getattr(self.model.config, "layer_types", None) or []
-        if any(kind not in ("full_attention", "sliding_attention") for kind in kinds):
-            odd = next(kind for kind in kinds if kind not in ("full_attention", "sliding_attention"))
-            raise refused(self.model, f"it has layers of {odd}")
-        if tracing.windows < sum(kind == "sliding_attention" for kind in kinds):
-            raise refused(self.model, "it has layers with a sliding window that they do not tell")
+        if others := [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]:
+            raise refused(self.model, f"it has layers of {others[0]}")
+        if tracing.windows < kinds.count("sliding_attention"):
+            raise refused(self.model, "not every layer with a sliding window passes it to its attention function")
 
 
 _switching = open_in_forks(threading.Lock())
@@ -187,7 +186,7 @@ _switching = open_in_forks(threading.Lock())
 
 @contextmanager
 def our_attention(model: Any) -> Iterator[None]:
-    """A model whose attention is ours as long as the block runs."""
+    """Inside the block, the model uses our attention function."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     with _switching:
@@ -202,11 +201,11 @@ def our_attention(model: Any) -> Iterator[None]:
 
 
 def layers_of(model: Any) -> list[LayerCache]:
-    """What each layer of a model keeps, seen in a pass with one token."""
+    """What each layer of a model keeps of a token, found by running the model with one token."""
     from transformers.cache_utils import DynamicCache
 
     cache = DynamicCache()
-    # Under autocast, keys would have another type.
+    # Under autocast, keys would have another dtype.
     with torch.no_grad(), torch._C._DisableAutocast():
         ids = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
         model(input_ids=ids, past_key_values=cache, use_cache=True)

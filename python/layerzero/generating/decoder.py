@@ -1,4 +1,4 @@
-"""A causal language model as one graph for the prompt and for each later token, and its cache."""
+"""A causal language model as one graph, for the prompt and for each later token, and its cache."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from layerzero.graph_variants import How, Session
 from layerzero.lifecycle import open_in_forks
 from layerzero.results import Rows
 
-#: The cache has room for a multiple of so many tokens: a size that is used again has a plan.
+#: The capacity of a cache is a multiple of this, so that calls of similar lengths share a plan.
 _ROOM = 128
-#: More than a model's positions, where the model does not tell how many it has.
+#: The capacity for models whose configuration does not say how many positions they have.
 _MOST = 1 << 20
 
 
 class Decoder:
-    """The graph of a model with a cache. It is exported once: any batch, number of new tokens and capacity share it."""
+    """The graph of a model with a cache. It is exported once, for every batch, number of new tokens and capacity."""
 
     def __init__(self, model: Any, how: How, share: Session | None = None) -> None:
         if not is_causal_language_model(model):
@@ -66,7 +66,7 @@ class Decoder:
 
     @contextmanager
     def taken_cache(self, batch: int, tokens: int) -> Iterator[list[Tensor]]:
-        """Room for so many tokens, which nobody else writes while the block runs. It is kept for the next block."""
+        """A cache for so many tokens that only this block uses. It is kept for the next block."""
         with self._lock:
             self.cache(batch, tokens)
             cache, self._cache = self._cache, []
@@ -77,7 +77,7 @@ class Decoder:
                 self._cache = cache
 
     def cache(self, batch: int, tokens: int) -> list[Tensor]:
-        """Room for so many tokens. The last one is used again where it is large enough."""
+        """A cache for so many tokens: the one kept from the last call, if it is large enough."""
         self.checked(tokens)
         kept = self._cache
         if not kept or kept[0].shape[0] != batch or kept[0].shape[2] < tokens:
@@ -85,13 +85,13 @@ class Decoder:
         return self._cache
 
     def room(self, batch: int, tokens: int) -> list[Tensor]:
-        """New memory for so many tokens."""
+        """A new cache for so many tokens."""
         self.checked(tokens)
         capacity = min(-(-tokens // _ROOM) * _ROOM, self.most)
         return [one for layer in self.layers for one in layer.empty(batch, capacity)]
 
     def checked(self, tokens: int) -> None:
-        """Refuses more tokens than the model has positions for."""
+        """Raises an error if the model has fewer positions than this."""
         if tokens > self.most:
             raise InvalidCallError(
                 f"{tokens} tokens do not fit: {type(self.model).__name__} has {self.most} positions",
@@ -99,15 +99,14 @@ class Decoder:
                 hint="pass a shorter prompt, or a smaller max_new_tokens",
             )
 
-    @property
-    def cache_bytes(self) -> int:
-        """Memory of the cache as it is now."""
-        return sum(one.nbytes for one in self._cache)
-
     def step(self, input_ids: Tensor, position: Tensor, firsts: Tensor | None, cache: Sequence[Tensor]) -> Tensor:
-        """The scores after the last of some new tokens, (batch, vocabulary). Writes their keys and values to the cache.
+        """The logits after the last of some new tokens, (batch, vocabulary). Their keys and values are written to the cache.
 
-        ``firsts``: how many tokens of padding are before each sequence; ``None`` without padding.
+        Args:
+            input_ids: the new tokens, (batch, tokens).
+            position: how many tokens are in the cache before these, a tensor of one integer.
+            firsts: how many tokens of padding are before each sequence, (batch,); ``None`` without padding.
+            cache: what :meth:`cache` gives.
         """
         compiled = self._compiled
         if firsts is not None and compiled is not self._padded:
@@ -116,8 +115,10 @@ class Decoder:
             firsts = torch.zeros(input_ids.shape[0], dtype=torch.int64)
         variant = compiled._variants[0]
         given = [input_ids, position, *([] if firsts is None else [firsts]), *cache]
-        scores: Tensor = variant.session.run([*given, *variant.exported.buffers, *variant.exported.held], variant.host)[0]
-        return scores
+        self._compiled._calls += 1
+        exported = variant.exported
+        logits: Tensor = variant.session.run([*given, *exported.buffers, *exported.held], variant.host)[0]
+        return logits
 
     def _with_padding(self) -> CompiledModel:
         """The graph for padded sequences, made at its first use."""
@@ -129,9 +130,9 @@ class Decoder:
     def inputs(
         self, batch: int = 1, tokens: int = 1, written: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None, list[Tensor]]:
-        """What :meth:`step` takes for so many new tokens after so many others (127, or as many as fit), all of id 0.
+        """Arguments for :meth:`step`: ``tokens`` new tokens after ``written`` earlier ones, all with the id 0, and a new cache.
 
-        The cache is a new one.
+        Without ``written`` there are 127 earlier tokens, or as many as fit.
         """
         written = min(127, self.most - tokens) if written is None else written
         ids = torch.zeros((batch, tokens), dtype=torch.int64, device=self.device)
@@ -140,7 +141,7 @@ class Decoder:
         return ids, position, firsts, self.room(batch, written + tokens)
 
     def report(self, batch: int = 1, tokens: int = 1, written: int | None = None) -> GraphReport:
-        """As :meth:`CompiledModel.report`, for a step of these sizes. The error is that of the scores after 16 random tokens."""
+        """As :meth:`CompiledModel.report`, for a step of these sizes. ``largest_error`` is that of the logits after 16 random tokens."""
         if self._compiled._how.weights is not None and self._compiled._error is None:
             self._compiled._error = self._measured_error()
         return self._compiled.report(*self.inputs(batch, tokens, written))
@@ -174,21 +175,21 @@ class Decoder:
 
 
 def _positions(model: Any) -> int:
-    """How many tokens a model has positions for."""
+    """How many positions a model has."""
     text = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
     found = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
     return int(found) if found else _MOST
 
 
-#: The greatest sizes the graph is for. Plans are for the sizes of a call.
+#: The upper limits of the symbols.
 _BOUNDS = {"batch": 1 << 16, "tokens": _MOST, "capacity": _MOST}
 
 
 def _compiled(
     model: Any, layers: Sequence[LayerCache], most: int, how: How, share: Session | None, *, padded: bool
 ) -> CompiledModel:
-    """The model with a cache as one graph, with symbols for batch, new tokens and capacity."""
-    # Sizes that differ: torch takes equal ones for one.
+    """The model with a cache as one graph. The batch, the number of new tokens and the capacity are symbols."""
+    # Three different numbers: torch.export would take equal ones for the same symbol.
     batch, tokens, capacity = 2, 3, min(8, most)
     cache = [one for layer in layers for one in layer.empty(batch, capacity)]
     device = model.device

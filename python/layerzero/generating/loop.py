@@ -1,4 +1,4 @@
-"""Generating: the prompt at once, then a step for each token."""
+"""The loop of `generate`: all tokens of the prompt in one step, then a step for each new token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from layerzero.errors import InvalidCallError, warn
 from layerzero.generating.decoder import Decoder
 from layerzero.generating.sampling import Choice
 
-#: Called with the new token of each sequence, (batch,). Generating ends where it returns False.
+#: Called with the new token of each sequence, (batch,). Generating ends when it returns False.
 OnToken = Callable[[Tensor], Any]
 
 
@@ -22,8 +22,8 @@ def prompt(
 ) -> tuple[Tensor, Tensor]:
     """Prompts as one tensor (batch, tokens), padded on the left, and how much padding is before each.
 
-    `input_ids` is a tensor, or a list of prompts, each a tensor or a list of ids, of any lengths; or a list of ids. Without a mask,
-    the ids `pad` of a tensor are padding, unless `ending` has it too, as in transformers.
+    `input_ids` is a tensor, one prompt as a list of ids, or a list of prompts of any lengths. Without a mask, the id `pad` in a
+    tensor is padding, unless it also ends texts (`ending`). transformers has the same rule.
     """
     if not isinstance(input_ids, Tensor):
         if attention_mask is not None:
@@ -41,9 +41,8 @@ def prompt(
     if attention_mask.shape != ids.shape:
         text = f"attention_mask has shape {list(attention_mask.shape)}, input_ids {list(ids.shape)}"
         raise InvalidCallError(text, code="WRONG_SHAPE", hint="pass both as the tokenizer gives them")
-    kept = attention_mask != 0
-    firsts = ids.shape[1] - kept.sum(-1)
-    if not torch.equal(kept, torch.arange(ids.shape[1], device=ids.device) >= firsts[:, None]) or bool((firsts == ids.shape[1]).any()):
+    firsts = _firsts(attention_mask != 0)
+    if firsts is None:
         raise InvalidCallError(
             "attention_mask leaves out tokens that are not at the start, or all of a prompt",
             code="BAD_DATA",
@@ -52,8 +51,16 @@ def prompt(
     return ids, firsts
 
 
+def _firsts(kept: Tensor) -> Tensor | None:
+    """How much padding is before each prompt; ``None`` if padding is elsewhere too, or a prompt is only padding."""
+    length = kept.shape[1]
+    firsts = length - kept.sum(-1)
+    on_the_left = torch.equal(kept, torch.arange(length, device=kept.device) >= firsts[:, None])
+    return firsts if on_the_left and bool((firsts < length).all()) else None
+
+
 def _inferred(ids: Tensor, pad: int | None, ending: Tensor | None) -> Tensor:
-    """How much padding is before each prompt of a tensor without a mask."""
+    """How much padding is before each prompt, by the ids alone."""
     none = torch.zeros(ids.shape[0], dtype=torch.int64, device=ids.device)
     if pad is None or not bool((ids == pad).any()):
         return none
@@ -61,9 +68,8 @@ def _inferred(ids: Tensor, pad: int | None, ending: Tensor | None) -> Tensor:
         if len(ids) > 1 and bool((ids[:, 0] == pad).any()):
             warn(f"prompts begin with {pad}, which pads and ends texts: it is read as a token. Pass attention_mask")
         return none
-    kept = ids != pad
-    firsts = ids.shape[1] - kept.sum(-1)
-    if not torch.equal(kept, torch.arange(ids.shape[1], device=ids.device) >= firsts[:, None]) or bool((firsts == ids.shape[1]).any()):
+    firsts = _firsts(ids != pad)
+    if firsts is None:
         raise InvalidCallError(
             f"prompts have the padding token {pad} elsewhere than at the start, or nothing else",
             code="BAD_DATA",
@@ -104,7 +110,7 @@ def _padded(prompts: Any, pad: int | None) -> tuple[Tensor, Tensor]:
 
 
 def ends(model: Any, eos_token_id: int | Sequence[int] | None) -> Tensor:
-    """The ids that end a sequence: those given, else those of the model."""
+    """The ids that end a sequence: yours, else the model's."""
     if eos_token_id is None:
         own = getattr(model, "generation_config", None) or model.config
         eos_token_id = getattr(own, "eos_token_id", None)
@@ -114,7 +120,7 @@ def ends(model: Any, eos_token_id: int | Sequence[int] | None) -> Tensor:
 
 
 def padding(model: Any, pad_token_id: int | None, ending: Tensor) -> int | None:
-    """The id that pads: the one given, that of the model, or the first one that ends a text."""
+    """The id of padding: yours, else the model's, else the first of the ids that end a text."""
     if pad_token_id is None:
         own = getattr(model, "generation_config", None) or model.config
         pad_token_id = getattr(own, "pad_token_id", None)
@@ -133,7 +139,7 @@ def generate(
     pad: int | None,
     on_token: OnToken | None,
 ) -> Tensor:
-    """The prompts and what follows them, (batch, tokens). After its end, a sequence is filled with `pad`."""
+    """The prompts and the new tokens, (batch, tokens). A sequence that has ended is filled with `pad`."""
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
         text = f"max_new_tokens is {max_new_tokens!r}, expected 0 or more"
         raise InvalidCallError(text, code="BAD_PARAM", hint="pass how many tokens to generate")
@@ -148,9 +154,9 @@ def generate(
         running, ending = torch.ones(batch, dtype=torch.bool, device=device), ending.to(device)
         new, position = ids.to(device), torch.zeros(1, dtype=torch.int64, device=device)
         for at in range(length, length + max_new_tokens):
-            scores = decoder.step(new, position, padding, cache)
+            logits = decoder.step(new, position, padding, cache)
             position += new.shape[1]
-            tokens = choose(scores)
+            tokens = choose(logits)
             if len(ending):
                 tokens = tokens.where(running, filled)
                 running &= torch.isin(tokens, ending, invert=True)

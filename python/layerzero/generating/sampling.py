@@ -1,4 +1,4 @@
-"""The next token of each sequence, from the scores of all tokens."""
+"""The next token of each sequence, from the logits."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 from layerzero._native import sample_topk, sample_topp
 from layerzero.errors import InvalidCallError
 
-#: From scores (batch, vocabulary) to ids (batch,).
+#: From logits (batch, vocabulary) to ids (batch,).
 Choice = Callable[[Tensor], Tensor]
 
 
-def greedy(scores: Tensor) -> Tensor:
-    """The token with the largest score; the first among equals."""
-    return scores.argmax(-1)
+def greedy(logits: Tensor) -> Tensor:
+    """The token with the largest logit; the first of equal ones."""
+    return logits.argmax(-1)
 
 
 def choice(
@@ -27,7 +27,7 @@ def choice(
     seed: int | None,
     generator: torch.Generator | None,
 ) -> Choice:
-    """How to choose: greedily, or drawn if a temperature, `top_k` or `top_p` is given."""
+    """How to choose: sampled if `temperature`, `top_k` or `top_p` is given, else greedily."""
     _check(temperature, top_k, top_p)
     if seed is not None and generator is not None:
         raise InvalidCallError(
@@ -47,32 +47,30 @@ def choice(
             sources[device] = torch.Generator(device).manual_seed(seed)
         return sources[device]
 
-    def drawn(scores: Tensor) -> Tensor:
-        scores = scores.float()
+    def sampled(logits: Tensor) -> Tensor:
+        logits = logits.float()
         if temperature is not None:
-            scores = scores / temperature
-        numbers = source(scores.device)
-        where = scores.device if numbers is None else numbers.device
-        uniform = torch.rand(scores.shape[:-1], generator=numbers, device=where).to(scores.device)
-        ids = _draw(scores, top_k, top_p, uniform)
+            logits = logits / temperature
+        numbers = source(logits.device)
+        where = logits.device if numbers is None else numbers.device
+        uniform = torch.rand(logits.shape[:-1], generator=numbers, device=where).to(logits.device)
+        ids = _sample(logits, top_k, top_p, uniform)
         if bool((ids < 0).any()):
-            raise InvalidCallError(
-                "the model's scores are not numbers", code="BAD_DATA", hint="look for NaN in its weights"
-            )
+            raise InvalidCallError("the model's logits are NaN", code="BAD_DATA", hint="look for NaN in its weights")
         return ids
 
-    return drawn
+    return sampled
 
 
-def _draw(scores: Tensor, top_k: int | None, top_p: float | None, uniform: Tensor) -> Tensor:
+def _sample(logits: Tensor, top_k: int | None, top_p: float | None, uniform: Tensor) -> Tensor:
     if top_k is None:
-        drawn: Tensor = sample_topp(scores, 1.0 if top_p is None else top_p, uniform=uniform)
-        return drawn
+        sampled: Tensor = sample_topp(logits, 1.0 if top_p is None else top_p, uniform=uniform)
+        return sampled
     if top_p is None:
-        drawn = sample_topk(scores, min(top_k, scores.shape[-1]), uniform=uniform)
-        return drawn
-    # The most likely so many, and of their probability the part that is asked for.
-    kept, ids = scores.topk(min(top_k, scores.shape[-1]), dim=-1)
+        sampled = sample_topk(logits, min(top_k, logits.shape[-1]), uniform=uniform)
+        return sampled
+    # First the `top_k` largest logits, then `top_p` of their probability.
+    kept, ids = logits.topk(min(top_k, logits.shape[-1]), dim=-1)
     places = sample_topp(kept, top_p, uniform=uniform)
     found: Tensor = ids.gather(-1, places.clamp(min=0)[:, None])[:, 0]
     return found.where(places >= 0, places)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from layerzero import _native, loading
-from layerzero.errors import ArgumentTypeError, BadTokenizerError, UnknownTokenizerError
+from layerzero.errors import ArgumentTypeError, BadTokenizerError, UnknownTokenizerError, named_line
 from layerzero.lifecycle import open_in_forks
 from layerzero.tokenization.tokenizer import LIBRARIES, Loaded, Tokenizer
 
@@ -242,9 +242,8 @@ def _load(library: str, tokenizer_id: str, what: str, source: Any) -> Loaded:
         ) from error
     # The libraries raise plain exceptions, of many classes, for what they cannot read.
     except Exception as error:
-        said = str(error).strip().partition("\n")[0]
         raise BadTokenizerError(
-            f"the tokenizer '{tokenizer_id}' ({what}) cannot be read by {library}: {type(error).__name__}: {said}",
+            f"the tokenizer '{tokenizer_id}' ({what}) cannot be read by {library}: {named_line(error)}",
             code="BAD_TOKENIZER",
             hint="see whether the file is whole and of a kind the library reads, or save it again",
         ) from error
