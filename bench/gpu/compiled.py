@@ -151,7 +151,9 @@ class Run:
             torch._dynamo.reset()
             tokens = self._tokens(row)
             compiled = torch.compile(self._model, dynamic=False, mode=mode)
-            step = prefill(compiled, tokens) if row["kind"] == "prefill" else fixed_decode(compiled, self._model, tokens)
+            step = (
+                prefill(compiled, tokens) if row["kind"] == "prefill" else fixed_decode(compiled, self._model, tokens)
+            )
             for _ in range(4):
                 results = step()
             row["results"][mode] = results.float().reshape(row["batch"], -1).cpu()
@@ -199,7 +201,12 @@ class Run:
         if self._options.json:
             rows = [{key: value for key, value in row.items() if key != "results"} for row in self.rows]
             gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-            about = {"gpu": gpu, "torch": torch.__version__, "layerzero": lz.__version__, "layers": self._options.layers}
+            about = {
+                "gpu": gpu,
+                "torch": torch.__version__,
+                "layerzero": lz.__version__,
+                "layers": self._options.layers,
+            }
             data = {**about, "rows": rows, "failures": self.failures}
             Path(self._options.json).write_text(json.dumps(data, indent=1))
 
@@ -217,7 +224,9 @@ class Run:
                 kernels = [row["kernel"] for _, row in variant.session._rows(sizes)]
                 counts = {name: kernels.count(name) for name in dict.fromkeys(kernels)}
                 cut = None if sizes.captured is None else sizes.captured.cut
-                say(f"{len(kernels)} steps, captured {sizes.captured is not None}, {sizes.refused or cut or ''}: {counts}")
+                say(
+                    f"{len(kernels)} steps, captured {sizes.captured is not None}, {sizes.refused or cut or ''}: {counts}"
+                )
 
 
 def main() -> None:

@@ -57,8 +57,9 @@ class Variant:
         self.plain = (len(exported.taken), exported.in_spec) if plain else None
         self.single = exported.given == [(0, None)] and exported.out_spec.is_leaf()
         #: The native function of the whole call, or `None` if the call needs Python.
-        native = isinstance(self.session, _native.Session)
-        self.quick = self.session.quick if native and plain and self.single and self.host is None else None
+        self.quick = None
+        if isinstance(self.session, _native.Session) and plain and self.single and self.host is None:
+            self.quick = self.session.quick
 
     def _session(self, share: Session | None) -> Session:
         if device_graphs.serves(self.device):

@@ -116,6 +116,9 @@ class CudaGraphs:
             # A capture that breaks off leaves torch's generator inside of it, and every draw of the process would fail.
             generator.graphsafe_set_state(state)
             _end_pool(self._device.index, pool)
+            if self._pool is not None:
+                # The allocator may keep what the capture has left in this one.
+                self._pool = torch.cuda.graph_pool_handle()
             raise
         return graph.replay, outputs
 

@@ -70,7 +70,7 @@ def test_logits(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", sorted(set(DECODERS) - set(GRAPHS)))
 def test_logits_of_other_decoders(name: str) -> None:
     """By graphs, or by the model itself: right in any case."""
-    model = Logits(decoder(name, "sdpa").cuda()).eval()
+    model = Logits(decoder(name, "eager").cuda()).eval()
     compiled = lz.compile(model)
     with torch.no_grad():
         for seed in range(4):
@@ -183,6 +183,7 @@ def test_what_waits_for_the_device_runs_between_graphs() -> None:
             torch.testing.assert_close(compiled(y), model(y), rtol=1e-4, atol=1e-5)
     session = compiled._variants[0].session
     (sizes,) = session._known.values()
+    assert sizes.captured is not None, sizes.refused
     assert [part.captured for part in sizes.captured.parts] == [True, False, True]
     # The process can go on capturing and computing.
     torch.cuda.synchronize()
@@ -218,5 +219,6 @@ def test_what_is_refused() -> None:
         compiled.save("unwritten.plan")
     with pytest.warns(LayerZeroWarning, match="autocast"), torch.autocast("cuda", dtype=torch.bfloat16):
         assert compiled(x).dtype == torch.bfloat16
-    with torch.no_grad(), pytest.warns(LayerZeroWarning, match="an argument is on cpu"), pytest.raises(RuntimeError):
+    # The model's own call, and its own error.
+    with torch.no_grad(), pytest.raises(RuntimeError, match="same device"):
         compiled(x.cpu())

@@ -18,8 +18,8 @@ from layerzero import _native
 from layerzero.device_graphs.session import DeviceSession
 from layerzero.errors import ExportError
 from layerzero.export import Exported, export
-from recorded_graphs import RecordedGraphs
 from random_modules import SIZES, Program, names_in, without_dead_layers, written
+from recorded_graphs import RecordedGraphs
 from torch import Tensor, nn
 
 #: What rounding may do to a result, relative to its greatest number: of the coarsest type that a module computes in.

@@ -27,9 +27,7 @@ def on_device(module: nn.Module, *args: Any, graphs: bool = True, off: tuple[str
     graph = _native.Graph.from_document(exported.document, exported.constants)
     held = len(exported.buffers) + len(exported.held)
     recorded = RecordedGraphs() if graphs else None
-    found = DeviceSession(
-        graph, torch.device("cpu"), off=off, held=held, host=exported.host_calls, graphs=recorded
-    )
+    found = DeviceSession(graph, torch.device("cpu"), off=off, held=held, host=exported.host_calls, graphs=recorded)
     found.prepare(exported.flatten(args))
     return exported, found
 

@@ -68,8 +68,8 @@ def _both(first: Step, second: Step, slots: str) -> Step:
         if pages is None or pages_of(values) != pages:
             return first.work.run(keys, at, key), second.work.run(values, at, value)
         batch, heads, tokens, _ = key.shape
-        rows = [one.transpose(1, 2).reshape(batch * tokens, heads, one.shape[3]) for one in (key, value)]
-        lz.kv_append(*rows, as_pages(keys, pages), as_pages(values, pages), slots, layout="nhd")
+        key, value = (one.transpose(1, 2).reshape(batch * tokens, heads, one.shape[3]) for one in (key, value))
+        lz.kv_append(key, value, as_pages(keys, pages), as_pages(values, pages), slots, layout="nhd")
         return keys, values
 
     reads = (*first.reads, second.reads[0], second.reads[2], slots)

@@ -38,8 +38,7 @@ class CapturedProgram:
         self._program = program
         # Outside of the graphs' pool: other graphs may not write there.
         self._slots = [
-            one if stays else one.clone(memory_format=_contiguous(one))
-            for one, stays in zip(inputs, held, strict=True)
+            one if stays else one.clone(memory_format=_contiguous(one)) for one, stays in zip(inputs, held, strict=True)
         ]
         self._copied = [at for at, stays in enumerate(held) if not stays]
         self._held = {at: inputs[at].data_ptr() for at, stays in enumerate(held) if stays}
@@ -48,7 +47,7 @@ class CapturedProgram:
         self.cut: str | None = None
         try:
             self.parts = [self._captured(0, len(program.steps), graphs)]
-        except Exception as error:  # noqa: BLE001 - what a call raises in a capture; raised again if no call is to blame
+        except Exception as error:
             if not any(step.alone for step in program.steps):
                 raise
             self.cut = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"

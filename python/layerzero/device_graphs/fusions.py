@@ -173,16 +173,16 @@ class Fusing:
 
     def _behind(self, first: Node, second: Node) -> bool:
         """Whether the second's input is made of what is there before the first: by views of the value that the first's is made of."""
-        return self._source(str(first.inputs[0])) is not None and self._source(
-            str(first.inputs[0])
-        ) == self._source(str(second.inputs[0]))
+        return self._source(str(first.inputs[0])) is not None and self._source(str(first.inputs[0])) == self._source(
+            str(second.inputs[0])
+        )
 
     def _source(self, name: str) -> str | None:
         """The joined product that a value is a view of, by the name of its first part."""
         while (made := self._made.get(name)) is not None and made.op in ("reshape", "permute"):
             name = str(made.inputs[0])
         for first, group in self._joined.items():
-            parts = [self._biased[node.output] if node.output in self._biased else node for node in group]
+            parts = [self._biased.get(node.output, node) for node in group]
             if name in [node.output for node in parts]:
                 return first
         return None

@@ -44,6 +44,6 @@ def move(tensors: Sequence[Tensor]) -> bool:
     with torch.no_grad():
         block, at = torch.cat([one.data for one in tensors]), 0
         for one in tensors:
-            one.data = block[at : at + len(one)]  # type: ignore[misc]
+            one.data = block[at : at + len(one)]
             at += len(one)
     return True

@@ -113,9 +113,9 @@ class Program:
     def _is_given(self, at: int) -> bool:
         return at < self._count or any(at == known for known, _ in self._known)
 
-    def values(self, inputs: Sequence[Tensor]) -> list[Tensor | None]:
+    def values(self, inputs: Sequence[Tensor]) -> list[Any]:
         """The places of all values, those that are known before a run filled."""
-        values: list[Tensor | None] = [None] * len(self._names)
+        values: list[Any] = [None] * len(self._names)
         values[: self._count] = inputs
         for at, tensor in self._known:
             values[at] = tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections import OrderedDict
@@ -49,7 +50,8 @@ def graphs_of(device: torch.device) -> Graphs | None:
         return None
     from layerzero.graphs import CudaGraphs
 
-    return CudaGraphs(device.index or 0, torch.cuda.Stream(device), torch.cuda.graph_pool_handle())
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return CudaGraphs(device.index or 0, stream, torch.cuda.graph_pool_handle())
 
 
 class DeviceSession:
@@ -84,7 +86,9 @@ class DeviceSession:
         self._lock = open_in_forks(threading.RLock())
         self._graphs = graphs if graphs is not None else graphs_of(device)
         #: Behind the last run: graphs have one set of slots, and runs may be on several streams.
-        self._done: Any = torch.cuda.Event() if device.type == "cuda" else None
+        self._done: Any = None
+        if device.type == "cuda":
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def run(self, inputs: Sequence[Tensor], host: Any = None) -> list[Tensor]:
         """Runs the graph. Inputs it updates are written; results are new tensors."""
@@ -187,7 +191,7 @@ class DeviceSession:
             if step.work.chosen:
                 kernel, candidates = _chosen(sizes.calls[at], sizes.kernels, step.work.kernel)
             ops = "+".join(node.op for node in step.nodes) if not step.alone else "host"
-            row = {"op": ops, "output": step.last.output, "origin": step.last.origin, "kernel": kernel}
+            row: dict[str, Any] = {"op": ops, "output": step.last.output, "origin": step.last.origin, "kernel": kernel}
             row |= {"candidates": candidates, "flops": sum(node.flops for node in step.nodes)}
             found.append((at, {**row, "bytes": sum(node.bytes for node in step.nodes)}))
         return found
@@ -207,9 +211,7 @@ class DeviceSession:
 
     def _copies(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         written = {old for old, _ in self._graph.updates}
-        return [
-            one.clone() if name in written else one for name, one in zip(self._graph.inputs, inputs, strict=True)
-        ]
+        return [one.clone() if name in written else one for name, one in zip(self._graph.inputs, inputs, strict=True)]
 
     def arena(self, inputs: Sequence[Tensor]) -> int:
         """Bytes of everything between inputs and results, where most of it is there."""
@@ -288,12 +290,13 @@ def _times(program: Program, inputs: Sequence[Tensor], device: torch.device) -> 
     if device.type != "cuda":
         seen = [perf_counter()]
         program.run(inputs, lambda: seen.append(perf_counter()))
-        return [(b - a) * 1e6 for a, b in zip(seen, seen[1:], strict=False)]
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(len(program.steps) + 1)]
+        return [(b - a) * 1e6 for a, b in itertools.pairwise(seen)]
+    event: Any = torch.cuda.Event
+    events = [event(enable_timing=True) for _ in range(len(program.steps) + 1)]
     left = iter(events)
     # The device waits until all steps are queued: what is timed are kernels, not the host.
-    torch.cuda._sleep(50_000_000)
+    torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]
     next(left).record()
     program.run(inputs, lambda: next(left).record())
     torch.cuda.synchronize(device)
-    return [a.elapsed_time(b) * 1e3 for a, b in zip(events, events[1:], strict=False)]
+    return [a.elapsed_time(b) * 1e3 for a, b in itertools.pairwise(events)]

@@ -59,7 +59,7 @@ def binary(node: Node) -> Work:
     if dtype == torch.bool and kind in _OF_TRUTHS:
         function = _OF_TRUTHS[kind]
     if kind == "div" and not dtype.is_floating_point:
-        function = lambda a, b: torch.div(a, b, rounding_mode="trunc")  # noqa: E731 - as the others of the table
+        function = lambda a, b: torch.div(a, b, rounding_mode="trunc")
     return Work(function, f"torch.{kind}")
 
 

@@ -86,9 +86,7 @@ def add_rms_norm(node: Node) -> Work:
 def layer_norm(node: Node) -> Work:
     """Mean 0 and variance 1 along the last axes."""
     sizes, eps = list(node.shape[len(node.shape) - node.attributes.get("axes", 1) :]), node.eps
-    return Work(
-        lambda x, weight=None, bias=None: lz.layer_norm(x, sizes, weight, bias, eps), "layer_norm", chosen=True
-    )
+    return Work(lambda x, weight=None, bias=None: lz.layer_norm(x, sizes, weight, bias, eps), "layer_norm", chosen=True)
 
 
 @runs("add_layer_norm")
@@ -144,11 +142,11 @@ def rope(node: Node) -> Work:
         same = cos.shape == sin.shape and cos.shape[-2:] == (positions, half) and cos.numel() == positions * half
         if rank != 4 or not same:
             return turned(x, cos, sin)
-        tables = (one.reshape(positions, half) for one in (cos, sin))
+        cos, sin = (one.reshape(positions, half) for one in (cos, sin))
         # Heads that were split off the last axis lie beside each other.
         if x.stride(1) < x.stride(2):
-            return lz.rope(x.transpose(1, 2), *tables, interleaved, layout="bshd").transpose(1, 2)
-        return lz.rope(x, *tables, interleaved, layout="bhsd")
+            return lz.rope(x.transpose(1, 2), cos, sin, interleaved, layout="bshd").transpose(1, 2)
+        return lz.rope(x, cos, sin, interleaved, layout="bhsd")
 
     return Work(run, "rope", chosen=True)
 
@@ -173,8 +171,8 @@ def pool(node: Node) -> Work:
     axes, ceil = len(node.kernel), node.attributes.get("ceil", False)
     where = (node.kernel, node.stride, node.padding)
     if node.kind == "max":
-        function = F.max_pool1d if axes == 1 else F.max_pool2d
-        return Work(lambda x: function(x, *where, ceil_mode=ceil), f"torch.max_pool{axes}d")
-    function = F.avg_pool1d if axes == 1 else F.avg_pool2d
+        largest: Any = F.max_pool1d if axes == 1 else F.max_pool2d
+        return Work(lambda x: largest(x, *where, ceil_mode=ceil), f"torch.max_pool{axes}d")
+    mean: Any = F.avg_pool1d if axes == 1 else F.avg_pool2d
     whole = node.attributes.get("count_padding", True)
-    return Work(lambda x: function(x, *where, ceil, whole), f"torch.avg_pool{axes}d")
+    return Work(lambda x: mean(x, *where, ceil, whole), f"torch.avg_pool{axes}d")

@@ -28,7 +28,7 @@ def reduce(node: Node) -> Work:
     def each(x: Any) -> Any:
         places = sorted(axis % max(x.dim(), 1) for axis in axes)
         for axis in places:
-            x = one(x, axis)
+            x = one(x, axis)  # type: ignore[no-untyped-call]
         if not keepdim:
             for axis in reversed(places):
                 x = x.squeeze(axis)
