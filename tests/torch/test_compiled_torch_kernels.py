@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -212,6 +214,29 @@ def test_a_plan_file_loads_where_a_kernel_is_denied(tmp_path: Any) -> None:
     with torch.no_grad():
         torch.testing.assert_close(loaded(*inputs), model(*inputs))
     assert step(loaded).kernel == "reference.linear"
+
+
+CHILD = """
+import layerzero as lz, torch
+from layerzero import _native
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        raise RuntimeError("refused")
+
+lz.gelu(torch.ones(2))  # torch is known from here on
+with Mode():
+    inside = _native.status()["graph_kernels"]
+after = _native.status()["graph_kernels"]
+print(any(inside.values()), any(after.values()))
+"""
+
+
+def test_what_torch_refuses_in_a_dispatch_mode_is_tried_again() -> None:
+    """The first look happens in a mode that refuses every operation."""
+    ran = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["True", "False"], ran.stderr
 
 
 def test_doctor_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:

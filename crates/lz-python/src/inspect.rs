@@ -247,8 +247,8 @@ pub fn status(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     answer.set_item("torch_state_by", torch.map(|t| t.reads_by()))?;
     answer.set_item("tensors_by", torch.map(|t| t.tensors_by()))?;
     let kernels = PyDict::new(py);
-    for (kernel, why) in detached(py, || crate::torch::shims::tried().collect::<Vec<_>>()) {
-        kernels.set_item(kernel.name, why.map(ToString::to_string))?;
+    for (kernel, why) in crate::torch::shims::tried(py) {
+        kernels.set_item(kernel.name, why.map(|why| why.to_string()))?;
     }
     answer.set_item("graph_kernels", torch.map(|_| kernels))?;
     answer.set_item("graph_kernels_take_float32", crate::torch::shims::tells_precision())?;

@@ -324,7 +324,7 @@ impl PySession {
         let chooser: Arc<dyn Chooser> = if tune { Arc::new(Timed::default()) } else { Arc::new(Declared) };
         let packs = shared.map_or_else(|| Arc::new(Packs::of(weights)), |other| other.packs().clone());
         let arenas = shared.map(|other| other.arenas().clone()).unwrap_or_default();
-        let foreign = detached(py, shims::kernels).into();
+        let foreign = shims::kernels(py).into();
         let options = Options {
             threads: threads.max(1),
             precision,

@@ -6,13 +6,16 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use layerzero::abi::{Args, DType, KernelError, Param, Tensor, TensorRef, TensorView, Workspace};
 use libloading::os::unix::{Library, RTLD_LAZY};
 use lz_graph::exec::foreign::{Foreign, Task};
+use pyo3::prelude::*;
 
 use super::NO_LOAD;
 use crate::allocator::number;
+use crate::process::detached;
 
 /// A C++ tensor on the heap.
 type Handle = *mut c_void;
@@ -376,16 +379,33 @@ const FLOATS: &[DType] = &[DType::F32, DType::F64, DType::Bf16, DType::F16];
 /// Where torch may round float32.
 const OTHER_FLOATS: &[DType] = &[DType::F64, DType::Bf16, DType::F16];
 
-/// What the experiments said, in the order of [`KERNELS`].
-static TRIED: OnceLock<Vec<Result<(), KernelError>>> = OnceLock::new();
+/// The kernels whose experiments succeeded, a bit each in the order of [`KERNELS`].
+static PROVEN: AtomicU32 = AtomicU32::new(0);
 
-/// Each kernel, and why this torch does not have it; nothing before torch is imported.
-pub fn tried() -> impl Iterator<Item = (Foreign, Option<&'static KernelError>)> {
-    let tried: &[_] = match library() {
-        Some(_) => TRIED.get_or_init(|| KERNELS.iter().map(|(kernel, experiment)| experiment(kernel)).collect()),
-        None => &[],
-    };
-    KERNELS.iter().zip(tried).map(|((kernel, _), result)| (*kernel, result.as_ref().err()))
+/// Each kernel, and why it is not used; nothing before torch is imported. An experiment that failed is made again: in a dispatch
+/// mode torch refuses all of them.
+pub fn tried(py: Python<'_>) -> Vec<(Foreign, Option<KernelError>)> {
+    let tried = detached(py, experiments);
+    // What refused may have been Python code.
+    drop(PyErr::take(py));
+    tried
+}
+
+fn experiments() -> Vec<(Foreign, Option<KernelError>)> {
+    if library().is_none() {
+        return Vec::new();
+    }
+    let tried = KERNELS.iter().enumerate().map(|(at, (kernel, experiment))| {
+        if PROVEN.load(Ordering::Relaxed) & 1 << at != 0 {
+            return (*kernel, None);
+        }
+        let why = experiment(kernel).err();
+        if why.is_none() {
+            PROVEN.fetch_or(1 << at, Ordering::Relaxed);
+        }
+        (*kernel, why)
+    });
+    tried.collect()
 }
 
 /// Whether torch says if it rounds float32; where it does not, the kernels of products and convolutions do not take it.
@@ -394,7 +414,7 @@ pub fn tells_precision() -> bool {
 }
 
 /// The kernels that compiled graphs may use.
-pub fn kernels() -> Vec<Foreign> {
+pub fn kernels(py: Python<'_>) -> Vec<Foreign> {
     let exact = |operation| Shims::known().is_some_and(|shims| shims.base.is_exact(DType::F32, operation).is_ok());
     let (products, convolutions) = (exact(PRODUCTS), exact(CONVOLUTIONS));
     let dtypes = |task| match task {
@@ -404,7 +424,7 @@ pub fn kernels() -> Vec<Foreign> {
         _ if products => FLOATS,
         _ => OTHER_FLOATS,
     };
-    let found = tried().filter(|(_, why)| why.is_none());
+    let found = tried(py).into_iter().filter(|(_, why)| why.is_none());
     found.map(|(kernel, _)| Foreign { dtypes: dtypes(kernel.task), ..kernel }).collect()
 }
 
