@@ -94,7 +94,6 @@ pub use report::{CandidateReport, REPORT_VERSION, RankedBy, ReasonReport, Report
 pub use services::control::Reloads;
 pub use services::jit::{Compile, FailedCompile, JitStatus};
 pub use services::manifest::{EntryId, MOST_ENTRIES, Manifest, ManifestEntry, ManifestError, ManifestFile};
-pub use services::names::GRAPH_KERNELS;
 pub use services::overlays::Overlay;
 pub use services::status;
 pub use warn::{Warning, WarningHook};

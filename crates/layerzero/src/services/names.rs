@@ -10,7 +10,7 @@ pub(crate) static SHIPPED: LazyLock<Arc<Vec<KernelName>>> =
     LazyLock::new(|| Arc::new(serde_json::from_str(include_str!("../../data/names.json")).expect("a test reads it")));
 
 /// Kernels of torch's that only nodes of compiled models run. Selection does not choose between them; a policy may name them.
-pub const GRAPH_KERNELS: [&str; 5] = ["torch.mm", "torch.addmm", "torch.bmm", "torch.baddbmm", "torch.convolution"];
+const GRAPH_KERNELS: [&str; 5] = ["torch.mm", "torch.addmm", "torch.bmm", "torch.baddbmm", "torch.convolution"];
 
 /// Every name a policy may use for a kernel that is not registered.
 pub(crate) static NAMES: LazyLock<Arc<Vec<KernelName>>> = LazyLock::new(|| {

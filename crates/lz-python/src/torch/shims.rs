@@ -365,8 +365,11 @@ fn convolution(args: Args<'_, '_>) -> Result<(), KernelError> {
     checked(unsafe { (base.copy)(output.handle, result.handle, 0) }, "convolution")
 }
 
-/// All of them, each with the experiment that shows that it does what it should.
-const KERNELS: [(Foreign, fn(&Foreign) -> Result<(), KernelError>); 6] = [
+/// Shows that a kernel does what it should.
+type Experiment = fn(&Foreign) -> Result<(), KernelError>;
+
+/// All of them.
+const KERNELS: [(Foreign, Experiment); 6] = [
     (Foreign { name: "torch.mm", task: Task::Product, dtypes: FLOATS, run: mm }, multiplies),
     (Foreign { name: "torch.addmm", task: Task::AddedProduct, dtypes: FLOATS, run: addmm }, adds),
     (Foreign { name: "torch.bmm", task: Task::Products, dtypes: FLOATS, run: bmm }, multiplies_batches),
