@@ -34,9 +34,7 @@ def cases() -> list[tuple[str, nn.Module, list[Tensor]]]:
         for rows, outs, ins in ((16, 768, 768), (128, 768, 768), (512, 256, 256)):
             found.append((f"linear {rows}x{outs}x{ins} {name}", nn.Linear(ins, outs), [torch.randn(rows, ins)]))
         found.append((f"matmul 256x256x256 {name}", product, [torch.randn(256, 256) for _ in range(2)]))
-        found.append(
-            (f"matmul 12x128x128x64 {name}", product, [torch.randn(12, 128, 64), torch.randn(12, 64, 128)])
-        )
+        found.append((f"matmul 12x128x128x64 {name}", product, [torch.randn(12, 128, 64), torch.randn(12, 64, 128)]))
         found.append((f"attention 1x12x128x64 {name}", attention, [torch.randn(1, 12, 128, 64) for _ in range(3)]))
         found.append((f"conv 64x56x56, 3x3 {name}", nn.Conv2d(64, 64, 3, padding=1), [torch.randn(1, 64, 56, 56)]))
         for at in range(len(found) - 7, len(found)):

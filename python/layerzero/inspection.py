@@ -397,7 +397,9 @@ def _graph_kernels(status: Mapping[str, Any]) -> list[str]:
     lines = [f"torch's kernels that compiled models call without Python: {', '.join(there) or 'none'}"]
     lines += [f"  not {name}: {why}" for name, why in status["graph_kernels"].items() if why is not None]
     if there and not status["graph_kernels_take_float32"]:
-        lines.append("  products and convolutions of float32 are left out: this torch does not say whether it rounds them")
+        lines.append(
+            "  products and convolutions of float32 are left out: this torch does not say whether it rounds them"
+        )
     return lines
 
 
