@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -363,6 +364,7 @@ class Diagnosis(Result):
         tensors, state = self.status["tensors_by"], self.status["torch_state_by"]
         if tensors and state:
             lines.append(f"each call reads tensors {TENSORS_BY[tensors]}, and torch's state {STATE_BY[state]}")
+        lines += _graph_kernels(self.status)
         if self.compiler:
             lines.append(f"kernels that are compiled on first use: {self.compiler}")
         files = self.configuration["files"]
@@ -385,6 +387,20 @@ class Diagnosis(Result):
             for b in self.backends
         ]
         return Table(first, ("", "backend", "version", "state"), known, [n for n in notes if n != "devices"])
+
+
+def _graph_kernels(status: Mapping[str, Any]) -> list[str]:
+    """What compiled models may call of torch's, and what this torch lacks."""
+    if status["graph_kernels"] is None:
+        return []
+    there = [name for name, why in status["graph_kernels"].items() if why is None]
+    lines = [f"torch's kernels that compiled models call without Python: {', '.join(there) or 'none'}"]
+    lines += [f"  not {name}: {why}" for name, why in status["graph_kernels"].items() if why is not None]
+    if there and not status["graph_kernels_take_float32"]:
+        lines.append(
+            "  products and convolutions of float32 are left out: this torch does not say whether it rounds them"
+        )
+    return lines
 
 
 def doctor(*, file: Any = None) -> Diagnosis:

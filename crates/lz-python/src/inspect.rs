@@ -246,6 +246,12 @@ pub fn status(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let torch = crate::torch::Torch::find(py)?;
     answer.set_item("torch_state_by", torch.map(|t| t.reads_by()))?;
     answer.set_item("tensors_by", torch.map(|t| t.tensors_by()))?;
+    let kernels = PyDict::new(py);
+    for (kernel, why) in crate::torch::shims::tried(py) {
+        kernels.set_item(kernel.name, why.map(|why| why.to_string()))?;
+    }
+    answer.set_item("graph_kernels", torch.map(|_| kernels))?;
+    answer.set_item("graph_kernels_take_float32", crate::torch::shims::tells_precision())?;
     answer.set_item("exchange_api", torch.is_some_and(|t| t.borrow.is_some()))?;
     answer.set_item("calls_remembered", crate::memory::remembered(py))?;
     answer.set_item("version", engine().version())?;

@@ -4,13 +4,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use layerzero::abi::program::External;
 use layerzero::abi::{KernelError, TensorMut, TensorRef};
-use layerzero::model::{CpuIsa, NamedCall, Reason, TensorView, TensorViewMut, row_major};
+use layerzero::model::{CpuIsa, KernelDescriptor, NamedCall, Reason, TensorView, TensorViewMut, row_major};
+use layerzero::selection::Standing;
 use lz_graph::exec::binding::{Packs, Precision, Ranking, Weights};
 use lz_graph::exec::choosing::{Chooser, Declared, Timed};
 use lz_graph::exec::compiled::{Compiled, ExecError, Options, StepInfo};
 use lz_graph::exec::kernel::Host;
 use lz_graph::exec::profile::profile;
 use lz_graph::exec::session::Session;
+use lz_graph::ops::Op;
 use lz_graph::passes;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
@@ -24,7 +26,7 @@ use crate::host::kernel_error;
 use crate::host_calls::{Pending, Several};
 use crate::process::detached;
 use crate::tensors::Meta;
-use crate::torch::Torch;
+use crate::torch::{Torch, shims};
 use crate::written;
 
 /// A graph that was optimised, and is compiled for each size of its inputs at the first use.
@@ -57,6 +59,12 @@ impl Ranking for ByEngine {
             all.splice(references..references, behind_torch);
             all.into_iter().map(|candidate| snapshot.kernel(candidate.kernel).id.clone()).collect()
         }))
+    }
+
+    fn standing(&self, op: &Op, kernel: &str) -> Standing {
+        let operation = op.operation();
+        let described = KernelDescriptor::new(kernel, operation.unwrap_or_default(), "torch");
+        engine().with_snapshot(|snapshot| snapshot.standing(&described, operation))
     }
 
     fn level(&self) -> CpuIsa {
@@ -304,8 +312,16 @@ impl PySession {
         let chooser: Arc<dyn Chooser> = if tune { Arc::new(Timed::default()) } else { Arc::new(Declared) };
         let packs = shared.map_or_else(|| Arc::new(Packs::of(weights)), |other| other.packs().clone());
         let arenas = shared.map(|other| other.arenas().clone()).unwrap_or_default();
-        let options =
-            Options { threads: threads.max(1), precision, chooser, ranking: Arc::new(ByEngine), packs, arenas };
+        let foreign = shims::kernels(py).into();
+        let options = Options {
+            threads: threads.max(1),
+            precision,
+            chooser,
+            ranking: Arc::new(ByEngine),
+            packs,
+            arenas,
+            foreign,
+        };
         let several = Several::of(&graph);
         Ok(PySession { session: Session::new(graph, options), report, several })
     }

@@ -64,7 +64,7 @@ pub use perf::{Compared, Estimate, EstimateKind, NoPerfData, PerfSource, Rival, 
 pub use pin::{About, Pin, Pins};
 pub use policy::{
     AVOID_POINTS, Action, Condition, Effect, FieldPattern, Finding, FindingKind, KernelName, PREFER_POINTS, Pattern,
-    PolicyError, PolicySpec, RuleSpec, RuleTrace, Severity, analyse, not_installed, refusals,
+    PolicyError, PolicySpec, RuleSpec, RuleTrace, Severity, Standing, analyse, not_installed, refusals,
 };
 pub use proof::{Evidence, KernelVersion, Proofs, Verify};
 pub use restriction::{Restriction, Settled};

@@ -37,7 +37,7 @@ use crate::services::StateFiles;
 use crate::services::control::Control;
 use crate::services::jit::Jit;
 use crate::services::manifest::Manifest;
-use crate::services::names::SHIPPED;
+use crate::services::names::NAMES;
 use crate::services::overlays::Overlays;
 use crate::services::perf::Perf;
 use crate::warn::{Warning, WarningHook};
@@ -132,7 +132,7 @@ impl EngineBuilder {
             draft.spec.memory = Arc::new(DeviceMemory::of(draft.spec.devices.iter().map(probe_memory)));
         }
         draft.spec.warm = self.compiled_elsewhere.then(Arc::default);
-        draft.spec.names = SHIPPED.clone();
+        draft.spec.names = NAMES.clone();
         draft.spec.backend(lz_cpu::backend());
         for (kernel, descriptor) in lz_cpu::descriptors().filter(|(_, kernel)| self.simd_kernels || kernel.reference) {
             draft.executables.insert((descriptor.id.clone(), descriptor.version.clone()), Executable::Static(kernel));

@@ -2,11 +2,21 @@
 
 use std::sync::{Arc, LazyLock};
 
+use lz_model::KernelDescriptor;
 use lz_select::KernelName;
 
 /// The kernels that come with LayerZero, loaded or not. Written by `make schemas` out of their capabilities documents.
 pub(crate) static SHIPPED: LazyLock<Arc<Vec<KernelName>>> =
     LazyLock::new(|| Arc::new(serde_json::from_str(include_str!("../../data/names.json")).expect("a test reads it")));
+
+/// Kernels of torch's that only nodes of compiled models run. Selection does not choose between them; a policy may name them.
+const GRAPH_KERNELS: [&str; 5] = ["torch.mm", "torch.addmm", "torch.bmm", "torch.baddbmm", "torch.convolution"];
+
+/// Every name a policy may use for a kernel that is not registered.
+pub(crate) static NAMES: LazyLock<Arc<Vec<KernelName>>> = LazyLock::new(|| {
+    let of_graphs = GRAPH_KERNELS.map(|name| KernelName::from(&KernelDescriptor::new(name, "", "torch")));
+    Arc::new(SHIPPED.iter().cloned().chain(of_graphs).collect())
+});
 
 #[cfg(test)]
 mod tests {

@@ -5,6 +5,7 @@ use lz_cpu::Builtin;
 use lz_cpu::primitives::{InstructionSet, Primitive};
 use lz_model::{KernelArgs, Query};
 
+use super::foreign::Foreign;
 use crate::ops::Op;
 
 /// Who runs the nodes that have no kernel here: operations of torch that the exporter does not know.
@@ -44,6 +45,8 @@ pub enum Kernel {
     },
     /// A kernel of attention over the part of a cache that is written.
     Cached(Box<super::cached::Cached>),
+    /// A kernel of another library.
+    Foreign(Foreign),
     /// A call of the program the graph came from.
     Host {
         /// Which call.
@@ -65,6 +68,7 @@ impl Kernel {
             }
             Kernel::Reference { op, over } => reference(op, over, args),
             Kernel::Cached(cached) => cached.run(args),
+            Kernel::Foreign(foreign) => (foreign.run)(args),
             Kernel::Host { call, result } => {
                 let (inputs, mut args) = (args.inputs(), args);
                 host.call(*call, *result, inputs, &mut args.outputs[0])

@@ -7,6 +7,7 @@
 //! | [`cached`] | attention over the part of a cache that is written |
 //! | [`choosing`] | which of them does |
 //! | [`options`], [`errors`] | how graphs are compiled, and what can go wrong |
+//! | [`foreign`] | kernels of other libraries, which the caller hands in |
 //! | `building` | from a plan to a program |
 //! | [`compiled`] | a graph for exact sizes as a flat list of kernel calls over one arena |
 //! | [`session`] | a graph for any sizes: compiled for each at its first use |
@@ -24,6 +25,8 @@ pub mod choosing;
 pub mod compiled;
 #[cfg(feature = "cpu")]
 pub mod errors;
+#[cfg(feature = "cpu")]
+pub mod foreign;
 pub mod interpreted;
 #[cfg(feature = "cpu")]
 pub mod kernel;

@@ -6,6 +6,7 @@ use lz_abi::program::Arenas;
 
 use super::binding::{AsDeclared, Packs, Precision, Ranking, Terms};
 use super::choosing::{Chooser, Declared};
+use super::foreign::Foreign;
 
 /// How graphs are compiled, and what their programs share.
 #[derive(Clone)]
@@ -22,13 +23,16 @@ pub struct Options {
     pub packs: Arc<Packs>,
     /// Arenas, shared by programs that need not run at the same time.
     pub arenas: Arc<Arenas>,
+    /// Kernels of other libraries, which are candidates too.
+    pub foreign: Arc<[Foreign]>,
 }
 
 impl Options {
     /// What holds for every node.
     pub(super) fn terms(&self) -> Terms<'_> {
-        let Options { threads, precision, packs, ranking, .. } = self;
-        Terms { threads: *threads, precision: *precision, level: ranking.level(), packs, ranking: &**ranking }
+        let Options { threads, precision, packs, ranking, foreign, chooser, .. } = self;
+        let (level, measured) = (ranking.level(), chooser.measures());
+        Terms { threads: *threads, precision: *precision, level, packs, ranking: &**ranking, foreign, measured }
     }
 }
 
@@ -42,6 +46,7 @@ impl Default for Options {
             ranking: Arc::new(AsDeclared),
             packs: Arc::default(),
             arenas: Arc::default(),
+            foreign: Arc::default(),
         }
     }
 }

@@ -10,6 +10,7 @@ use crate::ir::{Constant, Graph};
 
 mod cached;
 mod composed;
+mod foreign;
 
 fn options() -> Options {
     Options { threads: 2, ..Options::default() }

@@ -14,6 +14,7 @@ use crate::capture::Capture;
 use crate::exchange::{Borrow, functions_of, kind};
 use crate::inside::Fields;
 
+pub mod shims;
 mod state;
 
 use state::{AUTOCAST_CUDA, Questions, Recording, Symbols};

@@ -8,6 +8,7 @@ mod locks;
 mod naming;
 mod reach;
 mod trace;
+mod unregistered;
 
 use lz_expr::ExprError;
 use lz_model::{KernelDescriptor, did_you_mean};
@@ -17,6 +18,7 @@ pub(crate) use applied::Applied;
 pub(crate) use compile::{Policy, Rule, scope};
 pub use naming::KernelName;
 pub use trace::{Effect, RuleTrace};
+pub use unregistered::Standing;
 
 /// Points a preference is worth.
 pub const PREFER_POINTS: i32 = 20;

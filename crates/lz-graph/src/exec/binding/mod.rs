@@ -17,6 +17,8 @@
 //! | [`sums`] | norms of sums |
 //! | [`sequence`] | candidates of several calls |
 //! | [`windows`] | convolutions and pools |
+//! | [`foreign`] | kernels of other libraries |
+//! | [`preference`] | where those go first |
 //! | [`primitives`] | kernels that are no operation of the catalog |
 //! | [`needs`] | what candidates ask of the memory plan |
 
@@ -26,18 +28,22 @@ use lz_abi::program::Place;
 use lz_abi::{DType, Extents, Param, Storage, row_major};
 use lz_cpu::primitives::InstructionSet;
 use lz_model::{CpuIsa, NamedCall, TensorMeta};
+use lz_select::Standing;
 
+use crate::exec::foreign::Foreign;
 use crate::exec::kernel::Kernel;
 use crate::ir::{Constant, Meta};
 use crate::ops::Op;
 
 mod attention;
 pub mod catalog;
+mod foreign;
 mod host;
 mod linear;
 pub mod needs;
 mod norms;
 pub mod packs;
+mod preference;
 mod primitives;
 mod reductions;
 mod rope;
@@ -163,6 +169,10 @@ pub struct Terms<'a> {
     pub packs: &'a Packs,
     /// Which of the catalog's kernels may run, and in which order.
     pub ranking: &'a dyn Ranking,
+    /// Kernels of other libraries.
+    pub foreign: &'a [Foreign],
+    /// Whether candidates are measured.
+    pub measured: bool,
 }
 
 impl Terms<'_> {
@@ -204,6 +214,11 @@ pub trait Ranking: Send + Sync {
     /// The ids of the kernels that may serve a call, the best first; those of other libraries are passed over. `None`: as the kernels
     /// were declared.
     fn ranked(&self, op: &str, call: &NamedCall<'_>) -> Option<Vec<String>>;
+
+    /// What the operator says of a kernel of another library that could run a node.
+    fn standing(&self, _op: &Op, _kernel: &str) -> Standing {
+        Standing::Open
+    }
 
     /// The best instructions kernels may use, those of the catalog and primitives alike.
     fn level(&self) -> CpuIsa {
@@ -283,6 +298,14 @@ impl Candidate {
     pub fn is_reference(&self) -> bool {
         self.calls.iter().any(|call| matches!(call.kernel, Kernel::Reference { .. }))
     }
+
+    /// The kernel of another library that it calls.
+    pub fn foreign(&self) -> Option<&'static str> {
+        self.calls.iter().find_map(|call| match call.kernel {
+            Kernel::Foreign(Foreign { name, .. }) => Some(name),
+            _ => None,
+        })
+    }
 }
 
 /// All ways to run a node, the preferred first. Never empty.
@@ -308,6 +331,7 @@ pub fn candidates(site: &Site<'_>) -> Vec<Candidate> {
         _ => Vec::new(),
     };
     found.extend(primitives::candidates(site));
+    foreign::add(site, &mut found);
     found.push(reference(site));
     // An input that is written over does not exist for kernels that read it.
     found.retain(|candidate| site.over.iter().all(|at| candidate.in_place.contains(at)));

@@ -40,7 +40,11 @@ impl<'a> Needs<'a> {
             let scratch = candidates.iter().map(Candidate::scratch).max().unwrap_or(0);
             let first = &candidates[0];
             let op = instance.op(id);
-            let allowed = op.in_place(crate::ir::Inputs(&instance.inputs(id)));
+            let mut allowed = op.in_place(crate::ir::Inputs(&instance.inputs(id)));
+            // In place only those that can do it could be measured, and no kernel of another library can.
+            if terms.measured && candidates.iter().any(|one| one.foreign().is_some()) {
+                allowed = &[];
+            }
             needs.known[id.index()] = Some(Known {
                 first: first.name.clone(),
                 scratch: scratch.next_multiple_of(PART),

@@ -23,6 +23,11 @@ impl<'a> Sequence<'a> {
         Sequence { before: Vec::new(), after: Vec::new(), reserved: 0, terms }
     }
 
+    /// Whether there is no call before and after the one that is chosen.
+    pub fn is_empty(&self) -> bool {
+        self.before.is_empty() && self.after.is_empty()
+    }
+
     /// A row-major tensor in scratch memory.
     pub fn scratch(&mut self, dtype: DType, shape: &[i64]) -> Arg {
         let at = At::Scratch(self.reserved);

@@ -11,7 +11,7 @@ use crate::exec::kernel::Kernel;
 use crate::exec::profile::profile;
 
 /// A graph of one node, with a sum before it so that it reads the arena.
-fn single(op: &str, attrs: &str, dtype: DType, shapes: &[&[i64]]) -> (Graph, Vec<Tensor>) {
+pub(super) fn single(op: &str, attrs: &str, dtype: DType, shapes: &[&[i64]]) -> (Graph, Vec<Tensor>) {
     let names: Vec<String> = (0..shapes.len()).map(|at| format!("x{at}")).collect();
     let input =
         |(name, shape): (&String, &&[i64])| format!(r#"{{"name": "{name}", "dtype": "{dtype}", "shape": {shape:?}}}"#);
