@@ -67,6 +67,20 @@ kinds! {
     }
 }
 
+impl Activation {
+    /// The function of float64 numbers.
+    pub(crate) fn exact(self) -> fn(f64) -> f64 {
+        use crate::reference::activation;
+        match self {
+            Activation::None => |x| x,
+            Activation::Relu => activation::relu,
+            Activation::Gelu => activation::gelu,
+            Activation::GeluTanh => activation::gelu_tanh,
+            Activation::Silu => activation::silu,
+        }
+    }
+}
+
 /// What an instruction set multiplies with.
 pub(crate) trait Products: Tile {
     /// What is compiled for copies of float32, for which wider vectors bring little. Functions of the rarer dtypes (float64 and
@@ -136,8 +150,8 @@ fn number(args: &Args<'_, '_>, at: usize, default: f32) -> Result<f32, KernelErr
     }
 }
 
-/// The parts that numbers may be split into.
-fn parts(params: &[Param]) -> Option<usize> {
+/// The parts that numbers may be split into, by the parameters of a call.
+pub fn parts(params: &[Param]) -> Option<usize> {
     params.get(6)?.as_int().filter(|parts| (2..=3).contains(parts)).map(|parts| parts as usize)
 }
 

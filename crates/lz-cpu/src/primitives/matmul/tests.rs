@@ -7,18 +7,6 @@ use super::super::checking::{agree, at, drawn, fails, results};
 use super::super::{InstructionSet, Primitive};
 use super::Activation;
 
-/// What an activation is.
-fn activated(activation: Activation, x: f64) -> f64 {
-    use crate::reference::activation::{gelu, gelu_tanh, relu, silu};
-    match activation {
-        Activation::None => x,
-        Activation::Relu => relu(x),
-        Activation::Gelu => gelu(x),
-        Activation::GeluTanh => gelu_tanh(x),
-        Activation::Silu => silu(x),
-    }
-}
-
 /// One call.
 struct Product {
     dtype: DType,
@@ -109,7 +97,7 @@ impl Product {
                     0 => at(&old.view(), &index),
                     _ => at(&c.view(), &index),
                 };
-                activated(self.activation, sum) + self.beta * c
+                self.activation.exact()(sum) + self.beta * c
             })
             .collect();
         let params = [
