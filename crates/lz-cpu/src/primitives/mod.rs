@@ -49,6 +49,7 @@ use crate::simd::{Avx2, Avx512, Isa, Portable};
 mod checking;
 pub mod conv;
 pub mod copy;
+mod doubles;
 pub mod elementwise;
 pub mod gather;
 mod kinds;
