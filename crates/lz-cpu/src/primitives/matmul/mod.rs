@@ -44,7 +44,7 @@ pub(super) mod epilogue;
 pub(super) mod float;
 pub(super) mod operand;
 pub mod split;
-mod tasks;
+pub(super) mod tasks;
 
 use epilogue::Epilogue;
 use float::Source;

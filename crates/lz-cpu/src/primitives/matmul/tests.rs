@@ -217,6 +217,12 @@ fn every_height_of_a_tile_is_right() {
             Product { sizes: (m, n, 37), seed: m as u64, ..Product::default() }.check();
             Product { sizes: (m, n, 37), transposed: [false, true], seed: m as u64, ..Product::default() }.check();
         }
+        for (n, k) in [(15, 257), (64, 256), (130, 37)] {
+            for transposed in [[false, false], [false, true], [true, false]] {
+                let sizes = (m, n, k);
+                Product { dtype: DType::F64, to: DType::F64, sizes, transposed, seed: 3, ..Product::default() }.check();
+            }
+        }
     }
 }
 

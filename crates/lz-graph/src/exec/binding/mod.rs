@@ -12,6 +12,7 @@
 //! | [`linear`] | products with constant weights |
 //! | [`packs`] | weights as products read them: in blocks, as narrower numbers |
 //! | [`attention`] | attention |
+//! | [`doubles`] | rows and attention of float64 |
 //! | [`rope`] | rotary embeddings |
 //! | [`norms`] | norms of groups and of several axes |
 //! | [`sums`] | norms of sums |
@@ -33,6 +34,7 @@ use crate::ops::Op;
 
 mod attention;
 pub mod catalog;
+mod doubles;
 mod host;
 mod linear;
 pub mod needs;
