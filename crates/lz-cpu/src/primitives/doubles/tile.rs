@@ -73,6 +73,7 @@ unsafe fn some<V: Eight, const ROWS: usize>(
 }
 
 /// The same for `SIDE` times [`DOUBLES`] columns.
+#[allow(clippy::needless_range_loop)] // an index names a row or a register of it, in several arrays at once
 #[inline(always)]
 unsafe fn columns<V: Eight, const ROWS: usize, const SIDE: usize>(
     a: Strided,
@@ -81,36 +82,30 @@ unsafe fn columns<V: Eight, const ROWS: usize, const SIDE: usize>(
     (sums, side): (&mut [[f64; PANEL]], usize),
     add: bool,
 ) {
+    assert!(sums.len() == ROWS);
+    let (mut from, mut number) = (b, a.start);
     // SAFETY: the caller's.
     unsafe {
-        let mut all = [[V::splat(0.0); SIDE]; ROWS];
-        if add {
-            for (all, sums) in all.iter_mut().zip(&*sums) {
-                for (i, one) in all.iter_mut().enumerate() {
-                    *one = V::load(&sums.as_chunks().0[side + i]);
-                }
-            }
-        }
-        let rows: [*const f64; ROWS] = std::array::from_fn(|i| a.start.wrapping_offset(i as isize * a.row));
-        let mut b = b;
-        let mut place = 0;
+        let mut tile = [[V::splat(0.0); SIDE]; ROWS];
         for _ in 0..depth {
             let mut own = [V::splat(0.0); SIDE];
-            for (i, own) in own.iter_mut().enumerate() {
-                *own = V::load(&*b.add(i * DOUBLES).cast());
+            for c in 0..SIDE {
+                own[c] = V::load(&*from.wrapping_add(c * DOUBLES).cast());
             }
-            for (row, all) in rows.iter().zip(&mut all) {
-                let number = V::splat(*row.wrapping_offset(place));
-                for (own, one) in own.iter().zip(all.iter_mut()) {
-                    *one = number.times(*own, *one);
+            for r in 0..ROWS {
+                let x = V::splat(*number.wrapping_offset(r as isize * a.row));
+                for c in 0..SIDE {
+                    tile[r][c] = own[c].times(x, tile[r][c]);
                 }
             }
-            b = b.wrapping_offset(apart);
-            place += a.step;
+            from = from.wrapping_offset(apart);
+            number = number.wrapping_offset(a.step);
         }
-        for (all, sums) in all.iter().zip(sums) {
-            for (i, one) in all.iter().enumerate() {
-                one.store(&mut sums.as_chunks_mut().0[side + i]);
+        for r in 0..ROWS {
+            for c in 0..SIDE {
+                let sums = &mut sums[r].as_chunks_mut::<DOUBLES>().0[side + c];
+                let sum = if add { V::load(sums).plus(tile[r][c]) } else { tile[r][c] };
+                sum.store(sums);
             }
         }
     }

@@ -18,6 +18,8 @@ pub trait Eight: Copy {
     unsafe fn store(self, to: &mut [f64; DOUBLES]);
     /// self · factor + other.
     unsafe fn times(self, factor: Self, other: Self) -> Self;
+    /// self + other.
+    unsafe fn plus(self, other: Self) -> Self;
 }
 
 /// Without instructions of their own.
@@ -46,6 +48,11 @@ impl Eight for PlainEight {
     #[inline(always)]
     unsafe fn times(self, factor: Self, other: Self) -> Self {
         PlainEight(std::array::from_fn(|i| self.0[i] * factor.0[i] + other.0[i]))
+    }
+
+    #[inline(always)]
+    unsafe fn plus(self, other: Self) -> Self {
+        PlainEight(std::array::from_fn(|i| self.0[i] + other.0[i]))
     }
 }
 
@@ -90,6 +97,11 @@ mod x86 {
         unsafe fn times(self, factor: Self, other: Self) -> Self {
             EightInOne(unsafe { _mm512_fmadd_pd(self.0, factor.0, other.0) })
         }
+
+        #[inline(always)]
+        unsafe fn plus(self, other: Self) -> Self {
+            EightInOne(unsafe { _mm512_add_pd(self.0, other.0) })
+        }
     }
 
     /// In two registers of AVX2.
@@ -122,6 +134,12 @@ mod x86 {
         #[inline(always)]
         unsafe fn times(self, factor: Self, other: Self) -> Self {
             let of = |i: usize| unsafe { _mm256_fmadd_pd(self.0[i], factor.0[i], other.0[i]) };
+            EightInTwo([of(0), of(1)])
+        }
+
+        #[inline(always)]
+        unsafe fn plus(self, other: Self) -> Self {
+            let of = |i: usize| unsafe { _mm256_add_pd(self.0[i], other.0[i]) };
             EightInTwo([of(0), of(1)])
         }
     }

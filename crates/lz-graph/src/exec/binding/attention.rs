@@ -51,6 +51,14 @@ pub(super) fn attention(site: &Site<'_>, op: &Attention) -> Vec<Candidate> {
     called(site, &open, [query, key, value], Some(&mask), None)
 }
 
+/// The same with axes of size 1 before the others.
+fn leading(arg: &Arg, rank: usize) -> Arg {
+    let missing = rank.saturating_sub(arg.shape.len());
+    let before = |all: &Extents, of: i64| std::iter::repeat_n(of, missing).chain(all.iter().copied()).collect();
+    let whole = arg.shape.iter().product::<i64>().max(1);
+    Arg { shape: before(&arg.shape, 1), strides: before(&arg.strides, whole), ..arg.clone() }
+}
+
 /// A mask in scratch memory that excludes what a mask excludes and what a band does not have.
 fn masked(sequence: &mut Sequence<'_>, mask: &Arg, band: Arg) -> Arg {
     let mut shape: Extents = mask.shape.iter().copied().take(mask.shape.len().saturating_sub(2)).collect();
@@ -99,6 +107,9 @@ fn called(
     window: Option<i64>,
 ) -> Vec<Candidate> {
     let tokens_first = !site.output.is_row_major();
+    // The catalog's masks have two axes or four.
+    let mask = mask.map(|mask| leading(mask, 4));
+    let mask = mask.as_ref();
     let laid = |arg: &Arg| if tokens_first { arg.permuted(&SWAPPED) } else { arg.clone() };
     let queries = query.shape[2];
     let (output, query, key, value) = (laid(site.output), laid(query), laid(key), laid(value));

@@ -176,7 +176,8 @@ pub(super) fn rms_norm(site: &Site<'_>, op: &RmsNorm) -> Vec<Candidate> {
 
 /// SiLU of a gate times another tensor. Other gates are made of primitives.
 pub(super) fn gated(site: &Site<'_>, op: &Gated) -> Vec<Candidate> {
-    if op.kind != GatedKind::SiluMul {
+    // Of float64 the catalog has only a reference.
+    if op.kind != GatedKind::SiluMul || site.output.dtype == DType::F64 {
         return Vec::new();
     }
     let inputs = [("gate", site.get(0)), ("up", site.get(1))];
