@@ -1,9 +1,7 @@
 //! Powers of e as float64, without branches or calls, so that the compiler computes many at once.
 
-/// 1 / n! for n from 13 down to 0.
-const FACTORIALS: [f64; 14] = [
-    1.0 / 6_227_020_800.0,
-    1.0 / 479_001_600.0,
+/// 1 / n! for n from 11 down to 0.
+const FACTORIALS: [f64; 12] = [
     1.0 / 39_916_800.0,
     1.0 / 3_628_800.0,
     1.0 / 362_880.0,
@@ -22,19 +20,20 @@ const FACTORIALS: [f64; 14] = [
 /// `FUSED` is as of [`super::Isa`].
 #[inline(always)]
 pub fn exp<const FUSED: bool>(x: f64) -> f64 {
-    by_series::<FUSED>(if x < -700.0 { -700.0 } else { x }, &FACTORIALS[2..])
+    by_series::<FUSED, _>(if x < -700.0 { -700.0 } else { x }, &[])
 }
 
 /// e^x for x ≤ 0, to about 3e-16 of it. Below -700 it is 0.
 #[inline(always)]
 pub fn exactly<const FUSED: bool>(x: f64) -> f64 {
-    let found = by_series::<FUSED>(if x < -700.0 { -700.0 } else { x }, &FACTORIALS);
+    let found =
+        by_series::<FUSED, _>(if x < -700.0 { -700.0 } else { x }, &[1.0 / 6_227_020_800.0, 1.0 / 479_001_600.0]);
     if x < -700.0 { 0.0 } else { found }
 }
 
-/// x = n ln 2 + r with an integer n and |r| ≤ ln 2 / 2: e^x = 2^n e^r, and e^r by a part of its series.
+/// x = n ln 2 + r with an integer n and |r| ≤ ln 2 / 2: e^x = 2^n e^r, and e^r by its series up to r^11, with `N` more terms.
 #[inline(always)]
-fn by_series<const FUSED: bool>(x: f64, factorials: &[f64]) -> f64 {
+fn by_series<const FUSED: bool, const N: usize>(x: f64, more: &[f64; N]) -> f64 {
     /// Added to a number below 2^51, it leaves the nearest integer in the lowest bits.
     const INTEGERS: f64 = 6_755_399_441_055_744.0;
     /// ln 2 in two parts, the first with 21 zeros at its end: n times it is exact.
@@ -43,7 +42,13 @@ fn by_series<const FUSED: bool>(x: f64, factorials: &[f64]) -> f64 {
     let shifted = sum(x, std::f64::consts::LOG2_E, INTEGERS);
     let n = shifted - INTEGERS;
     let r = sum(n, -LN_2.1, sum(n, -LN_2.0, x));
-    let series = factorials[1..].iter().fold(factorials[0], |series, &factor| sum(series, r, factor));
+    let mut series = 0.0;
+    for factor in more {
+        series = sum(series, r, *factor);
+    }
+    for factor in FACTORIALS {
+        series = sum(series, r, factor);
+    }
     let n = shifted.to_bits().wrapping_sub(INTEGERS.to_bits());
     series * f64::from_bits(n.wrapping_add(1023) << 52)
 }

@@ -15,8 +15,12 @@
 //!
 //! A query without any key gives 0, and a key without weight adds nothing, whatever its value is.
 //!
+//! Loops over the queries of a task count lanes: indices into arrays of one length, which the compiler turns into vectors.
+//!
 //! A task is [`PANEL`] queries of a head, which are the columns of two products: of keys and queries, and of values and weights. Keys are
 //! read in blocks; what came before a block is scaled down where the block has a larger score.
+
+#![allow(clippy::needless_range_loop)] // see above: lanes
 
 use std::ops::Range;
 
@@ -68,7 +72,10 @@ impl Four {
     /// The address of an element.
     #[inline(always)]
     fn at<T>(&self, index: [usize; 4]) -> *const T {
-        let place: isize = index.iter().zip(self.strides).map(|(&i, stride)| i as isize * stride).sum();
+        let mut place = 0;
+        for axis in 0..4 {
+            place += index[axis] as isize * self.strides[axis];
+        }
         self.start.cast::<T>().wrapping_offset(place)
     }
 }
@@ -249,13 +256,18 @@ impl<I: Products> Tile<'_, I> {
             }
         }
         sums.fill([0.0; PANEL]);
-        let mut reach: [Range<usize>; PANEL] = std::array::from_fn(|_| 0..0);
-        reach.iter_mut().zip(queries.clone()).for_each(|(reach, i)| *reach = call.reach(i));
-        let some = || reach[..queries.len()].iter().filter(|reach| !reach.is_empty());
-        let begin = some().map(|reach| reach.start).min().unwrap_or(0);
-        let end = some().map(|reach| reach.end).max().unwrap_or(0);
+        // The keys of each query; of lanes behind the last one none.
+        let (mut starts, mut ends) = ([0; PANEL], [0; PANEL]);
+        let (mut begin, mut end) = (usize::MAX, 0);
+        for (lane, i) in queries.clone().enumerate() {
+            let reach = call.reach(i);
+            (starts[lane], ends[lane]) = (reach.start, reach.end);
+            if !reach.is_empty() {
+                (begin, end) = (begin.min(reach.start), end.max(reach.end));
+            }
+        }
         let (mut most, mut total) = ([f64::NEG_INFINITY; PANEL], [0.0; PANEL]);
-        for first in (begin..end).step_by(KEYS) {
+        for first in (begin.min(end)..end).step_by(KEYS) {
             let count = KEYS.min(end - first);
             let scores = &mut scores[..count];
             let keys = Strided {
@@ -265,10 +277,12 @@ impl<I: Products> Tile<'_, I> {
             };
             // SAFETY: this runs with the instructions of `I`; k has these rows, and there is a column for each of their elements.
             unsafe { multiply::<I>(keys, (columns.as_ptr().cast(), PANEL as isize), call.width, scores, false) };
-            score(&call, [batch, head], &queries, &reach, first, scores);
+            score(&call, [batch, head], &queries, (&starts, &ends), first, scores);
             let mut larger = most;
             for row in &*scores {
-                larger.iter_mut().zip(row).for_each(|(most, x)| *most = if *x > *most { *x } else { *most });
+                for lane in 0..PANEL {
+                    larger[lane] = if row[lane] > larger[lane] { row[lane] } else { larger[lane] };
+                }
             }
             let mut less = [0.0; PANEL];
             for lane in 0..PANEL {
@@ -286,7 +300,9 @@ impl<I: Products> Tile<'_, I> {
             }
             if less != [1.0; PANEL] {
                 for sums in &mut *sums {
-                    sums.iter_mut().zip(&less).for_each(|(sum, less)| *sum *= less);
+                    for lane in 0..PANEL {
+                        sums[lane] *= less[lane];
+                    }
                 }
             }
             let (start, [.., down, across]) = (call.v.at([batch, kv_head, first, 0]), call.v.strides);
@@ -322,12 +338,14 @@ fn score(
     call: &Call,
     [batch, head]: [usize; 2],
     queries: &Range<usize>,
-    reach: &[Range<usize>; PANEL],
+    (starts, ends): (&[usize; PANEL], &[usize; PANEL]),
     first: usize,
     scores: &mut [Lanes],
 ) {
     for (key, row) in (first..).zip(scores) {
-        row.iter_mut().for_each(|score| *score *= call.scale);
+        for lane in 0..PANEL {
+            row[lane] *= call.scale;
+        }
         if let Some(cap) = call.softcap {
             row.iter_mut().for_each(|score| *score = cap * (*score / cap).tanh());
         }
@@ -345,8 +363,9 @@ fn score(
                 *score = if added == f64::NEG_INFINITY { added } else { *score + added };
             }),
         }
-        for (score, reach) in row.iter_mut().zip(reach) {
-            *score = if reach.contains(&key) { *score } else { f64::NEG_INFINITY };
+        for lane in 0..PANEL {
+            let counts = starts[lane] <= key && key < ends[lane];
+            row[lane] = if counts { row[lane] } else { f64::NEG_INFINITY };
         }
     }
 }
@@ -367,10 +386,21 @@ unsafe fn all_finite(values: Strided, width: usize, count: usize) -> bool {
                 let row = std::slice::from_raw_parts(row.start, width);
                 let mut lanes = [0f64; 8];
                 let (groups, rest) = row.as_chunks::<8>();
-                groups.iter().for_each(|group| lanes.iter_mut().zip(group).for_each(|(lane, x)| *lane += 0.0 * x));
-                sum += rest.iter().chain(&lanes).map(|x| 0.0 * x).sum::<f64>();
+                for group in groups {
+                    for lane in 0..8 {
+                        lanes[lane] += 0.0 * group[lane];
+                    }
+                }
+                for x in rest {
+                    lanes[0] += 0.0 * x;
+                }
+                for lane in lanes {
+                    sum += lane;
+                }
             } else {
-                sum += (0..width).map(|d| 0.0 * *row.at(d, 0).start).sum::<f64>();
+                for d in 0..width {
+                    sum += 0.0 * *row.at(d, 0).start;
+                }
             }
         }
     }

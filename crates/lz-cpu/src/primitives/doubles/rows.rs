@@ -58,7 +58,9 @@ fn folded(x: &[f64], start: f64, f: impl Fn(f64, f64) -> f64, both: impl Fn(f64,
     let mut all = [start; LANES];
     let (groups, rest) = x.as_chunks::<LANES>();
     for group in groups {
-        all.iter_mut().zip(group).for_each(|(all, x)| *all = f(*all, *x));
+        for lane in 0..LANES {
+            all[lane] = f(all[lane], group[lane]);
+        }
     }
     all.iter_mut().zip(rest).for_each(|(all, x)| *all = f(*all, *x));
     all.into_iter().fold(start, both)
