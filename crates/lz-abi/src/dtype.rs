@@ -90,6 +90,11 @@ impl DType {
         TABLE[self as usize].2
     }
 
+    /// Bytes that the address of an element is a multiple of.
+    pub fn align(self) -> usize {
+        (self.bits() as usize / 8).max(1)
+    }
+
     /// Bytes that `elements` contiguous elements occupy.
     pub fn bytes_for(self, elements: usize) -> usize {
         (elements * self.bits() as usize).div_ceil(8)

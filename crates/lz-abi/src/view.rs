@@ -5,8 +5,8 @@ use std::marker::PhantomData;
 use smallvec::SmallVec;
 
 use crate::copy::copy;
-use crate::tensor::{TensorMut, TensorRef, place, with_element, with_element_mut};
-use crate::{DType, Tensor, numeric};
+use crate::tensor::{TensorMut, TensorRef};
+use crate::{DType, Tensor};
 
 /// Sizes or strides; on the stack up to rank 6.
 pub type Extents = SmallVec<[i64; 6]>;
@@ -182,7 +182,12 @@ macro_rules! reading {
             }
             /// Every element, in row-major order.
             pub fn to_f64(&self) -> Vec<f64> {
-                self.as_ref().to_f64()
+                let all = self.as_ref();
+                match (all.as_slice::<f32>(), all.as_slice::<f64>()) {
+                    (Ok(numbers), _) => numbers.iter().copied().map(f64::from).collect(),
+                    (_, Ok(numbers)) => numbers.to_vec(),
+                    _ => all.to_f64(),
+                }
             }
         }
     };
@@ -379,27 +384,15 @@ impl<'a> TensorViewMut<'a> {
         let index =
             |row: i64, rest: &Extents| -> Extents { std::iter::once(row).chain(rest.iter().copied()).collect() };
         for (here, there) in pairs {
-            self.copy_bits(inner.iter().map(|rest| (index(here, rest), index(there, rest))), from);
+            self.copy_halves_of_bytes(inner.iter().map(|rest| (index(here, rest), index(there, rest))), from);
         }
     }
 
-    /// Copies elements of another tensor of the same dtype, bit by bit: pairs of an index here and an index there.
-    fn copy_bits(&mut self, pairs: impl Iterator<Item = (Extents, Extents)>, from: &TensorView<'_>) {
-        assert_eq!(self.dtype, from.dtype, "bits are copied between tensors of one dtype");
-        let (dtype, start) = (self.dtype, self.start);
+    /// Copies elements of another tensor of the same dtype, of which two are in a byte: pairs of an index here and an index there.
+    fn copy_halves_of_bytes(&mut self, pairs: impl Iterator<Item = (Extents, Extents)>, from: &TensorView<'_>) {
         for (here, there) in pairs {
-            let (to, at) = (place(&self.shape, &self.strides, &here), place(&from.shape, &from.strides, &there));
-            // SAFETY: both indices are inside the sizes, and the two tensors do not overlap, since one of them is borrowed
-            // for writing.
-            unsafe {
-                with_element(from.start, dtype, at, |source, i| {
-                    with_element_mut(start, dtype, to, |target, j| match dtype.is_sub_byte() {
-                        // Two to a byte: every four-bit value survives being read as a number.
-                        true => numeric::store(dtype, target, j, numeric::load(dtype, source, i)),
-                        false => target.copy_from_slice(source),
-                    });
-                });
-            }
+            // Every four-bit value survives being read as a number.
+            self.set(&here, from.get(&there));
         }
     }
 
@@ -408,7 +401,7 @@ impl<'a> TensorViewMut<'a> {
         assert_eq!(self.shape, source.shape, "tensors of one shape");
         assert_eq!(self.dtype, source.dtype, "bits are copied between tensors of one dtype");
         if self.dtype.is_sub_byte() {
-            return self.copy_bits(indices(&self.shape.clone()).zip(indices(&source.shape)), source);
+            return self.copy_halves_of_bytes(indices(&self.shape.clone()).zip(indices(&source.shape)), source);
         }
         let element = self.dtype.bits() as usize / 8;
         // SAFETY: both have these sizes, and do not overlap, since one of them is borrowed for writing.

@@ -298,15 +298,13 @@ impl PySession {
         precision: &str,
         share: Option<&PySession>,
     ) -> PyResult<PySession> {
-        let Some(&(_, weights)) = Weights::NAMES.iter().find(|(name, _)| *name == weights) else {
-            let text = format!("weights is '{weights}', expected one of {:?}", Weights::NAMES.map(|(name, _)| name));
-            return Err(error::invalid(py, "BAD_PARAM", &text, "leave it out to keep the model's numbers"));
-        };
-        let Some(&(_, precision)) = Precision::NAMES.iter().find(|(name, _)| *name == precision) else {
-            let names = Precision::NAMES.map(|(name, _)| name);
-            let text = format!("precision is '{precision}', expected one of {names:?}");
-            return Err(error::invalid(py, "BAD_PARAM", &text, "leave it out for results as exact as float32"));
-        };
+        let weights = named(&Weights::NAMES, weights).map_err(|why| {
+            error::invalid(py, "BAD_PARAM", &format!("weights is {why}"), "leave it out to keep the model's numbers")
+        })?;
+        let precision = named(&Precision::NAMES, precision).map_err(|why| {
+            let hint = "leave it out for results as exact as float32";
+            error::invalid(py, "BAD_PARAM", &format!("precision is {why}"), hint)
+        })?;
         let shared = share.map(|other| &other.session).filter(|other| other.packs().weights() == weights);
         let (graph, report) = device_graph::optimised(py, graph, &off)?;
         let chooser: Arc<dyn Chooser> = if tune { Arc::new(Timed::default()) } else { Arc::new(Declared) };
@@ -444,4 +442,11 @@ impl PySession {
     fn dot(&self, py: Python<'_>) -> PyResult<String> {
         device_graph::shown(py, self.session.graph().dot())
     }
+}
+
+/// What a name stands for in a list, or what is wrong with the name.
+fn named<T: Copy>(names: &[(&str, T)], name: &str) -> Result<T, String> {
+    let known: Vec<&str> = names.iter().map(|(name, _)| *name).collect();
+    let found = names.iter().find(|(known, _)| *known == name).map(|(_, found)| *found);
+    found.ok_or_else(|| format!("'{name}', expected one of {known:?}"))
 }

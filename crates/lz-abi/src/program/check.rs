@@ -1,8 +1,10 @@
 //! What must hold of a program's calls, so that running them is safe.
 
+use std::fmt;
+
 use super::{ALIGNMENT, Layout, MOST_OUTPUTS, Operand, Root};
+use crate::Bytes;
 use crate::view::{check as inside, element_count};
-use crate::{Bytes, DType};
 
 /// What is wrong with a call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -12,11 +14,6 @@ pub struct LayoutError {
     pub call: usize,
     /// What is wrong.
     pub what: String,
-}
-
-/// Bytes an element begins at a multiple of.
-pub(super) fn align_of(dtype: DType) -> usize {
-    (dtype.bits() as usize / 8).max(1)
 }
 
 /// The bytes of a tensor, counted from the start of its root; none of an empty one.
@@ -37,6 +34,28 @@ fn is_injective(shape: &[i64], strides: &[i64]) -> bool {
     })
 }
 
+/// A tensor of a call.
+#[derive(Clone, Copy)]
+enum Name {
+    Input(usize),
+    Output(usize),
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Name::Input(at) => write!(f, "input {at}"),
+            Name::Output(at) => write!(f, "output {at}"),
+        }
+    }
+}
+
+impl Name {
+    fn is_written(self) -> bool {
+        matches!(self, Name::Output(_))
+    }
+}
+
 /// Checks every place of a call.
 pub(super) fn call(layout: &Layout, at: usize) -> Result<(), LayoutError> {
     let call = &layout.calls[at];
@@ -49,15 +68,15 @@ pub(super) fn call(layout: &Layout, at: usize) -> Result<(), LayoutError> {
     if !(scratch.is_empty() || fits && scratch.start.is_multiple_of(ALIGNMENT)) || scratch.start > scratch.end {
         return Err(wrong(format!("scratch memory {scratch:?} in an arena of {arena} bytes")));
     }
-    let inputs =
-        call.inputs.iter().enumerate().filter_map(|(i, one)| Some((format!("input {i}"), one.as_ref()?, false)));
-    let outputs = call.outputs.iter().enumerate().map(|(i, one)| (format!("output {i}"), one, true));
-    let operands: Vec<(String, &Operand, bool)> = inputs.chain(outputs).collect();
-    for (name, operand, written) in &operands {
-        let (len, address) = root(layout, operand, *written).map_err(|what| wrong(format!("{name} {what}")))?;
+    let inputs = call.inputs.iter().enumerate().filter_map(|(i, one)| Some((Name::Input(i), one.as_ref()?)));
+    let outputs = call.outputs.iter().enumerate().map(|(i, one)| (Name::Output(i), one));
+    let operands: Vec<(Name, &Operand)> = inputs.chain(outputs).collect();
+    for (name, operand) in &operands {
+        let written = name.is_written();
+        let (len, address) = root(layout, operand, written).map_err(|what| wrong(format!("{name} {what}")))?;
         let Operand { dtype, shape, strides, place } = operand;
         let first = place.offset;
-        if !(address.wrapping_add(first)).is_multiple_of(align_of(*dtype)) {
+        if !(address.wrapping_add(first)).is_multiple_of(dtype.align()) {
             return Err(wrong(format!("{name} begins at byte {first}, which is no place of {dtype}")));
         }
         let bits = dtype.bits() as usize;
@@ -67,7 +86,7 @@ pub(super) fn call(layout: &Layout, at: usize) -> Result<(), LayoutError> {
         // Offsets that are no multiple of the element are excluded above, so whole elements are counted.
         let offset = first * 8 / bits;
         inside(*dtype, shape, strides, offset as i64, len).map_err(|why| wrong(format!("{name}: {why}")))?;
-        if *written && !is_injective(shape, strides) {
+        if written && !is_injective(shape, strides) {
             return Err(wrong(format!("{name} has two indices for one element: {shape:?} strides {strides:?}")));
         }
     }
@@ -83,7 +102,7 @@ fn root(layout: &Layout, operand: &Operand, written: bool) -> Result<(usize, usi
             if written && !slot.written {
                 return Err(format!("is written, and '{}' may only be read", slot.name));
             }
-            if align_of(slot.dtype) < align_of(operand.dtype) {
+            if slot.dtype.align() < operand.dtype.align() {
                 return Err(format!("is {}, which '{}' is not aligned for", operand.dtype, slot.name));
             }
             Ok((slot.dtype.bytes_for(element_count(&slot.shape).max(0) as usize), 0))
@@ -100,16 +119,17 @@ fn root(layout: &Layout, operand: &Operand, written: bool) -> Result<(usize, usi
 }
 
 /// Checks that nothing that is written lies over something else of the call.
-fn apart(operands: &[(String, &Operand, bool)], scratch: &std::ops::Range<usize>) -> Result<(), String> {
+fn apart(operands: &[(Name, &Operand)], scratch: &std::ops::Range<usize>) -> Result<(), String> {
     let temporary = Bytes { start: scratch.start, end: scratch.end };
-    for (i, (name, one, _)) in operands.iter().enumerate() {
+    for (i, (name, one)) in operands.iter().enumerate() {
         if one.place.root == Root::Arena && span(one).overlaps(temporary) {
             return Err(format!("{name} lies over the scratch memory"));
         }
-        for (other_name, other, written) in &operands[..i] {
-            // Outputs come last: of two, the second is written if one is.
-            let writes = operands[i].2 || *written;
-            if writes && one.place.root == other.place.root && span(one).overlaps(span(other)) {
+        for (other_name, other) in &operands[..i] {
+            if (name.is_written() || other_name.is_written())
+                && one.place.root == other.place.root
+                && span(one).overlaps(span(other))
+            {
                 return Err(format!("{name} lies over {other_name}"));
             }
         }

@@ -2,7 +2,6 @@
 
 use std::marker::PhantomData;
 
-use super::check::align_of;
 use super::{MOST_OUTPUTS, Program, arenas};
 use crate::{
     Arena, Args, Bytes, DType, Device, OutOfScratch, RawTensor, TensorMut, TensorRef, Threads, Workspace, overlap,
@@ -201,7 +200,7 @@ fn check(program: &Program, externals: &[External<'_>]) -> Result<(), ExternalEr
         if slot.written && !external.is_written() {
             return Err(ExternalError::ReadOnly { name: name() });
         }
-        let (address, align) = (external.raw().start() as usize, align_of(slot.dtype));
+        let (address, align) = (external.raw().start() as usize, slot.dtype.align());
         let is_empty = slot.shape.contains(&0);
         if !is_empty && (address == 0 || !address.is_multiple_of(align)) {
             let wanted = format!("which is no multiple of {align} of a tensor that is there");

@@ -9,6 +9,7 @@
 //! | [`gather`] | elements and rows by their indices |
 //! | [`reduce`] | sums, extremes and their places, along axes |
 //! | [`matmul`] | products of matrices, batched, with an epilogue |
+//! | [`doubles`] | softmax, norms and attention of float64 |
 //! | [`conv`], [`pool`] | convolutions, and the largest or the mean of windows, over one or two axes |
 //!
 //! What holds for all of them:
@@ -49,6 +50,7 @@ use crate::simd::{Avx2, Avx512, Isa, Portable};
 mod checking;
 pub mod conv;
 pub mod copy;
+pub mod doubles;
 pub mod elementwise;
 pub mod gather;
 mod kinds;
@@ -219,6 +221,14 @@ primitives! {
     Matmul "matmul" = matmul::Matmul;
     /// A weight in panels, for products: [`matmul`].
     Pack "pack" = matmul::Pack;
+    /// Attention of float64: [`doubles::attention`].
+    Attention "attention" = doubles::attention::Attention;
+    /// Softmax of rows of float64: [`doubles::rows`].
+    Softmax "softmax" = doubles::rows::Softmax;
+    /// A norm of rows of float64: [`doubles::rows`].
+    LayerNorm "layer_norm" = doubles::rows::LayerNorm;
+    /// A norm of rows of float64 by the root mean square: [`doubles::rows`].
+    RmsNorm "rms_norm" = doubles::rows::RmsNorm;
     /// A convolution: [`conv`].
     Conv "conv" = conv::Conv;
     /// The largest or the mean of windows: [`pool`].

@@ -18,7 +18,7 @@ mod decode_heads;
 pub mod dequantize;
 pub mod embedding;
 pub mod exp;
-mod exp64;
+pub mod exp64;
 pub mod gelu;
 pub mod half_floats;
 pub mod kv_append;

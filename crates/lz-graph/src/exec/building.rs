@@ -8,7 +8,7 @@ use std::time::Instant;
 use lz_abi::program::{Call, External, Layout, LayoutError, Operand, Program, Root, Slot};
 use lz_abi::{Storage, Tensor, TensorViewMut};
 
-use super::binding::{Arg, At, Bound, Candidate, Site, candidates, copied};
+use super::binding::{Arg, At, Bound, Candidate, Site, Terms, candidates, copied};
 use super::compiled::{Step, Way, go};
 use super::errors::ExecError;
 use super::kernel::{Kernel, NoHost};
@@ -35,8 +35,9 @@ pub(super) fn build(instance: &Instance<'_>, plan: &MemoryPlan, options: &Option
     let inputs = graph.inputs.iter().map(|&input| slot(input, is_updated(input)));
     let slots = inputs.chain(graph.outputs.iter().map(|&output| slot(output, true))).collect();
     let layout = Layout { arena: plan.arena, slots, ..Layout::default() };
+    let terms = options.terms();
     let mut builder =
-        Builder { options, instance, plan, layout, kernels: Vec::new(), steps: Vec::new(), sites: Vec::new() };
+        Builder { terms, instance, plan, layout, kernels: Vec::new(), steps: Vec::new(), sites: Vec::new() };
     for &id in plan.order.iter().filter(|id| !plan.is_view(**id)) {
         builder.node(id)?;
     }
@@ -46,7 +47,7 @@ pub(super) fn build(instance: &Instance<'_>, plan: &MemoryPlan, options: &Option
     let Builder { layout, kernels, mut steps, sites, .. } = builder;
     let program = Program::new(layout, options.arenas.clone())?;
     let kernels: Box<[Kernel]> = kernels.into();
-    choose(instance, &program, &kernels, &mut steps, &sites, options);
+    choose(instance, &program, &kernels, &mut steps, &sites, (options, terms));
     Ok(Built { program, kernels, steps: steps.into() })
 }
 
@@ -54,7 +55,7 @@ pub(super) fn build(instance: &Instance<'_>, plan: &MemoryPlan, options: &Option
 struct Builder<'a> {
     instance: &'a Instance<'a>,
     plan: &'a MemoryPlan,
-    options: &'a Options,
+    terms: Terms<'a>,
     layout: Layout,
     kernels: Vec<Kernel>,
     steps: Vec<Step>,
@@ -66,7 +67,7 @@ impl<'a> Builder<'a> {
     /// An input of a node, where the plan puts it.
     fn input(&self, op: &Op, at: usize, value: ValueId) -> Result<Arg, ExecError> {
         match self.instance.graph().constant(value) {
-            Some(constant) => Ok(Arg::constant_of(op, at, constant, &self.options.packs)),
+            Some(constant) => Ok(Arg::constant_of(op, at, constant, self.terms.packs)),
             None => self.made(value),
         }
     }
@@ -89,7 +90,7 @@ impl<'a> Builder<'a> {
             plan::Root::Constant(of) => {
                 let constant =
                     graph.constant(of).ok_or_else(|| ExecError::NoPlace(graph.value(of).name.to_string()))?;
-                let laid = self.options.packs.laid(constant.storage());
+                let laid = self.terms.packs.laid(constant.storage());
                 if of == value {
                     return Ok(Arg::constant(laid));
                 }
@@ -166,7 +167,7 @@ impl<'a> Builder<'a> {
             .collect::<Result<_, _>>()?;
         let output = self.made(node.output)?;
         let over = self.plan.written_over(id, &node.inputs);
-        let site = Site { op, inputs: &inputs, output: &output, over: &over, terms: self.options.terms() };
+        let site = Site { op, inputs: &inputs, output: &output, over: &over, terms: self.terms };
         let scratch = self.plan.scratch.get(id.index()).copied().flatten();
         let scratch = scratch.map_or(0..0, |part| part.offset_bytes..part.offset_bytes + part.bytes);
         let mut found = candidates(&site);
@@ -192,7 +193,7 @@ impl<'a> Builder<'a> {
     /// Adds a copy that follows the last node.
     fn transfer(&mut self, transfer: &plan::Transfer) -> Result<(), ExecError> {
         let (from, to) = (self.at(transfer.value, &transfer.from)?, self.at(transfer.value, &transfer.to)?);
-        let ways = self.ways(&mut copied(from, to, self.options.terms()), &(0..0))?;
+        let ways = self.ways(&mut copied(from, to, self.terms), &(0..0))?;
         self.steps.push(Step {
             op: "copy",
             output: self.instance.graph().value(transfer.value).name.to_string(),
@@ -212,7 +213,7 @@ fn choose(
     kernels: &[Kernel],
     steps: &mut [Step],
     sites: &[(NodeId, Vec<Candidate>)],
-    options: &Options,
+    (options, terms): (&Options, Terms<'_>),
 ) {
     let slots = program.slots();
     let mut tensors: Vec<Tensor> = Vec::new();
@@ -236,13 +237,8 @@ fn choose(
             Some(start.elapsed())
         };
         let inputs: Vec<Option<Arg>> = found.last().map(|last| last.calls[0].inputs.clone()).unwrap_or_default();
-        let site = Site {
-            op: instance.op(*id),
-            inputs: &inputs,
-            output: &found[0].calls[0].outputs[0],
-            over: &[],
-            terms: options.terms(),
-        };
+        let site =
+            Site { op: instance.op(*id), inputs: &inputs, output: &found[0].calls[0].outputs[0], over: &[], terms };
         let order = options.chooser.choose(&site, found, &mut time);
         let mut ways: Vec<Option<Way>> = std::mem::take(&mut step.ways).into_vec().into_iter().map(Some).collect();
         let mut chosen: Vec<Way> = order.into_iter().filter_map(|at| ways.get_mut(at)?.take()).collect();

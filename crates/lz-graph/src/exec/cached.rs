@@ -55,6 +55,9 @@ impl Cached {
             let mut output = args.outputs[0].view_mut().into_part(0, from, count);
             self.call([query.as_ref(), key.as_ref(), value.as_ref()], output.as_mut(), params, &dims, threads)
         };
+        if batch == 0 {
+            return Ok(());
+        }
         let begin = first(0);
         if (1..batch).all(|sequence| first(sequence) == begin) {
             return call((0, batch), begin);

@@ -62,15 +62,14 @@ impl Chooser for Timed {
         if timed.len() < 2 {
             return Vec::new();
         }
-        let mut times: Vec<Vec<Duration>> = vec![Vec::new(); candidates.len()];
+        // What disturbs a run makes it slower: the least of the times was disturbed least.
+        let mut least: Vec<(usize, Duration)> = timed.into_iter().map(|at| (at, Duration::MAX)).collect();
         for _ in 0..self.rounds.max(1) {
-            for &at in &timed {
-                times[at].extend(time(at));
+            for (at, least) in &mut least {
+                *least = time(*at).map_or(*least, |time| time.min(*least));
             }
         }
-        // What disturbs a run makes it slower: the least of the times was disturbed least.
-        let least = |at: usize| times[at].iter().copied().min().unwrap_or(Duration::MAX);
-        rank(&timed.iter().map(|&at| (at, least(at))).collect::<Vec<_>>(), self.noise, candidates.len())
+        rank(&least, self.noise, candidates.len())
     }
 }
 

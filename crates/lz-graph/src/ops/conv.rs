@@ -10,7 +10,7 @@ use super::{Cost, OpDef};
 use crate::ir::{Dim, Inputs, Meta, ShapeError};
 
 /// Convolution of x (batch, channels, sizes…) with w (outputs, channels / groups, kernel…), plus a number for each output
-/// channel, put through an activation. Zeros stand around x.
+/// channel, put through an activation. x is padded with zeros.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Conv {

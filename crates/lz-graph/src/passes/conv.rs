@@ -58,7 +58,8 @@ fn hold(dtype: DType, numbers: &[f64]) -> bool {
 /// not trained is four of these.
 pub fn affine(graph: &mut Graph) -> Result<usize, GraphError> {
     let mut count = 0;
-    for kind in [BinaryKind::Add, BinaryKind::Sub, BinaryKind::Mul, BinaryKind::Div] {
+    // In the order of a batch norm's steps, so that one round finds all of them.
+    for kind in [BinaryKind::Sub, BinaryKind::Div, BinaryKind::Mul, BinaryKind::Add] {
         for conv in plain() {
             count += rewrite(graph, &binary(kind, conv, any("c")), |graph, found| {
                 let value = found.value("conv");

@@ -4,8 +4,8 @@
 
 mod compare;
 mod edges;
+mod known_bugs;
 mod steps;
-mod told;
 
 use compare::{Check, check};
 use proptest::prelude::*;

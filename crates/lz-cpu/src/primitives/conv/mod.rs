@@ -1,7 +1,7 @@
 //! Convolutions over one or two axes.
 //!
 //! `out[n, o] = activation(Σ x[n, c, …] · w[o, c, …] + bias[o])` over the channels c of the group of o and the taps of the window.
-//! Zeros stand around x. Sums are made in float32, or in float64 of float64, in the same order for any number of threads.
+//! x is padded with zeros. Sums are made in float32, or in float64 of float64, in the same order for any number of threads.
 //!
 //! | | |
 //! |---|---|
@@ -25,7 +25,6 @@ use super::windows::Geometry;
 use super::windows::doubles::Doubles;
 use super::windows::planes::{Planes, steps};
 use super::{Kernel, Meta, param, wrong};
-use crate::reference::activation;
 
 mod depthwise;
 mod products;
@@ -77,8 +76,7 @@ fn geometry(x: &[i64], w: &[i64], params: &[Param]) -> Option<(Geometry, usize)>
         None | Some(Param::None) => 1,
         Some(given) => usize::try_from(given.as_int()?).ok().filter(|&groups| groups > 0)?,
     };
-    let one =
-        Geometry { input: [1; 2], kernel: [1; 2], stride: [1; 2], padding: [0; 2], dilation: [1; 2], output: [1; 2] };
+    let one = Geometry::ONE;
     let mut windows = one;
     for axis in 0..axes {
         let number = |of: usize| params.get(2 + of * axes + axis)?.as_int();
@@ -148,14 +146,7 @@ fn in_doubles(args: &mut Args<'_, '_>, call: &Call) -> Result<(), KernelError> {
     let (Some(x), Some(w), bias) = (given(0)?, given(1)?, given(2)?) else {
         return wrong("conv needs an input and a weight");
     };
-    let activation = match call.activation {
-        Activation::None => |x| x,
-        Activation::Relu => activation::relu,
-        Activation::Gelu => activation::gelu,
-        Activation::GeluTanh => activation::gelu_tanh,
-        Activation::Silu => activation::silu,
-    };
-    let sizes = [call.channels, call.outputs, call.groups];
+    let (activation, sizes) = (call.activation.exact(), [call.channels, call.outputs, call.groups]);
     let (threads, windows) = (args.threads(), &call.windows);
     Doubles { windows, sizes, x, w, bias, activation }.convolve(threads, args.outputs[0].as_slice()?);
     Ok(())

@@ -38,17 +38,6 @@ const PLAIN: Convolution = Convolution {
     seed: 1,
 };
 
-fn activated(activation: Activation, x: f64) -> f64 {
-    use crate::reference::activation::{gelu, gelu_tanh, relu, silu};
-    match activation {
-        Activation::None => x,
-        Activation::Relu => relu(x),
-        Activation::Gelu => gelu(x),
-        Activation::GeluTanh => gelu_tanh(x),
-        Activation::Silu => silu(x),
-    }
-}
-
 impl Convolution {
     fn windows(&self) -> Vec<i64> {
         self.axes.iter().map(|[n, k, s, p, d]| (n + 2 * p - d * (k - 1) - 1).div_euclid(*s) + 1).collect()
@@ -81,7 +70,7 @@ impl Convolution {
                     Some(x.view().get(&place) * w.view().get(&weight))
                 });
                 let bias = if self.bias { b.view().get(&index[1..2]) } else { 0.0 };
-                activated(self.activation, terms.sum::<f64>() + bias)
+                self.activation.exact()(terms.sum::<f64>() + bias)
             })
             .collect();
         // The same elements, with the channels last in memory.

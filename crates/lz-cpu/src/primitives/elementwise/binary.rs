@@ -263,7 +263,7 @@ impl Kernel for Binary {
         let op = BinaryOp::of(param(args, 0))?;
         let scalars = two_scalars(args);
         if let (false, Some(Plain { count, of: [a, b], to })) =
-            (op.compares() || op.is_bitwise(), Plain::of(args, scalars))
+            (op.compares() || op.is_bitwise(), Plain::of(args, scalars, op.weight()))
         {
             // SAFETY: `run_on` says that the CPU has the instructions. So many elements are there; an argument that is the result
             // is read before its element is written.

@@ -5,11 +5,10 @@
 
 use lz_abi::{Args, DType, Param};
 
+use super::super::loops::parts;
 use super::super::param;
 use super::lanes::Operand;
 
-/// Elements up to which one thread does the work at once: 64 KiB, as of [`super::super::loops::parts`].
-const MOST: usize = 16 << 10;
 /// Elements up to which results are written where an argument is. More are copied first, so that loops can be vectorized.
 const MOST_IN_PLACE: usize = 64;
 
@@ -21,12 +20,16 @@ pub struct Plain<const N: usize> {
 }
 
 impl<const N: usize> Plain<N> {
-    /// Of a call with `N` arguments, if it is such a call. Each is a tensor of the result's sizes and strides, or one number.
+    /// Of a call with `N` arguments, if it is such a call, and one thread does it. Each argument is a tensor of the result's sizes and
+    /// strides, or one number. An element takes as long as copying `weight` bytes for each of its bytes.
     #[inline(always)]
-    pub fn of(args: &Args<'_, '_>, scalars: [Param; N]) -> Option<Plain<N>> {
+    pub fn of(args: &Args<'_, '_>, scalars: [Param; N], weight: usize) -> Option<Plain<N>> {
         let out = &args.outputs[0];
         let count = out.len();
-        if out.dtype() != DType::F32 || count > MOST || count == 0 || !out.is_contiguous() {
+        if out.dtype() != DType::F32 || count == 0 || !out.is_contiguous() {
+            return None;
+        }
+        if parts(count, weight * size_of::<f32>(), args.threads()) > 1 {
             return None;
         }
         let to = out.raw().start().cast::<f32>();

@@ -130,7 +130,7 @@ impl Kernel for Unary {
         let op = UnaryOp::of(param(args, 0))?;
         let plain = !op.tests() && op != UnaryOp::Not;
         if let Some(Plain { count, of: [Operand::Many(x)], to }) =
-            plain.then(|| Plain::of(args, [Param::None])).flatten()
+            plain.then(|| Plain::of(args, [Param::None], op.weight())).flatten()
         {
             // SAFETY: as of a binary function.
             unsafe { compute::<I, f32>(op as u8, count, (Raw::many(x.cast()), Raw::many(x.cast())), to.cast()) };

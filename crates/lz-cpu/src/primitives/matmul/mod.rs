@@ -1,15 +1,15 @@
 //! Products of matrices.
 //!
 //! `out = activation(alpha · op(A) op(B) + bias) + beta · C`, where op transposes the last two axes or leaves them, for each matrix of
-//! the axes before, which are broadcast. Sums are made in float32 (int32 for int8), in the same order for any number of threads.
+//! the axes before, which are broadcast. Sums are made in float32 (float64 of float64), in the same order for any number of threads.
 //!
 //! | | |
 //! |---|---|
-//! | input 0 | A `[…, M, K]`, or `[…, K, M]` transposed: float32, float16, bfloat16, or int8 |
-//! | input 1 | B `[…, K, N]`, or `[…, N, K]` transposed, of the dtype of A; or a packed weight (see param 5) |
-//! | input 2 | bias `[N]`, float32 or of the dtype of the output; may be absent |
+//! | input 0 | A `[…, M, K]`, or `[…, K, M]` transposed: float64, float32, float16 or bfloat16 |
+//! | input 1 | B `[…, K, N]`, or `[…, N, K]` transposed, of the dtype of A; or, but for float64, a packed weight (see param 5) |
+//! | input 2 | bias `[N]`, of the dtype of the output, or float32 where that is narrower; may be absent |
 //! | input 3 | C, of the dtype of the output, broadcast to its shape; may be absent |
-//! | output 0 | `[…, M, N]` with a last stride of 1: of the dtype of A, or float32; int32 for int8 |
+//! | output 0 | `[…, M, N]` with a last stride of 1: of the dtype of A, or float32 where that is narrower |
 //! | param 0 | whether A is transposed; false by default |
 //! | param 1 | whether B is transposed; false by default |
 //! | param 2 | alpha; 1 by default |
@@ -19,7 +19,7 @@
 //! | param 6 | 2 or 3: the bfloat16 parts that numbers of float32 may be split into where that is faster ([`split`]); not given: never |
 //!
 //! In place: C is absent and beta is not 0: C is the old output. Any strides do for A and B; fastest are those with one stride of 1
-//! among the last two axes. int8 has no bias, alpha, beta nor activation: cast and scale what it gives.
+//! among the last two axes.
 //!
 //! Pack: a weight as the product of many calls reads it fastest.
 //!
@@ -36,13 +36,15 @@ use super::loops::{Layout, Loop, RANK};
 use super::{Kernel, Meta, param, wrong};
 use crate::simd::packed::WIDTH;
 use crate::simd::packed::widened::Tile;
+use crate::simd::vector::doubles::{Eight, EightInOne, EightInTwo, PlainEight};
 use crate::simd::{Avx2, Avx512, Isa, Portable};
 
+mod doubles;
 pub(super) mod epilogue;
 pub(super) mod float;
 pub(super) mod operand;
 pub mod split;
-mod tasks;
+pub(super) mod tasks;
 
 use epilogue::Epilogue;
 use float::Source;
@@ -67,25 +69,44 @@ kinds! {
     }
 }
 
+impl Activation {
+    /// The function of float64 numbers.
+    pub(crate) fn exact(self) -> fn(f64) -> f64 {
+        use crate::reference::activation;
+        match self {
+            Activation::None => |x| x,
+            Activation::Relu => activation::relu,
+            Activation::Gelu => activation::gelu,
+            Activation::GeluTanh => activation::gelu_tanh,
+            Activation::Silu => activation::silu,
+        }
+    }
+}
+
 /// What an instruction set multiplies with.
 pub(crate) trait Products: Tile {
     /// What is compiled for copies of float32, for which wider vectors bring little. Functions of the rarer dtypes (float64 and
     /// integers) are compiled once, for every CPU of the architecture.
     type Simple: Isa;
+    /// Eight float64 numbers in its registers.
+    type Eight: Eight;
     /// Whether AMX may be used beside it.
     const BESIDE_AMX: bool = false;
 }
 
 impl Products for Portable {
     type Simple = Portable;
+    type Eight = PlainEight;
 }
 
 impl Products for Avx2 {
     type Simple = Avx2;
+    type Eight = EightInTwo;
 }
 
 impl Products for Avx512 {
     type Simple = Avx2;
+    type Eight = EightInOne;
     const BESIDE_AMX: bool = true;
 }
 
@@ -129,21 +150,24 @@ fn flag(args: &Args<'_, '_>, at: usize) -> Result<bool, KernelError> {
     }
 }
 
-fn number(args: &Args<'_, '_>, at: usize, default: f32) -> Result<f32, KernelError> {
+fn number(args: &Args<'_, '_>, at: usize, default: f64) -> Result<f64, KernelError> {
     match param(args, at) {
         Param::None => Ok(default),
-        given => given.as_float().map_or_else(|| wrong(format!("{given:?} is no number")), |x| Ok(x as f32)),
+        given => given.as_float().map_or_else(|| wrong(format!("{given:?} is no number")), Ok),
     }
 }
 
-/// The parts that numbers may be split into.
-fn parts(params: &[Param]) -> Option<usize> {
+/// The parts that numbers may be split into, by the parameters of a call.
+pub fn parts(params: &[Param]) -> Option<usize> {
     params.get(6)?.as_int().filter(|parts| (2..=3).contains(parts)).map(|parts| parts as usize)
 }
 
 impl Kernel for Matmul {
     fn run<I: Products>(args: &mut Args<'_, '_>) -> Result<(), KernelError> {
         let call = bind(args)?;
+        if call.a.dtype == DType::F64 {
+            return doubles::run::<I>(args, &call, factors(args)?);
+        }
         match parts(args.params()) {
             Some(parts) if I::BESIDE_AMX && split::is_here() && split::takes(&call) => match parts {
                 2 => split::run::<2>(args, &call),
@@ -175,9 +199,18 @@ impl Kernel for Matmul {
         let rows: i64 = (0..sizes(0).len().max(sizes(1).len())).map(|i| lead(0, i).max(lead(1, i))).product();
         let rows = (m as usize * rows as usize).max(float::HEIGHT);
         let sizes = Sizes { m: rows, n: n as usize, k: k as usize };
+        if inputs.first().copied().flatten().is_some_and(|a| a.dtype == DType::F64) {
+            return doubles::scratch(sizes, threads);
+        }
         let split = parts(params).map_or(0, |parts| split::scratch(sizes, parts, threads));
         split.max(float::scratch(sizes, threads))
     }
+}
+
+/// Alpha and beta.
+fn factors(args: &Args<'_, '_>) -> Result<(f64, f64), KernelError> {
+    let beta = if args.input(3).is_some() { 1.0 } else { 0.0 };
+    Ok((number(args, 2, 1.0)?, number(args, 3, beta)?))
 }
 
 /// Checks the arguments.
@@ -199,19 +232,18 @@ fn bind(args: &Args<'_, '_>) -> Result<Call<'static>, KernelError> {
             ([if b.shape() == [(n + 31) / 32, k, WIDTH as i64] { k } else { -1 }, n], [0; 2], (&[][..], &[][..]))
         }
     };
-    let floats = |dtype: DType| matches!(dtype, DType::F32 | DType::F16 | DType::Bf16);
+    let floats = |dtype: DType| matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::Bf16);
     let (from, to) = (a.dtype(), out.dtype());
-    let takes = floats(from) && (to == from || to == DType::F32);
+    let takes = floats(from) && (to == from || to == DType::F32 && from != DType::F64);
     let b_dtype = if packed.is_some() { DType::F32 } else { from };
-    if !takes || b.dtype() != b_dtype || packed.is_some() && !b.is_contiguous() {
+    let is_packed = packed.is_some() && b.is_contiguous() && from != DType::F64;
+    if !takes || b.dtype() != b_dtype || packed.is_some() && !is_packed {
         return wrong(format!("matmul of {from} and {} does not give {to}", b.dtype()));
     }
     if (a_m, b_size) != (m, [k, n]) || column != 1 && n > 1 {
         return wrong(format!("a product of {a:?} and {b:?} is not {out:?}"));
     }
-    let alpha = number(args, 2, 1.0)?;
-    let c = args.input(3);
-    let beta = number(args, 3, if c.is_some() { 1.0 } else { 0.0 })?;
+    let (c, (alpha, beta)) = (args.input(3), factors(args)?);
     let activation = match param(args, 4) {
         Param::None => Activation::None,
         given => Activation::of(given)?,
@@ -237,7 +269,7 @@ fn bind(args: &Args<'_, '_>) -> Result<Call<'static>, KernelError> {
     let _ = c_all;
     let bias = args.input(2);
     if let Some(bias) = &bias
-        && (bias.shape() != [n] || !matches!(bias.dtype(), dtype if dtype == to || dtype == DType::F32))
+        && (bias.shape() != [n] || bias.dtype() != to && (bias.dtype() != DType::F32 || to == DType::F64))
     {
         return wrong(format!("{bias:?} is no bias of {n} columns of {to}"));
     }
@@ -270,8 +302,8 @@ fn bind(args: &Args<'_, '_>) -> Result<Call<'static>, KernelError> {
     };
     let c_start = c.as_ref().map_or(start, |c| c.raw().start());
     let epilogue = Epilogue {
-        alpha,
-        beta,
+        alpha: alpha as f32,
+        beta: beta as f32,
         activation,
         bias: bias.map(|b| Matrix {
             start: b.raw().start(),

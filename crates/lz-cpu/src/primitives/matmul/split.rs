@@ -10,7 +10,7 @@
 //!
 //! bfloat16 has the exponents of float32, so a part is as exact as its number is large: the lower parts of numbers below 2^-110
 //! are 0, because AMX takes subnormal numbers for zeros. And a number above the largest bfloat16 has no first part. So tiles with
-//! numbers of 2^127 or more (or infinite, or none), and those with a row or a column whose numbers are all below 2^-60, are computed
+//! numbers of 2^127 or more (infinities and NaN too), and those with a row or a column whose numbers are all below 2^-60, are computed
 //! in float32.
 
 use std::ops::Range;

@@ -4,30 +4,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lz_abi::Threads;
 
-/// Scratch memory of all threads.
-struct Slots {
-    start: *mut f32,
-    apart: usize,
-}
-
-// SAFETY: every thread uses a slot of its own.
-unsafe impl Sync for Slots {}
-
-/// Calls `work` with each task, and memory of `slot` numbers that no other thread has, on `workers` threads.
-pub fn each(
+/// Calls `work` with each task, and memory of `slot` numbers (at least one) that no other thread has, on `workers` threads.
+pub fn each<T: Send>(
     threads: Threads<'_>,
     workers: usize,
-    (memory, slot): (&mut [f32], usize),
+    (memory, slot): (&mut [T], usize),
     tasks: usize,
-    work: impl Fn(usize, &mut [f32]) + Sync,
+    work: impl Fn(usize, &mut [T]) + Sync,
 ) {
-    assert!(memory.len() >= slot * workers);
-    let slots = Slots { start: memory.as_mut_ptr(), apart: slot };
+    assert!(slot > 0 || workers == 0, "a thread is known by its memory");
     let next = AtomicUsize::new(0);
-    threads.each(workers, |worker| {
-        let slots = &slots;
-        // SAFETY: a slot for every worker, and each number of a worker is given out once.
-        let slot = unsafe { std::slice::from_raw_parts_mut(slots.start.add(worker * slots.apart), slots.apart) };
+    threads.each_chunk(&mut memory[..slot * workers], slot, |_, slot| {
         loop {
             let task = next.fetch_add(1, Ordering::Relaxed);
             if task >= tasks {

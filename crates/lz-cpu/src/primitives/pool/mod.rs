@@ -42,8 +42,7 @@ pub struct Pool;
 /// The windows of a call, as many as fit if the last ones need not be whole.
 fn geometry(x: &[i64], params: &[Param]) -> Option<Geometry> {
     let axes = x.len().checked_sub(2).filter(|axes| (1..=2).contains(axes))?;
-    let mut windows =
-        Geometry { input: [1; 2], kernel: [1; 2], stride: [1; 2], padding: [0; 2], dilation: [1; 2], output: [1; 2] };
+    let mut windows = Geometry::ONE;
     for axis in 0..axes {
         let number = |of: usize| usize::try_from(params.get(2 + of * axes + axis)?.as_int()?).ok();
         let (at, size) = (axis + 2 - axes, x[2 + axis] as usize);

@@ -27,6 +27,10 @@ pub(super) struct Geometry {
 }
 
 impl Geometry {
+    /// One window of one element.
+    pub const ONE: Geometry =
+        Geometry { input: [1; 2], kernel: [1; 2], stride: [1; 2], padding: [0; 2], dilation: [1; 2], output: [1; 2] };
+
     /// From the first tap of a window to the last.
     pub fn reach(&self, axis: usize) -> usize {
         (self.kernel[axis] - 1) * self.dilation[axis]

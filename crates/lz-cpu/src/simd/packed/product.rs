@@ -43,8 +43,8 @@ fn chunk(rows: usize, blocks: usize, height: usize) -> usize {
 
 /// Multiplications below which one thread does all: about 10 µs of one core.
 const ONE_THREAD: usize = 1 << 19;
-/// Bytes of a weight from which several threads read it in any case: one reads them in about 15 µs where they are in no cache of
-/// its own.
+/// Bytes of a weight from which all threads read it, each a part, however few rows there are: one thread takes about 15 µs to read so
+/// many bytes that are not in its own cache.
 const READ_BY_ALL: usize = 1 << 19;
 /// Numbers of the input below which one thread arranges them all.
 const ARRANGED_BY_ONE: usize = 1 << 14;

@@ -6,6 +6,7 @@ use half::{bf16, f16};
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+pub mod doubles;
 mod plain;
 
 #[cfg(target_arch = "x86_64")]

@@ -1,9 +1,12 @@
 //! Attention.
 
+use lz_abi::{DType, Extents, Param};
+use lz_cpu::primitives::{BinaryOp, Primitive};
 use lz_model::{Layout, ParamValue};
 
 use super::catalog::Call;
-use super::{Arg, Candidate, Site};
+use super::sequence::Sequence;
+use super::{Arg, Candidate, Site, doubles};
 use crate::exec::cached::Cached;
 use crate::exec::kernel::Kernel;
 use crate::ops::attention::Attention;
@@ -15,23 +18,29 @@ pub(super) const SWAPPED: [usize; 4] = [0, 2, 1, 3];
 /// Attention with heads before tokens. Where the result lies with tokens before heads, so does the call.
 pub(super) fn attention(site: &Site<'_>, op: &Attention) -> Vec<Candidate> {
     let [query, key, value] = [0, 1, 2].map(|at| site.need(at));
+    if query.dtype == DType::F64 {
+        return doubles::attention(site, op);
+    }
     let (queries, keys, mask) = (query.shape[2], key.shape[2], site.get(3));
-    // Catalog calls are aligned at the last key, and a mask excludes a causal bound there.
+    // Catalog calls are aligned at the last key, and a mask excludes a causal bound there, which one query does not need.
     let aligned = !op.top_left || queries == keys || !op.causal && op.window.is_none();
-    if aligned && !(op.causal && (queries > keys || mask.is_some())) {
+    if aligned && !(op.causal && (queries > keys || mask.is_some() && queries > 1)) {
         return called(site, op, [query, key, value], mask, op.window);
     }
-    if mask.is_some() {
-        return Vec::new();
-    }
     let shift = if op.top_left { 0 } else { keys - queries };
+    let open = Attention { causal: false, window: None, ..op.clone() };
+    if let Some(mask) = mask {
+        let band = site.terms.packs.band([queries, keys], shift, op.causal, op.window);
+        let mut sequence = Sequence::new(site.terms);
+        let both = masked(&mut sequence, mask, Arg::constant(band));
+        return sequence.around(called(site, &open, [query, key, value], Some(&both), None), "mask");
+    }
     let part = |begin: i64, end: i64| [key, value].map(|arg| arg.part(2, begin, end - begin, 1));
     // Keys behind the last query count for none, and one query has a range of keys.
     if op.top_left && op.causal && op.window.is_none() && queries < keys {
         let [key, value] = part(0, queries);
         return called(site, op, [query, &key, &value], None, None);
     }
-    let open = Attention { causal: false, window: None, ..op.clone() };
     let begin = op.window.map_or(0, |before| shift.saturating_sub(before).max(0));
     let end = if op.causal { shift + 1 } else { keys };
     if queries == 1 && begin < end {
@@ -40,6 +49,30 @@ pub(super) fn attention(site: &Site<'_>, op: &Attention) -> Vec<Candidate> {
     }
     let mask = Arg::constant(site.terms.packs.band([queries, keys], shift, op.causal, op.window));
     called(site, &open, [query, key, value], Some(&mask), None)
+}
+
+/// The same with axes of size 1 before the others.
+fn leading(arg: &Arg, rank: usize) -> Arg {
+    let missing = rank.saturating_sub(arg.shape.len());
+    let before = |all: &Extents, of: i64| std::iter::repeat_n(of, missing).chain(all.iter().copied()).collect();
+    let whole = arg.shape.iter().product::<i64>().max(1);
+    Arg { shape: before(&arg.shape, 1), strides: before(&arg.strides, whole), ..arg.clone() }
+}
+
+/// A mask in scratch memory that excludes what a mask excludes and what a band does not have.
+fn masked(sequence: &mut Sequence<'_>, mask: &Arg, band: Arg) -> Arg {
+    let mut shape: Extents = mask.shape.iter().copied().take(mask.shape.len().saturating_sub(2)).collect();
+    shape.extend(band.shape.iter().copied());
+    let both = sequence.scratch(mask.dtype, &shape);
+    let (mask, band) = (Some(mask.clone()), Some(band));
+    match both.dtype {
+        DType::Bool => sequence.before(Primitive::Binary, vec![mask, band], &both, vec![BinaryOp::LogicalAnd.param()]),
+        _ => {
+            let none = vec![Param::None, Param::Float(f64::NEG_INFINITY)];
+            sequence.before(Primitive::Where, vec![band, mask], &both, none);
+        }
+    }
+    both
 }
 
 /// Attention over the part of a cache that is written: the kernels for all of it, which then get views of that part.
@@ -74,6 +107,9 @@ fn called(
     window: Option<i64>,
 ) -> Vec<Candidate> {
     let tokens_first = !site.output.is_row_major();
+    // The catalog's masks have two axes or four.
+    let mask = mask.map(|mask| leading(mask, 4));
+    let mask = mask.as_ref();
     let laid = |arg: &Arg| if tokens_first { arg.permuted(&SWAPPED) } else { arg.clone() };
     let queries = query.shape[2];
     let (output, query, key, value) = (laid(site.output), laid(query), laid(key), laid(value));

@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 
-use lz_abi::DType;
+use lz_abi::{DType, Param};
 use lz_cpu::Builtin;
 use lz_cpu::primitives::Primitive;
 use lz_model::{BindRules, Catalog, Layout, NamedCall, ParamValue};
 use lz_select::{Snapshot, SnapshotSpec};
 
 use super::sequence::Sequence;
-use super::{Arg, Bound, Candidate, Site};
+use super::{Arg, Bound, Candidate, Site, doubles};
 use crate::exec::kernel::Kernel;
 use crate::ops::elements::axis_of;
 use crate::ops::gated::{Gated, GatedKind};
@@ -145,12 +145,19 @@ pub(super) fn softmax(site: &Site<'_>, op: &Softmax) -> Vec<Candidate> {
 
 /// Softmax over the last axis.
 fn rows_softmax(site: &Site<'_>, input: &Arg, output: &Arg) -> Vec<Candidate> {
+    if output.dtype == DType::F64 {
+        return doubles::rows(site, Primitive::Softmax, &[Some(input)], output, Vec::new());
+    }
     let inputs = [("input", Some(input))];
     Call { op: "activation.softmax", inputs: &inputs, params: &[], layout: None, output }.candidates(site)
 }
 
 /// A normalization of the last axis.
 pub(super) fn layer_norm(site: &Site<'_>, op: &LayerNorm) -> Vec<Candidate> {
+    if site.output.dtype == DType::F64 {
+        let inputs = [0, 1, 2].map(|at| site.get(at));
+        return doubles::rows(site, Primitive::LayerNorm, &inputs, site.output, vec![Param::Float(op.eps)]);
+    }
     let inputs = [("input", site.get(0)), ("weight", site.get(1)), ("bias", site.get(2))];
     let params = [("eps", ParamValue::Float(op.eps))];
     Call { op: "norm.layer", inputs: &inputs, params: &params, layout: None, output: site.output }.candidates(site)
@@ -158,6 +165,10 @@ pub(super) fn layer_norm(site: &Site<'_>, op: &LayerNorm) -> Vec<Candidate> {
 
 /// A normalization by the root mean square.
 pub(super) fn rms_norm(site: &Site<'_>, op: &RmsNorm) -> Vec<Candidate> {
+    if site.output.dtype == DType::F64 {
+        let inputs = [0, 1].map(|at| site.get(at));
+        return doubles::rows(site, Primitive::RmsNorm, &inputs, site.output, vec![Param::Float(op.eps)]);
+    }
     let inputs = [("input", site.get(0)), ("weight", site.get(1))];
     let params = [("eps", ParamValue::Float(op.eps))];
     Call { op: "norm.rms", inputs: &inputs, params: &params, layout: None, output: site.output }.candidates(site)
@@ -165,7 +176,8 @@ pub(super) fn rms_norm(site: &Site<'_>, op: &RmsNorm) -> Vec<Candidate> {
 
 /// SiLU of a gate times another tensor. Other gates are made of primitives.
 pub(super) fn gated(site: &Site<'_>, op: &Gated) -> Vec<Candidate> {
-    if op.kind != GatedKind::SiluMul {
+    // Of float64 the catalog has only a reference.
+    if op.kind != GatedKind::SiluMul || site.output.dtype == DType::F64 {
         return Vec::new();
     }
     let inputs = [("gate", site.get(0)), ("up", site.get(1))];

@@ -219,13 +219,8 @@ pub(super) fn linear(site: &Site<'_>, op: &Linear) -> Vec<Candidate> {
         let in_place: &[usize] = if residual { &[3] } else { &[] };
         found.extend(products(site, "primitive.matmul", inputs, site.output, params, in_place));
     }
-    // Where numbers are split for the matrix unit, that goes before all that computes in float32.
-    found.sort_by_key(|one| !one.name.contains(SPLIT));
     found
 }
-
-/// In the names of candidates whose numbers are split for the matrix unit.
-const SPLIT: &str = ".split";
 
 /// Whether splitting into so many parts pays: each call splits the weight once, and the rows once for some columns.
 fn split_pays(parts: i64, rows: i64, outs: i64) -> bool {
@@ -259,7 +254,7 @@ pub(super) fn products(
         let mut params = params.clone();
         params.resize(6, Param::None);
         params.push(Param::Int(parts));
-        (format!("{name}{SPLIT}{parts}"), params)
+        (format!("{name}.split{parts}"), params)
     });
     let all = split.into_iter().chain([(name.to_owned(), params)]);
     all.map(|(name, params)| {

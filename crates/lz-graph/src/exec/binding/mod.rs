@@ -12,6 +12,7 @@
 //! | [`linear`] | products with constant weights |
 //! | [`packs`] | weights as products read them: in blocks, as narrower numbers |
 //! | [`attention`] | attention |
+//! | [`doubles`] | rows and attention of float64 |
 //! | [`rope`] | rotary embeddings |
 //! | [`norms`] | norms of groups and of several axes |
 //! | [`sums`] | norms of sums |
@@ -26,7 +27,7 @@ use std::sync::Arc;
 
 use lz_abi::program::Place;
 use lz_abi::{DType, Extents, Param, Storage, row_major};
-use lz_cpu::primitives::InstructionSet;
+use lz_cpu::primitives::{InstructionSet, Primitive, matmul};
 use lz_model::{CpuIsa, NamedCall, TensorMeta};
 use lz_select::Standing;
 
@@ -37,6 +38,7 @@ use crate::ops::Op;
 
 mod attention;
 pub mod catalog;
+mod doubles;
 mod foreign;
 mod host;
 mod linear;
@@ -294,6 +296,14 @@ impl Candidate {
         self.calls.iter().map(|call| call.reserved + call.scratch).max().unwrap_or(0)
     }
 
+    /// Whether it splits numbers of float32 for the matrix unit.
+    fn splits(&self) -> bool {
+        let is_split = |call: &Bound| {
+            matches!(call.kernel, Kernel::Primitive(Primitive::Matmul, _)) && matmul::parts(&call.params).is_some()
+        };
+        self.calls.iter().any(is_split)
+    }
+
     /// Whether it is the reference of the operation, which is a last resort.
     pub fn is_reference(&self) -> bool {
         self.calls.iter().any(|call| matches!(call.kernel, Kernel::Reference { .. }))
@@ -331,6 +341,10 @@ pub fn candidates(site: &Site<'_>) -> Vec<Candidate> {
         _ => Vec::new(),
     };
     found.extend(primitives::candidates(site));
+    // Splitting numbers is offered only where it is faster than all that computes in float32. Narrow weights are what the caller wants.
+    if site.terms.packs.weights() == Weights::AsTheyAre {
+        found.sort_by_key(|one| !one.splits());
+    }
     foreign::add(site, &mut found);
     found.push(reference(site));
     // An input that is written over does not exist for kernels that read it.

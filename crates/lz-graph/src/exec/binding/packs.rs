@@ -79,6 +79,9 @@ pub struct Packs {
 /// Queries and keys, how many keys the first query is behind the first key, whether it is causal, and the keys of a window.
 type Band = ([i64; 2], i64, bool, Option<i64>);
 
+/// Bands that are kept though no plan uses them: a plan asks for each of its bands several times while it is made.
+const MOST_UNUSED_BANDS: usize = 16;
+
 /// What was made of a constant, or is made now.
 fn made<T: Clone>(
     of: &Made<T>,
@@ -136,8 +139,8 @@ impl Packs {
 
     /// A constant at an address its elements may have: itself, or a row-major copy.
     pub fn aligned(&self, constant: &Arc<dyn Storage>) -> Arc<dyn Storage> {
-        let (address, bytes) = (constant.view().as_ref().address(), constant.view().dtype().bits() as usize / 8);
-        if address.is_multiple_of(bytes.max(1)) { constant.clone() } else { self.copied(constant) }
+        let (address, align) = (constant.view().as_ref().address(), constant.view().dtype().align());
+        if address.is_multiple_of(align) { constant.clone() } else { self.copied(constant) }
     }
 
     fn copied(&self, constant: &Arc<dyn Storage>) -> Arc<dyn Storage> {
@@ -202,6 +205,9 @@ impl Packs {
             let kept = (0..queries).flat_map(|i| (0..keys).map(move |j| i64::from(counts(i, j))));
             Arc::new(Tensor::from_ints(DType::Bool, &sizes, &kept.collect::<Vec<_>>()))
         };
+        if known.len() >= MOST_UNUSED_BANDS {
+            known.retain(|_, band| Arc::strong_count(band) > 1);
+        }
         known.entry((sizes, shift, causal, window)).or_insert_with(make).clone()
     }
 

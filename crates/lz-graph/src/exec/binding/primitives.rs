@@ -204,7 +204,7 @@ fn gated(site: &Site<'_>, op: &Gated) -> Vec<Candidate> {
 
 /// Whether there are products of matrices of an element type. In place there is no second try.
 pub(super) fn multiplies(dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::F16 | DType::Bf16)
+    matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::Bf16)
 }
 
 /// A product of matrices.

@@ -33,6 +33,7 @@ fn fast(op: &str, attrs: &str, dtype: DType, shapes: &[&[i64]]) -> String {
     let tolerance = match dtype {
         DType::Bf16 => 2e-2,
         DType::F16 => 2e-3,
+        DType::F64 => 1e-12,
         _ => 2e-6,
     };
     let compiled = agrees(&graph, &tensors, tolerance);
@@ -44,7 +45,7 @@ fn fast(op: &str, attrs: &str, dtype: DType, shapes: &[&[i64]]) -> String {
 
 #[test]
 fn norms_of_groups_and_of_several_axes_are_layer_norms_of_rows() {
-    for dtype in [DType::F32, DType::F16, DType::Bf16] {
+    for dtype in [DType::F64, DType::F32, DType::F16, DType::Bf16] {
         for (groups, shape) in [(2, &[2, 6, 3, 5][..]), (1, &[1, 4]), (4, &[3, 4, 7]), (3, &[2, 6, 2, 2, 3])] {
             let attrs = format!(r#"{{"groups": {groups}, "eps": 1e-5}}"#);
             let channels = [shape[1]];
@@ -71,7 +72,7 @@ fn large_norms_have_kernels() {
 
 #[test]
 fn softmax_may_be_over_any_axis() {
-    for dtype in [DType::F32, DType::Bf16] {
+    for dtype in [DType::F64, DType::F32, DType::Bf16] {
         for (axis, shape) in
             [(0, &[4, 5][..]), (1, &[2, 7, 3]), (-2, &[2, 7, 3]), (0, &[5, 2, 3, 2]), (1, &[3, 4, 1, 1])]
         {
@@ -82,7 +83,7 @@ fn softmax_may_be_over_any_axis() {
 }
 
 #[test]
-fn attention_may_be_causal_for_any_numbers_of_queries_and_keys() {
+fn attention_may_be_causal_for_any_numbers_of_queries_and_keys_and_have_a_mask_too() {
     for (queries, keys) in [(3, 7), (7, 3), (1, 5), (5, 1), (6, 6)] {
         for (heads, shared) in [(2, 2), (4, 2)] {
             let (q, k) = ([2, heads, queries, 16], [2, shared, keys, 16]);
@@ -92,7 +93,12 @@ fn attention_may_be_causal_for_any_numbers_of_queries_and_keys() {
                 r#"{"causal": true, "top_left": true, "window": 2}"#,
                 r#"{"causal": false, "top_left": true, "window": 2}"#,
             ] {
-                fast("attention", attrs, DType::F32, &[&q, &k, &k]);
+                for dtype in [DType::F32, DType::F64] {
+                    fast("attention", attrs, dtype, &[&q, &k, &k]);
+                    for mask in [&[keys][..], &[queries, keys], &[2, 1, queries, keys], &[1, heads, 1, keys]] {
+                        fast("attention", attrs, dtype, &[&q, &k, &k, mask]);
+                    }
+                }
             }
         }
     }
@@ -101,7 +107,7 @@ fn attention_may_be_causal_for_any_numbers_of_queries_and_keys() {
 /// With a mask or without, for one query or several, in each float that kernels compute with.
 #[test]
 fn common_calls_have_kernels() {
-    for dtype in [DType::F32, DType::F16, DType::Bf16] {
+    for dtype in [DType::F64, DType::F32, DType::F16, DType::Bf16] {
         let call = |op: &str, attrs: &str, shapes: &[&[i64]]| drop(fast(op, attrs, dtype, shapes));
         for (queries, heads) in [(1, 2), (1, 4), (7, 2), (7, 4)] {
             let (q, k) = ([2, heads, queries, 16], [2, 2, 9, 16]);
