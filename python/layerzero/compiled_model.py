@@ -177,7 +177,9 @@ class CompiledModel(ServedModel):
 
     def save_profile(self, path: str | Path, *args: Any, rounds: int = 20, **kwargs: Any) -> Path:
         """Writes :meth:`profile` as an HTML page: the steps, slowest first, and the time of each kernel."""
-        text = graph_questions.page(self._name, self.profile(*args, rounds=rounds, **kwargs))
+        timed = self.profile(*args, rounds=rounds, **kwargs)
+        where = str(self._variant(args, kwargs)[0].device)
+        text = graph_questions.page(self._name, timed, where)
         Path(path).write_text(text, encoding="utf-8")
         return Path(path)
 

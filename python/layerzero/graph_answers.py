@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from layerzero.results import Result, Rows, Table
@@ -94,14 +94,19 @@ class GraphReport(Result):
     """Calls that the graph served."""
     model_calls: dict[str, int]
     """Calls that the model itself served, by reason."""
+    device: str = "cpu"
+    """Where the graph runs."""
+    not_captured: list[str] = field(default_factory=list)
+    """On a GPU: what runs outside of CUDA graphs for these inputs, and why."""
 
     def _table(self) -> Table:
         kernels = sorted(self.kernels.items(), key=lambda pair: (-pair[1], pair[0]))
         notes = self._notes()
         notes.append(f"{self.exports} exports, {self.plans} plans, {self.calls} calls")
         notes += [f"{count} calls left to the model: {why}" for why, count in self.model_calls.items()]
+        where = "" if self.device == "cpu" else f" for {self.device}"
         return Table(
-            f"{self.model}, compiled", ("kernel", "steps"), [(k, str(n)) for k, n in kernels], notes, ("steps",)
+            f"{self.model}, compiled{where}", ("kernel", "steps"), [(k, str(n)) for k, n in kernels], notes, ("steps",)
         )
 
     def _notes(self) -> list[str]:
@@ -112,6 +117,7 @@ class GraphReport(Result):
             *self._narrow(),
             *(f"{count} steps of {name} stay torch's" for name, count in self.torch_calls.items()),
             *(f"{count} steps of {name} run by a slow reference" for name, count in self.slow_steps.items()),
+            *(f"not in a CUDA graph: {what}" for what in self.not_captured),
         ]
 
     def _narrow(self) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from layerzero import checks, devices
+from layerzero import _native, checks, devices
 from layerzero.graph_answers import GraphReport, GraphStep, TimedStep
 from layerzero.results import Rows, rows
 
@@ -56,11 +56,16 @@ def trace(timed: Iterable[TimedStep]) -> str:
     return json.dumps({"traceEvents": events})
 
 
-def page(model: str, timed: Sequence[TimedStep]) -> str:
-    """The steps as an HTML page."""
+def page(model: str, timed: Sequence[TimedStep], device: str) -> str:
+    """The steps as an HTML page. Floors are shown on the CPU, whose peaks are known."""
     from layerzero import profile_page
 
-    return profile_page.page(model, devices.cpu_name(), timed, profile_page.ceilings())
+    if device == "cpu":
+        return profile_page.page(model, devices.cpu_name(), timed, profile_page.ceilings())
+    import torch
+
+    name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else device
+    return profile_page.page(model, name, timed, profile_page.Ceilings(None, None))
 
 
 def report(
@@ -96,6 +101,8 @@ def report(
         plans=sum(one.session.plans for one in variants),
         calls=calls,
         model_calls=dict(model_calls),
+        device=str(variant.device),
+        not_captured=[] if isinstance(session, _native.Session) else session.not_captured(inputs),
     )
 
 

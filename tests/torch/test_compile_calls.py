@@ -75,7 +75,7 @@ def test_too_many_values_are_the_models_with_a_warning() -> None:
     compiled, x = lz.compile(lambda x, t: x * t, torch.randn(3), 0), torch.randn(3)
     for value in range(8):
         assert torch.equal(silent(lambda v=value: compiled(x, v)), x * value)
-    with pytest.warns(LayerZeroWarning, match="runs by itself: argument 1 is 8, the graph is for 0"):
+    with pytest.warns(LayerZeroWarning, match="ran uncompiled: argument 1 is 8, the graph is for 0"):
         assert torch.equal(compiled(x, 8), x * 8)
     for value in range(9, 12):
         assert torch.equal(silent(lambda v=value: compiled(x, v)), x * value)
@@ -239,7 +239,7 @@ def test_autocast_traces_and_derivatives_are_the_models() -> None:
     compiled = lz.compile(model, x)
     with torch.no_grad():
         compiled(x)
-        with pytest.warns(LayerZeroWarning, match="runs by itself: autocast"), torch.autocast("cpu"):
+        with pytest.warns(LayerZeroWarning, match="ran uncompiled: autocast"), torch.autocast("cpu"):
             assert compiled(x).dtype == torch.bfloat16
         traced = torch.jit.trace(lambda x: compiled(x), (x,))
         assert torch.equal(traced(2 * x), model(2 * x))
@@ -316,7 +316,7 @@ def test_the_model_runs_once_where_a_graph_cannot() -> None:
 
     model = Stateful().eval()
     compiled = lz.compile(model, torch.ones(3))
-    with pytest.warns(LayerZeroWarning, match=r"runs by itself: .*torch.export cannot trace"):
+    with pytest.warns(LayerZeroWarning, match=r"ran uncompiled: .*torch.export cannot trace"):
         assert compiled(torch.ones(5)).tolist() == [2] * 5
     assert model.ran == 1
     compiled(torch.ones(5))
@@ -513,6 +513,10 @@ def test_elsewhere_than_on_the_cpu_what_has_no_effect_is_said() -> None:
     assert (report.exports, report.calls) == (0, 1)
     with pytest.raises(lz.InvalidCallError, match="there is no graph"):
         compiled.explain()
+    for precision, said in (("high", "precision"), (None, "tune")):
+        copied = copy.deepcopy(lz.compile(model, tune=precision is None, precision=precision))
+        with pytest.warns(LayerZeroWarning, match=f"^{said}: for graphs"):
+            copied(x)
 
 
 # Precision.

@@ -127,7 +127,8 @@ def test_the_policy_names_them(rule: str) -> None:
     model, inputs, kernel = CASES["linear"]
     lz.configure(rules=[{"deny": rule}])
     denied = step(lz.compile(model, *inputs))
-    assert denied.kernel == "reference.linear" and kernel not in denied.candidates
+    assert not denied.kernel.startswith("torch.")
+    assert kernel not in denied.candidates
     lz.configure(rules=[])
     assert step(lz.compile(model, *inputs)).kernel == kernel
 
@@ -159,10 +160,11 @@ def test_a_torch_that_rounds_float32_is_not_asked_to_multiply() -> None:
 
 
 def test_measuring_times_them() -> None:
-    """A slow reference of ours stands before none of them, and each is among what was timed."""
+    """Each is among what was timed, and the reference, which is not, comes last."""
     model, inputs, kernel = CASES["attention"]
     found = step(lz.compile(model, *inputs, tune=True))
-    assert found.kernel == kernel, found
+    assert kernel in found.candidates[:-1]
+    assert found.candidates[-1] == "reference.attention"
     x = torch.randn(16, 96)
     layer = nn.Linear(96, 80).eval()
     tuned = step(lz.compile(layer, x, tune=True))
@@ -214,7 +216,7 @@ def test_a_plan_file_loads_where_a_kernel_is_denied(tmp_path: Any) -> None:
     loaded = lz.load_plan(path)
     with torch.no_grad():
         torch.testing.assert_close(loaded(*inputs), model(*inputs))
-    assert step(loaded).kernel == "reference.linear"
+    assert not step(loaded).kernel.startswith("torch.")
 
 
 CHILD = """

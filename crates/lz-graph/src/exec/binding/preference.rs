@@ -13,7 +13,7 @@ use crate::ops::Op;
 /// Whether the other library goes first: where there are only references here, and where the kernels here are known to be slower.
 pub(super) fn is_ahead(site: &Site<'_>, found: &[Candidate]) -> bool {
     let is_reference = |one: &Candidate| one.name.contains("lz_cpu.ref.");
-    // Kernels here compute float64 one number after the other.
+    // Products of float64 are a little slower here (`bench/results/README.md`).
     if found.iter().all(is_reference) || site.output.dtype == DType::F64 {
         return true;
     }
