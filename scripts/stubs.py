@@ -100,6 +100,7 @@ class DeviceGraph:
     def outputs(self) -> list[str]: ...
     @property
     def updates(self) -> list[tuple[str, str]]: ...
+
 ''',
     "Session": '''\
 @final

@@ -200,6 +200,7 @@ class DeviceGraph:
     def outputs(self) -> list[str]: ...
     @property
     def updates(self) -> list[tuple[str, str]]: ...
+
 @final
 class Session:
     """A graph that was optimised, and is compiled for each size of its inputs at the first use."""
