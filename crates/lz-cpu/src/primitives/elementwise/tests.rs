@@ -350,6 +350,15 @@ fn integers_wrap_and_are_not_divided_by_zero() {
 }
 
 #[test]
+fn softplus_of_negative_numbers_keeps_its_digits() {
+    // Its result is near the middle between two numbers of bfloat16.
+    let numbers = [-5.25, -9.0, -15.0];
+    for dtype in [DType::F32, DType::Bf16] {
+        check_unary(UnaryOp::Softplus, dtype, &[3], &Tensor::from_f64(dtype, &[3], &numbers), false, 0);
+    }
+}
+
+#[test]
 fn calls_that_make_no_sense_are_refused() {
     let (x, y) = (drawn(DType::F32, &[4], 1.0, 1), drawn(DType::F64, &[4], 1.0, 1));
     let (f, b) = (Tensor::zeros(DType::F32, &[4]), Tensor::zeros(DType::Bool, &[4]));

@@ -219,9 +219,11 @@ impl Functions for f32 {
                 UnaryOp::Gelu => map(count, x, to, by_erf::<FUSED>),
                 UnaryOp::GeluTanh => map(count, x, to, by_tanh::<FUSED>),
                 UnaryOp::Softplus => map(count, x, to, |x: f32| {
-                    // max(x, 0) + ln(1 + e^-|x|); ln(1 + y) is y where 1 + y is 1.
+                    // max(x, 0) + ln(1 + e^-|x|). What 1 + y rounds away is a share of y that the logarithm lacks too.
                     let y = exp::<FUSED>(-x.abs());
-                    let found = if x > 0.0 { x } else { 0.0 } + if y < 1e-4 { y } else { ln::<FUSED>(1.0 + y) };
+                    let sum = 1.0 + y;
+                    let log = if sum == 1.0 { y } else { ln::<FUSED>(sum) * (y / (sum - 1.0)) };
+                    let found = if x > 0.0 { x } else { 0.0 } + log;
                     if x.is_nan() { x } else { found }
                 }),
                 _ => unreachable!("checked"),
