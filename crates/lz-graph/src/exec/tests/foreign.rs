@@ -244,7 +244,7 @@ fn a_kernel_that_fails_leaves_its_node_to_the_next_one() {
     let (graph, inputs) = single("matmul", "{}", DType::F64, &[&[3, 4], &[4, 5]]);
     let options = Options { foreign: table(Some(refuses)), ..others() };
     let made = first(&graph, &inputs, &options);
-    assert_eq!(last(&made), "reference.matmul");
+    assert_eq!(last(&made), "primitive.matmul");
     assert_eq!((made.failed(), &*made.failures()[0].kernel), (1, "other.mm"));
 }
 
@@ -274,7 +274,7 @@ impl Ranking for Denies {
 #[test]
 fn what_is_denied_is_no_candidate() {
     let (graph, inputs) = single("matmul", "{}", DType::F64, &[&[3, 4], &[4, 5]]);
-    for (denied, expected) in [("other.mm", "reference.matmul"), ("other.bmm", "other.mm")] {
+    for (denied, expected) in [("other.mm", "primitive.matmul"), ("other.bmm", "other.mm")] {
         let options = Options { ranking: Arc::new(Denies(denied)), ..others() };
         assert_eq!(last(&compiled(&graph, &inputs, &options)), expected);
     }
