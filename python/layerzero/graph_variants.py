@@ -156,6 +156,10 @@ class Variant:
         return f"{violated[0]} does not hold" if violated else ""
 
 
+class StepFailedError(Exception):
+    """A step failed in the first run of a graph on a device: the model itself serves such calls."""
+
+
 @dataclass(frozen=True)
 class Left:
     """Why calls run the model itself."""

@@ -106,7 +106,7 @@ class CudaGraphs:
 
         graph, pool = torch.cuda.CUDAGraph(), self._pool or torch.cuda.graph_pool_handle()
         generator = torch.cuda.default_generators[self._device.index]
-        state = generator.clone_state()
+        state, before = generator.clone_state(), torch.cuda.current_stream(self._device)
         # Other threads may go on allocating: only what this one does is held against the capture.
         captured = torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local")
         try:
@@ -115,6 +115,8 @@ class CudaGraphs:
         except BaseException:
             # A capture that breaks off leaves torch's generator inside of it, and every draw of the process would fail.
             generator.graphsafe_set_state(state)
+            # torch's capture leaves its stream as the current one where it cannot end.
+            torch.cuda.set_stream(before)
             _end_pool(self._device.index, pool)
             if self._pool is not None:
                 # The allocator may keep what the capture has left in this one.

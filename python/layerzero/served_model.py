@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerzero import deciding
 from layerzero.errors import ExportError, InvalidCallError, LayerZeroError, warn
-from layerzero.graph_variants import How, Left, Session, Variant
+from layerzero.graph_variants import How, Left, Session, StepFailedError, Variant
 from layerzero.lifecycle import open_in_forks
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ class ServedModel:
         if plan is not None:
             self._calls += 1
             return plan(*args, **kwargs)
+        if self._device != "cpu" and (why := self._surroundings(self._device)):
+            return self._left_to_model(Left(why), args, kwargs)
         call = self._signature.read(args, kwargs, variants[0].plain)
         if isinstance(call, str):
             return self._left_to_model(Left("other arguments", call), args, kwargs)
@@ -104,8 +106,13 @@ class ServedModel:
         inputs = found.inputs(call)
         if found.written and not all(inputs[at].is_contiguous() for at in found.written):
             return self._left_to_model(_SCATTERED, args, kwargs)
+        try:
+            results = found.run(inputs)
+        except StepFailedError as error:
+            left = self._by_key[call.key] = Left("a step that failed", str(error))
+            return self._left_to_model(left, args, kwargs)
         self._calls += 1
-        return found.run(inputs)
+        return results
 
     def _look(self, watched: WatchedWeights) -> None:
         """Follows changed weights. Does nothing while another thread holds the lock, so that no call waits for an export."""
@@ -133,6 +140,7 @@ class ServedModel:
         """Discards the graphs and the packed weights. The next call exports the model again."""
         with self._lock:
             self._variants, self._decided = [], None
+            self._device, self._signature.device = "cpu", None
             self._decoder, self._error, self._watched = None, None, None
             self._by_key.clear()
 
@@ -159,13 +167,15 @@ class ServedModel:
         if unused := [name for name, given in (("tune", self._how.tune), ("precision", self._precise)) if given]:
             warn(f"{', '.join(unused)}: for graphs on the CPU only, without effect for inputs on {device}")
         try:
-            self._variants = [self._exported(args, kwargs, self._dynamic_shapes)]
+            variant = self._exported(args, kwargs, self._dynamic_shapes)
         except ExportError as error:
             if self._strict:
                 raise
             warn(f"{self._name} is not a graph on {device}, only the kernels of its calls are decided: {error.message}")
             return False
+        # Others may look for a graph as soon as there is one.
         self._device, self._signature.device = device.type, device
+        self._variants = [variant]
         return True
 
     def _decide(self, device: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

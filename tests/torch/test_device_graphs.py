@@ -330,3 +330,177 @@ def test_what_it_tells_of_itself(tmp_path: Any) -> None:
     assert sum(step.us for step in timed) > 0
     assert "rms_norm" in compiled.graph()
     assert compiled.graph("dot").startswith("digraph")
+
+
+# What a review found wrong.
+
+
+class Turned(nn.Module):
+    """A head of a decoder that embeds positions in one tensor before it makes the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        def turned(y: Tensor) -> Tensor:
+            y = y.view(*y.shape[:2], 2, 8).transpose(1, 2)
+            other = torch.cat((-y[..., 4:], y[..., :4]), -1)
+            return y * cos + other * sin
+
+        return turned(self.q(x)) @ turned(self.k(x)).mT
+
+
+def test_two_rotary_embeddings_may_not_be_made_one_after_the_other() -> None:
+    angle = torch.randn(5, 4).repeat(1, 2)
+    runs(Turned(), *[(torch.randn(2, 5, 16), angle.cos(), angle.sin()) for _ in range(3)])
+
+
+class Own(nn.Module):
+    """Gives its buffer as it was, changes it, and gives what it is now."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a: Tensor
+        self.register_buffer("a", torch.arange(9.0).reshape(3, 3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        before = self.a.clone()
+        windows = self.a.unfold(0, 2, 1).clone()
+        self.a.copy_(self.a.t().clone() + x)
+        return before, windows
+
+
+def test_results_keep_what_a_buffer_held() -> None:
+    module, reference = Own(), Own()
+    exported, found = on_device(module, torch.ones(3, 3))
+    for turn in range(4):
+        x = torch.full((3, 3), float(turn))
+        found_now = [one.clone() for one in found.run(exported.flatten((x,)))]
+        torch.testing.assert_close(found_now, list(reference(x)))
+        torch.testing.assert_close(module.a, reference.a)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (7, 5), (5, 5)])
+def test_windows_from_the_first_key_on(shape: tuple[int, int]) -> None:
+    queries, keys = shape
+
+    class Windowed(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            i, j = torch.arange(queries)[:, None], torch.arange(keys)
+            mask = (j <= i) & (j > i - 2)
+            return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    exported, found = on_device(Windowed(), *_heads(queries, keys, 0))
+    for seed in range(3):
+        args = _heads(queries, keys, seed)
+        # A query without any key gives zeros, in torch NaN.
+        expected = Windowed()(*args).nan_to_num(0.0)
+        torch.testing.assert_close(found.run(exported.flatten(args))[0], expected, rtol=1e-5, atol=1e-5)
+
+
+def _heads(queries: int, keys: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(1, 2, count, 8, generator=generator) for count in (queries, keys, keys))
+    return q, k, v
+
+
+def test_numbers_that_count_from_the_back_and_tables_of_integers() -> None:
+    class Picks(nn.Module):
+        def forward(self, x: Tensor, at: Tensor, table: Tensor) -> tuple[Tensor, ...]:
+            return x[at], x[:, at], x.index_fill(0, at, 3.0), nn.functional.embedding(at % 3, table)
+
+    table = torch.arange(12).reshape(4, 3)
+    runs(Picks(), *[(torch.randn(4, 4), torch.tensor(at), table) for at in ([-1, 0], [1, -4], [2, 3])])
+
+
+@pytest.mark.parametrize("shape", [(5, 1), (2, 1, 5, 1), (5, 7)])
+def test_masks_of_one_column(shape: tuple[int, ...]) -> None:
+    class Masked(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+            return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    made = [tuple(torch.randn(2, 3, count, 8) for count in (5, 7, 7)) for _ in range(3)]
+    runs(Masked(), *[(*heads, torch.randn(shape)) for heads in made])
+
+
+@pytest.mark.usefixtures("as_device")
+def test_caches_of_two_widths() -> None:
+    model = built("deepseek_v3")
+    ids = torch.randint(3, 90, (2, 6), generator=torch.Generator().manual_seed(1))
+    expected = model.generate(ids, max_new_tokens=5, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert lz.compile(model).generate(ids, 5, eos_token_id=[]).tolist() == expected.tolist()
+
+
+def test_inference_mode_leaves_weights_as_they_are() -> None:
+    module, x = Gate(), torch.randn(3, 8)
+    exported, found = on_device(module, x)
+    with torch.inference_mode():
+        for _ in range(3):
+            found.run(exported.flatten((x,)))
+    with torch.no_grad():
+        torch.testing.assert_close(tuple(found.run(exported.flatten((x,)))), module(x))
+    assert not any(one.is_inference() for one in module.parameters())
+    module.train()(x)[0].sum().backward()
+
+
+def test_a_weight_that_was_moved_is_read_where_it_is() -> None:
+    module, x = Gate(), torch.randn(3, 8)
+    _, found = on_device(module, x)
+    for turn in range(4):
+        if turn == 2:
+            module.up.weight.data = torch.zeros(16, 8)
+        torch.testing.assert_close(tuple(found.run([x, *_held(module, found)])), module(x))
+
+
+def test_weights_that_somebody_else_holds_are_not_moved() -> None:
+    module = Gate()
+    state = module.state_dict()
+    runs(module, (torch.randn(3, 8),))
+    state["up.weight"].zero_()
+    assert not module.up.weight.any()
+
+
+def test_what_is_known_before_is_nobodys_to_change() -> None:
+    class Table(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            table = torch.arange(8.0)
+            return table[:3], table[:3] + x
+
+    exported, found = on_device(Table(), torch.zeros(3))
+    for _ in range(4):
+        first, second = found.run(exported.flatten((torch.zeros(3),)))
+        torch.testing.assert_close((first, second), Table()(torch.zeros(3)))
+        first += 100
+
+
+@pytest.mark.usefixtures("as_device")
+def test_a_step_that_fails_leaves_the_call_to_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    from layerzero.device_graphs.nodes import Work
+    from layerzero.device_graphs.runners import RUNNERS
+
+    def refused(*_: Tensor) -> Tensor:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setitem(RUNNERS, "unary", lambda node: Work(refused, "broken"))
+    module, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).eval(), torch.randn(2, 4)
+    with torch.no_grad():
+        compiled = lz.compile(module, x)
+        with pytest.warns(lz.LayerZeroWarning, match="no such kernel"):
+            torch.testing.assert_close(compiled(x), module(x))
+        torch.testing.assert_close(compiled(x), module(x))
+    assert compiled.report.__self__._left == {"a step that failed": 2}
+
+
+def test_caches_that_take_turns_have_a_graph_each() -> None:
+    caches = [[torch.zeros(1, 16, 2, 4).transpose(1, 2) for _ in range(2)] for _ in range(3)]
+    places, x = torch.tensor([1, 2]), torch.randn(1, 2, 2, 4)
+    exported, found = on_device(Written(), *caches[0], places, x)
+    for _ in range(4):
+        for keys, values in caches:
+            (result,) = found.run(exported.flatten((keys, values, places, x)))
+            torch.testing.assert_close(result, Written()(keys.clone(), values.clone(), places, x))
+    (sizes,) = found._known.values()
+    assert len(sizes.captures) == 3
+    # Nothing but the caller holds a cache.
+    assert all(part is None for one in sizes.captures for part in one._slots[:2])

@@ -7,6 +7,7 @@
 | `captured.py` | `CapturedProgram`: a program as CUDA graphs, which are replayed, and what cannot be captured between them |
 | `nodes.py` | `Node`: an operation for exact sizes; `Step`: what runs one or several nodes |
 | `fusions.py` | nodes that run as one step |
+| `cache_pages.py` | caches of keys and values as pages |
 | `appends.py` | keys and values of new tokens, written to a cache by one kernel |
 | `joined_weights.py` | weights of layers that read the same value, as one block |
 | `runners/` | how each operation runs: a function, and a line `@runs(...)` before it |

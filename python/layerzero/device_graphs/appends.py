@@ -26,7 +26,7 @@ def joined(steps: Sequence[Step], shapes: Mapping[str, Sequence[int]]) -> list[S
             if (numbered := _slots(first, shapes.get(str(first.reads[1]), (1,))[0])).makes[0] not in slots:
                 slots.update(numbered.makes)
                 found.append(numbered)
-            found.append(_both(first, step, numbered.makes[0]))
+            found.append(_both_caches(first, step, numbered.makes[0]))
             continue
         if key is not None:
             waiting[key] = len(found)
@@ -62,10 +62,11 @@ def _slots(step: Step, tokens: int) -> Step:
     return Step((made,), Work(run, "torch.add", view=batch == 1), (places,), (name,))
 
 
-def _both(first: Step, second: Step, slots: str) -> Step:
+def _both_caches(first: Step, second: Step, slots: str) -> Step:
     def run(keys: Any, at: Any, key: Any, values: Any, value: Any, slots: Any) -> tuple[Any, ...]:
         pages = pages_of(keys)
-        if pages is None or pages_of(values) != pages:
+        alike = keys.dtype == values.dtype and keys.dtype.is_floating_point and keys.shape == values.shape
+        if pages is None or not alike or pages_of(values) != pages:
             return first.work.run(keys, at, key), second.work.run(values, at, value)
         batch, heads, tokens, _ = key.shape
         key, value = (one.transpose(1, 2).reshape(batch * tokens, heads, one.shape[3]) for one in (key, value))

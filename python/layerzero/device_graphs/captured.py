@@ -6,16 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from layerzero.device_graphs.program import Program
+from layerzero.errors import named_line
 
 
 class Graphs(Protocol):
     """What captures and replays: a device, or what stands for one in a test."""
-
-    def warm(self, run: Callable[[], Any], times: int) -> None:
-        """Runs something so many times on the side stream, and has the current one wait for it."""
 
     def capture(self, run: Callable[[], Any]) -> tuple[Callable[[], Any], Any]:
         """Captures it there: what replays it, and what it gave."""
@@ -37,11 +36,9 @@ class CapturedProgram:
     def __init__(self, program: Program, inputs: Sequence[Tensor], held: Sequence[bool], graphs: Graphs) -> None:
         self._program = program
         # Outside of the graphs' pool: other graphs may not write there.
-        self._slots = [
-            one if stays else one.clone(memory_format=_contiguous(one)) for one, stays in zip(inputs, held, strict=True)
-        ]
+        self._slots: list[Any] = [one if stays else one.clone() for one, stays in zip(inputs, held, strict=True)]
         self._copied = [at for at, stays in enumerate(held) if not stays]
-        self._held = {at: inputs[at].data_ptr() for at, stays in enumerate(held) if stays}
+        self._held = {at: _place(inputs[at]) for at, stays in enumerate(held) if stays}
         self._values = program.values(self._slots)
         #: Why the program is not one graph.
         self.cut: str | None = None
@@ -50,13 +47,19 @@ class CapturedProgram:
         except Exception as error:
             if not any(step.alone for step in program.steps):
                 raise
-            self.cut = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+            self.cut = named_line(error)
             self._values = program.values(self._slots)
             self.parts = self._cut(graphs)
+        if self.cut is None:
+            # A graph knows addresses. A cache that nobody else holds any more is not kept for it.
+            for at in self._held:
+                if self._values[at] is self._slots[at]:
+                    self._values[at] = None
+                self._slots[at] = None
 
     def fits(self, inputs: Sequence[Tensor]) -> bool:
         """Whether inputs that are never copied are where they were."""
-        return all(inputs[at].data_ptr() == address for at, address in self._held.items())
+        return all(_place(inputs[at]) == place for at, place in self._held.items())
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Runs it for other contents of its inputs."""
@@ -64,7 +67,8 @@ class CapturedProgram:
             self._slots[at].copy_(inputs[at], non_blocking=True)
         for part in self.parts:
             part.run()
-        return [self._values[at].clone() for at in self._program.outputs]
+        results = [inputs[at] if self._values[at] is None else self._values[at] for at in self._program.outputs]
+        return [one.clone() for one in results]
 
     def _captured(self, first: int, end: int, graphs: Graphs) -> Part:
         last = end == len(self._program.steps)
@@ -88,29 +92,26 @@ class CapturedProgram:
             if step is not None:
                 parts.append(Part(at, at + 1, self._alone(at), False))
             begun = at + 1
-        # What a capture reads has to be there: the parts ran for the first time while they were captured, without doing anything.
         return parts
 
     def _alone(self, at: int) -> Callable[[], None]:
-        """A call that runs by itself. Its results are copied to where the graph behind it reads them."""
-        before = list(self._values)
-        self._program.run_steps(self._values, at, at + 1)
-        made = {
-            place: one
-            for place, (one, other) in enumerate(zip(self._values, before, strict=True))
-            if one is not other and one is not None
-        }
+        """A call that runs by itself. Its results are copied to where the graph behind it reads them.
+
+        Parts are only recorded here. Nothing has run, so no value has contents yet.
+        """
+        before, step = list(self._values), self._program.steps[at]
+        made = {}
+        for name, node in zip(step.makes, step.nodes, strict=True):
+            made[name] = torch.empty(node.shape, dtype=node.dtype, device=self._program.device)
+        self._program.put(self._values, at, [made[name] for name in step.makes])
 
         def run() -> None:
-            values = list(before)
-            self._program.run_steps(values, at, at + 1)
-            for place, one in made.items():
-                one.copy_(values[place])
+            found = self._program.ran(before, at)
+            for one, other in zip(made.values(), found, strict=True):
+                one.copy_(other)
 
         return run
 
 
-def _contiguous(_: Tensor) -> Any:
-    import torch
-
-    return torch.contiguous_format
+def _place(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
+    return tensor.data_ptr(), tensor.stride()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import layerzero as lz
-from layerzero.device_graphs.joined_weights import together
+from layerzero.device_graphs.joined_weights import beside, together
 from layerzero.device_graphs.nodes import Node, Step, Work
 from layerzero.device_graphs.runners import RUNNERS
 
@@ -35,6 +35,7 @@ class Fusing:
     ) -> None:
         self._nodes, self._host, self._number, self._same = nodes, host, number, same
         self._made = {node.output: node for node in nodes}
+        self._place = {node.output: at for at, node in enumerate(nodes)}
         self._shapes = {**{name: tuple(shape) for name, shape in shapes.items()}}
         self._shapes |= {node.output: node.shape for node in nodes}
         #: How often each value is read, or given to the caller.
@@ -150,6 +151,11 @@ class Fusing:
         self._taken.update(node.output for node in nodes)
 
         def run(x: Any, *weights: Any) -> tuple[Any, ...]:
+            parts = [weights[:count], weights[count:]] if biased else [weights]
+            if not all(map(beside, parts)):
+                # Somebody has moved a weight since.
+                ones = weights[count:] if biased else [None] * count
+                return tuple(lz.linear(x, one, bias) for one, bias in zip(weights, ones, strict=False))
             bias = together(weights[count:]) if biased else None
             return torch.split_with_sizes(lz.linear(x, together(weights[:count]), bias), sizes, -1)
 
@@ -172,14 +178,15 @@ class Fusing:
         return found
 
     def _behind(self, first: Node, second: Node) -> bool:
-        """Whether the second's input is made of what is there before the first: by views of the value that the first's is made of."""
-        return self._source(str(first.inputs[0])) is not None and self._source(str(first.inputs[0])) == self._source(
-            str(second.inputs[0])
-        )
+        """Whether both inputs are views of parts of one joined product, and the second's is there before the first runs."""
+        source = self._source(str(first.inputs[0]), first)
+        return source is not None and source == self._source(str(second.inputs[0]), first)
 
-    def _source(self, name: str) -> str | None:
-        """The joined product that a value is a view of, by the name of its first part."""
+    def _source(self, name: str, before: Node) -> str | None:
+        """The joined product that a value is a view of, by the name of its first part. All of it is made before a node."""
         while (made := self._made.get(name)) is not None and made.op in ("reshape", "permute"):
+            if self._place[made.output] > self._place[before.output]:
+                return None
             name = str(made.inputs[0])
         for first, group in self._joined.items():
             parts = [self._biased.get(node.output, node) for node in group]

@@ -37,13 +37,28 @@ def move(tensors: Sequence[Tensor]) -> bool:
     first = tensors[0]
     for one in tensors:
         plain = type(one) is torch.nn.Parameter and type(one.data) is Tensor and one.is_contiguous()
-        if not plain or one.untyped_storage().nbytes() != one.nbytes:
+        if not plain or one.untyped_storage().nbytes() != one.nbytes or _owners(one) > _ALONE:
             return False
         if (one.dtype, one.device, one.shape[1:]) != (first.dtype, first.device, first.shape[1:]):
             return False
     with torch.no_grad():
-        block, at = torch.cat([one.data for one in tensors]), 0
+        try:
+            block, at = torch.cat([one.data for one in tensors]), 0
+        except torch.OutOfMemoryError:
+            return False
+        if first.is_cuda:
+            # Others may still read the memory that is given back now, on streams of their own.
+            torch.cuda.synchronize(first.device)
         for one in tensors:
             one.data = block[at : at + len(one)]
             at += len(one)
     return True
+
+
+def _owners(tensor: Tensor) -> int:
+    """How many tensors, and Python objects, hold the memory of a tensor."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
+#: The owners of memory that one tensor has, while it is asked for.
+_ALONE = _owners(torch.nn.Parameter(torch.empty(1)))

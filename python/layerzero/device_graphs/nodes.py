@@ -64,7 +64,7 @@ class Work:
     in_place: bool = False
     """Whether it writes its first input, which is the result."""
     view: bool = False
-    """Whether the result shares the memory of its first input, and nothing runs."""
+    """Whether the result may share its first input's memory. Reports leave such steps out."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from layerzero.device_graphs import appends, fusions
 from layerzero.device_graphs.nodes import Node, Step, Work
+from layerzero.device_graphs.runners.indexing import from_front
 
 if TYPE_CHECKING:
     from layerzero import _native
@@ -81,11 +82,8 @@ class Program:
                 self._place(name)
         self.steps = steps
         self.outputs = [self._names[name] for name in graph.outputs]
-        #: Whether it writes any of its inputs.
-        self.writes = bool(graph.updates)
         self._updates = [(self._names[old], self._names[new]) for old, new in updates]
         self._planned = self._plan(steps)
-        self._views_of_inputs = self._found_views_of_inputs()
 
     def _place(self, name: str) -> int:
         return self._names.setdefault(name, len(self._names))
@@ -101,18 +99,6 @@ class Program:
             found.append(_Planned(step, reads, makes, tuple(last)))
         return found[::-1]
 
-    def _found_views_of_inputs(self) -> list[int]:
-        """The results whose memory is an input's, or what is known before."""
-        own: set[int] = set()
-        for planned in self._planned:
-            of = planned.reads[0] if planned.step.work.view else None
-            if of is not None and (of in own or self._is_given(of)):
-                own.update(planned.makes)
-        return [at for at in self.outputs if at in own or self._is_given(at)]
-
-    def _is_given(self, at: int) -> bool:
-        return at < self._count or any(at == known for known, _ in self._known)
-
     def values(self, inputs: Sequence[Tensor]) -> list[Any]:
         """The places of all values, those that are known before a run filled."""
         values: list[Any] = [None] * len(self._names)
@@ -123,23 +109,36 @@ class Program:
 
     def run_steps(self, values: list[Any], first: int = 0, end: int | None = None) -> None:
         """Runs some steps."""
-        for planned in self._planned[first:end]:
-            found = planned.step([None if at is None else values[at] for at in planned.reads])
-            for at, one in zip(planned.makes, found, strict=True):
-                values[at] = one
-            for at in planned.dies:
-                values[at] = None
+        for at in range(first, len(self.steps) if end is None else end):
+            self.put(values, at, self.ran(values, at))
+
+    def ran(self, values: Sequence[Any], at: int) -> Sequence[Tensor]:
+        """What a step gives."""
+        planned = self._planned[at]
+        return planned.step([None if place is None else values[place] for place in planned.reads])
+
+    def put(self, values: list[Any], at: int, found: Sequence[Tensor]) -> None:
+        """Puts what a step gives to its places, and forgets what nothing reads afterwards."""
+        planned = self._planned[at]
+        for place, one in zip(planned.makes, found, strict=True):
+            values[place] = one
+        for place in planned.dies:
+            values[place] = None
 
     def update(self, values: list[Any]) -> None:
-        """Writes the new contents of inputs that the model changes. Results that are views of inputs stay what they are."""
-        if self._updates:
-            for at in self._views_of_inputs:
+        """Writes the new contents of inputs that the model changes. Results keep the contents from before."""
+        if not self._updates:
+            return
+        targets = [values[old] for old, _ in self._updates]
+        written = set(map(_memory, targets))
+        for at in self.outputs:
+            if _memory(values[at]) in written:
                 values[at] = values[at].clone()
-        fresh = [(old, values[new]) for old, new in self._updates]
-        # What is written may be read by another: an exchange of two inputs.
-        several = len(fresh) > 1
-        for old, new in [(old, new.clone() if several else new) for old, new in fresh]:
-            values[old].copy_(new)
+        # All of what is new is there before any of it is written: two inputs may exchange their contents.
+        fresh = [values[new] for _, new in self._updates]
+        fresh = [one.clone() if _memory(one) in written else one for one in fresh]
+        for target, one in zip(targets, fresh, strict=True):
+            target.copy_(one)
 
     def run(self, inputs: Sequence[Tensor], after: Callable[[], object] | None = None) -> list[Tensor]:
         """Runs it, and calls `after` behind each step. Results have memory of their own, unless they are views of inputs that are not
@@ -150,9 +149,11 @@ class Program:
             if after is not None:
                 after()
         self.update(values)
-        # What is known before stays as it is, whatever the caller writes to the result.
-        known = {at for at, _ in self._known}
-        return [values[at].clone() if at in known else values[at] for at in self.outputs]
+        # What is known before stays as it is, whatever the caller writes to a result; and no result keeps a larger one alive.
+        known = {_memory(tensor) for _, tensor in self._known}
+        results = [values[at] for at in self.outputs]
+        part = [_memory(one) in known or one.untyped_storage().nbytes() != one.nbytes for one in results]
+        return [one.clone() if copied else one for one, copied in zip(results, part, strict=True)]
 
     def signature(self, step: Step) -> str:
         """What two steps share that make the same calls."""
@@ -194,8 +195,8 @@ def _creating(step: Step, device: torch.device) -> Step:
 def _in_place(
     updates: Iterable[tuple[str, str]], steps: Sequence[Step], outputs: Iterable[str]
 ) -> tuple[list[tuple[str, str]], list[Step]]:
-    """Steps that write an input which is updated with what they make, in the input's own memory, where nothing reads the input
-    afterwards: a cache is not copied for each token."""
+    """Steps that write an input which is updated with what they make, in the input's own memory, where nothing else reads
+    the input: a cache is not copied for each token."""
     left, changed, given = [], list(steps), set(outputs)
     for old, new in updates:
         at = next((i for i, step in enumerate(changed) if new in step.makes), None)
@@ -206,8 +207,8 @@ def _in_place(
             and step.reads[0] == old
             and old not in step.reads[1:]
             and not {old, new} & given
-            and not any(old in later.reads for later in changed[at + 1 :])  # type: ignore[operator]
-            and not _has_views(old, changed)
+            # Another step might give a view of it, which would show what is written.
+            and sum(old in other.reads for other in changed) == 1
         )
         if not alone:
             left.append((old, new))
@@ -217,16 +218,19 @@ def _in_place(
     return left, changed
 
 
-def _has_views(value: str, steps: Iterable[Step]) -> bool:
-    """Whether a view of a value is made, which would show what is written to it later."""
-    return any(step.work.view and step.reads and step.reads[0] == value for step in steps)
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _written(step: Step) -> Work:
     node = step.last
     if node.op == "index_copy":
         axis = node.axis
-        return replace(step.work, run=lambda x, at, source: x.index_copy_(axis, at.long(), source), in_place=True)
+        return replace(
+            step.work,
+            run=lambda x, at, source: x.index_copy_(axis, from_front(at, x.shape[axis]), source),
+            in_place=True,
+        )
     add = node.attributes.get("accumulate", False)
     return replace(
         step.work,

@@ -6,7 +6,8 @@ import itertools
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
@@ -20,6 +21,8 @@ from layerzero.device_graphs import joined_weights
 from layerzero.device_graphs.captured import CapturedProgram, Graphs
 from layerzero.device_graphs.fusions import LEFT_OUT
 from layerzero.device_graphs.program import Program
+from layerzero.errors import named_line
+from layerzero.graph_variants import StepFailedError
 from layerzero.lifecycle import open_in_forks
 
 if TYPE_CHECKING:
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Sizes of inputs that programs are kept for: those used last. Each keeps its graphs and what they work in.
 MOST_PROGRAMS = 16
+#: Captures that are kept for each of them: for other caches, or other inputs that are written.
+MOST_CAPTURES = 4
 
 
 @dataclass
@@ -35,13 +40,30 @@ class _Sizes:
 
     program: Program
     runs: int = 0
-    captured: CapturedProgram | None = None
+    captures: list[CapturedProgram] = field(default_factory=list)
+    #: Where written inputs were in runs without a graph.
+    seen: set[tuple[int, ...]] = field(default_factory=set)
     #: Why nothing is captured.
     refused: str | None = None
     #: For each step the calls of LayerZero it makes, as JSON, with the numbers of their devices.
     calls: list[list[tuple[str, int]]] = field(default_factory=list)
     #: The kernels of calls, where a capture fixed them.
     kernels: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def captured(self) -> CapturedProgram | None:
+        """The last capture, if there is one."""
+        return self.captures[0] if self.captures else None
+
+    def comes_again(self, written: Sequence[Tensor]) -> bool:
+        """Whether inputs that are written were at these addresses before: those that are new in every call need no graph."""
+        key = tuple(one.data_ptr() for one in written)
+        if not key or key in self.seen:
+            return True
+        if len(self.seen) > 64:
+            self.seen.clear()
+        self.seen.add(key)
+        return False
 
 
 def graphs_of(device: torch.device) -> Graphs | None:
@@ -80,6 +102,7 @@ class DeviceSession:
         self._joins = "merge_linear" not in off
         #: Inputs that a graph reads and writes where they lie.
         self._stays = [at >= first_held or name in written for at, name in enumerate(names)]
+        self._written = [at for at, name in enumerate(names) if name in written]
         self._known: OrderedDict[tuple[Any, ...], _Sizes] = OrderedDict()
         self._constants: dict[str, Tensor] = {}
         self._contents: dict[tuple[Any, ...], Tensor] = {}
@@ -90,26 +113,46 @@ class DeviceSession:
         if device.type == "cuda":
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
+    @contextmanager
+    def _alone(self, inputs: Sequence[Tensor]) -> Iterator[None]:
+        """One thread at a time, without gradients, on the session's device."""
+        with ExitStack() as stack:
+            stack.enter_context(self._lock)
+            if not any(one.is_inference() for one, stays in zip(inputs, self._stays, strict=True) if stays):
+                # What is kept for later calls must not be of inference mode.
+                stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.no_grad())
+            if self._device.type == "cuda":
+                stack.enter_context(torch.cuda.device(self._device))
+            yield
+
     def run(self, inputs: Sequence[Tensor], host: Any = None) -> list[Tensor]:
         """Runs the graph. Inputs it updates are written; results are new tensors."""
-        with self._lock, torch.no_grad():
+        with self._alone(inputs):
             sizes = self._sizes(inputs)
             if self._done is None:
                 return self._ran(sizes, inputs)
-            with torch.cuda.device(self._device):
-                stream = torch.cuda.current_stream()
-                stream.wait_event(self._done)
-                results = self._ran(sizes, inputs)
-                self._done.record(stream)
-                return results
+            if torch.cuda.is_current_stream_capturing():
+                # The caller's own graph.
+                return sizes.program.run(inputs)
+            stream = torch.cuda.current_stream()
+            stream.wait_event(self._done)
+            results = self._ran(sizes, inputs)
+            self._done.record(stream)
+            return results
 
     def prepare(self, inputs: Sequence[Tensor]) -> None:
         """Makes the program for inputs of these sizes, and moves weights together that are read together."""
-        with self._lock, torch.no_grad():
+        with self._alone(inputs):
             self._sizes(inputs, joining=True)
 
+    def _wait(self) -> None:
+        """Waits for the last run: memory that it works in is about to be given back."""
+        if self._done is not None:
+            self._done.synchronize()
+
     def _sizes(self, inputs: Sequence[Tensor], joining: bool = False) -> _Sizes:
-        key = tuple((one.dtype, one.shape) for one in inputs)
+        key = tuple((one.dtype, one.shape) for one in inputs[: self._first_held])
         found = self._known.get(key)
         if found is None:
             rows = [(str(one.dtype).removeprefix("torch."), list(one.shape)) for one in inputs]
@@ -125,6 +168,7 @@ class DeviceSession:
             found = _Sizes(Program(self._graph, rows, self._device, self._host, self._constant, joins))
             self._known[key] = found
             while len(self._known) > MOST_PROGRAMS:
+                self._wait()
                 self._known.popitem(last=False)
         else:
             self._known.move_to_end(key)
@@ -144,22 +188,35 @@ class DeviceSession:
             return sizes.program.run(inputs)
         if sizes.runs == 1:
             return self._first(sizes, inputs)
-        if sizes.captured is None or not sizes.captured.fits(inputs):
-            try:
-                sizes.captured = CapturedProgram(sizes.program, inputs, self._stays, self._graphs)
-            except Exception as error:  # noqa: BLE001 - whatever a capture refuses runs without one
-                sizes.refused = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-                sizes.captured = None
+        captured = next((one for one in sizes.captures if one.fits(inputs)), None)
+        if captured is None:
+            if not sizes.comes_again([inputs[at] for at in self._written]):
                 return sizes.program.run(inputs)
-        return sizes.captured.run(inputs)
+            try:
+                captured = CapturedProgram(sizes.program, inputs, self._stays, self._graphs)
+            except Exception as error:  # noqa: BLE001 - whatever a capture refuses runs without one
+                if not isinstance(error, torch.OutOfMemoryError):
+                    sizes.refused = named_line(error)
+                return sizes.program.run(inputs)
+            self._wait()
+            sizes.captures = [captured, *sizes.captures[: MOST_CAPTURES - 1]]
+        return captured.run(inputs)
 
     def _first(self, sizes: _Sizes, inputs: Sequence[Tensor]) -> list[Tensor]:
         """An eager run, after which the kernels of all calls are ready for a capture."""
-        results = self._noted(sizes, inputs)
-        for call, device in dict.fromkeys(one for calls in sizes.calls for one in calls):
-            recorded = graph_capture.ready(call, device, None)
-            if recorded.kernel is not None:
-                sizes.kernels[call] = recorded.kernel
+        try:
+            results = self._noted(sizes, inputs)
+        except Exception as error:
+            sizes.runs = 0
+            raise StepFailedError(named_line(error)) from error
+        sizes.comes_again([inputs[at] for at in self._written])
+        try:
+            for call, device in dict.fromkeys(one for calls in sizes.calls for one in calls):
+                recorded = graph_capture.ready(call, device, None)
+                if recorded.kernel is not None:
+                    sizes.kernels[call] = recorded.kernel
+        except Exception as error:  # noqa: BLE001 - no kernel may be captured: the run was right, and later ones are like it
+            sizes.refused = named_line(error)
         return results
 
     def _noted(self, sizes: _Sizes, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -176,7 +233,7 @@ class DeviceSession:
 
     def steps(self, inputs: Sequence[Tensor]) -> list[dict[str, Any]]:
         """The steps for inputs of these sizes. Where they have not run yet, they run once, on copies of what they write."""
-        with self._lock, torch.no_grad():
+        with self._alone(inputs):
             sizes = self._sizes(inputs)
             if not sizes.calls:
                 self._noted(sizes, self._copies(inputs))
@@ -198,7 +255,7 @@ class DeviceSession:
 
     def profile(self, inputs: Sequence[Tensor], rounds: int, host: Any = None) -> list[dict[str, Any]]:
         """The steps with their median times in microseconds, over some runs without a graph."""
-        with self._lock, torch.no_grad():
+        with self._alone(inputs):
             sizes = self._sizes(inputs)
             copies = self._copies(inputs)
             if not sizes.calls:
@@ -210,8 +267,7 @@ class DeviceSession:
             return [{**row, "us": median(times[at])} for at, row in self._rows(sizes)]
 
     def _copies(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        written = {old for old, _ in self._graph.updates}
-        return [one.clone() if name in written else one for name, one in zip(self._graph.inputs, inputs, strict=True)]
+        return [one.clone() if at in self._written else one for at, one in enumerate(inputs)]
 
     def arena(self, inputs: Sequence[Tensor]) -> int:
         """Bytes of everything between inputs and results, where most of it is there."""

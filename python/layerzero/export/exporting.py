@@ -249,6 +249,12 @@ class _Translation:
             return self.builder.constant(name, tensor)
         key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
         if key not in self.held:
+            if (other := next((one.device for one, _ in self.held.values()), tensor.device)) != tensor.device:
+                raise ExportError(
+                    f"the model has weights on {other} and on {tensor.device}",
+                    code="NOT_EXPORTABLE",
+                    hint="put it on one device; a graph runs on one",
+                )
             value = self.builder.input(name, tensor.dtype, tensor.shape)
             self.held[key] = (tensor, value)
         return self.held[key][1]
@@ -309,6 +315,17 @@ class _Translation:
         except sizes.UnknownSizeError as raised:
             hint = "a graph's sizes follow from those of its inputs; keep masked elements in the place of removing them"
             raise refusals.unsupported(f"{op}: {raised}", node, hint) from raised
+
+    def _on_the_device(self, node: Any, output: torch.fx.Node) -> None:
+        """Refuses a result on another device than the weights': a graph gives all of them there."""
+        value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+        where = next((one.device for one, _ in self.held.values()), None)
+        if isinstance(value, torch.Tensor) and where is not None and value.device != where:
+            raise refusals.unsupported(
+                f"the model gives a result on {value.device}, its weights are on {where}",
+                output,
+                "move results outside",
+            )
 
     def _size_of(self, result: Any, node: torch.fx.Node) -> Any:
         if isinstance(result, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -456,6 +473,7 @@ class _Translation:
                 hint = "a graph gives results and updates tensors: take it out of the model's forward"
                 raise refusals.unsupported(f"the model gives {spec.kind.name} '{spec.target}'", output, hint)
             elif isinstance(value, Value):
+                self._on_the_device(node, output)
                 given.append((len(outputs), None))
                 outputs.append(value.name)
             elif isinstance(value, sympy.Expr):

@@ -26,16 +26,20 @@ def attention(node: Node) -> Work:
 
     def run(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
         queries, keys = q.shape[2], k.shape[2]
-        bottom_right = causal
-        if causal and queries != keys and (top_left or queries > keys):
+        bottom_right, reach = causal, window
+        if (causal or window is not None) and queries != keys and (top_left or queries > keys):
             # `lz.attention` has the last query at the last key, and no query before the first.
             shift = 0 if top_left else keys - queries
-            kept = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(shift)
-            mask, bottom_right = _both(mask, kept, q.dtype), False
+            kept = torch.ones(queries, keys, dtype=torch.bool, device=q.device)
+            kept = kept.tril(shift) if causal else kept
+            kept = kept.triu(shift - window) if window is not None else kept
+            mask, bottom_right, reach = _masks_joined(mask, kept, q.dtype), False, None
         if mask is not None and mask.dim() not in (2, 4):
             mask = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
+        if mask is not None:
+            mask = mask.expand(*mask.shape[:-1], keys)
         how = {"causal": bottom_right, "scale": scale, "attn_mask": mask, "softcap": softcap}
-        how["window"] = None if window is None else (window, 0 if causal else keys)
+        how["window"] = None if reach is None else (reach, 0 if causal else keys)
         if _heads_inside(q, k, v):
             q, k, v = (one.transpose(1, 2) for one in (q, k, v))
             return lz.attention(q, k, v, **how, layout="bshd").transpose(1, 2)
@@ -44,7 +48,7 @@ def attention(node: Node) -> Work:
     return Work(run, "attention", chosen=True)
 
 
-def _both(mask: Any, kept: Any, dtype: torch.dtype) -> Any:
+def _masks_joined(mask: Any, kept: Any, dtype: torch.dtype) -> Any:
     """A mask, and keys that are left out beside it."""
     if mask is None:
         return kept
@@ -60,7 +64,8 @@ def cached_attention(node: Node) -> Work:
     scale, window, softcap = given.get("scale"), given.get("window"), given.get("softcap") or 0.0
 
     def run(q: Any, keys: Any, values: Any, position: Any, firsts: Any = None) -> Any:
-        if firsts is None and (pages := pages_of(keys)) is not None and pages_of(values) == pages:
+        same = keys.shape[3] == values.shape[3]
+        if firsts is None and same and (pages := pages_of(keys)) is not None and pages_of(values) == pages:
             return _paged(q, keys, values, position, pages, scale=scale, window=window, softcap=softcap)
         queries, capacity = q.shape[2], keys.shape[2]
         places = torch.arange(capacity, device=q.device)
@@ -68,6 +73,9 @@ def cached_attention(node: Node) -> Work:
         kept = places <= at
         if window is not None:
             kept = kept & (at - places <= window)
+        # What is not written may hold anything, and 0 · NaN is NaN.
+        written = (places < position.reshape(1) + queries)[:, None]
+        keys, values = (one.masked_fill(~written, 0) for one in (keys, values))
         kept = kept[None, None]
         if firsts is not None:
             kept = kept & (places >= firsts[:, None, None])[:, None]

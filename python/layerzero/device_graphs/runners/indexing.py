@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from layerzero.device_graphs.nodes import Node, Work
 from layerzero.device_graphs.runners.registry import runs
+
+
+def from_front(at: Tensor, size: int) -> Tensor:
+    """Places of which negative ones count from the back, as places from the front."""
+    at = at.long()
+    return torch.where(at < 0, at + size, at)
 
 
 @runs("gather")
@@ -18,15 +25,20 @@ def gather(node: Node) -> Work:
 @runs("index_select")
 def index_select(node: Node) -> Work:
     """Parts of one axis."""
-    axis = node.axis
-    return Work(lambda x, at: torch.index_select(x, axis, at), "torch.index_select")
+    before = (slice(None),) * (node.axis % max(len(node.shape), 1))
+    # As written by a user: negative numbers count from the back, which torch.index_select does not know.
+    return Work(lambda x, at: x[(*before, at)], "torch.index")
 
 
 @runs("index_copy")
 def index_copy(node: Node) -> Work:
     """Parts of one axis replaced."""
     axis = node.axis
-    return Work(lambda x, at, source: torch.index_copy(x, axis, at.long(), source), "torch.index_copy")
+
+    def run(x: Tensor, at: Tensor, source: Tensor) -> Tensor:
+        return torch.index_copy(x, axis, from_front(at, x.shape[axis]), source)
+
+    return Work(run, "torch.index_copy")
 
 
 @runs("index_put")

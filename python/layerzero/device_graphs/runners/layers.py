@@ -117,8 +117,10 @@ def gated(node: Node) -> Work:
 
 
 @runs("embedding")
-def embedding(_: Node) -> Work:
+def embedding(node: Node) -> Work:
     """Rows of a table."""
+    if not node.dtype.is_floating_point:
+        return Work(lambda table, ids: F.embedding(ids, table), "torch.embedding")
     return Work(lambda table, ids: lz.embedding(ids, table), "embedding", chosen=True)
 
 
