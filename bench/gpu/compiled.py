@@ -9,7 +9,7 @@ decode is one token for each sequence behind a context of 1024. The peers are th
     default, …        torch.compile(model, mode=…, dynamic=False), its cache of fixed size as `generate()` gives it
     layerzero         lz.compile(model): a call for prefill, the graph of `generate` for decode
 
-Every step is timed by events from an idle device, the peers in turns; the median is given. Peers that are compiled come one by
+Every step is timed from an idle device, the host's share included, the peers in turns; the median is given. Peers that are compiled come one by
 one, within `--compile-seconds`.
 """
 

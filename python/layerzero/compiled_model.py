@@ -46,7 +46,7 @@ _NARROW = ("bfloat16", "int8", "int4")
 
 
 class CompiledModel(ServedModel):
-    """A model that runs in one native call. You call it as you call the model, on the CPU and for inference.
+    """A model that runs in one native call, or on a GPU as a CUDA graph. You call it as you call the model, for inference.
 
     Some calls run the model itself: if an input requires gradients and gradients are enabled, in training mode, under autocast,
     and in a trace or a transform of ``torch.func``. The first call of each kind gives a warning, and ``report().model_calls``
