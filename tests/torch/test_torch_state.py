@@ -24,8 +24,9 @@ for _ in range(3):
 before = _native.allocations() or 0  # not counted in a release build
 for _ in range(10):
     lz.rms_norm(x)
+allocated = (_native.allocations() or 0) - before
 status = _native.status()
-answer([status["torch_state_by"], status["tensors_by"], (_native.allocations() or 0) - before])
+answer([status["torch_state_by"], status["tensors_by"], allocated])
 """
 
 
