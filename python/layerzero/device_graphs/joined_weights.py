@@ -37,6 +37,7 @@ def move(tensors: Sequence[Tensor]) -> bool:
     first = tensors[0]
     for one in tensors:
         plain = type(one) is torch.nn.Parameter and type(one.data) is Tensor and one.is_contiguous()
+        plain = plain and not one.is_inference()
         if not plain or one.untyped_storage().nbytes() != one.nbytes or _owners(one) > _ALONE:
             return False
         if (one.dtype, one.device, one.shape[1:]) != (first.dtype, first.device, first.shape[1:]):

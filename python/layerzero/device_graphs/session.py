@@ -118,7 +118,7 @@ class DeviceSession:
         """One thread at a time, without gradients, on the session's device."""
         with ExitStack() as stack:
             stack.enter_context(self._lock)
-            if not any(one.is_inference() for one, stays in zip(inputs, self._stays, strict=True) if stays):
+            if not any(inputs[at].is_inference() for at in self._written):
                 # What is kept for later calls must not be of inference mode.
                 stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())
