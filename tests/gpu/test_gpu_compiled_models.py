@@ -12,7 +12,7 @@ from layerzero.errors import LayerZeroWarning
 from torch import Tensor, nn
 
 pytest.importorskip("transformers")
-from transformers_models_built import DECODERS, decoder
+from transformers_models_built import DECODERS, Logits, decoder
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,18 +22,6 @@ pytestmark = [
 
 #: Decoders whose whole step is one graph.
 GRAPHS = ("gpt2", "llama", "qwen2", "gemma2", "mistral")
-
-
-class Logits(nn.Module):
-    """A causal language model without a cache."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids: Tensor) -> Tensor:
-        found: Tensor = self.model(input_ids=ids, use_cache=False).logits
-        return found
 
 
 def ids_of(batch: int, tokens: int, seed: int) -> Tensor:

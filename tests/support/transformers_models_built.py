@@ -89,6 +89,19 @@ def decoder(name: str, implementation: str, dtype: torch.dtype = torch.float32) 
     return randomized(model, dtype)
 
 
+class Logits(torch.nn.Module):
+    """A causal language model without a cache."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """The logits of all tokens."""
+        found: torch.Tensor = self.model(input_ids=ids, use_cache=False).logits
+        return found
+
+
 def tokens(batch: int, length: int, seed: int = 3) -> torch.Tensor:
     """Tokens, none of them special."""
     return torch.randint(3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))

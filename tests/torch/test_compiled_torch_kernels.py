@@ -5,28 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import layerzero as lz
 import pytest
 import torch
 import torch.nn.functional as F
+from exported_graphs import Function
 from layerzero import _native
 from torch import Tensor, nn
 
 PRODUCTS = ["torch.mm", "torch.addmm", "torch.bmm", "torch.baddbmm"]
 NAMES = [*PRODUCTS, "torch.sdpa.flash", "torch.convolution"]
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-
-
-class Function(nn.Module):
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Tensor) -> Tensor:
-        return self.function(*args)
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from layerzero.device_graphs.session import DeviceSession
 from layerzero.export import Exported, export
 from recorded_graphs import RecordedGraphs
 from torch import Tensor, nn
-from transformers_models_built import DECODERS
+from transformers_models_built import DECODERS, Logits
 
 transformers.logging.set_verbosity_error()
 
@@ -48,18 +48,6 @@ def runs(module: nn.Module, *several: tuple[Any, ...], off: tuple[str, ...] = ()
 def built(name: str) -> Any:
     torch.manual_seed(0)
     return transformers.AutoModelForCausalLM.from_config(DECODERS[name]()).eval().requires_grad_(False)
-
-
-class Logits(nn.Module):
-    """A causal language model without a cache."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids: Tensor) -> Tensor:
-        found: Tensor = self.model(input_ids=ids, use_cache=False).logits
-        return found
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2", "gemma2", "mistral"])
