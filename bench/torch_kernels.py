@@ -15,31 +15,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-class Function(nn.Module):
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Tensor) -> Tensor:
-        return self.function(*args)
+#: A module, or a function of tensors.
+Model = Callable[..., Tensor]
 
 
-def cases() -> list[tuple[str, nn.Module, list[Tensor]]]:
-    product = Function(torch.matmul)
-    attention = Function(F.scaled_dot_product_attention)
-    found: list[tuple[str, nn.Module, list[Tensor]]] = []
+def cases() -> list[tuple[str, Model, list[Tensor]]]:
+    found: list[tuple[str, Model, list[Tensor]]] = []
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         name = str(dtype).partition(".")[2]
         for rows, outs, ins in ((16, 768, 768), (128, 768, 768), (512, 256, 256)):
             found.append((f"linear {rows}x{outs}x{ins} {name}", nn.Linear(ins, outs), [torch.randn(rows, ins)]))
-        found.append((f"matmul 256x256x256 {name}", product, [torch.randn(256, 256) for _ in range(2)]))
-        found.append((f"matmul 12x128x128x64 {name}", product, [torch.randn(12, 128, 64), torch.randn(12, 64, 128)]))
-        found.append((f"attention 1x12x128x64 {name}", attention, [torch.randn(1, 12, 128, 64) for _ in range(3)]))
+        found.append((f"matmul 256x256x256 {name}", torch.matmul, [torch.randn(256, 256) for _ in range(2)]))
+        found.append(
+            (f"matmul 12x128x128x64 {name}", torch.matmul, [torch.randn(12, 128, 64), torch.randn(12, 64, 128)])
+        )
+        found.append(
+            (
+                f"attention 1x12x128x64 {name}",
+                F.scaled_dot_product_attention,
+                [torch.randn(1, 12, 128, 64) for _ in range(3)],
+            )
+        )
         found.append((f"conv 64x56x56, 3x3 {name}", nn.Conv2d(64, 64, 3, padding=1), [torch.randn(1, 64, 56, 56)]))
         for at in range(len(found) - 7, len(found)):
             label, model, inputs = found[at]
-            found[at] = (label, model.to(dtype).eval(), [x.to(dtype) for x in inputs])
+            model = model.to(dtype).eval() if isinstance(model, nn.Module) else model
+            found[at] = (label, model, [x.to(dtype) for x in inputs])
     return found
 
 
@@ -59,7 +60,7 @@ def contest(functions: Sequence[Callable[[], object]], seconds: float) -> list[f
     return [sorted(own)[len(own) // 4] for own in times]
 
 
-def compiled(model: nn.Module, inputs: list[Tensor], deny: bool) -> Callable[[], object]:
+def compiled(model: Model, inputs: list[Tensor], deny: bool) -> Callable[[], object]:
     lz.configure(rules=[{"deny": "torch"}] if deny else [])
     made = lz.compile(model, *inputs, precision="float32")
     made(*inputs)
