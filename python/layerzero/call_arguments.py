@@ -46,9 +46,10 @@ class Call(NamedTuple):
     key: tuple[Any, ...]
 
 
-def surroundings(device: str = "cpu") -> str:
-    """A mode that is active around a call on a kind of device and that only torch's own functions follow; ``""`` if none is."""
-    if torch.is_autocast_enabled(device):
+def surroundings(device: torch.device | None = None) -> str:
+    """A mode that is active around a call on a device (without one, the CPU) and that only torch's own functions follow; ``""`` if none
+    is."""
+    if torch.is_autocast_enabled("cpu" if device is None else device.type):
         return "autocast"
     if (who := recorder()) is not None:
         return who

@@ -65,8 +65,6 @@ class ServedModel:
         self._example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._error: float | None = None
         self._watched: WatchedWeights | None = None
-        #: The kind of device its graphs run on.
-        self._device = "cpu"
         #: Whether the caller passed a precision.
         self._precise = False
 
@@ -82,7 +80,7 @@ class ServedModel:
                     self._calls += 1
                     return found
         plan, variants = self._decided, self._variants
-        if plan is None and (why := "training mode" if training else self._surroundings(self._device)):
+        if plan is None and (why := "training mode" if training else self._surroundings(self._signature.device)):
             return self._left_to_model(Left(why), args, kwargs)
         # Another thread may call `refresh` meanwhile.
         while plan is None and not variants:
@@ -91,7 +89,8 @@ class ServedModel:
         if plan is not None:
             self._calls += 1
             return plan(*args, **kwargs)
-        if self._device != "cpu" and (why := self._surroundings(self._device)):
+        # The first call has found out where the model is.
+        if (device := self._signature.device) is not None and (why := self._surroundings(device)):
             return self._left_to_model(Left(why), args, kwargs)
         call = self._signature.read(args, kwargs, variants[0].plain)
         if isinstance(call, str):
@@ -140,7 +139,7 @@ class ServedModel:
         """Discards the graphs and the packed weights. The next call exports the model again."""
         with self._lock:
             self._variants, self._decided = [], None
-            self._device, self._signature.device = "cpu", None
+            self._signature.device = None
             self._decoder, self._error, self._watched = None, None, None
             self._by_key.clear()
 
@@ -174,7 +173,7 @@ class ServedModel:
             warn(f"{self._name} is not a graph on {device}, only the kernels of its calls are decided: {error.message}")
             return False
         # Others may look for a graph as soon as there is one.
-        self._device, self._signature.device = device.type, device
+        self._signature.device = device
         self._variants = [variant]
         return True
 
@@ -220,7 +219,7 @@ class ServedModel:
         self._watched = WatchedWeights(self.model, constants, changing)
 
     def _shared(self) -> Session | None:
-        """A session of the same weights, whose packed copies a new one can use."""
+        """The session whose packed weights a new session can use; None if there is none."""
         if self._variants:
             return self._variants[0].session
         return self._decoder.session if self._decoder is not None else self._share

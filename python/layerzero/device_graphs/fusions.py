@@ -30,13 +30,13 @@ class Fusing:
         kept: Iterable[str],
         host: HostCalls | None,
         number: Callable[[str], int],
-        joins: Callable[[Sequence[str]], bool] = lambda _: False,
-        same: Callable[[str], object] = lambda name: name,
+        joins: Callable[[Sequence[str]], bool],
+        same: Callable[[str], object],
     ) -> None:
         self._nodes, self._host, self._number, self._same = nodes, host, number, same
         self._made = {node.output: node for node in nodes}
         self._place = {node.output: at for at, node in enumerate(nodes)}
-        self._shapes = {**{name: tuple(shape) for name, shape in shapes.items()}}
+        self._shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self._shapes |= {node.output: node.shape for node in nodes}
         #: How often each value is read, or given to the caller.
         self._reads = Counter(kept)

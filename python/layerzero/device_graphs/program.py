@@ -43,23 +43,23 @@ class Program:
         graph: _native.DeviceGraph,
         sizes: Sequence[tuple[str, Sequence[int]]],
         device: torch.device,
-        host: HostCalls | None = None,
-        constants: Callable[[str], Tensor] | None = None,
-        joins: Callable[[Sequence[str]], bool] = lambda _: False,
+        host: HostCalls | None,
+        constants: Callable[[str], Tensor],
+        joins: Callable[[Sequence[str]], bool],
     ) -> None:
         self.device = device
-        self.nodes = [Node.of(row) for row in graph.nodes(sizes)]
+        nodes = [Node.of(row) for row in graph.nodes(sizes)]
         self._names = {name: at for at, name in enumerate(graph.inputs)}
         self._count = len(self._names)
         self._known: list[tuple[int, Tensor]] = []
-        made = {node.output for node in self.nodes}
+        made = {node.output for node in nodes}
         known: dict[str, Tensor] = {}
-        read = [name for node in self.nodes for name in node.inputs if name is not None]
+        read = [name for node in nodes for name in node.inputs if name is not None]
         for name in dict.fromkeys([*read, *graph.outputs, *(new for _, new in graph.updates)]):
             if name not in made and name not in self._names:
-                known[name] = constants(name) if constants is not None else graph.constant(name).to(device)
+                known[name] = constants(name)
                 self._known.append((self._place(name), known[name]))
-        by_name = {node.output: node for node in self.nodes}
+        by_name = {node.output: node for node in nodes}
 
         def number(name: str) -> int:
             made = by_name.get(name)
@@ -71,9 +71,9 @@ class Program:
 
         shapes = {name: tuple(size) for name, (_, size) in zip(graph.inputs, sizes, strict=True)}
         shapes |= {name: tuple(tensor.shape) for name, tensor in known.items()}
-        self._shapes = {**shapes, **{node.output: node.shape for node in self.nodes}}
+        self._shapes = {**shapes, **{node.output: node.shape for node in nodes}}
         kept = [*graph.outputs, *(new for _, new in graph.updates)]
-        steps = fusions.Fusing(self.nodes, shapes, kept, host, number, joins, same).steps()
+        steps = fusions.Fusing(nodes, shapes, kept, host, number, joins, same).steps()
         updates, steps = _in_place(graph.updates, steps, graph.outputs)
         steps = appends.joined(steps, self._shapes)
         steps = [_creating(step, device) if step.last.op in _CREATES else step for step in steps]
